@@ -39,9 +39,16 @@ demo-down: lab-down ## Take down what the demo started
 
 ##### Build
 
-.PHONY: build lint lint-go fmt
+.PHONY: build image release lint lint-go fmt
 build: ## Build the driver (release)
 	cargo build --locked --release --package liqo-csi
+
+# IMAGE=registry/name:tag names it otherwise than the chart does, and PUSH=1 pushes it there.
+image: ## Build the image, without Docker, and write dist/liqo-csi-image-….tar, or push it: IMAGE=registry/name:tag PUSH=1
+	@cd sanity-tests && go run ./cmd/release image $(if $(IMAGE),-name '$(IMAGE)') $(if $(PUSH),-push)
+
+release: ## Make all that is published, in dist/: images, chart, programs, SBOM, list of images, checksums
+	@cd sanity-tests && go run ./cmd/release $(if $(IMAGE),-name '$(IMAGE)') $(if $(PUSH),-push)
 
 lint: lint-go ## Check formatting and lints of Rust and Go
 	cargo fmt --all --check
@@ -58,7 +65,7 @@ fmt: ## Format Rust and Go
 	gofmt -w sanity-tests
 
 .PHONY: chart-manifests
-chart-manifests: ## Render deploy/manifests from the Helm chart
+chart-manifests: ## Render deploy/manifests, and what connect makes, from the Helm chart
 	cd sanity-tests && go run ./cmd/chart-manifests
 
 ##### Test

@@ -1,8 +1,7 @@
 //! `liqo-csi`: a CSI driver behind a virtual storage class.
 //!
-//! Dependencies point one way: the pure domain (`crates/model`) knows nothing of
-//! Kubernetes or gRPC; adapters know the domain; edges know both; the command
-//! line wires them. `docs/architecture.md` has the picture.
+//! This crate holds the gRPC services, what `doctor` and `volumes` print, and the command line. What they
+//! rest on is in `crates/`; `docs/architecture.md` says which crate uses which.
 
 pub mod cli;
 pub mod csi;
@@ -11,7 +10,7 @@ mod inspect;
 use liqo_csi_cluster::{api, cluster, fleet, rounds};
 use liqo_csi_controllers as controllers;
 use liqo_csi_fabric as fabric;
-use liqo_csi_model::{offload, placement, topology, volume};
+use liqo_csi_model::{access, offload, placement, topology, volume};
 use liqo_csi_moves as moves;
 use liqo_csi_node as node;
 use liqo_csi_observe as observe;

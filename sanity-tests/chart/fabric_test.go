@@ -79,10 +79,11 @@ func TestFabricIsNotDrainedAsAWhole(t *testing.T) {
 	}
 }
 
-// The right to approve is one for the serving certificates of all kubelets.
-func TestFabricApprovesCertificatesOnlyIfToldTo(t *testing.T) {
-	for _, approves := range []bool{false, true} {
-		values := Values{"enabled": true, "streams": Values{"approveCertificates": approves}}
+// The right to approve is one for the serving certificates of all kubelets: the fabric, which parses what
+// remote clusters answer, never has it.
+func TestControllerApprovesCertificatesOnlyIfToldTo(t *testing.T) {
+	for _, one := range []struct{ fabric, approves, may bool }{{true, false, false}, {true, true, true}, {false, true, false}} {
+		values := Values{"enabled": one.fabric, "streams": Values{"approveCertificates": one.approves}}
 		var may, told bool
 		for _, object := range render(t, Values{"fabric": values}) {
 			switch object := object.(type) {
@@ -90,19 +91,19 @@ func TestFabricApprovesCertificatesOnlyIfToldTo(t *testing.T) {
 				for _, rule := range object.Rules {
 					if slices.Contains(rule.Verbs, "approve") {
 						may = true
-						if !slices.Equal(rule.ResourceNames, []string{"kubernetes.io/kubelet-serving"}) {
-							t.Errorf("it may approve for %v", rule.ResourceNames)
+						if object.Name != "liqo-csi-controller" || !slices.Equal(rule.ResourceNames, []string{"kubernetes.io/kubelet-serving"}) {
+							t.Errorf("%s may approve for %v", object.Name, rule.ResourceNames)
 						}
 					}
 				}
 			case *appsv1.Deployment:
-				if object.Name == "liqo-csi-fabric" {
-					told = slices.Contains(object.Spec.Template.Spec.Containers[0].Args, "--approve-serving-certificates")
+				if slices.Contains(object.Spec.Template.Spec.Containers[0].Args, "--approve-serving-certificates") {
+					told = object.Name == "liqo-csi-controller"
 				}
 			}
 		}
-		if may != approves || told != approves {
-			t.Errorf("with approveCertificates=%v it may: %v, and is told to: %v", approves, may, told)
+		if may != one.may || told != one.may {
+			t.Errorf("with %+v it may: %v, and is told to: %v", one, may, told)
 		}
 	}
 }

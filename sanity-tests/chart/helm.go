@@ -6,14 +6,12 @@ package chart
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"storage.liqo.io/sanity-tests/components"
@@ -40,44 +38,11 @@ func New(ctx context.Context) (*Helm, error) {
 
 // NewFor is New for the chart in another folder.
 func NewFor(ctx context.Context, chart string) (*Helm, error) {
-	root, err := components.ModuleRoot(ctx)
-	if err != nil {
-		return nil, err
-	}
-	program, err := build(ctx, filepath.Join(root, "components", "helm"))
+	program, err := components.Tool(ctx, "helm", "helm.sh/helm/v4/cmd/helm")
 	if err != nil {
 		return nil, err
 	}
 	return &Helm{program: program, chart: chart}, nil
-}
-
-// build keeps the program under a name made of what it is built from.
-func build(ctx context.Context, module string) (string, error) {
-	pins, err := os.ReadFile(filepath.Join(module, "go.sum"))
-	if err != nil {
-		return "", fmt.Errorf("read what Helm is built from: %w", err)
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("find the user's cache: %w", err)
-	}
-	key := sha256.Sum256(append(pins, runtime.Version()...))
-	program := filepath.Join(cache, "liqo-csi-lab", fmt.Sprintf("helm-%x", key[:8]))
-	if _, err := os.Stat(program); err == nil {
-		return program, nil
-	}
-	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
-		return "", fmt.Errorf("create the cache: %w", err)
-	}
-	// Built aside, so that a program of that name is always whole.
-	aside := fmt.Sprintf("%s.%d", program, os.Getpid())
-	if err := components.GoBuild(ctx, module, "helm.sh/helm/v4/cmd/helm", aside); err != nil {
-		return "", err
-	}
-	if err := os.Rename(aside, program); err != nil {
-		return "", fmt.Errorf("put Helm into the cache: %w", err)
-	}
-	return program, nil
 }
 
 // Render is `helm template`: the manifests, without asking any cluster.
@@ -88,6 +53,12 @@ func (h *Helm) Render(ctx context.Context, release, namespace string, values Val
 // RenderFor is Render for a cluster that has these API versions as well.
 func (h *Helm) RenderFor(ctx context.Context, release, namespace, apiVersions string, values Values) ([]byte, error) {
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--api-versions", apiVersions)
+}
+
+// RenderAt is Render as for an installation in the cluster of the kubeconfig, which is asked what it has.
+func (h *Helm) RenderAt(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
+	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--dry-run=server",
+		"--disable-openapi-validation")
 }
 
 // RenderWithCRDs is Render preceded by the definitions that Helm would install.
@@ -115,6 +86,12 @@ func (h *Helm) Lint(ctx context.Context) error {
 	return err
 }
 
+// Package is `helm package`: it writes the chart's archive into a folder.
+func (h *Helm) Package(ctx context.Context, folder string) error {
+	_, err := h.run(ctx, nil, "package", h.chart, "--destination", folder)
+	return err
+}
+
 // Install is `helm upgrade --install`: it installs the release or changes it to
 // the values, and waits until it is ready.
 func (h *Helm) Install(ctx context.Context, release, namespace string, values Values) error {
@@ -128,6 +105,12 @@ func (h *Helm) Install(ctx context.Context, release, namespace string, values Va
 // gone, and fails when it then hears of it.
 func (h *Helm) Uninstall(ctx context.Context, release, namespace string, flags ...string) error {
 	_, err := h.run(ctx, nil, append([]string{"uninstall", release, "--namespace", namespace, "--ignore-not-found"}, flags...)...)
+	return err
+}
+
+// Command is Helm with these arguments, as documentation has them.
+func (h *Helm) Command(ctx context.Context, args ...string) error {
+	_, err := h.run(ctx, nil, args...)
 	return err
 }
 

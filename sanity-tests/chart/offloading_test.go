@@ -9,6 +9,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 )
 
 const mutating = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
@@ -75,11 +76,27 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 	objects := render(t, offloading(Values{"policies": true}))
 	for _, name := range []string{"offloaded-pods.storage.liqo.io", "other-pods.storage.liqo.io"} {
 		policy := named[*admissionv1.MutatingAdmissionPolicy](t, objects, name)
-		if *policy.Spec.FailurePolicy != admissionv1.Ignore || policy.Spec.ReinvocationPolicy != admissionv1.NeverReinvocationPolicy {
+		if *policy.Spec.FailurePolicy != admissionv1.Ignore || policy.Spec.ReinvocationPolicy != admissionv1.IfNeededReinvocationPolicy {
 			t.Errorf("%s: %s, %s", name, *policy.Spec.FailurePolicy, policy.Spec.ReinvocationPolicy)
 		}
 		if binding := named[*admissionv1.MutatingAdmissionPolicyBinding](t, objects, name); binding.Spec.PolicyName != name {
 			t.Errorf("%s is not bound", name)
+		}
+	}
+	// The controller opens gates, and a policy holds it to that.
+	for what, values := range map[string]Values{"with gates": offloading(Values{"policies": true}), "without": offloading(Values{"policies": false})} {
+		var verbs []string
+		objects := render(t, values)
+		for _, rule := range named[*rbacv1.ClusterRole](t, objects, "liqo-csi-controller").Rules {
+			if slices.Contains(rule.Resources, "pods") {
+				verbs = append(verbs, rule.Verbs...)
+			}
+		}
+		if slices.Contains(verbs, "patch") != (what == "with gates") {
+			t.Errorf("%s the controller may %v pods", what, verbs)
+		}
+		if what == "with gates" {
+			isBound(t, objects, "controller-pods.storage.liqo.io")
 		}
 	}
 	// Pods of namespaces that are not offloaded are no business of these.

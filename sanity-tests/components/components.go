@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -228,6 +229,41 @@ func cacheKey(root string, modules []module) (string, error) {
 		}
 	}
 	return fmt.Sprintf("%x", hash.Sum(nil)[:8]), nil
+}
+
+// Tool is the one program of a module that nothing of the lab runs, such as Helm. The cache keeps it
+// under a name made of what it is built from.
+func Tool(ctx context.Context, folder, pkg string) (program string, err error) {
+	root, err := ModuleRoot(ctx)
+	if err != nil {
+		return "", err
+	}
+	module := filepath.Join(root, "components", folder)
+	pins, err := os.ReadFile(filepath.Join(module, "go.sum"))
+	if err != nil {
+		return "", fmt.Errorf("read what %s is built from: %w", pkg, err)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find the user's cache: %w", err)
+	}
+	key := sha256.Sum256(append(pins, runtime.Version()...))
+	program = filepath.Join(cache, "liqo-csi-lab", fmt.Sprintf("%s-%x", path.Base(pkg), key[:8]))
+	if _, err := os.Stat(program); err == nil {
+		return program, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
+		return "", fmt.Errorf("create the cache: %w", err)
+	}
+	// Built aside, so that a program of that name is always whole.
+	aside := fmt.Sprintf("%s.%d", program, os.Getpid())
+	if err := GoBuild(ctx, module, pkg, aside); err != nil {
+		return "", err
+	}
+	if err := os.Rename(aside, program); err != nil {
+		return "", fmt.Errorf("put %s into the cache: %w", path.Base(pkg), err)
+	}
+	return program, nil
 }
 
 // GoBuild builds one more program from a package of a module: dir is the

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -87,6 +89,52 @@ func UseRelease(ctx context.Context) error {
 	}
 	_, err := Compile(ctx)
 	return err
+}
+
+// targets are Rust's names of architectures that the driver is released for.
+var targets = map[string]string{"amd64": "x86_64-unknown-linux-gnu", "arm64": "aarch64-unknown-linux-gnu"}
+
+// CompileReleaseFor is the program of a release for an architecture, or an error that says what this
+// machine lacks to build it.
+func CompileReleaseFor(ctx context.Context, architecture string) (binary string, err error) {
+	if architecture == runtime.GOARCH {
+		if err := UseRelease(ctx); err != nil {
+			return "", err
+		}
+		return Compile(ctx)
+	}
+	if err := CanCompileFor(ctx, architecture); err != nil {
+		return "", err
+	}
+	module, err := components.ModuleRoot(ctx)
+	if err != nil {
+		return "", err
+	}
+	root, target := filepath.Dir(module), targets[architecture]
+	binary = filepath.Join(targetDir(root), target, "release", "liqo-csi")
+	return binary, cargoBuild(ctx, root, "--release", "--package", "liqo-csi", "--target", target)
+}
+
+// CanCompileFor says what this machine lacks to build the driver for an architecture that is not its own.
+func CanCompileFor(ctx context.Context, architecture string) error {
+	target, known := targets[architecture]
+	if !known {
+		return fmt.Errorf("the driver is not released for %s", architecture)
+	}
+	out, err := exec.CommandContext(ctx, "rustc", "--print", "target-libdir", "--target", target).Output()
+	if err != nil {
+		return fmt.Errorf("ask rustc for the target %s: %w", target, err)
+	}
+	if _, err := os.Stat(strings.TrimSpace(string(out))); err != nil {
+		return fmt.Errorf("the Rust target %s is not installed: rustup target add %s", target, target)
+	}
+	// For what crates compile of C, and to link.
+	cc := strings.Replace(target, "-unknown", "", 1) + "-gcc"
+	if _, err := exec.LookPath(cc); err != nil {
+		return fmt.Errorf("%s is not installed: as root, apt-get install gcc-%s", cc, strings.TrimSuffix(strings.ReplaceAll(cc, "_", "-"), "-gcc"))
+	}
+	variable := "CARGO_TARGET_" + strings.ToUpper(strings.ReplaceAll(target, "-", "_")) + "_LINKER"
+	return os.Setenv(variable, cc)
 }
 
 // cargoBuild runs `cargo build`, and reports its progress on standard error.

@@ -26,8 +26,8 @@ func Fabric() chart.Values {
 	return chart.Values{"enabled": true, "streams": chart.Values{"approveCertificates": true}}
 }
 
-// DefineOffloading defines the kind NamespaceOffloading as the documentation says: never over
-// another definition. The fabric's pods are not ready before.
+// DefineOffloading defines the kind NamespaceOffloading without the chart, never over another
+// definition: then no release has it, and Liqo's may take its place between two tests.
 func DefineOffloading(ctx context.Context, home *clusters.Cluster) error {
 	program, err := Compile(ctx)
 	if err != nil {

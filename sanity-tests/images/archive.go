@@ -3,6 +3,7 @@ package images
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -11,7 +12,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -20,24 +20,44 @@ import (
 // epoch is the time of every file, so that archives are reproducible.
 var epoch = time.Unix(0, 0)
 
-// WriteArchive writes images as one docker-archive: the format that needs no
-// more than a layer and a configuration for each, and a manifest.
+// Media types of the OCI image format.
+const (
+	indexType    = "application/vnd.oci.image.index.v1+json"
+	manifestType = "application/vnd.oci.image.manifest.v1+json"
+	configType   = "application/vnd.oci.image.config.v1+json"
+	layerType    = "application/vnd.oci.image.layer.v1.tar"
+)
+
+// WriteArchive writes images as one archive that is two things, as those of `docker save` are: an OCI
+// image layout, which containerd imports, and by its manifest.json a docker-archive, which any Docker
+// loads. Both name the same blobs.
 func WriteArchive(out io.Writer, images ...*Image) error {
 	archive := tar.NewWriter(out)
-	var manifest []manifestEntry
+	index := ociIndex{SchemaVersion: 2, MediaType: indexType}
+	var docker []dockerEntry
 	for _, image := range images {
-		entry, err := image.writeTo(archive)
+		written, entry, err := image.writeTo(archive)
 		if err != nil {
 			return fmt.Errorf("image %s: %w", image.Name, err)
 		}
-		manifest = append(manifest, entry)
+		index.Manifests = append(index.Manifests, written)
+		docker = append(docker, entry)
 	}
-	content, err := json.Marshal(manifest)
-	if err != nil {
-		return err
-	}
-	if err := writePart(archive, "manifest.json", int64(len(content)), bytes.NewReader(content)); err != nil {
-		return err
+	for _, part := range []struct {
+		name    string
+		content any
+	}{
+		{"manifest.json", docker},
+		{"index.json", index},
+		{"oci-layout", map[string]string{"imageLayoutVersion": "1.0.0"}},
+	} {
+		content, err := json.Marshal(part.content)
+		if err != nil {
+			return err
+		}
+		if err := writePart(archive, part.name, int64(len(content)), bytes.NewReader(content)); err != nil {
+			return err
+		}
 	}
 	return archive.Close()
 }
@@ -86,55 +106,118 @@ func (i *Image) NameByContent(repository string) error {
 	return nil
 }
 
-type manifestEntry struct {
+// dockerEntry is an image in the manifest.json of a docker-archive.
+type dockerEntry struct {
 	Config   string
 	RepoTags []string
 	Layers   []string
 }
 
-// writeTo writes the image's layer, which has to be made first because its
-// digest names it, and its configuration.
-func (i *Image) writeTo(archive *tar.Writer) (manifestEntry, error) {
+type ociIndex struct {
+	SchemaVersion int          `json:"schemaVersion"`
+	MediaType     string       `json:"mediaType"`
+	Manifests     []descriptor `json:"manifests"`
+}
+
+type ociManifest struct {
+	SchemaVersion int          `json:"schemaVersion"`
+	MediaType     string       `json:"mediaType"`
+	Config        descriptor   `json:"config"`
+	Layers        []descriptor `json:"layers"`
+}
+
+// descriptor names a blob.
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Size        int64             `json:"size"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	Platform    map[string]string `json:"platform,omitempty"`
+}
+
+func describe(mediaType string, content []byte) descriptor {
+	return descriptor{MediaType: mediaType, Digest: fmt.Sprintf("sha256:%x", sha256.Sum256(content)), Size: int64(len(content))}
+}
+
+// path is where a layout has the blob.
+func (d descriptor) path() string { return "blobs/" + strings.Replace(d.Digest, ":", "/", 1) }
+
+// writeTo writes the image's blobs: its layer, which has to be made first because its digest names
+// it, its configuration and its manifest.
+func (i *Image) writeTo(archive *tar.Writer) (descriptor, dockerEntry, error) {
+	fail := func(err error) (descriptor, dockerEntry, error) { return descriptor{}, dockerEntry{}, err }
 	if err := i.Err(); err != nil {
-		return manifestEntry{}, err
+		return fail(err)
 	}
-	layer, err := os.CreateTemp("", "layer-*.tar")
+	file, err := os.CreateTemp("", "layer-*.tar")
 	if err != nil {
-		return manifestEntry{}, err
+		return fail(err)
 	}
-	defer layer.Close()
-	defer os.Remove(layer.Name())
-	hash := sha256.New()
-	if err := i.writeLayer(io.MultiWriter(layer, hash)); err != nil {
-		return manifestEntry{}, err
-	}
-	size, err := layer.Seek(0, io.SeekCurrent)
+	defer file.Close()
+	defer os.Remove(file.Name())
+	layer, contentDigest, err := i.writeBlob(file)
 	if err != nil {
-		return manifestEntry{}, err
+		return fail(err)
 	}
-	if _, err := layer.Seek(0, io.SeekStart); err != nil {
-		return manifestEntry{}, err
+	config, err := i.config(contentDigest)
+	if err != nil {
+		return fail(err)
+	}
+	configured := describe(configType, config)
+	if i.digest != "" && "sha256:"+i.digest != configured.Digest {
+		return fail(errors.New("its files have changed since it was named after them"))
+	}
+	manifest, err := json.Marshal(ociManifest{SchemaVersion: 2, MediaType: manifestType, Config: configured, Layers: []descriptor{layer}})
+	if err != nil {
+		return fail(err)
+	}
+	described := describe(manifestType, manifest)
+	described.Platform = map[string]string{"os": "linux", "architecture": i.Architecture}
+	described.Annotations = map[string]string{
+		"io.containerd.image.name":          i.Name,
+		"org.opencontainers.image.ref.name": i.Name[strings.LastIndexByte(i.Name, ':')+1:],
 	}
 
-	digest := fmt.Sprintf("%x", hash.Sum(nil))
-	config, err := i.config(digest)
-	if err != nil {
-		return manifestEntry{}, err
+	if _, err := file.Seek(0, io.SeekStart); err != nil {
+		return fail(err)
 	}
-	id := fmt.Sprintf("%x", sha256.Sum256(config))
-	if i.digest != "" && i.digest != id {
-		return manifestEntry{}, errors.New("its files have changed since it was named after them")
-	}
-	entry := manifestEntry{
-		Config:   id + ".json",
-		RepoTags: []string{i.Name},
-		Layers:   []string{digest + "/layer.tar"},
-	}
-	if err := writePart(archive, entry.Config, int64(len(config)), bytes.NewReader(config)); err != nil {
-		return manifestEntry{}, err
-	}
-	return entry, writePart(archive, entry.Layers[0], size, layer)
+	err = errors.Join(
+		writePart(archive, layer.path(), layer.Size, file),
+		writePart(archive, configured.path(), configured.Size, bytes.NewReader(config)),
+		writePart(archive, described.path(), described.Size, bytes.NewReader(manifest)),
+	)
+	return described, dockerEntry{Config: configured.path(), RepoTags: []string{i.Name}, Layers: []string{layer.path()}}, err
 }
+
+// writeBlob writes the layer as it is stored, and says by which digest its content is known.
+func (i *Image) writeBlob(out io.Writer) (blob descriptor, content string, err error) {
+	stored, unpacked := sha256.New(), sha256.New()
+	size := &counted{}
+	blob.MediaType = layerType
+	var sink io.WriteCloser = keptOpen{io.MultiWriter(out, stored, size)}
+	if i.Compressed {
+		blob.MediaType += "+gzip"
+		sink = gzip.NewWriter(sink)
+	}
+	if err := errors.Join(i.writeLayer(io.MultiWriter(sink, unpacked)), sink.Close()); err != nil {
+		return descriptor{}, "", err
+	}
+	blob.Digest, blob.Size = fmt.Sprintf("sha256:%x", stored.Sum(nil)), size.bytes
+	return blob, fmt.Sprintf("%x", unpacked.Sum(nil)), nil
+}
+
+// counted counts what is written.
+type counted struct{ bytes int64 }
+
+func (c *counted) Write(p []byte) (int, error) {
+	c.bytes += int64(len(p))
+	return len(p), nil
+}
+
+// keptOpen is closed by whoever opened it.
+type keptOpen struct{ io.Writer }
+
+func (keptOpen) Close() error { return nil }
 
 func writePart(archive *tar.Writer, name string, size int64, content io.Reader) error {
 	header := &tar.Header{Name: name, Mode: 0o644, Size: size, ModTime: epoch}
@@ -148,12 +231,12 @@ func writePart(archive *tar.Writer, name string, size int64, content io.Reader) 
 // config is the image's configuration as the OCI image format has it.
 func (i *Image) config(layerDigest string) ([]byte, error) {
 	return json.Marshal(map[string]any{
-		"created":      epoch.UTC(),
-		"architecture": runtime.GOARCH,
+		"created":      i.Created.UTC(),
+		"architecture": i.Architecture,
 		"os":           "linux",
-		"config":       map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env},
+		"config":       map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env, "User": i.User, "Labels": i.Labels},
 		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + layerDigest}},
-		"history":      []map[string]any{{"created": epoch.UTC()}},
+		"history":      []map[string]any{{"created": i.Created.UTC()}},
 	})
 }
 

@@ -9,9 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
 	"sync"
+	"time"
 )
 
 // Image is a name, what it runs and what is in it.
@@ -21,8 +26,19 @@ type Image struct {
 	Entrypoint []string
 	Cmd        []string
 	Env        []string
-	files      map[string]file
-	failures   []error
+	// User is who it runs as; empty for root.
+	User string
+	// Labels say about the image what org.opencontainers.image has keys for.
+	Labels map[string]string
+	// Architecture is Go's name of it: this machine's unless it is changed.
+	Architecture string
+	// Created is the beginning of time unless it is changed, so that archives are reproducible.
+	Created time.Time
+	// Compressed has the layer stored with gzip, for archives that people carry about.
+	Compressed bool
+
+	files    map[string]file
+	failures []error
 
 	// digest is what the name was made of; empty if the name was given.
 	digest string
@@ -46,10 +62,12 @@ type file struct {
 // accounts that programs take for granted.
 func New(name string, entrypoint ...string) *Image {
 	image := &Image{
-		Name:       name,
-		Entrypoint: entrypoint,
-		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-		files:      map[string]file{},
+		Name:         name,
+		Entrypoint:   entrypoint,
+		Env:          []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+		Architecture: runtime.GOARCH,
+		Created:      epoch,
+		files:        map[string]file{},
 	}
 	image.AddDir("/tmp", 0o777|fs.ModeSticky)
 	for _, dir := range []string{"/dev", "/proc", "/sys", "/run", "/var", "/root"} {
@@ -101,4 +119,38 @@ func (i *Image) Err() error {
 		return nil
 	}
 	return fmt.Errorf("image %s: %w", i.Name, errors.Join(i.failures...))
+}
+
+// Paths lists what is in it.
+func (i *Image) Paths() []string { return slices.Sorted(maps.Keys(i.files)) }
+
+// Unpack makes the file system of the image in an empty folder, and says how large its files are.
+func (i *Image) Unpack(root string) (size int64, err error) {
+	if err := i.Err(); err != nil {
+		return 0, err
+	}
+	for _, name := range i.Paths() { // sorted: a folder comes before what is in it
+		written, err := i.files[name].unpack(filepath.Join(root, name))
+		if err != nil {
+			return 0, fmt.Errorf("unpack image %s: %w", i.Name, err)
+		}
+		size += written
+	}
+	return size, nil
+}
+
+func (f file) unpack(to string) (size int64, err error) {
+	switch {
+	case f.mode.IsDir():
+		return 0, os.Mkdir(to, f.mode.Perm())
+	case f.mode&fs.ModeSymlink != 0:
+		return 0, os.Symlink(f.link, to)
+	}
+	content := f.content
+	if f.source != "" {
+		if content, err = os.ReadFile(f.source); err != nil {
+			return 0, err
+		}
+	}
+	return int64(len(content)), os.WriteFile(to, content, f.mode.Perm())
 }

@@ -3,8 +3,11 @@ package images
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -63,7 +66,7 @@ func TestArchivesAreReproducible(t *testing.T) {
 
 func TestArchiveHoldsTheImage(t *testing.T) {
 	parts, _ := members(t, archive(t, example(t), Pause()))
-	var manifest []manifestEntry
+	var manifest []dockerEntry
 	if err := json.Unmarshal(parts["manifest.json"], &manifest); err != nil {
 		t.Fatal(err)
 	}
@@ -89,6 +92,60 @@ func TestArchiveHoldsTheImage(t *testing.T) {
 	}
 	if headers["tmp/"].Mode != 0o1777 {
 		t.Errorf("tmp: %+v", headers["tmp/"])
+	}
+}
+
+// What containerd imports, beside what Docker loads.
+func TestArchiveIsAnOCILayout(t *testing.T) {
+	image := example(t)
+	image.Compressed, image.Architecture = true, "arm64"
+	parts, _ := members(t, archive(t, image, Pause()))
+	for name, content := range parts {
+		if digest, is := strings.CutPrefix(name, "blobs/sha256/"); is && digest != fmt.Sprintf("%x", sha256.Sum256(content)) {
+			t.Errorf("%s is not named after its content", name)
+		}
+	}
+	if string(parts["oci-layout"]) != `{"imageLayoutVersion":"1.0.0"}` {
+		t.Errorf("oci-layout: %s", parts["oci-layout"])
+	}
+	var index ociIndex
+	var manifest ociManifest
+	var config struct {
+		Architecture string
+		RootFS       struct {
+			DiffIDs []string `json:"diff_ids"`
+		}
+	}
+	read := func(name string, into any) {
+		t.Helper()
+		if err := json.Unmarshal(parts[name], into); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	read("index.json", &index)
+	if len(index.Manifests) != 2 {
+		t.Fatalf("index: %+v", index)
+	}
+	first := index.Manifests[0]
+	if first.Annotations["io.containerd.image.name"] != image.Name || first.Annotations["org.opencontainers.image.ref.name"] != "v1" ||
+		first.Platform["architecture"] != "arm64" {
+		t.Errorf("index: %+v", first)
+	}
+	read(first.path(), &manifest)
+	read(manifest.Config.path(), &config)
+	layer, err := gzip.NewReader(bytes.NewReader(parts[manifest.Layers[0].path()]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := io.ReadAll(layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("sha256:%x", sha256.Sum256(content)); config.Architecture != "arm64" || config.RootFS.DiffIDs[0] != want {
+		t.Errorf("configuration: %+v, want the layer %s", config, want)
+	}
+	if manifest.Layers[0].MediaType != layerType+"+gzip" || manifest.Layers[0].Size != int64(len(parts[manifest.Layers[0].path()])) {
+		t.Errorf("layer: %+v", manifest.Layers[0])
 	}
 }
 

@@ -82,6 +82,9 @@ pub(super) struct Args {
     /// Service account of the pods that connect movers through API servers.
     #[arg(long, default_value = "liqo-csi-relay")]
     relay_service_account: String,
+    /// Approve the serving certificates that pods of the fabric ask for.
+    #[arg(long)]
+    approve_serving_certificates: bool,
     /// How log lines look.
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
@@ -163,6 +166,7 @@ async fn serve(args: Args) -> Outcome {
             grace: args.orphan_grace,
             allowed_classes: policy.allowed_classes.clone(),
             movers,
+            approves_serving: args.approve_serving_certificates,
         },
         loops_metrics,
         stop.clone(),

@@ -1,5 +1,6 @@
 //! `liqo-csi crds`: the custom resource definitions, ready for `kubectl apply`.
-//! The chart carries the same text, but for the kind that is Liqo's as well.
+//! The chart carries the same texts; that of the kind which is Liqo's as well it applies only where
+//! there is none.
 
 use std::io::Write;
 
@@ -56,11 +57,31 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_of_offloading_is_beside_the_manifests() {
-        let path = "deploy/manifests/namespaceoffloadings.yaml";
+    fn no_enum_has_null() {
+        for text in [super::text(), super::offloading()] {
+            assert!(
+                !text.unwrap().lines().any(|line| line.trim() == "- null"),
+                "kubectl apply of a List refuses it: #[schemars(with = …)] names the type without Option"
+            );
+        }
+    }
+
+    #[test]
+    fn numbers_have_formats_that_kubernetes_knows() {
+        for text in [super::text(), super::offloading()] {
+            assert!(
+                !text.unwrap().contains("format: uint"),
+                "the API server warns of it at each installation: #[schemars(with = …)] names a signed type"
+            );
+        }
+    }
+
+    #[test]
+    fn the_chart_carries_the_definition_of_offloading_apart() {
+        let path = "deploy/chart/liqo-csi/files/namespaceoffloadings.yaml";
         let kept = std::fs::read_to_string(concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/deploy/manifests/namespaceoffloadings.yaml"
+            "/deploy/chart/liqo-csi/files/namespaceoffloadings.yaml"
         ))
         .unwrap_or_default();
         assert!(

@@ -53,9 +53,6 @@ pub(super) struct Args {
     /// Address by which API servers call this pod; its serving certificate is for that.
     #[arg(long, env = "POD_IP")]
     pod_ip: Option<IpAddr>,
-    /// Approve the requests for that certificate that this process makes itself.
-    #[arg(long)]
-    approve_serving_certificates: bool,
     /// Longest time for one call to an API server.
     #[arg(long, default_value = "10s", value_parser = duration)]
     call_timeout: Duration,
@@ -103,10 +100,13 @@ async fn serve(args: Args) -> Outcome {
     let home = Cluster::connect(args.kubeconfig.as_deref(), settings, &stop).await?;
     tracing::info!(cluster = %home.id(), "connected");
 
-    let (idle, why_idle) = watch::channel(None::<String>);
+    let (idle, rests) = watch::channel(None);
     let ready = move || {
-        let why = why_idle.borrow().clone();
-        Box::pin(async move { why.map_or(Ok(()), Err) }) as _
+        let outcome = match &*rests.borrow() {
+            Some(fabric::Rest::Unready(why)) => Err(why.clone()),
+            Some(fabric::Rest::Undefined) | None => Ok(()),
+        };
+        Box::pin(async move { outcome }) as _
     };
     let health = Health::new(metrics, || Box::pin(async { Ok(()) }), ready);
     let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));
@@ -128,7 +128,6 @@ async fn serve(args: Args) -> Outcome {
         ports: args.streams_ports,
         pod_ip: args.pod_ip,
         name: identity.clone(),
-        approve: args.approve_serving_certificates,
     };
     let streams = fabric::Streams::bind(streams, stream_metrics).await?;
     let settings = fabric::Settings {

@@ -3,14 +3,16 @@
 use jiff::Timestamp;
 use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment},
+    certificates::v1::CertificateSigningRequest,
     coordination::v1::Lease,
 };
 
 use super::{Listing, checks, setup};
 use crate::{
     api::{namespace_offloading::NamespaceOffloading, remote_cluster::RemoteCluster},
-    cluster::Cluster,
+    cluster::{ApiError, Cause, Cluster},
     fabric,
+    volume::mark,
 };
 
 /// What is known of offloaded namespaces.
@@ -18,12 +20,16 @@ use crate::{
 pub(crate) struct Offloading {
     /// The offloaded namespaces; none where the kind is not defined.
     pub(super) asked: Listing<NamespaceOffloading>,
+    /// Whether the kind is certainly not defined.
+    pub(super) is_undefined: bool,
     /// The remote clusters.
     pub(super) clusters: Listing<RemoteCluster>,
     /// All `DaemonSets`, where a cluster is the fabric's.
     pub(super) daemons: Listing<DaemonSet>,
     /// The Deployments of the fabric.
     pub(super) fabrics: Listing<Deployment>,
+    /// The serving certificates that the fabric asks for, where there is one.
+    pub(super) certificates: Listing<CertificateSigningRequest>,
     /// What the pod of the fabric holds that works.
     pub(super) leases: Listing<Lease>,
     /// How it shows that Liqo is installed, if it is.
@@ -41,6 +47,8 @@ impl Default for Offloading {
     fn default() -> Self {
         Self {
             asked: Listing::default(),
+            is_undefined: false,
+            certificates: Listing::default(),
             clusters: Listing::default(),
             daemons: Listing::default(),
             fabrics: Listing::default(),
@@ -73,8 +81,17 @@ impl Offloading {
         } else {
             Listing::default()
         };
+        let certificates = if fabrics.iter().next().is_some() {
+            let ours = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
+            Listing::ask(&cluster.all(), Some(&ours), None).await
+        } else {
+            Listing::default()
+        };
+        let not_found = |error: &ApiError| matches!(error.cause, Cause::NotFound(_));
         Self {
+            is_undefined: asked.as_ref().is_err_and(not_found),
             asked: Listing::of_installed(asked),
+            certificates,
             clusters,
             daemons,
             fabrics,
@@ -90,6 +107,7 @@ impl Offloading {
             ("which remote clusters there are", self.clusters.refusal()),
             ("which DaemonSets run on virtual nodes", self.daemons.refusal()),
             ("how the fabric is deployed", self.fabrics.refusal()),
+            ("which serving certificates wait", self.certificates.refusal()),
             ("whether the fabric works", self.leases.refusal()),
             (
                 "whether Liqo is installed",

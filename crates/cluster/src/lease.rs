@@ -3,7 +3,7 @@
 //! as long as its holder promised to take at most.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -14,10 +14,14 @@ use k8s_openapi::{
 use kube::api::ObjectMeta;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     cluster::{ApiError, Cluster, Objects},
-    observe::crash::{self, Step},
+    observe::{
+        crash::{self, Step},
+        log::Ongoing,
+    },
 };
 
 const NAME: &str = "storage-liqo-io-reconcilers";
@@ -29,7 +33,9 @@ const RENEW: Duration = Duration::from_secs(4);
 const RETRY: Duration = Duration::from_secs(3);
 
 /// Our side of the lease.
-pub struct Lease {
+pub struct Lease(Arc<Side>);
+
+struct Side {
     leases: Objects<KubeLease>,
     name: &'static str,
     me: String,
@@ -46,33 +52,47 @@ impl Lease {
     /// The lease of this name.
     #[must_use]
     pub fn named(name: &'static str, home: &Cluster, namespace: &str, me: &str) -> Self {
-        Self {
+        Self(Arc::new(Side {
             name,
             leases: home.within(namespace),
             me: me.to_owned(),
             seen: Mutex::default(),
-        }
+        }))
     }
 
-    /// Waits for the lease, then does `work` for as long as it can be renewed.
+    /// Waits for the lease, then does `work` for as long as it can be renewed. A task of its own renews
+    /// it: nothing that computes delays that.
     pub async fn lead(&self, work: impl AsyncFn()) {
+        let mut trouble = Ongoing::default();
+        let side = &self.0;
         loop {
-            match self.take().await {
+            match side.take().await {
                 Ok(true) => break,
-                Ok(false) => {}
-                Err(error) => tracing::warn!(%error, "the lease of the background loops cannot be taken"),
+                Ok(false) => trouble.is_over(),
+                Err(error) if trouble.is_news(error.to_string()) => {
+                    tracing::warn!(%error, "the lease of the background loops cannot be taken");
+                }
+                Err(_) => {}
             }
             sleep(RETRY).await;
         }
-        tracing::info!(holder = self.me, "running the background loops");
+        tracing::info!(holder = side.me, "running the background loops");
+        let keeper = Arc::clone(side);
+        let kept = AbortOnDropHandle::new(tokio::spawn(async move { keeper.keep().await }));
         tokio::select! {
             () = work() => {}
-            () = self.keep() => tracing::warn!("lost the lease of the background loops"),
+            _ended = kept => tracing::warn!("lost the lease of the background loops"),
         }
     }
 
     /// Lets another replica start at once.
     pub async fn release(&self) {
+        self.0.release().await;
+    }
+}
+
+impl Side {
+    async fn release(&self) {
         let Ok(Some(lease)) = self.leases.get(self.name).await else {
             return;
         };
@@ -203,20 +223,20 @@ mod tests {
         let api = FakeApi::start().await;
         let home = api.cluster_unwatched().await;
         let (first, second) = (Lease::new(&home, "ours", "a"), Lease::new(&home, "ours", "b"));
-        assert_eq!(first.take().await, Ok(true));
-        assert_eq!(second.take().await, Ok(false));
+        assert_eq!(first.0.take().await, Ok(true));
+        assert_eq!(second.0.take().await, Ok(false));
         assert_eq!(
-            first.take().await,
+            first.0.take().await,
             Ok(true),
             "after a restart under the same name"
         );
-        assert_eq!(first.renew().await, Ok(true));
-        assert_eq!(second.renew().await, Ok(false));
+        assert_eq!(first.0.renew().await, Ok(true));
+        assert_eq!(second.0.renew().await, Ok(false));
 
         first.release().await;
         assert_eq!(holder_of(&api), "");
-        assert_eq!(second.take().await, Ok(true));
-        assert_eq!(first.renew().await, Ok(false));
+        assert_eq!(second.0.take().await, Ok(true));
+        assert_eq!(first.0.renew().await, Ok(false));
         first.release().await;
         assert_eq!(holder_of(&api), "b", "one does not release what another holds");
     }
@@ -226,12 +246,12 @@ mod tests {
         let api = FakeApi::start().await;
         let home = api.cluster_unwatched().await;
         let (first, second) = (Lease::new(&home, "ours", "a"), Lease::new(&home, "ours", "b"));
-        first.take().await.unwrap();
+        first.0.take().await.unwrap();
         api.change(PATH, |lease| lease["spec"]["leaseDurationSeconds"] = 0.into());
-        assert_eq!(second.take().await, Ok(false), "seen for the first time");
-        first.renew().await.unwrap();
-        assert_eq!(second.take().await, Ok(false), "it was renewed");
-        assert_eq!(second.take().await, Ok(true), "it was not");
+        assert_eq!(second.0.take().await, Ok(false), "seen for the first time");
+        first.0.renew().await.unwrap();
+        assert_eq!(second.0.take().await, Ok(false), "it was renewed");
+        assert_eq!(second.0.take().await, Ok(true), "it was not");
     }
 
     #[tokio::test]
@@ -239,15 +259,18 @@ mod tests {
         let api = FakeApi::start().await;
         let home = api.cluster_unwatched().await;
         let first = Lease::new(&home, "ours", "a");
-        first.take().await.unwrap();
-        let old = first.leases.get(NAME).await.unwrap().unwrap();
-        first.renew().await.unwrap();
+        first.0.take().await.unwrap();
+        let old = first.0.leases.get(NAME).await.unwrap().unwrap();
+        first.0.renew().await.unwrap();
         assert_eq!(
-            first.write(&old, json!({"spec": {"holderIdentity": "b"}})).await,
+            first
+                .0
+                .write(&old, json!({"spec": {"holderIdentity": "b"}}))
+                .await,
             Ok(false)
         );
         api.fault(Fault::new("GET", "leases", Act::Refuse(403)));
-        assert!(first.renew().await.is_err());
+        assert!(first.0.renew().await.is_err());
     }
 
     #[tokio::test]
@@ -263,5 +286,21 @@ mod tests {
         timeout(patience, lease.lead(work))
             .await
             .expect("the work went on");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_computes_does_not_delay_it() {
+        let api = FakeApi::start().await;
+        let home = api.cluster_unwatched().await;
+        let lease = Lease::new(&home, "ours", "a");
+        let renewed = || api.object(PATH).unwrap()["spec"]["renewTime"].clone();
+        let work = async || {
+            let (before, began) = (renewed(), std::time::Instant::now());
+            while renewed() == before {
+                assert!(began.elapsed() < Duration::from_secs(30), "it was never renewed");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        lease.lead(work).await;
     }
 }

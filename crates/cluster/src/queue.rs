@@ -1,8 +1,9 @@
-//! A work queue: keys of what has changed, each taken once however often it changed. A key that
-//! fails is tried again after a pause of its own, which grows; it delays no other.
+//! A work queue: keys of what has changed, each taken once however often it changed, in the order in
+//! which they are due, and each by one at a time. A key that fails is tried again after a pause of its
+//! own, which grows; it delays no other. What a change costs does not depend on how many keys there are.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -20,7 +21,10 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 #[derive(Default)]
 pub struct Queue {
     /// When each is due.
-    due: BTreeMap<String, Instant>,
+    due: HashMap<String, Instant>,
+    order: BTreeSet<(Instant, String)>,
+    /// Those whose turn it is, and when each that has changed meanwhile is due.
+    busy: HashMap<String, Option<Instant>>,
     /// How long each that failed paused last.
     pauses: HashMap<String, Duration>,
 }
@@ -28,14 +32,81 @@ pub struct Queue {
 impl Queue {
     /// This has changed. What failed a moment ago is looked at when its pause is over.
     pub fn add(&mut self, key: impl Into<String>) {
-        self.due.entry(key.into()).or_insert_with(Instant::now);
+        let key = key.into();
+        if !(self.pauses.contains_key(&key) && self.due.contains_key(&key)) {
+            self.put(key, Instant::now());
+        }
+    }
+
+    /// This key is due then, or earlier if it was.
+    fn put(&mut self, key: String, when: Instant) {
+        if let Some(changed) = self.busy.get_mut(&key) {
+            *changed = Some(changed.map_or(when, |it| it.min(when)));
+            return;
+        }
+        let before = self.due.get(&key).copied();
+        if before.is_some_and(|it| it <= when) {
+            return;
+        }
+        self.drop_due(&key);
+        self.order.insert((when, key.clone()));
+        self.due.insert(key, when);
+    }
+
+    fn drop_due(&mut self, key: &str) {
+        if let Some((key, when)) = self.due.remove_entry(key) {
+            self.order.remove(&(when, key));
+        }
+    }
+
+    /// When the next key is due that nobody looks at.
+    #[must_use]
+    pub fn next(&self) -> Option<Instant> {
+        self.order.first().map(|(when, _)| *when)
     }
 
     /// In what time the next key is due.
     #[must_use]
     pub fn left(&self) -> Option<Duration> {
-        let next = self.due.values().min()?;
+        let next = self.next()?;
         Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    fn due(&self) -> impl Iterator<Item = String> {
+        let now = Instant::now();
+        let due = self.order.iter().take_while(move |(when, _)| *when <= now);
+        due.map(|(_, key)| key.clone())
+    }
+
+    /// Up to so many keys that are due; they are busy from now on.
+    pub fn take(&mut self, most: usize) -> Vec<String> {
+        let taken: Vec<String> = self.due().take(most).collect();
+        for key in &taken {
+            self.drop_due(key);
+            self.busy.insert(key.clone(), None);
+        }
+        taken
+    }
+
+    /// A key was looked at, and is to be again after so long even if nothing changes.
+    pub fn done(&mut self, key: &str, again: Option<Duration>) {
+        self.pauses.remove(key);
+        let again = again.map(|after| Instant::now() + after);
+        let changed = self.busy.remove(key).flatten();
+        if let Some(when) = again.into_iter().chain(changed).min() {
+            self.put(key.to_owned(), when);
+        }
+    }
+
+    /// A key could not be seen to: it pauses.
+    pub fn failed(&mut self, key: &str, error: &ApiError) {
+        tracing::warn!(key, %error, "what changed could not be seen to: it is tried again");
+        let pause = self.pauses.get(key).map_or(FIRST_PAUSE, |last| *last * 2);
+        let pause = pause.min(LONGEST_PAUSE);
+        self.busy.remove(key);
+        self.drop_due(key);
+        self.put(key.to_owned(), Instant::now() + pause + spread(key, pause));
+        self.pauses.insert(key.to_owned(), pause);
     }
 
     /// Looks at every key that is due, a few at a time. False if some failed; they stay.
@@ -43,9 +114,8 @@ impl Queue {
     where
         F: Future<Output = Result<(), ApiError>>,
     {
-        let now = Instant::now();
-        let due = self.due.iter().filter(|(_, when)| **when <= now);
-        let keys: Vec<String> = due.map(|(key, _)| key.clone()).collect();
+        // They stay due until they were looked at: this may be given up at any time.
+        let keys: Vec<String> = self.due().collect();
         let mut outcomes = stream::iter(keys)
             .map(|key| {
                 let done = reconcile(key.clone());
@@ -54,18 +124,14 @@ impl Queue {
             .buffer_unordered(AT_ONCE);
         let mut has_succeeded = true;
         while let Some((key, outcome)) = outcomes.next().await {
-            let Err(error) = outcome else {
-                self.due.remove(&key);
-                self.pauses.remove(&key);
-                continue;
-            };
-            tracing::warn!(key, %error, "what changed could not be seen to: it is tried again");
-            has_succeeded = false;
-            let pause = self.pauses.get(&key).map_or(FIRST_PAUSE, |last| *last * 2);
-            let pause = pause.min(LONGEST_PAUSE);
-            self.due
-                .insert(key.clone(), Instant::now() + pause + spread(&key, pause));
-            self.pauses.insert(key, pause);
+            self.drop_due(&key);
+            match outcome {
+                Ok(()) => self.done(&key, None),
+                Err(error) => {
+                    has_succeeded = false;
+                    self.failed(&key, &error);
+                }
+            }
         }
         has_succeeded
     }
@@ -142,5 +208,25 @@ mod tests {
         let hanging = queue.work(|_| std::future::pending());
         assert!(time::timeout(Duration::from_secs(1), hanging).await.is_err());
         assert_eq!(work(&mut queue, &[]).await, (true, keys(&["a"])));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_key_is_taken_by_one_at_a_time_and_in_the_order_in_which_it_is_due() {
+        let mut queue = Queue::default();
+        queue.add("b");
+        time::advance(Duration::from_millis(1)).await;
+        queue.add("a");
+        queue.add("b");
+        assert_eq!(queue.take(1), ["b"]);
+        queue.add("b");
+        assert_eq!(queue.take(9), ["a"], "b is busy");
+        queue.done("b", None);
+        assert_eq!(queue.take(9), ["b"], "it changed meanwhile");
+        queue.done("b", Some(Duration::from_secs(5)));
+        queue.done("a", None);
+        assert_eq!(queue.left(), Some(Duration::from_secs(5)));
+        assert!(queue.take(9).is_empty());
+        time::advance(Duration::from_secs(5)).await;
+        assert_eq!(queue.take(9), ["b"]);
     }
 }

@@ -4,18 +4,17 @@
 use std::time::Duration;
 
 use futures::{StreamExt, future::select_all, stream::FuturesUnordered};
-use tokio::{
-    sync::watch,
-    time::{self, Instant},
-};
-
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
 
-use crate::{cluster::ApiError, queue::AT_ONCE};
+use crate::{cluster::ApiError, observe::log::Ongoing, queue::AT_ONCE};
 
 /// Changes come in bursts: one round serves those of this time.
 pub const SETTLE: Duration = Duration::from_millis(300);
@@ -86,7 +85,7 @@ impl LoopMetrics {
         self.leads.set(leads.into());
     }
 
-    fn round(&self, controller: &'static str, succeeded: bool, took: Duration) {
+    pub(crate) fn round(&self, controller: &'static str, succeeded: bool, took: Duration) {
         let outcome = if succeeded { "success" } else { "error" };
         self.reconciled
             .get_or_create(&Outcome { controller, outcome })
@@ -139,6 +138,7 @@ pub trait Rounds {
 pub async fn drive<R: Rounds>(mut rounds: R, metrics: &LoopMetrics) {
     let mut triggers = rounds.triggers();
     let mut pause = FIRST_PAUSE;
+    let mut trouble = Ongoing::default();
     loop {
         for trigger in &mut triggers {
             trigger.mark_unchanged();
@@ -150,6 +150,7 @@ pub async fn drive<R: Rounds>(mut rounds: R, metrics: &LoopMetrics) {
         match outcome {
             Ok(Ok(())) => {
                 pause = FIRST_PAUSE;
+                trouble.is_over();
                 let at_most = [rounds.grace(), rounds.due()].into_iter().flatten().min();
                 let at_most = at_most.unwrap_or(R::RESYNC);
                 rest(&mut triggers, at_most.clamp(SHORTEST_REST, R::RESYNC), R::GATHER).await;
@@ -159,7 +160,13 @@ pub async fn drive<R: Rounds>(mut rounds: R, metrics: &LoopMetrics) {
                     Ok(Err(error)) => error.to_string(),
                     _ => "the round took too long".to_owned(),
                 };
-                tracing::warn!(name = R::NAME, %why, "a background round failed");
+                if trouble.is_news(&why) {
+                    tracing::warn!(
+                        name = R::NAME,
+                        why,
+                        "a background round failed: it is tried again and again"
+                    );
+                }
                 // Not at once, be it that the round itself makes what changes.
                 time::sleep(FIRST_PAUSE).await;
                 rest(&mut triggers, pause, R::GATHER).await;

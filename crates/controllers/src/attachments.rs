@@ -201,6 +201,7 @@ mod tests {
             grace: Duration::from_mins(10),
             allowed_classes: BTreeSet::new(),
             movers: None,
+            approves_serving: false,
         };
         let mut attachments = Attachments::new(&home, &watched, &settings);
         attachments.round().await?;

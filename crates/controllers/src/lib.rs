@@ -6,9 +6,12 @@
 //! |---|---|
 //! | `virtual_nodes` | makes nodes that stand for remote clusters usable |
 //! | `fabric_nodes` | gives the fabric rights on the pods of its nodes, and of no others |
+//! | `serving` | approves the serving certificates that the fabric asks for, if that is asked for |
+//! | `sessions` | renews the tokens of remote clusters |
 //! | `clusters` | makes and deletes `RemoteCluster`s of clusters that are found, writes the status of all, holds one that still has volumes or snapshots |
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
 //! | `unserved` | tells claims that no remote cluster has a real class for them |
+//! | `claim_gates` | lets pods of offloaded namespaces be scheduled when it knows where their claims can be |
 //! | `pinned` | gives claims of pods that bypass the scheduler their node |
 //! | `sources` | gives claims of copies a node where their source is |
 //! | `orphans` | deletes twins nobody was given, reports what else looks forgotten |
@@ -25,6 +28,7 @@
 mod attachments;
 mod by_cluster;
 mod capacity;
+mod claim_gates;
 mod clusters;
 mod fabric_nodes;
 mod health;
@@ -37,6 +41,8 @@ mod pinned;
 mod recovery;
 mod reports;
 mod retention;
+mod serving;
+mod sessions;
 mod snapshot_twins;
 mod snapshots;
 mod sources;
@@ -49,7 +55,7 @@ mod watched;
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
 use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
-use liqo_csi_model::{placement, topology, volume};
+use liqo_csi_model::{access, offload, placement, topology, volume};
 use liqo_csi_moves::{gate, movers};
 use liqo_csi_observe as observe;
 use liqo_csi_twin as twin;
@@ -57,12 +63,15 @@ use liqo_csi_twin as twin;
 use tokio::time;
 use tokio_util::sync::CancellationToken;
 
-pub use self::metrics::Metrics;
 use self::{
-    attachments::Attachments, by_cluster::drive_each, capacity::Capacities, clusters::Clusters,
-    fabric_nodes::FabricNodes, health::Health, moves::drive_moves, orphans::Orphans, pinned::Pinned,
-    reports::Reports, snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes,
-    watched::Watched,
+    attachments::Attachments, by_cluster::drive_each, capacity::Capacities, claim_gates::ClaimGates,
+    clusters::Clusters, fabric_nodes::FabricNodes, health::Health, moves::drive_moves, orphans::Orphans,
+    pinned::Pinned, reports::Reports, serving::ServingCertificates, sessions::Sessions,
+    snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
+};
+pub use self::{
+    metrics::Metrics,
+    serving::{Decided, approve_serving},
 };
 use crate::{
     cluster::{Cluster, events::Events},
@@ -85,6 +94,8 @@ pub struct Settings {
     pub allowed_classes: BTreeSet<String>,
     /// How movers are made; without it nothing is moved.
     pub movers: Option<HelperSettings>,
+    /// Whether the serving certificates of the fabric are approved.
+    pub approves_serving: bool,
 }
 
 /// Runs the loops whenever this replica holds the lease, until `stop`. To be
@@ -130,12 +141,19 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
     tokio::join!(
         drive(VirtualNodes::new(home, registry), loops),
         drive(FabricNodes::new(home, &settings.namespace), loops),
+        async {
+            if settings.approves_serving {
+                drive(ServingCertificates::new(home, &settings.namespace), loops).await;
+            }
+        },
+        drive(Sessions::new(home, registry, &settings.namespace), loops),
         drive(Clusters::new(home, registry, &watched, settings, metrics), loops),
         drive(Capacities::new(home, registry, &watched, settings), loops),
         drive(
             unserved::MissingClasses::new(home, registry, &watched, settings, reports()),
             loops
         ),
+        drive(ClaimGates::new(home, &watched, events), loops),
         drive(Pinned::new(home, &watched, events), loops),
         drive(Sources::new(home, &watched, events, reports()), loops),
         drive_each(
@@ -189,6 +207,7 @@ mod tests {
             grace: Duration::from_mins(10),
             allowed_classes: BTreeSet::new(),
             movers: None,
+            approves_serving: false,
         };
         let stop = CancellationToken::new();
         let watching = async {

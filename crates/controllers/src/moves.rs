@@ -4,7 +4,7 @@
 //! when to look again: the next leader goes on from the same objects.
 //!
 //! What speaks against a move is found in `preflight`, what its status says is in `status`. The
-//! movers, and the twins that they write to, are `twin::movers`' business. What is left of a move
+//! movers, and the twins that they write to, are `movers`' business. What is left of a move
 //! whose `VolumeMove` is gone is that of `leftovers`.
 
 mod evict;

@@ -1,4 +1,5 @@
-//! Holds back a write that somebody undoes, or refuses, again and again.
+//! Holds back what would be done again and again: a write that somebody undoes, or refuses, a look at what
+//! has not changed.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,11 +8,15 @@ use tokio::time::Instant;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
-/// Writes of late, each by what was written. Two that insist must not write in turns as fast as
+/// What was done of late, each by what it was. Two that insist must not write in turns as fast as
 /// they can.
-pub(super) struct Brake<P>(HashMap<String, Write<P>>);
+pub(super) struct Brake<P> {
+    last: HashMap<String, Last<P>>,
+    /// When those that are over were forgotten: that takes as long as there are.
+    forgot: Option<Instant>,
+}
 
-struct Write<P> {
+struct Last<P> {
     print: P,
     pause: Duration,
     until: Instant,
@@ -19,26 +24,46 @@ struct Write<P> {
 
 impl<P> Default for Brake<P> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self {
+            last: HashMap::new(),
+            forgot: None,
+        }
     }
 }
 
 impl<P: PartialEq> Brake<P> {
-    /// In what time this may be written to that object again; `None` if it may be now.
+    /// In what time this may be done to that object again; `None` if it may be now.
     pub(super) fn holds(&self, key: &str, print: &P) -> Option<Duration> {
-        let last = self.0.get(key).filter(|last| last.print == *print)?;
+        let last = self.last.get(key).filter(|last| last.print == *print)?;
         let left = last.until.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
 
-    /// This is written to that object.
+    /// This is done to that object.
     pub(super) fn note(&mut self, key: String, print: P) {
+        self.pause(key, print, FIRST_PAUSE, LONGEST_PAUSE);
+    }
+
+    /// This is done to that object, and then not again for so long, which doubles.
+    pub(super) fn pause(&mut self, key: String, print: P, first: Duration, longest: Duration) -> Duration {
         let now = Instant::now();
-        self.0.retain(|_, last| now < last.until + 2 * LONGEST_PAUSE);
-        let last = self.0.get(&key).filter(|last| last.print == print);
-        let pause = last.map_or(FIRST_PAUSE, |last| (last.pause * 2).min(LONGEST_PAUSE));
+        if self.forgot.is_none_or(|it| it + FIRST_PAUSE <= now) {
+            self.forgot = Some(now);
+            self.last.retain(|_, last| now < last.until + 2 * LONGEST_PAUSE);
+        }
+        let last = self.last.get(&key).filter(|last| last.print == print);
+        let pause = last.map_or(first, |last| (last.pause * 2).min(longest));
         let until = now + pause;
-        self.0.insert(key, Write { print, pause, until });
+        self.last.insert(key, Last { print, pause, until });
+        pause
+    }
+
+    pub(super) fn forget(&mut self, key: &str) {
+        self.last.remove(key);
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &String> {
+        self.last.keys()
     }
 }
 

@@ -23,12 +23,11 @@ mod reflect;
 mod remote;
 mod rights;
 mod scheduling;
+mod seen;
 mod streams;
 
-use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
-#[cfg(test)]
-use liqo_csi_model::placement;
-use liqo_csi_model::{offload, topology, volume};
+use liqo_csi_cluster::{api, cluster, controller, fleet, keyed, lease, queue, rounds};
+use liqo_csi_model::{offload, placement, topology, volume};
 use liqo_csi_observe as observe;
 
 use std::{collections::BTreeSet, net::IpAddr};
@@ -38,10 +37,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use self::liqo::installed as liqo;
-pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
+pub use self::streams::{Metrics as StreamMetrics, SERVING_SIGNER, Settings as StreamSettings, Streams};
 use self::{
-    meters::Meters, namespaces::Namespaces, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints,
-    reflect::Reflection,
+    meters::Meters, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints, reflect::Reflection,
+    scheduling::ForgottenLabels,
 };
 use crate::{
     cluster::Cluster,
@@ -56,7 +55,16 @@ use crate::{
 pub const LEASE: &str = "storage-liqo-io-fabric";
 
 /// Why the fabric offloads no namespaces, while it does not.
-pub type Idle = watch::Sender<Option<String>>;
+pub type Idle = watch::Sender<Option<Rest>>;
+
+/// Why it offloads none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// It does not know yet what there is, or may not do what it is there for: it is not ready.
+    Unready(String),
+    /// There are none, because the kind is not defined. All else of the fabric works: it is ready.
+    Undefined,
+}
 
 /// How it runs.
 #[derive(Clone, Debug)]
@@ -93,12 +101,14 @@ pub async fn run(
     let turn = async || {
         metrics.leads(true);
         // Until it was asked for the first time.
-        idle.send_replace(Some("it was not asked yet whether Liqo is installed".to_owned()));
+        let unasked = "it was not asked yet whether Liqo is installed";
+        idle.send_replace(Some(Rest::Unready(unasked.to_owned())));
         let places = Places::new(&home, &registry);
         let reflection = Reflection::new(&places, &settings.namespace, &metrics, &idle);
         tokio::join!(
-            drive(Namespaces::new(&places, &idle, &reserved), &metrics),
+            namespaces::run(&places, &idle, &reserved, &metrics),
             drive(reflection, &metrics),
+            drive(ForgottenLabels::new(&home, &idle), &metrics),
             virtual_nodes(&places, &endpoints, &meters, &metrics),
         );
     };
@@ -148,7 +158,7 @@ async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Mete
             swept.subscribe(),
         );
         let pods = Pods::new(places, cluster, &node, meters, &swept);
-        tokio::join!(drive(keeper, metrics), pods.run());
+        tokio::join!(drive(keeper, metrics), pods.run(metrics));
     };
     drive_keyed(served, vec![clusters.version()], start, |_| ()).await;
 }

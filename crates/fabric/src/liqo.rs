@@ -24,15 +24,25 @@ pub async fn installed(home: &Cluster) -> Result<Option<String>, String> {
 }
 
 async fn has_virtual_nodes(home: &Cluster) -> Result<bool, String> {
-    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, "v1beta1", "VirtualNode"));
-    let nodes: Api<DynamicObject> = Api::all_with(home.client().clone(), &kind);
+    Ok(has_any(home, "VirtualNode").await? == Some(true))
+}
+
+/// Whether the kind is defined: Liqo's chart and ours do so, and neither has to be there.
+pub(super) async fn defines_offloadings(home: &Cluster) -> Result<bool, String> {
+    Ok(has_any(home, "NamespaceOffloading").await?.is_some())
+}
+
+/// Whether there are objects of a kind of Liqo's, if it is defined.
+async fn has_any(home: &Cluster, kind: &str) -> Result<Option<bool>, String> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, "v1beta1", kind));
+    let all: Api<DynamicObject> = Api::all_with(home.client().clone(), &resource);
     let one = ListParams::default().limit(1);
     let most = home.calls().timeout;
-    match tokio::time::timeout(most, nodes.list(&one)).await {
-        Ok(Ok(found)) => Ok(!found.items.is_empty()),
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(false),
-        Ok(Err(error)) => Err(format!("cannot list VirtualNodes: {}", plain(&error))),
-        Err(_) => Err(format!("cannot list VirtualNodes: no answer within {most:?}")),
+    match tokio::time::timeout(most, all.list(&one)).await {
+        Ok(Ok(found)) => Ok(Some(!found.items.is_empty())),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
+        Ok(Err(error)) => Err(format!("cannot list {kind}s: {}", plain(&error))),
+        Err(_) => Err(format!("cannot list {kind}s: no answer within {most:?}")),
     }
 }
 

@@ -8,12 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::marks::{HOME_POD, HOME_POD_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE};
-use crate::{
-    cluster::view::Slim,
-    offload::{
-        is_name, is_uid,
-        pods::{FINALIZER, GATE, HomePod, STARTED, There},
-    },
+use crate::offload::{
+    is_name, is_uid,
+    pods::{FINALIZER, GATE, HomePod, STARTED, There},
 };
 
 /// A pod.
@@ -99,8 +96,7 @@ impl RawPod {
 
     /// The grace period in seconds, if it is being deleted.
     fn deleting(&self) -> Option<i64> {
-        self.metadata.deletion_timestamp.as_ref()?;
-        Some(self.metadata.deletion_grace_period_seconds.unwrap_or_default())
+        deleting(&self.metadata)
     }
 
     fn has_ended(&self) -> bool {
@@ -109,19 +105,9 @@ impl RawPod {
 
     /// What is decided from, of a home pod.
     pub(super) fn as_home(&self) -> HomePod {
-        HomePod {
-            deleting: self.deleting(),
-            claimed: self.is_held()
-                && self.place().is_some()
-                && self.annotation(REMOTE_CLUSTER_UID).is_some(),
-            // Either may be erased by others; what has started once gets no other start.
-            started: self.status["startTime"].is_string() || self.started().is_some(),
-            ended: self.has_ended(),
-            controlled: self
-                .owner_references()
-                .iter()
-                .any(|it| it.controller == Some(true)),
-        }
+        // Either may be erased by others; what has started once gets no other start.
+        let has_started = self.status["startTime"].is_string() || self.started().is_some();
+        home_pod(&self.metadata, has_started, self.has_ended())
     }
 
     /// What is decided from, of a remote pod, for the home pod of this key, if that is there.
@@ -154,7 +140,7 @@ impl RawPod {
 
     /// Whether it has our finalizer.
     pub(super) fn is_held(&self) -> bool {
-        self.finalizers().iter().any(|it| it == FINALIZER)
+        is_held(&self.metadata)
     }
 
     fn is_gated(&self) -> bool {
@@ -164,14 +150,12 @@ impl RawPod {
 
     /// Where a home pod may run: cluster and namespace.
     pub(super) fn place(&self) -> Option<(&str, &str)> {
-        let namespace = self.annotation(REMOTE_NAMESPACE).filter(|it| is_name(it))?;
-        Some((self.annotation(REMOTE_CLUSTER)?, namespace))
+        place(&self.metadata)
     }
 
     /// The pod at home, as `namespace/name`, for which a remote pod says that it runs.
     pub(super) fn home_key(&self) -> Option<&str> {
-        let (namespace, name) = self.annotation(HOME_POD)?.split_once('/')?;
-        (is_name(namespace) && is_name(name)).then_some(self.annotation(HOME_POD)?)
+        home_key(&self.metadata)
     }
 
     pub(super) fn is_of_daemon_set(&self) -> bool {
@@ -182,20 +166,40 @@ impl RawPod {
     }
 }
 
-impl Slim for RawPod {
-    fn topic(&self) -> &str {
-        self.uid()
+/// What is decided from, of a home pod with this metadata.
+pub(super) fn home_pod(meta: &ObjectMeta, started: bool, ended: bool) -> HomePod {
+    let owners = meta.owner_references.iter().flatten();
+    HomePod {
+        deleting: deleting(meta),
+        claimed: is_held(meta) && place(meta).is_some() && annotation(meta, REMOTE_CLUSTER_UID).is_some(),
+        started,
+        ended,
+        controlled: owners.into_iter().any(|it| it.controller == Some(true)),
     }
+}
 
-    /// Its uid, and its namespace.
-    fn topics(&self) -> impl Iterator<Item = &str> {
-        [self.uid()].into_iter().chain(self.metadata.namespace.as_deref())
-    }
+fn deleting(meta: &ObjectMeta) -> Option<i64> {
+    meta.deletion_timestamp.as_ref()?;
+    Some(meta.deletion_grace_period_seconds.unwrap_or_default())
+}
 
-    fn text(&self) -> usize {
-        // Parsed JSON is several times as large as its text.
-        serde_json::to_string(self).map_or(usize::MAX / 4, |text| text.len() * 3)
-    }
+pub(super) fn is_held(meta: &ObjectMeta) -> bool {
+    meta.finalizers.iter().flatten().any(|it| it == FINALIZER)
+}
+
+fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    meta.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+pub(super) fn place(meta: &ObjectMeta) -> Option<(&str, &str)> {
+    let namespace = annotation(meta, REMOTE_NAMESPACE).filter(|it| is_name(it))?;
+    Some((annotation(meta, REMOTE_CLUSTER)?, namespace))
+}
+
+pub(super) fn home_key(meta: &ObjectMeta) -> Option<&str> {
+    let key = annotation(meta, HOME_POD)?;
+    let (namespace, name) = key.split_once('/')?;
+    (is_name(namespace) && is_name(name)).then_some(key)
 }
 
 #[cfg(test)]

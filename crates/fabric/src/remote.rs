@@ -13,7 +13,7 @@ use super::{
 use crate::{
     cluster::{ApiError, Cluster, Precondition, may_within},
     observe::crash::{self, Step},
-    offload::{Claim, Seen, is_name},
+    offload::{Claim, Readiness, Seen, is_name},
     volume::{ClusterId, mark},
 };
 
@@ -66,16 +66,16 @@ impl Owner {
             Question::Claims { retained } => claims = claims_in(there, name, retained).await?,
             Question::Usable { pods } => {
                 usable = if !may_within(there, name, "create", "", "persistentvolumeclaims").await? {
-                    Err(format!(
+                    Err(Readiness::Failed(format!(
                         "the namespace {name} is there, but this driver may not make claims in it: see \
                          remoteAccess.level fabric of the chart"
-                    ))
+                    )))
                 } else if pods {
                     rights::take(there, name, "pods").await?
                 } else {
                     // Others run the pods; what these need is copied by the fabric. Without that right,
                     // claims are served all the same.
-                    if let Err(why) = rights::take(there, name, "configmaps").await? {
+                    if let Err(Readiness::Failed(why)) = rights::take(there, name, "configmaps").await? {
                         tracing::warn!(cluster = %there.id(), "nothing is copied: {why}");
                     }
                     Ok(())

@@ -10,11 +10,11 @@ use k8s_openapi::api::{
     rbac::v1::{RoleBinding, RoleRef, Subject},
 };
 use kube::api::ObjectMeta;
-use tokio::time;
 
 use crate::{
     cluster::{ApiError, Cluster, may_within},
     observe::crash::{self, Step},
+    offload::Readiness,
     volume::mark,
 };
 
@@ -23,43 +23,37 @@ const BINDING: &str = "liqo-csi-fabric";
 const GROUP: &str = "rbac.authorization.k8s.io";
 /// How the name of the chart's role ends.
 const ROLE: &str = "-workloads";
-/// A right that is given a moment ago is not known to the API server at once.
-const TRIES: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(100);
+/// A right that is given a moment ago is not known to the API server at once, but after so long.
+pub(super) const KNOWN_AFTER: Duration = Duration::from_secs(10);
 
-/// Takes the rights, unless they are there; why objects of this kind cannot be made in the namespace, if
-/// they cannot.
+/// Takes the rights, unless they are there. What is said of the namespace if objects of this kind cannot
+/// be made in it: it is being made while the API server may not know yet what it was given.
 pub(super) async fn take(
     there: &Cluster,
     namespace: &str,
     what: &str,
-) -> Result<Result<(), String>, ApiError> {
-    let may = || may_within(there, namespace, "create", "", what);
-    if may().await? {
+) -> Result<Result<(), Readiness>, ApiError> {
+    if may_within(there, namespace, "create", "", what).await? {
         return Ok(Ok(()));
     }
-    let refused = |why: &str| {
-        Ok(Err(format!(
+    let missing = |why: &str| {
+        format!(
             "the namespace {namespace} is there, but this driver may not make {what} in it{why}: see remoteAccess.level fabric \
              of the chart"
-        )))
+        )
     };
+    let refused = |why: &str| Ok(Err(Readiness::Failed(missing(why))));
     let Some(binding) = binding(there, namespace).await? else {
         return refused("");
     };
     let bindings = there.within::<RoleBinding>(namespace);
     match crash::around(Step::OffloadBind, bindings.create(&binding)).await {
-        Ok(_) => {}
-        Err(error) if error.is_refusal() => return refused(&format!(" ({error})")),
-        Err(error) => return Err(error),
+        Ok(_) => Ok(Err(Readiness::Creating(missing(
+            " although it has bound its role there",
+        )))),
+        Err(error) if error.is_refusal() => refused(&format!(" ({error})")),
+        Err(error) => Err(error),
     }
-    for _ in 0..TRIES {
-        if may().await? {
-            return Ok(Ok(()));
-        }
-        time::sleep(PAUSE).await;
-    }
-    refused(" although it has bound its role there")
 }
 
 /// Gives the role of the chart to whom we are; `None` if there is none that we may give.

@@ -2,15 +2,81 @@
 //! pods is in the policies of the chart. A label that was there before is somebody's wish that
 //! pods wait until the namespace is offloaded: it is left, also in the end.
 
+use std::{collections::HashSet, time::Duration};
+
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use serde_json::json;
+use tokio::sync::watch;
 
-use super::marks::{SCHEDULING, SCHEDULING_BY_US};
+use super::{
+    Idle,
+    marks::{SCHEDULING, SCHEDULING_BY_US},
+};
 use crate::{
+    api::namespace_offloading::{NAME, NamespaceOffloading},
     cluster::{ApiError, Cluster, unless_conflict},
     observe::crash::{self, Step},
+    rounds::Rounds,
 };
+
+/// Takes labels off that were put on here and whose `NamespaceOffloading` is gone without its finalizer, as
+/// after a restore of namespaces alone: such a namespace would take no pods.
+pub(super) struct ForgottenLabels<'a> {
+    home: &'a Cluster,
+    idle: &'a Idle,
+}
+
+impl<'a> ForgottenLabels<'a> {
+    pub(super) fn new(home: &'a Cluster, idle: &'a Idle) -> Self {
+        Self { home, idle }
+    }
+}
+
+impl Rounds for ForgottenLabels<'_> {
+    const NAME: &'static str = "forgotten-labels";
+    const RESYNC: Duration = Duration::from_mins(1);
+
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+        vec![self.home.views().offloadings.version()]
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        let offloadings = &self.home.views().offloadings;
+        if self.idle.borrow().is_some() || offloadings.outdated_since().is_some() {
+            // Whoever owns the objects, or what there are, is not known.
+            return Ok(());
+        }
+        let wanted = format!("{SCHEDULING}=true");
+        let labelled = self.home.all::<Namespace>();
+        let labelled = labelled
+            .pick(Some(&wanted), None, |it| {
+                it.annotations().contains_key(SCHEDULING_BY_US).then_some(it)
+            })
+            .await?;
+        let offloaded: HashSet<String> = offloadings.all().iter().filter_map(|it| it.namespace()).collect();
+        for namespace in labelled {
+            let name = namespace.name_any();
+            if offloaded.contains(&name) {
+                continue;
+            }
+            if self
+                .home
+                .within::<NamespaceOffloading>(&name)
+                .get(NAME)
+                .await?
+                .is_none()
+            {
+                keep(self.home, &namespace, false).await?;
+                tracing::info!(
+                    namespace = name,
+                    "takes pods again: its label had outlived its NamespaceOffloading"
+                );
+            }
+        }
+        Ok(())
+    }
+}
 
 /// Labels the namespace, or takes the label off that was put on here.
 pub(super) async fn keep(home: &Cluster, namespace: &Namespace, offloaded: bool) -> Result<(), ApiError> {

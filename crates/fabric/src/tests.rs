@@ -28,6 +28,8 @@ const MOST_WRITES: usize = 20;
 struct World {
     home: FakeApi,
     there: FakeApi,
+    /// Another cluster, `turin`, if there is one.
+    other: Option<FakeApi>,
 }
 
 impl World {
@@ -35,6 +37,7 @@ impl World {
         let world = Self {
             home: FakeApi::start().await,
             there: FakeApi::start().await,
+            other: None,
         };
         let home = &world.home;
         for namespace in ["kube-system", "shop"] {
@@ -61,6 +64,23 @@ impl World {
         world
     }
 
+    /// In which there is a second cluster that answers nothing, once it is connected.
+    async fn with_a_cluster_that_hangs(mut self) -> Self {
+        for (path, from) in [(CLUSTER, "milan"), (NODE, "to-milan")] {
+            let object = self.home.object(path).unwrap();
+            let spec = object["spec"].to_string().replace("milan", "turin");
+            let labels = object["metadata"]["labels"].to_string().replace("milan", "turin");
+            let parsed = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+            let copy = json!({"metadata": {"labels": parsed(&labels)}, "spec": parsed(&spec)});
+            self.home
+                .put(&path.replace(from, &from.replace("milan", "turin")), copy);
+        }
+        let other = FakeApi::start().await;
+        other.fault(Fault::new("GET", "/api/v1/namespaces", Act::Hang));
+        self.other = Some(other);
+        self
+    }
+
     /// In which the namespace is there.
     async fn offloaded() -> Self {
         let world = Self::asked(json!({})).await;
@@ -70,18 +90,26 @@ impl World {
 
     async fn run(&self, idle: &Idle) {
         let home = self.home.cluster_unwatched().await;
-        let link = Link::up(&self.there, Rights::ALL).await;
-        let nodes = crate::placement::NodeRule::Labels(crate::topology::LabelSelector(vec![
-            crate::topology::Requirement::is_in("to", ["milan"]),
-        ]));
-        let declared = Declared {
-            nodes,
-            ..Declared::plain("milan")
-        };
-        let registry = Registry::fixed([(declared, link)]);
+        let mut declared = Vec::new();
+        for (id, api) in [("milan", Some(&self.there)), ("turin", self.other.as_ref())] {
+            let Some(api) = api else { continue };
+            let nodes = crate::placement::NodeRule::Labels(crate::topology::LabelSelector(vec![
+                crate::topology::Requirement::is_in("to", [id]),
+            ]));
+            let one = Declared {
+                nodes,
+                ..Declared::plain(id)
+            };
+            declared.push((one, Link::up(api, Rights::ALL).await));
+        }
+        let registry = Registry::fixed(declared);
         let places = Places::new(&home, &registry);
         let reserved = ["liqo-csi".to_owned()].into();
-        drive(Namespaces::new(&places, idle, &reserved), &LoopMetrics::default()).await;
+        let metrics = LoopMetrics::default();
+        tokio::join!(
+            namespaces::run(&places, idle, &reserved, &metrics),
+            drive(scheduling::ForgottenLabels::new(&home, idle), &metrics),
+        );
     }
 
     /// Lets the loop run until this is so.
@@ -211,6 +239,29 @@ async fn a_namespace_is_made_and_said_to_be_there() {
         json!(["fabric.storage.liqo.io/remote-namespaces"])
     );
     assert_eq!(held(CLUSTER), json!(["fabric.storage.liqo.io/remote-namespaces"]));
+}
+
+#[tokio::test]
+async fn a_cluster_that_hangs_delays_no_other() {
+    let world = World::asked(json!({})).await.with_a_cluster_that_hangs().await;
+    world
+        .run_until(|world| world.ready().0 == "NamespaceCreated")
+        .await;
+    let said = &world.status()["remoteNamespacesConditions"]["turin"];
+    assert_eq!(
+        said.as_array().map(Vec::len),
+        Some(1),
+        "it was waited for: {said}"
+    );
+    assert_eq!(world.phase(), "InProgress");
+    // Nor is it waited for where nothing was ever said to be.
+    world.unoffload();
+    world
+        .run_until(|world| {
+            world.let_time_pass();
+            world.is_gone()
+        })
+        .await;
 }
 
 #[tokio::test]
@@ -781,6 +832,28 @@ async fn a_cluster_that_does_not_admit_the_strategy_says_so() {
 }
 
 #[tokio::test]
+async fn a_label_that_has_outlived_its_offloading_goes_and_one_of_a_user_stays() {
+    let world = World::asked(json!({})).await;
+    let labelled = |name: &str, notes: Value| {
+        let path = format!("/api/v1/namespaces/{name}");
+        world.home.put(
+            &path,
+            json!({"metadata": {"labels": {LABEL: "true"}, "annotations": notes}}),
+        );
+        path
+    };
+    let forgotten = labelled(
+        "restored",
+        json!({"fabric.storage.liqo.io/scheduling-enabled": "true"}),
+    );
+    let users = labelled("beforehand", json!({}));
+    let is_labelled =
+        |world: &World, path: &str| world.home.object(path).unwrap()["metadata"]["labels"][LABEL] == "true";
+    world.run_until(|world| !is_labelled(world, &forgotten)).await;
+    assert!(is_labelled(&world, &users));
+}
+
+#[tokio::test]
 async fn where_liqo_is_installed_nothing_is_done() {
     let rule = json!({"apiGroups": ["offloading.liqo.io"], "resources": ["namespaceoffloadings"]});
     for (path, object) in [
@@ -800,14 +873,50 @@ async fn where_liqo_is_installed_nothing_is_done() {
         world.home.put(path, object);
         let idle = watch::Sender::new(None);
         let mut told = idle.subscribe();
-        let is_liqo =
-            |why: &Option<String>| why.as_ref().is_some_and(|why| why.contains("Liqo is installed"));
+        let is_liqo = |rest: &Option<Rest>| matches!(rest, Some(Rest::Unready(why)) if why.contains("Liqo is installed"));
         tokio::select! {
             () = world.run(&idle) => {}
             told = told.wait_for(is_liqo) => assert!(told.is_ok()),
         }
         assert_eq!((world.home.writes(), world.there.writes()), (0, 0), "{path}");
     }
+}
+
+#[tokio::test]
+async fn a_fabric_without_offloadings_to_read_is_ready_and_goes_on_once_they_are_defined() {
+    let world = World::asked(json!({})).await;
+    world
+        .home
+        .fault(Fault::new("GET", "/namespaceoffloadings", Act::Refuse(404)).at_the_end());
+    let idle = watch::Sender::new(None);
+    let mut told = idle.subscribe();
+    let unready = |rest: &Option<Rest>| matches!(rest, Some(Rest::Unready(_)));
+    let story = async {
+        told.wait_for(|rest| *rest == Some(Rest::Undefined))
+            .await
+            .unwrap();
+        assert_eq!((world.home.writes(), world.there.writes()), (0, 0));
+        world.home.heal();
+        while told.borrow_and_update().is_some() {
+            assert!(!unready(&told.borrow()), "{:?}", *told.borrow());
+            told.changed().await.unwrap();
+        }
+        world
+            .home
+            .until(|store| {
+                store
+                    .get(OFFLOADING)
+                    .is_some_and(|it| it["status"]["offloadingPhase"] == "Ready")
+            })
+            .await;
+    };
+    let outcome = time::timeout(Duration::from_mins(1), async {
+        tokio::select! {
+            () = world.run(&idle) => unreachable!("it runs for ever"),
+            () = story => {}
+        }
+    });
+    assert!(outcome.await.is_ok(), "{:?}", *idle.borrow());
 }
 
 #[tokio::test]
@@ -860,7 +969,6 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
         ports: 1,
         pod_ip: None,
         name: "a".into(),
-        approve: false,
     };
     let streams = Streams::bind(streams, StreamMetrics::default()).await.unwrap();
     let stop = CancellationToken::new();

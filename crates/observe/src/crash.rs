@@ -317,6 +317,8 @@ steps! {
     FabricNodeDelete = "fabric-node-delete",
     /// The controller says for the API server which nodes are the fabric's.
     FabricNodeList = "fabric-node-list",
+    /// The gate is taken off a pod whose claims were looked up.
+    OpenClaimsGate = "open-claims-gate",
     /// A home pod gets the finalizer, and is told where it is to run.
     PodClaim = "pod-claim",
     /// The remote pod of a home pod is made, gated.
@@ -341,6 +343,10 @@ steps! {
     ServingRequest = "serving-request",
     /// The request for it is approved.
     ServingApprove = "serving-approve",
+    /// A remote cluster is asked for another token.
+    TokenRenew = "token-renew",
+    /// It is kept, or what is kept of a cluster that is gone is taken out.
+    TokenWrite = "token-write",
     /// The fabric takes the right to read what a namespace has for its remote ones.
     ReflectBind = "reflect-bind",
     /// It gives that right back.

@@ -35,3 +35,38 @@ pub fn start(format: LogFormat) {
         LogFormat::Json => lines.json().flatten_event(true).try_init(),
     };
 }
+
+/// Trouble that may go on for long. It is written when it begins and when it changes, however often it
+/// is met: lines that say the same again bury those that say something.
+#[derive(Debug, Default)]
+pub struct Ongoing(Option<String>);
+
+impl Ongoing {
+    /// Whether this is not what went on already.
+    pub fn is_news(&mut self, what: impl Into<String>) -> bool {
+        let what = Some(what.into());
+        let is_news = self.0 != what;
+        self.0 = what;
+        is_news
+    }
+
+    /// It is over: the next trouble is news again.
+    pub fn is_over(&mut self) {
+        self.0 = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ongoing;
+
+    #[test]
+    fn what_goes_on_is_news_once() {
+        let mut trouble = Ongoing::default();
+        assert!(trouble.is_news("refused"));
+        assert!(!trouble.is_news("refused"));
+        assert!(trouble.is_news("no answer"), "it has changed");
+        trouble.is_over();
+        assert!(trouble.is_news("no answer"), "it has begun again");
+    }
+}

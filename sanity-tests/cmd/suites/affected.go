@@ -45,6 +45,7 @@ var (
 	homeLives  = []someOf{{"driver", ""}, {"faults", "TestDying.*a_|Trouble"}}
 	everywhere = []someOf{{"driver", ""}, {"remote", ""}, {"faults", ""}}
 	otherSide  = []someOf{{"remote", ""}, {"faults", "another_cluster|Trouble"}}
+	connects   = []someOf{{"remote", "Connect|Session"}}
 	theLab     = []someOf{{"lab", ""}, {"storage", ""}, {"fabric", ""}}
 )
 
@@ -69,6 +70,12 @@ var table = []tableLine{
 	{prefix: "src/cli/fabric", tests: offloading},
 	{prefix: "src/cli/offload", tests: []someOf{{"offload", "Offload|Strategy|Refused|Printed"}}},
 	{prefix: "src/cli/unoffload", tests: []someOf{{"offload", "Unoffload|Volumes|Owner"}, {"liqo", "Unoffload|Offloaded"}}},
+
+	{prefix: "crates/model/manifests/remote-", tests: connects},
+	{prefix: "crates/model/src/access/", tests: connects},
+	{prefix: "crates/controllers/src/sessions", tests: connects},
+	{prefix: "src/cli/connect", tests: connects},
+	{prefix: "src/cli/disconnect", tests: connects},
 
 	{prefix: "mover/", tests: moves},
 	{prefix: "crates/moves/src/relay/", tests: moves},
@@ -156,6 +163,7 @@ var table = []tableLine{
 	{prefix: "crates/controllers/src/mirror", tests: otherSide},
 	{prefix: "crates/controllers/src/attachments", tests: []someOf{{"driver", ""}, {"faults", "attached|OutOfService|Kills"}}},
 	{prefix: "crates/controllers/src/health", tests: []someOf{{"driver", "Doctor|VolumesShows"}, {"remote", "Shown"}}},
+	{prefix: "crates/controllers/src/serving", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
 	{prefix: "crates/controllers/src/metrics", tests: coreOnly},
 	{prefix: "src/inspect/", tests: []someOf{{"driver", "Doctor|VolumesShows|SpeaksAgainst"}, {"remote", "Shown|Said"}}},
 	{prefix: "src/cli/doctor", tests: []someOf{{"driver", "Doctor"}}},
@@ -173,7 +181,7 @@ var table = []tableLine{
 	{prefix: "crates/", tests: coreOnly},
 	{prefix: "build.rs", tests: coreOnly},
 
-	{prefix: "deploy/chart/", tests: []someOf{{"driver", "Reinstall|Doctor"}, {"remote", rights}, {"offload", rights}}},
+	{prefix: "deploy/chart/", tests: slices.Concat([]someOf{{"driver", "Reinstall|Doctor|OneValue"}, {"remote", rights}, {"offload", rights}}, connects)},
 
 	{prefix: "sanity-tests/e2e/user/", tests: coreOnly},
 	{prefix: "sanity-tests/e2e/", own: true},
@@ -191,6 +199,7 @@ var table = []tableLine{
 	{prefix: "sanity-tests/nodes/", tests: theLab},
 	{prefix: "sanity-tests/pki/", tests: theLab},
 	{prefix: "sanity-tests/images/", tests: theLab},
+	{prefix: "sanity-tests/release/", tests: []someOf{{"driver", "Readme"}}},
 	{prefix: "sanity-tests/clusters/", tests: theLab},
 	{prefix: "sanity-tests/faults/", tests: []someOf{{"lab", ""}, {"faults", "Trouble"}, {"remote", "Slow|Hostile"}}},
 	{prefix: "sanity-tests/cmd/lab/", tests: []someOf{{"lab", ""}}},

@@ -109,6 +109,8 @@ var suites = []suite{
 	labTestsOf(inPart, withLegs("-setup", goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"))),
 	labTestsOf(inPart, withLegs("", goTest("faults", "sanity-tests", sharedLab, 55*time.Minute, "-parallel=6", "./e2e/faults"))),
 	only(whole, check("release build", root, "cargo", "build", "--locked", "--release", "--package", "liqo-csi")),
+	// Of that program; it is refused if it is too large, or a program in it does not run.
+	only(whole, check("release image", nothing, "make", "image")),
 	only(whole, onRelease(goTest("release", "sanity-tests", sharedLab, 15*time.Minute, "-run="+smokeTests, "./e2e/driver"))),
 	only(whole, check("Liqo build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "liqo")),
 	labTestsOf(whole, goTest("liqo", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/liqo")),
@@ -129,8 +131,8 @@ func useDriverBuild(repository string) error {
 }
 
 // smokeTests are run with the release, too: that a pod gets a volume, keeps its data, and moves
-// with them.
-const smokeTests = "^(TestDeletingAClaimDeletesEverything|TestRetainKeepsTheData|TestMoveToAnotherNode|TestOnlyDevelopmentBuildsHaveCrashPoints)$"
+// with them. The last one installs it as the README says.
+const smokeTests = "^(TestDeletingAClaimDeletesEverything|TestRetainKeepsTheData|TestMoveToAnotherNode|TestOnlyDevelopmentBuildsHaveCrashPoints|TestReadmeInstallsARelease)$"
 
 // onRelease is the suite with a release of the driver in the lab. What is installed next replaces it.
 func onRelease(s suite) suite {

@@ -63,7 +63,6 @@ func prepare(t *testing.T) {
 
 func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error {
 	s.home = home
-	// Installing waits for all pods, and those of the fabric wait for the kind.
 	if err := driver.DefineOffloading(ctx, home); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ mod namespaces;
 mod nodes;
 pub(super) mod offloading;
 pub(super) mod rights;
+mod sessions;
 mod snapshots;
 mod transfers;
 mod volumes;
@@ -112,9 +113,12 @@ pub(crate) const ALL: &[Check] = &[
     volumes::failed_mounts,
     offloading::carried_out,
     offloading::liqo_beside,
+    offloading::defined,
+    offloading::certificates,
     offloading::namespaces,
     offloading::clusters,
     offloading::networks,
+    sessions::expiry,
     daemons::stay_at_home,
     transfers::unfinished_imports,
     transfers::unfinished_releases,

@@ -1,7 +1,7 @@
 //! Offloaded namespaces, and the fabric that is to make them.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease};
 use kube::ResourceExt;
 
 use super::{Finding, Installation, Severity};
@@ -10,6 +10,7 @@ use crate::{
         namespace_offloading::{NamespaceOffloading, READY, RemoteCondition},
         remote_cluster::{self, RemoteCluster},
     },
+    fabric,
     inspect::{offloading::Offloading, words::full_name},
     offload::{Phase, PodNetwork},
 };
@@ -42,7 +43,8 @@ pub(super) fn carried_out(installation: &Installation) -> Vec<Finding> {
             vec![Finding::error(
                 title(first),
                 format!("Nobody carries it out{and}: neither liqo-csi fabric nor Liqo is installed."),
-                "Set the chart's value fabric.enabled. docs/offloading.md says how one is let go that nobody will carry out.",
+                "Set the chart's value fabric.enabled. Or remove the finalizer of one that nobody will carry out: \
+                 docs/offloading.md#when-unoffloading-does-not-end.",
             )]
         }
         Some(Unattended::Idle) => {
@@ -119,6 +121,61 @@ pub(super) fn liqo_beside(installation: &Installation) -> Vec<Finding> {
     .collect()
 }
 
+/// A fabric has the kind that asks it for namespaces.
+pub(super) fn defined(installation: &Installation) -> Vec<Finding> {
+    let offloading = &installation.offloading;
+    let fabrics = offloading.fabrics.iter();
+    let missing = fabrics.filter(|_| offloading.is_undefined);
+    missing
+        .map(|fabric| {
+            Finding::note(
+                format!("Deployment {}", full_name(fabric)),
+                "NamespaceOffloadings are not defined here, so no namespace is offloaded.",
+                "If one is to be: helm upgrade, with the chart's value fabric.definition not false; or \
+                 liqo-csi crds --offloading | kubectl create -f -",
+            )
+        })
+        .collect()
+}
+
+/// The serving certificates that the fabric asks for are approved.
+pub(super) fn certificates(installation: &Installation) -> Vec<Finding> {
+    let offloading = &installation.offloading;
+    let accounts: Vec<String> = offloading.fabrics.iter().filter_map(account).collect();
+    let all = offloading.certificates.iter();
+    let undecided = all.filter(|request| {
+        let status = request.status.as_ref();
+        let is_decided = status.is_some_and(|it| it.conditions.iter().flatten().next().is_some());
+        let is_asked_by_it = request
+            .spec
+            .username
+            .as_ref()
+            .is_some_and(|user| accounts.contains(user));
+        request.spec.signer_name == fabric::SERVING_SIGNER && is_asked_by_it && !is_decided
+    });
+    let names: Vec<String> = undecided.map(ResourceExt::name_any).collect();
+    let Some(first) = names.first() else {
+        return Vec::new();
+    };
+    vec![Finding::note(
+        format!("CertificateSigningRequest {first}"),
+        "Nobody has approved the serving certificate of the fabric. Where the API server verifies those of kubelets \
+         (--kubelet-certificate-authority), pods of virtual nodes have no logs, exec, attach and port-forward until then.",
+        format!(
+            "kubectl certificate approve {}; or set the chart's value fabric.streams.approveCertificates.",
+            names.join(" ")
+        ),
+    )]
+}
+
+/// As whom the pods of a Deployment talk to the API server.
+fn account(fabric: &Deployment) -> Option<String> {
+    let pods = fabric.spec.as_ref()?.template.spec.as_ref()?;
+    let account = pods.service_account_name.as_deref()?;
+    let namespace = fabric.metadata.namespace.as_deref()?;
+    Some(format!("system:serviceaccount:{namespace}:{account}"))
+}
+
 /// Each offloaded namespace is where it is to be.
 pub(super) fn namespaces(installation: &Installation) -> Vec<Finding> {
     let all = installation.offloading.asked.iter();
@@ -175,7 +232,8 @@ fn unready_in(
         "Terminating" if is_long => (
             Severity::Warning,
             format!("Its namespace in the cluster {cluster} does not go: {said}."),
-            "liqo-csi unoffload namespace --dry-run lists the volumes that hold it; docs/offloading.md has the ways out.",
+            "liqo-csi unoffload namespace --dry-run lists the volumes that hold it; the ways out are in \
+             docs/offloading.md#when-unoffloading-does-not-end.",
         ),
         _ if is_long => (
             Severity::Warning,

@@ -119,7 +119,8 @@ pub struct Capacity {
 
     /// How much of what the nodes there offer is ours, in percent.
     #[serde(default = "all")]
-    #[schemars(range(min = 1, max = 100))]
+    // Kubernetes warns of a format that it does not know, such as uint32.
+    #[schemars(with = "i32", range(min = 1, max = 100))]
     pub share: u32,
 
     /// With Static: how much of each resource there is, such as cpu: "16". Of what is not

@@ -7,15 +7,13 @@ use kube::{
     Api, Resource,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
     core::Status,
-    runtime::watcher,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{sync::Semaphore, time::Instant};
 
-use super::{Calls, Cluster, REMOTE_PAGE, lean::Lean};
+use super::{Calls, Cluster, HOME_PAGE, REMOTE_PAGE, lean::Lean, pages::next_page};
 use crate::volume::DRIVER_NAME;
 
-const PAGE: u32 = 250;
 /// More than any cluster has of what we list: a list that does not end is none.
 const MOST_OBJECTS: u32 = 250_000;
 /// What a list of a remote cluster may hold, as JSON: tens of thousands of claims.
@@ -142,14 +140,22 @@ pub struct Objects<K> {
 
 impl<K> Objects<K>
 where
-    K: Resource<DynamicType = ()>,
+    K: Resource,
 {
-    pub(super) fn new(api: Api<Lean<K>>, cluster: &Cluster) -> Self {
+    pub(super) fn new(api: Api<Lean<K>>, cluster: &Cluster) -> Self
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        Self::of_type(api, &(), cluster)
+    }
+
+    /// Objects of a kind that may be known only at run time.
+    pub(super) fn of_type(api: Api<Lean<K>>, kind: &K::DynamicType, cluster: &Cluster) -> Self {
         Self {
             namespace: api.namespace().map(str::to_owned),
             api,
-            kind: K::kind(&()).into_owned(),
-            plural: K::plural(&()).into_owned(),
+            kind: K::kind(kind).into_owned(),
+            plural: K::plural(kind).into_owned(),
             cluster: cluster.id().to_string(),
             calls: cluster.calls().clone(),
             lists: cluster.0.lists.clone(),
@@ -235,13 +241,28 @@ where
         };
         let limited = self.lists.is_some();
         let (mut found, mut held) = (Vec::new(), 0);
-        let size = if limited { REMOTE_PAGE } else { PAGE };
-        let mut page = ListParams::default().limit(size);
-        page.label_selector = labels.map(str::to_owned);
-        page.field_selector = fields.map(str::to_owned);
-        for _ in 0..MOST_OBJECTS / size {
-            let list = self.bounded("list", "", || self.api.list(&page)).await?;
-            for Lean(object) in list.items {
+        let size = if limited { REMOTE_PAGE } else { HOME_PAGE };
+        let mut params = ListParams::default().limit(size);
+        params.label_selector = labels.map(str::to_owned);
+        params.field_selector = fields.map(str::to_owned);
+        let mut seen = 0;
+        while seen < MOST_OBJECTS {
+            let asked = params.clone();
+            let page = self.bounded("list", "", || async {
+                let mut params = asked.clone();
+                let page = next_page(&self.api, &mut params, Some(size)).await?;
+                Ok((page, params.limit))
+            });
+            let (page, limit) = page.await?;
+            params.limit = limit;
+            let Some(page) = page else { continue };
+            if let Some(name) = page.too_large {
+                // Whoever acts on a list must not take what is not in it for what is not there.
+                let why = format!("{name} is larger than what is read of one");
+                return Err(self.error("list", "", Cause::Malformed(why)));
+            }
+            seen += limit.unwrap_or(size);
+            for Lean(object) in page.objects {
                 let size = if limited { length(&object) } else { 0 };
                 if let Some(object) = wanted(object) {
                     held = size.saturating_add(held);
@@ -252,8 +273,8 @@ where
                 let why = format!("the list is longer than {} MiB", MOST_LISTED >> 20);
                 return Err(self.error("list", "", Cause::Malformed(why)));
             }
-            match list.metadata.continue_ {
-                Some(next) if !next.is_empty() => page.continue_token = Some(next),
+            match page.metadata.continue_ {
+                Some(next) if !next.is_empty() => params.continue_token = Some(next),
                 _ => return Ok(found),
             }
         }
@@ -288,6 +309,16 @@ where
         let object = Lean(object.clone());
         let tried = self.bounded("create", &name, || self.api.create(&params, &object));
         tried.await.map(drop)
+    }
+
+    /// Creates or changes the object as `kubectl apply --server-side` does, with force. Fields that we
+    /// applied before and that are missing in `object` are removed.
+    pub async fn apply(&self, name: &str, object: &serde_json::Value) -> Result<K, ApiError> {
+        let params = PatchParams::apply(DRIVER_NAME).force();
+        let applied = self.bounded("apply", name, || async {
+            self.api.patch(name, &params, &Patch::Apply(object)).await
+        });
+        applied.await.map(|Lean(object)| object)
     }
 
     /// Applies a JSON merge patch; `None` when there is no such object. With
@@ -544,7 +575,7 @@ pub fn plain(error: &(dyn std::error::Error + 'static)) -> String {
             }));
             break;
         }
-        let wraps = error.is::<kube::Error>() || error.is::<watcher::Error>();
+        let wraps = error.is::<kube::Error>();
         let text = error.to_string();
         let is_said = said.iter().any(|known| known.contains(&text));
         let is_wrapper = wraps && next.is_some();
@@ -557,11 +588,8 @@ pub fn plain(error: &(dyn std::error::Error + 'static)) -> String {
 
 /// The answer of the API server that an error wraps.
 fn answer<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
-    if let Some(kube::Error::Api(status)) = error.downcast_ref() {
-        return Some(status);
-    }
     match error.downcast_ref() {
-        Some(watcher::Error::WatchError(status)) => Some(status),
+        Some(kube::Error::Api(status)) => Some(status),
         _ => None,
     }
 }

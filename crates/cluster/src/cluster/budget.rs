@@ -52,6 +52,13 @@ impl Budget {
         Self::new(60_000, 48 << 20)
     }
 
+    /// Of one kind of object that a namespace has in its own hands: as many as anybody needs, and not so
+    /// many that others notice.
+    #[must_use]
+    pub fn of_namespace(most_objects: usize) -> Self {
+        Self::new(most_objects, 16 << 20)
+    }
+
     pub(super) fn new(most_objects: usize, most_bytes: usize) -> Self {
         Self(Arc::new(Shared {
             most_objects,

@@ -9,6 +9,7 @@
 use std::{
     error::Error,
     future::Future,
+    io,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
@@ -43,7 +44,8 @@ pub(super) struct Limits {
 impl Limits {
     /// Of the cluster we live in. It is trusted, and may be large.
     pub(super) const HOME: Self = Self {
-        list: 32 << 20,
+        // Pages are made smaller until they fit. Parsed, this may be ten times as much.
+        list: 8 << 20,
         object: 32 << 20,
         refusal: 32 << 20,
         values: usize::MAX,
@@ -64,6 +66,8 @@ impl Limits {
     fn longest(&self, query: &str, refused: bool) -> usize {
         if refused {
             self.refusal
+        } else if query.split('&').any(|it| it == "limit=1") {
+            self.list.max(self.object)
         } else if query.contains("limit=") {
             self.list
         } else {
@@ -269,7 +273,12 @@ pub(super) fn is_too_much(error: &(dyn Error + 'static)) -> bool {
         if error.is::<TooMuch>() {
             return true;
         }
-        next = error.source();
+        // It says that it is the error which it wraps, and hides that.
+        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        next = match wrapped {
+            Some(wrapped) => Some(wrapped),
+            None => error.source(),
+        };
     }
     false
 }

@@ -9,8 +9,9 @@ use std::{
 use k8s_openapi::{
     api::{
         core::v1::{
-            NodeSelector as KubeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
-            PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition, TopologySelectorTerm,
+            Node as KubeNode, NodeSelector as KubeSelector, NodeSelectorRequirement, NodeSelectorTerm,
+            ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition,
+            TopologySelectorTerm,
         },
         storage::v1::{CSIStorageCapacity, StorageClass},
     },
@@ -41,6 +42,23 @@ pub fn node(metadata: ObjectMeta, annotations: &[&str]) -> Node {
             .filter(|(key, _)| annotations.contains(&key.as_str()))
             .collect(),
     }
+}
+
+/// Taint by which an administrator says that nothing runs on a node any more (KEP 2268).
+pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// Whether the kubelet of a node says that it is ready.
+pub fn is_ready(node: &KubeNode) -> bool {
+    let conditions = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
+    conditions
+        .into_iter()
+        .any(|it| it.type_ == "Ready" && it.status == "True")
+}
+
+/// Whether a node has the taint [`OUT_OF_SERVICE`].
+pub fn is_out_of_service(node: &KubeNode) -> bool {
+    let taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
+    taints.into_iter().any(|it| it.key == OUT_OF_SERVICE)
 }
 
 /// A storage class.
@@ -161,6 +179,14 @@ pub fn is_twin(claim: &PersistentVolumeClaim) -> bool {
 pub fn bears_marks_of_its_twin(claim: &PersistentVolumeClaim) -> bool {
     let made_for = claim.annotations().get(mark::CLAIM_UID);
     made_for.is_some() && made_for == claim.metadata.uid.as_ref()
+}
+
+/// The class of a claim. The annotation, which was there before the field, wins.
+#[must_use]
+pub fn claim_class(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let annotated = claim.annotations().get("volume.beta.kubernetes.io/storage-class");
+    let class = annotated.or_else(|| claim.spec.as_ref()?.storage_class_name.as_ref());
+    class.map(String::as_str)
 }
 
 /// The size that a claim requests, as it is written.

@@ -8,7 +8,7 @@ use tokio_util::sync::DropGuard;
 
 use super::{
     Cluster,
-    view::{Slim, View},
+    view::{Room, Slim, View},
 };
 
 /// A view whose watch ends when this is dropped.
@@ -26,9 +26,15 @@ impl<S> Deref for Watched<S> {
 }
 
 impl Cluster {
-    /// Watches those objects of a kind in a namespace, from the first question on. What is kept
-    /// counts as all that is kept of this cluster.
-    pub fn watch_in<K, S, F>(&self, namespace: &str, those: watcher::Config, slim: F) -> Watched<S>
+    /// Watches those objects of a kind in a namespace, from the first question on. What is kept counts as
+    /// all that is kept of this cluster, but for what has a room of its own.
+    pub fn watch_in<K, S, F>(
+        &self,
+        namespace: &str,
+        those: watcher::Config,
+        slim: F,
+        room: impl FnOnce(Room<S>) -> Room<S>,
+    ) -> Watched<S>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
         K: Clone + Debug + DeserializeOwned + Send + 'static,
@@ -38,8 +44,9 @@ impl Cluster {
         let inner = &self.0;
         let stop = inner.stop.child_token();
         let api = Api::namespaced(inner.client.clone(), namespace);
+        let room = room(Room::from(&inner.budget));
         Watched {
-            view: View::start_within(api, those, slim, &inner.budget, &stop),
+            view: View::start_within(api, those, slim, room, &stop),
             _stops: stop.drop_guard(),
         }
     }

@@ -11,10 +11,14 @@ mod watching;
 use std::{
     collections::{BTreeSet, HashMap},
     iter,
-    sync::{Arc, Mutex, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{
+        Arc, Mutex, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
+use futures::{FutureExt, future::BoxFuture};
 use tokio::{sync::watch, time::Instant};
 
 use self::feed::Feeds;
@@ -60,6 +64,9 @@ struct Shared<S> {
     version: watch::Sender<u64>,
     feeds: Feeds<S>,
     counters: Mutex<Vec<Counter<S>>>,
+    /// The keys of objects that are too large to be read.
+    too_large: RwLock<BTreeSet<String>>,
+    is_full: AtomicBool,
     /// Since when what is kept may not be what is there.
     outdated: RwLock<Option<Instant>>,
     /// How many objects were given out.
@@ -88,6 +95,55 @@ struct Kept<S> {
 /// Its cluster is larger than what is kept of one.
 struct Exhausted;
 
+/// Where what a view keeps has its place: in the room of its cluster, but for what it has of whom we
+/// serve. That has a room of its own, for what some of them put there must not take the cluster from the
+/// others: when it is full, the view shows no more of theirs, and goes on.
+pub struct Room<S> {
+    cluster: Budget,
+    own: Option<(Budget, IsOwn<S>)>,
+    /// Until then nothing is watched: it cannot be told whose things are.
+    ready: Mutex<Option<BoxFuture<'static, ()>>>,
+}
+
+type IsOwn<S> = Box<dyn Fn(&S) -> bool + Send + Sync>;
+
+impl<S> From<&Budget> for Room<S> {
+    fn from(cluster: &Budget) -> Self {
+        Self {
+            cluster: cluster.clone(),
+            own: None,
+            ready: Mutex::default(),
+        }
+    }
+}
+
+impl<S: Slim> Room<S> {
+    /// What this holds for has this room.
+    #[must_use]
+    pub fn and_own(self, own: Budget, is_own: impl Fn(&S) -> bool + Send + Sync + 'static) -> Self {
+        Self {
+            own: Some((own, Box::new(is_own))),
+            ..self
+        }
+    }
+
+    /// It is told whose things are once this is so.
+    #[must_use]
+    pub fn once(self, ready: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self {
+            ready: Mutex::new(Some(ready.boxed())),
+            ..self
+        }
+    }
+
+    fn keep(&self, key: &str, value: S) -> Result<Option<Kept<S>>, Exhausted> {
+        match &self.own {
+            Some((own, is_own)) if is_own(&value) => Ok(Kept::new(own, key, value).ok()),
+            _ => Kept::new(&self.cluster, key, value).map(Some),
+        }
+    }
+}
+
 impl<S: Slim> View<S> {
     /// A view of nothing, for ever complete.
     #[must_use]
@@ -110,6 +166,8 @@ impl<S: Slim> View<S> {
             version: watch::Sender::new(0),
             feeds: Feeds::default(),
             counters: Mutex::default(),
+            too_large: RwLock::default(),
+            is_full: AtomicBool::default(),
             outdated: RwLock::new(Some(Instant::now())),
             #[cfg(any(test, feature = "testkit"))]
             given: std::sync::atomic::AtomicUsize::default(),
@@ -142,6 +200,13 @@ impl<S: Slim> View<S> {
         *since = outdated.then(|| since.unwrap_or_else(Instant::now));
     }
 
+    /// Whether there is an object of this key that is not shown, because it is too large to be read.
+    #[must_use]
+    pub fn is_too_large(&self, key: &str) -> bool {
+        let keys = self.0.too_large.read().unwrap_or_else(PoisonError::into_inner);
+        keys.contains(key)
+    }
+
     /// As if it had been outdated for so long.
     #[cfg(any(test, feature = "testkit"))]
     #[allow(
@@ -154,13 +219,23 @@ impl<S: Slim> View<S> {
         *since = since.and_then(|since| since.checked_sub(by));
     }
 
-    /// An object of a new list. One that is as it was takes no second place, or a cluster
-    /// could be listed again only while its room is half empty.
-    fn kept(&self, budget: &Budget, key: &str, value: S) -> Result<Kept<S>, Exhausted> {
+    /// An object of a new list, if there is a place for it. One that is as it was takes no second place,
+    /// or a cluster could be listed again only while its room is half empty.
+    fn kept(&self, room: &Room<S>, key: &str, value: S) -> Result<Option<Kept<S>>, Exhausted> {
         match self.read().objects.get(key) {
-            Some(before) if *before.value == value => Ok(before.again()),
-            _ => Kept::new(budget, key, value),
+            Some(before) if *before.value == value => Ok(Some(before.again())),
+            _ => room.keep(key, value),
         }
+    }
+
+    /// Whether objects are not shown because what they belong to has no room left.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.0.is_full.load(Ordering::Relaxed)
+    }
+
+    fn set_full(&self, is_full: bool) {
+        self.0.is_full.store(is_full, Ordering::Relaxed);
     }
 
     fn replace(&self, listed: HashMap<String, Kept<S>>) {

@@ -173,8 +173,12 @@ impl Keeper {
                     if lost >= LOST_IN_A_ROW || answered == 0 {
                         // Whoever is back is asked everything again.
                         answered = 0;
-                        tracing::warn!(cluster = %self.id, why, "a remote cluster does not answer");
-                        self.tell(Link::Unreachable(why));
+                        let goes_on =
+                            matches!(&*self.link.borrow(), Link::Unreachable(before) if *before == why);
+                        if !goes_on {
+                            tracing::warn!(cluster = %self.id, why, "a remote cluster does not answer");
+                            self.tell(Link::Unreachable(why));
+                        }
                     }
                     time::sleep(RETRY).await;
                 }

@@ -1,6 +1,6 @@
 //! One move: its objects are read, then its status, then one decision is taken and carried out,
 //! again and again until something has to be waited for. What is decided is
-//! `placement::moving`'s; what is read and written of a claim is `twin::gate`'s.
+//! `placement::moving`'s; what is read and written of a claim is `gate`'s.
 
 use std::time::Duration;
 

@@ -84,6 +84,7 @@ async fn round_with(
         grace: Duration::from_mins(10),
         allowed_classes: BTreeSet::new(),
         movers: None,
+        approves_serving: false,
     };
     let metrics = Metrics::default();
     let reports = Reports::new(Events::new(home.client().clone()));

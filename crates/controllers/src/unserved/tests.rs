@@ -21,6 +21,7 @@ fn settings() -> Settings {
         grace: Duration::ZERO,
         allowed_classes: BTreeSet::new(),
         movers: None,
+        approves_serving: false,
     }
 }
 

@@ -6,11 +6,15 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::ResourceExt;
 use tokio::time::{Instant, timeout};
 
-use super::object::{KIND, VIRTUAL, is_ready};
+use super::object::{KIND, VIRTUAL};
 use crate::{
-    api::fabric::{CapacitySource, Fabric, LabelSource},
-    cluster::ApiError,
+    api::{
+        self,
+        fabric::{CapacitySource, Fabric, LabelSource},
+    },
+    cluster::{ApiError, facts::is_ready, slim},
     offload::{Amounts, is_label, share_of, stated, suggested},
+    placement::{Consumer, Taint, Toleration},
     places::Place,
 };
 
@@ -94,7 +98,12 @@ impl Census {
     /// Asks for everything; what could not be read, if something could not.
     async fn ask(&mut self, fabric: &Fabric, place: &Place) -> Option<String> {
         let mut troubles = Vec::new();
-        match nodes(place).await {
+        let pods = Consumer {
+            node_labels: fabric.pods.node_selector.clone(),
+            tolerations: fabric.pods.tolerations.iter().filter_map(toleration).collect(),
+            ..Consumer::default()
+        };
+        match nodes(place, &pods).await {
             Ok(open) => {
                 // Where no node takes pods just now, the next one is as the last was.
                 if !open.is_empty() {
@@ -125,12 +134,23 @@ async fn labels(place: &Place, source: &LabelSource) -> Result<BTreeMap<String, 
     Ok(suggested(found.and_then(|it| it.data).unwrap_or_default()))
 }
 
-/// The nodes there that take pods of anybody.
-async fn nodes(place: &Place) -> Result<Vec<(BTreeMap<String, String>, Amounts)>, ApiError> {
+/// The nodes there that take such pods.
+async fn nodes(place: &Place, pods: &Consumer) -> Result<Vec<(BTreeMap<String, String>, Amounts)>, ApiError> {
     let nodes = place.cluster.all::<Node>();
     nodes
-        .pick(None, None, |node| takes_pods(&node).then(|| offer(&node)))
+        .pick(None, None, |node| takes(&node, pods).then(|| offer(&node)))
         .await
+}
+
+/// As Kubernetes reads one of `fabric.pods.tolerations`.
+fn toleration(of: &api::fabric::Toleration) -> Option<Toleration> {
+    slim::toleration(&k8s_openapi::api::core::v1::Toleration {
+        key: Some(of.key.clone()),
+        operator: of.operator.clone(),
+        value: of.value.clone(),
+        effect: of.effect.clone(),
+        toleration_seconds: None,
+    })
 }
 
 fn uniform(open: &[(BTreeMap<String, String>, Amounts)]) -> BTreeMap<String, String> {
@@ -139,15 +159,23 @@ fn uniform(open: &[(BTreeMap<String, String>, Amounts)]) -> BTreeMap<String, Str
     uniform
 }
 
-fn takes_pods(node: &Node) -> bool {
+fn takes(node: &Node, pods: &Consumer) -> bool {
     let labels = node.labels();
     let is_virtual = labels.get(KIND).map(String::as_str) == Some(VIRTUAL)
         || labels.get("type").map(String::as_str) == Some("virtual-kubelet");
     let spec = node.spec.as_ref();
     let is_closed = spec.and_then(|it| it.unschedulable).unwrap_or_default();
-    let mut taints = spec.into_iter().flat_map(|it| it.taints.iter().flatten());
-    let is_tainted = taints.any(|it| it.effect != "PreferNoSchedule");
-    is_ready(node) && !is_virtual && !is_closed && !is_tainted
+    let taints = spec.into_iter().flat_map(|it| it.taints.iter().flatten());
+    let taints: Vec<Taint> = taints
+        .map(|taint| Taint {
+            key: taint.key.clone(),
+            value: taint.value.clone().unwrap_or_default(),
+            effect: taint.effect.clone(),
+        })
+        .collect();
+    let mut wanted = pods.node_labels.iter();
+    let is_selected = wanted.all(|(key, value)| labels.get(key) == Some(value));
+    is_ready(node) && !is_virtual && !is_closed && is_selected && pods.kept_away_by(&taints).is_none()
 }
 
 /// What one node is and offers.
@@ -162,4 +190,49 @@ fn offer(node: &Node) -> (BTreeMap<String, String>, Amounts) {
         .map(|(name, amount)| (name.clone(), amount.0.clone()))
         .collect();
     (labels, amounts)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_node_counts_that_the_pods_of_the_fabric_may_run_on() {
+        let node = |labels: &serde_json::Value, taint: Option<&str>| -> Node {
+            let taints = taint.map(|key| json!({"key": key, "effect": "NoSchedule"}));
+            serde_json::from_value(json!({
+                "metadata": {"labels": labels},
+                "spec": {"taints": taints.into_iter().collect::<Vec<_>>()},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+            }))
+            .unwrap()
+        };
+        let guests = Consumer {
+            node_labels: [("pool".to_owned(), "guests".to_owned())].into(),
+            tolerations: toleration(&api::fabric::Toleration {
+                key: "guests".into(),
+                operator: Some("Exists".into()),
+                ..Default::default()
+            })
+            .into_iter()
+            .collect(),
+            ..Consumer::default()
+        };
+        let (pool, other) = (json!({"pool": "guests"}), json!({}));
+        let anybody = Consumer::default();
+        for (node, of_guests, of_anybody) in [
+            (node(&pool, Some("guests")), true, false),
+            (node(&pool, None), true, true),
+            (node(&other, Some("guests")), false, false),
+            (node(&other, None), false, true),
+            (node(&pool, Some("theirs")), false, false),
+        ] {
+            assert_eq!(
+                (takes(&node, &guests), takes(&node, &anybody)),
+                (of_guests, of_anybody)
+            );
+        }
+    }
 }

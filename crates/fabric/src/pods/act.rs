@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::{
-    POLL, Pods,
+    POLL, Pods, SOON,
     changes::reference,
     look::{Look, plausible},
 };
@@ -22,9 +22,9 @@ use crate::{
     marks::{HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE},
     observe::crash::{self, Step},
     offload::pods::{
-        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, UNSCHEDULABLE, Waiting, decide_pod,
-        final_status, is_transition, least_final_status, remote_pod, remote_status, started_status,
-        unreachable_status, waiting_status,
+        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemoteSettings, There, UNSCHEDULABLE, Waiting,
+        decide_pod, final_status, is_transition, least_final_status, not_kept, remote_pod, remote_status,
+        started_status, unreachable_status, waiting_status,
     },
     places::Place,
     raw::RawPod,
@@ -32,8 +32,6 @@ use crate::{
 
 /// Label of home pods that may run in a remote cluster, as Liqo has it.
 const SHADOWED: &str = "liqo.io/shadowPod";
-/// After a write whose effect a watch is about to tell.
-const SOON: Duration = Duration::from_secs(1);
 
 /// Writes about one pod.
 pub(super) struct Writer<'a> {
@@ -50,15 +48,18 @@ impl Writer<'_> {
             return match self.make(home, place, namespace).await? {
                 Made::Now => Ok(Some(SOON)),
                 Made::Refused(waiting) => self.act(facts, Act::Say(waiting)).await,
-                // Pods of others are not watched.
+                // Pods of others are not watched, and one of its own is not seen yet if the answer got lost.
                 Made::Taken(found) => {
-                    let look = Look {
+                    let home = home.clone();
+                    let mut look = Look {
                         remote: found,
                         ..self.look
                     };
                     let there = look.classified();
+                    let obstacle = self.pods.obstacle(&mut look, &home, &there).await?;
                     let facts = PodFacts {
                         there,
+                        obstacle,
                         ..facts.clone()
                     };
                     let next = decide_pod(&facts);
@@ -75,7 +76,7 @@ impl Writer<'_> {
     }
 
     async fn act(&self, facts: &PodFacts, act: Act) -> Result<Option<Duration>, ApiError> {
-        if !matches!(act, Act::Say(_)) {
+        if !matches!(act, Act::Say(_) | Act::Rest) {
             self.pods.waits.forget(self.look.key);
         }
         if let Act::DeleteThere(grace) = act {
@@ -113,7 +114,7 @@ impl Writer<'_> {
         Ok(self
             .pods
             .waits
-            .note(self.look.key, self.look.print, waiting.reason))
+            .note(self.look.key, self.look.prints, waiting.reason))
     }
 
     /// Tells in an event why a home pod, as it was, now waits, if that is new.
@@ -127,12 +128,24 @@ impl Writer<'_> {
     /// What waits for its cluster is not ready meanwhile, and is looked at again.
     async fn rest(&self, home: &RawPod, facts: &PodFacts) -> Result<Option<Duration>, ApiError> {
         let There::Unknown(why) = &facts.there else {
-            return Ok(matches!(facts.there, There::Unseen).then_some(POLL));
+            let may_come = facts.there == There::Unseen && !home.as_home().ended;
+            return Ok(may_come.then_some(POLL));
         };
         tracing::debug!(pod = self.look.key, why, "it is not known how a pod is");
         if self.look.place.is_err() && !home.as_home().ended {
             self.write_status(home, &unreachable_status(&home.json(), &now()))
                 .await?;
+            if home.as_home().deleting.is_none() {
+                let waits = &self.pods.waits;
+                return Ok(Some(waits.note(
+                    self.look.key,
+                    self.look.prints,
+                    "RemoteUnreachable",
+                )));
+            }
+        }
+        if self.look.place.is_ok() {
+            self.pods.tell_unknown(home, why).await;
         }
         Ok(Some(POLL))
     }
@@ -174,7 +187,11 @@ impl Writer<'_> {
                 (HOME_POD_UID, home.uid()),
             ]),
         };
-        let mut pod = match remote_pod(&home.json(), &marks, &self.pods.settings()) {
+        let settings = RemoteSettings {
+            claims: self.look.claims.clone(),
+            ..self.pods.settings()
+        };
+        let mut pod = match remote_pod(&home.json(), &marks, &settings) {
             Ok(pod) => pod,
             Err(refused) => {
                 let message = refused.to_string();
@@ -191,7 +208,12 @@ impl Writer<'_> {
         let pod: RawPod = serde_json::from_value(pod)
             .map_err(|error| pods.failure("make", crate::cluster::Cause::Malformed(error.to_string())))?;
         match crash::around(Step::PodMake, pods.create(&pod)).await {
-            Ok(Some(_)) => {
+            Ok(Some(stored)) => {
+                if let Some(field) = not_kept(&pod.json(), &stored.json()) {
+                    let deleted = pods.delete(&name, exactly(&stored)).await;
+                    unless_conflict(deleted.map(Some))?;
+                    return Ok(Made::Refused(self.pods.drops(&field)));
+                }
                 tracing::info!(pod = self.look.key, cluster = %self.pods.cluster, namespace, "made a pod");
                 Ok(Made::Now)
             }

@@ -1,4 +1,4 @@
-//! The addresses of remote pods: which are believed, and who hears of those that are not.
+//! The addresses of remote pods: which are believed; and what pods are told that no status says.
 
 use std::{
     collections::BTreeMap,
@@ -6,11 +6,9 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::ResourceExt;
 use tokio::time::Instant;
 
-use super::Pods;
+use super::{Pods, UNWATCHED, changes::reference};
 use crate::{
     offload::{NotRouted, PodNetwork},
     raw::RawPod,
@@ -22,8 +20,8 @@ const MOST_TOLD: usize = 10_000;
 /// However often the addresses change, it is told so often.
 const EACH: Duration = Duration::from_mins(1);
 
-/// Which pods were told that their addresses are not believed: by uid, with the addresses, and when.
-pub(super) type Told = Mutex<BTreeMap<String, (String, Instant)>>;
+/// What pods were told: by pod, with its uid, what, and when.
+pub(super) type Told = Mutex<BTreeMap<String, (String, String, Instant)>>;
 
 impl Pods<'_> {
     /// The pod network of the cluster, if there are routes to it.
@@ -34,7 +32,7 @@ impl Pods<'_> {
     /// Says on a pod, once for the addresses that it has, why it has none here.
     pub(super) async fn tell_outside(&self, home: &RawPod, outside: &NotRouted, network: &PodNetwork) {
         let addresses = outside.to_string();
-        if !self.is_news(home.uid(), &addresses) {
+        if !self.is_news(home, &addresses) {
             return;
         }
         let cluster = &self.cluster;
@@ -44,28 +42,52 @@ impl Pods<'_> {
              pods there have such addresses"
         );
         tracing::warn!(pod = home.key(), cluster = %cluster, "{note}");
-        let about = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: home.namespace(),
-            name: Some(home.name_any()),
-            uid: Some(home.uid().to_owned()),
-            ..ObjectReference::default()
-        };
-        let reason = "AddressNotRouted";
-        self.events.warn_object(about, reason, &note).await;
+        self.events
+            .warn_object(reference(home), "AddressNotRouted", &note)
+            .await;
     }
 
-    fn is_news(&self, uid: &str, addresses: &str) -> bool {
+    /// Says on a pod why it is not known how it is although its cluster answers.
+    pub(super) async fn tell_unknown(&self, home: &RawPod, why: &str) {
+        if self.is_news(home, why) {
+            let note = format!(
+                "it is not known how its pod in the cluster {} is: {why}",
+                self.cluster
+            );
+            self.events
+                .warn_object(reference(home), "RemotePodUnknown", &note)
+                .await;
+        }
+    }
+
+    /// Says on a pod that its remote pod is not watched.
+    pub(super) async fn tell_unwatched(&self, home: &RawPod) {
+        let note = format!(
+            "the namespace of its pod in the cluster {} has more pods of this namespace than are watched there: how it is \
+             is read every {} s. Offload fewer pods of one namespace",
+            self.cluster,
+            UNWATCHED.as_secs()
+        );
+        if self.is_news(home, &note) {
+            self.events
+                .warn_object(reference(home), "RemotePodNotWatched", &note)
+                .await;
+        }
+    }
+
+    fn is_news(&self, home: &RawPod, what: &str) -> bool {
         let mut told = self.outside.lock().unwrap_or_else(PoisonError::into_inner);
         if told.len() >= MOST_TOLD {
-            told.retain(|uid, _| self.home.count_of_topic(uid) > 0);
+            told.retain(|key, _| self.home.get(key).is_some());
         }
-        let is_known = |(before, when): &(String, Instant)| before == addresses || when.elapsed() < EACH;
-        if told.get(uid).is_some_and(is_known) {
+        let is_known = |(uid, before, when): &(String, String, Instant)| {
+            uid == home.uid() && (before == what || when.elapsed() < EACH)
+        };
+        let key = home.key();
+        if told.get(&key).is_some_and(is_known) {
             return false;
         }
-        told.insert(uid.to_owned(), (addresses.to_owned(), Instant::now()));
+        told.insert(key, (home.uid().to_owned(), what.to_owned(), Instant::now()));
         true
     }
 }

@@ -1,21 +1,38 @@
 //! What is known of one pod: the home pod, what its cluster has under its name, and what is in
 //! the way.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
 
-use super::{POLL, Pods, act::Writer, waits::CLAIM_NOT_READY};
+use super::{
+    POLL, Pods, SOON, UNWATCHED,
+    act::Writer,
+    claims::ClaimThere,
+    waits::{CLAIM_NOT_READY, Prints},
+};
 use crate::{
-    cluster::{ApiError, Cause, Objects, short},
-    marks::{HOME_POD_UID, HOME_UID, REMOTE_CLUSTER_UID},
-    node::{is_out_of_service, is_ready},
-    offload::pods::{PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, remote_pod},
+    api::namespace_offloading::{NAME, NamespaceOffloading},
+    cluster::{
+        ApiError, Cause, Objects,
+        facts::{is_out_of_service, is_ready},
+        short,
+    },
+    marks::{HOME_UID, REMOTE_CLUSTER_UID},
+    offload::{
+        Readiness,
+        pods::{
+            Act, HomePod, PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, not_kept, remote_pod,
+        },
+    },
     places::Place,
     raw::RawPod,
-    volume::mark,
 };
+
+/// What a pod needs may have been made just before it, and not been seen here yet.
+const YOUNG: SignedDuration = SignedDuration::from_secs(30);
 
 /// A pod, and all that its writes need.
 pub(super) struct Look<'a> {
@@ -26,57 +43,89 @@ pub(super) struct Look<'a> {
     pub(super) namespace: Result<String, String>,
     pub(super) place: Result<Place, String>,
     pub(super) home_uid: &'a str,
-    /// What is known without asking, if it waits with that.
-    pub(super) print: u64,
+    /// The names that the pod's claims have there.
+    pub(super) claims: BTreeMap<String, String>,
+    /// What was known without asking.
+    pub(super) prints: Prints,
 }
 
 impl Pods<'_> {
     /// Looks at one pod and does what is next; when to look again although nothing changes.
-    pub(super) async fn reconcile(&self, key: String) -> Result<Option<Duration>, ApiError> {
+    pub(super) async fn look_at(&self, key: &str) -> Result<Option<Duration>, ApiError> {
         let home_uid = self.places.home_uid().await?;
-        let Some(home) = self.home.get(&key) else {
-            self.waits.forget(&key);
-            let place = self.places.reach(&self.cluster).await;
-            return self.sweep(&key, home_uid, place).await;
+        let place = self.places.reach(&self.cluster).await;
+        let Some(seen) = self.home.get(key) else {
+            self.waits.forget(key);
+            self.looks.forget(key);
+            return self.sweep(key, home_uid, place).await;
         };
-        let place = self.place_of(&home).await;
-        let namespace = self.namespace(&home);
-        let remote = match &namespace {
-            Ok(namespace) => self.there.get(namespace, &home.name_any()),
-            Err(_) => None,
-        };
-        let mut look = Look {
-            key: &key,
-            home: Some(Arc::clone(&home)),
-            remote,
-            namespace,
-            place,
-            home_uid,
-            print: 0,
+        let namespace = self.namespace(seen.state, seen.place(), seen.namespace());
+        let remote = namespace.as_ref().ok();
+        let is_hidden = |namespace: &String| self.there.may_hide(namespace, seen.name());
+        let is_hidden = remote.is_some_and(is_hidden);
+        let remote = remote.and_then(|namespace| self.there.get(namespace, seen.name()));
+        let prints = self.prints(&seen, remote.as_deref(), &namespace, &place);
+        if seen.state.deleting.is_none()
+            && let Some(left) = self.waits.holds(key, prints)
+        {
+            return Ok(Some(left));
+        }
+        // Something has changed: what it is, the bodies say.
+        self.may_read(&seen).await;
+        let pods = self.places.home.within::<RawPod>(seen.namespace());
+        let home = pods.get_or_gone(seen.name()).await?;
+        let Some(home) = home.filter(|it| it.uid() == seen.uid()).map(Arc::new) else {
+            return Ok(Some(SOON));
         };
         let state = home.as_home();
-        if !state.started && !state.ended && state.deleting.is_none() {
-            look.print = self.print(&look);
-            if let Some(left) = self.waits.holds(&key, look.print) {
-                return Ok(Some(left));
-            }
+        let mut look = Look {
+            key,
+            namespace: self.namespace(state, home.place(), seen.namespace()),
+            place: place.and_then(|place| self.is_meant(&home, place)),
+            home: Some(Arc::clone(&home)),
+            remote: None,
+            home_uid,
+            claims: BTreeMap::new(),
+            prints,
+        };
+        if look.namespace.is_err()
+            && !state.claimed
+            && is_young(&home)
+            && self.is_offloaded_by_now(seen.namespace()).await?
+        {
+            return Ok(Some(SOON));
         }
-        let there = self.there(&mut look, &home).await?;
+        let there = self.there(&mut look, &home, remote.is_some()).await?;
         let facts = PodFacts {
             home: Some(state),
-            obstacle: self.obstacle(&look, &home, &there).await?,
+            obstacle: self.obstacle(&mut look, &home, &there).await?,
             out_of_service: self.is_declared_out_of_service(&look, &home, &there).await?,
             there,
         };
-        Writer { pods: self, look }
-            .carry_out(&facts, decide_pod(&facts))
-            .await
+        let act = decide_pod(&facts);
+        if matches!(act, Act::Say(_)) && !state.claimed {
+            self.state().admitted.give_back(key);
+        }
+        let may_rest = state.deleting.is_none() && matches!(act, Act::Reflect | Act::Rest);
+        let again = Writer { pods: self, look }.carry_out(&facts, act).await?;
+        if remote.is_none() && matches!(facts.there, There::Ours { .. }) {
+            // No watch tells of it, or not yet.
+            if is_hidden {
+                self.tell_unwatched(&home).await;
+            }
+            let pause = if seen.runs { UNWATCHED } else { UNWATCHED / 6 };
+            return Ok(Some(again.map_or(pause, |it| it.min(pause))));
+        }
+        if may_rest && again.is_none() {
+            // Whatever was written is seen in a moment, and looked at then.
+            self.waits.settle(key, prints);
+        }
+        Ok(again)
     }
 
     /// The namespace in which the pod runs, or is to run.
-    fn namespace(&self, home: &RawPod) -> Result<String, String> {
-        let state = home.as_home();
-        match home.place() {
+    fn namespace(&self, state: HomePod, place: Option<(&str, &str)>, own: &str) -> Result<String, String> {
+        match place {
             // Users can write it, but not that a pod has started when they make one.
             Some((cluster, namespace)) if state.may_run() => {
                 if cluster == self.cluster.as_str() {
@@ -86,7 +135,7 @@ impl Pods<'_> {
                 }
             }
             Some((_, namespace)) if state.claimed => {
-                let mapped = self.mapped(home)?;
+                let mapped = self.mapped(own)?;
                 if mapped == namespace {
                     return Ok(mapped);
                 }
@@ -95,22 +144,29 @@ impl Pods<'_> {
                      make it anew"
                 ))
             }
-            _ => self.mapped(home),
+            _ => self.mapped(own),
         }
     }
 
-    /// The namespace that the one of a pod has there.
-    fn mapped(&self, home: &RawPod) -> Result<String, String> {
+    /// The namespace that this one has there.
+    fn mapped(&self, namespace: &str) -> Result<String, String> {
         let remote = self.places.registry().get(&self.cluster);
         let remote = remote.map_err(|why| why.to_string())?;
-        let namespace = home.namespace().unwrap_or_default();
-        let mapped = remote.namespaces.remote(&namespace, &self.cluster);
+        let mapped = remote.namespaces.remote(namespace, &self.cluster);
         mapped.map(str::to_owned).map_err(|why| why.to_string())
     }
 
+    /// Whether the namespace is offloaded to the cluster, and only this process has not seen it yet: then
+    /// nobody is to be warned.
+    async fn is_offloaded_by_now(&self, namespace: &str) -> Result<bool, ApiError> {
+        let objects = self.places.home.within::<NamespaceOffloading>(namespace);
+        let found = objects.get_or_gone(NAME).await?;
+        let ready = found.and_then(|it| it.readiness(self.cluster.as_str()));
+        Ok(matches!(ready, Some(Readiness::Created)))
+    }
+
     /// The cluster that the pod was given to, and not another one under its address.
-    async fn place_of(&self, home: &RawPod) -> Result<Place, String> {
-        let place = self.places.reach(&self.cluster).await?;
+    fn is_meant(&self, home: &RawPod, place: Place) -> Result<Place, String> {
         match home.annotation(REMOTE_CLUSTER_UID) {
             Some(meant) if home.as_home().claimed && meant != place.uid => Err(format!(
                 "it was given to the cluster with the uid {meant}, and now one with the uid {} answers for {}",
@@ -120,36 +176,57 @@ impl Pods<'_> {
         }
     }
 
-    /// What the cluster has under the pod's name. It is asked itself where it matters that nothing
-    /// is there.
-    async fn there(&self, look: &mut Look<'_>, home: &RawPod) -> Result<There, ApiError> {
-        let state = home.as_home();
+    /// What the cluster has under the pod's name, if something was seen there, or it matters that nothing
+    /// is.
+    async fn there(&self, look: &mut Look<'_>, home: &RawPod, is_seen: bool) -> Result<There, ApiError> {
+        let may_run = home.as_home().may_run();
         let (Ok(namespace), Ok(place)) = (&look.namespace, &look.place) else {
             let why = [look.namespace.as_ref().err(), look.place.as_ref().err()];
             let why = why.into_iter().flatten().next().cloned().unwrap_or_default();
-            return Ok(if state.may_run() {
+            return Ok(if may_run {
                 There::Unknown(why)
             } else {
                 There::Unseen
             });
         };
-        if !state.may_run() || matches!(look.classified(), There::Ours { .. }) {
-            return Ok(look.classified());
+        if !may_run && !is_seen {
+            return Ok(There::Unseen);
         }
         // Whatever was seen before, or elsewhere, frees no name.
-        let found = match live(place, namespace, &home.name_any()).await {
-            Err(error) if error.is_forbidden() => return Ok(There::Unknown(error.to_string())),
+        let found = match self.live(place, namespace, &home.name_any()).await {
+            Err(error) if error.is_forbidden() || matches!(error.cause, Cause::Malformed(_)) => {
+                return Ok(There::Unknown(error.to_string()));
+            }
             found => found?,
         };
         look.remote = found.map(Arc::new);
         let there = look.classified();
-        if matches!(there, There::Ours { .. }) {
+        if !may_run || matches!(there, There::Ours { .. }) {
             return Ok(there);
         }
         if let Err(why) = place.is_cluster(home.annotation(REMOTE_CLUSTER_UID)).await {
             return Ok(There::Unknown(why));
         }
         Ok(if look.remote.is_none() { There::Gone } else { there })
+    }
+
+    /// The remote pod of this name, read live. Nothing is in a namespace that is gone, whose rights went
+    /// with it.
+    async fn live(&self, place: &Place, namespace: &str, name: &str) -> Result<Option<RawPod>, ApiError> {
+        let _turn = self.reads.acquire().await.ok();
+        let pods = place.cluster.within::<RawPod>(namespace);
+        let found = pods.get_or_gone(name).await;
+        match found {
+            Ok(Some(found)) => plausible(&pods, found).map(Some),
+            Err(error) if error.is_forbidden() => {
+                let namespaces = place.cluster.all::<Namespace>();
+                match namespaces.get_or_gone(namespace).await? {
+                    None => Ok(None),
+                    Some(_) => Err(error),
+                }
+            }
+            found => found,
+        }
     }
 
     /// Deletes what runs for a home pod that is no more.
@@ -173,19 +250,28 @@ impl Pods<'_> {
             }
             let pods = self.places.home.within::<RawPod>(namespace);
             let live = pods.get_or_gone(name).await?;
-            if live.is_some_and(|live| Some(live.uid()) == remote.annotation(HOME_POD_UID)) {
+            if live.is_some_and(|live| Some(live.uid()) == remote.home_pod_uid()) {
                 // It is just not seen yet, or has lost its node.
                 outcome = Some(POLL);
                 continue;
             }
+            let found = match &place {
+                Ok(there) => self.live(there, remote.namespace(), name).await?,
+                Err(_) => None,
+            };
+            let Some(found) = found.filter(|it| it.uid() == remote.uid()) else {
+                outcome = Some(POLL);
+                continue;
+            };
             let look = Look {
                 key,
                 home: None,
-                namespace: Ok(remote.namespace().unwrap_or_default()),
-                remote: Some(remote),
+                namespace: Ok(remote.namespace().to_owned()),
+                remote: Some(Arc::new(found)),
                 place: place.clone(),
                 home_uid,
-                print: 0,
+                claims: BTreeMap::new(),
+                prints: Prints { waiting: 0, whole: 0 },
             };
             let facts = PodFacts {
                 home: None,
@@ -199,6 +285,18 @@ impl Pods<'_> {
             outcome = outcome.or(again);
         }
         Ok(outcome)
+    }
+
+    /// What a pod says of which the cluster does not keep a field.
+    pub(super) fn drops(&self, field: &str) -> Waiting {
+        Waiting {
+            reason: "RemoteRefused",
+            message: format!(
+                "the cluster {} does not keep {field}, which protects this pod or others from it: its API server may be older \
+                 than this one, or have that feature switched off. Keep the pod on nodes of this cluster",
+                self.cluster
+            ),
+        }
     }
 
     /// Whether an administrator has marked the node of a pod that ends as one on which nothing runs
@@ -219,14 +317,32 @@ impl Pods<'_> {
     }
 
     /// What is in the way of a pod that was not made yet.
-    async fn obstacle(
+    pub(super) async fn obstacle(
         &self,
-        look: &Look<'_>,
+        look: &mut Look<'_>,
         home: &RawPod,
         there: &There,
     ) -> Result<Option<Waiting>, ApiError> {
         let state = home.as_home();
-        if state.started || state.deleting.is_some() || *there != There::Unseen {
+        if state.started || state.deleting.is_some() {
+            return Ok(None);
+        }
+        if let (
+            There::Ours {
+                gated: true,
+                deleting: None,
+                ..
+            },
+            Some(remote),
+            true,
+        ) = (there, &look.remote, state.claimed)
+        {
+            // It was made, and nobody read what became of it: the answer got lost, or its process ended.
+            let wanted = remote_pod(&home.json(), &RemoteMarks::default(), &self.settings());
+            let lost = wanted.ok().and_then(|wanted| not_kept(&wanted, &remote.json()));
+            return Ok(lost.map(|field| self.drops(&field)));
+        }
+        if *there != There::Unseen {
             return Ok(None);
         }
         let waiting = |reason, message| Ok(Some(Waiting { reason, message }));
@@ -246,67 +362,31 @@ impl Pods<'_> {
             return waiting("RemoteUnreachable", why);
         };
         if !state.claimed {
-            return Ok(None);
+            return if state.ended {
+                Ok(None)
+            } else {
+                self.admit(home).await
+            };
+        }
+        if let Some(why) = self.cannot_have(home, place).await? {
+            return waiting("PodNotSupported", why);
         }
         for claim in claims(&home.json()) {
-            if let Some(why) = self.claim_is_missing(place, home, namespace, &claim).await? {
-                return waiting(CLAIM_NOT_READY, why);
+            match self.claim_there(place, home, namespace, &claim).await? {
+                ClaimThere::Named(there) => {
+                    look.claims.insert(claim, there);
+                }
+                ClaimThere::Missing(why) => return waiting(CLAIM_NOT_READY, why),
             }
         }
         Ok(None)
     }
-
-    /// Why the claim of this name there is not the one that the pod means, if it is not.
-    async fn claim_is_missing(
-        &self,
-        place: &Place,
-        home: &RawPod,
-        namespace: &str,
-        name: &str,
-    ) -> Result<Option<String>, ApiError> {
-        let own = home.namespace().unwrap_or_default();
-        let here = self.places.home.within::<PersistentVolumeClaim>(&own);
-        let there = place.cluster.within::<PersistentVolumeClaim>(namespace);
-        let (here, there) = tokio::try_join!(here.get(name), there.get(name))?;
-        let cluster = &self.cluster;
-        Ok(match (here, there) {
-            (_, None) => Some(format!(
-                "the cluster {cluster} has no claim {namespace}/{name} (yet): use a storage class of this driver, or make \
-                 the claim there"
-            )),
-            (_, Some(there)) if there.metadata.deletion_timestamp.is_some() => Some(format!(
-                "the claim {namespace}/{name} of the cluster {cluster} is being deleted"
-            )),
-            (None, Some(_)) => None,
-            (Some(here), Some(there)) => {
-                let of = there.annotations().get(mark::CLAIM_UID);
-                (of != here.metadata.uid.as_ref()).then(|| {
-                    format!(
-                        "the claim {namespace}/{name} of the cluster {cluster} is not the twin of {own}/{name}: the data of \
-                         this pod are not there"
-                    )
-                })
-            }
-        })
-    }
 }
 
-/// The remote pod of this name, read live. Nothing is in a namespace that is gone, whose rights
-/// went with it.
-async fn live(place: &Place, namespace: &str, name: &str) -> Result<Option<RawPod>, ApiError> {
-    let pods = place.cluster.within::<RawPod>(namespace);
-    let found = pods.get_or_gone(name).await;
-    match found {
-        Ok(Some(found)) => plausible(&pods, found).map(Some),
-        Err(error) if error.is_forbidden() => {
-            let namespaces = place.cluster.all::<Namespace>();
-            match namespaces.get_or_gone(namespace).await? {
-                None => Ok(None),
-                Some(_) => Err(error),
-            }
-        }
-        found => found,
-    }
+/// Whether a pod was made a moment ago.
+fn is_young(home: &RawPod) -> bool {
+    let made = home.metadata.creation_timestamp.as_ref();
+    made.is_some_and(|made| Timestamp::now().duration_since(made.0) < YOUNG)
 }
 
 /// A remote pod, unless its uid or name is none.

@@ -4,39 +4,43 @@
 
 mod act;
 mod addresses;
+mod admitted;
 mod changes;
+mod claims;
 mod look;
 mod services;
 mod turns;
 mod usage;
 mod waits;
 mod watches;
-mod work;
 
 use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use futures::{
-    StreamExt,
-    future::{pending, select_all},
-    stream::FuturesUnordered,
-};
 use kube::{Api, runtime::watcher};
-use tokio::{sync::watch, time};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use self::{
     addresses::Told,
+    admitted::Admitted,
     changes::Sent,
-    turns::{Swept, Turns},
+    turns::{Looks, Swept, Turns},
     waits::Waits,
     watches::Watches,
-    work::Work,
 };
-use super::{brake::Brake, meters::Meters, places::Places, raw::RawPod};
+use super::{
+    brake::Brake,
+    meters::Meters,
+    places::Places,
+    seen::{SeenPod, SentPod},
+};
 use crate::{
     api::{fabric::RemotePods, remote_cluster::RemoteCluster},
     cluster::{
@@ -44,20 +48,27 @@ use crate::{
         events::Events,
         view::{Changed, Feed, View},
     },
-    offload::{Readiness, pods::RemoteSettings},
+    controller::{Controller, Next, control},
+    offload::{PodNetwork, Readiness, pods::RemoteSettings},
+    queue::Queue,
+    rounds::LoopMetrics,
     volume::ClusterId,
 };
 
-/// How many pods of a cluster are looked at at the same time.
-const AT_ONCE: usize = 32;
 /// All are looked at so often, whatever watches say.
 const RESYNC: Duration = Duration::from_mins(1);
 /// What waits for something that no watch tells of is looked at so often.
 const POLL: Duration = Duration::from_secs(2);
+/// After a write whose effect a watch is about to tell.
+const SOON: Duration = Duration::from_secs(1);
 /// Until the pods of a cluster that answers again should have been listed.
 const LONGEST_LIST: Duration = Duration::from_secs(30);
 /// Before it is asked again whether a cluster answers.
 const RETRY: Duration = Duration::from_secs(2);
+/// What is not watched is read so often.
+const UNWATCHED: Duration = Duration::from_secs(30);
+/// So many remote pods are read whole at the same time: what their cluster sends may be large.
+const READS: usize = 8;
 
 /// The pods of one virtual node.
 pub(super) struct Pods<'a> {
@@ -66,10 +77,13 @@ pub(super) struct Pods<'a> {
     node: String,
     /// Where it is asked what the pods use.
     meters: &'a Meters,
-    home: View<RawPod>,
+    home: View<SeenPod>,
     there: Watches,
+    state: Mutex<State>,
+    reads: Semaphore,
     outside: Told,
     turns: Turns,
+    looks: Looks,
     sweeps: Swept,
     /// Which remote pods were deleted of late, by home pod: uid and grace.
     deleted: Mutex<Brake<(String, u32)>>,
@@ -79,6 +93,49 @@ pub(super) struct Pods<'a> {
     waits: Waits,
     events: Events,
     _stops: tokio_util::sync::DropGuard,
+}
+
+/// What is known from one turn to the next.
+struct State {
+    feed: Option<Feed<SeenPod>>,
+    /// When all are looked at next.
+    resync: Instant,
+    answers: bool,
+    sweep: Sweep,
+    surroundings: Vec<watch::Receiver<u64>>,
+    network: Option<PodNetwork>,
+    /// The namespaces there that the status of a `NamespaceOffloading` names.
+    mapped: BTreeSet<String>,
+    placed: Placed,
+    admitted: Admitted,
+}
+
+/// In which namespaces there pods may run, whatever became of their `NamespaceOffloading`. What others
+/// say of a pod before it was claimed, or started, names no namespace that is watched.
+#[derive(Default)]
+struct Placed {
+    by_pod: HashMap<String, String>,
+    pods: BTreeMap<String, usize>,
+}
+
+impl Placed {
+    fn note(&mut self, key: &str, now: Option<&str>) {
+        if self.by_pod.get(key).map(String::as_str) == now {
+            return;
+        }
+        if let Some(before) = self.by_pod.remove(key)
+            && let Some(count) = self.pods.get_mut(&before)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.pods.remove(&before);
+            }
+        }
+        if let Some(now) = now {
+            self.by_pod.insert(key.to_owned(), now.to_owned());
+            *self.pods.entry(now.to_owned()).or_default() += 1;
+        }
+    }
 }
 
 impl<'a> Pods<'a> {
@@ -91,12 +148,26 @@ impl<'a> Pods<'a> {
     ) -> Self {
         let stop = CancellationToken::new();
         let of_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-        let all: Api<Lean<RawPod>> = Api::all(places.home.client().clone());
+        let all: Api<Lean<SentPod>> = Api::all(places.home.client().clone());
+        let home = View::start(all, of_node, |it| Some(SeenPod::at_home(&it)), &stop);
         Self {
-            home: View::start(all, of_node, Some, &stop),
-            there: Watches::new(places.home.id()),
+            there: Watches::new(places.home.id(), &home),
+            home,
+            state: Mutex::new(State {
+                feed: None,
+                resync: Instant::now(),
+                answers: false,
+                sweep: Sweep::default(),
+                surroundings: surroundings(places),
+                network: None,
+                mapped: BTreeSet::new(),
+                placed: Placed::default(),
+                admitted: Admitted::default(),
+            }),
+            reads: Semaphore::new(READS),
             outside: Told::default(),
             turns: Turns::default(),
+            looks: Looks::default(),
             sweeps: Swept::default(),
             deleted: Mutex::default(),
             places,
@@ -112,70 +183,26 @@ impl<'a> Pods<'a> {
     }
 
     /// Looks after them, and says what they use and which Services lead to none of them, for ever.
-    pub(super) async fn run(self) {
-        tokio::join!(self.look_after(), self.meter(), self.watch_services());
+    pub(super) async fn run(self, metrics: &LoopMetrics) {
+        tokio::join!(self.look_after(metrics), self.meter(), self.watch_services());
     }
 
-    async fn look_after(&self) {
+    async fn look_after(&self, metrics: &LoopMetrics) {
         // What is not known at home looks as if it were to be swept.
         self.home.complete().await;
         // Without what they say of networks, pods would lose their addresses for a moment.
         self.places.home.views().remote_clusters.complete().await;
-        let feed = self.home.feed();
-        let (mut work, mut running) = (Work::default(), FuturesUnordered::new());
-        let mut resync = time::Instant::now();
-        let mut sweep = Sweep::default();
-        let mut surroundings = self.surroundings();
-        let mut network = self.network();
-        loop {
-            // From now on: a change while this one looks is not missed.
-            let mut triggers = self.triggers();
-            let answers = self.follow().await;
-            triggers.extend(self.there.triggers());
-            let now = self.network();
-            if now != network {
-                // All pods have other addresses here.
-                (network, resync) = (now, time::Instant::now());
-            }
-            self.note_changes(&feed, &mut work, &mut resync);
-            if has_changed(&mut surroundings) {
-                for key in self.waits.keys() {
-                    work.add(key);
-                }
-            }
-            for key in work.take(AT_ONCE - running.len()) {
-                let look = self.reconcile(key.clone());
-                running.push(async move { (key, look.await) });
-            }
-            let is_swept = answers && (*self.swept.borrow() || sweep.is_over(&self.there));
-            if !answers {
-                sweep = Sweep::default();
-            }
-            self.swept
-                .send_if_modified(|swept| std::mem::replace(swept, is_swept) != is_swept);
-            let has_room = running.len() < AT_ONCE;
-            let next = [
-                has_room.then(|| work.next()).flatten(),
-                Some(resync),
-                (!answers).then(|| time::Instant::now() + RETRY),
-            ];
-            let next = next.into_iter().flatten().min().unwrap_or(resync);
-            let done = async {
-                match running.next().await {
-                    Some(done) => done,
-                    None => pending().await,
-                }
-            };
-            let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
-            tokio::select! {
-                (key, outcome) = done => {
-                    sweep.note(&key);
-                    note_outcome(&mut work, &key, outcome);
-                }
-                _changed = select_all(changes) => {}
-                () = time::sleep_until(next) => {}
-            }
+        let network = self.network();
+        {
+            let mut state = self.state();
+            state.feed = Some(self.home.feed());
+            (state.network, state.mapped) = (network, self.mapped_there());
         }
+        control(self, metrics).await;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the `RemoteCluster` says of the cluster now.
@@ -192,16 +219,8 @@ impl<'a> Pods<'a> {
         remote_settings(&pods, self.places.home.id())
     }
 
-    /// Follows the cluster as it is reached now; whether it answers.
-    async fn follow(&self) -> bool {
-        let place = self.places.reach(&self.cluster).await.ok();
-        let cluster = place.as_ref().map(|place| &place.cluster);
-        self.there.follow(cluster, &self.namespaces());
-        cluster.is_some()
-    }
-
-    /// The namespaces there in which pods of ours may be.
-    fn namespaces(&self) -> BTreeSet<String> {
+    /// The namespaces there that are said to be there.
+    fn mapped_there(&self) -> BTreeSet<String> {
         let offloadings = self.places.home.views().offloadings.all();
         let named = offloadings.iter().filter_map(|one| {
             let is_there = matches!(
@@ -211,57 +230,122 @@ impl<'a> Pods<'a> {
             let name = one.status.as_ref()?.remote_namespace_name.clone()?;
             is_there.then_some(name)
         });
-        // Where pods were made, whatever became of their NamespaceOffloading. What others say of a pod
-        // before it was claimed, or started, names no namespace that is watched.
-        let pods = self.home.all();
-        let may_run = pods.iter().filter(|pod| pod.as_home().may_run());
-        let placed = may_run.filter_map(|pod| pod.place());
-        let placed = placed
-            .filter(|(cluster, _)| *cluster == self.cluster.as_str())
-            .map(|(_, namespace)| namespace.to_owned());
-        named.chain(placed).collect()
+        named.collect()
     }
 
-    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
-        let mut all = self.surroundings();
-        all.push(self.home.version());
-        all
+    /// Notes where this home pod may run now, and what it asks for.
+    fn note_pod(&self, state: &mut State, key: &str) {
+        let pod = self.home.get(key);
+        let place = pod
+            .as_ref()
+            .filter(|it| it.state.may_run())
+            .and_then(|it| it.place());
+        let here = place.filter(|(cluster, _)| *cluster == self.cluster.as_str());
+        state.placed.note(key, here.map(|(_, namespace)| namespace));
+        state.admitted.note(key, pod.as_deref());
     }
 
-    /// Which clusters there are and how they are, and which namespaces are there: what waits may
-    /// wait for these.
-    fn surroundings(&self) -> Vec<watch::Receiver<u64>> {
-        let views = self.places.home.views();
-        vec![
-            self.places.registry().changes(),
-            views.offloadings.version(),
-            views.remote_clusters.version(),
-        ]
-    }
-
-    fn note_changes(&self, feed: &Feed<RawPod>, work: &mut Work, resync: &mut time::Instant) {
-        let (home, there) = (feed.take(), self.there.changed());
-        match (home, there) {
-            (Changed::These(home), Some(there)) if *resync > time::Instant::now() => {
-                for pod in home {
-                    work.add(pod.key());
-                }
-                for key in there.iter().filter_map(|pod| pod.home_key()) {
-                    work.add(key.to_owned());
+    /// Adds the home pods that have changed.
+    fn note_home(&self, state: &mut State, queue: &mut Queue) {
+        match state.feed.as_ref().map(Feed::take) {
+            Some(Changed::These(pods)) => {
+                for pod in pods {
+                    self.note_pod(state, pod.key());
+                    queue.add(pod.key());
                 }
             }
-            _ => {
-                *resync = time::Instant::now() + RESYNC;
+            Some(Changed::Everything) => {
+                (state.placed, state.admitted) = (Placed::default(), Admitted::default());
                 for pod in self.home.all() {
-                    work.add(pod.key());
+                    self.note_pod(state, pod.key());
                 }
-                let there = self.there.all();
-                for key in there.iter().filter_map(|pod| pod.home_key()) {
-                    work.add(key.to_owned());
-                }
+                state.resync = Instant::now();
             }
+            None => {}
         }
     }
+
+    /// Adds those whose remote pods have changed, and all of them now and then.
+    fn note_there(&self, state: &mut State, queue: &mut Queue) {
+        let there = self.there.changed();
+        if let (Some(there), true) = (there, state.resync > Instant::now()) {
+            for key in there.iter().filter_map(|pod| pod.home_key()) {
+                queue.add(key);
+            }
+            return;
+        }
+        state.resync = Instant::now() + RESYNC;
+        for pod in self.home.all() {
+            queue.add(pod.key());
+        }
+        for key in self.there.all().iter().filter_map(|pod| pod.home_key()) {
+            queue.add(key);
+        }
+    }
+}
+
+impl Controller for Pods<'_> {
+    const NAME: &'static str = "pods";
+    const AT_ONCE: usize = 32;
+
+    async fn changes(&self, queue: &mut Queue) -> Next {
+        // From now on: a change while this one looks is not missed.
+        let mut triggers = surroundings(self.places);
+        triggers.push(self.home.version());
+        let place = self.places.reach(&self.cluster).await.ok();
+        let cluster = place.as_ref().map(|place| &place.cluster);
+        let (network, answers) = (self.network(), cluster.is_some());
+        let mut state = self.state();
+        let state = &mut *state;
+        if has_changed(&mut state.surroundings) {
+            state.mapped = self.mapped_there();
+            for key in self.waits.keys() {
+                queue.add(key);
+            }
+        }
+        self.note_home(state, queue);
+        let placed = state.placed.pods.keys();
+        self.there
+            .follow(cluster, &state.mapped.iter().chain(placed).cloned().collect());
+        triggers.extend(self.there.triggers());
+        if network != state.network || (state.answers && !answers) {
+            // All pods have other addresses here, or are not known to be ready any more.
+            (state.network, state.resync) = (network, Instant::now());
+        }
+        state.answers = answers;
+        self.note_there(state, queue);
+        if !answers {
+            state.sweep = Sweep::default();
+        }
+        let is_swept = answers && (*self.swept.borrow() || state.sweep.is_over(&self.there));
+        self.swept
+            .send_if_modified(|swept| std::mem::replace(swept, is_swept) != is_swept);
+        let retry = (!answers).then(|| Instant::now() + RETRY);
+        Next {
+            triggers,
+            at: retry.map_or(state.resync, |it| it.min(state.resync)),
+            works: true,
+        }
+    }
+
+    async fn reconcile(&self, key: &str) -> Result<Option<Duration>, ApiError> {
+        self.look_at(key).await
+    }
+
+    fn looked_at(&self, key: &str) {
+        self.state().sweep.note(key);
+    }
+}
+
+/// Which clusters there are and how they are, and which namespaces are there: what waits may wait for
+/// these.
+fn surroundings(places: &Places<'_>) -> Vec<watch::Receiver<u64>> {
+    let views = places.home.views();
+    vec![
+        places.registry().changes(),
+        views.offloadings.version(),
+        views.remote_clusters.version(),
+    ]
 }
 
 /// Whether one has since the last call.
@@ -276,7 +360,7 @@ fn has_changed(versions: &mut [watch::Receiver<u64>]) -> bool {
 
 /// The first look at all remote pods since their cluster answers.
 struct Sweep {
-    began: time::Instant,
+    began: Instant,
     /// Those that are still to be looked at, once all were seen.
     left: Option<BTreeSet<String>>,
 }
@@ -284,7 +368,7 @@ struct Sweep {
 impl Default for Sweep {
     fn default() -> Self {
         Self {
-            began: time::Instant::now(),
+            began: Instant::now(),
             left: None,
         }
     }
@@ -310,16 +394,6 @@ impl Sweep {
     }
 }
 
-fn note_outcome(work: &mut Work, key: &str, outcome: Result<Option<Duration>, ApiError>) {
-    match outcome {
-        Ok(again) => work.done(key, again),
-        Err(error) => {
-            tracing::warn!(pod = key, %error, "a pod of a virtual node could not be seen to: it is tried again");
-            work.failed(key);
-        }
-    }
-}
-
 fn remote_settings(pods: &RemotePods, home: &ClusterId) -> RemoteSettings {
     let tolerations = pods.tolerations.iter().map(|one| serde_json::json!(one));
     RemoteSettings {
@@ -327,6 +401,7 @@ fn remote_settings(pods: &RemotePods, home: &ClusterId) -> RemoteSettings {
         node_selector: pods.node_selector.clone(),
         tolerations: tolerations.collect(),
         priority_class: pods.priority_class_name.clone(),
+        claims: BTreeMap::new(),
         runtime_class: pods.runtime_class_name.clone(),
     }
 }

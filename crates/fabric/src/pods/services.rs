@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::future::select_all;
 use k8s_openapi::api::core::v1::Service;
-use kube::{Resource, ResourceExt};
+use kube::Resource;
 use tokio::time;
 
 use super::Pods;
@@ -13,8 +13,8 @@ use crate::{
     cluster::view::{Changed, Feed},
     offload::{Labels, Unreached, reflection::Original},
     places::Sources,
-    raw::RawPod,
     reflect::Source,
+    seen::SeenPod,
 };
 
 const REASON: &str = "PodsNotReachable";
@@ -71,7 +71,7 @@ impl Pods<'_> {
     /// The Services that are to hear of their pods, by namespace and name.
     fn news(
         &self,
-        pods: &Feed<RawPod>,
+        pods: &Feed<SeenPod>,
         watches: &BTreeMap<String, Watch>,
         known: &mut Unreached,
     ) -> Vec<(String, String)> {
@@ -96,26 +96,29 @@ impl Pods<'_> {
             for name in names {
                 let service = services.get(&format!("{namespace}/{name}"));
                 let selector = service.as_ref().map(|it| &it.selector);
-                let here = here.iter().map(|pod| (pod.name_any(), pod.labels()));
+                let here = here.iter().map(|pod| (pod.name().to_owned(), &pod.labels));
                 if known.note_service(namespace, &name, selector, here) {
                     news.push((namespace.clone(), name));
                 }
             }
         }
         for pod in pods.into_iter().flatten() {
-            let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-            let now = self.home.get(&pod.key());
-            let labels: Option<&Labels> = now.as_ref().filter(|it| runs(it)).map(|it| it.labels());
-            let services = known.note_pod(&namespace, &name, labels);
-            news.extend(services.into_iter().map(|service| (namespace.clone(), service)));
+            let now = self.home.get(pod.key());
+            let labels: Option<&Labels> = now.as_ref().filter(|it| it.runs).map(|it| &it.labels);
+            let services = known.note_pod(pod.namespace(), pod.name(), labels);
+            news.extend(
+                services
+                    .into_iter()
+                    .map(|service| (pod.namespace().to_owned(), service)),
+            );
         }
         news
     }
 
     /// The home pods of a namespace that run there.
-    pub(super) fn running_in(&self, namespace: &str) -> Vec<Arc<RawPod>> {
+    pub(super) fn running_in(&self, namespace: &str) -> Vec<Arc<SeenPod>> {
         let mut pods = self.home.of_topic(namespace);
-        pods.retain(|pod| runs(pod) && pod.namespace().as_deref() == Some(namespace));
+        pods.retain(|pod| pod.runs);
         pods
     }
 
@@ -132,7 +135,7 @@ impl Pods<'_> {
         let note = format!(
             "pods that it selects run in the cluster {cluster}, to which no route leads (spec.fabric.network of RemoteCluster \
              {cluster} is Isolated): they have no address here, are no endpoints of this Service, and nothing in this cluster \
-             reaches them by it. Run what uses them in that cluster, or see Networks in docs/offloading.md"
+             reaches them by it. Run what uses them in that cluster, or see docs/offloading-reference.md#networks"
         );
         self.events
             .warn_object(service.object_ref(&()), REASON, &note)
@@ -153,9 +156,4 @@ fn follow(watches: &mut BTreeMap<String, Watch>, sources: &Sources) {
         };
         watches.entry(namespace.clone()).or_insert_with(watch);
     }
-}
-
-/// Whether a home pod runs there: it would be an endpoint if it had an address.
-fn runs(pod: &RawPod) -> bool {
-    pod.metadata.deletion_timestamp.is_none() && pod.status["phase"] == "Running"
 }

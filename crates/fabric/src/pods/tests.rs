@@ -22,11 +22,12 @@ use crate::{
     fleet::{Link, Registry},
     offload::reflection::Marks,
     placement::{Declared, Mapped, Namespaces},
-    reflect::Source,
+    reflect::{MOST_COPIED, Source},
 };
 
 mod bounds;
 mod changes;
+mod claims;
 mod services;
 mod usage;
 mod waits;
@@ -43,6 +44,10 @@ struct World {
     ran: Mutex<BTreeMap<String, BTreeSet<String>>>,
     /// Whether the other cluster does not answer.
     is_silent: AtomicBool,
+    /// Whether it is not seen yet that the namespace is offloaded.
+    is_unmapped: bool,
+    /// How many pods of a namespace are watched, if not as many as ever.
+    watched: Option<usize>,
     meters: Meters,
 }
 
@@ -69,6 +74,8 @@ impl World {
             there,
             ran: Mutex::default(),
             is_silent: AtomicBool::new(false),
+            is_unmapped: false,
+            watched: None,
             meters: Meters::default(),
         }
     }
@@ -94,7 +101,8 @@ impl World {
     }
 
     async fn run(&self) {
-        self.with_pods(async |pods| pods.run().await).await;
+        let metrics = LoopMetrics::default();
+        self.with_pods(async |pods| pods.run(&metrics).await).await;
     }
 
     /// Does this with the pods of the node.
@@ -105,7 +113,8 @@ impl World {
         } else {
             Link::up(&self.there, Rights::ALL).await
         };
-        let mapping = [("shop".to_owned(), Mapped::To("shop-home".to_owned()))].into();
+        let mapping = [("shop".to_owned(), Mapped::To("shop-home".to_owned()))];
+        let mapping = mapping.into_iter().filter(|_| !self.is_unmapped).collect();
         let declared = Declared {
             namespaces: Namespaces {
                 mapping,
@@ -120,11 +129,14 @@ impl World {
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
         };
-        let source = Source::new(&home, "shop", &marks);
+        let source = Source::new(&home, "shop", &marks, MOST_COPIED);
         places.show_sources(&[("shop".to_owned(), Arc::new(source))].into());
         let swept = watch::Sender::new(false);
         home.views().offloadings.complete().await;
-        let pods = Pods::new(&places, "milan".parse().unwrap(), "milan", &self.meters, &swept);
+        let mut pods = Pods::new(&places, "milan".parse().unwrap(), "milan", &self.meters, &swept);
+        if let Some(most) = self.watched {
+            pods.there.watch_at_most(most);
+        }
         act(pods).await;
     }
 

@@ -11,7 +11,11 @@ use std::{
 use tokio::time;
 
 use super::Pods;
-use crate::{brake::Brake, pace::Pace};
+use crate::{
+    brake::Brake,
+    pace::Pace,
+    seen::{Digests, SeenPod},
+};
 
 const EACH: Duration = Duration::from_secs(1);
 /// So many transitions come at once: more than a pod has when it starts.
@@ -19,14 +23,28 @@ const TRANSITIONS: u32 = 10;
 
 /// Whose status was written of late, by uid.
 #[derive(Default)]
-pub(super) struct Turns(Mutex<HashMap<String, Pace>>);
+pub(super) struct Turns(Mutex<Taken>);
+
+#[derive(Default)]
+struct Taken {
+    paces: HashMap<String, Pace>,
+    /// When those that are over were forgotten: that takes as long as there are.
+    forgot: Option<time::Instant>,
+}
 
 impl Turns {
     /// Takes a turn, or says in what time there is one.
     pub(super) fn take(&self, uid: &str, is_transition: bool) -> Result<(), Duration> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, pace| !pace.is_idle());
-        let pace = all.entry(uid.to_owned()).or_insert_with(|| Pace::new(EACH));
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = time::Instant::now();
+        if taken.forgot.is_none_or(|it| it + EACH <= now) {
+            taken.forgot = Some(now);
+            taken.paces.retain(|_, pace| !pace.is_idle());
+        }
+        let pace = taken
+            .paces
+            .entry(uid.to_owned())
+            .or_insert_with(|| Pace::new(EACH));
         pace.take(if is_transition { TRANSITIONS } else { 1 })
     }
 }
@@ -68,7 +86,46 @@ impl Swept {
     }
 }
 
+/// So many pods a second are read here because of what is seen there, and so many at once.
+const EACH_READ: Duration = Duration::from_millis(10);
+const READS_AT_ONCE: u32 = 2000;
+
+/// How the pods here were seen when they were read last. Their cluster makes nobody read them as fast as
+/// it changes its own.
+pub(super) struct Looks(Mutex<(HashMap<String, Digests>, Pace)>);
+
+impl Default for Looks {
+    fn default() -> Self {
+        Self(Mutex::new((HashMap::new(), Pace::new(EACH_READ))))
+    }
+}
+
+impl Looks {
+    /// Takes a turn to read a pod that is seen like this, or says in what time there is one.
+    fn take(&self, key: &str, seen: Digests) -> Result<(), Duration> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (read, pace) = &mut *state;
+        if read.get(key) == Some(&seen) {
+            return pace.take(READS_AT_ONCE);
+        }
+        read.insert(key.to_owned(), seen);
+        Ok(())
+    }
+
+    pub(super) fn forget(&self, key: &str) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0.remove(key);
+    }
+}
+
 impl Pods<'_> {
+    /// Returns when a pod may be read: at once if it has changed here.
+    pub(super) async fn may_read(&self, seen: &SeenPod) {
+        while let Err(wait) = self.looks.take(seen.key(), seen.digests) {
+            time::sleep(wait).await;
+        }
+    }
+
     /// In what time a remote pod that runs for nobody is looked at again, if it was of late. Otherwise it
     /// is looked at now, or as soon as it is its turn.
     pub(super) async fn swept_of_late(&self, key: &str, uid: &str) -> Option<Duration> {
@@ -100,6 +157,24 @@ mod tests {
         assert!(turns.take("a", false).is_err());
         time::sleep(Duration::from_mins(1)).await;
         assert_eq!(turns.take("c", false), Ok(()));
-        assert_eq!(turns.0.lock().unwrap().len(), 1, "others are forgotten");
+        assert_eq!(turns.0.lock().unwrap().paces.len(), 1, "others are forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cluster_has_pods_here_read_only_so_fast() {
+        let looks = Looks::default();
+        let seen = |status| Digests {
+            metadata: 1,
+            spec: 1,
+            status,
+        };
+        assert_eq!(looks.take("a", seen(1)), Ok(()));
+        let many = |most: usize| (0..most).take_while(|_| looks.take("a", seen(1)).is_ok()).count();
+        assert_eq!(many(5000), 2000);
+        assert_eq!(looks.take("a", seen(2)), Ok(()), "it has changed here");
+        assert!(looks.take("a", seen(2)).is_err());
+        time::sleep(Duration::from_secs(1)).await;
+        let more = (0..5000).take_while(|_| looks.take("a", seen(2)).is_ok()).count();
+        assert_eq!(more, 100);
     }
 }

@@ -12,30 +12,19 @@ use futures::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use kube::{Resource, ResourceExt, api::ObjectMeta, core::NamespaceResourceScope};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tokio::time::Instant;
 
 use super::Pods;
 use crate::{
     cluster::{ApiError, Cause},
-    marks::{HOME, HOME_UID},
+    marks::HOME,
     meters::Usage,
-    offload::{
-        pods::There,
-        usage::{Container, Counters, Sample},
-    },
-    raw::RawPod,
+    offload::usage::{Container, Counters, Sample},
+    seen::SeenPod,
 };
 
 /// What was read so long ago counts still: metrics of pods are new every 15 s or so.
 const AGE: Duration = Duration::from_secs(5);
-const STATUSES: [&str; 3] = [
-    "containerStatuses",
-    "ephemeralContainerStatuses",
-    "initContainerStatuses",
-];
-const CONTAINERS: [&str; 3] = ["containers", "ephemeralContainers", "initContainers"];
-
 /// What a pod uses, in the words of `metrics.k8s.io`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct PodMetrics {
@@ -112,7 +101,10 @@ impl Pods<'_> {
     /// What each container uses that runs for one here.
     async fn samples(&self) -> Result<Vec<Sample>, String> {
         let pods = self.running().await.map_err(|error| error.to_string())?;
-        let namespaces: BTreeSet<String> = pods.iter().map(|(_, there)| namespace(&**there)).collect();
+        let namespaces: BTreeSet<String> = pods
+            .iter()
+            .map(|(_, there)| there.namespace().to_owned())
+            .collect();
         let place = self.places.reach(&self.cluster).await?;
         let ours = format!("{HOME}={}", self.places.home.id());
         let lists = namespaces.iter().map(|namespace| {
@@ -134,30 +126,20 @@ impl Pods<'_> {
             return Err(self.explain(&error));
         }
         let measured = pods.iter().filter_map(|(home, there)| {
-            let metrics = all.get(&(namespace(&**there), there.name_any()))?;
+            let metrics = all.get(&(there.namespace().to_owned(), there.name().to_owned()))?;
             Some(of_pod(home, there, metrics))
         });
         Ok(measured.flatten().collect())
     }
 
     /// The pods of this node that run, and what runs for them.
-    async fn running(&self) -> Result<Vec<(Arc<RawPod>, Arc<RawPod>)>, ApiError> {
+    async fn running(&self) -> Result<Vec<(Arc<SeenPod>, Arc<SeenPod>)>, ApiError> {
         let home_uid = self.places.home_uid().await?;
         let running = self.home.all().into_iter().filter_map(|home| {
             let (cluster, namespace) = home.place()?;
-            let there = self.there.get(namespace, &home.name_any())?;
-            let ours = there.annotation(HOME_UID) == Some(home_uid);
-            let found = there.as_there(ours, &home.key(), Some(&home));
-            let runs = matches!(
-                found,
-                There::Ours {
-                    gated: false,
-                    ended: false,
-                    ..
-                }
-            );
-            let is_here = cluster == self.cluster.as_str() && home.as_home().claimed;
-            (is_here && runs).then(|| (Arc::clone(&home), there))
+            let there = self.there.get(namespace, home.name())?;
+            let is_here = cluster == self.cluster.as_str() && home.state.claimed;
+            (is_here && there.runs_for(&home, home_uid)).then(|| (Arc::clone(&home), there))
         });
         Ok(running.collect())
     }
@@ -183,31 +165,22 @@ fn namespace(pod: &impl ResourceExt) -> String {
 
 /// What the containers of one pod use, as far as the home pod has them: names that the other
 /// cluster made up are not passed on.
-fn of_pod(home: &RawPod, there: &RawPod, metrics: &PodMetrics) -> Vec<Sample> {
+fn of_pod(home: &SeenPod, there: &SeenPod, metrics: &PodMetrics) -> Vec<Sample> {
     let Some((at, window)) = when(metrics) else {
         return Vec::new();
     };
-    let named = |one: &Value, name: &str| one["name"] == name;
-    let is_known = |name: &str| {
-        let all = CONTAINERS.iter().filter_map(|field| home.spec[*field].as_array());
-        all.flatten().any(|it| named(it, name))
-    };
+    let is_known = |name: &str| home.containers.iter().any(|it| **it == *name);
     let started = |name: &str| {
-        let all = STATUSES
-            .iter()
-            .filter_map(|field| there.status[*field].as_array());
-        let mut all = all.flatten();
-        let status = all.find(|it| named(it, name))?;
-        let at: Timestamp = status["state"]["running"]["startedAt"].as_str()?.parse().ok()?;
-        Some(at.as_millisecond())
+        let mut since = there.since.iter();
+        since.find(|(of, _)| **of == *name).map(|(_, at)| *at)
     };
     let known = metrics.containers.iter().filter(|it| is_known(&it.name));
     let samples = known.filter_map(|it| {
         let (cpu, memory) = Sample::amounts(it.usage.get("cpu")?, it.usage.get("memory")?)?;
         Some(Sample {
             container: Container {
-                namespace: namespace(home),
-                pod: home.name_any(),
+                namespace: home.namespace().to_owned(),
+                pod: home.name().to_owned(),
                 name: it.name.clone(),
             },
             run: (there.uid().to_owned(), started(&it.name)),

@@ -12,18 +12,24 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     cluster::{
-        Cluster, Lean,
-        view::{Changed, Feed, View},
+        Budget, Cluster, Lean,
+        view::{Changed, Feed, Room, View},
     },
     marks::HOME,
-    raw::RawPod,
+    seen::{SeenPod, SentPod},
     volume::ClusterId,
 };
+
+/// So many pods of a namespace are watched. Of more, each is read now and then.
+const MOST_PODS: usize = 5000;
 
 /// The watches.
 pub(super) struct Watches {
     /// The cluster whose pods are selected.
     home: ClusterId,
+    pods: View<SeenPod>,
+    /// So many pods are watched of each namespace.
+    most: usize,
     state: Mutex<State>,
 }
 
@@ -34,15 +40,17 @@ struct State {
 }
 
 struct Watched {
-    view: View<RawPod>,
-    feed: Feed<RawPod>,
+    view: View<SeenPod>,
+    feed: Feed<SeenPod>,
     _stops: DropGuard,
 }
 
 impl Watches {
-    pub(super) fn new(home: &ClusterId) -> Self {
+    pub(super) fn new(home: &ClusterId, pods: &View<SeenPod>) -> Self {
         Self {
             home: home.clone(),
+            pods: pods.clone(),
+            most: MOST_PODS,
             state: Mutex::default(),
         }
     }
@@ -74,14 +82,12 @@ impl Watches {
     fn watch(&self, cluster: &Cluster, namespace: &str) -> Watched {
         let stop = CancellationToken::new();
         let ours = watcher::Config::default().labels(&format!("{HOME}={}", self.home));
-        let pods: Api<Lean<RawPod>> = Api::namespaced(cluster.client().clone(), namespace);
-        let view = View::start_within(
-            pods,
-            ours,
-            |pod| pod.is_plausible().then_some(pod),
-            cluster.budget(),
-            &stop,
-        );
+        let pods: Api<Lean<SentPod>> = Api::namespaced(cluster.client().clone(), namespace);
+        // What the cluster invents is its own.
+        let home = self.pods.clone();
+        let is_own = move |it: &SeenPod| it.home_key().is_some_and(|key| home.get(key).is_some());
+        let room = Room::from(cluster.budget()).and_own(Budget::of_namespace(self.most), is_own);
+        let view = View::start_within(pods, ours, |pod| SeenPod::remote(&pod), room, &stop);
         Watched {
             feed: view.feed(),
             view,
@@ -90,7 +96,7 @@ impl Watches {
     }
 
     /// The pod of this name, as it was seen last.
-    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<RawPod>> {
+    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<SeenPod>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state
             .namespaces
@@ -99,8 +105,20 @@ impl Watches {
             .get(&format!("{namespace}/{name}"))
     }
 
+    /// Whether a pod may be there although it is not seen.
+    pub(super) fn may_hide(&self, namespace: &str, name: &str) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = state.namespaces.get(namespace);
+        watched.is_some_and(|it| it.view.is_full() || it.view.is_too_large(&format!("{namespace}/{name}")))
+    }
+
+    #[cfg(test)]
+    pub(super) fn watch_at_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
     /// The pods of this name in all namespaces.
-    pub(super) fn named(&self, name: &str) -> Vec<Arc<RawPod>> {
+    pub(super) fn named(&self, name: &str) -> Vec<Arc<SeenPod>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let namespaces = state.namespaces.iter();
         namespaces
@@ -110,7 +128,7 @@ impl Watches {
 
     /// What has changed since the last call, each as it was and as it is; `None` if all have to be
     /// looked at, also those that are not there any more.
-    pub(super) fn changed(&self) -> Option<Vec<Arc<RawPod>>> {
+    pub(super) fn changed(&self) -> Option<Vec<Arc<SeenPod>>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut all, mut everything) = (Vec::new(), false);
         for watched in state.namespaces.values() {
@@ -123,7 +141,7 @@ impl Watches {
     }
 
     /// All pods that were seen.
-    pub(super) fn all(&self) -> Vec<Arc<RawPod>> {
+    pub(super) fn all(&self) -> Vec<Arc<SeenPod>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state
             .namespaces

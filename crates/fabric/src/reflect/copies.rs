@@ -12,6 +12,7 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, ObjectReference, Secret, Service},
     discovery::v1::EndpointSlice,
 };
+use kube::Resource;
 use serde_json::Value;
 use tokio::{sync::Semaphore, time::Instant};
 
@@ -20,6 +21,7 @@ use super::{
     source::{self, Copied, Of, PerKind, Source, json, kinds},
 };
 use crate::{
+    api::namespace_offloading::{NAME, NamespaceOffloading},
     brake::Brake,
     cluster::{ApiError, Cause, Cluster, Precondition, events::Events},
     observe::crash::{self, Step as Write},
@@ -49,6 +51,8 @@ pub(super) struct Ends {
     /// The namespace there.
     pub(super) remote: String,
     pub(super) owner: Owner,
+    /// The uid of the `NamespaceOffloading`.
+    pub(super) offloading: String,
     pub(super) marks: Marks,
     pub(super) source: Arc<Source>,
     /// Whether there are routes between the pods of the two clusters.
@@ -75,6 +79,8 @@ struct Memory {
     brake: Brake<Print>,
     /// The objects whose names others have, and when they were told so.
     taken: HashMap<String, Instant>,
+    /// When it was told that there are too many objects.
+    too_many: Option<Instant>,
     /// When the namespace there was last seen to be ours.
     checked: Option<Instant>,
 }
@@ -82,7 +88,7 @@ struct Memory {
 impl Copies {
     pub(super) fn new(ends: Ends) -> Self {
         Self {
-            seen: source::copies(&ends.there, &ends.remote, &ends.marks),
+            seen: source::copies(&ends.there, &ends.remote, &ends.marks, &ends.source),
             ends,
             memory: Mutex::default(),
         }
@@ -354,6 +360,38 @@ impl Copies {
         };
         self.ends.events.warn_object(about, reason, note).await;
         true
+    }
+
+    /// Tells on the `NamespaceOffloading` which kinds have more objects than are copied.
+    pub(super) async fn tell_too_many(&self) {
+        let too_many = |kind: &&Kind| self.ends.source.has_too_many(**kind);
+        let kinds: Vec<String> = self
+            .kinds()
+            .iter()
+            .filter(too_many)
+            .map(|it| format!("{it:?}s"))
+            .collect();
+        let is_told = self.memory().too_many.is_some_and(|at| at.elapsed() < TELL);
+        if kinds.is_empty() || is_told || self.ends.source.take_turn().is_err() {
+            return;
+        }
+        self.memory().too_many = Some(Instant::now());
+        let note = format!(
+            "the namespace has more {} than are copied, which are {} of a kind: the rest is not in the cluster {}. Delete some, or set liqo.io/skip-reflection on those that no pod \
+             there needs",
+            kinds.join(" and "),
+            self.ends.source.most,
+            self.ends.there.id()
+        );
+        let about = ObjectReference {
+            api_version: Some(NamespaceOffloading::api_version(&()).into_owned()),
+            kind: Some(NamespaceOffloading::kind(&()).into_owned()),
+            namespace: Some(self.ends.owner.namespace.clone()),
+            name: Some(NAME.to_owned()),
+            uid: Some(self.ends.offloading.clone()),
+            ..ObjectReference::default()
+        };
+        self.ends.events.warn_object(about, "TooManyObjects", &note).await;
     }
 
     /// This was written, and became that.

@@ -105,7 +105,7 @@ impl Echo {
         };
         let watch = ends
             .there
-            .watch_in(&ends.remote, watcher::Config::default(), hear);
+            .watch_in(&ends.remote, watcher::Config::default(), hear, |room| room);
         // It begins when it is asked.
         drop(watch.version());
         Self {

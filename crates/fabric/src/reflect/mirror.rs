@@ -136,6 +136,7 @@ impl Rounds for Mirror {
                 }
             }
         }
+        copies.tell_too_many().await;
         self.echo.pass_on(&copies.ends).await;
         Ok(())
     }

@@ -23,14 +23,14 @@ use kube::ResourceExt;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-pub(super) use self::source::Source;
+pub(super) use self::source::{MOST_COPIED, Source};
 use self::{
     bindings::Bindings,
     mirror::Mirror,
     routes::{Current, is_routed, routes},
 };
 use super::{
-    Idle,
+    Idle, Rest,
     marks::{HOME, HOME_UID},
     places::Places,
     remote::Owner,
@@ -50,7 +50,7 @@ pub(super) struct Reflection<'a> {
     places: &'a Places<'a>,
     metrics: &'a LoopMetrics,
     events: Events,
-    idle: watch::Receiver<Option<String>>,
+    idle: watch::Receiver<Option<Rest>>,
     /// Changes whenever `idle` does.
     wakes: watch::Receiver<u64>,
     _waking: AbortOnDropHandle<()>,
@@ -61,6 +61,8 @@ pub(super) struct Reflection<'a> {
     /// By cluster.
     turns: BTreeMap<String, Arc<Semaphore>>,
     routes: Arc<Current>,
+    /// So many objects of a kind are copied of a namespace.
+    most: usize,
 }
 
 /// A namespace in a remote cluster.
@@ -107,6 +109,7 @@ impl<'a> Reflection<'a> {
             mirrors: BTreeMap::new(),
             turns: BTreeMap::new(),
             routes: Arc::default(),
+            most: MOST_COPIED,
         }
     }
 
@@ -164,7 +167,8 @@ impl<'a> Reflection<'a> {
         let owner = self.places.owner(&namespace).await?;
         let marks = marks(&owner);
         let source = self.sources.entry(place.namespace.clone());
-        let source = source.or_insert_with(|| Arc::new(Source::new(home, &place.namespace, &marks)));
+        let source =
+            source.or_insert_with(|| Arc::new(Source::new(home, &place.namespace, &marks, self.most)));
         let turns = self.turns.entry(place.cluster.clone());
         let turns = turns.or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE)));
         let mirror = Mirror::new(copies::Ends {
@@ -172,6 +176,7 @@ impl<'a> Reflection<'a> {
             there: there.clone(),
             remote: place.remote.clone(),
             owner,
+            offloading: place.offloading.clone(),
             marks,
             source: Arc::clone(source),
             routed: place.routed,

@@ -6,7 +6,7 @@
 
 use std::{
     fmt::Debug,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -25,12 +25,12 @@ use tokio::sync::watch;
 
 use crate::{
     cluster::{
-        Cluster, Watched,
-        view::{Changed, Feed},
+        Budget, Cluster, Watched,
+        view::{Changed, Feed, Room, Slim},
     },
     offload::{
         is_name,
-        reflection::{Glimpse, Kind, Marks, Original, Slice, wanted},
+        reflection::{Glimpse, Kind, Marks, Original, Slice, name_of_original, wanted},
     },
     pace::Pace,
 };
@@ -72,6 +72,9 @@ impl Copied for EndpointSlice {
 
 /// Objects in one page of a list at home. A page of the largest Secrets must fit into memory.
 const PAGE: u32 = 10;
+/// So many objects of each kind are copied. The rest is left where it
+/// is: a namespace with more must not use up what is kept of a cluster for all others.
+pub(crate) const MOST_COPIED: usize = 5000;
 /// All kinds that are copied, with routes or without.
 pub(super) const fn kinds(routed: bool) -> &'static [Kind] {
     const ALL: [Kind; 4] = [Kind::ConfigMap, Kind::Secret, Kind::Service, Kind::EndpointSlice];
@@ -81,6 +84,11 @@ pub(super) const fn kinds(routed: bool) -> &'static [Kind] {
 /// A namespace at home.
 pub(crate) struct Source {
     objects: PerKind<Original, Slice>,
+    namespace: String,
+    /// The id of this cluster.
+    home: String,
+    /// So many objects of a kind are copied.
+    pub(super) most: usize,
     /// How fast events are made in it.
     pace: Mutex<Pace>,
 }
@@ -141,22 +149,63 @@ impl Changes {
 }
 
 impl Source {
-    pub(crate) fn new(home: &Cluster, namespace: &str, marks: &Marks) -> Self {
-        fn watch<K: Copied>(home: &Cluster, namespace: &str, marks: &Marks) -> Watched<Original> {
+    pub(crate) fn new(home: &Cluster, namespace: &str, marks: &Marks, most: usize) -> Self {
+        fn own<S: Slim>(room: Room<S>, most: usize) -> Room<S> {
+            room.and_own(Budget::of_namespace(most), |_| true)
+        }
+        fn watch<K: Copied>(
+            home: &Cluster,
+            namespace: &str,
+            marks: &Marks,
+            most: usize,
+        ) -> Watched<Original> {
             let marks = marks.clone();
             let original = move |it: K| Some(wanted(K::KIND, json(it), &marks).ok()?.original);
-            home.watch_in(namespace, watcher::Config::default().page_size(PAGE), original)
+            let those = watcher::Config::default().page_size(PAGE);
+            home.watch_in(namespace, those, original, |room| own(room, most))
         }
         Self {
             objects: PerKind {
-                config_maps: watch::<ConfigMap>(home, namespace, marks),
-                secrets: watch::<Secret>(home, namespace, marks),
-                services: watch::<Service>(home, namespace, marks),
-                slices: home.watch_in(namespace, watcher::Config::default(), |it: EndpointSlice| {
-                    Slice::read(&json(it))
-                }),
+                config_maps: watch::<ConfigMap>(home, namespace, marks, most),
+                secrets: watch::<Secret>(home, namespace, marks, most),
+                services: watch::<Service>(home, namespace, marks, most),
+                slices: home.watch_in(
+                    namespace,
+                    watcher::Config::default(),
+                    |it: EndpointSlice| Slice::read(&json(it)),
+                    |room| own(room, most),
+                ),
             },
+            namespace: namespace.to_owned(),
+            home: marks.home.clone(),
+            most,
             pace: Mutex::new(Pace::new(EACH_EVENT)),
+        }
+    }
+
+    /// Whether there are more objects of this kind than are copied.
+    pub(super) fn has_too_many(&self, kind: Kind) -> bool {
+        match self.of(kind) {
+            Of::Objects(view) => view.is_full(),
+            Of::Slices(view) => view.is_full(),
+        }
+    }
+
+    /// Whether this is the name of a copy of something that is there.
+    fn has(&self, kind: Kind, copy: &str) -> bool {
+        match self.of(kind) {
+            Of::Objects(view) => view.count_of_topic(copy) > 0,
+            Of::Slices(view) => {
+                let original = name_of_original(kind, copy, &self.home);
+                view.get(&format!("{}/{original}", self.namespace)).is_some()
+            }
+        }
+    }
+
+    async fn complete(&self, kind: Kind) {
+        match self.of(kind) {
+            Of::Objects(view) => view.complete().await,
+            Of::Slices(view) => view.complete().await,
         }
     }
 
@@ -204,9 +253,19 @@ impl Source {
     }
 }
 
-/// The copies in a remote namespace.
-pub(super) fn copies(there: &Cluster, namespace: &str, marks: &Marks) -> PerKind<Glimpse> {
-    fn watch<K: Copied>(there: &Cluster, namespace: &str, marks: &Marks) -> Watched<Glimpse> {
+/// The copies of these in a remote namespace.
+pub(super) fn copies(
+    there: &Cluster,
+    namespace: &str,
+    marks: &Marks,
+    source: &Arc<Source>,
+) -> PerKind<Glimpse> {
+    fn watch<K: Copied>(
+        there: &Cluster,
+        namespace: &str,
+        marks: &Marks,
+        source: &Arc<Source>,
+    ) -> Watched<Glimpse> {
         let pairs = marks.labels.iter().map(|(key, value)| format!("{key}={value}"));
         let ours = watcher::Config::default().labels(&pairs.collect::<Vec<_>>().join(","));
         let marks = marks.clone();
@@ -219,13 +278,19 @@ pub(super) fn copies(there: &Cluster, namespace: &str, marks: &Marks) -> PerKind
             };
             is_name(&glimpse.name).then_some(glimpse)
         };
-        there.watch_in(namespace, ours, glimpse)
+        let (here, whose) = (Arc::clone(source), Arc::clone(source));
+        // There is at most one for each original.
+        let own = Budget::of_namespace(2 * source.most);
+        there.watch_in(namespace, ours, glimpse, |room| {
+            room.and_own(own, move |it: &Glimpse| whose.has(K::KIND, &it.name))
+                .once(async move { here.complete(K::KIND).await })
+        })
     }
     PerKind {
-        config_maps: watch::<ConfigMap>(there, namespace, marks),
-        secrets: watch::<Secret>(there, namespace, marks),
-        services: watch::<Service>(there, namespace, marks),
-        slices: watch::<EndpointSlice>(there, namespace, marks),
+        config_maps: watch::<ConfigMap>(there, namespace, marks, source),
+        secrets: watch::<Secret>(there, namespace, marks, source),
+        services: watch::<Service>(there, namespace, marks, source),
+        slices: watch::<EndpointSlice>(there, namespace, marks, source),
     }
 }
 

@@ -29,6 +29,8 @@ const MOST_WRITES: usize = 30;
 struct World {
     home: FakeApi,
     there: FakeApi,
+    /// So many objects of a kind are copied.
+    most: usize,
 }
 
 /// The path of an object at home.
@@ -46,6 +48,7 @@ impl World {
         let world = Self {
             home: FakeApi::start().await,
             there: FakeApi::start().await,
+            most: MOST_COPIED,
         };
         let home = &world.home;
         home.put(
@@ -111,7 +114,8 @@ impl World {
             (Declared::plain("turin"), turin),
         ]);
         let (places, metrics) = (Places::new(&home, &registry), LoopMetrics::default());
-        let reflection = Reflection::new(&places, "ours", &metrics, idle);
+        let mut reflection = Reflection::new(&places, "ours", &metrics, idle);
+        reflection.most = self.most;
         drive(reflection, &metrics).await;
     }
 
@@ -503,12 +507,12 @@ async fn bodies_are_not_kept() {
         labels: [("fabric.storage.liqo.io/home".to_owned(), "home".to_owned())].into(),
         annotations: [].into(),
     };
-    let source = Source::new(&home, "shop", &marks);
+    let source = Arc::new(Source::new(&home, "shop", &marks, MOST_COPIED));
     let source::Of::Objects(secrets) = source.of(Kind::Secret) else {
         panic!("they are kept as digests")
     };
     secrets.complete().await;
-    let copies = source::copies(&remote, "shop-home", &marks);
+    let copies = source::copies(&remote, "shop-home", &marks, &source);
     copies.of(Kind::Secret).complete().await;
     let (kept, copy) = (secrets.all(), copies.of(Kind::Secret).all());
     let text = format!("{kept:?}{copy:?}");
@@ -628,7 +632,7 @@ async fn while_something_is_in_the_way_nothing_is_done() {
     world
         .home
         .put(&here("configmaps", "settings"), json!({"data": {"color": "red"}}));
-    let idle = watch::Sender::new(Some("Liqo is installed".to_owned()));
+    let idle = watch::Sender::new(Some(Rest::Unready("Liqo is installed".to_owned())));
     let until = async {
         let home = || {
             world
@@ -668,7 +672,7 @@ async fn what_comes_in_the_way_ends_all_loops() {
         time::sleep(Duration::from_millis(20)).await;
     }
     let wakes = reflection.wakes.clone();
-    idle.send_replace(Some("Liqo is installed".to_owned()));
+    idle.send_replace(Some(Rest::Unready("Liqo is installed".to_owned())));
     reflection.wakes.changed().await.unwrap();
     assert!(wakes.has_changed().unwrap(), "it is looked at at once");
     reflection.round().await.unwrap();
@@ -875,4 +879,34 @@ async fn an_event_is_told_once_and_counted() {
     assert_eq!(writes(&world), before + 1, "whoever goes on tells nothing again");
     let record = world.there.object(&path).unwrap();
     assert!(record["metadata"]["annotations"][COPIED_KEYS].is_null());
+}
+
+#[tokio::test]
+async fn more_objects_than_are_copied_stay_and_are_told_of() {
+    let mut world = World::new().await;
+    world.most = 3;
+    for name in ["a", "b", "c", "d", "e"] {
+        world
+            .home
+            .put(&here("configmaps", name), json!({"data": {"key": name}}));
+    }
+    world.home.put(&here("secrets", "s"), json!({"type": "Opaque"}));
+    let is_there = |world: &World, kind: &str, name: &str| world.there.object(&there(kind, name)).is_some();
+    let is_told = |world: &World| {
+        let events = world
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let mut events = events.iter();
+        events.any(|it| it["reason"] == "TooManyObjects" && it["regarding"]["kind"] == "NamespaceOffloading")
+    };
+    world
+        .run_until(|world| {
+            is_told(world) && is_there(world, "secrets", "s") && is_there(world, "configmaps", "c")
+        })
+        .await;
+    let copied = ["a", "b", "c", "d", "e"]
+        .iter()
+        .filter(|it| is_there(&world, "configmaps", it));
+    assert_eq!(copied.count(), 3);
 }

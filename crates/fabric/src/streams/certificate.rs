@@ -20,8 +20,10 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject},
     sign::CertifiedKey,
 };
-use serde_json::json;
-use tokio::{sync::watch, time};
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
 use uuid::Uuid;
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
@@ -31,27 +33,28 @@ use crate::{
     volume::mark,
 };
 
-const SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// Who signs it.
+pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// The group of those whom the signer signs for.
 const NODES: &str = "system:nodes";
 /// Between the first two looks at a request that is not decided, and twice as long each time.
 const FIRST_POLL: Duration = Duration::from_millis(200);
 /// That long at most.
 const LONGEST_POLL: Duration = Duration::from_secs(10);
+/// Whoever approves it by itself has done so by then.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// After a request that came to nothing.
 const RETRY: Duration = Duration::from_mins(5);
 /// Before a certificate is due that ends before this.
 const LEAST: Duration = Duration::from_mins(1);
 
-/// What a certificate is to say, and who approves it.
+/// What a certificate is to say.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     /// The name behind `system:node:`.
     pub(super) node: String,
     /// The address by which we are called; without one, no certificate is asked for.
     pub(super) address: Option<IpAddr>,
-    /// Whether we approve it ourselves.
-    pub(super) approve: bool,
 }
 
 /// Why there is no certificate.
@@ -118,14 +121,7 @@ pub(super) async fn obtain(
     let key = KeyPair::generate()?;
     let request = request(wanted, &key)?;
     let (name, all) = (request.name_any(), home.all::<CertificateSigningRequest>());
-    let made = crash::around(Step::ServingRequest, all.create(&request)).await?;
-    match made {
-        Some(made) if wanted.approve => approve(home, &made).await?,
-        _ => tracing::warn!(
-            "the serving certificate has to be approved: kubectl certificate approve {name}; until then one is shown \
-             that no API server with --kubelet-certificate-authority takes"
-        ),
-    }
+    crash::around(Step::ServingRequest, all.create(&request)).await?;
     let signed = signed(home, &name).await?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&signed).collect();
     let chain = chain.map_err(|error| CertificateError::Unreadable(error.to_string()))?;
@@ -135,9 +131,17 @@ pub(super) async fn obtain(
 
 /// Waits until somebody has decided, for as long as it takes.
 async fn signed(home: &Cluster, name: &str) -> Result<Vec<u8>, CertificateError> {
+    let (began, mut is_told) = (Instant::now(), false);
     let mut pause = FIRST_POLL;
     loop {
         time::sleep(pause).await;
+        if !is_told && began.elapsed() > PATIENCE {
+            is_told = true;
+            tracing::warn!(
+                "nobody approves the serving certificate: kubectl certificate approve {name}; until then one is shown \
+                 that no API server with --kubelet-certificate-authority takes"
+            );
+        }
         pause = (pause * 2).min(LONGEST_POLL);
         let found = home.all::<CertificateSigningRequest>().get(name).await;
         let status = match found {
@@ -160,22 +164,6 @@ async fn signed(home: &Cluster, name: &str) -> Result<Vec<u8>, CertificateError>
             return Ok(text);
         }
     }
-}
-
-async fn approve(home: &Cluster, made: &CertificateSigningRequest) -> Result<(), ApiError> {
-    let approved = json!({
-        "metadata": {"uid": made.metadata.uid, "resourceVersion": made.metadata.resource_version},
-        "status": {"conditions": [{
-            "type": "Approved",
-            "status": "True",
-            "reason": "FabricServing",
-            "message": "the fabric asks for itself, and was told to approve that (--approve-serving-certificates)",
-        }]},
-    });
-    let all = home.all::<CertificateSigningRequest>();
-    let name = made.name_any();
-    crash::around(Step::ServingApprove, all.merge_approval(&name, &approved)).await?;
-    Ok(())
 }
 
 fn request(wanted: &Wanted, key: &KeyPair) -> Result<CertificateSigningRequest, CertificateError> {

@@ -51,6 +51,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::BoxError;
 
+pub use self::certificate::SIGNER as SERVING_SIGNER;
 pub use self::metrics::Metrics;
 use self::{
     asked::Asked,
@@ -98,8 +99,6 @@ pub struct Settings {
     pub pod_ip: Option<IpAddr>,
     /// The name in the certificate.
     pub name: String,
-    /// Whether the request for the certificate is approved by whoever made it.
-    pub approve: bool,
 }
 
 /// The kubelet's API, listening.
@@ -149,7 +148,6 @@ impl Streams {
             wanted: Wanted {
                 node: settings.name,
                 address: settings.pod_ip,
-                approve: settings.approve,
             },
             metrics,
             bounds: Bounds::default(),

@@ -11,7 +11,7 @@ use crate::{
     cluster::{ApiError, Cluster},
     fleet::Registry,
     marks::{HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_NAMESPACE},
-    offload::is_name,
+    offload::{is_name, pods::STARTED},
     places::identity,
     volume::ClusterId,
 };
@@ -68,7 +68,15 @@ impl Finder {
             .ok_or_else(missing)?;
         let remote = self.registry.get(&cluster)?;
         let there = remote.reach()?;
-        let found = there.within::<Pod>(namespace).get(&name).await?;
+        let own = pod.namespace().unwrap_or_default();
+        let is_mapped = remote.namespaces.remote(&own, &cluster) == Ok(namespace.as_str());
+        // Whoever makes a pod writes its annotations, and must not learn what is in the namespaces of
+        // others there. That it has started only the fabric says.
+        let found = if is_mapped || has_started(pod) {
+            there.within::<Pod>(namespace).get(&name).await?
+        } else {
+            None
+        };
         let found = found.ok_or_else(|| {
             Refusal::NoPod(format!(
                 "the cluster {cluster} has no pod {namespace}/{name} (yet, or no longer)"
@@ -96,6 +104,12 @@ impl Finder {
         let read = || identity(&self.home);
         self.home_uid.get_or_try_init(read).await.map(String::as_str)
     }
+}
+
+fn has_started(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let mut conditions = status.into_iter().flat_map(|it| it.conditions.iter().flatten());
+    conditions.any(|it| it.type_ == STARTED)
 }
 
 impl Target {

@@ -91,7 +91,7 @@ pub(super) fn nanos(quantity: &str) -> Option<i128> {
 }
 
 /// Whole units, or thousandths of a CPU.
-fn written(resource: &str, nanos: i128) -> String {
+pub(super) fn written(resource: &str, nanos: i128) -> String {
     if resource == "cpu" && nanos % NANO != 0 {
         return format!("{}m", nanos / MILLI);
     }

@@ -23,8 +23,8 @@ pub enum Seen {
         deleting: bool,
         /// The claims in it; looked for only when it is to go.
         claims: Vec<Claim>,
-        /// Whether twins can be made in it, or why not.
-        usable: Result<(), String>,
+        /// Whether twins can be made in it; if not (yet), what is said of that.
+        usable: Result<(), Readiness>,
     },
     /// One that is not ours, as this says.
     Foreign(String),
@@ -117,13 +117,20 @@ fn keep(
         Seen::Ours { deleting: true, .. } => Readiness::Terminating(
             "the namespace is being deleted there; it is made again when it is gone".to_owned(),
         ),
-        Seen::Ours { usable: Err(why), .. } | Seen::Foreign(why) => Readiness::Failed(why),
-        Seen::Ours { .. } => Readiness::Created,
-        // What was there a moment ago is not given up because nobody answers.
-        Seen::Unknown(why) => match published {
+        Seen::Foreign(why) => Readiness::Failed(why),
+        // What was there a moment ago is not given up because nobody answers, or a right is given again.
+        Seen::Unknown(why)
+        | Seen::Ours {
+            usable: Err(Readiness::Creating(why)),
+            ..
+        } => match published {
             Some(Readiness::Created) => Readiness::Created,
             _ => Readiness::Creating(why),
         },
+        Seen::Ours {
+            usable: Err(said), ..
+        } => said,
+        Seen::Ours { .. } => Readiness::Created,
     };
     (Some(ready), None)
 }

@@ -11,8 +11,10 @@ mod network;
 pub mod pods;
 mod ports;
 pub mod reflection;
+pub mod requests;
 mod selector;
 mod status;
+mod ties;
 mod unreached;
 pub mod usage;
 
@@ -29,6 +31,7 @@ pub use self::{
     ports::{Port, assigned},
     selector::{ParseError, parse, selects, suggested},
     status::{ClusterState, Phase, Readiness, Unselected, phase},
+    ties::{CLAIMS_GATE, GateStep, IN_BOTH_CLUSTERS, Tie, gate_step, held_at_home},
     unreached::{Labels, Unreached},
 };
 

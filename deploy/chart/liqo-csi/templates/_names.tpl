@@ -3,7 +3,46 @@
 {{- define "liqo-csi.driver" -}}storage.liqo.io{{- end }}
 
 {{- define "liqo-csi.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ include "liqo-csi.fromRegistry" (list . (printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion))) }}
+{{- end }}
+
+{{/* An image, from imageRegistry if that is set. Its first part is a registry if it looks like a host. Arguments: root, image. */}}
+{{- define "liqo-csi.fromRegistry" -}}
+{{- $image := index . 1 }}
+{{- with (index . 0).Values.imageRegistry }}
+{{- $image = printf "%s/%s" . (regexReplaceAll "^(localhost|[^/]*[.:][^/]*)/" $image "") }}
+{{- end }}
+{{- $image }}
+{{- end }}
+
+{{/* What all containers of the driver have in their environment. */}}
+{{- define "liqo-csi.environment" -}}
+- {name: RUST_LOG, value: {{ .Values.logLevel | default "info" | quote }}}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/*
+Affinity of a Deployment's pods: to nodes with a kubelet, and, unless the settings say otherwise, rather not two of
+them to one node. Arguments: root, component, settings.
+*/}}
+{{- define "liqo-csi.affinity" -}}
+nodeAffinity:
+  {{- include "liqo-csi.realNodes" .root | nindent 2 }}
+{{- if .settings.affinity }}
+{{ toYaml .settings.affinity }}
+{{- else }}
+podAntiAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "liqo-csi.selector" .root | nindent 12 }}
+            app.kubernetes.io/component: {{ .component }}
+{{- end }}
 {{- end }}
 
 {{- define "liqo-csi.labels" -}}
@@ -11,6 +50,9 @@
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* Labels by which pods are found; with `app.kubernetes.io/component` they are unique. */}}
@@ -46,7 +88,7 @@ extraArgs, resources), args (its own flags).
 */}}
 {{- define "liqo-csi.sidecar" -}}
 - name: {{ .name }}
-  image: {{ .settings.image }}
+  image: {{ include "liqo-csi.fromRegistry" (list .root .settings.image) }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   args:
     - --csi-address=/csi/csi.sock
@@ -56,6 +98,9 @@ extraArgs, resources), args (its own flags).
     - --timeout={{ .settings.timeout }}
     - --kube-api-qps={{ .root.Values.controller.kubeAPI.qps }}
     - --kube-api-burst={{ .root.Values.controller.kubeAPI.burst }}
+    {{- with .root.Values.controller.sidecarVerbosity }}
+    - --v={{ . }}
+    {{- end }}
     {{- range concat .args .settings.extraArgs }}
     - {{ . }}
     {{- end }}
@@ -75,4 +120,9 @@ extraArgs, resources), args (its own flags).
     {{- include "liqo-csi.unprivileged" . | nindent 4 }}
   volumeMounts:
     - {name: socket, mountPath: /csi}
+{{- end }}
+
+{{/* "true" if the controller approves the serving certificates of the fabric. */}}
+{{- define "liqo-csi.approvesCertificates" -}}
+{{- if and .Values.fabric.enabled .Values.fabric.streams.approveCertificates }}true{{ end }}
 {{- end }}

@@ -52,10 +52,31 @@ fn good() -> Offloading {
         asked: told([asked("Ready", &ready("True", "NamespaceCreated", "", LONG_AGO))]),
         clusters: told([cluster(&met)]),
         daemons: Listing::default(),
-        fabrics: told([json!({"metadata": {"name": "liqo-csi-fabric", "namespace": "liqo-csi"}})]),
+        fabrics: told([json!({
+            "metadata": {"name": "liqo-csi-fabric", "namespace": "liqo-csi"},
+            "spec": {"selector": {}, "template": {"spec": {"serviceAccountName": "liqo-csi-fabric", "containers": []}}},
+        })]),
         leases: told([lease("a", "2026-01-01T11:59:50.000000Z")]),
         liqo: Ok(None),
+        is_undefined: false,
+        certificates: told([
+            request(
+                "decided",
+                FABRIC,
+                &json!({"conditions": [{"type": "Approved", "status": "True"}]}),
+            ),
+            request("of-a-kubelet", "system:node:worker-1", &json!({})),
+        ]),
     }
+}
+
+const FABRIC: &str = "system:serviceaccount:liqo-csi:liqo-csi-fabric";
+
+fn request(name: &str, user: &str, status: &Value) -> Value {
+    let spec = json!({
+        "request": "", "signerName": "kubernetes.io/kubelet-serving", "username": user, "usages": ["server auth"],
+    });
+    json!({"metadata": {"name": name}, "spec": spec, "status": status})
 }
 
 fn with(installation: &mut Installation, change: impl FnOnce(&mut Offloading)) {
@@ -184,6 +205,36 @@ fn the_fabric_is_checked() {
             |it| with(it, |it| it.clusters = told([cluster(&json!([]))])),
             E,
             ["RemoteCluster milan", "not looked at it", "clusters"],
+        ),
+    ]);
+}
+
+#[test]
+fn what_the_fabric_waits_for_is_noted() {
+    assert_found(&[
+        (
+            "a kind that is not defined",
+            |it| with(it, |it| (it.asked, it.is_undefined) = (Listing::default(), true)),
+            N,
+            [
+                "Deployment liqo-csi/liqo-csi-fabric",
+                "not defined",
+                "liqo-csi crds --offloading | kubectl create -f -",
+            ],
+        ),
+        (
+            "certificates that wait",
+            |it| {
+                with(it, |it| {
+                    it.certificates = told(["one", "two"].map(|name| request(name, FABRIC, &json!({}))));
+                });
+            },
+            N,
+            [
+                "CertificateSigningRequest one",
+                "have no logs",
+                "kubectl certificate approve one two;",
+            ],
         ),
     ]);
 }

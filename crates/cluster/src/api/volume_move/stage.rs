@@ -25,6 +25,8 @@ pub struct MoveStage {
 
     /// How far back it goes: to the copying beside the users, or to before the move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    // It is left out and never null, which kubectl refuses in the enum of a definition.
+    #[schemars(with = "Destination")]
     pub back_to: Option<Destination>,
 
     /// Why it goes back.

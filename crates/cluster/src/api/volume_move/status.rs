@@ -52,6 +52,8 @@ pub struct VolumeMoveStatus {
 
     /// How the data travels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    // As in the stage.
+    #[schemars(with = "Route")]
     pub route: Option<Route>,
 
     /// How long the pass that is under way will take.

@@ -148,3 +148,28 @@ async fn a_patch_for_another_object_of_that_name_is_a_conflict() {
     assert!(error.is_conflict(), "{error}");
     assert!(api.object(PATH).unwrap()["data"].is_null());
 }
+
+fn put_large(api: &FakeApi, name: &str, bytes: usize) {
+    let path = format!("/api/v1/namespaces/ns/configmaps/{name}");
+    api.put(&path, json!({"data": {"large": "x".repeat(bytes)}}));
+}
+
+#[tokio::test]
+async fn a_page_that_is_too_large_is_read_in_parts() {
+    let (api, objects) = with([]).await;
+    for number in 0..40 {
+        put_large(&api, &number.to_string(), 1 << 20);
+    }
+    assert_eq!(objects.list(None).await.unwrap().len(), 40);
+}
+
+#[tokio::test]
+async fn an_object_that_is_too_large_by_itself_is_named_and_not_left_out() {
+    let api = FakeApi::start().await;
+    let cluster = api.remote_cluster("milan", crate::cluster::Rights::ALL).await;
+    put_large(&api, "small", 1);
+    put_large(&api, "whale", 5 << 20);
+    let error = cluster.within::<ConfigMap>("ns").list(None).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::Malformed(_)), "{error}");
+    assert!(error.to_string().contains("ns/whale"), "{error}");
+}

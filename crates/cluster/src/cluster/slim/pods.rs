@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use super::facts;
 use crate::{
     cluster::view::Slim,
+    offload::CLAIMS_GATE,
     placement::{Consumer, Toleration},
 };
 
@@ -18,6 +19,8 @@ pub struct PendingPod {
     pub uid: String,
     /// Its node, if it has one.
     pub node: Option<String>,
+    /// Whether it waits until its claims were looked up.
+    pub waits_for_claims_gate: bool,
     /// Its claims, as `namespace/name`.
     pub claims: Vec<String>,
     /// What it asks of a node.
@@ -48,6 +51,11 @@ pub(in crate::cluster) fn pending_pod(pod: &Pod) -> Option<PendingPod> {
     Some(PendingPod {
         uid: pod.uid().unwrap_or_default(),
         node: spec.node_name.clone().filter(|node| !node.is_empty()),
+        waits_for_claims_gate: spec
+            .scheduling_gates
+            .iter()
+            .flatten()
+            .any(|gate| gate.name == CLAIMS_GATE),
         claims: names.iter().map(|name| format!("{namespace}/{name}")).collect(),
         consumer: Consumer {
             namespace,
@@ -61,7 +69,7 @@ pub(in crate::cluster) fn pending_pod(pod: &Pod) -> Option<PendingPod> {
 }
 
 /// One of a kind that is not known tolerates nothing.
-fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
+pub fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let key = given(&toleration.key);
     let value = match toleration.operator.as_deref() {

@@ -12,6 +12,8 @@ pub enum Act {
     Refuse(u16),
     /// Says of what has this text that the object would be too large.
     TooLarge(&'static str),
+    /// Stores what is sent without the field of this JSON pointer, as one that does not know it.
+    Drop(&'static str),
     /// Forbids it with this message.
     Forbid(&'static str),
     /// Does it, then answers with this code: the answer got lost.

@@ -6,7 +6,10 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::cluster::testing::{Act, FakeApi, Fault};
+use crate::cluster::{
+    Rights,
+    testing::{Act, FakeApi, Fault},
+};
 
 const LONG: Duration = Duration::from_mins(1);
 
@@ -327,4 +330,87 @@ async fn an_object_is_found_under_all_its_topics_and_changes_are_counted_for_who
         (names("red"), names("blue"), names("square"), names("round")),
         (1, 1, 2, 0)
     );
+}
+
+/// A config map with this colour, and so many bytes beside it.
+fn paint_large(api: &FakeApi, name: &str, color: &str, bytes: usize) {
+    let path = format!("/api/v1/namespaces/ns/configmaps/{name}");
+    api.put(
+        &path,
+        json!({"data": {"color": color, "large": "x".repeat(bytes)}}),
+    );
+}
+
+#[tokio::test]
+async fn a_page_that_is_too_large_is_made_smaller() {
+    let api = FakeApi::start().await;
+    for number in 0..40 {
+        paint_large(&api, &format!("large-{number}"), "blue", 1 << 20);
+    }
+    let view = tokio::time::timeout(LONG, colors(&api)).await;
+    let (view, _stop) = view.expect("the list was never read");
+    assert_eq!(view.all().len(), 40);
+}
+
+#[tokio::test]
+async fn an_object_that_is_too_large_by_itself_hides_no_other() {
+    let api = FakeApi::start().await;
+    let cluster = api.remote_cluster("milan", Rights::ALL).await;
+    for name in ["a", "c"] {
+        paint(&api, name, "blue");
+    }
+    paint_large(&api, "b", "blue", 5 << 20);
+    let stop = CancellationToken::new();
+    let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
+    let (all, everything) = (Api::all(cluster.client().clone()), watcher::Config::default());
+    let view = View::start_within(all, everything, slim, cluster.budget(), &stop);
+    tokio::time::timeout(LONG, view.complete())
+        .await
+        .expect("one object keeps all others from being seen");
+    assert_eq!(view.all().len(), 2);
+    assert!(view.is_too_large("ns/b") && !view.is_too_large("ns/a"));
+
+    // A watch is told of one, and everything has to be told after it.
+    paint_large(&api, "c", "blue", 5 << 20);
+    paint(&api, "d", "red");
+    until(&view, "red", 1).await;
+    assert!(view.is_too_large("ns/c"));
+    paint(&api, "b", "blue");
+    paint(&api, "c", "blue");
+    until(&view, "blue", 3).await;
+}
+
+#[tokio::test]
+async fn what_has_a_room_of_its_own_takes_none_of_others() {
+    let api = FakeApi::start().await;
+    for name in ["a", "b", "c"] {
+        paint(&api, name, "blue");
+    }
+    paint(&api, "d", "red");
+    let client = api.cluster_unwatched().await.client().clone();
+    let (stop, cluster) = (CancellationToken::new(), Budget::new(100, usize::MAX));
+    let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
+    let (known, is_known) = tokio::sync::oneshot::channel::<()>();
+    let room = Room::from(&cluster)
+        .and_own(Budget::of_namespace(2), |it: &Color| it.0 == "blue")
+        .once(async { drop(is_known.await) });
+    let everything = watcher::Config::default();
+    let view = View::start_within(Api::all(client), everything, slim, room, &stop);
+    assert_eq!(*view.version().borrow(), 0);
+    drop(known);
+    view.complete().await;
+    assert_eq!((view.of_topic("blue").len(), view.of_topic("red").len()), (2, 1));
+    assert!(view.is_full());
+    paint(&api, "e", "blue");
+    paint(&api, "f", "red");
+    until(&view, "red", 2).await;
+    assert_eq!(view.of_topic("blue").len(), 2);
+    assert_eq!(cluster.objects(), 2, "what is blue counts elsewhere");
+    // When there is room again, it is used.
+    api.remove("/api/v1/namespaces/ns/configmaps/a");
+    until(&view, "blue", 1).await;
+    paint(&api, "e", "blue");
+    api.fault(Fault::new("GET", "configmaps", Act::Gone).times(1));
+    api.cut_watches();
+    until(&view, "blue", 2).await;
 }

@@ -1,34 +1,50 @@
 //! Filling a view: the watch that runs behind it, and what becomes of it when the API server
 //! refuses, hangs, or sends more than is kept.
 
-use std::{collections::HashMap, fmt::Debug, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt::Debug,
+    sync::PoisonError,
+    time::Duration,
+};
 
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use kube::{
-    Api, Resource, ResourceExt,
-    core::Status,
+    Api, Resource,
+    api::{ListParams, WatchEvent, WatchParams},
     runtime::{utils::Backoff, watcher},
 };
 use serde::de::DeserializeOwned;
-use tokio::time;
+use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Exhausted, Kept, Slim, View};
-use crate::cluster::{REMOTE_PAGE, budget::Budget, lean::Lean, plain};
+use super::{Exhausted, Room, Slim, View};
+use crate::{
+    cluster::{
+        HOME_PAGE, REMOTE_PAGE,
+        api::is_unserved,
+        budget::Budget,
+        cap::is_too_much,
+        lean::Lean,
+        pages::{key, next_page},
+        plain,
+    },
+    observe::log::Ongoing,
+};
 
 /// A watch that goes silent is noticed this much later, plus a few seconds. Whoever waits also
 /// looks for himself, and whoever deletes or answers that nothing is there reads live.
 const WATCH_SECONDS: u32 = 60;
 /// Longest silence on a connection: API servers end each of our watches before.
 pub(crate) const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
-const PAGE: u32 = 250;
 /// A kind that is not served may be defined at any moment, and somebody wait for it. To be told so
 /// costs next to nothing.
 const PAUSE_WHILE_NOT_SERVED: Duration = Duration::from_secs(5);
+/// A watch that ends sooner is begun again after so long.
+const SHORTEST_WATCH: Duration = Duration::from_millis(250);
 /// Before it is tried again.
 const PAUSE_AFTER_TOO_MUCH: Duration = Duration::from_mins(1);
-/// A watch that was interrupted and resumed says so only by the next change. When nothing has
-/// failed for longer than an attempt can be silent, it runs again.
+/// A watch that has not failed for longer than an attempt can be silent runs again.
 pub const RUNS_AGAIN: Duration = SILENCE.saturating_add(Duration::from_secs(5));
 
 impl<S: Slim> View<S> {
@@ -40,9 +56,11 @@ impl<S: Slim> View<S> {
         K::DynamicType: Send + Sync,
         F: Fn(K) -> Option<S> + Send + Sync + 'static,
     {
-        let config = config.timeout(WATCH_SECONDS).page_size(PAGE);
+        let config = config.timeout(WATCH_SECONDS).page_size(HOME_PAGE);
         Self::begun_with(stop, move |keeper: Self| async move {
-            while let Err(Exhausted) = keeper.keep(&api, config.clone(), &slim, &Budget::home()).await {
+            loop {
+                let room = Room::from(&Budget::home());
+                let Exhausted = keeper.keep(&api, &config, &slim, &room).await;
                 tracing::warn!(
                     url = api.resource_url(),
                     "a list is longer than what is kept of a cluster: it is not used"
@@ -53,14 +71,14 @@ impl<S: Slim> View<S> {
         })
     }
 
-    /// Watches a remote cluster while it has room. When it has none, what is known of it
+    /// Watches a remote cluster while there is room. When there is none, what is known of it
     /// stays as it is, and whoever looks after the cluster hears of it. Pages may be asked for that
     /// are smaller than others.
     pub fn start_within<K, F>(
         api: Api<Lean<K>>,
         config: watcher::Config,
         slim: F,
-        budget: &Budget,
+        room: impl Into<Room<S>>,
         stop: &CancellationToken,
     ) -> Self
     where
@@ -70,12 +88,15 @@ impl<S: Slim> View<S> {
     {
         let page = config.page_size.map_or(REMOTE_PAGE, |it| it.min(REMOTE_PAGE));
         let config = config.timeout(WATCH_SECONDS).page_size(page);
-        let budget = budget.clone();
+        let room = room.into();
         Self::begun_with(stop, move |keeper: Self| async move {
-            if let Err(Exhausted) = keeper.keep(&api, config, &slim, &budget).await {
-                let kind = api.resource_url();
-                budget.exhaust(kind.rsplit('/').next().unwrap_or_default());
+            let ready = room.ready.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(ready) = ready {
+                ready.await;
             }
+            let Exhausted = keeper.keep(&api, &config, &slim, &room).await;
+            let kind = api.resource_url();
+            room.cluster.exhaust(kind.rsplit('/').next().unwrap_or_default());
         })
     }
 
@@ -93,131 +114,254 @@ impl<S: Slim> View<S> {
         })))
     }
 
+    /// Lists and watches for ever; returns only when there is more than is kept.
     async fn keep<K, F>(
         &self,
         api: &Api<Lean<K>>,
-        config: watcher::Config,
+        config: &watcher::Config,
         slim: &F,
-        budget: &Budget,
-    ) -> Result<(), Exhausted>
+        room: &Room<S>,
+    ) -> Exhausted
     where
-        K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+        K: Resource + Clone + Debug + DeserializeOwned + 'static,
         F: Fn(K) -> Option<S>,
     {
-        let mut listed = HashMap::new();
-        // A list may also be endless with objects that nobody wants.
-        let mut seen = 0;
-        let watch = || watcher(api.clone(), config.clone()).boxed();
-        let mut events = watch();
-        let mut pauses = watcher::DefaultBackoff::default();
-        let (mut is_listing, mut was_refused) = (true, false);
-        let mut was_unserved = false;
+        let mut trouble = Trouble::default();
         loop {
-            let Ok(event) = time::timeout(RUNS_AGAIN, events.try_next()).await else {
-                if !is_listing {
-                    self.set_outdated(false);
+            let version = match self.list(api, config, slim, room).await {
+                Ok(Ok(version)) => version,
+                Ok(Err(error)) => {
+                    self.interrupted(api.resource_url(), &mut trouble, &error).await;
+                    continue;
                 }
-                continue;
+                Err(exhausted) => return exhausted,
             };
-            match event {
-                Ok(Some(watcher::Event::Init)) => {
-                    is_listing = true;
-                    listed.clear();
-                    seen = 0;
-                }
-                Ok(Some(watcher::Event::InitApply(Lean(object)))) => {
-                    seen += 1;
-                    if seen > budget.most_objects() {
-                        return Err(Exhausted);
-                    }
-                    let key = key(&object);
-                    if let Some(value) = slim(object) {
-                        let kept = self.kept(budget, &key, value)?;
-                        listed.insert(key, kept);
-                    }
-                }
-                Ok(Some(watcher::Event::InitDone)) => {
-                    (is_listing, was_unserved) = (false, false);
-                    self.replace(std::mem::take(&mut listed));
-                    self.set_outdated(false);
-                    // What may be listed and not watched must not be listed again and again.
-                    if !was_refused {
-                        pauses.reset();
-                    }
-                }
-                Ok(Some(watcher::Event::Apply(Lean(object)))) => {
-                    let key = key(&object);
-                    (was_refused, is_listing) = (false, false);
-                    let kept = slim(object).map(|value| Kept::new(budget, &key, value));
-                    self.set(&key, kept.transpose()?);
-                    self.set_outdated(false);
-                }
-                Ok(Some(watcher::Event::Delete(Lean(object)))) => {
-                    self.set(&key(&object), None);
-                    self.set_outdated(false);
-                }
-                Ok(None) => return Ok(()),
-                Err(error) => {
-                    let is_unserved = status(&error).is_some_and(|it| it.code == 404);
-                    if !(is_unserved && was_unserved) {
-                        tracing::warn!(error = plain(&error), "a watch was interrupted");
-                    }
-                    was_unserved = is_unserved;
-                    self.set_outdated(true);
-                    time::sleep(pause(&error, &mut pauses)).await;
-                    was_refused = is_refused(&error);
-                    if was_refused {
-                        // A new list says when it is allowed again; a resumed watch would not.
-                        events = watch();
+            self.set_outdated(false);
+            trouble.is_over();
+            if let Err(exhausted) = self.watch(api, config, version, slim, room, &mut trouble).await {
+                return exhausted;
+            }
+        }
+    }
+
+    /// Reads everything anew, page by page; the version to watch from. An object that is larger than what
+    /// is read of one is left out, or nothing that comes after it were ever seen.
+    async fn list<K, F>(
+        &self,
+        api: &Api<Lean<K>>,
+        config: &watcher::Config,
+        slim: &F,
+        room: &Room<S>,
+    ) -> Result<Result<String, kube::Error>, Exhausted>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned,
+        F: Fn(K) -> Option<S>,
+    {
+        let mut params = ListParams {
+            label_selector: config.label_selector.clone(),
+            field_selector: config.field_selector.clone(),
+            limit: config.page_size,
+            ..ListParams::default()
+        };
+        let (mut listed, mut too_large) = (HashMap::new(), BTreeSet::new());
+        // A list may also be endless with objects that nobody wants.
+        let (mut seen, mut is_full) = (0, false);
+        loop {
+            let page = match next_page(api, &mut params, config.page_size).await {
+                Ok(Some(page)) => page,
+                Ok(None) => continue,
+                Err(error) => return Ok(Err(error)),
+            };
+            seen += page.objects.len().max(1);
+            if seen > room.cluster.most_objects() {
+                return Err(Exhausted);
+            }
+            too_large.extend(page.too_large);
+            for Lean(object) in page.objects {
+                let key = key(&object);
+                if let Some(value) = slim(object) {
+                    match self.kept(room, &key, value)? {
+                        Some(kept) => drop(listed.insert(key, kept)),
+                        None => is_full = true,
                     }
                 }
             }
+            params.continue_token = page.metadata.continue_.filter(|it| !it.is_empty());
+            if params.continue_token.is_none() {
+                self.note_too_large(api.resource_url(), too_large);
+                self.set_full(is_full);
+                self.replace(listed);
+                return Ok(Ok(page.metadata.resource_version.unwrap_or_default()));
+            }
+        }
+    }
+
+    /// Says once which objects are not shown, because they are too large to be read.
+    fn note_too_large(&self, url: &str, now: BTreeSet<String>) {
+        let mut known = self.0.too_large.write().unwrap_or_else(PoisonError::into_inner);
+        for key in now.difference(&known) {
+            tracing::warn!(
+                url,
+                object = key,
+                "an object is larger than what is read of one: it is left out, as if it were not there, wherever it is not \
+                 asked for by its name"
+            );
+        }
+        *known = now;
+    }
+
+    /// Follows changes since this version, until everything has to be listed anew.
+    async fn watch<K, F>(
+        &self,
+        api: &Api<Lean<K>>,
+        config: &watcher::Config,
+        mut version: String,
+        slim: &F,
+        room: &Room<S>,
+        trouble: &mut Trouble,
+    ) -> Result<(), Exhausted>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + 'static,
+        F: Fn(K) -> Option<S>,
+    {
+        let params = WatchParams {
+            label_selector: config.label_selector.clone(),
+            field_selector: config.field_selector.clone(),
+            timeout: config.timeout,
+            ..WatchParams::default()
+        };
+        let mut failed = None::<Instant>;
+        loop {
+            let began = Instant::now();
+            let error = match api.watch(&params, &version).await {
+                Ok(events) => {
+                    let mut events = Box::pin(events);
+                    loop {
+                        let since = failed.map_or(Duration::ZERO, |when| when.elapsed());
+                        let next = time::timeout(RUNS_AGAIN.saturating_sub(since), events.next()).await;
+                        let event = match next {
+                            Ok(Some(Ok(WatchEvent::Error(status)))) => {
+                                break Some(kube::Error::Api(status.boxed()));
+                            }
+                            Ok(Some(Ok(event))) => Some(event),
+                            Ok(Some(Err(error))) => break Some(error),
+                            // Nothing has failed for longer than an attempt can be silent.
+                            Err(_) if failed.is_some() => None,
+                            // It has ended, or hangs.
+                            Ok(None) | Err(_) => break None,
+                        };
+                        failed = None;
+                        self.set_outdated(false);
+                        if let Some(event) = event {
+                            trouble.was_refused = false;
+                            let now = self.apply(event, slim, room)?;
+                            version = now.filter(|it| !it.is_empty()).unwrap_or(version);
+                        }
+                    }
+                }
+                Err(error) => Some(error),
+            };
+            let Some(error) = error else {
+                // Whoever ends each at once is not asked as fast as it answers.
+                time::sleep(SHORTEST_WATCH.saturating_sub(began.elapsed())).await;
+                continue;
+            };
+            failed = Some(Instant::now());
+            self.interrupted(api.resource_url(), trouble, &error).await;
+            // A new list says when it is allowed again, which a resumed watch would not, and it gets past
+            // an object that is too large.
+            let gone = matches!(&error, kube::Error::Api(status) if status.code == 410);
+            trouble.was_refused = is_refused(&error) || is_too_much(&error);
+            if gone || trouble.was_refused {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What a watch tells; the version that it has then.
+    fn apply<K: Resource>(
+        &self,
+        event: WatchEvent<Lean<K>>,
+        slim: &impl Fn(K) -> Option<S>,
+        room: &Room<S>,
+    ) -> Result<Option<String>, Exhausted> {
+        let (Lean(object), is_there) = match event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),
+            WatchEvent::Deleted(object) => (object, false),
+            WatchEvent::Bookmark(it) => return Ok(Some(it.metadata.resource_version)),
+            WatchEvent::Error(_) => return Ok(None),
+        };
+        let (key, version) = (key(&object), object.meta().resource_version.clone());
+        let value = is_there.then(|| slim(object)).flatten();
+        let kept = value.map(|value| room.keep(&key, value)).transpose()?;
+        if matches!(kept, Some(None)) {
+            self.set_full(true);
+        }
+        self.set(&key, kept.flatten());
+        Ok(version)
+    }
+
+    /// What is shown is outdated from now on; returns when it may be tried again.
+    async fn interrupted(&self, url: &str, trouble: &mut Trouble, error: &kube::Error) {
+        let said = plain(error);
+        if trouble.news.is_news(&said) {
+            let kind = url.rsplit('/').next().unwrap_or_default();
+            if is_unserved(error) {
+                // Nothing is wrong with that; whoever needs the kind says so.
+                tracing::debug!(kind, "a kind is not defined: it is looked for again");
+            } else {
+                tracing::warn!(kind, error = said, "a watch was interrupted");
+            }
+        }
+        self.set_outdated(true);
+        time::sleep(pause(error, &mut trouble.pauses)).await;
+    }
+}
+
+/// What went wrong of late.
+#[derive(Default)]
+struct Trouble {
+    pauses: watcher::DefaultBackoff,
+    was_refused: bool,
+    news: Ongoing,
+}
+
+impl Trouble {
+    /// Everything was listed.
+    fn is_over(&mut self) {
+        self.news.is_over();
+        // What may be listed and not watched must not be listed again and again.
+        if !self.was_refused {
+            self.pauses.reset();
         }
     }
 }
 
 /// Before it is tried again.
-fn pause(error: &watcher::Error, pauses: &mut impl Backoff) -> Duration {
-    if status(error).is_some_and(|it| it.code == 404) {
+fn pause(error: &kube::Error, pauses: &mut impl Backoff) -> Duration {
+    if is_unserved(error) {
         return PAUSE_WHILE_NOT_SERVED;
     }
     pauses.next().unwrap_or(PAUSE_AFTER_TOO_MUCH)
 }
 
 /// Whether the API server answered that this must not, or cannot, be watched.
-fn is_refused(error: &watcher::Error) -> bool {
-    status(error).is_some_and(|it| matches!(it.code, 401 | 403 | 404))
-}
-
-/// What the API server answered.
-fn status(error: &watcher::Error) -> Option<&Status> {
-    use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
-    match error {
-        InitialListFailed(kube::Error::Api(status))
-        | WatchStartFailed(kube::Error::Api(status))
-        | WatchFailed(kube::Error::Api(status))
-        | WatchError(status) => Some(status),
-        _ => None,
-    }
-}
-
-fn key<K: Resource>(object: &K) -> String {
-    match object.namespace() {
-        Some(namespace) => format!("{namespace}/{}", object.name_any()),
-        None => object.name_any(),
-    }
+fn is_refused(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404))
 }
 
 #[cfg(test)]
 mod tests {
+    use kube::core::Status;
+
     use super::*;
 
-    fn answer(code: u16) -> watcher::Error {
+    fn answer(code: u16) -> kube::Error {
         let status = Status {
             code,
             ..Status::failure("scripted", "Scripted")
         };
-        watcher::Error::InitialListFailed(kube::Error::Api(status.boxed()))
+        kube::Error::Api(status.boxed())
     }
 
     #[test]

@@ -166,3 +166,24 @@ async fn a_cluster_that_sends_without_end_is_not_used() {
     let Link::Refused(why) = link else { unreachable!() };
     assert!(why.contains("sends too much") && why.contains("nodes"), "{why}");
 }
+
+#[tokio::test]
+async fn that_a_cluster_does_not_answer_is_said_once_for_as_long_as_it_goes_on() {
+    let ((api, client), registry) = (there().await, Registry::default());
+    let keeper = keeper(&registry, LONG);
+    api.fault(Fault::new("GET", "/version", Act::Refuse(500)));
+    let mut links = keeper.link.subscribe();
+    let _runs = run(&keeper, client);
+    let lost = links.wait_for(|link| matches!(link, Link::Unreachable(_)));
+    tokio::time::timeout(LONG, lost).await.unwrap().unwrap();
+    let asked = || api.requests().iter().filter(|it| it.contains("/version")).count();
+    let asked_again = async {
+        while asked() < 3 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(LONG, asked_again).await.unwrap();
+    assert!(!links.has_changed().unwrap(), "it is said again");
+    api.heal();
+    up(&keeper).await;
+}

@@ -145,6 +145,7 @@ impl World {
                 grace: Duration::from_mins(10),
                 allowed_classes: BTreeSet::from(["fast".to_owned()]),
                 movers: None,
+                approves_serving: false,
             },
             metrics: Metrics::default(),
             movers: FakeMovers::default(),

@@ -198,3 +198,146 @@ async fn no_namespace_is_watched_because_a_pod_names_it() {
     let asked = world.there.requests();
     assert!(!asked.iter().any(|it| it.contains("nowhere")), "{asked:?}");
 }
+
+#[tokio::test]
+async fn one_remote_pod_that_is_too_large_hides_no_other() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    let other = "/api/v1/namespaces/shop/pods/other";
+    let mut pod = world.home_pod();
+    pod["metadata"] = json!({"labels": {"app": "web"}});
+    pod["status"] = json!({"phase": "Pending"});
+    world.home.put(other, pod);
+    world
+        .there
+        .change(THERE, |it| it["status"]["message"] = json!("x".repeat(5 << 20)));
+    let made = |world: &World| {
+        world
+            .there
+            .object("/api/v1/namespaces/shop-home/pods/other")
+            .is_some()
+    };
+    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+    let is_told = |world: &World| {
+        let events = world.home.store().below(events);
+        events
+            .iter()
+            .any(|it| it["reason"] == "RemotePodUnknown" && it["regarding"]["name"] == "web")
+    };
+    world.run_until(|world| made(world) && is_told(world)).await;
+    assert!(world.home.object(POD).is_some());
+}
+
+#[tokio::test]
+async fn pods_that_are_not_watched_run_and_say_so() {
+    let mut world = World::with_pod(true).await;
+    world.watched = Some(0);
+    world.run_until(World::is_running).await;
+    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+    let is_told = |world: &World| {
+        let events = world.home.store().below(events);
+        events.iter().any(|it| it["reason"] == "RemotePodNotWatched")
+    };
+    world.run_until(is_told).await;
+    world.delete();
+    world.run_until(World::is_gone).await;
+    assert!(world.ran_at_most_once_each());
+}
+
+#[tokio::test]
+async fn a_pod_that_is_too_large_is_refused_and_says_so() {
+    let world = World::with_pod(true).await;
+    let large = json!([{"name": "LARGE", "value": "x".repeat(300 << 10)}]);
+    world
+        .home
+        .change(POD, |pod| pod["spec"]["containers"][0]["env"] = large);
+    world
+        .run_until(|world| world.home_pod()["status"]["reason"] == "PodNotSupported")
+        .await;
+    let said = world.home_pod()["status"]["message"].clone();
+    assert!(said.as_str().unwrap().contains("more than 256 KiB"), "{said}");
+    assert!(world.there.object(THERE).is_none());
+    assert!(world.home_pod()["metadata"]["finalizers"].is_null());
+}
+
+#[tokio::test]
+async fn a_node_takes_no_more_pods_than_it_offers() {
+    let world = World::with_pod(true).await;
+    world.home.put(
+        "/api/v1/nodes/milan",
+        json!({"status": {"allocatable": {"pods": "2"}}}),
+    );
+    let path = |name: &str| format!("/api/v1/namespaces/shop/pods/{name}");
+    let names = ["web", "second", "third"];
+    for name in &names[1..] {
+        let mut pod = world.home_pod();
+        pod["metadata"] = json!({"labels": {"app": "web"}});
+        world.home.put(&path(name), pod);
+    }
+    let is_claimed = |world: &World, name: &str| {
+        let pod = world.home.object(&path(name)).unwrap_or_default();
+        pod["metadata"]["finalizers"]
+            .as_array()
+            .is_some_and(|it| !it.is_empty())
+    };
+    let waits = |world: &World, name: &str| {
+        world.home.object(&path(name)).unwrap_or_default()["status"]["reason"] == "OutOfCapacity"
+    };
+    let count =
+        |world: &World, so: &dyn Fn(&World, &str) -> bool| names.iter().filter(|it| so(world, it)).count();
+    world
+        .run_until(|world| count(world, &is_claimed) == 2 && count(world, &waits) == 1)
+        .await;
+    let waiting = names.into_iter().find(|it| waits(&world, it)).unwrap();
+    let said = world.home.object(&path(waiting)).unwrap()["status"]["message"].clone();
+    assert!(
+        said.as_str()
+            .unwrap()
+            .contains("of 2 that its node offers 0 are left"),
+        "{said}"
+    );
+    // One of them ends, and there is room.
+    let other = names.into_iter().find(|it| is_claimed(&world, it)).unwrap();
+    world.home.remove(&path(other));
+    world.run_until(|world| is_claimed(world, waiting)).await;
+}
+
+#[tokio::test]
+async fn what_changes_on_one_pod_costs_that_pod() {
+    let world = World::new().await;
+    let path = |at: usize| format!("/api/v1/namespaces/shop/pods/ended-{at}");
+    let pods = 200;
+    for at in 0..pods {
+        let spec = json!({"nodeName": "milan", "containers": []});
+        world
+            .home
+            .put(&path(at), json!({"spec": spec, "status": {"phase": "Succeeded"}}));
+    }
+    let reads = |at: usize| {
+        let read = format!("GET {}", path(at));
+        world.home.requests().iter().filter(|it| **it == read).count()
+    };
+    let metrics = LoopMetrics::default();
+    let looked = world.with_pods(async |node| {
+        let change = async {
+            while (0..pods).any(|at| reads(at) == 0) {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+            let before = node.home.objects_given();
+            world
+                .home
+                .change(&path(7), |it| it["metadata"]["labels"] = json!({"new": "label"}));
+            while reads(7) == 1 {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+            node.home.objects_given() - before
+        };
+        tokio::select! {
+            () = node.look_after(&metrics) => unreachable!("it runs for ever"),
+            given = change => assert!(given < 10, "{given} pods were looked at"),
+        }
+    });
+    time::timeout(Duration::from_secs(40), looked).await.unwrap();
+    let read: usize = (0..pods).map(reads).sum();
+    assert_eq!(read, pods + 1, "what is as it should be is read once");
+}

@@ -33,11 +33,10 @@ fn publish(home: &FakeApi, path: &str, certificate: String) {
     assert!(home.change(path, |it| it["status"]["certificate"] = signed));
 }
 
-fn wanted(approve: bool) -> Wanted {
+fn wanted() -> Wanted {
     Wanted {
         node: "liqo-csi-fabric-0".into(),
         address: Some([10, 0, 0, 7].into()),
-        approve,
     }
 }
 
@@ -74,18 +73,13 @@ async fn the_request_is_one_that_the_signer_of_kubelets_takes() {
     let home = FakeApi::start().await;
     let signing = async {
         let (path, made) = request(&home).await;
-        home.until(|store| store.get(&path).unwrap()["status"]["conditions"].is_array())
-            .await;
-        let conditions = home.object(&path).unwrap()["status"]["conditions"].clone();
-        assert_eq!(
-            (&conditions[0]["type"], &conditions[0]["status"]),
-            (&json!("Approved"), &json!("True"))
-        );
         sign(&home, &path, &made, &Ca::new());
         made
     };
-    let (outcome, made) = tokio::join!(obtained(&home, wanted(true)), signing);
+    let (outcome, made) = tokio::join!(obtained(&home, wanted()), signing);
     assert!(outcome.unwrap().1 > Duration::from_mins(1));
+    // It has no right to approve.
+    assert!(!home.requests().iter().any(|it| it.starts_with("PATCH")));
     assert_eq!(made["spec"]["signerName"], "kubernetes.io/kubelet-serving");
     assert_eq!(
         made["spec"]["usages"],
@@ -106,19 +100,6 @@ async fn the_request_is_one_that_the_signer_of_kubelets_takes() {
         params.subject_alt_names,
         [rcgen::SanType::IpAddress([10, 0, 0, 7].into())]
     );
-}
-
-#[tokio::test]
-async fn nobody_approves_for_itself_who_was_not_told_to() {
-    let home = FakeApi::start().await;
-    let signing = async {
-        let (path, made) = request(&home).await;
-        sign(&home, &path, &made, &Ca::new());
-    };
-    let (outcome, ()) = tokio::join!(obtained(&home, wanted(false)), signing);
-    outcome.unwrap();
-    let patched = home.requests().iter().any(|it| it.starts_with("PATCH"));
-    assert!(!patched, "{:?}", home.requests());
 }
 
 #[tokio::test]
@@ -143,7 +124,7 @@ async fn what_comes_of_a_request_may_be_nothing() {
                 _ => publish(&home, &path, "no certificate".to_owned()),
             }
         };
-        let (outcome, ()) = tokio::join!(obtained(&home, wanted(false)), deciding);
+        let (outcome, ()) = tokio::join!(obtained(&home, wanted()), deciding);
         let told_is = outcome.err().unwrap().to_string();
         assert!(told_is.contains(told), "{told_is}");
     }

@@ -35,7 +35,7 @@ use super::*;
 use crate::{
     cluster::{Rights, testing::FakeApi},
     fleet::{Connected, Link},
-    placement::{Declared, NodeRule},
+    placement::{Declared, Mapped, Namespaces, NodeRule},
     topology::LabelSelector,
 };
 
@@ -140,7 +140,6 @@ impl World {
             ports: 2,
             pod_ip: Some([127, 0, 0, 1].into()),
             name: "liqo-csi-fabric-0".into(),
-            approve: true,
         };
         let metrics = Metrics::default();
         let mut streams = Streams::bind(settings, metrics.clone()).await.unwrap();
@@ -250,6 +249,10 @@ async fn registry(there: &FakeApi, remote: &Remote) -> Registry {
     }));
     let declared = Declared {
         nodes: NodeRule::Labels(LabelSelector(Vec::new())),
+        namespaces: Namespaces {
+            mapping: [("shop".to_owned(), Mapped::To("shop-home".to_owned()))].into(),
+            same_name: false,
+        },
         ..Declared::plain("milan")
     };
     Registry::fixed([(declared, link)])

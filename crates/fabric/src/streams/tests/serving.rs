@@ -246,6 +246,28 @@ async fn only_the_pod_that_runs_for_the_live_one_is_reached() {
 }
 
 #[tokio::test]
+async fn nobody_learns_what_is_in_the_namespaces_of_others() {
+    const THEIRS: &str = "/api/v1/namespaces/theirs/pods/web";
+    let world = World::new(Act::Echo).await;
+    world.there.put(THEIRS, json!({"spec": {"containers": []}}));
+    world.home.change(POD, |pod| {
+        pod["metadata"]["annotations"]["fabric.storage.liqo.io/remote-namespace"] = json!("theirs");
+    });
+    let (answered, head) = world.asked(LOGS, "").await;
+    assert_eq!(answered, StatusCode::NOT_FOUND, "{head}");
+    let asked = |request: &String| *request == format!("GET {THEIRS}");
+    assert!(!world.there.requests().iter().any(asked), "it was asked");
+    // One that has started there is there, whatever became of the mapping.
+    world.home.change(POD, |pod| {
+        pod["status"] = json!({"conditions": [
+            {"type": "fabric.storage.liqo.io/RemotePodStarted", "status": "True", "message": "uid"},
+        ]});
+    });
+    let (answered, head) = world.asked(LOGS, "").await;
+    assert_eq!(answered, StatusCode::CONFLICT, "{head}");
+}
+
+#[tokio::test]
 async fn a_pod_that_was_made_again_is_another() {
     let world = World::new(Act::Echo).await;
     World::change(&world.home, POD, "/metadata/uid", json!("of-the-next"));

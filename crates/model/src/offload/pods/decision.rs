@@ -69,7 +69,7 @@ pub struct PodFacts {
     pub home: Option<HomePod>,
     /// What is there.
     pub there: There,
-    /// What is in the way of a pod that was not made yet.
+    /// What is in the way of a pod that was not made yet, or must not start as it was made.
     pub obstacle: Option<Waiting>,
     /// Whether an administrator has declared the node out of service: nothing runs there, which nobody
     /// can be asked.
@@ -172,6 +172,8 @@ fn run(home: HomePod, facts: &PodFacts) -> Act {
         There::Ours { deleting: Some(_), .. } if home.started && home.controlled => Act::End(End::Deleted),
         There::Ours { deleting: Some(_), .. } => Act::Reflect,
         There::Ours { gated: true, .. } if home.started => Act::Ungate,
+        // Its API server has dropped what protects it.
+        There::Ours { gated: true, .. } if facts.obstacle.is_some() => Act::DeleteThere(None),
         There::Ours { gated: true, .. } => Act::MarkStarted,
         There::Ours { .. } => Act::Reflect,
         There::Unseen if home.started => Act::Rest,

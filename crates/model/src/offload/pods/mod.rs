@@ -17,6 +17,7 @@
 
 mod changes;
 mod decision;
+mod kept;
 mod spec;
 mod status;
 mod volumes;
@@ -24,7 +25,8 @@ mod volumes;
 pub use self::{
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
-    spec::{PodRefused, RemoteMarks, RemoteSettings, claims, remote_pod},
+    kept::not_kept,
+    spec::{PodRefused, RemoteMarks, RemoteSettings, claims, inline_drivers, remote_pod, secrets},
     status::{
         STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,
         started_status, unreachable_status, waiting_status,

@@ -1,9 +1,9 @@
-//! What the remote pod looks like. Every field of a pod has its rule here or in [`super::volumes`]:
-//! carried as it is, left out, changed, or refused. A field that has no rule is refused by its
-//! name, so that nothing is lost in silence when Kubernetes has a new one. Pods are read field by
-//! field, because typed definitions drop what they do not know.
+//! What the remote pod looks like: what the home pod says, as it says it. The exceptions are here and
+//! in [`super::volumes`]: fields that are left out, changed, or refused. Pods are read field by field,
+//! because typed definitions drop what they do not know; what a remote API server does not know is
+//! found by [`super::kept`] before the pod starts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
@@ -41,31 +41,23 @@ const ABOUT_HOME: [&str; 8] = [
     "kubernetes.io/limit-ranger",
     "ovn.kubernetes.io/",
 ];
-/// Its pods would be there what they are here: bound to one machine.
-const PLACE_OF_HOME: [&str; 3] = ["hostNetwork", "hostPID", "hostIPC"];
-
-/// Fields of the spec that are carried as they are.
-const CARRIED: [&str; 19] = [
-    "activeDeadlineSeconds",
-    "containers",
-    "dnsConfig",
-    "dnsPolicy",
-    "enableServiceLinks",
-    "hostAliases",
-    "hostname",
-    "hostnameOverride",
-    "hostUsers",
-    "imagePullSecrets",
-    "initContainers",
-    "os",
-    "resources",
-    "restartPolicy",
-    "securityContext",
-    "setHostnameAsFQDN",
-    "shareProcessNamespace",
-    "subdomain",
-    "terminationGracePeriodSeconds",
+/// A pod that sets one of these would be bound to a machine or to objects of the home cluster.
+const AT_HOME_ONLY: [&str; 5] = [
+    "hostIPC",
+    "hostNetwork",
+    "hostPID",
+    "resourceClaims",
+    "schedulingGroup",
 ];
+/// Fields that are derived from the home pod's instead of being copied.
+const DERIVED: [&str; 5] = [
+    "affinity",
+    "nodeSelector",
+    "tolerations",
+    "topologySpreadConstraints",
+    "volumes",
+];
+
 /// Fields that have served when a pod has its node, or that concern the home cluster alone.
 const LEFT_OUT: [&str; 13] = [
     "ephemeralContainers",
@@ -83,6 +75,9 @@ const LEFT_OUT: [&str; 13] = [
     "automountServiceAccountToken",
 ];
 
+/// The largest pod, in KiB. Those with sidecars have 15.
+const LARGEST: usize = 256;
+
 /// Why a pod cannot run in a remote cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PodRefused {
@@ -96,6 +91,12 @@ pub enum PodRefused {
         "it has spec.{0}, which this version of the fabric does not know: keep the pod on nodes of this cluster"
     )]
     Unknown(String),
+    /// It is larger than what anybody means by a pod: it would weigh on all that know of it.
+    #[error(
+        "it has {0} KiB, and pods of more than {LARGEST} KiB are not sent: put large values into ConfigMaps or Secrets, or \
+         keep the pod on nodes of this cluster"
+    )]
+    TooLarge(usize),
 }
 
 /// By what the remote pod is known as ours.
@@ -118,6 +119,8 @@ pub struct RemoteSettings {
     pub priority_class: Option<String>,
     /// The id of the home cluster: the copy of its certificates is named after it.
     pub home: String,
+    /// The names that claims have there, where they are others.
+    pub claims: BTreeMap<String, String>,
     /// Their runtime class, unless the pod has one of its own other than `liqo`.
     pub runtime_class: Option<String>,
 }
@@ -128,31 +131,27 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     let spec = home["spec"].as_object().unwrap_or(&none);
     let mut remote = Map::new();
     for (field, value) in spec {
-        match field.as_str() {
-            _ if is_unset(value) => {}
-            known if CARRIED.contains(&known) => {
-                remote.insert(field.clone(), value.clone());
-            }
-            known if LEFT_OUT.contains(&known) => {}
-            known if PLACE_OF_HOME.contains(&known) => return Err(PodRefused::AtHomeOnly(field.clone())),
-            "resourceClaims" | "schedulingGroup" => return Err(PodRefused::AtHomeOnly(field.clone())),
-            // Written below.
-            "affinity" | "nodeSelector" | "tolerations" | "topologySpreadConstraints" | "volumes" => {}
-            _ => return Err(PodRefused::Unknown(field.clone())),
+        let name = field.as_str();
+        if AT_HOME_ONLY.contains(&name) && !is_empty(value) {
+            return Err(PodRefused::AtHomeOnly(field.clone()));
+        }
+        if !value.is_null() && !LEFT_OUT.contains(&name) && !DERIVED.contains(&name) {
+            remote.insert(field.clone(), value.clone());
         }
     }
-    let (kept, tokens) = volumes::remote(spec.get("volumes"), &settings.home)?;
+    let (kept, tokens) = volumes::remote(spec.get("volumes"), settings)?;
     set(&mut remote, "volumes", kept);
     for field in ["containers", "initContainers"] {
         for container in array_mut(&mut remote, field) {
             without_mounts(container, &tokens);
+            keep_paths(container, home);
             tell_account(container, spec);
         }
     }
     remote.insert("affinity".into(), real_nodes_only());
     set(&mut remote, "nodeSelector", node_selector(spec, settings));
     set(&mut remote, "tolerations", tolerations(&home["spec"], settings));
-    set(&mut remote, "topologySpreadConstraints", spread(spec));
+    set(&mut remote, "topologySpreadConstraints", spread(home));
     let own = spec.get("runtimeClassName").and_then(Value::as_str);
     let own = own.filter(|class| *class != "liqo");
     if let Some(class) = own.or(settings.runtime_class.as_deref()) {
@@ -176,12 +175,17 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     let mut annotations = carried_annotations(home);
     annotations.insert(RECORD.to_owned(), changes::record(home));
     annotations.extend(marks.annotations.clone());
-    Ok(json!({
+    let pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": home["metadata"]["name"], "labels": labels, "annotations": annotations},
         "spec": remote,
-    }))
+    });
+    let bytes = pod.to_string().len();
+    if bytes > LARGEST << 10 {
+        return Err(PodRefused::TooLarge(bytes >> 10));
+    }
+    Ok(pod)
 }
 
 /// The labels of a home pod that its remote pod has.
@@ -233,6 +237,43 @@ pub fn claims(home: &Value) -> Vec<String> {
         .collect()
 }
 
+/// The names of the Secrets that a pod cannot do without.
+#[must_use]
+pub fn secrets(home: &Value) -> BTreeSet<String> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let spec = &home["spec"];
+    let containers = ["containers", "initContainers"]
+        .map(|field| list(&spec[field]))
+        .concat();
+    let variables = containers.iter().flat_map(|one| list(&one["env"]));
+    let sources = containers.iter().flat_map(|one| list(&one["envFrom"]));
+    let volumes = list(&spec["volumes"]);
+    let projected = volumes.iter().flat_map(|one| list(&one["projected"]["sources"]));
+    variables
+        .map(|one| one["valueFrom"]["secretKeyRef"].clone())
+        .chain(sources.map(|one| one["secretRef"].clone()))
+        .chain(projected.map(|one| one["secret"].clone()))
+        .chain(volumes.iter().map(|one| one["secret"].clone()))
+        .filter(|source| source["optional"] != true)
+        .filter_map(|source| {
+            source["name"]
+                .as_str()
+                .or(source["secretName"].as_str())
+                .map(str::to_owned)
+        })
+        .collect()
+}
+
+/// The CSI drivers of a pod's inline volumes.
+#[must_use]
+pub fn inline_drivers(home: &Value) -> BTreeSet<String> {
+    let volumes = home["spec"]["volumes"].as_array().into_iter().flatten();
+    volumes
+        .filter_map(|volume| volume["csi"]["driver"].as_str())
+        .map(str::to_owned)
+        .collect()
+}
+
 fn carried(pairs: &Value) -> BTreeMap<String, String> {
     let pairs = pairs.as_object().into_iter().flatten();
     pairs
@@ -241,8 +282,8 @@ fn carried(pairs: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Whether a field says no more than its absence does.
-fn is_unset(value: &Value) -> bool {
+/// Whether a list, an object or a flag asks for nothing.
+fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(all) => all.is_empty(),
@@ -252,7 +293,7 @@ fn is_unset(value: &Value) -> bool {
 }
 
 fn set(spec: &mut Map<String, Value>, field: &str, value: Value) {
-    if !is_unset(&value) {
+    if !is_empty(&value) {
         spec.insert(field.to_owned(), value);
     }
 }
@@ -295,6 +336,70 @@ fn tell_account(container: &mut Value, spec: &Map<String, Value>) {
     }
 }
 
+/// A directory of a volume is the same in every cluster: the variables that a `subPathExpr` uses have the
+/// home pod's values, also where the namespace or the node has another name there.
+fn keep_paths(container: &mut Value, home: &Value) {
+    let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+    let mut used: Vec<String> = mounts
+        .filter_map(|mount| mount["subPathExpr"].as_str())
+        .flat_map(references)
+        .collect();
+    let Some(variables) = container["env"].as_array_mut() else {
+        return;
+    };
+    let mut next = 0;
+    while let Some(name) = used.get(next).cloned() {
+        next += 1;
+        // The last one of a name counts.
+        let Some(variable) = variables.iter_mut().rfind(|one| one["name"] == name.as_str()) else {
+            continue;
+        };
+        if let Some(value) = variable["value"].as_str() {
+            let further = references(value)
+                .filter(|one| !used.contains(one))
+                .collect::<Vec<_>>();
+            used.extend(further);
+        } else if let Some(field) = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str()
+            && let Some(value) = field_of(home, field)
+        {
+            *variable = json!({"name": name, "value": value.replace('$', "$$")});
+        }
+    }
+}
+
+/// The names in `$(NAME)`, as Kubernetes expands them: `$$` is a dollar sign.
+fn references(text: &str) -> impl Iterator<Item = String> {
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        rest = &rest[at + 1..];
+        if let Some(after) = rest.strip_prefix('$') {
+            rest = after;
+        } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
+            found.push(name.to_owned());
+            rest = after;
+        }
+    }
+    found.into_iter()
+}
+
+/// What the downward API says of a home pod, as far as the pod's own spec and metadata tell.
+fn field_of(home: &Value, path: &str) -> Option<String> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    if let Some((map, key)) = path.strip_suffix("']").and_then(|path| path.split_once("['")) {
+        let map = map.strip_prefix("metadata.")?;
+        return matches!(map, "labels" | "annotations")
+            .then(|| text(&home["metadata"][map][key]).unwrap_or_default());
+    }
+    match path {
+        "metadata.name" | "metadata.namespace" | "metadata.uid" => {
+            text(&home["metadata"][path.trim_start_matches("metadata.")])
+        }
+        "spec.nodeName" | "spec.serviceAccountName" => text(&home["spec"][path.trim_start_matches("spec.")]),
+        _ => None,
+    }
+}
+
 /// It never goes on from there to a third cluster, or back.
 fn real_nodes_only() -> Value {
     let real = json!({"key": NODE_KIND, "operator": "NotIn", "values": [NODE_KIND_VIRTUAL]});
@@ -325,17 +430,57 @@ fn tolerations(spec: &Value, settings: &RemoteSettings) -> Value {
         .into()
 }
 
-/// The pods of a workload may be in several clusters: here they can only be asked to spread.
-fn spread(spec: &Map<String, Value>) -> Value {
-    let all = spec.get("topologySpreadConstraints").and_then(Value::as_array);
-    let softened = all.into_iter().flatten().cloned().map(|mut one| {
+/// The pods of a workload may be in several clusters: there they can only be asked to spread. An API
+/// server takes one such constraint for each topology key; where a workload has a hard and a soft one,
+/// the hard one stays.
+fn spread(home: &Value) -> Value {
+    let all = home["spec"]["topologySpreadConstraints"].as_array();
+    let mut all: Vec<Value> = all.into_iter().flatten().cloned().collect();
+    all.sort_by_key(|one| one["whenUnsatisfiable"] != "DoNotSchedule");
+    let mut softened: Vec<Value> = Vec::new();
+    for mut one in all {
         one["whenUnsatisfiable"] = "ScheduleAnyway".into();
+        select_by_keys(&mut one, &home["metadata"]["labels"]);
         if let Some(one) = one.as_object_mut() {
             one.remove("minDomains");
         }
-        one
-    });
-    softened.collect::<Vec<_>>().into()
+        let same = |other: &&mut Value| other["topologyKey"] == one["topologyKey"];
+        match softened.iter_mut().find(same) {
+            None => softened.push(one),
+            Some(other) if other["labelSelector"] == one["labelSelector"] => {
+                let skew = |of: &Value| of["maxSkew"].as_i64().unwrap_or(1);
+                other["maxSkew"] = skew(other).min(skew(&one)).into();
+            }
+            Some(_) => {}
+        }
+    }
+    softened.into()
+}
+
+/// Puts the values of `matchLabelKeys` into the selector instead, where the home API server may have put
+/// them already: the one there refuses a key that is in both.
+fn select_by_keys(constraint: &mut Value, labels: &Value) {
+    let Some(keys) = constraint
+        .as_object_mut()
+        .and_then(|one| one.remove("matchLabelKeys"))
+    else {
+        return;
+    };
+    let selector = &mut constraint["labelSelector"];
+    for key in keys.as_array().into_iter().flatten().filter_map(Value::as_str) {
+        let expressions = selector["matchExpressions"].as_array().into_iter().flatten();
+        let is_selected = selector["matchLabels"].get(key).is_some()
+            || expressions.into_iter().any(|one| one["key"] == key);
+        // A key that the pod has no label of is ignored, as Kubernetes does.
+        let Some(value) = labels[key].as_str().filter(|_| !is_selected) else {
+            continue;
+        };
+        let one = json!({"key": key, "operator": "In", "values": [value]});
+        match selector["matchExpressions"].as_array_mut() {
+            Some(expressions) => expressions.push(one),
+            None => selector["matchExpressions"] = json!([one]),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -456,9 +601,7 @@ mod tests {
             spec[field] = value;
             assert_eq!(refused(&spec), PodRefused::AtHomeOnly(field.into()));
         }
-        let spec = json!({"containers": containers, "newFeature": {"on": true}});
-        assert_eq!(refused(&spec), PodRefused::Unknown("newFeature".into()));
-        made(&json!({"containers": containers, "hostNetwork": false, "newFeature": {}}));
+        made(&json!({"containers": containers, "hostNetwork": false, "resourceClaims": []}));
     }
 
     #[test]
@@ -468,6 +611,7 @@ mod tests {
             tolerations: vec![json!({"key": "guests", "operator": "Exists"})],
             priority_class: Some("low".into()),
             home: "home".into(),
+            claims: BTreeMap::new(),
             runtime_class: Some("gvisor".into()),
         };
         let spec = |class| {
@@ -489,6 +633,91 @@ mod tests {
         assert_eq!(
             (&spread["whenUnsatisfiable"], &spread["minDomains"]),
             (&json!("ScheduleAnyway"), &Value::Null)
+        );
+    }
+
+    #[test]
+    fn what_is_set_is_carried_whatever_its_value() {
+        let spec = json!({
+            "containers": [], "enableServiceLinks": false, "hostUsers": false, "shareProcessNamespace": false,
+            "terminationGracePeriodSeconds": 5, "subdomain": "", "securityContext": {}, "newFeature": {"on": false},
+        });
+        let remote = &made(&spec)["spec"];
+        for (field, value) in spec.as_object().unwrap() {
+            assert_eq!(remote[field], *value, "{field}");
+        }
+    }
+
+    #[test]
+    fn constraints_that_spread_pods_are_ones_that_an_api_server_takes() {
+        let constraint = |when: &str, skew: i64, selector: Value| {
+            json!({
+                "topologyKey": "zone", "whenUnsatisfiable": when, "maxSkew": skew,
+                "labelSelector": selector, "matchLabelKeys": ["app", "absent"],
+            })
+        };
+        let of_web = json!({"matchLabels": {"app": "web"}});
+        let spread = |constraints: Value| {
+            made(&json!({"containers": [], "topologySpreadConstraints": constraints}))["spec"]
+                ["topologySpreadConstraints"]
+                .clone()
+        };
+        let both = spread(json!([
+            constraint("ScheduleAnyway", 1, of_web.clone()),
+            constraint("DoNotSchedule", 2, of_web.clone()),
+        ]));
+        let wanted = json!({"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1, "labelSelector": of_web});
+        assert_eq!(both, json!([wanted]));
+        let of_all = json!({"matchExpressions": [{"key": "tier", "operator": "Exists"}]});
+        let unequal = spread(json!([
+            constraint("ScheduleAnyway", 1, of_web),
+            constraint("DoNotSchedule", 2, of_all.clone()),
+        ]));
+        let with_app = json!({"matchExpressions": [
+            {"key": "tier", "operator": "Exists"}, {"key": "app", "operator": "In", "values": ["web"]},
+        ]});
+        assert_eq!(unequal.as_array().unwrap().len(), 1);
+        assert_eq!(unequal[0]["labelSelector"], with_app);
+        assert_eq!(unequal[0]["maxSkew"], 2);
+        let merged = spread(json!([constraint("DoNotSchedule", 1, with_app.clone())]));
+        assert_eq!(
+            merged[0]["labelSelector"], with_app,
+            "the home API server was first"
+        );
+    }
+
+    #[test]
+    fn a_directory_of_a_volume_has_the_same_name_everywhere() {
+        let from =
+            |name: &str, field: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}});
+        let spec = json!({"nodeName": "milan", "containers": [{
+            "name": "a",
+            "env": [
+                from("NAMESPACE", "metadata.namespace"),
+                from("NODE", "spec.nodeName"),
+                from("APP", "metadata.labels['app']"),
+                {"name": "BOTH", "value": "$(APP)-$(NAMESPACE)-$$(NODE)"},
+                from("ELSEWHERE", "metadata.namespace"),
+                from("IP", "status.podIP"),
+            ],
+            "volumeMounts": [
+                {"name": "data", "mountPath": "/a", "subPathExpr": "x/$(BOTH)"},
+                {"name": "data", "mountPath": "/b", "subPathExpr": "$(IP)"},
+            ],
+        }]});
+        let mut home = pod(&spec);
+        home["metadata"]["namespace"] = "shop".into();
+        let remote = remote_pod(&home, &RemoteMarks::default(), &RemoteSettings::default()).unwrap();
+        assert_eq!(
+            remote["spec"]["containers"][0]["env"],
+            json!([
+                {"name": "NAMESPACE", "value": "shop"},
+                from("NODE", "spec.nodeName"),
+                {"name": "APP", "value": "web"},
+                {"name": "BOTH", "value": "$(APP)-$(NAMESPACE)-$$(NODE)"},
+                from("ELSEWHERE", "metadata.namespace"),
+                from("IP", "status.podIP"),
+            ])
         );
     }
 }

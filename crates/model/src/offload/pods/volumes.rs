@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::PodRefused;
+use super::{PodRefused, RemoteSettings};
 use crate::offload::reflection::{Kind, name_of_copy};
 
 /// Kubernetes mounts the token of a service account by a volume with such a name.
@@ -35,11 +35,14 @@ const CARRIED: [&str; 22] = [
     "vsphereVolume",
 ];
 /// What a projected volume may be made of.
-const CARRIED_SOURCES: [&str; 4] = ["clusterTrustBundle", "configMap", "downwardAPI", "secret"];
+const CARRIED_SOURCES: [&str; 3] = ["configMap", "downwardAPI", "secret"];
 
 /// The volumes of the remote pod, and the names of those that are left out: tokens that
 /// Kubernetes has mounted, which would be worth nothing there.
-pub(super) fn remote(volumes: Option<&Value>, home: &str) -> Result<(Value, Vec<String>), PodRefused> {
+pub(super) fn remote(
+    volumes: Option<&Value>,
+    settings: &RemoteSettings,
+) -> Result<(Value, Vec<String>), PodRefused> {
     let (mut kept, mut tokens) = (Vec::new(), Vec::new());
     for volume in volumes.and_then(Value::as_array).into_iter().flatten() {
         let name = volume["name"].as_str().unwrap_or_default();
@@ -48,7 +51,13 @@ pub(super) fn remote(volumes: Option<&Value>, home: &str) -> Result<(Value, Vec<
             continue;
         }
         check(name, volume)?;
-        kept.push(with_copies(volume.clone(), home));
+        let mut volume = with_copies(volume.clone(), &settings.home);
+        if let Some(claim) = volume.pointer_mut("/persistentVolumeClaim/claimName")
+            && let Some(name) = claim.as_str().and_then(|name| settings.claims.get(name))
+        {
+            *claim = name.as_str().into();
+        }
+        kept.push(volume);
     }
     Ok((kept.into(), tokens))
 }
@@ -105,7 +114,7 @@ fn check(name: &str, volume: &Value) -> Result<(), PodRefused> {
                     let source_name = described(&format!("projected.{source}"));
                     match source.as_str() {
                         known if CARRIED_SOURCES.contains(&known) => {}
-                        "serviceAccountToken" | "podCertificate" => {
+                        "clusterTrustBundle" | "podCertificate" | "serviceAccountToken" => {
                             return Err(PodRefused::AtHomeOnly(source_name));
                         }
                         _ => return Err(PodRefused::Unknown(source_name)),
@@ -126,8 +135,16 @@ mod tests {
 
     use super::*;
 
+    fn of_home() -> RemoteSettings {
+        RemoteSettings {
+            home: "home".into(),
+            claims: [("data".to_owned(), "prime".to_owned())].into(),
+            ..RemoteSettings::default()
+        }
+    }
+
     fn refused(volume: &Value) -> PodRefused {
-        remote(Some(&json!([volume])), "home").unwrap_err()
+        remote(Some(&json!([volume])), &of_home()).unwrap_err()
     }
 
     #[test]
@@ -137,7 +154,7 @@ mod tests {
             {"name": "b", "nfs": {"server": "nas", "path": "/"}},
             {"name": "c", "projected": {"sources": [{"secret": {"name": "s"}}, {"downwardAPI": {}}]}},
         ]);
-        assert_eq!(remote(Some(&carried), "home"), Ok((carried.clone(), vec![])));
+        assert_eq!(remote(Some(&carried), &of_home()), Ok((carried.clone(), vec![])));
         let at_home = |what: &str| PodRefused::AtHomeOnly(what.into());
         assert_eq!(
             refused(&json!({"name": "a", "hostPath": {"path": "/"}})),
@@ -163,7 +180,7 @@ mod tests {
             {"name": "a", "configMap": certificates},
             {"name": "b", "projected": {"sources": [{"configMap": certificates}, {"secret": {"name": "s"}}]}},
         ]);
-        let (made, _) = remote(Some(&volumes), "home").unwrap();
+        let (made, _) = remote(Some(&volumes), &of_home()).unwrap();
         let copy = name_of_copy(Kind::ConfigMap, "kube-root-ca.crt", "home");
         assert_ne!(copy, "kube-root-ca.crt");
         assert_eq!(made[0]["configMap"]["name"], copy);
@@ -175,10 +192,18 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_has_the_name_of_its_twin() {
+        let claim = |name: &str| json!([{"name": "v", "persistentVolumeClaim": {"claimName": name, "readOnly": true}}]);
+        let made = |name: &str| remote(Some(&claim(name)), &of_home()).unwrap().0;
+        assert_eq!(made("data"), claim("prime"));
+        assert_eq!(made("other"), claim("other"));
+    }
+
+    #[test]
     fn only_mounted_tokens_are_left_out_in_silence() {
         let named = json!({"name": "kube-api-access-mine", "emptyDir": {}});
         assert_eq!(
-            remote(Some(&json!([named])), "home").unwrap().1,
+            remote(Some(&json!([named])), &of_home()).unwrap().1,
             Vec::<String>::new()
         );
     }

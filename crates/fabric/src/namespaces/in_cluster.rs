@@ -1,0 +1,356 @@
+//! The namespaces of one remote cluster: what is to be there is decided, and once the status says so,
+//! done.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+use tokio::time::Instant;
+
+use super::{AT_ONCE, FINALIZER, News, Offloadings, conditions};
+use crate::{
+    api::{
+        namespace_offloading::{NAME, NamespaceOffloading, READY},
+        remote_cluster::RemoteCluster,
+    },
+    cluster::{
+        ApiError, Objects,
+        facts::{is_out_of_service, is_ready},
+        has_finalizer, unless_conflict,
+    },
+    controller::{Controller, Next},
+    leaving::{self, Leaving},
+    observe::crash::{self, Step as Write},
+    offload::{self, Decision, Facts, Readiness, Seen, Step, Volumes},
+    places::Place,
+    queue::Queue,
+    remote::{Owner, Question},
+    rights,
+};
+
+/// After something was written its effect is looked at so soon.
+const SOON: Duration = Duration::from_secs(1);
+/// What is waited for in a remote cluster is looked for so often.
+const POLL: Duration = Duration::from_secs(5);
+/// How often it is asked whether the rights in a namespace that is there are still there.
+const CHECK_RIGHTS: Duration = Duration::from_mins(5);
+/// The key of the cluster itself. No namespace has it.
+const ITSELF: &str = "";
+
+/// The controller of one cluster.
+pub(super) struct InCluster<'a> {
+    all: &'a Offloadings<'a>,
+    id: String,
+    news: News,
+    known: Mutex<HashMap<String, Known>>,
+}
+
+/// What is known of a namespace there.
+#[derive(Default)]
+struct Known {
+    /// When the rights were last seen to be there.
+    checked: Option<Instant>,
+    /// Since when they are given and not there yet.
+    given: Option<Instant>,
+    /// What was refused last: the namespace, or the eviction of a pod.
+    refused: Option<String>,
+}
+
+impl<'a> InCluster<'a> {
+    pub(super) fn new(all: &'a Offloadings<'a>, id: String) -> Self {
+        Self {
+            news: News::new(all),
+            known: Mutex::default(),
+            all,
+            id,
+        }
+    }
+
+    fn known<T>(&self, namespace: &str, act: impl FnOnce(&mut Known) -> T) -> T {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        act(known.entry(namespace.to_owned()).or_default())
+    }
+
+    fn forget(&self, namespace: &str) {
+        self.all.forget(namespace, &self.id);
+        self.known
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(namespace);
+    }
+
+    /// What is to be in the cluster.
+    async fn decide(
+        &self,
+        object: &NamespaceOffloading,
+        cluster: &RemoteCluster,
+        owner: &Owner,
+        name: Result<&String, &String>,
+    ) -> Result<Decision, ApiError> {
+        let namespace = owner.namespace.as_str();
+        let wanted = self.all.wanted(object, cluster);
+        let published = object.readiness(&self.id);
+        let said = object
+            .condition(&self.id, READY)
+            .and_then(|it| it.last_transition_time.parse::<Timestamp>().ok());
+        let since = said
+            .and_then(|then| Duration::try_from(Timestamp::now().duration_since(then)).ok())
+            .unwrap_or_default();
+        let is_checked = self.known(namespace, |it| {
+            it.checked.is_some_and(|when| when.elapsed() < CHECK_RIGHTS)
+        });
+        let asked = match (&wanted, &published) {
+            (Err(_), _) => Question::Claims {
+                retained: object.volumes() != Volumes::Hold,
+            },
+            // If the rights were removed since, pods can neither be created nor deleted.
+            (Ok(()), Some(Readiness::Created)) if is_checked => Question::Presence,
+            (Ok(()), _) => Question::Usable {
+                pods: cluster.fabric_node().is_some(),
+            },
+        };
+        let mut is_silent = false;
+        let mut seen = match name {
+            Err(why) => Seen::Foreign(why.clone()),
+            Ok(name) => match self.reach().await {
+                Ok(there) => look(owner, &there, name, asked).await,
+                Err(why) => {
+                    is_silent = true;
+                    Seen::Unknown(why)
+                }
+            },
+        };
+        if let (Question::Usable { .. }, Seen::Ours { usable, .. }) = (asked, &mut seen) {
+            self.known(namespace, |known| known.note_rights(usable));
+        }
+        let mut pods = Vec::new();
+        if let (Some(Readiness::Terminating(_)), Some(said), true) = (&published, said, wanted.is_err()) {
+            let leaving = Leaving {
+                home: self.all.home,
+                namespace,
+                nodes: self.nodes(cluster),
+                said,
+            };
+            if let Seen::Ours { claims, .. } = &mut seen {
+                leaving.mark(claims).await?;
+            }
+            pods = leaving.pods().await?;
+        }
+        Ok(offload::decide(Facts {
+            refused: self.refused(namespace, &seen),
+            out_of_service: wanted.is_err() && is_silent && self.is_declared_out_of_service(cluster).await?,
+            wanted,
+            published,
+            since,
+            pods,
+            volumes: object.volumes(),
+            seen,
+        }))
+    }
+
+    /// The nodes that stand for the cluster, also the one that the fabric makes while it is not there.
+    fn nodes(&self, cluster: &RemoteCluster) -> BTreeSet<String> {
+        let nodes = self.all.home.views().nodes.all();
+        let standing = nodes.iter().filter(|node| self.all.stands_for(node, &self.id));
+        standing
+            .map(|node| node.name.clone())
+            .chain(cluster.fabric_node())
+            .collect()
+    }
+
+    /// Whether an administrator has declared out of service the node of the cluster.
+    async fn is_declared_out_of_service(&self, cluster: &RemoteCluster) -> Result<bool, ApiError> {
+        let Some(name) = cluster.fabric_node() else {
+            return Ok(false);
+        };
+        let node = self
+            .all
+            .home
+            .all::<k8s_openapi::api::core::v1::Node>()
+            .get(&name)
+            .await?;
+        Ok(node.is_some_and(|node| is_out_of_service(&node) && !is_ready(&node)))
+    }
+
+    async fn reach(&self) -> Result<Place, String> {
+        let id = self.id.parse();
+        let id = id.map_err(|_| format!("{} is no id of a cluster", self.id))?;
+        self.all.places.reach(&id).await
+    }
+
+    /// Why it was refused by rules that may allow it later, if it was.
+    async fn step(
+        &self,
+        step: Step,
+        owner: &Owner,
+        name: &str,
+        cluster: &RemoteCluster,
+    ) -> Result<Option<String>, ApiError> {
+        if let Step::Evict(pods) = step {
+            return leaving::evict(self.all.home, &owner.namespace, &pods).await;
+        }
+        let Ok(Place { cluster: there, .. }) = self.reach().await else {
+            return Ok(None);
+        };
+        match step {
+            Step::Create if !has_finalizer(cluster, FINALIZER) => self.hold(cluster, true).await?,
+            Step::Create => owner.create(&there, name).await?,
+            Step::Delete(uid) => owner.delete(&there, name, uid).await?,
+            Step::Evict(_) => {}
+        }
+        Ok(None)
+    }
+
+    async fn hold(&self, cluster: &RemoteCluster, wanted: bool) -> Result<(), ApiError> {
+        let all: Objects<RemoteCluster> = self.all.home.all();
+        let changed = all.set_finalizer(cluster, FINALIZER, wanted);
+        unless_conflict(crash::around(Write::FabricHold, changed).await).map(drop)
+    }
+
+    /// Lets the cluster go if it is being deleted and has no namespace of ours any more.
+    async fn release(&self, cluster: &RemoteCluster) -> Result<(), ApiError> {
+        if cluster.metadata.deletion_timestamp.is_none() || !has_finalizer(cluster, FINALIZER) {
+            return Ok(());
+        }
+        let is_there = |one: NamespaceOffloading| one.condition(&self.id, READY).map(drop);
+        let offloadings = self.all.home.all::<NamespaceOffloading>();
+        if offloadings.pick(None, None, is_there).await?.is_empty() {
+            self.hold(cluster, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Why what was asked for last was refused: a namespace that is still not there, or an eviction.
+    fn refused(&self, namespace: &str, seen: &Seen) -> Option<String> {
+        self.known(namespace, |known| {
+            if matches!(seen, Seen::Ours { deleting: true, .. } | Seen::Foreign(_)) {
+                known.refused = None;
+            }
+            known.refused.clone()
+        })
+    }
+}
+
+impl Known {
+    /// The API server is given some time until it knows of rights that were given.
+    fn note_rights(&mut self, usable: &mut Result<(), Readiness>) {
+        self.checked = usable.is_ok().then(Instant::now);
+        let Err(Readiness::Creating(why)) = usable else {
+            self.given = None;
+            return;
+        };
+        let given = *self.given.get_or_insert_with(Instant::now);
+        if given.elapsed() >= rights::KNOWN_AFTER {
+            *usable = Err(Readiness::Failed(std::mem::take(why)));
+        }
+    }
+}
+
+impl Controller for InCluster<'_> {
+    const NAME: &'static str = "remote-namespaces";
+    const AT_ONCE: usize = AT_ONCE;
+
+    async fn changes(&self, queue: &mut Queue) -> Next {
+        let triggers = News::triggers(self.all);
+        let works = self.all.idle.borrow().is_none();
+        let mut at = Instant::now() + SOON;
+        if works {
+            let (next, has_changed) = self.news.take(self.all, queue);
+            at = next;
+            if has_changed {
+                queue.add(ITSELF);
+            }
+        }
+        Next { triggers, at, works }
+    }
+
+    async fn reconcile(&self, namespace: &str) -> Result<Option<Duration>, ApiError> {
+        let home = self.all.home;
+        let Some(cluster) = home.views().remote_clusters.get(&self.id) else {
+            return Ok(None);
+        };
+        if namespace == ITSELF {
+            return self.release(&cluster).await.map(|()| None);
+        }
+        let object = home.within::<NamespaceOffloading>(namespace).get(NAME).await?;
+        let is_concerned = |object: &NamespaceOffloading| {
+            let may_be_there = object.readiness(&self.id).is_some();
+            let is_wanted = || self.all.wanted(object, &cluster).is_ok();
+            cluster.spec.fabric.is_some() && has_finalizer(object, FINALIZER) && (may_be_there || is_wanted())
+        };
+        let Some(object) = object.filter(is_concerned) else {
+            self.forget(namespace);
+            return Ok(None);
+        };
+        let Some(found) = home.all::<Namespace>().get(namespace).await? else {
+            return Ok(None);
+        };
+        let owner = self.all.places.owner(&found).await?;
+        let name = self.all.name(&object);
+        let Decision { state, step } = self.decide(&object, &cluster, &owner, name.as_ref()).await?;
+        self.all.note(namespace, &self.id, state.clone());
+        let again = match state.ready {
+            Some(Readiness::Creating(_) | Readiness::Terminating(_)) => Some(POLL),
+            _ => None,
+        };
+        let status = object.status.as_ref();
+        let published = status.and_then(|it| it.remote_namespaces_conditions.get(&self.id));
+        let is_said = published == Some(&conditions(&object, &self.id, &state))
+            && status.is_some_and(|it| it.remote_namespace_name == name.clone().ok());
+        let (Some(step), Ok(name), true) = (step, name, is_said) else {
+            return Ok(again);
+        };
+        let is_quick = matches!(step, Step::Create | Step::Delete(_));
+        let done = self.step(step, &owner, &name, &cluster).await;
+        let refused = match &done {
+            Ok(refused) => refused.clone(),
+            Err(error) if error.is_refusal() => Some(error.to_string()),
+            Err(_) => None,
+        };
+        self.known(namespace, |it| it.refused = refused);
+        done.map(|_| if is_quick { Some(SOON) } else { again })
+    }
+}
+
+/// What the cluster has under this name. That it has nothing, or what is another's, counts only
+/// from the cluster that is meant.
+async fn look(owner: &Owner, place: &Place, name: &str, asked: Question) -> Seen {
+    let seen = owner.look(&place.cluster, name, asked).await;
+    match &seen {
+        Seen::Absent | Seen::Foreign(_) => match place.is_cluster(None).await {
+            Ok(()) => seen,
+            Err(why) => Seen::Unknown(why),
+        },
+        Seen::Ours { .. } | Seen::Unknown(_) => seen,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn rights_that_were_given_are_waited_for_but_not_for_ever() {
+        let mut known = Known::default();
+        let given = || Err(Readiness::Creating("given".to_owned()));
+        for _ in 0..3 {
+            let mut usable = given();
+            known.note_rights(&mut usable);
+            assert_eq!(usable, given());
+        }
+        tokio::time::advance(rights::KNOWN_AFTER).await;
+        let mut usable = given();
+        known.note_rights(&mut usable);
+        assert_eq!(usable, Err(Readiness::Failed("given".to_owned())));
+        known.note_rights(&mut Ok(()));
+        assert!(known.checked.is_some());
+        let mut usable = given();
+        known.note_rights(&mut usable);
+        assert_eq!(usable, given(), "they were taken away and given again");
+        assert!(known.checked.is_none());
+    }
+}

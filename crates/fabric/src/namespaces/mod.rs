@@ -1,0 +1,276 @@
+//! What carries out `NamespaceOffloading`s. What is decided stands in the status before anything is
+//! done: whoever goes on after a crash finds there where something may have been made, and twins are
+//! made only where the status says so.
+//!
+//! Each cluster has its own controller ([`in_cluster`]), which decides and acts there; another one
+//! ([`statuses`]) writes what they have decided. A cluster that is slow delays nobody but itself: what
+//! was said of it last stays until it has answered.
+
+mod in_cluster;
+mod statuses;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use kube::ResourceExt;
+use tokio::{sync::watch, time::Instant};
+
+use self::{in_cluster::InCluster, statuses::Statuses};
+use super::{Idle, places::Places};
+use crate::{
+    api::{
+        namespace_offloading::{NamespaceOffloading, READY, REQUIRED, RemoteCondition},
+        remote_cluster::RemoteCluster,
+    },
+    cluster::{
+        Cluster, has_finalizer, short,
+        view::{Changed, Feed, Slim},
+    },
+    controller::control,
+    fleet::NodeKind,
+    keyed::drive_keyed,
+    offload::{self, ClusterState, Readiness, Unselected},
+    queue::Queue,
+    rounds::LoopMetrics,
+    topology::Node,
+};
+
+/// Keeps a `NamespaceOffloading` while a namespace of it may be in some cluster, and a
+/// `RemoteCluster` while one may be there.
+const FINALIZER: &str = "fabric.storage.liqo.io/remote-namespaces";
+/// All are looked at so often, whatever watches say.
+const RESYNC: Duration = Duration::from_mins(2);
+/// So many namespaces are looked at at the same time, of all that are written and in each cluster.
+const AT_ONCE: usize = 8;
+
+/// What all of them know.
+struct Offloadings<'a> {
+    home: &'a Cluster,
+    places: &'a Places<'a>,
+    idle: &'a Idle,
+    /// Namespaces that are never offloaded.
+    reserved: &'a BTreeSet<String>,
+    decided: Mutex<Decided>,
+    news: watch::Sender<u64>,
+}
+
+/// What was decided last of each namespace in each cluster, by namespace and cluster.
+#[derive(Default)]
+struct Decided {
+    states: HashMap<(String, String), ClusterState>,
+    /// The namespaces of which something else was decided than before.
+    changed: BTreeSet<String>,
+}
+
+/// Carries out all of them, for ever.
+pub(super) async fn run(
+    places: &Places<'_>,
+    idle: &Idle,
+    reserved: &BTreeSet<String>,
+    metrics: &LoopMetrics,
+) {
+    let all = Offloadings {
+        home: places.home,
+        places,
+        idle,
+        reserved,
+        decided: Mutex::default(),
+        news: watch::Sender::default(),
+    };
+    let all = &all;
+    let clusters = &all.home.views().remote_clusters;
+    let served = || {
+        let mut clusters = clusters.all();
+        clusters.retain(|it| it.spec.fabric.is_some() || has_finalizer(&**it, FINALIZER));
+        clusters.iter().map(|it| it.name_any()).collect()
+    };
+    let start = |cluster: String| async move { control(&InCluster::new(all, cluster), metrics).await };
+    let statuses = Statuses::new(all);
+    tokio::join!(
+        control(&statuses, metrics),
+        drive_keyed(served, vec![clusters.version()], start, |id| all
+            .forget_cluster(id)),
+    );
+}
+
+impl Offloadings<'_> {
+    fn decided(&self) -> MutexGuard<'_, Decided> {
+        self.decided.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This was decided of a namespace in a cluster.
+    fn note(&self, namespace: &str, cluster: &str, state: ClusterState) {
+        let key = (namespace.to_owned(), cluster.to_owned());
+        let mut decided = self.decided();
+        if decided.states.get(&key) != Some(&state) {
+            decided.states.insert(key, state);
+            decided.changed.insert(namespace.to_owned());
+            drop(decided);
+            self.news.send_modify(|count| *count += 1);
+        }
+    }
+
+    fn forget(&self, namespace: &str, cluster: &str) {
+        let key = (namespace.to_owned(), cluster.to_owned());
+        self.decided().states.remove(&key);
+    }
+
+    fn forget_cluster(&self, cluster: &str) {
+        self.decided().states.retain(|(_, of), _| of != cluster);
+    }
+
+    /// Whether the namespace is to be in a cluster, or why not.
+    fn wanted(&self, object: &NamespaceOffloading, cluster: &RemoteCluster) -> Result<(), Unselected> {
+        let unmet = |why: &str| Err(Unselected::Unmet(why.to_owned()));
+        if object.is_leaving() {
+            return unmet("its NamespaceOffloading is being deleted");
+        }
+        if let Some(why) = offload::never_offloaded(&object.namespace().unwrap_or_default(), self.reserved) {
+            return Err(Unselected::NotAdmitted(why));
+        }
+        if cluster.metadata.deletion_timestamp.is_some() {
+            return unmet("the RemoteCluster is being deleted");
+        }
+        let id = cluster.name_any();
+        let before = object.condition(&id, REQUIRED);
+        let before = before.is_some_and(|it| it.status == "True");
+        let rules = cluster.spec.fabric.as_ref().map(|fabric| &fabric.offload);
+        let strategies = rules.map(|rules| rules.strategies.as_slice()).unwrap_or_default();
+        let strategy = object.spec.namespace_mapping_strategy;
+        // Rules that come later take nothing away.
+        if !before && !strategies.is_empty() && !strategies.contains(&strategy) {
+            return Err(Unselected::NotAdmitted(format!(
+                "its RemoteCluster does not admit the strategy {strategy:?}"
+            )));
+        }
+        let nodes = self.home.views().nodes.all();
+        let nodes: Vec<&Node> = nodes
+            .iter()
+            .map(Arc::as_ref)
+            .filter(|node| self.stands_for(node, &id))
+            .collect();
+        let selector = object.spec.cluster_selector.selector();
+        if offload::selects(&selector, &nodes, before) {
+            return Ok(());
+        }
+        unmet(if nodes.is_empty() {
+            "no node stands for it, whose labels the clusterSelector could select"
+        } else {
+            "no node that stands for it meets the clusterSelector"
+        })
+    }
+
+    fn stands_for(&self, node: &Node, id: &str) -> bool {
+        matches!(self.places.registry().behind(node), NodeKind::Virtual(remote) if remote.id.as_str() == id)
+    }
+
+    /// The name in remote clusters: what was chosen once stays.
+    fn name(&self, object: &NamespaceOffloading) -> Result<String, String> {
+        let chosen = object
+            .status
+            .as_ref()
+            .and_then(|it| it.remote_namespace_name.clone());
+        if let Some(name) = chosen.filter(|name| !name.is_empty()) {
+            return Ok(name);
+        }
+        let spec = &object.spec;
+        let namespace = object.namespace().unwrap_or_default();
+        let selected = spec.remote_namespace_name.as_deref();
+        let home = self.home.id().as_str();
+        let name = offload::remote_name(spec.namespace_mapping_strategy, &namespace, selected, home);
+        name.map_err(|why| why.to_string())
+    }
+}
+
+/// What has changed of all `NamespaceOffloading`s, for one of those that act on it.
+struct News {
+    objects: Feed<NamespaceOffloading>,
+    /// Whatever concerns them all.
+    shared: Mutex<Vec<watch::Receiver<u64>>>,
+    /// When all are looked at next.
+    all: Mutex<Instant>,
+}
+
+impl News {
+    fn new(all: &Offloadings<'_>) -> Self {
+        Self {
+            objects: all.home.views().offloadings.feed(),
+            shared: Mutex::new(Self::shared(all)),
+            all: Mutex::new(Instant::now()),
+        }
+    }
+
+    fn shared(all: &Offloadings<'_>) -> Vec<watch::Receiver<u64>> {
+        let views = all.home.views();
+        vec![
+            all.places.registry().changes(),
+            views.nodes.version(),
+            views.remote_clusters.version(),
+        ]
+    }
+
+    /// Changes, from now on.
+    fn triggers(all: &Offloadings<'_>) -> Vec<watch::Receiver<u64>> {
+        let mut triggers = Self::shared(all);
+        triggers.push(all.home.views().offloadings.version());
+        triggers
+    }
+
+    /// Adds the namespaces that are to be looked at; when that is all of them, if nothing changes before,
+    /// and whether anything has changed.
+    fn take(&self, all: &Offloadings<'_>, queue: &mut Queue) -> (Instant, bool) {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let concerns_all = shared.iter().any(|it| it.has_changed().unwrap_or(true));
+        let mut has_changed = true;
+        match self.objects.take() {
+            Changed::These(objects) if !concerns_all && *next > Instant::now() => {
+                has_changed = !objects.is_empty();
+                for object in objects {
+                    queue.add(object.topic());
+                }
+            }
+            _ => {
+                *next = Instant::now() + RESYNC;
+                shared.iter_mut().for_each(watch::Receiver::mark_unchanged);
+                for object in all.home.views().offloadings.all() {
+                    queue.add(object.topic());
+                }
+            }
+        }
+        (*next, has_changed)
+    }
+}
+
+fn conditions(object: &NamespaceOffloading, cluster: &str, state: &ClusterState) -> Vec<RemoteCondition> {
+    let condition = |type_: &str, holds: bool, reason: &str, message: &str| {
+        let status = if holds { "True" } else { "False" };
+        let before = object.condition(cluster, type_);
+        let since = before
+            .filter(|it| it.status == status && it.reason == reason && !it.last_transition_time.is_empty())
+            .map(|it| it.last_transition_time.clone());
+        RemoteCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            last_transition_time: since.unwrap_or_else(|| format!("{:.0}", Timestamp::now())),
+            reason: reason.to_owned(),
+            message: short(message),
+        }
+    };
+    let mut all = vec![match &state.selected {
+        Ok(()) => condition(REQUIRED, true, "ClusterSelected", "the cluster is selected"),
+        Err(why) => {
+            let (reason, message) = why.words();
+            condition(REQUIRED, false, reason, message)
+        }
+    }];
+    if let Some(ready) = &state.ready {
+        let (reason, message) = ready.words();
+        all.push(condition(READY, *ready == Readiness::Created, reason, message));
+    }
+    all
+}

@@ -1,0 +1,196 @@
+//! What a pod needs there by name: its claims, and what the cluster may not have at all.
+
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim, Secret},
+    storage::v1::{CSIDriver, StorageClass},
+};
+use kube::ResourceExt;
+
+use super::Pods;
+use crate::{
+    cluster::ApiError,
+    offload::{
+        IN_BOTH_CLUSTERS,
+        pods::{inline_drivers, secrets},
+    },
+    places::Place,
+    raw::RawPod,
+    volume::{ClaimName, DRIVER_NAME, Owner, VolumeId, mark, twin_in},
+};
+
+/// Kubernetes writes the token of a service account into Secrets of this type. They are not copied.
+const TOKEN: &str = "kubernetes.io/service-account-token";
+
+/// What the cluster has for a claim of a home pod.
+pub(super) enum ClaimThere {
+    /// The claim of this name.
+    Named(String),
+    /// Nothing that a pod could use, for this reason.
+    Missing(String),
+}
+
+impl Pods<'_> {
+    /// The claim there that has the data of the claim `name`. A volume is its handle: whichever claim uses it
+    /// here, the twin there keeps the name under which it was made.
+    pub(super) async fn claim_there(
+        &self,
+        place: &Place,
+        home: &RawPod,
+        namespace: &str,
+        name: &str,
+    ) -> Result<ClaimThere, ApiError> {
+        let own = home.namespace().unwrap_or_default();
+        let here = self.places.home.within::<PersistentVolumeClaim>(&own);
+        let there = place.cluster.within::<PersistentVolumeClaim>(namespace);
+        let (here, same_name) = tokio::try_join!(here.get(name), there.get(name))?;
+        let cluster = &self.cluster;
+        let missing = |why| Ok(ClaimThere::Missing(why));
+        let usable = |claim: &PersistentVolumeClaim| {
+            let named = claim.name_any();
+            if claim.metadata.deletion_timestamp.is_some() {
+                let why = format!("the claim {namespace}/{named} of the cluster {cluster} is being deleted");
+                return Ok(ClaimThere::Missing(why));
+            }
+            Ok(ClaimThere::Named(named))
+        };
+        let is_a_twin = |claim: &PersistentVolumeClaim| {
+            claim.labels().get(mark::MANAGED_BY).map(String::as_str) == Some(mark::MANAGED_BY_US)
+        };
+        match (&here, &same_name) {
+            (None, Some(claim)) if !is_a_twin(claim) => return usable(claim),
+            // Only of a claim that is not bound yet is the uid enough: a volume that has moved may leave a twin behind.
+            (Some(here), Some(claim))
+                if phase(here).is_none_or(|phase| phase == "Pending")
+                    && claim.annotations().get(mark::CLAIM_UID) == here.metadata.uid.as_ref() =>
+            {
+                return usable(claim);
+            }
+            _ => {}
+        }
+        if let Some((id, twin)) = self.volume_of(here.as_ref()).await? {
+            if id.cluster != *cluster {
+                return missing(format!(
+                    "the data of the claim {own}/{name} are in the cluster {}, not in {cluster}: let the pod run there, or move \
+                     the volume with liqo-csi move pvc",
+                    id.cluster
+                ));
+            }
+            if twin.namespace != namespace {
+                return missing(format!(
+                    "the data of the claim {own}/{name} are in the namespace {} of the cluster {cluster}, and this pod runs in \
+                     {namespace} there: offload its namespace under that name, or move the volume with liqo-csi move pvc",
+                    twin.namespace
+                ));
+            }
+            let owner = Owner::of_volume(self.places.home.id().clone(), id.name.clone(), id.epoch);
+            let found = there.get(&twin.name).await?;
+            return match found {
+                Some(found) if owner.recognise(found.labels(), found.annotations()).is_ok() => usable(&found),
+                _ => missing(format!(
+                    "the cluster {cluster} has no twin {twin} of the volume of the claim {own}/{name}"
+                )),
+            };
+        }
+        let Some(claim) = same_name else {
+            return missing(format!(
+                "the cluster {cluster} has no claim {namespace}/{name} (yet): use a storage class of this driver, or make the \
+                 claim there"
+            ));
+        };
+        if !is_a_twin(&claim) && self.is_in_both(here.as_ref()).await? {
+            return usable(&claim);
+        }
+        missing(format!(
+            "the claim {namespace}/{name} of the cluster {cluster} is not the twin of {own}/{name}: the data of this pod are \
+             not there"
+        ))
+    }
+
+    /// The volume that a claim is bound to, and where its twin is, if it is one of this driver.
+    async fn volume_of(
+        &self,
+        claim: Option<&PersistentVolumeClaim>,
+    ) -> Result<Option<(VolumeId, ClaimName)>, ApiError> {
+        let Some(claim) = claim.filter(|claim| phase(claim) == Some("Bound")) else {
+            return Ok(None);
+        };
+        let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+        let found = match name {
+            Some(name) => self.places.home.all::<PersistentVolume>().get(name).await?,
+            None => None,
+        };
+        let Some(spec) = found.and_then(|volume| volume.spec) else {
+            return Ok(None);
+        };
+        // Kubernetes binds both ways: a PV that names another claim is that claim's.
+        let is_its = spec.claim_ref.is_some_and(|of| of.uid == claim.metadata.uid);
+        let source = spec.csi.filter(|csi| is_its && csi.driver == DRIVER_NAME);
+        Ok(source.and_then(|csi| {
+            let twin = twin_in(&csi.volume_attributes.unwrap_or_default())?;
+            Some((csi.volume_handle.parse().ok()?, twin))
+        }))
+    }
+
+    /// Whether an administrator says that both clusters have a claim of this name.
+    async fn is_in_both(&self, claim: Option<&PersistentVolumeClaim>) -> Result<bool, ApiError> {
+        let says = |annotations: &std::collections::BTreeMap<String, String>| {
+            annotations
+                .get(IN_BOTH_CLUSTERS)
+                .is_some_and(|value| value == "true")
+        };
+        let Some(claim) = claim else {
+            return Ok(false);
+        };
+        if says(claim.annotations()) {
+            return Ok(true);
+        }
+        let class = claim
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.storage_class_name.as_deref());
+        let Some(class) = class.filter(|class| !class.is_empty()) else {
+            return Ok(false);
+        };
+        let found = self.places.home.all::<StorageClass>().get(class).await?;
+        Ok(found.is_some_and(|class| says(class.annotations())))
+    }
+
+    /// What the pod uses that its cluster cannot have, if anything.
+    pub(super) async fn cannot_have(&self, home: &RawPod, place: &Place) -> Result<Option<String>, ApiError> {
+        let (pod, own) = (home.json(), home.namespace().unwrap_or_default());
+        let wanted = secrets(&pod);
+        if !wanted.is_empty() {
+            let all = self.places.home.within::<Secret>(&own);
+            let of_type = format!("type={TOKEN}");
+            let tokens = all
+                .pick(None, Some(&of_type), |secret| Some(secret.name_any()))
+                .await?;
+            if let Some(token) = tokens.iter().find(|token| wanted.contains(*token)) {
+                return Ok(Some(format!(
+                    "it uses the Secret {token} of type {TOKEN}: a credential of this cluster, which is not copied. Keep the \
+                     pod on nodes of this cluster"
+                )));
+            }
+        }
+        for driver in inline_drivers(&pod) {
+            match place.cluster.all::<CSIDriver>().get(&driver).await {
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    return Ok(Some(format!(
+                        "it has an inline volume of the CSI driver {driver}, which the cluster {} does not have: install it \
+                         there, or keep the pod on nodes of this cluster",
+                        self.cluster
+                    )));
+                }
+                // Without the right nobody knows, and the kubelet there will say it.
+                Err(error) if error.is_forbidden() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn phase(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.status.as_ref()?.phase.as_deref()
+}

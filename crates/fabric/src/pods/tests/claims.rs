@@ -1,0 +1,191 @@
+//! Pods whose claims, Secrets or protection are not there as they are here.
+
+use super::*;
+
+const VOLUME: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+
+fn waits(world: &World, reason: &str, words: &str) -> bool {
+    let status = world.home_pod()["status"].clone();
+    status["reason"] == reason && status["message"].as_str().unwrap_or_default().contains(words)
+}
+
+/// A volume that was made for the claim `prime`, whose twin is `prime` there, is bound to `data`.
+fn rebind(world: &World, bound_to: &str) {
+    let volume = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    world.home.change(POD, |pod| pod["spec"]["volumes"] = volume);
+    world.home.put(
+        "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+        json!({"metadata": {"uid": "new"}, "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}}),
+    );
+    world.home.put(
+        "/api/v1/persistentvolumes/pv",
+        json!({"spec": {
+            "claimRef": {"namespace": "shop", "name": "data", "uid": bound_to},
+            "csi": {
+                "driver": "storage.liqo.io",
+                "volumeHandle": format!("v1:milan:pvc-{VOLUME}"),
+                "volumeAttributes": {
+                    "storage.liqo.io/twin-namespace": "shop-home", "storage.liqo.io/twin-name": "prime",
+                },
+            },
+        }}),
+    );
+}
+
+fn twin(world: &World, volume: &str) {
+    world.there.put(
+        "/api/v1/namespaces/shop-home/persistentvolumeclaims/prime",
+        json!({"metadata": {
+            "labels": {
+                "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home",
+                "storage.liqo.io/volume": volume,
+            },
+            "annotations": {"storage.liqo.io/claim-uid": VOLUME},
+        }}),
+    );
+}
+
+#[tokio::test]
+async fn a_volume_that_is_bound_to_another_claim_is_found_by_its_handle() {
+    let world = World::with_pod(true).await;
+    rebind(&world, "new");
+    world
+        .run_until(|world| waits(world, "ClaimNotReady", "has no twin shop-home/prime"))
+        .await;
+    twin(&world, &format!("pvc-{VOLUME}"));
+    world.run_until(World::is_running).await;
+    let volumes = world.there.object(THERE).unwrap()["spec"]["volumes"].clone();
+    assert_eq!(volumes[0]["persistentVolumeClaim"]["claimName"], "prime");
+}
+
+/// The source of a move keeps its name and marks until it is released.
+#[tokio::test]
+async fn a_twin_that_a_move_left_behind_is_not_used() {
+    let world = World::with_pod(true).await;
+    rebind(&world, "new");
+    world.home.change("/api/v1/persistentvolumes/pv", |volume| {
+        volume["spec"]["csi"]["volumeHandle"] = json!(format!("v2:turin:pvc-{VOLUME}:1"));
+    });
+    world.there.put(
+        "/api/v1/namespaces/shop-home/persistentvolumeclaims/data",
+        json!({"metadata": {
+            "labels": {"app.kubernetes.io/managed-by": "storage.liqo.io"},
+            "annotations": {"storage.liqo.io/claim-uid": "new"},
+        }}),
+    );
+    world
+        .run_until(|world| waits(world, "ClaimNotReady", "are in the cluster turin, not in milan"))
+        .await;
+}
+
+#[tokio::test]
+async fn a_volume_that_names_another_claim_and_a_twin_of_another_volume_are_not_used() {
+    let world = World::with_pod(true).await;
+    rebind(&world, "somebody");
+    twin(&world, &format!("pvc-{VOLUME}"));
+    world
+        .run_until(|world| waits(world, "ClaimNotReady", "has no claim shop-home/data"))
+        .await;
+    rebind(&world, "new");
+    twin(&world, "pvc-another");
+    world
+        .run_until(|world| waits(world, "ClaimNotReady", "has no twin shop-home/prime"))
+        .await;
+}
+
+#[tokio::test]
+async fn a_pod_does_not_start_without_what_protects_it() {
+    let world = World::with_pod(true).await;
+    world
+        .home
+        .change(POD, |pod| pod["spec"]["hostUsers"] = json!(false));
+    let drop = || Fault::new("POST", "/pods", Act::Drop("/spec/hostUsers")).times(usize::MAX);
+    world.there.fault(drop());
+    world
+        .run_until(|world| waits(world, "RemoteRefused", "does not keep spec.hostUsers"))
+        .await;
+    assert!(world.there.object(THERE).is_none());
+    assert!(world.ran.lock().unwrap().is_empty());
+}
+
+/// The remote pod of this world's home pod, as a cluster stores it that does not know `hostUsers`.
+async fn made_without_protection(of: &World) -> Value {
+    let world = World::with_pod(true).await;
+    for world in [&world, of] {
+        world
+            .home
+            .change(POD, |pod| pod["spec"]["hostUsers"] = json!(false));
+    }
+    world.run_until(World::is_running).await;
+    let mut made = world.there.object(THERE).unwrap();
+    let uid = |path| of.home.object(path).unwrap()["metadata"]["uid"].clone();
+    made["metadata"]["annotations"]["fabric.storage.liqo.io/home-uid"] = uid(SYSTEM);
+    made["metadata"]["annotations"]["fabric.storage.liqo.io/home-pod-uid"] = uid(POD);
+    made["spec"]["schedulingGates"] = json!([{"name": "fabric.storage.liqo.io/home-pod-started"}]);
+    made["spec"]["hostUsers"] = Value::Null;
+    made["status"] = json!({});
+    made
+}
+
+/// The answer got lost: the next try finds the pod in the place of the one that it would make.
+#[tokio::test]
+async fn a_pod_that_is_found_without_its_protection_is_made_again() {
+    let world = World::with_pod(true).await;
+    let made = made_without_protection(&world).await;
+    let before = made["metadata"]["uid"].clone();
+    let (pods, _) = THERE.rsplit_once('/').unwrap();
+    world.there.before("POST", pods, move |store| {
+        store.put(THERE, made);
+    });
+    world.run_until(World::is_running).await;
+    let now = world.there.object(THERE).unwrap();
+    assert_eq!(now["spec"]["hostUsers"], false);
+    assert_ne!(now["metadata"]["uid"], before);
+}
+
+/// One that was made by a process that ended before it read what became of it.
+#[tokio::test]
+async fn a_pod_that_was_made_without_its_protection_is_made_again() {
+    let world = World::with_pod(true).await;
+    let made = made_without_protection(&world).await;
+    let before = made["metadata"]["uid"].clone();
+    world.there.put(THERE, made);
+    let there = world.there.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
+    world.home.change(POD, |pod| {
+        pod["metadata"]["finalizers"] = json!(["fabric.storage.liqo.io/remote-pod"]);
+        pod["metadata"]["annotations"] = json!({
+            "fabric.storage.liqo.io/remote-cluster": "milan",
+            "fabric.storage.liqo.io/remote-cluster-uid": there,
+            "fabric.storage.liqo.io/remote-namespace": "shop-home",
+        });
+    });
+    world.run_until(World::is_running).await;
+    let now = world.there.object(THERE).unwrap();
+    assert_eq!(now["spec"]["hostUsers"], false);
+    assert_ne!(now["metadata"]["uid"], before);
+}
+
+#[tokio::test]
+async fn a_credential_of_home_and_a_driver_that_is_not_there_are_named() {
+    let world = World::with_pod(true).await;
+    let volume = json!([{"name": "t", "secret": {"secretName": "token"}}]);
+    world.home.change(POD, |pod| pod["spec"]["volumes"] = volume);
+    world.home.put(
+        "/api/v1/namespaces/shop/secrets/token",
+        json!({"type": "kubernetes.io/service-account-token"}),
+    );
+    world
+        .run_until(|world| waits(world, "PodNotSupported", "the Secret token"))
+        .await;
+
+    let world = World::with_pod(true).await;
+    let volume = json!([{"name": "v", "csi": {"driver": "inline.example"}}]);
+    world.home.change(POD, |pod| pod["spec"]["volumes"] = volume);
+    world
+        .run_until(|world| waits(world, "PodNotSupported", "inline.example"))
+        .await;
+    world
+        .there
+        .put("/apis/storage.k8s.io/v1/csidrivers/inline.example", json!({}));
+    world.run_until(World::is_running).await;
+}

@@ -1,0 +1,465 @@
+//! Pods as views keep them. A pod of a few containers has 15 KiB, parsed several times that, and there
+//! are thousands: kept is what they are found and told apart by, and a digest of the rest. What is
+//! decided and written is decided from a body that was read live ([`RawPod`]).
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+};
+
+use jiff::Timestamp;
+use kube::{Resource, ResourceExt, api::ObjectMeta, core::NamespaceResourceScope};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::{
+    cluster::view::Slim,
+    marks::{HOME_POD_UID, HOME_UID},
+    offload::{
+        Labels, is_name, is_uid,
+        pods::{GATE, HomePod, STARTED},
+        requests::Requesting,
+    },
+    raw::{RawPod, home_key, home_pod, is_held, place},
+};
+
+/// More containers than a pod has that anybody wants to know of.
+const MOST_CONTAINERS: usize = 100;
+
+/// A pod as it is sent: what is in it is not parsed before it is known what is kept.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct SentPod {
+    metadata: ObjectMeta,
+    spec: Option<Box<RawValue>>,
+    status: Option<Box<RawValue>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Spec {
+    containers: Vec<Named>,
+    ephemeral_containers: Vec<Named>,
+    init_containers: Vec<Named>,
+    scheduling_gates: Vec<Named>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: Box<str>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Status {
+    phase: String,
+    start_time: Option<String>,
+    conditions: Vec<Condition>,
+    container_statuses: Vec<Container>,
+    ephemeral_container_statuses: Vec<Container>,
+    init_container_statuses: Vec<Container>,
+}
+
+#[derive(Deserialize)]
+struct Condition {
+    r#type: String,
+    message: Option<Box<str>>,
+}
+
+#[derive(Deserialize)]
+struct Container {
+    name: Box<str>,
+    #[serde(default)]
+    state: State,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct State {
+    running: Option<Running>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Running {
+    started_at: Option<String>,
+}
+
+/// Amounts in billionths, by resource.
+type Asks = Box<[(Box<str>, i128)]>;
+
+/// What is kept of a pod.
+#[derive(Debug, PartialEq)]
+pub(super) struct SeenPod {
+    /// `namespace/name`.
+    key: Box<str>,
+    uid: Box<str>,
+    pub(super) state: HomePod,
+    pub(super) runs: bool,
+    gated: bool,
+    /// Cluster and namespace, of a home pod that has our finalizer.
+    place: Option<(Box<str>, Box<str>)>,
+    /// The uid of the remote pod that has started for it.
+    started: Option<Box<str>>,
+    /// What a remote pod says for whom it runs: uids of cluster and pod, and the pod.
+    home_uid: Option<Box<str>>,
+    home_key: Option<Box<str>>,
+    home_pod_uid: Option<Box<str>>,
+    /// Of a home pod that was given to a cluster, as the following.
+    pub(super) labels: Labels,
+    pub(super) containers: Box<[Box<str>]>,
+    /// What it asks of its node; nothing if it has ended.
+    pub(super) requests: Option<Asks>,
+    /// The containers of a remote pod that run, and since when, in milliseconds.
+    pub(super) since: Box<[(Box<str>, i64)]>,
+    pub(super) digests: Digests,
+}
+
+/// Digests of the parts of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Digests {
+    pub(super) metadata: u64,
+    pub(super) spec: u64,
+    pub(super) status: u64,
+}
+
+/// What a part of a pod says, as far as it makes sense: who sends nonsense is read live.
+fn read<T: Default + for<'de> Deserialize<'de>>(part: Option<&RawValue>) -> T {
+    part.and_then(|it| serde_json::from_str(it.get()).ok())
+        .unwrap_or_default()
+}
+
+pub(super) fn digest(what: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl SeenPod {
+    /// A pod of this cluster.
+    pub(super) fn at_home(pod: &SentPod) -> Self {
+        let (spec, status): (Spec, Status) = (read(pod.spec.as_deref()), read(pod.status.as_deref()));
+        let mut seen = Self::of(pod, &status);
+        // Of a pod that is not ours nothing is to be said.
+        if is_held(&pod.metadata) {
+            let lists = [spec.containers, spec.ephemeral_containers, spec.init_containers];
+            let names = lists.into_iter().flatten().map(|it| it.name);
+            seen.containers = names.take(MOST_CONTAINERS).collect();
+            let asks = || {
+                read::<Requesting>(pod.spec.as_deref())
+                    .requests()
+                    .into_iter()
+                    .collect()
+            };
+            seen.requests = (!seen.state.ended).then(asks);
+            seen.labels = pod.metadata.labels.clone().unwrap_or_default();
+            let place = place(&pod.metadata);
+            seen.place = place.map(|(cluster, namespace)| (cluster.into(), namespace.into()));
+        }
+        seen
+    }
+
+    /// A pod of another cluster; `None` if its name or uid is none.
+    pub(super) fn remote(pod: &SentPod) -> Option<Self> {
+        let (name, uid) = (pod.metadata.name.as_deref()?, pod.metadata.uid.as_deref()?);
+        if !is_name(name) || !is_uid(uid) {
+            return None;
+        }
+        let (spec, status): (Spec, Status) = (read(pod.spec.as_deref()), read(pod.status.as_deref()));
+        let mut seen = Self::of(pod, &status);
+        let annotation = |key: &str| {
+            let all = pod.metadata.annotations.as_ref()?;
+            all.get(key).filter(|it| is_uid(it)).map(|it| it.as_str().into())
+        };
+        seen.home_uid = annotation(HOME_UID);
+        seen.home_pod_uid = annotation(HOME_POD_UID);
+        seen.home_key = home_key(&pod.metadata).map(Into::into);
+        seen.gated = spec.scheduling_gates.iter().any(|it| *it.name == *GATE);
+        let lists = [
+            status.container_statuses,
+            status.ephemeral_container_statuses,
+            status.init_container_statuses,
+        ];
+        let since = lists
+            .into_iter()
+            .flatten()
+            .filter(|it| is_name(&it.name))
+            .filter_map(|it| {
+                let at: Timestamp = it.state.running?.started_at?.parse().ok()?;
+                Some((it.name, at.as_millisecond()))
+            });
+        seen.since = since.take(MOST_CONTAINERS).collect();
+        Some(seen)
+    }
+
+    fn of(pod: &SentPod, status: &Status) -> Self {
+        let meta = &pod.metadata;
+        let started = status.conditions.iter().find(|it| it.r#type == STARTED);
+        let started = started.and_then(|it| it.message.clone());
+        let text = |part: &Option<Box<RawValue>>| digest(part.as_ref().map(|it| it.get()));
+        Self {
+            key: format!(
+                "{}/{}",
+                meta.namespace.as_deref().unwrap_or_default(),
+                pod.name_any()
+            )
+            .into(),
+            uid: meta.uid.as_deref().unwrap_or_default().into(),
+            state: home_pod(
+                meta,
+                status.start_time.is_some() || started.is_some(),
+                matches!(status.phase.as_str(), "Succeeded" | "Failed"),
+            ),
+            runs: status.phase == "Running" && meta.deletion_timestamp.is_none(),
+            gated: false,
+            place: None,
+            started,
+            home_uid: None,
+            home_key: None,
+            home_pod_uid: None,
+            labels: BTreeMap::new(),
+            containers: Box::default(),
+            requests: None,
+            since: Box::default(),
+            digests: Digests {
+                metadata: digest((
+                    (&meta.uid, &meta.labels, &meta.annotations, &meta.finalizers),
+                    meta.owner_references
+                        .iter()
+                        .flatten()
+                        .map(|it| (&it.uid, it.controller))
+                        .collect::<Vec<_>>(),
+                    meta.deletion_timestamp.as_ref().map(|it| it.0),
+                    meta.deletion_grace_period_seconds,
+                )),
+                spec: text(&pod.spec),
+                status: text(&pod.status),
+            },
+        }
+    }
+
+    /// `namespace/name`.
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub(super) fn namespace(&self) -> &str {
+        self.key.split_once('/').map_or("", |(namespace, _)| namespace)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.key.split_once('/').map_or("", |(_, name)| name)
+    }
+
+    pub(super) fn uid(&self) -> &str {
+        &self.uid
+    }
+
+    /// Where a home pod may run: cluster and namespace.
+    pub(super) fn place(&self) -> Option<(&str, &str)> {
+        self.place
+            .as_ref()
+            .map(|(cluster, namespace)| (&**cluster, &**namespace))
+    }
+
+    /// The pod at home, as `namespace/name`, for which a remote pod says that it runs.
+    pub(super) fn home_key(&self) -> Option<&str> {
+        self.home_key.as_deref()
+    }
+
+    /// The uid of that.
+    pub(super) fn home_pod_uid(&self) -> Option<&str> {
+        self.home_pod_uid.as_deref()
+    }
+
+    /// Whether a remote pod runs for this one, of the cluster with this uid.
+    pub(super) fn runs_for(&self, home: &Self, home_uid: &str) -> bool {
+        self.home_uid.as_deref() == Some(home_uid)
+            && self.home_key() == Some(home.key())
+            && self.home_pod_uid() == Some(home.uid())
+            && home.started.as_ref().is_none_or(|uid| *uid == self.uid)
+            && !self.gated
+            && !self.state.ended
+    }
+}
+
+impl Slim for SeenPod {
+    fn topic(&self) -> &str {
+        self.namespace()
+    }
+
+    fn text(&self) -> usize {
+        let optional = [&self.started, &self.home_uid, &self.home_key, &self.home_pod_uid];
+        let optional = optional.into_iter().flatten().map(|it| it.len());
+        let place = self
+            .place
+            .iter()
+            .map(|(cluster, namespace)| cluster.len() + namespace.len());
+        // A map of texts takes as much again.
+        let labels = self
+            .labels
+            .iter()
+            .map(|(key, value)| 2 * (48 + key.len() + value.len()));
+        let containers = self.containers.iter().map(|it| 16 + it.len());
+        let since = self.since.iter().map(|(name, _)| 24 + name.len());
+        let requests = self.requests.iter().flatten().map(|(name, _)| 32 + name.len());
+        let parts: usize = optional
+            .chain(place)
+            .chain(labels)
+            .chain(containers)
+            .chain(requests)
+            .chain(since)
+            .sum();
+        self.key.len() + self.uid.len() + parts
+    }
+}
+
+impl Resource for SentPod {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        RawPod::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        RawPod::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        RawPod::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        RawPod::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        marks::{REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE},
+        offload::pods::FINALIZER,
+    };
+
+    const UID: &str = "0b7c8f9e-3a54-4f0e-9d4e-5f1d8a2b3c4d";
+    /// Of each of so many clusters.
+    const PODS: usize = 1000;
+    const CLUSTERS: usize = 10;
+
+    /// A pod with two sidecars, of 15 KiB.
+    fn with_sidecars(number: usize) -> Value {
+        let env = |at: usize| json!({"name": format!("VARIABLE_{at}"), "value": "v".repeat(100)});
+        let container = |name: &str| {
+            json!({
+                "name": name, "image": format!("registry.example.org/team/{name}:v1.2.3"),
+                "env": (0..28).map(env).collect::<Vec<_>>(),
+                "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+                "livenessProbe": {"httpGet": {"path": "/healthz", "port": 8080}},
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            })
+        };
+        let state = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+        let status = |name: &str| json!({"name": name, "ready": true, "state": state, "imageID": "sha256:".repeat(10), "image": "i".repeat(60)});
+        let names = ["app", "proxy", "log-shipper"];
+        json!({
+            "metadata": {
+                "name": format!("checkout-7d9c5b8f64-{number:05}"), "namespace": "shop-production", "uid": UID,
+                "labels": {"app": "checkout", "pod-template-hash": "7d9c5b8f64", "team": "payments", "tier": "backend"},
+                "finalizers": [FINALIZER],
+                "annotations": {
+                    REMOTE_CLUSTER: "milan", REMOTE_CLUSTER_UID: UID, REMOTE_NAMESPACE: "shop-production-home",
+                    HOME_UID: UID, HOME_POD_UID: UID,
+                    "fabric.storage.liqo.io/home-pod": format!("shop-production/checkout-7d9c5b8f64-{number:05}"),
+                    "sidecar.example.org/status": "s".repeat(2000),
+                },
+            },
+            "spec": {"containers": names.map(container)},
+            "status": {
+                "phase": "Running", "startTime": "2026-01-01T00:00:00Z", "containerStatuses": names.map(status),
+                "conditions": [{"type": STARTED, "status": "True", "message": UID}],
+            },
+        })
+    }
+
+    fn seen(number: usize) -> [SeenPod; 2] {
+        let text = with_sidecars(number).to_string();
+        assert!((14 << 10..17 << 10).contains(&text.len()), "{} bytes", text.len());
+        let sent: SentPod = serde_json::from_str(&text).unwrap();
+        [SeenPod::at_home(&sent), SeenPod::remote(&sent).unwrap()]
+    }
+
+    /// What a view counts of a pod and keeps beside it, and as much again for what is kept by pod elsewhere.
+    fn weight(pod: &SeenPod) -> usize {
+        3 * pod.key().len() + size_of::<SeenPod>() + pod.text() + 2 * 256
+    }
+
+    #[test]
+    fn thousands_of_pods_take_little_memory() {
+        let pods = seen(0);
+        assert!(pods[0].runs && pods[0].place().is_some() && !pods[0].labels.is_empty());
+        assert_eq!((pods[0].containers.len(), pods[1].since.len()), (3, 3));
+        let each: usize = pods.iter().map(weight).sum();
+        let all = each * PODS * CLUSTERS;
+        assert!(
+            all < 64 << 20,
+            "{each} bytes for a pod, {} MiB for all",
+            all >> 20
+        );
+    }
+
+    /// How much it is by the books of the system. It counts the whole process: run it alone.
+    #[test]
+    #[ignore = "measures its process"]
+    fn thousands_of_pods_by_the_books_of_the_system() {
+        let pages = || {
+            let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+            text.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
+        };
+        let before = pages();
+        let all: Vec<_> = (0..PODS * CLUSTERS)
+            .flat_map(|number| seen(number).map(Arc::new))
+            .collect();
+        let kib = (pages() - before) * 4;
+        println!("{kib} KiB for {} pods here and there", all.len() / 2);
+        assert!(kib < 64 << 10, "{kib} KiB");
+    }
+
+    #[test]
+    fn of_a_pod_that_is_not_ours_only_identity_and_end_are_kept() {
+        let mut pod = with_sidecars(0);
+        pod["metadata"]["finalizers"] = json!([]);
+        let sent: SentPod = serde_json::from_str(&pod.to_string()).unwrap();
+        let seen = SeenPod::at_home(&sent);
+        assert!(seen.labels.is_empty() && seen.containers.is_empty() && seen.place().is_none());
+        assert_eq!((seen.uid(), seen.namespace()), (UID, "shop-production"));
+    }
+
+    #[test]
+    fn each_change_changes_a_digest() {
+        let [before, _] = seen(0);
+        for path in [
+            "/metadata/labels/app",
+            "/spec/containers/0/image",
+            "/status/phase",
+        ] {
+            let mut pod = with_sidecars(0);
+            *pod.pointer_mut(path).unwrap() = json!("other");
+            let sent: SentPod = serde_json::from_str(&pod.to_string()).unwrap();
+            assert_ne!(SeenPod::at_home(&sent).digests, before.digests, "{path}");
+        }
+    }
+}

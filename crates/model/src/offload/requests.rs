@@ -1,0 +1,201 @@
+//! What pods ask of their node, as the scheduler counts it, and whether a node has that left. Pods that
+//! name their node go past the scheduler, and no kubelet is there to refuse them.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::{
+    Amounts,
+    capacity::{nanos, written},
+};
+
+const ONE: i128 = 1_000_000_000;
+const PODS: &str = "pods";
+
+/// Amounts in billionths, by resource.
+pub type Requests = BTreeMap<Box<str>, i128>;
+
+/// What of a pod's spec says what it asks for.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Requesting {
+    containers: Vec<Container>,
+    init_containers: Vec<Container>,
+    resources: Resources,
+    overhead: Amounts,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Container {
+    resources: Resources,
+    restart_policy: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Resources {
+    requests: Amounts,
+}
+
+impl Requesting {
+    /// What the pod asks for: the sum of its containers, or more while it begins, or what it says itself,
+    /// and one place.
+    #[must_use]
+    pub fn requests(&self) -> Requests {
+        let mut sum = Requests::new();
+        for container in &self.containers {
+            add(&mut sum, &read(&container.resources.requests));
+        }
+        // Sidecars run on; each of the others runs beside the sidecars before it.
+        let (mut sidecars, mut begins) = (Requests::new(), Requests::new());
+        for container in &self.init_containers {
+            let mut now = read(&container.resources.requests);
+            if container.restart_policy.as_deref() == Some("Always") {
+                add(&mut sidecars, &now);
+                now.clone_from(&sidecars);
+            } else {
+                add(&mut now, &sidecars);
+            }
+            for (resource, amount) in now {
+                let most = begins.entry(resource).or_default();
+                *most = amount.max(*most);
+            }
+        }
+        add(&mut sum, &sidecars);
+        for (resource, amount) in begins {
+            let most = sum.entry(resource).or_default();
+            *most = amount.max(*most);
+        }
+        sum.extend(read(&self.resources.requests));
+        add(&mut sum, &read(&self.overhead));
+        sum.insert(PODS.into(), ONE);
+        sum
+    }
+}
+
+fn read(amounts: &Amounts) -> Requests {
+    let all = amounts.iter();
+    all.map(|(name, amount)| (name.as_str().into(), nanos(amount).unwrap_or_default()))
+        .collect()
+}
+
+/// Adds these to a sum.
+pub fn add(sum: &mut Requests, more: &Requests) {
+    for (resource, amount) in more {
+        let sum = sum.entry(resource.clone()).or_default();
+        *sum = sum.saturating_add(*amount);
+    }
+}
+
+/// Takes these from a sum again.
+pub fn subtract(sum: &mut Requests, less: &Requests) {
+    for (resource, amount) in less {
+        if let Some(sum) = sum.get_mut(resource) {
+            *sum = sum.saturating_sub(*amount);
+        }
+    }
+    sum.retain(|_, amount| *amount != 0);
+}
+
+/// What a node that offers this has too little of for a pod, beside others that ask for so much.
+#[must_use]
+pub fn exceeded(offered: &Amounts, others: &Requests, asked: &Requests) -> Option<String> {
+    asked.iter().find_map(|(resource, asked)| {
+        let offers = offered
+            .get(&**resource)
+            .and_then(|it| nanos(it))
+            .unwrap_or_default();
+        let others = others.get(resource).copied().unwrap_or_default();
+        let left = offers.saturating_sub(others).max(0);
+        (*asked > left && *asked > 0).then(|| {
+            let amount = |nanos| written(resource, nanos);
+            format!(
+                "it asks for {} {resource}, of {} that its node offers {} are left",
+                amount(*asked),
+                amount(offers),
+                amount(left)
+            )
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn requests(spec: &Value) -> BTreeMap<String, String> {
+        let spec = Requesting::deserialize(spec).unwrap();
+        let all = spec.requests().into_iter();
+        all.map(|(name, amount)| (name.to_string(), written(&name, amount)))
+            .collect()
+    }
+
+    fn container(cpu: &str, policy: &Value) -> Value {
+        json!({"name": "c", "resources": {"requests": {"cpu": cpu}}, "restartPolicy": policy})
+    }
+
+    #[test]
+    fn a_pod_asks_for_what_the_scheduler_counts() {
+        let (none, always) = (Value::Null, json!("Always"));
+        let app = [container("100m", &none), container("200m", &none)];
+        for (init, cpu) in [
+            (vec![], "300m"),
+            (vec![container("500m", &none)], "500m"),
+            (vec![container("100m", &none)], "300m"),
+            (vec![container("100m", &always)], "400m"),
+            (vec![container("100m", &always), container("500m", &none)], "600m"),
+            (vec![container("500m", &none), container("100m", &always)], "500m"),
+        ] {
+            let spec = json!({"containers": app, "initContainers": init});
+            assert_eq!(requests(&spec)["cpu"], cpu, "{init:?}");
+        }
+        let whole = json!({
+            "containers": app, "resources": {"requests": {"cpu": "2"}}, "overhead": {"cpu": "1", "memory": "1Mi"},
+        });
+        assert_eq!(requests(&whole)["cpu"], "3");
+        assert_eq!(
+            (
+                requests(&whole)["pods"].as_str(),
+                requests(&whole)["memory"].as_str()
+            ),
+            ("1", "1048576")
+        );
+    }
+
+    #[test]
+    fn what_a_node_has_too_little_of_is_named() {
+        let offered: Amounts = [("pods".into(), "2".into()), ("cpu".into(), "1".into())].into();
+        let asks = |cpu: &str| {
+            let spec = json!({"containers": [container(cpu, &Value::Null)]});
+            Requesting::deserialize(&spec).unwrap().requests()
+        };
+        let mut others = Requests::new();
+        assert_eq!(exceeded(&offered, &others, &asks("1")), None);
+        add(&mut others, &asks("600m"));
+        let why = exceeded(&offered, &others, &asks("500m")).unwrap();
+        assert_eq!(
+            why,
+            "it asks for 500m cpu, of 1 that its node offers 400m are left"
+        );
+        add(&mut others, &asks("0"));
+        assert!(
+            exceeded(&offered, &others, &asks("0"))
+                .unwrap()
+                .contains("1 pods")
+        );
+        let gpu = json!({"containers": [{"resources": {"requests": {"gpu": "1"}}}]});
+        let gpu = Requesting::deserialize(&gpu).unwrap().requests();
+        assert!(
+            exceeded(&offered, &Requests::new(), &gpu)
+                .unwrap()
+                .contains("gpu")
+        );
+        subtract(&mut others, &asks("0"));
+        subtract(&mut others, &asks("600m"));
+        assert!(others.is_empty());
+    }
+}

@@ -1,0 +1,189 @@
+package chart
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// clusterWide are kinds of the chart without a namespace.
+var clusterWide = []string{
+	"Namespace", "StorageClass", "CSIDriver", "RuntimeClass", "ClusterRole", "ClusterRoleBinding",
+	"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "CustomResourceDefinition",
+}
+
+// kinds are those of the client's, at their versions without alpha and beta, and definitions.
+func kinds() map[string][]metav1.APIResource {
+	found := map[string][]metav1.APIResource{}
+	add := func(of schema.GroupVersionKind) {
+		plural, _ := meta.UnsafeGuessKindToResource(of)
+		version := of.GroupVersion().String()
+		found[version] = append(found[version], metav1.APIResource{
+			Name: plural.Resource, Kind: of.Kind, Namespaced: !slices.Contains(clusterWide, of.Kind), Verbs: []string{"get"},
+		})
+	}
+	for of := range scheme.Scheme.AllKnownTypes() {
+		if of.Version == "v1" {
+			add(of)
+		}
+	}
+	add(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	return found
+}
+
+// cluster answers Helm like a cluster with these objects, by their paths. It only reads.
+func cluster(t *testing.T, objects map[string]any) *Helm {
+	t.Helper()
+	objects["/version"] = map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
+	objects["/api"] = metav1.APIVersions{Versions: []string{"v1"}}
+	objects["/api/v1/namespaces/kube-system"] = object("v1", "Namespace", "kube-system", nil)
+	objects["/api/v1/namespaces/"+StorageNamespace] = object("v1", "Namespace", StorageNamespace, nil)
+	groups := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}}
+	for version, resources := range kinds() {
+		path := "/api/v1"
+		if group, _, is := strings.Cut(version, "/"); is {
+			path = "/apis/" + version
+			one := metav1.GroupVersionForDiscovery{GroupVersion: version, Version: "v1"}
+			groups.Groups = append(groups.Groups, metav1.APIGroup{Name: group, Versions: []metav1.GroupVersionForDiscovery{one}, PreferredVersion: one})
+		}
+		objects[path] = metav1.APIResourceList{
+			TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: version, APIResources: resources,
+		}
+	}
+	objects["/apis"] = groups
+	server := httptest.NewServer(http.HandlerFunc(func(answer http.ResponseWriter, request *http.Request) {
+		answer.Header().Set("Content-Type", "application/json")
+		found, is := objects[request.URL.Path]
+		if !is {
+			answer.WriteHeader(http.StatusNotFound)
+			found = metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: 404}
+		}
+		_ = json.NewEncoder(answer).Encode(found)
+	}))
+	t.Cleanup(server.Close)
+	of := helm(t)
+	of.Kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+		"clusters": [{"name": "c", "cluster": {"server": %q}}], "contexts": [{"name": "c", "context": {"cluster": "c"}}]}`, server.URL)
+	if err := os.WriteFile(of.Kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return of
+}
+
+func object(version, kind, name string, annotations map[string]string) map[string]any {
+	labels := map[string]string{}
+	if annotations["meta.helm.sh/release-name"] != "" {
+		labels["app.kubernetes.io/managed-by"] = "Helm"
+	}
+	return map[string]any{"apiVersion": version, "kind": kind, "metadata": map[string]any{"name": name, "annotations": annotations, "labels": labels}}
+}
+
+const (
+	definitionName = "namespaceoffloadings.offloading.liqo.io"
+	definitionPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" + definitionName
+	fabricPath     = "/apis/apps/v1/namespaces/" + Namespace + "/deployments/liqo-csi-fabric"
+)
+
+func definition(annotations map[string]string) map[string]any {
+	return object("apiextensions.k8s.io/v1", "CustomResourceDefinition", definitionName, annotations)
+}
+
+func ofHelm(release string) map[string]string {
+	return map[string]string{"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": Namespace}
+}
+
+// With the definition that somebody else brought, all objects would be changed or lost.
+func TestKindOfOffloadingIsDefinedUnlessSomebodyElseDefinesIt(t *testing.T) {
+	for name, one := range map[string]struct {
+		there   any
+		values  Values
+		defined bool
+	}{
+		"it is not there":         {nil, Values{}, true},
+		"it is ours":              {definition(ofHelm(Release)), Values{}, true},
+		"it is Liqo's":            {definition(nil), Values{}, false},
+		"it is another release's": {definition(ofHelm("liqo")), Values{}, false},
+		"it is not wanted":        {nil, Values{"definition": false}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := map[string]any{}
+			if one.there != nil {
+				objects[definitionPath] = one.there
+			}
+			text, err := cluster(t, objects).RenderAt(t.Context(), Release, Namespace, offloading(one.values))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if defines(text) != one.defined {
+				t.Errorf("that it is defined is %t", defines(text))
+			}
+			// The mark for the next upgrade says the same.
+			if marked := strings.Contains(string(text), "storage.liqo.io/defines-offloading"); marked != one.defined {
+				t.Errorf("that the Deployment says so is %t", marked)
+			}
+		})
+	}
+}
+
+// Not even where that is asked for: Helm takes over nothing.
+func TestKindOfOffloadingThatIsLiqosIsNotOverwritten(t *testing.T) {
+	of := cluster(t, map[string]any{definitionPath: definition(nil)})
+	_, err := of.RenderAt(t.Context(), Release, Namespace, offloading(Values{"definition": true}))
+	if err == nil || !strings.Contains(err.Error(), "cannot be imported into the current release") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func defines(text []byte) bool {
+	return strings.Contains(string(text), "kind: CustomResourceDefinition\nmetadata:\n  name: "+definitionName+"\n  annotations:\n    helm.sh/resource-policy: keep\n")
+}
+
+// What renders without a cluster, such as Argo CD, is told by a value.
+func TestKindOfOffloadingIsDefinedWithoutAClusterToAsk(t *testing.T) {
+	for name, one := range map[string]struct {
+		values  Values
+		defined bool
+	}{
+		"with the fabric": {offloading(Values{}), true},
+		"where it is not": {offloading(Values{"definition": false}), false},
+		"without it":      {nil, false},
+		"remotely":        {remote("fabric"), false},
+	} {
+		text, err := helm(t).Render(t.Context(), Release, Namespace, one.values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if defines(text) != one.defined {
+			t.Errorf("%s: that it is defined is %t", name, defines(text))
+		}
+	}
+}
+
+// Helm looks at the object that is there, and deletes it unless that says otherwise.
+func TestDefinitionThatTookThePlaceOfOursIsNotTakenAway(t *testing.T) {
+	annotations := ofHelm(Release)
+	annotations["storage.liqo.io/defines-offloading"] = "true"
+	fabric := object("apps/v1", "Deployment", "liqo-csi-fabric", annotations)
+	for _, values := range []Values{offloading(Values{}), nil} {
+		_, err := cluster(t, map[string]any{definitionPath: definition(nil), fabricPath: fabric}).RenderAt(t.Context(), Release, Namespace, values)
+		if err == nil || !strings.Contains(err.Error(), "kubectl annotate crd "+definitionName+" helm.sh/resource-policy=keep") {
+			t.Errorf("got %v", err)
+		}
+		kept := definition(map[string]string{"helm.sh/resource-policy": "keep"})
+		if _, err := cluster(t, map[string]any{definitionPath: kept, fabricPath: fabric}).RenderAt(t.Context(), Release, Namespace, values); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,277 @@
+package offload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// What people report of comparable systems: ordinary pods that did not run, or ran as something else.
+
+// renamedTenant is offloaded under another name.
+func renamedTenant(t *testing.T, args ...string) (tenant, *user.Namespace) {
+	t.Helper()
+	n := newTenant(t)
+	n.offload(append([]string{"--namespace-mapping-strategy", "DefaultName"}, args...)...)
+	name, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
+	if name == n.Name {
+		t.Fatal("it has the same name there")
+	}
+	return n, user.Existing(t, user.Cluster(t, "remote"), name)
+}
+
+func TestWhatIsFalseHereIsFalseThere(t *testing.T) {
+	n, remote := renamedTenant(t)
+	no := false
+	n.Pod("plain", "", bare, func(pod *corev1.Pod) {
+		pod.Spec.EnableServiceLinks = &no
+	})
+	n.WaitReady("plain")
+	running, err := remote.Client.CoreV1().Pods(remote.Name).Get(t.Context(), "plain", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if links := running.Spec.EnableServiceLinks; links == nil || *links {
+		t.Error("it has the variables of Services there")
+	}
+	// No kernel of the lab's nodes need have user namespaces: what the API server there has is enough.
+	n.Pod("alone", "", bare, func(pod *corev1.Pod) { pod.Spec.HostUsers = &no })
+	remote.Eventually("the pod to be made there", func(ctx context.Context) (string, error) {
+		made, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "alone", metav1.GetOptions{})
+		if err != nil {
+			return err.Error(), nil
+		}
+		if made.Spec.HostUsers == nil || *made.Spec.HostUsers {
+			user.Violated(t, "it has no user namespace of its own there")
+		}
+		return "", nil
+	})
+}
+
+func TestPodsThatAreToSpreadAreTakenThere(t *testing.T) {
+	n, _ := renamedTenant(t)
+	spread := func(when corev1.UnsatisfiableConstraintAction) corev1.TopologySpreadConstraint {
+		return corev1.TopologySpreadConstraint{
+			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: when,
+			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, MatchLabelKeys: []string{"revision"},
+		}
+	}
+	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+		pod.Labels = map[string]string{"app": "web", "revision": "1"}
+		pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{
+			spread(corev1.ScheduleAnyway), spread(corev1.DoNotSchedule),
+		}
+	})
+	n.WaitReady("web")
+}
+
+func TestDirectoryOfAVolumeHasTheSameNameThere(t *testing.T) {
+	n, remote := renamedTenant(t)
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("writer", "data", there, func(pod *corev1.Pod) {
+		container := &pod.Spec.Containers[0]
+		container.Env = []corev1.EnvVar{{Name: "NAMESPACE", ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"},
+		}}}
+		container.VolumeMounts[0].SubPathExpr = "tenants/$(NAMESPACE)"
+		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{
+			Name: container.VolumeMounts[0].Name, MountPath: "/whole",
+		})
+	})
+	n.WaitReady("writer")
+	if found := strings.TrimSpace(remote.Exec("writer", "ls /whole/tenants")); found != n.Name {
+		user.Violated(t, "the directory is called %q there, not %s", found, n.Name)
+	}
+}
+
+// A volume is its handle: retained, it is used again by a claim of the same name, then by another.
+func TestVolumeThatChangesHandsKeepsItsData(t *testing.T) {
+	n, remote := renamedTenant(t)
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("one", "data", there)
+	n.WaitReady("one")
+	remote.Exec("one", "echo precious > "+user.DataPath+"/file && sync")
+	volume := n.WaitBound("data").Name
+	patch := func(text string) {
+		t.Helper()
+		if out, err := n.Kubectl("patch", "pv", volume, "--type=merge", "-p", text); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	patch(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
+	n.DeletePod("one")
+	claim := "data"
+	for _, next := range []string{"data", "renamed"} {
+		if out, err := n.Kubectl("delete", "pvc", claim); err != nil {
+			t.Fatal(err, out)
+		}
+		n.Eventually("the volume to be released", func(ctx context.Context) (string, error) {
+			found, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+			if err != nil || found.Status.Phase == corev1.VolumeReleased {
+				return "", err
+			}
+			return "it is " + string(found.Status.Phase), nil
+		})
+		patch(`{"spec":{"claimRef":null}}`)
+		n.Claim(next, "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = volume })
+		pod := "of-" + next
+		n.Pod(pod, next, there)
+		n.WaitReady(pod)
+		if text := remote.Exec(pod, "cat "+user.DataPath+"/file"); strings.TrimSpace(text) != "precious" {
+			user.Violated(t, "the file has %q", text)
+		}
+		n.DeletePod(pod)
+		claim = next
+	}
+	patch(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+}
+
+func TestCredentialsOfHomeAreNotWaitedFor(t *testing.T) {
+	n, _ := renamedTenant(t)
+	n.Apply(`{apiVersion: v1, kind: Secret, metadata: {name: token, annotations: {kubernetes.io/service-account.name: default}},
+  type: kubernetes.io/service-account-token}`)
+	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "token"},
+		}}}
+	})
+	n.WaitEvent("web", "PodNotSupported", "the Secret token")
+	n.DeletePod("web")
+}
+
+// Claims of other drivers are in this cluster alone.
+func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
+	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
+	const class = "reference"
+	n.Claim("theirs", class, "64Mi")
+	n.Claim("ours", "liqo-reference", "64Mi")
+	// It goes there if it may.
+	preferring := func(pod *corev1.Pod) {
+		there(pod)
+		pod.Spec.NodeSelector = nil
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+				Weight: 100, Preference: term(needs(typeLabel, corev1.NodeSelectorOpIn, "virtual-node")),
+			}},
+		}}
+	}
+	n.Pod("late", "absent", preferring)
+	n.Pod("tied", "theirs", preferring)
+	n.Pod("free", "ours", there)
+	if tied := n.WaitReady("tied"); tied.Spec.NodeName == node {
+		t.Error("it was sent where its claim is not")
+	}
+	if free := n.WaitReady("free"); free.Spec.NodeName != node {
+		t.Errorf("it runs on %s", free.Spec.NodeName)
+	}
+	if late := n.pod("late"); len(late.Spec.SchedulingGates) != 1 {
+		t.Errorf("its claim does not exist, and its gates are %v", late.Spec.SchedulingGates)
+	}
+	n.WaitEvent("late", "WaitingForClaim", "absent does not exist")
+	n.controllerOpensItsGateOnly("late", "tied")
+	n.Claim("absent", class, "64Mi")
+	if late := n.WaitReady("late"); late.Spec.NodeName == node {
+		t.Error("it was sent where its claim is not")
+	}
+}
+
+// controllerOpensItsGateOnly tries what else Kubernetes lets a caller change of a pod that waits with the
+// driver's scheduling gate, and of one without it.
+func (n tenant) controllerOpensItsGateOnly(waits, runs string) {
+	n.t.Helper()
+	client, _ := n.as("controller")
+	const (
+		noGate    = "takes the gate"
+		gatesOnly = "the gates and the node affinity"
+	)
+	for what, one := range map[string]struct{ pod, patch, words string }{
+		"the gate":           {waits, `{"spec": {"schedulingGates": []}}`, ""},
+		"a label":            {waits, `{"metadata": {"labels": {"a": "b"}}, "spec": {"schedulingGates": []}}`, gatesOnly},
+		"a finalizer":        {waits, `{"metadata": {"finalizers": ["example.test/a"]}, "spec": {"schedulingGates": []}}`, gatesOnly},
+		"a node selector":    {waits, `{"spec": {"nodeSelector": {"a": "b"}, "schedulingGates": []}}`, gatesOnly},
+		"a pod without it":   {runs, `{"metadata": {"labels": {"a": "b"}}}`, noGate},
+		"the deadline of it": {runs, `{"spec": {"activeDeadlineSeconds": 1}}`, noGate},
+	} {
+		patched, err := client.CoreV1().Pods(n.Name).Patch(n.t.Context(), one.pod, types.MergePatchType, []byte(one.patch), tried)
+		if complaint := refused(patched, err)(one.words); complaint != "" {
+			n.t.Errorf("%s: %s", what, complaint)
+		}
+	}
+}
+
+// tokens adds a projected token to the pods of a namespace that tolerate virtual nodes, as the webhook of a
+// service mesh does that comes after all policies: it runs again when the driver's own policy was later.
+const tokens = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata: {name: %[1]s}
+spec:
+  failurePolicy: Fail
+  reinvocationPolicy: IfNeeded
+  matchConstraints:
+    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}
+    resourceRules:
+      - {apiGroups: [""], apiVersions: [v1], resources: [pods], operations: [CREATE]}
+  mutations:
+    - patchType: JSONPatch
+      jsonPatch:
+        expression: >-
+          object.spec.?tolerations.orValue([]).exists(t, t.?key.orValue('') == 'virtual-node.liqo.io/not-allowed') &&
+          !object.spec.?volumes.orValue([]).exists(v, v.name == 'workload-token') ? [
+          JSONPatch{op: 'add', path: '/spec/volumes/-', value: {
+            'name': dyn('workload-token'),
+            'projected': dyn({'sources': [{'serviceAccountToken': {
+              'audience': dyn('mesh'), 'path': dyn('token'), 'expirationSeconds': dyn(3600)}}]})}}] : []
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata: {name: %[1]s}
+spec: {policyName: %[1]s}
+`
+
+func TestPodThatGetsATokenOfHomeStaysHere(t *testing.T) {
+	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
+	n.Apply(fmt.Sprintf(tokens, n.Name))
+	t.Cleanup(func() {
+		ctx := user.Afterwards(t)
+		policies := n.Client.AdmissionregistrationV1()
+		err := errors.Join(
+			policies.MutatingAdmissionPolicyBindings().Delete(ctx, n.Name, metav1.DeleteOptions{}),
+			policies.MutatingAdmissionPolicies().Delete(ctx, n.Name, metav1.DeleteOptions{}),
+		)
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	tries := 0
+	n.Eventually("a pod to get the token", func(ctx context.Context) (string, error) {
+		// A policy is in force some time after it was made.
+		tries++
+		pod := user.NewPod(fmt.Sprintf("web-%d", tries), "")
+		pod.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+		pod.Spec.Containers[0].VolumeMounts = nil
+		made, err := n.Client.CoreV1().Pods(n.Name).Create(ctx, pod, metav1.CreateOptions{})
+		if err != nil {
+			return err.Error(), nil
+		}
+		for _, volume := range made.Spec.Volumes {
+			if volume.Name == "workload-token" {
+				return "", nil
+			}
+		}
+		return "it has none", nil
+	})
+	web := n.WaitReady(fmt.Sprintf("web-%d", tries))
+	if web.Spec.NodeName == node {
+		t.Error("it was sent where its token is worth nothing")
+	}
+}
