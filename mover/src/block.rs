@@ -111,6 +111,7 @@ impl BlockTarget {
             found: Root(Hash::default()),
             differences: Vec::new(),
             different: 0,
+            unknown: 0,
             files: 1,
             bytes: 0,
         };

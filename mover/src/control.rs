@@ -30,6 +30,9 @@ pub enum Order {
     Verify {
         /// Everything, not only what passes touched since the last verification.
         all: bool,
+        /// The attributes of all else, too: others may have written to the target.
+        #[serde(default)]
+        attributes: bool,
     },
     /// Take the journal away: the volume is as the source's then. The program ends.
     Finish,
@@ -142,6 +145,9 @@ pub struct Verified {
     pub bytes: u64,
     /// How many differences there are.
     pub different: u64,
+    /// How many of them are files that changed while they were read.
+    #[serde(default)]
+    pub unknown: u64,
     /// The first of them, with their paths.
     pub differences: Vec<String>,
 }
@@ -273,6 +279,7 @@ impl From<Verification> for Verified {
             files: found.files,
             bytes: found.bytes,
             different: found.different,
+            unknown: found.unknown,
             differences: named.map(ToString::to_string).collect(),
         }
     }
@@ -292,7 +299,10 @@ mod tests {
         assert_eq!(order(r#"{"pass":{"last":true}}"#).unwrap(), pass);
         assert_eq!(
             order(r#"{"verify":{"all":false}}"#).unwrap(),
-            Order::Verify { all: false }
+            Order::Verify {
+                all: false,
+                attributes: false
+            }
         );
         assert_eq!(order(r#""finish""#).unwrap(), Order::Finish);
         for bad in [

@@ -42,6 +42,9 @@ pub(crate) const NAMED: usize = 100;
 pub enum Scope {
     /// What passes have touched since the last verification that found no difference.
     Touched,
+    /// The same, and the attributes of everything: what somebody else has written to the target
+    /// shows in them.
+    TouchedAndAttributes,
     /// Everything.
     All,
 }
@@ -57,6 +60,8 @@ pub struct Verification {
     pub differences: Vec<Difference>,
     /// How many there are.
     pub different: u64,
+    /// How many of them are files that changed while they were read: the next pass reads them again.
+    pub unknown: u64,
     /// Files whose content was read back.
     pub files: u64,
     /// Bytes that were.
@@ -105,7 +110,13 @@ impl Verification {
     /// Whether target and source are equal.
     #[must_use]
     pub fn is_equal(&self) -> bool {
-        self.expected == self.found && self.different == 0
+        self.stands() && self.different == 0
+    }
+
+    /// Whether the target has what it was told, as far as the source knew it: users may write there.
+    #[must_use]
+    pub fn stands(&self) -> bool {
+        self.expected == self.found && self.different == self.unknown
     }
 }
 
@@ -135,7 +146,8 @@ impl fmt::Display for Difference {
 
 impl Target {
     /// Reads the target back from disk, past the cache, and compares it with what the last
-    /// pass was told. If nothing differs, [`Scope::Touched`] begins from here the next time.
+    /// pass was told. If nothing differs but what the source did not know, [`Scope::Touched`] begins
+    /// from here the next time: a pass that comes to know it touches it.
     pub fn verify(&self, scope: Scope) -> Result<Verification, Error> {
         let Some((header, mut lines)) = self.journal.read().map_err(Error::Journal)? else {
             return Err(Error::Journal(std::io::Error::other(
@@ -146,7 +158,7 @@ impl Target {
             .sync()
             .map_err(Error::tree("synchronising", &TreePath::root()))?;
         let from = match scope {
-            Scope::Touched => self.journal.verified(),
+            Scope::Touched | Scope::TouchedAndAttributes => self.journal.verified(),
             Scope::All => 0,
         };
         let groups = self.journal.links().map_err(Error::Journal)?;
@@ -155,6 +167,7 @@ impl Target {
             journal: &self.journal,
             links: groups,
             from,
+            attributes: scope == Scope::TouchedAndAttributes,
         };
         let found = thread::scope(|scope| {
             let threads = thread::available_parallelism().map_or(2, usize::from).min(8);
@@ -190,7 +203,7 @@ impl Target {
             }
             feeder.finish()
         })?;
-        if found.is_equal() {
+        if found.stands() {
             self.journal.set_verified(header.pass).map_err(Error::Journal)?;
         }
         Ok(found)
@@ -266,7 +279,7 @@ impl Feeder {
                     }
                 }
                 Some(Line::End { touched, .. }) => {
-                    let read = touched > reader.from || extras.directory.is_some();
+                    let read = touched > reader.from || reader.attributes || extras.directory.is_some();
                     held.push_back(last);
                     while let Some(part) = held.pop_front() {
                         if read {
@@ -369,6 +382,7 @@ struct Sum {
     found: blake3::Hasher,
     differences: Vec<Difference>,
     different: u64,
+    unknown: u64,
     files: u64,
     bytes: u64,
     parts: u64,
@@ -381,6 +395,7 @@ impl Sum {
             found: blake3::Hasher::new(),
             differences: Vec::new(),
             different: 0,
+            unknown: 0,
             files: 0,
             bytes: 0,
             parts: 0,
@@ -389,6 +404,7 @@ impl Sum {
 
     fn differ(&mut self, difference: Difference) {
         self.different += 1;
+        self.unknown += u64::from(difference.what == Aspect::Unknown);
         if self.differences.len() < NAMED {
             self.differences.push(difference);
         }
@@ -414,6 +430,7 @@ impl Sum {
             found: Root(*self.found.finalize().as_bytes()),
             differences: self.differences,
             different: self.different,
+            unknown: self.unknown,
             files: self.files,
             bytes: self.bytes,
         }
@@ -427,6 +444,8 @@ struct ReadBack<'a> {
     links: OwnedFd,
     /// What was touched by later passes than this one is read.
     from: u32,
+    /// Whether the attributes of all else are compared.
+    attributes: bool,
 }
 
 impl ReadBack<'_> {

@@ -233,7 +233,10 @@ fn a_target_does_what_it_is_told() {
         panic!("no pass")
     };
     assert_eq!((last.pass, last.received_bytes), (2, 7));
-    let Answer::Verified(found) = controller.order(Order::Verify { all: true }) else {
+    let Answer::Verified(found) = controller.order(Order::Verify {
+        all: true,
+        attributes: false,
+    }) else {
         panic!("not verified")
     };
     assert_eq!((found.different, found.files), (0, 50));
@@ -257,14 +260,20 @@ fn a_target_that_is_a_device_does_the_same() {
         last: true,
         reread: false,
     };
-    let refused = controller.order(Order::Verify { all: false });
+    let refused = controller.order(Order::Verify {
+        all: false,
+        attributes: false,
+    });
     assert!(matches!(refused, Answer::Failed { .. }), "{refused:?}");
     let Answer::Passed(passed) = controller.order(order) else {
         panic!("no pass")
     };
     assert_eq!((passed.bytes, passed.received_bytes), (8 << 20, 3 << 20));
     assert_eq!((passed.entries, passed.compared_files), (0, 0));
-    let Answer::Verified(found) = controller.order(Order::Verify { all: false }) else {
+    let Answer::Verified(found) = controller.order(Order::Verify {
+        all: false,
+        attributes: false,
+    }) else {
         panic!("not verified")
     };
     assert_eq!((found.different, found.bytes), (0, 8 << 20));
@@ -295,6 +304,9 @@ fn a_source_is_waited_for_as_long_as_somebody_does() {
     let mut next = programs.controller();
     let patience = Some(Duration::from_secs(20));
     next.0.get_mut().set_read_timeout(patience).unwrap();
-    let answer = next.order(Order::Verify { all: false });
+    let answer = next.order(Order::Verify {
+        all: false,
+        attributes: false,
+    });
     assert!(matches!(answer, Answer::Failed { .. }), "{answer:?}");
 }

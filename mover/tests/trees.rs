@@ -310,3 +310,48 @@ proptest! {
         prop_assert_eq!(fs::metadata(&pair.target).unwrap().mtime_nsec(), fs::metadata(&pair.source).unwrap().mtime_nsec());
     }
 }
+
+/// What passes beside the users have written is read back beside them, so that only what the last
+/// pass writes is read while they are kept away; also where they write all the time.
+#[test]
+fn what_was_read_back_is_not_read_again() {
+    let pair = Pair::new();
+    fs::create_dir(pair.source.join("d")).unwrap();
+    for name in ["a", "b"] {
+        fs::write(pair.source.join("d").join(name), vec![7; 100_000]).unwrap();
+    }
+    pair.pass(PassOptions::default());
+    let read = |scope| {
+        let found = pair.open().verify(scope).unwrap();
+        assert!(found.is_equal());
+        found.bytes
+    };
+    assert_eq!(read(Scope::Touched), 200_000);
+    assert_eq!(read(Scope::Touched), 0);
+    fs::write(pair.source.join("d/b"), vec![8; 50_000]).unwrap();
+    pair.pass(PassOptions {
+        last: true,
+        ..PassOptions::default()
+    });
+    assert_eq!(read(Scope::Touched), 50_000);
+    assert_eq!(read(Scope::All), 150_000);
+}
+
+/// Somebody else had a pod with the target's volume.
+#[test]
+fn what_others_write_to_the_target_shows_in_its_attributes() {
+    let pair = Pair::new();
+    fs::create_dir(pair.source.join("d")).unwrap();
+    fs::write(pair.source.join("d/a"), "as it is").unwrap();
+    pair.last_pass();
+    assert!(pair.open().verify(Scope::Touched).unwrap().is_equal());
+    fs::write(pair.target.join("d/a"), "as it was").unwrap();
+    assert!(
+        pair.open().verify(Scope::Touched).unwrap().is_equal(),
+        "it is not read again"
+    );
+    let found = pair.open().verify(Scope::TouchedAndAttributes).unwrap();
+    assert!(!found.is_equal());
+    let named: Vec<_> = found.differences.iter().map(|it| it.path.to_string()).collect();
+    assert!(named.contains(&"d/a".to_owned()), "{named:?}");
+}

@@ -110,8 +110,13 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
                 let passed = receiver.pass(options, is_wanted, |connected| *lock(progress) = connected);
                 passed.map(Answer::Passed)
             }
-            Order::Verify { all } => {
-                let found = receiver.verify(if all { Scope::All } else { Scope::Touched });
+            Order::Verify { all, attributes } => {
+                let scope = match (all, attributes) {
+                    (true, _) => Scope::All,
+                    (false, true) => Scope::TouchedAndAttributes,
+                    (false, false) => Scope::Touched,
+                };
+                let found = receiver.verify(scope);
                 found.map(|found| Answer::Verified(Verified::from(found)))
             }
             Order::Finish => Ok(Answer::Finished),

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use mover::control::{Answer, Lost, LostKind, Order, Passed, Reason};
+use mover::control::{Answer, Lost, LostKind, Order, Passed, Reason, Verified};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     api::volume_move::{Loss, Route, Verify},
-    gate::Applied,
+    gate::{Applied, Place},
     placement::moving::{Copied, Live, Pass, Roots, Side, Stage},
     relay::{End, Lines},
     volume::{
@@ -220,6 +220,7 @@ impl Orders {
             state: Arc::clone(&copying.state),
             end,
             reads_all: of.verify == Verify::Full,
+            has_others: matches!(&moved.target.place, Place::Site(site) if site.remote_cluster().is_some()),
             most_passes: of.max_passes,
         };
         copying.giver = Some(AbortOnDropHandle::new(tokio::spawn(giver.give(pass))));
@@ -274,6 +275,8 @@ struct Giver {
     state: Arc<Mutex<State>>,
     end: End,
     reads_all: bool,
+    /// Whether others may have pods with the target's volume: at home this driver keeps them away.
+    has_others: bool,
     most_passes: u32,
 }
 
@@ -319,19 +322,50 @@ impl Giver {
         }
     }
 
+    /// Copies beside the users, and reads back what was written, so that little is left to be read
+    /// while they are kept away.
     async fn warm_pass(&self) -> Result<(), String> {
         let began = Instant::now();
         let passed = self.pass(false).await?;
         let took = began.elapsed();
-        let mut state = lock(&self.state);
-        let before = state.last.as_ref().map(|(_, before)| before.received_bytes);
-        // What comes in each time is what users write meanwhile.
-        let stays = before.is_some_and(|before| passed.received_bytes / 4 >= before / 5);
-        let is_little = took <= SHORT || stays || state.passes + 1 >= self.most_passes;
+        let is_little = {
+            let mut state = lock(&self.state);
+            let before = state.last.as_ref().map(|(_, before)| before.received_bytes);
+            // What comes in each time is what users write meanwhile.
+            let stays = before.is_some_and(|before| passed.received_bytes / 4 >= before / 5);
+            state.converged = None;
+            state.note(passed, took);
+            took <= SHORT || stays || state.passes >= self.most_passes
+        };
+        if !self.reads_all {
+            self.read_back().await?;
+        }
+        let took = began.elapsed();
         let counts = (took * COUNTS_FOR).max(COUNTS_AT_LEAST);
+        let mut state = lock(&self.state);
+        state.took = took;
         state.converged = is_little.then(|| Instant::now() + counts);
-        state.note(passed, took);
         Ok(())
+    }
+
+    /// Compares what passes have written since the last time with what the disk returns. What users
+    /// changed while it was read is not known, and part of the next pass.
+    async fn read_back(&self) -> Result<(), String> {
+        let read = self.verify(false, false).await?;
+        if read.expected == read.found && read.different == read.unknown {
+            return Ok(());
+        }
+        Err(format!(
+            "the new volume does not return what was written to it: {}",
+            crate::cluster::short(&read.differences.join(", "))
+        ))
+    }
+
+    async fn verify(&self, all: bool, attributes: bool) -> Result<Verified, String> {
+        match self.ask(Order::Verify { all, attributes }).await? {
+            Answer::Verified(verified) => Ok(verified),
+            _ => Err("the mover has answered something else than it was asked for".to_owned()),
+        }
     }
 
     async fn last_pass(&self, gate: GateNumber) -> Result<(), String> {
@@ -345,10 +379,7 @@ impl Giver {
 
     /// Compares, and changes nothing: whoever gave the order may have opened the gate meanwhile.
     async fn compare(&self, gate: GateNumber) -> Result<(), String> {
-        let order = Order::Verify { all: self.reads_all };
-        let Answer::Verified(verified) = self.ask(order).await? else {
-            return Err("the mover has answered something else than it was asked for".to_owned());
-        };
+        let verified = self.verify(self.reads_all, self.has_others).await?;
         let is_equal = verified.different == 0 && verified.expected == verified.found;
         lock(&self.state).roots = Some((verified.expected, verified.found));
         let roots = if is_equal {

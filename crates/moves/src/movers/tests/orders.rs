@@ -21,7 +21,12 @@ use crate::{
 const GATE: GateNumber = GateNumber::FIRST;
 const COPYING: Stage = Stage::Copying { last: None };
 
-/// A target that answers by this script, one line for each order.
+/// To read back what a pass beside the users has written. Others than those have pods of the user
+/// in mind, for the target is in another cluster.
+const READ_BACK: &str = r#"{"verify":{"all":false,"attributes":false}}"#;
+
+/// A target that answers by this script, one line for each order; when it reads back, that all is
+/// as it was written, unless the script says something else as `readBack`.
 struct Target {
     cluster: FakeCluster,
     port: u16,
@@ -41,8 +46,19 @@ impl Target {
                 let (reading, mut writing) = socket.into_split();
                 let mut lines = BufReader::new(reading).lines();
                 while let Ok(Some(line)) = lines.next_line().await {
-                    told.lock().unwrap().push(line);
-                    let Some(answer) = script.pop() else {
+                    let reads_back = line == READ_BACK;
+                    let scripted = script.last().is_some_and(|next| next.get("readBack").is_some());
+                    let answer = if reads_back && !scripted {
+                        Some(verified(0))
+                    } else {
+                        told.lock().unwrap().push(line);
+                        script.pop()
+                    };
+                    let answer = answer.map(|answer| match answer.get("readBack") {
+                        Some(answer) if reads_back => answer.clone(),
+                        _ => answer,
+                    });
+                    let Some(answer) = answer else {
                         // It dies.
                         break;
                     };
@@ -157,6 +173,31 @@ async fn a_short_pass_has_found_little() {
     );
 }
 
+/// So that little is left to be read while the users are kept away.
+#[tokio::test]
+async fn what_a_pass_beside_the_users_has_written_is_read_back() {
+    let mut changing = verified(0);
+    changing["verified"]["different"] = 2.into();
+    changing["verified"]["unknown"] = 2.into();
+    for (read, converged) in [(verified(0), true), (changing, true), (verified(1), false)] {
+        let script = vec![passed(100, &json!([])), json!({ "readBack": read })];
+        let copies = Copies::with(script).await;
+        let seen = copies.ended(Pass::Warm).await;
+        assert_eq!(copies.target.heard()[1], READ_BACK);
+        match seen {
+            Live::Known(seen) => assert_eq!((seen.converged, converged), (true, true)),
+            Live::Silent(why) => {
+                assert!(
+                    !converged && why.contains("does not return") && why.contains("d/small"),
+                    "{why}"
+                );
+            }
+        }
+        let told = copies.orders.progress(&copies.world.moved).unwrap();
+        assert_eq!(told.passes, 1);
+    }
+}
+
 #[tokio::test]
 async fn what_was_finished_and_compared_is_that_of_its_gate() {
     let script = vec![passed(0, &json!([])), verified(0), json!("finished")];
@@ -185,7 +226,7 @@ async fn what_was_finished_and_compared_is_that_of_its_gate() {
         copies.target.heard(),
         [
             r#"{"pass":{"last":true,"reread":false}}"#,
-            r#"{"verify":{"all":false}}"#,
+            r#"{"verify":{"all":false,"attributes":true}}"#,
             r#""finish""#
         ]
     );
@@ -203,7 +244,10 @@ async fn whoever_takes_over_compares_only_after_a_pass_of_his_own() {
         copies.target.heard()[0],
         r#"{"pass":{"last":true,"reread":true}}"#
     );
-    assert_eq!(copies.target.heard()[1], r#"{"verify":{"all":true}}"#);
+    assert_eq!(
+        copies.target.heard()[1],
+        r#"{"verify":{"all":true,"attributes":true}}"#
+    );
 }
 
 #[tokio::test]
