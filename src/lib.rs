@@ -1,8 +1,7 @@
 //! `liqo-csi`: a CSI driver behind a virtual storage class.
 //!
-//! Dependencies point one way: the pure domain (`crates/model`) knows nothing of
-//! Kubernetes or gRPC; adapters know the domain; edges know both; the command
-//! line wires them. `docs/architecture.md` has the picture.
+//! This crate holds the gRPC services, what `doctor` and `volumes` print, and the command line. What they
+//! rest on is in `crates/`; `docs/architecture.md` says which crate uses which.
 
 pub mod cli;
 pub mod csi;

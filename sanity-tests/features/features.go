@@ -1,4 +1,4 @@
-// Package features reads the table of the README that says what the driver can do, where,
+// Package features reads the table of docs/capabilities.md that says what the driver can do, where,
 // and which test shows it; its tests hold the table to its word.
 package features
 

@@ -34,7 +34,7 @@ var advertised = map[string]string{
 	"PublishUnpublishVolume": "attached volumes",
 	"StageUnstageVolume":     "data stays when pods go",
 	"SingleNodeMultiWriter":  "ReadWriteOncePod",
-	"GetCapacity":            "room told to the scheduler",
+	"GetCapacity":            "storage capacity for the scheduler",
 	"ExpandVolume":           "expansion",
 	"ModifyVolume":           "VolumeAttributesClass",
 	"CreateDeleteSnapshot":   "snapshots and restore",
@@ -47,7 +47,7 @@ var advertised = map[string]string{
 
 func table(t *testing.T) []Row {
 	t.Helper()
-	found, err := Read(root + "README.md")
+	found, err := Read(root + "docs/capabilities.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,8 @@ use std::{
 };
 
 use clap::{Subcommand, ValueEnum};
-use kube::api::ObjectMeta;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -22,7 +23,7 @@ use crate::{
     api::namespace_offloading::{
         ClusterSelector, NAME, NamespaceOffloading, NamespaceOffloadingSpec, PodOffloadingStrategy, READY,
     },
-    cluster::{Cluster, Objects},
+    cluster::{ApiError, Cluster, Objects},
     inspect::why_nobody_offloads,
     offload::{self, MappingStrategy, Phase},
     topology::Term,
@@ -239,6 +240,9 @@ async fn offload(args: NamespaceArgs, wish: Wish) -> Outcome<ExitCode> {
     for (name, generation) in asked {
         all_well &= follow(&cluster, name, generation, until).await?;
         older::print(&cluster, name, wish.spec.pod_offloading_strategy).await?;
+        if let Some(words) = unprotected(&network_policies(&cluster, name).await) {
+            println!("{name}: {words}");
+        }
     }
     Ok(if all_well {
         ExitCode::SUCCESS
@@ -331,6 +335,27 @@ async fn follow(
     }
 }
 
+/// The `NetworkPolicies` of a namespace, or why they cannot be listed.
+async fn network_policies(cluster: &Cluster, namespace: &str) -> Result<Vec<String>, ApiError> {
+    let all = cluster.within::<NetworkPolicy>(namespace);
+    all.pick(None, None, |it| Some(it.name_any())).await
+}
+
+/// What protects the pods of a namespace here and not in remote clusters.
+fn unprotected(policies: &Result<Vec<String>, ApiError>) -> Option<String> {
+    match policies {
+        Ok(none) if none.is_empty() => None,
+        Ok(policies) => Some(format!(
+            "NetworkPolicies are not copied: {} protect no pods in remote clusters. Apply them there too, in the namespace \
+             that has these pods, or keep the pods in this cluster",
+            policies.join(", ")
+        )),
+        Err(error) => Some(format!(
+            "NetworkPolicies are not copied, and it is not known whether there are any: {error}"
+        )),
+    }
+}
+
 fn ready_in(object: &NamespaceOffloading) -> Vec<String> {
     let conditions = object
         .status
@@ -355,6 +380,7 @@ pub(super) fn print_trouble(object: &NamespaceOffloading) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::testing::FakeApi;
 
     fn wish(strategy: Strategy, name: Option<&str>, namespaces: &[&str]) -> Outcome<Wish> {
         NamespaceArgs {
@@ -387,6 +413,19 @@ mod tests {
         assert_eq!(read.metadata.labels.as_ref().unwrap()["team"], "a");
         let json = manifests(&names[..1], &wish, Manifest::Json).unwrap();
         assert_eq!(serde_json::from_str::<NamespaceOffloading>(&json).unwrap(), read);
+    }
+
+    #[tokio::test]
+    async fn policies_that_stay_behind_are_named() {
+        let api = FakeApi::start().await;
+        let cluster = api.cluster_unwatched().await;
+        assert_eq!(unprotected(&network_policies(&cluster, "shop").await), None);
+        api.put(
+            "/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies/deny-all",
+            json!({"spec": {}}),
+        );
+        let said = unprotected(&network_policies(&cluster, "shop").await).unwrap();
+        assert!(said.contains("deny-all"), "{said}");
     }
 
     #[test]

@@ -147,11 +147,7 @@ impl wire::controller_server::Controller for Controller {
         self.observed(deadline).await?;
         let (home, registry, events) = (self.home.clone(), self.registry.clone(), self.events.clone());
         let name = id.name.clone();
-        let delete = async move {
-            twin::delete(&home, &registry, &events, &id, deadline.at())
-                .await
-                .map_err(Coded::status)
-        };
+        let delete = async move { twin::delete(&home, &registry, &events, &id, deadline.at()).await };
         self.work.run(name.as_str(), delete).await?;
         Ok(Response::new(wire::DeleteVolumeResponse {}))
     }
@@ -175,11 +171,8 @@ impl wire::controller_server::Controller for Controller {
         }
         let (home, registry) = (self.home.clone(), self.registry.clone());
         let key = format!("{} on {node}", id.name);
-        let publish = async move {
-            twin::publish(&home, &registry, &id, &caller, &node, &asked, deadline.at())
-                .await
-                .map_err(Coded::status)
-        };
+        let publish =
+            async move { twin::publish(&home, &registry, &id, &caller, &node, &asked, deadline.at()).await };
         let path = self.work.run(&key, publish).await?;
         let context = path
             .to_publish_context()
@@ -312,11 +305,7 @@ impl wire::controller_server::Controller for Controller {
         let id = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
         self.observed(deadline).await?;
         let (home, registry, name) = (self.home.clone(), self.registry.clone(), id.name.clone());
-        let expand = async move {
-            twin::expand(&home, &registry, &id, wanted, deadline.at())
-                .await
-                .map_err(Coded::status)
-        };
+        let expand = async move { twin::expand(&home, &registry, &id, wanted, deadline.at()).await };
         let expanded = self.work.run(name.as_str(), expand).await?;
         Ok(Response::new(wire::ControllerExpandVolumeResponse {
             capacity_bytes: bytes(expanded.bytes),
@@ -333,11 +322,7 @@ impl wire::controller_server::Controller for Controller {
         let id = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
         self.observed(deadline).await?;
         let (home, registry, name) = (self.home.clone(), self.registry.clone(), id.name.clone());
-        let modify = async move {
-            twin::modify(&home, &registry, &id, &class, deadline.at())
-                .await
-                .map_err(Coded::status)
-        };
+        let modify = async move { twin::modify(&home, &registry, &id, &class, deadline.at()).await };
         self.work.run(name.as_str(), modify).await?;
         Ok(Response::new(wire::ControllerModifyVolumeResponse {}))
     }
@@ -351,11 +336,8 @@ impl wire::controller_server::Controller for Controller {
         self.observed(deadline).await?;
         let (home, registry, events) = (self.home.clone(), self.registry.clone(), self.events.clone());
         let key = request.key.twin();
-        let create = async move {
-            twin::create_snapshot(&home, &registry, &events, &request, deadline.at())
-                .await
-                .map_err(Coded::status)
-        };
+        let create =
+            async move { twin::create_snapshot(&home, &registry, &events, &request, deadline.at()).await };
         let cut = self.work.run(&key, create).await?;
         Ok(Response::new(wire::CreateSnapshotResponse {
             snapshot: Some(snapshots::answer(cut)),
@@ -374,11 +356,8 @@ impl wire::controller_server::Controller for Controller {
         self.observed(deadline).await?;
         let (home, registry, events) = (self.home.clone(), self.registry.clone(), self.events.clone());
         let key = id.key.twin();
-        let delete = async move {
-            twin::delete_snapshot(&home, &registry, &events, &id, deadline.at())
-                .await
-                .map_err(Coded::status)
-        };
+        let delete =
+            async move { twin::delete_snapshot(&home, &registry, &events, &id, deadline.at()).await };
         self.work.run(&key, delete).await?;
         Ok(Response::new(wire::DeleteSnapshotResponse {}))
     }

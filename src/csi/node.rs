@@ -61,10 +61,7 @@ impl node_server::Node for Node {
         let volumes = self.volumes.clone();
         let id = wish.volume_id.clone();
         self.work
-            .run(
-                &id,
-                async move { volumes.stage(wish).await.map_err(Coded::status) },
-            )
+            .run(&id, async move { volumes.stage(wish).await })
             .await?;
         Ok(Response::new(wire::NodeStageVolumeResponse {}))
     }
@@ -77,10 +74,7 @@ impl node_server::Node for Node {
         let volumes = self.volumes.clone();
         let id = wish.volume_id.clone();
         self.work
-            .run(
-                &id,
-                async move { volumes.unstage(wish).await.map_err(Coded::status) },
-            )
+            .run(&id, async move { volumes.unstage(wish).await })
             .await?;
         Ok(Response::new(wire::NodeUnstageVolumeResponse {}))
     }
@@ -93,10 +87,7 @@ impl node_server::Node for Node {
         let volumes = self.volumes.clone();
         let id = wish.stage.volume_id.clone();
         self.work
-            .run(
-                &id,
-                async move { volumes.publish(wish).await.map_err(Coded::status) },
-            )
+            .run(&id, async move { volumes.publish(wish).await })
             .await?;
         Ok(Response::new(wire::NodePublishVolumeResponse {}))
     }
@@ -109,9 +100,7 @@ impl node_server::Node for Node {
         let volumes = self.volumes.clone();
         let id = wish.volume_id.clone();
         self.work
-            .run(&id, async move {
-                volumes.unpublish(wish).await.map_err(Coded::status)
-            })
+            .run(&id, async move { volumes.unpublish(wish).await })
             .await?;
         Ok(Response::new(wire::NodeUnpublishVolumeResponse {}))
     }
@@ -123,7 +112,7 @@ impl node_server::Node for Node {
         let asked = parse::stats(request.into_inner())?;
         let usage = self.volumes.stats(asked).await.map_err(Coded::status)?;
         Ok(Response::new(wire::NodeGetVolumeStatsResponse {
-            usage: usage.into_iter().map(in_wire).collect(),
+            usage: usage.into_iter().map(to_wire).collect(),
         }))
     }
 
@@ -136,9 +125,7 @@ impl node_server::Node for Node {
         let id = asked.volume_id.clone();
         let grown = self
             .work
-            .run(&id, async move {
-                volumes.expand(asked, size).await.map_err(Coded::status)
-            })
+            .run(&id, async move { volumes.expand(asked, size).await })
             .await?;
         Ok(Response::new(wire::NodeExpandVolumeResponse {
             capacity_bytes: grown.unwrap_or(0),
@@ -180,7 +167,7 @@ impl node_server::Node for Node {
     }
 }
 
-fn in_wire(usage: Usage) -> wire::VolumeUsage {
+fn to_wire(usage: Usage) -> wire::VolumeUsage {
     let unit = match usage.unit {
         Unit::Bytes => wire::volume_usage::Unit::Bytes,
         Unit::Inodes => wire::volume_usage::Unit::Inodes,

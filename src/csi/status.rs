@@ -26,6 +26,17 @@ pub(super) trait Coded: std::fmt::Display + Sized {
 
 mod snapshots;
 
+/// It has a code already.
+impl Coded for Status {
+    fn code(&self) -> Code {
+        Self::code(self)
+    }
+
+    fn status(self) -> Status {
+        self
+    }
+}
+
 impl Coded for VolumeIdError {
     fn code(&self) -> Code {
         match self {

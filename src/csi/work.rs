@@ -6,6 +6,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 use tracing::Instrument;
 
+use super::status::Coded;
 use crate::node::in_flight::InFlight;
 
 /// The work in flight of a process, at most one piece per key.
@@ -18,10 +19,11 @@ pub struct Work {
 impl Work {
     /// Runs `task` to its end, whether or not the caller stays. While another
     /// task of the same key runs, answers ABORTED at once.
-    pub async fn run<T, F>(&self, key: &str, task: F) -> Result<T, Status>
+    pub(super) async fn run<T, E, F>(&self, key: &str, task: F) -> Result<T, Status>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, Status>> + Send + 'static,
+        E: Coded + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
     {
         let guard = self
             .busy
@@ -33,7 +35,7 @@ impl Work {
             task.await
         };
         match self.tasks.spawn(task.in_current_span()).await {
-            Ok(answer) => answer,
+            Ok(answer) => answer.map_err(Coded::status),
             Err(broken) if broken.is_panic() => Err(Status::internal(format!(
                 "the driver hit a bug while working on {key}; its log has the panic"
             ))),
@@ -64,7 +66,7 @@ mod tests {
         let (release, released) = oneshot::channel::<()>();
         let slow = work.run("a", async move {
             released.await.unwrap();
-            Ok(())
+            Ok::<_, Status>(())
         });
         assert!(
             tokio::time::timeout(Duration::from_millis(10), slow)
@@ -72,20 +74,20 @@ mod tests {
                 .is_err()
         );
 
-        let refused = work.run("a", async { Ok(()) }).await.unwrap_err();
+        let refused = work.run("a", async { Ok::<_, Status>(()) }).await.unwrap_err();
         assert_eq!(refused.code(), Code::Aborted);
-        work.run("b", async { Ok(()) }).await.unwrap();
+        work.run("b", async { Ok::<_, Status>(()) }).await.unwrap();
 
         release.send(()).unwrap();
         work.finished().await;
-        work.run("a", async { Ok(()) }).await.unwrap();
+        work.run("a", async { Ok::<_, Status>(()) }).await.unwrap();
     }
 
     #[tokio::test]
     async fn a_panic_frees_the_key() {
         let work = Work::default();
-        let broken = work.run::<(), _>("a", async { panic!("a bug") }).await;
+        let broken = work.run::<(), Status, _>("a", async { panic!("a bug") }).await;
         assert_eq!(broken.unwrap_err().code(), Code::Internal);
-        work.run("a", async { Ok(()) }).await.unwrap();
+        work.run("a", async { Ok::<_, Status>(()) }).await.unwrap();
     }
 }

@@ -1,5 +1,5 @@
 //! The API servers: the driver's custom resources, one cluster with what is watched of it, the
-//! clusters that there are, and the lease and the queue of what runs in the background.
+//! clusters that there are, and what background loops are made of: lease, queue and rounds.
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 

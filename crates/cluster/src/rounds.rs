@@ -4,15 +4,14 @@
 use std::time::Duration;
 
 use futures::{StreamExt, future::select_all, stream::FuturesUnordered};
-use tokio::{
-    sync::watch,
-    time::{self, Instant},
-};
-
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
+};
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
 };
 
 use crate::{cluster::ApiError, observe::log::Ongoing, queue::AT_ONCE};

@@ -227,12 +227,5 @@ fn takes_pods(node: &KubeNode) -> bool {
         .as_ref()
         .and_then(|spec| spec.unschedulable)
         .unwrap_or(false);
-    let conditions = node
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    let is_ready = conditions
-        .into_iter()
-        .any(|one| one.type_ == "Ready" && one.status == "True");
-    is_ready && !cordoned
+    facts::is_ready(node) && !cordoned
 }

@@ -7,13 +7,11 @@ use kube::ResourceExt;
 use crate::{
     cluster::{
         ApiError, Cluster,
+        facts::{is_out_of_service, is_ready},
         slim::{claims_of, has_ended},
     },
     placement::moving::{NodeHealth, UserPod},
 };
-
-/// Taint by which an administrator says that a node is off.
-const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Whether a pod uses this claim, its own ephemeral one among them.
 pub fn uses(pod: &Pod, claim: &str) -> bool {
@@ -53,16 +51,9 @@ pub fn node_of(pod: &Pod) -> Option<String> {
 }
 
 pub fn health(node: &Node) -> NodeHealth {
-    let conditions = node
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    let mut ready = conditions.filter(|one| one.type_ == "Ready" && one.status == "True");
-    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    let mut off = taints.filter(|taint| taint.key == OUT_OF_SERVICE);
-    if ready.next().is_some() {
+    if is_ready(node) {
         NodeHealth::Ready
-    } else if off.next().is_some() {
+    } else if is_out_of_service(node) {
         NodeHealth::OutOfService
     } else {
         NodeHealth::NotReady

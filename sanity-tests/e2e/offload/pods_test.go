@@ -301,8 +301,13 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 		// The scheduler would leave it here.
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
 	})
-	waits("device", "RemoteUnschedulable", "Insufficient example.test/device")
-	n.WaitEvent("device", "RemoteUnschedulable", "Insufficient example.test/device")
+	waits("device", "OutOfCapacity", "example.test/device")
+	n.Pod("foreign", "", bare, func(pod *corev1.Pod) {
+		// No node there is one, and the scheduler would leave it here.
+		pod.Spec.NodeName, pod.Spec.NodeSelector = node, map[string]string{corev1.LabelArchStable: "s390x"}
+	})
+	waits("foreign", "RemoteUnschedulable", "node affinity/selector")
+	n.WaitEvent("foreign", "RemoteUnschedulable", "node affinity/selector")
 
 	// In a namespace that is not offloaded nothing runs there.
 	home := user.NewNamespace(t, user.Cluster(t, "home"))

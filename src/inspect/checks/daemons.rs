@@ -60,7 +60,7 @@ fn unprotected(daemon: &DaemonSet, nodes: &[Virtual]) -> Option<Finding> {
             on.join(", ")
         ),
         "Give its template the node affinity liqo.io/type NotIn [virtual-node]. Or set the chart's value \
-         fabric.keepDaemonSetsOff, and then kubectl rollout restart it; see docs/offloading.md.",
+         fabric.keepDaemonSetsOff, and then kubectl rollout restart it; see docs/offloading-reference.md#daemonsets.",
     ))
 }
 

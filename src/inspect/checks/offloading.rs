@@ -43,7 +43,8 @@ pub(super) fn carried_out(installation: &Installation) -> Vec<Finding> {
             vec![Finding::error(
                 title(first),
                 format!("Nobody carries it out{and}: neither liqo-csi fabric nor Liqo is installed."),
-                "Set the chart's value fabric.enabled. docs/offloading.md says how one is let go that nobody will carry out.",
+                "Set the chart's value fabric.enabled. Or remove the finalizer of one that nobody will carry out: \
+                 docs/offloading.md#when-unoffloading-does-not-end.",
             )]
         }
         Some(Unattended::Idle) => {
@@ -216,7 +217,8 @@ fn unready_in(
         "Terminating" if is_long => (
             Severity::Warning,
             format!("Its namespace in the cluster {cluster} does not go: {said}."),
-            "liqo-csi unoffload namespace --dry-run lists the volumes that hold it; docs/offloading.md has the ways out.",
+            "liqo-csi unoffload namespace --dry-run lists the volumes that hold it; the ways out are in \
+             docs/offloading.md#when-unoffloading-does-not-end.",
         ),
         _ if is_long => (
             Severity::Warning,

@@ -82,9 +82,9 @@ pub struct VolumeMoveSpec {
     #[serde(default)]
     pub quiesce: QuiesceSpec,
 
-    /// From what is copied while the volumes are in use. Auto: from a snapshot where the
-    /// storage can make one, else Live. Live: from the volume itself. Snapshot: from a snapshot
-    /// only. None: nothing is copied before the users have gone.
+    /// What is copied while pods use the volumes. Auto: the volume itself, where another pod can read
+    /// it beside them; otherwise nothing before the pods have stopped. Live: the volume itself, or the
+    /// move is refused. Snapshot: not implemented, refused. None: nothing before the pods have stopped.
     #[serde(default)]
     pub warm: Warm,
 

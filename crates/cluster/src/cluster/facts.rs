@@ -9,8 +9,9 @@ use std::{
 use k8s_openapi::{
     api::{
         core::v1::{
-            NodeSelector as KubeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
-            PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition, TopologySelectorTerm,
+            Node as KubeNode, NodeSelector as KubeSelector, NodeSelectorRequirement, NodeSelectorTerm,
+            ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition,
+            TopologySelectorTerm,
         },
         storage::v1::{CSIStorageCapacity, StorageClass},
     },
@@ -41,6 +42,23 @@ pub fn node(metadata: ObjectMeta, annotations: &[&str]) -> Node {
             .filter(|(key, _)| annotations.contains(&key.as_str()))
             .collect(),
     }
+}
+
+/// Taint by which an administrator says that nothing runs on a node any more (KEP 2268).
+pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// Whether the kubelet of a node says that it is ready.
+pub fn is_ready(node: &KubeNode) -> bool {
+    let conditions = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
+    conditions
+        .into_iter()
+        .any(|it| it.type_ == "Ready" && it.status == "True")
+}
+
+/// Whether a node has the taint [`OUT_OF_SERVICE`].
+pub fn is_out_of_service(node: &KubeNode) -> bool {
+    let taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
+    taints.into_iter().any(|it| it.key == OUT_OF_SERVICE)
 }
 
 /// A storage class.

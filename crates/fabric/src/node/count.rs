@@ -6,13 +6,13 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::ResourceExt;
 use tokio::time::{Instant, timeout};
 
-use super::object::{KIND, VIRTUAL, is_ready};
+use super::object::{KIND, VIRTUAL};
 use crate::{
     api::{
         self,
         fabric::{CapacitySource, Fabric, LabelSource},
     },
-    cluster::{ApiError, slim},
+    cluster::{ApiError, facts::is_ready, slim},
     offload::{Amounts, is_label, share_of, stated, suggested},
     placement::{Consumer, Taint, Toleration},
     places::Place,

@@ -26,7 +26,6 @@ use kube::{Resource, ResourceExt, api::ObjectMeta};
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
-pub(super) use self::object::{is_out_of_service, is_ready};
 use self::{
     count::Census,
     object::{Health, Marks, differs, status, status_patch},
@@ -41,7 +40,10 @@ use crate::{
         namespace_offloading::{NamespaceOffloading, READY},
         remote_cluster::{RemoteCluster, VirtualNodeStatus},
     },
-    cluster::{ApiError, Cause, Precondition, events::Events, has_finalizer, unless_conflict},
+    cluster::{
+        ApiError, Cause, Precondition, events::Events, facts::is_out_of_service, has_finalizer,
+        unless_conflict,
+    },
     fleet::Link,
     observe::crash::{self, Step},
     offload::{Port, pods::FINALIZER as POD_FINALIZER},

@@ -18,7 +18,6 @@ use crate::{
 };
 
 const TAINT: &str = "virtual-node.liqo.io/not-allowed";
-const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 pub(super) const KIND: &str = "liqo.io/type";
 pub(super) const VIRTUAL: &str = "virtual-node";
 /// Annotation: which labels and taints are the fabric's, to be taken off when they are not wanted
@@ -325,17 +324,6 @@ fn same_amounts(a: &Value, b: &Value) -> bool {
             let (one, other) = (amount.as_str(), b.get(name).and_then(Value::as_str));
             matches!((one, other), (Some(one), Some(other)) if same_amount(one, other))
         })
-}
-
-/// Whether an administrator has declared a node out of service: that nothing runs on it any more
-/// (KEP 2268).
-pub(crate) fn is_out_of_service(node: &Node) -> bool {
-    taints_of(node).any(|it| it.key == OUT_OF_SERVICE)
-}
-
-pub(crate) fn is_ready(node: &Node) -> bool {
-    let mut conditions = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
-    conditions.any(|it| it.type_ == "Ready" && it.status == "True")
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
 
@@ -13,15 +14,25 @@ use super::{
     waits::{CLAIM_NOT_READY, Prints},
 };
 use crate::{
-    cluster::{ApiError, Cause, Objects, short},
+    api::namespace_offloading::{NAME, NamespaceOffloading},
+    cluster::{
+        ApiError, Cause, Objects,
+        facts::{is_out_of_service, is_ready},
+        short,
+    },
     marks::{HOME_UID, REMOTE_CLUSTER_UID},
-    node::{is_out_of_service, is_ready},
-    offload::pods::{
-        Act, HomePod, PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, not_kept, remote_pod,
+    offload::{
+        Readiness,
+        pods::{
+            Act, HomePod, PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, not_kept, remote_pod,
+        },
     },
     places::Place,
     raw::RawPod,
 };
+
+/// What a pod needs may have been made just before it, and not been seen here yet.
+const YOUNG: SignedDuration = SignedDuration::from_secs(30);
 
 /// A pod, and all that its writes need.
 pub(super) struct Look<'a> {
@@ -77,6 +88,13 @@ impl Pods<'_> {
             claims: BTreeMap::new(),
             prints,
         };
+        if look.namespace.is_err()
+            && !state.claimed
+            && is_young(&home)
+            && self.is_offloaded_by_now(seen.namespace()).await?
+        {
+            return Ok(Some(SOON));
+        }
         let there = self.there(&mut look, &home, remote.is_some()).await?;
         let facts = PodFacts {
             home: Some(state),
@@ -136,6 +154,15 @@ impl Pods<'_> {
         let remote = remote.map_err(|why| why.to_string())?;
         let mapped = remote.namespaces.remote(namespace, &self.cluster);
         mapped.map(str::to_owned).map_err(|why| why.to_string())
+    }
+
+    /// Whether the namespace is offloaded to the cluster, and only this process has not seen it yet: then
+    /// nobody is to be warned.
+    async fn is_offloaded_by_now(&self, namespace: &str) -> Result<bool, ApiError> {
+        let objects = self.places.home.within::<NamespaceOffloading>(namespace);
+        let found = objects.get_or_gone(NAME).await?;
+        let ready = found.and_then(|it| it.readiness(self.cluster.as_str()));
+        Ok(matches!(ready, Some(Readiness::Created)))
     }
 
     /// The cluster that the pod was given to, and not another one under its address.
@@ -354,6 +381,12 @@ impl Pods<'_> {
         }
         Ok(None)
     }
+}
+
+/// Whether a pod was made a moment ago.
+fn is_young(home: &RawPod) -> bool {
+    let made = home.metadata.creation_timestamp.as_ref();
+    made.is_some_and(|made| Timestamp::now().duration_since(made.0) < YOUNG)
 }
 
 /// A remote pod, unless its uid or name is none.

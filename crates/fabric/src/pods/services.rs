@@ -135,7 +135,7 @@ impl Pods<'_> {
         let note = format!(
             "pods that it selects run in the cluster {cluster}, to which no route leads (spec.fabric.network of RemoteCluster \
              {cluster} is Isolated): they have no address here, are no endpoints of this Service, and nothing in this cluster \
-             reaches them by it. Run what uses them in that cluster, or see Networks in docs/offloading.md"
+             reaches them by it. Run what uses them in that cluster, or see docs/offloading-reference.md#networks"
         );
         self.events
             .warn_object(service.object_ref(&()), REASON, &note)

@@ -44,6 +44,8 @@ struct World {
     ran: Mutex<BTreeMap<String, BTreeSet<String>>>,
     /// Whether the other cluster does not answer.
     is_silent: AtomicBool,
+    /// Whether it is not seen yet that the namespace is offloaded.
+    is_unmapped: bool,
     /// How many pods of a namespace are watched, if not as many as ever.
     watched: Option<usize>,
     meters: Meters,
@@ -72,6 +74,7 @@ impl World {
             there,
             ran: Mutex::default(),
             is_silent: AtomicBool::new(false),
+            is_unmapped: false,
             watched: None,
             meters: Meters::default(),
         }
@@ -110,7 +113,8 @@ impl World {
         } else {
             Link::up(&self.there, Rights::ALL).await
         };
-        let mapping = [("shop".to_owned(), Mapped::To("shop-home".to_owned()))].into();
+        let mapping = [("shop".to_owned(), Mapped::To("shop-home".to_owned()))];
+        let mapping = mapping.into_iter().filter(|_| !self.is_unmapped).collect();
         let declared = Declared {
             namespaces: Namespaces {
                 mapping,

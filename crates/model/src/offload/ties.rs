@@ -1,6 +1,6 @@
 //! Whether the claims of a pod tie it to the home cluster. Policies cannot look claims up: pods of a
 //! `LocalAndRemote` namespace that have any get a scheduling gate, which is opened by what is decided
-//! here. A StatefulSet of another class would wait for ever on a virtual node otherwise.
+//! here. A `StatefulSet` of another class would wait for ever on a virtual node otherwise.
 
 use serde_json::{Value, json};
 

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Node as KubeNode;
 
 use crate::{
     api::volume_move::{MoveRequest, MoveTarget},
-    cluster::{ApiError, Cluster},
+    cluster::{ApiError, Cluster, facts::is_ready},
     fleet::{NodeKind, Remote, Unreachable},
     moves::{Context, follow::Trouble},
     topology::Node,
@@ -77,15 +77,6 @@ async fn of_node<H>(
             Err(found)
         }
     })
-}
-
-fn is_ready(node: &KubeNode) -> bool {
-    let conditions = node
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    let mut ready = conditions.filter(|one| one.type_ == "Ready" && one.status == "True");
-    ready.next().is_some()
 }
 
 /// A cluster that was not asked yet is waited for.

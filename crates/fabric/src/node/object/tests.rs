@@ -4,7 +4,10 @@ use k8s_openapi::api::core::v1::NodeStatus;
 use proptest::prelude::*;
 
 use super::*;
-use crate::api::fabric::{NodeTaint, TaintEffect};
+use crate::{
+    api::fabric::{NodeTaint, TaintEffect},
+    cluster::facts::OUT_OF_SERVICE,
+};
 
 fn marks(labels: &[&str], taints: &[&str]) -> Marks {
     let fabric = Fabric {

@@ -97,3 +97,24 @@ async fn a_pod_that_no_node_takes_there_is_told_once_what_the_scheduler_says() {
         ["no node of the cluster milan takes it: 0/3 nodes are available"]
     );
 }
+
+#[tokio::test]
+async fn who_comes_just_after_the_namespace_was_offloaded_is_not_warned() {
+    let mut world = World::with_pod(true).await;
+    world.is_unmapped = true;
+    let asked = |world: &World| {
+        let asked = world.home.requests();
+        let live = asked
+            .iter()
+            .filter(|it| it.ends_with("/namespaceoffloadings/offloading"));
+        live.count() > 2
+    };
+    world.run_until(asked).await;
+    assert_eq!(world.home_pod()["status"]["reason"], Value::Null);
+    world.home.change(POD, |pod| {
+        pod["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+    world
+        .run_until(|world| world.home_pod()["status"]["reason"] == "OffloadingBackOff")
+        .await;
+}

@@ -69,8 +69,8 @@ pub enum Obstacle {
     Twin,
     /// It is a virtual volume of somebody else.
     #[error(
-        "the class {class} of the claim is virtual itself (provisioner {provisioner}): its data is that of another claim, which is the one to import. \
-         A claim that is in another cluster cannot be imported yet"
+        "the class {class} of the claim is virtual itself (provisioner {provisioner}), and its data is that of another claim: it \
+         cannot be imported, and importing the other claim would not give this one its data. Make a new claim and copy the data"
     )]
     Virtual {
         /// The class.
@@ -583,7 +583,7 @@ mod tests {
             (|it, _| it.mode = VolumeMode::Block, "volume mode"),
             (
                 |it, _| it.class = Some(("liqo".into(), "liqo.io/storage".into())),
-                "cannot be imported yet",
+                "cannot be imported",
             ),
         ];
         for (at, (break_it, expected)) in table.into_iter().enumerate() {
