@@ -1,10 +1,14 @@
 //! Opens the gates of pods that wait until somebody has looked their claims up. A pod with a claim of
 //! another driver is held at home in the same write; a claim that does not exist is waited for.
 
-use std::time::Duration;
+use std::{
+    cell::RefCell,
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use k8s_openapi::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
+    core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::StorageClass,
 };
 use kube::ResourceExt;
@@ -13,7 +17,7 @@ use tokio::sync::watch;
 
 use super::watched::Watched;
 use crate::{
-    cluster::{ApiError, Cluster, slim::claims_of, unless_conflict},
+    cluster::{ApiError, Cluster, events::Events, facts, slim::claims_of, unless_conflict},
     observe::crash::{self, Step},
     offload::{CLAIMS_GATE, GateStep, IN_BOTH_CLUSTERS, Tie, gate_step, held_at_home},
     rounds::{Rounds, each},
@@ -24,11 +28,37 @@ use crate::{
 pub(super) struct ClaimGates<'a> {
     home: &'a Cluster,
     watched: &'a Watched,
+    events: &'a Events,
+    /// What was last said of each pod that waits, by its uid.
+    said: RefCell<HashMap<String, String>>,
 }
 
 impl<'a> ClaimGates<'a> {
-    pub(super) fn new(home: &'a Cluster, watched: &'a Watched) -> Self {
-        Self { home, watched }
+    pub(super) fn new(home: &'a Cluster, watched: &'a Watched, events: &'a Events) -> Self {
+        Self {
+            home,
+            watched,
+            events,
+            said: RefCell::default(),
+        }
+    }
+
+    /// The scheduler says nothing of a pod with a gate: what it waits for is told in an event, once.
+    async fn tell(&self, pod: &Pod, why: &str) {
+        let uid = pod.uid().unwrap_or_default();
+        let before = self.said.borrow_mut().insert(uid.clone(), why.to_owned());
+        if before.is_some_and(|before| before == why) {
+            return;
+        }
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: pod.namespace(),
+            name: Some(pod.name_any()),
+            uid: Some(uid),
+            ..ObjectReference::default()
+        };
+        self.events.warn_object(about, "WaitingForClaim", why).await;
     }
 
     async fn look(&self, namespace: &str, name: &str) -> Result<(), ApiError> {
@@ -58,7 +88,7 @@ impl<'a> ClaimGates<'a> {
             GateStep::Open => {}
             GateStep::HoldHome => spec["affinity"] = home_affinity(&pod),
             GateStep::Wait(why) => {
-                tracing::debug!(namespace, pod = name, why, "a pod waits for its claims");
+                self.tell(&pod, &why).await;
                 return Ok(());
             }
         }
@@ -80,6 +110,7 @@ impl<'a> ClaimGates<'a> {
         if is_in_both(&claim) {
             return Ok(Tie::Both);
         }
+        let class = facts::claim_class(&claim).map(str::to_owned);
         let spec = claim.spec.unwrap_or_default();
         if let Some(volume) = spec.volume_name.filter(|name| !name.is_empty()) {
             let found = self.home.all::<PersistentVolume>().get(&volume).await?;
@@ -92,7 +123,7 @@ impl<'a> ClaimGates<'a> {
             let driver = found.spec.and_then(|spec| spec.csi).map(|csi| csi.driver);
             return Ok(whose(driver.as_deref()));
         }
-        match spec.storage_class_name {
+        match class {
             None => Ok(Tie::Unknown(format!(
                 "the claim {namespace}/{name} has no class, and there is no default one"
             ))),
@@ -156,6 +187,10 @@ impl Rounds for ClaimGates<'_> {
     async fn round(&mut self) -> Result<(), ApiError> {
         let mut gated = self.watched.pods.all();
         gated.retain(|pod| pod.waits_for_claims_gate);
+        let waiting: HashSet<&str> = gated.iter().map(|pod| pod.uid.as_str()).collect();
+        self.said
+            .borrow_mut()
+            .retain(|uid, _| waiting.contains(uid.as_str()));
         each(&gated, async |pod| {
             self.look(&pod.consumer.namespace, &pod.consumer.name).await
         })
@@ -211,7 +246,11 @@ mod tests {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
         watched.complete().await;
-        ClaimGates::new(&home, &watched).round().await.unwrap();
+        let events = Events::new(home.client().clone());
+        let mut gates = ClaimGates::new(&home, &watched, &events);
+        for _ in 0..2 {
+            gates.round().await.unwrap();
+        }
         let spec = api.object(POD).unwrap()["spec"].clone();
         let terms = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
         (
@@ -229,6 +268,7 @@ mod tests {
             (&["ours"][..], json!([zone])),
             (&["ours", "shared"][..], json!([zone])),
             (&["ours", "tied"][..], json!([zone, home])),
+            (&["old"][..], json!([zone, home])),
             (&["bound"][..], json!([zone])),
             (&["absent", "tied"][..], json!([zone, home])),
         ] {
@@ -237,6 +277,10 @@ mod tests {
             claim(&api, "ours", "liqo", None);
             claim(&api, "tied", "local-path", None);
             claim(&api, "shared", "nfs", None);
+            api.put(
+                "/api/v1/namespaces/shop/persistentvolumeclaims/old",
+                json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-class": "local-path"}}, "spec": {}}),
+            );
             // Whatever class it names: what counts is whose volume it is bound to.
             claim(&api, "bound", "local-path", Some("pv-1"));
             api.put(
@@ -255,6 +299,11 @@ mod tests {
         pod(&api, &["data"]);
         let (gates, _) = after_a_round(&api).await;
         assert_eq!(gates.as_array().unwrap().len(), 2);
+        let events = api
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let notes: Vec<&Value> = events.iter().map(|event| &event["note"]).collect();
+        assert_eq!(notes, ["the claim shop/data does not exist"]);
         claim(&api, "data", "liqo", None);
         let (gates, _) = after_a_round(&api).await;
         assert_eq!(gates, json!([{"name": "theirs"}]));

@@ -147,7 +147,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             unserved::MissingClasses::new(home, registry, &watched, settings, reports()),
             loops
         ),
-        drive(ClaimGates::new(home, &watched), loops),
+        drive(ClaimGates::new(home, &watched, events), loops),
         drive(Pinned::new(home, &watched, events), loops),
         drive(Sources::new(home, &watched, events, reports()), loops),
         drive_each(

@@ -1,6 +1,6 @@
 //! Approves the serving certificates that the fabric asks for, where that is asked for. RBAC knows only one
 //! right for those of all kubelets. The fabric, which parses what remote clusters answer, does not have it:
-//! whoever has its token gets a certificate for the pod that it is, and for no node.
+//! whoever has the token of one of its pods gets a certificate for that pod, and for no node.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -31,6 +31,8 @@ use crate::{
 };
 
 const SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// Of which pod a token is, as the API server has verified it.
+const POD_OF_TOKEN: &str = "authentication.kubernetes.io/pod-name";
 const ACCOUNT: &str = "liqo-csi-fabric";
 /// Which pods are the fabric's.
 const LABELS: &str = "app.kubernetes.io/component=fabric";
@@ -101,10 +103,10 @@ impl Rounds for ServingCertificates {
         } else {
             self.pods.list(Some(LABELS)).await?
         };
-        let mut refused = Vec::new();
+        let (mut approved, mut refused) = (Ok(()), Vec::new());
         for request in requests {
             match check(&request, &pods) {
-                Ok(()) => self.approve(&request).await?,
+                Ok(()) => approved = approved.and(self.approve(&request).await),
                 Err(why) => refused.push(format!("{}: {why}", request.name_any())),
             }
         }
@@ -114,7 +116,7 @@ impl Rounds for ServingCertificates {
             let requests = refused.join("; ");
             tracing::warn!(requests, "serving certificates of the fabric are not approved");
         }
-        Ok(())
+        approved
     }
 }
 
@@ -127,6 +129,9 @@ fn check(request: &CertificateSigningRequest, pods: &[Pod]) -> Result<(), String
     }
     let ByteString(text) = &request.spec.request;
     let unreadable = |error: &dyn std::fmt::Display| format!("it cannot be read: {error}");
+    if !is_one_block(text) {
+        return Err("it is not one PEM block, CERTIFICATE REQUEST, and nothing else".to_owned());
+    }
     let (_, pem) = parse_x509_pem(text).map_err(|error| unreadable(&error))?;
     let (rest, parsed) =
         X509CertificationRequest::from_der(&pem.contents).map_err(|error| unreadable(&error))?;
@@ -138,6 +143,14 @@ fn check(request: &CertificateSigningRequest, pods: &[Pod]) -> Result<(), String
         return Err(format!("its organization is not system:nodes: {}", info.subject));
     }
     let name = node(&info.subject)?;
+    let token_of = request
+        .spec
+        .extra
+        .as_ref()
+        .and_then(|extra| extra.get(POD_OF_TOKEN));
+    if token_of.is_none_or(|pods| *pods != [name.as_str()]) {
+        return Err(format!("it was not asked for with the token of the pod {name}"));
+    }
     let pod = pods
         .iter()
         .find(|it| it.name_any() == name && is_of_the_fabric(it));
@@ -165,6 +178,18 @@ fn check(request: &CertificateSigningRequest, pods: &[Pod]) -> Result<(), String
             "it is for other names than {address}, the address of the pod {name}"
         )),
     }
+}
+
+/// Whether every reader takes the same request from this text. Go, which signs, skips a block whose end does
+/// not match its beginning and takes the next one.
+fn is_one_block(text: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(text);
+    let inner = text
+        .trim()
+        .strip_prefix("-----BEGIN CERTIFICATE REQUEST-----\n")
+        .and_then(|text| text.strip_suffix("\n-----END CERTIFICATE REQUEST-----"));
+    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=\r\n".contains(&byte);
+    inner.is_some_and(|inner| inner.bytes().all(is_base64))
 }
 
 fn is_of_the_fabric(pod: &Pod) -> bool {
@@ -226,8 +251,14 @@ mod tests {
             "spec": {
                 "request": ByteString(text.into_bytes()), "signerName": SIGNER, "username": USER,
                 "usages": ["digital signature", "server auth"],
+                "extra": {POD_OF_TOKEN: ["fabric-0"]},
             },
         })
+    }
+
+    fn text(request: &Value) -> String {
+        let ByteString(text) = serde_json::from_value(request["spec"]["request"].clone()).unwrap();
+        String::from_utf8(text).unwrap()
     }
 
     /// The conditions of the request after a round.
@@ -267,6 +298,15 @@ mod tests {
         let named =
             |kind: DnType, name: &'static str| request(move |it| it.distinguished_name.push(kind, name));
         let with_names = |names: Vec<SanType>| request(move |it| it.subject_alt_names = names);
+        let joined = |first: String, second: &Value| {
+            of(
+                "request",
+                json!(ByteString(format!("{first}{}", text(second)).into_bytes())),
+            )
+        };
+        let other_node = named(DnType::CommonName, "system:node:worker-1");
+        let own_text = text(&request(|_| {}));
+        let skipped_by_go = own_text.replace("END CERTIFICATE REQUEST", "END X");
         let (own, other): (IpAddr, IpAddr) = ([10, 0, 0, 7].into(), [10, 0, 0, 8].into());
         let dns = SanType::DnsName("worker-1".try_into().unwrap());
         for (what, request) in [
@@ -289,6 +329,16 @@ mod tests {
                 "unreadable",
                 of("request", json!(ByteString(b"nothing".to_vec()))),
             ),
+            ("two blocks", joined(own_text, &other_node)),
+            (
+                "two blocks, one of which Go skips",
+                joined(skipped_by_go, &other_node),
+            ),
+            (
+                "with the token of another pod",
+                of("extra", json!({POD_OF_TOKEN: ["fabric-1"]})),
+            ),
+            ("with a token of no pod", of("extra", Value::Null)),
             ("for a node", named(DnType::CommonName, "system:node:worker-1")),
             (
                 "for an administrator",

@@ -155,10 +155,7 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
             name: claim.name_any(),
         },
         uid: claim.uid().unwrap_or_default(),
-        class: claim
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.storage_class_name.clone()),
+        class: facts::claim_class(claim).map(str::to_owned),
         pending,
         has_node: annotations.contains_key(SELECTED_NODE),
         names_class: [mark::REAL_CLASS, mark::LIQO_REAL_CLASS]

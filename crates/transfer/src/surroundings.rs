@@ -20,8 +20,6 @@ use crate::{
 
 /// Kubernetes puts it on every claim.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
-/// Annotation that names the class of a claim as its spec does, and wins.
-const CLASS_BETA: &str = "volume.beta.kubernetes.io/storage-class";
 
 /// The storage classes: names and provisioners.
 pub(super) async fn classes(cluster: &Cluster) -> Result<Vec<(String, String)>, ApiError> {
@@ -116,11 +114,7 @@ fn imported_claim(
     let is_bound = volume.is_some_and(|volume| {
         volume_name(claim) == volume.metadata.name.as_deref() && is_bound_to(volume, claim)
     });
-    let class = claim
-        .annotations()
-        .get(CLASS_BETA)
-        .or(spec.storage_class_name.as_ref());
-    let class = class.and_then(|name| classes.iter().find(|(known, _)| known == name));
+    let class = facts::claim_class(claim).and_then(|name| classes.iter().find(|(known, _)| known == name));
     let owners = claim.metadata.owner_references.iter().flatten();
     let controller = owners.clone().find(|owner| owner.controller == Some(true));
     ImportedClaim {

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 
 pub use crate::volume::{twin_in, twin_volume_in};
 use crate::{
-    cluster::{ApiError, Cluster, slim::SELECTED_NODE},
+    cluster::{ApiError, Cluster, facts, slim::SELECTED_NODE},
     placement::Class,
     topology::Node,
     volume::{ClaimMark, mark},
@@ -132,5 +132,5 @@ pub async fn node(home: &Cluster, name: &str) -> Result<Option<Node>, ApiError> 
 
 /// The class of a claim in its cluster, if classes can be read there.
 pub fn class(cluster: &Cluster, claim: &PersistentVolumeClaim) -> Option<Arc<Class>> {
-    cluster.views().classes.get(class_name(claim)?)
+    cluster.views().classes.get(facts::claim_class(claim)?)
 }

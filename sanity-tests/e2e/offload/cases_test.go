@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
@@ -175,9 +176,35 @@ func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
 	if late := n.pod("late"); len(late.Spec.SchedulingGates) != 1 {
 		t.Errorf("its claim does not exist, and its gates are %v", late.Spec.SchedulingGates)
 	}
+	n.WaitEvent("late", "WaitingForClaim", "absent does not exist")
+	n.controllerOpensItsGateOnly("late", "tied")
 	n.Claim("absent", class, "64Mi")
 	if late := n.WaitReady("late"); late.Spec.NodeName == node {
 		t.Error("it was sent where its claim is not")
+	}
+}
+
+// controllerOpensItsGateOnly tries what else Kubernetes lets a caller change of a pod that waits with the
+// driver's scheduling gate, and of one without it.
+func (n tenant) controllerOpensItsGateOnly(waits, runs string) {
+	n.t.Helper()
+	client, _ := n.as("controller")
+	const (
+		noGate    = "takes the gate"
+		gatesOnly = "the gates and the node affinity"
+	)
+	for what, one := range map[string]struct{ pod, patch, words string }{
+		"the gate":           {waits, `{"spec": {"schedulingGates": []}}`, ""},
+		"a label":            {waits, `{"metadata": {"labels": {"a": "b"}}, "spec": {"schedulingGates": []}}`, gatesOnly},
+		"a finalizer":        {waits, `{"metadata": {"finalizers": ["example.test/a"]}, "spec": {"schedulingGates": []}}`, gatesOnly},
+		"a node selector":    {waits, `{"spec": {"nodeSelector": {"a": "b"}, "schedulingGates": []}}`, gatesOnly},
+		"a pod without it":   {runs, `{"metadata": {"labels": {"a": "b"}}}`, noGate},
+		"the deadline of it": {runs, `{"spec": {"activeDeadlineSeconds": 1}}`, noGate},
+	} {
+		patched, err := client.CoreV1().Pods(n.Name).Patch(n.t.Context(), one.pod, types.MergePatchType, []byte(one.patch), tried)
+		if complaint := refused(patched, err)(one.words); complaint != "" {
+			n.t.Errorf("%s: %s", what, complaint)
+		}
 	}
 }
 

@@ -17,15 +17,15 @@ import (
 	"storage.liqo.io/sanity-tests/chart"
 )
 
-// asFabric calls the home cluster as the fabric does, with its rights and no others.
-func (n tenant) asFabric() (kubernetes.Interface, dynamic.Interface) {
+// as calls the home cluster as a component of the driver does, with its rights and no others.
+func (n tenant) as(component string) (kubernetes.Interface, dynamic.Interface) {
 	n.t.Helper()
 	config, err := n.Cluster.Config()
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	config = rest.CopyConfig(config)
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + chart.Namespace + ":liqo-csi-fabric"}
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + chart.Namespace + ":liqo-csi-" + component}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		n.t.Fatal(err)
@@ -45,7 +45,7 @@ var (
 // Whoever has the fabric's token gets no further than its nodes and what runs on them.
 func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 	n, _ := offloadedTenant(t)
-	client, objects := n.asFabric()
+	client, objects := n.as("fabric")
 	n.Pod("web", "", bare)
 	n.WaitReady("web")
 	// A pod of a real node, such as one of the node plugin.

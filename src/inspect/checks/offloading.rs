@@ -1,7 +1,7 @@
 //! Offloaded namespaces, and the fabric that is to make them.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease};
 use kube::ResourceExt;
 
 use super::{Finding, Installation, Severity};
@@ -140,11 +140,18 @@ pub(super) fn defined(installation: &Installation) -> Vec<Finding> {
 
 /// The serving certificates that the fabric asks for are approved.
 pub(super) fn certificates(installation: &Installation) -> Vec<Finding> {
-    let all = installation.offloading.certificates.iter();
+    let offloading = &installation.offloading;
+    let accounts: Vec<String> = offloading.fabrics.iter().filter_map(account).collect();
+    let all = offloading.certificates.iter();
     let undecided = all.filter(|request| {
         let status = request.status.as_ref();
         let is_decided = status.is_some_and(|it| it.conditions.iter().flatten().next().is_some());
-        request.spec.signer_name == fabric::SERVING_SIGNER && !is_decided
+        let is_asked_by_it = request
+            .spec
+            .username
+            .as_ref()
+            .is_some_and(|user| accounts.contains(user));
+        request.spec.signer_name == fabric::SERVING_SIGNER && is_asked_by_it && !is_decided
     });
     let names: Vec<String> = undecided.map(ResourceExt::name_any).collect();
     let Some(first) = names.first() else {
@@ -159,6 +166,14 @@ pub(super) fn certificates(installation: &Installation) -> Vec<Finding> {
             names.join(" ")
         ),
     )]
+}
+
+/// As whom the pods of a Deployment talk to the API server.
+fn account(fabric: &Deployment) -> Option<String> {
+    let pods = fabric.spec.as_ref()?.template.spec.as_ref()?;
+    let account = pods.service_account_name.as_deref()?;
+    let namespace = fabric.metadata.namespace.as_deref()?;
+    Some(format!("system:serviceaccount:{namespace}:{account}"))
 }
 
 /// Each offloaded namespace is where it is to be.

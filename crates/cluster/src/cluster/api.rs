@@ -242,7 +242,7 @@ where
             let asked = params.clone();
             let page = self.bounded("list", "", || async {
                 let mut params = asked.clone();
-                let page = next_page(&self.api, &mut params).await?;
+                let page = next_page(&self.api, &mut params, Some(size)).await?;
                 Ok((page, params.limit))
             });
             let (page, limit) = page.await?;

@@ -181,6 +181,14 @@ pub fn bears_marks_of_its_twin(claim: &PersistentVolumeClaim) -> bool {
     made_for.is_some() && made_for == claim.metadata.uid.as_ref()
 }
 
+/// The class of a claim. The annotation, which was there before the field, wins.
+#[must_use]
+pub fn claim_class(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let annotated = claim.annotations().get("volume.beta.kubernetes.io/storage-class");
+    let class = annotated.or_else(|| claim.spec.as_ref()?.storage_class_name.as_ref());
+    class.map(String::as_str)
+}
+
 /// The size that a claim requests, as it is written.
 #[must_use]
 pub fn storage_request(claim: &PersistentVolumeClaim) -> Option<&Quantity> {

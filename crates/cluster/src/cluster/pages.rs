@@ -16,11 +16,13 @@ pub(super) struct Page<K> {
     pub(super) metadata: ListMeta,
 }
 
-/// Reads a page. If it is too large there is none, and what is asked for next is half as large, as are the
-/// pages after it; of an object that is too large by itself only the name is read.
+/// Reads a page. If it is too large there is none, and what is asked for next is half as large; after each page
+/// that fits it is twice as large again, up to `full`. Of an object that is too large by itself only the name is
+/// read.
 pub(super) async fn next_page<K>(
     api: &Api<Lean<K>>,
     params: &mut ListParams,
+    full: Option<u32>,
 ) -> Result<Option<Page<K>>, kube::Error>
 where
     K: Resource + Clone + Debug + DeserializeOwned,
@@ -28,13 +30,13 @@ where
     match api.list(params).await {
         Err(error) if is_too_much(&error) => {}
         listed => {
-            return listed.map(|list| {
-                Some(Page {
-                    objects: list.items,
-                    too_large: None,
-                    metadata: list.metadata,
-                })
-            });
+            let list = listed?;
+            params.limit = params.limit.map(|size| size.saturating_mul(2)).min(full);
+            return Ok(Some(Page {
+                objects: list.items,
+                too_large: None,
+                metadata: list.metadata,
+            }));
         }
     }
     let size = params.limit.unwrap_or(1) / 2;

@@ -48,15 +48,18 @@ impl Writer<'_> {
             return match self.make(home, place, namespace).await? {
                 Made::Now => Ok(Some(SOON)),
                 Made::Refused(waiting) => self.act(facts, Act::Say(waiting)).await,
-                // Pods of others are not watched.
+                // Pods of others are not watched, and one of its own is not seen yet if the answer got lost.
                 Made::Taken(found) => {
-                    let look = Look {
+                    let home = home.clone();
+                    let mut look = Look {
                         remote: found,
                         ..self.look
                     };
                     let there = look.classified();
+                    let obstacle = self.pods.obstacle(&mut look, &home, &there).await?;
                     let facts = PodFacts {
                         there,
+                        obstacle,
                         ..facts.clone()
                     };
                     let next = decide_pod(&facts);

@@ -53,13 +53,19 @@ impl Pods<'_> {
             }
             Ok(ClaimThere::Named(named))
         };
-        if let (Some(here), Some(claim)) = (&here, &same_name)
-            && claim.annotations().get(mark::CLAIM_UID) == here.metadata.uid.as_ref()
-        {
-            return usable(claim);
-        }
-        if let (None, Some(claim)) = (&here, &same_name) {
-            return usable(claim);
+        let is_a_twin = |claim: &PersistentVolumeClaim| {
+            claim.labels().get(mark::MANAGED_BY).map(String::as_str) == Some(mark::MANAGED_BY_US)
+        };
+        match (&here, &same_name) {
+            (None, Some(claim)) if !is_a_twin(claim) => return usable(claim),
+            // Only of a claim that is not bound yet is the uid enough: a volume that has moved may leave a twin behind.
+            (Some(here), Some(claim))
+                if phase(here).is_none_or(|phase| phase == "Pending")
+                    && claim.annotations().get(mark::CLAIM_UID) == here.metadata.uid.as_ref() =>
+            {
+                return usable(claim);
+            }
+            _ => {}
         }
         if let Some((id, twin)) = self.volume_of(here.as_ref()).await? {
             if id.cluster != *cluster {
@@ -91,8 +97,7 @@ impl Pods<'_> {
                  claim there"
             ));
         };
-        let is_a_twin = claim.labels().get(mark::MANAGED_BY).map(String::as_str) == Some(mark::MANAGED_BY_US);
-        if !is_a_twin && self.is_in_both(here.as_ref()).await? {
+        if !is_a_twin(&claim) && self.is_in_both(here.as_ref()).await? {
             return usable(&claim);
         }
         missing(format!(
@@ -106,11 +111,7 @@ impl Pods<'_> {
         &self,
         claim: Option<&PersistentVolumeClaim>,
     ) -> Result<Option<(VolumeId, ClaimName)>, ApiError> {
-        let is_bound = |claim: &&PersistentVolumeClaim| {
-            let status = claim.status.as_ref();
-            status.and_then(|status| status.phase.as_deref()) == Some("Bound")
-        };
-        let Some(claim) = claim.filter(is_bound) else {
+        let Some(claim) = claim.filter(|claim| phase(claim) == Some("Bound")) else {
             return Ok(None);
         };
         let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
@@ -188,4 +189,8 @@ impl Pods<'_> {
         }
         Ok(None)
     }
+}
+
+fn phase(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.status.as_ref()?.phase.as_deref()
 }

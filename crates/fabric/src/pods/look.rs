@@ -317,7 +317,7 @@ impl Pods<'_> {
     }
 
     /// What is in the way of a pod that was not made yet.
-    async fn obstacle(
+    pub(super) async fn obstacle(
         &self,
         look: &mut Look<'_>,
         home: &RawPod,
@@ -337,7 +337,7 @@ impl Pods<'_> {
             true,
         ) = (there, &look.remote, state.claimed)
         {
-            // The process that made it may have ended before it read what became of it.
+            // It was made, and nobody read what became of it: the answer got lost, or its process ended.
             let wanted = remote_pod(&home.json(), &RemoteMarks::default(), &self.settings());
             let lost = wanted.ok().and_then(|wanted| not_kept(&wanted, &remote.json()));
             return Ok(lost.map(|field| self.drops(&field)));

@@ -377,8 +377,7 @@ impl Copies {
         }
         self.memory().too_many = Some(Instant::now());
         let note = format!(
-            "the namespace has more {} than are copied, which are {} of a kind: those that come after them, in the order \
-             of their names, are not in the cluster {}. Delete some, or set liqo.io/skip-reflection on those that no pod \
+            "the namespace has more {} than are copied, which are {} of a kind: the rest is not in the cluster {}. Delete some, or set liqo.io/skip-reflection on those that no pod \
              there needs",
             kinds.join(" and "),
             self.ends.source.most,

@@ -72,8 +72,8 @@ impl Copied for EndpointSlice {
 
 /// Objects in one page of a list at home. A page of the largest Secrets must fit into memory.
 const PAGE: u32 = 10;
-/// So many objects of each kind are copied. Those that come after them, in the order of their names, are
-/// left where they are: whoever makes more must not use up what is kept of a cluster for all others.
+/// So many objects of each kind are copied. The rest is left where it
+/// is: a namespace with more must not use up what is kept of a cluster for all others.
 pub(crate) const MOST_COPIED: usize = 5000;
 /// All kinds that are copied, with routes or without.
 pub(super) const fn kinds(routed: bool) -> &'static [Kind] {

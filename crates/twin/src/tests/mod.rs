@@ -211,7 +211,7 @@ fn class(api: &FakeApi, name: &str, provisioner: &str, binding: &str, reclaim: &
 fn claim(api: &FakeApi, node: &str) {
     let annotations = json!({
         "volume.kubernetes.io/selected-node": node,
-        "volume.beta.kubernetes.io/storage-class": "evil",
+        "volume.beta.kubernetes.io/storage-class": "liqo",
         "storage.liqo.io/handed-over": "true",
         "team": "shop",
         "nfs.io/storage-path": "somebody-elses",

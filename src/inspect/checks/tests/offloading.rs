@@ -52,20 +52,30 @@ fn good() -> Offloading {
         asked: told([asked("Ready", &ready("True", "NamespaceCreated", "", LONG_AGO))]),
         clusters: told([cluster(&met)]),
         daemons: Listing::default(),
-        fabrics: told([json!({"metadata": {"name": "liqo-csi-fabric", "namespace": "liqo-csi"}})]),
+        fabrics: told([json!({
+            "metadata": {"name": "liqo-csi-fabric", "namespace": "liqo-csi"},
+            "spec": {"selector": {}, "template": {"spec": {"serviceAccountName": "liqo-csi-fabric", "containers": []}}},
+        })]),
         leases: told([lease("a", "2026-01-01T11:59:50.000000Z")]),
         liqo: Ok(None),
         is_undefined: false,
-        certificates: told([request(
-            "decided",
-            &json!({"conditions": [{"type": "Approved", "status": "True"}]}),
-        )]),
+        certificates: told([
+            request(
+                "decided",
+                FABRIC,
+                &json!({"conditions": [{"type": "Approved", "status": "True"}]}),
+            ),
+            request("of-a-kubelet", "system:node:worker-1", &json!({})),
+        ]),
     }
 }
 
-fn request(name: &str, status: &Value) -> Value {
-    let spec =
-        json!({"request": "", "signerName": "kubernetes.io/kubelet-serving", "usages": ["server auth"]});
+const FABRIC: &str = "system:serviceaccount:liqo-csi:liqo-csi-fabric";
+
+fn request(name: &str, user: &str, status: &Value) -> Value {
+    let spec = json!({
+        "request": "", "signerName": "kubernetes.io/kubelet-serving", "username": user, "usages": ["server auth"],
+    });
     json!({"metadata": {"name": name}, "spec": spec, "status": status})
 }
 
@@ -216,7 +226,7 @@ fn what_the_fabric_waits_for_is_noted() {
             "certificates that wait",
             |it| {
                 with(it, |it| {
-                    it.certificates = told(["one", "two"].map(|name| request(name, &json!({}))));
+                    it.certificates = told(["one", "two"].map(|name| request(name, FABRIC, &json!({}))));
                 });
             },
             N,

@@ -167,7 +167,7 @@ impl<S: Slim> View<S> {
         // A list may also be endless with objects that nobody wants.
         let (mut seen, mut is_full) = (0, false);
         loop {
-            let page = match next_page(api, &mut params).await {
+            let page = match next_page(api, &mut params, config.page_size).await {
                 Ok(Some(page)) => page,
                 Ok(None) => continue,
                 Err(error) => return Ok(Err(error)),

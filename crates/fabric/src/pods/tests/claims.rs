@@ -58,6 +58,26 @@ async fn a_volume_that_is_bound_to_another_claim_is_found_by_its_handle() {
     assert_eq!(volumes[0]["persistentVolumeClaim"]["claimName"], "prime");
 }
 
+/// The source of a move keeps its name and marks until it is released.
+#[tokio::test]
+async fn a_twin_that_a_move_left_behind_is_not_used() {
+    let world = World::with_pod(true).await;
+    rebind(&world, "new");
+    world.home.change("/api/v1/persistentvolumes/pv", |volume| {
+        volume["spec"]["csi"]["volumeHandle"] = json!(format!("v2:turin:pvc-{VOLUME}:1"));
+    });
+    world.there.put(
+        "/api/v1/namespaces/shop-home/persistentvolumeclaims/data",
+        json!({"metadata": {
+            "labels": {"app.kubernetes.io/managed-by": "storage.liqo.io"},
+            "annotations": {"storage.liqo.io/claim-uid": "new"},
+        }}),
+    );
+    world
+        .run_until(|world| waits(world, "ClaimNotReady", "are in the cluster turin, not in milan"))
+        .await;
+}
+
 #[tokio::test]
 async fn a_volume_that_names_another_claim_and_a_twin_of_another_volume_are_not_used() {
     let world = World::with_pod(true).await;
@@ -88,30 +108,50 @@ async fn a_pod_does_not_start_without_what_protects_it() {
     assert!(world.ran.lock().unwrap().is_empty());
 }
 
+/// The remote pod of this world's home pod, as a cluster stores it that does not know `hostUsers`.
+async fn made_without_protection(of: &World) -> Value {
+    let world = World::with_pod(true).await;
+    for world in [&world, of] {
+        world
+            .home
+            .change(POD, |pod| pod["spec"]["hostUsers"] = json!(false));
+    }
+    world.run_until(World::is_running).await;
+    let mut made = world.there.object(THERE).unwrap();
+    let uid = |path| of.home.object(path).unwrap()["metadata"]["uid"].clone();
+    made["metadata"]["annotations"]["fabric.storage.liqo.io/home-uid"] = uid(SYSTEM);
+    made["metadata"]["annotations"]["fabric.storage.liqo.io/home-pod-uid"] = uid(POD);
+    made["spec"]["schedulingGates"] = json!([{"name": "fabric.storage.liqo.io/home-pod-started"}]);
+    made["spec"]["hostUsers"] = Value::Null;
+    made["status"] = json!({});
+    made
+}
+
+/// The answer got lost: the next try finds the pod in the place of the one that it would make.
+#[tokio::test]
+async fn a_pod_that_is_found_without_its_protection_is_made_again() {
+    let world = World::with_pod(true).await;
+    let made = made_without_protection(&world).await;
+    let before = made["metadata"]["uid"].clone();
+    let (pods, _) = THERE.rsplit_once('/').unwrap();
+    world.there.before("POST", pods, move |store| {
+        store.put(THERE, made);
+    });
+    world.run_until(World::is_running).await;
+    let now = world.there.object(THERE).unwrap();
+    assert_eq!(now["spec"]["hostUsers"], false);
+    assert_ne!(now["metadata"]["uid"], before);
+}
+
 /// One that was made by a process that ended before it read what became of it.
 #[tokio::test]
 async fn a_pod_that_was_made_without_its_protection_is_made_again() {
     let world = World::with_pod(true).await;
-    world
-        .home
-        .change(POD, |pod| pod["spec"]["hostUsers"] = json!(false));
-    world.run_until(World::is_running).await;
-    let made = world.there.object(THERE).unwrap();
-    let (again, before) = (World::with_pod(true).await, made["metadata"]["uid"].clone());
-    again
-        .home
-        .change(POD, |pod| pod["spec"]["hostUsers"] = json!(false));
-    let uid = again.home_pod()["metadata"]["uid"].clone();
-    let cluster = again.home.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
-    let mut stripped = made;
-    stripped["metadata"]["annotations"]["fabric.storage.liqo.io/home-uid"] = cluster;
-    stripped["metadata"]["annotations"]["fabric.storage.liqo.io/home-pod-uid"] = uid;
-    stripped["spec"]["schedulingGates"] = json!([{"name": "fabric.storage.liqo.io/home-pod-started"}]);
-    stripped["spec"]["hostUsers"] = Value::Null;
-    stripped["status"] = json!({});
-    again.there.put(THERE, stripped);
-    let there = again.there.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
-    again.home.change(POD, |pod| {
+    let made = made_without_protection(&world).await;
+    let before = made["metadata"]["uid"].clone();
+    world.there.put(THERE, made);
+    let there = world.there.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
+    world.home.change(POD, |pod| {
         pod["metadata"]["finalizers"] = json!(["fabric.storage.liqo.io/remote-pod"]);
         pod["metadata"]["annotations"] = json!({
             "fabric.storage.liqo.io/remote-cluster": "milan",
@@ -119,8 +159,8 @@ async fn a_pod_that_was_made_without_its_protection_is_made_again() {
             "fabric.storage.liqo.io/remote-namespace": "shop-home",
         });
     });
-    again.run_until(World::is_running).await;
-    let now = again.there.object(THERE).unwrap();
+    world.run_until(World::is_running).await;
+    let now = world.there.object(THERE).unwrap();
     assert_eq!(now["spec"]["hostUsers"], false);
     assert_ne!(now["metadata"]["uid"], before);
 }
