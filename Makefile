@@ -65,7 +65,7 @@ fmt: ## Format Rust and Go
 	gofmt -w sanity-tests
 
 .PHONY: chart-manifests
-chart-manifests: ## Render deploy/manifests from the Helm chart
+chart-manifests: ## Render deploy/manifests, and what connect makes, from the Helm chart
 	cd sanity-tests && go run ./cmd/chart-manifests
 
 ##### Test

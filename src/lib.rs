@@ -10,7 +10,7 @@ mod inspect;
 use liqo_csi_cluster::{api, cluster, fleet, rounds};
 use liqo_csi_controllers as controllers;
 use liqo_csi_fabric as fabric;
-use liqo_csi_model::{offload, placement, topology, volume};
+use liqo_csi_model::{access, offload, placement, topology, volume};
 use liqo_csi_moves as moves;
 use liqo_csi_node as node;
 use liqo_csi_observe as observe;

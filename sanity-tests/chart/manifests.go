@@ -32,13 +32,71 @@ func (h *Helm) Manifests(ctx context.Context) ([]byte, error) {
 	var out bytes.Buffer
 	out.WriteString(manifestsHeader)
 	for line := range bytes.Lines(rendered) {
-		label := bytes.TrimSpace(line)
-		if bytes.Equal(label, []byte("app.kubernetes.io/managed-by: Helm")) || bytes.HasPrefix(label, []byte("helm.sh/chart:")) {
-			continue
+		if !bytes.Equal(bytes.TrimSpace(line), managedByHelm) && !namesTheChart(line) {
+			out.Write(line)
 		}
-		out.Write(line)
 	}
 	return out.Bytes(), nil
+}
+
+var managedByHelm = []byte("app.kubernetes.io/managed-by: Helm")
+
+func namesTheChart(line []byte) bool {
+	return bytes.HasPrefix(bytes.TrimSpace(line), []byte("helm.sh/chart:"))
+}
+
+// Levels are the rights that a remote cluster can give.
+var Levels = []string{"fabric", "full", "namespaced", "minimal"}
+
+// Placeholders that `liqo-csi connect` replaces (crates/model/src/access/manifests.rs).
+const (
+	RemoteNamespace = "placeholder-namespace"
+	HomeCluster     = "placeholder-home"
+	ListedNamespace = "placeholder-listed"
+)
+
+const remoteHeader = `# What liqo-csi connect creates in a remote cluster, with placeholders for names:
+# placeholder-namespace is the namespace of the identity, placeholder-home the id of the home cluster.
+# Objects in placeholder-listed are created in each listed namespace.
+# Rendered from deploy/chart/liqo-csi by "make chart-manifests"; do not edit.
+`
+
+// RemoteValues are the values with which the chart renders what liqo-csi connect creates.
+func RemoteValues(level, home string, namespaces ...string) Values {
+	access := Values{"only": true, "level": level, "token": "session", "homeClusterID": home}
+	if len(namespaces) > 0 {
+		access["namespaces"] = namespaces
+	}
+	return Values{"remoteAccess": access}
+}
+
+// RemoteManifests renders what the program embeds for a level.
+func (h *Helm) RemoteManifests(ctx context.Context, level string) ([]byte, error) {
+	var listed []string
+	if level == "namespaced" || level == "minimal" {
+		listed = []string{ListedNamespace}
+	}
+	rendered, err := h.Render(ctx, "home", RemoteNamespace, RemoteValues(level, HomeCluster, listed...))
+	if err != nil {
+		return nil, err
+	}
+	return append([]byte(remoteHeader), AsConnectMakesIt(rendered)...), nil
+}
+
+// AsConnectMakesIt has the marks of liqo-csi connect in place of Helm's.
+func AsConnectMakesIt(rendered []byte) []byte {
+	var out bytes.Buffer
+	for line := range bytes.Lines(rendered) {
+		if !namesTheChart(line) {
+			out.Write(bytes.Replace(line, managedByHelm, []byte("app.kubernetes.io/managed-by: liqo-csi-connect"), 1))
+		}
+	}
+	return out.Bytes()
+}
+
+// RemoteManifestsFile is where they are kept.
+func (h *Helm) RemoteManifestsFile(level string) string {
+	return filepath.Join(h.chart, "..", "..", "..", "crates", "model", "manifests", "remote-"+level+".yaml")
 }
 
 // ManifestsFile is where they are kept.

@@ -1,15 +1,20 @@
 package chart
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -53,7 +58,9 @@ func TestRemoteSideIsAnIdentityAndNothingElse(t *testing.T) {
 
 func TestHomeSideHasNothingOfTheRemoteOne(t *testing.T) {
 	for _, name := range names(t, everything) {
-		if strings.Contains(name, "liqo-csi-remote") || strings.HasPrefix(name, "Secret ") {
+		// The chart creates that Secret empty; the controller writes it.
+		isSecret := strings.HasPrefix(name, "Secret ") && name != "Secret liqo-csi/liqo-csi-sessions"
+		if strings.Contains(name, "liqo-csi-remote") || isSecret {
 			t.Errorf("%s is of the remote side", name)
 		}
 	}
@@ -121,4 +128,78 @@ func names(t *testing.T, values Values) []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// The chart and liqo-csi connect render the same: the program embeds what the chart renders, with placeholders
+// where the chart puts its values.
+func TestConnectMakesWhatTheChartRenders(t *testing.T) {
+	h := helm(t)
+	for _, level := range Levels {
+		t.Run(level, func(t *testing.T) {
+			kept, err := os.ReadFile(h.RemoteManifestsFile(level))
+			if err != nil {
+				t.Fatal(err)
+			}
+			rendered, err := h.RemoteManifests(t.Context(), level)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(rendered, kept) {
+				t.Fatalf("%s is not what the chart renders: run make chart-manifests", filepath.Base(h.RemoteManifestsFile(level)))
+			}
+			var listed []string
+			if level == "namespaced" || level == "minimal" {
+				listed = []string{"apps"}
+			}
+			named, err := h.Render(t.Context(), "home", "access", RemoteValues(level, "rome.example_1", listed...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			put := strings.NewReplacer(RemoteNamespace, "access", HomeCluster, "rome.example_1", ListedNamespace, "apps")
+			_, body, _ := strings.Cut(string(kept), "---\n")
+			if want := string(AsConnectMakesIt(named)); put.Replace(body) != strings.TrimPrefix(want, "---\n") {
+				t.Errorf("with names in place of the placeholders it is not what the chart renders with these values")
+			}
+		})
+	}
+}
+
+// The identity may renew its token, with a Secret that ends it, and for no longer than the policy allows.
+func TestSessionHasNoTokenThatLasts(t *testing.T) {
+	for _, level := range Levels {
+		var listed []string
+		if level == "namespaced" || level == "minimal" {
+			listed = []string{"apps"}
+		}
+		values := RemoteValues(level, "rome", listed...)
+		values["remoteAccess"].(Values)["tokenSeconds"] = 86400
+		objects := render(t, values)
+		for _, object := range objects {
+			if secret, is := object.(*corev1.Secret); is && (secret.Type != corev1.SecretTypeOpaque || secret.Name != "liqo-csi-session") {
+				t.Errorf("%s has the Secret %s of the type %s", level, secret.Name, secret.Type)
+			}
+		}
+		if got := named[*corev1.ServiceAccount](t, objects, "liqo-csi-remote").Annotations["storage.liqo.io/token-seconds"]; got != "86400" {
+			t.Errorf("%s: the annotation that connect reads says %q", level, got)
+		}
+		account := rights{"liqo-csi-remote", objects}
+		account.check(t, true, "create serviceaccounts:token/liqo-csi-remote -n "+Namespace)
+		account.check(t, false, "create serviceaccounts:token/default -n "+Namespace, "get,delete secrets/liqo-csi-session -n "+Namespace)
+		const policy = "liqo-csi-remote." + Namespace + "-tokens"
+		isBound(t, objects, policy)
+		found := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, policy)
+		if got := found.Spec.Validations[1].Expression; !strings.HasSuffix(got, " <= 86400") {
+			t.Errorf("%s: how long tokens may be valid: %s", level, got)
+		}
+		for _, part := range []string{".?kind.orValue('') == 'Secret'", ".?name.orValue('') == 'liqo-csi-session'"} {
+			if got := found.Spec.Validations[0].Expression; !strings.Contains(got, part) {
+				t.Errorf("%s: what tokens are bound to: %s", level, got)
+			}
+		}
+	}
+	for _, object := range render(t, remote("full")) {
+		if role, is := object.(*rbacv1.Role); is {
+			t.Errorf("with a permanent token there is the role %s", role.Name)
+		}
+	}
 }

@@ -108,6 +108,7 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"get,list,watch secrets -n "+Namespace,
 		"get,list,watch secrets -n liqo-tenant-rome",
 		"get,list,watch secrets -n liqo-tenant-milan",
+		"patch secrets/liqo-csi-sessions -n "+Namespace,
 		"create configmaps -n "+Namespace,
 		"get,list,watch volumeattributesclasses.storage.k8s.io",
 		"get,list,watch,create,patch,delete persistentvolumeclaims -n "+StorageNamespace,

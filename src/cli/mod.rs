@@ -2,8 +2,10 @@
 
 mod clusters;
 mod common;
+mod connect;
 mod controller;
 mod crds;
+mod disconnect;
 mod doctor;
 mod fabric;
 mod import;
@@ -37,6 +39,10 @@ enum Command {
     Node(node::Args),
     /// List the volumes of the driver: claim, twin, real class, place and health.
     Volumes(volumes::Args),
+    /// Connect another cluster, or repair its connection or change its rights.
+    Connect(connect::Args),
+    /// Disconnect a cluster at both ends, unless volumes are there.
+    Disconnect(disconnect::Args),
     /// List the remote clusters, and the pods that wait for them.
     Clusters(clusters::Args),
     /// Look for what is wrong with an installation, and say how to mend it.
@@ -75,6 +81,8 @@ pub fn run() -> ExitCode {
         Command::Controller(args) => controller::run(args).map(success),
         Command::Node(args) => node::run(args).map(success),
         Command::Volumes(args) => volumes::run(args).map(success),
+        Command::Connect(args) => connect::run(args),
+        Command::Disconnect(args) => disconnect::run(args),
         Command::Clusters(args) => clusters::run(args).map(success),
         Command::Doctor(args) => doctor::run(&args),
         Command::Import(args) => import::run(args).map(success),

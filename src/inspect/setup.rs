@@ -41,6 +41,37 @@ impl Setup {
         told.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
     }
 
+    /// The namespace of the driver, or why it is not known.
+    pub(crate) fn namespace(&self) -> Result<String, String> {
+        if let Some(why) = self.unknown() {
+            return Err(format!("it is not known {why}"));
+        }
+        let namespaces: BTreeSet<String> = self
+            .controllers
+            .iter()
+            .filter_map(ResourceExt::namespace)
+            .collect();
+        let all: Vec<String> = namespaces.into_iter().collect();
+        match all.as_slice() {
+            [only] => Ok(only.clone()),
+            [] => Err(format!(
+                "the driver is not installed in this cluster: no Deployment has the labels {LABELS},{COMPONENT}=controller"
+            )),
+            many => Err(format!(
+                "the driver is installed more than once, in {}",
+                many.join(" and ")
+            )),
+        }
+    }
+
+    /// Whether any replica of the controller is ready.
+    pub(crate) fn is_ready(&self) -> bool {
+        let ready = |it: &Deployment| it.status.as_ref().and_then(|status| status.ready_replicas);
+        self.controllers
+            .iter()
+            .any(|it| ready(it).unwrap_or_default() > 0)
+    }
+
     /// The id of the cluster, if it was given one.
     pub(crate) fn cluster_id(&self) -> Option<ClusterId> {
         self.driver_flags()?.get("cluster-id")?.parse().ok()

@@ -12,5 +12,5 @@ pub mod lease;
 pub mod queue;
 pub mod rounds;
 
-use liqo_csi_model::{offload, placement, topology, volume};
+use liqo_csi_model::{access, offload, placement, topology, volume};
 use liqo_csi_observe as observe;

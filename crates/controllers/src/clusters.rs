@@ -135,6 +135,11 @@ impl<'a> Clusters<'a> {
             .iter()
             .map(|remote| (remote.id.as_str(), is_ready(remote)));
         self.metrics.reachable(reachable);
+        let expiry = remotes.iter().filter_map(|remote| {
+            let token = remote.access()?.token.as_ref()?;
+            Some((remote.id.as_str(), token.expires?))
+        });
+        self.metrics.expiry(expiry);
         self.twins.retain(|id, _| registry.get(id).is_ok());
         for remote in &remotes {
             self.queue.add(remote.id.as_str());

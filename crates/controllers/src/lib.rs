@@ -7,6 +7,7 @@
 //! | `virtual_nodes` | makes nodes that stand for remote clusters usable |
 //! | `fabric_nodes` | gives the fabric rights on the pods of its nodes, and of no others |
 //! | `serving` | approves the serving certificates that the fabric asks for, if that is asked for |
+//! | `sessions` | renews the tokens of remote clusters |
 //! | `clusters` | makes and deletes `RemoteCluster`s of clusters that are found, writes the status of all, holds one that still has volumes or snapshots |
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
 //! | `unserved` | tells claims that no remote cluster has a real class for them |
@@ -41,6 +42,7 @@ mod recovery;
 mod reports;
 mod retention;
 mod serving;
+mod sessions;
 mod snapshot_twins;
 mod snapshots;
 mod sources;
@@ -53,7 +55,7 @@ mod watched;
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
 use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
-use liqo_csi_model::{offload, placement, topology, volume};
+use liqo_csi_model::{access, offload, placement, topology, volume};
 use liqo_csi_moves::{gate, movers};
 use liqo_csi_observe as observe;
 use liqo_csi_twin as twin;
@@ -61,12 +63,15 @@ use liqo_csi_twin as twin;
 use tokio::time;
 use tokio_util::sync::CancellationToken;
 
-pub use self::metrics::Metrics;
 use self::{
     attachments::Attachments, by_cluster::drive_each, capacity::Capacities, claim_gates::ClaimGates,
     clusters::Clusters, fabric_nodes::FabricNodes, health::Health, moves::drive_moves, orphans::Orphans,
-    pinned::Pinned, reports::Reports, serving::ServingCertificates, snapshot_twins::SnapshotTwins,
-    sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
+    pinned::Pinned, reports::Reports, serving::ServingCertificates, sessions::Sessions,
+    snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
+};
+pub use self::{
+    metrics::Metrics,
+    serving::{Decided, approve_serving},
 };
 use crate::{
     cluster::{Cluster, events::Events},
@@ -141,6 +146,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
                 drive(ServingCertificates::new(home, &settings.namespace), loops).await;
             }
         },
+        drive(Sessions::new(home, registry, &settings.namespace), loops),
         drive(Clusters::new(home, registry, &watched, settings, metrics), loops),
         drive(Capacities::new(home, registry, &watched, settings), loops),
         drive(

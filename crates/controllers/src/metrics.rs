@@ -19,6 +19,7 @@ use crate::{rounds::LoopMetrics, volume::ClusterId};
 pub struct Metrics {
     loops: LoopMetrics,
     reachable: Family<Remote, Gauge>,
+    expiry: Family<Remote, Gauge>,
     unread: Family<ApiGroup, Gauge>,
     volumes: Family<Volumes, Gauge>,
     orphans: Family<Reason, Gauge>,
@@ -66,6 +67,11 @@ impl Metrics {
             metrics.reachable.clone(),
         );
         registry.register(
+            "liqo_csi_remote_token_expiry_timestamp_seconds",
+            "When the token with which the driver reaches a remote cluster expires, in seconds since 1970, if it does",
+            metrics.expiry.clone(),
+        );
+        registry.register(
             "liqo_csi_fabric_unreadable",
             "Fabrics that are installed and whose clusters cannot be read, by their API group",
             metrics.unread.clone(),
@@ -101,6 +107,7 @@ impl Metrics {
             self.volumes.clear();
             self.orphans.clear();
             self.reachable.clear();
+            self.expiry.clear();
             self.unread.clear();
             self.moves.clear();
         }
@@ -119,6 +126,15 @@ impl Metrics {
         }
         for labels in gone {
             self.reachable.remove(&labels);
+        }
+    }
+
+    /// The remote clusters whose tokens expire, and when.
+    pub(super) fn expiry<'a>(&self, clusters: impl Iterator<Item = (&'a str, i64)>) {
+        self.expiry.clear();
+        for (cluster, at) in clusters {
+            let cluster = cluster.to_owned();
+            self.expiry.get_or_create(&Remote { cluster }).set(at);
         }
     }
 

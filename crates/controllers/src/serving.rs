@@ -70,7 +70,11 @@ impl ServingCertificates {
         Ok(all)
     }
 
-    async fn approve(&self, request: &CertificateSigningRequest) -> Result<(), ApiError> {
+    async fn approve(
+        &self,
+        request: &CertificateSigningRequest,
+        on_whose_word: &str,
+    ) -> Result<(), ApiError> {
         let approved = json!({
             // Of what was looked at, and not of what took its place.
             "metadata": {"uid": request.metadata.uid, "resourceVersion": request.metadata.resource_version},
@@ -78,13 +82,55 @@ impl ServingCertificates {
                 "type": "Approved",
                 "status": "True",
                 "reason": "FabricServing",
-                "message": "a pod of the fabric asks for its own name and address (fabric.streams.approveCertificates)",
+                "message": format!("a pod of the fabric asks for its own name and address ({on_whose_word})"),
             }]},
         });
         let name = request.name_any();
         let written = self.requests.merge_approval(&name, &approved);
         crash::around(Step::ServingApprove, written).await.map(drop)
     }
+
+    /// Approves what may be approved.
+    async fn decide(&self, on_whose_word: &str) -> Result<Decided, ApiError> {
+        let requests = self.undecided().await?;
+        let pods = if requests.is_empty() {
+            Vec::new()
+        } else {
+            self.pods.list(Some(LABELS)).await?
+        };
+        let mut decided = Decided::default();
+        for request in requests {
+            let name = request.name_any();
+            let outcome = match check(&request, &pods) {
+                Ok(()) => self
+                    .approve(&request, on_whose_word)
+                    .await
+                    .map_err(|error| error.to_string()),
+                Err(why) => Err(why),
+            };
+            match outcome {
+                Ok(()) => decided.approved.push(name),
+                Err(why) => decided.refused.push(format!("{name}: {why}")),
+            }
+        }
+        Ok(decided)
+    }
+}
+
+/// What became of requests.
+#[derive(Debug, Default)]
+pub struct Decided {
+    /// Their names.
+    pub approved: Vec<String>,
+    /// Their names, and why they were not approved.
+    pub refused: Vec<String>,
+}
+
+/// Approves those of the fabric in this namespace that wait, with the rights of whoever calls.
+pub async fn approve_serving(home: &Cluster, namespace: &str) -> Result<Decided, ApiError> {
+    ServingCertificates::new(home, namespace)
+        .decide("liqo-csi connect")
+        .await
 }
 
 impl Rounds for ServingCertificates {
@@ -97,26 +143,14 @@ impl Rounds for ServingCertificates {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let requests = self.undecided().await?;
-        let pods = if requests.is_empty() {
-            Vec::new()
-        } else {
-            self.pods.list(Some(LABELS)).await?
-        };
-        let (mut approved, mut refused) = (Ok(()), Vec::new());
-        for request in requests {
-            match check(&request, &pods) {
-                Ok(()) => approved = approved.and(self.approve(&request).await),
-                Err(why) => refused.push(format!("{}: {why}", request.name_any())),
-            }
-        }
+        let Decided { refused, .. } = self.decide("fabric.streams.approveCertificates").await?;
         if refused.is_empty() {
             self.trouble.is_over();
         } else if self.trouble.is_news(refused.join("; ")) {
             let requests = refused.join("; ");
             tracing::warn!(requests, "serving certificates of the fabric are not approved");
         }
-        approved
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 
+pub mod access;
 pub mod offload;
 pub mod placement;
 pub mod topology;

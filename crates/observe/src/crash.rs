@@ -343,6 +343,10 @@ steps! {
     ServingRequest = "serving-request",
     /// The request for it is approved.
     ServingApprove = "serving-approve",
+    /// A remote cluster is asked for another token.
+    TokenRenew = "token-renew",
+    /// It is kept, or what is kept of a cluster that is gone is taken out.
+    TokenWrite = "token-write",
     /// The fabric takes the right to read what a namespace has for its remote ones.
     ReflectBind = "reflect-bind",
     /// It gives that right back.

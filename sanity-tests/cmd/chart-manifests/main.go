@@ -1,5 +1,5 @@
-// Command chart-manifests renders deploy/manifests from the chart. A test fails
-// when the two differ.
+// Command chart-manifests renders deploy/manifests from the chart, and what liqo-csi connect
+// makes in a remote cluster. A test fails when they differ.
 package main
 
 import (
@@ -26,5 +26,17 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(helm.ManifestsFile(), manifests, 0o644)
+	if err := os.WriteFile(helm.ManifestsFile(), manifests, 0o644); err != nil {
+		return err
+	}
+	for _, level := range chart.Levels {
+		manifests, err := helm.RemoteManifests(ctx, level)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(helm.RemoteManifestsFile(level), manifests, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -45,6 +45,7 @@ var (
 	homeLives  = []someOf{{"driver", ""}, {"faults", "TestDying.*a_|Trouble"}}
 	everywhere = []someOf{{"driver", ""}, {"remote", ""}, {"faults", ""}}
 	otherSide  = []someOf{{"remote", ""}, {"faults", "another_cluster|Trouble"}}
+	connects   = []someOf{{"remote", "Connect|Session"}}
 	theLab     = []someOf{{"lab", ""}, {"storage", ""}, {"fabric", ""}}
 )
 
@@ -69,6 +70,12 @@ var table = []tableLine{
 	{prefix: "src/cli/fabric", tests: offloading},
 	{prefix: "src/cli/offload", tests: []someOf{{"offload", "Offload|Strategy|Refused|Printed"}}},
 	{prefix: "src/cli/unoffload", tests: []someOf{{"offload", "Unoffload|Volumes|Owner"}, {"liqo", "Unoffload|Offloaded"}}},
+
+	{prefix: "crates/model/manifests/remote-", tests: connects},
+	{prefix: "crates/model/src/access/", tests: connects},
+	{prefix: "crates/controllers/src/sessions", tests: connects},
+	{prefix: "src/cli/connect", tests: connects},
+	{prefix: "src/cli/disconnect", tests: connects},
 
 	{prefix: "mover/", tests: moves},
 	{prefix: "crates/moves/src/relay/", tests: moves},
@@ -174,7 +181,7 @@ var table = []tableLine{
 	{prefix: "crates/", tests: coreOnly},
 	{prefix: "build.rs", tests: coreOnly},
 
-	{prefix: "deploy/chart/", tests: []someOf{{"driver", "Reinstall|Doctor|OneValue"}, {"remote", rights}, {"offload", rights}}},
+	{prefix: "deploy/chart/", tests: slices.Concat([]someOf{{"driver", "Reinstall|Doctor|OneValue"}, {"remote", rights}, {"offload", rights}}, connects)},
 
 	{prefix: "sanity-tests/e2e/user/", tests: coreOnly},
 	{prefix: "sanity-tests/e2e/", own: true},

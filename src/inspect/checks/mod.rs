@@ -10,6 +10,7 @@ mod namespaces;
 mod nodes;
 pub(super) mod offloading;
 pub(super) mod rights;
+mod sessions;
 mod snapshots;
 mod transfers;
 mod volumes;
@@ -117,6 +118,7 @@ pub(crate) const ALL: &[Check] = &[
     offloading::namespaces,
     offloading::clusters,
     offloading::networks,
+    sessions::expiry,
     daemons::stay_at_home,
     transfers::unfinished_imports,
     transfers::unfinished_releases,

@@ -294,9 +294,30 @@ pub struct RemoteClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 
+    /// The credentials by which the driver reaches it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<CredentialsStatus>,
+
     /// What the fabric has to know of the node that it makes, whatever becomes of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub virtual_node: Option<VirtualNodeStatus>,
+}
+
+/// What is known of credentials.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CredentialsStatus {
+    /// Which kubeconfig the rest of the status is about: the beginning of the SHA-256 of its text.
+    pub kubeconfig: String,
+
+    /// When its token expires, if it says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
+
+    /// From when on the driver renews the token, if it does: one that is bound to the Secret
+    /// liqo-csi-session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renews: Option<String>,
 }
 
 /// What is kept of a node that the fabric makes.

@@ -140,14 +140,22 @@ pub struct Objects<K> {
 
 impl<K> Objects<K>
 where
-    K: Resource<DynamicType = ()>,
+    K: Resource,
 {
-    pub(super) fn new(api: Api<Lean<K>>, cluster: &Cluster) -> Self {
+    pub(super) fn new(api: Api<Lean<K>>, cluster: &Cluster) -> Self
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        Self::of_type(api, &(), cluster)
+    }
+
+    /// Objects of a kind that may be known only at run time.
+    pub(super) fn of_type(api: Api<Lean<K>>, kind: &K::DynamicType, cluster: &Cluster) -> Self {
         Self {
             namespace: api.namespace().map(str::to_owned),
             api,
-            kind: K::kind(&()).into_owned(),
-            plural: K::plural(&()).into_owned(),
+            kind: K::kind(kind).into_owned(),
+            plural: K::plural(kind).into_owned(),
             cluster: cluster.id().to_string(),
             calls: cluster.calls().clone(),
             lists: cluster.0.lists.clone(),
@@ -301,6 +309,16 @@ where
         let object = Lean(object.clone());
         let tried = self.bounded("create", &name, || self.api.create(&params, &object));
         tried.await.map(drop)
+    }
+
+    /// Creates or changes the object as `kubectl apply --server-side` does, with force. Fields that we
+    /// applied before and that are missing in `object` are removed.
+    pub async fn apply(&self, name: &str, object: &serde_json::Value) -> Result<K, ApiError> {
+        let params = PatchParams::apply(DRIVER_NAME).force();
+        let applied = self.bounded("apply", name, || async {
+            self.api.patch(name, &params, &Patch::Apply(object)).await
+        });
+        applied.await.map(|Lean(object)| object)
     }
 
     /// Applies a JSON merge patch; `None` when there is no such object. With

@@ -37,6 +37,9 @@ pub const KEEPALIVE_PROBES: Duration = Duration::from_secs(10);
 /// Who answers none of so many is gone.
 pub const MOST_PROBES: u32 = 4;
 
+/// Name of a cluster in messages before its id is known.
+const UNKNOWN: &str = "unknown";
+
 /// Lives as long as its cluster, in every cluster.
 const ETERNAL_NAMESPACE: &str = "kube-system";
 
@@ -114,6 +117,11 @@ impl Cluster {
             None if is_chosen => Config::from_kubeconfig(entry).await?,
             None => Config::infer().await?,
         };
+        Self::visit_by(config, UNKNOWN, call_timeout).await
+    }
+
+    /// As `visit`, with these settings. Errors name the cluster by `name`.
+    pub async fn visit_by(config: Config, name: &str, call_timeout: Duration) -> Result<Self, ConnectError> {
         let client = client(config, call_timeout, Limits::HOME, &Watches::default())?;
         let answer = tokio::time::timeout(call_timeout, client.apiserver_version()).await;
         match answer {
@@ -121,7 +129,7 @@ impl Cluster {
             Ok(Err(error)) if !matches!(error, kube::Error::Api(_)) => {
                 Err(ConnectError::Silent(super::plain(&error)))
             }
-            Ok(_) => nameless(client, call_timeout),
+            Ok(_) => unwatched(client, name, call_timeout),
         }
     }
 
@@ -277,15 +285,15 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
 }
 
 async fn identify(client: Client, call_timeout: Duration) -> Result<ClusterId, ConnectError> {
-    let nameless = nameless(client, call_timeout)?;
-    let namespace = nameless.all::<Namespace>().get(ETERNAL_NAMESPACE).await?;
+    let cluster = unwatched(client, UNKNOWN, call_timeout)?;
+    let namespace = cluster.all::<Namespace>().get(ETERNAL_NAMESPACE).await?;
     let uid = namespace.and_then(|it| it.metadata.uid).unwrap_or_default();
     Ok(uid.parse()?)
 }
 
-/// A cluster to look into, of which nothing is watched.
-fn nameless(client: Client, call_timeout: Duration) -> Result<Cluster, ConnectError> {
-    let id: ClusterId = "unknown".parse()?;
+/// A cluster to read from, of which nothing is watched.
+fn unwatched(client: Client, name: &str, call_timeout: Duration) -> Result<Cluster, ConnectError> {
+    let id: ClusterId = name.parse()?;
     let none = Rights::default();
     let calls = Calls::without_metrics(call_timeout);
     Ok(Cluster::remote(id.clone(), &id, client, none, calls))

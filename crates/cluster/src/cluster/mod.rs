@@ -40,7 +40,12 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use kube::{Client, Resource, api::ObjectMeta, core::NamespaceResourceScope};
+use k8s_openapi::api::{authentication::v1::TokenRequest, core::v1::ServiceAccount};
+use kube::{
+    Client, Resource,
+    api::{ApiResource, DynamicObject, ObjectMeta, PostParams},
+    core::NamespaceResourceScope,
+};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -253,6 +258,31 @@ impl Cluster {
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
         Objects::new(kube::Api::namespaced(self.0.client.clone(), namespace), self)
+    }
+
+    /// Objects of a kind that is known only at run time; in a namespace, if the kind is namespaced.
+    #[must_use]
+    pub fn dynamic(&self, kind: &ApiResource, namespace: Option<&str>) -> Objects<DynamicObject> {
+        let client = self.0.client.clone();
+        let api = match namespace {
+            Some(namespace) => kube::Api::namespaced_with(client, namespace, kind),
+            None => kube::Api::all_with(client, kind),
+        };
+        Objects::of_type(api, kind, self)
+    }
+
+    /// Requests a token of a service account.
+    pub async fn request_token(
+        &self,
+        namespace: &str,
+        account: &str,
+        wanted: &TokenRequest,
+    ) -> Result<TokenRequest, ApiError> {
+        let accounts: kube::Api<ServiceAccount> = kube::Api::namespaced(self.0.client.clone(), namespace);
+        let described = || format!("a token of ServiceAccount {namespace}/{account}");
+        let params = PostParams::default();
+        let call = || accounts.create_token_request(account, &params, wanted);
+        api::bounded(self.calls(), self.id().as_str(), "get", described, call).await
     }
 
     /// Objects of the namespace of twins.

@@ -30,7 +30,12 @@ impl fmt::Display for SecretRef {
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Credentials {
     /// In a key of a Secret.
-    Secret { secret: SecretRef, key: String },
+    Secret {
+        secret: SecretRef,
+        key: String,
+        /// The Secret in which this driver keeps what it has renewed, if it renews any.
+        renewed: Option<SecretRef>,
+    },
     /// In the declaring object itself.
     Inline(Arc<[u8]>),
     /// Nowhere, for this reason.

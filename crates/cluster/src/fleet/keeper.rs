@@ -10,6 +10,7 @@ use std::{
 use futures::future::select_all;
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, Client, runtime::watcher};
+use secrecy::ExposeSecret;
 use tokio::{sync::watch, time};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -18,14 +19,15 @@ use super::{
     installed::{Heard, Installed, NATIVE},
     link::{self, Access, Link},
     liqo,
-    registry::{Closed, Registry, Remote},
+    registry::{AccessFacts, Closed, Registry, Remote},
 };
 use crate::{
+    access::{TokenFacts, fingerprint, renewed_key, seed_key},
     cluster::{
         Cluster, Lean, plain,
         view::{Slim, View},
     },
-    fleet::kubeconfig::Allowed,
+    fleet::kubeconfig::{Allowed, token, vet},
     placement::{Adjustments, Declared},
     volume::ClusterId,
 };
@@ -110,6 +112,7 @@ struct Keeper {
 /// A link, and what it was made with.
 struct Held {
     access: Result<Access, NoAccess>,
+    facts: Option<Arc<AccessFacts>>,
     link: watch::Receiver<Link>,
     _ends: Option<DropGuard>,
 }
@@ -177,10 +180,17 @@ impl Keeper {
                 Some(why) => Err(NoAccess::Disputed(why.clone())),
                 None => self.access(one),
             };
+            let (access, seed) = match access {
+                Ok((access, seed)) => (Ok(access), Some(seed)),
+                Err(why) => (Err(why), None),
+            };
             let access = self.impatient(&one.declared.id, access);
             let id = &one.declared.id;
-            if self.links.get(id).is_none_or(|held| held.access != access) {
-                let held = self.link(id, access);
+            let as_before = |held: &Held| {
+                held.access == access && held.facts.as_ref().map(|it| &it.seed) == seed.as_ref()
+            };
+            if !self.links.get(id).is_some_and(as_before) {
+                let held = self.link(id, access, seed);
                 self.links.insert(id.clone(), held);
                 changed = true;
             }
@@ -192,11 +202,12 @@ impl Keeper {
             .collect();
         if changed || news || declared != self.declared {
             let remotes = declared.iter().filter_map(|(declared, closed)| {
-                let link = self.links.get(&declared.id)?.link.clone();
+                let held = self.links.get(&declared.id)?;
                 let remote = Remote {
                     declared: declared.clone(),
                     closed: *closed,
-                    link,
+                    link: held.link.clone(),
+                    access: held.facts.clone(),
                 };
                 Some((declared.id.clone(), Arc::new(remote)))
             });
@@ -219,19 +230,31 @@ impl Keeper {
         })
     }
 
-    fn access(&self, declared: &ClusterDeclaration) -> Result<Access, NoAccess> {
-        let text = match &declared.credentials {
+    /// How to reach a cluster, and the fingerprint of the kubeconfig that was written for that.
+    fn access(&self, declared: &ClusterDeclaration) -> Result<(Access, String), NoAccess> {
+        let written = match &declared.credentials {
             Credentials::Inline(text) => Arc::clone(text),
             Credentials::Missing(why) => return Err(NoAccess::Refused(why.clone())),
-            Credentials::Secret { secret, key } => self.secrets.text(secret, key)?,
+            Credentials::Secret { secret, key, .. } => self.secrets.text(secret, key)?,
         };
-        Ok(Access {
-            text,
+        let seed = fingerprint(&written);
+        let renewed = match &declared.credentials {
+            Credentials::Secret {
+                renewed: Some(renewed),
+                ..
+            } => self
+                .secrets
+                .renewed(renewed, declared.declared.id.as_str(), &seed)?,
+            _ => None,
+        };
+        let access = Access {
+            text: renewed.unwrap_or(written),
             allowed: declared.allowed,
-        })
+        };
+        Ok((access, seed))
     }
 
-    fn link(&self, id: &ClusterId, access: Result<Access, NoAccess>) -> Held {
+    fn link(&self, id: &ClusterId, access: Result<Access, NoAccess>, seed: Option<String>) -> Held {
         let link = match &access {
             Ok(access) => {
                 let stop = CancellationToken::new();
@@ -260,8 +283,17 @@ impl Keeper {
                 (watch::Sender::new(Link::Disputed(why.clone())).subscribe(), None)
             }
         };
+        let facts = access.as_ref().ok().zip(seed).map(|(access, seed)| {
+            let vetted = vet(&access.text, access.allowed).ok();
+            let token = vetted.as_ref().and_then(token);
+            Arc::new(AccessFacts {
+                seed,
+                token: token.and_then(|token| TokenFacts::read(token.expose_secret())),
+            })
+        });
         Held {
             access,
+            facts,
             link: link.0,
             _ends: link.1,
         }
@@ -363,9 +395,11 @@ impl Secrets {
         let needed: BTreeSet<&SecretRef> = declared
             .iter()
             .filter_map(|(one, _)| match &one.credentials {
-                Credentials::Secret { secret, .. } => Some(secret),
+                Credentials::Secret { secret, renewed, .. } => Some([Some(secret), renewed.as_ref()]),
                 Credentials::Inline(_) | Credentials::Missing(_) => None,
             })
+            .flatten()
+            .flatten()
             .collect();
         self.watched.retain(|secret, _| needed.contains(secret));
         for secret in needed {
@@ -381,6 +415,21 @@ impl Secrets {
 
     fn triggers(&self) -> impl Iterator<Item = watch::Receiver<u64>> {
         self.watched.values().map(|(view, _)| view.version())
+    }
+
+    /// The kubeconfig that the controller renewed from the one with the fingerprint `seed`, if it did.
+    fn renewed(&self, secret: &SecretRef, cluster: &str, seed: &str) -> Result<Option<Arc<[u8]>>, NoAccess> {
+        let view = self.watched.get(secret).map(|(view, _)| view);
+        let Some(view) = view.filter(|view| *view.version().borrow() > 0) else {
+            return Err(NoAccess::NotYet(format!(
+                "the {secret} with renewed tokens was not read yet"
+            )));
+        };
+        let found = view.of_topic(&secret.name);
+        let data = found.first().map(|found| &found.data);
+        let value = |key: String| data.and_then(|data| data.get(&key)).cloned();
+        let is_of_it = value(seed_key(cluster)).is_some_and(|it| *it == *seed.as_bytes());
+        Ok(value(renewed_key(cluster)).filter(|_| is_of_it))
     }
 
     fn text(&self, secret: &SecretRef, key: &str) -> Result<Arc<[u8]>, NoAccess> {
@@ -413,8 +462,11 @@ fn text(secret: Secret) -> Text {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::{
+        cluster::testing::FakeApi,
         fleet::liqo::LIQO,
         placement::{ClassMap, Fabric},
         volume::BindingPolicy,
@@ -461,5 +513,76 @@ mod tests {
         assert_eq!((declared.protect, closed), (false, Some(Closed::Unread)));
         let (declared, closed) = with_settings(found(None), &mut BTreeMap::new(), true);
         assert_eq!((declared.protect, closed), (true, None));
+    }
+
+    fn kubeconfig(account: &str, expires: i64) -> String {
+        let token = liqo_csi_model::access::token_saying(&json!({
+            "sub": format!("system:serviceaccount:access:{account}"), "iat": 0, "exp": expires,
+        }));
+        json!({
+            "clusters": [{"name": "c", "cluster": {"server": "https://192.0.2.1"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "current-context": "c",
+        })
+        .to_string()
+    }
+
+    #[tokio::test]
+    async fn what_was_renewed_counts_until_somebody_writes_another_kubeconfig() {
+        const SEED: &str = "/api/v1/namespaces/ours/secrets/remote-milan";
+        let api = FakeApi::start().await;
+        api.put("/apis", json!({"groups": [{"name": NATIVE, "versions": []}]}));
+        api.put(
+            "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+            json!({"spec": {"kubeconfigSecretRef": {"name": "remote-milan"}, "fabric": {}}}),
+        );
+        let of = |text: &str| json!({"kubeconfig": ByteString(text.as_bytes().to_vec())});
+        let written = kubeconfig("a", 1000);
+        api.put(SEED, json!({"data": of(&written)}));
+        let (registry, home) = (Registry::default(), api.cluster().await);
+        let settings = Settings {
+            namespace: "ours".into(),
+            allow_proxy: false,
+            liqo_tenants: BTreeSet::new(),
+        };
+        let keeping = tokio::spawn(keep(registry.clone(), home, settings));
+        let id: ClusterId = "milan".parse().unwrap();
+        let until = async |expires: i64| {
+            let mut changes = registry.changes();
+            let wait = async {
+                loop {
+                    let remote = registry.get(&id).ok();
+                    let facts = remote.as_ref().and_then(|remote| remote.access());
+                    let token = facts.and_then(|facts| facts.token.as_ref()?.expires);
+                    if token == Some(expires) {
+                        return facts.unwrap().seed.clone();
+                    }
+                    changes.changed().await.unwrap();
+                }
+            };
+            time::timeout(Duration::from_secs(20), wait).await.unwrap()
+        };
+        assert_eq!(until(1000).await, fingerprint(written.as_bytes()));
+
+        let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
+        let renewed = BTreeMap::from([
+            (renewed_key("milan"), bytes(&kubeconfig("a", 2000))),
+            (seed_key("milan"), bytes(&fingerprint(written.as_bytes()))),
+        ]);
+        api.put(
+            "/api/v1/namespaces/ours/secrets/liqo-csi-sessions",
+            json!({"data": renewed}),
+        );
+        assert_eq!(
+            until(2000).await,
+            fingerprint(written.as_bytes()),
+            "it says what it was renewed from"
+        );
+
+        let another = kubeconfig("a", 3000);
+        api.put(SEED, json!({"data": of(&another)}));
+        assert_eq!(until(3000).await, fingerprint(another.as_bytes()));
+        keeping.abort();
     }
 }

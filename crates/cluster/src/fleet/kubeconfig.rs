@@ -19,7 +19,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_saphyr::options::MergeKeyPolicy;
 
 pub use self::{
-    address::AddressRefused,
+    address::{AddressRefused, of_server},
     refused::{Field, KubeconfigRefused},
 };
 
@@ -66,6 +66,23 @@ pub fn vet(text: &[u8], allowed: Allowed) -> Result<Kubeconfig, KubeconfigRefuse
         }],
         ..Kubeconfig::default()
     })
+}
+
+/// The token of the one user of a kubeconfig that was vetted.
+#[must_use]
+pub fn token(vetted: &Kubeconfig) -> Option<&SecretString> {
+    vetted.auth_infos.first()?.auth_info.as_ref()?.token.as_ref()
+}
+
+/// The same kubeconfig with another token.
+#[must_use]
+pub fn with_token(mut vetted: Kubeconfig, token: &SecretString) -> Kubeconfig {
+    for user in &mut vetted.auth_infos {
+        if let Some(user) = &mut user.auth_info {
+            user.token = Some(token.clone());
+        }
+    }
+    vetted
 }
 
 /// Unlike kube's own reader this one takes exactly one document, as kube would

@@ -280,6 +280,8 @@ fn declaration(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<
         Some(secret) => Credentials::Secret {
             secret: secret.clone(),
             key: KEY.to_owned(),
+            // Liqo renews its own.
+            renewed: None,
         },
         None => Credentials::Missing("spec.kubeconfigSecretRef is empty".to_owned()),
     };

@@ -23,7 +23,7 @@ pub use self::kosmos::KOSMOS;
 pub use self::{
     keeper::{Settings, keep},
     link::{Connected, Link},
-    registry::{Closed, NodeKind, Registry, Remote, Unreachable},
+    registry::{AccessFacts, Closed, NodeKind, Registry, Remote, Unreachable},
 };
 use crate::topology::{Node, VIRTUAL_NODE};
 

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::declaration::{ClusterDeclaration, Context, Credentials, SecretRef, Source};
 use crate::{
+    access::RENEWED,
     api::{
         namespace_offloading::{NAME, NamespaceOffloading, REQUIRED},
         remote_cluster::{BindingPolicy as Wished, NamespaceStrategy, RemoteCluster},
@@ -74,6 +75,10 @@ impl Native {
                     name: declaration.secret,
                 },
                 key: declaration.key,
+                renewed: Some(SecretRef {
+                    namespace: self.context.namespace.clone(),
+                    name: RENEWED.to_owned(),
+                }),
             },
             allowed: self.context.allowed,
             believed: true,

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 
 use super::link::{Changes, Link, config_of};
 use crate::{
+    access::TokenFacts,
     cluster::{Cluster, plain, stream_client},
     placement::{Behind, Declared, behind},
     topology::Node,
@@ -58,6 +59,17 @@ pub struct Remote {
     /// Why no new volumes are made there, if they are not.
     pub(super) closed: Option<Closed>,
     pub(super) link: watch::Receiver<Link>,
+    pub(super) access: Option<Arc<AccessFacts>>,
+}
+
+/// What is known of the credentials with which the driver reaches a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessFacts {
+    /// The fingerprint of the kubeconfig that a user or a repository wrote.
+    pub seed: String,
+    /// The claims of the token in use, which the driver may have renewed; `None` if it is not of a service
+    /// account.
+    pub token: Option<TokenFacts>,
 }
 
 impl Deref for Remote {
@@ -177,6 +189,12 @@ impl Remote {
     #[must_use]
     pub fn closed(&self) -> Option<Closed> {
         self.closed
+    }
+
+    /// What is known of its credentials; `None` while there are none.
+    #[must_use]
+    pub fn access(&self) -> Option<&AccessFacts> {
+        self.access.as_deref()
     }
 
     /// How it is with the connection.
@@ -316,8 +334,24 @@ impl Registry {
             declared: remote.declared.clone(),
             closed: Some(Closed::Leaving),
             link: remote.link.clone(),
+            access: remote.access.clone(),
         };
         let remotes = self.all().into_iter().map(leaving);
+        let remotes = remotes.map(|remote| (remote.id.clone(), Arc::new(remote)));
+        self.replace(remotes.collect(), BTreeSet::new());
+        self
+    }
+
+    /// The same clusters with these credentials.
+    #[must_use]
+    pub fn with_access(self, access: &AccessFacts) -> Self {
+        let reached = |remote: Arc<Remote>| Remote {
+            declared: remote.declared.clone(),
+            closed: remote.closed,
+            link: remote.link.clone(),
+            access: Some(Arc::new(access.clone())),
+        };
+        let remotes = self.all().into_iter().map(reached);
         let remotes = remotes.map(|remote| (remote.id.clone(), Arc::new(remote)));
         self.replace(remotes.collect(), BTreeSet::new());
         self
@@ -333,6 +367,7 @@ impl Registry {
             let remote = Remote {
                 declared,
                 closed: None,
+                access: None,
                 link: watch::Sender::new(link).subscribe(),
             };
             (remote.id.clone(), Arc::new(remote))

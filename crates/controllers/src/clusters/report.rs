@@ -4,9 +4,10 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     Settings,
-    api::volume_move::VolumeMove,
+    access::TokenFacts,
+    api::{remote_cluster::CredentialsStatus, volume_move::VolumeMove},
     cluster::{Cluster, slim::Twin},
-    fleet::{Link, Remote},
+    fleet::{AccessFacts, Link, Remote},
     placement::Fabric,
     topology::Node,
     unserved::unserved,
@@ -45,6 +46,8 @@ pub(super) struct ClusterReport {
     pub(super) classes: Vec<String>,
     /// What we may not do there, and what that costs.
     pub(super) limits: Vec<String>,
+    /// The credentials with which the driver reaches it.
+    pub(super) credentials: Option<CredentialsStatus>,
 }
 
 /// How it is with the connection.
@@ -95,10 +98,22 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
         server_version: None,
         classes: Vec::new(),
         limits: Vec::new(),
+        credentials: remote.access().map(credentials),
     };
     match remote.link() {
         Link::Connecting(why) => report.message = why,
-        Link::Unreachable(why) => (report.state, report.message) = (State::Unreachable, why),
+        Link::Unreachable(why) => {
+            let ended = remote.access().and_then(|access| access.token.as_ref()?.expires);
+            let ended = ended.filter(|at| *at <= jiff::Timestamp::now().as_second());
+            let because = ended.map_or_else(String::new, |at| {
+                let way_out = match &remote.fabric {
+                    None => format!("liqo-csi connect {} gives the driver another one", remote.id),
+                    Some(fabric) => format!("{} has to renew it", fabric.name),
+                };
+                format!(". Its token expired at {}: {way_out}", moment(at))
+            });
+            (report.state, report.message) = (State::Unreachable, format!("{why}{because}"));
+        }
         Link::Refused(why) | Link::Disputed(why) => (report.state, report.message) = (State::Refused, why),
         Link::Up(connected) => {
             report.state = State::Ready;
@@ -114,6 +129,23 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
         }
     }
     report
+}
+
+/// The status of the credentials.
+fn credentials(access: &AccessFacts) -> CredentialsStatus {
+    let token = access.token.as_ref();
+    let renewed = token.filter(|token| token.is_renewed());
+    CredentialsStatus {
+        kubeconfig: access.seed.clone(),
+        expires: token.and_then(|token| token.expires).map(moment),
+        renews: renewed.and_then(TokenFacts::due).map(moment),
+    }
+}
+
+/// As Kubernetes writes it.
+fn moment(second: i64) -> String {
+    let at = jiff::Timestamp::from_second(second).unwrap_or(jiff::Timestamp::MAX);
+    at.strftime("%FT%TZ").to_string()
 }
 
 /// The first of them, and how many more there are.

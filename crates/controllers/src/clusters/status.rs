@@ -133,6 +133,7 @@ pub(super) fn declared(
         server_version: report.server_version.clone(),
         classes: report.classes.clone(),
         limits: report.limits.clone(),
+        credentials: report.credentials.clone(),
         last_error: Some(short(&report.message)).filter(|message| !message.is_empty()),
         ..with_conditions(object, ready, (reachable, reason, &report.message))
     }
@@ -210,6 +211,7 @@ fn count(objects: usize) -> i64 {
 pub(super) fn patch(status: &RemoteClusterStatus) -> Value {
     let mut whole = json!({
         "declaredBy": null, "nodes": null, "serverVersion": null, "classes": null, "limits": null, "lastError": null,
+        "credentials": null,
     });
     if let (Some(whole), Ok(Value::Object(said))) = (whole.as_object_mut(), serde_json::to_value(status)) {
         whole.extend(said);

@@ -6,10 +6,12 @@ use serde_json::Value;
 
 use super::*;
 use crate::{
+    access::{SESSION, TokenFacts},
     cluster::{
         Rights,
         testing::{Act, FakeApi, Fault},
     },
+    fleet::AccessFacts,
     placement::{Declared, Fabric},
     volume::{DRIVER_NAME, mark},
 };
@@ -288,6 +290,37 @@ async fn an_object_of_a_found_cluster_with_snapshots_outlives_the_declaration() 
     api.remove(CONTENT);
     round(&api, &Registry::fixed([])).await;
     assert!(api.object(OBJECT).is_none());
+}
+
+#[tokio::test]
+async fn a_token_that_has_expired_is_named_with_the_way_out() {
+    let unreachable = || Link::Unreachable("Unauthorized".into());
+    for (registry, way_out) in [
+        (registry(unreachable()), "liqo-csi connect milan"),
+        (found(unreachable()), "liqo has to renew it"),
+    ] {
+        let api = world().await;
+        let registry = registry.with_access(&AccessFacts {
+            seed: "seed".into(),
+            token: Some(TokenFacts {
+                namespace: "access".into(),
+                account: "a".into(),
+                issued: 0,
+                expires: Some(1_767_225_600),
+                bound_to: Some(SESSION.into()),
+            }),
+        });
+        round(&api, &registry).await;
+        let message = status(&api)["lastError"].as_str().unwrap_or_default().to_owned();
+        assert!(
+            message.contains("2026-01-01T00:00:00Z") && message.contains(way_out),
+            "{message}"
+        );
+        let credentials = json!({
+            "kubeconfig": "seed", "expires": "2026-01-01T00:00:00Z", "renews": "1988-09-01T00:00:00Z",
+        });
+        assert_eq!(status(&api)["credentials"], credentials);
+    }
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 mod changes;
 mod classes;
 mod offloading;
+mod sessions;
 mod snapshots;
 mod volumes;
 mod workloads;

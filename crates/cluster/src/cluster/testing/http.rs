@@ -45,9 +45,14 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
     let path = request.uri().path().to_owned();
     let content = request.headers().get(CONTENT_TYPE);
     let is_strategic = content.is_some_and(|kind| kind == "application/strategic-merge-patch+json");
+    let is_applied = content.is_some_and(|kind| kind == "application/apply-patch+yaml");
     let accepted = request.headers().get(ACCEPT).and_then(|it| it.to_str().ok());
     let only_metadata = accepted.is_some_and(|it| it.contains("as=PartialObjectMetadataList"));
-    let lists = if is_strategic { Lists::ByType } else { Lists::Whole };
+    let lists = match (is_strategic, is_applied) {
+        (true, _) => Lists::ByType,
+        (_, true) => Lists::Applied,
+        _ => Lists::Whole,
+    };
     let query = request.uri().query().unwrap_or_default();
     let query: Parameters = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
     let watch = query
@@ -197,6 +202,8 @@ fn act(
             };
             return (StatusCode::CREATED, Json(review)).into_response();
         }
+        // The token says which account it is of, until when, and to what it is bound.
+        Method::POST if path.ends_with("/token") => return token(store, path, sent()),
         Method::POST if path.ends_with("/eviction") => {
             let dry = query.contains_key("dryRun");
             store.evict(path.trim_end_matches("/eviction"), dry)
@@ -209,6 +216,8 @@ fn act(
             }
             store.create(&format!("{path}/{name}"), sent)
         }
+        // What is applied is made if it is not there.
+        Method::PATCH if lists == Lists::Applied && store.get(path).is_none() => store.create(path, sent()),
         Method::PATCH => store.merge(object, &sent(), lists),
         Method::DELETE => store.delete(path, &sent()["preconditions"]),
         _ => return refusal(405, "not here"),
@@ -239,6 +248,31 @@ fn act(
             (StatusCode::UNPROCESSABLE_ENTITY, Json(said)).into_response()
         }
     }
+}
+
+/// A token of a service account that is there, bound to a Secret that is there, if it asks for one.
+fn token(store: &Store, path: &str, mut request: Value) -> Response {
+    let parts: Vec<&str> = path.split('/').collect();
+    let (namespace, account) = (parts[4], parts[6]);
+    let bound = request["spec"]["boundObjectRef"]["name"].as_str();
+    let secret = bound.map(|name| format!("/api/v1/namespaces/{namespace}/secrets/{name}"));
+    let is_there = |path: &str| store.get(path).is_some();
+    if !is_there(path.trim_end_matches("/token")) || secret.is_some_and(|it| !is_there(&it)) {
+        return refusal(404, "NotFound");
+    }
+    let now = jiff::Timestamp::now();
+    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(3600);
+    let expires = jiff::Timestamp::from_second(now.as_second() + seconds).unwrap();
+    let payload = json!({
+        "sub": format!("system:serviceaccount:{namespace}:{account}"),
+        "iat": now.as_second(), "exp": expires.as_second(), "jti": uuid::Uuid::new_v4().to_string(),
+        "kubernetes.io": {"secret": {"name": bound}},
+    });
+    request["status"] = json!({
+        "token": liqo_csi_model::access::token_saying(&payload),
+        "expirationTimestamp": expires.strftime("%FT%TZ").to_string(),
+    });
+    (StatusCode::CREATED, Json(request)).into_response()
 }
 
 /// `/api/v1/x`, `/apis/g/v1/x`, or the same below a namespace.

@@ -219,6 +219,8 @@ pub(super) enum Lists {
     Whole,
     /// It merges their items by `type`, as a strategic merge patch does with conditions.
     ByType,
+    /// It replaces them, and what it is about is made if it is not there.
+    Applied,
 }
 
 fn merge(object: &mut Value, patch: &Value, lists: Lists) {

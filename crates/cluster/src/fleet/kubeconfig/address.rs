@@ -47,7 +47,7 @@ pub enum AddressRefused {
 }
 
 /// Judges the address of an API server.
-pub(super) fn of_server(address: &str) -> Result<(), AddressRefused> {
+pub fn of_server(address: &str) -> Result<(), AddressRefused> {
     let uri = parse(address)?;
     if uri.scheme_str() != Some("https") {
         return Err(AddressRefused::NotHttps);

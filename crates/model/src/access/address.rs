@@ -1,0 +1,85 @@
+//! Addresses of API servers that work for a user and not for pods. The check of every kubeconfig refuses
+//! loopback and the like; this one refuses what only looks like an address for everybody.
+
+/// Why pods cannot use an address, or may not be able to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// A name that only the machine of its user knows.
+    #[error("the name {0} is only known on the machine that runs the cluster, and not to pods")]
+    OfThisMachine(String),
+    /// Of something before the API server.
+    #[error(
+        "it has the path {0}, so something before the API server (Rancher, Teleport, …) answers there, which knows your \
+         login and no service accounts"
+    )]
+    Path(String),
+}
+
+const NAMES_OF_DESKTOPS: [&str; 4] = [
+    "host.docker.internal",
+    "kubernetes.docker.internal",
+    "gateway.docker.internal",
+    "host.containers.internal",
+];
+/// Such names are resolved by multicast, which pods do not use.
+const MULTICAST_DNS: &str = ".local";
+
+/// Judges the address of an API server that was taken from somebody's own kubeconfig.
+pub fn for_pods(server: &str) -> Result<(), Unusable> {
+    let rest = server.split_once("://").map_or(server, |(_, rest)| rest);
+    let (authority, path) = match rest.split_once('/') {
+        Some((authority, path)) => (authority, path.trim_end_matches('/')),
+        None => (rest, ""),
+    };
+    let is_ipv6 = authority.starts_with('[');
+    let host = if is_ipv6 {
+        authority
+    } else {
+        authority.split(':').next().unwrap_or_default()
+    };
+    let host = host.trim_end_matches('.').to_ascii_lowercase();
+    if NAMES_OF_DESKTOPS.contains(&host.as_str()) || host.ends_with(MULTICAST_DNS) {
+        return Err(Unusable::OfThisMachine(host));
+    }
+    if !path.is_empty() {
+        return Err(Unusable::Path(format!("/{path}")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_everybody_reaches_is_fine() {
+        for server in [
+            "https://192.0.2.1:6443",
+            "https://api.milan.example.com",
+            "https://api.milan.example.com/",
+            "https://[2001:db8::1]:6443",
+            "https://local.example.com:443",
+        ] {
+            assert_eq!(for_pods(server), Ok(()), "{server}");
+        }
+    }
+
+    #[test]
+    fn what_only_works_for_its_user_is_named() {
+        for (server, why) in [
+            (
+                "https://kubernetes.docker.internal:6443",
+                "kubernetes.docker.internal",
+            ),
+            ("https://Host.Docker.Internal.:6443", "host.docker.internal"),
+            ("https://nas.local:6443", "nas.local"),
+            (
+                "https://rancher.example.com/k8s/clusters/c-1",
+                "/k8s/clusters/c-1",
+            ),
+        ] {
+            let refused = for_pods(server).unwrap_err().to_string();
+            assert!(refused.contains(why), "{server}: {refused}");
+        }
+    }
+}

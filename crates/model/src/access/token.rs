@@ -1,0 +1,132 @@
+//! What a token of a service account says of itself. It is read to know when it ends and what it may be
+//! renewed with, and never to decide what it allows: that is the API server's to say.
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde_json::Value;
+
+/// What a token says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenFacts {
+    /// Namespace of its account.
+    pub namespace: String,
+    /// Its account.
+    pub account: String,
+    /// When it was given, in seconds since 1970.
+    pub issued: i64,
+    /// When it ends, if it ever does.
+    pub expires: Option<i64>,
+    /// The Secret that it is bound to, if it is to one.
+    pub bound_to: Option<String>,
+}
+
+impl TokenFacts {
+    /// Reads them; `None` if it is no token of a service account.
+    #[must_use]
+    pub fn read(token: &str) -> Option<Self> {
+        let payload = token.trim().split('.').nth(1)?;
+        let payload = URL_SAFE_NO_PAD.decode(payload.trim_end_matches('=')).ok()?;
+        let said: Value = serde_json::from_slice(&payload).ok()?;
+        let subject = said["sub"].as_str()?.strip_prefix("system:serviceaccount:")?;
+        let (namespace, account) = subject.split_once(':')?;
+        let bound_to = said["kubernetes.io"]["secret"]["name"].as_str();
+        Some(Self {
+            namespace: namespace.to_owned(),
+            account: account.to_owned(),
+            issued: said["iat"].as_i64().unwrap_or_default(),
+            expires: said["exp"].as_i64(),
+            bound_to: bound_to.map(str::to_owned),
+        })
+    }
+
+    /// Whether the driver renews it: one that ends, and is bound to the Secret of its session.
+    #[must_use]
+    pub fn is_renewed(&self) -> bool {
+        self.expires.is_some() && self.bound_to.as_deref() == Some(super::SESSION)
+    }
+
+    /// How long it is valid from its beginning, in seconds.
+    #[must_use]
+    pub fn lifetime(&self) -> Option<i64> {
+        Some(self.expires?.saturating_sub(self.issued).max(0))
+    }
+
+    /// When it is time to renew it: after a third of its life. Two thirds are left for clusters that cannot
+    /// be reached.
+    #[must_use]
+    pub fn due(&self) -> Option<i64> {
+        let lifetime = self.lifetime().filter(|_| self.is_renewed())?;
+        Some(self.issued.saturating_add(lifetime / 3))
+    }
+
+    /// Whether it is time.
+    #[must_use]
+    pub fn is_due(&self, now: i64) -> bool {
+        self.due().is_some_and(|due| now >= due)
+    }
+}
+
+/// A token that says this of itself.
+#[cfg(any(test, feature = "testkit"))]
+#[must_use]
+pub fn token_saying(payload: &Value) -> String {
+    format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(payload.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{token_saying as token, *};
+
+    fn session() -> Value {
+        json!({
+            "iat": 1000, "exp": 4000, "sub": "system:serviceaccount:access:liqo-csi-remote",
+            "kubernetes.io": {"secret": {"name": "liqo-csi-session", "uid": "1"}},
+        })
+    }
+
+    #[test]
+    fn a_token_says_whose_it_is_and_until_when() {
+        let facts = TokenFacts::read(&token(&session())).unwrap();
+        assert_eq!(
+            (facts.namespace.as_str(), facts.account.as_str()),
+            ("access", "liqo-csi-remote")
+        );
+        assert_eq!((facts.issued, facts.expires), (1000, Some(4000)));
+        assert!(facts.is_renewed());
+        for other in ["", "abc", "a.b.c", &token(&json!({"sub": "jane"}))] {
+            assert_eq!(TokenFacts::read(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn it_is_renewed_after_a_third_of_its_life() {
+        let facts = TokenFacts::read(&token(&session())).unwrap();
+        assert!(!facts.is_due(1999));
+        assert!(facts.is_due(2000));
+        assert!(
+            facts.is_due(5000),
+            "one that has ended may be renewed by a clock that is wrong"
+        );
+    }
+
+    #[test]
+    fn dates_beyond_all_time_are_no_reason_to_panic() {
+        let mut endless = session();
+        (endless["iat"], endless["exp"]) = (i64::MIN.into(), i64::MAX.into());
+        let facts = TokenFacts::read(&token(&endless)).unwrap();
+        assert_eq!(facts.lifetime(), Some(i64::MAX));
+    }
+
+    #[test]
+    fn what_never_ends_or_is_of_no_session_is_left_alone() {
+        let mut everlasting = session();
+        everlasting.as_object_mut().unwrap().remove("exp");
+        let mut elsewhere = session();
+        elsewhere["kubernetes.io"]["secret"]["name"] = "other".into();
+        for payload in [everlasting, elsewhere] {
+            let facts = TokenFacts::read(&token(&payload)).unwrap();
+            assert!(!facts.is_due(i64::MAX / 2), "{payload}");
+        }
+    }
+}

@@ -1,0 +1,312 @@
+package remote
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os/exec"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// This file connects a cluster by the command and disconnects it. Its tests run beside no others, because
+// disconnect refuses while twins of other tests are in the remote cluster.
+
+// exitHeld is the exit code of disconnect while something of the home cluster is in the remote one.
+const exitHeld = 2
+
+// connection is a cluster that a test connects by the command.
+type connection struct {
+	*pair
+	// access is the namespace of the identity in the remote cluster.
+	access string
+	// server is the address by which pods reach it.
+	server string
+}
+
+func newConnection(t *testing.T) *connection {
+	t.Helper()
+	prepare(t)
+	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
+	c := &connection{
+		pair:   &pair{t: t, node: "virtual-" + remote.Name, cluster: remote.Name, remote: remote},
+		access: remote.Name + "-access",
+	}
+	config, err := clientcmd.Load(shared.kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.server = config.Clusters[config.Contexts[config.CurrentContext].Cluster].Server
+	t.Cleanup(c.wantNoTwins)
+	t.Cleanup(c.cleanUp)
+	c.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
+	return c
+}
+
+// liqoCSI runs the program as an administrator of both clusters, and returns its output and exit code.
+func (c *connection) liqoCSI(ctx context.Context, command string, args ...string) (said string, code int) {
+	c.t.Helper()
+	program, err := driver.Compile(ctx)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	all := append([]string{
+		command, c.cluster, "--kubeconfig", c.home.Cluster.Kubeconfig(), "--remote-kubeconfig", c.remote.Cluster.Kubeconfig(),
+		"--remote-namespace", c.access,
+	}, args...)
+	run := exec.CommandContext(ctx, program, all...)
+	var out bytes.Buffer
+	run.Stdout, run.Stderr = &out, &out
+	err = run.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		c.t.Fatalf("%s: %v", run, err)
+	}
+	return out.String(), run.ProcessState.ExitCode()
+}
+
+// connect runs the command, which must succeed and print these words.
+func (c *connection) connect(words []string, args ...string) {
+	c.t.Helper()
+	args = append([]string{"--server", c.server, "--node-selector", clusterLabel + "=" + c.cluster}, args...)
+	said, code := c.liqoCSI(c.t.Context(), "connect", args...)
+	if code != 0 {
+		c.t.Fatalf("connect ended with %d:\n%s", code, said)
+	}
+	for _, word := range words {
+		if !strings.Contains(said, word) {
+			c.t.Errorf("connect does not say %q:\n%s", word, said)
+		}
+	}
+}
+
+// disconnect runs the command, which must end with this code and print these words.
+func (c *connection) disconnect(want int, words ...string) {
+	c.t.Helper()
+	said, code := c.liqoCSI(c.t.Context(), "disconnect")
+	if code != want {
+		c.t.Fatalf("disconnect ended with %d and not with %d:\n%s", code, want, said)
+	}
+	for _, word := range words {
+		if !strings.Contains(said, word) {
+			c.t.Errorf("disconnect does not say %q:\n%s", word, said)
+		}
+	}
+}
+
+// Two clusters, from nothing to a pod with a claim on the remote one; then another level, tokens that were
+// revoked, and back to nothing.
+func TestClustersAreConnectedByOneCommand(t *testing.T) {
+	c := newConnection(t)
+	// The kubeconfig of the lab's administrator has an address of this machine.
+	said, code := c.liqoCSI(t.Context(), "connect", "--node-selector", clusterLabel+"="+c.cluster)
+	if code == 0 || !strings.Contains(said, "--server") {
+		t.Fatalf("connect takes an address that pods cannot reach (%d):\n%s", code, said)
+	}
+
+	c.connect([]string{"level namespaced", "Reached: Kubernetes", "It may not"}, "--level", "namespaced", "--namespaces", c.remote.Name)
+	start(t, virtualNode(c.node, c.cluster))
+	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), c.node, c.cluster); err != nil {
+		t.Fatal(err)
+	}
+	found := c.written()
+	c.disconnect(exitHeld, c.home.Name+"/data", "liqo-csi move volume")
+
+	// Another level takes the roles in namespaces away, and the volume stays usable.
+	c.connect([]string{"level full"}, "--level", "full")
+	roles := c.remote.Client.RbacV1().Roles(c.remote.Name)
+	if _, err := roles.Get(t.Context(), "liqo-csi-remote."+c.access, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the role of the earlier level: %v", err)
+	}
+	c.wantPrecious()
+
+	// Without the Secret no token is valid; the command creates it again, with another token.
+	secrets := c.remote.Client.CoreV1().Secrets(c.access)
+	if err := secrets.Delete(t.Context(), "liqo-csi-session", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.waitCondition("data", "Unknown", "ClusterUnreachable")
+	c.connect(nil)
+	c.waitCondition("data", "True", "TwinBound")
+	c.wantPrecious()
+
+	c.deleteClaim("data")
+	c.wantGone(found)
+	c.disconnect(0)
+	c.wantNothingLeft()
+	// There is nothing left to do.
+	c.disconnect(0)
+}
+
+// With a token of the identity one can renew it, and request no token outside of the session or for longer.
+func TestTokensOfASessionEndWithIt(t *testing.T) {
+	c := newConnection(t)
+	c.connect(nil, "--level", "full")
+	secret, err := c.home.Client.CoreV1().Secrets(chart.Namespace).Get(t.Context(), "remote-"+c.cluster, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.RESTConfigFromKubeConfig(secret.Data["kubeconfig"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The kubeconfig has the address for pods; this test uses that of the administrator.
+	there, err := c.remote.Cluster.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Host = there.Host
+	identity, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const day = int64(24 * 3600)
+	ask := func(account, bound string, seconds int64) error {
+		spec := authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}
+		if bound != "" {
+			spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: bound}
+		}
+		_, err := identity.CoreV1().ServiceAccounts(c.access).CreateToken(t.Context(), account,
+			&authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{})
+		return err
+	}
+	c.remote.Eventually("the identity may renew its token", func(context.Context) (string, error) {
+		if err := ask("liqo-csi-remote", "liqo-csi-session", day); err != nil {
+			return err.Error(), nil
+		}
+		return "", nil
+	})
+	// Some time passes until the API server enforces new policies.
+	for what, err := range map[string]func() error{
+		"one that is bound to nothing":   func() error { return ask("liqo-csi-remote", "", day) },
+		"one that is valid for too long": func() error { return ask("liqo-csi-remote", "liqo-csi-session", 31*day) },
+		"one of another account":         func() error { return ask("default", "liqo-csi-session", day) },
+	} {
+		c.remote.Eventually("it is refused "+what, func(context.Context) (string, error) {
+			if got := err(); !apierrors.IsForbidden(got) {
+				return fmt.Sprintf("it is %v", got), nil
+			}
+			return "", nil
+		})
+	}
+	c.disconnect(0)
+	c.wantNothingLeft()
+}
+
+// wantNothingLeft: neither here nor there.
+func (c *connection) wantNothingLeft() {
+	c.t.Helper()
+	_, err := c.home.Client.CoreV1().Secrets(chart.Namespace).Get(c.t.Context(), "remote-"+c.cluster, metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		c.t.Errorf("the Secret at home: %v", err)
+	}
+	role := "liqo-csi-remote." + c.access
+	if _, err := c.remote.Client.RbacV1().ClusterRoles().Get(c.t.Context(), role, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		c.t.Errorf("the ClusterRole there: %v", err)
+	}
+	policies := c.remote.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies()
+	if _, err := policies.Get(c.t.Context(), role+"-tokens", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		c.t.Errorf("the policy there: %v", err)
+	}
+	c.remote.Eventually("the namespace of the identity is gone", func(ctx context.Context) (string, error) {
+		_, err := c.remote.Client.CoreV1().Namespaces().Get(ctx, c.access, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return "it is there", err
+	})
+}
+
+// cleanUp leaves nothing for the tests after one that failed. Twins of its claims may still be there at first.
+func (c *connection) cleanUp() {
+	if !c.t.Failed() || c.home == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.t.Context()), user.Patience)
+	defer cancel()
+	for {
+		said, code := c.liqoCSI(ctx, "disconnect")
+		if code == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			c.t.Errorf("%s is not disconnected (%d): %s", c.cluster, code, said)
+			return
+		case <-time.After(2 * time.Second):
+		}
+	}
+}
+
+// What the command prints for GitOps, and creates, is what the chart renders with the same names.
+func TestConnectPrintsWhatTheChartRenders(t *testing.T) {
+	program, err := driver.Compile(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	helm, err := chart.New(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, level := range chart.Levels {
+		t.Run(level, func(t *testing.T) {
+			args := []string{"connect", "milan", "--cluster-id", "rome.1", "--remote-namespace", "access", "--level", level,
+				"--node-selector", "a=b", "--storage-class", "fast", "-o", "yaml", "--only", "remote"}
+			var listed []string
+			if level == "namespaced" || level == "minimal" {
+				listed = []string{"apps", "more"}
+				args = append(args, "--namespaces", strings.Join(listed, ","))
+			}
+			printed, err := exec.CommandContext(t.Context(), program, args...).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			rendered, err := helm.Render(t.Context(), "home", "access", chart.RemoteValues(level, "rome.1", listed...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, want := manifests(t, printed), manifests(t, chart.AsConnectMakesIt(rendered))
+			// Helm creates it by --create-namespace.
+			delete(got, "Namespace /access")
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("connect prints\n%v\nand the chart renders\n%v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+			}
+		})
+	}
+}
+
+// manifests are the objects of a text, by kind and name.
+func manifests(t *testing.T, text []byte) map[string]map[string]any {
+	t.Helper()
+	all := map[string]map[string]any{}
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
+	for {
+		var content map[string]any
+		if err := decoder.Decode(&content); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if content != nil {
+			object := unstructured.Unstructured{Object: content}
+			all[fmt.Sprintf("%s %s/%s", object.GetKind(), object.GetNamespace(), object.GetName())] = content
+		}
+	}
+}

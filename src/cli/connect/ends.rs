@@ -1,0 +1,329 @@
+//! The two clusters, and how pods of the one reach the API server of the other.
+
+use std::{path::PathBuf, time::Duration};
+
+use k8s_openapi::{ByteString, api::core::v1::Namespace};
+use kube::{
+    Config,
+    config::{AuthInfo, Cluster as Entry, KubeConfigOptions, Kubeconfig},
+};
+use serde_json::json;
+
+use super::{Outcome, remote::Remote};
+use crate::{
+    access::{self, ACCOUNT},
+    cli::common::{ClusterArgs, place},
+    cluster::Cluster,
+    fleet::kubeconfig::{Allowed, of_server, vet},
+    inspect::{Setup, home_id},
+    volume::ClusterId,
+};
+
+/// A page of a large cluster takes a while.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Every cluster has this namespace for as long as it exists, so its uid identifies the cluster.
+pub(super) const ETERNAL_NAMESPACE: &str = "kube-system";
+
+/// How the user reaches the remote cluster.
+#[derive(clap::Args)]
+pub(in crate::cli) struct RemoteArgs {
+    /// Your kubeconfig of the other cluster [default: with --remote-context found as kubectl does].
+    #[arg(long)]
+    remote_kubeconfig: Option<PathBuf>,
+    /// Its context for the other cluster [default: its current one].
+    #[arg(long)]
+    remote_context: Option<String>,
+}
+
+/// This cluster.
+pub(in crate::cli) struct Home {
+    pub(in crate::cli) cluster: Cluster,
+    /// Namespace of the driver.
+    pub(in crate::cli) namespace: String,
+    pub(in crate::cli) id: ClusterId,
+    /// Namespace of the twins at home.
+    pub(in crate::cli) storage_namespace: String,
+}
+
+impl Home {
+    pub(in crate::cli) async fn find(
+        args: &ClusterArgs,
+        namespace: Option<&str>,
+        id: Option<ClusterId>,
+    ) -> Outcome<Self> {
+        Self::of(args.visit().await?, namespace, id).await
+    }
+
+    pub(in crate::cli) async fn of(
+        cluster: Cluster,
+        namespace: Option<&str>,
+        id: Option<ClusterId>,
+    ) -> Outcome<Self> {
+        let place = place(cluster, None, id).await;
+        let namespace = match namespace {
+            Some(namespace) => namespace.to_owned(),
+            None => place.setup.namespace().map_err(|why| {
+                format!("{why}. Install it first, or name its namespace by --driver-namespace")
+            })?,
+        };
+        let id = home_id(&place.cluster, place.id).await;
+        Ok(Self {
+            id: id.ok_or("the id of this cluster is not known: the namespace kube-system cannot be read; pass --cluster-id")?,
+            cluster: place.cluster,
+            namespace,
+            storage_namespace: place.storage_namespace,
+        })
+    }
+
+    pub(super) async fn setup(&self) -> Setup {
+        Setup::read(&self.cluster).await
+    }
+}
+
+impl RemoteArgs {
+    pub(in crate::cli) fn read(&self) -> Outcome<Kubeconfig> {
+        let read = match &self.remote_kubeconfig {
+            Some(path) => Kubeconfig::read_from(path),
+            None if self.remote_context.is_some() => Kubeconfig::read(),
+            None => {
+                return Err(
+                    "name the other cluster: --remote-kubeconfig FILE, --remote-context NAME, or both".into(),
+                );
+            }
+        };
+        Ok(read.map_err(|error| format!("the kubeconfig of the remote cluster cannot be used: {error}"))?)
+    }
+
+    /// The cluster, and how pods reach it.
+    pub(super) async fn connect(
+        &self,
+        name: &ClusterId,
+        server: Option<&str>,
+    ) -> Outcome<(Remote, Endpoint)> {
+        let file = self.read()?;
+        let (entry_name, entry, _) = entries(&file, self.remote_context.as_deref())?;
+        // First, because no right at either end makes an address usable for pods.
+        let endpoint = Endpoint::of(&entry_name, &entry, server)?;
+        Ok((self.visit(file, name).await?, endpoint))
+    }
+
+    /// The cluster.
+    pub(in crate::cli) async fn visit(&self, file: Kubeconfig, name: &ClusterId) -> Outcome<Remote> {
+        let (_, _, user) = entries(&file, self.remote_context.as_deref())?;
+        let command = user.exec.as_ref().and_then(|exec| exec.command.clone());
+        let with = |error: &dyn std::fmt::Display| {
+            let by = command.as_ref().map_or_else(String::new, |command| {
+                format!(" Your credentials for it come from the command {command}: run it, or kubectl, to see its error.")
+            });
+            format!("the remote cluster {name} cannot be reached with your kubeconfig: {error}.{by}")
+        };
+        let entry = KubeConfigOptions {
+            context: self.remote_context.clone(),
+            ..KubeConfigOptions::default()
+        };
+        let config = Config::from_custom_kubeconfig(file, &entry).await;
+        let config = config.map_err(|error| with(&error))?;
+        let cluster = Cluster::visit_by(config, name.as_str(), CALL_TIMEOUT).await;
+        Ok(Remote {
+            cluster: cluster.map_err(|error| with(&error))?,
+        })
+    }
+}
+
+/// The cluster and the user of the context.
+fn entries(file: &Kubeconfig, context: Option<&str>) -> Outcome<(String, Entry, AuthInfo)> {
+    let name = context
+        .or(file.current_context.as_deref())
+        .filter(|it| !it.is_empty());
+    let context = match (name, file.contexts.as_slice()) {
+        (Some(name), all) => all.iter().find(|it| it.name == name).ok_or_else(|| {
+            let known: Vec<&str> = all.iter().map(|it| it.name.as_str()).collect();
+            format!(
+                "the kubeconfig of the remote cluster has no context {name}: it has {}",
+                if known.is_empty() {
+                    "none".to_owned()
+                } else {
+                    known.join(", ")
+                }
+            )
+        })?,
+        (None, [only]) => only,
+        (None, _) => {
+            return Err(
+                "the kubeconfig of the remote cluster names no current context: pass --remote-context".into(),
+            );
+        }
+    };
+    let inner = context.context.clone();
+    let inner = inner.ok_or_else(|| format!("the context {} of the kubeconfig is empty", context.name))?;
+    let cluster = file.clusters.iter().find(|it| it.name == inner.cluster);
+    let cluster = cluster.and_then(|it| it.cluster.clone());
+    let cluster = cluster.ok_or_else(|| format!("the kubeconfig has no cluster {}", inner.cluster))?;
+    let user = inner.user.as_deref().unwrap_or_default();
+    let user = file.auth_infos.iter().find(|it| it.name == user);
+    let user = user.and_then(|it| it.auth_info.clone()).unwrap_or_default();
+    Ok((inner.cluster, cluster, user))
+}
+
+/// How pods reach the API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::cli) struct Endpoint {
+    pub(super) server: String,
+    /// The certificate authority of the server, in base64; if it is not known, that which the cluster publishes.
+    pub(super) authority: Option<String>,
+    pub(super) tls_server_name: Option<String>,
+}
+
+const OTHER_URL: &str = "--server names the URL by which the pods of the controller reach it";
+
+impl Endpoint {
+    fn of(name: &str, entry: &Entry, server: Option<&str>) -> Outcome<Self> {
+        let given = |text: &Option<String>| text.clone().filter(|it| !it.is_empty());
+        let authority = match (
+            given(&entry.certificate_authority_data),
+            given(&entry.certificate_authority),
+        ) {
+            (Some(data), _) => Some(data),
+            (None, Some(path)) => {
+                let text = std::fs::read(&path).map_err(|error| {
+                    format!("the certificate authority {path} of the kubeconfig cannot be read: {error}")
+                })?;
+                // A kubeconfig has it in base64, as a Secret does.
+                json!(ByteString(text)).as_str().map(str::to_owned)
+            }
+            (None, None) => None,
+        };
+        if let Some(server) = server {
+            of_server(server).map_err(|why| format!("--server: it {why}"))?;
+            let same = entry.server.as_deref() == Some(server);
+            // That of what stands before the API server is not that of the API server itself.
+            let judged = access::for_pods(entry.server.as_deref().unwrap_or_default());
+            let is_direct = !matches!(judged, Err(access::Unusable::Path(_)));
+            return Ok(Self {
+                server: server.to_owned(),
+                authority: authority.filter(|_| same || is_direct),
+                tls_server_name: given(&entry.tls_server_name).filter(|_| same),
+            });
+        }
+        if given(&entry.proxy_url).is_some() {
+            return Err(format!(
+                "your kubeconfig reaches the cluster {name} through a proxy (proxy-url), and the pods of the controller use \
+                 none: {OTHER_URL} without it"
+            )
+            .into());
+        }
+        let server = entry.server.clone().unwrap_or_default();
+        of_server(&server).map_err(|why| {
+            format!("the address of the cluster {name} in your kubeconfig {why}. It is valid for you, but not for pods: {OTHER_URL}")
+        })?;
+        access::for_pods(&server).map_err(|why| {
+            format!(
+                "pods cannot use the address of the cluster {name} in your kubeconfig: {why}. {OTHER_URL}"
+            )
+        })?;
+        Ok(Self {
+            server,
+            authority,
+            tls_server_name: given(&entry.tls_server_name),
+        })
+    }
+
+    /// The kubeconfig of the identity.
+    pub(super) fn kubeconfig(&self, token: &str, authority: &str) -> Outcome<String> {
+        let mut cluster = json!({"server": self.server, "certificate-authority-data": authority});
+        if let Some(name) = &self.tls_server_name {
+            cluster["tls-server-name"] = name.clone().into();
+        }
+        let text = serde_saphyr::to_string(&json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "remote",
+            "clusters": [{"name": "remote", "cluster": cluster}],
+            "users": [{"name": ACCOUNT, "user": {"token": token}}],
+            "contexts": [{"name": "remote", "context": {"cluster": "remote", "user": ACCOUNT}}],
+        }))?;
+        // What the driver would refuse is not written.
+        vet(text.as_bytes(), Allowed::default())
+            .map_err(|why| format!("the driver would refuse its new kubeconfig: {why}"))?;
+        Ok(text)
+    }
+}
+
+/// The uid that identifies a cluster.
+pub(super) async fn uid(cluster: &Cluster) -> Outcome<Option<String>> {
+    let found = cluster.all::<Namespace>().get(ETERNAL_NAMESPACE).await?;
+    Ok(found.and_then(|it| it.metadata.uid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(change: &serde_json::Value) -> Entry {
+        let mut entry = json!({"server": "https://192.0.2.1:6443", "certificate-authority-data": "Y2E="});
+        entry
+            .as_object_mut()
+            .unwrap()
+            .extend(change.as_object().unwrap().clone());
+        serde_json::from_value(entry).unwrap()
+    }
+
+    #[test]
+    fn what_pods_cannot_use_is_named_and_server_is_the_way_out() {
+        for (change, word) in [
+            (json!({"server": "https://127.0.0.1:6443"}), "means the machine"),
+            (json!({"server": "https://localhost:6443"}), "means the machine"),
+            (json!({"server": "https://169.254.1.1"}), "link-local"),
+            (json!({"server": "https://0.0.0.0:6443"}), "unspecified"),
+            (
+                json!({"server": "https://kubernetes.docker.internal:6443"}),
+                "docker",
+            ),
+            (
+                json!({"server": "https://rancher.example.com/k8s/clusters/c-1"}),
+                "/k8s/clusters/c-1",
+            ),
+            (json!({"proxy-url": "http://192.0.2.9:3128"}), "proxy"),
+        ] {
+            let why = Endpoint::of("kind", &entry(&change), None)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                why.contains(word) && why.contains("--server") && why.contains("kind"),
+                "{why}"
+            );
+            let told = Endpoint::of("kind", &entry(&change), Some("https://192.0.2.7:6443")).unwrap();
+            assert_eq!(told.server, "https://192.0.2.7:6443");
+            let is_rancher = change["server"].as_str().is_some_and(|it| it.contains("rancher"));
+            assert_eq!(told.authority.is_none(), is_rancher, "{change}");
+        }
+        let why = Endpoint::of("kind", &entry(&json!({})), Some("https://127.0.0.1:6443")).unwrap_err();
+        assert!(why.to_string().starts_with("--server"), "{why}");
+    }
+
+    #[test]
+    fn the_kubeconfig_is_one_that_the_driver_takes() {
+        let endpoint = Endpoint::of("kind", &entry(&json!({"tls-server-name": "api"})), None).unwrap();
+        let text = endpoint.kubeconfig("a.b.c", "Y2E=").unwrap();
+        let vetted = vet(text.as_bytes(), Allowed::default()).unwrap();
+        let cluster = vetted.clusters[0].cluster.as_ref().unwrap();
+        assert_eq!(cluster.tls_server_name.as_deref(), Some("api"));
+        assert!(endpoint.kubeconfig("", "Y2E=").is_err(), "no token");
+    }
+
+    #[test]
+    fn a_context_that_is_not_there_is_named_with_those_that_are() {
+        let file: Kubeconfig = serde_json::from_value(json!({
+            "contexts": [{"name": "rome", "context": {"cluster": "rome", "user": "me"}}, {"name": "x", "context": null}],
+            "clusters": [{"name": "rome", "cluster": {"server": "https://192.0.2.1"}}],
+        }))
+        .unwrap();
+        assert_eq!(entries(&file, Some("rome")).unwrap().0, "rome");
+        let why = entries(&file, Some("milan")).unwrap_err().to_string();
+        assert!(why.contains("milan") && why.contains("rome, x"), "{why}");
+        assert!(
+            entries(&file, None)
+                .unwrap_err()
+                .to_string()
+                .contains("--remote-context")
+        );
+    }
+}

@@ -1,0 +1,283 @@
+//! This side: the Secret with the kubeconfig, and the `RemoteCluster`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::{
+    ResourceExt,
+    api::{ApiResource, DynamicObject, ObjectMeta},
+};
+use secrecy::ExposeSecret;
+use serde_json::{Value, json};
+
+use super::{Home, Level, Outcome, Request, ends::uid, remote_cluster};
+use crate::{
+    access::{ACCOUNT, CLUSTER_UID, MANAGED_BY_CONNECT, NamespaceName, TokenFacts},
+    api::remote_cluster::{KubeconfigSecretRef, RemoteCluster},
+    fleet::kubeconfig::{Allowed, token, vet},
+    volume::{ClusterId, mark},
+};
+
+/// The name of the Secret of a cluster begins with it.
+const SECRET_PREFIX: &str = "remote-";
+const KEY: &str = "kubeconfig";
+
+/// What this cluster already has of the remote one.
+pub(super) struct Existing {
+    pub(super) object: Option<RemoteCluster>,
+    /// The Secret that the `RemoteCluster` names, or will name.
+    reference: KubeconfigSecretRef,
+    secret: Option<Secret>,
+}
+
+/// The Secret with the kubeconfig of a cluster: the one that it names, or will name.
+pub(in crate::cli) fn secret_of(name: &ClusterId, object: Option<&RemoteCluster>) -> KubeconfigSecretRef {
+    let named = object.and_then(|it| it.spec.kubeconfig_secret_ref.clone());
+    named.unwrap_or_else(|| KubeconfigSecretRef {
+        name: format!("{SECRET_PREFIX}{name}"),
+        key: KEY.to_owned(),
+    })
+}
+
+/// The namespace of the identity whose token is in the Secret of a kubeconfig.
+pub(in crate::cli) fn namespace_in(secret: &Secret, key: &str) -> Option<NamespaceName> {
+    let ByteString(text) = secret.data.as_ref()?.get(key)?;
+    let vetted = vet(text, Allowed { proxy: true }).ok()?;
+    let facts = TokenFacts::read(token(&vetted)?.expose_secret())?;
+    facts.namespace.parse().ok().filter(|_| facts.account == ACCOUNT)
+}
+
+/// The uid of the cluster that has this name here, if it is known and not the uid `remote`.
+pub(in crate::cli) fn other_uid(
+    secret: Option<&Secret>,
+    object: Option<&RemoteCluster>,
+    remote: &str,
+) -> Option<String> {
+    let written = secret.and_then(|it| it.annotations().get(CLUSTER_UID).cloned());
+    let node = object.and_then(|it| it.status.as_ref()?.virtual_node.as_ref()?.cluster_uid.clone());
+    [written, node]
+        .into_iter()
+        .flatten()
+        .find(|known| known != remote)
+}
+
+/// The `RemoteCluster` that the user asks for.
+pub(super) fn declaration(request: &Request, level: Level) -> Outcome<Value> {
+    let mut spec = json!({"kubeconfigSecretRef": {"name": format!("{SECRET_PREFIX}{}", request.name)}});
+    if request.fabric {
+        spec["fabric"] = json!({});
+    } else if request.nodes.is_empty() {
+        return Err("the cluster needs a virtual node: with --fabric this driver creates one, and --node-selector KEY=VALUE \
+                    selects those of another tool"
+            .into());
+    } else {
+        spec["nodeSelector"] = json!({"matchLabels": request.nodes});
+    }
+    if let Some(class) = &request.storage_class {
+        spec["storageClasses"] = json!({"default": class});
+    } else if level == Level::Minimal {
+        return Err(
+            "with the level minimal the driver cannot read the storage classes there: name one by --storage-class".into(),
+        );
+    }
+    Ok(json!({
+        "apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
+        "metadata": {"name": request.name.as_str()},
+        "spec": spec,
+    }))
+}
+
+impl Existing {
+    /// The namespace of the identity that the driver uses now.
+    pub(super) fn namespace(&self) -> Option<NamespaceName> {
+        namespace_in(self.secret.as_ref()?, &self.reference.key)
+    }
+
+    /// Name of the Secret with the kubeconfig.
+    pub(super) fn secret(&self) -> &str {
+        &self.reference.name
+    }
+
+    /// Whether the fabric of this driver serves the cluster, or will.
+    pub(super) fn has_fabric(&self, request: &Request) -> Outcome<bool> {
+        let Some(object) = &self.object else {
+            return Ok(request.fabric);
+        };
+        let name = &request.name;
+        if let Some(from) = &object.spec.discovered_from {
+            return Err(format!(
+                "{:?} declares the cluster {name}, and how it is reached: choose another name",
+                from.fabric
+            )
+            .into());
+        }
+        if object.metadata.deletion_timestamp.is_some() {
+            return Err(format!(
+                "the RemoteCluster {name} is being deleted: `liqo-csi clusters` shows what it waits for. Run this again when it \
+                 is gone"
+            )
+            .into());
+        }
+        let has = object.spec.fabric.is_some();
+        if request.fabric && !has {
+            return Err(format!(
+                "the RemoteCluster {name} has no spec.fabric, and none can be added, because its namespaces would be others \
+                 then: `liqo-csi disconnect {name}` first"
+            )
+            .into());
+        }
+        if has && object.spec.node_selector.is_none() && !request.nodes.is_empty() {
+            return Err(format!(
+                "the fabric creates the virtual node of the RemoteCluster {name}, and that cannot change, because pods would \
+                 lose their node: leave out --node-selector, or `liqo-csi disconnect {name}` first"
+            )
+            .into());
+        }
+        Ok(has)
+    }
+
+    /// An error if a `RemoteCluster` is missing and the user asks for too little to create it.
+    pub(super) fn may_be_declared(&self, request: &Request, level: Level) -> Outcome {
+        if self.object.is_none() {
+            declaration(request, level)?;
+        }
+        Ok(())
+    }
+}
+
+impl Home {
+    pub(super) async fn existing(&self, name: &ClusterId) -> Outcome<Existing> {
+        let object = remote_cluster(self, name).await?;
+        let reference = secret_of(name, object.as_ref());
+        let secret = self
+            .cluster
+            .within::<Secret>(&self.namespace)
+            .get(&reference.name)
+            .await?;
+        if object.is_none()
+            && let Some(existing) = &secret
+            && existing.labels().get(mark::MANAGED_BY).map(String::as_str) != Some(MANAGED_BY_CONNECT)
+        {
+            return Err(format!(
+                "there is a Secret {}/{} that this command did not create: delete it, if nothing uses it, or create a \
+                 RemoteCluster {name} that names it",
+                self.namespace, reference.name
+            )
+            .into());
+        }
+        Ok(Existing {
+            object,
+            reference,
+            secret,
+        })
+    }
+
+    /// An error if the remote cluster is this one, or not the one that has this name: data in the cluster of
+    /// this name would count as lost.
+    pub(super) async fn is_other_than(&self, remote: &str, name: &ClusterId, existing: &Existing) -> Outcome {
+        if uid(&self.cluster).await?.as_deref() == Some(remote) {
+            return Err("both kubeconfigs lead to the same cluster: --remote-kubeconfig and --remote-context name the other one".into());
+        }
+        if *name == self.id {
+            return Err(format!(
+                "{name} is the id of this cluster itself: choose another name for the other one"
+            )
+            .into());
+        }
+        match other_uid(existing.secret.as_ref(), existing.object.as_ref(), remote) {
+            Some(known) => Err(format!(
+                "the name {name} belongs to another cluster than the one of this kubeconfig (the uid of its namespace \
+                 kube-system is {known}, here it is {remote}), and the data of its volumes would count as lost. Choose \
+                 another name, or `liqo-csi disconnect {name}` first"
+            )
+            .into()),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn write_secret(
+        &self,
+        name: &ClusterId,
+        existing: &Existing,
+        kubeconfig: &str,
+        uid: &str,
+    ) -> Outcome {
+        let all = self.cluster.within::<Secret>(&self.namespace);
+        let data = BTreeMap::from([(
+            existing.reference.key.clone(),
+            ByteString(kubeconfig.as_bytes().to_vec()),
+        )]);
+        let annotations = BTreeMap::from([(CLUSTER_UID.to_owned(), uid.to_owned())]);
+        if let Some(known) = &existing.secret {
+            let patch = json!({
+                "metadata": {"uid": known.metadata.uid, "annotations": annotations},
+                "data": data,
+            });
+            let changed = all.merge(&existing.reference.name, &patch).await?;
+            return changed
+                .map(drop)
+                .ok_or_else(|| Self::meanwhile("Secret", &existing.reference.name));
+        }
+        let labels = [
+            (mark::MANAGED_BY.to_owned(), MANAGED_BY_CONNECT.to_owned()),
+            ("storage.liqo.io/remote-cluster".to_owned(), name.to_string()),
+        ];
+        let secret = Secret {
+            metadata: ObjectMeta {
+                name: Some(existing.reference.name.clone()),
+                namespace: Some(self.namespace.clone()),
+                labels: Some(labels.into()),
+                annotations: Some(annotations),
+                ..ObjectMeta::default()
+            },
+            data: Some(data),
+            type_: Some("Opaque".to_owned()),
+            ..Secret::default()
+        };
+        let made = all.create(&secret).await?;
+        made.map(drop)
+            .ok_or_else(|| Self::meanwhile("Secret", &existing.reference.name))
+    }
+
+    /// Creates the `RemoteCluster`. Of an existing one it changes only what the user asks for.
+    pub(super) async fn declare(&self, request: &Request, level: Level, existing: &Existing) -> Outcome {
+        let all = self.cluster.all::<RemoteCluster>();
+        let name = request.name.as_str();
+        let Some(object) = &existing.object else {
+            // As untyped object, because the typed one would write today's defaults for fields that are left out.
+            let kind = ApiResource::erase::<RemoteCluster>(&());
+            let object: DynamicObject = serde_json::from_value(declaration(request, level)?)?;
+            let made = self.cluster.dynamic(&kind, None).create(&object).await?;
+            return made
+                .map(drop)
+                .ok_or_else(|| Self::meanwhile("RemoteCluster", name));
+        };
+        let mut spec = json!({});
+        if !request.nodes.is_empty() {
+            let before = object
+                .spec
+                .node_selector
+                .iter()
+                .flat_map(|it| it.match_labels.keys());
+            // A merge patch keeps what it does not name.
+            let mut labels: BTreeMap<&String, Value> = before.map(|key| (key, Value::Null)).collect();
+            labels.extend(request.nodes.iter().map(|(key, value)| (key, json!(value))));
+            spec["nodeSelector"] = json!({"matchLabels": labels, "matchExpressions": null});
+        }
+        if let Some(class) = &request.storage_class {
+            spec["storageClasses"] = json!({"default": class});
+        }
+        if spec == json!({}) {
+            return Ok(());
+        }
+        let patch = json!({"metadata": {"uid": object.metadata.uid}, "spec": spec});
+        let changed = all.merge(name, &patch).await?;
+        changed
+            .map(drop)
+            .ok_or_else(|| Self::meanwhile("RemoteCluster", name))
+    }
+
+    fn meanwhile(kind: &str, name: &str) -> Box<dyn std::error::Error + Send + Sync> {
+        format!("something else created or deleted the {kind} {name} at the same time: run this again").into()
+    }
+}

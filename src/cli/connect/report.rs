@@ -1,0 +1,96 @@
+//! What the command prints about what it did, and what comes next.
+
+use k8s_openapi::api::apps::v1::Deployment;
+
+use super::{Home, Outcome, Request};
+use crate::{
+    access::{ACCOUNT, Identity, Level, NamespaceName, TokenFacts},
+    api::remote_cluster::RemoteCluster,
+    controllers,
+};
+
+const FABRIC: &str = "app.kubernetes.io/name=liqo-csi,app.kubernetes.io/component=fabric";
+
+/// What exists now.
+pub(super) fn made(secret: &str, request: &Request, level: Level, identity: &Identity, token: &str) {
+    let name = &request.name;
+    let account = format!("{}/{ACCOUNT}", identity.namespace);
+    if request.token_only {
+        println!("In {name}: the rights of {account} stay as they are.");
+    } else {
+        println!("In {name}: {account} has the rights of the level {level}.");
+    }
+    let expires = TokenFacts::read(token).and_then(|it| it.expires);
+    let until = expires.and_then(|it| jiff::Timestamp::from_second(it).ok());
+    let until = until.map_or_else(String::new, |it| {
+        format!(", with a token that is valid until {}", it.strftime("%F %TZ"))
+    });
+    println!("Here: Secret {secret}{until}, and RemoteCluster {name}.");
+}
+
+/// What the identity may do, and which rights the controller misses.
+pub(super) fn rights(level: Level, identity: &Identity, cluster: &RemoteCluster) {
+    let status = cluster.status.clone().unwrap_or_default();
+    println!(
+        "Reached: Kubernetes {}.",
+        status.server_version.unwrap_or_default()
+    );
+    println!("There the driver may:");
+    for one in level.may() {
+        println!("  - {one}");
+    }
+    if !identity.listed.is_empty() {
+        let listed: Vec<&str> = identity.listed.iter().map(NamespaceName::as_str).collect();
+        println!("    (listed: {})", listed.join(", "));
+    }
+    println!("It may not:");
+    for one in level.may_not() {
+        println!("  - {one}");
+    }
+    for limit in &status.limits {
+        println!("  └ {limit}");
+    }
+    println!("docs/remote/security.md lists each right. --level changes them.");
+}
+
+/// The next command.
+pub(super) async fn next(home: &Home, cluster: &RemoteCluster, request: &Request) -> Outcome {
+    if cluster.spec.fabric.is_none() {
+        println!(
+            "Next: the virtual nodes of {0}. kubectl get nodes -l topology.storage.liqo.io/cluster={0} shows them.",
+            request.name
+        );
+        return Ok(());
+    }
+    let fabrics = home
+        .cluster
+        .within::<Deployment>(&home.namespace)
+        .list(Some(FABRIC))
+        .await?;
+    if fabrics.is_empty() {
+        println!(
+            "Next: the fabric, which is not installed. With the chart and the values of the driver:\n  helm upgrade … \
+             --set fabric.enabled=true --wait"
+        );
+        return Ok(());
+    }
+    match controllers::approve_serving(&home.cluster, &home.namespace).await {
+        Ok(decided) => {
+            for name in &decided.approved {
+                println!(
+                    "Approved: the serving certificate of the fabric, CertificateSigningRequest {name}."
+                );
+            }
+            for why in &decided.refused {
+                eprintln!("Not approved: the CertificateSigningRequest {why}");
+            }
+        }
+        // Only logs, exec and port-forward of pods there need it.
+        Err(error) => eprintln!(
+            "The serving certificate of the fabric, for logs and exec of pods there, is not approved: {error}. `liqo-csi doctor` \
+             prints the command."
+        ),
+    }
+    println!("Next: extend a namespace into it.\n  liqo-csi offload namespace NAMESPACE");
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! Waits until the controller reports that its pods reach a cluster. Whether the user's machine reaches it
+//! says nothing about them.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use tokio::time::{Instant, sleep};
+
+use super::{Home, Outcome, ends::Endpoint, remote_cluster};
+use crate::{
+    access::fingerprint,
+    api::remote_cluster::{READY, RemoteCluster},
+    volume::ClusterId,
+};
+
+const POLL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 });
+
+/// What the controller reports, if it is about this kubeconfig.
+fn reported<'a>(object: &'a RemoteCluster, fingerprint: &str) -> Option<&'a Condition> {
+    let status = object.status.as_ref()?;
+    let credentials = status.credentials.as_ref()?;
+    let is_current =
+        credentials.kubeconfig == fingerprint && status.observed_generation >= object.metadata.generation;
+    condition(object).filter(|_| is_current)
+}
+
+/// The condition Ready, whatever it is about.
+fn condition(object: &RemoteCluster) -> Option<&Condition> {
+    let conditions = &object.status.as_ref()?.conditions;
+    conditions.iter().find(|it| it.type_ == READY)
+}
+
+/// The object, once the controller reaches its cluster by this kubeconfig; `None` if it does not in time,
+/// after saying why.
+pub(super) async fn until_reached(
+    home: &Home,
+    name: &ClusterId,
+    kubeconfig: &str,
+    endpoint: &Endpoint,
+    until: Instant,
+) -> Outcome<Option<RemoteCluster>> {
+    let fingerprint = fingerprint(kubeconfig.as_bytes());
+    let mut shown = String::new();
+    println!(
+        "Waiting until the pods of the controller reach {} …",
+        endpoint.server
+    );
+    loop {
+        let Some(object) = remote_cluster(home, name).await? else {
+            return Err(format!("the RemoteCluster {name} was deleted while this command waited").into());
+        };
+        let now = reported(&object, &fingerprint);
+        if now.is_some_and(|it| it.status == "True") {
+            return Ok(Some(object));
+        }
+        let words = match now {
+            Some(ready) => format!("{}: {}", ready.reason, ready.message),
+            None => "the controller has not tried it yet".to_owned(),
+        };
+        if words != shown {
+            println!("  {words}");
+            shown = words;
+        }
+        let is_refused = now.is_some_and(|it| it.reason == "Refused");
+        if is_refused || Instant::now() >= until {
+            eprint!("{}", explain(home, name, endpoint, &object, now).await);
+            return Ok(None);
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// Why it is not reached, and what to do.
+async fn explain(
+    home: &Home,
+    name: &ClusterId,
+    endpoint: &Endpoint,
+    object: &RemoteCluster,
+    now: Option<&Condition>,
+) -> String {
+    let namespace = &home.namespace;
+    let Some(Condition { message, .. }) = now else {
+        let why = if !home.setup().await.is_ready() {
+            format!("No pod of it is ready: kubectl -n {namespace} get pods")
+        } else if let Some(ready) = condition(object).filter(|it| it.status != "True") {
+            format!("It reports {}: {}", ready.reason, ready.message)
+        } else {
+            format!(
+                "See its log: kubectl -n {namespace} logs -l app.kubernetes.io/component=controller -c liqo-csi"
+            )
+        };
+        return format!(
+            "{name}: all objects exist, but the controller has not tried the new kubeconfig in time. {why}\n"
+        );
+    };
+    let lower = message.to_ascii_lowercase();
+    let hint = if lower.contains("certificate") {
+        format!(
+            "The certificate of {} is for another host, or of another certificate authority than the one in your kubeconfig. \
+             --server names a URL that the certificate is for.",
+            endpoint.server
+        )
+    } else if lower.contains("unauthorized") {
+        "The server answers, but does not know the token: is it the API server of the same cluster as your kubeconfig?".to_owned()
+    } else {
+        format!(
+            "Pods here reach {} by their own network: check firewalls and DNS, or name another URL by --server.",
+            endpoint.server
+        )
+    };
+    format!(
+        "{name}: all objects exist, but the pods of the controller do not reach the cluster: {message}\n{hint}\nThen run this \
+         again; or `liqo-csi disconnect {name}` deletes everything.\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_was_said_about_another_kubeconfig_does_not_count() {
+        let object = |fingerprint: &str, generation: i64| -> RemoteCluster {
+            serde_json::from_value(json!({
+                "metadata": {"name": "milan", "generation": 2},
+                "spec": {"kubeconfigSecretRef": {"name": "a"}, "fabric": {}},
+                "status": {
+                    "observedGeneration": generation,
+                    "credentials": {"kubeconfig": fingerprint},
+                    "conditions": [{
+                        "type": "Ready", "status": "True", "reason": "Usable", "message": "",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z",
+                    }],
+                },
+            }))
+            .unwrap()
+        };
+        let reason = |object: &RemoteCluster| reported(object, "new").map(|it| it.reason.clone());
+        assert_eq!(reason(&object("new", 2)).as_deref(), Some("Usable"));
+        assert_eq!(reason(&object("old", 2)), None);
+        assert_eq!(reason(&object("new", 1)), None, "about an older spec");
+    }
+}

@@ -1,0 +1,355 @@
+use serde_json::json;
+
+use super::*;
+use crate::{
+    cli::connect::tests::{Two, request as connecting},
+    cluster::testing::{Act, Fault, Life},
+};
+
+const DECLARED: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
+const SECRET: &str = "/api/v1/namespaces/liqo-csi/secrets/remote-milan";
+
+fn request() -> Request {
+    Request {
+        name: "milan".parse().unwrap(),
+        remote_namespace: None,
+        timeout: Duration::from_secs(10),
+    }
+}
+
+async fn connected() -> Two {
+    let two = Two::new().await;
+    two.connect(&connecting()).await.unwrap();
+    two
+}
+
+async fn take_off(two: &Two) -> Outcome<ExitCode> {
+    let (home, remote) = two.ends().await;
+    Box::pin(disconnect(&home, Some(&remote), &request())).await
+}
+
+async fn take_off_here(two: &Two) -> Outcome<ExitCode> {
+    let (home, _) = two.ends().await;
+    Box::pin(disconnect(&home, None, &request())).await
+}
+
+fn is_whole(two: &Two) -> bool {
+    two.home.object(DECLARED).is_some() && two.home.object(SECRET).is_some() && !two.identity().is_empty()
+}
+
+#[tokio::test]
+async fn both_sides_are_taken_away() {
+    let two = connected().await;
+    assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
+    assert_eq!((two.home.object(DECLARED), two.home.object(SECRET)), (None, None));
+    assert_eq!(two.identity(), Vec::<String>::new());
+    let first = two
+        .remote
+        .requests()
+        .into_iter()
+        .find(|it| it.starts_with("DELETE"));
+    assert!(
+        first.unwrap().ends_with("/secrets/liqo-csi-session"),
+        "tokens end first"
+    );
+    // Nothing is left to do.
+    assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
+}
+
+#[tokio::test]
+async fn a_run_that_died_is_finished_by_the_next() {
+    let mut writes = 0;
+    loop {
+        let two = connected().await;
+        let life = Life::of_writes(writes);
+        two.home.live(Some(life.clone()));
+        two.remote.live(Some(life.clone()));
+        let died = tokio::select! {
+            outcome = take_off(&two) => {
+                outcome.unwrap();
+                false
+            }
+            () = life.over() => true,
+        };
+        two.home.live(None);
+        two.remote.live(None);
+        assert_eq!(
+            take_off(&two).await.unwrap(),
+            ExitCode::SUCCESS,
+            "after {writes} writes"
+        );
+        assert_eq!(
+            (two.home.object(SECRET), two.identity()),
+            (None, Vec::new()),
+            "after {writes} writes"
+        );
+        if !died {
+            break;
+        }
+        writes += 1;
+    }
+    assert!(writes > 20, "it died {writes} times");
+}
+
+#[tokio::test]
+async fn whatever_is_there_holds_it() {
+    let ours = json!({
+        "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
+        "storage.liqo.io/volume": "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111",
+    });
+    let cases = [
+        (
+            "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+            json!({"metadata": {"labels": ours}}),
+        ),
+        (
+            "/api/v1/persistentvolumes/real-1",
+            json!({
+                "metadata": {"annotations": {"storage.liqo.io/data-of": "home-uid/pvc-1"}}, "status": {"phase": "Released"},
+            }),
+        ),
+        (
+            "/apis/snapshot.storage.k8s.io/v1/namespaces/shop/volumesnapshots/s",
+            json!({"metadata": {"labels": ours}, "spec": {"source": {}}}),
+        ),
+        (
+            "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/c",
+            json!({"metadata": {"annotations": {"storage.liqo.io/data-of": "s1:milan:shop:x"}}, "spec": {}}),
+        ),
+        (
+            "/api/v1/namespaces/shop-home",
+            json!({"metadata": {"labels": {"fabric.storage.liqo.io/home": "home-uid"}}}),
+        ),
+    ];
+    for (path, object) in cases {
+        let two = connected().await;
+        two.remote.put(path, object);
+        let writes = two.remote.writes() + two.home.writes();
+        assert_eq!(take_off(&two).await.unwrap(), ExitCode::from(REFUSED), "{path}");
+        assert_eq!(two.remote.writes() + two.home.writes(), writes, "{path}");
+        assert!(is_whole(&two), "{path}");
+        two.remote.remove(path);
+        assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_others_have_there_does_not_hold_it() {
+    let two = connected().await;
+    let theirs = json!({
+        "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "rome",
+    });
+    two.remote.put(
+        "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+        json!({"metadata": {"labels": theirs}}),
+    );
+    two.remote.put(
+        "/api/v1/persistentvolumes/real-1",
+        json!({"metadata": {"annotations": {"storage.liqo.io/data-of": "rome/pvc-1"}}}),
+    );
+    assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
+}
+
+#[tokio::test]
+async fn a_volume_that_only_home_knows_holds_it() {
+    for policy in ["Delete", "Retain"] {
+        let two = connected().await;
+        let volume = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+        two.home.put(
+            &format!("/api/v1/persistentvolumes/{volume}"),
+            json!({
+                "spec": {
+                    "capacity": {"storage": "1Gi"}, "persistentVolumeReclaimPolicy": policy,
+                    "claimRef": {"namespace": "shop", "name": "data", "uid": "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"},
+                    "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:milan:{volume}"), "volumeAttributes": {
+                        "storage.liqo.io/twin-namespace": "shop", "storage.liqo.io/twin-name": "data",
+                    }},
+                },
+                "status": {"phase": "Released"},
+            }),
+        );
+        assert_eq!(take_off(&two).await.unwrap(), ExitCode::from(REFUSED), "{policy}");
+        assert!(is_whole(&two), "{policy}");
+        // The user's word ends it all the same.
+        assert_eq!(take_off_here(&two).await.unwrap(), ExitCode::SUCCESS, "{policy}");
+    }
+}
+
+#[tokio::test]
+async fn twins_of_another_name_of_the_same_cluster_do_not_hold_it() {
+    let two = connected().await;
+    let volume = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+    let labels = json!({
+        "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
+        "storage.liqo.io/volume": volume,
+    });
+    two.remote.put(
+        "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+        json!({"metadata": {"labels": labels}}),
+    );
+    two.home.put(
+        &format!("/api/v1/persistentvolumes/{volume}"),
+        json!({
+            "spec": {
+                "capacity": {"storage": "1Gi"}, "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": {"namespace": "shop", "name": "data", "uid": "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"},
+                "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:other:{volume}"), "volumeAttributes": {
+                    "storage.liqo.io/twin-namespace": "shop", "storage.liqo.io/twin-name": "data",
+                }},
+            },
+            "status": {"phase": "Released"},
+        }),
+    );
+    assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
+}
+
+#[tokio::test]
+async fn both_ends_of_a_move_hold_it_and_so_does_what_cannot_be_read() {
+    let volume = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+    let by = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
+    let target = json!({mark::MOVE: by});
+    for (labels, annotations) in [
+        (target, json!({mark::EPOCH: "2"})),
+        (json!({}), json!({mark::SOURCE_OF: format!("superseded:{by}:2")})),
+        (json!({}), json!({mark::SOURCE_OF: "what?"})),
+    ] {
+        let two = connected().await;
+        two.home.put(
+            &format!("/api/v1/persistentvolumes/{volume}"),
+            json!({
+                "spec": {
+                    "capacity": {"storage": "1Gi"}, "persistentVolumeReclaimPolicy": "Retain",
+                    "claimRef": {"namespace": "shop", "name": "data", "uid": "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"},
+                    "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:rome:{volume}"), "volumeAttributes": {
+                        "storage.liqo.io/twin-namespace": "shop", "storage.liqo.io/twin-name": "data",
+                    }},
+                },
+                "status": {"phase": "Released"},
+            }),
+        );
+        let mut object = json!({"metadata": {"annotations": annotations, "labels": {
+            "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
+            "storage.liqo.io/volume": volume,
+        }}});
+        let all = object["metadata"]["labels"].as_object_mut().unwrap();
+        all.extend(labels.as_object().unwrap().clone());
+        two.remote
+            .put("/api/v1/namespaces/shop/persistentvolumeclaims/data", object);
+        assert_eq!(
+            take_off(&two).await.unwrap(),
+            ExitCode::from(REFUSED),
+            "{annotations}"
+        );
+        assert!(is_whole(&two), "{annotations}");
+    }
+}
+
+#[tokio::test]
+async fn an_identity_that_another_cluster_uses_stays() {
+    let two = connected().await;
+    let (home, remote) = two.ends().await;
+    let mistyped = Request {
+        name: "mialn".parse().unwrap(),
+        ..request()
+    };
+    assert_eq!(
+        disconnect(&home, Some(&remote), &mistyped).await.unwrap(),
+        ExitCode::SUCCESS
+    );
+    assert!(is_whole(&two), "it was not asked for");
+    assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
+    assert_eq!(two.identity(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn the_identity_of_another_home_cluster_stays_and_so_does_all_here() {
+    let two = connected().await;
+    let account = "/api/v1/namespaces/liqo-csi-remote/serviceaccounts/liqo-csi-remote";
+    two.remote.change(account, |it| {
+        it["metadata"]["annotations"]["storage.liqo.io/home-cluster"] = "rome".into();
+    });
+    let why = take_off(&two).await.unwrap_err().to_string();
+    assert!(
+        why.contains("rome") && why.contains("--remote-namespace"),
+        "{why}"
+    );
+    assert!(is_whole(&two));
+}
+
+#[tokio::test]
+async fn what_is_not_known_holds_it() {
+    for path in ["/api/v1/persistentvolumeclaims", "/api/v1/persistentvolumes"] {
+        let two = connected().await;
+        two.remote
+            .fault(Fault::new("GET", path, Act::Forbid("no right")).at_the_end());
+        assert_eq!(take_off(&two).await.unwrap(), ExitCode::from(REFUSED), "{path}");
+        assert!(is_whole(&two), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_gone_is_let_go_without_it() {
+    let two = connected().await;
+    two.home
+        .change(DECLARED, |it| it["metadata"]["finalizers"] = json!([FINALIZER]));
+    let here = two.remote.requests().len();
+    assert_eq!(take_off_here(&two).await.unwrap(), ExitCode::SUCCESS);
+    assert_eq!((two.home.object(DECLARED), two.home.object(SECRET)), (None, None));
+    assert_eq!(two.remote.requests().len(), here, "it is not asked");
+}
+
+#[tokio::test]
+async fn a_cluster_that_answers_is_not_gone() {
+    let two = connected().await;
+    two.home.change(DECLARED, |it| {
+        it["status"]["conditions"] = json!([{
+            "type": "Reachable", "status": "True", "reason": "Answers", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }]);
+    });
+    assert!(
+        take_off_here(&two)
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("it is not gone")
+    );
+    assert!(is_whole(&two));
+}
+
+#[tokio::test]
+async fn rights_stay_until_the_controller_has_let_go() {
+    let two = connected().await;
+    two.home
+        .change(DECLARED, |it| it["metadata"]["finalizers"] = json!([FINALIZER]));
+    let (home, remote) = two.ends().await;
+    let impatient = Request {
+        timeout: Duration::ZERO,
+        ..request()
+    };
+    assert_eq!(
+        disconnect(&home, Some(&remote), &impatient).await.unwrap(),
+        ExitCode::FAILURE
+    );
+    assert!(is_whole(&two));
+}
+
+#[tokio::test]
+async fn another_cluster_and_what_others_made_are_left_alone() {
+    let two = connected().await;
+    two.remote.put(
+        "/api/v1/namespaces/kube-system",
+        json!({"metadata": {"uid": "another"}}),
+    );
+    assert!(take_off(&two).await.unwrap_err().to_string().contains("another"));
+    two.remote.put(
+        "/api/v1/namespaces/kube-system",
+        json!({"metadata": {"uid": "remote-uid"}}),
+    );
+    let account = "/api/v1/namespaces/liqo-csi-remote/serviceaccounts/liqo-csi-remote";
+    two.remote.change(account, |it| {
+        it["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm".into();
+    });
+    assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
+    assert!(two.remote.object(account).is_some());
+}

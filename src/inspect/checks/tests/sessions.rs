@@ -1,0 +1,63 @@
+//! The tokens with which the driver reaches remote clusters.
+
+use serde_json::json;
+
+use super::*;
+use crate::inspect::offloading::Offloading;
+
+/// What is found of a cluster whose token is like this. It is noon.
+fn found(expires: &str, renews: Option<&str>) -> Vec<Finding> {
+    let cluster = json!({
+        "apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster", "metadata": {"name": "milan"},
+        "spec": {"kubeconfigSecretRef": {"name": "a"}, "fabric": {}},
+        "status": {"credentials": {"kubeconfig": "a", "expires": expires, "renews": renews}},
+    });
+    let installation = Installation {
+        now: "2026-01-01T12:00:00Z".parse().unwrap(),
+        offloading: Offloading {
+            clusters: told([cluster]),
+            ..Offloading::default()
+        },
+        ..Installation::default()
+    };
+    crate::inspect::checks::sessions::expiry(&installation)
+}
+
+#[test]
+fn tokens_that_are_renewed_in_time_are_fine() {
+    assert_eq!(found("2026-01-21T12:00:00Z", Some("2026-01-02T12:00:00Z")), []);
+    assert_eq!(
+        found("2026-01-01T13:00:00Z", Some("2026-01-01T11:30:00Z")),
+        [],
+        "it is about to be"
+    );
+    assert_eq!(found("2026-12-31T12:00:00Z", None), []);
+}
+
+#[test]
+fn tokens_that_end_are_named_with_the_way_out() {
+    for (expires, renews, severity, word) in [
+        (
+            "2026-01-01T11:59:00Z",
+            Some("2025-12-01T12:00:00Z"),
+            Severity::Error,
+            "expired at",
+        ),
+        (
+            "2026-01-20T12:00:00Z",
+            Some("2026-01-01T10:00:00Z"),
+            Severity::Warning,
+            "not renewed in time",
+        ),
+        ("2026-01-03T12:00:00Z", None, Severity::Warning, "cannot renew"),
+    ] {
+        let [finding] = found(expires, renews).try_into().unwrap();
+        assert_eq!(finding.severity, severity);
+        assert!(finding.problem.contains(word), "{}", finding.problem);
+        assert!(
+            finding.mend.starts_with("liqo-csi connect milan"),
+            "{}",
+            finding.mend
+        );
+    }
+}
