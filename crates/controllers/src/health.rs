@@ -24,7 +24,7 @@ use self::{
 };
 use super::{
     Metrics, Reports,
-    recovery::{self, Rescue},
+    recovery::{Goal, Recovery, Rescue},
     watched::{VirtualVolume, Watched},
 };
 use crate::{
@@ -195,8 +195,8 @@ impl<'a> Health<'a> {
             Err(error) => error,
         };
         let kept = if error.is_forbidden() {
-            let kept = recovery::keep_unread(site, volume, volume_status.twin.as_deref(), &error).await;
-            match kept {
+            let recovery = self.recovery(site, volume, volume_status.twin.as_deref());
+            match Box::pin(recovery.keep_unread(&error)).await {
                 Ok(Rescue::Kept { real, .. }) => format!(
                     ". Its PersistentVolume {real} there is retained until they are, so its data stays whatever becomes \
                      of the twin"
@@ -218,6 +218,20 @@ impl<'a> Health<'a> {
         volume_status
     }
 
+    fn recovery<'b>(
+        &'b self,
+        site: &'b Site,
+        volume: &'b VirtualVolume,
+        seen: Option<&'b slim::Twin>,
+    ) -> Recovery<'b> {
+        Recovery {
+            site,
+            registry: self.registry,
+            volume,
+            seen,
+        }
+    }
+
     async fn repair(&mut self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
         let (volume, diagnosis) = (&volume_status.volume, volume_status.diagnosis);
         let site = match &volume_status.site {
@@ -227,12 +241,11 @@ impl<'a> Health<'a> {
                 return self.tell(volume_status, &note).await;
             }
         };
+        let recovery = self.recovery(site, volume, volume_status.twin.as_deref());
         let rescue = match diagnosis {
-            Diagnosis::Terminating => {
-                Box::pin(recovery::rescue(site, volume, volume_status.twin.as_deref())).await
-            }
-            Diagnosis::Vanished => Box::pin(recovery::restore(site, self.registry, volume)).await,
-            Diagnosis::Returning => Box::pin(recovery::reunite(site, volume)).await,
+            Diagnosis::Terminating => Box::pin(recovery.reach(Goal::Rescue)).await,
+            Diagnosis::Vanished => Box::pin(recovery.reach(Goal::Restore)).await,
+            Diagnosis::Returning => Box::pin(recovery.reach(Goal::Reunite)).await,
             Diagnosis::Lost => Ok(Rescue::Hopeless),
             Diagnosis::Superseded => return self.tell(volume_status, &superseded(site, volume)).await,
             Diagnosis::Bound
@@ -412,7 +425,8 @@ impl Rounds for Health<'_> {
         let released = each(&by_need.left_behind, async |volume_status| {
             match &volume_status.site {
                 Ok(site) => {
-                    volume_status.alone(Box::pin(recovery::release(site, &volume_status.volume)).await)
+                    let recovery = self.recovery(site, &volume_status.volume, None);
+                    volume_status.alone(Box::pin(recovery.release()).await)
                 }
                 Err(_) => Ok(()),
             }

@@ -1,13 +1,5 @@
-//! Twins that look forgotten. One that nobody was given, whose claim and PV are
-//! gone, is collected after a grace period, by what is read live at that moment.
-//! Everything else that looks so (a cluster restored from a backup, a retained PV
-//! somebody removed) may be all that is left of somebody's data: it is reported.
-//! So it is with twins in remote clusters, as far as they can be seen; and one
-//! that was left behind when its claim was served elsewhere is collected too.
-//!
-//! Whoever deletes a reported twin is not held up, but its data is kept: it may be
-//! a fabric that takes down a namespace, and the volume may be known to a backup of
-//! this cluster, or to another cluster that has the same id by mistake.
+//! Looks for twins that look forgotten, and carries out what [`crate::placement::orphans`] decides:
+//! collects or reports them, after a grace period.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -21,15 +13,23 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     Metrics, Reports, Settings,
-    recovery::{self, Real},
+    recovery::{RealVolumes, STEPS},
     watched::Watched,
 };
 use crate::{
     cluster::{ApiError, Cluster, slim::Twin},
     fleet::Registry,
     observe::crash::Step,
+    placement::{
+        orphans::{
+            OfMove, Origin, OrphanFacts, OrphanState, OrphanStep, OrphanTwin, Place, orphan_step, seen_state,
+        },
+        recovery::Read,
+    },
     rounds::Rounds,
-    twin::{CreateError, Site, exists, is_of_move, is_releasing, is_seen_of_move, retain, withdraw},
+    twin::{
+        CreateError, Site, exists, is_of_move, is_releasing, is_seen_of_move, reading::volume_name, withdraw,
+    },
     volume::{
         ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError, VolumeName,
         moving::{MoveUid, SourceMark, TwinMarkError, TwinMarks},
@@ -42,84 +42,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// For whoever deletes a twin here: the grace period is for those nobody has looked at.
 /// Elsewhere it may be a fabric that takes down a namespace.
 const DELETED: Duration = Duration::from_secs(30);
-
-/// What a twin without a PV of its volume looks like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum OrphanState {
-    /// On its way to its user.
-    InTheMaking,
-    /// Nobody was given it, and nobody will be.
-    Collectable,
-    /// Nobody was given it, but it is not known for whom it was made.
-    Unclaimed,
-    /// Somebody was given it, and it has no PV (any more).
-    GivenAway,
-    /// It has what its volume was before a move whose `VolumeMove` is gone.
-    LeftByMove,
-}
-
-impl OrphanState {
-    const REPORTED: [Self; 3] = [Self::Unclaimed, Self::GivenAway, Self::LeftByMove];
-
-    fn reason(self) -> &'static str {
-        match self {
-            Self::InTheMaking => "in-the-making",
-            Self::Collectable => "collectable",
-            Self::Unclaimed => "unclaimed",
-            Self::GivenAway => "given-away",
-            Self::LeftByMove => "left-by-move",
-        }
-    }
-}
-
-/// What became of the claim a twin was made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
-    Unknown,
-    Live,
-    Gone,
-}
-
-/// Where the data of a volume is, according to its PV.
-enum Place {
-    /// It has no PV.
-    Nowhere,
-    /// Where its PV leads to.
-    In(VolumeId),
-    /// Another version of this driver made the PV, and knows.
-    Unreadable,
-}
-
-/// A twin without a PV of its volume in its cluster.
-struct Alone {
-    cluster: Cluster,
-    twin: Arc<Twin>,
-    /// Whether the volume has its PV, with its data in another cluster.
-    is_served_elsewhere: bool,
-}
-
-fn classify(handed_over: bool, deleting: bool, origin: Origin) -> OrphanState {
-    match (handed_over, origin) {
-        // Somebody deletes what was reported to them: our finalizer is not to be in the way.
-        (true, _) | (_, Origin::Unknown) if deleting => OrphanState::Collectable,
-        (true, _) => OrphanState::GivenAway,
-        (false, Origin::Live) => OrphanState::InTheMaking,
-        (false, Origin::Gone) => OrphanState::Collectable,
-        (false, Origin::Unknown) => OrphanState::Unclaimed,
-    }
-}
-
-/// The same of a twin as it was seen, which may be what a move has left.
-fn classify_seen(twin: &Twin, origin: Origin) -> OrphanState {
-    if superseded_by(&twin.moves).is_none() {
-        return classify(twin.handed_over, twin.deleting, origin);
-    }
-    if twin.deleting {
-        OrphanState::Collectable
-    } else {
-        OrphanState::LeftByMove
-    }
-}
 
 /// The move that has taken the data of a twin elsewhere.
 fn superseded_by(marks: &Result<TwinMarks, TwinMarkError>) -> Option<&MoveUid> {
@@ -165,15 +87,6 @@ impl<'a> Orphans<'a> {
         }
     }
 
-    fn origin(&self, alone: &Alone) -> Origin {
-        match &alone.twin.claim {
-            None => Origin::Unknown,
-            Some(_) if alone.is_served_elsewhere => Origin::Gone,
-            Some(mark) if self.watched.claim(mark).is_some() => Origin::Live,
-            Some(_) => Origin::Gone,
-        }
-    }
-
     /// Notes how a twin looks; true once it has for the grace period.
     fn persists(&mut self, cluster: &Cluster, twin: &Twin, state: OrphanState) -> bool {
         let now = Instant::now();
@@ -193,86 +106,88 @@ impl<'a> Orphans<'a> {
     async fn collect(&self, cluster: &Cluster, seen: &Twin) -> Result<(), ApiError> {
         let twins = cluster.within::<PersistentVolumeClaim>(&seen.namespace);
         let found = twins.get(&seen.name).await?;
-        let same =
-            |twin: &PersistentVolumeClaim| twin.uid().as_deref() == Some(&seen.uid) && !is_releasing(twin);
-        let Some(twin) = found.filter(same) else {
+        let Some(twin) = found.filter(|twin| twin.uid().as_deref() == Some(&seen.uid)) else {
             return Ok(());
         };
-        let deleting = twin.metadata.deletion_timestamp.is_some();
-        let moves = TwinMarks::read(twin.labels(), twin.annotations());
-        let left_by = superseded_by(&moves);
-        let is_of_move = match left_by {
-            Some(by) => !deleting || exists(self.home, by).await,
-            None => is_of_move(self.home, &twin).await,
-        };
-        if is_of_move {
-            return Ok(());
-        }
         let Ok(marks) = Marks::read(twin.labels(), twin.annotations()) else {
             return Ok(());
         };
-        let origin = match self.place_of_volume(&marks).await? {
-            Place::In(id) if id.cluster != *cluster.id() || id.epoch != marks.epoch => Origin::Gone,
-            Place::In(_) | Place::Unreadable => return Ok(()),
-            Place::Nowhere => self.origin_now(&marks).await?,
-        };
-        if left_by.is_none() && classify(marks.handed_over, deleting, origin) != OrphanState::Collectable {
+        let Some(site) = self.site(cluster, &twin, &marks) else {
             return Ok(());
-        }
-        let nobody_had_it = left_by.is_none() && !marks.handed_over && origin == Origin::Gone;
-        if !nobody_had_it && !self.keep_data(cluster, &twin, &marks).await? {
-            return Ok(());
-        }
-        let deed = if deleting {
-            "letting a deleted twin go"
-        } else {
-            "collecting a twin that nobody was given"
         };
-        tracing::info!(twin = seen.name, volume = %marks.volume, "{deed}");
-        match withdraw(cluster, &twin, Instant::now() + PATIENCE).await {
-            Err(CreateError::Api(error)) => Err(error),
-            Err(error) => {
-                tracing::info!(twin = seen.name, %error, "not collected yet");
-                Ok(())
-            }
-            Ok(_) => Ok(()),
-        }
-    }
-
-    /// Keeps the data of a twin that somebody may have been given and somebody deletes. False if
-    /// that cannot be done (yet): then our finalizer, if it is there, holds the twin.
-    async fn keep_data(
-        &self,
-        cluster: &Cluster,
-        twin: &PersistentVolumeClaim,
-        marks: &Marks,
-    ) -> Result<bool, ApiError> {
-        let Some(site) = self.site(cluster, twin, marks) else {
-            return Ok(false);
+        let reals = RealVolumes {
+            site: &site,
+            volume: &marks.volume,
+            remembered: None,
+            twin: twin.uid(),
         };
-        match recovery::real(&site, &marks.volume, twin, |_| false).await? {
-            Real::Found(real) => {
-                if !retain(&site, &marks.volume, &real, Step::Rescue).await? {
-                    // The next round looks at what it has become.
-                    return Ok(false);
+        let moves = TwinMarks::read(twin.labels(), twin.annotations());
+        let of_move = match superseded_by(&moves) {
+            Some(by) if !exists(self.home, by).await => OfMove::Left,
+            None if !is_of_move(self.home, &twin).await => OfMove::No,
+            _ => OfMove::Yes,
+        };
+        let mut facts = OrphanFacts {
+            twin: OrphanTwin {
+                handed_over: marks.handed_over,
+                deleting: twin.metadata.deletion_timestamp.is_some(),
+                releasing: is_releasing(&twin),
+                of_move,
+            },
+            real: volume_name(&twin).map(str::to_owned),
+            object: twin,
+            place: Read::NotYet,
+            origin: Read::NotYet,
+            rights: cluster.rights().volume_changes,
+            reals: Read::NotYet,
+        };
+        for _ in 0..STEPS {
+            match orphan_step(&facts) {
+                OrphanStep::ReadPlace => {
+                    facts.place = Read::Known(self.place_of_volume(cluster, &marks).await?);
                 }
-                tracing::warn!(
-                    cluster = %cluster.id(), twin = site.place(), real = real.name_any(),
-                    "somebody deletes a twin whose volume is not known here: its PersistentVolume is retained"
-                );
-                Ok(true)
+                OrphanStep::ReadOrigin => facts.origin = Read::Known(self.origin_now(&marks).await?),
+                OrphanStep::ReadReal(name) => {
+                    facts.reals = Read::Known(reals.read(name, true).await?);
+                }
+                OrphanStep::Keep(keep) => match reals.keep(keep, Step::Rescue).await? {
+                    Some(kept) => facts.reals = Read::Known(kept),
+                    // The next round looks at what it has become.
+                    None => break,
+                },
+                OrphanStep::Withdraw { twin, kept } => {
+                    if let Some(real) = kept {
+                        tracing::warn!(
+                            cluster = %cluster.id(), twin = site.place(), real,
+                            "somebody deletes a twin whose volume is not known here: its PersistentVolume is retained"
+                        );
+                    }
+                    let deed = if facts.twin.deleting {
+                        "letting a deleted twin go"
+                    } else {
+                        "collecting a twin that nobody was given"
+                    };
+                    tracing::info!(twin = seen.name, volume = %marks.volume, "{deed}");
+                    return match withdraw(cluster, twin, Instant::now() + PATIENCE).await {
+                        Err(CreateError::Api(error)) => Err(error),
+                        Err(error) => {
+                            tracing::info!(twin = seen.name, %error, "not collected yet");
+                            Ok(())
+                        }
+                        Ok(_) => Ok(()),
+                    };
+                }
+                OrphanStep::Hold { real, why } => {
+                    tracing::warn!(
+                        cluster = %cluster.id(), twin = site.place(), real, why,
+                        "somebody deletes a twin whose volume is not known here, and its PersistentVolume cannot be retained: our finalizer is left on the twin. Grant the right, or set the reclaim policy to Retain and take it off"
+                    );
+                    break;
+                }
+                OrphanStep::Leave => break,
             }
-            Real::None => Ok(true),
-            Real::OutOfReach { real, why } => {
-                tracing::warn!(
-                    cluster = %cluster.id(), twin = site.place(), real, why,
-                    "somebody deletes a twin whose volume is not known here, and its PersistentVolume cannot be retained: our finalizer is left on the twin. Grant the right, or set the reclaim policy to Retain and take it off"
-                );
-                Ok(false)
-            }
-            // The next round looks at what it has become.
-            Real::Changed => Ok(false),
         }
+        Ok(())
     }
 
     fn site(&self, cluster: &Cluster, twin: &PersistentVolumeClaim, marks: &Marks) -> Option<Site> {
@@ -296,7 +211,7 @@ impl<'a> Orphans<'a> {
 
     /// Where the data is, according to the PV of the volume, looked for under the names
     /// that csi-provisioner gives it.
-    async fn place_of_volume(&self, marks: &Marks) -> Result<Place, ApiError> {
+    async fn place_of_volume(&self, cluster: &Cluster, marks: &Marks) -> Result<Place, ApiError> {
         let volumes = self.home.all::<PersistentVolume>();
         let asked_for = &marks.request_name;
         let other_name =
@@ -309,14 +224,15 @@ impl<'a> Orphans<'a> {
             return Ok(Place::Nowhere);
         };
         let handle = found.spec.and_then(|spec| Some(spec.csi?.volume_handle));
-        Ok(match handle.unwrap_or_default().parse::<VolumeId>() {
-            Ok(id) => Place::In(id),
-            Err(VolumeIdError::Foreign(_)) => Place::In(VolumeId::never_moved(
-                self.home.id().clone(),
-                marks.volume.clone(),
-            )),
-            Err(VolumeIdError::UnknownVersion(_)) => Place::Unreadable,
-        })
+        let id = match handle.unwrap_or_default().parse::<VolumeId>() {
+            Ok(id) => id,
+            Err(VolumeIdError::Foreign(_)) => {
+                VolumeId::never_moved(self.home.id().clone(), marks.volume.clone())
+            }
+            Err(VolumeIdError::UnknownVersion(_)) => return Ok(Place::Unreadable),
+        };
+        let is_here = id.cluster == *cluster.id() && id.epoch == marks.epoch;
+        Ok(if is_here { Place::Here } else { Place::Elsewhere })
     }
 
     async fn report(&mut self, cluster: &Cluster, twin: &Twin, state: OrphanState) {
@@ -371,38 +287,47 @@ impl<'a> Orphans<'a> {
         Some(cluster)
     }
 
-    /// Twins without a PV of their volume in their cluster.
-    fn alone(&self) -> Vec<Alone> {
-        let Some(cluster) = self.reached() else {
-            return Vec::new();
-        };
+    /// Twins of a cluster without a PV of their volume, and how they look.
+    fn forgotten(&self, cluster: &Cluster) -> Vec<(Arc<Twin>, OrphanState)> {
         let here = self.watched.volumes.virtual_volumes_in(&self.cluster);
         let here: HashSet<_> = here.iter().map(|volume| (&volume.volume, volume.epoch)).collect();
-        let twins = cluster.all_twins();
-        // What is released has no PV for a while, and is seen to by the command that does it; what
-        // is moved has none of its epoch, and is seen to by the move, as long as there is one.
-        let moves = self.home.views().moves.all();
-        let is_left = |twin: &Twin| {
-            superseded_by(&twin.moves).is_some_and(|by| !moves.iter().any(|one| one.uid == by.as_str()))
-        };
-        let is_alone = |twin: &&Arc<Twin>| {
-            let is_here = here.contains(&(&twin.volume, twin.epoch));
-            !is_here && !twin.releasing && (!is_seen_of_move(twin) || is_left(twin))
-        };
-        let mut alone: Vec<_> = twins.iter().filter(is_alone).collect();
-        if alone.is_empty() {
+        let mut twins = cluster.all_twins();
+        twins.retain(|twin| !here.contains(&(&twin.volume, twin.epoch)));
+        if twins.is_empty() {
             return Vec::new();
         }
         let everywhere = self.watched.volumes.virtual_volumes();
         let everywhere: HashSet<&VolumeName> = everywhere.iter().map(|volume| &volume.volume).collect();
         let unreadable: BTreeSet<String> = self.watched.volumes.of_other_versions().into_iter().collect();
-        alone.retain(|twin| !unreadable.contains(twin.volume.as_str()));
-        let alone = alone.into_iter().map(|twin| Alone {
-            cluster: cluster.clone(),
-            is_served_elsewhere: everywhere.contains(&twin.volume),
-            twin: Arc::clone(twin),
-        });
-        alone.collect()
+        let moves = self.home.views().moves.all();
+        let state = |twin: Arc<Twin>| {
+            let place = if unreadable.contains(twin.volume.as_str()) {
+                Place::Unreadable
+            } else if everywhere.contains(&twin.volume) {
+                Place::Elsewhere
+            } else {
+                Place::Nowhere
+            };
+            let origin = match &twin.claim {
+                None => Origin::Unknown,
+                Some(mark) if self.watched.claim(mark).is_some() => Origin::Live,
+                Some(_) => Origin::Gone,
+            };
+            // What is moved has no PV of its epoch, and is seen to by the move, as long as there is one.
+            let of_move = match superseded_by(&twin.moves) {
+                Some(by) if !moves.iter().any(|one| one.uid == by.as_str()) => OfMove::Left,
+                _ if is_seen_of_move(&twin) => OfMove::Yes,
+                _ => OfMove::No,
+            };
+            let seen = OrphanTwin {
+                handed_over: twin.handed_over,
+                deleting: twin.deleting,
+                releasing: twin.releasing,
+                of_move,
+            };
+            seen_state(seen, place, origin).map(|state| (twin, state))
+        };
+        twins.into_iter().filter_map(state).collect()
     }
 }
 
@@ -420,16 +345,16 @@ impl Rounds for Orphans<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let alone = self.alone();
-        let uids: HashSet<&str> = alone.iter().map(|it| it.twin.uid.as_str()).collect();
+        let reached = self.reached();
+        let forgotten = reached.map(|cluster| (self.forgotten(&cluster), cluster));
+        let (forgotten, cluster) = forgotten.unwrap_or_else(|| (Vec::new(), self.home.clone()));
+        let uids: HashSet<&str> = forgotten.iter().map(|(twin, _)| twin.uid.as_str()).collect();
         self.since.retain(|uid, _| uids.contains(uid.as_str()));
 
         let mut outcome = Ok(());
         let mut reported: HashMap<OrphanState, usize> = HashMap::new();
-        for it in &alone {
-            let Alone { cluster, twin, .. } = it;
-            let state = classify_seen(twin, self.origin(it));
-            if !self.persists(cluster, twin, state) {
+        for &(ref twin, state) in &forgotten {
+            if !self.persists(&cluster, twin, state) {
                 continue;
             }
             // What is not seen may have been made a moment ago.
@@ -441,9 +366,9 @@ impl Rounds for Orphans<'_> {
             }
             match state {
                 OrphanState::InTheMaking => {}
-                OrphanState::Collectable => outcome = outcome.and(self.collect(cluster, twin).await),
+                OrphanState::Collectable => outcome = outcome.and(self.collect(&cluster, twin).await),
                 OrphanState::Unclaimed | OrphanState::GivenAway | OrphanState::LeftByMove => {
-                    self.report(cluster, twin, state).await;
+                    self.report(&cluster, twin, state).await;
                     *reported.entry(state).or_default() += 1;
                 }
             }

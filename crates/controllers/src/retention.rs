@@ -41,7 +41,7 @@ pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> R
             && !real.annotations().contains_key(mark::RELEASE),
     };
     match policy_step(facts) {
-        PolicyStep::Retain => retain(site, &volume.volume, &real, Step::Retain).await,
+        PolicyStep::Retain => Ok(retain(site, &volume.volume, &real, Step::Retain).await?.is_some()),
         PolicyStep::GiveBack => {
             let given_back = give_policy_back(site.cluster(), &real, json!({})).await?;
             if given_back {

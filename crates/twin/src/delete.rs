@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    DeleteError, Holder, Site,
+    DeleteError, Site,
     attach::attached_to,
     claimed::{ClaimCheck, VirtualPv, remembered},
     data_of,
@@ -29,7 +29,7 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, ReclaimPolicy, TwinVolume, delete_step,
-        without_twin,
+        recovery::Holder, without_twin,
     },
     volume::{ClaimMark, VolumeId, VolumeName, mark, moving::is_gated},
 };

@@ -10,19 +10,9 @@ use super::Site;
 use crate::{
     cluster::{ApiError, unless_conflict},
     observe::crash::{self, Step},
+    placement::recovery::{Holder, HolderFacts, holder as holder_by},
     volume::{Epoch, VolumeName, mark},
 };
-
-/// Whose data a PV holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holder {
-    /// This volume's.
-    Ours,
-    /// That of a claim with the name of this volume's twin; nothing says which.
-    Unknown,
-    /// Somebody else's.
-    Other,
-}
 
 /// Tells whose data a PV at the site holds. `remembered` is the PV that the
 /// volume had when it was answered for.
@@ -32,16 +22,15 @@ pub fn holder(site: &Site, volume: &VolumeName, remembered: Option<&str>, real: 
     let is_of_the_name = claim.is_some_and(|claim| {
         claim.namespace.as_deref() == Some(site.namespace()) && claim.name.as_deref() == Some(site.name())
     });
-    let ours = |is: bool| if is { Holder::Ours } else { Holder::Other };
-    if !is_of_the_name || site.remote_cluster().is_none() {
-        return ours(is_of_the_name);
-    }
-    let marked = real.annotations().get(mark::DATA_OF);
-    match (marked, remembered) {
-        (Some(marked), _) => ours(*marked == data_of(site, volume)),
-        (None, Some(name)) => ours(name == real.name_any()),
-        (None, None) => Holder::Unknown,
-    }
+    holder_by(HolderFacts {
+        names_twin: is_of_the_name,
+        once: site.remote_cluster().is_none(),
+        marked: real
+            .annotations()
+            .get(mark::DATA_OF)
+            .map(|marked| *marked == data_of(site, volume)),
+        remembered: remembered.map(|name| name == real.name_any()),
+    })
 }
 
 /// What the PV of a volume is marked with. That of an earlier epoch holds older data.
@@ -54,6 +43,12 @@ pub fn data_of(site: &Site, volume: &VolumeName) -> String {
     format!("{home}/{volume}/{}", site.epoch())
 }
 
+/// Whether the PV of a twin says whose it is, as far as that is needed.
+#[must_use]
+pub fn is_marked(site: &Site, volume: &VolumeName, real: &PersistentVolume) -> bool {
+    site.remote_cluster().is_none() || real.annotations().get(mark::DATA_OF) == Some(&data_of(site, volume))
+}
+
 /// Marks the PV of a twin with the volume, unless it is; the PV as it is then. `None` if it
 /// has changed meanwhile and has to be looked at again.
 pub async fn mark_holder(
@@ -61,14 +56,13 @@ pub async fn mark_holder(
     volume: &VolumeName,
     real: PersistentVolume,
 ) -> Result<Option<PersistentVolume>, ApiError> {
-    let data_of = data_of(site, volume);
-    if site.remote_cluster().is_none() || real.annotations().get(mark::DATA_OF) == Some(&data_of) {
+    if is_marked(site, volume, &real) {
         return Ok(Some(real));
     }
     let patch = json!({"metadata": {
         "uid": real.uid(),
         "resourceVersion": real.resource_version(),
-        "annotations": {mark::DATA_OF: data_of},
+        "annotations": {mark::DATA_OF: data_of(site, volume)},
     }});
     let marked = crash::around(Step::MarkHolder, site.volumes().merge(&real.name_any(), &patch)).await;
     unless_conflict(marked)

@@ -63,7 +63,7 @@ pub use self::{
     errors::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     expand::{Expanded, expand, finish_expansion, grown},
     finalizer::{add_finalizer, has_finalizer, remove_finalizer},
-    holder::{Holder, data_of, holder, mark_holder},
+    holder::{data_of, holder, is_marked, mark_holder},
     list::{Listed, list, validate},
     moves::{exists, highest, is_of_move, is_seen_of_move, may_publish_elsewhere},
     reading::{

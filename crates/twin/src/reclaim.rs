@@ -23,17 +23,17 @@ pub fn reclaim_policy(volume: &PersistentVolume) -> &str {
 }
 
 /// Sees to it that the data of a twin's PV survives the deletion of the twin, as this
-/// step of its caller. False if the PV has changed meanwhile and has to be looked at again: its
-/// import or release may have ended, and given it a policy that is to stay.
+/// step of its caller; the PV as it is then. `None` if it has changed meanwhile and has to be looked
+/// at again: its import or release may have ended, and given it a policy that is to stay.
 pub async fn retain(
     site: &Site,
     volume: &VolumeName,
     real: &PersistentVolume,
     step: Step,
-) -> Result<bool, ApiError> {
+) -> Result<Option<PersistentVolume>, ApiError> {
     let policy = reclaim_policy(real);
     if policy == RETAIN {
-        return Ok(true);
+        return Ok(Some(real.clone()));
     }
     let mut annotations = json!({mark::POLICY_BEFORE: policy});
     if site.remote_cluster().is_some() {
@@ -49,7 +49,7 @@ pub async fn retain(
         "spec": {"persistentVolumeReclaimPolicy": RETAIN},
     });
     let retained = crash::around(step, site.volumes().merge(&real.name_any(), &patch)).await;
-    Ok(unless_conflict(retained)?.is_some())
+    unless_conflict(retained)
 }
 
 /// Gives a PV the reclaim policy back that was replaced, together with what else `spec`

@@ -41,7 +41,7 @@ pub struct Marks {
 }
 
 /// Why an object has no readable marks.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum MarksError {
     /// A label is missing.
     #[error("it has no label {0}")]
@@ -127,7 +127,7 @@ pub struct Owner {
 }
 
 /// Why an object in a twin's place is not ours, and thus is never adopted, changed or deleted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Foreign {
     /// It was not made by this driver.
     #[error("it was not made by this driver: {0}")]

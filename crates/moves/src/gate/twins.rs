@@ -130,7 +130,7 @@ impl MovedVolume {
             return Ok(Applied::Done);
         };
         let is_settled = match policy {
-            ReclaimPolicy::Retain => retain(site, self.volume(), &real, step).await?,
+            ReclaimPolicy::Retain => retain(site, self.volume(), &real, step).await?.is_some(),
             ReclaimPolicy::Delete => give_policy_back(site.cluster(), &real, json!({})).await?,
         };
         Ok(if is_settled {

@@ -19,7 +19,7 @@ pub struct TargetMark {
 }
 
 /// A mark of a move that this driver cannot read. The twin is left alone.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("its label or annotation {key} has the value {value:?}, which this driver never writes")]
 pub struct TwinMarkError {
     /// The label or annotation.
