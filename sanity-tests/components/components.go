@@ -96,8 +96,8 @@ func BuildLiqo(ctx context.Context, progress io.Writer) (Binaries, error) {
 	return build(ctx, liqoModules, progress)
 }
 
-// BuildE2E returns the programs e2e.test, ginkgo and agnhost, building them unless the
-// cache has them.
+// BuildE2E returns the programs e2e.test, ginkgo, agnhost and nonewprivs, building them
+// unless the cache has them.
 func BuildE2E(ctx context.Context, progress io.Writer) (Binaries, error) {
 	return build(ctx, e2eModules, progress)
 }

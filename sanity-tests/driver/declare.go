@@ -87,6 +87,16 @@ func Undeclare(ctx context.Context, home *clusters.Cluster, name string) error {
 	return errors.Join(gone, err)
 }
 
+// Routed is what the fabric is told of the network of a remote cluster: the pod networks of the lab
+// are routed.
+func Routed(remote *clusters.Cluster) map[string]any {
+	var addresses []any
+	for _, node := range remote.Nodes() {
+		addresses = append(addresses, node.PodCIDR)
+	}
+	return map[string]any{"mode": "Routed", "podCIDRs": addresses}
+}
+
 func remoteClustersOf(cluster *clusters.Cluster) (dynamic.ResourceInterface, error) {
 	config, err := cluster.Config()
 	if err != nil {

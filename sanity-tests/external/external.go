@@ -1,10 +1,11 @@
-// Package external runs Kubernetes' own External.Storage tests, which any CSI driver
-// can be put through, against a class of a cluster of the lab. What a class is said to
-// be capable of, and so which specs apply, is in drivers/*.yaml.
+// Package external runs Kubernetes' own end-to-end tests against clusters of the lab: the
+// External.Storage tests, which any CSI driver can be put through, against a class, and those
+// of the conformance of nodes. What a class is said to be capable of, and so which specs of
+// External.Storage apply, is in drivers/*.yaml.
 //
 // It prepares the images that the tests run (images.go), runs e2e.test under ginkgo
-// (run.go), reads what came of it (report.go) and removes what an interrupted run left
-// behind (sweep.go). The programs come from package components.
+// (run.go), reads what came of it (report.go), compares two runs (compare.go) and removes what
+// an interrupted run left behind (sweep.go). The programs come from package components.
 package external
 
 import (
@@ -47,6 +48,14 @@ func Prepare(ctx context.Context, lab *clusters.Lab, cluster *clusters.Cluster, 
 		return nil, err
 	}
 	return s, cluster.Import(ctx, made...)
+}
+
+// Through is the suite over another cluster, where nobody runs its pods but virtual nodes in
+// whose place the first one is: the images are there.
+func (s *Suite) Through(home *clusters.Cluster) *Suite {
+	through := *s
+	through.cluster = home
+	return &through
 }
 
 // Drivers are the names of the test-driver files.

@@ -26,8 +26,8 @@ func (s *Suite) environment() []string {
 	return append(os.Environ(), "KUBE_TEST_REPO_LIST="+s.registries())
 }
 
-// images makes those of the tests' images that specs of storage use. Their tags are
-// known to e2e.test alone, so it is asked.
+// images makes those of the tests' images that the specs use. Their tags are known to
+// e2e.test alone, so it is asked.
 func (s *Suite) images(ctx context.Context) ([]*images.Image, error) {
 	cmd := exec.CommandContext(ctx, s.programs.Path("e2e.test"), "--list-images")
 	cmd.Env = s.environment()
@@ -56,8 +56,8 @@ func (s *Suite) images(ctx context.Context) ([]*images.Image, error) {
 	return made, nil
 }
 
-// image makes one by the last part of its name; nil is for one that no spec of
-// storage uses.
+// image makes one by the last part of its name; nil is for one that none of the
+// specs uses.
 func (s *Suite) image(name string) (*images.Image, error) {
 	switch name {
 	case "pause":
@@ -68,6 +68,18 @@ func (s *Suite) image(name string) (*images.Image, error) {
 		return withTools()
 	case "agnhost":
 		return s.agnhost()
+	case "nonroot":
+		image, err := images.Busybox()
+		if err == nil {
+			image.User = "1234"
+		}
+		return image, err
+	case "nonewprivs":
+		image, err := images.Program("", s.programs.Path("nonewprivs"))
+		if err == nil {
+			image.RunAsOwner(image.Entrypoint[0])
+		}
+		return image, err
 	}
 	return nil, nil
 }
@@ -104,6 +116,20 @@ echo "no kubelet has the network of this pod" >&2
 exit 1
 `
 
+// curl stands in for the real one where specs ask a server in a pod: by that of busybox.
+const curl = `#!/bin/sh
+timeout=15
+while [ $# -gt 1 ]; do
+  case "$1" in
+  --max-time | --connect-timeout) timeout=$2; shift ;;
+  -g | -q | -s) ;;
+  *) echo "curl: this one does not know $1" >&2; exit 2 ;;
+  esac
+  shift
+done
+exec /bin/busybox wget -q -T "$timeout" -O - "$1"
+`
+
 func (s *Suite) agnhost() (*images.Image, error) {
 	image, err := images.Busybox()
 	if err != nil {
@@ -112,5 +138,6 @@ func (s *Suite) agnhost() (*images.Image, error) {
 	image.Entrypoint, image.Cmd = []string{"/agnhost"}, []string{"pause"}
 	image.AddBinary(s.programs.Path("agnhost"), "/agnhost")
 	image.AddFile("/usr/bin/nsenter", 0o755, []byte(enterNode))
+	image.AddFile("/usr/bin/curl", 0o755, []byte(curl))
 	return image, image.Err()
 }

@@ -23,6 +23,8 @@ type Report struct {
 type Spec struct {
 	Name   string
 	Passed bool
+	// IsStep says that it is no test.
+	IsStep bool
 	Took   time.Duration
 	// Trouble is why it failed, with the end of what it said.
 	Trouble string
@@ -98,7 +100,7 @@ func (r *Report) add(s spec) {
 	case s.State == "passed" && s.LeafNodeType != "It":
 		return
 	}
-	ended := Spec{Name: s.name(), Passed: s.State == "passed", Took: s.RunTime}
+	ended := Spec{Name: s.name(), Passed: s.State == "passed", IsStep: s.LeafNodeType != "It", Took: s.RunTime}
 	if !ended.Passed {
 		ended.Trouble = s.State + "\n"
 		if s.Failure != nil {
@@ -112,7 +114,8 @@ func (r *Report) add(s spec) {
 }
 
 // common is what the names of all specs have in common, and tags.
-var common = regexp.MustCompile(`External Storage|\[Driver: [^]]*\]|\[Testpattern: |\](?: |$)|\[LinuxOnly\]|\[Slow\]`)
+var common = regexp.MustCompile(`External Storage|\[Driver: [^]]*\]|\[(?:FeatureGate|Environment):[^]]*\]|` +
+	`\[(?:sig-[a-z-]+|Alpha|Beta|Conformance|LinuxOnly|NodeConformance|Slow)\]|\[Testpattern: |\](?: |$)`)
 
 // name is short, and without a slash, which the names of Go's tests give a meaning.
 func (s spec) name() string {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -16,10 +17,15 @@ import (
 // more than one machine, or are for features behind a gate.
 const skipped = `\[Disruptive\]|\[Serial\]|\[Feature:Volumes\]|\[Feature:Windows\]`
 
+// conformance are the specs of the conformance of nodes that do not need a cluster for
+// themselves, by their labels.
+const conformance = "NodeConformance && !Disruptive && !Serial"
+
 // Options are what one can choose about a run.
 type Options struct {
-	// Focus is a regular expression for the specs to run; empty for all.
-	Focus string
+	// Focus is a regular expression for the specs to run, Skip one for those to leave
+	// out; empty for all, or none.
+	Focus, Skip string
 	// Procs is how many specs run side by side.
 	Procs int
 	// Until is when the run should have ended; specs that still run are interrupted and
@@ -34,18 +40,35 @@ func (s *Suite) Run(ctx context.Context, driver string, options Options) (Report
 	if err != nil {
 		return Report{}, err
 	}
-	dir := filepath.Join(s.dir, driver)
+	return s.run(ctx, driver, options.Until,
+		[]string{"--procs=" + strconv.Itoa(options.Procs), "--focus=External.Storage.*" + options.Focus, "--skip=" + skipped},
+		"--storage.testdriver="+file)
+}
+
+// RunNodeConformance runs the specs by which Kubernetes says what a node does for pods.
+// The name is that of the run.
+func (s *Suite) RunNodeConformance(ctx context.Context, name string, options Options) (Report, error) {
+	which := []string{"--procs=" + strconv.Itoa(options.Procs), "--label-filter=" + conformance, "--focus=" + options.Focus}
+	if options.Skip != "" {
+		which = append(which, "--skip="+options.Skip)
+	}
+	return s.run(ctx, name, options.Until, which)
+}
+
+// run runs those specs that the flags of ginkgo select.
+func (s *Suite) run(ctx context.Context, name string, until time.Time, which []string, ofTests ...string) (Report, error) {
+	dir := filepath.Join(s.dir, name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Report{}, fmt.Errorf("make a folder for the report: %w", err)
 	}
 	const report = "report.json"
-	cmd := exec.CommandContext(ctx, s.programs.Path("ginkgo"),
-		"--procs="+strconv.Itoa(options.Procs), "--timeout="+time.Until(options.Until).Round(time.Second).String(),
-		"--no-color", "--silence-skips", "--focus=External.Storage.*"+options.Focus, "--skip="+skipped,
-		"--output-dir="+dir, "--json-report="+report,
+	args := slices.Concat(which, []string{
+		"--timeout=" + time.Until(until).Round(time.Second).String(),
+		"--no-color", "--silence-skips", "--output-dir=" + dir, "--json-report=" + report,
 		s.programs.Path("e2e.test"), "--",
-		"--kubeconfig="+s.cluster.Kubeconfig(), "--kubectl-path="+s.kubectl, "--provider=skeleton",
-		"--storage.testdriver="+file)
+		"--kubeconfig=" + s.cluster.Kubeconfig(), "--kubectl-path=" + s.kubectl, "--provider=skeleton",
+	}, ofTests)
+	cmd := exec.CommandContext(ctx, s.programs.Path("ginkgo"), args...)
 	var output bytes.Buffer
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, s.environment(), &output, &output
 	// Interrupted, ginkgo lets specs clean up.
@@ -58,7 +81,7 @@ func (s *Suite) Run(ctx context.Context, driver string, options Options) (Report
 		err = errors.New("it failed without a spec that failed")
 	}
 	if err != nil {
-		return read, fmt.Errorf("run External.Storage over %s: %w\n%s", driver, errors.Join(ended, err), tail(output.Bytes()))
+		return read, fmt.Errorf("run %s: %w\n%s", name, errors.Join(ended, err), tail(output.Bytes()))
 	}
 	return read, nil
 }

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// namespaceLabel is on every namespace that the tests make.
-	namespaceLabel = "e2e-framework"
+	// NamespaceLabel is on every namespace that the tests make.
+	NamespaceLabel = "e2e-framework"
 	// className is in the name of every class that they copy.
 	className = "-e2e-sc"
 )
@@ -51,7 +51,7 @@ func deleteClasses(ctx context.Context, client kubernetes.Interface) error {
 
 // deleteNamespaces says which are left.
 func deleteNamespaces(ctx context.Context, client kubernetes.Interface) error {
-	namespaces, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: namespaceLabel})
+	namespaces, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: NamespaceLabel})
 	if err != nil {
 		return err
 	}

@@ -255,6 +255,9 @@ func writeEntry(layer *tar.Writer, name string, entry file) error {
 	if entry.mode&fs.ModeSticky != 0 {
 		header.Mode |= 0o1000
 	}
+	if entry.mode&fs.ModeSetuid != 0 {
+		header.Mode |= 0o4000
+	}
 	switch {
 	case entry.mode.IsDir():
 		header.Typeflag, header.Name = tar.TypeDir, name+"/"

@@ -102,6 +102,17 @@ func (i *Image) AddBinary(source, target string) *Image {
 	return i.add(target, file{mode: 0o755, source: source})
 }
 
+// RunAsOwner has a program that was added run as root, whoever starts it.
+func (i *Image) RunAsOwner(name string) *Image {
+	entry, there := i.files[name]
+	if !there {
+		i.failures = append(i.failures, fmt.Errorf("there is no %s to run as its owner", name))
+		return i
+	}
+	entry.mode |= fs.ModeSetuid
+	return i.add(name, entry)
+}
+
 func (i *Image) add(name string, entry file) *Image {
 	name = path.Clean("/" + name)
 	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
@@ -152,5 +163,5 @@ func (f file) unpack(to string) (size int64, err error) {
 			return 0, err
 		}
 	}
-	return int64(len(content)), os.WriteFile(to, content, f.mode.Perm())
+	return int64(len(content)), os.WriteFile(to, content, f.mode)
 }

@@ -25,6 +25,7 @@ func example(t *testing.T) *Image {
 	}
 	return New("example.test/some/program:v1", "/program").
 		AddBinary(program, "/program").
+		AddBinary(program, "/as-root").RunAsOwner("/as-root").
 		AddLink("/bin/sh", "/program").
 		AddFile("/etc/deep/er/file", 0o640, []byte("content"))
 }
@@ -87,8 +88,8 @@ func TestArchiveHoldsTheImage(t *testing.T) {
 	if link := headers["bin/sh"]; link == nil || link.Linkname != "/program" {
 		t.Errorf("link: %+v", link)
 	}
-	if headers["program"].Mode != 0o755 {
-		t.Errorf("program: %+v", headers["program"])
+	if headers["program"].Mode != 0o755 || headers["as-root"].Mode != 0o4755 {
+		t.Errorf("programs: %+v, %+v", headers["program"], headers["as-root"])
 	}
 	if headers["tmp/"].Mode != 0o1777 {
 		t.Errorf("tmp: %+v", headers["tmp/"])

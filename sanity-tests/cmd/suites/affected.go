@@ -42,10 +42,12 @@ var (
 
 	offloading = []someOf{{"offload", ""}}
 	reflection = []someOf{{"offload", "Copied|Service|Quick|Manifests"}}
+	podsThere  = []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}, {"node conformance", ""}}
 	homeLives  = []someOf{{"driver", ""}, {"faults", "TestDying.*a_|Trouble"}}
 	everywhere = []someOf{{"driver", ""}, {"remote", ""}, {"faults", ""}}
 	otherSide  = []someOf{{"remote", ""}, {"faults", "another_cluster|Trouble"}}
 	connects   = []someOf{{"remote", "Connect|Session"}}
+	k8sTests   = []someOf{{"external storage", ""}, {"node conformance", ""}}
 	theLab     = []someOf{{"lab", ""}, {"storage", ""}, {"fabric", ""}}
 )
 
@@ -58,12 +60,12 @@ var table = []tableLine{
 	{prefix: "crates/fabric/src/streams/", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
 	{prefix: "crates/fabric/src/reflect/", tests: reflection},
 	{prefix: "crates/fabric/src/node/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}}},
-	{prefix: "crates/fabric/src/pods/", tests: []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}}},
+	{prefix: "crates/fabric/src/pods/", tests: podsThere},
 	{prefix: "crates/fabric/src/rights", tests: []someOf{{"offload", "Fence|Rights"}}},
 	{prefix: "crates/fabric/src/", tests: offloading},
 	{prefix: "crates/model/src/offload/reflection/", tests: reflection},
 	{prefix: "crates/model/src/offload/network", tests: []someOf{{"offload", "Service|Database"}}},
-	{prefix: "crates/model/src/offload/pods/", tests: []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}}},
+	{prefix: "crates/model/src/offload/pods/", tests: podsThere},
 	{prefix: "crates/model/src/offload/", tests: offloading},
 	{prefix: "crates/cluster/src/api/fabric", tests: offloading},
 	{prefix: "crates/cluster/src/api/namespace_offloading", tests: offloading},
@@ -192,8 +194,8 @@ var table = []tableLine{
 	{prefix: "sanity-tests/fabrics/", tests: []someOf{{"remote", "Liqo|Kosmos"}, {"offload", "Liqo|Kosmos"}}},
 	{prefix: "sanity-tests/liqo/", tests: []someOf{{"liqo", ""}}},
 	{prefix: "sanity-tests/components/liqo/", tests: []someOf{{"liqo", ""}}},
-	{prefix: "sanity-tests/external/", tests: []someOf{{"external storage", ""}}},
-	{prefix: "sanity-tests/components/e2e/", tests: []someOf{{"external storage", ""}}},
+	{prefix: "sanity-tests/external/", tests: k8sTests},
+	{prefix: "sanity-tests/components/e2e/", tests: k8sTests},
 	{prefix: "sanity-tests/components/", tests: theLab},
 	{prefix: "sanity-tests/machine/", tests: theLab},
 	{prefix: "sanity-tests/nodes/", tests: theLab},

@@ -114,8 +114,9 @@ var suites = []suite{
 	only(whole, onRelease(goTest("release", "sanity-tests", sharedLab, 15*time.Minute, "-run="+smokeTests, "./e2e/driver"))),
 	only(whole, check("Liqo build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "liqo")),
 	labTestsOf(whole, goTest("liqo", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/liqo")),
-	only(whole, check("external storage build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "e2e")),
+	only(whole, check("build of Kubernetes' tests", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "e2e")),
 	labTestsOf(whole, withLegs("", goTest("external storage", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/external"))),
+	labTestsOf(whole, goTest("node conformance", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/nodeconformance")),
 }
 
 // driverBuild is the suite whose program the suites after it use.

@@ -1,6 +1,6 @@
-// Kubernetes' own end-to-end tests, the program that runs them and the one its
+// Kubernetes' own end-to-end tests, the program that runs them and those its
 // pods run. This module only pins them, it has no code of its own; they are
-// built for the suite e2e/external alone.
+// built for the suites e2e/external and e2e/nodeconformance alone.
 module storage.liqo.io/sanity-tests/components/e2e
 
 go 1.26.0
@@ -9,6 +9,7 @@ tool (
 	github.com/onsi/ginkgo/v2/ginkgo
 	k8s.io/kubernetes/test/e2e
 	k8s.io/kubernetes/test/images/agnhost
+	k8s.io/kubernetes/test/images/nonewprivs
 )
 
 require (

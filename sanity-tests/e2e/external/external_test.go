@@ -5,17 +5,13 @@
 package external
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"os"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
-	"storage.liqo.io/sanity-tests/account"
-	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/external"
@@ -46,7 +42,7 @@ func TestExternalStorage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	leavesNothing(t, home, suite)
+	user.LeavesNothing(t, home, suite.Sweep)
 	for _, c := range cases {
 		t.Run(c.driver, func(t *testing.T) {
 			report, err := suite.Run(t.Context(), c.driver, external.Options{Focus: c.focus, Procs: *procs, Until: deadline(t)})
@@ -85,48 +81,4 @@ func deadline(t *testing.T) time.Time {
 		return end.Add(-5 * time.Minute)
 	}
 	return time.Now().Add(time.Hour)
-}
-
-// leavesNothing starts from a cluster without remains of former runs, and looks for
-// those of this one.
-func leavesNothing(t *testing.T, cluster *clusters.Cluster, suite *external.Suite) {
-	t.Helper()
-	before := sweep(t, cluster, suite)
-	t.Cleanup(func() {
-		if t.Failed() {
-			_ = sweep(t, cluster, suite)
-			return
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
-		defer cancel()
-		var leaked []string
-		for {
-			after, err := account.Take(ctx, cluster)
-			if err == nil {
-				if leaked = after.Beyond(before); len(leaked) == 0 {
-					return
-				}
-			}
-			select {
-			case <-ctx.Done():
-				user.Violated(t, "left behind:\n  %s", strings.Join(leaked, "\n  "))
-				return
-			case <-time.After(time.Second):
-			}
-		}
-	})
-}
-
-func sweep(t *testing.T, cluster *clusters.Cluster, suite *external.Suite) account.Stock {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
-	defer cancel()
-	if err := suite.Sweep(ctx); err != nil {
-		t.Error(err)
-	}
-	stock, err := account.Take(ctx, cluster)
-	if err != nil {
-		t.Error(err)
-	}
-	return stock
 }

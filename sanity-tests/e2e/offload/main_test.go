@@ -83,7 +83,7 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 		"labelsFrom": map[string]any{"namespace": "liqo-csi-access", "name": "liqo-csi-labels"},
 		// Beside ours. This one keeps no pod away.
 		"taints":  []any{map[string]any{"key": "kosmos.io/node", "value": "true", "effect": "PreferNoSchedule"}},
-		"network": routed(remote),
+		"network": driver.Routed(remote),
 	})
 }
 

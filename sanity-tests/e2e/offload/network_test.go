@@ -13,18 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
-	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
-
-// The pod networks of the lab are routed, so that is what the fabric is told.
-func routed(remote *clusters.Cluster) map[string]any {
-	var addresses []any
-	for _, node := range remote.Nodes() {
-		addresses = append(addresses, node.PodCIDR)
-	}
-	return map[string]any{"mode": "Routed", "podCIDRs": addresses}
-}
 
 // setNetwork tells the fabric another story until the test ends: only for tests that run alone.
 func setNetwork(t *testing.T, network map[string]any) {
@@ -46,7 +37,7 @@ func setNetwork(t *testing.T, network map[string]any) {
 		}
 	}
 	set(t.Context(), network)
-	t.Cleanup(func() { set(user.Afterwards(t), routed(user.Cluster(t, "remote"))) })
+	t.Cleanup(func() { set(user.Afterwards(t), driver.Routed(user.Cluster(t, "remote"))) })
 }
 
 // asker is a pod in a namespace of its own in one of the clusters, which nobody offloads.

@@ -1,0 +1,140 @@
+// Package nodeconformance puts virtual nodes through what Kubernetes says that a node does for pods:
+// the specs [NodeConformance] of its end-to-end tests, once in the remote cluster itself, and once in
+// the home cluster with every pod on the virtual node. What passes there passes here, except for the
+// differences in differences_test.go.
+//
+// How the specs are built and run is the business of package external above.
+package nodeconformance
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/external"
+)
+
+const (
+	// name is the id of the remote cluster, and the name of all that is made for it.
+	name = "conformance"
+	node = "virtual-conformance"
+	// atLeast is how many specs have to pass in both clusters: a suite that runs nothing must not pass.
+	atLeast = 100
+)
+
+var (
+	procs = flag.Int("procs", 4*runtime.NumCPU(), "specs that run side by side; most of the time they wait")
+	focus = flag.String("focus", "", "a regular expression for the specs to run; differences and counts are not judged then")
+)
+
+func TestMain(m *testing.M) { user.Main(m) }
+
+func TestNodeConformance(t *testing.T) {
+	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
+	makeNode(t, home, remote)
+	suite, err := external.Prepare(t.Context(), user.Lab(t), remote, t.TempDir(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	through := suite.Through(home)
+	user.LeavesNothing(t, remote, suite.Sweep)
+	user.LeavesNothing(t, home, through.Sweep)
+
+	direct := run(t, suite, "direct")
+	offloader := offloadAll(t, home)
+	offloaded := run(t, through, "through")
+	offloader.judge(t)
+
+	differences, missing := external.Compare(direct, offloaded, expected)
+	counts := fmt.Sprintf("%s in the remote cluster, %s through the virtual node, %d differences", count(direct), count(offloaded), len(differences))
+	t.Run(counts, func(t *testing.T) {
+		if passed := len(direct.Specs) - direct.Failed() - len(differences); passed < atLeast && *focus == "" {
+			t.Errorf("only %d specs passed in both clusters, fewer than %d", passed, atLeast)
+		}
+	})
+	for _, difference := range differences {
+		t.Run(difference.Name, func(t *testing.T) {
+			if difference.Reason == "" {
+				t.Errorf("it passes in the remote cluster, and not through the virtual node: %s", difference.Trouble)
+				return
+			}
+			t.Logf("expected: %s\n%s", difference.Reason, difference.Trouble)
+		})
+	}
+	if *focus != "" {
+		return
+	}
+	for name, why := range missing {
+		t.Run(name, func(t *testing.T) { t.Errorf("it is listed as a difference, and is none: %s", why) })
+	}
+}
+
+// makeNode makes a virtual node in place of the remote cluster, which goes with the test.
+func makeNode(t *testing.T, home, remote *clusters.Cluster) {
+	t.Helper()
+	if err := driver.DefineOffloading(t.Context(), home); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { report(t, driver.UndefineOffloading(user.Afterwards(t), home)) })
+	options := driver.Options{Progress: os.Stderr, Values: chart.Values{"fabric": driver.Fabric()}}
+	if err := driver.Install(t.Context(), home, options); err != nil {
+		t.Fatal(err)
+	}
+	access, kubeconfig, err := driver.GiveAccess(t.Context(), remote, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { report(t, access.Take(user.Afterwards(t))) })
+	t.Cleanup(func() { report(t, driver.Undeclare(user.Afterwards(t), home, name)) })
+	if err := driver.Declare(t.Context(), home, name, kubeconfig, map[string]any{"nodeName": node, "network": driver.Routed(remote)}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func report(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// run runs the specs against the cluster of the suite. Steps before and after all of them must pass.
+func run(t *testing.T, suite *external.Suite, name string) external.Report {
+	t.Helper()
+	began := time.Now()
+	options := external.Options{Focus: *focus, Skip: skipped, Procs: *procs, Until: deadline(t)}
+	ran, err := suite.RunNodeConformance(t.Context(), name, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s: %s in %s; skipped themselves:\n%s", name, count(ran), time.Since(began).Round(time.Second), ran.Reasons())
+	for _, spec := range ran.Specs {
+		switch {
+		case spec.IsStep:
+			t.Errorf("%s: %s: %s", name, spec.Name, spec.Trouble)
+		case !spec.Passed:
+			t.Logf("%s: failed: %s", name, spec.Name)
+		}
+	}
+	return ran
+}
+
+func count(ran external.Report) string {
+	failed := ran.Failed()
+	return fmt.Sprintf("%d passed and %d failed", len(ran.Specs)-failed, failed)
+}
+
+// deadline leaves specs that are interrupted the time to clean up.
+func deadline(t *testing.T) time.Time {
+	if end, limited := t.Deadline(); limited {
+		return end.Add(-5 * time.Minute)
+	}
+	return time.Now().Add(time.Hour)
+}

@@ -1,0 +1,55 @@
+package user
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"storage.liqo.io/sanity-tests/account"
+	"storage.liqo.io/sanity-tests/clusters"
+)
+
+// LeavesNothing starts from a cluster without remains of former runs of somebody else's tests, which
+// sweep removes, and looks for those of this one.
+func LeavesNothing(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) {
+	t.Helper()
+	before := swept(t, cluster, sweep)
+	t.Cleanup(func() {
+		if t.Failed() {
+			_ = swept(t, cluster, sweep)
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), Patience)
+		defer cancel()
+		var leaked []string
+		for {
+			after, err := account.Take(ctx, cluster)
+			if err == nil {
+				if leaked = after.Beyond(before); len(leaked) == 0 {
+					return
+				}
+			}
+			select {
+			case <-ctx.Done():
+				Violated(t, "left behind:\n  %s", strings.Join(leaked, "\n  "))
+				return
+			case <-time.After(time.Second):
+			}
+		}
+	})
+}
+
+func swept(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) account.Stock {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
+	defer cancel()
+	if err := sweep(ctx); err != nil {
+		t.Error(err)
+	}
+	stock, err := account.Take(ctx, cluster)
+	if err != nil {
+		t.Error(err)
+	}
+	return stock
+}
