@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
@@ -30,7 +32,7 @@ const (
 )
 
 var (
-	procs = flag.Int("procs", 4*runtime.NumCPU(), "specs that run side by side; most of the time they wait")
+	procs = flag.Int("procs", 4*runtime.NumCPU(), "specs that run side by side in each cluster")
 	focus = flag.String("focus", "", "a regular expression for the specs to run; differences and counts are not judged then")
 )
 
@@ -47,9 +49,8 @@ func TestNodeConformance(t *testing.T) {
 	user.LeavesNothing(t, remote, suite.Sweep)
 	user.LeavesNothing(t, home, through.Sweep)
 
-	direct := run(t, suite, "direct")
 	offloader := offloadAll(t, home)
-	offloaded := run(t, through, "through")
+	direct, offloaded := runBoth(t, suite, through)
 	offloader.judge(t)
 
 	differences, missing := external.Compare(direct, offloaded, expected)
@@ -105,25 +106,39 @@ func report(t *testing.T, err error) {
 	}
 }
 
-// run runs the specs against the cluster of the suite. Steps before and after all of them must pass.
-func run(t *testing.T, suite *external.Suite, name string) external.Report {
+// runBoth runs the specs against both clusters side by side: most of the time they wait.
+func runBoth(t *testing.T, suite, through *external.Suite) (direct, offloaded external.Report) {
 	t.Helper()
-	began := time.Now()
 	options := external.Options{Focus: *focus, Skip: skipped, Procs: *procs, Until: deadline(t)}
-	ran, err := suite.RunNodeConformance(t.Context(), name, options)
-	if err != nil {
+	runs, ctx := errgroup.WithContext(t.Context())
+	runs.Go(func() (err error) {
+		direct, err = suite.RunNodeConformance(ctx, "direct", options)
+		return err
+	})
+	runs.Go(func() (err error) {
+		offloaded, err = through.RunNodeConformance(ctx, "through", options)
+		return err
+	})
+	if err := runs.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%s: %s in %s; skipped themselves:\n%s", name, count(ran), time.Since(began).Round(time.Second), ran.Reasons())
+	show(t, "in the remote cluster", direct)
+	show(t, "through the virtual node", offloaded)
+	return direct, offloaded
+}
+
+// show says what failed. Steps before and after all specs must not.
+func show(t *testing.T, where string, ran external.Report) {
+	t.Helper()
+	t.Logf("%s: %s; skipped themselves:\n%s", where, count(ran), ran.Reasons())
 	for _, spec := range ran.Specs {
 		switch {
 		case spec.IsStep:
-			t.Errorf("%s: %s: %s", name, spec.Name, spec.Trouble)
+			t.Errorf("%s: %s: %s", where, spec.Name, spec.Trouble)
 		case !spec.Passed:
-			t.Logf("%s: failed: %s", name, spec.Name)
+			t.Logf("%s: failed: %s: %s", where, spec.Name, spec.Trouble)
 		}
 	}
-	return ran
 }
 
 func count(ran external.Report) string {
