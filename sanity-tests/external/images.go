@@ -116,18 +116,20 @@ echo "no kubelet has the network of this pod" >&2
 exit 1
 `
 
-// curl stands in for the real one where specs ask a server in a pod: by that of busybox.
+// curl stands in for the real one where specs ask a server in a pod. Debian's static busybox
+// crashes with wget -T.
 const curl = `#!/bin/sh
 timeout=15
 while [ $# -gt 1 ]; do
   case "$1" in
-  --max-time | --connect-timeout) timeout=$2; shift ;;
+  --max-time) timeout=$2; shift ;;
+  --connect-timeout) shift ;;
   -g | -q | -s) ;;
   *) echo "curl: this one does not know $1" >&2; exit 2 ;;
   esac
   shift
 done
-exec /bin/busybox wget -q -T "$timeout" -O - "$1"
+exec /bin/busybox timeout "$timeout" /bin/busybox wget -q -O - "$1"
 `
 
 func (s *Suite) agnhost() (*images.Image, error) {
