@@ -85,17 +85,23 @@ pub struct OrphanTwin {
 /// Says how a twin looks by what is seen; `None` if it is not forgotten.
 #[must_use]
 pub fn seen_state(twin: OrphanTwin, place: Place, origin: Origin) -> Option<OrphanState> {
-    let origin = match (place, origin) {
-        (Place::Here | Place::Unreadable, _) => return None,
-        (Place::Elsewhere, Origin::Live) => Origin::Gone,
-        (Place::Elsewhere | Place::Nowhere, origin) => origin,
-    };
+    let origin = origin_by(place, origin)?;
     match twin.of_move {
         _ if twin.releasing => None,
         OfMove::Yes => None,
         OfMove::Left if twin.deleting => Some(OrphanState::Collectable),
         OfMove::Left => Some(OrphanState::LeftByMove),
         OfMove::No => Some(state(twin, origin)),
+    }
+}
+
+/// The claim that may still get the twin; `None` if the volume uses the twin, or may use it. Once the
+/// volume is elsewhere its claim never gets this twin.
+fn origin_by(place: Place, origin: Origin) -> Option<Origin> {
+    match (place, origin) {
+        (Place::Here | Place::Unreadable, _) => None,
+        (Place::Elsewhere, Origin::Live) => Some(Origin::Gone),
+        (Place::Elsewhere | Place::Nowhere, origin) => Some(origin),
     }
 }
 
@@ -156,12 +162,14 @@ pub fn orphan_step<T, V>(facts: &OrphanFacts<T, V>) -> OrphanStep<'_, T, V> {
         OfMove::Left if twin.deleting => true,
         OfMove::Left | OfMove::Yes => return OrphanStep::Leave,
     };
-    let origin = match (facts.place, facts.origin) {
-        (Read::NotYet, _) => return OrphanStep::ReadPlace,
-        (Read::Known(Place::Here | Place::Unreadable), _) => return OrphanStep::Leave,
-        (Read::Known(Place::Elsewhere), _) => Origin::Gone,
-        (Read::Known(Place::Nowhere), Read::NotYet) => return OrphanStep::ReadOrigin,
-        (Read::Known(Place::Nowhere), Read::Known(origin)) => origin,
+    let Read::Known(place) = facts.place else {
+        return OrphanStep::ReadPlace;
+    };
+    let Read::Known(origin) = facts.origin else {
+        return OrphanStep::ReadOrigin;
+    };
+    let Some(origin) = origin_by(place, origin) else {
+        return OrphanStep::Leave;
     };
     if !is_left && state(twin, origin) != OrphanState::Collectable {
         return OrphanStep::Leave;

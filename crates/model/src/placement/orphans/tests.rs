@@ -61,8 +61,6 @@ struct World {
     /// Whether there is the `VolumeMove` of its marks.
     mv: bool,
     rights: bool,
-    /// Whether its claim is served elsewhere, so that nobody will be given it.
-    elsewhere: bool,
     /// Whether a user may have written into it.
     given: bool,
     /// Whether the user, or what the user asked for, has given its data up.
@@ -149,7 +147,6 @@ impl World {
             place: if handed_over { Place::Here } else { Place::Nowhere },
             mv: false,
             rights: true,
-            elsewhere: false,
             given: handed_over,
             waived: false,
             budget,
@@ -319,7 +316,7 @@ impl World {
         if twin.releasing || (self.mv && (twin.target || twin.superseded)) {
             return Err(format!("somebody else sees to it: {twin:?}"));
         }
-        let is_somebodys = twin.handed_over || twin.superseded || !(self.named || self.elsewhere);
+        let is_somebodys = twin.handed_over || twin.superseded || !self.named;
         if !twin.deleting && is_somebodys {
             return Err(format!("it was collected: {twin:?}"));
         }
@@ -329,6 +326,10 @@ impl World {
         let is_safe = |real: Pv| !real.its || (real.retained && real.marked);
         if self.given && !self.waived && !self.real.is_none_or(is_safe) {
             return Err(format!("its data is not safe: {twin:?}"));
+        }
+        // Which is what the event says of a twin that is reported.
+        if !self.named && !self.waived && !self.real.is_none_or(is_safe) {
+            return Err(format!("its PV is not retained: {twin:?}"));
         }
         Ok(())
     }
@@ -401,7 +402,7 @@ impl World {
                 self.place = Place::Nowhere;
             }
             Event::ServeElsewhere if !self.given && self.place == Place::Nowhere => {
-                (self.place, self.elsewhere) = (Place::Elsewhere, true);
+                self.place = Place::Elsewhere;
             }
             Event::Upgrade if self.place != Place::Nowhere => self.place = Place::Unreadable,
             Event::Commit if self.place == Place::Here => {
