@@ -40,7 +40,7 @@ var (
 	capacity = []someOf{{"driver", "Room|Placement|Node|Cordon"}, {"remote", "Left|Full|Quota|Refus"}, {"faults", "room|refuses"}}
 	deletion = []someOf{{"driver", "Delet|Retain|Claim|Rescued"}, {"remote", "Delet|Retain|Claim|Held"}, {"faults", "retain|deleted|abandoned|goes"}}
 
-	offloading = []someOf{{"offload", ""}}
+	offloading = []someOf{{"offload", ""}, {"faults", "FabricDying"}}
 	reflection = []someOf{{"offload", "Copied|Service|Quick|Manifests"}}
 	homeLives  = []someOf{{"driver", ""}, {"faults", "TestDying.*a_|Trouble"}}
 	everywhere = []someOf{{"driver", ""}, {"remote", ""}, {"faults", ""}}
@@ -57,8 +57,8 @@ var coreOnly []someOf
 var table = []tableLine{
 	{prefix: "crates/fabric/src/streams/", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
 	{prefix: "crates/fabric/src/reflect/", tests: reflection},
-	{prefix: "crates/fabric/src/node/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}}},
-	{prefix: "crates/fabric/src/pods/", tests: []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}}},
+	{prefix: "crates/fabric/src/node/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}, {"faults", "FabricDying.*node_of"}}},
+	{prefix: "crates/fabric/src/pods/", tests: []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}, {"faults", "FabricDying.*pods"}}},
 	{prefix: "crates/fabric/src/rights", tests: []someOf{{"offload", "Fence|Rights"}}},
 	{prefix: "crates/fabric/src/", tests: offloading},
 	{prefix: "crates/model/src/offload/reflection/", tests: reflection},
@@ -169,7 +169,7 @@ var table = []tableLine{
 	{prefix: "src/cli/doctor", tests: []someOf{{"driver", "Doctor"}}},
 	{prefix: "src/cli/volumes", tests: []someOf{{"driver", "VolumesShows"}}},
 	{prefix: "src/cli/clusters", tests: []someOf{{"remote", "Shown"}}},
-	{prefix: "crates/observe/src/crash", tests: []someOf{{"faults", "TestDying"}}},
+	{prefix: "crates/observe/src/crash", tests: []someOf{{"faults", "Dying"}}},
 	{prefix: "crates/model/src/placement/", tests: everywhere},
 	{prefix: "crates/twin/src/", tests: everywhere},
 	{prefix: "crates/model/src/volume/", tests: everywhere},

@@ -71,7 +71,7 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 			leg.run(t, newNeighbour(t))
 		})
 	}
-	w.report(t)
+	w.report(t, false)
 }
 
 func (w *walk) attached(t *testing.T, n *user.Namespace) {
