@@ -323,8 +323,6 @@ steps! {
     PodClaim = "pod-claim",
     /// The remote pod of a home pod is made, gated.
     PodMake = "pod-make",
-    /// A home pod is marked as one that may have run.
-    PodStarted = "pod-started",
     /// The gate is taken off a remote pod.
     PodUngate = "pod-ungate",
     /// The status of a home pod is written.
@@ -479,7 +477,10 @@ mod ordered {
         let Some(rest) = without(&orders, point) else {
             return;
         };
-        if let Err(error) = fs::write(file, rest) {
+        // Renamed, so that nothing reads half of it: neither another step nor the test.
+        let rewritten = file.with_extension("new");
+        let written = fs::write(&rewritten, rest).and_then(|()| fs::rename(&rewritten, file));
+        if let Err(error) = written {
             tracing::error!(%error, "the order to die at {point} cannot be crossed out");
             return;
         }

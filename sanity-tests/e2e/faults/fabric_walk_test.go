@@ -25,7 +25,7 @@ var fabricPoints = both(
 	"fabric-node-list", "serving-request", "serving-approve", "open-claims-gate",
 	"offload-hold", "offload-label", "offload-status", "offload-create", "offload-bind", "offload-evict", "offload-delete", "offload-let-go",
 	"reflect-bind", "reflect-create", "reflect-patch", "reflect-delete", "reflect-unbind",
-	"pod-claim", "pod-make", "pod-started", "pod-ungate", "pod-status", "pod-change", "pod-delete-there", "pod-end", "pod-let-go", "pod-free")
+	"pod-claim", "pod-make", "pod-ungate", "pod-status", "pod-change", "pod-delete-there", "pod-end", "pod-let-go", "pod-free")
 
 // crashOrders is a folder of the fabric's pod, which has no socket beside which it could look for orders.
 const crashOrders = "crash-orders"
@@ -136,7 +136,7 @@ func (n *offloadedTo) onFabric(steps ...string) order {
 		_, err = os.Stat(folder)
 		return "", err
 	})
-	return giveAs(n.t, int(*pod.Spec.SecurityContext.RunAsUser), folder, pod, some(n.t, both(steps...)))
+	return give(n.t, folder, pod, some(n.t, both(steps...)))
 }
 
 // declare has the fabric make the node of the remote cluster.
@@ -297,7 +297,7 @@ func (w *walk) virtualPods(t *testing.T, n *offloadedTo) {
 	there := n.offload("LocalAndRemote")
 	runs := user.WatchRuns(t, there)
 	n.Claim("data", "liqo-reference", "64Mi")
-	fabric := n.onFabric("pod-claim", "pod-make", "pod-started", "pod-ungate", "pod-status")
+	fabric := n.onFabric("pod-claim", "pod-make", "pod-ungate", "pod-status")
 	controller := w.onController(t, n.Namespace, both("open-claims-gate"))
 	n.Pod("writer", "data", n.onIt)
 	w.carriedOut(t, n.Namespace, fabric, controller)

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -103,25 +102,15 @@ func deaths(pod *corev1.Pod) int32 {
 	return 0
 }
 
-// give orders a process whose socket is in the folder to die at these points. The process deletes each line
-// before it dies there, so that the file has to be its own.
+// give orders a process to die at these points. It replaces the file with one that has a line less each time.
 func give(t *testing.T, folder string, pod corev1.Pod, points []string) order {
-	t.Helper()
-	socket, err := os.Stat(filepath.Join(folder, "csi.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return giveAs(t, int(socket.Sys().(*syscall.Stat_t).Uid), folder, pod, points)
-}
-
-func giveAs(t *testing.T, owner int, folder string, pod corev1.Pod, points []string) order {
 	t.Helper()
 	file := filepath.Join(folder, "crash-at")
 	// Renamed, so that the process never reads half of it.
-	if err := os.WriteFile(file+".new", []byte(strings.Join(points, "\n")), 0o600); err != nil {
+	if err := os.WriteFile(file+".given", []byte(strings.Join(points, "\n")), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.Chown(file+".new", owner, -1), os.Rename(file+".new", file)); err != nil {
+	if err := os.Rename(file+".given", file); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(file) }) // of a test that failed
