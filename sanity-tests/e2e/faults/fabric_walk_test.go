@@ -2,10 +2,11 @@ package faults
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
@@ -33,8 +35,9 @@ const crashOrders = "crash-orders"
 // offloadedTo is the remote cluster as one leg of the fabric's walk sees it: a virtual node of its own, and a namespace.
 type offloadedTo struct {
 	*user.Namespace
-	t          *testing.T
-	walk       *walk
+	t    *testing.T
+	home *clusters.Cluster
+	// id is the name of the RemoteCluster, of its node and of the namespace.
 	id         string
 	kubeconfig []byte
 }
@@ -52,8 +55,11 @@ func TestFabricDyingAtEveryCrashPoint(t *testing.T) {
 	} {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, home, remote)
-			n := user.NewNamespace(t, home)
-			leg.run(t, &offloadedTo{Namespace: n, t: t, walk: w, id: n.Name, kubeconfig: kubeconfig})
+			n := &offloadedTo{t: t, home: home, id: "walked-" + strings.ToLower(rand.Text()[:8]), kubeconfig: kubeconfig}
+			// The namespace is deleted before, with what it has in the remote cluster.
+			t.Cleanup(n.undeclare)
+			n.Namespace = user.NewNamespaceNamed(t, home, n.id)
+			leg.run(t, n)
 		})
 	}
 	w.report(t, true)
@@ -142,15 +148,14 @@ func (n *offloadedTo) onFabric(steps ...string) order {
 // declare has the fabric make the node of the remote cluster.
 func (n *offloadedTo) declare() {
 	n.t.Helper()
-	n.t.Cleanup(n.undeclare)
-	if err := driver.Declare(n.t.Context(), n.Cluster, n.id, n.kubeconfig, map[string]any{"nodeName": n.id}); err != nil {
+	if err := driver.Declare(n.t.Context(), n.home, n.id, n.kubeconfig, map[string]any{"nodeName": n.id}); err != nil {
 		n.t.Fatal(err)
 	}
 }
 
 func (n *offloadedTo) undeclare() {
 	n.t.Helper()
-	if err := driver.Undeclare(user.Afterwards(n.t), n.Cluster, n.id); err != nil {
+	if err := driver.Undeclare(user.Afterwards(n.t), n.home, n.id); err != nil {
 		n.t.Error(err)
 	}
 }
@@ -158,7 +163,6 @@ func (n *offloadedTo) undeclare() {
 // offload extends the namespace into the remote cluster, under its own name.
 func (n *offloadedTo) offload(strategy string) (there *user.Namespace) {
 	n.t.Helper()
-	n.t.Cleanup(n.unoffload)
 	n.Apply(`
 apiVersion: offloading.liqo.io/v1beta1
 kind: NamespaceOffloading
@@ -173,16 +177,6 @@ spec: {namespaceMappingStrategy: EnforceSameName, podOffloadingStrategy: ` + str
 		return "it is " + out, err
 	})
 	return user.Existing(n.t, user.Cluster(n.t, "remote"), n.Name)
-}
-
-// unoffload waits until the namespace is in this cluster alone. It is called when the test is over, too.
-func (n *offloadedTo) unoffload() {
-	n.t.Helper()
-	out, err := exec.CommandContext(user.Afterwards(n.t), n.Cluster.Kubectl(), "delete", "namespaceoffloading", "offloading",
-		"--namespace", n.Name, "--ignore-not-found").CombinedOutput()
-	if err != nil {
-		n.t.Errorf("unoffload the namespace: %v: %s", err, out)
-	}
 }
 
 // onIt puts a pod on the virtual node. It gets a moment to end, in which it can be seen there.
@@ -228,7 +222,9 @@ func (w *walk) offloadedNamespace(t *testing.T, n *offloadedTo) {
 	n.deployment("web")
 	n.waitDeployment("web")
 	fabric = n.onFabric("offload-evict", "offload-delete", "offload-let-go", "reflect-unbind")
-	n.unoffload()
+	if out, err := n.Kubectl("delete", "namespaceoffloading", "offloading"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	w.carriedOut(t, n.Namespace, fabric)
 	there.Eventually("the namespace there to be gone", func(ctx context.Context) (string, error) {
 		_, err := there.Client.CoreV1().Namespaces().Get(ctx, n.Name, metav1.GetOptions{})
