@@ -1,6 +1,5 @@
-//! What a volume is, independent of where it lives: its identity, what was asked
-//! for, how its twin is marked, and how its data is reached. Pure: no Kubernetes
-//! client, no gRPC, no clock.
+//! Volumes and snapshots, independent of their location: identity, requests, marks and records on objects,
+//! sizes, and the data path. Pure: no Kubernetes client, no gRPC, no clock.
 
 mod capabilities;
 mod carried;
@@ -54,5 +53,5 @@ pub use spec::{
 };
 pub use transfer::{ClaimNameError, ImportRecord, OldClaim, RecordError, adoptable_by, managed_by};
 
-/// Name of the driver, as in `CSIDriver`, `CSINode` and every claim's provisioner.
+/// Name of the driver, as in `CSIDriver`, `CSINode` and the provisioner of claims.
 pub const DRIVER_NAME: &str = "storage.liqo.io";
