@@ -1,121 +1,116 @@
-//! What is done next about one pod. See [`super`] for why in this order.
+//! The next step for one pod. [`super`] explains the order.
 
 impl HomePod {
-    /// Whether it was given to a cluster, and may have run there, or must not run any more. Until then
-    /// it is where its namespace is.
+    /// Whether it was assigned to a cluster, and either may have run there or must not run any more. Until
+    /// then its namespace decides where it runs.
     #[must_use]
     pub const fn may_run(&self) -> bool {
         self.claimed && (self.started || self.deleting.is_some())
     }
 }
 
-/// What is known of a home pod.
+/// What the controller observed of a home pod.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HomePod {
     /// The grace period in seconds, if it is being deleted.
     pub deleting: Option<i64>,
-    /// Whether it has our finalizer, and so may have a remote pod.
+    /// Whether it has our finalizer, so that its remote pod may exist.
     pub claimed: bool,
     /// Whether it may have run.
     pub started: bool,
-    /// Whether it has ended, for good.
+    /// Whether it has terminated (`Succeeded` or `Failed`).
     pub ended: bool,
-    /// Whether somebody makes another one when it is gone.
+    /// Whether a controller replaces it after its deletion.
     pub controlled: bool,
 }
 
-/// What the remote cluster has under the pod's name.
+/// What the remote cluster has under the name of the home pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum There {
-    /// Nothing was seen, a moment ago.
+    /// The cache has no such pod.
     Unseen,
-    /// Nothing: that very cluster has just said so.
+    /// A live read has just confirmed that there is no such pod.
     Gone,
-    /// The pod that was made for this one.
+    /// The pod that was created for this home pod.
     Ours {
-        /// Whether the gate still keeps it from starting.
+        /// Whether its scheduling gate is still set.
         gated: bool,
         /// The grace period in seconds, if it is being deleted.
         deleting: Option<i64>,
-        /// Whether it has ended.
+        /// Whether it has terminated.
         ended: bool,
     },
-    /// A pod that was made for an earlier one of this name, or for this one although another has
-    /// started for it.
+    /// A pod that was created for an earlier home pod of this name, or for this one although it has started
+    /// as another remote pod.
     Earlier {
         /// Whether it is being deleted.
         deleting: bool,
     },
-    /// A pod of somebody else.
+    /// A pod that the fabric did not create.
     Foreign,
-    /// It is not known, for this reason.
+    /// It could not be read, and why.
     Unknown(String),
 }
 
 /// Why a pod does not run (yet).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// For programs, in one word.
+    /// The reason in its status.
     pub reason: &'static str,
-    /// For people: what is in the way, and the way out.
+    /// The message in its status: what blocks the pod, and what the user can do.
     pub message: String,
 }
 
-/// All that is decided from.
 #[derive(Clone, Debug)]
 pub struct PodFacts {
     /// The home pod; `None` if there is none.
     pub home: Option<HomePod>,
-    /// What is there.
     pub there: There,
-    /// What is in the way of a pod that was not made yet, or must not start as it was made.
+    /// What blocks a pod that is not created yet, or must not start as it was created.
     pub obstacle: Option<Waiting>,
-    /// Whether an administrator has declared the node out of service: nothing runs there, which nobody
-    /// can be asked.
+    /// Whether an administrator has declared the node out of service: nothing runs there, although the
+    /// cluster cannot confirm it.
     pub out_of_service: bool,
 }
 
-/// How a home pod ends whose remote pod is gone without it.
+/// How a home pod ends whose remote pod was deleted in the remote cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It is deleted: its owner makes another one.
+    /// It is deleted: its controller creates another one.
     Deleted,
-    /// It has failed: nobody would make another one, and a record stays.
+    /// It becomes `Failed`: no controller would replace it, and the record stays.
     Failed,
 }
 
-/// What is done next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// The home pod says what it waits for.
+    /// Report in the status what the home pod waits for.
     Say(Waiting),
-    /// The home pod gets the finalizer, and is told where it is to run.
+    /// Add the finalizer to the home pod, and record where it runs.
     Claim,
-    /// The remote pod is made, gated.
+    /// Create the remote pod, gated.
     Make,
-    /// The home pod is marked as one that may have run.
+    /// Record on the home pod that it may have run.
     MarkStarted,
-    /// The gate is taken off the remote pod.
+    /// Remove the gate of the remote pod.
     Ungate,
-    /// The home pod gets the status of the remote one.
+    /// Copy the status of the remote pod to the home pod.
     Reflect,
-    /// The remote pod is deleted, with at most this grace period in seconds; with its own, if
-    /// there is none.
+    /// Delete the remote pod, with at most this grace period in seconds; with its own, if `None`.
     DeleteThere(Option<i64>),
-    /// The home pod ends, because others have deleted the remote one.
+    /// End the home pod, because the remote one was deleted by others.
     End(End),
-    /// The home pod is let go: nothing runs for it any more.
+    /// Remove the finalizer of the home pod: nothing runs for it any more.
     Free,
-    /// Nothing.
     Rest,
 }
 
-/// A container that is given no time is taken from the API server before it is killed, and its
-/// name is free while it still runs.
+/// A pod without a grace period is removed from the API server before its containers are killed, and its name
+/// is free while they still run.
 const LEAST_GRACE: i64 = 1;
 
-/// Decides about one pod.
 #[must_use]
 pub fn decide_pod(facts: &PodFacts) -> Act {
     match facts.home {
@@ -130,7 +125,7 @@ pub fn decide_pod(facts: &PodFacts) -> Act {
     }
 }
 
-/// Nobody wants what is there: its home pod is no more.
+/// The home pod does not exist any more: deletes its remote pod.
 fn sweep(there: &There) -> Act {
     match there {
         There::Ours { deleting: None, .. } | There::Earlier { deleting: false } => Act::DeleteThere(None),
@@ -147,7 +142,7 @@ fn end(home: HomePod, facts: &PodFacts) -> Act {
         There::Unknown(_) if facts.out_of_service => Act::Free,
         There::Gone | There::Earlier { .. } | There::Foreign => Act::Free,
         There::Ours { deleting: None, .. } => Act::DeleteThere(grace),
-        // Whoever deletes it once more, with less time, means it.
+        // A second deletion with a shorter grace period is passed on.
         There::Ours {
             deleting: Some(before),
             ..
@@ -160,19 +155,19 @@ fn end(home: HomePod, facts: &PodFacts) -> Act {
 fn run(home: HomePod, facts: &PodFacts) -> Act {
     match &facts.there {
         There::Unknown(_) => Act::Rest,
-        // It is kept for its logs until the home pod is deleted.
+        // A terminated pod is kept for its logs until the home pod is deleted.
         There::Ours {
             gated: false,
             deleting: None,
             ..
         } if home.ended => Act::Reflect,
         _ if home.ended => Act::Rest,
-        // Somebody else has taken its gate off: it may have run, and must not be made again.
+        // Another client has removed the gate: the pod may have run, and must not be created again.
         There::Ours { gated: false, .. } if !home.started => Act::MarkStarted,
         There::Ours { deleting: Some(_), .. } if home.started && home.controlled => Act::End(End::Deleted),
         There::Ours { deleting: Some(_), .. } => Act::Reflect,
         There::Ours { gated: true, .. } if home.started => Act::Ungate,
-        // Its API server has dropped what protects it.
+        // The remote API server has dropped fields that protect the pod.
         There::Ours { gated: true, .. } if facts.obstacle.is_some() => Act::DeleteThere(None),
         There::Ours { gated: true, .. } => Act::MarkStarted,
         There::Ours { .. } => Act::Reflect,
@@ -189,12 +184,12 @@ fn run(home: HomePod, facts: &PodFacts) -> Act {
         There::Earlier { deleting: false } => Act::DeleteThere(None),
         There::Earlier { deleting: true } => Act::Say(Waiting {
             reason: "RemotePodLeaving",
-            message: "the pod that ran for an earlier one of this name is still there; this one is made when it is gone"
+            message: "the remote pod of an earlier pod of this name still exists; this one is created after it is deleted"
                 .to_owned(),
         }),
         There::Foreign => Act::Say(Waiting {
             reason: "RemoteNameTaken",
-            message: "the remote cluster has a pod of this name that the fabric did not make; it is left as it is. Delete it \
+            message: "the remote cluster has a pod of this name that the fabric did not create and does not touch. Delete it \
                       there, or give this pod another name"
                 .to_owned(),
         }),
@@ -350,15 +345,15 @@ mod tests {
         ran: bool,
     }
 
-    /// One home pod after another of the same name, and the remote pod of that name. Posts may
-    /// arrive late, remote pods be deleted by others, looks be outdated.
+    /// Consecutive home pods of the same name, and the remote pod of that name. Requests may arrive late,
+    /// remote pods may be deleted by others, reads may be outdated.
     #[derive(Debug, Default)]
     struct World {
         home: Option<(u32, HomePod)>,
         remote: Option<Remote>,
         late: Vec<u32>,
         ran: Vec<u32>,
-        /// The remote pod that has started for the home pod.
+        /// The remote pod that was recorded as started for the home pod.
         named: Option<u32>,
         made: u32,
     }
@@ -437,7 +432,7 @@ mod tests {
             change(&mut self.home.as_mut().unwrap().1);
         }
 
-        /// The remote cluster runs what is not gated.
+        /// The remote cluster runs a pod without the gate.
         fn tick(&mut self) {
             if let Some(remote) = &mut self.remote
                 && !remote.gated
