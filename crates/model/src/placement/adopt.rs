@@ -1,15 +1,15 @@
-//! A volume that is not made, but is an existing PV: the third source of `CreateVolume`,
-//! beside nothing and a copy. The claim wishes it and the PV permits it; one without the
-//! other is nothing, or any user could have the data of any PV.
+//! Adopting an existing PV instead of provisioning: the third source of `CreateVolume`, beside an empty
+//! volume and a copy. Both the claim must request it and the PV permit it; otherwise any user could get the
+//! data of any PV.
 //!
 //! ```text
-//!  PV ── of the old claim, which is gone ──Reserve──▶ of the twin, by name ──Make──▶ the twin
-//!     ── of an earlier twin that is gone ──Reserve──▶
-//!     ── anybody else's, not permitted, not retained, too small, ... ──▶ Refuse
+//!  PV ── of the old, deleted claim ──Reserve──▶ of the twin, by name ──Make──▶ the twin
+//!     ── of an earlier, deleted twin ──Reserve──▶
+//!     ── of others, not permitted, not retained, too small, ... ──▶ Refuse
 //! ```
 //!
-//! First the PV names the twin, without a uid, and then the twin is made: so Kubernetes binds
-//! it at once. The PV names somebody all the time, so that nobody else is bound to it.
+//! First the PV names the twin, without a uid, then the twin is created: so Kubernetes binds it at once. The
+//! `claimRef` is never empty in between, so that no other claim is bound.
 
 use std::collections::BTreeSet;
 
@@ -18,168 +18,135 @@ use crate::volume::{AccessMode, ClaimName, VolumeMode, quantity};
 /// Why a PV is not adopted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptRefusal {
-    /// It does not exist, or nobody permits it. Which of the two is nothing that whoever may
-    /// make claims is told: PVs have no namespace.
+    /// It does not exist, or does not permit the adoption. The error is the same for both: PVs have no
+    /// namespace, and a user who may create claims must not learn which exist.
     #[error(
         "there is no PersistentVolume {volume} that may be adopted by this claim: only an annotation storage.liqo.io/adopt-for={claim} on it, \
          which `liqo-csi import pvc` sets, permits that"
     )]
-    NotPermitted {
-        /// The PV.
-        volume: String,
-        /// The claim.
-        claim: ClaimName,
-    },
-    /// The request is not from csi-provisioner, or without its extra metadata.
+    NotPermitted { volume: String, claim: ClaimName },
     #[error(
         "a PersistentVolume can be adopted only for a claim that the request names: csi-provisioner does with --extra-create-metadata"
     )]
     NoClaim,
-    /// It should be filled with something as well.
+    /// The volume should have a content source as well.
     #[error("a volume cannot both adopt the PersistentVolume {0} and be a copy of a source")]
     HasSource(String),
     /// It is in another cluster.
     #[error(
-        "the PersistentVolume {0} is in the home cluster, and the claim's selected node stands for another one: it cannot be adopted there"
+        "the PersistentVolume {0} is in the home cluster, and the claim's selected node represents a remote one: it cannot be adopted there"
     )]
     Remote(String),
-    /// It is being deleted.
     #[error("the PersistentVolume {0} is being deleted")]
     Deleting(String),
-    /// Its data is not safe meanwhile.
+    /// Its data could be deleted before it is adopted.
     #[error(
-        "the PersistentVolume {0} has to have the reclaim policy Retain until it is adopted, or its data could be deleted: \
+        "the PersistentVolume {0} must have the reclaim policy Retain until it is adopted, or its data could be deleted: \
          run `liqo-csi import pvc` again"
     )]
     NotRetained(String),
-    /// It is somebody else's.
+    /// Its `claimRef` names another object.
     #[error("the PersistentVolume {volume} belongs to {holder}")]
     Held {
-        /// The PV.
         volume: String,
-        /// Whose it is.
+        /// The owner, in words.
         holder: String,
     },
-    /// It is smaller than what is asked for.
-    #[error("the PersistentVolume {volume} has {has}, and the claim asks for {wanted}")]
+    /// It is smaller than requested.
+    #[error("the PersistentVolume {volume} has {has}, and the claim requests {wanted}")]
     TooSmall {
-        /// The PV.
         volume: String,
-        /// Its size.
         has: String,
-        /// What is asked for.
         wanted: String,
     },
-    /// A file system is asked for, and it is a device, or the other way round.
-    #[error("the PersistentVolume {volume} has the volume mode {has:?}, and the claim asks for {wanted:?}")]
+    /// The volume modes differ.
+    #[error("the PersistentVolume {volume} has the volume mode {has:?}, and the claim requests {wanted:?}")]
     OtherMode {
-        /// The PV.
         volume: String,
-        /// Its mode.
         has: VolumeMode,
-        /// The mode asked for.
         wanted: VolumeMode,
     },
-    /// It cannot be used so.
-    #[error("the PersistentVolume {volume} lacks the access mode {missing} that the claim asks for")]
-    NoAccess {
-        /// The PV.
-        volume: String,
-        /// What it lacks.
-        missing: AccessMode,
-    },
-    /// This driver cannot mount it.
+    /// It lacks an access mode.
+    #[error("the PersistentVolume {volume} lacks the access mode {missing} that the claim requests")]
+    NoAccess { volume: String, missing: AccessMode },
+    /// This driver cannot mount it, for this reason.
     #[error("{0}")]
     Unmountable(String),
 }
 
-/// Whom a PV names in its `claimRef`.
+/// What a PV names in its `claimRef`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeHeld {
-    /// Nobody.
+    /// There is no `claimRef`.
     ByNobody,
-    /// A claim with the name of the one that is to adopt it.
+    /// A claim with the name of the one that adopts the PV.
     ByClaimOfTheName {
-        /// Whether it is that very claim, by its uid.
+        /// Whether the uid is that of this claim.
         is_it: bool,
     },
-    /// The twin that is to be made.
+    /// The twin of the volume, by name.
     ByTwin {
-        /// Whether it names the uid of one, which is gone.
+        /// Whether with a uid, which is that of a deleted twin.
         with_uid: bool,
     },
-    /// Another twin, made in an earlier try.
-    ByEarlierTwin {
-        /// Its name.
-        name: String,
-        /// Whether it exists.
-        exists: bool,
-    },
+    /// Another twin, from an earlier attempt.
+    ByEarlierTwin { name: String, exists: bool },
     /// Another claim.
     ByOther(ClaimName),
 }
 
-/// A PV that a claim asks to adopt.
+/// A PV that a claim requests to adopt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdoptableVolume {
     /// The claim that may adopt it.
     pub permitted: Option<ClaimName>,
     /// Whether its reclaim policy is Retain.
     pub retained: bool,
-    /// Whether it is being deleted.
     pub deleting: bool,
-    /// Its size in bytes.
     pub bytes: u64,
-    /// Its volume mode.
     pub mode: VolumeMode,
-    /// What it can be used for.
     pub access_modes: BTreeSet<AccessMode>,
-    /// Why this driver cannot mount it, if it cannot.
+    /// Why this driver cannot mount it, if so.
     pub unmountable: Option<String>,
-    /// Whom it names.
     pub held: VolumeHeld,
 }
 
-/// What a claim asks of the volume that it adopts.
+/// The request for a volume that adopts a PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AskedOfAdopted {
     /// The claim, if the request names one.
     pub claim: Option<ClaimName>,
     /// Least size in bytes.
     pub bytes: u64,
-    /// Volume mode.
     pub mode: VolumeMode,
-    /// Access modes.
     pub access_modes: BTreeSet<AccessMode>,
-    /// Whether the volume is to be a copy as well.
+    /// Whether the volume has a content source as well.
     pub has_source: bool,
-    /// Whether its selected node is one of the home cluster.
+    /// Whether the selected node is in the home cluster.
     pub at_home: bool,
 }
 
-/// What the decision rests on, while there is no twin.
+/// What the decision depends on, while there is no twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdoptFacts {
     /// Name of the PV.
     pub name: String,
     /// The PV, if it exists.
     pub volume: Option<AdoptableVolume>,
-    /// What is asked of it.
     pub asked: AskedOfAdopted,
 }
 
-/// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdoptStep {
-    /// Have the PV name the twin, without a uid.
+    /// Make the PV name the twin, without a uid.
     Reserve,
-    /// Make the twin.
+    /// Create the twin.
     Make,
     /// Answer a final error.
     Refuse(AdoptRefusal),
 }
 
-/// Decides. The claim was read live, and has the uid that the request is for.
+/// The claim was read live, and has the uid that the request is for.
 #[must_use]
 pub fn adopt_step(facts: &AdoptFacts) -> AdoptStep {
     match refusal(facts) {
@@ -198,7 +165,7 @@ fn refusal(facts: &AdoptFacts) -> Result<&VolumeHeld, AdoptRefusal> {
     if asked.has_source {
         return Err(AdoptRefusal::HasSource(volume_name()));
     }
-    // Before anything that would tell a stranger about it.
+    // First, so that no other error reveals the PV to users who may not adopt it.
     let permitted = |volume: &&AdoptableVolume| volume.permitted.as_ref() == Some(claim);
     let Some(volume) = volume.as_ref().filter(permitted) else {
         return Err(AdoptRefusal::NotPermitted {
@@ -244,45 +211,44 @@ fn refusal(facts: &AdoptFacts) -> Result<&VolumeHeld, AdoptRefusal> {
     };
     match &volume.held {
         VolumeHeld::ByNobody => Err(held_by(
-            "nobody: it is offered to all claims, and may be bound at any moment".to_owned(),
+            "no claim: any claim may be bound to it at any moment".to_owned(),
         )),
         VolumeHeld::ByClaimOfTheName { is_it: true } => Err(held_by("the claim itself".to_owned())),
         VolumeHeld::ByEarlierTwin { name, exists: true } => Err(held_by(format!(
-            "the twin {name} of an earlier try, which still exists: `liqo-csi import pvc {claim} --undo` takes it away, then import it again"
+            "the twin {name} of an earlier attempt, which still exists: `liqo-csi import pvc {claim} --undo` deletes it; then import the claim again"
         ))),
         VolumeHeld::ByOther(other) => Err(held_by(format!("the claim {other}"))),
         held => Ok(held),
     }
 }
 
-/// What is seen of an imported PV whose twin is bound.
+/// The state of an imported PV whose twin is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "facts about several objects, each seen by itself"
 )]
 pub struct SettleFacts {
-    /// Whether it carries the record of an import.
     pub imported: bool,
     /// Whether it is bound to the twin, which was handed over and is not being deleted.
     pub is_twins: bool,
     /// Whether the virtual PV is Bound, to a claim that exists and names it.
     pub is_users: bool,
-    /// Whether the virtual PV is to be retained.
+    /// Whether the reclaim policy of the virtual PV is Retain.
     pub retain: bool,
 }
 
-/// What an import leaves on the PV in the end.
+/// The reclaim policy that the PV has after the import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
-    /// The reclaim policy that it had before.
+    /// The one before the import.
     PolicyBefore,
-    /// Retain, and a note of the policy that it had before.
+    /// Retain, and a record of the one before the import.
     Retain,
 }
 
-/// Whether an import has come to its end. Before the virtual PV is bound nothing but the
-/// record keeps the data: csi-provisioner may still take back what it was given.
+/// Whether an import is complete. Until the virtual PV is bound only the record protects the data:
+/// csi-provisioner may still delete the volume that it was given.
 #[must_use]
 pub fn settle_step(facts: SettleFacts) -> Option<Settle> {
     if !(facts.imported && facts.is_twins && facts.is_users) {

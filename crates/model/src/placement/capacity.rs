@@ -1,10 +1,9 @@
-//! What the scheduler has to know about our classes: `CSIStorageCapacity` for
-//! every node, grouped into few objects.
+//! What the scheduler must know about our classes: `CSIStorageCapacity` for every node, grouped into few
+//! objects.
 //!
-//! A node without an object is hidden from claims of the class, one with too
-//! little room is passed over. So a node is shown with the room its real class
-//! has there: what the real driver publishes, nothing where the class can never
-//! work, and no limit where nobody says.
+//! The scheduler filters out nodes without an object, and those with too little capacity. So a node is
+//! published with the capacity of the real class there: what the real driver publishes, zero where the class
+//! can never work, and no limit where no capacity is published.
 
 use std::collections::BTreeMap;
 
@@ -14,24 +13,24 @@ use crate::{
     volume::{ClusterId, digest},
 };
 
-/// Stands for "no limit": the API wants a number, and this one is a valid quantity.
+/// "No limit": the API needs a number, and this one is a valid quantity.
 const NO_LIMIT: u64 = 1 << 62;
-/// Nodes per object, which keeps one well below what etcd stores.
+/// Nodes per object, which keeps it well below the size limit of etcd.
 const NODES_MAX: usize = 1000;
 
-/// Room for volumes of a class on a node.
+/// Capacity for volumes of a class on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Room {
-    /// None, ever.
+    /// None: the class can never work there.
     Zero,
-    /// As much as the real driver, or the volumes made beforehand, offer.
+    /// What the real driver, or the static volumes, offer.
     Limited {
         /// Bytes of the largest volume.
         maximum: u64,
         /// Bytes in total, if known.
         capacity: Option<u64>,
     },
-    /// Nobody says.
+    /// No capacity is published.
     Unlimited,
 }
 
@@ -66,31 +65,27 @@ impl Room {
     }
 }
 
-/// A `CSIStorageCapacity` to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// Its name: class and nodes, which cannot be changed, decide it.
+    /// Its name, derived from the class and the nodes, which cannot be changed.
     pub name: String,
-    /// The virtual class.
     pub class: String,
-    /// Label of the nodes it is about.
+    /// Label of the nodes.
     pub key: String,
-    /// Values of that label.
     pub values: Vec<String>,
-    /// The room on them.
+    /// The capacity on them.
     pub room: Room,
 }
 
 /// What to publish for a virtual class.
 ///
-/// `possible` are the real classes its claims may get: the one chosen without
-/// an annotation, and those that annotations may name. A node is shown with the
-/// best of them, since a wrong "full" cannot be corrected by anybody, while a
-/// wrong "free" is, by the claim being rescheduled. Without any, `CreateVolume`
-/// is to tell the user why, so nothing is hidden.
+/// `possible` are the real classes its claims may get: the one chosen without an annotation, and those that
+/// annotations may name. A node is published with the best of them: a wrong "full" is never corrected, while
+/// a wrong "free" is, when the claim is rescheduled. Without any class nothing is hidden, so that
+/// `CreateVolume` can report the reason to the user.
 ///
-/// `remotes` is the room in each remote cluster, see [`room_in`]: its virtual
-/// nodes are told as one.
+/// `remotes` is the capacity in each remote cluster, see [`room_in`]: its virtual nodes are published
+/// together.
 #[must_use]
 pub fn publish(
     virtual_class: &str,
@@ -104,7 +99,7 @@ pub fn publish(
         values.push(cluster.as_str().to_owned());
     }
     for node in nodes {
-        // The node plugin does not run elsewhere, so no claim of ours may go there.
+        // The node plugin runs on no other node, so no claim of ours may be scheduled there.
         if let Some(value) = node.labels.get(NODE_KEY) {
             let best = possible.iter().map(|class| room_on(node, class)).max();
             groups
@@ -123,9 +118,8 @@ pub fn publish(
         .collect()
 }
 
-/// The room for a class anywhere in a remote cluster, with the nodes it has if
-/// they may be read. What a single volume can have is what counts. Where no class
-/// is possible there is none, and the pod had better go elsewhere.
+/// The capacity for a class anywhere in a remote cluster; `nodes` if they may be read. It is that of a single
+/// volume. Without a possible class it is zero, so that the pod is scheduled elsewhere.
 #[must_use]
 pub fn room_in(possible: &[Surroundings<'_>], nodes: Option<&[Node]>) -> Room {
     let Some(nodes) = nodes.filter(|_| !possible.is_empty()) else {
@@ -136,7 +130,7 @@ pub fn room_in(possible: &[Surroundings<'_>], nodes: Option<&[Node]>) -> Room {
         };
     };
     let best = |real: &Surroundings<'_>| {
-        // Volumes made beforehand are bound there, by whom their pods are scheduled.
+        // Static volumes are bound in the remote cluster, where the pods are scheduled.
         if real.is_static() {
             return Room::Unlimited;
         }
@@ -147,7 +141,7 @@ pub fn room_in(possible: &[Surroundings<'_>], nodes: Option<&[Node]>) -> Room {
 }
 
 fn object(class: &str, key: &str, values: &[String], room: Room) -> Published {
-    // Nodes were there first, and are known by class and values alone.
+    // Only objects of other keys contain the key: those of real nodes existed first, and keep their names.
     let marked = (key != NODE_KEY).then_some(key);
     let parts = [class]
         .into_iter()
@@ -340,12 +334,12 @@ mod tests {
         let r_nodes = [node("r1"), node("r2"), node("r3")];
         let room = room_in(&there, Some(&r_nodes));
         assert_eq!((room.maximum(), room.capacity()), (2 * GIB, 5 * GIB));
-        // No class, or no node, is no room; what cannot be read is no limit.
+        // Without a class or a node there is no capacity; unreadable nodes mean no limit.
         assert_eq!(room_in(&[], Some(&r_nodes)), Room::Zero);
         assert_eq!(room_in(&there, Some(&[])), Room::Zero);
         assert_eq!(room_in(&there, None), Room::Unlimited);
         assert_eq!(room_in(&[], None), Room::Zero);
-        // What was refused lately is too large.
+        // A recently refused size is excluded.
         assert_eq!((room.up_to(GIB).maximum(), room.up_to(9 * GIB)), (GIB, room));
         assert_eq!(Room::Unlimited.up_to(0), Room::Zero);
 
@@ -374,7 +368,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every node with our plugin is in exactly one object, with its own room.
+        /// Every node with our plugin is in exactly one object, with its own capacity.
         #[test]
         fn no_node_is_hidden_or_told_twice(sizes in vec(select(vec![0, 1, 2, 3]), 0..12)) {
             let real = class("real", "real.example");

@@ -1,6 +1,6 @@
-//! Where a claim goes, or why not: which real class, which node, which static
-//! volume, whose turn it is, and what the scheduler has to know beforehand.
-//! Pure: facts in, a decision out; no Kubernetes client, no gRPC, no clock.
+//! The decisions about placement: real classes, nodes, static volumes, capacity for the scheduler, the next
+//! step of each CSI call, imports and releases, recovery, and moves. Pure: facts in, a decision out; no
+//! Kubernetes client, no gRPC, no clock.
 
 mod adopt;
 mod capacity;
@@ -66,7 +66,7 @@ pub use source::{CopyFacts, SourceDriver, SourceRefusal, copy_flaw, may_copy, mo
 pub use steer::{Original, SourcePlace, Steer, steer};
 pub use template::{Expands, expanding};
 
-/// Each on a line of its own.
+/// One per line.
 fn lines(items: &[impl ToString]) -> String {
     let lines: Vec<String> = items.iter().map(ToString::to_string).collect();
     lines.join("\n")

@@ -1,28 +1,27 @@
-//! Twins that look forgotten. One that nobody was given, whose claim and PV are
-//! gone, is collected after a grace period, by what is read live at that moment.
-//! Everything else that looks so (a cluster restored from a backup, a retained PV
-//! somebody removed) may be all that is left of somebody's data: it is reported.
-//! So it is with twins in remote clusters, as far as they can be seen; and one
-//! that was left behind when its claim was served elsewhere is collected too.
+//! Orphaned twins. One that was never handed over, and whose claim and PV were deleted, is deleted after a
+//! grace period, based on a live read at that moment. Every other twin without a volume (the home cluster was
+//! restored from a backup, a retained PV was deleted) may hold the only copy of a user's data: it is
+//! reported. The same applies to twins in remote clusters, as far as they can be read; and a twin whose claim
+//! was served in another cluster afterwards is deleted, too.
 //!
-//! Whoever deletes a reported twin is not held up, but its data is kept: it may be
-//! a fabric that takes down a namespace, and the volume may be known to a backup of
-//! this cluster, or to another cluster that has the same id by mistake.
+//! A client that deletes a reported twin is not blocked, but the data is kept: the client may be a fabric
+//! that deletes a namespace, and the volume may be known to a backup of the home cluster, or to another
+//! cluster that has the same id by mistake.
 
 use super::recovery::{Keep, Read, Reals, Safety, safety};
 
-/// What a twin without a PV of its volume looks like.
+/// The state of a twin whose volume has no PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OrphanState {
-    /// On its way to its user.
+    /// Being created for its claim.
     InTheMaking,
-    /// Nobody was given it, and nobody will be.
+    /// Never handed over, and never will be.
     Collectable,
-    /// Nobody was given it, but it is not known for whom it was made.
+    /// Never handed over, but the claim that it was created for is unknown.
     Unclaimed,
-    /// Somebody was given it, and it has no PV (any more).
+    /// Handed over, and it has no PV (any more).
     GivenAway,
-    /// It has what its volume was before a move whose `VolumeMove` is gone.
+    /// The source of a move whose `VolumeMove` was deleted.
     LeftByMove,
 }
 
@@ -41,7 +40,7 @@ impl OrphanState {
     }
 }
 
-/// What became of the claim a twin was made for.
+/// The state of the claim that a twin was created for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     Unknown,
@@ -49,40 +48,39 @@ pub enum Origin {
     Gone,
 }
 
-/// Where the data of the twin's volume is, according to the PV of that.
+/// Where the data of the twin's volume is, according to the virtual PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// It has no PV.
+    /// There is no virtual PV.
     Nowhere,
-    /// On this twin.
     Here,
     /// In another cluster, or on a twin of another epoch.
     Elsewhere,
-    /// Another version of this driver made the PV, and knows.
+    /// Another version of this driver created the PV, so it is not interpreted.
     Unreadable,
 }
 
-/// What moves have to do with a twin.
+/// Whether a twin belongs to a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OfMove {
     No,
-    /// It is, or may be, a move's to see to.
+    /// It does, or may.
     Yes,
-    /// A move has taken its data elsewhere, and there is no such move any more.
+    /// It was the source of a move that no longer exists.
     Left,
 }
 
-/// A twin as it is seen, or was read.
+/// A twin, from the cache or read live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OrphanTwin {
     pub handed_over: bool,
     pub deleting: bool,
-    /// Whether the command that releases its volume sees to it.
+    /// Whether a release of its volume is under way, which takes care of it.
     pub releasing: bool,
     pub of_move: OfMove,
 }
 
-/// Says how a twin looks by what is seen; `None` if it is not forgotten.
+/// The state of a twin by cached facts; `None` if it is not orphaned.
 #[must_use]
 pub fn seen_state(twin: OrphanTwin, place: Place, origin: Origin) -> Option<OrphanState> {
     let origin = match (place, origin) {
@@ -101,7 +99,7 @@ pub fn seen_state(twin: OrphanTwin, place: Place, origin: Origin) -> Option<Orph
 
 fn state(twin: OrphanTwin, origin: Origin) -> OrphanState {
     match (twin.handed_over, origin) {
-        // Somebody deletes what was reported to them: our finalizer is not to be in the way.
+        // The reported twin is being deleted: our finalizer must not block that.
         (true, _) | (_, Origin::Unknown) if twin.deleting => OrphanState::Collectable,
         (true, _) => OrphanState::GivenAway,
         (false, Origin::Live) => OrphanState::InTheMaking,
@@ -110,7 +108,8 @@ fn state(twin: OrphanTwin, origin: Origin) -> OrphanState {
     }
 }
 
-/// A twin that is to be collected, read live. `T` and `V` are it and its PV, in the version that was read.
+/// A twin to collect, read live. `T` and `V` are the objects of the twin and its PV, in the version that was
+/// read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OrphanFacts<T, V> {
     pub object: T,
@@ -119,26 +118,26 @@ pub struct OrphanFacts<T, V> {
     pub real: Option<String>,
     pub place: Read<Place>,
     pub origin: Read<Origin>,
-    /// Whether PVs may be read and changed where it is.
+    /// Whether this driver may read and change PVs in its cluster.
     pub rights: bool,
     pub reals: Read<Reals<V>>,
 }
 
-/// Something to read, something to write, or the end.
+/// Something to read, something to write, or the result.
 #[derive(Debug, PartialEq, Eq)]
 pub enum OrphanStep<'a, T, V> {
     ReadPlace,
     ReadOrigin,
-    /// The PV of this name, which may be out of reach.
+    /// Read the PV of this name, which may be out of reach.
     ReadReal(&'a str),
     Keep(Keep<'a, V>),
-    /// Let it go if it is being deleted, or delete it. If somebody may have been given it, its data
-    /// is safe on `kept`.
+    /// Remove the finalizer if it is being deleted, otherwise delete it. If it may have been handed over,
+    /// `kept` is the PV that retains its data.
     Withdraw {
         twin: &'a T,
         kept: Option<&'a str>,
     },
-    /// Our finalizer, if it is there, holds the twin: this PV cannot be retained, for this reason.
+    /// Keep our finalizer on the twin, if it has one: this PV cannot be retained, for this reason.
     Hold {
         real: &'a str,
         why: &'a str,
@@ -146,7 +145,7 @@ pub enum OrphanStep<'a, T, V> {
     Leave,
 }
 
-/// Decides what is next for a twin that was seen to be collectable.
+/// Decides the next step for a twin that looked collectable.
 #[must_use]
 pub fn orphan_step<T, V>(facts: &OrphanFacts<T, V>) -> OrphanStep<'_, T, V> {
     let twin = facts.twin;

@@ -1,4 +1,4 @@
-//! Nodes that fit and nodes that do not.
+//! Suitable and unsuitable nodes.
 
 use std::collections::BTreeMap;
 
@@ -172,7 +172,7 @@ fn capacity_counts_as_for_the_scheduler() {
     assert_eq!(
         world.unfit("n3", GIB),
         None,
-        "the driver does not say that it counts"
+        "storageCapacity is false"
     );
 
     world.driver.publishes_capacity = true;
@@ -191,7 +191,7 @@ fn capacity_counts_as_for_the_scheduler() {
     assert_eq!(
         world.unfit("n3", 99 * GIB),
         None,
-        "nobody looks for an Immediate class"
+        "the scheduler ignores it for an Immediate class"
     );
 }
 
@@ -204,7 +204,7 @@ fn the_node_with_most_room_is_chosen() {
     assert_eq!(world.node_for("v", &nodes, GIB).unwrap(), "n2");
     let none = world.node_for("v", &nodes, 10 * GIB).unwrap_err();
     assert_eq!(none.0.len(), 3);
-    assert!(none.to_string().contains("no room"), "{none}");
+    assert!(none.to_string().contains("bytes of capacity"), "{none}");
     assert!(
         world
             .node_for("v", &[], GIB)
@@ -292,7 +292,7 @@ fn preferred_places_come_first_and_room_second() {
     assert_eq!(world.node_for("v", &nodes, GIB).unwrap(), "n1");
     world.preferred = vec![place("n3"), place("n2"), place("n1")];
     assert_eq!(world.node_for("v", &nodes, GIB).unwrap(), "n3");
-    // The first that has room, of the nodes that may be chosen.
+    // The first allowed node with enough capacity.
     assert_eq!(world.node_for("v", &nodes, 2 * GIB).unwrap(), "n2");
     assert_eq!(world.node_for("v", &nodes[..1], GIB).unwrap(), "n1");
     world.preferred = vec![Segments::default().with("zone", "elsewhere")];

@@ -1,116 +1,110 @@
-//! The steps that undo a release, wherever it stopped.
+//! The steps that undo a release, at whichever step it stopped.
 //!
 //! ```text
-//!  ──Withdraw──▶ the record says so: a release that runs elsewhere stops at its next look
-//!     claim exists ──Touch──▶ (whoever would delete it has an older version) ─────────────┐
-//!     no claim, virtual PV there ──RemakeClaim──▶ ──GiveVirtual──▶ ──Wake──▶ bound ───────┤
-//!     no virtual PV, twin there ──TouchTwin──▶ ──RemakeVirtual──▶ as above                │
+//!  ──Withdraw──▶ the record says so: a concurrent release stops at its next read
+//!     claim exists ──Touch──▶ (a concurrent release can only delete an older version) ────┐
+//!     no claim, virtual PV exists ──RemakeClaim──▶ ──GiveVirtual──▶ ──Wake──▶ bound ──────┤
+//!     no virtual PV, twin exists ──TouchTwin──▶ ──RemakeVirtual──▶ as above               │
 //!     no twin ──ToImport──▶ the volume is imported: a new twin adopts it                  ▼
-//!                        RestoreVirtual ──▶ UnmarkTwin ──▶ Restore (the record goes last)
+//!                        RestoreVirtual ──▶ UnmarkTwin ──▶ Restore (removes the record last)
 //! ```
 //!
-//! The real PV gets its reclaim policy back only if it has its twin: else it is Released, and
+//! The reclaim policy of the real PV is restored only if it has its twin: otherwise it is Released, and
 //! Kubernetes would delete it at once.
 
 use super::{AsksFor, Holder, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow};
 
-/// What the decision rests on, read live.
+/// The input of the decision, read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseUndoFacts {
-    /// What has the name of the claim.
+    /// What exists under the name of the claim.
     pub claim: ReleasedClaim,
-    /// How far the release is.
     pub progress: ReleaseProgress,
-    /// Whether the real PV's reclaim policy is Retain, and nobody is offered it.
+    /// Whether the real PV's reclaim policy is Retain, and it is available to no other claim.
     pub secured: bool,
-    /// The virtual PV.
     pub virtual_volume: VirtualNow,
-    /// The twin.
     pub twin: TwinNow,
-    /// Whom the real PV names.
+    /// What the real PV names in its `claimRef`.
     pub holder: Holder,
-    /// Whether the claim has the mark that it was made with, and Kubernetes knows that the virtual PV
-    /// names it.
+    /// Whether the claim still has the mark of its creation, although the virtual PV already names it in the
+    /// cache of Kubernetes.
     pub overlooked: bool,
-    /// Whether the real PV is being imported for this claim, as the last way back.
+    /// Whether the real PV is being imported for this claim, as the last resort.
     pub importing: bool,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseUndoStep {
-    /// Say in the record that the release is being undone, and see that the real PV is retained and
-    /// nobody is offered it.
+    /// Record that the release is being undone, and make sure that the real PV is retained and available to
+    /// no other claim.
     Withdraw,
-    /// Have the virtual PV name the claim that is gone, so that nobody is offered it.
+    /// Make the virtual PV name the deleted claim, so that it is available to no other one.
     WithdrawVirtual,
-    /// Write on the claim.
+    /// Change the claim, so that a concurrent release cannot delete it.
     Touch,
-    /// Write on the twin.
+    /// Change the twin, so that a concurrent release cannot delete it.
     TouchTwin,
-    /// Wait until the claim is gone that is being deleted.
+    /// Wait until the claim is deleted.
     AwaitClaimGone,
-    /// Wait until the virtual PV is gone that is being deleted.
+    /// Wait until the virtual PV is deleted.
     AwaitVirtualGone,
-    /// Make it again, for the claim.
+    /// Create it again, for the claim.
     RemakeVirtual,
-    /// Make the claim again as it was.
+    /// Create the claim again as recorded.
     RemakeClaim,
-    /// Have the virtual PV name the claim that exists, by its uid.
+    /// Make the virtual PV name the existing claim, by its uid.
     GiveVirtual,
-    /// Take the mark off the claim that it was made with: Kubernetes looks at it then.
+    /// Remove the mark of its creation from the claim: the change makes Kubernetes reconcile it.
     Wake,
     /// Wait until the claim is bound to the virtual PV.
     AwaitBound,
-    /// Give the virtual PV its reclaim policy back.
+    /// Restore the reclaim policy of the virtual PV.
     RestoreVirtual,
-    /// Take the mark off the twin.
+    /// Remove the mark of the release from the twin.
     UnmarkTwin,
-    /// Give the real PV its reclaim policy back and take the record off.
+    /// Restore the reclaim policy of the real PV, and remove the record.
     Restore,
-    /// Take the record off, but let the real PV be retained: somebody has deleted the twin, and it
-    /// gets its reclaim policy back when the driver has made the twin again.
+    /// Remove the record, but leave the real PV retained: another client has deleted the twin, and the policy
+    /// is restored after the driver has created the twin again.
     RestoreRetained,
-    /// Take the mark of the undo off the claim.
+    /// Remove the mark of the undo from the claim.
     Untouch,
-    /// Take our finalizer off the twin, and wait until it is gone.
+    /// Remove our finalizer from the twin, and wait until it is deleted.
     AwaitTwinGone,
-    /// Have the record be that of an import.
+    /// Turn the record into that of an import.
     ToImport,
-    /// Import the volume.
     Import,
-    /// There is nothing left to do.
     Done,
-    /// Do nothing.
     Refuse(ReleaseUndoRefusal),
 }
 
 impl ReleaseUndoStep {
-    /// What it would do, for whoever only asks.
+    /// Describes the step in a dry run.
     #[must_use]
     pub fn in_words(&self) -> &'static str {
         match self {
-            Self::Withdraw => "the release would be noted to be undone",
-            Self::WithdrawVirtual => "the virtual PersistentVolume would be kept from others",
+            Self::Withdraw => "the release would be recorded as being undone",
+            Self::WithdrawVirtual => "the virtual PersistentVolume would be protected from other claims",
             Self::Touch => "the claim would be marked, so that the release does not delete it",
             Self::TouchTwin => "the twin would be marked, so that the release does not delete it",
-            Self::AwaitClaimGone => "the claim is to be gone",
-            Self::AwaitVirtualGone => "the virtual PersistentVolume is to be gone",
-            Self::RemakeVirtual => "the virtual PersistentVolume would be made again",
+            Self::AwaitClaimGone => "the claim has to be deleted",
+            Self::AwaitVirtualGone => "the virtual PersistentVolume has to be deleted",
+            Self::RemakeVirtual => "the virtual PersistentVolume would be created again",
             Self::GiveVirtual => "the virtual PersistentVolume would name the claim again",
-            Self::RemakeClaim => "the claim would be made again as it was",
-            Self::Wake => "Kubernetes would be made to look at the claim",
-            Self::AwaitBound => "Kubernetes is to bind the two",
-            Self::RestoreVirtual => "the virtual PersistentVolume would get its reclaim policy back",
-            Self::UnmarkTwin => "the mark would be taken off the twin",
-            Self::Restore => "the real PersistentVolume would get its reclaim policy back",
+            Self::RemakeClaim => "the claim would be created again as recorded",
+            Self::Wake => "the claim would be changed, so that Kubernetes reconciles it",
+            Self::AwaitBound => "Kubernetes has to bind the two",
+            Self::RestoreVirtual => "the reclaim policy of the virtual PersistentVolume would be restored",
+            Self::UnmarkTwin => "the mark would be removed from the twin",
+            Self::Restore => "the reclaim policy of the real PersistentVolume would be restored",
             Self::RestoreRetained => {
-                "the driver would be left to make the twin again, and the real PersistentVolume be retained until then"
+                "the driver would create the twin again, and the real PersistentVolume would be retained until then"
             }
-            Self::Untouch => "the mark of the undo would be taken off the claim",
-            Self::AwaitTwinGone => "the twin is to be gone",
+            Self::Untouch => "the mark of the undo would be removed from the claim",
+            Self::AwaitTwinGone => "the twin has to be deleted",
             Self::ToImport | Self::Import => "the volume would be imported again",
-            Self::Done => "nothing is left to do",
+            Self::Done => "nothing remains to be done",
             Self::Refuse(_) => "it would be refused",
         }
     }
@@ -119,30 +113,29 @@ impl ReleaseUndoStep {
 /// Why a release is not undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseUndoRefusal {
-    /// The claim is made.
+    /// The claim of the real class exists.
     #[error(
-        "the claim has its real class already: run the release again without --undo to end it. `liqo-csi import pvc` gives the claim a class of \
+        "the claim already has its real class: run the release again without --undo to complete it. `liqo-csi import pvc` then gives the claim a class of \
          this driver again"
     )]
     TooLate,
-    /// A claim that was made in the gap has the name.
+    /// Another claim of the name was created in the meantime.
     #[error(
-        "a claim of that name was made while there was none, and it has another volume, or asks for another one. The data is safe on \
+        "another claim of that name was created in the meantime, and it has or requests another volume. The data is safe on \
          the real PersistentVolume, which is retained. Delete that claim, and run this again"
     )]
     NameTaken,
-    /// The claim has no volume that it could have back.
+    /// No volume is left that the claim could have.
     #[error(
-        "the claim's virtual PersistentVolume and its twin are both gone, so it cannot be made whole. The data is safe on the real \
-         PersistentVolume, which is retained. Delete the claim, and run this again: it is made again, and the volume imported"
+        "the claim's virtual PersistentVolume and its twin were both deleted, so it cannot be repaired. The data is safe on the real \
+         PersistentVolume, which is retained. Delete the claim, and run this again: it is created again, and the volume imported"
     )]
     NothingLeft,
-    /// Somebody else has one of the PVs.
-    #[error("the PersistentVolume belongs to {0} now. Nothing is changed")]
+    /// One of the PVs names another object.
+    #[error("the PersistentVolume belongs to {0} now. Nothing was changed")]
     Held(String),
 }
 
-/// Decides the next step.
 #[must_use]
 pub fn release_undo_step(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
     let marked = matches!(facts.twin, TwinNow::There { releasing: true, .. });
@@ -157,7 +150,7 @@ pub fn release_undo_step(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
             ReleaseUndoStep::Refuse(ReleaseUndoRefusal::TooLate)
         }
         (ReleaseProgress::Onward, _) => ReleaseUndoStep::Withdraw,
-        // Before anything else, whoever has changed it: a twin may be on its way out.
+        // First of all, because another client has changed it: a twin may be being deleted.
         (ReleaseProgress::Back, _) if !facts.secured => ReleaseUndoStep::Withdraw,
         (ReleaseProgress::Back, _)
             if matches!(
@@ -206,7 +199,7 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
             (Holder::Gone, _) => ReleaseUndoStep::GiveVirtual,
             _ if facts.overlooked => ReleaseUndoStep::Wake,
             (Holder::Claim { bound: true }, ReleasedClaim::Virtual { .. }) => restore(facts, *as_before),
-            // Also one that names no PV is bound to that which names it.
+            // Kubernetes also binds a claim without a volume name to the PV that names it.
             (Holder::Claim { .. }, _) => ReleaseUndoStep::AwaitBound,
         },
         VirtualNow::Absent => match (facts.twin, &facts.claim) {
@@ -229,7 +222,7 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
     }
 }
 
-/// The claim is bound to its virtual PV: only the marks are left.
+/// The claim is bound to its virtual PV: only policies and marks are left to restore.
 fn restore(facts: &ReleaseUndoFacts, as_before: bool) -> ReleaseUndoStep {
     if !as_before {
         return ReleaseUndoStep::RestoreVirtual;

@@ -1,4 +1,4 @@
-//! The table of `create_step`, line by line.
+//! The cases of `create_step`.
 
 mod properties;
 
@@ -291,6 +291,6 @@ fn refusals_read_well() {
     let differs = Refusal::Differs(vec![Part::Size, Part::Parameters]).to_string();
     assert_eq!(
         differs,
-        "a volume of this name exists, made with another size and class parameters"
+        "a volume of this name exists with another size and class parameters"
     );
 }

@@ -1,4 +1,4 @@
-//! What holds for `create_step` whatever the facts, and that it always gets somewhere.
+//! Properties of `create_step` for arbitrary facts, and that it always terminates.
 
 use proptest::{prelude::*, sample::select};
 
@@ -58,7 +58,7 @@ prop_compose! {
     }
 }
 
-/// What the world looks like after a step, when everybody else plays along.
+/// The facts after a step, if all other components succeed.
 fn after(step: &CreateStep, facts: &mut CreateFacts) {
     let reachable = || TwinState::Bound(Reach::FromTarget { retained: false });
     match (step, &mut facts.twin) {
@@ -124,7 +124,7 @@ proptest! {
                 prop_assert_eq!(twin.unwrap().handed_over, step == CreateStep::Answer);
             }
             CreateStep::Refuse(_) => {
-                // After the twin's POST nothing final is answered until it is bound or gone.
+                // After the twin was created there is no final answer until it is bound or deleted.
                 let in_the_making = lives && !is_bound && !given_away;
                 prop_assert!(!in_the_making);
             }
