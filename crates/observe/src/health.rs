@@ -168,7 +168,11 @@ mod tests {
         assert!(all.iter().all(|status| *status == StatusCode::OK));
         assert_eq!(probes.load(Ordering::SeqCst), 1);
         tokio::time::sleep(LIVE_FOR).await;
-        assert_eq!(ask().await, StatusCode::SERVICE_UNAVAILABLE, "it is checked again");
+        assert_eq!(
+            ask().await,
+            StatusCode::SERVICE_UNAVAILABLE,
+            "it is checked again"
+        );
     }
 
     #[tokio::test]

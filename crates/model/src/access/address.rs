@@ -4,7 +4,7 @@
 
 /// Why pods cannot use an address, or may not be able to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
+pub enum UnusableAddress {
     /// A host name that resolves only on the user's machine.
     #[error("the name {0} resolves only on the machine that runs the cluster, not in pods")]
     LocalName(String),
@@ -26,7 +26,7 @@ const DESKTOP_HOSTS: [&str; 4] = [
 const MULTICAST_DNS: &str = ".local";
 
 /// Checks the API server address of a user's own kubeconfig.
-pub fn for_pods(server: &str) -> Result<(), Unusable> {
+pub fn for_pods(server: &str) -> Result<(), UnusableAddress> {
     let rest = server.split_once("://").map_or(server, |(_, rest)| rest);
     let (authority, path) = match rest.split_once('/') {
         Some((authority, path)) => (authority, path.trim_end_matches('/')),
@@ -40,10 +40,10 @@ pub fn for_pods(server: &str) -> Result<(), Unusable> {
     };
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     if DESKTOP_HOSTS.contains(&host.as_str()) || host.ends_with(MULTICAST_DNS) {
-        return Err(Unusable::LocalName(host));
+        return Err(UnusableAddress::LocalName(host));
     }
     if !path.is_empty() {
-        return Err(Unusable::Path(format!("/{path}")));
+        return Err(UnusableAddress::Path(format!("/{path}")));
     }
     Ok(())
 }

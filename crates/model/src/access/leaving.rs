@@ -2,7 +2,7 @@
 
 /// An object that blocks the disconnect, or one that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Holding {
+pub enum DisconnectBlocker {
     /// The volume of a claim at home.
     Volume { claim: String, state: String },
     /// Data whose claim at home is deleted, and whose PV at home is retained.
@@ -26,13 +26,13 @@ pub enum Holding {
 
 /// Why a cluster cannot be disconnected, and what the user can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct BlockerText {
     pub what: String,
     pub way_out: String,
 }
 
-impl Holding {
-    fn held(&self, cluster: &str) -> Held {
+impl DisconnectBlocker {
+    fn held(&self, cluster: &str) -> BlockerText {
         let (what, way_out) = match self {
             Self::Volume { claim, state } => (
                 format!("the volume of the claim {claim} ({state})"),
@@ -77,7 +77,7 @@ impl Holding {
                 "fix that and run this again; for a cluster that no longer exists: --local-only".to_owned(),
             ),
         };
-        Held { what, way_out }
+        BlockerText { what, way_out }
     }
 }
 
@@ -90,7 +90,7 @@ fn in_namespace(name: &str) -> String {
 }
 
 /// Whether the driver's objects in both clusters may be deleted; if not, what blocks it.
-pub fn may_disconnect(cluster: &str, mut found: Vec<Holding>) -> Result<(), Vec<Held>> {
+pub fn may_disconnect(cluster: &str, mut found: Vec<DisconnectBlocker>) -> Result<(), Vec<BlockerText>> {
     found.sort();
     found.dedup();
     if found.is_empty() {
@@ -111,37 +111,37 @@ mod tests {
     #[test]
     fn whatever_is_there_holds_it_and_has_a_way_out() {
         let all = [
-            Holding::Volume {
+            DisconnectBlocker::Volume {
                 claim: "shop/data".into(),
                 state: "Bound".into(),
             },
-            Holding::Kept {
+            DisconnectBlocker::Kept {
                 volume: "pvc-1".into(),
             },
-            Holding::Twin {
+            DisconnectBlocker::Twin {
                 claim: "shop/data".into(),
                 superseded: false,
             },
-            Holding::Twin {
+            DisconnectBlocker::Twin {
                 claim: "shop/old".into(),
                 superseded: true,
             },
-            Holding::Released {
+            DisconnectBlocker::Released {
                 volume: "real-1".into(),
                 data_of: "home/pvc-1".into(),
             },
-            Holding::Snapshot {
+            DisconnectBlocker::Snapshot {
                 name: "shop/before".into(),
             },
-            Holding::Content {
+            DisconnectBlocker::Content {
                 name: "content-1".into(),
                 data_of: "s1:milan:shop:x".into(),
             },
-            Holding::Namespace { name: "shop".into() },
-            Holding::RemoteNamespace {
+            DisconnectBlocker::Namespace { name: "shop".into() },
+            DisconnectBlocker::RemoteNamespace {
                 name: "shop-home".into(),
             },
-            Holding::Unknown {
+            DisconnectBlocker::Unknown {
                 what: "which volumes there are".into(),
             },
         ];
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn commands_are_as_kubectl_wants_them() {
-        let old = Holding::Twin {
+        let old = DisconnectBlocker::Twin {
             claim: "shop/old".into(),
             superseded: true,
         };

@@ -10,9 +10,9 @@ mod manifests;
 mod token;
 
 pub use self::{
-    address::{Unusable, for_pods},
+    address::{UnusableAddress, for_pods},
     fingerprint::fingerprint,
-    leaving::{Held, Holding, may_disconnect},
+    leaving::{BlockerText, DisconnectBlocker, may_disconnect},
     level::{Level, LevelError},
     manifests::{Identity, NamespaceName, NamespaceNameError, ObjectRef, document, every, render},
     token::TokenFacts,

@@ -98,12 +98,12 @@ mod tests {
                 leaving,
                 retained,
             };
-            assert!(!Volumes::Hold.let_go(&claim), "{claim:?}");
+            assert!(!Volumes::Hold.may_delete(&claim), "{claim:?}");
             // The data of a twin is never deleted with the namespace.
             let safe = is_twin && retained;
-            assert_eq!(Volumes::Retain.let_go(&claim), safe, "{claim:?}");
+            assert_eq!(Volumes::Retain.may_delete(&claim), safe, "{claim:?}");
             let deleted = !is_twin || (leaving && retained);
-            assert_eq!(Volumes::Delete.let_go(&claim), deleted, "{claim:?}");
+            assert_eq!(Volumes::Delete.may_delete(&claim), deleted, "{claim:?}");
         }
     }
 

@@ -462,7 +462,7 @@ mod tests {
         ) {
             let claim = |name: &String| Claim { is_twin, retained, ..claim(name, leaving) };
             let claims: Vec<_> = names.iter().map(claim).collect();
-            let holds = claims.iter().any(|claim| !volumes.let_go(claim));
+            let holds = claims.iter().any(|claim| !volumes.may_delete(claim));
             let pods: Vec<_> = (0..pods).map(|it| pod(&it.to_string(), &[])).collect();
             let seen = Seen::Ours { uid: "u".into(), deleting, claims, usable: Ok(()) };
             let facts = facts(wanted, Some(terminating()), since, seen);

@@ -76,23 +76,23 @@ pub enum AdoptRefusal {
 
 /// What a PV names in its `claimRef`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VolumeHeld {
+pub enum VolumeOwner {
     /// There is no `claimRef`.
-    ByNobody,
+    None,
     /// A claim with the name of the one that adopts the PV.
-    ByClaimOfTheName {
+    SameName {
         /// Whether the uid is that of this claim.
         is_it: bool,
     },
     /// The twin of the volume, by name.
-    ByTwin {
+    Twin {
         /// Whether with a uid, which is that of a deleted twin.
         with_uid: bool,
     },
     /// Another twin, from an earlier attempt.
-    ByEarlierTwin { name: String, exists: bool },
+    EarlierTwin { name: String, exists: bool },
     /// Another claim.
-    ByOther(ClaimName),
+    Other(ClaimName),
 }
 
 /// A PV that a claim requests to adopt.
@@ -108,12 +108,12 @@ pub struct AdoptableVolume {
     pub access_modes: BTreeSet<AccessMode>,
     /// Why this driver cannot mount it, if so.
     pub unmountable: Option<String>,
-    pub held: VolumeHeld,
+    pub held: VolumeOwner,
 }
 
 /// The request for a volume that adopts a PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AskedOfAdopted {
+pub struct AdoptRequest {
     /// The claim, if the request names one.
     pub claim: Option<ClaimName>,
     /// Least size in bytes.
@@ -133,7 +133,7 @@ pub struct AdoptFacts {
     pub name: String,
     /// The PV, if it exists.
     pub volume: Option<AdoptableVolume>,
-    pub asked: AskedOfAdopted,
+    pub asked: AdoptRequest,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,12 +151,12 @@ pub enum AdoptStep {
 pub fn adopt_step(facts: &AdoptFacts) -> AdoptStep {
     match refusal(facts) {
         Err(refusal) => AdoptStep::Refuse(refusal),
-        Ok(VolumeHeld::ByTwin { with_uid: false }) => AdoptStep::Make,
+        Ok(VolumeOwner::Twin { with_uid: false }) => AdoptStep::Make,
         Ok(_) => AdoptStep::Reserve,
     }
 }
 
-fn refusal(facts: &AdoptFacts) -> Result<&VolumeHeld, AdoptRefusal> {
+fn refusal(facts: &AdoptFacts) -> Result<&VolumeOwner, AdoptRefusal> {
     let AdoptFacts { name, volume, asked } = facts;
     let volume_name = || name.clone();
     let Some(claim) = &asked.claim else {
@@ -210,14 +210,14 @@ fn refusal(facts: &AdoptFacts) -> Result<&VolumeHeld, AdoptRefusal> {
         holder,
     };
     match &volume.held {
-        VolumeHeld::ByNobody => Err(held_by(
+        VolumeOwner::None => Err(held_by(
             "no claim: any claim may be bound to it at any moment".to_owned(),
         )),
-        VolumeHeld::ByClaimOfTheName { is_it: true } => Err(held_by("the claim itself".to_owned())),
-        VolumeHeld::ByEarlierTwin { name, exists: true } => Err(held_by(format!(
+        VolumeOwner::SameName { is_it: true } => Err(held_by("the claim itself".to_owned())),
+        VolumeOwner::EarlierTwin { name, exists: true } => Err(held_by(format!(
             "the twin {name} of an earlier attempt, which still exists: `liqo-csi import pvc {claim} --undo` deletes it; then import the claim again"
         ))),
-        VolumeHeld::ByOther(other) => Err(held_by(format!("the claim {other}"))),
+        VolumeOwner::Other(other) => Err(held_by(format!("the claim {other}"))),
         held => Ok(held),
     }
 }
@@ -269,7 +269,7 @@ mod tests {
         "shop/data".parse().unwrap()
     }
 
-    fn facts(held: VolumeHeld) -> AdoptFacts {
+    fn facts(held: VolumeOwner) -> AdoptFacts {
         AdoptFacts {
             name: "pv".into(),
             volume: Some(AdoptableVolume {
@@ -282,7 +282,7 @@ mod tests {
                 unmountable: None,
                 held,
             }),
-            asked: AskedOfAdopted {
+            asked: AdoptRequest {
                 claim: Some(claim()),
                 bytes: 1 << 30,
                 mode: VolumeMode::Filesystem,
@@ -296,29 +296,29 @@ mod tests {
     #[test]
     fn first_the_volume_names_the_twin_and_then_it_is_made() {
         for held in [
-            VolumeHeld::ByClaimOfTheName { is_it: false },
-            VolumeHeld::ByTwin { with_uid: true },
-            VolumeHeld::ByEarlierTwin {
+            VolumeOwner::SameName { is_it: false },
+            VolumeOwner::Twin { with_uid: true },
+            VolumeOwner::EarlierTwin {
                 name: "liqo-storage/u0".into(),
                 exists: false,
             },
         ] {
             assert_eq!(adopt_step(&facts(held.clone())), AdoptStep::Reserve, "{held:?}");
         }
-        let reserved = VolumeHeld::ByTwin { with_uid: false };
+        let reserved = VolumeOwner::Twin { with_uid: false };
         assert_eq!(adopt_step(&facts(reserved)), AdoptStep::Make);
     }
 
     #[test]
     fn what_is_somebody_elses_is_left_to_them() {
         for held in [
-            VolumeHeld::ByNobody,
-            VolumeHeld::ByClaimOfTheName { is_it: true },
-            VolumeHeld::ByEarlierTwin {
+            VolumeOwner::None,
+            VolumeOwner::SameName { is_it: true },
+            VolumeOwner::EarlierTwin {
                 name: "liqo-storage/u0".into(),
                 exists: true,
             },
-            VolumeHeld::ByOther("bank/data".parse().unwrap()),
+            VolumeOwner::Other("bank/data".parse().unwrap()),
         ] {
             let step = adopt_step(&facts(held.clone()));
             assert!(
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn a_wish_without_permission_is_nothing() {
         for permitted in [None, Some("bank/data".parse().unwrap())] {
-            let mut facts = facts(VolumeHeld::ByTwin { with_uid: false });
+            let mut facts = facts(VolumeOwner::Twin { with_uid: false });
             facts.volume.as_mut().unwrap().permitted = permitted;
             let step = adopt_step(&facts);
             assert!(
@@ -393,7 +393,7 @@ mod tests {
             ),
         ];
         for (what, break_it, expected) in table {
-            let mut facts = facts(VolumeHeld::ByClaimOfTheName { is_it: false });
+            let mut facts = facts(VolumeOwner::SameName { is_it: false });
             break_it(&mut facts);
             let step = adopt_step(&facts);
             assert!(
@@ -401,7 +401,7 @@ mod tests {
                 "{what}: {step:?}"
             );
         }
-        let mut facts = facts(VolumeHeld::ByClaimOfTheName { is_it: false });
+        let mut facts = facts(VolumeOwner::SameName { is_it: false });
         facts.asked.access_modes = [AccessMode::ReadOnlyMany].into();
         assert!(matches!(
             adopt_step(&facts),

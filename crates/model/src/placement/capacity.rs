@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Surroundings;
+use super::ClassContext;
 use crate::{
     topology::{CLUSTER_KEY, NODE_KEY, Node},
     volume::{ClusterId, digest},
@@ -20,7 +20,7 @@ const NODES_MAX: usize = 1000;
 
 /// Capacity for volumes of a class on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Room {
+pub enum AvailableCapacity {
     /// None: the class can never work there.
     Zero,
     /// What the real driver, or the static volumes, offer.
@@ -34,7 +34,7 @@ pub enum Room {
     Unlimited,
 }
 
-impl Room {
+impl AvailableCapacity {
     /// `capacity` of the object.
     #[must_use]
     pub fn capacity(self) -> u64 {
@@ -74,7 +74,7 @@ pub struct Published {
     pub key: String,
     pub values: Vec<String>,
     /// The capacity on them.
-    pub room: Room,
+    pub room: AvailableCapacity,
 }
 
 /// What to publish for a virtual class.
@@ -84,16 +84,16 @@ pub struct Published {
 /// a wrong "free" is, when the claim is rescheduled. Without any class nothing is hidden, so that
 /// `CreateVolume` can report the reason to the user.
 ///
-/// `remotes` is the capacity in each remote cluster, see [`room_in`]: its virtual nodes are published
+/// `remotes` is the capacity in each remote cluster, see [`capacity_in`]: its virtual nodes are published
 /// together.
 #[must_use]
 pub fn publish(
     virtual_class: &str,
-    possible: &[Surroundings<'_>],
+    possible: &[ClassContext<'_>],
     nodes: &[Node],
-    remotes: &[(ClusterId, Room)],
+    remotes: &[(ClusterId, AvailableCapacity)],
 ) -> Vec<Published> {
-    let mut groups: BTreeMap<(&str, Room), Vec<String>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, AvailableCapacity), Vec<String>> = BTreeMap::new();
     for (cluster, room) in remotes {
         let values = groups.entry((CLUSTER_KEY, *room)).or_default();
         values.push(cluster.as_str().to_owned());
@@ -101,9 +101,9 @@ pub fn publish(
     for node in nodes {
         // The node plugin runs on no other node, so no claim of ours may be scheduled there.
         if let Some(value) = node.labels.get(NODE_KEY) {
-            let best = possible.iter().map(|class| room_on(node, class)).max();
+            let best = possible.iter().map(|class| capacity_on(node, class)).max();
             groups
-                .entry((NODE_KEY, best.unwrap_or(Room::Unlimited)))
+                .entry((NODE_KEY, best.unwrap_or(AvailableCapacity::Unlimited)))
                 .or_default()
                 .push(value.clone());
         }
@@ -121,26 +121,26 @@ pub fn publish(
 /// The capacity for a class anywhere in a remote cluster; `nodes` if they may be read. It is that of a single
 /// volume. Without a possible class it is zero, so that the pod is scheduled elsewhere.
 #[must_use]
-pub fn room_in(possible: &[Surroundings<'_>], nodes: Option<&[Node]>) -> Room {
+pub fn capacity_in(possible: &[ClassContext<'_>], nodes: Option<&[Node]>) -> AvailableCapacity {
     let Some(nodes) = nodes.filter(|_| !possible.is_empty()) else {
         return if possible.is_empty() {
-            Room::Zero
+            AvailableCapacity::Zero
         } else {
-            Room::Unlimited
+            AvailableCapacity::Unlimited
         };
     };
-    let best = |real: &Surroundings<'_>| {
+    let best = |real: &ClassContext<'_>| {
         // Static volumes are bound in the remote cluster, where the pods are scheduled.
         if real.is_static() {
-            return Room::Unlimited;
+            return AvailableCapacity::Unlimited;
         }
-        let rooms = nodes.iter().map(|node| room_on(node, real));
-        rooms.max().unwrap_or(Room::Zero)
+        let rooms = nodes.iter().map(|node| capacity_on(node, real));
+        rooms.max().unwrap_or(AvailableCapacity::Zero)
     };
-    possible.iter().map(best).max().unwrap_or(Room::Zero)
+    possible.iter().map(best).max().unwrap_or(AvailableCapacity::Zero)
 }
 
-fn object(class: &str, key: &str, values: &[String], room: Room) -> Published {
+fn object(class: &str, key: &str, values: &[String], room: AvailableCapacity) -> Published {
     // Only objects of other keys contain the key: those of real nodes existed first, and keep their names.
     let marked = (key != NODE_KEY).then_some(key);
     let parts = [class]
@@ -156,9 +156,9 @@ fn object(class: &str, key: &str, values: &[String], room: Room) -> Published {
     }
 }
 
-fn room_on(node: &Node, real: &Surroundings<'_>) -> Room {
+fn capacity_on(node: &Node, real: &ClassContext<'_>) -> AvailableCapacity {
     if real.excluded(node).is_some() {
-        return Room::Zero;
+        return AvailableCapacity::Zero;
     }
     if real.is_static() {
         let (mut maximum, mut total) = (0, 0_u64);
@@ -169,19 +169,19 @@ fn room_on(node: &Node, real: &Surroundings<'_>) -> Room {
         return limited(maximum, Some(total));
     }
     if !real.counts_capacity() {
-        return Room::Unlimited;
+        return AvailableCapacity::Unlimited;
     }
     real.capacities_on(node)
         .filter_map(|published| Some(limited(published.largest()?, published.capacity)))
         .max()
-        .unwrap_or(Room::Zero)
+        .unwrap_or(AvailableCapacity::Zero)
 }
 
-fn limited(maximum: u64, capacity: Option<u64>) -> Room {
+fn limited(maximum: u64, capacity: Option<u64>) -> AvailableCapacity {
     if maximum == 0 {
-        return Room::Zero;
+        return AvailableCapacity::Zero;
     }
-    Room::Limited { maximum, capacity }
+    AvailableCapacity::Limited { maximum, capacity }
 }
 
 #[cfg(test)]
@@ -211,8 +211,8 @@ mod tests {
         names.iter().map(|name| registered(name)).collect()
     }
 
-    fn surroundings<'a>(class: &'a Class, driver: &'a RealDriver) -> Surroundings<'a> {
-        Surroundings {
+    fn surroundings<'a>(class: &'a Class, driver: &'a RealDriver) -> ClassContext<'a> {
+        ClassContext {
             class,
             driver,
             capacities: &[],
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    fn rooms(published: &[Published]) -> Vec<(Room, Vec<&str>)> {
+    fn rooms(published: &[Published]) -> Vec<(AvailableCapacity, Vec<&str>)> {
         published
             .iter()
             .map(|one| (one.room, one.values.iter().map(String::as_str).collect()))
@@ -240,7 +240,10 @@ mod tests {
         let published = publish("liqo", &[surroundings(&real, &driver)], &all, &[]);
         assert_eq!(
             rooms(&published),
-            [(Room::Zero, vec!["n2"]), (Room::Unlimited, vec!["n1", "n3"])]
+            [
+                (AvailableCapacity::Zero, vec!["n2"]),
+                (AvailableCapacity::Unlimited, vec!["n1", "n3"])
+            ]
         );
         assert!(
             published
@@ -260,19 +263,19 @@ mod tests {
             capacity(&["n1", "n2"], 5 * GIB, Some(2 * GIB)),
             capacity(&["n2"], 3 * GIB, None),
         ];
-        let real = Surroundings {
+        let real = ClassContext {
             capacities: &capacities,
             ..surroundings(&real, &driver)
         };
         let published = publish("liqo", &[real], &nodes(&["n1", "n2", "n3"]), &[]);
-        let limited = |maximum, capacity| Room::Limited {
+        let limited = |maximum, capacity| AvailableCapacity::Limited {
             maximum: maximum * GIB,
             capacity: Some(capacity * GIB),
         };
         assert_eq!(
             rooms(&published),
             [
-                (Room::Zero, vec!["n3"]),
+                (AvailableCapacity::Zero, vec!["n3"]),
                 (limited(2, 5), vec!["n1"]),
                 (limited(3, 3), vec!["n2"]),
             ]
@@ -289,16 +292,19 @@ mod tests {
             name: "y".into(),
         });
         let volumes = [local("a", "n1", GIB), local("b", "n1", 2 * GIB), taken];
-        let real = Surroundings {
+        let real = ClassContext {
             volumes: &volumes,
             ..surroundings(&real, &driver)
         };
-        let room = Room::Limited {
+        let room = AvailableCapacity::Limited {
             maximum: 2 * GIB,
             capacity: Some(3 * GIB),
         };
         let published = publish("liqo", &[real], &nodes(&["n1", "n2"]), &[]);
-        assert_eq!(rooms(&published), [(Room::Zero, vec!["n2"]), (room, vec!["n1"])]);
+        assert_eq!(
+            rooms(&published),
+            [(AvailableCapacity::Zero, vec!["n2"]), (room, vec!["n1"])]
+        );
     }
 
     #[test]
@@ -308,11 +314,11 @@ mod tests {
         let both = [surroundings(&here, &driver), surroundings(&anywhere, &driver)];
         assert_eq!(
             rooms(&publish("liqo", &both, &nodes(&["n1"]), &[])),
-            [(Room::Unlimited, vec!["n1"])]
+            [(AvailableCapacity::Unlimited, vec!["n1"])]
         );
         assert_eq!(
             rooms(&publish("liqo", &[], &nodes(&["n1"]), &[])),
-            [(Room::Unlimited, vec!["n1"])]
+            [(AvailableCapacity::Unlimited, vec!["n1"])]
         );
     }
 
@@ -327,24 +333,28 @@ mod tests {
             capacity(&["r1"], 5 * GIB, Some(2 * GIB)),
             capacity(&["r2"], GIB, None),
         ];
-        let there = [Surroundings {
+        let there = [ClassContext {
             capacities: &capacities,
             ..surroundings(&real, &driver)
         }];
         let r_nodes = [node("r1"), node("r2"), node("r3")];
-        let room = room_in(&there, Some(&r_nodes));
+        let room = capacity_in(&there, Some(&r_nodes));
         assert_eq!((room.maximum(), room.capacity()), (2 * GIB, 5 * GIB));
         // Without a class or a node there is no capacity; unreadable nodes mean no limit.
-        assert_eq!(room_in(&[], Some(&r_nodes)), Room::Zero);
-        assert_eq!(room_in(&there, Some(&[])), Room::Zero);
-        assert_eq!(room_in(&there, None), Room::Unlimited);
-        assert_eq!(room_in(&[], None), Room::Zero);
+        assert_eq!(capacity_in(&[], Some(&r_nodes)), AvailableCapacity::Zero);
+        assert_eq!(capacity_in(&there, Some(&[])), AvailableCapacity::Zero);
+        assert_eq!(capacity_in(&there, None), AvailableCapacity::Unlimited);
+        assert_eq!(capacity_in(&[], None), AvailableCapacity::Zero);
         // A recently refused size is excluded.
         assert_eq!((room.up_to(GIB).maximum(), room.up_to(9 * GIB)), (GIB, room));
-        assert_eq!(Room::Unlimited.up_to(0), Room::Zero);
+        assert_eq!(AvailableCapacity::Unlimited.up_to(0), AvailableCapacity::Zero);
 
         let id = |id: &str| id.parse().unwrap();
-        let remotes = [(id("a"), room), (id("b"), Room::Zero), (id("c"), room)];
+        let remotes = [
+            (id("a"), room),
+            (id("b"), AvailableCapacity::Zero),
+            (id("c"), room),
+        ];
         let told: Vec<_> = publish("liqo", &[], &[], &remotes)
             .into_iter()
             .map(|one| (one.key, one.values, one.room))
@@ -353,7 +363,7 @@ mod tests {
         assert_eq!(
             told,
             [
-                (key.clone(), vec!["b".to_owned()], Room::Zero),
+                (key.clone(), vec!["b".to_owned()], AvailableCapacity::Zero),
                 (key, vec!["a".to_owned(), "c".to_owned()], room),
             ]
         );
@@ -379,7 +389,7 @@ mod tests {
                 .zip(&sizes)
                 .map(|(name, size)| capacity(&[name], *size, None))
                 .collect();
-            let real = Surroundings { capacities: &capacities, ..surroundings(&real, &driver) };
+            let real = ClassContext { capacities: &capacities, ..surroundings(&real, &driver) };
             let all: Vec<Node> = names.iter().map(|name| registered(name)).collect();
             let published = publish("liqo", &[real], &all, &[]);
 

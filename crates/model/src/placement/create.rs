@@ -120,7 +120,7 @@ pub struct Twin {
     /// Its provisioner, as annotated by Kubernetes.
     pub provisioner: Option<String>,
     /// Whether it was created with a node, because its class needs one or the request lists some.
-    pub told_node: bool,
+    pub created_with_node: bool,
     /// The node that it has now.
     pub node: Option<String>,
     /// Whether it may be handed over before it is bound, because only its pod binds it.
@@ -318,7 +318,7 @@ fn pending(target: &Target, twin: &Twin, prebinding: &Prebinding) -> CreateStep 
     if disagreement(target).is_some() {
         return CreateStep::Withdraw(Withdrawal::NodeDisagrees);
     }
-    if twin.told_node && twin.node.is_none() {
+    if twin.created_with_node && twin.node.is_none() {
         return CreateStep::Withdraw(Withdrawal::DriverRefused);
     }
     if twin.node.as_ref().is_some_and(|node| !target.allows(node)) {

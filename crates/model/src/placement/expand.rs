@@ -11,14 +11,14 @@ pub struct ExpandFacts<'a> {
     /// The twin, read live.
     pub twin: ClaimSize,
     /// The size that users see, where the twin is at home and its expansion may have to be finished.
-    pub seen: Option<SeenSize>,
+    pub seen: Option<ObservedSize>,
     /// The error of the real driver's controller, if any.
     pub error: Option<&'a str>,
 }
 
 /// The size of a volume as users see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SeenSize {
+pub struct ObservedSize {
     /// Its claim.
     pub claim: ClaimSize,
     /// Its virtual PV, in bytes.
@@ -94,7 +94,7 @@ pub fn expand_step(facts: &ExpandFacts<'_>) -> ExpandStep {
 /// Whether the expansion of a twin at home is complete, according to its claim. Pods never mount the twin
 /// itself, so no kubelet completes its expansion, and until that is done it cannot be expanded again.
 #[must_use]
-pub fn has_finished(twin: ClaimSize, seen: SeenSize) -> bool {
+pub fn has_finished(twin: ClaimSize, seen: ObservedSize) -> bool {
     let waits = twin.stage.is_some_and(ResizeStage::waits_for_node);
     let Some(allocated) = twin.allocated.filter(|_| waits) else {
         return false;
@@ -107,7 +107,7 @@ pub fn has_finished(twin: ClaimSize, seen: SeenSize) -> bool {
 /// An update of a claim by its remote twin, because the kubelet that mounts the twin is in the remote
 /// cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimNews {
+pub enum ClaimUpdate {
     /// The claim has grown to this size.
     Grown(u64),
     /// The remote node cannot grow the file system.
@@ -116,22 +116,22 @@ pub enum ClaimNews {
 
 /// The update for the claim of a remote twin.
 #[must_use]
-pub fn claim_news(claim: ClaimSize, twin: ClaimSize) -> Option<ClaimNews> {
+pub fn claim_update(claim: ClaimSize, twin: ClaimSize) -> Option<ClaimUpdate> {
     let waits = claim.stage.is_some_and(ResizeStage::waits_for_node);
     let allocated = claim.allocated.filter(|_| waits)?;
     if twin.capacity >= allocated && twin.stage.is_none() {
-        return Some(ClaimNews::Grown(allocated));
+        return Some(ClaimUpdate::Grown(allocated));
     }
     let failed = twin.stage == Some(ResizeStage::NodeInfeasible);
     // csi-resizer retries each time the claim reports this, and keeps the error.
     let is_new = twin.node_error.is_some() && twin.node_error != claim.node_error;
-    (failed && is_new).then_some(ClaimNews::NodeInfeasible)
+    (failed && is_new).then_some(ClaimUpdate::NodeInfeasible)
 }
 
 /// Whether a claim must be raised to the size of its remote twin. Never during an expansion, which would be
 /// reverted, and never lowered.
 #[must_use]
-pub fn shows_less(claim: ClaimSize, volume: u64, twin: ClaimSize) -> bool {
+pub fn must_be_raised(claim: ClaimSize, volume: u64, twin: ClaimSize) -> bool {
     let settled = claim.stage.is_none() && twin.stage.is_none() && claim.requested <= claim.capacity;
     settled && twin.capacity > volume
 }
@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    fn step(need: u64, twin: ClaimSize, seen: Option<SeenSize>, error: Option<&str>) -> ExpandStep {
+    fn step(need: u64, twin: ClaimSize, seen: Option<ObservedSize>, error: Option<&str>) -> ExpandStep {
         expand_step(&ExpandFacts {
             wanted: SizeRange::new(need.try_into().unwrap(), 0).unwrap(),
             twin,
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn an_earlier_expansion_is_finished_first() {
         let pending = staged(20, 10, 20, ResizeStage::NodePending);
-        let seen = |claim, volume| Some(SeenSize { claim, volume });
+        let seen = |claim, volume| Some(ObservedSize { claim, volume });
         let ended = seen(size(30, 20), 20);
         assert_eq!(step(30, pending, ended, None), ExpandStep::Finish);
         // The node has not grown the file system yet, or the expansion is not ours to complete.
@@ -211,11 +211,11 @@ mod tests {
     fn a_claim_that_was_lowered_ends_the_expansion_of_its_twin() {
         let twin = staged(15, 10, 20, ResizeStage::NodePending);
         let claim = size(15, 15);
-        assert!(has_finished(twin, SeenSize { claim, volume: 20 }));
+        assert!(has_finished(twin, ObservedSize { claim, volume: 20 }));
         // Another client has expanded the twin alone: no node was asked to grow the file system.
-        assert!(!has_finished(twin, SeenSize { claim, volume: 15 }));
+        assert!(!has_finished(twin, ObservedSize { claim, volume: 15 }));
         let claim = staged(15, 10, 15, ResizeStage::NodePending);
-        assert!(!has_finished(twin, SeenSize { claim, volume: 20 }));
+        assert!(!has_finished(twin, ObservedSize { claim, volume: 20 }));
     }
 
     #[test]
@@ -262,9 +262,9 @@ mod tests {
     #[test]
     fn a_claim_follows_its_twin_elsewhere() {
         let waits = staged(20, 10, 20, ResizeStage::NodePending);
-        assert_eq!(claim_news(waits, size(20, 20)), Some(ClaimNews::Grown(20)));
+        assert_eq!(claim_update(waits, size(20, 20)), Some(ClaimUpdate::Grown(20)));
         assert_eq!(
-            claim_news(waits, staged(20, 10, 20, ResizeStage::NodePending)),
+            claim_update(waits, staged(20, 10, 20, ResizeStage::NodePending)),
             None
         );
         let refused = |words| ClaimSize {
@@ -275,22 +275,22 @@ mod tests {
             node_error: Some(1),
             ..waits
         };
-        let news = Some(ClaimNews::NodeInfeasible);
-        assert_eq!(claim_news(waits, refused(Some(1))), news);
-        assert_eq!(claim_news(told, refused(Some(1))), None);
-        assert_eq!(claim_news(told, refused(Some(2))), news);
-        assert_eq!(claim_news(waits, refused(None)), None);
-        assert_eq!(claim_news(size(20, 20), size(20, 20)), None);
+        let news = Some(ClaimUpdate::NodeInfeasible);
+        assert_eq!(claim_update(waits, refused(Some(1))), news);
+        assert_eq!(claim_update(told, refused(Some(1))), None);
+        assert_eq!(claim_update(told, refused(Some(2))), news);
+        assert_eq!(claim_update(waits, refused(None)), None);
+        assert_eq!(claim_update(size(20, 20), size(20, 20)), None);
     }
 
     #[test]
     fn a_claim_only_grows_and_not_into_an_expansion() {
-        assert!(shows_less(size(10, 10), 10, size(10, 12)));
-        assert!(!shows_less(size(10, 12), 12, size(10, 10)));
-        assert!(!shows_less(size(20, 10), 10, size(20, 20)));
+        assert!(must_be_raised(size(10, 10), 10, size(10, 12)));
+        assert!(!must_be_raised(size(10, 12), 12, size(10, 10)));
+        assert!(!must_be_raised(size(20, 10), 10, size(20, 20)));
         let waits = staged(20, 10, 20, ResizeStage::NodePending);
-        assert!(!shows_less(waits, 10, size(20, 20)));
-        assert!(!shows_less(
+        assert!(!must_be_raised(waits, 10, size(20, 20)));
+        assert!(!must_be_raised(
             size(10, 10),
             10,
             staged(20, 12, 20, ResizeStage::NodePending)

@@ -59,7 +59,7 @@ pub struct StaticVolume {
 
 /// The requirements of a twin.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct TwinRequest<'a> {
     /// The volume whose data it holds.
     pub volume: &'a VolumeName,
     pub size: u64,
@@ -68,7 +68,7 @@ pub struct Ask<'a> {
     pub preferred: &'a [Segments],
 }
 
-impl Ask<'_> {
+impl TwinRequest<'_> {
     /// The position of a node in the list of preferred topologies.
     fn rank(&self, node: &Node) -> usize {
         let found = self.preferred.iter().position(|place| place.admits(&node.labels));
@@ -78,7 +78,7 @@ impl Ask<'_> {
 
 /// A real class with everything that decides where it works.
 #[derive(Clone, Copy, Debug)]
-pub struct Surroundings<'a> {
+pub struct ClassContext<'a> {
     pub class: &'a Class,
     pub driver: &'a RealDriver,
     /// The `CSIStorageCapacity` objects of the cluster, of any class.
@@ -102,7 +102,7 @@ pub enum Unfit {
     },
     /// Not enough capacity.
     #[error("the class {class} has less than {size} bytes of capacity on the node {node}")]
-    NoRoom { class: String, node: String, size: u64 },
+    NoCapacity { class: String, node: String, size: u64 },
     /// No static volume fits.
     #[error(
         "no available volume of the class {class} on the node {node} has {size} bytes, the access modes and the volume mode of the claim"
@@ -119,10 +119,10 @@ pub enum Unfit {
 )]
 pub struct NoNode(pub Vec<Unfit>);
 
-impl<'a> Surroundings<'a> {
+impl<'a> ClassContext<'a> {
     /// Why the class cannot provision this volume for the node, if so.
     #[must_use]
-    pub fn unfit(&self, node: &Node, ask: &Ask<'_>) -> Option<Unfit> {
+    pub fn unfit(&self, node: &Node, ask: &TwinRequest<'_>) -> Option<Unfit> {
         let class = || self.class.name.clone();
         if let Some(excluded) = self.excluded(node) {
             return Some(excluded);
@@ -136,7 +136,7 @@ impl<'a> Surroundings<'a> {
             });
         }
         let room = self.largest_on(node);
-        (room < ask.size).then(|| Unfit::NoRoom {
+        (room < ask.size).then(|| Unfit::NoCapacity {
             class: class(),
             node: node.name.clone(),
             size: ask.size,
@@ -198,7 +198,7 @@ impl<'a> Surroundings<'a> {
 
     /// Chooses a node for a volume without a pod: a preferred one, of those the one with the most capacity,
     /// and among equals a different one for each volume.
-    pub fn choose_node<'n>(&self, nodes: &'n [Node], ask: &Ask<'_>) -> Result<&'n Node, NoNode> {
+    pub fn choose_node<'n>(&self, nodes: &'n [Node], ask: &TwinRequest<'_>) -> Result<&'n Node, NoNode> {
         let mut reasons = Vec::new();
         let mut fitting = Vec::new();
         for node in nodes {
@@ -223,7 +223,7 @@ impl<'a> Surroundings<'a> {
         &self,
         twin: &ClaimName,
         node: Option<&Node>,
-        ask: &Ask<'_>,
+        ask: &TwinRequest<'_>,
     ) -> Option<&'a StaticVolume> {
         let reserved =
             |volume: &&StaticVolume| volume.claim.as_ref() == Some(twin) && volume.class == self.class.name;
@@ -233,7 +233,11 @@ impl<'a> Surroundings<'a> {
         })
     }
 
-    fn available(&self, node: Option<&Node>, ask: &Ask<'_>) -> impl Iterator<Item = &'a StaticVolume> {
+    fn available(
+        &self,
+        node: Option<&Node>,
+        ask: &TwinRequest<'_>,
+    ) -> impl Iterator<Item = &'a StaticVolume> {
         self.free_on(node).filter(move |volume| {
             volume.capacity >= ask.size
                 && volume.volume_mode == ask.capabilities.volume_mode()

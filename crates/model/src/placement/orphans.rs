@@ -8,33 +8,33 @@
 //! that deletes a namespace, and the volume may be known to a backup of the home cluster, or to another
 //! cluster that has the same id by mistake.
 
-use super::recovery::{Keep, Read, Reals, Safety, safety};
+use super::recovery::{FoundVolumes, Keep, Read, Safety, safety};
 
 /// The state of a twin whose volume has no PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OrphanState {
     /// Being created for its claim.
-    InTheMaking,
+    BeingCreated,
     /// Never handed over, and never will be.
     Collectable,
     /// Never handed over, but the claim that it was created for is unknown.
     Unclaimed,
     /// Handed over, and it has no PV (any more).
-    GivenAway,
+    HandedOver,
     /// The source of a move whose `VolumeMove` was deleted.
     LeftByMove,
 }
 
 impl OrphanState {
-    pub const REPORTED: [Self; 3] = [Self::Unclaimed, Self::GivenAway, Self::LeftByMove];
+    pub const REPORTED: [Self; 3] = [Self::Unclaimed, Self::HandedOver, Self::LeftByMove];
 
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
-            Self::InTheMaking => "in-the-making",
+            Self::BeingCreated => "in-the-making",
             Self::Collectable => "collectable",
             Self::Unclaimed => "unclaimed",
-            Self::GivenAway => "given-away",
+            Self::HandedOver => "given-away",
             Self::LeftByMove => "left-by-move",
         }
     }
@@ -62,7 +62,7 @@ pub enum Place {
 
 /// Whether a twin belongs to a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OfMove {
+pub enum MoveRole {
     No,
     /// It does, or may.
     Yes,
@@ -77,7 +77,7 @@ pub struct OrphanTwin {
     pub deleting: bool,
     /// Whether a release of its volume is under way, which takes care of it.
     pub releasing: bool,
-    pub of_move: OfMove,
+    pub of_move: MoveRole,
 }
 
 /// The state of a twin by cached facts; `None` if it is not orphaned.
@@ -90,10 +90,10 @@ pub fn seen_state(twin: OrphanTwin, place: Place, origin: Origin) -> Option<Orph
     };
     match twin.of_move {
         _ if twin.releasing => None,
-        OfMove::Yes => None,
-        OfMove::Left if twin.deleting => Some(OrphanState::Collectable),
-        OfMove::Left => Some(OrphanState::LeftByMove),
-        OfMove::No => Some(state(twin, origin)),
+        MoveRole::Yes => None,
+        MoveRole::Left if twin.deleting => Some(OrphanState::Collectable),
+        MoveRole::Left => Some(OrphanState::LeftByMove),
+        MoveRole::No => Some(state(twin, origin)),
     }
 }
 
@@ -101,8 +101,8 @@ fn state(twin: OrphanTwin, origin: Origin) -> OrphanState {
     match (twin.handed_over, origin) {
         // The reported twin is being deleted: our finalizer must not block that.
         (true, _) | (_, Origin::Unknown) if twin.deleting => OrphanState::Collectable,
-        (true, _) => OrphanState::GivenAway,
-        (false, Origin::Live) => OrphanState::InTheMaking,
+        (true, _) => OrphanState::HandedOver,
+        (false, Origin::Live) => OrphanState::BeingCreated,
         (false, Origin::Gone) => OrphanState::Collectable,
         (false, Origin::Unknown) => OrphanState::Unclaimed,
     }
@@ -120,7 +120,7 @@ pub struct OrphanFacts<T, V> {
     pub origin: Read<Origin>,
     /// Whether this driver may read and change PVs in its cluster.
     pub rights: bool,
-    pub reals: Read<Reals<V>>,
+    pub reals: Read<FoundVolumes<V>>,
 }
 
 /// Something to read, something to write, or the result.
@@ -138,7 +138,7 @@ pub enum OrphanStep<'a, T, V> {
         kept: Option<&'a str>,
     },
     /// Keep our finalizer on the twin, if it has one: this PV cannot be retained, for this reason.
-    Hold {
+    KeepFinalizer {
         real: &'a str,
         why: &'a str,
     },
@@ -151,9 +151,9 @@ pub fn orphan_step<T, V>(facts: &OrphanFacts<T, V>) -> OrphanStep<'_, T, V> {
     let twin = facts.twin;
     let is_left = match twin.of_move {
         _ if twin.releasing => return OrphanStep::Leave,
-        OfMove::No => false,
-        OfMove::Left if twin.deleting => true,
-        OfMove::Left | OfMove::Yes => return OrphanStep::Leave,
+        MoveRole::No => false,
+        MoveRole::Left if twin.deleting => true,
+        MoveRole::Left | MoveRole::Yes => return OrphanStep::Leave,
     };
     let origin = match (facts.place, facts.origin) {
         (Read::NotYet, _) => return OrphanStep::ReadPlace,
@@ -183,7 +183,7 @@ pub fn orphan_step<T, V>(facts: &OrphanFacts<T, V>) -> OrphanStep<'_, T, V> {
         Safety::Write(write) => OrphanStep::Keep(write),
         Safety::Safe(real) => withdraw(Some(real)),
         Safety::Nothing => withdraw(None),
-        Safety::OutOfReach { real, why } => OrphanStep::Hold { real, why },
+        Safety::OutOfReach { real, why } => OrphanStep::KeepFinalizer { real, why },
     }
 }
 

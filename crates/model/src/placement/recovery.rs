@@ -93,7 +93,7 @@ impl<V> RealVolume<V> {
 
 /// The result of looking for PVs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Reals<V> {
+pub enum FoundVolumes<V> {
     Found(Vec<RealVolume<V>>),
     /// This one may not be read or changed.
     OutOfReach {
@@ -146,7 +146,7 @@ pub(super) enum Safety<'a, V> {
 pub(super) fn safety<'a, V>(
     named: Option<&'a str>,
     rights: bool,
-    reals: &'a Read<Reals<V>>,
+    reals: &'a Read<FoundVolumes<V>>,
     is_its: impl Fn(&RealVolume<V>) -> bool,
     holds: bool,
 ) -> Safety<'a, V> {
@@ -161,8 +161,8 @@ pub(super) fn safety<'a, V>(
             };
         }
         Read::NotYet => return Safety::Read(name),
-        Read::Known(Reals::OutOfReach { real, why }) => return Safety::OutOfReach { real, why },
-        Read::Known(Reals::Found(found)) => found,
+        Read::Known(FoundVolumes::OutOfReach { real, why }) => return Safety::OutOfReach { real, why },
+        Read::Known(FoundVolumes::Found(found)) => found,
     };
     let is_its = |real: &&RealVolume<V>| real.name == name && (real.bound || is_its(real));
     let Some(real) = found.iter().find(is_its) else {
@@ -276,7 +276,7 @@ pub struct RecoveryFacts<T, V> {
     pub twin: Read<TwinNow<T>>,
     /// The highest epoch of all twins that have the data.
     pub highest: Read<Epoch>,
-    pub reals: Read<Reals<V>>,
+    pub reals: Read<FoundVolumes<V>>,
 }
 
 /// Outcome of a recovery attempt.
@@ -322,27 +322,27 @@ pub enum RecoveryStep<'a, T, V> {
     Keep(Keep<'a, V>),
     /// Remove our finalizer from the twin; the outcome is then `then`. If that is not permitted, the data is
     /// still retained on `kept`.
-    LetGo {
+    RemoveFinalizer {
         twin: &'a T,
         then: Rescue,
         kept: Option<&'a str>,
     },
     RemoveCopy(&'a T),
     /// Create the twin again for this PV. If an object of the name exists by now, nothing is created.
-    MakeTwin(&'a V),
+    CreateTwin(&'a V),
     /// Make the PV name the uid of the twin.
     PassOn {
         real: &'a V,
         twin: &'a T,
     },
-    Tell(Rescue),
+    Report(Rescue),
 }
 
 #[must_use]
 pub fn recovery_step<T, V>(goal: Goal, facts: &RecoveryFacts<T, V>) -> RecoveryStep<'_, T, V> {
-    let tell = RecoveryStep::Tell;
+    let report = RecoveryStep::Report;
     if !facts.rights && matches!(facts.twin, Read::Known(TwinNow::Unreadable(_))) {
-        return tell(Rescue::Unknown(NO_RIGHT.to_owned()));
+        return report(Rescue::Unknown(NO_RIGHT.to_owned()));
     }
     let wanted = match goal {
         Goal::Rescue | Goal::Restore | Goal::Reunite => Usage::InUse,
@@ -350,7 +350,7 @@ pub fn recovery_step<T, V>(goal: Goal, facts: &RecoveryFacts<T, V>) -> RecoveryS
     };
     let twin = match (&facts.usage, &facts.twin) {
         (Read::NotYet, _) => return RecoveryStep::ReadUsage,
-        (Read::Known(usage), _) if *usage != wanted => return tell(Rescue::FalseAlarm),
+        (Read::Known(usage), _) if *usage != wanted => return report(Rescue::FalseAlarm),
         (Read::Known(_), Read::NotYet) => return RecoveryStep::ReadTwin,
         (Read::Known(_), Read::Known(twin)) => twin,
     };
@@ -359,21 +359,25 @@ pub fn recovery_step<T, V>(goal: Goal, facts: &RecoveryFacts<T, V>) -> RecoveryS
         (Goal::Rescue | Goal::Release, TwinNow::Ours(twin))
             if twin.deleting && !twin.releasing && !twin.of_move =>
         {
-            let_go(goal, facts, twin)
+            release_twin(goal, facts, twin)
         }
         (Goal::Restore, TwinNow::Absent) => restore(facts),
         (Goal::Restore, TwinNow::Copy(copy)) => RecoveryStep::RemoveCopy(copy),
-        (Goal::Restore, TwinNow::Foreign(foreign)) => tell(Rescue::Occupied(foreign.clone())),
+        (Goal::Restore, TwinNow::Foreign(foreign)) => report(Rescue::Occupied(foreign.clone())),
         (Goal::Reunite, TwinNow::Ours(twin))
             if twin.pending && !twin.deleting && !twin.of_move && facts.rights =>
         {
             reunite(facts, twin)
         }
-        _ => tell(Rescue::FalseAlarm),
+        _ => report(Rescue::FalseAlarm),
     }
 }
 
-fn let_go<'a, T, V>(goal: Goal, facts: &'a RecoveryFacts<T, V>, twin: &'a Twin<T>) -> RecoveryStep<'a, T, V> {
+fn release_twin<'a, T, V>(
+    goal: Goal,
+    facts: &'a RecoveryFacts<T, V>,
+    twin: &'a Twin<T>,
+) -> RecoveryStep<'a, T, V> {
     let is_its = |real: &RealVolume<V>| goal == Goal::Rescue && real.holder == Holder::Ours;
     let holds = goal == Goal::Rescue && twin.finalizer;
     let (then, kept) = match safety(twin.real.as_deref(), facts.rights, &facts.reals, is_its, holds) {
@@ -386,33 +390,33 @@ fn let_go<'a, T, V>(goal: Goal, facts: &'a RecoveryFacts<T, V>, twin: &'a Twin<T
         Safety::Write(write) => return RecoveryStep::Keep(write),
         Safety::OutOfReach { real, why } if twin.finalizer || goal == Goal::Release => {
             let (real, why) = (real.to_owned(), why.to_owned());
-            return RecoveryStep::Tell(Rescue::Held { real, why });
+            return RecoveryStep::Report(Rescue::Held { real, why });
         }
         // The twin does not have our finalizer.
-        Safety::OutOfReach { .. } => return RecoveryStep::Tell(Rescue::Hopeless),
+        Safety::OutOfReach { .. } => return RecoveryStep::Report(Rescue::Hopeless),
         Safety::Safe(real) => (Rescue::Underway, (goal == Goal::Rescue).then_some(real)),
         Safety::Nothing if goal == Goal::Rescue => (Rescue::Hopeless, None),
         Safety::Nothing => (Rescue::Underway, None),
     };
     match (twin.finalizer, goal) {
-        (true, _) => RecoveryStep::LetGo {
+        (true, _) => RecoveryStep::RemoveFinalizer {
             twin: &twin.object,
             then,
             kept,
         },
-        (false, Goal::Release) => RecoveryStep::Tell(Rescue::FalseAlarm),
-        (false, _) => RecoveryStep::Tell(then),
+        (false, Goal::Release) => RecoveryStep::Report(Rescue::FalseAlarm),
+        (false, _) => RecoveryStep::Report(then),
     }
 }
 
 fn keep_unread<'a, T, V>(facts: &'a RecoveryFacts<T, V>, why: &str) -> RecoveryStep<'a, T, V> {
-    let Read::Known(Reals::Found(found)) = &facts.reals else {
+    let Read::Known(FoundVolumes::Found(found)) = &facts.reals else {
         return RecoveryStep::FindRemembered;
     };
     let is_its = |real: &&RealVolume<V>| !real.deleting && (real.bound || real.holder == Holder::Ours);
     let Some(real) = found.iter().find(is_its) else {
         let why = format!("{why}; no PersistentVolume is known to belong to it");
-        return RecoveryStep::Tell(Rescue::Unknown(why));
+        return RecoveryStep::Report(Rescue::Unknown(why));
     };
     match missing_protection(real) {
         Some(write) => RecoveryStep::Keep(Keep {
@@ -420,7 +424,7 @@ fn keep_unread<'a, T, V>(facts: &'a RecoveryFacts<T, V>, why: &str) -> RecoveryS
             real,
             or_out_of_reach: false,
         }),
-        None => RecoveryStep::Tell(Rescue::Kept {
+        None => RecoveryStep::Report(Rescue::Kept {
             real: real.name.clone(),
             why: why.to_owned(),
         }),
@@ -428,20 +432,20 @@ fn keep_unread<'a, T, V>(facts: &'a RecoveryFacts<T, V>, why: &str) -> RecoveryS
 }
 
 fn restore<T, V>(facts: &RecoveryFacts<T, V>) -> RecoveryStep<'_, T, V> {
-    let tell = RecoveryStep::Tell;
+    let report = RecoveryStep::Report;
     let Read::Known(highest) = facts.highest else {
         return RecoveryStep::ReadHighest;
     };
     if highest > facts.epoch {
-        return tell(Rescue::MovedOn(highest));
+        return report(Rescue::MovedOn(highest));
     }
     if let Some(why) = &facts.not_offloaded {
-        return tell(Rescue::Unknown(why.clone()));
+        return report(Rescue::Unknown(why.clone()));
     }
     if !facts.rights {
-        return tell(Rescue::Unknown(NO_RIGHT.to_owned()));
+        return report(Rescue::Unknown(NO_RIGHT.to_owned()));
     }
-    let Read::Known(Reals::Found(found)) = &facts.reals else {
+    let Read::Known(FoundVolumes::Found(found)) = &facts.reals else {
         return RecoveryStep::FindReals;
     };
     let kept = |holder| {
@@ -449,9 +453,9 @@ fn restore<T, V>(facts: &RecoveryFacts<T, V>) -> RecoveryStep<'_, T, V> {
         found.iter().filter(is_its).collect::<Vec<_>>()
     };
     match (&kept(Holder::Ours)[..], &kept(Holder::Unknown)[..]) {
-        ([real], _) => RecoveryStep::MakeTwin(&real.object),
-        ([], []) => tell(Rescue::Hopeless),
-        ([], several) | (several, _) => tell(Rescue::Doubtful(
+        ([real], _) => RecoveryStep::CreateTwin(&real.object),
+        ([], []) => report(Rescue::Hopeless),
+        ([], several) | (several, _) => report(Rescue::Doubtful(
             several.iter().map(|real| real.name.clone()).collect(),
         )),
     }
@@ -459,9 +463,9 @@ fn restore<T, V>(facts: &RecoveryFacts<T, V>) -> RecoveryStep<'_, T, V> {
 
 fn reunite<'a, T, V>(facts: &'a RecoveryFacts<T, V>, twin: &'a Twin<T>) -> RecoveryStep<'a, T, V> {
     let Some(name) = twin.real.as_deref() else {
-        return RecoveryStep::Tell(Rescue::FalseAlarm);
+        return RecoveryStep::Report(Rescue::FalseAlarm);
     };
-    let Read::Known(Reals::Found(found)) = &facts.reals else {
+    let Read::Known(FoundVolumes::Found(found)) = &facts.reals else {
         return RecoveryStep::ReadReal {
             name,
             or_out_of_reach: false,
@@ -469,12 +473,12 @@ fn reunite<'a, T, V>(facts: &'a RecoveryFacts<T, V>, twin: &'a Twin<T>) -> Recov
     };
     match found.iter().find(|real| real.name == name) {
         // Kubernetes binds it.
-        Some(real) if real.bound => RecoveryStep::Tell(Rescue::FalseAlarm),
+        Some(real) if real.bound => RecoveryStep::Report(Rescue::FalseAlarm),
         Some(real) if real.holder == Holder::Ours && real.is_kept() => RecoveryStep::PassOn {
             real: &real.object,
             twin: &twin.object,
         },
-        _ => RecoveryStep::Tell(Rescue::Hopeless),
+        _ => RecoveryStep::Report(Rescue::Hopeless),
     }
 }
 

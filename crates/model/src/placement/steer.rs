@@ -107,9 +107,9 @@ impl SourcePlace {
 
 /// How the node of a claim is selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Steer {
+pub enum NodeSelection {
     /// By the scheduler, or after the next change.
-    LeaveAlone,
+    ByScheduler,
     /// By this driver: the first of these that the pod may use, considering taints and the other claims of
     /// the pod.
     FirstOf(Vec<String>),
@@ -121,27 +121,27 @@ pub enum Steer {
 /// scheduler has chosen a wrong node before. `waits`: the class is `WaitForFirstConsumer`. The first `tried`
 /// nodes come last: they were selected before without success.
 #[must_use]
-pub fn steer(
+pub fn select_node_for_copy(
     place: &SourcePlace,
     consumer: Option<&Consumer>,
     missed: bool,
     waits: bool,
     tried: usize,
-) -> Steer {
+) -> NodeSelection {
     let (one, none) = (place.nodes.len() == 1, place.nodes.is_empty());
     let usable: Vec<&Node> = match consumer {
         Some(pod) => place.nodes.iter().filter(|node| pod.selects(node)).collect(),
         None => place.nodes.iter().collect(),
     };
     if none || (usable.is_empty() && (one || missed)) {
-        return Steer::Nowhere;
+        return NodeSelection::Nowhere;
     }
     if !one && (!missed || (consumer.is_none() && waits)) {
-        return Steer::LeaveAlone;
+        return NodeSelection::ByScheduler;
     }
     let first = tried % usable.len();
     let names = usable[first..].iter().chain(&usable[..first]);
-    Steer::FirstOf(names.map(|node| node.name.clone()).collect())
+    NodeSelection::FirstOf(names.map(|node| node.name.clone()).collect())
 }
 
 #[cfg(test)]
@@ -211,11 +211,7 @@ mod tests {
     #[test]
     fn a_clone_is_made_where_its_source_is_reached() {
         let zone = Original::Volume(Some(selector("zone", "a")));
-        assert_eq!(
-            names(&place(&zone, "home")),
-            ["n1", "n2"],
-            "not on virtual nodes"
-        );
+        assert_eq!(names(&place(&zone, "home")), ["n1", "n2"], "not on virtual nodes");
         assert_eq!(names(&place(&Original::Volume(None), "home")), ["n1", "n2", "n3"]);
         let there = Original::Volume(Some(selector(CLUSTER_KEY, "milan")));
         assert_eq!(names(&place(&there, "milan")), ["to-milan", "to-milan-2"]);
@@ -271,16 +267,25 @@ mod tests {
         }
     }
 
-    fn first_of(names: &[&str]) -> Steer {
-        Steer::FirstOf(names.iter().map(|&name| name.to_owned()).collect())
+    fn first_of(names: &[&str]) -> NodeSelection {
+        NodeSelection::FirstOf(names.iter().map(|&name| name.to_owned()).collect())
     }
 
     #[test]
     fn one_node_is_selected_at_once() {
         let place = place(&snapshot(Some(selector(NODE_KEY, "n2")), None), "home");
-        assert_eq!(steer(&place, None, false, true, 0), first_of(&["n2"]));
-        assert_eq!(steer(&place, Some(&pod("n2")), false, true, 0), first_of(&["n2"]));
-        assert_eq!(steer(&place, Some(&pod("n1")), false, true, 0), Steer::Nowhere);
+        assert_eq!(
+            select_node_for_copy(&place, None, false, true, 0),
+            first_of(&["n2"])
+        );
+        assert_eq!(
+            select_node_for_copy(&place, Some(&pod("n2")), false, true, 0),
+            first_of(&["n2"])
+        );
+        assert_eq!(
+            select_node_for_copy(&place, Some(&pod("n1")), false, true, 0),
+            NodeSelection::Nowhere
+        );
     }
 
     #[test]
@@ -288,24 +293,30 @@ mod tests {
         let place = place(&snapshot(None, None), "home");
         for consumer in [None, Some(pod("n1")), Some(pod("elsewhere"))] {
             assert_eq!(
-                steer(&place, consumer.as_ref(), false, true, 0),
-                Steer::LeaveAlone
+                select_node_for_copy(&place, consumer.as_ref(), false, true, 0),
+                NodeSelection::ByScheduler
             );
         }
         assert_eq!(
-            steer(&place, None, true, true, 0),
-            Steer::LeaveAlone,
+            select_node_for_copy(&place, None, true, true, 0),
+            NodeSelection::ByScheduler,
             "its pod may come"
         );
-        assert_eq!(steer(&place, None, true, false, 0), first_of(&["n1", "n2", "n3"]));
-        assert_eq!(steer(&place, Some(&pod("n3")), true, true, 0), first_of(&["n3"]));
         assert_eq!(
-            steer(&place, Some(&pod("elsewhere")), true, true, 0),
-            Steer::Nowhere
+            select_node_for_copy(&place, None, true, false, 0),
+            first_of(&["n1", "n2", "n3"])
+        );
+        assert_eq!(
+            select_node_for_copy(&place, Some(&pod("n3")), true, true, 0),
+            first_of(&["n3"])
+        );
+        assert_eq!(
+            select_node_for_copy(&place, Some(&pod("elsewhere")), true, true, 0),
+            NodeSelection::Nowhere
         );
         let any = Consumer::default();
         assert_eq!(
-            steer(&place, Some(&any), true, true, 4),
+            select_node_for_copy(&place, Some(&any), true, true, 4),
             first_of(&["n2", "n3", "n1"])
         );
     }
@@ -314,7 +325,10 @@ mod tests {
     fn no_node_is_nowhere() {
         let place = place(&snapshot(None, None), "rome");
         for missed in [false, true] {
-            assert_eq!(steer(&place, None, missed, true, 0), Steer::Nowhere);
+            assert_eq!(
+                select_node_for_copy(&place, None, missed, true, 0),
+                NodeSelection::Nowhere
+            );
         }
     }
 }

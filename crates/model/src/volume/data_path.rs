@@ -102,25 +102,25 @@ pub struct CsiSource {
     pub expand_secret: Option<SecretRef>,
     /// The requirements in the real driver's `CSIDriver` object.
     #[serde(default)]
-    pub wants: DriverWants,
+    pub wants: DriverRequirements,
 }
 
 /// The fields of a real driver's `CSIDriver` object that the node plugin has to implement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct DriverWants {
+pub struct DriverRequirements {
     /// The pod's name, namespace, uid and service account (`podInfoOnMount`).
     pub pod_info: bool,
     /// `NodePublishVolume` repeated periodically (`requiresRepublish`).
     pub republish: bool,
     /// Service account tokens (`tokenRequests`).
-    pub tokens: Option<TokenWish>,
+    pub tokens: Option<TokenRequests>,
 }
 
 /// The `tokenRequests` of a real driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct TokenWish {
+pub struct TokenRequests {
     /// Audiences of the tokens; the empty one is the API server itself.
     pub audiences: Vec<String>,
     /// In the secrets of the call instead of its volume context (`serviceAccountTokenInSecrets`).
@@ -210,10 +210,10 @@ mod tests {
             }),
             publish_secret: None,
             expand_secret: None,
-            wants: DriverWants {
+            wants: DriverRequirements {
                 pod_info: true,
                 republish: false,
-                tokens: Some(TokenWish {
+                tokens: Some(TokenRequests {
                     audiences: vec!["aud".into()],
                     in_secrets: false,
                 }),

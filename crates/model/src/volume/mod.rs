@@ -30,7 +30,7 @@ pub use capabilities::{Access, AccessMode, Capabilities, Capability};
 pub use carried::{Carried, CarriedAnnotations, MetadataChanges, is_within, marks_ownership};
 pub use claim_size::{ClaimSize, ResizeStage};
 pub use data_path::{
-    CsiSource, DataPath, DataPathError, DriverWants, RealSource, SecretRef, TokenWish, VolumeMode,
+    CsiSource, DataPath, DataPathError, DriverRequirements, RealSource, SecretRef, TokenRequests, VolumeMode,
 };
 pub use digest::digest;
 pub use epoch::{Epoch, EpochError};

@@ -79,8 +79,8 @@ impl World {
         }
     }
 
-    fn surroundings(&self) -> Surroundings<'_> {
-        Surroundings {
+    fn surroundings(&self) -> ClassContext<'_> {
+        ClassContext {
             class: &self.class,
             driver: &self.driver,
             capacities: &self.capacities,
@@ -91,7 +91,7 @@ impl World {
     fn unfit(&self, node_name: &str, size: u64) -> Option<Unfit> {
         let capabilities = filesystem(&[AccessMode::ReadWriteOnce]);
         let volume = VolumeName::from_request("v");
-        let ask = Ask {
+        let ask = TwinRequest {
             volume: &volume,
             size,
             capabilities: &capabilities,
@@ -103,7 +103,7 @@ impl World {
     fn node_for(&self, request: &str, nodes: &[Node], size: u64) -> Result<String, NoNode> {
         let capabilities = filesystem(&[AccessMode::ReadWriteOnce]);
         let volume = VolumeName::from_request(request);
-        let ask = Ask {
+        let ask = TwinRequest {
             volume: &volume,
             size,
             capabilities: &capabilities,
@@ -117,7 +117,7 @@ impl World {
     fn volume_for(&self, node_name: Option<&str>, size: u64, modes: &[AccessMode]) -> Option<String> {
         let capabilities = filesystem(modes);
         let volume = VolumeName::from_request("v");
-        let ask = Ask {
+        let ask = TwinRequest {
             volume: &volume,
             size,
             capabilities: &capabilities,
@@ -169,21 +169,20 @@ fn capacity_counts_as_for_the_scheduler() {
             ..capacity(&["n2"], 99 * GIB, None)
         },
     ];
-    assert_eq!(
-        world.unfit("n3", GIB),
-        None,
-        "storageCapacity is false"
-    );
+    assert_eq!(world.unfit("n3", GIB), None, "storageCapacity is false");
 
     world.driver.publishes_capacity = true;
     assert_eq!(world.unfit("n1", 2 * GIB), None);
     assert!(
-        matches!(world.unfit("n1", 3 * GIB), Some(Unfit::NoRoom { .. })),
+        matches!(world.unfit("n1", 3 * GIB), Some(Unfit::NoCapacity { .. })),
         "the maximum decides"
     );
-    assert!(matches!(world.unfit("n2", 2 * GIB), Some(Unfit::NoRoom { .. })));
+    assert!(matches!(
+        world.unfit("n2", 2 * GIB),
+        Some(Unfit::NoCapacity { .. })
+    ));
     assert!(
-        matches!(world.unfit("n3", 1), Some(Unfit::NoRoom { .. })),
+        matches!(world.unfit("n3", 1), Some(Unfit::NoCapacity { .. })),
         "nothing published"
     );
 

@@ -188,7 +188,7 @@ impl World {
 
     fn touch_real(&mut self) {
         if let Some(Run::Deciding(facts)) = &mut self.run
-            && let Read::Known(Reals::Found(reals)) = &mut facts.reals
+            && let Read::Known(FoundVolumes::Found(reals)) = &mut facts.reals
         {
             for real in reals {
                 real.object = false;
@@ -196,13 +196,13 @@ impl World {
         }
     }
 
-    fn of_move(&self, twin: Claim, live: bool) -> OfMove {
+    fn of_move(&self, twin: Claim, live: bool) -> MoveRole {
         match twin.superseded {
-            true if self.mv => OfMove::Yes,
-            true => OfMove::Left,
+            true if self.mv => MoveRole::Yes,
+            true => MoveRole::Left,
             // The cached move may still exist.
-            false if twin.target && (self.mv || !live) => OfMove::Yes,
-            false => OfMove::No,
+            false if twin.target && (self.mv || !live) => MoveRole::Yes,
+            false => MoveRole::No,
         }
     }
 
@@ -223,7 +223,7 @@ impl World {
         }
     }
 
-    fn reals(&self) -> Reals<Fresh> {
+    fn reals(&self) -> FoundVolumes<Fresh> {
         let real = self.real.map(|real| RealVolume {
             object: true,
             name: "real".into(),
@@ -234,7 +234,7 @@ impl World {
             deleting: false,
             releasing: false,
         });
-        Reals::Found(real.into_iter().collect())
+        FoundVolumes::Found(real.into_iter().collect())
     }
 
     fn start(&mut self) {
@@ -295,7 +295,7 @@ impl World {
                 }
                 return Ok(());
             }
-            OrphanStep::Hold { .. } | OrphanStep::Leave => return Ok(()),
+            OrphanStep::KeepFinalizer { .. } | OrphanStep::Leave => return Ok(()),
         }
         self.run = Some(Run::Deciding(facts));
         Ok(())
@@ -468,21 +468,23 @@ impl World {
         }
         let is_nobodys = !twin.handed_over && !twin.superseded && self.named;
         if is_nobodys && (!self.claim || self.place == Place::Elsewhere) {
-            return Err(format!("it is not deleted, and will never be handed over: {twin:?}"));
+            return Err(format!(
+                "it is not deleted, and will never be handed over: {twin:?}"
+            ));
         }
         // Everything else is reported.
         let state = self.seen();
         let is_told = state.is_some_and(|state| OrphanState::REPORTED.contains(&state));
-        let is_made = state == Some(OrphanState::InTheMaking);
-        if is_told || is_made || self.of_move(twin, false) == OfMove::Yes {
+        let is_made = state == Some(OrphanState::BeingCreated);
+        if is_told || is_made || self.of_move(twin, false) == MoveRole::Yes {
             return Ok(());
         }
         Err(format!("it is not reported: {twin:?}"))
     }
 }
 
-fn out_of_reach() -> Reals<Fresh> {
-    Reals::OutOfReach {
+fn out_of_reach() -> FoundVolumes<Fresh> {
+    FoundVolumes::OutOfReach {
         real: "real".into(),
         why: "forbidden".into(),
     }

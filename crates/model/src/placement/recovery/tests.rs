@@ -231,7 +231,7 @@ impl World {
     /// The object has changed: writes with an older version fail.
     fn changed(&mut self, uid: u8) {
         for run in self.runs.iter_mut().flatten() {
-            if let Read::Known(Reals::Found(reals)) = &mut run.facts.reals {
+            if let Read::Known(FoundVolumes::Found(reals)) = &mut run.facts.reals {
                 for real in reals.iter_mut().filter(|real| real.object.uid == uid) {
                     real.object.fresh = false;
                 }
@@ -309,14 +309,14 @@ impl World {
         }
     }
 
-    fn reals(&self, facts: &RecoveryFacts<AsRead, AsRead>, name: Option<&str>) -> Reals<AsRead> {
+    fn reals(&self, facts: &RecoveryFacts<AsRead, AsRead>, name: Option<&str>) -> FoundVolumes<AsRead> {
         let twin = match &facts.twin {
             Read::Known(TwinNow::Ours(twin)) => Some(twin.object.uid),
             Read::Known(TwinNow::Unreadable(_)) => Some(self.last),
             _ => None,
         };
         let all = self.reals.iter().map(|real| self.real(*real, twin));
-        Reals::Found(match name {
+        FoundVolumes::Found(match name {
             Some(name) => all.filter(|real| real.name == name).collect(),
             None => all
                 .filter(|real| real.bound || real.holder != Holder::Other)
@@ -377,8 +377,8 @@ impl World {
         let is_write = matches!(
             step,
             RecoveryStep::Keep(_)
-                | RecoveryStep::LetGo { .. }
-                | RecoveryStep::MakeTwin(_)
+                | RecoveryStep::RemoveFinalizer { .. }
+                | RecoveryStep::CreateTwin(_)
                 | RecoveryStep::PassOn { .. }
                 | RecoveryStep::RemoveCopy(_)
         );
@@ -386,7 +386,7 @@ impl World {
             return Err(format!("{step:?} for a volume that is none of its business"));
         }
         let then = match &step {
-            RecoveryStep::LetGo { then, .. } | RecoveryStep::Tell(then) => Some(then),
+            RecoveryStep::RemoveFinalizer { then, .. } | RecoveryStep::Report(then) => Some(then),
             _ => None,
         };
         if run.seen_safe && matches!(then, Some(Rescue::Hopeless | Rescue::Doubtful(_))) {
@@ -468,11 +468,13 @@ impl World {
                 });
                 run.facts.reals = Read::Known(self.reals(facts, Some(&keep.real.name)));
             }
-            RecoveryStep::LetGo { twin, .. } => {
+            RecoveryStep::RemoveFinalizer { twin, .. } => {
                 if !twin.fresh || !self.twin_rights {
                     return Ok(false);
                 }
-                let now = self.twin.ok_or("the read object was deleted, but counted as unchanged")?;
+                let now = self
+                    .twin
+                    .ok_or("the read object was deleted, but counted as unchanged")?;
                 if now.kind != Kind::Ours || !now.deleting || now.releasing || now.of_move {
                     return Err(format!("its finalizer was removed: {now:?}"));
                 }
@@ -492,7 +494,7 @@ impl World {
                 }
                 run.facts.twin = Read::NotYet;
             }
-            RecoveryStep::MakeTwin(real) => {
+            RecoveryStep::CreateTwin(real) => {
                 if self.moved_on || !self.offloaded {
                     return Err("a twin was created where the volume was before its move".into());
                 }
@@ -533,8 +535,8 @@ impl World {
                 }
                 return Ok(false);
             }
-            RecoveryStep::Tell(Rescue::Kept { real, .. }) => {
-                let Read::Known(Reals::Found(found)) = &facts.reals else {
+            RecoveryStep::Report(Rescue::Kept { real, .. }) => {
+                let Read::Known(FoundVolumes::Found(found)) = &facts.reals else {
                     return Err(format!("{real} was not read"));
                 };
                 let is_kept = |it: &RealVolume<AsRead>| it.object.uid == DATA && it.retained && it.marked;
@@ -779,8 +781,8 @@ impl World {
     }
 }
 
-fn out_of_reach(real: &str) -> Reals<AsRead> {
-    Reals::OutOfReach {
+fn out_of_reach(real: &str) -> FoundVolumes<AsRead> {
+    FoundVolumes::OutOfReach {
         real: real.to_owned(),
         why: "forbidden".into(),
     }

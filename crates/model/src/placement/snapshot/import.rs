@@ -238,7 +238,7 @@ pub enum SnapshotImportStep {
     /// Wait until it is deleted.
     AwaitForgotten,
     /// Undo the import: the API server refuses an object, for this reason.
-    TakeBack(String),
+    RollBack(String),
 }
 
 /// Why an import is not started, or cannot continue.
@@ -337,7 +337,7 @@ pub fn snapshot_import_step(facts: &SnapshotImportFacts) -> SnapshotImportStep {
         };
     }
     match (&facts.unmakeable, facts.user) {
-        (Some(why), UserSnapshot::Old { deleting: false, .. }) => return Step::TakeBack(why.clone()),
+        (Some(why), UserSnapshot::Old { deleting: false, .. }) => return Step::RollBack(why.clone()),
         (Some(why), UserSnapshot::Absent) => {
             return Step::Refuse(Refusal::NotAccepted {
                 content: facts.data.content.clone(),

@@ -49,7 +49,7 @@ pub enum ImportStep {
     AwaitSettled,
     Done,
     /// Undo the import, because it cannot be completed.
-    TakeBack(Interruption),
+    RollBack(Interruption),
     Refuse(ImportRefusal),
 }
 
@@ -68,7 +68,7 @@ impl ImportStep {
             Self::AwaitAdopted => "the controller has to adopt the PersistentVolume",
             Self::AwaitSettled => "the controller has to restore the reclaim policy of the PersistentVolume",
             Self::Done => "nothing remains to be done",
-            Self::TakeBack(_) => "it would be undone",
+            Self::RollBack(_) => "it would be undone",
             Self::Refuse(_) => "it would be refused",
         }
     }
@@ -99,7 +99,7 @@ pub enum ImportRefusal {
 #[must_use]
 pub fn import_step(facts: &ImportFacts) -> ImportStep {
     match facts.progress {
-        Progress::NotRecorded => beginning(facts),
+        Progress::NotRecorded => not_started(facts),
         // The undo came too late.
         Progress::Withdrawn
             if matches!(
@@ -114,11 +114,11 @@ pub fn import_step(facts: &ImportFacts) -> ImportStep {
             ImportStep::AwaitSettled
         }
         Progress::Withdrawn => ImportStep::Refuse(ImportRefusal::Undoing),
-        Progress::Permitted => going_on(facts),
+        Progress::Permitted => started(facts),
     }
 }
 
-fn beginning(facts: &ImportFacts) -> ImportStep {
+fn not_started(facts: &ImportFacts) -> ImportStep {
     match facts.claim {
         ClaimNow::New { bound: true, .. } => ImportStep::Done,
         ClaimNow::Old { .. } | ClaimNow::New { .. } | ClaimNow::Other { .. }
@@ -136,14 +136,14 @@ fn beginning(facts: &ImportFacts) -> ImportStep {
     }
 }
 
-fn going_on(facts: &ImportFacts) -> ImportStep {
+fn started(facts: &ImportFacts) -> ImportStep {
     if !facts.secured {
         // First of all, because another client has changed it.
         return ImportStep::Mark;
     }
     match facts.claim {
         ClaimNow::Old { deleting: false, .. } if !facts.obstacles.is_empty() => {
-            ImportStep::TakeBack(Interruption::Obstacles(facts.obstacles.clone()))
+            ImportStep::RollBack(Interruption::Obstacles(facts.obstacles.clone()))
         }
         // A concurrent undo may touch the claim in the very version that was read here.
         ClaimNow::Old {
@@ -157,14 +157,14 @@ fn going_on(facts: &ImportFacts) -> ImportStep {
         ClaimNow::Absent => match (&facts.attached, &facts.unmakeable) {
             // Otherwise Kubernetes would detach it while the next claim uses it.
             (Some(node), _) => ImportStep::AwaitDetached(node.clone()),
-            (None, Some(why)) => ImportStep::TakeBack(Interruption::NotAccepted(why.clone())),
+            (None, Some(why)) => ImportStep::RollBack(Interruption::NotAccepted(why.clone())),
             (None, None) => ImportStep::MakeClaim,
         },
         ClaimNow::New { bound: true, .. } => ImportStep::AwaitSettled,
         ClaimNow::New { has_node: false, .. } => ImportStep::SelectNode,
         ClaimNow::New { .. } => ImportStep::AwaitAdopted,
         ClaimNow::Other { volume, .. } => match volume {
-            NamedVolume::None | NamedVolume::Imported { .. } => ImportStep::TakeBack(Interruption::NameTaken),
+            NamedVolume::None | NamedVolume::Imported { .. } => ImportStep::RollBack(Interruption::NameTaken),
             NamedVolume::Another => ImportStep::Refuse(ImportRefusal::NameTaken),
         },
     }
@@ -279,7 +279,7 @@ mod tests {
         facts.secured = true;
         assert_eq!(
             import_step(&facts),
-            ImportStep::TakeBack(Interruption::Obstacles(pod()))
+            ImportStep::RollBack(Interruption::Obstacles(pod()))
         );
     }
 
@@ -295,7 +295,7 @@ mod tests {
         let step = |volume| import_step(&facts(other(volume), Progress::Permitted));
         assert_eq!(
             step(NamedVolume::None),
-            ImportStep::TakeBack(Interruption::NameTaken)
+            ImportStep::RollBack(Interruption::NameTaken)
         );
         assert_eq!(
             step(NamedVolume::Another),
@@ -309,7 +309,7 @@ mod tests {
         facts.unmakeable = Some("quota".into());
         assert_eq!(
             import_step(&facts),
-            ImportStep::TakeBack(Interruption::NotAccepted("quota".into()))
+            ImportStep::RollBack(Interruption::NotAccepted("quota".into()))
         );
     }
 

@@ -17,8 +17,8 @@ pub use obstacle::{
     wanted_replica,
 };
 pub use release::{
-    AsksFor, ReleaseFacts, ReleaseProgress, ReleaseRefusal, ReleaseStep, ReleasedClaim, TwinNow, VirtualNow,
-    release_step,
+    MatchingVolume, ReleaseFacts, ReleaseProgress, ReleaseRefusal, ReleaseStep, ReleasedClaim, TwinNow,
+    VirtualNow, release_step,
 };
 pub use release_undo::{ReleaseUndoFacts, ReleaseUndoRefusal, ReleaseUndoStep, release_undo_step};
 pub use undo::{Holder, UndoFacts, UndoRefusal, UndoStep, undo_step};

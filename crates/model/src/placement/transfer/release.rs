@@ -38,7 +38,7 @@ pub enum ReleasedClaim {
         /// Whether it has, or requests, another PV.
         has_volume: bool,
         /// Which volume its spec matches.
-        asks: AsksFor,
+        asks: MatchingVolume,
     },
 }
 
@@ -57,13 +57,13 @@ impl ReleasedClaim {
 
 /// Which volume the spec of a claim matches that was created in the meantime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AsksFor {
+pub enum MatchingVolume {
     /// The real PV.
     Real,
     /// The virtual PV, even if deleted.
     Virtual,
     /// Neither.
-    Else,
+    Neither,
 }
 
 /// The record of a release on the real PV.
@@ -81,7 +81,7 @@ pub enum ReleaseProgress {
 pub enum VirtualNow {
     /// It was deleted.
     Absent,
-    There {
+    Exists {
         /// Whether it is being deleted.
         deleting: bool,
         /// Whether its reclaim policy is Retain.
@@ -101,7 +101,7 @@ pub enum VirtualNow {
 pub enum TwinNow {
     /// It was deleted.
     Absent,
-    There {
+    Exists {
         /// Whether it is marked as being released.
         releasing: bool,
         /// Whether an undo has changed it.
@@ -126,7 +126,7 @@ pub struct ReleaseFacts {
     pub holder: Holder,
     /// Whether the claim still has the mark of its creation, although the real PV already names it in the
     /// cache of Kubernetes.
-    pub overlooked: bool,
+    pub needs_wake: bool,
     pub leaving: bool,
     /// What blocks the release of the claim.
     pub obstacles: Vec<Obstacle>,
@@ -176,7 +176,7 @@ pub enum ReleaseStep {
     Settle,
     Done,
     /// Undo the release, because it cannot be completed.
-    TakeBack(Interruption),
+    RollBack(Interruption),
     Refuse(ReleaseRefusal),
 }
 
@@ -205,7 +205,7 @@ impl ReleaseStep {
             Self::AwaitBound => "Kubernetes has to bind the two",
             Self::Settle => "the reclaim policy of the real PersistentVolume would be restored",
             Self::Done => "nothing remains to be done",
-            Self::TakeBack(_) => "it would be undone",
+            Self::RollBack(_) => "it would be undone",
             Self::Refuse(_) => "it would be refused",
         }
     }
@@ -239,10 +239,10 @@ pub enum ReleaseRefusal {
 #[must_use]
 pub fn release_step(facts: &ReleaseFacts) -> ReleaseStep {
     match facts.progress {
-        ReleaseProgress::NotRecorded => beginning(facts),
-        ReleaseProgress::Onward => going_on(facts),
+        ReleaseProgress::NotRecorded => not_started(facts),
+        ReleaseProgress::Onward => started(facts),
         // The undo came too late.
-        ReleaseProgress::Back if matches!(facts.claim, ReleasedClaim::Real { .. }) => going_on(facts),
+        ReleaseProgress::Back if matches!(facts.claim, ReleasedClaim::Real { .. }) => started(facts),
         ReleaseProgress::Back => ReleaseStep::Refuse(ReleaseRefusal::Undoing),
     }
 }
@@ -250,7 +250,7 @@ pub fn release_step(facts: &ReleaseFacts) -> ReleaseStep {
 fn is_marked(facts: &ReleaseFacts) -> bool {
     matches!(
         facts.twin,
-        TwinNow::There {
+        TwinNow::Exists {
             releasing: true,
             touched: false,
             ..
@@ -258,12 +258,12 @@ fn is_marked(facts: &ReleaseFacts) -> bool {
     )
 }
 
-fn beginning(facts: &ReleaseFacts) -> ReleaseStep {
+fn not_started(facts: &ReleaseFacts) -> ReleaseStep {
     let found = || facts.obstacles.clone();
     match facts.claim {
         ReleasedClaim::Real { bound: true, .. } => ReleaseStep::Done,
         _ if !facts.obstacles.is_empty() && is_marked(facts) => {
-            ReleaseStep::TakeBack(Interruption::Obstacles(found()))
+            ReleaseStep::RollBack(Interruption::Obstacles(found()))
         }
         _ if !facts.obstacles.is_empty() => ReleaseStep::Refuse(ReleaseRefusal::Obstacles(found())),
         // Clear the mark of a previous undo, or the next undo would mistake it for its own.
@@ -276,7 +276,7 @@ fn beginning(facts: &ReleaseFacts) -> ReleaseStep {
     }
 }
 
-fn going_on(facts: &ReleaseFacts) -> ReleaseStep {
+fn started(facts: &ReleaseFacts) -> ReleaseStep {
     if !facts.secured {
         // First of all, because another client has changed it.
         return ReleaseStep::Record;
@@ -289,9 +289,9 @@ fn going_on(facts: &ReleaseFacts) -> ReleaseStep {
         ReleasedClaim::Other { has_volume: true, .. } => ReleaseStep::Refuse(ReleaseRefusal::NameTaken),
         ReleasedClaim::Virtual { recorded: false, .. }
         | ReleasedClaim::Other {
-            asks: AsksFor::Virtual | AsksFor::Else,
+            asks: MatchingVolume::Virtual | MatchingVolume::Neither,
             ..
-        } => ReleaseStep::TakeBack(Interruption::NameTaken),
+        } => ReleaseStep::RollBack(Interruption::NameTaken),
         ReleasedClaim::Absent | ReleasedClaim::Real { .. } | ReleasedClaim::Other { .. } => {
             without_claim(facts)
         }
@@ -301,33 +301,33 @@ fn going_on(facts: &ReleaseFacts) -> ReleaseStep {
 /// The claim of this driver exists: the release can still be stopped before its deletion.
 fn with_claim(facts: &ReleaseFacts) -> ReleaseStep {
     if !facts.obstacles.is_empty() {
-        return ReleaseStep::TakeBack(Interruption::Obstacles(facts.obstacles.clone()));
+        return ReleaseStep::RollBack(Interruption::Obstacles(facts.obstacles.clone()));
     }
     match facts.twin {
         // The mark precedes the record, so it was removed by an undo: one that found no record is complete.
-        TwinNow::There { releasing: false, .. } => {
-            return ReleaseStep::TakeBack(Interruption::Unmarked);
+        TwinNow::Exists { releasing: false, .. } => {
+            return ReleaseStep::RollBack(Interruption::Unmarked);
         }
-        TwinNow::There { touched: true, .. } => return ReleaseStep::MarkTwin,
-        TwinNow::There { .. } | TwinNow::Absent => {}
+        TwinNow::Exists { touched: true, .. } => return ReleaseStep::MarkTwin,
+        TwinNow::Exists { .. } | TwinNow::Absent => {}
     }
     if matches!(facts.claim, ReleasedClaim::Virtual { touched: true, .. }) {
         // An undo changes the claim to protect it: then the version to delete is outdated.
         return ReleaseStep::Untouch;
     }
     match facts.virtual_volume {
-        VirtualNow::There { retained: false, .. } => ReleaseStep::RetainVirtual,
-        VirtualNow::There { .. } | VirtualNow::Absent => ReleaseStep::DeleteClaim,
+        VirtualNow::Exists { retained: false, .. } => ReleaseStep::RetainVirtual,
+        VirtualNow::Exists { .. } | VirtualNow::Absent => ReleaseStep::DeleteClaim,
     }
 }
 
 /// Deletes the driver's objects, the virtual PV before the twin that it refers to; then gives the real PV to
 /// the claim.
 fn without_claim(facts: &ReleaseFacts) -> ReleaseStep {
-    if matches!(facts.twin, TwinNow::There { deleting: false, .. }) && !is_marked(facts) {
+    if matches!(facts.twin, TwinNow::Exists { deleting: false, .. }) && !is_marked(facts) {
         return ReleaseStep::MarkTwin;
     }
-    if matches!(facts.virtual_volume, VirtualNow::There { retained: false, .. }) {
+    if matches!(facts.virtual_volume, VirtualNow::Exists { retained: false, .. }) {
         return ReleaseStep::RetainVirtual;
     }
     let is_ours = facts.virtual_volume != VirtualNow::Absent || facts.twin != TwinNow::Absent;
@@ -337,7 +337,7 @@ fn without_claim(facts: &ReleaseFacts) -> ReleaseStep {
         // Otherwise Kubernetes would detach it while the next claim uses it.
         return ReleaseStep::AwaitDetached(node.clone());
     }
-    if let VirtualNow::There {
+    if let VirtualNow::Exists {
         deleting, finalizer, ..
     } = facts.virtual_volume
     {
@@ -348,22 +348,22 @@ fn without_claim(facts: &ReleaseFacts) -> ReleaseStep {
         };
     }
     match facts.twin {
-        TwinNow::There { deleting: false, .. } if facts.leaving => {
-            return ReleaseStep::TakeBack(Interruption::VolumeLeaves);
+        TwinNow::Exists { deleting: false, .. } if facts.leaving => {
+            return ReleaseStep::RollBack(Interruption::VolumeLeaves);
         }
-        TwinNow::There { deleting: false, .. } => return ReleaseStep::DeleteTwin,
-        TwinNow::There { deleting: true, .. } => return ReleaseStep::AwaitTwinGone,
+        TwinNow::Exists { deleting: false, .. } => return ReleaseStep::DeleteTwin,
+        TwinNow::Exists { deleting: true, .. } => return ReleaseStep::AwaitTwinGone,
         TwinNow::Absent => {}
     }
     match (&facts.claim, &facts.holder) {
         (_, Holder::Twin { .. }) => ReleaseStep::AwaitTwinGone,
         (_, Holder::Other(who)) => ReleaseStep::Refuse(ReleaseRefusal::Held(who.clone())),
         (ReleasedClaim::Absent, _) => match &facts.unmakeable {
-            Some(why) => ReleaseStep::TakeBack(Interruption::NotAccepted(why.clone())),
+            Some(why) => ReleaseStep::RollBack(Interruption::NotAccepted(why.clone())),
             None => ReleaseStep::MakeClaim,
         },
         (_, Holder::Gone) => ReleaseStep::GiveReal,
-        _ if facts.overlooked => ReleaseStep::Wake,
+        _ if facts.needs_wake => ReleaseStep::Wake,
         (ReleasedClaim::Real { bound: true, .. }, Holder::Claim { bound: true }) => ReleaseStep::Settle,
         // Kubernetes also binds a claim without a volume name to the PV that names it.
         (_, Holder::Claim { .. }) => ReleaseStep::AwaitBound,
@@ -381,19 +381,19 @@ pub(super) mod tests {
         deleting: false,
         touched: false,
     };
-    pub(in crate::placement::transfer) const MARKED: TwinNow = TwinNow::There {
+    pub(in crate::placement::transfer) const MARKED: TwinNow = TwinNow::Exists {
         releasing: true,
         touched: false,
         deleting: false,
     };
     pub(in crate::placement::transfer) const NAMED: Holder = Holder::Claim { bound: false };
     pub(in crate::placement::transfer) const BOUND: Holder = Holder::Claim { bound: true };
-    const UNMARKED: TwinNow = TwinNow::There {
+    const UNMARKED: TwinNow = TwinNow::Exists {
         releasing: false,
         touched: false,
         deleting: false,
     };
-    const DYING: TwinNow = TwinNow::There {
+    const DYING: TwinNow = TwinNow::Exists {
         releasing: true,
         touched: false,
         deleting: true,
@@ -404,7 +404,7 @@ pub(super) mod tests {
         deleting: bool,
         holder: Holder,
     ) -> VirtualNow {
-        VirtualNow::There {
+        VirtualNow::Exists {
             deleting,
             retained,
             as_before: !retained,
@@ -421,7 +421,7 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::placement::transfer) fn other(has_volume: bool, asks: AsksFor) -> ReleasedClaim {
+    pub(in crate::placement::transfer) fn other(has_volume: bool, asks: MatchingVolume) -> ReleasedClaim {
         ReleasedClaim::Other {
             deleting: false,
             has_volume,
@@ -442,7 +442,7 @@ pub(super) mod tests {
             virtual_volume,
             twin,
             holder,
-            overlooked: false,
+            needs_wake: false,
             obstacles: Vec::new(),
             leaving: false,
             attached: None,
@@ -526,7 +526,7 @@ pub(super) mod tests {
     fn kubernetes_is_made_to_look_at_the_claim_before_it_is_waited_for() {
         for (bound, holder) in [(false, NAMED), (true, BOUND)] {
             let mut facts = facts(real(bound), VirtualNow::Absent, TwinNow::Absent, holder);
-            facts.overlooked = true;
+            facts.needs_wake = true;
             assert_eq!(release_step(&facts), ReleaseStep::Wake, "bound: {bound}");
         }
     }
@@ -543,7 +543,7 @@ pub(super) mod tests {
         facts.obstacles = pod();
         assert_eq!(
             release_step(&facts),
-            ReleaseStep::TakeBack(Interruption::Obstacles(pod()))
+            ReleaseStep::RollBack(Interruption::Obstacles(pod()))
         );
         facts.twin = UNMARKED;
         assert_eq!(
@@ -558,7 +558,7 @@ pub(super) mod tests {
     fn a_virtual_volume_is_not_deleted_while_anything_holds_it() {
         let mut facts = facts(
             ReleasedClaim::Absent,
-            VirtualNow::There {
+            VirtualNow::Exists {
                 deleting: false,
                 retained: true,
                 as_before: false,
@@ -586,9 +586,9 @@ pub(super) mod tests {
         let facts = |twin| facts(VIRTUAL, there(), twin, Holder::Twin { deleting: false });
         assert_eq!(
             release_step(&facts(UNMARKED)),
-            ReleaseStep::TakeBack(Interruption::Unmarked)
+            ReleaseStep::RollBack(Interruption::Unmarked)
         );
-        let touched = TwinNow::There {
+        let touched = TwinNow::Exists {
             releasing: true,
             touched: true,
             deleting: false,
@@ -607,7 +607,7 @@ pub(super) mod tests {
         facts.leaving = true;
         assert_eq!(
             release_step(&facts),
-            ReleaseStep::TakeBack(Interruption::VolumeLeaves)
+            ReleaseStep::RollBack(Interruption::VolumeLeaves)
         );
     }
 
@@ -618,14 +618,17 @@ pub(super) mod tests {
             release_step(&facts(claim, gone.0, gone.1, holder))
         };
         let free = |claim| step(claim, Holder::Gone);
-        assert_eq!(free(other(false, AsksFor::Real)), ReleaseStep::GiveReal);
-        assert_eq!(step(other(false, AsksFor::Real), NAMED), ReleaseStep::AwaitBound);
-        for asks in [AsksFor::Virtual, AsksFor::Else] {
-            let expected = ReleaseStep::TakeBack(Interruption::NameTaken);
+        assert_eq!(free(other(false, MatchingVolume::Real)), ReleaseStep::GiveReal);
+        assert_eq!(
+            step(other(false, MatchingVolume::Real), NAMED),
+            ReleaseStep::AwaitBound
+        );
+        for asks in [MatchingVolume::Virtual, MatchingVolume::Neither] {
+            let expected = ReleaseStep::RollBack(Interruption::NameTaken);
             assert_eq!(free(other(false, asks)), expected, "{asks:?}");
         }
         assert_eq!(
-            free(other(true, AsksFor::Real)),
+            free(other(true, MatchingVolume::Real)),
             ReleaseStep::Refuse(ReleaseRefusal::NameTaken)
         );
     }
@@ -644,7 +647,7 @@ pub(super) mod tests {
         fn nothing_is_deleted_unless_the_data_is_safe(
             claim in select(vec![
                 ReleasedClaim::Absent, VIRTUAL, real(false), real(true),
-                other(false, AsksFor::Real), other(false, AsksFor::Else), other(true, AsksFor::Real),
+                other(false, MatchingVolume::Real), other(false, MatchingVolume::Neither), other(true, MatchingVolume::Real),
             ]),
             progress in select(vec![ReleaseProgress::NotRecorded, ReleaseProgress::Onward, ReleaseProgress::Back]),
             there in select(vec![
@@ -669,7 +672,7 @@ pub(super) mod tests {
             if deletes.contains(&step) {
                 prop_assert!(secured, "the real PV is retained");
                 prop_assert_ne!(progress, ReleaseProgress::NotRecorded);
-                let retained = !matches!(there, VirtualNow::There { retained: false, .. });
+                let retained = !matches!(there, VirtualNow::Exists { retained: false, .. });
                 prop_assert!(retained, "so is the virtual one");
                 prop_assert_ne!(twin, UNMARKED, "the driver does not touch the twin");
             }

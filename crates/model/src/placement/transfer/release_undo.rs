@@ -12,7 +12,7 @@
 //! The reclaim policy of the real PV is restored only if it has its twin: otherwise it is Released, and
 //! Kubernetes would delete it at once.
 
-use super::{AsksFor, Holder, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow};
+use super::{Holder, MatchingVolume, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow};
 
 /// The input of the decision, read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct ReleaseUndoFacts {
     pub holder: Holder,
     /// Whether the claim still has the mark of its creation, although the virtual PV already names it in the
     /// cache of Kubernetes.
-    pub overlooked: bool,
+    pub needs_wake: bool,
     /// Whether the real PV is being imported for this claim, as the last resort.
     pub importing: bool,
 }
@@ -138,7 +138,7 @@ pub enum ReleaseUndoRefusal {
 
 #[must_use]
 pub fn release_undo_step(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
-    let marked = matches!(facts.twin, TwinNow::There { releasing: true, .. });
+    let marked = matches!(facts.twin, TwinNow::Exists { releasing: true, .. });
     match (facts.progress, &facts.claim) {
         (ReleaseProgress::NotRecorded, _) if facts.importing => ReleaseUndoStep::Import,
         (ReleaseProgress::NotRecorded, _) if marked => ReleaseUndoStep::UnmarkTwin,
@@ -155,7 +155,7 @@ pub fn release_undo_step(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
         (ReleaseProgress::Back, _)
             if matches!(
                 facts.virtual_volume,
-                VirtualNow::There {
+                VirtualNow::Exists {
                     deleting: false,
                     offered: true,
                     ..
@@ -178,7 +178,7 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
         } => return ReleaseUndoStep::Touch,
         ReleasedClaim::Other { has_volume: true, .. }
         | ReleasedClaim::Other {
-            asks: AsksFor::Real | AsksFor::Else,
+            asks: MatchingVolume::Real | MatchingVolume::Neither,
             ..
         } => return ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NameTaken),
         ReleasedClaim::Absent
@@ -187,8 +187,8 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
         | ReleasedClaim::Other { .. } => {}
     }
     match &facts.virtual_volume {
-        VirtualNow::There { deleting: true, .. } => ReleaseUndoStep::AwaitVirtualGone,
-        VirtualNow::There {
+        VirtualNow::Exists { deleting: true, .. } => ReleaseUndoStep::AwaitVirtualGone,
+        VirtualNow::Exists {
             holder, as_before, ..
         } => match (holder, &facts.claim) {
             (Holder::Twin { .. }, _) => {
@@ -197,22 +197,22 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
             (Holder::Other(who), _) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(who.clone())),
             (_, ReleasedClaim::Absent) => ReleaseUndoStep::RemakeClaim,
             (Holder::Gone, _) => ReleaseUndoStep::GiveVirtual,
-            _ if facts.overlooked => ReleaseUndoStep::Wake,
+            _ if facts.needs_wake => ReleaseUndoStep::Wake,
             (Holder::Claim { bound: true }, ReleasedClaim::Virtual { .. }) => restore(facts, *as_before),
             // Kubernetes also binds a claim without a volume name to the PV that names it.
             (Holder::Claim { .. }, _) => ReleaseUndoStep::AwaitBound,
         },
         VirtualNow::Absent => match (facts.twin, &facts.claim) {
             (
-                TwinNow::There {
+                TwinNow::Exists {
                     deleting: false,
                     touched: false,
                     ..
                 },
                 _,
             ) => ReleaseUndoStep::TouchTwin,
-            (TwinNow::There { deleting: false, .. }, _) => ReleaseUndoStep::RemakeVirtual,
-            (TwinNow::There { deleting: true, .. }, _) => ReleaseUndoStep::AwaitTwinGone,
+            (TwinNow::Exists { deleting: false, .. }, _) => ReleaseUndoStep::RemakeVirtual,
+            (TwinNow::Exists { deleting: true, .. }, _) => ReleaseUndoStep::AwaitTwinGone,
             (TwinNow::Absent, ReleasedClaim::Absent) => match &facts.holder {
                 Holder::Other(who) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(who.clone())),
                 _ => ReleaseUndoStep::ToImport,
@@ -228,11 +228,11 @@ fn restore(facts: &ReleaseUndoFacts, as_before: bool) -> ReleaseUndoStep {
         return ReleaseUndoStep::RestoreVirtual;
     }
     match facts.twin {
-        TwinNow::There { releasing: true, .. } => ReleaseUndoStep::UnmarkTwin,
-        TwinNow::There { deleting: false, .. } if facts.holder == (Holder::Twin { deleting: false }) => {
+        TwinNow::Exists { releasing: true, .. } => ReleaseUndoStep::UnmarkTwin,
+        TwinNow::Exists { deleting: false, .. } if facts.holder == (Holder::Twin { deleting: false }) => {
             ReleaseUndoStep::Restore
         }
-        TwinNow::There { .. } | TwinNow::Absent => ReleaseUndoStep::RestoreRetained,
+        TwinNow::Exists { .. } | TwinNow::Absent => ReleaseUndoStep::RestoreRetained,
     }
 }
 
@@ -248,12 +248,12 @@ mod tests {
         deleting: false,
         touched: true,
     };
-    const UNMARKED: TwinNow = TwinNow::There {
+    const UNMARKED: TwinNow = TwinNow::Exists {
         releasing: false,
         touched: false,
         deleting: false,
     };
-    const KEPT: TwinNow = TwinNow::There {
+    const KEPT: TwinNow = TwinNow::Exists {
         releasing: true,
         touched: true,
         deleting: false,
@@ -272,10 +272,10 @@ mod tests {
             virtual_volume,
             twin,
             holder: match twin {
-                TwinNow::There { deleting, .. } => Holder::Twin { deleting },
+                TwinNow::Exists { deleting, .. } => Holder::Twin { deleting },
                 TwinNow::Absent => Holder::Gone,
             },
-            overlooked: false,
+            needs_wake: false,
             importing: false,
         })
     }
@@ -283,10 +283,10 @@ mod tests {
     #[test]
     fn a_virtual_volume_is_kept_from_others_before_anything_is_refused() {
         let mut there = outer(true, false, Holder::Gone);
-        if let VirtualNow::There { offered, .. } = &mut there {
+        if let VirtualNow::Exists { offered, .. } = &mut there {
             *offered = true;
         }
-        let taken = other(true, AsksFor::Virtual);
+        let taken = other(true, MatchingVolume::Virtual);
         let got = step(taken, ReleaseProgress::Back, there, MARKED);
         assert_eq!(got, ReleaseUndoStep::WithdrawVirtual);
     }
@@ -301,7 +301,7 @@ mod tests {
                 virtual_volume: outer(true, false, holder),
                 twin: MARKED,
                 holder: Holder::Twin { deleting: false },
-                overlooked: true,
+                needs_wake: true,
                 importing: false,
             });
             assert_eq!(got, ReleaseUndoStep::Wake);
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_has_lost_everything_is_not_called_another_one() {
-        for claim in [TOUCHED, other(false, AsksFor::Virtual)] {
+        for claim in [TOUCHED, other(false, MatchingVolume::Virtual)] {
             let got = step(claim, ReleaseProgress::Back, VirtualNow::Absent, TwinNow::Absent);
             assert_eq!(got, ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NothingLeft));
         }
@@ -367,7 +367,7 @@ mod tests {
             deleting: false,
             touched: false,
         };
-        let dying = TwinNow::There {
+        let dying = TwinNow::Exists {
             releasing: true,
             touched: false,
             deleting: true,
@@ -383,7 +383,7 @@ mod tests {
                 ReleaseUndoStep::GiveVirtual,
             ),
             (
-                back(other(false, AsksFor::Virtual), outer(false, NAMED), MARKED),
+                back(other(false, MatchingVolume::Virtual), outer(false, NAMED), MARKED),
                 ReleaseUndoStep::AwaitBound,
             ),
             (
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn the_policy_comes_back_only_with_a_twin_that_is_well() {
         let there = outer(false, false, BOUND);
-        let dying = TwinNow::There {
+        let dying = TwinNow::Exists {
             releasing: false,
             touched: false,
             deleting: true,
@@ -441,7 +441,7 @@ mod tests {
             virtual_volume: there,
             twin: UNMARKED,
             holder: Holder::Gone,
-            overlooked: false,
+            needs_wake: false,
             importing: false,
         });
         assert_eq!(got, ReleaseUndoStep::RestoreRetained, "the PV is not the twin's");
@@ -456,7 +456,7 @@ mod tests {
             virtual_volume: VirtualNow::Absent,
             twin: TwinNow::Absent,
             holder: Holder::Other("shop/rescue".to_owned()),
-            overlooked: false,
+            needs_wake: false,
             importing: false,
         };
         assert_eq!(release_undo_step(&facts), ReleaseUndoStep::Withdraw);
@@ -484,7 +484,10 @@ mod tests {
 
     #[test]
     fn a_name_that_somebody_has_taken_is_left_to_them() {
-        for claim in [other(true, AsksFor::Virtual), other(false, AsksFor::Else)] {
+        for claim in [
+            other(true, MatchingVolume::Virtual),
+            other(false, MatchingVolume::Neither),
+        ] {
             let got = step(claim, ReleaseProgress::Back, VirtualNow::Absent, MARKED);
             assert_eq!(got, ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NameTaken));
         }
@@ -499,7 +502,7 @@ mod tests {
             virtual_volume: VirtualNow::Absent,
             twin: TwinNow::Absent,
             holder: Holder::Gone,
-            overlooked: false,
+            needs_wake: false,
             importing: true,
         });
         assert_eq!(got, ReleaseUndoStep::Import);

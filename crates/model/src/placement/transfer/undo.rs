@@ -48,7 +48,7 @@ pub struct UndoFacts {
     pub holder: Holder,
     /// Whether the claim still has the mark of its creation, although the PV already names it in the cache of
     /// Kubernetes.
-    pub overlooked: bool,
+    pub needs_wake: bool,
 }
 
 /// The next step.
@@ -150,20 +150,20 @@ fn withdrawn(facts: &UndoFacts) -> UndoStep {
         ClaimNow::Old { deleting: true, .. }
         | ClaimNow::New { deleting: true, .. }
         | ClaimNow::Other { deleting: true, .. } => UndoStep::AwaitClaimGone,
-        _ if facts.overlooked => UndoStep::Wake,
+        _ if facts.needs_wake => UndoStep::Wake,
         ClaimNow::Old { touched: false, .. } => UndoStep::Touch,
         ClaimNow::Old { .. } => match holder {
             Holder::Claim { bound: true } => UndoStep::Restore,
-            _ => give_back(holder),
+            _ => bind_to_claim(holder),
         },
         ClaimNow::New { .. } => UndoStep::DeleteNew,
-        ClaimNow::Absent => freed(holder).unwrap_or(UndoStep::Remake),
+        ClaimNow::Absent => release_from_owner(holder).unwrap_or(UndoStep::Remake),
         ClaimNow::Other { volume, fits, .. } => match (volume, fits) {
             (NamedVolume::Imported { bound: true }, _) if *holder == (Holder::Claim { bound: true }) => {
                 UndoStep::Restore
             }
             // Kubernetes also binds a claim without a volume name to the PV that names it.
-            (NamedVolume::Imported { .. }, _) | (NamedVolume::None, true) => give_back(holder),
+            (NamedVolume::Imported { .. }, _) | (NamedVolume::None, true) => bind_to_claim(holder),
             (NamedVolume::None, false) | (NamedVolume::Another, _) => {
                 UndoStep::Refuse(UndoRefusal::NameTaken)
             }
@@ -172,15 +172,15 @@ fn withdrawn(facts: &UndoFacts) -> UndoStep {
 }
 
 /// The steps until the PV names the existing claim and is bound to it.
-fn give_back(holder: &Holder) -> UndoStep {
-    freed(holder).unwrap_or(match holder {
+fn bind_to_claim(holder: &Holder) -> UndoStep {
+    release_from_owner(holder).unwrap_or(match holder {
         Holder::Claim { .. } => UndoStep::AwaitBound,
         _ => UndoStep::GiveBack,
     })
 }
 
 /// The step that is needed while the PV names a twin or another object.
-fn freed(holder: &Holder) -> Option<UndoStep> {
+fn release_from_owner(holder: &Holder) -> Option<UndoStep> {
     match holder {
         Holder::Claim { .. } | Holder::Gone => None,
         Holder::Twin { deleting: false } => Some(UndoStep::DeleteTwin),
@@ -224,7 +224,7 @@ mod tests {
             progress,
             secured: true,
             holder,
-            overlooked: false,
+            needs_wake: false,
         })
     }
 
@@ -235,14 +235,14 @@ mod tests {
             progress: Progress::Withdrawn,
             secured: true,
             holder: NAMED,
-            overlooked: true,
+            needs_wake: true,
         };
         assert_eq!(undo_step(&facts), UndoStep::Wake);
         // Kubernetes bound it without the touch: the mark is still removed.
         facts.claim = other(NamedVolume::Imported { bound: true }, true);
         facts.holder = BOUND;
         assert_eq!(undo_step(&facts), UndoStep::Wake);
-        facts.overlooked = false;
+        facts.needs_wake = false;
         assert_eq!(undo_step(&facts), UndoStep::Restore);
     }
 
@@ -326,7 +326,7 @@ mod tests {
                 progress,
                 secured,
                 holder: holder.clone(),
-                overlooked: false,
+                needs_wake: false,
             });
             if !secured {
                 let changes_nothing = matches!(step, UndoStep::Forbid | UndoStep::Untouch | UndoStep::Done | UndoStep::Refuse(_));

@@ -22,14 +22,14 @@ fn any_state() -> impl Strategy<Value = TwinState> {
 
 prop_compose! {
     fn any_twin()(
-        (handed_over, deleting, told_node, answered_early) in any::<(bool, bool, bool, bool)>(),
+        (handed_over, deleting, created_with_node, answered_early) in any::<(bool, bool, bool, bool)>(),
         differences in select(vec![vec![], vec![Part::Size]]),
         provisioner in select(vec![None, Some("real.example"), Some(DRIVER_NAME)]),
         node in select(vec![None, Some("n1"), Some("n2")]),
         state in any_state(),
     ) -> Twin {
         let (provisioner, node) = (provisioner.map(str::to_owned), node.map(str::to_owned));
-        Twin { handed_over, deleting, differences, provisioner, told_node, node, answered_early, state }
+        Twin { handed_over, deleting, differences, provisioner, created_with_node, node, answered_early, state }
     }
 }
 
@@ -69,7 +69,7 @@ fn after(step: &CreateStep, facts: &mut CreateFacts) {
                 Target::Any | Target::Disagrees { .. } => None,
             };
             *place = TwinFact::Ours(Twin {
-                told_node: node.is_some(),
+                created_with_node: node.is_some(),
                 node,
                 ..pending()
             });

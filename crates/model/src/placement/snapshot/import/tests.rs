@@ -433,7 +433,7 @@ fn what_is_not_accepted_is_taken_back_as_long_as_that_can_be() {
             ..begun()
         })
     };
-    assert_eq!(of(OLD, false), SnapshotImportStep::TakeBack("no".into()));
+    assert_eq!(of(OLD, false), SnapshotImportStep::RollBack("no".into()));
     assert_eq!(
         of(UserSnapshot::Absent, false),
         SnapshotImportStep::Refuse(SnapshotImportRefusal::NotAccepted {
