@@ -27,7 +27,7 @@ pub struct HomePod {
 
 /// What the remote cluster has under the name of the home pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum There {
+pub enum RemotePod {
     /// The cache has no such pod.
     Unseen,
     /// A live read has just confirmed that there is no such pod.
@@ -66,7 +66,7 @@ pub struct Waiting {
 pub struct PodFacts {
     /// The home pod; `None` if there is none.
     pub home: Option<HomePod>,
-    pub there: There,
+    pub there: RemotePod,
     /// What blocks a pod that is not created yet, or must not start as it was created.
     pub obstacle: Option<Waiting>,
     /// Whether an administrator has declared the node out of service: nothing runs there, although the
@@ -87,7 +87,7 @@ pub enum End {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
     /// Report in the status what the home pod waits for.
-    Say(Waiting),
+    ReportWaiting(Waiting),
     /// Add the finalizer to the home pod, and record where it runs.
     Claim,
     /// Create the remote pod, gated.
@@ -103,8 +103,8 @@ pub enum Act {
     /// End the home pod, because the remote one was deleted by others.
     End(End),
     /// Remove the finalizer of the home pod: nothing runs for it any more.
-    Free,
-    Rest,
+    RemoveFinalizer,
+    Nothing,
 }
 
 /// A pod without a grace period is removed from the API server before its containers are killed, and its name
@@ -117,8 +117,8 @@ pub fn decide_pod(facts: &PodFacts) -> Act {
         None => sweep(&facts.there),
         Some(home) if home.deleting.is_some() => end(home, facts),
         Some(home) if !home.claimed => match (&facts.obstacle, home.ended) {
-            (_, true) => Act::Rest,
-            (Some(waiting), false) => Act::Say(waiting.clone()),
+            (_, true) => Act::Nothing,
+            (Some(waiting), false) => Act::ReportWaiting(waiting.clone()),
             (None, false) => Act::Claim,
         },
         Some(home) => run(home, facts),
@@ -126,68 +126,70 @@ pub fn decide_pod(facts: &PodFacts) -> Act {
 }
 
 /// The home pod does not exist any more: deletes its remote pod.
-fn sweep(there: &There) -> Act {
+fn sweep(there: &RemotePod) -> Act {
     match there {
-        There::Ours { deleting: None, .. } | There::Earlier { deleting: false } => Act::DeleteThere(None),
-        _ => Act::Rest,
+        RemotePod::Ours { deleting: None, .. } | RemotePod::Earlier { deleting: false } => {
+            Act::DeleteThere(None)
+        }
+        _ => Act::Nothing,
     }
 }
 
 fn end(home: HomePod, facts: &PodFacts) -> Act {
     if !home.claimed {
-        return Act::Free;
+        return Act::RemoveFinalizer;
     }
     let grace = home.deleting.map(|it| it.max(LEAST_GRACE));
     match &facts.there {
-        There::Unknown(_) if facts.out_of_service => Act::Free,
-        There::Gone | There::Earlier { .. } | There::Foreign => Act::Free,
-        There::Ours { deleting: None, .. } => Act::DeleteThere(grace),
+        RemotePod::Unknown(_) if facts.out_of_service => Act::RemoveFinalizer,
+        RemotePod::Gone | RemotePod::Earlier { .. } | RemotePod::Foreign => Act::RemoveFinalizer,
+        RemotePod::Ours { deleting: None, .. } => Act::DeleteThere(grace),
         // A second deletion with a shorter grace period is passed on.
-        There::Ours {
+        RemotePod::Ours {
             deleting: Some(before),
             ..
         } if grace.is_some_and(|now| now < *before) => Act::DeleteThere(grace),
-        There::Ours { .. } => Act::Reflect,
-        There::Unseen | There::Unknown(_) => Act::Rest,
+        RemotePod::Ours { .. } => Act::Reflect,
+        RemotePod::Unseen | RemotePod::Unknown(_) => Act::Nothing,
     }
 }
 
 fn run(home: HomePod, facts: &PodFacts) -> Act {
     match &facts.there {
-        There::Unknown(_) => Act::Rest,
+        RemotePod::Unknown(_) => Act::Nothing,
         // A terminated pod is kept for its logs until the home pod is deleted.
-        There::Ours {
+        RemotePod::Ours {
             gated: false,
             deleting: None,
             ..
         } if home.ended => Act::Reflect,
-        _ if home.ended => Act::Rest,
+        _ if home.ended => Act::Nothing,
         // Another client has removed the gate: the pod may have run, and must not be created again.
-        There::Ours { gated: false, .. } if !home.started => Act::MarkStarted,
-        There::Ours { deleting: Some(_), .. } if home.started && home.controlled => Act::End(End::Deleted),
-        There::Ours { deleting: Some(_), .. } => Act::Reflect,
-        There::Ours { gated: true, .. } if home.started => Act::Ungate,
+        RemotePod::Ours { gated: false, .. } if !home.started => Act::MarkStarted,
+        RemotePod::Ours { deleting: Some(_), .. } if home.started && home.controlled => Act::End(End::Deleted),
+        RemotePod::Ours { deleting: Some(_), .. } => Act::Reflect,
+        RemotePod::Ours { gated: true, .. } if home.started => Act::Ungate,
         // The remote API server has dropped fields that protect the pod.
-        There::Ours { gated: true, .. } if facts.obstacle.is_some() => Act::DeleteThere(None),
-        There::Ours { gated: true, .. } => Act::MarkStarted,
-        There::Ours { .. } => Act::Reflect,
-        There::Unseen if home.started => Act::Rest,
-        There::Gone | There::Earlier { .. } | There::Foreign if home.started => Act::End(if home.controlled {
+        RemotePod::Ours { gated: true, .. } if facts.obstacle.is_some() => Act::DeleteThere(None),
+        RemotePod::Ours { gated: true, .. } => Act::MarkStarted,
+        RemotePod::Ours { .. } => Act::Reflect,
+        RemotePod::Unseen if home.started => Act::Nothing,
+        RemotePod::Gone | RemotePod::Earlier { .. } | RemotePod::Foreign if home.started => Act::End(if home.controlled {
             End::Deleted
         } else {
             End::Failed
         }),
-        There::Unseen | There::Gone => match &facts.obstacle {
-            Some(waiting) => Act::Say(waiting.clone()),
+        RemotePod::Unseen | RemotePod::Gone => match &facts.obstacle {
+            Some(waiting) => Act::ReportWaiting(waiting.clone()),
             None => Act::Make,
         },
-        There::Earlier { deleting: false } => Act::DeleteThere(None),
-        There::Earlier { deleting: true } => Act::Say(Waiting {
+        RemotePod::Earlier { deleting: false } => Act::DeleteThere(None),
+        RemotePod::Earlier { deleting: true } => Act::ReportWaiting(Waiting {
             reason: "RemotePodLeaving",
             message: "the remote pod of an earlier pod of this name still exists; this one is created after it is deleted"
                 .to_owned(),
         }),
-        There::Foreign => Act::Say(Waiting {
+        RemotePod::Foreign => Act::ReportWaiting(Waiting {
             reason: "RemoteNameTaken",
             message: "the remote cluster has a pod of this name that the fabric did not create and does not touch. Delete it \
                       there, or give this pod another name"
@@ -213,18 +215,18 @@ mod tests {
         started: true,
         ..CLAIMED
     };
-    const GATED: There = There::Ours {
+    const GATED: RemotePod = RemotePod::Ours {
         gated: true,
         deleting: None,
         ended: false,
     };
-    const RUNNING: There = There::Ours {
+    const RUNNING: RemotePod = RemotePod::Ours {
         gated: false,
         deleting: None,
         ended: false,
     };
 
-    fn decided(home: HomePod, there: There) -> Act {
+    fn decided(home: HomePod, there: RemotePod) -> Act {
         decide_pod(&PodFacts {
             home: Some(home),
             there,
@@ -239,8 +241,8 @@ mod tests {
             claimed: false,
             ..CLAIMED
         };
-        assert_eq!(decided(new, There::Unseen), Act::Claim);
-        assert_eq!(decided(CLAIMED, There::Unseen), Act::Make);
+        assert_eq!(decided(new, RemotePod::Unseen), Act::Claim);
+        assert_eq!(decided(CLAIMED, RemotePod::Unseen), Act::Make);
         assert_eq!(decided(CLAIMED, GATED), Act::MarkStarted);
         assert_eq!(decided(STARTED, GATED), Act::Ungate);
         assert_eq!(decided(STARTED, RUNNING), Act::Reflect);
@@ -261,13 +263,16 @@ mod tests {
         ] {
             let facts = PodFacts {
                 home: Some(home),
-                there: There::Unseen,
+                there: RemotePod::Unseen,
                 obstacle: Some(waiting.clone()),
                 out_of_service: false,
             };
-            assert_eq!(decide_pod(&facts), Act::Say(waiting.clone()));
+            assert_eq!(decide_pod(&facts), Act::ReportWaiting(waiting.clone()));
         }
-        assert!(matches!(decided(CLAIMED, There::Foreign), Act::Say(_)));
+        assert!(matches!(
+            decided(CLAIMED, RemotePod::Foreign),
+            Act::ReportWaiting(_)
+        ));
     }
 
     #[test]
@@ -282,7 +287,7 @@ mod tests {
             Act::DeleteThere(Some(1)),
             "never zero: the name would be free while it runs"
         );
-        let going = |grace| There::Ours {
+        let going = |grace| RemotePod::Ours {
             gated: false,
             deleting: Some(grace),
             ended: false,
@@ -290,24 +295,28 @@ mod tests {
         assert_eq!(decided(deleting(30), going(30)), Act::Reflect);
         assert_eq!(decided(deleting(5), going(30)), Act::DeleteThere(Some(5)));
         assert_eq!(decided(deleting(0), going(1)), Act::Reflect);
-        assert_eq!(decided(deleting(30), There::Unseen), Act::Rest, "not proved");
-        assert_eq!(decided(deleting(30), There::Gone), Act::Free);
+        assert_eq!(
+            decided(deleting(30), RemotePod::Unseen),
+            Act::Nothing,
+            "not proved"
+        );
+        assert_eq!(decided(deleting(30), RemotePod::Gone), Act::RemoveFinalizer);
         let mut silent = PodFacts {
             home: Some(deleting(30)),
-            there: There::Unknown("no answer".into()),
+            there: RemotePod::Unknown("no answer".into()),
             obstacle: None,
             out_of_service: false,
         };
-        assert_eq!(decide_pod(&silent), Act::Rest);
+        assert_eq!(decide_pod(&silent), Act::Nothing);
         silent.out_of_service = true;
-        assert_eq!(decide_pod(&silent), Act::Free);
+        assert_eq!(decide_pod(&silent), Act::RemoveFinalizer);
         silent.there = RUNNING;
         assert_eq!(decide_pod(&silent), Act::DeleteThere(Some(30)), "it answers");
     }
 
     #[test]
     fn what_may_have_run_is_marked_before_it_goes() {
-        let going = There::Ours {
+        let going = RemotePod::Ours {
             gated: false,
             deleting: Some(30),
             ended: false,
@@ -317,23 +326,23 @@ mod tests {
 
     #[test]
     fn what_others_delete_there_is_not_made_again() {
-        let going = There::Ours {
+        let going = RemotePod::Ours {
             gated: false,
             deleting: Some(30),
             ended: false,
         };
         assert_eq!(decided(STARTED, going), Act::End(End::Deleted));
-        assert_eq!(decided(STARTED, There::Gone), Act::End(End::Deleted));
+        assert_eq!(decided(STARTED, RemotePod::Gone), Act::End(End::Deleted));
         let bare = HomePod {
             controlled: false,
             ..STARTED
         };
-        assert_eq!(decided(bare, There::Gone), Act::End(End::Failed));
+        assert_eq!(decided(bare, RemotePod::Gone), Act::End(End::Failed));
         let ended = HomePod {
             ended: true,
             ..STARTED
         };
-        assert_eq!(decided(ended, There::Gone), Act::Rest);
+        assert_eq!(decided(ended, RemotePod::Gone), Act::Nothing);
     }
 
     /// A remote pod, and whether it can ever have run.
@@ -359,29 +368,29 @@ mod tests {
     }
 
     impl World {
-        fn there(&self, outdated: bool) -> There {
+        fn there(&self, outdated: bool) -> RemotePod {
             let Some((uid, home)) = self.home else {
                 return match self.remote {
-                    Some(_) => There::Ours {
+                    Some(_) => RemotePod::Ours {
                         gated: false,
                         deleting: None,
                         ended: false,
                     },
-                    None => There::Gone,
+                    None => RemotePod::Gone,
                 };
             };
             match self.remote {
-                None if home.started || home.deleting.is_some() => There::Gone,
-                _ if outdated && !home.started && home.deleting.is_none() => There::Unseen,
-                None => There::Unseen,
+                None if home.started || home.deleting.is_some() => RemotePod::Gone,
+                _ if outdated && !home.started && home.deleting.is_none() => RemotePod::Unseen,
+                None => RemotePod::Unseen,
                 Some(remote) if remote.of == uid && self.named.is_none_or(|id| id == remote.id) => {
-                    There::Ours {
+                    RemotePod::Ours {
                         gated: remote.gated,
                         deleting: None,
                         ended: false,
                     }
                 }
-                Some(_) => There::Earlier { deleting: false },
+                Some(_) => RemotePod::Earlier { deleting: false },
             }
         }
 
@@ -405,14 +414,14 @@ mod tests {
                 Act::DeleteThere(_) => self.remote = None,
                 Act::End(End::Deleted) => self.change(|home| home.deleting = Some(30)),
                 Act::End(End::Failed) => self.change(|home| home.ended = true),
-                Act::Free => {
+                Act::RemoveFinalizer => {
                     if let Some(remote) = self.remote {
                         let may_run = !remote.gated && Some(remote.of) == uid;
                         assert!(!may_run, "freed while its pod is there");
                     }
                     (self.home, self.named) = (None, None);
                 }
-                Act::Say(_) | Act::Reflect | Act::Rest => {}
+                Act::ReportWaiting(_) | Act::Reflect | Act::Nothing => {}
             }
         }
 

@@ -22,7 +22,7 @@ mod volumes;
 
 pub use self::{
     changes::{CARRIED, Change, Patch},
-    decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
+    decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
     kept::not_kept,
     spec::{PodRefused, RemoteMarks, RemoteSettings, claims, inline_drivers, remote_pod, secrets},
     status::{
