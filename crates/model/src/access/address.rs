@@ -1,6 +1,5 @@
 //! Addresses of API servers that work on the user's machine but not in pods. The check of every kubeconfig
-//! rejects loopback and link-local addresses; this one rejects names and paths that only look generally
-//! reachable.
+//! rejects loopback and the like; this one rejects names and paths that only look generally reachable.
 
 /// Why pods cannot use an address, or may not be able to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,5 @@
-//! The identity of a home cluster in a remote one: the manifests of each level, its tokens, and the checks of
-//! `liqo-csi connect`, which creates it, and `liqo-csi disconnect`, which deletes it. API calls live in the
-//! commands.
+//! The identity of a home cluster in a remote one: the manifests of each level, and its tokens. API calls are
+//! in the commands: `liqo-csi connect` creates it, `liqo-csi disconnect` deletes it.
 
 mod address;
 mod fingerprint;

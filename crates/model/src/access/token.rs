@@ -1,10 +1,10 @@
-//! The claims of a service account token. They are read to know when the token expires and whether it can be
+//! The payload of a service account token. It is read to know when the token expires and whether it can be
 //! renewed, never to decide what it allows: that is up to the API server.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::Value;
 
-/// The claims of a token, unverified.
+/// The payload of a token, unverified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenFacts {
     /// Namespace of its service account.

@@ -42,8 +42,7 @@ pub fn share_of<'a>(nodes: impl IntoIterator<Item = &'a Amounts>, percent: u32) 
     }
     let share = |sum: i128| sum.saturating_mul(i128::from(percent)) / 100;
     let mut sums: Vec<_> = sums.into_iter().collect();
-    // Resources of Kubernetes first: a remote cluster must not displace them, and every kubelet and
-    // controller at home watches the node.
+    // Those of Kubernetes first. Their number is limited: every kubelet and controller at home gets the node.
     sums.sort_by_key(|(resource, _)| resource.contains('/'));
     sums.into_iter()
         .take(MOST_RESOURCES)

@@ -124,8 +124,8 @@ pub struct ReleaseFacts {
     pub twin: TwinNow,
     /// What the real PV names in its `claimRef`.
     pub holder: Holder,
-    /// Whether the claim still has the mark of its creation, although the real PV already names it in the
-    /// cache of Kubernetes.
+    /// Whether the claim must be changed, so that Kubernetes reconciles it: it still has the mark of its
+    /// creation, and the real PV that names it is already Bound.
     pub needs_wake: bool,
     pub leaving: bool,
     /// What blocks the release of the claim.

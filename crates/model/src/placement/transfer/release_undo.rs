@@ -26,8 +26,8 @@ pub struct ReleaseUndoFacts {
     pub twin: TwinNow,
     /// What the real PV names in its `claimRef`.
     pub holder: Holder,
-    /// Whether the claim still has the mark of its creation, although the virtual PV already names it in the
-    /// cache of Kubernetes.
+    /// Whether the claim must be changed, so that Kubernetes reconciles it: it still has the mark of its
+    /// creation, and the virtual PV that names it is already Bound.
     pub needs_wake: bool,
     /// Whether the real PV is being imported for this claim, as the last resort.
     pub importing: bool,

@@ -46,8 +46,8 @@ pub struct UndoFacts {
     pub secured: bool,
     /// What the PV names in its `claimRef`.
     pub holder: Holder,
-    /// Whether the claim still has the mark of its creation, although the PV already names it in the cache of
-    /// Kubernetes.
+    /// Whether the claim must be changed, so that Kubernetes reconciles it: it still has the mark of its
+    /// creation, and the PV that names it is already Bound.
     pub needs_wake: bool,
 }
 
