@@ -19,7 +19,7 @@ use crate::{
         unless_conflict,
     },
     observe::crash::{self, Step},
-    placement::{ClaimNews, claim_news},
+    placement::{ClaimUpdate, claim_update},
     twin::{Site, grown},
     volume::{ClaimMark, ClaimSize, mark::TWIN_READY, quantity},
 };
@@ -75,7 +75,7 @@ pub(super) async fn growth(home: &Cluster, mark: &ClaimMark, twin: ClaimSize) ->
     let Some(claim) = live(home, mark).await? else {
         return Ok(());
     };
-    let Some(ClaimNews::Grown(bytes)) = claim_news(facts::claim_size(&claim), twin) else {
+    let Some(ClaimUpdate::Grown(bytes)) = claim_update(facts::claim_size(&claim), twin) else {
         return Ok(());
     };
     let patch = grown(&claim, bytes);

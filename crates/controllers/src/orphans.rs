@@ -22,7 +22,8 @@ use crate::{
     observe::crash::Step,
     placement::{
         orphans::{
-            OfMove, Origin, OrphanFacts, OrphanState, OrphanStep, OrphanTwin, Place, orphan_step, seen_state,
+            MoveRole, Origin, OrphanFacts, OrphanState, OrphanStep, OrphanTwin, Place, orphan_step,
+            seen_state,
         },
         recovery::Read,
     },
@@ -123,9 +124,9 @@ impl<'a> Orphans<'a> {
         };
         let moves = TwinMarks::read(twin.labels(), twin.annotations());
         let of_move = match superseded_by(&moves) {
-            Some(by) if !exists(self.home, by).await => OfMove::Left,
-            None if !is_of_move(self.home, &twin).await => OfMove::No,
-            _ => OfMove::Yes,
+            Some(by) if !exists(self.home, by).await => MoveRole::Left,
+            None if !is_of_move(self.home, &twin).await => MoveRole::No,
+            _ => MoveRole::Yes,
         };
         let mut facts = OrphanFacts {
             twin: OrphanTwin {
@@ -177,7 +178,7 @@ impl<'a> Orphans<'a> {
                         Ok(_) => Ok(()),
                     };
                 }
-                OrphanStep::Hold { real, why } => {
+                OrphanStep::KeepFinalizer { real, why } => {
                     tracing::warn!(
                         cluster = %cluster.id(), twin = site.place(), real, why,
                         "somebody deletes a twin whose volume is not known here, and its PersistentVolume cannot be retained: our finalizer is left on the twin. Grant the right, or set the reclaim policy to Retain and take it off"
@@ -315,9 +316,9 @@ impl<'a> Orphans<'a> {
             };
             // What is moved has no PV of its epoch, and is seen to by the move, as long as there is one.
             let of_move = match superseded_by(&twin.moves) {
-                Some(by) if !moves.iter().any(|one| one.uid == by.as_str()) => OfMove::Left,
-                _ if is_seen_of_move(&twin) => OfMove::Yes,
-                _ => OfMove::No,
+                Some(by) if !moves.iter().any(|one| one.uid == by.as_str()) => MoveRole::Left,
+                _ if is_seen_of_move(&twin) => MoveRole::Yes,
+                _ => MoveRole::No,
             };
             let seen = OrphanTwin {
                 handed_over: twin.handed_over,
@@ -365,9 +366,9 @@ impl Rounds for Orphans<'_> {
                 continue;
             }
             match state {
-                OrphanState::InTheMaking => {}
+                OrphanState::BeingCreated => {}
                 OrphanState::Collectable => outcome = outcome.and(self.collect(&cluster, twin).await),
-                OrphanState::Unclaimed | OrphanState::GivenAway | OrphanState::LeftByMove => {
+                OrphanState::Unclaimed | OrphanState::HandedOver | OrphanState::LeftByMove => {
                     self.report(&cluster, twin, state).await;
                     *reported.entry(state).or_default() += 1;
                 }

@@ -14,8 +14,8 @@ use crate::{
     fleet::Registry,
     observe::crash::{self, Step},
     placement::recovery::{
-        self as model, Holder, Keep, KeepWrite, Read, RealVolume, Reals, RecoveryFacts, RecoveryStep, Twin,
-        TwinNow, Usage, recovery_step, usage,
+        self as model, FoundVolumes, Holder, Keep, KeepWrite, Read, RealVolume, RecoveryFacts, RecoveryStep,
+        Twin, TwinNow, Usage, recovery_step, usage,
     },
     twin::{
         Site, has_finalizer, highest, holder, holder_uid, is_bound, is_copy, is_marked, is_of_move,
@@ -60,8 +60,8 @@ impl RealVolumes<'_> {
         self.twin.is_some() && holder_uid(real) == self.twin.as_deref()
     }
 
-    fn found(&self, reals: impl IntoIterator<Item = PersistentVolume>) -> Reals<PersistentVolume> {
-        Reals::Found(reals.into_iter().map(|real| self.facts(real)).collect())
+    fn found(&self, reals: impl IntoIterator<Item = PersistentVolume>) -> FoundVolumes<PersistentVolume> {
+        FoundVolumes::Found(reals.into_iter().map(|real| self.facts(real)).collect())
     }
 
     /// The one of this name.
@@ -69,7 +69,7 @@ impl RealVolumes<'_> {
         &self,
         name: &str,
         or_out_of_reach: bool,
-    ) -> Result<Reals<PersistentVolume>, ApiError> {
+    ) -> Result<FoundVolumes<PersistentVolume>, ApiError> {
         match self.site.volumes().get(name).await {
             Err(error) if or_out_of_reach && error.is_forbidden() => Ok(out_of_reach(name, &error)),
             found => Ok(self.found(found?)),
@@ -77,7 +77,7 @@ impl RealVolumes<'_> {
     }
 
     /// All that may be. Those of remote clusters are not watched.
-    async fn find(&self) -> Result<Reals<PersistentVolume>, ApiError> {
+    async fn find(&self) -> Result<FoundVolumes<PersistentVolume>, ApiError> {
         let volumes = self.site.volumes();
         if self.site.remote_cluster().is_some() {
             let may_be = |real: &PersistentVolume| {
@@ -97,7 +97,7 @@ impl RealVolumes<'_> {
         &self,
         keep: Keep<'_, PersistentVolume>,
         step: Step,
-    ) -> Result<Option<Reals<PersistentVolume>>, ApiError> {
+    ) -> Result<Option<FoundVolumes<PersistentVolume>>, ApiError> {
         let real = &keep.real.object;
         let written = match keep.write {
             KeepWrite::MarkHolder => mark_holder(self.site, self.volume, real.clone()).await,
@@ -112,8 +112,8 @@ impl RealVolumes<'_> {
     }
 }
 
-fn out_of_reach(real: &str, why: &ApiError) -> Reals<PersistentVolume> {
-    Reals::OutOfReach {
+fn out_of_reach(real: &str, why: &ApiError) -> FoundVolumes<PersistentVolume> {
+    FoundVolumes::OutOfReach {
         real: real.to_owned(),
         why: why.to_string(),
     }
@@ -214,7 +214,7 @@ impl Recovery<'_> {
                         Some(reals) => facts.reals = Read::Known(reals),
                         None => continue 'again,
                     },
-                    RecoveryStep::LetGo { twin, then, kept } => {
+                    RecoveryStep::RemoveFinalizer { twin, then, kept } => {
                         return match (remove_finalizer(site.cluster(), twin).await, kept) {
                             (Err(error), Some(real)) if error.is_forbidden() => Ok(Rescue::Kept {
                                 real: real.to_owned(),
@@ -227,7 +227,7 @@ impl Recovery<'_> {
                         remove_copy(site, copy).await?;
                         facts.twin = Read::NotYet;
                     }
-                    RecoveryStep::MakeTwin(real) => {
+                    RecoveryStep::CreateTwin(real) => {
                         let Some(claim) = user.take().zip(self.volume.claim.clone()) else {
                             continue 'again;
                         };
@@ -247,7 +247,7 @@ impl Recovery<'_> {
                         }
                         continue 'again;
                     }
-                    RecoveryStep::Tell(rescue) => return Ok(begun.unwrap_or(rescue)),
+                    RecoveryStep::Report(rescue) => return Ok(begun.unwrap_or(rescue)),
                 }
             }
         }

@@ -35,7 +35,7 @@ use crate::{
         view::{Changed, Feed},
     },
     observe::crash::{self, Step},
-    placement::{BindingMode, Class, Consumer, Steer, Taint, steer},
+    placement::{BindingMode, Class, Consumer, NodeSelection, Taint, select_node_for_copy},
     rounds::Rounds,
     topology::{Node, NodeSelector},
     volume::{ClaimMark, DRIVER_NAME, mark},
@@ -141,10 +141,10 @@ impl<'a> Sources<'a> {
         };
         let mut kept_away = String::new();
         for consumer in consumers {
-            let nodes = match steer(&place, consumer, missed, waits, tried) {
-                Steer::LeaveAlone => return Ok(Outcome::Settled),
-                Steer::Nowhere => continue,
-                Steer::FirstOf(nodes) => nodes,
+            let nodes = match select_node_for_copy(&place, consumer, missed, waits, tried) {
+                NodeSelection::ByScheduler => return Ok(Outcome::Settled),
+                NodeSelection::Nowhere => continue,
+                NodeSelection::FirstOf(nodes) => nodes,
             };
             match self.first_usable(claim, consumer, nodes).await? {
                 Ok(node) => {

@@ -511,7 +511,7 @@ async fn retained_twins_go_with_their_namespace_and_others_hold_it() {
             world
                 .ready()
                 .1
-                .contains("data (its PersistentVolume there is not retained yet), theirs (not a twin)")
+                .contains("data (its remote PersistentVolume is not retained yet), theirs (not a twin)")
         })
         .await;
     world.there.change(VOLUME, |it| {
@@ -550,7 +550,7 @@ async fn claims_that_somebody_made_there_are_deleted_only_if_that_is_asked_for()
             world
                 .ready()
                 .1
-                .contains("claims: data (its claim here is not deleted).")
+                .contains("claims: data (its claim at home is not deleted).")
         })
         .await;
     world.home.remove(at_home);

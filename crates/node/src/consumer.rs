@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::volume::{DriverWants, TokenWish};
+use crate::volume::{DriverRequirements, TokenRequests};
 
 /// Keys of `podInfoOnMount`.
 const POD_INFO: [&str; 5] = [
@@ -46,7 +46,7 @@ pub struct MalformedTokens;
 
 impl Consumer {
     /// The part of it that a driver with these wishes is told.
-    pub fn told(&self, wants: &DriverWants) -> Result<PodInfo, MalformedTokens> {
+    pub fn told(&self, wants: &DriverRequirements) -> Result<PodInfo, MalformedTokens> {
         let mut told = PodInfo::default();
         if wants.pod_info {
             let known = POD_INFO.iter().filter_map(|key| self.context.get_key_value(*key));
@@ -69,7 +69,7 @@ impl Consumer {
     }
 
     /// The tokens a driver wishes for, and the audiences that have none.
-    fn tokens(&self, wish: &TokenWish) -> Result<(Map<String, Value>, Vec<String>), MalformedTokens> {
+    fn tokens(&self, wish: &TokenRequests) -> Result<(Map<String, Value>, Vec<String>), MalformedTokens> {
         let sent = self.secrets.get(TOKENS).or_else(|| self.context.get(TOKENS));
         let all: Map<String, Value> = match sent {
             Some(text) => serde_json::from_str(text).map_err(|_| MalformedTokens)?,
@@ -110,13 +110,13 @@ mod tests {
 
     #[test]
     fn a_driver_that_asks_for_nothing_hears_nothing() {
-        let told = consumer().told(&DriverWants::default()).unwrap();
+        let told = consumer().told(&DriverRequirements::default()).unwrap();
         assert!(told.context.is_empty() && told.secrets.is_empty());
     }
 
     #[test]
     fn pod_info_is_all_of_it_and_nothing_else() {
-        let wants = DriverWants {
+        let wants = DriverRequirements {
             pod_info: true,
             ..Default::default()
         };
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn tokens_are_cut_down_to_the_audiences_asked_for() {
-        let wants = |audiences: &[&str], in_secrets| DriverWants {
-            tokens: Some(TokenWish {
+        let wants = |audiences: &[&str], in_secrets| DriverRequirements {
+            tokens: Some(TokenRequests {
                 audiences: audiences.iter().map(|audience| (*audience).to_owned()).collect(),
                 in_secrets,
             }),

@@ -21,7 +21,7 @@ use super::{
     volumes::{Stage, StageError, Unstage, UnstageError},
 };
 use crate::{
-    volume::{CsiSource, DataPath, DriverWants, RealSource, TokenWish, VolumeMode},
+    volume::{CsiSource, DataPath, DriverRequirements, RealSource, TokenRequests, VolumeMode},
     wire::csi::{
         node_service_capability::rpc::Type as Can,
         volume_capability::{AccessType, access_mode::Mode},
@@ -41,7 +41,7 @@ fn csi_path(mode: VolumeMode) -> DataPath {
         stage_secret: None,
         publish_secret: None,
         expand_secret: None,
-        wants: DriverWants::default(),
+        wants: DriverRequirements::default(),
     };
     let mut path = DataPath::new(
         RealSource::Csi(Box::new(source)),
@@ -97,7 +97,7 @@ fn unstage(wish: &Stage) -> Unstage {
     }
 }
 
-fn wants(mut path: DataPath, wants: DriverWants) -> DataPath {
+fn wants(mut path: DataPath, wants: DriverRequirements) -> DataPath {
     if let RealSource::Csi(source) = &mut path.source {
         source.wants = wants;
     }
@@ -153,7 +153,7 @@ async fn a_driver_that_tells_writers_apart_and_asks_for_the_pod_is_served_so() {
     driver.can(&[Can::SingleNodeMultiWriter]);
     let path = wants(
         csi_path(VolumeMode::Block),
-        DriverWants {
+        DriverRequirements {
             pod_info: true,
             ..Default::default()
         },
@@ -195,8 +195,8 @@ async fn a_driver_that_tells_writers_apart_and_asks_for_the_pod_is_served_so() {
 async fn a_driver_decides_itself_whether_it_can_do_without_a_token() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
-    let asks = DriverWants {
-        tokens: Some(TokenWish {
+    let asks = DriverRequirements {
+        tokens: Some(TokenRequests {
             audiences: vec!["vault".into()],
             in_secrets: false,
         }),

@@ -72,7 +72,7 @@ pub async fn import(context: &Context<'_>, request: &ImportRequest) -> Result<()
             ImportStep::Refuse(refusal) => {
                 return Err(TransferError::NotImported(request.claim.clone(), refusal));
             }
-            ImportStep::TakeBack(why) => return Err(run.take_back(why).await),
+            ImportStep::RollBack(why) => return Err(run.take_back(why).await),
             ImportStep::AwaitClaimGone => {
                 let what = Box::pin(run.whats_holding(&scene)).await?;
                 waiting.for_others(&what, None).await?;
@@ -322,7 +322,7 @@ impl Run<'_> {
         let claim = &self.request.claim;
         match step {
             ImportStep::Refuse(refusal) => Err(TransferError::NotImported(claim.clone(), refusal)),
-            ImportStep::TakeBack(why) => {
+            ImportStep::RollBack(why) => {
                 (self.context.tell)(&format!("would be taken back: {why}"));
                 Ok(())
             }

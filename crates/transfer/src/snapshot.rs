@@ -166,7 +166,7 @@ pub async fn import_snapshot(
                     Box::new(refusal),
                 ));
             }
-            SnapshotImportStep::TakeBack(why) => return Err(give_up(context, request, why).await),
+            SnapshotImportStep::RollBack(why) => return Err(give_up(context, request, why).await),
             SnapshotImportStep::AwaitTwin => "its twin is to be ready",
             SnapshotImportStep::AwaitSeen => SEEN,
             SnapshotImportStep::AwaitUserGone => "the VolumeSnapshot of before is to be gone",

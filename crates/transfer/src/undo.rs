@@ -35,7 +35,7 @@ pub async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Result<(), 
             progress: scene.progress(),
             secured: scene.is_secured(),
             holder: Box::pin(scene.holder(context)).await?,
-            overlooked: scene.is_overlooked(),
+            needs_wake: scene.is_overlooked(),
         });
         if context.dry_run {
             return plan(context, name, step);

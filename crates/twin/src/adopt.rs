@@ -18,7 +18,7 @@ use crate::{
     cluster::{ApiError, Cluster, facts, unless_conflict},
     observe::crash::{self, Step},
     placement::{
-        AdoptFacts, AdoptStep, AdoptableVolume, AskedOfAdopted, ReclaimPolicy, VolumeHeld, adopt_step,
+        AdoptFacts, AdoptRequest, AdoptStep, AdoptableVolume, ReclaimPolicy, VolumeOwner, adopt_step,
     },
     volume::{ClaimName, ImportRecord, adoptable_by, mark},
 };
@@ -83,9 +83,9 @@ pub(super) async fn adopt(
     }
 }
 
-fn asked(site: &Site, request: &CreateRequest) -> AskedOfAdopted {
+fn asked(site: &Site, request: &CreateRequest) -> AdoptRequest {
     let spec = &request.spec;
-    AskedOfAdopted {
+    AdoptRequest {
         claim: spec.parameters.claim.clone(),
         bytes: spec.size.request(),
         mode: spec.capabilities.volume_mode(),
@@ -137,20 +137,20 @@ async fn held(
     site: &Site,
     claim: Option<&PersistentVolumeClaim>,
     volume: &PersistentVolume,
-) -> Result<VolumeHeld, ApiError> {
+) -> Result<VolumeOwner, ApiError> {
     let Some(named) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
-        return Ok(VolumeHeld::ByNobody);
+        return Ok(VolumeOwner::None);
     };
     let uid = reading::holder_uid(volume).filter(|uid| !uid.is_empty());
     let name = facts::claim_name(named);
     if name.namespace == site.namespace() {
         if name.name == site.name() {
-            return Ok(VolumeHeld::ByTwin {
+            return Ok(VolumeOwner::Twin {
                 with_uid: uid.is_some(),
             });
         }
         let found = site.twins().get(&name.name).await?;
-        return Ok(VolumeHeld::ByEarlierTwin {
+        return Ok(VolumeOwner::EarlierTwin {
             exists: found.is_some(),
             name: name.to_string(),
         });
@@ -162,11 +162,11 @@ async fn held(
         }
     });
     Ok(if is_of_the_name {
-        VolumeHeld::ByClaimOfTheName {
+        VolumeOwner::SameName {
             is_it: uid.is_some() && uid == claim.and_then(|claim| claim.metadata.uid.as_deref()),
         }
     } else {
-        VolumeHeld::ByOther(name)
+        VolumeOwner::Other(name)
     })
 }
 

@@ -13,7 +13,7 @@ use crate::{
     cluster::{ApiError, Cluster, facts, unless_conflict},
     fleet::Registry,
     observe::crash::{self, Step},
-    placement::{ExpandFacts, ExpandStep, SeenSize, expand_step, has_finished},
+    placement::{ExpandFacts, ExpandStep, ObservedSize, expand_step, has_finished},
     volume::{ResizeStage, SizeRange, VolumeId, VolumeName, quantity},
 };
 
@@ -125,13 +125,13 @@ async fn next_step(
 }
 
 /// What users see of a volume whose twin is at home: its virtual PV, and the claim as it is now.
-async fn seen(site: &Site, outer: &PersistentVolume) -> Result<Option<SeenSize>, ApiError> {
+async fn seen(site: &Site, outer: &PersistentVolume) -> Result<Option<ObservedSize>, ApiError> {
     if site.remote_cluster().is_some() {
         return Ok(None);
     }
     let claim = named_claim(site.home(), outer).await?;
     let claim = claim.filter(|claim| reading::holder_uid(outer) == claim.metadata.uid.as_deref());
-    Ok(claim.map(|claim| SeenSize {
+    Ok(claim.map(|claim| ObservedSize {
         claim: facts::claim_size(&claim),
         volume: facts::volume_size(outer).unwrap_or_default(),
     }))

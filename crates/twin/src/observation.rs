@@ -127,7 +127,7 @@ impl Observation {
                 .unwrap_or_default(),
             provisioner: reading::provisioner(&twin).map(str::to_owned),
             // One that is made for a PV is told no node, for it has one.
-            told_node: adopt::adopted(&twin).is_none()
+            created_with_node: adopt::adopted(&twin).is_none()
                 && !answered_early
                 && (waits || matches!(self.facts.target, Target::Node(_) | Target::OneOf(_))),
             node: reading::selected_node(&twin).map(str::to_owned),

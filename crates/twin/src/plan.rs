@@ -13,7 +13,9 @@ use super::{
 };
 use crate::{
     cluster::{ApiError, Cluster},
-    placement::{Ask, Asked, BindingMode, ChosenClass, Class, KnownClasses, Target, Wishes, choose_class},
+    placement::{
+        Asked, BindingMode, ChosenClass, Class, KnownClasses, Target, TwinRequest, Wishes, choose_class,
+    },
     topology::{CLUSTER_KEY, Node},
     volume::mark,
 };
@@ -63,7 +65,7 @@ pub(super) async fn plan(
 /// The node the twin is told, or why there is none.
 pub async fn node_for(
     home: &Cluster,
-    ask: &Ask<'_>,
+    ask: &TwinRequest<'_>,
     target: &Target,
     class: &Class,
 ) -> Result<Result<Option<String>, String>, ApiError> {

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     cluster::{ApiError, Cluster, facts, slim::PendingPod},
     fleet::Remote,
-    placement::{Ask, ChosenClass, Class, KnownClasses},
+    placement::{ChosenClass, Class, KnownClasses, TwinRequest},
     topology::Node,
     volume::{DRIVER_NAME, digest},
 };
@@ -107,7 +107,7 @@ async fn keep_fitting(
     let surroundings = known.surroundings(class);
     // Made beforehand, it is chosen when the pod is there.
     if !surroundings.is_static() {
-        let ask = Ask {
+        let ask = TwinRequest {
             size: size(claim),
             ..surroundings::ask(request)
         };

@@ -13,8 +13,9 @@ use crate::{
     cluster::{ApiError, Cluster},
     fleet::{Registry, Remote, Unreachable},
     placement::{
-        BindingMode, Capacity, Class, ClassMap, KnownClasses, NO_PROVISIONER, NoClass, Published, RealDriver,
-        ReclaimPolicy, Room, StaticVolume, Surroundings, choose_class, publish, room_in, served, wishes,
+        AvailableCapacity, BindingMode, Capacity, Class, ClassContext, ClassMap, KnownClasses,
+        NO_PROVISIONER, NoClass, Published, RealDriver, ReclaimPolicy, StaticVolume, capacity_in,
+        choose_class, publish, served, wishes,
     },
     topology::{Node, Segments},
     volume::{ClusterId, DRIVER_NAME, Refused},
@@ -28,7 +29,7 @@ pub async fn room(
     policy: &Policy,
     parameters: &BTreeMap<String, String>,
     place: &Segments,
-) -> Result<Room, ApiError> {
+) -> Result<AvailableCapacity, ApiError> {
     let noted = refusals::noted(home, &policy.namespace).await?;
     let now = jiff::Timestamp::now().as_second();
     let refused: Vec<&Refused> = noted.iter().filter(|refused| refused.counts(now)).collect();
@@ -44,7 +45,10 @@ pub async fn room(
     let published = asked
         .iter()
         .flat_map(|class| rooms.of(class, &policy.allowed_classes, &refused, place));
-    Ok(published.map(|one| one.room).max().unwrap_or(Room::Zero))
+    Ok(published
+        .map(|one| one.room)
+        .max()
+        .unwrap_or(AvailableCapacity::Zero))
 }
 
 /// A virtual class that nobody has made.
@@ -212,8 +216,8 @@ impl World {
             .collect()
     }
 
-    fn surroundings<'a>(&'a self, class: &'a Class) -> Surroundings<'a> {
-        Surroundings {
+    fn surroundings<'a>(&'a self, class: &'a Class) -> ClassContext<'a> {
+        ClassContext {
             class,
             driver: self.drivers.get(&class.provisioner).unwrap_or(&self.unknown),
             capacities: &self.capacities,
@@ -235,23 +239,23 @@ enum Look {
     /// That it is there, but not its classes.
     Blind,
     /// Nothing; this is the room it has whatever the class.
-    Nothing(Room),
+    Nothing(AvailableCapacity),
 }
 
 impl There {
     fn of(remote: Arc<Remote>) -> Self {
         let look = match remote.reach() {
             // It takes no new volumes.
-            _ if remote.closed().is_some() => Look::Nothing(Room::Zero),
+            _ if remote.closed().is_some() => Look::Nothing(AvailableCapacity::Zero),
             Ok(cluster) if cluster.rights().classes => {
                 let world = World::of(&cluster, Vec::new());
                 Look::World(cluster, world)
             }
             Ok(_) => Look::Blind,
-            Err(Unreachable::Connecting { .. }) => Look::Nothing(Room::Unlimited),
+            Err(Unreachable::Connecting { .. }) => Look::Nothing(AvailableCapacity::Unlimited),
             // Pods that need a volume had better go elsewhere.
             Err(Unreachable::NoAnswer { .. } | Unreachable::Refused { .. } | Unreachable::Unknown(_)) => {
-                Look::Nothing(Room::Zero)
+                Look::Nothing(AvailableCapacity::Zero)
             }
         };
         Self { remote, look }
@@ -261,21 +265,21 @@ impl There {
         &self.remote.id
     }
 
-    fn room(&self, class: &Class, allowed: &BTreeSet<String>) -> Room {
+    fn room(&self, class: &Class, allowed: &BTreeSet<String>) -> AvailableCapacity {
         let (id, map) = (self.id(), &self.remote.classes);
         match &self.look {
             Look::Nothing(room) => *room,
             // A class that cannot be seen has to be named.
             Look::Blind => match served(class, allowed, map, KnownClasses::Unreadable, id) {
-                Err(NoClass::All(_)) => Room::Zero,
-                Ok(()) | Err(NoClass::Unnamed(_)) => Room::Unlimited,
+                Err(NoClass::All(_)) => AvailableCapacity::Zero,
+                Ok(()) | Err(NoClass::Unnamed(_)) => AvailableCapacity::Unlimited,
             },
             Look::World(cluster, world) => {
                 let possible = world.possible(class, allowed, map, false, cluster);
                 let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
                 let rights = cluster.rights();
                 let nodes = (rights.nodes && rights.capacities).then_some(world.nodes.as_slice());
-                room_in(&surroundings, nodes)
+                capacity_in(&surroundings, nodes)
             }
         }
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::CreateRequest;
 use crate::{
     cluster::{ApiError, Cluster},
-    placement::{Ask, Capacity, Class, NO_PROVISIONER, RealDriver, StaticVolume, Surroundings},
+    placement::{Capacity, Class, ClassContext, NO_PROVISIONER, RealDriver, StaticVolume, TwinRequest},
 };
 
 /// The classes of a cluster, as they were a moment ago.
@@ -15,8 +15,8 @@ pub fn classes(cluster: &Cluster) -> Vec<Class> {
     seen.iter().map(|it| Class::clone(it)).collect()
 }
 
-pub fn ask(request: &CreateRequest) -> Ask<'_> {
-    Ask {
+pub fn ask(request: &CreateRequest) -> TwinRequest<'_> {
+    TwinRequest {
         volume: &request.volume,
         size: request.spec.size.request(),
         capabilities: &request.spec.capabilities,
@@ -48,8 +48,8 @@ impl Known {
         })
     }
 
-    pub(super) fn surroundings<'a>(&'a self, class: &'a Class) -> Surroundings<'a> {
-        Surroundings {
+    pub(super) fn surroundings<'a>(&'a self, class: &'a Class) -> ClassContext<'a> {
+        ClassContext {
             class,
             driver: &self.driver,
             capacities: &self.capacities,

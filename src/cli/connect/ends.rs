@@ -198,7 +198,7 @@ impl Endpoint {
             let same = entry.server.as_deref() == Some(server);
             // That of what stands before the API server is not that of the API server itself.
             let judged = access::for_pods(entry.server.as_deref().unwrap_or_default());
-            let is_direct = !matches!(judged, Err(access::Unusable::Path(_)));
+            let is_direct = !matches!(judged, Err(access::UnusableAddress::Path(_)));
             return Ok(Self {
                 server: server.to_owned(),
                 authority: authority.filter(|_| same || is_direct),

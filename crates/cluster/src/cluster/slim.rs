@@ -29,8 +29,8 @@ use crate::{
     placement::{Capacity, Class, Phase, TwinHealth},
     topology::Node,
     volume::{
-        Carried, ClaimMark, ClaimSize, DRIVER_NAME, DriverWants, Epoch, Marks, TokenWish, VolumeName, digest,
-        mark,
+        Carried, ClaimMark, ClaimSize, DRIVER_NAME, DriverRequirements, Epoch, Marks, TokenRequests,
+        VolumeName, digest, mark,
         moving::{TwinMarkError, TwinMarks, epoch_of},
     },
 };
@@ -114,7 +114,7 @@ pub struct Driver {
     /// Whether its capacity is published and counts.
     pub publishes_capacity: bool,
     /// What it wants of kubelet.
-    pub wants: DriverWants,
+    pub wants: DriverRequirements,
 }
 
 /// An attachment of a twin's volume, made by us. Its topic is the volume.
@@ -322,10 +322,10 @@ pub(super) fn driver(driver: &DynamicObject) -> Driver {
         name: driver.name_any(),
         attach: flag("attachRequired", true),
         publishes_capacity: flag("storageCapacity", false),
-        wants: DriverWants {
+        wants: DriverRequirements {
             pod_info: flag("podInfoOnMount", false),
             republish: flag("requiresRepublish", false),
-            tokens: audiences.map(|audiences| TokenWish {
+            tokens: audiences.map(|audiences| TokenRequests {
                 audiences,
                 in_secrets: flag("serviceAccountTokenInSecrets", false),
             }),

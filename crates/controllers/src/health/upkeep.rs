@@ -7,8 +7,8 @@ use crate::{
     cluster::{ApiError, slim::Twin},
     imported, mirror,
     placement::{
-        ClaimNews, Diagnosis, Phase, PolicyFacts, PolicyStep, ReclaimPolicy, SeenSize, claim_news,
-        has_finished, policy_step, shows_less,
+        ClaimUpdate, Diagnosis, ObservedSize, Phase, PolicyFacts, PolicyStep, ReclaimPolicy, claim_update,
+        has_finished, must_be_raised, policy_step,
     },
     retention,
     rounds::each,
@@ -77,7 +77,7 @@ impl Health<'_> {
         twin: &Twin,
     ) -> Result<(), ApiError> {
         if site.remote_cluster().is_none() {
-            let seen = SeenSize {
+            let seen = ObservedSize {
                 claim: claim.size,
                 volume: volume.bytes,
             };
@@ -86,15 +86,15 @@ impl Health<'_> {
             }
             return Ok(());
         }
-        if shows_less(claim.size, volume.bytes, twin.size) {
+        if must_be_raised(claim.size, volume.bytes, twin.size) {
             return mirror::capacity(self.home, volume, twin.size.capacity).await;
         }
         let Some(mark) = &volume.claim else {
             return Ok(());
         };
-        match claim_news(claim.size, twin.size) {
-            Some(ClaimNews::Grown(_)) => mirror::growth(self.home, mark, twin.size).await,
-            Some(ClaimNews::NodeInfeasible) => mirror::node_refusal(site, mark).await,
+        match claim_update(claim.size, twin.size) {
+            Some(ClaimUpdate::Grown(_)) => mirror::growth(self.home, mark, twin.size).await,
+            Some(ClaimUpdate::NodeInfeasible) => mirror::node_refusal(site, mark).await,
             None => Ok(()),
         }
     }

@@ -306,7 +306,7 @@ async fn a_driver_that_mounts_is_asked_again_only_if_it_wants_that() {
     let driver = FakeDriver::start(&node, DRIVER);
     driver.mount_really();
     let wish = |republish| {
-        let asks = DriverWants {
+        let asks = DriverRequirements {
             republish,
             ..Default::default()
         };

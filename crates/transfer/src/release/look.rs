@@ -13,7 +13,7 @@ use crate::{
     cluster::{facts, has_finalizer},
     look::{asks_for, is_imported_for, is_virtual, namespace_uid, phase, recorded, volume_name},
     naming::{claim_holds, is_kept, is_offered, is_overlooked, reference_to},
-    placement::transfer::{AsksFor, Holder, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow},
+    placement::transfer::{Holder, MatchingVolume, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow},
     remembered::Remembered,
     twin::{is_bound, is_bound_to, reclaim_policy, twin_in},
     volume::{ClaimName, Marks, ReleaseRecord, VolumeId, mark},
@@ -282,25 +282,25 @@ impl Scene {
                 has_volume: named.is_some(),
                 asks: record
                     .as_ref()
-                    .map_or(AsksFor::Else, |record| self.asks(claim, record)),
+                    .map_or(MatchingVolume::Neither, |record| self.asks(claim, record)),
             },
         }
     }
 
     /// What a claim asks for that somebody made.
-    fn asks(&self, claim: &PersistentVolumeClaim, record: &ReleaseRecord) -> AsksFor {
+    fn asks(&self, claim: &PersistentVolumeClaim, record: &ReleaseRecord) -> MatchingVolume {
         if let Some(real) = &self.real
             && asks_for(claim, Some(class_of(real)), real)
         {
-            return AsksFor::Real;
+            return MatchingVolume::Real;
         }
         let outer = serde_json::from_value(record.volume.again(&self.name, &record.claim.uid)).ok();
         let is_virtual =
             outer.is_some_and(|outer: PersistentVolume| asks_for(claim, Some(class_of(&outer)), &outer));
         if is_virtual {
-            AsksFor::Virtual
+            MatchingVolume::Virtual
         } else {
-            AsksFor::Else
+            MatchingVolume::Neither
         }
     }
 
@@ -309,7 +309,7 @@ impl Scene {
             return VirtualNow::Absent;
         };
         let policy = reclaim_policy(outer);
-        VirtualNow::There {
+        VirtualNow::Exists {
             deleting: outer.metadata.deletion_timestamp.is_some(),
             retained: policy == "Retain",
             as_before: self
@@ -323,11 +323,13 @@ impl Scene {
     }
 
     pub(super) fn twin_now(&self) -> TwinNow {
-        self.twin.as_ref().map_or(TwinNow::Absent, |twin| TwinNow::There {
-            releasing: twin.annotations().contains_key(mark::RELEASING),
-            touched: twin.annotations().contains_key(mark::RELEASE_UNDONE),
-            deleting: twin.metadata.deletion_timestamp.is_some(),
-        })
+        self.twin
+            .as_ref()
+            .map_or(TwinNow::Absent, |twin| TwinNow::Exists {
+                releasing: twin.annotations().contains_key(mark::RELEASING),
+                touched: twin.annotations().contains_key(mark::RELEASE_UNDONE),
+                deleting: twin.metadata.deletion_timestamp.is_some(),
+            })
     }
 
     /// Whom the real PV names.

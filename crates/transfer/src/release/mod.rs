@@ -84,7 +84,7 @@ pub async fn release(context: &Context<'_>, request: &ReleaseRequest) -> Result<
             ReleaseStep::Refuse(refusal) => {
                 return Err(TransferError::NotReleased(request.claim.clone(), refusal));
             }
-            ReleaseStep::TakeBack(why) => return Err(run.take_back(why).await),
+            ReleaseStep::RollBack(why) => return Err(run.take_back(why).await),
             ReleaseStep::AwaitClaimGone => {
                 let pods = surroundings::pods(context.cluster, &scene.name).await?;
                 let names: Vec<&str> = pods.iter().map(|(pod, _)| pod.as_str()).collect();
@@ -186,7 +186,7 @@ impl Run<'_> {
             virtual_volume: scene.virtual_now(),
             twin: scene.twin_now(),
             holder: scene.real_holder(),
-            overlooked: scene.is_overlooked(scene.real.as_ref()),
+            needs_wake: scene.is_overlooked(scene.real.as_ref()),
             leaving: scene.is_leaving(),
             obstacles: Vec::new(),
             attached: None,
@@ -414,7 +414,7 @@ impl Run<'_> {
             ReleaseStep::Refuse(refusal) => {
                 return Err(TransferError::NotReleased(claim.clone(), refusal));
             }
-            ReleaseStep::TakeBack(why) => format!("would be taken back: {why}"),
+            ReleaseStep::RollBack(why) => format!("would be taken back: {why}"),
             ReleaseStep::Done => format!("there is nothing to do: {}", already(scene)),
             ReleaseStep::MarkTwin | ReleaseStep::Untouch if scene.record.is_none() => {
                 let real = scene.real.as_ref();

@@ -47,7 +47,7 @@ pub async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Result<(),
             virtual_volume: scene.virtual_now(),
             twin: scene.twin_now(),
             holder: scene.real_holder(),
-            overlooked: scene.is_overlooked(scene.outer.as_ref()),
+            needs_wake: scene.is_overlooked(scene.outer.as_ref()),
             importing: scene.importing,
         });
         if context.dry_run {

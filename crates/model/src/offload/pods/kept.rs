@@ -1,10 +1,10 @@
-//! Whether a remote API server keeps what a pod asks for. One that is older, or has a feature switched
-//! off, drops the field without an error; what protects the pod, or others from it, must not get lost
-//! like that. Asked before the gate is taken off.
+//! Whether a remote API server stores all fields of a pod. An older one, or one with a feature gate off,
+//! drops unknown fields without an error; fields that protect the pod, or others from it, must not be lost
+//! that way. Checked before the gate is removed.
 
 use serde_json::Value;
 
-/// Fields that protect, with everything below them, wherever they are in a pod's spec.
+/// Fields that protect, with everything below them, anywhere in a pod's spec.
 const PROTECTING: [&str; 12] = [
     "automountServiceAccountToken",
     "defaultMode",
@@ -19,7 +19,7 @@ const PROTECTING: [&str; 12] = [
     "subPath",
     "subPathExpr",
 ];
-/// Fields of a pod's spec whose meaning this version knows. Any other may protect.
+/// Fields of a pod's spec that this version knows. Any other may protect.
 const KNOWN: [&str; 37] = [
     "activeDeadlineSeconds",
     "affinity",
@@ -59,7 +59,7 @@ const KNOWN: [&str; 37] = [
     "subdomain",
     "terminationGracePeriodSeconds",
 ];
-/// Flags that protect when they are off.
+/// Flags that protect when they are false.
 const PROTECTS_WHEN_OFF: [&str; 6] = [
     "allowPrivilegeEscalation",
     "automountServiceAccountToken",
@@ -68,10 +68,10 @@ const PROTECTS_WHEN_OFF: [&str; 6] = [
     "privileged",
     "shareProcessNamespace",
 ];
-/// By which of these an element of a list is known: API servers and webhooks may add further elements.
+/// The key that identifies an element of a list: API servers and webhooks may add further elements.
 const KEYS: [&str; 4] = ["mountPath", "devicePath", "name", "path"];
 
-/// The first protecting field of a pod that was sent and is not stored as it was sent.
+/// The first protecting field of a pod that is not stored as it was sent.
 #[must_use]
 pub fn not_kept(sent: &Value, stored: &Value) -> Option<String> {
     let spec = sent["spec"].as_object()?;
@@ -110,7 +110,7 @@ fn lost(sent: &Value, stored: &Value, protects: bool, path: &str) -> Option<Stri
                 lost(one, same.unwrap_or(&Value::Null), protects, &path)
             })
         }
-        // A policy there that asks for more is not in the way.
+        // A stricter policy there is accepted.
         Value::Bool(flag) if is_lax(path, *flag) => None,
         _ => (protects && sent != stored).then(|| path.to_owned()),
     }

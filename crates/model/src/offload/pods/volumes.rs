@@ -8,8 +8,8 @@ use crate::offload::reflection::{Kind, name_of_copy};
 /// Kubernetes mounts the token of a service account by a volume with such a name.
 const TOKEN_VOLUME: &str = "kube-api-access-";
 
-/// Kinds that mean the same in any cluster: what they name is reflected, there by the same
-/// name, or outside of both.
+/// Volume sources that mean the same in every cluster: the objects they name are copied, exist there under
+/// the same name, or are outside of both clusters.
 const CARRIED: [&str; 22] = [
     "awsElasticBlockStore",
     "azureDisk",
@@ -34,11 +34,11 @@ const CARRIED: [&str; 22] = [
     "secret",
     "vsphereVolume",
 ];
-/// What a projected volume may be made of.
+/// Allowed sources of a projected volume.
 const CARRIED_SOURCES: [&str; 3] = ["configMap", "downwardAPI", "secret"];
 
-/// The volumes of the remote pod, and the names of those that are left out: tokens that
-/// Kubernetes has mounted, which would be worth nothing there.
+/// The volumes of the remote pod, and the names of those that are left out: token volumes that Kubernetes has
+/// added, whose tokens are invalid there.
 pub(super) fn remote(
     volumes: Option<&Value>,
     settings: &RemoteSettings,
@@ -72,7 +72,7 @@ pub(super) fn tokens(volumes: Option<&Value>) -> Vec<String> {
         .collect()
 }
 
-/// The volume, with the names that its objects have there.
+/// The volume with the names of the copies.
 fn with_copies(mut volume: Value, home: &str) -> Value {
     let renamed = |source: &mut Value| {
         if let Some(name) = source["configMap"]["name"].as_str() {

@@ -133,7 +133,7 @@ async fn a_claim_that_has_lost_its_twin_and_its_virtual_volume_is_not_called_ano
     world.api.remove(&twin_path());
     world.api.remove(&outer_path());
     let told = world.undo().await.unwrap_err().to_string();
-    assert!(told.contains("are both gone"), "{told}");
+    assert!(told.contains("were both deleted"), "{told}");
 }
 
 #[tokio::test]

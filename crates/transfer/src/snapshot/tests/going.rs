@@ -160,6 +160,9 @@ async fn a_snapshot_whose_content_is_gone_is_not_said_to_be_as_before() {
         let user = world.api.object(USER).unwrap();
         assert_eq!(user["metadata"]["annotations"], json!({"why": "night"}));
         let said = world.import().await.unwrap_err().to_string();
-        assert!(!gone || said.contains("content real is gone"), "{said}");
+        assert!(
+            !gone || said.contains("VolumeSnapshotContent real was deleted"),
+            "{said}"
+        );
     }
 }

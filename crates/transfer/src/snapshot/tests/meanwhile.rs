@@ -96,7 +96,7 @@ async fn what_has_the_name_of_the_twins_content_and_is_another_is_left_alone() {
             said.unwrap();
             world.assert_as_before("Delete");
         } else {
-            assert!(said.unwrap_err().to_string().contains("leads to something else"));
+            assert!(said.unwrap_err().to_string().contains("refers to other data"));
             assert!(world.api.object(&of_twin).is_some() && world.api.object(&world.twin()).is_some());
         }
     }
@@ -110,7 +110,12 @@ async fn a_twin_that_leads_elsewhere_is_not_its_own() {
         twin["spec"]["source"]["volumeSnapshotContentName"] = "another".into();
     });
     for outcome in [world.import().await, world.undo().await] {
-        assert!(outcome.unwrap_err().to_string().contains("not its twin"));
+        assert!(
+            outcome
+                .unwrap_err()
+                .to_string()
+                .contains("another object has the name of its twin")
+        );
     }
     assert!(world.has_old());
 }
@@ -122,7 +127,7 @@ async fn a_twin_that_somebody_deletes_can_be_made_again() {
     let of_twin = world.twin_content();
     world.api.remove(&world.twin());
     let said = world.import().await.unwrap_err().to_string();
-    assert!(said.contains("see that it goes"), "{said}");
+    assert!(said.contains("delete it, too"), "{said}");
     assert!(world.has_old());
     world.api.remove(&of_twin);
     world.import().await.unwrap();
@@ -219,7 +224,7 @@ async fn a_name_that_is_taken_meanwhile_can_be_given_up() {
     });
     let said = world.import().await.unwrap_err().to_string();
     assert!(
-        said.contains("does not name it"),
+        said.contains("is not bound to it"),
         "it is looked at itself: {said}"
     );
 }

@@ -85,7 +85,7 @@ async fn what_cannot_be_taken_back_is_said_to_have_begun() {
         world.forbid(&what);
         let said = world.import().await.unwrap_err().to_string();
         for part in [
-            "has begun",
+            "was started",
             "a policy",
             "VolumeSnapshotContent real",
             "Run this again",
