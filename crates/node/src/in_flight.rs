@@ -1,17 +1,17 @@
-//! One operation per volume at a time in one process. A second one is turned
-//! away, never queued: its caller repeats it anyway. It only spares callers from
-//! each other; correctness never rests on it, for another replica knows nothing of it.
+//! Allows one operation per volume at a time in one process. A second one is rejected, not queued: its
+//! caller retries anyway. This only avoids useless work; correctness never depends on it, because other
+//! replicas do not know about it.
 
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The volumes with an operation under way.
+/// The volumes with an operation in progress.
 #[derive(Clone, Debug, Default)]
 pub struct InFlight(Arc<Mutex<HashSet<String>>>);
 
-/// Holds a volume. Clones share the hold, which ends with the last of them.
+/// Locks a volume. Clones share the lock, which ends with the last of them.
 #[derive(Clone, Debug)]
 pub struct Guard {
     _held: Arc<Held>,
@@ -25,11 +25,11 @@ struct Held {
 
 /// Another operation on the volume has not ended.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("another operation on {0} is still under way")]
+#[error("another operation on {0} is in progress")]
 pub struct Busy(String);
 
 impl InFlight {
-    /// Takes hold of a volume, or says that somebody has it.
+    /// Locks a volume, unless it is locked.
     pub fn enter(&self, volume: &str) -> Result<Guard, Busy> {
         if !self.lock().insert(volume.to_owned()) {
             return Err(Busy(volume.to_owned()));
