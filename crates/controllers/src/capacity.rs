@@ -1,4 +1,4 @@
-//! Publishes `CSIStorageCapacity` for our classes, of the room that [`Rooms`] sees.
+//! Publishes `CSIStorageCapacity` for our classes, of the room that [`CapacityViews`] sees.
 //! New objects come before old ones go: a node that has none is hidden from all
 //! claims of the class.
 
@@ -27,7 +27,7 @@ use crate::{
     placement::{BindingMode, Published},
     rounds::{Rounds, each},
     topology::Segments,
-    twin::{Refusals, Rooms},
+    twin::{CapacityViews, Refusals},
     volume::{Refused, mark, quantity},
 };
 
@@ -68,7 +68,7 @@ impl<'a> Capacities<'a> {
     }
 
     fn wanted(&self) -> Vec<Published> {
-        let rooms = Rooms::look(self.home, self.registry, self.watched.volumes.free(None));
+        let rooms = CapacityViews::collect(self.home, self.registry, self.watched.volumes.free(None));
         let now = jiff::Timestamp::now().as_second();
         let noted = self.refusals.all();
         let refused: Vec<&Refused> = noted

@@ -11,7 +11,7 @@ use crate::{
     cluster::{ApiError, facts, unless_conflict},
     observe::crash::{self, Step},
     placement::{ReclaimPolicy, Settle, SettleFacts, settle_step},
-    twin::{Site, forget_wish, is_bound, is_bound_to, reclaim_policy},
+    twin::{Site, is_bound, is_bound_to, reclaim_policy, remove_adopt_request},
     volume::{ImportRecord, mark},
 };
 
@@ -61,7 +61,7 @@ pub(super) async fn settle(site: &Site, volume: &VirtualVolume, real: &str) -> R
     let Some(end) = end else {
         return Ok(());
     };
-    if !forget_wish(site.home(), &claim).await? {
+    if !remove_adopt_request(site.home(), &claim).await? {
         return Ok(());
     }
     let before = record.policy.as_str();

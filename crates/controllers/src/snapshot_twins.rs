@@ -14,7 +14,7 @@ use crate::{
     cluster::{ApiError, Cluster},
     fleet::Registry,
     rounds::Rounds,
-    twin::{SnapshotHealth, SnapshotSiteError, living_twins, look_after_snapshot},
+    twin::{SnapshotHealth, SnapshotSiteError, check_snapshot, living_twins},
     volume::ClusterId,
 };
 
@@ -71,15 +71,15 @@ impl<'a> SnapshotTwins<'a> {
     }
 
     async fn look_after(&mut self, content: &Content) -> Result<(), ApiError> {
-        let looked_after = look_after_snapshot(self.home, self.registry, &content.name, &content.id).await;
+        let looked_after = check_snapshot(self.home, self.registry, &content.name, &content.id).await;
         match looked_after {
-            Ok(SnapshotHealth::Well { twin, is_kept }) => {
+            Ok(SnapshotHealth::Healthy { twin, is_kept }) => {
                 self.reports.forget(&content.user());
                 if is_kept {
                     self.settled.insert(content.name.clone(), twin);
                 }
             }
-            Ok(SnapshotHealth::Trouble(what)) => {
+            Ok(SnapshotHealth::Problem(what)) => {
                 self.settled.remove(&content.name);
                 self.reports
                     .warn_object(&content.user(), "SnapshotTwinDeleted", &what)

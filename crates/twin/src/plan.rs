@@ -1,5 +1,5 @@
-//! Before a twin is made: its real class, the node it is told, and whether that
-//! can work at all.
+//! Plans a new twin: its real class, its selected node, and whether that can work at all. Plans for
+//! remote clusters are in `remote_plan`.
 
 use kube::ResourceExt;
 
@@ -18,7 +18,6 @@ use crate::{
     volume::mark,
 };
 
-/// Makes the plan.
 pub(super) async fn plan(
     site: &Site,
     policy: &Policy,
@@ -60,7 +59,7 @@ pub(super) async fn plan(
     )
 }
 
-/// The node the twin is told, or why there is none.
+/// The selected node of the twin, or why no node fits.
 pub async fn node_for(
     home: &Cluster,
     ask: &Ask<'_>,
@@ -80,7 +79,7 @@ pub async fn node_for(
         target => {
             let known = Known::about(home, class, None).await?;
             let mut nodes = nodes(home);
-            nodes.retain(|node| is_of(home, node) && target.allows(&node.name));
+            nodes.retain(|node| is_home_node(home, node) && target.allows(&node.name));
             let surroundings = known.surroundings(class);
             let choice = surroundings.choose_node(&nodes, ask);
             Ok(choice
@@ -90,8 +89,8 @@ pub async fn node_for(
     }
 }
 
-/// Whether a node is in this cluster, and does not stand for another one.
-fn is_of(home: &Cluster, node: &Node) -> bool {
+/// Whether a node belongs to this cluster, and does not represent another one.
+fn is_home_node(home: &Cluster, node: &Node) -> bool {
     let cluster = node.labels.get(CLUSTER_KEY);
     cluster.is_none_or(|cluster| cluster == home.id().as_str())
 }
