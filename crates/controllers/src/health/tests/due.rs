@@ -1,4 +1,4 @@
-//! What a round looks at.
+//! Which volumes a round checks.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::{
     health::due::{Due, Scope},
 };
 
-/// One volume that is well, watched.
+/// One healthy volume, watched.
 async fn begin(api: &FakeApi) -> (Cluster, Watched, Due) {
     world(api);
     let home = api.cluster().await;
@@ -18,7 +18,7 @@ async fn begin(api: &FakeApi) -> (Cluster, Watched, Due) {
     (home, watched, due)
 }
 
-/// Waits until something about volumes changes, and tells which ones.
+/// Waits for a change of volumes, and returns their names.
 async fn next(due: &mut Due, home: &Cluster) -> Option<BTreeSet<String>> {
     let wait = async {
         loop {
