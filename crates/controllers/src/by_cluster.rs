@@ -25,11 +25,11 @@ pub(super) async fn drive_each<R: Rounds>(
     make: impl Fn(ClusterId) -> R,
     metrics: &Metrics,
 ) {
-    let mut populated = Populated::new(&watched.volumes);
+    let mut with_volumes = ClustersWithVolumes::new(&watched.volumes);
     let of_virtual = |volume: &Volume| volume.as_virtual().is_some();
     let triggers = vec![registry.changes(), watched.volumes.changes_of(of_virtual)];
     let clusters = || {
-        let mut clusters = populated.now().clone();
+        let mut clusters = with_volumes.now().clone();
         clusters.extend(registry.all().iter().map(|remote| remote.id.clone()));
         clusters.insert(home.id().clone());
         clusters
@@ -39,13 +39,13 @@ pub(super) async fn drive_each<R: Rounds>(
 }
 
 /// The clusters that contain volumes.
-struct Populated<'a> {
+struct ClustersWithVolumes<'a> {
     volumes: &'a View<Volume>,
     changes: Feed<Volume>,
     clusters: BTreeSet<ClusterId>,
 }
 
-impl<'a> Populated<'a> {
+impl<'a> ClustersWithVolumes<'a> {
     fn new(volumes: &'a View<Volume>) -> Self {
         Self {
             volumes,

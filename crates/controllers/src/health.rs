@@ -17,7 +17,7 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 
 use self::{
-    due::{Due, Scope, VolumeCounts},
+    due::{DueVolumes, Scope, VolumeCounts},
     texts::{data_state, describe_twin, diagnosis, event_text, superseded},
     volume_status::VolumeStatus,
 };
@@ -64,7 +64,7 @@ pub(super) struct Health<'a> {
     metrics: &'a Metrics,
     /// The cluster of the twins.
     cluster: ClusterId,
-    due: Due,
+    due: DueVolumes,
     counts: VolumeCounts,
     /// Volumes whose remote twins' PVs were found as desired.
     settled: HashMap<String, Settled>,
@@ -80,7 +80,7 @@ impl<'a> Health<'a> {
         cluster: ClusterId,
     ) -> Self {
         Self {
-            due: Due::new(watched),
+            due: DueVolumes::new(watched),
             home,
             registry,
             watched,

@@ -66,7 +66,7 @@ pub(super) async fn drive_moves(
     let Some(movers) = &settings.movers else {
         return;
     };
-    let helpers = Leading(ClusterHelpers::new(movers.clone()));
+    let helpers = LeaderHelpers(ClusterHelpers::new(movers.clone()));
     let context = Context {
         home,
         registry,
@@ -80,9 +80,9 @@ pub(super) async fn drive_moves(
 }
 
 /// The movers; this replica stops giving them orders when it no longer leads.
-struct Leading(ClusterHelpers);
+struct LeaderHelpers(ClusterHelpers);
 
-impl Drop for Leading {
+impl Drop for LeaderHelpers {
     fn drop(&mut self) {
         self.0.rest();
     }

@@ -138,7 +138,7 @@ impl Recovery<'_> {
             .await
     }
 
-    /// Removes the finalizer of a twin whose data is to be retained.
+    /// Removes the finalizer of a twin whose data has to be retained.
     pub(super) async fn release(&self) -> Result<(), ApiError> {
         let (volume, twin) = (&self.volume.volume, self.site.place());
         match self.recover(Goal::Release).await? {

@@ -70,7 +70,7 @@ impl ServingCertificates {
 
     async fn approve(&self, request: &CertificateSigningRequest, approver: &str) -> Result<(), ApiError> {
         let approved = json!({
-            // Of exactly the version that was checked, not of a replacement.
+            // Approves exactly the version that was checked, not a replacement.
             "metadata": {"uid": request.metadata.uid, "resourceVersion": request.metadata.resource_version},
             "status": {"conditions": [{
                 "type": "Approved",
@@ -342,7 +342,7 @@ mod tests {
                 of("signerName", json!("kubernetes.io/kube-apiserver-client")),
             ),
             (
-                "of somebody else",
+                "of another account",
                 of("username", json!("system:serviceaccount:theirs:liqo-csi-fabric")),
             ),
             (

@@ -1,12 +1,10 @@
-//! Copies are made where their source is, which the scheduler does not know: it obeys only the node
-//! that is selected for a claim. This loop selects that node, as [`crate::placement`] decides: at once
-//! if only one node can have the copy, or after the scheduler has tried a wrong one, which
-//! `CreateVolume` records on the claim. If the pod may run on none of them, an event on the claim
-//! says so.
+//! Copies are made where their source is, which the scheduler does not know: it obeys only the node that
+//! is selected for a claim. This loop selects that node, as [`crate::placement`] decides: at once if only
+//! one node can have the copy, or after the scheduler has selected a node without the source, which
+//! `CreateVolume` records on the claim. If the pod may run on none of them, an event on the claim says so.
 //!
-//! Its keys are pending claims with a source. A claim is checked when it, or a pod that waits for it,
-//! changes; and again after a pause while its source does not exist, or the selected node could not have
-//! the copy.
+//! The keys of the loop are pending claims with a source. A claim is checked when it, or a pod that waits
+//! for it, changes; and again after a pause while its source does not exist, or no node is usable.
 
 mod pauses;
 mod pods;
@@ -67,7 +65,7 @@ enum Outcome {
     Settled,
     /// A node was selected.
     Selected,
-    /// It has changed in the meantime: Kubernetes writes to new claims, and the scheduler may be faster.
+    /// The claim has changed in the meantime: Kubernetes writes to new claims, and the scheduler may be faster.
     Changed,
     /// Check it again after a pause; with the reason if users need an event.
     Again(Option<String>),

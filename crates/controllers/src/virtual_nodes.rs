@@ -51,9 +51,9 @@ struct Reconciler<'a> {
 /// What to do about a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum NodeChange {
-    /// It represents this cluster: write the label and the entry.
+    /// The node represents this cluster: write the label and the entry.
     Mark(ClusterId),
-    /// It does not represent a cluster any more: remove them.
+    /// The node does not represent a cluster any more: remove them.
     Unmark,
 }
 
@@ -368,7 +368,7 @@ mod tests {
         assert_eq!(keys(&api), [("other".to_owned(), json!(["zone"])), ours]);
 
         round(&api, &Registry::default()).await;
-        assert_eq!(keys(&api).len(), 2, "nobody has said that the cluster is gone");
+        assert_eq!(keys(&api).len(), 2, "the declarations were not read yet");
         round(&api, &Registry::fixed([])).await;
         assert_eq!(keys(&api), [("other".to_owned(), json!(["zone"]))]);
         let labels = api.object(NODE).unwrap()["metadata"]["labels"].clone();

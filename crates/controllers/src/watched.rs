@@ -58,12 +58,12 @@ pub(super) struct Claim {
     /// Whether an annotation names its real class.
     pub(super) names_class: bool,
     pub(super) deleting: bool,
-    /// Its data source, as long as it is not bound.
+    /// The data source, as long as the claim is not bound.
     pub(super) source: Option<ClaimSource>,
     pub(super) size: ClaimSize,
     /// Digest of the labels and annotations that its twin has to carry.
     pub(super) carried: String,
-    /// Its condition about its twin.
+    /// The condition that reports the state of the twin.
     pub(super) twin_condition: Option<CurrentCondition>,
     /// Whether its phase is Lost.
     pub(super) lost: bool,

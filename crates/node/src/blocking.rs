@@ -9,10 +9,10 @@ use super::in_flight::Guard;
 /// Why blocking work has no result.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Stuck {
-    /// It is still running; the volume stays locked until it returns.
+    /// The work is still running; the volume stays locked until it returns.
     #[error("{what} takes longer than {limit:?} and continues in the background")]
     Slow { what: String, limit: Duration },
-    /// It panicked, or the process is terminating.
+    /// The work panicked, or the process is terminating.
     #[error("{what} was aborted")]
     BrokenOff { what: String },
 }

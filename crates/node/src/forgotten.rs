@@ -98,15 +98,15 @@ impl Forgotten {
         );
         let what = format!("looking at the record of volume {volume_id}");
         let idle = move || {
-            let idle = state.uncalled_volume(&id, after).filter(is_idle);
+            let idle = state.volume_without_calls(&id, after).filter(is_idle);
             // Counts as a call, so that a failure is followed by a pause as well.
-            idle.inspect(|_| state.note_call(&id))
+            idle.inspect(|_| state.record_call(&id))
         };
         let idle = guard.block(what, QUICK_WORK, idle).await;
         let Some(record) = idle.map_err(VolumeError::from)? else {
             return Ok(false);
         };
-        volumes.unstage_held(&guard, record).await.map(|()| true)
+        volumes.unstage_locked(&guard, record).await.map(|()| true)
     }
 }
 
@@ -122,7 +122,7 @@ impl Volumes {
             return Ok(());
         }
         for target in record.targets.clone().into_keys() {
-            self.unpublish_held(guard, record, &target).await?;
+            self.unpublish_locked(guard, record, &target).await?;
             tracing::warn!(
                 volume = record.volume_id,
                 ?target,
@@ -138,7 +138,7 @@ fn find_forgotten(
     kubelet_root: &Path,
     after: Duration,
 ) -> Result<Vec<String>, ForgottenError> {
-    let mut idle = state.uncalled(after)?;
+    let mut idle = state.without_calls(after)?;
     idle.retain(is_idle);
     if !idle.is_empty() {
         let known = volumes_of_pods(kubelet_root).map_err(ForgottenError::Pods)?;

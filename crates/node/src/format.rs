@@ -28,14 +28,14 @@ const MAKERS: [(&str, &[&str]); 5] = [
 /// Why a device cannot be formatted.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
-    /// It cannot be read completely, so it is not proven to be blank.
+    /// The device cannot be read completely, so it is not proven to be blank.
     #[error("cannot check whether {device} is blank: {error}")]
     Inconclusive { device: PathBuf, error: io::Error },
-    /// It is opened exclusively: mounted, or part of a RAID or volume group.
+    /// The device is opened exclusively: mounted, or part of a RAID or volume group.
     #[error("{device} is blank, but in use by another program: it is not formatted")]
     InUse { device: PathBuf },
     #[error(
-        "this node plugin does not create {fs_type} (but ext2, ext3, ext4, xfs, btrfs): format {device} yourself"
+        "this node plugin cannot create {fs_type}, only ext2, ext3, ext4, xfs and btrfs: format {device} yourself"
     )]
     UnknownType { device: PathBuf, fs_type: String },
     /// The tool is missing or failed.
@@ -43,7 +43,7 @@ pub enum FormatError {
     Failed {
         device: PathBuf,
         tool: String,
-        /// Its output.
+        /// The output of the tool.
         cause: String,
     },
 }

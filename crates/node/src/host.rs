@@ -113,7 +113,7 @@ impl HostFile {
         handle(&self.fd)
     }
 
-    /// Its path in this process's mount namespace, for messages and tools.
+    /// The path in this process's mount namespace, for messages and tools.
     pub fn path(&self) -> io::Result<PathBuf> {
         fs::read_link(self.handle())
     }

@@ -14,11 +14,11 @@ pub struct InFlight(Arc<Mutex<HashSet<String>>>);
 /// Locks a volume. Clones share the lock, which ends with the last of them.
 #[derive(Clone, Debug)]
 pub struct Guard {
-    _held: Arc<Held>,
+    _locked: Arc<LockedVolume>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct LockedVolume {
     volume: String,
     all: InFlight,
 }
@@ -34,12 +34,12 @@ impl InFlight {
         if !self.lock().insert(volume.to_owned()) {
             return Err(Busy(volume.to_owned()));
         }
-        let held = Held {
+        let locked = LockedVolume {
             volume: volume.to_owned(),
             all: self.clone(),
         };
         Ok(Guard {
-            _held: Arc::new(held),
+            _locked: Arc::new(locked),
         })
     }
 
@@ -48,7 +48,7 @@ impl InFlight {
     }
 }
 
-impl Drop for Held {
+impl Drop for LockedVolume {
     fn drop(&mut self) {
         self.all.lock().remove(&self.volume);
     }

@@ -43,7 +43,7 @@ pub enum PublishError {
     /// The volume had to be staged again, and that failed.
     #[error(transparent)]
     Stage(#[from] StageError),
-    /// It is published already, but in another way.
+    /// The volume is published already, but in another way.
     #[error(
         "volume {volume_id} is published at {} with another access mode, other mount options or read-only differently",
         target.display()
@@ -140,7 +140,9 @@ impl Volumes {
         let Some(mut record) = self.load(&guard, &request.volume_id).await? else {
             return self.expect_nothing_published(&guard, request).await;
         };
-        Ok(self.unpublish_held(&guard, &mut record, &request.target).await?)
+        Ok(self
+            .unpublish_locked(&guard, &mut record, &request.target)
+            .await?)
     }
 
     /// The record of a staged volume. A publish call contains all that staging needs, so a record that
@@ -161,7 +163,7 @@ impl Volumes {
                 made.await
                     .map_err(VolumeError::from)?
                     .map_err(VolumeError::from)?;
-                Ok(self.stage_held(guard, other, request).await?)
+                Ok(self.stage_locked(guard, other, request).await?)
             }
         }
     }
@@ -240,7 +242,7 @@ impl Volumes {
     }
 
     /// Unpublishes a locked volume, removes the target, and updates the record.
-    pub(super) async fn unpublish_held(
+    pub(super) async fn unpublish_locked(
         &self,
         guard: &Guard,
         record: &mut Record,

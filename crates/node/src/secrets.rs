@@ -15,7 +15,7 @@ const API_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum Secrets {
     /// The chart permits none.
     Forbidden,
-    /// Those that the API server permits.
+    /// Secrets that the API server permits.
     Readable(kube::Client),
 }
 

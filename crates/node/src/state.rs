@@ -140,7 +140,7 @@ impl State {
     }
 
     /// Records a call for a volume, if it has a record.
-    pub fn note_call(&self, volume_id: &str) {
+    pub fn record_call(&self, volume_id: &str) {
         // An error only shortens the time until the volume counts as forgotten.
         let _noted =
             fs::File::open(self.path_of(volume_id)).and_then(|record| record.set_modified(SystemTime::now()));
@@ -148,20 +148,20 @@ impl State {
 
     /// The records of all volumes without a call for this long. A record that cannot be read is reported
     /// in the next call for its volume.
-    pub fn uncalled(&self, this_long: Duration) -> Result<Vec<Record>, StateError> {
+    pub fn without_calls(&self, this_long: Duration) -> Result<Vec<Record>, StateError> {
         let entries = fs::read_dir(&self.dir).map_err(failed("reading", &self.dir))?;
         Ok(entries
-            .filter_map(|entry| self.uncalled_at(&entry.ok()?.path(), this_long))
+            .filter_map(|entry| self.record_without_calls(&entry.ok()?.path(), this_long))
             .collect())
     }
 
     /// The record of a volume, if there was no call for it for this long.
     #[must_use]
-    pub fn uncalled_volume(&self, volume_id: &str, this_long: Duration) -> Option<Record> {
-        self.uncalled_at(&self.path_of(volume_id), this_long)
+    pub fn volume_without_calls(&self, volume_id: &str, this_long: Duration) -> Option<Record> {
+        self.record_without_calls(&self.path_of(volume_id), this_long)
     }
 
-    fn uncalled_at(&self, path: &Path, this_long: Duration) -> Option<Record> {
+    fn record_without_calls(&self, path: &Path, this_long: Duration) -> Option<Record> {
         let called = fs::metadata(path).ok()?.modified().ok()?;
         if called.elapsed().ok()? < this_long {
             return None;
@@ -330,7 +330,7 @@ mod tests {
             ..record("c")
         };
         state.save(&newer).unwrap();
-        assert_eq!(state.uncalled(Duration::ZERO).unwrap(), [record("a")]);
+        assert_eq!(state.without_calls(Duration::ZERO).unwrap(), [record("a")]);
     }
 
     #[test]
@@ -341,13 +341,13 @@ mod tests {
         let file = fs::File::open(open().path_of("a")).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let age = Duration::from_mins(1);
-        assert_eq!(open().uncalled_volume("a", age), Some(record("a")));
-        assert_eq!(open().uncalled(age).unwrap(), [record("a")]);
-        open().note_call("a");
-        assert_eq!(open().uncalled_volume("a", age), None);
-        assert_eq!(open().uncalled(age).unwrap(), []);
-        open().note_call("b");
-        assert_eq!(open().uncalled_volume("b", age), None);
+        assert_eq!(open().volume_without_calls("a", age), Some(record("a")));
+        assert_eq!(open().without_calls(age).unwrap(), [record("a")]);
+        open().record_call("a");
+        assert_eq!(open().volume_without_calls("a", age), None);
+        assert_eq!(open().without_calls(age).unwrap(), []);
+        open().record_call("b");
+        assert_eq!(open().volume_without_calls("b", age), None);
     }
 
     #[test]

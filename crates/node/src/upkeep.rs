@@ -33,7 +33,7 @@ pub enum UpkeepError {
     VolumeError(VolumeError),
     #[error("volume {0} is not staged on this node")]
     NoVolume(String),
-    /// It is staged, but not published at this path.
+    /// The volume is staged, but not published at this path.
     #[error("volume {volume_id} is not published at {}", path.display())]
     NoPath { volume_id: String, path: PathBuf },
     /// The usage of the file system cannot be read.

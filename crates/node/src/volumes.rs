@@ -70,10 +70,10 @@ pub enum StageError {
         found: VolumeMode,
         wanted: VolumeMode,
     },
-    /// It is staged at another path.
+    /// The volume is staged at another path.
     #[error("volume {volume_id} is staged at {} on this node: it must be unstaged there first", at.display())]
     Elsewhere { volume_id: String, at: PathBuf },
-    /// Its id previously referred to another real volume.
+    /// The volume id previously referred to another real volume.
     #[error(
         "volume {volume_id} is in use on this node with another real volume: \
         its pods must terminate before the new one can be used"
@@ -86,7 +86,7 @@ pub enum UnstageError {
     /// An error that all operations share.
     #[error(transparent)]
     VolumeError(VolumeError),
-    /// It is still published for a pod.
+    /// The volume is still published for a pod.
     #[error(
         "volume {volume_id} is still published at {}, and kubelet has to unpublish it first: \
          if that pod does not exist any more, restart kubelet on this node, which finds it again",
@@ -140,7 +140,7 @@ impl Volumes {
             .enter(&request.volume_id)
             .map_err(VolumeError::from)?;
         let record = self.load(&guard, &request.volume_id).await?;
-        self.stage_held(&guard, record, &request).await.map(drop)
+        self.stage_locked(&guard, record, &request).await.map(drop)
     }
 
     pub async fn unstage(&self, request: Unstage) -> Result<(), UnstageError> {
@@ -152,11 +152,11 @@ impl Volumes {
             return self.expect_nothing_staged(&guard, request).await;
         };
         self.unpublish_forgotten(&guard, &mut record).await?;
-        self.unstage_held(&guard, record).await
+        self.unstage_locked(&guard, record).await
     }
 
     /// Unstages a locked volume, and removes its record.
-    pub(super) async fn unstage_held(&self, guard: &Guard, record: Record) -> Result<(), UnstageError> {
+    pub(super) async fn unstage_locked(&self, guard: &Guard, record: Record) -> Result<(), UnstageError> {
         for target in record.targets.keys() {
             if self.is_published(guard, target).await? {
                 self.refused.record(&record.volume_id);
@@ -177,7 +177,7 @@ impl Volumes {
     }
 
     /// Stages a locked volume, and returns its record.
-    pub(super) async fn stage_held(
+    pub(super) async fn stage_locked(
         &self,
         guard: &Guard,
         known: Option<Record>,
@@ -342,7 +342,7 @@ impl Volumes {
         let (state, volume_id) = (self.state.clone(), volume_id.to_owned());
         let what = format!("reading the record of volume {volume_id}");
         let load = move || {
-            state.note_call(&volume_id);
+            state.record_call(&volume_id);
             state.load(&volume_id)
         };
         Ok(guard.block(what, QUICK_WORK, load).await??)

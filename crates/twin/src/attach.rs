@@ -219,8 +219,8 @@ async fn real_volume_name(home: &Cluster, id: &VolumeId) -> Result<Option<String
     Ok(remembered.and_then(twin_volume_in))
 }
 
-/// The first node that a volume is attached to. "Attached nowhere" is taken from a working watch:
-/// csi-provisioner requests the deletion only of a detached volume, and so it is with the twin's PV.
+/// A node to which a volume is attached. "Attached nowhere" is taken from a working watch: csi-provisioner
+/// calls `DeleteVolume` only for a detached volume, and that of the real class only for a detached PV.
 pub(super) async fn attached_to(home: &Cluster, id: &VolumeId) -> Result<Option<String>, ApiError> {
     let watched = &home.views().attachments;
     let is_current = watched.outdated_since().is_none();

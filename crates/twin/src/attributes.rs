@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{ChangeError, Site, changing::Changing, reading, waiter::TwinWaiter};
+use super::{ChangeError, Site, changing::VolumeChange, reading, waiter::TwinWaiter};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     fleet::Registry,
@@ -95,26 +95,26 @@ pub async fn modify(
     named: &str,
     deadline: Instant,
 ) -> Result<(), ChangeError> {
-    let changing = Changing::find(home, registry, id).await?;
-    let site = &changing.site;
+    let change = VolumeChange::find(home, registry, id).await?;
+    let site = &change.site;
     let wanted = mapped(site, named).to_owned();
     let mut waiter = TwinWaiter::of(site);
     loop {
-        let twin = changing.twin(deadline).await?;
+        let twin = change.twin(deadline).await?;
         match modify_step(&observed(&twin, &wanted)) {
             ModifyStep::Done => return Ok(()),
             ModifyStep::Request => {
-                let real = changing.real_volume(&twin).await?;
+                let real = change.real_volume(&twin).await?;
                 let driver = real.as_ref().map(|real| driver_of(site, real)).transpose()?;
                 check::<ChangeError>(site, &wanted, driver).await?;
                 let spec = |_: Option<&PersistentVolumeClaim>| json!({"volumeAttributesClassName": wanted});
                 let refused = |error: ApiError| NoAttributes::NotAccepted(error.to_string()).into();
-                changing.request(&twin, Step::Modify, spec, refused).await?;
+                change.request(&twin, Step::Modify, spec, refused).await?;
             }
             ModifyStep::Wait => {
                 if !waiter.wait(deadline, || true).await {
                     let awaited = format!("changed to the VolumeAttributesClass {wanted}");
-                    return Err(changing.still_waiting(&twin, awaited).await);
+                    return Err(change.still_waiting(&twin, awaited).await);
                 }
             }
             ModifyStep::Refused(refusal) => {

@@ -28,14 +28,14 @@ use crate::{
 };
 
 /// A volume to change.
-pub(super) struct Changing {
+pub(super) struct VolumeChange {
     pub(super) site: Site,
     /// The virtual PV, if it exists.
     pub(super) virtual_pv: Option<PersistentVolume>,
     id: VolumeId,
 }
 
-impl Changing {
+impl VolumeChange {
     /// Finds the twin through the attributes of the virtual PV.
     pub(super) async fn find(
         home: &Cluster,

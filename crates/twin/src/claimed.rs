@@ -50,13 +50,13 @@ impl VirtualPv {
         Ok(Self(virtual_volume(home, volume).await?.map(Box::new)))
     }
 
-    /// What it records of the twin of this epoch: after a move it records another twin.
+    /// The attributes that describe the twin of this epoch: after a move the PV records another twin.
     pub(super) fn of_epoch(&self, epoch: Epoch) -> Option<&BTreeMap<String, String>> {
         remembered(self.0.as_deref()?, epoch)
     }
 }
 
-/// What a virtual PV records of the twin of this epoch; `None` if it records that of another epoch.
+/// The attributes of a virtual PV that describe the twin; `None` if that is of another epoch.
 pub(super) fn remembered(virtual_pv: &PersistentVolume, epoch: Epoch) -> Option<&BTreeMap<String, String>> {
     let is_another = epoch_served(virtual_pv).is_some_and(|served| served != epoch);
     reading::attributes(virtual_pv).filter(|_| !is_another)

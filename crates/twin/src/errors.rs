@@ -52,7 +52,7 @@ pub enum CreateError {
     #[error("{source_name} is {place}, and a copy of it can only be made there")]
     SourceElsewhere {
         source_name: String,
-        /// Where it is, for messages.
+        /// The place of the source, for messages.
         place: String,
         cluster: ClusterId,
     },

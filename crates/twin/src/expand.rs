@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    ChangeError, Site, changing::Changing, claimed::named_claim, reading, record, waiter::TwinWaiter,
+    ChangeError, Site, changing::VolumeChange, claimed::named_claim, reading, record, waiter::TwinWaiter,
 };
 use crate::{
     cluster::{ApiError, Cluster, facts, unless_conflict},
@@ -41,14 +41,14 @@ pub async fn expand(
     wanted: SizeRange,
     deadline: Instant,
 ) -> Result<Expanded, ChangeError> {
-    let changing = Changing::find(home, registry, id).await?;
-    let site = &changing.site;
+    let change = VolumeChange::find(home, registry, id).await?;
+    let site = &change.site;
     let mut waiter = TwinWaiter::of(site);
     loop {
-        let twin = changing.twin(deadline).await?;
-        let waits = match next_step(&changing, &twin, wanted).await? {
+        let twin = change.twin(deadline).await?;
+        let waits = match next_step(&change, &twin, wanted).await? {
             ExpandStep::Done { node } => {
-                let real = changing.real_volume(&twin).await?;
+                let real = change.real_volume(&twin).await?;
                 return Ok(expanded(&twin, real.as_ref(), node));
             }
             ExpandStep::Finish => {
@@ -56,11 +56,11 @@ pub async fn expand(
                 false
             }
             ExpandStep::Request(bytes) => {
-                allows_expansion(&changing, &twin).await?;
+                allows_expansion(&change, &twin).await?;
                 // More than its capacity, but maybe less than an earlier request.
                 let spec = |claim: Option<&PersistentVolumeClaim>| json!({"resources": {"requests": {"storage": record::size(bytes, claim)}}});
                 let refused = ChangeError::NotAccepted;
-                changing.request(&twin, Step::Expand, spec, refused).await?
+                change.request(&twin, Step::Expand, spec, refused).await?
             }
             ExpandStep::Wait => true,
             ExpandStep::TooLarge => {
@@ -80,7 +80,7 @@ pub async fn expand(
         };
         if waits && !waiter.wait(deadline, || may_need_step(site, wanted)).await {
             let awaited = format!("as large as {}", quantity(wanted.required()));
-            return Err(changing.still_waiting(&twin, awaited).await);
+            return Err(change.still_waiting(&twin, awaited).await);
         }
     }
 }
@@ -101,7 +101,7 @@ fn may_need_step(site: &Site, wanted: SizeRange) -> bool {
 }
 
 async fn next_step(
-    changing: &Changing,
+    change: &VolumeChange,
     twin: &PersistentVolumeClaim,
     wanted: SizeRange,
 ) -> Result<ExpandStep, ApiError> {
@@ -117,8 +117,8 @@ async fn next_step(
         return Ok(step);
     }
     // The claim is only read if the decision depends on it.
-    if let Some(virtual_pv) = &changing.virtual_pv {
-        facts.seen = seen(&changing.site, virtual_pv).await?;
+    if let Some(virtual_pv) = &change.virtual_pv {
+        facts.seen = seen(&change.site, virtual_pv).await?;
     }
     Ok(expand_step(&facts))
 }
@@ -137,8 +137,8 @@ async fn seen(site: &Site, virtual_pv: &PersistentVolume) -> Result<Option<SeenS
 }
 
 /// Kubernetes refuses these expansions, too, but with less clear messages, and for some volumes not at all.
-async fn allows_expansion(changing: &Changing, twin: &PersistentVolumeClaim) -> Result<(), ChangeError> {
-    let cluster = changing.site.cluster_name();
+async fn allows_expansion(change: &VolumeChange, twin: &PersistentVolumeClaim) -> Result<(), ChangeError> {
+    let cluster = change.site.cluster_name();
     let class = reading::class_name(twin).unwrap_or_default();
     let refused = |why: String| Err(ChangeError::NotExpandable(why));
     if class.is_empty() {
@@ -146,12 +146,12 @@ async fn allows_expansion(changing: &Changing, twin: &PersistentVolumeClaim) -> 
             "the real volume in the cluster {cluster} has no storage class, and only a class can allow expansion"
         ));
     }
-    if changing.class(twin).is_some_and(|class| !class.allows_expansion) {
+    if change.class(twin).is_some_and(|class| !class.allows_expansion) {
         return refused(format!(
             "the real class {class:?} in the cluster {cluster} does not allow expansion (allowVolumeExpansion)"
         ));
     }
-    let real = changing.real_volume(twin).await?;
+    let real = change.real_volume(twin).await?;
     if let Some(real) = real.filter(|real| reading::driver(real).is_none()) {
         return refused(format!(
             "the real volume {} of the class {class:?} in the cluster {cluster} is not a CSI volume, so no controller there can expand \

@@ -9,7 +9,7 @@ use super::{
     planned::{Plan, Planned},
     reading::{node, nodes},
     remote_plan,
-    surroundings::{Known, ask, classes},
+    surroundings::{ClassFacts, ask, classes},
 };
 use crate::{
     cluster::{ApiError, Cluster},
@@ -71,13 +71,13 @@ pub async fn node_for(
             let Some(node) = node(home, name).await? else {
                 return Ok(Err(format!("the node {name} does not exist any more")));
             };
-            let known = Known::about(home, class, Some(name)).await?;
+            let known = ClassFacts::about(home, class, Some(name)).await?;
             let unfit = known.surroundings(class).unfit(&node, ask);
             Ok(unfit.map_or_else(|| Ok(Some(name.clone())), |unfit| Err(unfit.to_string())))
         }
         Target::Any | Target::Disagrees { .. } if class.binding == BindingMode::Immediate => Ok(Ok(None)),
         target => {
-            let known = Known::about(home, class, None).await?;
+            let known = ClassFacts::about(home, class, None).await?;
             let mut nodes = nodes(home);
             nodes.retain(|node| is_home_node(home, node) && target.allows(&node.name));
             let surroundings = known.surroundings(class);

@@ -1,4 +1,4 @@
-//! Who binds a pending twin: its provisioner or, for a class without one, this driver.
+//! Decides what binds a pending twin: its provisioner or, for a class without one, this driver.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use super::{
     CreateRequest, Site,
     reading::{self, node},
-    surroundings::{Known, ask},
+    surroundings::{ClassFacts, ask},
     withdraw::is_reservation,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     volume::ClaimName,
 };
 
-/// Who binds a pending twin; for a class without a provisioner, which PV it gets.
+/// What binds a pending twin; for a class without a provisioner, which PV it gets.
 pub(super) async fn prebinding(
     site: &Site,
     request: &CreateRequest,
@@ -34,7 +34,7 @@ pub(super) async fn prebinding(
     if let Some(reserved) = reserved(home, twin).await? {
         return Ok(Prebinding::Found(reserved));
     }
-    let known = Known::about(home, class, None).await?;
+    let known = ClassFacts::about(home, class, None).await?;
     let selected = match reading::selected_node(twin) {
         Some(name) => node(home, name).await?,
         None => None,

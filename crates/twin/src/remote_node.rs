@@ -11,7 +11,7 @@ use super::{
     CreateRequest, Policy, Site,
     observation::Observation,
     reading, remote_class,
-    surroundings::{self, Known},
+    surroundings::{self, ClassFacts},
 };
 use crate::{
     cluster::{ApiError, Cluster, facts, slim::PendingPod},
@@ -42,7 +42,7 @@ pub(super) async fn node(
     class: &Class,
 ) -> Result<Result<String, String>, ApiError> {
     let cluster = site.cluster();
-    let known = Known::about(cluster, class, None).await?;
+    let known = ClassFacts::about(cluster, class, None).await?;
     let surroundings = known.surroundings(class);
     let ask = surroundings::ask(request);
     let takes_pods = &cluster.views().open_nodes;
@@ -103,7 +103,7 @@ async fn keep_fitting(
     else {
         return Ok(());
     };
-    let known = Known::about(site.cluster(), class, None).await?;
+    let known = ClassFacts::about(site.cluster(), class, None).await?;
     let surroundings = known.surroundings(class);
     // A static PV is chosen when the pod arrives there.
     if !surroundings.is_static() {

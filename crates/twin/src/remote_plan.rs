@@ -11,7 +11,7 @@ use super::{
     reading,
     remote_class::{answered_early, choose},
     remote_node,
-    surroundings::{Known, ask, classes},
+    surroundings::{ClassFacts, ask, classes},
 };
 use crate::{
     cluster::ApiError,
@@ -176,7 +176,7 @@ async fn fits(
     node: &str,
 ) -> Result<Result<(), String>, ApiError> {
     let cluster = site.cluster();
-    let known = Known::about(cluster, class, None).await?;
+    let known = ClassFacts::about(cluster, class, None).await?;
     let Some(node) = reading::node(cluster, node).await? else {
         return Ok(Err(format!("the cluster {} has no node {node}", cluster.id())));
     };
@@ -193,7 +193,7 @@ async fn fits_somewhere(
     class: &Class,
 ) -> Result<Result<(), String>, ApiError> {
     let cluster = site.cluster();
-    let known = Known::about(cluster, class, None).await?;
+    let known = ClassFacts::about(cluster, class, None).await?;
     let nodes = reading::nodes(cluster);
     let choice = known.surroundings(class).choose_node(&nodes, &ask(request));
     Ok(choice

@@ -41,7 +41,7 @@ const CLAIM: &str = "PersistentVolumeClaim";
 
 /// The source of a new volume.
 pub(super) struct Source {
-    /// Its name, for messages.
+    /// The name of the source, for messages.
     name: String,
     place: SourceSite,
 }
@@ -350,7 +350,7 @@ async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVol
     Ok(twin)
 }
 
-/// What can copy a twin.
+/// The driver that can copy a twin.
 enum Copier {
     Driver {
         name: String,

@@ -24,13 +24,13 @@ pub fn ask(request: &CreateRequest) -> Ask<'_> {
     }
 }
 
-pub(super) struct Known {
+pub(super) struct ClassFacts {
     driver: RealDriver,
     capacities: Vec<Capacity>,
     volumes: Vec<StaticVolume>,
 }
 
-impl Known {
+impl ClassFacts {
     /// For a class, on one node only or on all of them.
     pub(super) async fn about(home: &Cluster, class: &Class, only: Option<&str>) -> Result<Self, ApiError> {
         let views = home.views();

@@ -53,7 +53,7 @@ pub(super) enum State {
     Ready,
     /// Not contacted yet.
     Connecting,
-    /// Its API server does not answer.
+    /// The API server does not answer.
     Unreachable,
     Refused,
 }

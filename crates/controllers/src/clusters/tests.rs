@@ -354,7 +354,7 @@ async fn what_is_declared_twice_can_be_taken_back() {
         object["metadata"]["finalizers"] = json!([FINALIZER]);
     });
     round(&api, &disputed).await;
-    assert!(is_held(&api), "nobody takes it back");
+    assert!(is_held(&api), "the finalizer stays");
     delete(&api);
     round(&api, &disputed).await;
     assert!(!is_held(&api));

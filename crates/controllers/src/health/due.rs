@@ -23,9 +23,9 @@ use crate::{
 const ALL: Duration = Duration::from_secs(30);
 
 /// The changes about the volumes of a cluster.
-pub(super) struct Due {
+pub(super) struct DueVolumes {
     /// The cluster as it was last reachable, with its changes.
-    reached: Option<Reached>,
+    reached: Option<ReachedCluster>,
     volumes: Feed<slim::Volume>,
     claims: Feed<Claim>,
     /// When all volumes were checked last.
@@ -37,21 +37,21 @@ pub(super) struct Due {
 }
 
 /// A reachable cluster.
-struct Reached {
+struct ReachedCluster {
     cluster: Cluster,
     twins: Feed<slim::Twin>,
     /// PVs are watched at home only.
     real: Feed<slim::Volume>,
 }
 
-/// What a round checks.
+/// The volumes that a round checks.
 pub(super) enum Scope {
     All,
     /// The volumes whose PVs have these names.
     Some(BTreeSet<String>),
 }
 
-impl Reached {
+impl ReachedCluster {
     fn new(cluster: Cluster) -> Self {
         let (twins, real) = (cluster.views().twins.feed(), cluster.views().volumes.feed());
         // This round checks all volumes.
@@ -79,7 +79,7 @@ impl Reached {
     }
 }
 
-impl Due {
+impl DueVolumes {
     pub(super) fn new(watched: &Watched) -> Self {
         Self {
             reached: None,
@@ -91,16 +91,20 @@ impl Due {
         }
     }
 
-    /// What the next round checks. `cluster` is the cluster of the twins, if it is reachable.
+    /// The volumes that the next round checks. `cluster` is the cluster of the twins, if it is reachable.
     pub(super) fn take(&mut self, cluster: Option<Cluster>) -> Scope {
         let is_known = match (&self.reached, &cluster) {
             (Some(reached), Some(cluster)) => reached.cluster.is_same(cluster),
             (_, None) | (None, Some(_)) => false,
         };
         if !is_known {
-            self.reached = cluster.map(Reached::new);
+            self.reached = cluster.map(ReachedCluster::new);
         }
-        let names = self.reached.as_ref().and_then(Reached::take).filter(|_| is_known);
+        let names = self
+            .reached
+            .as_ref()
+            .and_then(ReachedCluster::take)
+            .filter(|_| is_known);
         let changes = (self.volumes.take(), self.claims.take());
         let is_time = self.all.is_none_or(|when| when.elapsed() >= ALL);
         let is_done = std::mem::take(&mut self.is_done);

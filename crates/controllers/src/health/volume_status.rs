@@ -14,7 +14,7 @@ pub(super) struct VolumeStatus {
     pub(super) volume: Arc<VirtualVolume>,
     pub(super) claim: Option<Arc<Claim>>,
     pub(super) is_remote: bool,
-    /// Where its twin is, or why that cannot be read.
+    /// The site of the twin, or why the twin cannot be read.
     pub(super) site: Result<Site, String>,
     pub(super) twin: Option<Arc<Twin>>,
     pub(super) diagnosis: Diagnosis,
@@ -34,7 +34,7 @@ impl VolumeStatus {
         Err(error)
     }
 
-    /// Its claim is deleted, its data is to be retained, and a client is deleting its twin.
+    /// The claim is deleted, the data has to be retained, and another client is deleting the twin.
     pub(super) fn is_leftover(&self) -> bool {
         self.may_be_leftover()
             && self
@@ -43,7 +43,7 @@ impl VolumeStatus {
                 .is_some_and(|twin| twin.deleting && !twin.releasing && !is_seen_of_move(twin))
     }
 
-    /// Its claim is deleted, and its data is to be retained.
+    /// The claim is deleted, and the data has to be retained.
     fn may_be_leftover(&self) -> bool {
         !self.volume.bound && self.volume.retain && !self.volume.deleting
     }

@@ -35,7 +35,7 @@ struct Phase {
 }
 
 struct Seen {
-    /// Its phase; `None` if it has ended.
+    /// `None` if the move has ended.
     phase: Option<String>,
     /// The size of its retained sources in bytes.
     retained: u64,

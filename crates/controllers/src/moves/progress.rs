@@ -19,7 +19,7 @@ const MIN_MEASURED: Duration = Duration::from_secs(2);
 pub(super) struct Copies {
     /// By the names of the claims. A new leader knows none yet.
     pub(super) claims: Vec<(String, CopyProgress)>,
-    /// Where their sources are read, if their movers run.
+    /// The nodes where the sources of claims are read, if their movers run.
     pub(super) movers: Vec<(String, ReadsOn)>,
 }
 

@@ -24,7 +24,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 /// When to observe again, at the latest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextCheck {
-    /// In a moment: Kubernetes takes this step at once.
+    /// Within a moment: Kubernetes takes this step at once.
     Soon,
     /// After this time, or after a change.
     Within(Duration),
@@ -132,7 +132,7 @@ impl WaitClock {
     }
 }
 
-/// All messages in one text, each once.
+/// Joins the messages, without consecutive duplicates.
 fn join_messages<'a>(waiting: impl Iterator<Item = &'a Waiting>) -> Option<String> {
     let mut messages: Vec<String> = waiting.map(ToString::to_string).collect();
     messages.dedup();

@@ -355,7 +355,7 @@ async fn the_data_of_a_twin_that_was_given_away_is_kept_when_it_is_deleted() {
     let there = FakeApi::start().await;
     put_dying(&there);
     round_there(&there, Rights::ALL).await;
-    assert!(there.object(TWIN).is_none(), "nobody is held up");
+    assert!(there.object(TWIN).is_none(), "its deletion is not blocked");
     let real = there.object(REAL).unwrap();
     assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
     // The cluster that knows the volume finds the PV, and restores its policy.
@@ -371,7 +371,7 @@ async fn the_data_of_a_twin_that_was_given_away_is_kept_when_it_is_deleted() {
     assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
 }
 
-/// Its namespace is being deleted, and the right to delete was lost with a Role in it.
+/// The namespace of the twin is being deleted, and the right to delete was lost with a Role in it.
 #[tokio::test]
 async fn a_dying_twin_is_let_go_without_the_right_to_delete() {
     let there = FakeApi::start().await;

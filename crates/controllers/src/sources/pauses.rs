@@ -132,10 +132,7 @@ mod tests {
         let mut pauses = Pauses::default();
         assert!(!pauses.retry("shop/data", "u"), "it is news");
         assert!(pauses.due().is_empty());
-        assert!(
-            !pauses.is_paused("shop/data", "u"),
-            "whoever changes it is looked at"
-        );
+        assert!(!pauses.is_paused("shop/data", "u"), "a change is checked at once");
         tokio::time::advance(FIRST).await;
         assert_eq!(pauses.due().len(), 1);
         assert!(pauses.retry("shop/data", "u"));

@@ -19,11 +19,11 @@ use crate::{
 
 /// The result of the search for a source.
 pub(super) enum Found {
-    /// It can be copied at this place.
+    /// The source can be copied at this place.
     At(SourcePlace),
-    /// It does not exist, or is not ready.
+    /// The source does not exist, or is not ready.
     NotYet,
-    /// It is not of this driver and cannot be copied; csi-provisioner reports that.
+    /// The source is not of this driver and cannot be copied; csi-provisioner reports that.
     NotOurs,
 }
 

@@ -92,7 +92,7 @@ async fn claims_that_wait_in_vain_are_told_the_ways_out() {
     }
 }
 
-/// Where its pod may run is not known: a claim gets a warning for each cluster.
+/// Where the pod may run is not known: a claim gets a warning for each cluster.
 #[tokio::test]
 async fn a_claim_is_told_of_every_cluster_that_does_not_serve_it() {
     let (api, _) = world(true).await;

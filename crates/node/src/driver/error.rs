@@ -10,10 +10,10 @@ use crate::{consumer::MalformedTokens, registry::RegistryError, secrets::SecretE
 /// Why a call to the real driver failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// It cannot be found or reached.
+    /// The driver cannot be found or reached.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// It returned an error; its code means the same to the caller as it would to kubelet.
+    /// The driver returned an error; the code means the same to the caller as it would to kubelet.
     #[error("the driver {driver} refused {call}: {message}")]
     Refused {
         driver: String,
@@ -29,7 +29,7 @@ pub enum DriverError {
         /// The error of the connection.
         reason: String,
     },
-    /// It has not answered yet, and may still be working.
+    /// The driver has not answered yet, and may still be working.
     #[error("the driver {driver} has not answered {call} for {CALL_TIMEOUT:?}")]
     Slow { driver: String, call: &'static str },
     /// A secret of the real volume cannot be read.

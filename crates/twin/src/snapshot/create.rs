@@ -41,7 +41,7 @@ pub async fn create_snapshot(
     deadline: Instant,
 ) -> Result<CutSnapshot, CutError> {
     let source = source(home, registry, &request.source).await?;
-    let site = SnapshotSite::beside(&source, request.key.clone());
+    let site = SnapshotSite::of_source(&source, request.key.clone());
     loop {
         let mut observation = SnapshotObservation::take(&site, request).await?;
         let awaited = match snapshot_step(&observation.facts) {

@@ -13,7 +13,7 @@ use crate::{
 pub enum SnapshotSiteError {
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
-    /// Its namespace has to be searched, and may be one that this driver may not read.
+    /// The namespace of the twin has to be searched, and may be one that this driver may not read.
     #[error("{0}")]
     Unknown(String),
     #[error(transparent)]
@@ -78,7 +78,7 @@ pub enum SnapshotDeleteError {
         cluster: String,
         foreign: ForeignSnapshot,
     },
-    /// Its import has not ended: the content from before the import has the same data.
+    /// The import of the snapshot has not ended: the content from before the import has the same data.
     #[error(
         "the snapshot is being imported, and the VolumeSnapshotContent {content} has the same data: complete `liqo-csi import \
          snapshot` for it first"

@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotFilter<'a> {
     All,
-    /// Those of the volume with this id.
+    /// The snapshots of the volume with this id.
     Of(&'a str),
 }
 

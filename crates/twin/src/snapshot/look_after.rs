@@ -18,15 +18,15 @@ use crate::{
 /// The health of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotHealth {
-    /// It is not in use, or not yet.
+    /// The snapshot is not in use, or not yet.
     Unused,
-    /// Its twin exists.
+    /// The twin exists.
     Healthy {
         twin: String,
         /// Whether the data survives a deletion of the twin.
         is_kept: bool,
     },
-    /// Its twin is deleted, or being deleted by another client; the text says what happened to the data.
+    /// The twin is deleted, or being deleted by another client; the text says what happened to the data.
     Problem(String),
 }
 
@@ -66,7 +66,7 @@ pub async fn check_snapshot(
 async fn examine(site: &SnapshotSite, user: &VolumeSnapshotContent) -> Result<SnapshotHealth, ApiError> {
     let (place, cluster) = (site.place(), site.cluster_name());
     let found = match site.snapshots().get(&site.name()).await {
-        // For example in a namespace that is not offloaded any more.
+        // For example because the namespace is not offloaded any more.
         Err(error) if error.is_forbidden() => {
             return Ok(SnapshotHealth::Problem(format!(
                 "the state of its twin is unknown: {error}{}",

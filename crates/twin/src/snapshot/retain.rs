@@ -82,7 +82,7 @@ async fn retain(site: &SnapshotSite, content: &VolumeSnapshotContent) -> Result<
 pub(super) enum PolicyRestore {
     /// No policy had been replaced.
     Unnecessary,
-    /// It was restored, or another client has changed the content: it has to be read again.
+    /// The policy was restored, or another client has changed the content: it has to be read again.
     Restored,
 }
 

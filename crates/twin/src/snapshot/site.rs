@@ -42,8 +42,8 @@ pub(crate) struct SnapshotSite {
 }
 
 impl SnapshotSite {
-    /// In the namespace of a volume's twin.
-    pub(super) fn beside(site: &Site, key: SnapshotKey) -> Self {
+    /// The site of a snapshot: the namespace of the volume's twin.
+    pub(super) fn of_source(site: &Site, key: SnapshotKey) -> Self {
         Self {
             home: site.home().clone(),
             cluster: site.cluster().clone(),

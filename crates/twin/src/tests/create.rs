@@ -38,7 +38,7 @@ async fn a_volume_is_made_where_its_consumer_is() {
     assert_eq!(
         annotations["nfs.io/storage-path"],
         Value::Null,
-        "nobody listed it"
+        "it is not among the carried annotations"
     );
     assert_eq!(annotations[mark::CLAIM_UID], UID);
     assert_eq!(annotations[mark::HANDED_OVER], "true");

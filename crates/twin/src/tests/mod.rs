@@ -39,9 +39,9 @@ const TWINS: &str = "/api/v1/namespaces/liqo-storage/persistentvolumeclaims";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
-/// For what must happen, even on a busy machine.
+/// The deadline for what must happen, even on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-/// For what must not happen. A passed deadline ends only waiting, no call: however slow the machine is,
+/// The deadline for what must not happen. A passed deadline ends only waiting, no call: however slow the machine is,
 /// everything before the first wait is done.
 pub(super) const A_MOMENT: Duration = Duration::from_millis(300);
 

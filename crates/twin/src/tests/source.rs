@@ -227,10 +227,10 @@ async fn a_volume_that_was_there_before_is_no_copy() {
     );
     assert!(
         world.twin().is_some(),
-        "it was handed over: it is never taken back"
+        "a twin that was handed over is never withdrawn"
     );
 
-    // One that was not handed over is.
+    // A twin that was not handed over is deleted.
     world.api.change(&twin_path(), |twin| {
         let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.remove(mark::HANDED_OVER);

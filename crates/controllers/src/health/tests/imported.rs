@@ -70,7 +70,7 @@ async fn nothing_is_given_back_before() {
             api.change(REAL, |real| real["status"]["phase"] = "Released".into());
         }),
         ("the claim is being deleted", |api| delete(api, CLAIM)),
-        ("the twin was given to nobody", |api| {
+        ("the twin was not handed over", |api| {
             api.change(TWIN, |twin| {
                 twin["metadata"]["annotations"]
                     .as_object_mut()

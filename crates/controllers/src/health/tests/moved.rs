@@ -51,11 +51,7 @@ async fn the_retain_of_a_gate_is_not_the_users() {
         volume["metadata"]["annotations"][mark::GATE] = "?".into();
     });
     round(&api).await.unwrap();
-    assert_eq!(
-        policy(&api, REAL),
-        "Delete",
-        "what cannot be read is nobody's wish"
-    );
+    assert_eq!(policy(&api, REAL), "Delete", "an unreadable mark changes nothing");
     // Without the gate it is repaired.
     api.change(VOLUME, |volume| volume["metadata"]["annotations"] = Value::Null);
     round(&api).await.unwrap();

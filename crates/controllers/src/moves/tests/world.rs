@@ -42,7 +42,7 @@ pub(super) const THE_MOVE: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/sho
 pub(super) const POD: &str = "/api/v1/namespaces/shop/pods/web-0";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
-/// In the remote cluster.
+/// The claim in the remote cluster.
 pub(super) const TARGET: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 /// How long a move may take until its end.
 const PATIENCE: Duration = Duration::from_mins(1);

@@ -125,7 +125,7 @@ async fn what_was_rescued_is_deleted_with_its_volume_and_nobody_elses() {
         assert_eq!(spec("pv")["persistentVolumeReclaimPolicy"], "Delete");
         assert!(
             !spec("pv")["claimRef"]["uid"].is_null(),
-            "released, or nobody deletes it"
+            "without a uid Kubernetes would keep it reserved"
         );
         assert_eq!(spec("a-older")["persistentVolumeReclaimPolicy"], "Retain");
         world.there.remove("/api/v1/persistentvolumes/pv");

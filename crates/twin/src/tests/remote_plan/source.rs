@@ -25,7 +25,7 @@ fn snapshot(api: &FakeApi, namespace: &str) {
     );
 }
 
-/// A world whose claim asks for a copy of the snapshot with this id.
+/// A world whose claim requests a copy of the snapshot with this id.
 async fn copying(id: &str) -> World {
     let mut world = World::new().await;
     world.request.spec.source = Some(ContentSource::Snapshot(id.to_owned()));
