@@ -143,7 +143,7 @@ async fn serve(args: Args) -> Outcome {
     parts.spawn(async { Ok(registered.await?) });
     let watched = health.serve(args.metrics_address, stop.clone());
     parts.spawn(async { Ok(watched.await?) });
-    let tended = forgotten.tend(stop.clone());
+    let tended = forgotten.run(stop.clone());
     parts.spawn(async {
         tended.await;
         Ok(())

@@ -1,5 +1,5 @@
-//! Opens the gates of pods that wait until somebody has looked their claims up. A pod with a claim of
-//! another driver is held at home in the same write; a claim that does not exist is waited for.
+//! Opens the scheduling gates of pods whose claims have to be looked up first. A pod with a claim of
+//! another driver gets a node affinity for home in the same write; a missing claim is waited for.
 
 use std::time::Duration;
 
@@ -20,11 +20,10 @@ use crate::{
     volume::DRIVER_NAME,
 };
 
-/// The loop.
 pub(super) struct ClaimGates<'a> {
     home: &'a Cluster,
     watched: &'a Watched,
-    /// The scheduler reports nothing of a pod with a gate: what it waits for is told here.
+    /// The scheduler emits no events for a pod with a gate: this loop reports what the pod waits for.
     reports: Mutex<Reports>,
 }
 
@@ -37,7 +36,7 @@ impl<'a> ClaimGates<'a> {
         }
     }
 
-    async fn look(&self, namespace: &str, name: &str) -> Result<(), ApiError> {
+    async fn reconcile(&self, namespace: &str, name: &str) -> Result<(), ApiError> {
         let pods = self.home.within::<Pod>(namespace);
         let Some(pod) = pods.get(name).await? else {
             return Ok(());
@@ -100,11 +99,11 @@ impl<'a> ClaimGates<'a> {
                 return Ok(Tie::Unknown(why));
             };
             let driver = found.spec.and_then(|spec| spec.csi).map(|csi| csi.driver);
-            return Ok(whose(driver.as_deref()));
+            return Ok(tie_of_driver(driver.as_deref()));
         }
         match class {
             None => Ok(Tie::Unknown(format!(
-                "the claim {namespace}/{name} has no class, and there is no default one"
+                "the claim {namespace}/{name} has no class, and the cluster has no default class"
             ))),
             Some(class) if class.is_empty() => Ok(Tie::Home),
             Some(class) => {
@@ -115,7 +114,7 @@ impl<'a> ClaimGates<'a> {
                 Ok(if is_in_both(&found) {
                     Tie::Both
                 } else {
-                    whose(Some(&found.provisioner))
+                    tie_of_driver(Some(&found.provisioner))
                 })
             }
         }
@@ -129,7 +128,7 @@ fn is_in_both(object: &impl ResourceExt) -> bool {
         .is_some_and(|value| value == "true")
 }
 
-fn whose(driver: Option<&str>) -> Tie {
+fn tie_of_driver(driver: Option<&str>) -> Tie {
     if driver == Some(DRIVER_NAME) {
         Tie::Ours
     } else {
@@ -150,9 +149,9 @@ fn home_affinity(pod: &Pod) -> Value {
 
 impl Rounds for ClaimGates<'_> {
     const NAME: &'static str = "claim-gates";
-    /// For claims that are watched by nobody here: bound ones of other drivers.
+    /// For claims that this driver does not watch: bound ones of other drivers.
     const RESYNC: Duration = Duration::from_secs(10);
-    /// Each pod waits for so long.
+    /// Each pod waits this long.
     const GATHER: Duration = Duration::from_millis(50);
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
@@ -167,7 +166,7 @@ impl Rounds for ClaimGates<'_> {
         let mut gated = self.watched.pods.all();
         gated.retain(|pod| pod.waits_for_claims_gate);
         each(&gated, async |pod| {
-            self.look(&pod.consumer.namespace, &pod.consumer.name).await
+            self.reconcile(&pod.consumer.namespace, &pod.consumer.name).await
         })
         .await
     }
@@ -256,7 +255,7 @@ mod tests {
                 "/api/v1/namespaces/shop/persistentvolumeclaims/old",
                 json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-class": "local-path"}}, "spec": {}}),
             );
-            // Whatever class it names: what counts is whose volume it is bound to.
+            // The class does not matter: the driver of the bound volume decides.
             claim(&api, "bound", "local-path", Some("pv-1"));
             api.put(
                 "/api/v1/persistentvolumes/pv-1",

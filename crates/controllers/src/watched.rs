@@ -1,5 +1,5 @@
-//! What only the background loops look at: claims, and the attachments Kubernetes made for
-//! us. The replica that runs no loops does not pay for these watches.
+//! The views that only the background loops need: claims, and the attachments that Kubernetes creates for
+//! this driver. A replica that runs no loops does not have these watches.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     snapshots::Snapshots,
-    twin_condition::{self, Said},
+    twin_condition::{self, CurrentCondition},
 };
 pub(super) use crate::cluster::slim::VirtualVolume;
 use crate::{
@@ -26,24 +26,24 @@ const PROVISIONERS: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
-/// Annotation of a claim whose PV nobody named.
+/// Annotation of a claim that Kubernetes bound, rather than a claim that names its PV.
 const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
 /// The views of the loops. Their watches end when it is dropped.
 pub(super) struct Watched {
     pub(super) claims: View<Claim>,
-    /// PVs at home, which calls rest on too.
+    /// PVs at home; CSI calls use this view, too.
     pub(super) volumes: View<Volume>,
     /// Pods that do not run yet.
     pub(super) pods: View<PendingPod>,
-    pub(super) outer: View<Outer>,
-    /// Begun by whoever needs it: its kind may not be installed.
+    pub(super) kubernetes_attachments: View<KubernetesAttachment>,
+    /// Started by the loop that needs it: its kind may not be installed.
     pub(super) snapshots: Snapshots,
     _stops: DropGuard,
 }
 
-/// A claim that is provisioned by us, or bound by name to a PV that may be ours, or not
-/// bound yet.
+/// A claim whose provisioner is this driver, or that names its PV, which may be of this driver, or that
+/// is not bound yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -58,34 +58,31 @@ pub(super) struct Claim {
     /// Whether an annotation names its real class.
     pub(super) names_class: bool,
     pub(super) deleting: bool,
-    /// What it is to be a copy of, as long as it is not bound.
+    /// The data source, as long as the claim is not bound.
     pub(super) source: Option<ClaimSource>,
-    /// How large it is.
     pub(super) size: ClaimSize,
-    /// Digest of what its twin is to carry.
+    /// Digest of the labels and annotations that its twin has to carry.
     pub(super) carried: String,
-    /// What it says about its twin.
-    pub(super) said: Option<Said>,
-    /// Whether Kubernetes calls it Lost.
+    /// The condition that reports the state of the twin.
+    pub(super) twin_condition: Option<CurrentCondition>,
+    /// Whether its phase is Lost.
     pub(super) lost: bool,
     /// The uid of the move that has locked it.
     pub(super) locked_by: Option<String>,
-    /// Whether it bears the marks of its twin, which belong on that alone.
+    /// Whether it has the marks of its twin, which belong only on the twin.
     pub(super) bears_marks_of_its_twin: bool,
 }
 
-/// What a claim is to be a copy of: an object of its namespace.
+/// The data source of a claim: an object of its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ClaimSource {
-    /// The `VolumeSnapshot` of this name.
     Snapshot(String),
-    /// The claim of this name.
     Claim(String),
 }
 
-/// An attachment of a volume, made by Kubernetes.
+/// An attachment of a virtual volume, created by Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Outer {
+pub(super) struct KubernetesAttachment {
     /// Name of the PV.
     pub(super) volume: String,
     pub(super) node: String,
@@ -97,7 +94,7 @@ impl Slim for Claim {
     }
 }
 
-impl Slim for Outer {
+impl Slim for KubernetesAttachment {
     fn topic(&self) -> &str {
         &self.node
     }
@@ -118,7 +115,12 @@ impl Watched {
             ),
             volumes: home.views().volumes.clone(),
             pods: home.views().pending_pods.clone(),
-            outer: View::start(Api::all(client()), everything(), |it| outer(&it), &stop),
+            kubernetes_attachments: View::start(
+                Api::all(client()),
+                everything(),
+                |it| kubernetes_attachment(&it),
+                &stop,
+            ),
             snapshots: Snapshots::start(home),
             _stops: stop.drop_guard(),
         }
@@ -129,11 +131,11 @@ impl Watched {
             self.claims.complete(),
             self.volumes.complete(),
             self.pods.complete(),
-            self.outer.complete(),
+            self.kubernetes_attachments.complete(),
         );
     }
 
-    /// The claim of this mark, if it is still the same one.
+    /// The claim of this mark, if its uid is the same.
     pub(super) fn claim(&self, mark: &ClaimMark) -> Option<Arc<Claim>> {
         let claim = self.claims.get(&format!("{}/{}", mark.namespace, mark.name))?;
         (claim.uid == mark.uid).then_some(claim)
@@ -146,7 +148,7 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     let pending = phase.unwrap_or("Pending") == "Pending";
     let by_name = !annotations.contains_key(BOUND_BY_CONTROLLER);
-    // Its annotations may be those of its twin.
+    // A fabric may have copied the annotations of its twin.
     let bears_marks_of_its_twin = facts::bears_marks_of_its_twin(claim);
     let is_seen = pending || by_name || bears_marks_of_its_twin || PROVISIONERS.iter().any(ours);
     is_seen.then(|| Claim {
@@ -165,14 +167,14 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         source: claim_source(claim).filter(|_| pending),
         size: facts::claim_size(claim),
         carried: rules.carried(claim.labels(), annotations).digest(),
-        said: twin_condition::said(claim),
+        twin_condition: twin_condition::current(claim),
         lost: phase == Some("Lost"),
         locked_by: annotations.get(mark::MOVE).cloned(),
         bears_marks_of_its_twin,
     })
 }
 
-/// What a claim is to be a copy of. Sources of other kinds are other people's business.
+/// The data source of a claim. This driver does not handle sources of other kinds.
 pub(super) fn claim_source(claim: &PersistentVolumeClaim) -> Option<ClaimSource> {
     let source = claim.spec.as_ref()?.data_source.as_ref()?;
     match (source.api_group.as_deref(), source.kind.as_str()) {
@@ -182,10 +184,10 @@ pub(super) fn claim_source(claim: &PersistentVolumeClaim) -> Option<ClaimSource>
     }
 }
 
-fn outer(attachment: &VolumeAttachment) -> Option<Outer> {
+fn kubernetes_attachment(attachment: &VolumeAttachment) -> Option<KubernetesAttachment> {
     let spec = &attachment.spec;
     let volume = spec.source.persistent_volume_name.clone()?;
-    (spec.attacher == DRIVER_NAME).then(|| Outer {
+    (spec.attacher == DRIVER_NAME).then(|| KubernetesAttachment {
         volume,
         node: spec.node_name.clone(),
     })

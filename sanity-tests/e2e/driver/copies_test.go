@@ -228,7 +228,7 @@ func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
 	}
 	for _, claim := range []string{"local", "static"} {
 		n.WriteSnapshot("of-"+claim, claim, snapshotClass)
-		n.WaitSnapshotError("of-"+claim, "no CSI volume")
+		n.WaitSnapshotError("of-"+claim, "not a CSI volume")
 	}
 
 	n.Snapshot("backup", "reference", snapshotClass)

@@ -1,4 +1,4 @@
-//! The room that `GetCapacity` answers with, here and in another cluster.
+//! The capacity that `GetCapacity` returns, at home and in a remote cluster.
 
 use serde_json::json;
 
@@ -14,7 +14,7 @@ use crate::{
 const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
 const GIB: u64 = 1 << 30;
 
-/// Two nodes, of which n1 has room for 7 GiB of the class `real`.
+/// Two nodes, of which n1 has a capacity of 7 GiB of the class `real`.
 async fn world() -> World {
     let world = World::new(Real::Idle).await;
     let capacity = json!({
@@ -134,7 +134,7 @@ async fn volumes_made_beforehand_are_found_without_a_loop() {
     assert_eq!((room.maximum(), room.capacity()), (3 * GIB, 5 * GIB));
 }
 
-/// A request has no class, and clusters map classes by their names.
+/// The request does not name a class, and clusters map classes by their names.
 #[tokio::test]
 async fn another_cluster_is_asked_for_the_class_of_these_parameters() {
     let (world, there) = (world().await, FakeApi::start().await);

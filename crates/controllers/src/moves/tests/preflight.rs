@@ -8,7 +8,7 @@ use crate::{
     volume::mark,
 };
 
-/// Everything that is said against a move like this.
+/// Everything that blocks such a move.
 async fn findings(spec: Value, change: impl Fn(&World)) -> Vec<String> {
     let world = World::new(spec).await;
     change(&world);
@@ -93,7 +93,7 @@ async fn claims_that_cannot_be_moved_are_named() {
                     .home_api
                     .change(CLAIM, |claim| claim["spec"]["volumeName"] = Value::Null);
             },
-            "no volume yet",
+            "not bound yet",
         ),
         (
             |world| {
@@ -120,7 +120,10 @@ async fn claims_that_cannot_be_moved_are_named() {
             },
             "not of this driver",
         ),
-        (|world| world.home_api.remove(&source_path()), "its twin is gone"),
+        (
+            |world| world.home_api.remove(&source_path()),
+            "its twin does not exist",
+        ),
         (
             |world| {
                 world
@@ -159,7 +162,7 @@ async fn claims_that_cannot_be_moved_are_named() {
     }
 }
 
-/// The volume is in the cluster to which it is to be moved.
+/// The volume is already in the target cluster.
 fn is_in_milan(world: &World) {
     let source = world.home_api.object(&source_path()).unwrap();
     world.there.put(
@@ -210,7 +213,7 @@ async fn within_a_remote_cluster_a_volume_moves_to_another_class_only() {
     );
 }
 
-/// The way back needs it.
+/// The undo needs it.
 #[tokio::test]
 async fn it_is_noted_where_the_volumes_were() {
     let noted = async |places: Value| {

@@ -60,7 +60,7 @@ async fn where_the_source_was_read_is_remembered_for_after_the_drain() {
         .carry(|world| matches!(world.stage(), Stage::Draining(_)))
         .await;
     assert_eq!(remembered(&world).as_deref(), Some("n1"));
-    // That it runs elsewhere then does not make it forgotten.
+    // The record stays although the mover now runs on another node.
     world.movers.lock().node = Some("n2");
     world
         .carry(|world| matches!(world.stage(), Stage::Verifying(_)))
@@ -142,7 +142,7 @@ async fn what_cannot_be_copied_beside_its_users_is_copied_when_they_have_gone() 
     let conditions = of["status"]["conditions"].as_array().unwrap();
     let said = |wanted: &str| conditions.iter().find(|one| one["type"] == wanted).unwrap();
     let checked = said("Checked")["message"].as_str().unwrap();
-    for words in ["mode Block", "away for the whole copy", "(10m)"] {
+    for words in ["mode Block", "stopped for the whole copy", "(10m)"] {
         assert!(checked.contains(words), "{words}: {checked}");
     }
     assert_eq!(said("Converged")["reason"], "RestLater");
@@ -167,7 +167,7 @@ async fn nothing_is_cut_over_before_that_is_asked_for() {
     world.assert_moved();
 }
 
-/// A move whose source is kept for now.
+/// A move whose source is retained for now.
 async fn retaining() -> World {
     let world = World::new(json!({
         "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},

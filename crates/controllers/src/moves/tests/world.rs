@@ -1,5 +1,5 @@
-//! A home cluster with a claim in use, the cluster `milan` that it is to be moved to, and those
-//! who act there beside this driver.
+//! A home cluster with a claim in use, the cluster `milan` as the target of its move, and fakes of the
+//! other controllers.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ use crate::{
     movers::{Cold, CopyProgress, MoveHelpers},
     moves::{
         Context,
-        follow::{Following, Looked, MoveKey, Trouble},
+        follow::{FollowError, MoveKey, MoveLoop, StepOutcome},
     },
     placement::{
         Declared,
@@ -42,9 +42,9 @@ pub(super) const THE_MOVE: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/sho
 pub(super) const POD: &str = "/api/v1/namespaces/shop/pods/web-0";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
-/// In the remote cluster.
+/// The claim in the remote cluster.
 pub(super) const TARGET: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
-/// For a move to come to its end.
+/// How long a move may take until its end.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 fn the_move() -> MoveKey {
@@ -67,7 +67,7 @@ pub(super) fn source_path() -> String {
     format!("/api/v1/namespaces/liqo-storage/persistentvolumeclaims/{UID}")
 }
 
-/// A world that goes on by itself until it is dropped.
+/// A world that runs on its own until it is dropped.
 pub(super) struct World {
     pub(super) home_api: Arc<FakeApi>,
     pub(super) there: Arc<FakeApi>,
@@ -90,16 +90,16 @@ pub(super) struct FakeMovers(Mutex<State>);
 pub(super) struct State {
     present: [bool; 2],
     copied: Copied,
-    /// Whether the target is made otherwise than the source is.
+    /// Whether source and target differ.
     pub(super) differs: bool,
-    /// Whether the passes beside the users come to an end.
+    /// Whether the passes before the cut-over never converge.
     pub(super) never_converges: bool,
     pub(super) passes: Vec<Pass>,
-    /// What an API server has against them.
+    /// Why an API server rejects them.
     pub(super) refused: Option<String>,
-    /// Why nothing is copied beside the users.
+    /// Why nothing is copied while the pods run.
     pub(super) cold: Option<Cold>,
-    /// Where the source is read.
+    /// The node where the source is read.
     pub(super) node: Option<&'static str>,
 }
 
@@ -120,7 +120,7 @@ pub(super) fn claim_marks(handed_over: bool, epoch: Epoch) -> Marks {
 }
 
 impl World {
-    /// A claim that a pod uses, and a move of it that has just been asked for.
+    /// A claim that a pod uses, and a new move of it.
     pub(super) async fn new(spec: Value) -> Self {
         let (home_api, there) = (Arc::new(FakeApi::start().await), Arc::new(FakeApi::start().await));
         populate(&home_api);
@@ -159,7 +159,7 @@ impl World {
         }
     }
 
-    /// To the cluster, with its users sent away, and nothing kept after that.
+    /// A move to the cluster that evicts the pods, and retains nothing.
     pub(super) async fn evicting() -> Self {
         Self::new(json!({
             "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"}, "retainSource": "0s",
@@ -187,7 +187,7 @@ impl World {
         self.read().expect("the move is gone").stage().unwrap()
     }
 
-    /// Carries the move on until `enough`, or it is over.
+    /// Runs the move until `enough`, or its end.
     pub(super) async fn carry(&self, enough: impl Fn(&Self) -> bool) {
         let carried = time::timeout(PATIENCE, Box::pin(self.carry_on(enough))).await;
         assert!(
@@ -199,31 +199,31 @@ impl World {
 
     async fn carry_on(&self, enough: impl Fn(&Self) -> bool) {
         let context = self.context();
-        let mut following = Following::new(&context, the_move());
+        let mut the_loop = MoveLoop::new(&context, the_move());
         while !enough(self) {
-            match Box::pin(following.look()).await {
-                Ok(Looked::Again) => {}
-                Ok(Looked::Over) => return,
-                Ok(Looked::Wait(_)) => time::sleep(Duration::from_millis(5)).await,
-                Err(Trouble::Api(error)) => panic!("{error}"),
+            match Box::pin(the_loop.step()).await {
+                Ok(StepOutcome::Again) => {}
+                Ok(StepOutcome::Over) => return,
+                Ok(StepOutcome::Wait(_)) => time::sleep(Duration::from_millis(5)).await,
+                Err(FollowError::Api(error)) => panic!("{error}"),
                 Err(trouble) => panic!("{trouble}"),
             }
             self.check();
         }
     }
 
-    /// Looks at the move so often that it would have gone on if anything let it, and sees that it waits.
+    /// Runs steps until the move would have continued if it could, and checks that it waits.
     pub(super) async fn waits(&self, why: &str) {
         let context = self.context();
-        let mut following = Following::new(&context, the_move());
+        let mut the_loop = MoveLoop::new(&context, the_move());
         let until = time::Instant::now() + PATIENCE;
         let mut waited = 0;
         while waited < 20 {
             assert!(time::Instant::now() < until, "it does not come to wait");
-            match Box::pin(following.look()).await.unwrap() {
-                Looked::Again => {}
-                Looked::Over => panic!("it is over: {why}"),
-                Looked::Wait(_) => {
+            match Box::pin(the_loop.step()).await.unwrap() {
+                StepOutcome::Again => {}
+                StepOutcome::Over => panic!("it is over: {why}"),
+                StepOutcome::Wait(_) => {
                     waited += 1;
                     time::sleep(Duration::from_millis(5)).await;
                 }
@@ -232,13 +232,13 @@ impl World {
         }
     }
 
-    /// Carries it to its end.
+    /// Runs the move to its end.
     pub(super) async fn to_the_end(&self) {
         self.carry(|_| false).await;
     }
 
-    /// Carries it on with a controller that dies with the write after so many. False if it was
-    /// over before that.
+    /// Runs the move with a controller that dies with the write after this many. False if the move has
+    /// ended before that.
     pub(super) async fn die_after(&self, writes: usize) -> bool {
         let life = Life::of_writes(writes);
         for api in [&self.home_api, &self.there] {
@@ -254,13 +254,13 @@ impl World {
         died
     }
 
-    /// What must always be true.
+    /// The invariants.
     pub(super) fn check(&self) {
         let broken = self.broken.lock().unwrap().clone();
         assert!(broken.is_empty(), "{broken:?}");
     }
 
-    /// The claim is like any other, and its data at the target.
+    /// The claim is like any other, and its data is at the target.
     pub(super) fn assert_moved(&self) {
         self.check();
         self.assert_whole("v2:milan:", ":1");
@@ -274,7 +274,7 @@ impl World {
         );
     }
 
-    /// The claim is like any other, and its data where it was.
+    /// The claim is like any other, and its data is at the source.
     pub(super) fn assert_back(&self) {
         self.check();
         self.assert_whole("v1:home:", "");
@@ -386,7 +386,7 @@ fn populate(api: &FakeApi) {
     api.put(&format!("{ATTACHMENTS}/outer"), attacher);
 }
 
-/// What a user writes.
+/// Creates the move as a user would.
 fn ask(api: &FakeApi, spec: &Value) {
     api.put(
         THE_MOVE,
@@ -414,7 +414,7 @@ fn real_volume(api: &FakeApi, real: &str, twin: &str) {
     );
 }
 
-/// Kubernetes and the sidecars, for ever: each of them acts on what it sees.
+/// Kubernetes and the sidecars, forever: each of them reacts to what it sees.
 async fn keep(api: Arc<FakeApi>, broken: Arc<Mutex<Vec<String>>>) {
     let mut changes = api.store().changes();
     loop {
@@ -464,8 +464,8 @@ fn bind(api: &FakeApi, broken: &Mutex<Vec<String>>) -> bool {
     claim["status"]["phase"] != phase && api.change(CLAIM, |claim| claim["status"]["phase"] = phase.into())
 }
 
-/// The kubelet, csi-attacher, and the `StatefulSet` that makes the pod again. It gets no node: the
-/// scheduler does not find its claim bound.
+/// The kubelet, csi-attacher, and the `StatefulSet` that recreates the pod. The pod gets no node: its
+/// claim is not bound.
 fn stop_pods(api: &FakeApi) -> bool {
     let Some(pod) = api
         .object(POD)
@@ -502,7 +502,7 @@ fn provision(api: &FakeApi) -> bool {
     })
 }
 
-/// The protection of PVs: one that is being deleted and not Bound goes.
+/// The protection of PVs: one that is being deleted and not Bound is removed.
 fn let_go(api: &FakeApi) -> bool {
     let goes = |volume: &Value| {
         let only = volume["metadata"]["finalizers"] == json!(["kubernetes.io/pv-protection"]);
