@@ -56,7 +56,7 @@ pub(super) async fn drop_unseen_owners<K: Resource>(context: &Context<'_>, objec
     let (mut living, mut dropped) = (Vec::new(), Vec::new());
     for owner in owners.into_iter().flatten() {
         let why = match context.cluster.owner_now(&namespace, &owner).await {
-            Ok(OwnerNow::There) => {
+            Ok(OwnerNow::Exists) => {
                 living.push(owner);
                 continue;
             }
