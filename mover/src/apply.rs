@@ -139,7 +139,7 @@ pub(crate) struct PendingFetches {
 
 impl PendingFetches {
     /// Whether another fetch of this many chunks may be sent.
-    pub(crate) fn has_room(&self, chunks: usize) -> bool {
+    pub(crate) fn has_capacity(&self, chunks: usize) -> bool {
         let count = lock(&self.wanted).len();
         count == 0 || (count < MAX_FETCHES && self.claims.load(Ordering::Relaxed) + chunks <= MAX_CLAIMS)
     }

@@ -174,7 +174,7 @@ impl BlockTarget {
 
     /// Records which ranges have to be verified after a pass over this many bytes. `begun` are the ranges
     /// that were requested, `written` those that were written, if that is known.
-    fn note(&mut self, bytes: u64, begun: BTreeSet<u64>, written: Option<BTreeSet<u64>>) {
+    fn record_unverified(&mut self, bytes: u64, begun: BTreeSet<u64>, written: Option<BTreeSet<u64>>) {
         let (Some(unverified), Some(written)) = (&mut self.unverified, written) else {
             self.unverified = None;
             return;
@@ -235,7 +235,7 @@ impl BlockSession<'_> {
         if bytes > self.target.size {
             return Err(Error::TooSmall {
                 what: "bytes",
-                room: self.target.size,
+                capacity: self.target.size,
                 needed: bytes,
             });
         }
@@ -252,14 +252,14 @@ impl BlockSession<'_> {
                     .map_err(|error| status.fail(error))
                     .ok()
             });
-            let message = target.ask(link, &ledger, bytes, &mut begun);
+            let message = target.request_ranges(link, &ledger, bytes, &mut begun);
             if let Err(error) = message {
                 status.fail(error);
             }
             ledger.finish();
             committing.join().ok().flatten().map(|counts| counts.written)
         });
-        self.target.note(bytes, begun, written);
+        self.target.record_unverified(bytes, begun, written);
         if self.link.status.is_over() {
             return Err(SessionStatus::ended());
         }
@@ -281,7 +281,13 @@ impl BlockSession<'_> {
 
 impl BlockTarget {
     /// Requests the device, range by range. Content without a known hash is read.
-    fn ask(&self, link: &Link, ledger: &Ledger, bytes: u64, begun: &mut BTreeSet<u64>) -> Result<(), Error> {
+    fn request_ranges(
+        &self,
+        link: &Link,
+        ledger: &Ledger,
+        bytes: u64,
+        begun: &mut BTreeSet<u64>,
+    ) -> Result<(), Error> {
         let mut buffer = Vec::new();
         let mut firsts = ranges(bytes).peekable();
         while firsts.peek().is_some() {

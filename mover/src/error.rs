@@ -67,12 +67,12 @@ pub enum Error {
         path: TreePath,
     },
     /// The target is smaller than the content of the source.
-    #[error("the target is too small: its capacity is {room} {what}, and the source has {needed}")]
+    #[error("the target is too small: its capacity is {capacity} {what}, and the source has {needed}")]
     TooSmall {
         /// Bytes or inodes.
         what: &'static str,
         /// The capacity of the target.
-        room: u64,
+        capacity: u64,
         /// The amount in use at the source.
         needed: u64,
     },

@@ -166,12 +166,12 @@ pub struct Acceptor {
     id: MoveId,
     /// Completed handshakes.
     done: mpsc::Sender<Accepted>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<PendingSession>,
     handshakes: Arc<AtomicUsize>,
 }
 
 /// Lanes that have arrived, until all lanes of their session have.
-struct Waiting {
+struct PendingSession {
     accepted: mpsc::Receiver<Accepted>,
     /// Of one session only: when the source begins another one, it has abandoned this one.
     lanes: BTreeMap<u32, Accepted>,
@@ -194,7 +194,7 @@ impl Acceptor {
             config: identity.server()?,
             id: id.clone(),
             done,
-            waiting: Mutex::new(Waiting { accepted, lanes }),
+            waiting: Mutex::new(PendingSession { accepted, lanes }),
             handshakes: Arc::default(),
         })
     }
@@ -210,7 +210,7 @@ impl Acceptor {
     pub fn accept(&self, patience: Duration) -> Result<Option<TargetLanes>, Error> {
         let until = Instant::now() + patience;
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let Waiting { accepted, lanes } = &mut *waiting;
+        let PendingSession { accepted, lanes } = &mut *waiting;
         while Instant::now() < until {
             if self.handshakes.load(Ordering::Relaxed) < HANDSHAKES {
                 match self.listener.accept() {

@@ -131,7 +131,7 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// Whether the queue accepts more items.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_capacity(&self) -> bool {
         lock(&self.queue).cost < LIMIT
     }
 

@@ -15,14 +15,14 @@ use crate::{
     error::Error,
     lanes::{Reader, TargetLanes},
     message::{FromSource, FromTarget, Ready, SourceMessage, TargetMessage},
-    session::{SessionStatus, Shared},
+    session::{ControlLane, SessionStatus},
     tree::Tree,
     wire::FrameKind,
 };
 
 pub(crate) struct Link {
     pub(crate) up: Reader,
-    pub(crate) down: Arc<Shared>,
+    pub(crate) down: Arc<ControlLane>,
     pub(crate) state: Arc<ReceiveState>,
     pub(crate) status: Arc<SessionStatus>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -39,7 +39,7 @@ impl Link {
             direct,
         } = lanes;
         let status = Arc::new(SessionStatus::new(cutter));
-        let down = Shared::new(down);
+        let down = ControlLane::new(down);
         let state = Arc::new(ReceiveState {
             tree,
             table: PendingFetches::default(),

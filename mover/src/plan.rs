@@ -31,7 +31,7 @@ use crate::{
     piece::{CHUNK, FETCH_CHUNKS, chunks_of},
     read::hash_own,
     scan::is_foreign,
-    session::{SessionStatus, Shared},
+    session::{ControlLane, SessionStatus},
     tree::{At, Names, SortedNames, Tree, file_type, inode_of, names, read_link, type_of},
 };
 
@@ -48,7 +48,7 @@ pub(crate) struct Planner<'a> {
     pub(crate) state: &'a ReceiveState,
     pub(crate) ledger: &'a Ledger,
     pub(crate) status: &'a SessionStatus,
-    pub(crate) down: &'a Shared,
+    pub(crate) down: &'a ControlLane,
     pub(crate) old: OldJournal,
     pub(crate) changes: Changes,
     /// Directories whose attributes are set at the end, after the last change in them.
@@ -490,14 +490,14 @@ impl Planner<'_> {
         });
         let touched = content_known.map_or(self.pass, |old| old.touched);
         let known = match content_known {
-            Some(old) if old.entry.inode.stamp.size > CHUNK as u64 => Known::Chunks,
-            Some(old) => Known::Only(old.content),
-            None if present => Known::OnDisk(
+            Some(old) if old.entry.inode.stamp.size > CHUNK as u64 => KnownContent::Chunks,
+            Some(old) => KnownContent::Only(old.content),
+            None if present => KnownContent::OnDisk(
                 self.tree
                     .file(path, OFlags::RDONLY)
                     .map_err(Error::tree("opening", path))?,
             ),
-            None => Known::Nothing,
+            None => KnownContent::Nothing,
         };
         if old.is_some() {
             self.changes
@@ -568,19 +568,19 @@ impl Planner<'_> {
 
     fn claims(
         &mut self,
-        known: &Known,
+        known: &KnownContent,
         path: &TreePath,
         first: u64,
         count: usize,
     ) -> Result<Vec<Option<Hash>>, Error> {
         let mut claims = match known {
-            Known::Only(hash) if first == 0 => vec![*hash],
-            Known::Nothing | Known::Only(_) => Vec::new(),
-            Known::Chunks => {
+            KnownContent::Only(hash) if first == 0 => vec![*hash],
+            KnownContent::Nothing | KnownContent::Only(_) => Vec::new(),
+            KnownContent::Chunks => {
                 let chunks = Chunks::of(self.journal, path).map_err(Error::Journal)?;
                 chunks.get(first, count).map_err(Error::Journal)?
             }
-            Known::OnDisk(file) => {
+            KnownContent::OnDisk(file) => {
                 let failed = |errno| Error::tree("reading", path)(errno);
                 let size = At::Fd(file.as_fd()).status().map_err(failed)?.stx_size;
                 let hashes = hash_own(file, size, first, count, &mut self.walk.buffer).map_err(failed)?;
@@ -592,9 +592,9 @@ impl Planner<'_> {
     }
 
     fn fetch(&mut self, job: &Arc<FileJob>, first: u64, claims: Vec<Option<Hash>>) -> Result<(), Error> {
-        if !self.state.table.has_room(claims.len()) {
+        if !self.state.table.has_capacity(claims.len()) {
             self.flush()?;
-            while !self.state.table.has_room(claims.len()) {
+            while !self.state.table.has_capacity(claims.len()) {
                 self.state.table.wait(self.status)?;
             }
         }
@@ -636,7 +636,7 @@ impl Planner<'_> {
     }
 
     fn push(&mut self, item: Item) -> Result<(), Error> {
-        if !self.ledger.has_room() {
+        if !self.ledger.has_capacity() {
             // Items that are waited for must have been requested.
             self.flush()?;
             self.ledger.wait(self.status)?;
@@ -662,7 +662,7 @@ impl Planner<'_> {
 }
 
 /// What the target knows of a file's content.
-enum Known {
+enum KnownContent {
     Nothing,
     Only(Option<Hash>),
     Chunks,

@@ -84,9 +84,9 @@ impl SessionStatus {
 }
 
 /// A control lane that several threads write to.
-pub(crate) struct Shared(Mutex<Writer>);
+pub(crate) struct ControlLane(Mutex<Writer>);
 
-impl Shared {
+impl ControlLane {
     pub(crate) fn new(writer: Writer) -> Arc<Self> {
         Arc::new(Self(Mutex::new(writer)))
     }

@@ -31,7 +31,7 @@ use crate::{
     path::TreePath,
     read::{Fetch, Outbox, Volume, answer},
     scan::{Listed, Scan, read},
-    session::{SessionStatus, Shared, lock},
+    session::{ControlLane, SessionStatus, lock},
     throttle::Throttle,
     tree::{At, Tree, open_anywhere, read_link},
     wire::FrameKind,
@@ -84,7 +84,7 @@ impl Source {
             cutter,
         } = lanes;
         let status = Arc::new(SessionStatus::new(cutter));
-        let up = Shared::new(up);
+        let up = ControlLane::new(up);
         let queue = Queue::default();
         let pinger = up.keep_alive(&status);
         thread::scope(|scope| {
@@ -115,7 +115,7 @@ impl Source {
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
         down: &mut Reader,
-        up: &Arc<Shared>,
+        up: &Arc<ControlLane>,
         queue: &Queue,
         status: &Arc<SessionStatus>,
     ) -> Result<(), Error> {
@@ -168,7 +168,7 @@ impl Source {
     fn begin<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
-        up: Arc<Shared>,
+        up: Arc<ControlLane>,
         status: Arc<SessionStatus>,
     ) -> Walking {
         let (known, frames) = mpsc::sync_channel(KNOWN_CREDIT as usize);
@@ -187,7 +187,7 @@ impl Source {
                 }
                 .pass(
                     self.stamps_count,
-                    Known {
+                    KnownDirectories {
                         frames,
                         directories: VecDeque::new(),
                         last: false,
@@ -219,7 +219,7 @@ fn source_message(message: SourceMessage) -> FromSource {
     }
 }
 
-fn pass_device(up: &Shared, device: &File, size: u64) -> Result<ScanEnd, Error> {
+fn pass_device(up: &ControlLane, device: &File, size: u64) -> Result<ScanEnd, Error> {
     // Another node may have written since the last pass.
     rustix::fs::fadvise(device, 0, None, Advice::DontNeed)
         .map_err(Error::tree("reading", &TreePath::root()))?;
@@ -238,13 +238,13 @@ fn pass_device(up: &Shared, device: &File, size: u64) -> Result<ScanEnd, Error> 
 /// Sends the target the contents of the tree: one pass.
 struct TreePass<'a> {
     tree: &'a Arc<Tree>,
-    up: &'a Shared,
+    up: &'a ControlLane,
     flags: Losses,
     vanished: u64,
 }
 
 impl TreePass<'_> {
-    fn pass(mut self, stamps_count: bool, mut known: Known) -> Result<ScanEnd, Error> {
+    fn pass(mut self, stamps_count: bool, mut known: KnownDirectories) -> Result<ScanEnd, Error> {
         let clock = clock::read();
         self.tree
             .sync()
@@ -396,15 +396,15 @@ fn details(
 }
 
 /// The directories that the target knows, in the order of the walk.
-struct Known {
+struct KnownDirectories {
     frames: mpsc::Receiver<(VecDeque<(TreePath, Hash)>, bool)>,
     directories: VecDeque<(TreePath, Hash)>,
     last: bool,
 }
 
-impl Known {
+impl KnownDirectories {
     /// Whether the target knows this directory in its current state.
-    fn has(&mut self, listed: &Listed, up: &Shared) -> Result<bool, Error> {
+    fn has(&mut self, listed: &Listed, up: &ControlLane) -> Result<bool, Error> {
         loop {
             while let Some((path, digest)) = self.directories.front() {
                 match path.cmp(&listed.path) {

@@ -25,9 +25,9 @@ use crate::{
     message::{Begin, Known, KnownDirectory, RawEntry, Ready, ScanEnd, SourceMessage, TargetMessage},
     path::TreePath,
     plan::{OldJournal, Planner, Totals, Walk},
-    session::{SessionStatus, Shared, lock},
+    session::{ControlLane, SessionStatus, lock},
     source::KNOWN_CREDIT,
-    tree::{At, Room, Tree, names},
+    tree::{At, Capacity, Tree, names},
 };
 
 /// Known directories are sent in frames of about this size.
@@ -44,7 +44,7 @@ pub struct Target {
     /// The path of the last write for which there was no space.
     last_full: Option<TreePath>,
     /// Whether there was no space for the journal.
-    no_room: bool,
+    journal_full: bool,
 }
 
 /// The options of a pass.
@@ -95,7 +95,7 @@ impl Target {
             journal,
             longest_write: LONGEST_WRITE,
             last_full: None,
-            no_room: false,
+            journal_full: false,
         })
     }
 
@@ -109,17 +109,17 @@ impl Target {
         }
     }
 
-    fn note(&mut self, error: &Error) {
+    fn remember_full(&mut self, error: &Error) {
         match error {
             Error::Full { path, .. } => self.last_full = Some(path.clone()),
-            error => self.no_room |= error.is_full(),
+            error => self.journal_full |= error.is_full(),
         }
     }
 
     /// If the disk has no space for the journal either, no pass would get to the deletion of files that the
     /// source does not have any more. The journal may be lost, and the file that did not fit is sent again.
-    fn make_room(&mut self) -> Result<(), Error> {
-        if !std::mem::take(&mut self.no_room) {
+    fn free_space(&mut self) -> Result<(), Error> {
+        if !std::mem::take(&mut self.journal_full) {
             return Ok(());
         }
         self.journal.clear().map_err(Error::Journal)?;
@@ -223,7 +223,7 @@ impl Session<'_> {
         let result = self.try_pass(options);
         result.map_err(|error| {
             let error = self.link.fail(error);
-            self.target.note(&error);
+            self.target.remember_full(&error);
             error
         })
     }
@@ -240,7 +240,7 @@ impl Session<'_> {
     }
 
     fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
-        self.target.make_room()?;
+        self.target.free_space()?;
         let journal = &self.target.journal;
         journal.recover().map_err(Error::Journal)?;
         let (header, lines) = journal.read().map_err(Error::Journal)?.unzip();
@@ -345,22 +345,28 @@ impl Session<'_> {
 /// An error if the capacity of the target is less than the source's file system uses, if that holds nothing
 /// but its tree. The overhead of file systems differs.
 fn fits(ready: &Ready, tree: &Tree) -> Result<(), Error> {
-    let room = tree
-        .room()
+    let capacity = tree
+        .capacity()
         .map_err(Error::tree("looking at", &TreePath::root()))?;
-    let used = Room {
+    let used = Capacity {
         bytes: ready.used,
         files: ready.own_files,
     };
-    let too_small = |what, room, needed| Err(Error::TooSmall { what, room, needed });
+    let too_small = |what, capacity, needed| {
+        Err(Error::TooSmall {
+            what,
+            capacity,
+            needed,
+        })
+    };
     if used.files == 0 {
         return Ok(());
     }
-    if room.bytes > 0 && used.bytes - used.bytes / 8 > room.bytes {
-        return too_small("bytes", room.bytes, used.bytes);
+    if capacity.bytes > 0 && used.bytes - used.bytes / 8 > capacity.bytes {
+        return too_small("bytes", capacity.bytes, used.bytes);
     }
-    if room.files > 0 && used.files > room.files {
-        return too_small("inodes", room.files, used.files);
+    if capacity.files > 0 && used.files > capacity.files {
+        return too_small("inodes", capacity.files, used.files);
     }
     Ok(())
 }
@@ -455,7 +461,7 @@ impl Credit {
 fn send_known(
     journal: &Journal,
     by_stamps: bool,
-    down: &Shared,
+    down: &ControlLane,
     credit: &Credit,
     status: &SessionStatus,
 ) -> Result<(), Error> {

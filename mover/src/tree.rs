@@ -31,7 +31,7 @@ const INSIDE: ResolveFlags = ResolveFlags::BENEATH
 
 /// The capacity of a file system, or what is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct Capacity {
     pub(crate) bytes: u64,
     pub(crate) files: u64,
 }
@@ -77,19 +77,19 @@ impl Tree {
     }
 
     /// Bytes and inodes in use in the file system, which may hold more than this tree.
-    pub(crate) fn used(&self) -> Result<Room> {
+    pub(crate) fn used(&self) -> Result<Capacity> {
         let found = rustix::fs::fstatvfs(&self.0)?;
         let blocks = found.f_blocks.saturating_sub(found.f_bfree);
-        Ok(Room {
+        Ok(Capacity {
             bytes: blocks.saturating_mul(found.f_frsize),
             files: found.f_files.saturating_sub(found.f_ffree),
         })
     }
 
     /// The capacity of the file system in bytes and inodes; zero if it does not report it.
-    pub(crate) fn room(&self) -> Result<Room> {
+    pub(crate) fn capacity(&self) -> Result<Capacity> {
         let found = rustix::fs::fstatvfs(&self.0)?;
-        Ok(Room {
+        Ok(Capacity {
             bytes: found.f_blocks.saturating_mul(found.f_frsize),
             files: found.f_files,
         })

@@ -475,7 +475,7 @@ impl ReadBack<'_> {
             let expected = content_digest(name, &own, None);
             let found = match &directory {
                 Some(directory) => {
-                    let there = seen(At::Fd(directory.as_fd()), None)
+                    let there = read_inode(At::Fd(directory.as_fd()), None)
                         .map_err(Error::tree("reading attributes of", &part.path))?;
                     compare(&part.path, &own, &there, &mut result.differences);
                     content_digest(name, &there, None)
@@ -509,7 +509,7 @@ impl ReadBack<'_> {
         } = record;
         let path = parent.child(name)?;
         let failed = |errno| Error::tree("reading", &path)(errno);
-        let mut there = match seen(At::Child(directory.as_fd(), name), Some((directory, name))) {
+        let mut there = match read_inode(At::Child(directory.as_fd(), name), Some((directory, name))) {
             Ok(there) => there,
             Err(Errno::NOENT) => {
                 result.differences.push(Difference {
@@ -609,7 +609,7 @@ impl ReadBack<'_> {
 }
 
 /// The actual inode, with everything that is copied.
-fn seen(at: At<'_>, child: Option<(&OwnedFd, &Name)>) -> Result<Inode, Errno> {
+fn read_inode(at: At<'_>, child: Option<(&OwnedFd, &Name)>) -> Result<Inode, Errno> {
     let status = at.status()?;
     let mut inode = inode_of(&status).ok_or(Errno::INVAL)?;
     if let (Kind::Symlink(target), Some((directory, name))) = (&mut inode.kind, child) {

@@ -131,7 +131,7 @@ fn a_device_is_copied_and_then_only_what_changed() {
     assert_eq!(verified(&mut target, Scope::Touched), 0);
     assert!(
         fs::metadata(devices.at("target")).unwrap().blocks() * 512 < 40 << 20,
-        "and take no room"
+        "and take no space"
     );
 
     let source = File::options().write(true).open(devices.at("source")).unwrap();

@@ -61,7 +61,7 @@ pub(super) struct Args {
 /// A cluster, as `-o json` prints it. Fields are added, never renamed.
 #[derive(serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shown {
+struct ClusterEntry {
     id: String,
     fabric: &'static str,
     object: String,
@@ -132,7 +132,7 @@ async fn list(args: Args) -> Outcome {
 }
 
 /// All clusters, also those that are not declared and have volumes.
-fn all(objects: Vec<RemoteCluster>, volumes: &[Row], home: Option<&str>) -> Vec<Shown> {
+fn all(objects: Vec<RemoteCluster>, volumes: &[Row], home: Option<&str>) -> Vec<ClusterEntry> {
     let mut there: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
     for row in volumes {
         if let Some(cluster) = row.cluster.as_deref().filter(|id| Some(*id) != home) {
@@ -144,14 +144,14 @@ fn all(objects: Vec<RemoteCluster>, volumes: &[Row], home: Option<&str>) -> Vec<
         let rows = there.get(object.name_any().as_str());
         of_object(object, rows.map_or(&[][..], Vec::as_slice))
     });
-    let mut shown: Vec<Shown> = declared.collect();
+    let mut shown: Vec<ClusterEntry> = declared.collect();
     there.retain(|id, rows| !known.contains(*id) && rows.iter().any(|row| row.twin.is_some()));
     shown.extend(there.iter().map(|(id, rows)| undeclared(id, rows)));
     shown.sort_by(|a, b| a.id.cmp(&b.id));
     shown
 }
 
-fn of_object(object: RemoteCluster, rows: &[&Row]) -> Shown {
+fn of_object(object: RemoteCluster, rows: &[&Row]) -> ClusterEntry {
     let id = object.name_any();
     let fabric = object.spec.discovered_from.map(|from| from.fabric);
     let status = object.status.unwrap_or_default();
@@ -165,7 +165,7 @@ fn of_object(object: RemoteCluster, rows: &[&Row]) -> Shown {
                 .to_owned(),
         ),
     };
-    Shown {
+    ClusterEntry {
         fabric: fabric.map_or("native", |fabric| fabric.name()),
         object: status
             .declared_by
@@ -185,8 +185,8 @@ fn of_object(object: RemoteCluster, rows: &[&Row]) -> Shown {
     }
 }
 
-fn undeclared(id: &str, rows: &[&Row]) -> Shown {
-    Shown {
+fn undeclared(id: &str, rows: &[&Row]) -> ClusterEntry {
+    ClusterEntry {
         id: id.to_owned(),
         fabric: "",
         object: String::new(),
@@ -234,7 +234,7 @@ fn waiting(rows: &[&Row]) -> Vec<String> {
     waiting.collect()
 }
 
-fn table(clusters: &[Shown]) -> String {
+fn table(clusters: &[ClusterEntry]) -> String {
     let mut table = Table::new(HEADER);
     for cluster in clusters {
         let or_dash = |text: &str| {

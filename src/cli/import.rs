@@ -37,11 +37,11 @@ that it needs are in docs/import.md.";
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Give a claim of this cluster a class of the driver. Its data stays where it is.
     #[command(after_long_help = FORM)]
     Pvc(PvcArgs),
@@ -111,8 +111,8 @@ struct SnapshotArgs {
 
 pub(super) fn run(args: Args) -> Outcome {
     match args.what {
-        What::Pvc(args) => block_on(import_claim(args)),
-        What::Snapshot(args) => block_on(import_one_snapshot(args)),
+        Action::Pvc(args) => block_on(import_claim(args)),
+        Action::Snapshot(args) => block_on(import_one_snapshot(args)),
     }
 }
 

@@ -28,7 +28,7 @@ const HEADER: [&str; 7] = ["NAME", "PHASE", "CLAIMS", "TO", "COPIED", "LEFT", "D
 
 const FORM: &str = "The controller does the work, also after this command has ended: Ctrl-C only stops following.
 Exit status: 0 the volumes are at the target (or, with --dry-run, nothing blocks the move); 2 it was refused, and
-nothing was changed; 3 it was cancelled, 4 it has failed: the volumes are where they were before. What
+nothing was changed; 3 it was cancelled, 4 it has failed: the volumes are where they were before. Action
 a move does, keeps and costs is in docs/move.md.";
 
 /// Moves volumes to another node, cluster or storage class while their pods run.
@@ -36,11 +36,11 @@ a move does, keeps and costs is in docs/move.md.";
 #[command(after_long_help = FORM)]
 pub(super) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Move the volume of a claim, and follow the move.
     #[command(visible_alias = "pvc")]
     Volume(Box<VolumeArgs>),
@@ -114,17 +114,17 @@ impl PlaceArgs {
 pub(super) fn run(args: Args) -> Outcome<ExitCode> {
     block_on(async {
         match args.what {
-            What::Volume(args) => volume::begin(*args).await,
-            What::List(args) => list(args).await,
-            What::Status(args) => {
+            Action::Volume(args) => volume::begin(*args).await,
+            Action::List(args) => list(args).await,
+            Action::Status(args) => {
                 let place = args.place.find().await?;
                 follow(&place, &args.name, !args.no_wait).await
             }
-            What::Pause(args) => ordered(args, Order::Pause).await,
-            What::Resume(args) => ordered(args, Order::Resume).await,
-            What::Cutover(args) => ordered(args, Order::Cutover).await,
-            What::Cancel(args) => ordered(args, Order::Cancel).await,
-            What::Undo(args) => {
+            Action::Pause(args) => ordered(args, Order::Pause).await,
+            Action::Resume(args) => ordered(args, Order::Resume).await,
+            Action::Cutover(args) => ordered(args, Order::Cutover).await,
+            Action::Cancel(args) => ordered(args, Order::Cancel).await,
+            Action::Undo(args) => {
                 let place = args.place.find().await?;
                 let back = undo::undo(&place, &args.name).await?;
                 follow(&place, &back, !args.no_wait).await

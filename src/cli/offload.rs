@@ -36,11 +36,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Extend namespaces into the remote clusters whose `RemoteCluster` has spec.fabric.
     #[command(visible_aliases = ["ns", "namespaces"])]
     Namespace(NamespaceArgs),
@@ -188,7 +188,7 @@ impl Desired {
 }
 
 pub(super) fn run(args: Args) -> Outcome<ExitCode> {
-    let What::Namespace(args) = args.what;
+    let Action::Namespace(args) = args.what;
     // The policy of the cluster may exclude further namespaces.
     let mut never = args.names.iter();
     if let Some(why) = never.find_map(|name| offload::never_offloaded(name, &BTreeSet::new())) {
@@ -226,7 +226,7 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
     };
     let (mut asked, mut all_well) = (Vec::new(), true);
     for name in &names {
-        match ask(&cluster, name, &desired).await {
+        match create_or_update(&cluster, name, &desired).await {
             Ok(generation) => asked.push((name, generation)),
             // A selector may match more than intended: the other namespaces are offloaded all the same.
             Err(error) if names.len() > 1 => {
@@ -252,7 +252,7 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
 }
 
 /// Creates the object, or updates the mutable fields of the existing one; its generation.
-async fn ask(cluster: &Cluster, namespace: &str, desired: &Desired) -> Outcome<Option<i64>> {
+async fn create_or_update(cluster: &Cluster, namespace: &str, desired: &Desired) -> Outcome<Option<i64>> {
     let all: Objects<NamespaceOffloading> = cluster.within(namespace);
     if let Some(made) = all.create(&desired.object(namespace)).await? {
         return Ok(made.metadata.generation);

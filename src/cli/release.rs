@@ -27,11 +27,11 @@ the claim, are in docs/import.md.";
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Give a claim of the driver its real class. Its data stays where it is.
     #[command(after_long_help = FORM)]
     Pvc(PvcArgs),
@@ -63,7 +63,7 @@ struct PvcArgs {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let What::Pvc(args) = args.what;
+    let Action::Pvc(args) = args.what;
     block_on(release_claim(args))
 }
 

@@ -35,11 +35,11 @@ const REFUSED: u8 = 2;
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Delete the namespaces in remote clusters that were created for these. Refused, with exit code 2,
     /// while there are volumes there, or pods without a controller. A repeated run continues.
     #[command(visible_aliases = ["ns", "namespaces"])]
@@ -78,7 +78,7 @@ struct NamespaceArgs {
 }
 
 pub(super) fn run(args: Args) -> Outcome<ExitCode> {
-    let What::Namespace(args) = args.what;
+    let Action::Namespace(args) = args.what;
     block_on(unoffload(args))
 }
 

@@ -16,7 +16,7 @@ pub(super) async fn undo(place: &Place, name: &str) -> Outcome<String> {
     let of = named(place, name).await?;
     let back = reverse(&of).map_err(|why| format!("{}/{name}: {why}", place.namespace))?;
     eprintln!("{}", describe_target(&back.target));
-    volume::ask(place, back).await
+    volume::create_move(place, back).await
 }
 
 fn describe_target(target: &Target) -> String {

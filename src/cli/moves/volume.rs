@@ -136,12 +136,12 @@ pub(super) async fn begin(args: VolumeArgs) -> Outcome<ExitCode> {
         )
         .into());
     }
-    let name = ask(&place, spec).await?;
+    let name = create_move(&place, spec).await?;
     follow(&place, &name, waits).await
 }
 
 /// Creates the object; its name.
-pub(super) async fn ask(place: &Place, spec: VolumeMoveSpec) -> Outcome<String> {
+pub(super) async fn create_move(place: &Place, spec: VolumeMoveSpec) -> Outcome<String> {
     let random = uuid::Uuid::new_v4().simple().to_string();
     let first = spec.claims.first().map_or("move", String::as_str);
     let name = format!("{first}-{}", &random[..SUFFIX]);

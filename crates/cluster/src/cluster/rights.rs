@@ -85,7 +85,7 @@ impl Rights {
     };
 
     /// Asks the API server. Rights that it cannot evaluate are as in `before`.
-    pub(crate) async fn ask(cluster: &Cluster, before: Option<Self>) -> Result<Self, ApiError> {
+    pub(crate) async fn review_all(cluster: &Cluster, before: Option<Self>) -> Result<Self, ApiError> {
         let may = |verb, group, resource| Box::pin(may(cluster, verb, group, resource));
         Self::from_answers(may, before.unwrap_or_default()).await
     }

@@ -79,13 +79,13 @@ struct Counter<S> {
 }
 
 struct State<S> {
-    objects: HashMap<String, Kept<S>>,
+    objects: HashMap<String, KeptObject<S>>,
     topics: HashMap<String, BTreeSet<String>>,
     listeners: HashMap<String, watch::Sender<()>>,
 }
 
 /// An object, and its share of the cluster's budget.
-struct Kept<S> {
+struct KeptObject<S> {
     value: Arc<S>,
     reservation: Arc<Reservation>,
 }
@@ -134,10 +134,10 @@ impl<S: Slim> Room<S> {
         }
     }
 
-    fn keep(&self, key: &str, value: S) -> Result<Option<Kept<S>>, Exhausted> {
+    fn keep(&self, key: &str, value: S) -> Result<Option<KeptObject<S>>, Exhausted> {
         match &self.own {
-            Some((own, is_own)) if is_own(&value) => Ok(Kept::new(own, key, value).ok()),
-            _ => Kept::new(&self.cluster, key, value).map(Some),
+            Some((own, is_own)) if is_own(&value) => Ok(KeptObject::new(own, key, value).ok()),
+            _ => KeptObject::new(&self.cluster, key, value).map(Some),
         }
     }
 }
@@ -218,7 +218,7 @@ impl<S: Slim> View<S> {
 
     /// Keeps an object of a new list, if the budget allows it. An unchanged object is not counted twice, or
     /// a cluster could be listed again only while half of its budget is free.
-    fn kept(&self, room: &Room<S>, key: &str, value: S) -> Result<Option<Kept<S>>, Exhausted> {
+    fn kept(&self, room: &Room<S>, key: &str, value: S) -> Result<Option<KeptObject<S>>, Exhausted> {
         match self.read().objects.get(key) {
             Some(before) if *before.value == value => Ok(Some(before.again())),
             _ => room.keep(key, value),
@@ -235,7 +235,7 @@ impl<S: Slim> View<S> {
         self.0.is_full.store(is_full, Ordering::Relaxed);
     }
 
-    fn replace(&self, listed: HashMap<String, Kept<S>>) {
+    fn replace(&self, listed: HashMap<String, KeptObject<S>>) {
         let mut state = self.write();
         state.topics.clear();
         for (key, kept) in &listed {
@@ -253,7 +253,7 @@ impl<S: Slim> View<S> {
     }
 
     /// An update that changes none of the kept fields wakes no waiters.
-    fn set(&self, key: &str, kept: Option<Kept<S>>) {
+    fn set(&self, key: &str, kept: Option<KeptObject<S>>) {
         let mut state = self.write();
         let before = state.objects.get(key).map(|it| &*it.value);
         if before == kept.as_ref().map(|it| &*it.value) {
@@ -293,7 +293,7 @@ impl<S: Slim> View<S> {
     #[must_use]
     pub fn get(&self, key: &str) -> Option<Arc<S>> {
         self.begin();
-        let found = self.read().objects.get(key).map(Kept::value);
+        let found = self.read().objects.get(key).map(KeptObject::value);
         self.given(found.iter().len());
         found
     }
@@ -301,7 +301,7 @@ impl<S: Slim> View<S> {
     #[must_use]
     pub fn all(&self) -> Vec<Arc<S>> {
         self.begin();
-        let all: Vec<_> = self.read().objects.values().map(Kept::value).collect();
+        let all: Vec<_> = self.read().objects.values().map(KeptObject::value).collect();
         self.given(all.len());
         all
     }
@@ -312,7 +312,7 @@ impl<S: Slim> View<S> {
         let state = self.read();
         let keys = state.topics.get(topic).into_iter().flatten();
         let found: Vec<_> = keys
-            .filter_map(|key| state.objects.get(key).map(Kept::value))
+            .filter_map(|key| state.objects.get(key).map(KeptObject::value))
             .collect();
         self.given(found.len());
         found
@@ -400,7 +400,7 @@ impl<S: Slim> View<S> {
     }
 }
 
-impl<S: Slim> Kept<S> {
+impl<S: Slim> KeptObject<S> {
     fn new(budget: &Budget, key: &str, value: S) -> Result<Self, Exhausted> {
         // The key is stored twice, and often again as the topic.
         let bytes = 3 * key.len() + size_of::<S>() + value.text();
@@ -411,7 +411,7 @@ impl<S: Slim> Kept<S> {
     }
 }
 
-impl<S> Kept<S> {
+impl<S> KeptObject<S> {
     fn again(&self) -> Self {
         Self {
             value: Arc::clone(&self.value),

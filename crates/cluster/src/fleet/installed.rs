@@ -39,10 +39,10 @@ type Start = fn(&Context, &CancellationToken) -> Box<dyn Source>;
 pub(super) struct Installed {
     /// Whether the installed fabrics were ever read: before that, an empty list means nothing.
     groups_known: bool,
-    sources: Vec<Watched>,
+    sources: Vec<WatchedFabric>,
 }
 
-struct Watched {
+struct WatchedFabric {
     group: &'static str,
     since: Instant,
     source: Box<dyn Source>,
@@ -69,7 +69,7 @@ impl Installed {
                 tracing::info!(group, "a fabric is installed; reading its clusters");
                 let stop = CancellationToken::new();
                 let source = start(context, &stop);
-                self.sources.push(Watched {
+                self.sources.push(WatchedFabric {
                     group,
                     since: Instant::now(),
                     source,
@@ -119,9 +119,9 @@ mod tests {
         placement::Declared,
     };
 
-    struct Says(Option<Vec<ClusterDeclaration>>);
+    struct FixedSource(Option<Vec<ClusterDeclaration>>);
 
-    impl Source for Says {
+    impl Source for FixedSource {
         fn declarations(&self) -> Option<Vec<ClusterDeclaration>> {
             self.0.clone()
         }
@@ -131,11 +131,11 @@ mod tests {
         }
     }
 
-    fn watched(group: &'static str, says: Option<Vec<ClusterDeclaration>>) -> Watched {
-        Watched {
+    fn watched(group: &'static str, says: Option<Vec<ClusterDeclaration>>) -> WatchedFabric {
+        WatchedFabric {
             group,
             since: Instant::now(),
-            source: Box::new(Says(says)),
+            source: Box::new(FixedSource(says)),
             _stops: CancellationToken::new().drop_guard(),
         }
     }

@@ -373,17 +373,17 @@ fn without_disputes(
 /// The required Secrets, each with its own watch.
 #[derive(Default)]
 struct Secrets {
-    watched: BTreeMap<SecretRef, (View<Text>, DropGuard)>,
+    watched: BTreeMap<SecretRef, (View<SecretContent>, DropGuard)>,
 }
 
 /// The content of a Secret. It has no `Debug`, so that it is never logged.
 #[derive(PartialEq)]
-struct Text {
+struct SecretContent {
     name: String,
     data: BTreeMap<String, Arc<[u8]>>,
 }
 
-impl Slim for Text {
+impl Slim for SecretContent {
     fn topic(&self) -> &str {
         &self.name
     }
@@ -448,9 +448,9 @@ impl Secrets {
     }
 }
 
-fn text(secret: Secret) -> Text {
+fn text(secret: Secret) -> SecretContent {
     let data = secret.data.unwrap_or_default();
-    Text {
+    SecretContent {
         name: secret.metadata.name.unwrap_or_default(),
         data: data
             .into_iter()

@@ -229,7 +229,7 @@ impl Prober {
             .borrow()
             .connected()
             .map(|connected| connected.cluster.rights());
-        let rights = Rights::ask(&connect(Rights::default()), before)
+        let rights = Rights::review_all(&connect(Rights::default()), before)
             .await
             .map_err(|error| error.to_string())?;
         if let Some(connected) = self.link.borrow().connected()

@@ -147,7 +147,7 @@ impl Observer {
             // Otherwise it is recorded again.
             secured: retained && (record.is_none() || plan == record),
             leaving: real.as_ref().map_or(begun || bound.is_some(), is_leaving),
-            seen: self.seen(all_retained),
+            seen: self.controller_has_seen(all_retained),
             user: user_fact(user.as_ref(), real.as_ref(), record.as_ref()),
             content: twin_content,
             twin: twin_fact(request, &key, twin.as_ref()),
@@ -168,7 +168,7 @@ impl Observer {
     }
 
     /// Whether the snapshot-controller must have observed that all contents of the data are retained.
-    fn seen(&mut self, all_retained: bool) -> bool {
+    fn controller_has_seen(&mut self, all_retained: bool) -> bool {
         if !all_retained {
             self.retained = None;
             return false;
