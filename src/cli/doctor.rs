@@ -1,5 +1,4 @@
-//! `liqo-csi doctor`: what is wrong, printed. What is looked for stands in
-//! `inspect::checks`.
+//! `liqo-csi doctor`: prints the findings of `inspect::checks`.
 
 use std::{fmt::Write, process::ExitCode};
 
@@ -16,7 +15,7 @@ const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors
 JSON: {"version": 1, "findings": [...], "unknown": [...]}. A finding has
 severity (error, warning, note), object, problem and mend."#;
 
-/// Checks an installation of the driver and says how to mend what is wrong.
+/// Checks an installation of the driver and says how to fix what is wrong.
 #[derive(clap::Args)]
 #[command(after_long_help = FORM)]
 pub(super) struct Args {
@@ -52,10 +51,10 @@ fn report(findings: &[Finding], unknown: usize) -> String {
             Severity::Warning => "WARNING",
             Severity::Note => "NOTE   ",
         };
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _written = writeln!(text, "{severity} {}\n        {}", finding.object, finding.problem);
-        if !finding.mend.is_empty() {
-            let _written = writeln!(text, "        → {}", finding.mend);
+        if !finding.fix.is_empty() {
+            let _written = writeln!(text, "        → {}", finding.fix);
         }
     }
     let count = |severity| {
@@ -74,7 +73,7 @@ fn report(findings: &[Finding], unknown: usize) -> String {
         if unknown == 0 {
             String::new()
         } else {
-            format!("; {} not known", plural(unknown, "fact"))
+            format!("; {} unknown", plural(unknown, "fact"))
         },
     );
     text
@@ -98,14 +97,14 @@ mod tests {
             severity: Severity::Error,
             object: "Namespace liqo-storage".into(),
             problem: "It does not exist.".into(),
-            mend: "kubectl create namespace liqo-storage".into(),
+            fix: "kubectl create namespace liqo-storage".into(),
         };
         let text = report(&[finding], 2);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "ERROR   Namespace liqo-storage");
         assert_eq!(lines[2].trim(), "→ kubectl create namespace liqo-storage");
         assert!(
-            lines[3].ends_with("1 error, no warnings, no notes; 2 facts not known"),
+            lines[3].ends_with("1 error, no warnings, no notes; 2 facts unknown"),
             "{text}"
         );
     }

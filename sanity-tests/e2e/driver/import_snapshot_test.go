@@ -192,7 +192,7 @@ func TestImportOfASnapshotThatIsNotAcceptedChangesNothing(t *testing.T) {
 
 	markSnapshotImport(t, n, before)
 	out, err := runSnapshotImport(t, n, "backup")
-	if err == nil || !strings.Contains(out, "exceeded quota") || !strings.Contains(out, "taken back") {
+	if err == nil || !strings.Contains(out, "exceeded quota") || !strings.Contains(out, "rolled back") {
 		t.Fatalf("%v: %s", err, out)
 	}
 	wantSnapshotAsBefore(t, n, before)

@@ -160,7 +160,7 @@ func TestImportKeepsTheData(t *testing.T) {
 			sum, real := filled(t, n, "data", class, func(claim *corev1.PersistentVolumeClaim) {
 				claim.Labels = map[string]string{"team": "blue"}
 			})
-			if out, err := runImport(t, n, "data", "--class", "liqo-"+class, "--dry-run"); err != nil || !strings.Contains(out, "nothing speaks against it") {
+			if out, err := runImport(t, n, "data", "--class", "liqo-"+class, "--dry-run"); err != nil || !strings.Contains(out, "is possible (dry run)") {
 				t.Fatalf("%v: %s", err, out)
 			}
 			wantAsBefore(t, n, "data", real)

@@ -1,4 +1,4 @@
-//! What this home cluster has in a remote one, by the objects here and by those there.
+//! The objects of this home cluster in a remote one, as the objects in both clusters show them.
 
 use std::collections::BTreeSet;
 
@@ -33,14 +33,14 @@ fn unknown(what: &str, why: &dyn std::fmt::Display) -> Vec<DisconnectBlocker> {
     vec![DisconnectBlocker::Unknown { what }]
 }
 
-/// What the objects here say.
+/// The result of reading the objects at home.
 pub(super) struct AtHome {
     pub(super) holding: Vec<DisconnectBlocker>,
     /// Volumes in clusters of other names, of which one may be the same API server.
     pub(super) elsewhere: BTreeSet<String>,
 }
 
-/// What the objects here say. What cannot be read counts as something that is there.
+/// Reads the objects at home. What cannot be read counts as existing.
 pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
     let (cluster, namespace, id) = (&home.cluster, &home.storage_namespace, Some(home.id.clone()));
     let (storage, snapshots) = tokio::join!(
@@ -96,7 +96,7 @@ pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
     }
 }
 
-/// What the objects there say, also those of which nothing is left here.
+/// Reads the objects in the remote cluster, also those without a counterpart at home.
 pub(super) async fn in_remote(
     remote: &Cluster,
     home: &ClusterId,
@@ -113,7 +113,7 @@ pub(super) async fn in_remote(
     let released = |volume: PersistentVolume| {
         let data_of = volume.annotations().get(mark::DATA_OF)?;
         let phase = volume.status.as_ref().and_then(|it| it.phase.as_deref());
-        // A bound one is listed as its claim.
+        // A Bound PersistentVolume is listed with its claim.
         (data_of.starts_with(&kept) && phase != Some("Bound")).then(|| DisconnectBlocker::Released {
             volume: volume.name_any(),
             data_of: data_of.clone(),
@@ -158,9 +158,9 @@ pub(super) async fn in_remote(
     found
 }
 
-/// A claim there that the driver created, unless its volume is in a cluster of another name, which is then the
-/// same API server. The source or target of a move may be here although its volume is elsewhere, and so
-/// may a claim whose marks cannot be read.
+/// A claim there that the driver created. Not if its volume is in a cluster of another name, which is
+/// the same API server then. But the source or target of a move may be here although its volume is
+/// elsewhere, and so may a claim whose marks cannot be read.
 fn twin(twin: &PersistentVolumeClaim, elsewhere: &BTreeSet<String>) -> Option<DisconnectBlocker> {
     let marks = TwinMarks::read(twin.labels(), twin.annotations());
     let is_ordinary = marks.as_ref().is_ok_and(|it| {

@@ -1,11 +1,11 @@
-//! What people may order of a move that goes on. The way back from one that has ended is in `back`.
+//! Changes that a user can request of a move that has not ended. Undoing one that has ended is in
+//! `undo`.
 
 use serde_json::{Value, json};
 
-use super::{Place, words};
+use super::{Place, describe};
 use crate::{api::volume_move::VolumeMove, cli::Outcome, volume::moving::Phase};
 
-/// An order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Pause,
@@ -24,11 +24,11 @@ impl Order {
         }
     }
 
-    /// Why it comes too late, if it does.
+    /// Why the order is too late, if it is.
     fn too_late(self, of: &VolumeMove) -> Option<&'static str> {
-        let phase = words::phase(of)?;
+        let phase = describe::phase(of)?;
         match (self, phase) {
-            (_, Phase::Done | Phase::Cancelled | Phase::Failed) => Some("it has ended"),
+            (_, Phase::Done | Phase::Cancelled | Phase::Failed) => Some("the move has ended"),
             (Self::Resume, _) => None,
             (Self::Cancel, Phase::Committing | Phase::Retaining) => {
                 Some("the volumes are at the target already: move them back with liqo-csi move undo")
@@ -39,7 +39,7 @@ impl Order {
     }
 }
 
-/// Gives an order.
+/// Writes the order into the VolumeMove.
 pub(super) async fn give(place: &Place, name: &str, order: Order) -> Outcome {
     let of = named(place, name).await?;
     if let Some(why) = order.too_late(&of) {

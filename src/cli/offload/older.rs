@@ -1,5 +1,5 @@
-//! Pods that were there before their namespace was offloaded, or before its strategy was
-//! another one: what new pods get, they lack. They are listed, and left as they are.
+//! Pods that existed before their namespace was offloaded, or before its strategy changed: they lack the
+//! node affinity and tolerations of new pods. They are listed and not changed.
 
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod};
 use kube::ResourceExt;
@@ -12,10 +12,10 @@ use crate::{
 const TAINT: &str = "virtual-node.liqo.io/not-allowed";
 const NODE_TYPE: &str = "liqo.io/type";
 const CLASS: &str = "liqo";
-/// So many are named.
+/// How many pods are named.
 const MOST_NAMED: usize = 10;
 
-/// Says which pods of the namespace are not where new ones would be; nothing, if there are none.
+/// Prints which pods of the namespace may run on other nodes than new ones; nothing, if there are none.
 pub(super) async fn print(
     cluster: &Cluster,
     namespace: &str,
@@ -25,13 +25,13 @@ pub(super) async fn print(
         .within::<Pod>(namespace)
         .find(|pod| differs(pod, strategy))
         .await?;
-    if let Some(words) = words(&older) {
-        println!("{namespace}: {words}");
+    if let Some(text) = describe(&older) {
+        println!("{namespace}: {text}");
     }
     Ok(())
 }
 
-fn words(older: &[Pod]) -> Option<String> {
+fn describe(older: &[Pod]) -> Option<String> {
     let names: Vec<String> = older.iter().take(MOST_NAMED).map(ResourceExt::name_any).collect();
     let more = older.len().saturating_sub(MOST_NAMED);
     let and = if more > 0 {
@@ -41,14 +41,14 @@ fn words(older: &[Pod]) -> Option<String> {
     };
     (!older.is_empty()).then(|| {
         format!(
-            "the podOffloadingStrategy is for new pods; these were there before and stay as they are: {}{and}. To have \
-             them made again: kubectl rollout restart",
+            "the podOffloadingStrategy applies to new pods only; these existed before: {}{and}. To \
+             replace them: kubectl rollout restart",
             names.join(", ")
         )
     })
 }
 
-/// Whether a new pod would have been given something else.
+/// Whether the strategy gives a new pod other tolerations or node affinity.
 fn differs(pod: &Pod, strategy: PodOffloadingStrategy) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let owners = pod.metadata.owner_references.iter().flatten();
@@ -73,7 +73,7 @@ fn differs(pod: &Pod, strategy: PodOffloadingStrategy) -> bool {
     }
 }
 
-/// Whether the pod can be on nodes only that are virtual, or are not.
+/// Whether the pod can run only on virtual nodes (`In`), or only on real ones (`NotIn`).
 fn requires(pod: &Pod, operator: &str) -> bool {
     let affinity = pod.spec.as_ref().and_then(|it| it.affinity.as_ref());
     let node = affinity.and_then(|it| it.node_affinity.as_ref());
@@ -85,7 +85,7 @@ fn requires(pod: &Pod, operator: &str) -> bool {
     required.is_some_and(|it| it.node_selector_terms.iter().all(says))
 }
 
-/// Whether no strategy lets the pod leave this cluster; as the policy of new pods tells it.
+/// Whether the pod stays in this cluster with every strategy, as the admission policy for new pods decides.
 fn is_homebound(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let mut volumes = spec.volumes.iter().flatten();
@@ -163,8 +163,8 @@ mod tests {
 
     #[test]
     fn not_all_names_are_told() {
-        assert_eq!(words(&[]), None);
+        assert_eq!(describe(&[]), None);
         let many = vec![pod(&json!({})); MOST_NAMED + 2];
-        assert!(words(&many).unwrap().contains("web and 2 more"));
+        assert!(describe(&many).unwrap().contains("web and 2 more"));
     }
 }

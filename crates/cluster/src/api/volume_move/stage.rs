@@ -1,6 +1,6 @@
-//! The stage of a move in its status: what the next leader goes on from. Each stage of
-//! `placement::moving` is written in one way; what is written otherwise is an error, so that
-//! nobody goes on from a guess.
+//! The stage of a move in its status, from which the next leader continues. Each stage of
+//! `placement::moving` has one representation; any other one is an error, so that no leader continues from a
+//! guess.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -11,30 +11,30 @@ use crate::{
     volume::moving::GateNumber,
 };
 
-/// What the driver goes on from.
+/// The stage from which the driver continues.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MoveStage {
-    /// The row of the protocol that it is in.
+    /// The step of the protocol.
     pub name: StageName,
 
-    /// The number of the last attempt to keep the users away.
+    /// The number of the last gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>", range(min = 1))]
     pub gate: Option<GateNumber>,
 
-    /// How far back it goes: to the copying beside the users, or to before the move.
+    /// How far it rolls back: to copying beside running pods, or to the state before the move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    // It is left out and never null, which kubectl refuses in the enum of a definition.
+    // It is omitted and never null, which kubectl refuses in an enum of a definition.
     #[schemars(with = "Destination")]
     pub back_to: Option<Destination>,
 
-    /// Why it goes back.
+    /// Why it rolls back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Cause>,
 }
 
-/// A row of the protocol.
+/// A step of the protocol.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum StageName {
@@ -53,7 +53,7 @@ pub enum StageName {
     Failed,
 }
 
-/// How far back a move goes.
+/// How far a move rolls back.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Destination {
@@ -61,18 +61,18 @@ pub enum Destination {
     Start,
 }
 
-/// Why a move goes back.
+/// Why a move rolls back.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
-    /// What has happened.
+    /// The reason.
     pub reason: BackReason,
 
-    /// What it is about, such as pods.
+    /// The objects concerned, such as pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub details: Vec<String>,
 }
 
-/// What has happened to a move that goes back.
+/// The reason of a rollback.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum BackReason {
@@ -98,7 +98,7 @@ pub enum BackReason {
     MaxDowntimeExceeded,
 }
 
-/// A stage that this driver has never written.
+/// A stage that this driver never writes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is in the stage {name:?}, and {why}: this driver never writes that")]
 pub struct UnreadableStage {
@@ -146,7 +146,7 @@ impl TryFrom<&MoveStage> for Stage {
     fn try_from(of: &MoveStage) -> Result<Self, UnreadableStage> {
         let wrong = |why| UnreadableStage { name: of.name, why };
         if of.name != StageName::Returning && (of.back_to.is_some() || of.why.is_some()) {
-            return Err(wrong("it says how far it goes back"));
+            return Err(wrong("it has a destination of a rollback"));
         }
         let gated = |stage: fn(GateNumber) -> Self| of.gate.map(stage).ok_or(wrong("it has no gate"));
         let ungated = |stage| match of.gate {
@@ -168,7 +168,7 @@ impl TryFrom<&MoveStage> for Stage {
             StageName::Failed => ungated(Self::Ended(Outcome::Failed)),
             StageName::Returning => {
                 let (Some(to), Some(cause)) = (of.back_to, &of.why) else {
-                    return Err(wrong("it does not say how far it goes back, or why"));
+                    return Err(wrong("the destination or the cause of the rollback is missing"));
                 };
                 Ok(Self::Back {
                     gate: of.gate,
@@ -178,7 +178,7 @@ impl TryFrom<&MoveStage> for Stage {
                     },
                     why: cause
                         .read()
-                        .ok_or(wrong("its cause has other details than it should"))?,
+                        .ok_or(wrong("the details of its cause are invalid"))?,
                 })
             }
         }

@@ -17,7 +17,7 @@ use crate::{
 
 const UID: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
 
-/// What may be changed while a volume moves.
+/// The fields that may be changed while a volume moves.
 const MUTABLE: [&str; 6] = [
     "acceptLoss",
     "cancel",
@@ -162,7 +162,7 @@ fn what_lasts_too_long_is_counted_from_what_the_status_says() {
     status.retained_until = at("2026-11-23T10:00:01Z");
     let overdue = request.overdue(&status, now);
     assert!(overdue.drain && !overdue.downtime && !overdue.retention);
-    // A clock that was set back is no reason to give up.
+    // A clock that was set back is not an error.
     status.gated_at = at("2026-11-24T10:00:00Z");
     status.retained_until = at("2026-11-23T10:00:00Z");
     let overdue = request.overdue(&status, now);
