@@ -136,7 +136,7 @@ async fn a_claim_that_has_lost_its_twin_and_its_virtual_volume_is_not_called_ano
     world.api.remove(&twin_path());
     world.api.remove(&outer_path());
     let reported = world.undo().await.unwrap_err().to_string();
-    assert!(reported.contains("are both gone"), "{reported}");
+    assert!(reported.contains("were both deleted"), "{reported}");
 }
 
 #[tokio::test]
