@@ -91,7 +91,7 @@ func TestNotesAreThoseOfTheSide(t *testing.T) {
 		values    Values
 		says, not []string
 	}{
-		"home":                    {nil, []string{secret, "once liqo.tenantNamespaces", "Uninstalling takes no data"}, []string{"liqo-csi-remote-token"}},
+		"home":                    {nil, []string{secret, "once liqo.tenantNamespaces", "Uninstalling deletes no data"}, []string{"liqo-csi-remote-token"}},
 		"fabric without policies": {offloading(Values{"policies": false}), []string{"are left as they are. Those with the RuntimeClass"}, nil},
 		"fabric":                  {offloading(Values{"policies": true}), nil, []string{"are left as they are"}},
 		"remote": {remote("full"), []string{secret, "get secret liqo-csi-remote-token", "kind: RemoteCluster", "{{.data.token | base64decode}}"},

@@ -12,7 +12,8 @@ use crate::inspect::{
     checks::{self, Finding, Severity},
 };
 
-const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors.
+const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors, or if it cannot be read how
+the controller is deployed.
 JSON: {"version": 1, "findings": [...], "unknown": [...]}. A finding has
 severity (error, warning, note), object, problem and mend."#;
 
@@ -30,6 +31,8 @@ pub(super) fn run(args: &Args) -> Outcome<ExitCode> {
 
 async fn examine(args: &Args) -> Outcome<ExitCode> {
     let place = args.common.find().await?;
+    // Without that nothing is known of the installation, and "no errors" would say nothing.
+    let is_blind = place.setup.unknown().is_some();
     let read = Installation::read(&place.cluster, place.setup, &place.storage_namespace, place.id);
     let installation = Box::pin(read).await;
     let (findings, unknown) = (checks::examine(&installation), installation.unknown());
@@ -41,7 +44,11 @@ async fn examine(args: &Args) -> Outcome<ExitCode> {
         }
     }
     let ill = findings.iter().any(|finding| finding.severity == Severity::Error);
-    Ok(if ill { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if ill || is_blind {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn report(findings: &[Finding], unknown: usize) -> String {
