@@ -237,7 +237,8 @@ func (w *walk) asInLab(command string, used map[string]bool) (text string, run b
 func (w *walk) shell(ctx context.Context, text string) (printed string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it takes more than %s", limit))
 	defer cancel()
-	script := fmt.Sprintf("[ ! -e %[1]q ] || . %[1]q\nset -e\n%[2]s\ndeclare -p | grep -v '^declare -[a-z]*r' > %[1]q\n", w.state, text)
+	// Not set -e, which overlooks a failure on the left of &&.
+	script := fmt.Sprintf("[ ! -e %[1]q ] || . %[1]q\n%[2]s\ncode=$?\ndeclare -p | grep -v '^declare -[a-z]*r' > %[1]q\nexit $code\n", w.state, text)
 	command := exec.CommandContext(ctx, "bash", "-c", script)
 	command.Dir, command.Env = w.folder, w.environment
 	var out bytes.Buffer
