@@ -43,12 +43,15 @@ async fn examine(args: &Args) -> Outcome<ExitCode> {
             print_unknown(&unknown);
         }
     }
-    let ill = findings.iter().any(|finding| finding.severity == Severity::Error);
-    Ok(if ill || is_blind {
+    Ok(if is_ill(&findings, is_blind) {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
     })
+}
+
+fn is_ill(findings: &[Finding], is_blind: bool) -> bool {
+    is_blind || findings.iter().any(|finding| finding.severity == Severity::Error)
 }
 
 fn report(findings: &[Finding], unknown: usize) -> String {
@@ -98,6 +101,12 @@ fn plural(count: usize, what: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_found_is_no_success_where_nothing_can_be_read() {
+        assert!(is_ill(&[], true));
+        assert!(!is_ill(&[], false));
+    }
 
     #[test]
     fn a_report_names_object_problem_and_way_out() {
