@@ -11,7 +11,8 @@ use crate::inspect::{
     checks::{self, Finding, Severity},
 };
 
-const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors.
+const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors, or if it cannot be read how
+the controller is deployed.
 JSON: {"version": 1, "findings": [...], "unknown": [...]}. A finding has
 severity (error, warning, note), object, problem and mend."#;
 
@@ -29,6 +30,8 @@ pub(super) fn run(args: &Args) -> Outcome<ExitCode> {
 
 async fn examine(args: &Args) -> Outcome<ExitCode> {
     let place = args.common.find().await?;
+    // Without that nothing is known of the installation, and "no errors" would say nothing.
+    let is_blind = place.setup.unknown().is_some();
     let read = Installation::read(&place.cluster, place.setup, &place.storage_namespace, place.id);
     let installation = Box::pin(read).await;
     let (findings, unknown) = (checks::examine(&installation), installation.unknown());
@@ -39,8 +42,15 @@ async fn examine(args: &Args) -> Outcome<ExitCode> {
             print_unknown(&unknown);
         }
     }
-    let ill = findings.iter().any(|finding| finding.severity == Severity::Error);
-    Ok(if ill { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if is_ill(&findings, is_blind) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn is_ill(findings: &[Finding], is_blind: bool) -> bool {
+    is_blind || findings.iter().any(|finding| finding.severity == Severity::Error)
 }
 
 fn report(findings: &[Finding], unknown: usize) -> String {
@@ -90,6 +100,12 @@ fn plural(count: usize, what: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_found_is_no_success_where_nothing_can_be_read() {
+        assert!(is_ill(&[], true));
+        assert!(!is_ill(&[], false));
+    }
 
     #[test]
     fn a_report_names_object_problem_and_way_out() {

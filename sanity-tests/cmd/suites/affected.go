@@ -45,7 +45,7 @@ var (
 	homeLives  = []someOf{{"driver", ""}, {"faults", "TestDying.*a_|Trouble"}}
 	everywhere = []someOf{{"driver", ""}, {"remote", ""}, {"faults", ""}}
 	otherSide  = []someOf{{"remote", ""}, {"faults", "another_cluster|Trouble"}}
-	connects   = []someOf{{"remote", "Connect|Session"}}
+	connects   = []someOf{{"remote", "Connect|Session"}, {"pages", "TwoClusters"}}
 	theLab     = []someOf{{"lab", ""}, {"storage", ""}, {"fabric", ""}}
 )
 
@@ -166,7 +166,7 @@ var table = []tableLine{
 	{prefix: "crates/controllers/src/serving", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
 	{prefix: "crates/controllers/src/metrics", tests: coreOnly},
 	{prefix: "src/inspect/", tests: []someOf{{"driver", "Doctor|VolumesShows|SpeaksAgainst"}, {"remote", "Shown|Said"}}},
-	{prefix: "src/cli/doctor", tests: []someOf{{"driver", "Doctor"}}},
+	{prefix: "src/cli/doctor", tests: []someOf{{"driver", "Doctor|HelmTest"}}},
 	{prefix: "src/cli/volumes", tests: []someOf{{"driver", "VolumesShows"}}},
 	{prefix: "src/cli/clusters", tests: []someOf{{"remote", "Shown"}}},
 	{prefix: "crates/observe/src/crash", tests: []someOf{{"faults", "Dying"}}},
@@ -181,7 +181,11 @@ var table = []tableLine{
 	{prefix: "crates/", tests: coreOnly},
 	{prefix: "build.rs", tests: coreOnly},
 
-	{prefix: "deploy/chart/", tests: slices.Concat([]someOf{{"driver", "Reinstall|Doctor|OneValue"}, {"remote", rights}, {"offload", rights}}, connects)},
+	{prefix: "deploy/chart/", tests: slices.Concat([]someOf{{"driver", "Reinstall|Doctor|HelmTest|OneValue"}, {"remote", rights}, {"offload", rights}}, connects)},
+
+	{prefix: "README.md", tests: []someOf{{"pages", "Readme"}}},
+	{prefix: "docs/remote/two-clusters.md", tests: []someOf{{"pages", "TwoClusters"}}},
+	{prefix: "sanity-tests/pages/", tests: []someOf{{"pages", ""}}},
 
 	{prefix: "sanity-tests/e2e/user/", tests: coreOnly},
 	{prefix: "sanity-tests/e2e/", own: true},

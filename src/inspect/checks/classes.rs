@@ -83,7 +83,7 @@ pub(super) fn exist(installation: &Installation) -> Vec<Finding> {
     {
         return Vec::new();
     }
-    vec![Finding::warning(
+    vec![Finding::error(
         format!("Driver {DRIVER_NAME}"),
         "No storage class has this driver as its provisioner, so no claim can use it.",
         "List a class in the chart's value storageClasses.",

@@ -11,7 +11,7 @@ fn classes_are_checked() {
         (
             "none of ours",
             |it| it.storage.classes = Listing::default(),
-            W,
+            E,
             ["storage.liqo.io", "no claim can use it", "storageClasses"],
         ),
         (
