@@ -1,4 +1,4 @@
-//! `liqo-csi clusters`: prints the remote clusters as their RemoteClusters describe them, and the pods that
+//! `liqo-csi clusters`: prints the remote clusters as their `RemoteClusters` describe them, and the pods that
 //! wait because their data is there.
 
 use std::collections::{BTreeMap, BTreeSet};

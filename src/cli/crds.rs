@@ -1,5 +1,5 @@
 //! `liqo-csi crds`: the custom resource definitions, ready for `kubectl apply`.
-//! The chart has the same texts. The definition of NamespaceOffloading, which is Liqo's kind as well,
+//! The chart has the same texts. The definition of `NamespaceOffloading`, which is Liqo's kind as well,
 //! is applied by the chart only if none exists.
 
 use std::io::Write;

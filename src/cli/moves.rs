@@ -61,7 +61,7 @@ enum Action {
     Undo(NamedArgs),
 }
 
-/// Where the VolumeMoves are.
+/// Where the `VolumeMoves` are.
 #[derive(clap::Args)]
 struct PlaceArgs {
     /// Namespace of the claims [default: that of the kubeconfig's context].

@@ -1,4 +1,4 @@
-//! `liqo-csi offload namespace`: creates NamespaceOffloadings, and waits for the namespaces in remote
+//! `liqo-csi offload namespace`: creates `NamespaceOffloadings`, and waits for the namespaces in remote
 //! clusters.
 
 mod older;
@@ -154,7 +154,7 @@ impl NamespaceArgs {
         })
     }
 
-    /// The desired NamespaceOffloadings.
+    /// The desired `NamespaceOffloadings`.
     fn desired(&self) -> Outcome<Desired> {
         let pairs = |all: &[(String, String)]| all.iter().cloned().collect();
         Ok(Desired {
@@ -165,7 +165,7 @@ impl NamespaceArgs {
     }
 }
 
-/// The desired spec and metadata of each NamespaceOffloading.
+/// The desired spec and metadata of each `NamespaceOffloading`.
 #[derive(Default)]
 struct Desired {
     spec: NamespaceOffloadingSpec,

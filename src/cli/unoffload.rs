@@ -200,7 +200,7 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
     })
 }
 
-/// The NamespaceOffloadings of these namespaces. Namespaces without one are skipped, so that the command can
+/// The `NamespaceOffloadings` of these namespaces. Namespaces without one are skipped, so that the command can
 /// be repeated; one that does not exist is an error, because its name may be misspelt.
 async fn read(cluster: &Cluster, names: &[String]) -> Outcome<Vec<NamespaceOffloading>> {
     let (mut objects, mut others) = (Vec::new(), Vec::new());
@@ -310,7 +310,7 @@ async fn delete(cluster: &Cluster, namespace: &str, fate: Volumes) -> Outcome {
     Ok(())
 }
 
-/// Waits until the NamespaceOffloading is gone; false after the timeout.
+/// Waits until the `NamespaceOffloading` is gone; false after the timeout.
 async fn follow(cluster: &Cluster, namespace: &str, until: Instant) -> Outcome<bool> {
     let all: Objects<NamespaceOffloading> = cluster.within(namespace);
     loop {

@@ -98,7 +98,7 @@ pub(crate) enum SnapshotState {
     Pending,
     /// It is being deleted.
     Deleting,
-    /// The VolumeSnapshot is gone; its content keeps the data.
+    /// The `VolumeSnapshot` is gone; its content keeps the data.
     Retained,
     /// Only the twin is left; the driver does not delete it.
     Orphaned,
@@ -147,7 +147,7 @@ impl Serialize for SnapshotState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SnapshotRow {
-    /// The user's VolumeSnapshot, also a deleted one whose name other objects have.
+    /// The user's `VolumeSnapshot`, also a deleted one whose name other objects have.
     pub(crate) snapshot: Option<Name>,
     /// Its class.
     pub(crate) class: Option<String>,
@@ -267,7 +267,7 @@ fn cases(all: &Snapshots) -> Vec<Case<'_>> {
     cases
 }
 
-/// Whether a twin belongs to the user's VolumeSnapshot, whose uid is in the key.
+/// Whether a twin belongs to the user's `VolumeSnapshot`, whose uid is in the key.
 fn is_of(case: &Case<'_>, marks: &SnapshotMarks) -> bool {
     let from_content = || case.content?.spec.volume_snapshot_ref.uid.clone();
     let uid = case.snapshot.and_then(ResourceExt::uid).or_else(from_content);

@@ -69,7 +69,7 @@ impl ServingCertificates {
     }
 
     async fn approve(&self, request: &CertificateSigningRequest, approver: &str) -> Result<(), ApiError> {
-        let approved = json!({
+        let approval = json!({
             // Approves exactly the version that was checked, not a replacement.
             "metadata": {"uid": request.metadata.uid, "resourceVersion": request.metadata.resource_version},
             "status": {"conditions": [{
@@ -80,7 +80,7 @@ impl ServingCertificates {
             }]},
         });
         let name = request.name_any();
-        let written = self.requests.merge_approval(&name, &approved);
+        let written = self.requests.merge_approval(&name, &approval);
         crash::around(Step::ServingApprove, written).await.map(drop)
     }
 

@@ -146,8 +146,8 @@ impl<'a> Sources<'a> {
             };
             match self.first_usable(claim, consumer, nodes).await? {
                 Ok(node) => {
-                    let note = format!("{source} is {}: the node {node} was selected", place.describe());
-                    return self.select(&found, &node, &note).await;
+                    let why = format!("{source} is {}: the node {node} was selected", place.describe());
+                    return self.select(&found, &node, &why).await;
                 }
                 Err(why) => reason = format!(" ({why})"),
             }
@@ -228,7 +228,7 @@ impl<'a> Sources<'a> {
         &self,
         claim: &PersistentVolumeClaim,
         node: &str,
-        note: &str,
+        why: &str,
     ) -> Result<Outcome, ApiError> {
         let namespace = claim.namespace().unwrap_or_default();
         let claims = self.home.within::<PersistentVolumeClaim>(&namespace);
@@ -247,9 +247,7 @@ impl<'a> Sources<'a> {
             name,
             uid: claim.uid().unwrap_or_default(),
         };
-        self.events
-            .tell(&mark, Weight::Normal, "NodeSelected", note)
-            .await;
+        self.events.tell(&mark, Weight::Normal, "NodeSelected", why).await;
         Ok(Outcome::Selected)
     }
 

@@ -107,7 +107,7 @@ impl Volumes {
             Some(_) => {}
             None => {
                 self.check_other_targets(&guard, &mut record, &request.stage.access)
-                    .await?
+                    .await?;
             }
         }
 

@@ -300,7 +300,7 @@ steps! {
     OffloadLetGo = "offload-let-go",
     /// Adds or removes the fabric's finalizer of a `RemoteCluster`.
     FabricHold = "fabric-hold",
-    /// Creates the fabric's RoleBinding in a remote namespace that it created.
+    /// Creates the fabric's `RoleBinding` in a remote namespace that it created.
     OffloadBind = "offload-bind",
     /// Creates the virtual node of a cluster.
     FabricNodeMake = "fabric-node-make",
@@ -342,9 +342,9 @@ steps! {
     TokenRenew = "token-renew",
     /// Stores the token, or removes that of a deleted cluster.
     TokenWrite = "token-write",
-    /// Creates the RoleBinding to read a namespace's objects that are copied.
+    /// Creates the `RoleBinding` to read a namespace's objects that are copied.
     ReflectBind = "reflect-bind",
-    /// Deletes that RoleBinding.
+    /// Deletes that `RoleBinding`.
     ReflectUnbind = "reflect-unbind",
     /// Creates a copy in a remote namespace.
     ReflectCreate = "reflect-create",

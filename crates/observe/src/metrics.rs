@@ -81,7 +81,7 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// All metrics, in the OpenMetrics text format.
+    /// All metrics, in the `OpenMetrics` text format.
     pub fn print(&self) -> Result<String, fmt::Error> {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;

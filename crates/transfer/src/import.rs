@@ -31,7 +31,7 @@ pub struct ImportRequest {
 
 /// Imports a claim, or continues an import.
 pub async fn import(context: &Context<'_>, request: &ImportRequest) -> Result<(), TransferError> {
-    let mut observer = Observer::default();
+    let mut reads = Observer::default();
     let mut waiter = Waiter::new(context);
     let mut run = Run {
         context,
@@ -41,7 +41,7 @@ pub async fn import(context: &Context<'_>, request: &ImportRequest) -> Result<()
         creation: Creation::default(),
     };
     loop {
-        let observed = Box::pin(observer.observe(context.cluster, &request.claim)).await?;
+        let observed = Box::pin(reads.observe(context.cluster, &request.claim)).await?;
         if let Some(record) = &observed.record
             && request.class.as_ref().is_some_and(|class| *class != record.class)
         {

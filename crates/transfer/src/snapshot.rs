@@ -123,11 +123,11 @@ pub async fn import_snapshot(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
 ) -> Result<(), SnapshotTransferError> {
-    let mut observer = Observer::default();
+    let mut reads = Observer::default();
     let mut waiter = Waiter::new(context);
     let mut unmakeable = None;
     loop {
-        let observed = Box::pin(observer.observe(context, request)).await?;
+        let observed = Box::pin(reads.observe(context, request)).await?;
         let mut facts = observed.facts.clone();
         facts.unmakeable = unmakeable.take();
         if facts.would_begin() {
@@ -194,10 +194,10 @@ pub async fn undo_snapshot_import(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
 ) -> Result<(), SnapshotTransferError> {
-    let mut observer = Observer::default();
+    let mut reads = Observer::default();
     let mut waiter = Waiter::new(context);
     loop {
-        let observed = Box::pin(observer.observe(context, request)).await?;
+        let observed = Box::pin(reads.observe(context, request)).await?;
         let step = snapshot_undo_step(&observed.facts);
         if context.dry_run && !matches!(step, SnapshotUndoStep::Refuse(_) | SnapshotUndoStep::Done) {
             (context.report)("the import would be undone; nothing was changed (dry run)");
@@ -216,7 +216,7 @@ pub async fn undo_snapshot_import(
             }
             SnapshotUndoStep::AwaitSeen => wait(&mut waiter, SEEN).await?,
             SnapshotUndoStep::AwaitTwinGone => {
-                wait(&mut waiter, "waiting for its twin to be deleted").await?
+                wait(&mut waiter, "waiting for its twin to be deleted").await?;
             }
             SnapshotUndoStep::AwaitContentGone => {
                 wait(&mut waiter, "waiting for the content of its twin to be deleted").await?;

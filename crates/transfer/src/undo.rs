@@ -20,12 +20,12 @@ use crate::{
 
 /// Undoes the import of a claim, or continues an undo.
 pub async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
-    let mut observer = Observer::default();
+    let mut reads = Observer::default();
     let mut waiter = Waiter::new(context);
     let mut creation = Creation::default();
     let mut restored = false;
     loop {
-        let observed = Box::pin(observer.observe(context.cluster, name)).await?;
+        let observed = Box::pin(reads.observe(context.cluster, name)).await?;
         if restored && observed.progress() == Progress::Permitted {
             // Another import has begun.
             return Ok(());
@@ -73,7 +73,7 @@ pub async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Result<(), 
                 if Box::pin(restore(context, &observed)).await? {
                     restored = true;
                     // From now on its user may delete the PV.
-                    observer = Observer::default();
+                    reads = Observer::default();
                 }
                 waiter
                     .after_step(&step, &written_object(&observed, &step))

@@ -39,7 +39,7 @@ impl Order {
     }
 }
 
-/// Writes the order into the VolumeMove.
+/// Writes the order into the `VolumeMove`.
 pub(super) async fn give(place: &Place, name: &str, order: Order) -> Outcome {
     let of = named(place, name).await?;
     if let Some(why) = order.too_late(&of) {

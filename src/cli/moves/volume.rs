@@ -65,7 +65,7 @@ pub(super) struct VolumeArgs {
     /// Which losses to accept, as the move reports them before it begins.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     accept_loss: Vec<MayBeLost>,
-    /// Return once the VolumeMove is created, without following it.
+    /// Return once the `VolumeMove` is created, without following it.
     #[arg(long)]
     no_wait: bool,
     /// CPU requests of the movers.

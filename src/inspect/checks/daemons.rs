@@ -107,7 +107,7 @@ fn planned_node(name: &str, labels: &Labels) -> Node {
     }
 }
 
-/// Whether the DaemonSet controller would create the pod on a node.
+/// Whether the `DaemonSet` controller would create the pod on a node.
 fn runs_on(pod: &PodSpec, at: &Virtual) -> bool {
     let has = |(key, value): (&String, &String)| at.node.labels.get(key) == Some(value);
     let is_selected = pod.node_selector.iter().flatten().all(has);

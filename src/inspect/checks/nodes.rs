@@ -96,7 +96,7 @@ fn mislabelled(installation: &Installation, node: &Node) -> Option<Finding> {
     ))
 }
 
-/// On virtual nodes, the controller announces the driver in the CSINode.
+/// On virtual nodes, the controller announces the driver in the `CSINode`.
 pub(super) fn virtual_nodes(installation: &Installation) -> Vec<Finding> {
     if !installation.csi_nodes.is_complete() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The PVs whose deletion a call waits for. This only saves time: without it, each DeleteVolume call for a
+//! The PVs whose deletion a call waits for. This only saves time: without it, each `DeleteVolume` call for a
 //! volume whose twin is gone would search all PVs for the one of the twin.
 
 use std::{

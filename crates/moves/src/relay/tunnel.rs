@@ -1,4 +1,4 @@
-//! One forwarded port: a WebSocket to an API server, on whose first channel bytes come from
+//! One forwarded port: a `WebSocket` to an API server, on whose first channel bytes come from
 //! the pod and go to it. Frames are as long as they come (kubelets send 32 KiB), not the 4 KiB
 //! of kube's own `Portforwarder`, and pings tell a connection that is dead from a quiet one.
 

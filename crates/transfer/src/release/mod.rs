@@ -41,7 +41,7 @@ pub struct ReleaseRequest {
 
 /// Releases a claim, or continues a release.
 pub async fn release(context: &Context<'_>, request: &ReleaseRequest) -> Result<(), TransferError> {
-    let mut observer = Observer::default();
+    let mut reads = Observer::default();
     let mut waiter = Waiter::new(context);
     let mut sidecars = Sidecars::default();
     let mut run = Run {
@@ -52,7 +52,7 @@ pub async fn release(context: &Context<'_>, request: &ReleaseRequest) -> Result<
         creation: Creation::default(),
     };
     loop {
-        let observed = Box::pin(observer.observe(context, &request.claim)).await?;
+        let observed = Box::pin(reads.observe(context, &request.claim)).await?;
         if unmark_stray(context, &mut waiter, &observed).await? {
             continue;
         }

@@ -26,13 +26,13 @@ use crate::{
 
 /// Undoes the release of a claim, or continues an undo.
 pub async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
-    let mut observer = Observer::default();
+    let mut reads = Observer::default();
     let mut waiter = Waiter::new(context);
     let mut sidecars = Sidecars::default();
     let mut creation = Creation::default();
     let mut ended: Option<&'static str> = None;
     loop {
-        let observed = Box::pin(observer.observe(context, name)).await?;
+        let observed = Box::pin(reads.observe(context, name)).await?;
         if unmark_stray(context, &mut waiter, &observed).await? {
             continue;
         }
@@ -111,7 +111,7 @@ pub async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Result<(),
                         _ => "the state before the release is restored",
                     });
                     // From now on its user may delete the PV.
-                    observer = Observer::default();
+                    reads = Observer::default();
                 }
             }
         }

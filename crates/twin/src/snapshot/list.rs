@@ -92,7 +92,7 @@ pub async fn living_twins(
         match place.pick(Some(&ours), None, alive).await {
             Ok(twins) => living.extend(twins),
             Err(error) => {
-                tracing::debug!(%error, "failed to list the twins of snapshots: reading them one by one")
+                tracing::debug!(%error, "failed to list the twins of snapshots: reading them one by one");
             }
         }
     }
