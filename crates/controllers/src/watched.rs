@@ -1,7 +1,7 @@
 //! What only the background loops look at: claims, and the attachments Kubernetes made for
 //! us. The replica that runs no loops does not pay for these watches.
 
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
 use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::VolumeAttachment};
 use kube::{Api, ResourceExt, runtime::watcher};
@@ -19,6 +19,7 @@ use crate::{
         snapshots::SNAPSHOT_GROUP,
         view::{Slim, View},
     },
+    offload::IN_BOTH_CLUSTERS,
     volume::{CarriedAnnotations, ClaimMark, ClaimName, ClaimSize, DRIVER_NAME, mark},
 };
 
@@ -72,6 +73,21 @@ pub(super) struct Claim {
     pub(super) locked_by: Option<String>,
     /// Whether it bears the marks of its twin, which belong on that alone.
     pub(super) bears_marks_of_its_twin: bool,
+    /// Whether an administrator says that it is in both clusters.
+    pub(super) is_in_both: bool,
+    /// Topics of what decides whose volume it gets, as long as it is not bound: its class, and the PV that
+    /// it names.
+    pub(super) depends_on: Vec<String>,
+}
+
+/// Topic of the claims of this class that are not bound. The slash keeps it apart from namespaces.
+pub(super) fn of_class(name: &str) -> String {
+    format!("class/{name}")
+}
+
+/// Topic of the claims that name this PV and are not bound.
+pub(super) fn of_volume(name: &str) -> String {
+    format!("volume/{name}")
 }
 
 /// What a claim is to be a copy of: an object of its namespace.
@@ -94,6 +110,10 @@ pub(super) struct Outer {
 impl Slim for Claim {
     fn topic(&self) -> &str {
         &self.name.namespace
+    }
+
+    fn topics(&self) -> impl Iterator<Item = &str> {
+        iter::once(self.topic()).chain(self.depends_on.iter().map(String::as_str))
     }
 }
 
@@ -149,13 +169,22 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
     // Its annotations may be those of its twin.
     let bears_marks_of_its_twin = facts::bears_marks_of_its_twin(claim);
     let is_seen = pending || by_name || bears_marks_of_its_twin || PROVISIONERS.iter().any(ours);
+    let class = facts::claim_class(claim);
+    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     is_seen.then(|| Claim {
         name: ClaimName {
             namespace: claim.namespace().unwrap_or_default(),
             name: claim.name_any(),
         },
         uid: claim.uid().unwrap_or_default(),
-        class: facts::claim_class(claim).map(str::to_owned),
+        class: class.map(str::to_owned),
+        is_in_both: is_in_both(claim),
+        depends_on: class
+            .map(of_class)
+            .into_iter()
+            .chain(volume.map(of_volume))
+            .filter(|_| phase != Some("Bound"))
+            .collect(),
         pending,
         has_node: annotations.contains_key(SELECTED_NODE),
         names_class: [mark::REAL_CLASS, mark::LIQO_REAL_CLASS]
@@ -170,6 +199,14 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         locked_by: annotations.get(mark::MOVE).cloned(),
         bears_marks_of_its_twin,
     })
+}
+
+/// Whether an administrator says that a claim, or all claims of a class, are in both clusters.
+pub(super) fn is_in_both(object: &impl ResourceExt) -> bool {
+    object
+        .annotations()
+        .get(IN_BOTH_CLUSTERS)
+        .is_some_and(|value| value == "true")
 }
 
 /// What a claim is to be a copy of. Sources of other kinds are other people's business.

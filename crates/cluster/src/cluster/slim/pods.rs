@@ -27,6 +27,9 @@ pub struct PendingPod {
     pub consumer: Consumer,
 }
 
+/// Topic of the pods whose claims are not looked up yet. No namespace has this name.
+pub const GATED: &str = "/gated";
+
 /// It is about each of its claims.
 impl Slim for PendingPod {
     fn topic(&self) -> &str {
@@ -34,7 +37,9 @@ impl Slim for PendingPod {
     }
 
     fn topics(&self) -> impl Iterator<Item = &str> {
-        iter::once(self.topic()).chain(self.claims.iter().map(String::as_str))
+        iter::once(self.topic())
+            .chain(self.claims.iter().map(String::as_str))
+            .chain(self.waits_for_claims_gate.then_some(GATED))
     }
 }
 

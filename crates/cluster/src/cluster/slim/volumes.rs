@@ -145,6 +145,18 @@ impl Slim for Volume {
 }
 
 impl Volume {
+    /// The name of the PV.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Real(volume) => &volume.name,
+            Self::Virtual(volume) => &volume.name,
+            Self::OtherVersion(name) => name,
+            Self::Movers(volume) => &volume.name,
+            Self::Free(volume) => &volume.name,
+        }
+    }
+
     /// The PV of a twin.
     #[must_use]
     pub fn as_real(&self) -> Option<&Arc<RealVolume>> {
