@@ -13,7 +13,7 @@ use std::{
     iter,
     sync::{
         Arc, Mutex, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -66,13 +66,16 @@ struct Shared<S> {
     counters: Mutex<Vec<Counter<S>>>,
     /// The keys of objects that are too large to be read.
     too_large: RwLock<BTreeSet<String>>,
-    is_full: AtomicBool,
+    /// The bytes of the smallest object that found no place since the last list; [`NOT_FULL`] if all did.
+    lacking: AtomicUsize,
     /// Since when what is kept may not be what is there.
     outdated: RwLock<Option<Instant>>,
     /// How many objects were given out.
     #[cfg(any(test, feature = "testkit"))]
-    given: std::sync::atomic::AtomicUsize,
+    given: AtomicUsize,
 }
+
+const NOT_FULL: usize = usize::MAX;
 
 /// Counts the changes of the objects that matter to somebody.
 struct Counter<S> {
@@ -94,6 +97,9 @@ struct Kept<S> {
 
 /// Its cluster is larger than what is kept of one.
 struct Exhausted;
+
+/// There is no place for an object of so many bytes.
+struct NoPlace(usize);
 
 /// Where what a view keeps has its place: in the room of its cluster, but for what it has of whom we
 /// serve. That has a room of its own, for what some of them put there must not take the cluster from the
@@ -136,11 +142,20 @@ impl<S: Slim> Room<S> {
         }
     }
 
-    fn keep(&self, key: &str, value: S) -> Result<Option<Kept<S>>, Exhausted> {
+    fn keep(&self, key: &str, value: S) -> Result<Result<Kept<S>, NoPlace>, Exhausted> {
         match &self.own {
-            Some((own, is_own)) if is_own(&value) => Ok(Kept::new(own, key, value).ok()),
-            _ => Kept::new(&self.cluster, key, value).map(Some),
+            Some((own, is_own)) if is_own(&value) => Ok(Kept::new(own, key, value)),
+            _ => Kept::new(&self.cluster, key, value)
+                .map(Ok)
+                .map_err(|_| Exhausted),
         }
+    }
+
+    /// Whether there is a place for an object of so many bytes of those that have a room of their own.
+    fn has_place(&self, bytes: usize) -> bool {
+        self.own
+            .as_ref()
+            .is_some_and(|(own, _)| own.take(bytes).is_some())
     }
 }
 
@@ -167,10 +182,10 @@ impl<S: Slim> View<S> {
             feeds: Feeds::default(),
             counters: Mutex::default(),
             too_large: RwLock::default(),
-            is_full: AtomicBool::default(),
+            lacking: AtomicUsize::new(NOT_FULL),
             outdated: RwLock::new(Some(Instant::now())),
             #[cfg(any(test, feature = "testkit"))]
-            given: std::sync::atomic::AtomicUsize::default(),
+            given: AtomicUsize::default(),
         }))
     }
 
@@ -221,9 +236,9 @@ impl<S: Slim> View<S> {
 
     /// An object of a new list, if there is a place for it. One that is as it was takes no second place,
     /// or a cluster could be listed again only while its room is half empty.
-    fn kept(&self, room: &Room<S>, key: &str, value: S) -> Result<Option<Kept<S>>, Exhausted> {
+    fn kept(&self, room: &Room<S>, key: &str, value: S) -> Result<Result<Kept<S>, NoPlace>, Exhausted> {
         match self.read().objects.get(key) {
-            Some(before) if *before.value == value => Ok(Some(before.again())),
+            Some(before) if *before.value == value => Ok(Ok(before.again())),
             _ => room.keep(key, value),
         }
     }
@@ -231,11 +246,11 @@ impl<S: Slim> View<S> {
     /// Whether objects are not shown because what they belong to has no room left.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.0.is_full.load(Ordering::Relaxed)
+        self.lacking() != NOT_FULL
     }
 
-    fn set_full(&self, is_full: bool) {
-        self.0.is_full.store(is_full, Ordering::Relaxed);
+    fn lacking(&self) -> usize {
+        self.0.lacking.load(Ordering::Relaxed)
     }
 
     fn replace(&self, listed: HashMap<String, Kept<S>>) {
@@ -329,16 +344,14 @@ impl<S: Slim> View<S> {
 
     #[cfg(any(test, feature = "testkit"))]
     fn given(&self, objects: usize) {
-        self.0
-            .given
-            .fetch_add(objects, std::sync::atomic::Ordering::Relaxed);
+        self.0.given.fetch_add(objects, Ordering::Relaxed);
     }
 
     /// How many objects were given out so far: what it has cost those who asked.
     #[cfg(any(test, feature = "testkit"))]
     #[must_use]
     pub fn objects_given(&self) -> usize {
-        self.0.given.load(std::sync::atomic::Ordering::Relaxed)
+        self.0.given.load(Ordering::Relaxed)
     }
 
     /// How many objects a topic has.
@@ -406,11 +419,11 @@ impl<S: Slim> View<S> {
 }
 
 impl<S: Slim> Kept<S> {
-    fn new(budget: &Budget, key: &str, value: S) -> Result<Self, Exhausted> {
+    fn new(budget: &Budget, key: &str, value: S) -> Result<Self, NoPlace> {
         // The key is kept twice, and often again as the topic.
         let bytes = 3 * key.len() + size_of::<S>() + value.text();
         Ok(Self {
-            place: Arc::new(budget.take(bytes).ok_or(Exhausted)?),
+            place: Arc::new(budget.take(bytes).ok_or(NoPlace(bytes))?),
             value: Arc::new(value),
         })
     }

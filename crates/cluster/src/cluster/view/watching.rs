@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fmt::Debug,
-    sync::PoisonError,
+    sync::{PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Exhausted, Room, Slim, View};
+use super::{Exhausted, NOT_FULL, NoPlace, Room, Slim, View};
 use crate::{
     cluster::{
         HOME_PAGE, REMOTE_PAGE,
@@ -35,6 +35,8 @@ use crate::{
 /// A watch that goes silent is noticed this much later, plus a few seconds. Whoever waits also
 /// looks for himself, and whoever deletes or answers that nothing is there reads live.
 const WATCH_SECONDS: u32 = 60;
+/// The same while a view is full: when a watch ends it is asked whether there is room again.
+const WATCH_SECONDS_WHILE_FULL: u32 = 10;
 /// Longest silence on a connection: API servers end each of our watches before.
 pub(crate) const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 /// A kind that is not served may be defined at any moment, and somebody wait for it. To be told so
@@ -165,7 +167,7 @@ impl<S: Slim> View<S> {
         };
         let (mut listed, mut too_large) = (HashMap::new(), BTreeSet::new());
         // A list may also be endless with objects that nobody wants.
-        let (mut seen, mut is_full) = (0, false);
+        let (mut seen, mut lacking) = (0, NOT_FULL);
         loop {
             let page = match next_page(api, &mut params, config.page_size).await {
                 Ok(Some(page)) => page,
@@ -181,15 +183,15 @@ impl<S: Slim> View<S> {
                 let key = key(&object);
                 if let Some(value) = slim(object) {
                     match self.kept(room, &key, value)? {
-                        Some(kept) => drop(listed.insert(key, kept)),
-                        None => is_full = true,
+                        Ok(kept) => drop(listed.insert(key, kept)),
+                        Err(NoPlace(bytes)) => lacking = lacking.min(bytes),
                     }
                 }
             }
             params.continue_token = page.metadata.continue_.filter(|it| !it.is_empty());
             if params.continue_token.is_none() {
                 self.note_too_large(api.resource_url(), too_large);
-                self.set_full(is_full);
+                self.0.lacking.store(lacking, Ordering::Relaxed);
                 self.replace(listed);
                 return Ok(Ok(page.metadata.resource_version.unwrap_or_default()));
             }
@@ -224,14 +226,18 @@ impl<S: Slim> View<S> {
         K: Resource + Clone + Debug + DeserializeOwned + 'static,
         F: Fn(K) -> Option<S>,
     {
-        let params = WatchParams {
+        let mut params = WatchParams {
             label_selector: config.label_selector.clone(),
             field_selector: config.field_selector.clone(),
-            timeout: config.timeout,
             ..WatchParams::default()
         };
         let mut failed = None::<Instant>;
         loop {
+            params.timeout = if self.is_full() {
+                Some(WATCH_SECONDS_WHILE_FULL)
+            } else {
+                config.timeout
+            };
             let began = Instant::now();
             let error = match api.watch(&params, &version).await {
                 Ok(events) => {
@@ -264,6 +270,10 @@ impl<S: Slim> View<S> {
             let Some(error) = error else {
                 // An API server that ends each watch at once is not asked again as fast as it answers.
                 time::sleep(SHORTEST_WATCH.saturating_sub(began.elapsed())).await;
+                // Objects that found no place are told of by a new list alone.
+                if self.is_full() && room.has_place(self.lacking()) {
+                    return Ok(());
+                }
                 continue;
             };
             failed = Some(Instant::now());
@@ -294,10 +304,10 @@ impl<S: Slim> View<S> {
         let (key, version) = (key(&object), object.meta().resource_version.clone());
         let value = is_there.then(|| slim(object)).flatten();
         let kept = value.map(|value| room.keep(&key, value)).transpose()?;
-        if matches!(kept, Some(None)) {
-            self.set_full(true);
+        if let Some(Err(NoPlace(bytes))) = kept {
+            self.0.lacking.fetch_min(bytes, Ordering::Relaxed);
         }
-        self.set(&key, kept.flatten());
+        self.set(&key, kept.and_then(Result::ok));
         Ok(version)
     }
 
