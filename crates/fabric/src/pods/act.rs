@@ -111,10 +111,13 @@ impl Writer<'_> {
         if written.is_some() {
             self.tell(home, waiting.reason, &waiting.message).await;
         }
-        Ok(self
-            .pods
-            .waits
-            .note(self.look.key, self.look.prints, waiting.reason))
+        let Look {
+            key,
+            prints,
+            was_asked,
+            ..
+        } = &self.look;
+        Ok(self.pods.waits.note(key, *prints, waiting.reason, *was_asked))
     }
 
     /// Tells in an event why a home pod, as it was, now waits, if that is new.
@@ -141,6 +144,7 @@ impl Writer<'_> {
                     self.look.key,
                     self.look.prints,
                     "RemoteUnreachable",
+                    false,
                 )));
             }
         }

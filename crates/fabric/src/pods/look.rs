@@ -47,6 +47,8 @@ pub(super) struct Look<'a> {
     pub(super) claims: BTreeMap<String, String>,
     /// What was known without asking.
     pub(super) prints: Prints,
+    /// Whether it waits for something that had to be asked for.
+    pub(super) was_asked: bool,
 }
 
 impl Pods<'_> {
@@ -87,6 +89,7 @@ impl Pods<'_> {
             home_uid,
             claims: BTreeMap::new(),
             prints,
+            was_asked: false,
         };
         if look.namespace.is_err()
             && !state.claimed
@@ -272,6 +275,7 @@ impl Pods<'_> {
                 home_uid,
                 claims: BTreeMap::new(),
                 prints: Prints { waiting: 0, whole: 0 },
+                was_asked: false,
             };
             let facts = PodFacts {
                 home: None,
@@ -369,6 +373,7 @@ impl Pods<'_> {
             };
         }
         if let Some(why) = self.cannot_have(home, place).await? {
+            look.was_asked = true;
             return waiting("PodNotSupported", why);
         }
         for claim in claims(&home.json()) {
