@@ -26,7 +26,9 @@ pub use self::{
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
     kept::not_kept,
-    spec::{PodRefused, RemoteMarks, RemoteSettings, claims, inline_drivers, remote_pod, secrets},
+    spec::{
+        PodRefused, RemoteMarks, RemoteSettings, caveats, claims, inline_drivers, remote_pod, secrets,
+    },
     status::{
         STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,
         started_status, unreachable_status, waiting_status,

@@ -188,6 +188,41 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     Ok(pod)
 }
 
+/// What a pod asks for that means something else in a remote cluster: for each the reason of an event, and
+/// its text.
+#[must_use]
+pub fn caveats(home: &Value, cluster: &str) -> Vec<(&'static str, String)> {
+    let spec = &home["spec"];
+    let mut all = Vec::new();
+    let mut required = vec!["podAffinity", "podAntiAffinity"];
+    required
+        .retain(|kind| !is_empty(&spec["affinity"][*kind]["requiredDuringSchedulingIgnoredDuringExecution"]));
+    if !required.is_empty() {
+        all.push((
+            "PodAffinityIgnored",
+            format!(
+                "it requires a {}, for which the cluster {cluster} is one node, and which does not hold between pods there: \
+                 use topologySpreadConstraints to spread them over its nodes, or keep the pod on nodes of this cluster",
+                required.join(" and a ")
+            ),
+        ));
+    }
+    if spec["dnsPolicy"] == "None" {
+        let servers = spec["dnsConfig"]["nameservers"].as_array().into_iter().flatten();
+        let servers: Vec<&str> = servers.filter_map(Value::as_str).collect();
+        all.push((
+            "NameserversOfHome",
+            format!(
+                "its dnsPolicy is None, and its nameservers ({}) are asked from the cluster {cluster}, where they may be \
+                 other servers or none: name servers that it reaches, use the dnsPolicy ClusterFirst, or keep the pod on \
+                 nodes of this cluster",
+                servers.join(", ")
+            ),
+        ));
+    }
+    all
+}
+
 /// The labels of a home pod that its remote pod has.
 pub(super) fn carried_labels(home: &Value) -> BTreeMap<String, String> {
     carried(&home["metadata"]["labels"])
@@ -602,6 +637,42 @@ mod tests {
             assert_eq!(refused(&spec), PodRefused::AtHomeOnly(field.into()));
         }
         made(&json!({"containers": containers, "hostNetwork": false, "resourceClaims": []}));
+    }
+
+    #[test]
+    fn what_means_something_else_there_is_said() {
+        let reasons = |spec: &Value| {
+            let all = caveats(&pod(spec), "milan");
+            all.into_iter()
+                .map(|(reason, note)| {
+                    assert!(note.contains("milan") && note.contains("keep the pod"), "{note}");
+                    reason
+                })
+                .collect::<Vec<_>>()
+        };
+        let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]});
+        let preferred = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]});
+        for (spec, said) in [
+            (usual(), vec![]),
+            (
+                json!({"affinity": {"podAntiAffinity": preferred}, "dnsPolicy": "Default"}),
+                vec![],
+            ),
+            (
+                json!({"affinity": {"podAntiAffinity": required}}),
+                vec!["PodAffinityIgnored"],
+            ),
+            (
+                json!({"affinity": {"podAffinity": required, "podAntiAffinity": required}}),
+                vec!["PodAffinityIgnored"],
+            ),
+            (
+                json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.53"]}}),
+                vec!["NameserversOfHome"],
+            ),
+        ] {
+            assert_eq!(reasons(&spec), said, "{spec}");
+        }
     }
 
     #[test]
