@@ -27,7 +27,8 @@ pub use self::{
     decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
     kept::not_kept,
     spec::{
-        PodRefused, RemoteMarks, RemoteSettings, caveats, claims, inline_drivers, remote_pod, secrets,
+        PodRefused, RemoteMarks, RemoteSettings, caveats, claims, inline_drivers, is_homebound, remote_pod,
+        secrets,
     },
     status::{
         STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,

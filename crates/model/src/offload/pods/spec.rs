@@ -188,6 +188,15 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     Ok(pod)
 }
 
+/// Whether a pod is refused by every remote cluster, for what it asks of its own. The chart's policies hold
+/// just these at home.
+#[must_use]
+pub fn is_homebound(home: &Value) -> bool {
+    let spec = &home["spec"];
+    let mut volumes = spec["volumes"].as_array().into_iter().flatten();
+    AT_HOME_ONLY.iter().any(|field| !is_empty(&spec[field])) || volumes.any(volumes::is_homebound)
+}
+
 /// What a pod asks for that means something else in a remote cluster: for each the reason of an event, and
 /// its text.
 #[must_use]
@@ -673,6 +682,49 @@ mod tests {
         ] {
             assert_eq!(reasons(&spec), said, "{spec}");
         }
+    }
+
+    /// What follows `before` in a text, each time up to the end of a name.
+    fn names<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
+        let all = text.split(before).skip(1);
+        all.filter_map(|rest| rest.split(|it: char| !it.is_alphanumeric()).next())
+            .collect()
+    }
+
+    #[test]
+    fn the_policies_of_the_chart_hold_the_same_pods_at_home() {
+        let chart = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../deploy/chart/liqo-csi/templates/offloading.yaml"
+        );
+        let chart = std::fs::read_to_string(chart).unwrap();
+        let (_, policy) = chart.split_once("- name: whyHomebound").unwrap();
+        let (policy, _) = policy.split_once("- name: homebound").unwrap();
+        let mut fields = names(policy, "object.spec.?");
+        fields.extend(names(policy, "has(object.spec."));
+        assert_eq!(fields, AT_HOME_ONLY.into());
+        for field in fields {
+            for value in [json!(true), json!([{}]), json!({"podGroupName": "a"})] {
+                assert!(is_homebound(&pod(&json!({field: value}))), "{field}");
+            }
+        }
+        let (kinds, sources) = (names(policy, "has(v."), names(policy, "has(s."));
+        assert_eq!(kinds, volumes::AT_HOME_ONLY.into());
+        assert_eq!(sources, volumes::SOURCES_AT_HOME_ONLY.into());
+        let with = |volume: Value| json!({"containers": [], "volumes": [volume]});
+        let kinds = kinds.iter().map(|kind| with(json!({"name": "v", *kind: {}})));
+        let sources = sources.iter().map(|source| json!({"sources": [{*source: {}}]}));
+        let sources = sources.map(|sources| with(json!({"name": "v", "projected": sources})));
+        for spec in kinds.chain(sources) {
+            assert!(is_homebound(&pod(&spec)), "{spec}");
+            assert!(matches!(refused(&spec), PodRefused::AtHomeOnly(_)), "{spec}");
+        }
+        // Kubernetes mounts it, and it stays at home without the pod.
+        assert!(policy.contains("!v.name.startsWith('kube-api-access-')"));
+        assert!(!is_homebound(&pod(&usual())));
+        let mut token = usual();
+        token["volumes"][1]["projected"]["sources"][1] = json!({"podCertificate": {}});
+        assert!(is_homebound(&pod(&token)));
     }
 
     #[test]
