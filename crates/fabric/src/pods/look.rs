@@ -296,8 +296,8 @@ impl Pods<'_> {
         Waiting {
             reason: "RemoteRefused",
             message: format!(
-                "the cluster {} does not keep {field}, which protects this pod or others from it: its API server may be older \
-                 than this one, or have that feature switched off. Keep the pod on nodes of this cluster",
+                "the cluster {} does not keep {field} as it was sent: its API server may be older than this one, or have that \
+                 feature switched off, or admission there changes it. Keep the pod on nodes of this cluster",
                 self.cluster
             ),
         }
