@@ -54,7 +54,7 @@ mod watched;
 
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
-use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
+use liqo_csi_cluster::{api, cluster, controller, fleet, keyed, lease, queue, rounds};
 use liqo_csi_model::{access, offload, placement, topology, volume};
 use liqo_csi_moves::{gate, movers};
 use liqo_csi_observe as observe;
@@ -75,6 +75,7 @@ pub use self::{
 };
 use crate::{
     cluster::{Cluster, events::Events},
+    controller::control,
     fleet::Registry,
     lease::Lease,
     movers::HelperSettings,
@@ -136,6 +137,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
     }
     let reports = || Reports::new(events.clone());
     let loops = metrics.loops();
+    let claim_gates = ClaimGates::new(home, &watched, reports());
     tokio::join!(
         drive(VirtualNodes::new(home, registry), loops),
         drive(FabricNodes::new(home, &settings.namespace), loops),
@@ -151,7 +153,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             unserved::MissingClasses::new(home, registry, &watched, settings, reports()),
             loops
         ),
-        drive(ClaimGates::new(home, &watched, reports()), loops),
+        control(&claim_gates, loops),
         drive(Pinned::new(home, &watched, events), loops),
         drive(Sources::new(home, &watched, events, reports()), loops),
         drive_each(

@@ -1,7 +1,7 @@
 //! The views that only the background loops need: claims, and the attachments that Kubernetes creates for
 //! this driver. A replica that runs no loops does not have these watches.
 
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
 use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::VolumeAttachment};
 use kube::{Api, ResourceExt, runtime::watcher};
@@ -19,6 +19,7 @@ use crate::{
         snapshots::SNAPSHOT_GROUP,
         view::{Slim, View},
     },
+    offload::IN_BOTH_CLUSTERS,
     volume::{CarriedAnnotations, ClaimMark, ClaimName, ClaimSize, DRIVER_NAME, mark},
 };
 
@@ -71,6 +72,21 @@ pub(super) struct Claim {
     pub(super) locked_by: Option<String>,
     /// Whether it has the marks of its twin, which belong only on the twin.
     pub(super) bears_marks_of_its_twin: bool,
+    /// Whether an administrator declares that it exists in both clusters.
+    pub(super) is_in_both: bool,
+    /// Topics of the objects that determine the driver of its volume, until it is bound: its class, and the
+    /// PersistentVolume that it names.
+    pub(super) depends_on: Vec<String>,
+}
+
+/// The topic of the unbound claims of this class. No namespace has a slash in its name.
+pub(super) fn of_class(name: &str) -> String {
+    format!("class/{name}")
+}
+
+/// The topic of the unbound claims that name this PersistentVolume.
+pub(super) fn of_volume(name: &str) -> String {
+    format!("volume/{name}")
 }
 
 /// The data source of a claim: an object of its namespace.
@@ -91,6 +107,10 @@ pub(super) struct KubernetesAttachment {
 impl Slim for Claim {
     fn topic(&self) -> &str {
         &self.name.namespace
+    }
+
+    fn topics(&self) -> impl Iterator<Item = &str> {
+        iter::once(self.topic()).chain(self.depends_on.iter().map(String::as_str))
     }
 }
 
@@ -151,13 +171,22 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
     // A fabric may have copied the annotations of its twin.
     let bears_marks_of_its_twin = facts::bears_marks_of_its_twin(claim);
     let is_seen = pending || by_name || bears_marks_of_its_twin || PROVISIONERS.iter().any(ours);
+    let class = facts::claim_class(claim);
+    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     is_seen.then(|| Claim {
         name: ClaimName {
             namespace: claim.namespace().unwrap_or_default(),
             name: claim.name_any(),
         },
         uid: claim.uid().unwrap_or_default(),
-        class: facts::claim_class(claim).map(str::to_owned),
+        class: class.map(str::to_owned),
+        is_in_both: is_in_both(claim),
+        depends_on: class
+            .map(of_class)
+            .into_iter()
+            .chain(volume.map(of_volume))
+            .filter(|_| phase != Some("Bound"))
+            .collect(),
         pending,
         has_node: annotations.contains_key(SELECTED_NODE),
         names_class: [mark::REAL_CLASS, mark::LIQO_REAL_CLASS]
@@ -172,6 +201,14 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         locked_by: annotations.get(mark::MOVE).cloned(),
         bears_marks_of_its_twin,
     })
+}
+
+/// Whether an administrator declares that a claim, or all claims of a class, exist in both clusters.
+pub(super) fn is_in_both(object: &impl ResourceExt) -> bool {
+    object
+        .annotations()
+        .get(IN_BOTH_CLUSTERS)
+        .is_some_and(|value| value == "true")
 }
 
 /// The data source of a claim. This driver does not handle sources of other kinds.

@@ -15,7 +15,7 @@ use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
 pub use self::{
     moves::SeenMove,
-    pods::{OpenNode, PendingPod, claims_of, has_ended, toleration},
+    pods::{GATED, OpenNode, PendingPod, claims_of, has_ended, toleration},
     volumes::{MoversVolume, RealVolume, VirtualVolume, Volume, free_volume},
 };
 pub(super) use self::{

@@ -11,7 +11,7 @@ use std::{
     iter,
     sync::{
         Arc, Mutex, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -64,13 +64,17 @@ struct Shared<S> {
     counters: Mutex<Vec<Counter<S>>>,
     /// The keys of objects that are too large to be read.
     too_large: RwLock<BTreeSet<String>>,
-    is_full: AtomicBool,
+    /// The size of the smallest object that was omitted since the last list, because the separate budget was
+    /// exhausted; [`NOT_FULL`] if none was.
+    smallest_omitted: AtomicUsize,
     /// Since when the view may be outdated.
     outdated: RwLock<Option<Instant>>,
     /// How many objects were returned.
     #[cfg(any(test, feature = "testkit"))]
-    given: std::sync::atomic::AtomicUsize,
+    given: AtomicUsize,
 }
+
+const NOT_FULL: usize = usize::MAX;
 
 /// Counts the changes of matching objects.
 struct Counter<S> {
@@ -92,6 +96,9 @@ struct KeptObject<S> {
 
 /// The budget of the cluster is exhausted.
 struct Exhausted;
+
+/// A budget does not allow an object of this many bytes.
+struct OverBudget(usize);
 
 /// The budgets of a view: that of its cluster, and a separate one for the objects of a served namespace. Its
 /// users must not use up the budget of the whole cluster: when the separate budget is exhausted, the view
@@ -134,11 +141,20 @@ impl<S: Slim> Room<S> {
         }
     }
 
-    fn keep(&self, key: &str, value: S) -> Result<Option<KeptObject<S>>, Exhausted> {
+    fn keep(&self, key: &str, value: S) -> Result<Result<KeptObject<S>, OverBudget>, Exhausted> {
         match &self.own {
-            Some((own, is_own)) if is_own(&value) => Ok(KeptObject::new(own, key, value).ok()),
-            _ => KeptObject::new(&self.cluster, key, value).map(Some),
+            Some((own, is_own)) if is_own(&value) => Ok(KeptObject::new(own, key, value)),
+            _ => KeptObject::new(&self.cluster, key, value)
+                .map(Ok)
+                .map_err(|_| Exhausted),
         }
+    }
+
+    /// Whether the separate budget allows an object of this many bytes.
+    fn own_allows(&self, bytes: usize) -> bool {
+        self.own
+            .as_ref()
+            .is_some_and(|(own, _)| own.reserve(bytes).is_some())
     }
 }
 
@@ -165,10 +181,10 @@ impl<S: Slim> View<S> {
             feeds: Feeds::default(),
             counters: Mutex::default(),
             too_large: RwLock::default(),
-            is_full: AtomicBool::default(),
+            smallest_omitted: AtomicUsize::new(NOT_FULL),
             outdated: RwLock::new(Some(Instant::now())),
             #[cfg(any(test, feature = "testkit"))]
-            given: std::sync::atomic::AtomicUsize::default(),
+            given: AtomicUsize::default(),
         }))
     }
 
@@ -218,9 +234,14 @@ impl<S: Slim> View<S> {
 
     /// Keeps an object of a new list, if the budget allows it. An unchanged object is not counted twice, or
     /// a cluster could be listed again only while half of its budget is free.
-    fn kept(&self, room: &Room<S>, key: &str, value: S) -> Result<Option<KeptObject<S>>, Exhausted> {
+    fn kept(
+        &self,
+        room: &Room<S>,
+        key: &str,
+        value: S,
+    ) -> Result<Result<KeptObject<S>, OverBudget>, Exhausted> {
         match self.read().objects.get(key) {
-            Some(before) if *before.value == value => Ok(Some(before.again())),
+            Some(before) if *before.value == value => Ok(Ok(before.again())),
             _ => room.keep(key, value),
         }
     }
@@ -228,11 +249,11 @@ impl<S: Slim> View<S> {
     /// Whether objects are not shown because their separate budget is exhausted.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.0.is_full.load(Ordering::Relaxed)
+        self.smallest_omitted() != NOT_FULL
     }
 
-    fn set_full(&self, is_full: bool) {
-        self.0.is_full.store(is_full, Ordering::Relaxed);
+    fn smallest_omitted(&self) -> usize {
+        self.0.smallest_omitted.load(Ordering::Relaxed)
     }
 
     fn replace(&self, listed: HashMap<String, KeptObject<S>>) {
@@ -324,16 +345,14 @@ impl<S: Slim> View<S> {
 
     #[cfg(any(test, feature = "testkit"))]
     fn given(&self, objects: usize) {
-        self.0
-            .given
-            .fetch_add(objects, std::sync::atomic::Ordering::Relaxed);
+        self.0.given.fetch_add(objects, Ordering::Relaxed);
     }
 
     /// How many objects were returned so far: the cost of the reads.
     #[cfg(any(test, feature = "testkit"))]
     #[must_use]
     pub fn objects_given(&self) -> usize {
-        self.0.given.load(std::sync::atomic::Ordering::Relaxed)
+        self.0.given.load(Ordering::Relaxed)
     }
 
     /// How many objects a topic has.
@@ -401,11 +420,11 @@ impl<S: Slim> View<S> {
 }
 
 impl<S: Slim> KeptObject<S> {
-    fn new(budget: &Budget, key: &str, value: S) -> Result<Self, Exhausted> {
+    fn new(budget: &Budget, key: &str, value: S) -> Result<Self, OverBudget> {
         // The key is stored twice, and often again as the topic.
         let bytes = 3 * key.len() + size_of::<S>() + value.text();
         Ok(Self {
-            reservation: Arc::new(budget.reserve(bytes).ok_or(Exhausted)?),
+            reservation: Arc::new(budget.reserve(bytes).ok_or(OverBudget(bytes))?),
             value: Arc::new(value),
         })
     }

@@ -23,8 +23,8 @@ use crate::{
     observe::crash::{self, Step},
     offload::pods::{
         Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings, UNSCHEDULABLE, Waiting,
-        decide_pod, final_status, is_transition, least_final_status, not_kept, remote_pod, remote_status,
-        started_status, unreachable_status, waiting_status,
+        caveats, decide_pod, final_status, is_transition, least_final_status, not_kept, remote_pod,
+        remote_status, started_status, unreachable_status, waiting_status,
     },
     places::Place,
     raw::RawPod,
@@ -111,10 +111,13 @@ impl Writer<'_> {
         if written.is_some() {
             self.tell(home, waiting.reason, &waiting.message).await;
         }
-        Ok(self
-            .pods
-            .waits
-            .note(self.look.key, self.look.prints, waiting.reason))
+        let Look {
+            key,
+            prints,
+            read_live,
+            ..
+        } = &self.look;
+        Ok(self.pods.waits.note(key, *prints, waiting.reason, *read_live))
     }
 
     /// Tells in an event why a home pod, as it was, now waits, if that is new.
@@ -141,6 +144,7 @@ impl Writer<'_> {
                     self.look.key,
                     self.look.prints,
                     "RemoteUnreachable",
+                    false,
                 )));
             }
         }
@@ -166,7 +170,13 @@ impl Writer<'_> {
         let pods = self.home_pods(home);
         let patch = json!({ "metadata": metadata });
         let written = crash::around(Step::PodClaim, pods.merge(&home.name_any(), &patch)).await;
-        unless_conflict(written).map(drop)
+        if unless_conflict(written)?.is_some() {
+            for (reason, note) in caveats(&home.json(), self.pods.cluster.as_str()) {
+                let events = &self.pods.events;
+                events.warn_object(reference(home), reason, &note).await;
+            }
+        }
+        Ok(())
     }
 
     async fn make(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Made, ApiError> {

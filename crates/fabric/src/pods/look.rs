@@ -47,6 +47,8 @@ pub(super) struct Look<'a> {
     pub(super) claims: BTreeMap<String, String>,
     /// What was known without asking.
     pub(super) prints: Prints,
+    /// Whether live reads found what it waits for, which no watch shows.
+    pub(super) read_live: bool,
 }
 
 impl Pods<'_> {
@@ -87,6 +89,7 @@ impl Pods<'_> {
             home_uid,
             claims: BTreeMap::new(),
             prints,
+            read_live: false,
         };
         if look.namespace.is_err()
             && !state.claimed
@@ -276,6 +279,7 @@ impl Pods<'_> {
                 home_uid,
                 claims: BTreeMap::new(),
                 prints: Prints { waiting: 0, whole: 0 },
+                read_live: false,
             };
             let facts = PodFacts {
                 home: None,
@@ -296,8 +300,9 @@ impl Pods<'_> {
         Waiting {
             reason: "RemoteRefused",
             message: format!(
-                "the cluster {} does not keep {field}, which protects this pod or others from it: its API server may be older \
-                 than this one, or have that feature switched off. Keep the pod on nodes of this cluster",
+                "the cluster {} does not keep {field} as it was sent: its API server may be older than this one or have the \
+                 feature disabled, or an admission webhook or policy there changes the field. Keep the pod on nodes of this \
+                 cluster",
                 self.cluster
             ),
         }
@@ -373,6 +378,7 @@ impl Pods<'_> {
             };
         }
         if let Some(why) = self.cannot_have(home, place).await? {
+            look.read_live = true;
             return waiting("PodNotSupported", why);
         }
         for claim in claims(&home.json()) {

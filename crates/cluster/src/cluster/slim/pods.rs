@@ -25,6 +25,9 @@ pub struct PendingPod {
     pub consumer: Consumer,
 }
 
+/// The topic of the pods with the gate for claims. No namespace has this name.
+pub const GATED: &str = "/gated";
+
 /// Its topics are its claims.
 impl Slim for PendingPod {
     fn topic(&self) -> &str {
@@ -32,7 +35,9 @@ impl Slim for PendingPod {
     }
 
     fn topics(&self) -> impl Iterator<Item = &str> {
-        iter::once(self.topic()).chain(self.claims.iter().map(String::as_str))
+        iter::once(self.topic())
+            .chain(self.claims.iter().map(String::as_str))
+            .chain(self.waits_for_claims_gate.then_some(GATED))
     }
 }
 

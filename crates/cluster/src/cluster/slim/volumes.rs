@@ -131,6 +131,18 @@ impl Slim for Volume {
 }
 
 impl Volume {
+    /// The name of the PersistentVolume.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Real(volume) => &volume.name,
+            Self::Virtual(volume) => &volume.name,
+            Self::OtherVersion(name) => name,
+            Self::Movers(volume) => &volume.name,
+            Self::Free(volume) => &volume.name,
+        }
+    }
+
     #[must_use]
     pub fn as_real(&self) -> Option<&Arc<RealVolume>> {
         match self {

@@ -406,11 +406,27 @@ async fn what_has_a_room_of_its_own_takes_none_of_others() {
     until(&view, "red", 2).await;
     assert_eq!(view.of_topic("blue").len(), 2);
     assert_eq!(cluster.objects(), 2, "what is blue counts elsewhere");
+    // While the separate budget is exhausted, nothing is listed again.
+    let lists = api.requests().len();
+    api.cut_watches();
+    paint(&api, "g", "red");
+    until(&view, "red", 3).await;
+    assert_eq!(api.requests().len(), lists);
     // When the budget allows it again, objects are kept again.
     api.remove("/api/v1/namespaces/ns/configmaps/a");
     until(&view, "blue", 1).await;
-    paint(&api, "e", "blue");
-    api.fault(Fault::new("GET", "configmaps", Act::Gone).times(1));
+    assert!(view.is_full());
     api.cut_watches();
     until(&view, "blue", 2).await;
+    assert!(view.is_full(), "the budget allows one of two");
+    api.remove("/api/v1/namespaces/ns/configmaps/b");
+    until(&view, "blue", 1).await;
+    api.cut_watches();
+    let is_over = async {
+        while view.is_full() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let is_over = tokio::time::timeout(LONG, is_over).await;
+    is_over.expect("it stays full although the budget allows both");
 }

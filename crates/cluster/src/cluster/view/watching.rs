@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fmt::Debug,
-    sync::PoisonError,
+    sync::{PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Exhausted, Room, Slim, View};
+use super::{Exhausted, NOT_FULL, OverBudget, Room, Slim, View};
 use crate::{
     cluster::{
         HOME_PAGE, REMOTE_PAGE,
@@ -35,6 +35,8 @@ use crate::{
 /// A dead watch is noticed after this time, plus a few seconds. Waiters also read live now and then, and so
 /// does code that deletes, or reports that an object does not exist.
 const WATCH_SECONDS: u32 = 60;
+/// The same while a view is full: when a watch ends, the view lists again if the budget allows it.
+const WATCH_SECONDS_WHILE_FULL: u32 = 10;
 /// Longest silence on a connection: API servers end each watch of this driver before.
 pub(crate) const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 /// A kind that is not served may be defined at any moment, and a caller may wait for it. A request costs
@@ -164,7 +166,7 @@ impl<S: Slim> View<S> {
         };
         let (mut listed, mut too_large) = (HashMap::new(), BTreeSet::new());
         // A list may also be endless with objects that are not kept.
-        let (mut seen, mut is_full) = (0, false);
+        let (mut seen, mut smallest_omitted) = (0, NOT_FULL);
         loop {
             let page = match next_page(api, &mut params, config.page_size).await {
                 Ok(Some(page)) => page,
@@ -180,15 +182,15 @@ impl<S: Slim> View<S> {
                 let key = key(&object);
                 if let Some(value) = slim(object) {
                     match self.kept(room, &key, value)? {
-                        Some(kept) => drop(listed.insert(key, kept)),
-                        None => is_full = true,
+                        Ok(kept) => drop(listed.insert(key, kept)),
+                        Err(OverBudget(bytes)) => smallest_omitted = smallest_omitted.min(bytes),
                     }
                 }
             }
             params.continue_token = page.metadata.continue_.filter(|it| !it.is_empty());
             if params.continue_token.is_none() {
                 self.note_too_large(api.resource_url(), too_large);
-                self.set_full(is_full);
+                self.0.smallest_omitted.store(smallest_omitted, Ordering::Relaxed);
                 self.replace(listed);
                 return Ok(Ok(page.metadata.resource_version.unwrap_or_default()));
             }
@@ -223,14 +225,18 @@ impl<S: Slim> View<S> {
         K: Resource + Clone + Debug + DeserializeOwned + 'static,
         F: Fn(K) -> Option<S>,
     {
-        let params = WatchParams {
+        let mut params = WatchParams {
             label_selector: config.label_selector.clone(),
             field_selector: config.field_selector.clone(),
-            timeout: config.timeout,
             ..WatchParams::default()
         };
         let mut failed = None::<Instant>;
         loop {
+            params.timeout = if self.is_full() {
+                Some(WATCH_SECONDS_WHILE_FULL)
+            } else {
+                config.timeout
+            };
             let began = Instant::now();
             let error = match api.watch(&params, &version).await {
                 Ok(events) => {
@@ -263,6 +269,10 @@ impl<S: Slim> View<S> {
             let Some(error) = error else {
                 // An API server that ends each watch at once gets no more requests than this.
                 time::sleep(SHORTEST_WATCH.saturating_sub(began.elapsed())).await;
+                // Only a new list returns the objects that were omitted.
+                if self.is_full() && room.own_allows(self.smallest_omitted()) {
+                    return Ok(());
+                }
                 continue;
             };
             failed = Some(Instant::now());
@@ -293,10 +303,10 @@ impl<S: Slim> View<S> {
         let (key, version) = (key(&object), object.meta().resource_version.clone());
         let value = is_there.then(|| slim(object)).flatten();
         let kept = value.map(|value| room.keep(&key, value)).transpose()?;
-        if matches!(kept, Some(None)) {
-            self.set_full(true);
+        if let Some(Err(OverBudget(bytes))) = kept {
+            self.0.smallest_omitted.fetch_min(bytes, Ordering::Relaxed);
         }
-        self.set(&key, kept.flatten());
+        self.set(&key, kept.and_then(Result::ok));
         Ok(version)
     }
 

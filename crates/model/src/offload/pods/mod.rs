@@ -24,7 +24,10 @@ pub use self::{
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
     kept::not_kept,
-    spec::{PodRefused, RemoteMarks, RemoteSettings, claims, inline_drivers, remote_pod, secrets},
+    spec::{
+        PodRefused, RemoteMarks, RemoteSettings, caveats, claims, inline_drivers, is_homebound, remote_pod,
+        secrets,
+    },
     status::{
         STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,
         started_status, unreachable_status, waiting_status,

@@ -185,6 +185,51 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     Ok(pod)
 }
 
+/// Whether every remote cluster refuses the pod, because it requires something of its own cluster. The
+/// policies of the chart keep exactly these pods at home.
+#[must_use]
+pub fn is_homebound(home: &Value) -> bool {
+    let spec = &home["spec"];
+    let mut volumes = spec["volumes"].as_array().into_iter().flatten();
+    AT_HOME_ONLY.iter().any(|field| !is_empty(&spec[field])) || volumes.any(volumes::is_homebound)
+}
+
+/// The fields of a pod that have another meaning in a remote cluster: for each the reason of an event, and its
+/// note.
+#[must_use]
+pub fn caveats(home: &Value, cluster: &str) -> Vec<(&'static str, String)> {
+    let spec = &home["spec"];
+    let mut all = Vec::new();
+    let mut required = vec!["podAffinity", "podAntiAffinity"];
+    required
+        .retain(|kind| !is_empty(&spec["affinity"][*kind]["requiredDuringSchedulingIgnoredDuringExecution"]));
+    if !required.is_empty() {
+        all.push((
+            "PodAffinityIgnored",
+            format!(
+                "the pod requires a {}, which counts the cluster {cluster} as one node and does not apply between pods \
+                 there: use topologySpreadConstraints to spread them over its nodes, or keep the pod on nodes of this \
+                 cluster",
+                required.join(" and a ")
+            ),
+        ));
+    }
+    if spec["dnsPolicy"] == "None" {
+        let servers = spec["dnsConfig"]["nameservers"].as_array().into_iter().flatten();
+        let servers: Vec<&str> = servers.filter_map(Value::as_str).collect();
+        all.push((
+            "NameserversOfHome",
+            format!(
+                "the pod has the dnsPolicy None, and queries its nameservers ({}) from the cluster {cluster}, where these \
+                 addresses may be other servers or none: use nameservers that the cluster reaches, or the dnsPolicy \
+                 ClusterFirst, or keep the pod on nodes of this cluster",
+                servers.join(", ")
+            ),
+        ));
+    }
+    all
+}
+
 /// The labels that are carried to the remote pod.
 pub(super) fn carried_labels(home: &Value) -> BTreeMap<String, String> {
     carried(&home["metadata"]["labels"])
@@ -597,6 +642,85 @@ mod tests {
             assert_eq!(refused(&spec), PodRefused::AtHomeOnly(field.into()));
         }
         made(&json!({"containers": containers, "hostNetwork": false, "resourceClaims": []}));
+    }
+
+    #[test]
+    fn fields_with_another_meaning_there_are_reported() {
+        let reasons = |spec: &Value| {
+            let all = caveats(&pod(spec), "milan");
+            all.into_iter()
+                .map(|(reason, note)| {
+                    assert!(note.contains("milan") && note.contains("keep the pod"), "{note}");
+                    reason
+                })
+                .collect::<Vec<_>>()
+        };
+        let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]});
+        let preferred = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]});
+        for (spec, said) in [
+            (usual(), vec![]),
+            (
+                json!({"affinity": {"podAntiAffinity": preferred}, "dnsPolicy": "Default"}),
+                vec![],
+            ),
+            (
+                json!({"affinity": {"podAntiAffinity": required}}),
+                vec!["PodAffinityIgnored"],
+            ),
+            (
+                json!({"affinity": {"podAffinity": required, "podAntiAffinity": required}}),
+                vec!["PodAffinityIgnored"],
+            ),
+            (
+                json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.53"]}}),
+                vec!["NameserversOfHome"],
+            ),
+        ] {
+            assert_eq!(reasons(&spec), said, "{spec}");
+        }
+    }
+
+    /// The names that follow `before` in a text.
+    fn names<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
+        let all = text.split(before).skip(1);
+        all.filter_map(|rest| rest.split(|it: char| !it.is_alphanumeric()).next())
+            .collect()
+    }
+
+    #[test]
+    fn the_policies_of_the_chart_hold_the_same_pods_at_home() {
+        let chart = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../deploy/chart/liqo-csi/templates/offloading.yaml"
+        );
+        let chart = std::fs::read_to_string(chart).unwrap();
+        let (_, policy) = chart.split_once("- name: whyHomebound").unwrap();
+        let (policy, _) = policy.split_once("- name: homebound").unwrap();
+        let mut fields = names(policy, "object.spec.?");
+        fields.extend(names(policy, "has(object.spec."));
+        assert_eq!(fields, AT_HOME_ONLY.into());
+        for field in fields {
+            for value in [json!(true), json!([{}]), json!({"podGroupName": "a"})] {
+                assert!(is_homebound(&pod(&json!({field: value}))), "{field}");
+            }
+        }
+        let (kinds, sources) = (names(policy, "has(v."), names(policy, "has(s."));
+        assert_eq!(kinds, volumes::AT_HOME_ONLY.into());
+        assert_eq!(sources, volumes::SOURCES_AT_HOME_ONLY.into());
+        let with = |volume: Value| json!({"containers": [], "volumes": [volume]});
+        let kinds = kinds.iter().map(|kind| with(json!({"name": "v", *kind: {}})));
+        let sources = sources.iter().map(|source| json!({"sources": [{*source: {}}]}));
+        let sources = sources.map(|sources| with(json!({"name": "v", "projected": sources})));
+        for spec in kinds.chain(sources) {
+            assert!(is_homebound(&pod(&spec)), "{spec}");
+            assert!(matches!(refused(&spec), PodRefused::AtHomeOnly(_)), "{spec}");
+        }
+        // The volume that Kubernetes adds for the token is omitted from the remote pod.
+        assert!(policy.contains("!v.name.startsWith('kube-api-access-')"));
+        assert!(!is_homebound(&pod(&usual())));
+        let mut token = usual();
+        token["volumes"][1]["projected"]["sources"][1] = json!({"podCertificate": {}});
+        assert!(is_homebound(&pod(&token)));
     }
 
     #[test]

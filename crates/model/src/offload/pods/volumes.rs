@@ -34,6 +34,11 @@ const CARRIED: [&str; 22] = [
     "secret",
     "vsphereVolume",
 ];
+/// Kinds that exist only in the home cluster.
+pub(super) const AT_HOME_ONLY: [&str; 2] = ["ephemeral", "hostPath"];
+/// Sources of a projected volume that exist only in the home cluster.
+pub(super) const SOURCES_AT_HOME_ONLY: [&str; 3] =
+    ["clusterTrustBundle", "podCertificate", "serviceAccountToken"];
 /// Allowed sources of a projected volume.
 const CARRIED_SOURCES: [&str; 3] = ["configMap", "downwardAPI", "secret"];
 
@@ -96,7 +101,18 @@ fn with_copies(mut volume: Value, home: &str) -> Value {
 }
 
 fn is_token(name: &str, volume: &Value) -> bool {
-    name.starts_with(TOKEN_VOLUME) && sources(volume).any(|source| source.contains_key("serviceAccountToken"))
+    let has = |kind: &str| sources(volume).any(|source| source.contains_key(kind));
+    let has_other = has("clusterTrustBundle") || has("podCertificate");
+    name.starts_with(TOKEN_VOLUME) && has("serviceAccountToken") && !has_other
+}
+
+/// Whether a pod with this volume can run only in the home cluster.
+pub(super) fn is_homebound(volume: &Value) -> bool {
+    let has = |kind: &str| !volume[kind].is_null();
+    let name = volume["name"].as_str().unwrap_or_default();
+    let mut kinds = sources(volume).flat_map(Map::keys);
+    AT_HOME_ONLY.into_iter().any(has)
+        || !is_token(name, volume) && kinds.any(|kind| SOURCES_AT_HOME_ONLY.contains(&kind.as_str()))
 }
 
 fn sources(volume: &Value) -> impl Iterator<Item = &Map<String, Value>> {
@@ -114,7 +130,7 @@ fn check(name: &str, volume: &Value) -> Result<(), PodRefused> {
                     let source_name = described(&format!("projected.{source}"));
                     match source.as_str() {
                         known if CARRIED_SOURCES.contains(&known) => {}
-                        "clusterTrustBundle" | "podCertificate" | "serviceAccountToken" => {
+                        known if SOURCES_AT_HOME_ONLY.contains(&known) => {
                             return Err(PodRefused::AtHomeOnly(source_name));
                         }
                         _ => return Err(PodRefused::Unknown(source_name)),
@@ -122,7 +138,7 @@ fn check(name: &str, volume: &Value) -> Result<(), PodRefused> {
                 }
             }
             known if CARRIED.contains(&known) => {}
-            "hostPath" | "ephemeral" => return Err(PodRefused::AtHomeOnly(described(kind))),
+            known if AT_HOME_ONLY.contains(&known) => return Err(PodRefused::AtHomeOnly(described(kind))),
             _ => return Err(PodRefused::Unknown(described(kind))),
         }
     }
