@@ -29,8 +29,8 @@ const HEADER: [&str; 7] = ["NAME", "PHASE", "CLAIMS", "TO", "COPIED", "LEFT", "D
 
 const FORM: &str = "The controller does the work, and goes on when this command has ended: Ctrl-C only stops looking.
 Exit status: 0 the volumes are at the target (or, with --dry-run, nothing speaks against the move); 2 it was refused, and
-nothing was changed; 3 it was cancelled, and 4 it has failed: the volumes are where they were. What
-a move does, keeps and costs is in docs/move.md.";
+nothing was changed; 3 it was cancelled or its source was recovered, and 4 it has failed: the volumes are where they
+were. What a move does, keeps and costs is in docs/move.md.";
 
 /// Moves volumes to another node, cluster or storage class while their pods run.
 #[derive(clap::Args)]
@@ -60,6 +60,10 @@ enum What {
     /// Move the volumes of a move that has ended back to where they were: to the cluster, the storage class
     /// and, if they could be used from some nodes only, the node that its status names.
     Undo(NamedArgs),
+    /// Give the source back, as it was at the commit, because the target is lost: its claim there or the
+    /// declaration of its cluster was deleted, or that does not answer and its virtual node has the taint
+    /// node.kubernetes.io/out-of-service. What was written at the target since the commit is lost.
+    RecoverSource(RecoverArgs),
 }
 
 /// Where the moves are.
@@ -94,6 +98,15 @@ struct NamedArgs {
     no_wait: bool,
 }
 
+#[derive(clap::Args)]
+struct RecoverArgs {
+    #[command(flatten)]
+    named: NamedArgs,
+    /// Do it. Without this only what would be lost is said.
+    #[arg(long)]
+    accept_loss: bool,
+}
+
 /// A namespace, and the moves in it.
 struct Place {
     namespace: String,
@@ -125,6 +138,11 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
             What::Resume(args) => ordered(args, Order::Resume).await,
             What::Cutover(args) => ordered(args, Order::Cutover).await,
             What::Cancel(args) => ordered(args, Order::Cancel).await,
+            What::RecoverSource(RecoverArgs { named, accept_loss }) => {
+                let place = named.place.find().await?;
+                orders::recover(&place, &named.name, accept_loss).await?;
+                follow(&place, &named.name, !named.no_wait).await
+            }
             What::Undo(args) => {
                 let place = args.place.find().await?;
                 let back = back::undo(&place, &args.name).await?;

@@ -265,6 +265,14 @@ steps! {
     MoveHandOver = "move-hand-over",
     /// The PV of the superseded twin is retained before that is deleted.
     MoveRetainSource = "move-retain-source",
+    /// The superseded twin is that of the epoch after the target's, or is made again for that.
+    MoveRecoverSource = "move-recover-source",
+    /// The PV of the superseded twin is given to the one that was made again.
+    MoveRecoverVolume = "move-recover-volume",
+    /// The superseded twin that was made again is deleted.
+    MoveForgetSource = "move-forget-source",
+    /// The target for which the source was given back is marked.
+    MoveSupersedeTarget = "move-supersede-target",
     /// The superseded twin is deleted.
     MoveReleaseSource = "move-release-source",
     /// The twin at the target of a move is made.

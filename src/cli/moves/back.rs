@@ -35,9 +35,13 @@ fn whereto(target: &Target) -> String {
 fn way_back(of: &VolumeMove) -> Result<VolumeMoveSpec, String> {
     match words::phase(of) {
         Some(Phase::Retaining | Phase::Done) => {}
-        Some(Phase::Cancelled | Phase::Failed) => {
+        Some(Phase::Cancelled | Phase::Failed | Phase::Recovered) => {
             return Err("the volumes are where they were: there is nothing to undo".to_owned());
         }
+        Some(Phase::Committing) => {
+            return Err("its pods have yet to be given the volumes at the target: wait for that".to_owned());
+        }
+        Some(Phase::Recovering) => return Err("its source is being given back".to_owned()),
         _ => return Err("it has not ended: give it up with liqo-csi move cancel".to_owned()),
     }
     let claims = of.status.iter().flat_map(|status| &status.claims);
@@ -50,6 +54,7 @@ fn way_back(of: &VolumeMove) -> Result<VolumeMoveSpec, String> {
         },
         paused: false,
         cancel: false,
+        recover_source: false,
         dry_run: false,
         ..of.spec.clone()
     })

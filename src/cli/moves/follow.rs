@@ -128,7 +128,7 @@ impl Said {
                     println!("- {finding}");
                 }
             }
-            End::Moved | End::Cancelled | End::Failed => {}
+            End::Moved | End::Cancelled | End::Failed | End::Recovered => {}
         }
     }
 

@@ -28,11 +28,13 @@ impl Order {
     fn too_late(self, of: &VolumeMove) -> Option<&'static str> {
         let phase = words::phase(of)?;
         match (self, phase) {
-            (_, Phase::Done | Phase::Cancelled | Phase::Failed) => Some("it has ended"),
+            (_, Phase::Done | Phase::Cancelled | Phase::Failed | Phase::Recovered) => Some("it has ended"),
             (Self::Resume, _) => None,
-            (Self::Cancel, Phase::Committing | Phase::Retaining) => {
-                Some("the volumes are at the target already: move them back with liqo-csi move undo")
-            }
+            (Self::Cancel, Phase::Committing | Phase::Retaining) => Some(
+                "the volumes are at the target already: move them back with liqo-csi move undo or, if the target is lost, \
+                     liqo-csi move recover-source",
+            ),
+            (_, Phase::Recovering) => Some("the source is being given back"),
             (_, Phase::Committing | Phase::Retaining) => Some("the volumes are at the target already"),
             _ => None,
         }
@@ -47,6 +49,43 @@ pub(super) async fn give(place: &Place, name: &str, order: Order) -> Outcome {
     }
     place.moves.merge(name, &order.patch()).await?;
     Ok(())
+}
+
+/// Asks for the source back, if its user accepts what is lost by that.
+pub(super) async fn recover(place: &Place, name: &str, accepts: bool) -> Outcome {
+    let of = named(place, name).await?;
+    let full = format!("{}/{name}", place.namespace);
+    let loss = what_is_lost(&of).map_err(|why| format!("{full}: {why}"))?;
+    eprintln!("{full}: {loss}");
+    if !accepts {
+        return Err("nothing was changed: say --accept-loss to have the source back all the same".into());
+    }
+    place
+        .moves
+        .merge(name, &json!({"spec": {"recoverSource": true}}))
+        .await?;
+    Ok(())
+}
+
+fn what_is_lost(of: &VolumeMove) -> Result<String, &'static str> {
+    match words::phase(of) {
+        Some(Phase::Committing | Phase::Retaining | Phase::Recovering) => {}
+        Some(Phase::Done) => return Err("its source is not kept any more"),
+        Some(Phase::Cancelled | Phase::Failed | Phase::Recovered) => {
+            return Err("the volumes are where they were already");
+        }
+        _ => {
+            return Err(
+                "it was not committed: the volumes are where they were. liqo-csi move cancel gives it up",
+            );
+        }
+    }
+    let committed = of.status.as_ref().and_then(|status| status.committed_at.as_ref());
+    let since = committed.map_or_else(String::new, |committed| format!(", {}", committed.0));
+    Ok(format!(
+        "all that was written to {} since the commit{since} is lost when the source is given back",
+        of.spec.claims.join(", ")
+    ))
 }
 
 pub(super) async fn named(place: &Place, name: &str) -> Outcome<VolumeMove> {
@@ -73,6 +112,26 @@ mod tests {
             "status": {"phase": phase},
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn what_is_lost_with_a_target_is_said_while_the_source_is_kept() {
+        let mut committed = of("Retaining");
+        committed.status.as_mut().unwrap().committed_at = from_value(json!("2026-11-26T12:00:00Z")).unwrap();
+        let said = what_is_lost(&committed).unwrap();
+        assert!(
+            said.contains("written to data") && said.contains("2026-11-26T12:00:00Z"),
+            "{said}"
+        );
+        for (phase, why) in [
+            ("Copying", "move cancel"),
+            ("Done", "not kept"),
+            ("Failed", "where they were"),
+            ("Recovered", "where they were"),
+        ] {
+            let said = what_is_lost(&of(phase)).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        }
     }
 
     #[test]

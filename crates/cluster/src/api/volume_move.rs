@@ -6,6 +6,8 @@
 
 // KubeSchema copies each struct into a function to read its schema.
 #![allow(unreachable_pub)]
+// And this does not reach the copies where it stands on the struct: each of its bools is set by itself.
+#![allow(clippy::struct_excessive_bools)]
 // kubectl shows the comments as they are.
 #![allow(clippy::doc_markdown)]
 
@@ -45,6 +47,7 @@ const QUANTITY: &str = r"^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|P
     derive = "PartialEq",
     doc = "A move of the volumes of some claims of its namespace to another node, cluster or storage class. The claims stay as they are, with their names and uids.",
     validation = Rule::new("!oldSelf.spec.cancel || self.spec.cancel").message("a move that was cancelled stays cancelled"),
+    validation = Rule::new("!self.spec.recoverSource || (has(self.status) && has(self.status.committedAt))").message("the source can be given back only after the commit: cancel the move, or do not set recoverSource"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "How far it is"),
     printcolumn(name = "Claims", type_ = "string", json_path = ".spec.claims", description = "What is moved"),
     printcolumn(name = "Node", type_ = "string", json_path = ".spec.target.nodeName", description = "The node that it is moved to"),
@@ -122,6 +125,13 @@ pub struct VolumeMoveSpec {
     /// Whether the move is undone. Once it was committed it cannot be. It stays true.
     #[serde(default)]
     pub cancel: bool,
+
+    /// Whether the source is given back, as it was at the commit, because the target is lost: its twin
+    /// does not exist any more, its RemoteCluster was deleted, or its cluster does not answer and its virtual
+    /// node has the taint node.kubernetes.io/out-of-service. What was written at the target since the
+    /// commit (status.committedAt) is lost by that. As long as the target is not lost nothing is done.
+    #[serde(default)]
+    pub recover_source: bool,
 
     /// Whether only what speaks against the move is looked for.
     #[serde(default)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::{
@@ -28,15 +29,17 @@ use crate::{
     cluster::{
         ApiError,
         events::Weight,
+        facts::{is_out_of_service, is_ready},
         slim::{SeenMove, Volume},
         unless_conflict,
     },
-    gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Place, ReadsOn, Records},
+    fleet::NodeKind,
+    gate::{Applied, ClaimObjects, GateError, MovedSide, MovedVolume, Movers, Place, ReadsOn, Records},
     movers::MoveHelpers,
     observe::crash::{self, Step},
     placement::moving::{
         BackTo, ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Outcome, Side, Stage,
-        StatusChange, VolumeNow, Waiting, Why, move_step,
+        StatusChange, VolumeNow, Waiting, Why, move_step, policy_wanted,
     },
     rounds::Rounds,
     volume::{
@@ -183,6 +186,12 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
         let (plan, stage) = (first.plan()?, first.stage()?);
         let mut moved = volumes(self.context.home, self.context.registry, &first, &plan)?;
         let request = MoveRequest::try_from(&first)?;
+        for moved in moved
+            .iter_mut()
+            .filter(|_| request.recover_source && !stage.is_recovered())
+        {
+            moved.target_off = self.is_off(&moved.target).await?;
+        }
         let observed = moved.iter().map(|moved| self.observed(moved, &request, &stage));
         let observed = try_join_all(observed).await?;
         // Last of all: what this says was still true after all of that was read.
@@ -221,6 +230,18 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
         }
     }
 
+    /// Whether an administrator has declared out of service all nodes that stand for the cluster of a side.
+    async fn is_off(&self, side: &MovedSide) -> Result<bool, ApiError> {
+        let Context { home, registry, .. } = self.context;
+        let nodes = home.all::<Node>().list(None).await?;
+        let mut standing = nodes.into_iter().filter(|node| {
+            let behind = registry.behind(&home.node(node.metadata.clone()));
+            matches!(behind, NodeKind::Virtual(remote) if remote.id == side.id.cluster)
+        });
+        let is_off = |node: &Node| is_out_of_service(node) && !is_ready(node);
+        Ok(standing.next().is_some_and(|node| is_off(&node)) && standing.all(|node| is_off(&node)))
+    }
+
     async fn observed(
         &self,
         moved: &MovedVolume,
@@ -249,6 +270,7 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
                 };
                 Entered::Gate(gate, records)
             }
+            StatusChange::Recover(gate) => Entered::Recover(gate, records_now(seen)?),
             StatusChange::Commit(gate) => match commit_records(seen).await {
                 Ok(records) => Entered::Commit(gate, records),
                 Err(GateError::Api(error)) if !status.overdue.downtime => return Err(error.into()),
@@ -385,6 +407,9 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
 
     /// How far the copies are, as far as this replica was told.
     fn copies(&self, seen: &Seen) -> Copies {
+        if seen.stage.is_recovered() {
+            return Copies::default();
+        }
         let helpers = self.context.helpers;
         let claims = seen.moved.iter().filter_map(|moved| {
             let progress = helpers.progress(moved)?;
@@ -585,6 +610,23 @@ fn journal_left<'s>(seen: &'s Seen, index: usize, step: &ClaimStep) -> Option<&'
         Live::Silent(why) if goes => Some(why),
         _ => None,
     }
+}
+
+/// What the status remembers of the PVs, with the reclaim policies that their user wants by now.
+fn records_now(seen: &Seen) -> Result<Vec<CommitRecord>, GateError> {
+    let records = seen.moved.iter().zip(&seen.facts).map(|(moved, facts)| {
+        let Records::Committed(record) = &moved.records else {
+            return Err(GateError::NoRecord(moved.source.id.name.clone()));
+        };
+        let record = CommitRecord::clone(record);
+        Ok(match &facts.volume {
+            VolumeNow::There(volume) => {
+                record.with_policy(policy_wanted(volume.policy, volume.mark.as_ref()))
+            }
+            VolumeNow::Absent => record,
+        })
+    });
+    records.collect()
 }
 
 async fn commit_records(seen: &Seen) -> Result<Vec<CommitRecord>, GateError> {

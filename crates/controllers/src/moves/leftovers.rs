@@ -251,6 +251,8 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             target: target.unwrap_or_else(|| nowhere(next)),
             records: Records::Nothing,
             mover_node: None,
+            recovers: false,
+            target_off: false,
         }))
     }
 }

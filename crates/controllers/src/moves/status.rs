@@ -27,6 +27,8 @@ pub(super) enum Entered {
     Gate(GateNumber, Vec<SourceRecord>),
     /// `Committed` with this number, and the PVs that replace them.
     Commit(GateNumber, Vec<CommitRecord>),
+    /// `Recovering` with this number, and the policies that the PVs have by now.
+    Recover(GateNumber, Vec<CommitRecord>),
     /// This stage.
     Stage(Stage),
 }
@@ -37,6 +39,7 @@ impl Entered {
         match self {
             Self::Gate(gate, _) => Stage::Gating(*gate),
             Self::Commit(gate, _) => Stage::Committed(*gate),
+            Self::Recover(gate, _) => Stage::Recovering(*gate),
             Self::Stage(stage) => stage.clone(),
         }
     }
@@ -92,7 +95,7 @@ pub(super) fn entered(
             copies.remember_nodes(&mut next.status);
             next.remember(records, |record| (&record.claim.name.name, record.to_text()))?;
         }
-        Entered::Commit(_, records) => {
+        Entered::Commit(_, records) | Entered::Recover(_, records) => {
             next.remember(records, |record| {
                 (&record.source().claim.name.name, record.to_text())
             })?;
@@ -154,7 +157,8 @@ pub(super) fn waiting(
         (None, None) => next.no_longer(Condition::Stalled, "GoesOn", "it goes on"),
     }
     let status = &mut next.status;
-    if let (Some(committed), true) = (&status.committed_at, *stage != Stage::Ended(Outcome::Done)) {
+    let keeps_source = !(stage.is_recovered() || *stage == Stage::Ended(Outcome::Done));
+    if let (Some(committed), true) = (&status.committed_at, keeps_source) {
         status.retained_until = Some(Time(later(committed.0, request.retain_source)));
     } else if told.kept {
         let since = status.gated_at.as_ref().map_or(now, |gated| gated.0);
@@ -301,6 +305,12 @@ impl Next {
                     ..downtime
                 });
             }
+            Stage::Recovering(_) => {
+                status.gated_at = Some(Time(now));
+                // From now on it is the lost copy that nobody needs.
+                status.retained_until = None;
+            }
+            Stage::Ended(Outcome::Recovered) => status.gated_at = None,
             Stage::Copying { .. } | Stage::Ended(Outcome::Cancelled | Outcome::Failed) => {
                 status.gated_at = None;
                 status.downtime = None;
@@ -347,6 +357,23 @@ impl Next {
             Stage::Retaining(_) => {
                 let message = "the claims are bound to their volumes at the target";
                 self.no_longer(Condition::Gated, "Bound", message);
+            }
+            Stage::Recovering(_) => {
+                let committed = self.status.committed_at.as_ref();
+                let since = committed.map_or_else(String::new, |committed| format!(" ({})", committed.0));
+                for claim in &self.status.claims {
+                    let lost = "what was written at the target since the commit";
+                    self.status.lossy.push(format!("{}: {lost}{since}", claim.name));
+                }
+                self.status.lossy.sort();
+                let message = "the target is lost: the claims are given back where they were, as they were at the commit";
+                self.no_longer(Condition::Committed, "SourceRecovered", message);
+                let message = "Kubernetes starts no pod with the claims until then. Do not delete the claims";
+                self.say(Condition::Gated, true, "Gated", message);
+            }
+            Stage::Ended(Outcome::Recovered) => {
+                let message = "the claims are bound to their volumes at the source";
+                self.no_longer(Condition::Gated, "GivenBack", message);
             }
             Stage::Ended(Outcome::Done) => {
                 let message = "what was left at the source is gone, or kept if that is its reclaim policy";
@@ -417,7 +444,11 @@ impl Next {
 /// Whether a gate is closed, or being closed.
 pub(super) fn is_gated(stage: &Stage) -> bool {
     match stage {
-        Stage::Gating(_) | Stage::Draining(_) | Stage::Finishing(_) | Stage::Verifying(_) => true,
+        Stage::Gating(_)
+        | Stage::Draining(_)
+        | Stage::Finishing(_)
+        | Stage::Verifying(_)
+        | Stage::Recovering(_) => true,
         Stage::Checking
         | Stage::Preparing
         | Stage::Copying { .. }

@@ -126,6 +126,18 @@ fn of_stage(of: &VolumeMove, stage: Option<StageName>) -> Option<News> {
             );
             (weight, "MoveReturns", note)
         }
+        StageName::Recovering => {
+            let lost = &of.status.as_ref()?.lossy;
+            let note = format!(
+                "the target is lost: the claims are given back where they were, as they were at the commit. Lost: {}",
+                lost.join("; ")
+            );
+            (Weight::Warning, "MoveRecovers", note)
+        }
+        StageName::Recovered => {
+            let note = "the claims have their volumes where they were, as they were at the commit".to_owned();
+            (Weight::Normal, "MoveRecovered", note)
+        }
         StageName::Done => (Weight::Normal, "MoveDone", "the move is done".to_owned()),
         StageName::Cancelled => {
             let note = "the move was cancelled: the volumes are where they were".to_owned();

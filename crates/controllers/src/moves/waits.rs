@@ -65,6 +65,7 @@ fn of(stage: &Stage, what: &Waiting) -> Look {
         | Waiting::Silent(..)
         | Waiting::SourceGone
         | Waiting::TargetGone
+        | Waiting::NotRecovered(_)
         | Waiting::Changing
         | Waiting::VolumeTaken(_)
         | Waiting::NoManifest => Look::Within(A_FEW_SECONDS),

@@ -63,6 +63,8 @@ pub struct MoveRequest {
     pub paused: bool,
     /// Whether it is undone.
     pub cancel: bool,
+    /// Whether the source is given back when the target is lost.
+    pub recover_source: bool,
     /// Whether only what speaks against it is looked for.
     pub dry_run: bool,
 }
@@ -107,6 +109,7 @@ impl MoveRequest {
     pub fn wishes(&self, held_off: bool) -> Wishes {
         Wishes {
             cancel: self.cancel,
+            recover: self.recover_source,
             paused: self.paused,
             cutover: self.cutover_requested || (self.cuts_over_by_itself && !held_off),
             quiesce: self.quiesce,
@@ -136,6 +139,7 @@ impl MoveRequest {
             retain_source: Duration::ZERO,
             paused: true,
             cancel: true,
+            recover_source: false,
             dry_run: false,
         }
     }
@@ -192,6 +196,7 @@ fn parsed(namespace: &str, spec: &VolumeMoveSpec) -> Result<MoveRequest, Wrong> 
         retain_source: time("retainSource", &spec.retain_source)?,
         paused: spec.paused,
         cancel: spec.cancel,
+        recover_source: spec.recover_source,
         dry_run: spec.dry_run,
     })
 }

@@ -17,8 +17,9 @@ pub struct VolumeMoveStatus {
     pub observed_generation: Option<i64>,
 
     /// How far it is: Checking, Preparing, Copying, Ready, Draining, Finishing, Committing,
-    /// Retaining and then Done; or Returning and then Copying, Cancelled or Failed. Whoever
-    /// waits for the end waits for one of Done, Cancelled and Failed.
+    /// Retaining and then Done; or Returning and then Copying, Cancelled or Failed; or, when the target was
+    /// lost after the commit, Recovering and then Recovered. Whoever waits for the end waits for one of
+    /// Done, Cancelled, Failed and Recovered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
 
@@ -40,8 +41,8 @@ pub struct VolumeMoveStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preflight: Option<Vec<String>>,
 
-    /// What is lost by it, claim by claim, as far as the passes have found it. The move does not go on
-    /// as long as acceptLoss does not name it.
+    /// What is lost by it, claim by claim: what the passes have found, without which the move does not go
+    /// on as long as acceptLoss does not name it; and what was written at a target that was lost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lossy: Vec<String>,
 

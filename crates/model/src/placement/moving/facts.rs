@@ -70,6 +70,12 @@ pub struct ClaimFacts {
     pub source: Live<SourceTwin>,
     /// The twin that it is to have at the target.
     pub target: Live<TargetTwin>,
+    /// Whether an administrator has declared that nothing runs in the cluster of the target any more,
+    /// and it does not answer.
+    pub target_off: bool,
+    /// Whether both twins are in one namespace of a remote cluster: there the source gives its claim up
+    /// after the commit.
+    pub within: bool,
     /// The epoch that the volume has, or is to have, at the target.
     pub epoch: Epoch,
     /// Temporary PVs, Secrets, movers and their attachments at the source.
@@ -159,6 +165,8 @@ pub enum Serves {
     Source,
     /// The target, in the epoch of this move.
     Target,
+    /// The source, in the epoch after the target's: it was given back after the commit.
+    Recovered,
     /// A later epoch of the volume: another move has taken it further.
     Later,
     /// Something else, by this handle.
@@ -190,6 +198,8 @@ pub enum SourceTwin {
         /// Whether it is being deleted.
         deleting: bool,
     },
+    /// It is there, in the epoch after the target's: it was given back after the commit.
+    Recovered,
 }
 
 /// What is in the place of the twin at the target.
@@ -203,6 +213,8 @@ pub enum TargetTwin {
     Foreign(String),
     /// It takes over the name of the claim, which the source had, and this is waited for.
     TakesName(String),
+    /// It was lost, is there again, and was marked: the data is the source's.
+    Superseded,
     /// The twin of this move and this epoch.
     There {
         /// Its version.

@@ -151,6 +151,19 @@ pub enum ClaimStep {
         /// Whether its real PV is to be retained, as the user wants it.
         retain: bool,
     },
+    /// After the commit, give the superseded twin the epoch after the target's, and take its mark off.
+    /// This may take several writes, each of them this step.
+    RecoverSource {
+        /// The twin.
+        source: AsRead,
+        /// The reclaim policy that its volume has then.
+        policy: ReclaimPolicy,
+    },
+    /// Mark the twin at the target, for which the source was given back.
+    SupersedeTarget {
+        /// The twin.
+        target: AsRead,
+    },
     /// Delete the superseded twin; its data goes if this is the policy.
     ReleaseSource {
         /// The twin.
@@ -170,8 +183,14 @@ pub enum Waiting {
     #[error("the volume at the source is gone: it can come back, or the move can be cancelled")]
     SourceGone,
     /// The twin at the target, after the commit.
-    #[error("the new twin is gone or not usable; the source is kept, and can be moved back")]
+    #[error(
+        "the new twin is gone or not usable. If it is lost for good, liqo-csi move recover-source gives the source back, as it was \
+         at the commit: what was written since is lost then"
+    )]
     TargetGone,
+    /// Why the source cannot be given back, which the user wishes.
+    #[error("the source is not given back: {0}")]
+    NotRecovered(String),
     /// Pods, or nodes that still have the volume.
     #[error("used by {}", .0.join(", "))]
     Users(Vec<String>),

@@ -70,6 +70,7 @@ fn of(stage: Stage) -> MoveFacts {
         deleting: false,
         wishes: Wishes {
             cancel: false,
+            recover: false,
             paused: false,
             cutover: true,
             quiesce: Quiesce::Evict,
@@ -114,6 +115,8 @@ fn idle() -> ClaimFacts {
             deleting: false,
         }),
         target: Live::Known(TargetTwin::Absent),
+        target_off: false,
+        within: false,
         epoch: epoch(1),
         source_helpers: Live::Known(Helpers::Absent),
         target_helpers: Live::Known(Helpers::Absent),
