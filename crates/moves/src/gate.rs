@@ -287,6 +287,7 @@ impl ClaimObjects {
             source_helpers: movers.source,
             target_helpers: movers.target,
             users: self.users,
+            unwatched: None,
             copied,
             recorded,
         }

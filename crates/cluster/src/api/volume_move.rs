@@ -288,7 +288,9 @@ pub const UNSEEN: &str = "attributes of the namespace trusted are neither seen n
 /// security.capability, which is kept. Attributes of the namespace trusted are lost in any case: a move
 /// does not see them. InodeFlags: the flags immutable, append-only, nodump, encrypted and verity.
 /// Snapshots: those of the volume stay with its source, and go with it. LiveWrites: what pods of a
-/// remote cluster write during the last pass, where the rights there only allow to detect such pods.
+/// remote cluster write to a source there during the last pass, where the driver has no rights on
+/// PersistentVolumes and nodes and sees only the pods that exist while it looks. Without it such a move
+/// waits before its cut-over.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Loss {

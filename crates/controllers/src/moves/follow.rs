@@ -25,7 +25,7 @@ use super::{
     waits::{Look, Since, look},
 };
 use crate::{
-    api::volume_move::{MoveRequest, RequestError, UnreadableMove, VolumeMove, VolumeMoveStatus},
+    api::volume_move::{Loss, MoveRequest, RequestError, UnreadableMove, VolumeMove, VolumeMoveStatus},
     cluster::{
         ApiError,
         events::Weight,
@@ -201,21 +201,26 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
         if of.plan()? != plan || of.stage()? != stage {
             return Ok(Looked::Again);
         }
+        let request = MoveRequest::try_from(&of)?;
         let (mut facts, mut reads_on) = (Vec::new(), Vec::new());
         for (volume, (objects, movers)) in moved.iter_mut().zip(observed) {
             reads_on.push(movers.reads_on.clone());
             volume.records = records(&of, &volume.claim.name.name)?;
             let recorded = recorded(&volume.records);
-            facts.push(objects.facts(volume, movers, recorded));
+            let unwatched = volume.unwatched();
+            facts.push(ClaimFacts {
+                unwatched: unwatched.filter(|_| !request.accept_loss.contains(&Loss::LiveWrites)),
+                ..objects.facts(volume, movers, recorded)
+            });
         }
         let now = Timestamp::now();
         let seen = Seen {
-            request: MoveRequest::try_from(&of)?,
+            of,
+            request,
             stage,
             moved,
             facts,
             reads_on,
-            of,
         };
         self.context
             .metrics
@@ -417,9 +422,15 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
         });
         let movers = seen.moved.iter().zip(&seen.reads_on);
         let movers = movers.filter_map(|(moved, on)| Some((moved.claim.name.name.clone(), on.clone()?)));
+        let unwatched = seen.moved.iter().filter(|_| !seen.stage.is_committed());
+        let unwatched = unwatched.filter_map(|moved| {
+            let why = moved.unwatched()?;
+            Some(format!("{}: {why}", moved.claim.name.name))
+        });
         Copies {
             claims: claims.collect(),
             movers: movers.collect(),
+            unwatched: unwatched.collect(),
         }
     }
 

@@ -21,6 +21,8 @@ pub(super) struct Copies {
     pub(super) claims: Vec<(String, CopyProgress)>,
     /// Where their sources are read, if their movers run.
     pub(super) movers: Vec<(String, ReadsOn)>,
+    /// What may be lost of sources whose writers may not be noticed.
+    pub(super) unwatched: Vec<String>,
 }
 
 impl Copies {
@@ -74,7 +76,9 @@ impl Copies {
             lossy.retain(|said| !said.starts_with(&claim));
             lossy.extend(progress.losses.iter().map(|lost| claim.clone() + &sentence(lost)));
         }
+        lossy.extend(self.unwatched.iter().cloned());
         lossy.sort();
+        lossy.dedup();
     }
 
     /// What is done once more when nobody uses the volumes takes as long as the last time.
@@ -212,7 +216,7 @@ mod tests {
         let mut status = status();
         let copies = Copies {
             claims: vec![("data".into(), progress)],
-            movers: Vec::new(),
+            ..Copies::default()
         };
         copies.note(&mut status);
         status
@@ -350,8 +354,8 @@ mod tests {
             unfit: unfit.map(str::to_owned),
         };
         Copies {
-            claims: Vec::new(),
             movers: vec![("data".into(), on)],
+            ..Copies::default()
         }
     }
 
@@ -432,7 +436,7 @@ mod tests {
             let claims = vec![("data".into(), data), ("logs".into(), logs)];
             Copies {
                 claims,
-                movers: Vec::new(),
+                ..Copies::default()
             }
             .note(&mut status);
             status.lossy.clone()
@@ -448,5 +452,27 @@ mod tests {
         // Another leader, before its first pass is over.
         assert_eq!(noted(progress(0, &[]), logs.clone()), all);
         assert_eq!(noted(progress(1, &[]), logs), [all[2]]);
+    }
+
+    #[test]
+    fn what_may_be_lost_unnoticed_is_said_once_as_long_as_it_is_so() {
+        let mut status = status();
+        let mut noted = |unwatched: &[&str]| {
+            let passed = CopyProgress {
+                passes: 1,
+                ..CopyProgress::default()
+            };
+            Copies {
+                claims: vec![("data".into(), passed)],
+                unwatched: unwatched.iter().map(|&why| why.to_owned()).collect(),
+                ..Copies::default()
+            }
+            .note(&mut status);
+            status.lossy.clone()
+        };
+        let why = "data: what pods write may be lost";
+        assert_eq!(noted(&[why]), [why]);
+        assert_eq!(noted(&[why]), [why]);
+        assert!(noted(&[]).is_empty(), "the rights were granted");
     }
 }

@@ -64,6 +64,7 @@ fn of(stage: &Stage, what: &Waiting) -> Look {
         | Waiting::ClaimGone
         | Waiting::Silent(..)
         | Waiting::SourceGone
+        | Waiting::Consent(_)
         | Waiting::TargetGone
         | Waiting::NotRecovered(_)
         | Waiting::Changing

@@ -69,6 +69,24 @@ impl MovedVolume {
         Ok(Attachments::read(&self.home).await?)
     }
 
+    /// Why writers at a remote source may not be noticed: then only pods that exist while they are looked
+    /// for are seen there.
+    #[must_use]
+    pub fn unwatched(&self) -> Option<String> {
+        let Place::Site(site) = &self.source.place else {
+            return None;
+        };
+        let rights = site.cluster().rights();
+        let is_seen = rights.volumes && rights.volume_changes && rights.nodes;
+        (site.remote_cluster().is_some() && !is_seen).then(|| {
+            format!(
+                "what pods of the cluster {} write during the last pass may be lost: the driver may not read and change \
+                 PersistentVolumes and watch nodes there, and sees only the pods that exist while it looks",
+                site.cluster_name()
+            )
+        })
+    }
+
     /// All users. Those in the cluster of a remote source are read there; where attachments or
     /// nodes may not be read, only its pods tell.
     pub(super) async fn users(

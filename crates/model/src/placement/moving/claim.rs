@@ -200,8 +200,12 @@ pub(super) fn large_enough(facts: &ClaimFacts) -> Option<ClaimDecision> {
     }
 }
 
-/// Before row 4: users that are waited for are gone, and nothing changes the volume.
+/// Before row 4: users that are waited for are gone, nothing changes the volume, and whoever writes at
+/// the source later is noticed, or need not be.
 fn may_be_gated(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    if let Some(why) = &facts.unwatched {
+        return Some(ClaimDecision::Await(Waiting::Consent(why.clone())));
+    }
     if let ClaimNow::There { changing: true, .. } = facts.claim {
         return Some(ClaimDecision::Await(Waiting::Changing));
     }

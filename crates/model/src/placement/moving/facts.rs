@@ -84,6 +84,8 @@ pub struct ClaimFacts {
     pub target_helpers: Live<Helpers>,
     /// Who uses the volume.
     pub users: Live<Users>,
+    /// Why writers at the source may not be noticed, as long as its user has not accepted that.
+    pub unwatched: Option<String>,
     /// How far the copy is.
     pub copied: Live<Copied>,
     /// What the status of the move has recorded of it, since before the first gate.

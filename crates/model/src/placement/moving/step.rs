@@ -194,6 +194,12 @@ pub enum Waiting {
     /// Pods, or nodes that still have the volume.
     #[error("used by {}", .0.join(", "))]
     Users(Vec<String>),
+    /// That the user accepts a loss that cannot be ruled out.
+    #[error(
+        "{0}. Add LiveWrites to spec.acceptLoss of the VolumeMove (--accept-loss live of liqo-csi move volume), or grant these rights \
+         there"
+    )]
+    Consent(String),
     /// A resize or a modification.
     #[error("the size or the attributes of the claim are being changed")]
     Changing,

@@ -121,6 +121,7 @@ fn idle() -> ClaimFacts {
         source_helpers: Live::Known(Helpers::Absent),
         target_helpers: Live::Known(Helpers::Absent),
         users: Live::Known(Users::default()),
+        unwatched: None,
         copied: Live::Known(Copied::default()),
         recorded: Some(Recorded {
             policy: ReclaimPolicy::Delete,

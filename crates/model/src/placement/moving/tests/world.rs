@@ -365,6 +365,7 @@ impl World {
                 mover_nodes,
                 deletes_claim: None,
             }),
+            unwatched: None,
             copied: self.answers(Side::Target, volume.copied.clone()),
             recorded: None,
         }
