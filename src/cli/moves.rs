@@ -28,8 +28,8 @@ const HEADER: [&str; 7] = ["NAME", "PHASE", "CLAIMS", "TO", "COPIED", "LEFT", "D
 
 const FORM: &str = "The controller does the work, also after this command has ended: Ctrl-C only stops following.
 Exit status: 0 the volumes are at the target (or, with --dry-run, nothing blocks the move); 2 it was refused, and
-nothing was changed; 3 it was cancelled, 4 it has failed: the volumes are where they were before. Action
-a move does, keeps and costs is in docs/move.md.";
+nothing was changed; 3 it was cancelled or its source was recovered, 4 it has failed: the volumes are where they were
+before. What a move does, keeps and costs is in docs/move.md.";
 
 /// Moves volumes to another node, cluster or storage class while their pods run.
 #[derive(clap::Args)]
@@ -59,6 +59,10 @@ enum Action {
     /// Move the volumes of a move that has ended back to where they were: to the cluster, the storage class
     /// and, if they could be used from some nodes only, the node that its status names.
     Undo(NamedArgs),
+    /// Recover the source as it was at the commit, because the target is lost: its claim there or its
+    /// RemoteCluster was deleted, or its cluster is unreachable and its virtual node has the taint
+    /// node.kubernetes.io/out-of-service. What was written at the target since the commit is lost.
+    RecoverSource(RecoverArgs),
 }
 
 /// Where the `VolumeMoves` are.
@@ -93,6 +97,15 @@ struct NamedArgs {
     no_wait: bool,
 }
 
+#[derive(clap::Args)]
+struct RecoverArgs {
+    #[command(flatten)]
+    named: NamedArgs,
+    /// Recover the source. Without this flag, the command only reports what would be lost.
+    #[arg(long)]
+    accept_loss: bool,
+}
+
 /// A namespace, and the moves in it.
 struct Place {
     namespace: String,
@@ -124,6 +137,11 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
             Action::Resume(args) => ordered(args, Order::Resume).await,
             Action::Cutover(args) => ordered(args, Order::Cutover).await,
             Action::Cancel(args) => ordered(args, Order::Cancel).await,
+            Action::RecoverSource(RecoverArgs { named, accept_loss }) => {
+                let place = named.place.find().await?;
+                orders::recover(&place, &named.name, accept_loss).await?;
+                follow(&place, &named.name, !named.no_wait).await
+            }
             Action::Undo(args) => {
                 let place = args.place.find().await?;
                 let back = undo::undo(&place, &args.name).await?;

@@ -1,13 +1,15 @@
 //! One claim whose volume is being moved, as its objects show it and as steps change it: the
 //! claim, its PV, both twins, and who uses them. What is done next is decided in
 //! `placement::moving`; here it is read live for that (`observe`, `users`), and one step is carried
-//! out (`apply`, `twins`, and `name` within one remote namespace); and what the status of the move is to remember of its PV (`records`).
+//! out (`apply`, `twins`, `name` within one remote namespace, and `recover` if the target was lost after the
+//! commit); and what the status of the move is to remember of its PV (`records`).
 //! Movers and the making of the target's twin are in [`super::movers`]; evictions are not here.
 
 mod apply;
 mod name;
 mod observe;
 mod records;
+mod recover;
 mod twins;
 mod users;
 
@@ -52,6 +54,10 @@ pub struct MovedVolume {
     pub records: Records,
     /// The node where the source was read before the gate, as the status remembers it.
     pub mover_node: Option<String>,
+    /// Whether the source is being recovered after the commit, or was.
+    pub recovers: bool,
+    /// Whether an administrator declared the cluster of the target out of service.
+    pub target_off: bool,
 }
 
 /// One side of a move.
@@ -211,10 +217,10 @@ pub enum GateError {
         /// Why not.
         error: AffinityError,
     },
-    /// Something else has got the name that the twin at the target is to take over.
+    /// Another claim has the name that a twin needs.
     #[error(
-        "the claim {twin} in the cluster {cluster} has the name that the new twin needs: delete it; the data is safe, and the move \
-         goes on then"
+        "the claim {twin} in the cluster {cluster} has the name that the twin of this move needs: delete it; the data is safe, and \
+         the move continues then"
     )]
     NameTaken {
         /// The claim.
@@ -275,10 +281,13 @@ impl ClaimObjects {
             volume: self.volume,
             source: self.source,
             target: self.target,
+            target_off: of.target_off,
+            within: of.name_to_take().is_some(),
             epoch: of.target.id.epoch,
             source_helpers: movers.source,
             target_helpers: movers.target,
             users: self.users,
+            unwatched: None,
             copied,
             recorded,
         }

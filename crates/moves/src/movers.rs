@@ -390,6 +390,7 @@ fn aim(stage: &Stage, side: Side, is_warm: bool) -> Aim {
         | Stage::Back { .. }
         | Stage::Committed(_)
         | Stage::Retaining(_)
+        | Stage::Recovering(_)
         | Stage::Ended(_) => Aim::Gone,
     }
 }

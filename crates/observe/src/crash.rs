@@ -263,6 +263,14 @@ steps! {
     MoveHandOver = "move-hand-over",
     /// Retains the PV of the superseded twin before the twin is deleted.
     MoveRetainSource = "move-retain-source",
+    /// Gives the superseded twin the epoch after the target's, or creates it again for that epoch.
+    MoveRecoverSource = "move-recover-source",
+    /// Makes the PV of the superseded twin name the new one.
+    MoveRecoverVolume = "move-recover-volume",
+    /// Deletes the superseded twin, which was created again.
+    MoveForgetSource = "move-forget-source",
+    /// Marks the target, for which the source was recovered.
+    MoveSupersedeTarget = "move-supersede-target",
     /// Deletes the superseded twin.
     MoveReleaseSource = "move-release-source",
     /// Creates the target of a move.

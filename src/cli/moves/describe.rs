@@ -22,6 +22,8 @@ pub(super) enum End {
     Cancelled,
     /// It failed.
     Failed,
+    /// The target was lost, and the source was recovered.
+    Recovered,
 }
 
 impl End {
@@ -30,7 +32,7 @@ impl End {
         match self {
             Self::Moved | Self::Possible => 0,
             Self::Refused => 2,
-            Self::Cancelled => 3,
+            Self::Cancelled | Self::Recovered => 3,
             Self::Failed => 4,
         }
     }
@@ -45,7 +47,7 @@ pub(super) fn phase(of: &VolumeMove) -> Option<Phase> {
 pub(super) fn is_over(of: &VolumeMove) -> bool {
     matches!(
         phase(of),
-        Some(Phase::Done | Phase::Cancelled | Phase::Failed | Phase::Retaining)
+        Some(Phase::Done | Phase::Cancelled | Phase::Failed | Phase::Recovered | Phase::Retaining)
     )
 }
 
@@ -65,6 +67,7 @@ pub(super) fn end(of: &VolumeMove) -> Option<End> {
     match phase(of)? {
         Phase::Retaining | Phase::Done => Some(End::Moved),
         Phase::Cancelled => Some(End::Cancelled),
+        Phase::Recovered => Some(End::Recovered),
         Phase::Failed if why(of) == Some(BackReason::Refused) => Some(End::Refused),
         Phase::Failed if found.is_some_and(|found| !found.is_empty()) => Some(End::Refused),
         Phase::Failed => Some(End::Failed),
@@ -112,6 +115,13 @@ pub(super) fn sentence(of: &VolumeMove) -> String {
             "rolling back: pods get their volumes where they were{}",
             because(of)
         ),
+        Phase::Recovering => {
+            "the target is lost: the volumes are restored where they were, as they were at the commit"
+                .to_owned()
+        }
+        Phase::Recovered => {
+            "the target was lost; the volumes are where they were, as they were at the commit".to_owned()
+        }
         Phase::Cancelled => "it was cancelled; the volumes are where they were".to_owned(),
         Phase::Failed => format!("it has failed; the volumes are where they were{}", because(of)),
     }
@@ -205,6 +215,8 @@ mod tests {
             (json!({}), json!({"phase": "Copying"}), None),
             (json!({}), json!({"phase": "Cancelled"}), Some(3)),
             (json!({}), json!({"phase": "Failed"}), Some(4)),
+            (json!({}), json!({"phase": "Recovered"}), Some(3)),
+            (json!({}), json!({"phase": "Recovering"}), None),
             (
                 json!({}),
                 json!({"phase": "Failed", "stage": refused, "preflight": ["it is there already"]}),

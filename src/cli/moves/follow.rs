@@ -128,7 +128,7 @@ impl Printed {
                     println!("- {finding}");
                 }
             }
-            End::Moved | End::Cancelled | End::Failed => {}
+            End::Moved | End::Cancelled | End::Failed | End::Recovered => {}
         }
     }
 

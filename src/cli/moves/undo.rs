@@ -35,9 +35,13 @@ fn describe_target(target: &Target) -> String {
 fn reverse(of: &VolumeMove) -> Result<VolumeMoveSpec, String> {
     match describe::phase(of) {
         Some(Phase::Retaining | Phase::Done) => {}
-        Some(Phase::Cancelled | Phase::Failed) => {
-            return Err("the volumes were not moved: there is nothing to undo".to_owned());
+        Some(Phase::Cancelled | Phase::Failed | Phase::Recovered) => {
+            return Err("the volumes are where they were: there is nothing to undo".to_owned());
         }
+        Some(Phase::Committing) => {
+            return Err("the pods do not have the volumes at the target yet: wait for that".to_owned());
+        }
+        Some(Phase::Recovering) => return Err("its source is being recovered".to_owned()),
         _ => return Err("it has not ended: cancel it with liqo-csi move cancel".to_owned()),
     }
     let claims = of.status.iter().flat_map(|status| &status.claims);
@@ -50,6 +54,7 @@ fn reverse(of: &VolumeMove) -> Result<VolumeMoveSpec, String> {
         },
         paused: false,
         cancel: false,
+        recover_source: false,
         dry_run: false,
         ..of.spec.clone()
     })

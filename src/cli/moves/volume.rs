@@ -213,6 +213,7 @@ fn spec(args: &VolumeArgs) -> VolumeMoveSpec {
         retain_source: args.retain_source.clone(),
         paused: false,
         cancel: false,
+        recover_source: false,
         dry_run: args.dry_run,
     }
 }

@@ -5,6 +5,8 @@
 
 // KubeSchema copies each struct into a function to read its schema.
 #![allow(unreachable_pub)]
+// An attribute of the struct does not reach these copies. Each of its bools is set independently.
+#![allow(clippy::struct_excessive_bools)]
 // kubectl shows the comments as they are.
 #![allow(clippy::doc_markdown)]
 
@@ -45,6 +47,7 @@ const QUANTITY: &str = r"^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|P
     derive = "PartialEq",
     doc = "A move of the volumes of some claims of its namespace to another node, cluster or storage class. The claims keep their names and uids.",
     validation = Rule::new("!oldSelf.spec.cancel || self.spec.cancel").message("a move that was cancelled stays cancelled"),
+    validation = Rule::new("!self.spec.recoverSource || (has(self.status) && has(self.status.committedAt))").message("the source can be recovered only after the commit: cancel the move, or do not set recoverSource"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "Its phase"),
     printcolumn(name = "Claims", type_ = "string", json_path = ".spec.claims", description = "The claims"),
     printcolumn(name = "Node", type_ = "string", json_path = ".spec.target.nodeName", description = "The target node"),
@@ -123,6 +126,13 @@ pub struct VolumeMoveSpec {
     /// Cancels the move; impossible after the commit. It cannot be set back to false.
     #[serde(default)]
     pub cancel: bool,
+
+    /// If true, the driver recovers the source as it was at the commit, because the target is lost: its
+    /// twin does not exist, its RemoteCluster was deleted, or its cluster is unreachable and its virtual
+    /// node has the taint node.kubernetes.io/out-of-service. What was written at the target since the
+    /// commit (status.committedAt) is lost. While the target is not lost, nothing is changed.
+    #[serde(default)]
+    pub recover_source: bool,
 
     /// If true, only the preflight checks run.
     #[serde(default)]
@@ -280,8 +290,9 @@ pub const UNSEEN: &str = "attributes of the namespace trusted are neither seen n
 /// security.capability, which is copied. Attributes of the namespace trusted are always lost: a
 /// move does not see them. InodeFlags: the flags immutable, append-only, nodump, encrypted and
 /// verity. Snapshots: those of the volume stay with its source, and are deleted with it.
-/// LiveWrites: what pods of a remote cluster write during the last pass, if the rights there
-/// only allow to detect such pods.
+/// LiveWrites: what pods of a remote cluster write to a source there during the last pass, if the
+/// driver has no rights on PersistentVolumes and nodes there and detects only pods that exist while
+/// it lists them. Unless it is accepted, such a move waits before its cut-over.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Loss {

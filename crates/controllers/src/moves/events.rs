@@ -126,6 +126,18 @@ fn stage_event(of: &VolumeMove, stage: Option<StageName>) -> Option<MoveEvent> {
             );
             (weight, "MoveReturns", note)
         }
+        StageName::Recovering => {
+            let lost = &of.status.as_ref()?.lossy;
+            let note = format!(
+                "the target is lost: the volumes are restored at the source, as they were at the commit. Lost: {}",
+                lost.join("; ")
+            );
+            (Weight::Warning, "MoveRecovers", note)
+        }
+        StageName::Recovered => {
+            let note = "the volumes are at the source, as they were at the commit".to_owned();
+            (Weight::Normal, "MoveRecovered", note)
+        }
         StageName::Done => (Weight::Normal, "MoveDone", "the move is done".to_owned()),
         StageName::Cancelled => {
             let note = "the move was cancelled: the volumes are at the source".to_owned();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::{
@@ -24,19 +25,21 @@ use super::{
     waits::{NextCheck, WaitClock, next_check},
 };
 use crate::{
-    api::volume_move::{MoveRequest, RequestError, UnreadableMove, VolumeMove, VolumeMoveStatus},
+    api::volume_move::{Loss, MoveRequest, RequestError, UnreadableMove, VolumeMove, VolumeMoveStatus},
     cluster::{
         ApiError,
         events::Weight,
+        facts::{is_out_of_service, is_ready},
         slim::{SeenMove, Volume},
         unless_conflict,
     },
-    gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Place, ReadsOn, Records},
+    fleet::NodeKind,
+    gate::{Applied, ClaimObjects, GateError, MovedSide, MovedVolume, Movers, Place, ReadsOn, Records},
     movers::MoveHelpers,
     observe::crash::{self, Step},
     placement::moving::{
         BackTo, ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Outcome, Side, Stage,
-        StatusChange, VolumeNow, Waiting, Why, move_step,
+        StatusChange, VolumeNow, Waiting, Why, move_step, policy_wanted,
     },
     rounds::Rounds,
     volume::{
@@ -180,6 +183,12 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         let (plan, stage) = (first.plan()?, first.stage()?);
         let mut moved = volumes(self.context.home, self.context.registry, &first, &plan)?;
         let request = MoveRequest::try_from(&first)?;
+        for moved in moved
+            .iter_mut()
+            .filter(|_| request.recover_source && !stage.is_recovered())
+        {
+            moved.target_off = self.is_out_of_service(&moved.target).await?;
+        }
         let observed = moved.iter().map(|moved| self.observed(moved, &request, &stage));
         let observed = try_join_all(observed).await?;
         // Last: all facts above were read while this version of the status was current.
@@ -189,21 +198,26 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         if of.plan()? != plan || of.stage()? != stage {
             return Ok(StepOutcome::Again);
         }
+        let request = MoveRequest::try_from(&of)?;
         let (mut facts, mut reads_on) = (Vec::new(), Vec::new());
         for (volume, (objects, movers)) in moved.iter_mut().zip(observed) {
             reads_on.push(movers.reads_on.clone());
             volume.records = records(&of, &volume.claim.name.name)?;
             let recorded = recorded(&volume.records);
-            facts.push(objects.facts(volume, movers, recorded));
+            let unwatched = volume.unwatched();
+            facts.push(ClaimFacts {
+                unwatched: unwatched.filter(|_| !request.accept_loss.contains(&Loss::LiveWrites)),
+                ..objects.facts(volume, movers, recorded)
+            });
         }
         let now = Timestamp::now();
         let seen = ObservedMove {
-            request: MoveRequest::try_from(&of)?,
+            of,
+            request,
             stage,
             moved,
             facts,
             reads_on,
-            of,
         };
         self.context
             .metrics
@@ -216,6 +230,18 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             MoveStep::Wait(waiting) => self.wait(&seen, &waiting).await,
             MoveStep::Over => Ok(StepOutcome::Over),
         }
+    }
+
+    /// Whether an administrator declared all virtual nodes of the cluster out of service.
+    async fn is_out_of_service(&self, side: &MovedSide) -> Result<bool, ApiError> {
+        let Context { home, registry, .. } = self.context;
+        let nodes = home.all::<Node>().list(None).await?;
+        let mut virtual_nodes = nodes.into_iter().filter(|node| {
+            let behind = registry.behind(&home.node(node.metadata.clone()));
+            matches!(behind, NodeKind::Virtual(remote) if remote.id == side.id.cluster)
+        });
+        let is_off = |node: &Node| is_out_of_service(node) && !is_ready(node);
+        Ok(virtual_nodes.next().is_some_and(|node| is_off(&node)) && virtual_nodes.all(|node| is_off(&node)))
     }
 
     async fn observed(
@@ -246,6 +272,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
                 };
                 StageEntry::Gate(gate, records)
             }
+            StatusChange::Recover(gate) => StageEntry::Recover(gate, current_records(seen)?),
             StatusChange::Commit(gate) => match commit_records(seen).await {
                 Ok(records) => StageEntry::Commit(gate, records),
                 Err(GateError::Api(error)) if !status.overdue.downtime => return Err(error.into()),
@@ -394,6 +421,9 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
 
     /// The progress of the copies, as far as this replica knows it.
     fn copies(&self, seen: &ObservedMove) -> Copies {
+        if seen.stage.is_recovered() {
+            return Copies::default();
+        }
         let helpers = self.context.helpers;
         let claims = seen.moved.iter().filter_map(|moved| {
             let progress = helpers.progress(moved)?;
@@ -401,9 +431,15 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         });
         let movers = seen.moved.iter().zip(&seen.reads_on);
         let movers = movers.filter_map(|(moved, on)| Some((moved.claim.name.name.clone(), on.clone()?)));
+        let unwatched = seen.moved.iter().filter(|_| !seen.stage.is_committed());
+        let unwatched = unwatched.filter_map(|moved| {
+            let why = moved.unwatched()?;
+            Some(format!("{}: {why}", moved.claim.name.name))
+        });
         Copies {
             claims: claims.collect(),
             movers: movers.collect(),
+            unwatched: unwatched.collect(),
         }
     }
 
@@ -593,6 +629,23 @@ fn journal_left<'s>(seen: &'s ObservedMove, index: usize, step: &ClaimStep) -> O
         Live::Silent(why) if goes => Some(why),
         _ => None,
     }
+}
+
+/// The records in the status, with the reclaim policies that the user has set since.
+fn current_records(seen: &ObservedMove) -> Result<Vec<CommitRecord>, GateError> {
+    let records = seen.moved.iter().zip(&seen.facts).map(|(moved, facts)| {
+        let Records::Committed(record) = &moved.records else {
+            return Err(GateError::NoRecord(moved.source.id.name.clone()));
+        };
+        let record = CommitRecord::clone(record);
+        Ok(match &facts.volume {
+            VolumeNow::There(volume) => {
+                record.with_policy(policy_wanted(volume.policy, volume.mark.as_ref()))
+            }
+            VolumeNow::Absent => record,
+        })
+    });
+    records.collect()
 }
 
 async fn commit_records(seen: &ObservedMove) -> Result<Vec<CommitRecord>, GateError> {

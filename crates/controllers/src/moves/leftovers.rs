@@ -253,6 +253,8 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             target: target.unwrap_or_else(|| unknown_side(next)),
             records: Records::Nothing,
             mover_node: None,
+            recovers: false,
+            target_off: false,
         }))
     }
 }

@@ -122,6 +122,8 @@ fn moved<H>(
         target: side(context.home, context.registry, &planned.target),
         records: Records::Nothing,
         mover_node: None,
+        recovers: false,
+        target_off: false,
     })
 }
 
@@ -153,7 +155,7 @@ fn object_findings(planned: &PlannedClaim, request: &MoveRequest, objects: Claim
     }
     match objects.source {
         Live::Silent(why) => find(format!("its twin cannot be read: {why}")),
-        Live::Known(SourceTwin::Gone) => find("its twin does not exist".to_owned()),
+        Live::Known(SourceTwin::Gone | SourceTwin::Recovered) => find("its twin does not exist".to_owned()),
         Live::Known(SourceTwin::There { deleting: true, .. }) => find("its twin is being deleted".to_owned()),
         Live::Known(SourceTwin::There {
             mark: Some(SourceMark::Superseded { epoch, .. }),
@@ -169,7 +171,7 @@ fn object_findings(planned: &PlannedClaim, request: &MoveRequest, objects: Claim
             find("the cluster of the target is not declared any more".to_owned());
         }
         Live::Known(TargetTwin::Foreign(what)) => find(format!("the place of its new twin is taken: {what}")),
-        Live::Known(TargetTwin::There { .. } | TargetTwin::TakesName(_)) => {
+        Live::Known(TargetTwin::There { .. } | TargetTwin::TakesName(_) | TargetTwin::Superseded) => {
             find("a twin of its next epoch exists already, which another move has left".to_owned());
         }
         Live::Known(TargetTwin::Absent) => {}

@@ -21,6 +21,8 @@ pub(super) struct Copies {
     pub(super) claims: Vec<(String, CopyProgress)>,
     /// The nodes where the sources of claims are read, if their movers run.
     pub(super) movers: Vec<(String, ReadsOn)>,
+    /// Possible losses of sources whose writers the driver may not detect.
+    pub(super) unwatched: Vec<String>,
 }
 
 impl Copies {
@@ -74,7 +76,9 @@ impl Copies {
             lossy.retain(|said| !said.starts_with(&claim));
             lossy.extend(progress.losses.iter().map(|lost| claim.clone() + &sentence(lost)));
         }
+        lossy.extend(self.unwatched.iter().cloned());
         lossy.sort();
+        lossy.dedup();
     }
 
     /// The last pass, after the drain, is expected to take as long as the previous pass.
@@ -212,7 +216,7 @@ mod tests {
         let mut status = status();
         let copies = Copies {
             claims: vec![("data".into(), progress)],
-            movers: Vec::new(),
+            ..Copies::default()
         };
         copies.write(&mut status);
         status
@@ -350,8 +354,8 @@ mod tests {
             unfit: unfit.map(str::to_owned),
         };
         Copies {
-            claims: Vec::new(),
             movers: vec![("data".into(), on)],
+            ..Copies::default()
         }
     }
 
@@ -432,7 +436,7 @@ mod tests {
             let claims = vec![("data".into(), data), ("logs".into(), logs)];
             Copies {
                 claims,
-                movers: Vec::new(),
+                ..Copies::default()
             }
             .write(&mut status);
             status.lossy.clone()
@@ -448,5 +452,27 @@ mod tests {
         // A new leader, before its first pass has completed.
         assert_eq!(noted(progress(0, &[]), logs.clone()), all);
         assert_eq!(noted(progress(1, &[]), logs), [all[2]]);
+    }
+
+    #[test]
+    fn a_possible_loss_is_reported_once_and_until_the_rights_are_granted() {
+        let mut status = status();
+        let mut reported = |unwatched: &[&str]| {
+            let passed = CopyProgress {
+                passes: 1,
+                ..CopyProgress::default()
+            };
+            Copies {
+                claims: vec![("data".into(), passed)],
+                unwatched: unwatched.iter().map(|&why| why.to_owned()).collect(),
+                ..Copies::default()
+            }
+            .write(&mut status);
+            status.lossy.clone()
+        };
+        let why = "data: what pods write may be lost";
+        assert_eq!(reported(&[why]), [why]);
+        assert_eq!(reported(&[why]), [why]);
+        assert!(reported(&[]).is_empty(), "the rights were granted");
     }
 }

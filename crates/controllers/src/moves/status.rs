@@ -27,6 +27,8 @@ pub(super) enum StageEntry {
     Gate(GateNumber, Vec<SourceRecord>),
     /// `Committed` with this number, and the PVs that replace them.
     Commit(GateNumber, Vec<CommitRecord>),
+    /// `Recovering` with this number, and the records with the current reclaim policies.
+    Recover(GateNumber, Vec<CommitRecord>),
     Stage(Stage),
 }
 
@@ -35,6 +37,7 @@ impl StageEntry {
         match self {
             Self::Gate(gate, _) => Stage::Gating(*gate),
             Self::Commit(gate, _) => Stage::Committed(*gate),
+            Self::Recover(gate, _) => Stage::Recovering(*gate),
             Self::Stage(stage) => stage.clone(),
         }
     }
@@ -89,7 +92,7 @@ pub(super) fn entered(
             copies.record_nodes(&mut next.status);
             next.record(records, |record| (&record.claim.name.name, record.to_text()))?;
         }
-        StageEntry::Commit(_, records) => {
+        StageEntry::Commit(_, records) | StageEntry::Recover(_, records) => {
             next.record(records, |record| {
                 (&record.source().claim.name.name, record.to_text())
             })?;
@@ -151,7 +154,8 @@ pub(super) fn waiting(
         (None, None) => next.clear_condition(Condition::Stalled, "GoesOn", "the move continues"),
     }
     let status = &mut next.status;
-    if let (Some(committed), true) = (&status.committed_at, *stage != Stage::Ended(Outcome::Done)) {
+    let keeps_source = !(stage.is_recovered() || *stage == Stage::Ended(Outcome::Done));
+    if let (Some(committed), true) = (&status.committed_at, keeps_source) {
         status.retained_until = Some(Time(later(committed.0, request.retain_source)));
     } else if report.kept {
         let since = status.gated_at.as_ref().map_or(now, |gated| gated.0);
@@ -297,6 +301,12 @@ impl NextStatus {
                     ..downtime
                 });
             }
+            Stage::Recovering(_) => {
+                status.gated_at = Some(Time(now));
+                // The source is in use again; the copy at the target is not needed.
+                status.retained_until = None;
+            }
+            Stage::Ended(Outcome::Recovered) => status.gated_at = None,
             Stage::Copying { .. } | Stage::Ended(Outcome::Cancelled | Outcome::Failed) => {
                 status.gated_at = None;
                 status.downtime = None;
@@ -345,6 +355,24 @@ impl NextStatus {
             Stage::Retaining(_) => {
                 let message = "the claims are bound to their volumes at the target";
                 self.clear_condition(Condition::Gated, "Bound", message);
+            }
+            Stage::Recovering(_) => {
+                let committed = self.status.committed_at.as_ref();
+                let since = committed.map_or_else(String::new, |committed| format!(" ({})", committed.0));
+                for claim in &self.status.claims {
+                    let lost = "what was written at the target since the commit";
+                    self.status.lossy.push(format!("{}: {lost}{since}", claim.name));
+                }
+                self.status.lossy.sort();
+                let message =
+                    "the target is lost: the volumes are restored at the source, as they were at the commit";
+                self.clear_condition(Condition::Committed, "SourceRecovered", message);
+                let message = "Kubernetes starts no pod with the claims until then. Do not delete the claims";
+                self.set_condition(Condition::Gated, true, "Gated", message);
+            }
+            Stage::Ended(Outcome::Recovered) => {
+                let message = "the claims are bound to their volumes at the source";
+                self.clear_condition(Condition::Gated, "GivenBack", message);
             }
             Stage::Ended(Outcome::Done) => {
                 let message = "the source was deleted, or retained if that is its reclaim policy";
@@ -415,7 +443,11 @@ impl NextStatus {
 /// Whether the gate is closed or being closed.
 pub(super) fn is_gated(stage: &Stage) -> bool {
     match stage {
-        Stage::Gating(_) | Stage::Draining(_) | Stage::Finishing(_) | Stage::Verifying(_) => true,
+        Stage::Gating(_)
+        | Stage::Draining(_)
+        | Stage::Finishing(_)
+        | Stage::Verifying(_)
+        | Stage::Recovering(_) => true,
         Stage::Checking
         | Stage::Preparing
         | Stage::Copying { .. }

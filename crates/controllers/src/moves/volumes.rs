@@ -31,6 +31,8 @@ pub(super) fn volumes(
                 mover_node: of
                     .claim_status(&planned.claim.name.name)
                     .and_then(|claim| claim.mover_node.clone()),
+                recovers: of.stage()?.is_recovered(),
+                target_off: false,
             })
         })
         .collect()

@@ -64,7 +64,9 @@ fn of(stage: &Stage, what: &Waiting) -> NextCheck {
         | Waiting::ClaimGone
         | Waiting::Silent(..)
         | Waiting::SourceGone
+        | Waiting::Consent(_)
         | Waiting::TargetGone
+        | Waiting::NotRecovered(_)
         | Waiting::Changing
         | Waiting::VolumeTaken(_)
         | Waiting::NoManifest => NextCheck::Within(A_FEW_SECONDS),

@@ -40,6 +40,10 @@ impl MovedVolume {
             ClaimStep::RetainTarget { target } => self.retain_target(target).await,
             ClaimStep::DeleteTarget { target } => self.delete_target(target).await,
             ClaimStep::HandOver { target, retain } => Box::pin(self.hand_over(target, *retain)).await,
+            ClaimStep::RecoverSource { source, policy } => {
+                Box::pin(self.recover_source(source, *policy)).await
+            }
+            ClaimStep::SupersedeTarget { target } => self.supersede_target(target).await,
             ClaimStep::ReleaseSource { source, policy } => {
                 Box::pin(self.release_source(source, *policy)).await
             }
@@ -151,6 +155,8 @@ impl MovedVolume {
         let Some((claim, manifest)) = self.records.manifest(of) else {
             return Err(GateError::NoRecord(self.volume().clone()));
         };
+        let recovered = self.recovered_manifest()?;
+        let manifest = recovered.as_ref().unwrap_or(manifest);
         let volume = manifest.again(&claim.name, note).and_then(serde_json::from_value);
         let volume: PersistentVolume = volume.map_err(|error| self.unwritable(error))?;
         outcome(crash::around(Step::MoveMakeVolume, self.volumes().create(&volume)).await)

@@ -76,7 +76,11 @@ impl MovedVolume {
     }
 
     /// For what the second claim waits once its PV is its own.
-    async fn awaits(&self, site: &Site, named: &PersistentVolumeClaim) -> Result<Option<String>, ApiError> {
+    pub(super) async fn awaits(
+        &self,
+        site: &Site,
+        named: &PersistentVolumeClaim,
+    ) -> Result<Option<String>, ApiError> {
         if reading::phase(named) == "Bound" {
             return Ok(None);
         }
@@ -256,7 +260,7 @@ fn stays(claim: &PersistentVolumeClaim) -> bool {
 }
 
 /// Notes the policy of a PV that is about to be retained.
-fn note_policy(annotations: &mut Value, real: &PersistentVolume) {
+pub(super) fn note_policy(annotations: &mut Value, real: &PersistentVolume) {
     let policy = reclaim_policy(real);
     if policy != ReclaimPolicy::Retain.as_str() {
         annotations[mark::POLICY_BEFORE] = policy.into();
@@ -264,7 +268,7 @@ fn note_policy(annotations: &mut Value, real: &PersistentVolume) {
 }
 
 /// The same twin under another name, for the PV that it has.
-fn again(name: &str, first: PersistentVolumeClaim) -> PersistentVolumeClaim {
+pub(super) fn again(name: &str, first: PersistentVolumeClaim) -> PersistentVolumeClaim {
     let mut annotations = first.metadata.annotations.unwrap_or_default();
     annotations.retain(|key, _| !OF_KUBERNETES.iter().any(|its| key.starts_with(its)));
     PersistentVolumeClaim {

@@ -162,6 +162,8 @@ impl MovedVolume {
             Serves::Source
         } else if handle.as_ref() == Some(&self.target.id) {
             Serves::Target
+        } else if self.recovers && handle == self.recovered_id() {
+            Serves::Recovered
         } else if handle.as_ref().is_some_and(is_later) {
             Serves::Later
         } else {
@@ -192,6 +194,11 @@ impl MovedVolume {
             Live::Silent(why) => return Ok((Live::Silent(why), None)),
             Live::Known(found) => found,
         };
+        match self.recovered_now().await {
+            Err(error) => return Ok((Live::Silent(error.to_string()), None)),
+            Ok(Some(recovered)) => return Ok((recovered, None)),
+            Ok(None) => {}
+        }
         let twin = match found {
             Some((site, twin)) if self.is_source(site, &twin)? => Some(twin),
             _ => None,
@@ -286,6 +293,9 @@ impl MovedVolume {
             .map_err(|error| unreadable(site, error))?
         {
             return foreign(other);
+        }
+        if self.recovers && is_superseded(&twin) {
+            return alone(Live::Known(TargetTwin::Superseded));
         }
         let retained = match twins_volume(site, &twin).await {
             Ok(volume) => {

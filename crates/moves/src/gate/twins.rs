@@ -107,7 +107,7 @@ impl MovedVolume {
         delete(site, twin.object, Step::MoveReleaseSource).await
     }
 
-    async fn exact_twin(
+    pub(super) async fn exact_twin(
         &self,
         of: Side,
         at: &AsRead,
@@ -119,7 +119,7 @@ impl MovedVolume {
 
     /// Sees to it that the data of a twin has this reclaim policy. One that this driver replaced
     /// with Retain is given back for Delete; one that somebody else has chosen stays.
-    async fn settle(
+    pub(super) async fn settle(
         &self,
         site: &Site,
         twin: &PersistentVolumeClaim,

@@ -69,6 +69,24 @@ impl MovedVolume {
         Ok(Attachments::read(&self.home).await?)
     }
 
+    /// Why the driver may not detect writers at a remote source: it finds only pods that exist while it lists
+    /// them.
+    #[must_use]
+    pub fn unwatched(&self) -> Option<String> {
+        let Place::Site(site) = &self.source.place else {
+            return None;
+        };
+        let rights = site.cluster().rights();
+        let is_seen = rights.volumes && rights.volume_changes && rights.nodes;
+        (site.remote_cluster().is_some() && !is_seen).then(|| {
+            format!(
+                "what pods of the cluster {} write during the last pass may be lost: the driver has no rights to read and \
+                 change PersistentVolumes and to watch nodes there, and detects only pods that exist while it lists them",
+                site.cluster_name()
+            )
+        })
+    }
+
     /// All users. Those in the cluster of a remote source are read there; where attachments or
     /// nodes may not be read, only its pods tell.
     pub(super) async fn users(

@@ -61,6 +61,8 @@ pub struct MoveRequest {
     pub paused: bool,
     /// Whether the move is cancelled.
     pub cancel: bool,
+    /// Whether the source is recovered if the target is lost.
+    pub recover_source: bool,
     /// Whether this is a dry run.
     pub dry_run: bool,
 }
@@ -104,6 +106,7 @@ impl MoveRequest {
     pub fn wishes(&self, held_off: bool) -> Wishes {
         Wishes {
             cancel: self.cancel,
+            recover: self.recover_source,
             paused: self.paused,
             cutover: self.cutover_requested || (self.cuts_over_by_itself && !held_off),
             quiesce: self.quiesce,
@@ -133,6 +136,7 @@ impl MoveRequest {
             retain_source: Duration::ZERO,
             paused: true,
             cancel: true,
+            recover_source: false,
             dry_run: false,
         }
     }
@@ -189,6 +193,7 @@ fn parsed(namespace: &str, spec: &VolumeMoveSpec) -> Result<MoveRequest, Wrong> 
         retain_source: time("retainSource", &spec.retain_source)?,
         paused: spec.paused,
         cancel: spec.cancel,
+        recover_source: spec.recover_source,
         dry_run: spec.dry_run,
     })
 }

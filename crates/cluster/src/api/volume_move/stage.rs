@@ -51,6 +51,8 @@ pub enum StageName {
     Done,
     Cancelled,
     Failed,
+    Recovering,
+    Recovered,
 }
 
 /// How far a move rolls back.
@@ -133,6 +135,8 @@ impl From<&Stage> for MoveStage {
             },
             Stage::Committed(gate) => plain(StageName::Committed, Some(*gate)),
             Stage::Retaining(gate) => plain(StageName::Retaining, Some(*gate)),
+            Stage::Recovering(gate) => plain(StageName::Recovering, Some(*gate)),
+            Stage::Ended(Outcome::Recovered) => plain(StageName::Recovered, None),
             Stage::Ended(Outcome::Done) => plain(StageName::Done, None),
             Stage::Ended(Outcome::Cancelled) => plain(StageName::Cancelled, None),
             Stage::Ended(Outcome::Failed) => plain(StageName::Failed, None),
@@ -163,6 +167,8 @@ impl TryFrom<&MoveStage> for Stage {
             StageName::Verifying => gated(Self::Verifying),
             StageName::Committed => gated(Self::Committed),
             StageName::Retaining => gated(Self::Retaining),
+            StageName::Recovering => gated(Self::Recovering),
+            StageName::Recovered => ungated(Self::Ended(Outcome::Recovered)),
             StageName::Done => ungated(Self::Ended(Outcome::Done)),
             StageName::Cancelled => ungated(Self::Ended(Outcome::Cancelled)),
             StageName::Failed => ungated(Self::Ended(Outcome::Failed)),

@@ -17,8 +17,9 @@ pub struct VolumeMoveStatus {
     pub observed_generation: Option<i64>,
 
     /// The phase: Checking, Preparing, Copying, Ready, Draining, Finishing, Committing, Retaining
-    /// and then Done; or Returning and then Copying, Cancelled or Failed. The move has ended in the
-    /// phases Done, Cancelled and Failed.
+    /// and then Done; or Returning and then Copying, Cancelled or Failed; or, if the target was lost
+    /// after the commit, Recovering and then Recovered. The move has ended in the phases Done,
+    /// Cancelled, Failed and Recovered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
 
@@ -40,7 +41,8 @@ pub struct VolumeMoveStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preflight: Option<Vec<String>>,
 
-    /// Detected losses, by claim. The move does not continue until acceptLoss contains them.
+    /// Losses, by claim: those that the passes have detected, and what was written at a lost target.
+    /// The move does not continue until acceptLoss contains the detected ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lossy: Vec<String>,
 

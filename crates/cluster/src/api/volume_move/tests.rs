@@ -18,11 +18,12 @@ use crate::{
 const UID: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
 
 /// The fields that may be changed while a volume moves.
-const MUTABLE: [&str; 6] = [
+const MUTABLE: [&str; 7] = [
     "acceptLoss",
     "cancel",
     "cutover",
     "paused",
+    "recoverSource",
     "retainSource",
     "transport",
 ];
@@ -192,6 +193,8 @@ fn each_field_that_may_not_change_has_a_rule() {
     );
     let latched = &schema["x-kubernetes-validations"][0]["rule"];
     assert_eq!(latched, "!oldSelf.spec.cancel || self.spec.cancel");
+    let recovers = schema["x-kubernetes-validations"][1]["rule"].as_str().unwrap();
+    assert!(recovers.starts_with("!self.spec.recoverSource ||"), "{recovers}");
     assert_eq!(spec["properties"]["claims"]["x-kubernetes-list-type"], "set");
 }
 
@@ -326,8 +329,15 @@ fn any_stage() -> impl Strategy<Value = Stage> {
         any_gate().prop_map(Stage::Verifying),
         any_gate().prop_map(Stage::Committed),
         any_gate().prop_map(Stage::Retaining),
+        any_gate().prop_map(Stage::Recovering),
         back.prop_map(|(gate, to, why)| Stage::Back { gate, to, why }),
-        prop::sample::select(vec![Outcome::Done, Outcome::Cancelled, Outcome::Failed]).prop_map(Stage::Ended),
+        prop::sample::select(vec![
+            Outcome::Done,
+            Outcome::Cancelled,
+            Outcome::Failed,
+            Outcome::Recovered
+        ])
+        .prop_map(Stage::Ended),
     ]
 }
 

@@ -168,7 +168,7 @@ async fn nothing_is_cut_over_before_that_is_asked_for() {
 }
 
 /// A move whose source is retained for now.
-async fn retaining() -> World {
+pub(super) async fn retaining() -> World {
     let world = World::new(json!({
         "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
     }))

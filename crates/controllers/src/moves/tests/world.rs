@@ -41,6 +41,8 @@ pub(super) const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/d
 pub(super) const THE_MOVE: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/m";
 pub(super) const POD: &str = "/api/v1/namespaces/shop/pods/web-0";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
+/// The PV of the source.
+pub(super) const REAL: &str = "/api/v1/persistentvolumes/real-1";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 /// The claim in the remote cluster.
 pub(super) const TARGET: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
@@ -65,6 +67,11 @@ pub(super) fn volume_path() -> String {
 
 pub(super) fn source_path() -> String {
     format!("/api/v1/namespaces/liqo-storage/persistentvolumeclaims/{UID}")
+}
+
+/// The twin of the source after its recovery.
+pub(super) fn source_again() -> String {
+    format!("{}-2", source_path())
 }
 
 /// A world that runs on its own until it is dropped.
@@ -286,6 +293,23 @@ impl World {
         assert!(!marked.starts_with("moving"), "{marked}");
     }
 
+    /// The claim has the data of the source, in the epoch after the target's, and no mark of the move.
+    pub(super) fn assert_recovered(&self) {
+        self.check();
+        self.assert_whole("v2:home:", ":2");
+        assert_eq!(
+            self.home_api.object(&source_path()),
+            None,
+            "the previous twin still exists"
+        );
+        let twin = self.home_api.object(&source_again()).expect("the source is gone");
+        assert_eq!(twin["metadata"]["annotations"][mark::EPOCH], "2");
+        assert_eq!(twin["metadata"]["annotations"][mark::SOURCE_OF], Value::Null);
+        let real = self.home_api.object(REAL).expect("the data is gone");
+        assert_eq!(real["spec"]["claimRef"]["uid"], twin["metadata"]["uid"]);
+        assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Delete");
+    }
+
     fn assert_whole(&self, start: &str, end: &str) {
         let claim = self.home_api.object(CLAIM).expect("the claim is gone");
         let volume = self.home_api.object(&volume_path()).expect("the PV is gone");
@@ -419,7 +443,7 @@ async fn keep(api: Arc<FakeApi>, broken: Arc<Mutex<Vec<String>>>) {
     let mut changes = api.store().changes();
     loop {
         changes.borrow_and_update();
-        while bind(&api, &broken) || stop_pods(&api) || provision(&api) || let_go(&api) {}
+        while bind(&api, &broken) || bind_again(&api) || stop_pods(&api) || provision(&api) || let_go(&api) {}
         if changes.changed().await.is_err() {
             return;
         }
@@ -462,6 +486,17 @@ fn bind(api: &FakeApi, broken: &Mutex<Vec<String>>) -> bool {
         "Lost"
     };
     claim["status"]["phase"] != phase && api.change(CLAIM, |claim| claim["status"]["phase"] = phase.into())
+}
+
+/// The PV controller, for the new twin of a recovered source.
+fn bind_again(api: &FakeApi) -> bool {
+    let (Some(twin), Some(real)) = (api.object(&source_again()), api.object(REAL)) else {
+        return false;
+    };
+    let is_its = real["spec"]["claimRef"]["uid"] == twin["metadata"]["uid"];
+    is_its
+        && twin["status"]["phase"] != "Bound"
+        && api.change(&source_again(), |twin| twin["status"]["phase"] = "Bound".into())
 }
 
 /// The kubelet, csi-attacher, and the `StatefulSet` that recreates the pod. The pod gets no node: its

@@ -72,7 +72,7 @@ fn volume_back(
         let who = match &volume.serves {
             Serves::Else(handle) => handle.clone(),
             Serves::Source | Serves::Target => "the target".to_owned(),
-            Serves::Later => "a later move".to_owned(),
+            Serves::Recovered | Serves::Later => "a later move".to_owned(),
         };
         return Some(ClaimDecision::Await(Waiting::VolumeTaken(who)));
     }
@@ -247,7 +247,7 @@ fn both_kept(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> ClaimDecision {
 }
 
 /// The removal of what copied, as far as something can be done for it now.
-fn helpers_going(facts: &ClaimFacts) -> Option<ClaimDecision> {
+pub(super) fn helpers_going(facts: &ClaimFacts) -> Option<ClaimDecision> {
     let sides = [
         (Side::Source, &facts.source_helpers),
         (Side::Target, &facts.target_helpers),

@@ -2,9 +2,9 @@
 //! Nothing here is seen by a user. The rows from the gate on are in `gated`.
 
 use super::{
-    BackTo, ClaimFacts, ClaimNow, ClaimStep, Copied, HeldBy, Helpers, Live, Lock, MoveFacts, Pass, Quiesce,
-    Serves, Side, SourceTwin, Stage, TargetTwin, VolumeFault, VolumeNow, Waiting, Why, back, committed,
-    gated, leftovers,
+    BackTo, ClaimFacts, ClaimNow, ClaimStep, Copied, HeldBy, Helpers, Live, Lock, MoveFacts, Outcome, Pass,
+    Quiesce, Serves, Side, SourceTwin, Stage, TargetTwin, VolumeFault, VolumeNow, Waiting, Why, back,
+    committed, gated, leftovers, recover,
 };
 use crate::volume::moving::{SourceMark, TargetMark, VolumeMark};
 
@@ -49,6 +49,8 @@ pub fn claim_step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
             let overdue = of.overdue.retention || (of.deleting && !facts.is_kept(&of.uid));
             committed::retaining(&of.uid, *gate, overdue, facts)
         }
+        Stage::Recovering(gate) => recover::step(&of.uid, *gate, of.overdue.retention, facts),
+        Stage::Ended(Outcome::Recovered) => recover::left(facts),
         Stage::Ended(_) => leftovers::pending(&of.uid, facts),
     };
     pending.unwrap_or(ClaimDecision::Reached)
@@ -114,7 +116,7 @@ fn usable(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
 pub(super) fn source_answers(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.source {
         Live::Silent(why) => Some(silent(Side::Source, why)),
-        Live::Known(SourceTwin::Gone | SourceTwin::There { deleting: true, .. }) => {
+        Live::Known(SourceTwin::Gone | SourceTwin::Recovered | SourceTwin::There { deleting: true, .. }) => {
             Some(ClaimDecision::Await(Waiting::SourceGone))
         }
         Live::Known(SourceTwin::There { .. }) => None,
@@ -124,7 +126,7 @@ pub(super) fn source_answers(facts: &ClaimFacts) -> Option<ClaimDecision> {
 pub(super) fn source_mark(facts: &ClaimFacts) -> Option<&SourceMark> {
     match &facts.source {
         Live::Known(SourceTwin::There { mark, .. }) => mark.as_ref(),
-        Live::Known(SourceTwin::Gone) | Live::Silent(_) => None,
+        Live::Known(SourceTwin::Gone | SourceTwin::Recovered) | Live::Silent(_) => None,
     }
 }
 
@@ -136,6 +138,9 @@ fn prepared(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
         Live::Known(TargetTwin::Gone) => back(Why::TargetGone),
         Live::Known(TargetTwin::TakesName(what)) => {
             Some(ClaimDecision::Await(Waiting::TakesName(what.clone())))
+        }
+        Live::Known(TargetTwin::Superseded) => {
+            back(Why::InTheWay("a twin of this epoch, superseded".to_owned()))
         }
         Live::Known(TargetTwin::Foreign(what)) => back(Why::InTheWay(what.clone())),
         Live::Known(TargetTwin::Absent) => Some(ClaimDecision::Do(ClaimStep::MakeTarget {
@@ -195,8 +200,12 @@ pub(super) fn large_enough(facts: &ClaimFacts) -> Option<ClaimDecision> {
     }
 }
 
-/// Before row 4: users that are waited for are gone, and nothing changes the volume.
+/// Before row 4: the users that the move waits for are gone, nothing changes the volume, and the driver detects
+/// later writers at the source, or the user accepts that it does not.
 fn may_be_gated(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    if let Some(why) = &facts.unwatched {
+        return Some(ClaimDecision::Await(Waiting::Consent(why.clone())));
+    }
     if let ClaimNow::There { changing: true, .. } = facts.claim {
         return Some(ClaimDecision::Await(Waiting::Changing));
     }

@@ -180,13 +180,13 @@ fn replaced(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimD
             Serves::Source if volume.deleting => Some(let_go(volume)),
             Serves::Source => Some(deleted(volume)),
             Serves::Target => bound(by, facts, volume),
-            Serves::Later => None,
+            Serves::Recovered | Serves::Later => None,
         },
     }
 }
 
 /// While an attachment names it, csi-attacher needs it, or never detaches.
-fn deleted(volume: &VirtualVolume) -> ClaimDecision {
+pub(super) fn deleted(volume: &VirtualVolume) -> ClaimDecision {
     if volume.policy != ReclaimPolicy::Retain {
         ClaimDecision::Do(ClaimStep::Retain {
             volume: volume.at.clone(),
@@ -216,7 +216,7 @@ fn remade(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> ClaimDecision {
     })
 }
 
-fn bound(by: &MoveUid, facts: &ClaimFacts, volume: &VirtualVolume) -> Option<ClaimDecision> {
+pub(super) fn bound(by: &MoveUid, facts: &ClaimFacts, volume: &VirtualVolume) -> Option<ClaimDecision> {
     let note = facts.note_of(by)?;
     (facts.claim != ClaimNow::Absent).then(|| bound_again(note, facts, volume))
 }
@@ -241,7 +241,7 @@ fn source_released(facts: &ClaimFacts) -> Option<ClaimDecision> {
             })
         );
     match (&facts.source, &facts.recorded) {
-        (Live::Known(SourceTwin::Gone), _) => None,
+        (Live::Known(SourceTwin::Gone | SourceTwin::Recovered), _) => None,
         (Live::Silent(why), _) => Some(silent(Side::Source, why)),
         (Live::Known(SourceTwin::There { deleting: true, .. }), _) => {
             Some(ClaimDecision::Await(Waiting::TwinGone(Side::Source)))

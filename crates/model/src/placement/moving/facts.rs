@@ -70,6 +70,11 @@ pub struct ClaimFacts {
     pub source: Live<SourceTwin>,
     /// The twin that it is to have at the target.
     pub target: Live<TargetTwin>,
+    /// Whether an administrator declared the cluster of the target out of service, and its nodes are not ready.
+    pub target_off: bool,
+    /// Whether both twins are in one namespace of a remote cluster: there the source has no claim after the
+    /// commit.
+    pub within: bool,
     /// The epoch that the volume has, or is to have, at the target.
     pub epoch: Epoch,
     /// Temporary PVs, Secrets, movers and their attachments at the source.
@@ -78,6 +83,8 @@ pub struct ClaimFacts {
     pub target_helpers: Live<Helpers>,
     /// Who uses the volume.
     pub users: Live<Users>,
+    /// Why the driver may not detect writers at the source, unless the user accepts that.
+    pub unwatched: Option<String>,
     /// How far the copy is.
     pub copied: Live<Copied>,
     /// What the status of the move has recorded of it, since before the first gate.
@@ -159,6 +166,8 @@ pub enum Serves {
     Source,
     /// The target, in the epoch of this move.
     Target,
+    /// The source, in the epoch after the target's: it was recovered after the commit.
+    Recovered,
     /// A later epoch of the volume: another move has taken it further.
     Later,
     /// Something else, by this handle.
@@ -190,6 +199,8 @@ pub enum SourceTwin {
         /// Whether it is being deleted.
         deleting: bool,
     },
+    /// It exists in the epoch after the target's: it was recovered after the commit.
+    Recovered,
 }
 
 /// What is in the place of the twin at the target.
@@ -203,6 +214,8 @@ pub enum TargetTwin {
     Foreign(String),
     /// It takes over the name of the claim, which the source had, and this is waited for.
     TakesName(String),
+    /// It was lost, exists again, and is marked as superseded: the volume is at the source.
+    Superseded,
     /// The twin of this move and this epoch.
     There {
         /// Its version.

@@ -199,7 +199,7 @@ fn source_marked(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option
     }))
 }
 
-fn claim_lost(facts: &ClaimFacts, gate: GateNumber) -> Option<ClaimDecision> {
+pub(super) fn claim_lost(facts: &ClaimFacts, gate: GateNumber) -> Option<ClaimDecision> {
     let ClaimNow::There {
         at, lost, touched, ..
     } = &facts.claim

@@ -23,6 +23,9 @@
 //! For that, **whoever observes reads the objects first and the status last**: a status that was
 //! still true after an object was read cannot have been left before that.
 //!
+//! After the commit there is one way back only: if the target was lost and the user requests it, the source
+//! is recovered under a new gate, in the epoch after the target's (`recover`).
+//!
 //! One claim is decided in `claim` (and, by rows, `gated`, `back`, `committed`), all together in
 //! `whole`, what is left without a `VolumeMove` in `leftovers`, and what other calls may do beside
 //! a move in `beside`, which the calls and loops of this driver ask. Claims, PVs and twins are
@@ -36,6 +39,7 @@ mod committed;
 mod facts;
 mod gated;
 mod leftovers;
+mod recover;
 mod stage;
 mod step;
 mod users;

@@ -58,6 +58,8 @@ pub enum Stage {
     Committed(GateNumber),
     /// Row 12: the source is kept for a time.
     Retaining(GateNumber),
+    /// The target was lost after the commit: the source is being recovered, under this gate.
+    Recovering(GateNumber),
     /// It is over.
     Ended(Outcome),
 }
@@ -80,6 +82,8 @@ pub enum Outcome {
     Cancelled,
     /// It could not be done; they are where they were, or both copies were kept.
     Failed,
+    /// The target was lost after the commit; the volumes are at the source, as they were at the commit.
+    Recovered,
 }
 
 /// Why a move goes back.
@@ -157,9 +161,12 @@ pub enum VolumeFault {
 
 /// What the user of a move wishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub struct Wishes {
     /// That it be undone.
     pub cancel: bool,
+    /// That the source is recovered if the target is lost after the commit.
+    pub recover: bool,
     /// That nothing new be begun. It counts as long as no gate is closed.
     pub paused: bool,
     /// That the users be sent away now: on request, or by itself once enough is copied, and not
@@ -199,7 +206,8 @@ impl Stage {
             | Self::Finishing(gate)
             | Self::Verifying(gate)
             | Self::Committed(gate)
-            | Self::Retaining(gate) => Some(*gate),
+            | Self::Retaining(gate)
+            | Self::Recovering(gate) => Some(*gate),
             Self::Back { gate, .. } => *gate,
             Self::Checking | Self::Preparing | Self::Copying { .. } | Self::Ended(_) => None,
         }
@@ -214,13 +222,20 @@ impl Stage {
         }
     }
 
-    /// Whether the volumes are at the target.
+    /// Whether the move was committed: the volumes are at the target, or were until it was lost.
     #[must_use]
     pub fn is_committed(&self) -> bool {
-        matches!(
-            self,
-            Self::Committed(_) | Self::Retaining(_) | Self::Ended(Outcome::Done)
-        )
+        self.is_recovered()
+            || matches!(
+                self,
+                Self::Committed(_) | Self::Retaining(_) | Self::Ended(Outcome::Done)
+            )
+    }
+
+    /// Whether the source is being recovered after the commit, or was.
+    #[must_use]
+    pub fn is_recovered(&self) -> bool {
+        matches!(self, Self::Recovering(_) | Self::Ended(Outcome::Recovered))
     }
 
     /// What people are told. `ready` says that all is copied and only the cut-over is waited for.
@@ -236,9 +251,11 @@ impl Stage {
             Self::Back { .. } => Phase::Returning,
             Self::Committed(_) => Phase::Committing,
             Self::Retaining(_) => Phase::Retaining,
+            Self::Recovering(_) => Phase::Recovering,
             Self::Ended(Outcome::Done) => Phase::Done,
             Self::Ended(Outcome::Cancelled) => Phase::Cancelled,
             Self::Ended(Outcome::Failed) => Phase::Failed,
+            Self::Ended(Outcome::Recovered) => Phase::Recovered,
         }
     }
 }

@@ -151,6 +151,19 @@ pub enum ClaimStep {
         /// Whether its real PV is to be retained, as the user wants it.
         retain: bool,
     },
+    /// After the commit, give the superseded twin the epoch after the target's, and remove its mark.
+    /// This may take several writes, each of them with this step.
+    RecoverSource {
+        /// The twin.
+        source: AsRead,
+        /// The final reclaim policy of its volume.
+        policy: ReclaimPolicy,
+    },
+    /// Mark the twin at the target as superseded by the recovered source.
+    SupersedeTarget {
+        /// The twin.
+        target: AsRead,
+    },
     /// Delete the superseded twin; its data goes if this is the policy.
     ReleaseSource {
         /// The twin.
@@ -170,11 +183,23 @@ pub enum Waiting {
     #[error("the volume at the source is gone: it can come back, or the move can be cancelled")]
     SourceGone,
     /// The twin at the target, after the commit.
-    #[error("the new twin is gone or not usable; the source is kept, and can be moved back")]
+    #[error(
+        "the new twin does not exist or is not usable. If it is lost permanently, liqo-csi move recover-source recovers the \
+         source as it was at the commit: what was written since then is lost"
+    )]
     TargetGone,
+    /// Why the requested recovery of the source is not possible.
+    #[error("the source is not recovered: {0}")]
+    NotRecovered(String),
     /// Pods, or nodes that still have the volume.
     #[error("used by {}", .0.join(", "))]
     Users(Vec<String>),
+    /// For the user to accept a possible loss.
+    #[error(
+        "{0}. Add LiveWrites to spec.acceptLoss of the VolumeMove (--accept-loss live of liqo-csi move volume), or grant the driver \
+         these rights there"
+    )]
+    Consent(String),
     /// A resize or a modification.
     #[error("the size or the attributes of the claim are being changed")]
     Changing,

@@ -2,7 +2,8 @@
 //! gated, all are drained, all are compared; one write commits them.
 
 use super::{
-    AsRead, BackTo, ClaimDecision, ClaimFacts, ClaimStep, MoveFacts, Outcome, Stage, Waiting, Why, claim_step,
+    AsRead, BackTo, ClaimDecision, ClaimFacts, ClaimStep, MoveFacts, Outcome, Stage, Waiting, Why,
+    claim_step, recover,
 };
 use crate::volume::moving::GateNumber;
 
@@ -37,6 +38,8 @@ pub enum StatusChange {
     /// Enter `Committed` with this number, and record a `CommitRecord` for every claim. This is
     /// the commit.
     Commit(GateNumber),
+    /// Enter `Recovering` with this number, and record the current reclaim policies.
+    Recover(GateNumber),
     /// Enter this stage.
     Enter(Stage),
 }
@@ -59,6 +62,10 @@ pub fn move_step(of: &MoveFacts, claims: &[ClaimFacts]) -> MoveStep {
     if let Some(change) = turned_back(of, &decisions) {
         return write(of, change);
     }
+    let obstacles = match recover::obstacles(of, claims) {
+        Some(obstacles) if obstacles.is_empty() => return recovered(of),
+        obstacles => obstacles.unwrap_or_default(),
+    };
     let is_reached = decisions
         .iter()
         .all(|decision| *decision == ClaimDecision::Reached);
@@ -71,7 +78,17 @@ pub fn move_step(of: &MoveFacts, claims: &[ClaimFacts]) -> MoveStep {
     if is_paused(of) {
         return MoveStep::Wait(vec![(0, Waiting::Paused)]);
     }
-    act_or_wait(decisions)
+    match act_or_wait(decisions) {
+        MoveStep::Wait(waiting) => MoveStep::Wait([obstacles, waiting].concat()),
+        step => step,
+    }
+}
+
+/// The target is lost, and the user requested the recovery. It has a new gate number: late writes of the previous
+/// gate fail.
+fn recovered(of: &MoveFacts) -> MoveStep {
+    let gate = of.stage.gate().map_or(GateNumber::FIRST, GateNumber::next);
+    write(of, StatusChange::Recover(gate))
 }
 
 fn write(of: &MoveFacts, change: StatusChange) -> MoveStep {
@@ -166,6 +183,7 @@ fn advance(of: &MoveFacts) -> MoveStep {
         Stage::Verifying(gate) => StatusChange::Commit(*gate),
         Stage::Committed(gate) => StatusChange::Enter(Stage::Retaining(*gate)),
         Stage::Retaining(_) => StatusChange::Enter(Stage::Ended(Outcome::Done)),
+        Stage::Recovering(_) => StatusChange::Enter(Stage::Ended(Outcome::Recovered)),
         Stage::Back {
             gate,
             to: BackTo::Copying,

@@ -30,6 +30,10 @@ pub enum Phase {
     Cancelled,
     /// It could not be done, and the volume is where it was.
     Failed,
+    /// The target was lost after the commit: the source is being recovered.
+    Recovering,
+    /// The source was recovered.
+    Recovered,
 }
 
 /// A condition of a move.
@@ -59,7 +63,7 @@ pub enum Condition {
 pub struct UnknownName(String);
 
 impl Phase {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 14] = [
         Self::Checking,
         Self::Preparing,
         Self::Copying,
@@ -72,6 +76,8 @@ impl Phase {
         Self::Done,
         Self::Cancelled,
         Self::Failed,
+        Self::Recovering,
+        Self::Recovered,
     ];
 
     /// Its name in the status.
@@ -90,6 +96,8 @@ impl Phase {
             Self::Done => "Done",
             Self::Cancelled => "Cancelled",
             Self::Failed => "Failed",
+            Self::Recovering => "Recovering",
+            Self::Recovered => "Recovered",
         }
     }
 }

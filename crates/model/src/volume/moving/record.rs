@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{GateNote, VolumeMark};
-use crate::volume::{ClaimName, ReclaimPolicy, VolumeId, VolumeIdError, mark, parse_quantity, quantity};
+use crate::volume::{
+    ClaimName, ReclaimPolicy, TWIN_NAME, VolumeId, VolumeIdError, mark, parse_quantity, quantity,
+};
 
 /// Longest manifest that is kept, in bytes: the status of eight claims with two of them each has
 /// to fit into one object of at most 1.5 MiB.
@@ -228,6 +230,22 @@ impl CommitRecord {
         &self.target
     }
 
+    /// The PV of the recovered source: that of before the move, with this handle and this name of its twin.
+    pub fn recovered(&self, handle: &VolumeId, twin: &str) -> Result<Manifest, MoveRecordError> {
+        let mut volume = self.of.source.kept();
+        let csi = &mut volume["spec"]["csi"];
+        csi["volumeHandle"] = handle.to_string().into();
+        csi["volumeAttributes"][TWIN_NAME] = twin.into();
+        Manifest::of(&volume)
+    }
+
+    /// The same record with another reclaim policy.
+    #[must_use]
+    pub fn with_policy(self, policy: ReclaimPolicy) -> Self {
+        let of = SourceRecord { policy, ..self.of };
+        Self { of, ..self }
+    }
+
     /// As it stands in the status.
     pub fn to_text(&self) -> Result<String, serde_json::Error> {
         to_text(&self.of, Some(&self.target))
@@ -405,6 +423,20 @@ mod tests {
         assert_eq!(kept["spec"]["csi"]["volumeAttributes"]["twin"], "data");
         assert_eq!(kept["spec"]["capacity"]["storage"], "2Gi");
         assert!(CommitRecord::new(source(), target).is_ok());
+    }
+
+    #[test]
+    fn a_recovered_source_differs_only_in_its_epoch() {
+        let committed = CommitRecord::new(source(), place(&format!("v2:milan:{NAME}:1"))).unwrap();
+        let handle = format!("v2:home:{NAME}:2").parse().unwrap();
+        let kept = committed.recovered(&handle, "u1-2").unwrap().kept();
+        let mut before = source().source.kept();
+        before["spec"]["csi"]["volumeHandle"] = handle.to_string().into();
+        before["spec"]["csi"]["volumeAttributes"] = json!({TWIN_NAME: "u1-2"});
+        assert_eq!(kept, before);
+        let changed = committed.with_policy(ReclaimPolicy::Retain);
+        let read = CommitRecord::from_text(&changed.to_text().unwrap()).unwrap();
+        assert_eq!(read.source().policy, ReclaimPolicy::Retain);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! One claim whose volume is moved from the home cluster to another one, against two fake API
 //! servers. `volume` is about the claim and its PV, `twins` about the twins, `name` about moves within
-//! one remote cluster, `users` about who is seen to use them.
+//! one remote cluster, `recover` about the recovery of a source, `users` about who is seen to use them.
 
 mod name;
+mod recover;
 mod twins;
 mod users;
 mod volume;
@@ -166,6 +167,8 @@ impl World {
             },
             records: Records::Nothing,
             mover_node: None,
+            recovers: false,
+            target_off: false,
             home,
         };
         Self { api, there, moved }
@@ -221,6 +224,7 @@ impl World {
             deleting: false,
             wishes: Wishes {
                 cancel: false,
+                recover: false,
                 paused: false,
                 cutover: true,
                 quiesce: Quiesce::Evict,

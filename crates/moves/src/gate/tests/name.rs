@@ -23,7 +23,7 @@ fn committed() -> Stage {
 
 impl World {
     /// A claim whose volume is in the cluster `milan`, and was copied to another twin there.
-    async fn within() -> Self {
+    pub(super) async fn within() -> Self {
         let mut world = Self::new().await.with_target("Delete");
         let twin = world.there.object(TARGET).unwrap();
         world.there.remove(TARGET);

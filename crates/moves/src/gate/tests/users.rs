@@ -235,3 +235,29 @@ async fn where_only_pods_may_be_read_they_alone_tell() {
     let seen = users(&world).await;
     assert_eq!((seen.running().len(), seen.nodes.len()), (1, 0));
 }
+
+#[tokio::test]
+async fn writers_there_may_not_be_noticed_without_rights_on_volumes_and_nodes() {
+    assert_eq!(World::new().await.moved.unwatched(), None, "the gate is at home");
+    assert_eq!(remote_source(Rights::ALL).await.moved.unwatched(), None);
+    for rights in [
+        Rights {
+            volumes: false,
+            ..Rights::ALL
+        },
+        Rights {
+            volume_changes: false,
+            ..Rights::ALL
+        },
+        Rights {
+            nodes: false,
+            ..Rights::ALL
+        },
+    ] {
+        let why = remote_source(rights).await.moved.unwatched().unwrap();
+        assert!(
+            why.contains("cluster milan") && why.contains("may be lost"),
+            "{why}"
+        );
+    }
+}

@@ -245,6 +245,8 @@ impl World {
             target: side(to, first()),
             records: Records::Nothing,
             mover_node: None,
+            recovers: false,
+            target_off: false,
             home,
         };
         Self {

@@ -70,6 +70,7 @@ fn of(stage: Stage) -> MoveFacts {
         deleting: false,
         wishes: Wishes {
             cancel: false,
+            recover: false,
             paused: false,
             cutover: true,
             quiesce: Quiesce::Evict,
@@ -114,10 +115,13 @@ fn idle() -> ClaimFacts {
             deleting: false,
         }),
         target: Live::Known(TargetTwin::Absent),
+        target_off: false,
+        within: false,
         epoch: epoch(1),
         source_helpers: Live::Known(Helpers::Absent),
         target_helpers: Live::Known(Helpers::Absent),
         users: Live::Known(Users::default()),
+        unwatched: None,
         copied: Live::Known(Copied::default()),
         recorded: Some(Recorded {
             policy: ReclaimPolicy::Delete,

@@ -81,6 +81,25 @@ fn rule_1_gates_are_numbered_and_going_back_is_written_first() {
 }
 
 #[test]
+fn a_move_whose_writers_may_not_be_detected_waits_for_consent() {
+    let copying = of(Stage::Copying { last: None });
+    let unwatched = prepared().with(|facts| facts.unwatched = Some("no rights".into()));
+    assert_eq!(
+        move_step(&copying, std::slice::from_ref(&unwatched)),
+        MoveStep::Wait(vec![(0, Waiting::Consent("no rights".into()))])
+    );
+    assert_eq!(
+        step(&of(Stage::Preparing), &unwatched),
+        ClaimDecision::Reached,
+        "copying continues meanwhile"
+    );
+    assert_eq!(
+        enters(&copying, &prepared()),
+        Some(StatusChange::OpenGate(GateNumber::FIRST))
+    );
+}
+
+#[test]
 fn a_target_that_is_too_small_is_refused_at_once() {
     let too_small = |facts: ClaimFacts| {
         facts.with(|facts| {

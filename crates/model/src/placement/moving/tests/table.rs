@@ -750,3 +750,57 @@ fn a_source_is_released_also_after_the_volume_has_moved_on() {
     let released = further.with(|facts| facts.source = Live::Known(SourceTwin::Gone));
     assert_eq!(step(&late, &released), ClaimDecision::Reached);
 }
+
+#[test]
+fn a_source_is_recovered_only_if_its_target_is_lost() {
+    let asked = |stage| {
+        let mut of = of(stage);
+        of.wishes.recover = true;
+        of
+    };
+    let lost = |facts: ClaimFacts| facts.with(|facts| facts.target = Live::Known(TargetTwin::Gone));
+    let whole = || lost(arrived().with(unlock));
+    let silent = |off| {
+        whole().with(|facts| {
+            facts.target = Live::Silent("timeout".into());
+            facts.target_off = off;
+        })
+    };
+    let second = GATE.next();
+    for (stage, facts) in [
+        (Stage::Committed(GATE), lost(handed_over())),
+        (Stage::Retaining(GATE), whole()),
+        (Stage::Retaining(GATE), silent(true)),
+    ] {
+        let recovers = Some(StatusChange::Recover(second));
+        assert_eq!(enters(&asked(stage.clone()), &facts), recovers);
+        assert_eq!(enters(&of(stage), &facts), None, "no recovery was requested");
+    }
+    let theirs = whole().with(|facts| {
+        if let ClaimNow::There { lock, .. } = &mut facts.claim {
+            *lock = Lock::Theirs {
+                by: other(),
+                counts: true,
+            };
+        }
+    });
+    let gone = whole().with(|facts| facts.source = Live::Known(SourceTwin::Gone));
+    let helped = whole().with(|facts| facts.source_helpers = Live::Known(Helpers::Leaving));
+    for (facts, why) in [
+        (arrived().with(unlock), "the target is not lost"),
+        (silent(false), "out-of-service"),
+        (whole().with(|facts| facts.within = true), "no claim any more"),
+        (gone, "the source is gone"),
+        (helped, "pods that copied"),
+        (whole().dying(), "the claim was deleted"),
+        (theirs, OTHER),
+        (
+            whole().volume(|volume| volume.serves = Serves::Later),
+            "does not refer to the target",
+        ),
+    ] {
+        let obstacles = recover::obstacles(&asked(Stage::Retaining(GATE)), &[facts]).unwrap();
+        let said = obstacles[0].1.to_string();
+        assert!(said.contains(why), "{said}");
+    }
+}

@@ -17,6 +17,7 @@ pub(super) struct Pv {
     version: u64,
     uid: u64,
     pub(super) serves: Side,
+    pub(super) epoch: u32,
     pub(super) held_by_claim: bool,
     pub(super) mark: Option<VolumeMark>,
     pub(super) policy: ReclaimPolicy,
@@ -37,6 +38,7 @@ pub(super) struct Claim {
 #[derive(Clone, Debug)]
 pub(super) struct Twin {
     version: u64,
+    pub(super) epoch: u32,
     pub(super) data: u64,
     pub(super) mark: Option<SourceMark>,
     pub(super) handed_over: bool,
@@ -84,16 +86,19 @@ pub(super) struct Volume {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct Move {
     version: u64,
     pub(super) stage: Stage,
     pub(super) finalizer: bool,
     pub(super) deleting: bool,
     pub(super) cancel: bool,
+    pub(super) recover: bool,
     recorded: Vec<Option<Recorded>>,
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct World {
     pub(super) clock: u64,
     pub(super) volumes: Vec<Volume>,
@@ -102,7 +107,10 @@ pub(super) struct World {
     pub(super) overdue: OverDue,
     pub(super) silent: [bool; 2],
     pub(super) target_gone: bool,
+    /// An administrator declared the target's cluster out of service, and nothing runs there.
+    pub(super) target_off: bool,
     pub(super) was_committed: bool,
+    pub(super) was_recovered: bool,
     pub(super) broken: Vec<String>,
     late_objects: Option<Vec<ClaimFacts>>,
     late_step: Option<Decided>,
@@ -139,6 +147,13 @@ impl Volume {
             Side::Source => self.source.as_ref(),
             Side::Target => self.target.as_ref(),
         }
+    }
+
+    /// Nothing runs at the target any more.
+    fn leave_target(&mut self) {
+        self.pods
+            .retain(|pod| pod.state != PodState::Running(Side::Target));
+        self.orphans.retain(|side| *side != Side::Target);
     }
 
     /// Whether an attachment names its PV.
@@ -181,6 +196,7 @@ impl World {
                 version: 1,
                 uid: 1,
                 serves: Side::Source,
+                epoch: 0,
                 held_by_claim: true,
                 mark: None,
                 policy,
@@ -190,6 +206,7 @@ impl World {
             }),
             source: Some(Twin {
                 version: 1,
+                epoch: 0,
                 data: 1,
                 mark: None,
                 handed_over: true,
@@ -214,6 +231,7 @@ impl World {
                 finalizer: false,
                 deleting: false,
                 cancel: false,
+                recover: false,
                 recorded: vec![None; volumes],
             }),
             volumes: vec![volume; volumes],
@@ -221,7 +239,9 @@ impl World {
             overdue: OverDue::default(),
             silent: [false; 2],
             target_gone: false,
+            target_off: false,
             was_committed: false,
+            was_recovered: false,
             broken: Vec::new(),
             late_objects: None,
             late_step: None,
@@ -287,9 +307,10 @@ impl World {
             volume: volume.pv.as_ref().map_or(VolumeNow::Absent, |pv| {
                 VolumeNow::There(VirtualVolume {
                     at: read_pv(pv),
-                    serves: match pv.serves {
-                        Side::Source => Serves::Source,
-                        Side::Target => Serves::Target,
+                    serves: match (pv.serves, pv.epoch) {
+                        (Side::Source, 0) => Serves::Source,
+                        (Side::Source, _) => Serves::Recovered,
+                        (Side::Target, _) => Serves::Target,
                     },
                     held_by: if pv.held_by_claim {
                         HeldBy::Claim
@@ -309,20 +330,22 @@ impl World {
             }),
             source: self.answers(
                 Side::Source,
-                volume
-                    .source
-                    .as_ref()
-                    .map_or(SourceTwin::Gone, |twin| SourceTwin::There {
+                match &volume.source {
+                    None => SourceTwin::Gone,
+                    Some(twin) if twin.epoch > 0 => SourceTwin::Recovered,
+                    Some(twin) => SourceTwin::There {
                         at: read("source", twin.version),
                         mark: twin.mark.clone(),
                         deleting: false,
-                    }),
+                    },
+                },
             ),
             target: self.answers(
                 Side::Target,
                 match &volume.target {
                     _ if self.target_gone => TargetTwin::Gone,
                     None => TargetTwin::Absent,
+                    Some(twin) if twin.mark.is_some() => TargetTwin::Superseded,
                     Some(twin) => TargetTwin::There {
                         at: read("target", twin.version),
                         handed_over: twin.handed_over,
@@ -331,6 +354,8 @@ impl World {
                     },
                 },
             ),
+            target_off: self.target_off && self.silent[TARGET],
+            within: false,
             epoch: epoch(1),
             source_helpers: self.answers(Side::Source, helpers(Side::Source)),
             target_helpers: self.answers(Side::Target, helpers(Side::Target)),
@@ -340,6 +365,7 @@ impl World {
                 mover_nodes,
                 deletes_claim: None,
             }),
+            unwatched: None,
             copied: self.answers(Side::Target, volume.copied.clone()),
             recorded: None,
         }
@@ -354,6 +380,7 @@ impl World {
             deleting: mv.deleting,
             wishes: Wishes {
                 cancel: mv.cancel,
+                recover: mv.recover,
                 paused: false,
                 cutover: true,
                 quiesce: self.quiesce,
@@ -447,6 +474,17 @@ impl World {
                     }
                 }
             }
+            StatusChange::Recover(gate) => {
+                mv.stage = Stage::Recovering(gate);
+                self.was_recovered = true;
+                for (recorded, volume) in mv.recorded.iter_mut().zip(&mut self.volumes) {
+                    if let (Some(recorded), Some(pv)) = (recorded, &volume.pv) {
+                        recorded.policy = policy_wanted(pv.policy, pv.mark.as_ref());
+                    }
+                    // What was written at the target is lost, as reported to the user.
+                    volume.newest = volume.source.as_ref().map_or(0, |twin| twin.data);
+                }
+            }
             StatusChange::Enter(stage) => mv.stage = stage,
         }
         mv.version = version;
@@ -468,9 +506,10 @@ impl World {
             by: uid(),
             side: Side::Source,
         };
-        let has_mover = self.publishes(number, Side::Source, &mover);
+        let has_mover = self.publishes(number, Side::Source, 0, &mover);
         let silent = self.silent;
         let target_gone = self.target_gone;
+        let recovering = self.mv.as_ref().is_some_and(|mv| mv.stage.is_recovered());
         let volume = &mut self.volumes[number];
         let claim = |volume: &Volume, at: &AsRead| {
             volume
@@ -506,6 +545,7 @@ impl World {
             ClaimStep::MakeTarget { .. } if volume.target.is_none() && !silent[TARGET] && !target_gone => {
                 volume.target = Some(Twin {
                     version: clock,
+                    epoch: 1,
                     data: 0,
                     mark: None,
                     handed_over: false,
@@ -597,6 +637,11 @@ impl World {
                     version: clock,
                     uid: clock,
                     serves: of,
+                    epoch: match of {
+                        Side::Target => 1,
+                        Side::Source if recovering => 2,
+                        Side::Source => 0,
+                    },
                     held_by_claim: true,
                     mark: Some(VolumeMark::Gated(note)),
                     policy: ReclaimPolicy::Retain,
@@ -621,6 +666,18 @@ impl World {
                 if let Some(twin) = volume.target.as_mut().filter(|_| !silent[TARGET]) {
                     twin.handed_over = true;
                     twin.version = clock;
+                }
+            }
+            ClaimStep::RecoverSource { source: at, .. } if twin(&volume.source, "source", &at) => {
+                if let Some(twin) = volume.source.as_mut().filter(|_| !silent[SOURCE]) {
+                    (twin.epoch, twin.mark, twin.version) = (2, None, clock);
+                }
+            }
+            ClaimStep::SupersedeTarget { target: at } if twin(&volume.target, "target", &at) => {
+                if let Some(twin) = volume.target.as_mut().filter(|_| !silent[TARGET]) {
+                    let (by, epoch) = (uid(), epoch(2));
+                    (twin.mark, twin.version) = (Some(SourceMark::Superseded { by, epoch }), clock);
+                    twin.handed_over = true;
                 }
             }
             ClaimStep::ReleaseSource { source: at, .. } if twin(&volume.source, "source", &at) => {
@@ -726,7 +783,7 @@ impl World {
         for pod in &mut volume.pods {
             match pod.state {
                 PodState::Scheduled if pv.held_by_claim => pod.state = PodState::Checked,
-                PodState::Checked if world.publishes(number, pv.serves, &Caller::User) => {
+                PodState::Checked if world.publishes(number, pv.serves, pv.epoch, &Caller::User) => {
                     pod.state = PodState::Running(pv.serves);
                     volume.attached = true;
                     let twin = match pv.serves {
@@ -745,26 +802,25 @@ impl World {
     }
 
     /// `ControllerPublish`, which reads the twin live.
-    fn publishes(&self, number: usize, side: Side, caller: &Caller) -> bool {
+    fn publishes(&self, number: usize, side: Side, asked: u32, caller: &Caller) -> bool {
         let volume = &self.volumes[number];
         let Some(twin) = volume.twin(side) else {
             return false;
         };
         let highest = volume.target.as_ref().is_some_and(|twin| twin.handed_over) && !self.silent[TARGET];
-        let number = |side| epoch(u32::from(side == Side::Target));
         let made_by_move = side == Side::Target && !twin.handed_over;
         let facts = self.answers(
             side,
             Beside {
-                asked: number(side),
-                epoch: number(side),
+                asked: epoch(asked),
+                epoch: epoch(twin.epoch),
                 source: twin.mark.clone(),
                 target: made_by_move.then(|| crate::volume::moving::TargetMark {
                     by: uid(),
                     epoch: epoch(1),
                 }),
                 exists: self.mv.is_some(),
-                highest: epoch(u32::from(highest)),
+                highest: epoch(u32::from(highest)).max(epoch(asked)),
             },
         );
         publish_beside(&facts, caller) == PublishBeside::Go
@@ -893,6 +949,30 @@ impl World {
         }
     }
 
+    /// The API server accepts it only after the commit.
+    pub(super) fn recover_source(&mut self) {
+        let version = self.tick();
+        if let Some(mv) = self.mv.as_mut().filter(|_| self.was_committed) {
+            mv.recover = true;
+            mv.version = version;
+        }
+    }
+
+    /// The cluster of the target becomes unreachable, and an administrator declares it out of service.
+    pub(super) fn declare_target_off(&mut self) {
+        (self.silent[TARGET], self.target_off) = (true, true);
+        for volume in &mut self.volumes {
+            volume.leave_target();
+        }
+        self.tick();
+    }
+
+    /// The target exists again, with its data.
+    pub(super) fn target_returns(&mut self) {
+        (self.silent[TARGET], self.target_off) = (false, false);
+        self.tick();
+    }
+
     pub(super) fn delete_move(&mut self, by_force: bool) {
         let version = self.tick();
         if let Some(mv) = &mut self.mv {
@@ -925,19 +1005,26 @@ impl World {
         self.pv_controller_looks_at_pv(number);
     }
 
-    /// The cluster of the target burns down, as long as that costs nothing that was written.
+    /// The cluster of the target is destroyed while the source exists, at least as of the commit. Later writes
+    /// are lost by that, and not by a decision of the driver.
     pub(super) fn lose_target(&mut self) {
-        let has_all = |volume: &Volume| volume.waived || volume.is_safe(Side::Source);
-        if self.volumes.iter().all(has_all) {
+        let was_committed = self.was_committed;
+        let is_left = |volume: &Volume| volume.waived || volume.is_safe(Side::Source);
+        let is_kept = |volume: &Volume| was_committed && volume.source.is_some();
+        if self
+            .volumes
+            .iter()
+            .all(|volume| is_left(volume) || is_kept(volume))
+        {
             self.target_gone = true;
             for volume in &mut self.volumes {
+                if is_kept(volume) {
+                    volume.newest = volume.source.as_ref().map_or(0, |twin| twin.data);
+                }
                 volume.target = None;
                 volume.helpers[TARGET] = false;
                 volume.copied = Copied::default();
-                volume
-                    .pods
-                    .retain(|pod| pod.state != PodState::Running(Side::Target));
-                volume.orphans.retain(|side| *side != Side::Target);
+                volume.leave_target();
             }
             self.tick();
         }
@@ -962,6 +1049,6 @@ impl World {
 
     pub(super) fn publishes_to_users(&self, number: usize) -> bool {
         let pv = self.volumes[number].pv.as_ref();
-        pv.is_some_and(|pv| self.publishes(number, pv.serves, &Caller::User))
+        pv.is_some_and(|pv| self.publishes(number, pv.serves, pv.epoch, &Caller::User))
     }
 }
