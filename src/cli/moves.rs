@@ -59,8 +59,8 @@ enum Action {
     /// Move the volumes of a move that has ended back to where they were: to the cluster, the storage class
     /// and, if they could be used from some nodes only, the node that its status names.
     Undo(NamedArgs),
-    /// Recover the source as it was at the commit, because the target is lost: its claim there or its
-    /// RemoteCluster was deleted, or its cluster is unreachable and its virtual node has the taint
+    /// Recover the source as it was at the commit, because the target is lost: its claim there or the
+    /// declaration of its cluster was deleted, or that cluster is unreachable and its virtual node has the taint
     /// node.kubernetes.io/out-of-service. What was written at the target since the commit is lost.
     RecoverSource(RecoverArgs),
 }

@@ -75,7 +75,7 @@ pub(super) struct Claim {
     /// Whether an administrator declares that it exists in both clusters.
     pub(super) is_in_both: bool,
     /// Topics of the objects that determine the driver of its volume, until it is bound: its class, and the
-    /// PersistentVolume that it names.
+    /// `PersistentVolume` that it names.
     pub(super) depends_on: Vec<String>,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn of_class(name: &str) -> String {
     format!("class/{name}")
 }
 
-/// The topic of the unbound claims that name this PersistentVolume.
+/// The topic of the unbound claims that name this `PersistentVolume`.
 pub(super) fn of_volume(name: &str) -> String {
     format!("volume/{name}")
 }

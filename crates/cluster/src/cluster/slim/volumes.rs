@@ -131,7 +131,7 @@ impl Slim for Volume {
 }
 
 impl Volume {
-    /// The name of the PersistentVolume.
+    /// The name of the `PersistentVolume`.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {

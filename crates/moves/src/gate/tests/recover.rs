@@ -128,7 +128,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_source_at_home_is_given_back_whoever_dies() {
+async fn a_source_at_home_is_recovered_despite_crashes() {
     for arrived in [false, true] {
         for writes in 0.. {
             let world = World::lost(arrived).await;
@@ -216,7 +216,7 @@ async fn a_target_that_returns_is_superseded_and_kept() {
 }
 
 #[tokio::test]
-async fn a_twin_of_somebody_else_is_not_taken_for_the_source() {
+async fn another_twin_of_that_name_is_not_taken_for_the_source() {
     let world = World::lost(true).await;
     world.api.put(&second(), json!({"metadata": {"uid": "x"}}));
     let refused = async {
