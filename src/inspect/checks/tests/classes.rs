@@ -42,7 +42,7 @@ fn classes_are_checked() {
                 });
             },
             E,
-            ["StorageClass liqo", "virtual itself", "stores"],
+            ["StorageClass liqo", "virtual itself", "another driver"],
         ),
         (
             "template of the namespace",

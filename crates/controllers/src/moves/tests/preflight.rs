@@ -49,7 +49,7 @@ async fn all_that_speaks_against_a_move_is_said_at_once() {
     for words in [
         "the storage class \"odd\" does not exist in the cluster milan",
         "nor in the allow-list of the driver (fast)",
-        "shop/logs: there is none",
+        "shop/logs: it does not exist",
         "the pod web-0",
     ] {
         assert!(says(&found, words), "{words}: {found:?}");
@@ -63,10 +63,10 @@ async fn where_a_volume_cannot_go_is_said() {
         (json!({"cluster": "rome"}), "the cluster rome is not known"),
         (
             json!({"cluster": "home"}),
-            "can be used from this cluster already",
+            "is accessible from this cluster already",
         ),
-        (json!({"nodeName": "n1"}), "can be used from the node n1 already"),
-        (json!({"nodeName": "n7"}), "there is no node n7"),
+        (json!({"nodeName": "n1"}), "is accessible from the node n1 already"),
+        (json!({"nodeName": "n7"}), "the node n7 does not exist"),
         (
             json!({"nodeName": "bare"}),
             "this driver is not registered on the node bare",

@@ -293,7 +293,7 @@ async fn a_node_takes_no_more_pods_than_it_offers() {
     assert!(
         said.as_str()
             .unwrap()
-            .contains("of 2 that its node offers 0 are left"),
+            .contains("its node has only 0 of 2 left"),
         "{said}"
     );
     // One of them ends, and there is room.
