@@ -65,7 +65,10 @@ async fn where_a_volume_cannot_go_is_said() {
             json!({"cluster": "home"}),
             "is accessible from this cluster already",
         ),
-        (json!({"nodeName": "n1"}), "is accessible from the node n1 already"),
+        (
+            json!({"nodeName": "n1"}),
+            "is accessible from the node n1 already",
+        ),
         (json!({"nodeName": "n7"}), "the node n7 does not exist"),
         (
             json!({"nodeName": "bare"}),

@@ -43,7 +43,7 @@ async fn an_undo_deletes_nothing_while_the_content_of_before_goes() {
         "content real",
         "real.test",
         "handle data",
-        "make a",
+        "create a",
         &world.second(),
     ] {
         assert!(said.to_lowercase().contains(part), "{part}: {said}");

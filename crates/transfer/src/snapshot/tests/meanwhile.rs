@@ -224,7 +224,7 @@ async fn a_name_that_is_taken_meanwhile_can_be_given_up() {
     });
     let said = world.import().await.unwrap_err().to_string();
     assert!(
-        said.contains("does not name it"),
+        said.contains("is not bound to it"),
         "the object itself is checked: {said}"
     );
 }

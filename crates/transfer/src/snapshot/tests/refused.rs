@@ -71,7 +71,7 @@ async fn what_cannot_be_taken_back_is_said_to_have_begun() {
         .api
         .fault(Fault::new("PATCH", USER, Act::Forbid("no right")));
     let said = world.import().await.unwrap_err().to_string();
-    for part in ["has begun", "a policy", "no right", "--undo"] {
+    for part in ["cannot continue", "a policy", "no right", "--undo"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     world.api.heal();
