@@ -102,15 +102,20 @@ func deaths(pod *corev1.Pod) int32 {
 	return 0
 }
 
-// give orders a process to die at these points. It replaces the file with one that has a line less each time.
+// give orders a process to die at these points. It replaces the file with one that has a line less each time, which
+// in a folder of Kubernetes only the owner of the file may do.
 func give(t *testing.T, folder string, pod corev1.Pod, points []string) order {
 	t.Helper()
+	owner := 0
+	if as := pod.Spec.SecurityContext; as != nil && as.RunAsUser != nil {
+		owner = int(*as.RunAsUser)
+	}
 	file := filepath.Join(folder, "crash-at")
 	// Renamed, so that the process never reads half of it.
-	if err := os.WriteFile(file+".given", []byte(strings.Join(points, "\n")), 0o644); err != nil {
+	if err := os.WriteFile(file+".given", []byte(strings.Join(points, "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(file+".given", file); err != nil {
+	if err := errors.Join(os.Chown(file+".given", owner, -1), os.Rename(file+".given", file)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(file) }) // of a test that failed
