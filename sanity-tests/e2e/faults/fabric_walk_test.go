@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -93,26 +92,10 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 		"volumes": [{"name": %[1]q, "emptyDir": {}}],
 		"containers": [{"name": "fabric", "env": [{"name": "LIQO_CSI_CRASH_ORDERS", "value": "/%[1]s"}],
 			"volumeMounts": [{"name": %[1]q, "mountPath": "/%[1]s"}]}]}}}}`, crashOrders)
-	patched, err := deployments.Patch(t.Context(), "liqo-csi-fabric", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
-	if err != nil {
+	// onFabric waits for the pod that has this folder.
+	if _, err := deployments.Patch(t.Context(), "liqo-csi-fabric", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	n := user.Existing(t, w.cluster, chart.Namespace)
-	n.Eventually("the fabric to take orders", func(ctx context.Context) (string, error) {
-		found, err := deployments.Get(ctx, patched.Name, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		pods, err := client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=fabric"})
-		if err != nil {
-			return "", err
-		}
-		status := found.Status
-		if status.ObservedGeneration < patched.Generation || status.UpdatedReplicas != 1 || status.ReadyReplicas != 1 || len(pods.Items) != 1 {
-			return fmt.Sprintf("it has %d pods: %+v", len(pods.Items), status), nil
-		}
-		return "", nil
-	})
 	access, kubeconfig, err := driver.GiveAccess(t.Context(), remote, nil)
 	t.Cleanup(func() {
 		if err := access.Take(user.Afterwards(t)); err != nil {
@@ -128,21 +111,7 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 // onFabric orders the fabric to die at these points.
 func (n *offloadedTo) onFabric(steps ...string) order {
 	n.t.Helper()
-	var folder string
-	var pod corev1.Pod
-	n.Eventually("the fabric runs", func(ctx context.Context) (missing string, err error) {
-		if pod, missing, err = onlyPod(ctx, n.Namespace, "fabric", ""); err != nil || missing != "" {
-			return missing, err
-		}
-		on, err := n.Cluster.Node(pod.Spec.NodeName)
-		if err != nil {
-			return "", err
-		}
-		folder = filepath.Join(on.KubeletRoot(), "pods", string(pod.UID), "volumes/kubernetes.io~empty-dir", crashOrders)
-		_, err = os.Stat(folder)
-		return "", err
-	})
-	return give(n.t, folder, pod, some(n.t, both(steps...)))
+	return inEmptyDir(n.t, n.Namespace, "fabric", crashOrders, "", both(steps...))
 }
 
 // declare has the fabric make the node of the remote cluster.
