@@ -152,6 +152,20 @@ pub struct Verified {
     pub differences: Vec<String>,
 }
 
+impl Verified {
+    /// Whether source and target are equal.
+    #[must_use]
+    pub fn is_equal(&self) -> bool {
+        self.is_equal_as_sent() && self.different == 0
+    }
+
+    /// Whether the target has what the source sent: files that changed while they were read may differ.
+    #[must_use]
+    pub fn is_equal_as_sent(&self) -> bool {
+        self.expected == self.found && self.different == self.unknown
+    }
+}
+
 /// Why an order failed, by what can be done about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

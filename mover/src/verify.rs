@@ -109,13 +109,13 @@ impl Verification {
     /// Whether target and source are equal.
     #[must_use]
     pub fn is_equal(&self) -> bool {
-        self.stands() && self.different == 0
+        self.is_equal_as_sent() && self.different == 0
     }
 
     /// Whether the target has what the source sent, except for files that changed while they were read:
     /// users may write there.
     #[must_use]
-    pub fn stands(&self) -> bool {
+    pub fn is_equal_as_sent(&self) -> bool {
         self.expected == self.found && self.different == self.unknown
     }
 }
@@ -201,7 +201,7 @@ impl Target {
             }
             feeder.finish()
         })?;
-        if found.stands() {
+        if found.is_equal_as_sent() {
             self.journal.set_verified(header.pass).map_err(Error::Journal)?;
         }
         Ok(found)

@@ -103,7 +103,7 @@ type Step struct {
 }
 
 // Steps are the blocks of commands of a page, in its order. A block that is neither commands, nor output below
-// some, nor in one of the other languages is an error: nobody could say whether it is to be pasted.
+// some, nor in one of the other languages is an error: whether to paste it would be unknown.
 func Steps(markdown string, others ...string) (steps []Step, err error) {
 	blocks, err := Blocks(markdown)
 	if err != nil {

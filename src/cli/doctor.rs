@@ -30,8 +30,8 @@ pub(super) fn run(args: &Args) -> Outcome<ExitCode> {
 
 async fn examine(args: &Args) -> Outcome<ExitCode> {
     let place = args.common.find().await?;
-    // Without that nothing is known of the installation, and "no errors" would say nothing.
-    let is_blind = place.setup.unknown().is_some();
+    // Then the installation is unknown, and "no errors" would mean nothing.
+    let is_unknown = place.setup.unknown().is_some();
     let read = Installation::read(&place.cluster, place.setup, &place.storage_namespace, place.id);
     let installation = Box::pin(read).await;
     let (findings, unknown) = (checks::examine(&installation), installation.unknown());
@@ -42,15 +42,15 @@ async fn examine(args: &Args) -> Outcome<ExitCode> {
             print_unknown(&unknown);
         }
     }
-    Ok(if is_ill(&findings, is_blind) {
+    Ok(if has_failed(&findings, is_unknown) {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
     })
 }
 
-fn is_ill(findings: &[Finding], is_blind: bool) -> bool {
-    is_blind || findings.iter().any(|finding| finding.severity == Severity::Error)
+fn has_failed(findings: &[Finding], is_unknown: bool) -> bool {
+    is_unknown || findings.iter().any(|finding| finding.severity == Severity::Error)
 }
 
 fn report(findings: &[Finding], unknown: usize) -> String {
@@ -102,9 +102,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_found_is_no_success_where_nothing_can_be_read() {
-        assert!(is_ill(&[], true));
-        assert!(!is_ill(&[], false));
+    fn no_findings_are_no_success_if_the_installation_is_unknown() {
+        assert!(has_failed(&[], true));
+        assert!(!has_failed(&[], false));
     }
 
     #[test]

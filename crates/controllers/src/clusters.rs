@@ -4,7 +4,7 @@
 //!
 //! A `RemoteCluster` that declares a cluster has a finalizer while volumes, snapshots or unfinished twins
 //! exist there, and its status names them: without it their data could not be deleted. One that this loop
-//! created, and that nobody has edited, is deleted with the last volume once the fabric no longer
+//! created, and that no user has edited, is deleted with the last volume once the fabric no longer
 //! declares the cluster.
 
 mod report;

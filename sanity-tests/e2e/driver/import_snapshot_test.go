@@ -255,6 +255,9 @@ func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
 		}
 	}
 
+	if err := remove(); err != nil {
+		t.Fatal(err)
+	}
 	// The snapshot goes with that content, and the data stays until its last content is deleted.
 	data := storage.BackendOf(n.Cluster, storage.Reference).Data(before.Content.Status.Handle)
 	n.DeleteSnapshot("backup")

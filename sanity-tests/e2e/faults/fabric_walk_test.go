@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -93,26 +92,10 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 		"volumes": [{"name": %[1]q, "emptyDir": {}}],
 		"containers": [{"name": "fabric", "env": [{"name": "LIQO_CSI_CRASH_ORDERS", "value": "/%[1]s"}],
 			"volumeMounts": [{"name": %[1]q, "mountPath": "/%[1]s"}]}]}}}}`, crashOrders)
-	patched, err := deployments.Patch(t.Context(), "liqo-csi-fabric", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
-	if err != nil {
+	// onFabric waits for the pod that has this folder.
+	if _, err := deployments.Patch(t.Context(), "liqo-csi-fabric", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	n := user.Existing(t, w.cluster, chart.Namespace)
-	n.Eventually("the fabric to take orders", func(ctx context.Context) (string, error) {
-		found, err := deployments.Get(ctx, patched.Name, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		pods, err := client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=fabric"})
-		if err != nil {
-			return "", err
-		}
-		status := found.Status
-		if status.ObservedGeneration < patched.Generation || status.UpdatedReplicas != 1 || status.ReadyReplicas != 1 || len(pods.Items) != 1 {
-			return fmt.Sprintf("it has %d pods: %+v", len(pods.Items), status), nil
-		}
-		return "", nil
-	})
 	access, kubeconfig, err := driver.GiveAccess(t.Context(), remote, nil)
 	t.Cleanup(func() {
 		if err := access.Take(user.Afterwards(t)); err != nil {
@@ -128,21 +111,7 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 // onFabric orders the fabric to die at these points.
 func (n *offloadedTo) onFabric(steps ...string) order {
 	n.t.Helper()
-	var folder string
-	var pod corev1.Pod
-	n.Eventually("the fabric runs", func(ctx context.Context) (missing string, err error) {
-		if pod, missing, err = onlyPod(ctx, n.Namespace, "fabric", ""); err != nil || missing != "" {
-			return missing, err
-		}
-		on, err := n.Cluster.Node(pod.Spec.NodeName)
-		if err != nil {
-			return "", err
-		}
-		folder = filepath.Join(on.KubeletRoot(), "pods", string(pod.UID), "volumes/kubernetes.io~empty-dir", crashOrders)
-		_, err = os.Stat(folder)
-		return "", err
-	})
-	return give(n.t, folder, pod, some(n.t, both(steps...)))
+	return inEmptyDir(n.t, n.Namespace, "fabric", crashOrders, "", both(steps...))
 }
 
 // declare has the fabric make the node of the remote cluster.
@@ -234,9 +203,7 @@ func (w *walk) offloadedNamespace(t *testing.T, n *offloadedTo) {
 		return "it is there", err
 	})
 	n.waitDeployment("web")
-	if err := n.Client.AppsV1().Deployments(n.Name).Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	n.deleteDeployment("web")
 }
 
 // waitCopy waits until the ConfigMap there has this color, or is gone where none is given.
@@ -254,12 +221,12 @@ func (n *offloadedTo) waitCopy(there *user.Namespace, color string) {
 	})
 }
 
-func (n *offloadedTo) deployment(name string) {
+func (n *offloadedTo) deployment(name string, edits ...func(*corev1.Pod)) {
 	n.t.Helper()
 	labels := map[string]string{"app": name}
-	pod := user.NewPod(name, "", gently, func(pod *corev1.Pod) {
+	pod := user.NewPod(name, "", append(edits, gently, func(pod *corev1.Pod) {
 		pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
-	})
+	})...)
 	set := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{
 		Selector: &metav1.LabelSelector{MatchLabels: labels},
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
@@ -269,22 +236,31 @@ func (n *offloadedTo) deployment(name string) {
 	}
 }
 
+func (n *offloadedTo) deleteDeployment(name string) {
+	n.t.Helper()
+	if err := n.Client.AppsV1().Deployments(n.Name).Delete(n.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
 // waitDeployment waits until it has one pod, which is ready.
 func (n *offloadedTo) waitDeployment(name string) {
 	n.t.Helper()
-	n.Eventually("the Deployment "+name+" to be ready", func(ctx context.Context) (string, error) {
-		found, err := n.Client.AppsV1().Deployments(n.Name).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
+	n.Eventually("the Deployment "+name+" to have one pod, which is ready", func(ctx context.Context) (string, error) {
 		pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
 		if err != nil {
 			return "", err
 		}
-		if found.Status.ReadyReplicas != 1 || len(pods.Items) != 1 {
-			return fmt.Sprintf("it has %d pods: %+v", len(pods.Items), found.Status), nil
+		if len(pods.Items) != 1 {
+			return fmt.Sprintf("it has %d pods", len(pods.Items)), nil
 		}
-		return "", nil
+		pod := pods.Items[0]
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue && pod.DeletionTimestamp == nil {
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("%s is %s: %v", pod.Name, pod.Status.Phase, pod.Status.Conditions), nil
 	})
 }
 
@@ -320,22 +296,21 @@ func (w *walk) virtualPods(t *testing.T, n *offloadedTo) {
 	n.Pod("reader", "data", n.onIt)
 	n.WaitReady("reader")
 	read(t, there, "reader", n.Name)
+	n.DeletePod("reader")
+	deleteClaim(n.Namespace, "data")
+
+	// Another one is created in the place of a pod with a controller.
+	n.deployment("web", n.onIt)
+	n.waitDeployment("web")
 	fabric = n.onFabric("pod-end")
-	if err := there.Client.CoreV1().Pods(n.Name).Delete(t.Context(), "reader", metav1.DeleteOptions{}); err != nil {
+	web := metav1.ListOptions{LabelSelector: "app=web"}
+	if err := there.Client.CoreV1().Pods(n.Name).DeleteCollection(t.Context(), metav1.DeleteOptions{}, web); err != nil {
 		t.Fatal(err)
 	}
 	w.carriedOut(t, n.Namespace, fabric)
-	for _, one := range []*user.Namespace{n.Namespace, there} {
-		one.Eventually("the pod that was deleted there to be gone", func(ctx context.Context) (string, error) {
-			pods, err := one.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{})
-			if err != nil || len(pods.Items) == 0 {
-				return "", err
-			}
-			return fmt.Sprintf("there is %s", pods.Items[0].Name), nil
-		})
+	n.waitDeployment("web")
+	if ran := runs.NoneTwice(); ran != 4 {
+		t.Errorf("%d pods ran there, not 4", ran)
 	}
-	if ran := runs.NoneTwice(); ran != 2 {
-		t.Errorf("%d pods ran there, not 2", ran)
-	}
-	deleteClaim(n.Namespace, "data")
+	n.deleteDeployment("web")
 }

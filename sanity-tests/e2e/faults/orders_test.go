@@ -62,18 +62,25 @@ func (w *walk) onNode(t *testing.T, n *user.Namespace, name string, points []str
 // onController tells the controller where to die. There is one replica.
 func (w *walk) onController(t *testing.T, n *user.Namespace, points []string) order {
 	t.Helper()
+	return inEmptyDir(t, n, "controller", "socket", "csi.sock", points)
+}
+
+// inEmptyDir gives the only pod of a component orders in one of its emptyDirs, once that has this file. If file is
+// empty, once the emptyDir exists.
+func inEmptyDir(t *testing.T, n *user.Namespace, component, volume, file string, points []string) order {
+	t.Helper()
 	var folder string
 	var pod corev1.Pod
-	n.Eventually("the controller runs", func(ctx context.Context) (missing string, err error) {
-		if pod, missing, err = onlyPod(ctx, n, "controller", ""); err != nil || missing != "" {
+	n.Eventually("the "+component+" runs", func(ctx context.Context) (missing string, err error) {
+		if pod, missing, err = onlyPod(ctx, n, component, ""); err != nil || missing != "" {
 			return missing, err
 		}
-		node, err := w.cluster.Node(pod.Spec.NodeName)
+		node, err := n.Cluster.Node(pod.Spec.NodeName)
 		if err != nil {
 			return "", err
 		}
-		folder = filepath.Join(node.KubeletRoot(), "pods", string(pod.UID), "volumes/kubernetes.io~empty-dir/socket")
-		_, err = os.Stat(filepath.Join(folder, "csi.sock"))
+		folder = filepath.Join(node.KubeletRoot(), "pods", string(pod.UID), "volumes/kubernetes.io~empty-dir", volume)
+		_, err = os.Stat(filepath.Join(folder, file))
 		return "", err
 	})
 	return give(t, folder, pod, some(t, points))

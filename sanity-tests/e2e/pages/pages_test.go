@@ -1,5 +1,5 @@
-// Package pages runs the commands of the pages that somebody reads first, from top to bottom and as they are
-// there, on clusters without the driver.
+// Package pages runs the commands of the pages that a new user reads first, from top to bottom and unchanged, on
+// clusters without the driver.
 package pages
 
 import (
@@ -38,11 +38,11 @@ const root = "../../../"
 // limit is how long one command may take.
 const limit = 2 * user.Patience
 
-// inLab is what a page says otherwise than it is in the lab.
+// inLab is where the lab differs from what a page says.
 type inLab struct {
 	// notRun are beginnings of commands that are not run, and why.
 	notRun map[string]string
-	// replaced are parts of commands and of what they print, and what is there instead.
+	// replaced are parts of commands and of their output, and their replacements.
 	replaced map[string]string
 }
 
@@ -60,7 +60,7 @@ func TestReadmeIsRunFromTopToBottom(t *testing.T) {
 	w.run("README.md")
 }
 
-// The page that connects a second cluster, to a StatefulSet over both, a move and the end of the connection.
+// The page that connects a second cluster, up to a StatefulSet over both, a move, and disconnecting.
 func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 	home, milan := user.Cluster(t, "home"), user.Cluster(t, "remote")
 	through, err := clientcmd.BuildConfigFromFlags("", milan.ProxyKubeconfig())
@@ -69,7 +69,7 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 	}
 	const connect = "connect milan --fabric --remote-context milan"
 	w := newWalk(t, inLab{replaced: map[string]string{
-		// The kubeconfig has an address of this machine, as that of kind. The page says what to add then.
+		// Like that of kind, the kubeconfig has an address of this machine. The page says what to add then.
 		connect:   connect + " --server " + through.Host,
 		pageClass: labClass,
 	}}, map[string]*clusters.Cluster{"home": home, "milan": milan})
@@ -80,13 +80,13 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 	}
 }
 
-// walk is a user who goes through a page with a shell.
+// walk runs a page in one shell, as a user does.
 type walk struct {
 	t      *testing.T
 	lab    inLab
 	home   *clusters.Cluster
 	client kubernetes.Interface
-	// folder is where the user is: it has the folder of the chart, as a clone of the repository has. The shell
+	// folder is the working directory. It has the folder of the chart, like a clone of the repository. The shell
 	// keeps its variables in the file state from one command to the next.
 	folder, state string
 	environment   []string
@@ -153,7 +153,7 @@ func merged(contexts map[string]*clusters.Cluster) ([]byte, error) {
 	return clientcmd.Write(*all)
 }
 
-// programs is a folder with those that the pages call.
+// programs is a folder with the programs that the pages call.
 func (w *walk) programs() (folder string, err error) {
 	folder = w.t.TempDir()
 	helm, err := components.Tool(w.t.Context(), "helm", "helm.sh/helm/v4/cmd/helm")
@@ -220,7 +220,7 @@ func (w *walk) run(file string) []pages.Step {
 	return steps
 }
 
-// asInLab is a command as it can be run in the lab, if it can.
+// asInLab is a command with the lab's replacements; not run if the lab cannot run it.
 func (w *walk) asInLab(command string, used map[string]bool) (text string, run bool) {
 	for beginning, why := range w.lab.notRun {
 		if strings.HasPrefix(command, beginning) {
@@ -242,11 +242,11 @@ func (w *walk) replace(text string, used map[string]bool) string {
 	return text
 }
 
-// shell runs one command as the same shell that ran those before: with their variables.
+// shell runs one command, with the variables of those before.
 func (w *walk) shell(ctx context.Context, text string) (printed string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it takes more than %s", limit))
 	defer cancel()
-	// Not set -e, which overlooks a failure on the left of &&.
+	// Not set -e, which ignores a failure on the left of &&.
 	script := fmt.Sprintf("[ ! -e %[1]q ] || . %[1]q\n%[2]s\ncode=$?\ndeclare -p | grep -v '^declare -[a-z]*r' > %[1]q\nexit $code\n", w.state, text)
 	command := exec.CommandContext(ctx, "bash", "-c", script)
 	command.Dir, command.Env = w.folder, w.environment
@@ -259,7 +259,7 @@ func (w *walk) shell(ctx context.Context, text string) (printed string, err erro
 	return out.String(), err
 }
 
-// withoutDriver has the home cluster as it was before anybody installed the driver, but for its definitions.
+// withoutDriver removes the driver from the home cluster, except for its CustomResourceDefinitions.
 func (w *walk) withoutDriver(ctx context.Context) error {
 	twins, err := w.client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -10,6 +10,8 @@ mod create;
 mod delete;
 mod diagnosis;
 mod expand;
+#[cfg(test)]
+mod exploration;
 mod fit;
 mod modify;
 pub mod moving;

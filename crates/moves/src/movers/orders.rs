@@ -352,7 +352,7 @@ impl Giver {
     /// changed while it was read is not known, and part of the next pass.
     async fn read_back(&self) -> Result<(), String> {
         let read = self.verify(false, false).await?;
-        if read.expected == read.found && read.different == read.unknown {
+        if read.is_equal_as_sent() {
             return Ok(());
         }
         Err(format!(
@@ -380,7 +380,7 @@ impl Giver {
     /// Compares, and changes nothing: whoever gave the order may have opened the gate meanwhile.
     async fn compare(&self, gate: GateNumber) -> Result<(), String> {
         let verified = self.verify(self.reads_all, self.has_others).await?;
-        let is_equal = verified.different == 0 && verified.expected == verified.found;
+        let is_equal = verified.is_equal();
         lock(&self.state).roots = Some((verified.expected, verified.found));
         let roots = if is_equal {
             Roots::Equal

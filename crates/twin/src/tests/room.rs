@@ -93,7 +93,7 @@ async fn a_place_has_what_its_best_node_has() {
         (world.node("n2"), AvailableCapacity::Zero),
         (home, gibs(7)),
         (anywhere.clone(), gibs(7)),
-        (anywhere.with("somebody/elses", "zone"), AvailableCapacity::Zero),
+        (anywhere.with("other.test/key", "zone"), AvailableCapacity::Zero),
         (
             Segments::of_cluster(&"rome".parse().unwrap()),
             AvailableCapacity::Zero,

@@ -3,10 +3,11 @@
 //! lost, no twin that is still being created is deleted, and once the others stop, no finalizer blocks a twin
 //! and every twin that was never handed over is deleted.
 
-use std::collections::{HashMap, VecDeque};
-
 use super::*;
-use crate::placement::recovery::{Holder, KeepWrite, RealVolume};
+use crate::placement::{
+    exploration,
+    recovery::{Holder, KeepWrite, RealVolume},
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(
@@ -321,7 +322,7 @@ impl World {
             return Err(format!("it was collected: {twin:?}"));
         }
         if !twin.handed_over && !twin.superseded && self.claim && self.place == Place::Nowhere {
-            return Err(format!("it was on its way to its user: {twin:?}"));
+            return Err(format!("it was still being created: {twin:?}"));
         }
         let is_safe = |real: Pv| !real.its || (real.retained && real.marked);
         if self.given && !self.waived && !self.real.is_none_or(is_safe) {
@@ -493,48 +494,28 @@ fn out_of_reach() -> FoundVolumes<Fresh> {
 
 /// Explores every reachable state, and returns their number.
 fn explore(start: World) -> usize {
-    // Each state, with its predecessor and the event that led to it.
-    let mut known = HashMap::from([(start.clone(), 0)]);
-    let mut came_by: Vec<Option<(usize, Event)>> = vec![None];
-    let mut open = VecDeque::from([start]);
-    let fails = |came_by: &[Option<(usize, Event)>], mut at: usize, last: String| -> ! {
-        let mut way = vec![last];
-        while let Some((before, event)) = came_by[at] {
-            way.push(format!("{event:?}"));
-            at = before;
-        }
-        way.reverse();
-        panic!("{way:#?}");
-    };
-    while let Some(world) = open.pop_front() {
-        let at = known[&world];
-        if world.run.is_none()
-            && let Err(broken) = world.clone().comes_to_rest()
-        {
-            fails(&came_by, at, format!("{broken}: {world:#?}"));
-        }
-        let ours = if world.run.is_none() {
-            &[Event::Start][..]
-        } else {
-            &[Event::GoOn, Event::Crash]
-        };
-        let people = PEOPLE.iter().filter(|_| world.budget > 0);
-        for event in OTHERS.iter().chain(ours).chain(people) {
+    exploration::explore(
+        start,
+        |world| {
+            let ours: &[Event] = if world.run.is_none() {
+                &[Event::Start]
+            } else {
+                &[Event::GoOn, Event::Crash]
+            };
+            let people = PEOPLE.iter().filter(|_| world.budget > 0);
+            OTHERS.iter().chain(ours).chain(people).copied().collect()
+        },
+        |world, event| {
             let mut next = world.clone();
-            if PEOPLE.contains(event) {
-                next.budget -= 1;
-            }
-            if let Err(broken) = next.happens(*event) {
-                fails(&came_by, at, format!("{event:?}: {broken}: {world:#?}"));
-            }
-            if !known.contains_key(&next) {
-                known.insert(next.clone(), came_by.len());
-                came_by.push(Some((at, *event)));
-                open.push_back(next);
-            }
-        }
-    }
-    known.len()
+            next.budget -= u8::from(PEOPLE.contains(&event));
+            next.happens(event)?;
+            Ok(next)
+        },
+        |world| match world.run {
+            None => world.clone().comes_to_rest(),
+            Some(_) => Ok(()),
+        },
+    )
 }
 
 #[test]

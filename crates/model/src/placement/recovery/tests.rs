@@ -3,9 +3,8 @@
 //! data that was handed over to a user is lost, no twin is created for the data of another volume, and once
 //! the others stop, recovery terminates with the twin restored.
 
-use std::collections::{HashMap, VecDeque};
-
 use super::*;
+use crate::placement::exploration;
 
 /// An object in the version that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -796,48 +795,27 @@ fn explore(start: World, leaders: usize) -> usize {
         events.extend(GOALS.map(|goal| Event::Start(which, goal)));
         events.extend([Event::StartUnread(which), Event::Crash(which), Event::GoOn(which)]);
     }
-    // Each state, with its predecessor and the event that led to it.
-    let mut known = HashMap::from([(start.clone(), 0)]);
-    let mut came_by: Vec<Option<(usize, Event)>> = vec![None];
-    let mut open = VecDeque::from([start]);
-    let fails = |came_by: &[Option<(usize, Event)>], mut at: usize, last: String| -> ! {
-        let mut way = vec![last];
-        while let Some((before, event)) = came_by[at] {
-            way.push(format!("{event:?}"));
-            at = before;
-        }
-        way.reverse();
-        panic!("{way:#?}");
-    };
-    while let Some(world) = open.pop_front() {
-        let at = known[&world];
-        if world.runs == [None, None]
-            && let Err(broken) = world.clone().comes_to_rest()
-        {
-            fails(&came_by, at, format!("{broken}: {world:#?}"));
-        }
-        let people = PEOPLE.iter().filter(|_| world.budget > 0);
-        for event in events.iter().chain(people) {
-            if let Event::Start(which, _) | Event::StartUnread(which) = event
-                && world.runs[*which].is_some()
-            {
-                continue;
-            }
+    exploration::explore(
+        start,
+        |world| {
+            let is_possible = |event: &&Event| match event {
+                Event::Start(which, _) | Event::StartUnread(which) => world.runs[*which].is_none(),
+                _ => true,
+            };
+            let people = PEOPLE.iter().filter(|_| world.budget > 0);
+            events.iter().filter(is_possible).chain(people).copied().collect()
+        },
+        |world, event| {
             let mut next = world.clone();
-            if PEOPLE.contains(event) {
-                next.budget -= 1;
-            }
-            if let Err(broken) = next.happens(*event) {
-                fails(&came_by, at, format!("{event:?}: {broken}: {world:#?}"));
-            }
-            if !known.contains_key(&next) {
-                known.insert(next.clone(), came_by.len());
-                came_by.push(Some((at, *event)));
-                open.push_back(next);
-            }
-        }
-    }
-    known.len()
+            next.budget -= u8::from(PEOPLE.contains(&event));
+            next.happens(event)?;
+            Ok(next)
+        },
+        |world| match world.runs {
+            [None, None] => world.clone().comes_to_rest(),
+            _ => Ok(()),
+        },
+    )
 }
 
 #[test]
