@@ -293,7 +293,7 @@ func TestImportOfAStatefulSet(t *testing.T) {
 		reals["data-"+pod] = n.WaitBound("data-" + pod)
 	}
 	out, err := runImport(t, n, "data-db-1", "--class", "liqo-reference")
-	if err == nil || !strings.Contains(out, "the StatefulSet db wants its replica 1") {
+	if err == nil || !strings.Contains(out, "the StatefulSet db has a replica 1") {
 		t.Fatalf("%v: %s", err, out)
 	}
 	scale := func(replicas string) {

@@ -272,7 +272,7 @@ func TestReleaseOfAStatefulSet(t *testing.T) {
 		volumes["data-"+pod] = n.Follow("data-" + pod)
 	}
 	out, err := runRelease(t, n, "data-db-1")
-	if err == nil || !strings.Contains(out, "the StatefulSet db wants its replica 1") {
+	if err == nil || !strings.Contains(out, "the StatefulSet db has a replica 1") {
 		t.Fatalf("%v: %s", err, out)
 	}
 	scale := func(replicas string) {
