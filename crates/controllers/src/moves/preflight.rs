@@ -9,6 +9,7 @@ mod target;
 mod users;
 
 use futures::future::try_join_all;
+use itertools::Itertools;
 use jiff::Timestamp;
 
 use self::claims::{choose_nodes, read_claim};
@@ -105,7 +106,7 @@ pub(super) async fn preflight<H: MoveHelpers>(
     let (plan, statuses): (Vec<PlannedClaim>, Vec<ClaimStatus>) = plan.into_iter().unzip();
     findings.extend(users::findings(context.home, &request, target.as_ref()).await?);
     findings.extend(claims::snapshots_left_behind(context.home, &request, &plan).await?);
-    findings.dedup();
+    let findings: Vec<String> = findings.into_iter().unique().collect();
     Ok(checked(of, &findings, statuses, Timestamp::now()))
 }
 

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use itertools::Itertools;
 use tokio::time::Instant;
 
 use super::status::{WaitReport, blocks_users};
@@ -134,11 +135,10 @@ impl WaitClock {
     }
 }
 
-/// Joins the messages, without consecutive duplicates.
+/// Joins the messages, each once.
 fn join_messages<'a>(waiting: impl Iterator<Item = &'a Waiting>) -> Option<String> {
-    let mut messages: Vec<String> = waiting.map(ToString::to_string).collect();
-    messages.dedup();
-    (!messages.is_empty()).then(|| messages.join("; "))
+    let messages = waiting.map(ToString::to_string).unique().join("; ");
+    (!messages.is_empty()).then_some(messages)
 }
 
 #[cfg(test)]
@@ -155,6 +155,16 @@ mod tests {
         assert_eq!(next_check(&copying, &[users()]), NextCheck::Within(A_FEW_SECONDS));
         let both = [(0, Waiting::Retention), (1, Waiting::Bound)];
         assert_eq!(next_check(&copying, &both), NextCheck::Soon);
+    }
+
+    #[test]
+    fn each_message_is_joined_once() {
+        let all = [Waiting::Bound, Waiting::Changing, Waiting::Bound];
+        assert_eq!(
+            join_messages(all.iter()),
+            Some(format!("{}; {}", Waiting::Bound, Waiting::Changing))
+        );
+        assert_eq!(join_messages([].iter()), None);
     }
 
     #[tokio::test(start_paused = true)]
