@@ -46,6 +46,7 @@ use crate::{
         ClaimName, mark,
         moving::{CommitRecord, Condition, SourceRecord},
     },
+    watched::NodeAttachment,
 };
 
 /// Steps of one round. A move with more steps continues in the next round.
@@ -544,7 +545,7 @@ impl<H: MoveHelpers> Rounds for MoveLoop<'_, H> {
                 .claims
                 .changes_of(move |claim| claim.name.namespace == namespace),
             watched.volumes.changes_of(of_claims),
-            watched.kubernetes_attachments.version(),
+            watched.attachments.changes_of(NodeAttachment::is_virtual),
             home.twin_changes(),
             registry.all_twin_changes(),
         ]

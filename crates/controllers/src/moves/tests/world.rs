@@ -153,6 +153,7 @@ impl World {
                 allowed_classes: BTreeSet::from(["fast".to_owned()]),
                 movers: None,
                 approves_serving: false,
+                limits_attachments: true,
             },
             metrics: Metrics::default(),
             movers: FakeMovers::default(),
