@@ -48,7 +48,7 @@ const DELETED_GRACE: Duration = Duration::from_secs(30);
 fn superseded_by(marks: &Result<TwinMarks, TwinMarkError>) -> Option<&MoveUid> {
     match marks.as_ref().ok()?.source.as_ref()? {
         SourceMark::Superseded { by, .. } => Some(by),
-        SourceMark::Moving { .. } | SourceMark::GivenBack { .. } => None,
+        SourceMark::Moving { .. } | SourceMark::RolledBack { .. } => None,
     }
 }
 

@@ -63,7 +63,7 @@ fn of(stage: &Stage, what: &Waiting) -> NextCheck {
         | Waiting::TwinGone(_)
         | Waiting::Detached(_)
         | Waiting::ClaimGone
-        | Waiting::Silent(..)
+        | Waiting::Unknown(..)
         | Waiting::SourceGone
         | Waiting::Consent(_)
         | Waiting::TargetGone
@@ -171,7 +171,7 @@ mod tests {
     async fn what_is_waited_for_is_told_when_it_lasts_whatever_its_words() {
         let mut since = WaitClock::now();
         let preparing = Stage::Preparing;
-        let silent = |why: &str| [(0, Waiting::Silent(Side::Target, why.into()))];
+        let silent = |why: &str| [(0, Waiting::Unknown(Side::Target, why.into()))];
         assert_eq!(
             since.report(&preparing, &silent("ErrImagePull")).waiting_for,
             None
