@@ -82,9 +82,13 @@ impl<'a> AttachLimits<'a> {
         let Some(entry) = entries.into_iter().find(|entry| entry.name == DRIVER_NAME) else {
             return Ok(());
         };
-        entry.allocatable = limit.map(|count| VolumeNodeResources {
+        let wanted = limit.map(|count| VolumeNodeResources {
             count: Some(count.try_into().unwrap_or(i32::MAX)),
         });
+        if entry.allocatable == wanted {
+            return Ok(());
+        }
+        entry.allocatable = wanted;
         let patch = json!({
             "metadata": {"resourceVersion": version},
             "spec": {"drivers": found.spec.drivers},
@@ -180,7 +184,7 @@ mod tests {
     }
 
     fn put_classes(api: &FakeApi, real: &str) {
-        let parameters = json!({"storage.liqo.io/real-storage-class": "real"});
+        let parameters = json!({"realStorageClass": "real"});
         for (name, provisioner, parameters) in [("liqo", DRIVER_NAME, parameters), ("real", real, json!({}))]
         {
             api.put(
