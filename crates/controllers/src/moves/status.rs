@@ -384,10 +384,10 @@ impl NextStatus {
                 let message = why.to_string();
                 match why {
                     RollbackReason::Refused(_) => {
-                        self.set_condition(Condition::Checked, false, "Refused", &message)
+                        self.set_condition(Condition::Checked, false, "Refused", &message);
                     }
                     RollbackReason::Differs(_) => {
-                        self.set_condition(Condition::Verified, false, "Differs", &message)
+                        self.set_condition(Condition::Verified, false, "Differs", &message);
                     }
                     _ => {}
                 }

@@ -370,7 +370,7 @@ fn required(node_selector_terms: Vec<NodeSelectorTerm>) -> Affinity {
     }
 }
 
-/// The data is on that node, so its taints with the effect NoSchedule are tolerated.
+/// The data is on that node, so its taints with the effect `NoSchedule` are tolerated.
 fn tolerate_no_schedule() -> Vec<Toleration> {
     vec![Toleration {
         operator: Some("Exists".to_owned()),

@@ -40,7 +40,7 @@ pub(super) struct ShadowPodStatus {
 }
 
 impl ShadowPod {
-    /// A ShadowPod for this pod, on behalf of the cluster of that name.
+    /// A `ShadowPod` for this pod, on behalf of the cluster of that name.
     pub(super) fn making(pod: Pod, origin: &str) -> Self {
         let mut metadata = pod.metadata;
         let labels = metadata.labels.get_or_insert_default();

@@ -513,7 +513,7 @@ pub(super) fn is_running(pod: &Pod) -> bool {
 }
 
 /// Why a node cannot run a mover. A source mover tolerates cordons, and other taints with the effect
-/// NoSchedule, on the node where the source was read before.
+/// `NoSchedule`, on the node where the source was read before.
 fn unfit(node: &Node) -> Option<String> {
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     let mut evicting = taints.filter(|taint| taint.effect == "NoExecute");
