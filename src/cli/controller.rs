@@ -84,7 +84,7 @@ pub(super) struct Args {
     /// Approve the serving certificates that pods of the fabric request.
     #[arg(long)]
     approve_serving_certificates: bool,
-    /// Write to the CSINodes how many volumes the real drivers can attach.
+    /// Write to the `CSINode`s how many volumes the real drivers can attach.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     attach_limits: bool,
     /// Format of log lines.

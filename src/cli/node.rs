@@ -65,7 +65,7 @@ pub(super) struct Args {
     #[arg(long)]
     cluster_id: Option<String>,
     /// Maximum number of volumes on this node; 0 means what the real drivers can attach, which the controller
-    /// writes to the CSINode.
+    /// writes to the `CSINode`.
     #[arg(long, default_value_t = 0)]
     max_volumes: i64,
     /// Prefix under which paths of the host are visible.
