@@ -805,7 +805,7 @@ fn a_source_is_recovered_only_if_its_target_is_lost() {
             whole().with(|facts| facts.same_namespace = true),
             "no claim any more",
         ),
-        (gone, "the source is gone"),
+        (gone, "the source does not exist"),
         (helped, "pods that copied"),
         (whole().dying(), "the claim was deleted"),
         (theirs, OTHER),
