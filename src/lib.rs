@@ -1,7 +1,7 @@
 //! `liqo-csi`: a CSI driver behind a virtual storage class.
 //!
-//! This crate holds the gRPC services, what `doctor` and `volumes` print, and the command line. What they
-//! rest on is in `crates/`; `docs/architecture.md` says which crate uses which.
+//! This crate holds the gRPC services, the reports of `doctor` and `volumes`, and the command line.
+//! They use the crates in `crates/`; `docs/architecture.md` says which crate uses which.
 
 pub mod cli;
 pub mod csi;

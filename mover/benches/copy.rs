@@ -1,7 +1,7 @@
-//! Races the mover against `rsync -aHAXS --numeric-ids --delete` and `cp -a`, on this
-//! machine, over the loopback: `make bench-move`. The mover's lanes have TLS; rsync talks to a
-//! daemon in clear text, which is to its advantage. All times are to the end of `syncfs` on
-//! the target; what is compared ran in turns.
+//! Compares the mover with `rsync -aHAXS --numeric-ids --delete` and `cp -a`, on this machine, over the
+//! loopback interface: `make bench-move`. The mover's lanes have TLS; rsync talks to a daemon in clear text,
+//! which is to its advantage. All times include `syncfs` on the target; the runs of the contenders
+//! alternate.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failure ends the race")]
 #![allow(clippy::cast_precision_loss, reason = "figures for people")]
 
@@ -27,13 +27,13 @@ struct Options {
     /// D (very many small files).
     #[arg(default_values = ["A", "B", "C"])]
     sets: Vec<String>,
-    /// Runs of each.
+    /// Number of runs of each contender.
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// A fraction of the sizes, to try it out.
+    /// A fraction of the sizes, for a quick run.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Where the data goes: about 7 GiB.
+    /// Directory for the data: about 7 GiB.
     #[arg(long)]
     folder: Option<PathBuf>,
     /// Empty the machine's page cache before each run.
@@ -42,7 +42,7 @@ struct Options {
     /// Data lanes of the mover.
     #[arg(long, default_value_t = 4)]
     lanes: u32,
-    /// What cargo says to every benchmark.
+    /// The argument that cargo passes to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -80,7 +80,7 @@ struct Race<'a> {
     set: &'a str,
 }
 
-/// What each contender took, run by run.
+/// The times of each contender, run by run.
 #[derive(Default)]
 struct Times(Vec<(&'static str, Vec<f64>)>);
 
@@ -151,7 +151,7 @@ impl Race<'_> {
             for target in ["by-mover", "by-rsync", "by-cp"] {
                 fs::create_dir(self.at(target)).unwrap();
             }
-            // In turns: whoever is first finds the disk otherwise than whoever is last.
+            // Alternating, because the state of the disk differs between the first and the last contender.
             for turn in 0..3 {
                 self.settle();
                 match (round + turn) % 3 {
@@ -267,7 +267,7 @@ impl Race<'_> {
         }
     }
 
-    /// One file in a hundred, or some pages and some lines more.
+    /// One file in a hundred, or some pages and some more lines.
     fn change(&self, root: &Path, round: u64) {
         match self.set {
             "A" | "D" => {
@@ -316,14 +316,14 @@ impl Race<'_> {
         command
     }
 
-    /// A pass by processes of their own, from their start to their end.
+    /// A pass with separate processes, from their start to their end.
     fn mover(&self, extra: &[&str]) -> f64 {
         let address = format!("127.0.0.1:{}", free_port());
         timed(|| {
             let mut receiver = self.side("target", "target", "by-mover");
             receiver
                 .args(["--passes", "1", "--keep-journal", "--listen", &address])
-                // The race is about files that have been at rest for a while.
+                // The benchmark is about files that were not changed for a while.
                 .args(["--longest-write", "20"])
                 .args(extra);
             let receiver = Running(receiver.spawn().unwrap());
@@ -396,7 +396,7 @@ impl Race<'_> {
     }
 }
 
-/// A process that ends with this.
+/// A process that is killed when this value is dropped.
 struct Running(Child);
 
 impl Running {
@@ -438,7 +438,7 @@ fn free_port() -> u16 {
 fn await_port(address: &str) {
     let until = Instant::now() + Duration::from_secs(10);
     while TcpStream::connect(address).is_err() {
-        assert!(Instant::now() < until, "nobody listens on {address}");
+        assert!(Instant::now() < until, "no process listens on {address}");
         thread::sleep(Duration::from_millis(2));
     }
 }

@@ -1,6 +1,6 @@
-//! Writes what arrives on the data lanes into the target's files, in place. Which files
-//! and what of them is wanted is [`crate::plan`]'s; here every piece is checked against
-//! that, and every chunk against its hash.
+//! Writes the content that arrives on the data lanes into the target's files, in place. [`crate::plan`]
+//! decides which files and ranges are requested; here every piece is checked against that, and every chunk
+//! against its hash.
 
 use std::{
     collections::HashMap,
@@ -28,44 +28,44 @@ use crate::{
     ledger::{Outcome, Slot},
     path::{Name, TreePath},
     piece::{CHUNK, Piece, Pieces, Range, chunk_length, chunks_of, hash_chunk, hash_hole, hash_of_hashes},
-    session::{Fate, lock},
+    session::{SessionStatus, lock},
     source::MAX_FETCHES,
     tree::{At, Tree},
     wire::FrameKind,
 };
 
-/// Hashes that may be under way to the source: 32 bytes for each MiB that is compared.
+/// Maximum number of hashes in requests that are not answered yet: 32 bytes for each MiB that is compared.
 const MAX_CLAIMS: usize = (4 << 20) / 32;
 
-/// A file that is being brought up to date; done when all ranges of it are.
+/// A file that is being updated; done when all its ranges are.
 pub(crate) struct FileJob {
     pub(crate) parent: TreePath,
     pub(crate) name: Name,
     pub(crate) path: TreePath,
-    /// As it was listed.
+    /// The inode in the listing.
     pub(crate) inode: Inode,
-    /// It is not there yet, and the first range makes it.
+    /// It does not exist yet, and the first range creates it.
     pub(crate) fresh: bool,
-    /// Something was there before, which holes must be punched into.
+    /// A file existed before, so holes have to be punched.
     pub(crate) present: bool,
     /// Its attributes are right already, unless content is written.
     pub(crate) attributes_stand: bool,
-    /// Where the hashes go, if it has more than one chunk.
+    /// The store for the hashes, if it has more than one chunk.
     pub(crate) chunks: Option<Chunks>,
     pub(crate) slot: Arc<Slot>,
     pub(crate) ranges_left: AtomicUsize,
     pub(crate) wrote: AtomicBool,
-    /// It changed while it was read ...
+    /// It changed while it was read.
     pub(crate) unsteady: AtomicBool,
-    /// ... even its size.
+    /// Its size changed.
     pub(crate) resized: AtomicBool,
     pub(crate) gone: AtomicBool,
 }
 
-/// Where content goes.
+/// The destination of content.
 pub(crate) enum Destination {
     File(Arc<FileJob>),
-    /// A device: its descriptor, and its range's slot.
+    /// A device: its descriptor, and the slot of its range.
     Device(Arc<DeviceJob>),
 }
 
@@ -75,12 +75,12 @@ pub(crate) struct DeviceJob {
     pub(crate) size: u64,
     pub(crate) chunks: Arc<Chunks>,
     pub(crate) slot: Arc<Slot>,
-    /// What the source had when it was done.
+    /// The hashes of the source.
     pub(crate) hashes: Mutex<Vec<Option<Hash>>>,
 }
 
-/// One fetch that is under way.
-pub(crate) struct Wanted {
+/// A fetch that is not complete.
+pub(crate) struct PendingFetch {
     pub(crate) destination: Destination,
     pub(crate) first: u64,
     state: Mutex<Progress>,
@@ -88,12 +88,12 @@ pub(crate) struct Wanted {
 }
 
 struct Progress {
-    /// What is on disk, chunk by chunk.
+    /// The chunks on disk.
     hashes: Vec<Option<Hash>>,
     file: Option<File>,
 }
 
-impl Wanted {
+impl PendingFetch {
     pub(crate) fn new(destination: Destination, first: u64, claims: Vec<Option<Hash>>) -> Self {
         let count = claims.len();
         Self {
@@ -128,31 +128,30 @@ impl Wanted {
     }
 }
 
-/// All fetches that are under way.
+/// All fetches that are not complete.
 #[derive(Default)]
-pub(crate) struct Table {
-    wanted: Mutex<HashMap<u64, Arc<Wanted>>>,
+pub(crate) struct PendingFetches {
+    wanted: Mutex<HashMap<u64, Arc<PendingFetch>>>,
     claims: AtomicUsize,
     smaller: Condvar,
     next: AtomicU64,
 }
 
-impl Table {
-    /// Whether another fetch of so many chunks may go.
-    pub(crate) fn has_room(&self, chunks: usize) -> bool {
+impl PendingFetches {
+    /// Whether another fetch of this many chunks may be sent.
+    pub(crate) fn has_capacity(&self, chunks: usize) -> bool {
         let count = lock(&self.wanted).len();
         count == 0 || (count < MAX_FETCHES && self.claims.load(Ordering::Relaxed) + chunks <= MAX_CLAIMS)
     }
 
-    /// How many fetches are under way.
     pub(crate) fn len(&self) -> usize {
         lock(&self.wanted).len()
     }
 
-    /// Waits until something has arrived.
-    pub(crate) fn wait(&self, fate: &Fate) -> Result<(), Error> {
+    /// Waits until a fetch is complete.
+    pub(crate) fn wait(&self, status: &SessionStatus) -> Result<(), Error> {
         let wanted = lock(&self.wanted);
-        if !wanted.is_empty() && !fate.is_over() {
+        if !wanted.is_empty() && !status.is_over() {
             let patience = std::time::Duration::from_millis(100);
             drop(
                 self.smaller
@@ -160,65 +159,65 @@ impl Table {
                     .unwrap_or_else(PoisonError::into_inner),
             );
         }
-        if fate.is_over() {
-            Err(Fate::ended())
+        if status.is_over() {
+            Err(SessionStatus::ended())
         } else {
             Ok(())
         }
     }
 
-    pub(crate) fn insert(&self, wanted: Wanted) -> u64 {
+    pub(crate) fn insert(&self, wanted: PendingFetch) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.claims.fetch_add(wanted.claims, Ordering::Relaxed);
         lock(&self.wanted).insert(id, Arc::new(wanted));
         id
     }
 
-    fn get(&self, id: u64) -> Result<Arc<Wanted>, Error> {
-        let unknown = || Error::Protocol("it sent what nobody asked for".to_owned());
+    fn get(&self, id: u64) -> Result<Arc<PendingFetch>, Error> {
+        let unknown = || Error::Protocol("it sent content that was not requested".to_owned());
         lock(&self.wanted).get(&id).cloned().ok_or_else(unknown)
     }
 
-    fn remove(&self, id: u64, wanted: &Wanted) {
+    fn remove(&self, id: u64, wanted: &PendingFetch) {
         lock(&self.wanted).remove(&id);
         self.claims.fetch_sub(wanted.claims, Ordering::Relaxed);
         self.smaller.notify_all();
     }
 }
 
-/// What the lanes write to.
-pub(crate) struct Desk {
-    /// Nothing for a device.
+/// The state that all data lanes write to.
+pub(crate) struct ReceiveState {
+    /// `None` for a device.
     pub(crate) tree: Option<Arc<Tree>>,
-    pub(crate) table: Table,
+    pub(crate) table: PendingFetches,
     /// Bytes of content that have arrived.
     pub(crate) received: AtomicU64,
-    /// Bytes of a device that a pass is done with.
+    /// Bytes of a device that a pass has completed.
     pub(crate) settled: AtomicU64,
-    /// Bytes that the source's file system holds, as it says; zero as long as it does not.
+    /// Bytes in use in the source's file system, as the source reports; zero while that is unknown.
     pub(crate) expected: AtomicU64,
     /// Whether the source itself has dialled.
     pub(crate) direct: bool,
 }
 
-/// One data lane: takes batches until the session is over.
-pub(crate) fn receive(desk: &Desk, mut lane: Reader, fate: &Fate) -> Result<(), Error> {
+/// Runs one data lane: handles batches until the session is over.
+pub(crate) fn receive(state: &ReceiveState, mut lane: Reader, status: &SessionStatus) -> Result<(), Error> {
     let mut decoder = Decoder::new().map_err(Error::Cut)?;
     let mut directory = None;
-    while !fate.is_over() {
+    while !status.is_over() {
         let payload = lane.next_of(FrameKind::Batch)?;
         let mut pieces = Pieces::of(decoder.decode(payload)?);
         while let Some(piece) = pieces.next()? {
-            desk.take(piece, &mut directory)?;
+            state.take(piece, &mut directory)?;
         }
     }
     Ok(())
 }
 
-/// The directory of the last file that was made: the next is mostly in the same.
+/// The directory of the last file that was created: the next one is usually in the same.
 type LastDirectory = Option<(TreePath, rustix::fd::OwnedFd)>;
 
-impl Desk {
+impl ReceiveState {
     fn take(&self, piece: Piece<'_>, directory: &mut LastDirectory) -> Result<(), Error> {
         match piece {
             Piece::Data {
@@ -270,7 +269,7 @@ impl Desk {
             Piece::Gone { fetch } => {
                 let wanted = self.table.get(fetch)?;
                 let Destination::File(job) = &wanted.destination else {
-                    return Err(Error::Protocol("it says that its device is gone".to_owned()));
+                    return Err(Error::Protocol("it reports that its device is gone".to_owned()));
                 };
                 job.gone.store(true, Ordering::Relaxed);
                 let result = self.range_done(job, &mut lock(&wanted.state), directory);
@@ -291,7 +290,7 @@ impl Desk {
     #[expect(clippy::too_many_arguments, reason = "a chunk is that many things")]
     fn write(
         &self,
-        wanted: &Wanted,
+        wanted: &PendingFetch,
         state: &mut Progress,
         chunk: u64,
         length: u32,
@@ -300,7 +299,7 @@ impl Desk {
         directory: &mut LastDirectory,
     ) -> Result<(), Error> {
         if length != chunk_length(wanted.size(), chunk) {
-            // It grew or shrank since it was listed: what was read is for the next pass to mend.
+            // The file grew or shrank after it was listed: the next pass copies the rest.
             wanted.resized();
         }
         let offset = chunk * CHUNK as u64;
@@ -324,7 +323,7 @@ impl Desk {
 
     fn punch(
         &self,
-        wanted: &Wanted,
+        wanted: &PendingFetch,
         state: &mut Progress,
         first: u64,
         chunks: u32,
@@ -341,10 +340,10 @@ impl Desk {
         Ok(())
     }
 
-    /// The file to write to, and whether anything may be in it already.
+    /// The file to write to, and whether it may have content.
     fn opened<'s>(
         &self,
-        wanted: &Wanted,
+        wanted: &PendingFetch,
         state: &'s mut Progress,
         directory: &mut LastDirectory,
     ) -> Result<(&'s File, bool), Error> {
@@ -364,12 +363,12 @@ impl Desk {
                     .map_err(Error::file("opening", &TreePath::root()))?,
             });
         }
-        let file = state.file.as_ref().ok_or_else(Fate::ended)?;
+        let file = state.file.as_ref().ok_or_else(SessionStatus::ended)?;
         Ok((file, keeps_old))
     }
 
     fn open_file(&self, job: &FileJob, directory: &mut LastDirectory) -> Result<File, Error> {
-        let tree = self.tree.as_ref().ok_or_else(Fate::ended)?;
+        let tree = self.tree.as_ref().ok_or_else(SessionStatus::ended)?;
         if !job.fresh || job.chunks.is_some() {
             return tree
                 .file(&job.path, OFlags::WRONLY)
@@ -381,9 +380,9 @@ impl Desk {
                 .map_err(Error::tree("opening", &job.parent))?;
             *directory = Some((job.parent.clone(), fd));
         }
-        let (_, parent) = directory.as_ref().ok_or_else(Fate::ended)?;
+        let (_, parent) = directory.as_ref().ok_or_else(SessionStatus::ended)?;
         create(parent.as_fd(), &job.name).map_err(|errno| match errno {
-            // Nothing of this name was there when the directory was read.
+            // The name did not exist when the directory was read.
             Errno::EXIST => Error::CaseClash {
                 path: job.path.clone(),
             },
@@ -393,7 +392,7 @@ impl Desk {
 
     fn end(
         &self,
-        wanted: &Wanted,
+        wanted: &PendingFetch,
         state: &mut Progress,
         size: u64,
         steady: bool,
@@ -439,7 +438,7 @@ impl Desk {
         }
     }
 
-    /// A range is as it should be; with the last one so is the file.
+    /// A range is complete; with the last one the file is, too.
     fn range_done(
         &self,
         job: &FileJob,
@@ -462,7 +461,7 @@ impl Desk {
             complete(&file, &job.inode).map_err(Error::tree("setting attributes of", &job.path))?;
         }
         let content = match &job.chunks {
-            // Of which bytes the hashes are is not known any more.
+            // The bytes for these hashes are unknown.
             _ if job.resized.load(Ordering::Relaxed) => None,
             Some(chunks) => Some(
                 chunks
@@ -481,7 +480,7 @@ impl Desk {
     }
 }
 
-/// Sets length and attributes of a file whose content is there.
+/// Sets length and attributes of a file whose content is complete.
 pub(crate) fn complete(file: &File, inode: &Inode) -> Result<(), Errno> {
     let at = At::Fd(file.as_fd());
     if at.status()?.stx_size != inode.stamp.size {
@@ -490,31 +489,31 @@ pub(crate) fn complete(file: &File, inode: &Inode) -> Result<(), Errno> {
     at.set_attributes(inode)
 }
 
-/// Makes a file that must not be there yet.
+/// Creates a file that must not exist yet.
 pub(crate) fn create(directory: rustix::fd::BorrowedFd<'_>, name: &Name) -> Result<File, Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name.as_bytes(), flags, Mode::RUSR | Mode::WUSR).map(File::from)
 }
 
-/// Where in the range of this fetch its chunks are; an error if they are not.
-fn place(wanted: &Wanted, first: u64, chunks: u32) -> Result<usize, Error> {
+/// The position of these chunks in the range of the fetch; an error if they are outside.
+fn place(wanted: &PendingFetch, first: u64, chunks: u32) -> Result<usize, Error> {
     let size = wanted.size();
     first
         .checked_sub(wanted.first)
         .filter(|at| at.saturating_add(u64::from(chunks)) <= wanted.claims as u64)
         .filter(|_| first + u64::from(chunks) <= chunks_of(size))
         .and_then(|at| usize::try_from(at).ok())
-        .ok_or_else(|| Error::Protocol("it sent chunks that nobody asked for".to_owned()))
+        .ok_or_else(|| Error::Protocol("it sent chunks that were not requested".to_owned()))
 }
 
-/// Makes this part of a file zeros, without room on disk if possible.
+/// Fills this part of a file with zeros, without allocating space if possible.
 fn punch(file: &File, offset: u64, length: u32) -> io::Result<()> {
     if length == 0 {
         return Ok(());
     }
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match rustix::fs::fallocate(file, flags, offset, length.into()) {
-        // INVAL is the answer of a device with larger blocks than that part has.
+        // A device with blocks larger than this part answers INVAL.
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV | Errno::INVAL) => {
             file.write_all_at(&vec![0; length as usize], offset)
         }

@@ -1,6 +1,6 @@
-//! Volumes of mode Block: no tree and no stamps. Every pass reads the whole device and
-//! sends the chunks that differ; the hashes of what is on the target's disk are kept in a
-//! folder elsewhere. A target that is larger keeps what it has behind the source's end.
+//! Volumes of mode Block: no tree and no stamps. Every pass reads the whole device and sends the chunks that
+//! differ; the hashes of the content on the target's disk are kept in a directory outside the volume. If the
+//! target is larger, its content after the source's end is kept.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,7 @@ use std::{
 use rustix::fs::{Advice, OFlags, SeekFrom};
 
 use crate::{
-    apply::{Desk, Destination, DeviceJob, Wanted},
+    apply::{Destination, DeviceJob, PendingFetch, ReceiveState},
     clock,
     credentials::MoveId,
     entry::Hash,
@@ -22,19 +22,19 @@ use crate::{
     journal::{Chunks, Journal},
     lanes::TargetLanes,
     ledger::{Committer, Item, Ledger, Slot},
-    link::{Link, asked},
-    message::{Asked, Begin, Fetches, RawFetch, RawStamp, Said, encode_claims},
+    link::{Link, target_message},
+    message::{Begin, Fetches, RawFetch, RawStamp, SourceMessage, TargetMessage, encode_claims},
     path::TreePath,
     piece::{CHUNK, FETCH_CHUNKS, chunks_of},
     read::hash_own,
-    session::Fate,
+    session::SessionStatus,
     target::Progress,
     tree::open_anywhere,
     verify::{Aspect, Difference, NAMED, Root, Scope, Verification},
 };
 
-/// Ranges that are asked for in one go. Until they have arrived, what was known of them
-/// is forgotten: it would have to be sent again if this process died.
+/// Ranges that are requested at a time. Until they have arrived, their hashes are deleted: after a crash
+/// these ranges have to be sent again.
 const RANGES: usize = 8;
 
 /// The target's device.
@@ -43,29 +43,28 @@ pub struct BlockTarget {
     size: u64,
     journal: Journal,
     chunks: Arc<Chunks>,
-    /// Ranges of which it has to be shown yet that the disk has what is known of them; all, if
-    /// that is not known.
+    /// Ranges whose content on disk still has to be verified; `None` means all of them.
     unverified: Option<BTreeSet<u64>>,
-    /// Bytes of the source, when the last pass was completed.
+    /// Size of the source after the last completed pass.
     copied: Option<u64>,
 }
 
-/// What a pass over a device has come to.
+/// The result of a pass over a device.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockReport {
-    /// Which pass of this move.
+    /// The number of the pass of this move.
     pub pass: u32,
     /// Bytes of the source's device.
     pub bytes: u64,
     /// Bytes that arrived, before compression.
     pub received_bytes: u64,
-    /// Whether the source itself had dialled, as [`Progress::is_direct`] says.
+    /// Whether the source itself has dialled, see [`Progress::is_direct`].
     pub direct: bool,
 }
 
 impl BlockTarget {
-    /// Opens a device (or a file that stands for one) and what is remembered of it in
-    /// `state`. Of what is not remembered, an earlier attempt may have copied all: it is read.
+    /// Opens a device (or a file in its place) and its hashes in `state`. Where there is no hash, an earlier
+    /// attempt may have copied the content: it is read.
     pub fn open(device: &Path, state: &Path, id: &MoveId) -> Result<Self, Error> {
         let root = TreePath::root();
         let failed = |errno| Error::tree("opening the target", &root)(errno);
@@ -82,14 +81,14 @@ impl BlockTarget {
             copied: None,
         };
         if target.chunks.is_empty().map_err(Error::Journal)? {
-            // What will be known of it is either read from the disk from here on, or written.
+            // Every hash from here on is of content that was read from disk, or is written.
             target.forget_cache()?;
             target.unverified = Some(BTreeSet::new());
         }
         Ok(target)
     }
 
-    /// Begins to take content from a source.
+    /// Begins a session with a source.
     pub fn session(&mut self, lanes: TargetLanes) -> BlockSession<'_> {
         BlockSession {
             target: self,
@@ -97,11 +96,11 @@ impl BlockTarget {
         }
     }
 
-    /// Reads the device back from disk and compares it with what the source said in the last
-    /// pass. What is behind the end of the source's device is nobody's.
+    /// Reads the device back from disk and compares it with the hashes of the source in the last pass.
+    /// Content after the end of the source's device is ignored.
     pub fn verify(&mut self, scope: Scope) -> Result<Verification, Error> {
         let Some(bytes) = self.copied else {
-            return Err(Error::Journal(io::Error::other("no pass has been completed")));
+            return Err(Error::Journal(io::Error::other("no pass is complete")));
         };
         self.forget_cache()?;
         let unverified = self.unverified.as_ref().filter(|_| scope == Scope::Touched);
@@ -151,12 +150,10 @@ impl BlockTarget {
         Ok(verified)
     }
 
-    /// Takes the journal away. After this, a move of the same uid would read all anew.
+    /// Deletes the journal. After this, a move of the same uid would read everything again.
     pub fn finish(self) -> Result<(), Error> {
         if self.copied.is_none() {
-            return Err(Error::Journal(io::Error::other(
-                "a pass was begun and not completed",
-            )));
+            return Err(Error::Journal(io::Error::other("the last pass is not complete")));
         }
         let root = TreePath::root();
         self.device
@@ -165,7 +162,7 @@ impl BlockTarget {
         self.journal.remove().map_err(Error::Journal)
     }
 
-    /// What is read after this comes from the disk.
+    /// Later reads come from the disk.
     fn forget_cache(&self) -> Result<(), Error> {
         let root = TreePath::root();
         self.device
@@ -175,15 +172,14 @@ impl BlockTarget {
             .map_err(Error::tree("reading back", &root))
     }
 
-    /// What a pass over so many bytes has left to be verified. `begun` are the ranges that it has
-    /// asked for, `written` those that it has written to, if that is known.
-    fn note(&mut self, bytes: u64, begun: BTreeSet<u64>, written: Option<BTreeSet<u64>>) {
+    /// Records which ranges have to be verified after a pass over this many bytes. `begun` are the ranges
+    /// that were requested, `written` those that were written, if that is known.
+    fn record_unverified(&mut self, bytes: u64, begun: BTreeSet<u64>, written: Option<BTreeSet<u64>>) {
         let (Some(unverified), Some(written)) = (&mut self.unverified, written) else {
             self.unverified = None;
             return;
         };
-        // What was under way when a pass broke off may be written, and be read from the cache by
-        // the next pass.
+        // Ranges of an aborted pass may have been written, and the next pass may read them from the cache.
         let is_open = |first: &u64| {
             let known = self.chunks.get(*first, chunks_in(bytes, *first));
             known.map_or(true, |known| known.iter().any(Option::is_none))
@@ -193,26 +189,26 @@ impl BlockTarget {
     }
 }
 
-/// A source that is connected.
+/// A session with a source.
 pub struct BlockSession<'t> {
     target: &'t mut BlockTarget,
     link: Link,
 }
 
 impl BlockSession<'_> {
-    /// Brings the whole device up to date.
+    /// Updates the whole device.
     pub fn pass(&mut self) -> Result<BlockReport, Error> {
         let report = self.try_pass();
-        report.map_err(|error| self.link.give_up(error))
+        report.map_err(|error| self.link.fail(error))
     }
 
-    /// Tells how far a pass is, to other threads.
+    /// The progress of a pass, for other threads.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        Progress::of(&self.link.desk)
+        Progress::of(&self.link.state)
     }
 
-    /// Lets the source go.
+    /// Ends the session.
     pub fn end(self) {
         self.link.end();
     }
@@ -224,20 +220,22 @@ impl BlockSession<'_> {
             .map_err(Error::Journal)?
             .map_or(0, |(header, _)| header.pass)
             + 1;
-        let received = self.link.desk.received();
-        self.link.down.send(&asked(Asked::Begin(Begin { pass })), true)?;
+        let received = self.link.state.received();
+        self.link
+            .down
+            .send(&target_message(TargetMessage::Begin(Begin { pass })), true)?;
         let ready = self.link.ready()?;
         let bytes = ready.device_size;
         if bytes == 0 {
             return Err(Error::Protocol("its volume is not a device".to_owned()));
         }
-        let Said::ScanEnd(_) = self.link.hear()? else {
+        let SourceMessage::ScanEnd(_) = self.link.next_message()? else {
             return Err(Error::Protocol("it lists a device".to_owned()));
         };
         if bytes > self.target.size {
             return Err(Error::TooSmall {
                 what: "bytes",
-                room: self.target.size,
+                capacity: self.target.size,
                 needed: bytes,
             });
         }
@@ -245,22 +243,25 @@ impl BlockSession<'_> {
         let writer = journal.write(pass, clock::read()).map_err(Error::Journal)?;
         let ledger = Ledger::default();
         let mut begun = BTreeSet::new();
-        let (link, fate, target) = (&self.link, &*self.link.fate, &*self.target);
+        let (link, status, target) = (&self.link, &*self.link.status, &*self.target);
         let written = thread::scope(|scope| {
             let committing = scope.spawn(|| {
                 let committer = Committer::of_device(&target.device, &ledger, pass);
-                committer.run(None, fate).map_err(|error| fate.fail(error)).ok()
+                committer
+                    .run(None, status)
+                    .map_err(|error| status.fail(error))
+                    .ok()
             });
-            let asked = target.ask(link, &ledger, bytes, &mut begun);
-            if let Err(error) = asked {
-                fate.fail(error);
+            let message = target.request_ranges(link, &ledger, bytes, &mut begun);
+            if let Err(error) = message {
+                status.fail(error);
             }
             ledger.finish();
             committing.join().ok().flatten().map(|counts| counts.written)
         });
-        self.target.note(bytes, begun, written);
-        if self.link.fate.is_over() {
-            return Err(Fate::ended());
+        self.target.record_unverified(bytes, begun, written);
+        if self.link.status.is_over() {
+            return Err(SessionStatus::ended());
         }
         self.target
             .device
@@ -272,20 +273,26 @@ impl BlockSession<'_> {
         Ok(BlockReport {
             pass,
             bytes,
-            received_bytes: self.link.desk.received() - received,
-            direct: self.link.desk.is_direct(),
+            received_bytes: self.link.state.received() - received,
+            direct: self.link.state.is_direct(),
         })
     }
 }
 
 impl BlockTarget {
-    /// Asks for the device, range by range. What is not known to be on the disk is read.
-    fn ask(&self, link: &Link, ledger: &Ledger, bytes: u64, begun: &mut BTreeSet<u64>) -> Result<(), Error> {
+    /// Requests the device, range by range. Content without a known hash is read.
+    fn request_ranges(
+        &self,
+        link: &Link,
+        ledger: &Ledger,
+        bytes: u64,
+        begun: &mut BTreeSet<u64>,
+    ) -> Result<(), Error> {
         let mut buffer = Vec::new();
         let mut firsts = ranges(bytes).peekable();
         while firsts.peek().is_some() {
-            while link.desk.table.len() > RANGES {
-                link.desk.table.wait(&link.fate)?;
+            while link.state.table.len() > RANGES {
+                link.state.table.wait(&link.status)?;
             }
             let mut wanted = Vec::with_capacity(RANGES);
             for first in firsts.by_ref().take(RANGES) {
@@ -302,22 +309,23 @@ impl BlockTarget {
                 begun.insert(first);
                 wanted.push((first, claims));
             }
-            // On disk before any of it is written.
+            // On disk before any of these ranges is written.
             self.chunks.sync().map_err(Error::Journal)?;
             let fetches = wanted
                 .into_iter()
-                .map(|(first, claims)| self.fetch(&link.desk, ledger, bytes, first, claims));
+                .map(|(first, claims)| self.fetch(&link.state, ledger, bytes, first, claims));
             let fetches = Fetches {
                 fetches: fetches.collect(),
             };
-            link.down.send(&asked(Asked::Fetch(fetches)), true)?;
+            link.down
+                .send(&target_message(TargetMessage::Fetch(fetches)), true)?;
         }
         Ok(())
     }
 
     fn fetch(
         &self,
-        desk: &Desk,
+        state: &ReceiveState,
         ledger: &Ledger,
         size: u64,
         first: u64,
@@ -336,9 +344,9 @@ impl BlockTarget {
         });
         let (sent, count) = (encode_claims(&claims), claims.len());
         RawFetch {
-            id: desk
+            id: state
                 .table
-                .insert(Wanted::new(Destination::Device(job), first, claims)),
+                .insert(PendingFetch::new(Destination::Device(job), first, claims)),
             path: Vec::new(),
             stamp: RawStamp {
                 size,
@@ -356,13 +364,13 @@ fn ranges(bytes: u64) -> impl Iterator<Item = u64> {
     (0..chunks_of(bytes)).step_by(FETCH_CHUNKS as usize)
 }
 
-/// How many chunks the range that begins with this one has.
+/// The number of chunks in the range that begins with this one.
 fn chunks_in(bytes: u64, first: u64) -> usize {
     let left = chunks_of(bytes).saturating_sub(first).min(FETCH_CHUNKS.into());
     usize::try_from(left).unwrap_or_default()
 }
 
-/// How long the range is that begins with this chunk.
+/// The length of the range that begins with this chunk.
 pub(crate) fn bytes_in(bytes: u64, first: u64) -> u64 {
     let range = u64::from(FETCH_CHUNKS) * CHUNK as u64;
     bytes

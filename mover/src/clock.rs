@@ -1,7 +1,7 @@
-//! When stamps can be relied on. A write through a mapping that was made before we read
-//! changes neither size nor times, until the page has been written back: only then does
-//! the kernel notice the next write. So a pass begins by synchronising the file system at
-//! a moment S, and a file is clean if its ctime is well before S: see [`LONGEST_WRITE`].
+//! When stamps are reliable. A write through a memory mapping from before the read changes neither size nor
+//! times until the page was written back: only then does the kernel notice the next write. So a pass begins
+//! by synchronising the file system at a time S, and a file is clean if its ctime is well before S: see
+//! [`LONGEST_WRITE`].
 
 use std::{os::fd::AsFd, time::Duration};
 
@@ -12,14 +12,14 @@ use rustix::{
 
 use crate::{entry::Time, message::ClockReading};
 
-/// File systems that notice every write to a page that was written back, and keep
-/// their times in this machine's clock: ext2 to ext4, XFS, Btrfs.
+/// File systems that notice every write to a page after its write-back, and take their times from this
+/// machine's clock: ext2 to ext4, XFS, Btrfs.
 const LOCAL: [i64; 3] = [0xEF53, 0x5846_5342, 0x9123_683E];
-/// How long one `write()` may take. It sets the ctime when it begins, and its last bytes may come
-/// long after that: one call takes up to 2 GiB, for which a disk that writes 10 MB/s needs 205 seconds. A
-/// file that was read meanwhile has the same stamps afterwards and other content. So stamps are
-/// believed only of files whose ctime is older than this when a pass begins; all others are read again. It
-/// is also far more than file systems round times by, which is two seconds at most.
+/// How long one `write()` may take. It sets the ctime when it begins, and its last bytes may be written long
+/// after that: one call writes up to 2 GiB, for which a disk with 10 MB/s needs 205 seconds. A file that was
+/// read meanwhile has the same stamps afterwards and different content. So stamps count only for files whose
+/// ctime is older than this when a pass begins; all others are read again. This is also far more than the
+/// rounding of times in file systems, which is two seconds at most.
 ///
 /// A single call that takes longer may be missed: only reading all of the source in the last pass,
 /// [`PassOptions::reread`](crate::target::PassOptions::reread), is safe from it.
@@ -27,7 +27,7 @@ pub const LONGEST_WRITE: Duration = Duration::from_mins(10);
 /// The kernel may slew the clock by this much in a second.
 const SLEW_NANOS_PER_SECOND: i64 = 500_000;
 
-/// What the clock says now.
+/// The current time.
 pub(crate) fn read() -> ClockReading {
     // File systems take their times from the coarse clock.
     let wall = clock_gettime(ClockId::RealtimeCoarse);
@@ -45,13 +45,12 @@ pub(crate) fn read() -> ClockReading {
     }
 }
 
-/// Whether this file system's stamps tell of every change.
+/// Whether the stamps of this file system show every change.
 pub(crate) fn stamps_count(root: impl AsFd) -> bool {
     fstatfs(root).is_ok_and(|fs| LOCAL.contains(&{ fs.f_type }))
 }
 
-/// Whether the clock went on steadily from one reading to the next. What cannot be
-/// known counts as no.
+/// Whether the clock ran steadily from one reading to the next. False if that is unknown.
 pub(crate) fn went_on(before: &ClockReading, now: &ClockReading) -> bool {
     let passed = now.wall_nanos.saturating_sub(before.wall_nanos);
     let slewed = passed / 1_000_000_000 * SLEW_NANOS_PER_SECOND;
@@ -62,8 +61,8 @@ pub(crate) fn went_on(before: &ClockReading, now: &ClockReading) -> bool {
         && before.offset_nanos.saturating_sub(now.offset_nanos) <= tolerated
 }
 
-/// Whether the write that set this ctime was over when the pass began at this reading. Then whatever
-/// changes afterwards gets another ctime.
+/// Whether the write that set this ctime had ended when the pass began at this reading. Then every later
+/// change sets another ctime.
 pub(crate) fn settled(ctime: Time, pass: &ClockReading, longest_write: Duration) -> bool {
     let longest = i128::try_from(longest_write.as_nanos()).unwrap_or(i128::MAX);
     let limit = i128::from(pass.wall_nanos).saturating_sub(longest);
@@ -113,7 +112,7 @@ mod tests {
         }));
     }
 
-    /// A write of 2 GiB that began five minutes before a pass may still be under way during it.
+    /// A write of 2 GiB that began five minutes before a pass may still be in progress during it.
     #[test]
     fn what_may_still_be_written_is_not_settled() {
         let pass = at(10_000, 50);

@@ -1,4 +1,4 @@
-//! zstd for batches: its fastest level, and none at all while it gains nothing.
+//! zstd for batches: the fastest level, and no compression while it gains nothing.
 
 use crate::{piece::MAX_BATCH, wire::WireError};
 
@@ -7,10 +7,10 @@ const ZSTD: u8 = 1;
 const LEVEL: i32 = -1;
 /// After this many batches in a row that shrank by less than a tenth ...
 const POOR: u32 = 8;
-/// ... this many are sent as they are, before it is tried again.
+/// ... this many are sent uncompressed before it is tried again.
 const PAUSE: u32 = 64;
 
-/// Makes payloads of batch frames.
+/// Creates the payloads of batch frames.
 pub(crate) struct Encoder {
     zstd: zstd::bulk::Compressor<'static>,
     poor: u32,
@@ -29,7 +29,6 @@ impl Encoder {
         })
     }
 
-    /// The payload for these pieces.
     pub(crate) fn encode(&mut self, pieces: &[u8]) -> &[u8] {
         if self.pause > 0 {
             self.pause -= 1;
@@ -68,7 +67,7 @@ impl Encoder {
     }
 }
 
-/// Takes payloads of batch frames apart.
+/// Decodes the payloads of batch frames.
 pub(crate) struct Decoder {
     zstd: zstd::bulk::Decompressor<'static>,
     plain: Vec<u8>,
@@ -82,15 +81,15 @@ impl Decoder {
         })
     }
 
-    /// The pieces of this payload. However small it is, they are no longer than it says,
-    /// and that is bounded.
+    /// The pieces in this payload. They are never longer than the declared and bounded length, however small
+    /// the payload is.
     pub(crate) fn decode<'a>(&'a mut self, payload: &'a [u8]) -> Result<&'a [u8], WireError> {
         let Some(([encoding, a, b, c, d], body)) = payload.split_first_chunk::<5>() else {
-            return Err(WireError::Frame("a batch has no head"));
+            return Err(WireError::Frame("a batch has no header"));
         };
         let length = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
         if length > MAX_BATCH {
-            return Err(WireError::Frame("a batch is longer than batches may be"));
+            return Err(WireError::Frame("a batch exceeds the maximum length"));
         }
         match *encoding {
             PLAIN if body.len() == length => Ok(body),
@@ -98,11 +97,11 @@ impl Decoder {
                 self.plain.resize(length, 0);
                 match self.zstd.decompress_to_buffer(body, &mut self.plain[..]) {
                     Ok(got) if got == length => Ok(&self.plain),
-                    _ => Err(WireError::Frame("a batch is not of the length it says")),
+                    _ => Err(WireError::Frame("a batch does not have its declared length")),
                 }
             }
             _ => Err(WireError::Frame(
-                "a batch is of no known encoding, or not of the length it says",
+                "a batch has an unknown encoding, or not its declared length",
             )),
         }
     }

@@ -1,88 +1,88 @@
-//! What whoever decides over a move says to a target's program, and what that answers: lines of
-//! JSON on a connection that only its pod's own network reaches. There is no session to keep:
-//! an order that was cut short is given again, and is then the cheaper the further it had come.
+//! The orders to a target's program and its answers: lines of JSON on a connection that is only reachable in
+//! the network of its pod. There is no session: an order that was interrupted is given again, and then only
+//! has to do the rest.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{block::BlockReport, error::Error, loss::LossKind, target::PassReport, verify::Verification};
 
-/// The longest order.
+/// Maximum length of an order.
 pub const LONGEST_ORDER: u64 = 4096;
-/// Of differences that a verification finds, so many are named.
+/// The number of differences that are listed after a verification.
 const NAMED: usize = 20;
 
-/// What a target is to do.
+/// An order to a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Order {
-    /// One pass over the source's tree. Waits for the source, however long that takes, and
-    /// begins again when the connection breaks, as long as whoever gave the order is there.
+    /// One pass over the source's tree. Waits for the source without a limit, and begins again when the
+    /// connection breaks, as long as the client that gave the order is connected.
     #[serde(rename_all = "camelCase")]
     Pass {
-        /// Nobody writes to the source any more: what changes all the same is an error.
+        /// No process writes to the source any more: a change is an error.
         last: bool,
-        /// Read all content again, whatever the stamps say.
+        /// Read all content again, whatever the stamps are.
         #[serde(default)]
         reread: bool,
     },
-    /// Compare what the disk returns with what the source said.
+    /// Compare the content on disk with the hashes of the source.
     #[serde(rename_all = "camelCase")]
     Verify {
         /// Everything, not only what passes touched since the last verification.
         all: bool,
-        /// The attributes of all else, too: others may have written to the target.
+        /// Also the attributes of everything else: another client may have written to the target.
         #[serde(default)]
         attributes: bool,
     },
-    /// Take the journal away: the volume is as the source's then. The program ends.
+    /// Delete the journal: the volume is then equal to the source. The program ends.
     Finish,
 }
 
-/// What a target says. After each order one line that is not [`Answer::Progress`].
+/// The answers of a target. Each order is answered by one line that is not [`Answer::Progress`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Answer {
-    /// The order is being carried out.
+    /// The order is in progress.
     #[serde(rename_all = "camelCase")]
     Progress {
         /// Whether the source is connected.
         connected: bool,
         /// Bytes of content that have arrived on this connection with the source.
         received_bytes: u64,
-        /// Bytes that the source's file system holds; zero as long as that is not known.
+        /// Bytes in use in the source's file system; zero while that is unknown.
         #[serde(default)]
         expected_bytes: u64,
-        /// Whether the source itself has dialled, rather than somebody who forwards a port.
+        /// Whether the source itself has dialled, not a client that forwards a port.
         #[serde(default)]
         direct: bool,
-        /// Of a device, bytes that the pass has made sure to be the same on both sides. Of a tree
-        /// nothing but what has arrived tells how far it is.
+        /// For a device, the bytes that are equal on both sides. For a tree only the received bytes show the
+        /// progress.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         settled_bytes: Option<u64>,
     },
     /// A pass is complete and on disk.
     Passed(Passed),
-    /// What the verification found.
+    /// The result of the verification.
     Verified(Verified),
-    /// The journal is gone.
+    /// The journal is deleted.
     Finished,
-    /// The order could not be carried out.
+    /// The order failed.
     #[serde(rename_all = "camelCase")]
     Failed {
-        /// Which way out there is.
+        /// What can be done about it.
         reason: Reason,
-        /// For people.
+        /// For users.
         message: String,
     },
 }
 
-/// What a pass has come to.
+/// The result of a pass.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Passed {
-    /// Which pass of this move.
+    /// The number of the pass of this move.
     pub pass: u32,
-    /// Names in the tree; none of a device.
+    /// Names in the tree; none for a device.
     pub entries: u64,
     /// Bytes of its files, or of the device.
     pub bytes: u64,
@@ -92,28 +92,28 @@ pub struct Passed {
     pub received_bytes: u64,
     /// Names that were deleted on the target.
     pub deleted: u64,
-    /// Files that changed while they were read, or went away meanwhile.
+    /// Files that changed while they were read, or were deleted meanwhile.
     pub unsteady: u64,
-    /// Whether the source itself had dialled, rather than somebody who forwards a port.
+    /// Whether the source itself has dialled, not a client that forwards a port.
     #[serde(default)]
     pub direct: bool,
-    /// What of the volume is not carried over.
+    /// What cannot be copied.
     pub losses: Vec<Lost>,
-    /// Whether that is all of the volume. Targets of the version before only told the losses of what
-    /// the pass had listed.
+    /// Whether `losses` covers the whole volume. Targets of the previous version only reported the losses of
+    /// what the pass had listed.
     #[serde(default)]
     pub losses_of_all: bool,
-    /// Whether attributes of the namespace `trusted` are among them: a source without `CAP_SYS_ADMIN`,
-    /// which no pod of a move has, does not see them. Of a device there are none.
+    /// Whether attributes of the namespace `trusted` are included: a source without `CAP_SYS_ADMIN`, which
+    /// no pod of a move has, does not see them. A device has none.
     #[serde(default)]
     pub sees_trusted: bool,
 }
 
-/// Something that is not carried over.
+/// Something that cannot be copied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lost {
-    /// What of it.
+    /// The kind of the loss.
     pub kind: LostKind,
     /// How many names have it.
     pub count: u64,
@@ -131,19 +131,19 @@ pub enum LostKind {
     Flags,
 }
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Verified {
-    /// The root over what the source said.
+    /// The root hash over the content as the source reported it.
     pub expected: String,
-    /// The root over what is on disk.
+    /// The root hash over the content on disk.
     pub found: String,
     /// Files whose content was read back.
     pub files: u64,
-    /// Bytes that were.
+    /// The number of these bytes.
     pub bytes: u64,
-    /// How many differences there are.
+    /// The number of differences.
     pub different: u64,
     /// How many of them are files that changed while they were read.
     #[serde(default)]
@@ -152,29 +152,43 @@ pub struct Verified {
     pub differences: Vec<String>,
 }
 
-/// Why an order could not be carried out, by what can be done about it.
+impl Verified {
+    /// Whether source and target are equal.
+    #[must_use]
+    pub fn is_equal(&self) -> bool {
+        self.is_equal_as_sent() && self.different == 0
+    }
+
+    /// Whether the target has what the source sent: files that changed while they were read may differ.
+    #[must_use]
+    pub fn is_equal_as_sent(&self) -> bool {
+        self.expected == self.found && self.different == self.unknown
+    }
+}
+
+/// Why an order failed, by what can be done about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Reason {
-    /// The target has no room left.
+    /// The target has no space left.
     Full,
-    /// Something still writes to the source.
+    /// A process still writes to the source.
     Busy,
-    /// Content is not what the source read.
+    /// Content differs from what the source read.
     Corrupt,
-    /// The source cannot read something, or gave up for another reason that it names.
+    /// The source cannot read something, or failed for another reason that it reports.
     Source,
-    /// The target cannot be what the source is, because of a name.
+    /// The target's file system cannot represent a name of the source.
     Unfit,
-    /// The target can never have what the source has.
+    /// The target is smaller than the content of the source.
     TooSmall,
-    /// Something else on the target's disk failed.
+    /// Another operation on the target's disk failed.
     Target,
-    /// The peer is not of this move, of another version, or breaks the protocol.
+    /// The peer belongs to another move, has another version, or violates the protocol.
     Peer,
     /// The certificates cannot be used.
     Credentials,
-    /// The order makes no sense.
+    /// The order is invalid.
     Order,
     /// The connection to the source broke.
     Cut,
@@ -198,7 +212,7 @@ impl Reason {
         }
     }
 
-    /// What a program ends with for this reason; 2 is that of a wrong command line.
+    /// The exit code of a program for this reason; 2 is that of an invalid command line.
     #[must_use]
     pub fn exit_code(self) -> u8 {
         match self {
@@ -314,14 +328,14 @@ mod tests {
         ] {
             assert!(order(bad).is_err(), "{bad}");
         }
-        let said = Answer::from(&Error::Busy {
+        let message = Answer::from(&Error::Busy {
             path: crate::path::TreePath::root(),
         });
-        let text = serde_json::to_string(&said).unwrap();
+        let text = serde_json::to_string(&message).unwrap();
         assert!(
             text.starts_with(r#"{"failed":{"reason":"busy","message":""#),
             "{text}"
         );
-        assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), said);
+        assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), message);
     }
 }

@@ -1,5 +1,5 @@
-//! Who the two sides are: a certificate authority for one move, and two leaves under
-//! it. A side proves its role and the move by the name in its certificate.
+//! The identities of the two sides: a certificate authority for one move, and two certificates of it. A side
+//! proves its role and the move by the name in its certificate.
 
 use std::{
     fmt,
@@ -18,23 +18,23 @@ use rustls::{
 
 use crate::error::Error;
 
-/// Which side of a move.
+/// The side of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Reads.
+    /// The side that reads.
     Source,
-    /// Writes.
+    /// The side that writes.
     Target,
 }
 
-/// Which move, and of which epoch of the volume.
+/// A move, with the epoch of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoveId {
     uid: String,
     epoch: u64,
 }
 
-/// What one side shows and checks the other against: PEM.
+/// The credentials of one side, in PEM.
 #[derive(Clone)]
 pub struct Identity {
     /// The authority of this move.
@@ -45,13 +45,13 @@ pub struct Identity {
     pub key: String,
 }
 
-/// For how long leaves are good; whoever needs longer issues new ones.
+/// How long certificates are valid; new ones have to be issued for longer moves.
 pub const LIFETIME: Duration = Duration::from_hours(24);
 /// Clocks of two clusters differ.
 const SKEW: Duration = Duration::from_mins(10);
 
 impl MoveId {
-    /// `uid` becomes part of a DNS name and of a folder's name.
+    /// `uid` becomes part of a DNS name and of a directory name.
     pub fn new(uid: &str, epoch: u64) -> Result<Self, Error> {
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         if uid.is_empty()
@@ -92,7 +92,7 @@ impl MoveId {
         ServerName::try_from(self.name_of(role)).map_err(unusable)
     }
 
-    /// Whether this certificate, already proven to be the authority's, is of that side.
+    /// Whether this certificate, which the authority has signed, belongs to that side.
     pub(crate) fn check(&self, role: Role, peer: Option<&[CertificateDer<'_>]>) -> Result<(), Error> {
         let certificate = peer
             .and_then(<[_]>::first)
@@ -151,7 +151,7 @@ impl Identity {
         Ok((chain.map_err(unusable)?, key))
     }
 
-    /// For the source, which is TLS client whoever dials.
+    /// For the source, which is the TLS client even if it was dialled.
     pub(crate) fn client(&self) -> Result<Arc<ClientConfig>, Error> {
         let (chain, key) = self.chain()?;
         let config = ClientConfig::builder_with_provider(provider())
@@ -175,13 +175,13 @@ impl Identity {
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, key)
             .map_err(unusable)?;
-        // A lane is read in one direction only: nobody would take the tickets.
+        // A lane is read in one direction only, so tickets would never be read.
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
     }
 }
 
-/// The name under which the source asks for the target.
+/// The server name of the target in the certificates.
 pub(crate) fn target_name(id: &MoveId) -> Result<ServerName<'static>, Error> {
     id.server_name(Role::Target)
 }

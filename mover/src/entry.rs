@@ -1,5 +1,5 @@
-//! What a tree consists of: inodes with their kind, attributes and stamp, under
-//! names. How they look on the wire and in the journal is [`crate::message`]'s.
+//! The contents of a tree: inodes with their kind, attributes and stamp, under names. Their encoding on the
+//! wire and in the journal is in [`crate::message`].
 
 use crate::path::Name;
 
@@ -12,16 +12,16 @@ pub struct Time {
     pub nanos: u32,
 }
 
-/// By what a change of an inode is noticed without reading it.
+/// The properties that show a change of an inode without reading it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     /// The inode's number on its own file system.
     pub ino: u64,
-    /// Bytes of a file; zero for what is none.
+    /// Bytes of a file; zero for other inodes.
     pub size: u64,
-    /// When the content changed.
+    /// When the content last changed.
     pub mtime: Time,
-    /// When content or attributes changed.
+    /// When content or attributes last changed.
     pub ctime: Time,
 }
 
@@ -38,7 +38,7 @@ pub struct Attributes {
     pub xattrs: Xattrs,
 }
 
-/// What an inode is, with what makes it that.
+/// The kind of an inode, with its kind-specific data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -57,26 +57,26 @@ pub enum Kind {
     Block(u64),
 }
 
-/// All that is kept of an inode but its content.
+/// All metadata of an inode that is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inode {
-    /// What it is.
+    /// The kind of the inode.
     pub kind: Kind,
-    /// How its changes are noticed.
+    /// The properties that show its changes.
     pub stamp: Stamp,
     /// Owner, permissions, extended attributes.
     pub attributes: Attributes,
-    /// Whether it has other names too.
+    /// Whether it has other names, too.
     pub linked: bool,
 }
 
-/// An inode under its name in one directory. Of a directory there is only the kind:
-/// its attributes come with its own listing, which is read later.
+/// An inode under its name in one directory. For a directory only the kind: its attributes are in its own
+/// listing, which is read later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The name.
     pub name: Name,
-    /// What has that name.
+    /// The inode of that name.
     pub inode: Inode,
 }
 
@@ -87,7 +87,7 @@ pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 pub type Hash = [u8; 32];
 
 impl Inode {
-    /// What the listing of a parent says of a directory.
+    /// A directory as it appears in the listing of its parent.
     #[must_use]
     pub fn directory_by_name() -> Self {
         Self {
@@ -126,7 +126,7 @@ impl Kind {
         }
     }
 
-    /// What tells two inodes of one kind apart: a link's target, a device's number.
+    /// The data that distinguishes two inodes of the same kind: a link's target, a device's number.
     #[must_use]
     pub fn detail(&self) -> (&[u8], u64) {
         match self {
@@ -137,8 +137,8 @@ impl Kind {
     }
 }
 
-/// The digest of a directory's listing by stamps alone: equal digests mean that nothing
-/// in it was changed since. Both sides compute it, entry by entry, in the order of names.
+/// The digest of the stamps in a directory's listing: equal digests mean that nothing in it has changed.
+/// Both sides compute it, entry by entry, in the order of names.
 pub struct ListingDigest(blake3::Hasher);
 
 impl ListingDigest {
@@ -165,9 +165,9 @@ impl ListingDigest {
     }
 }
 
-/// The hash of an entry with all that is kept of it, metadata and content, and nothing
-/// that differs between two file systems (inode numbers, ctime). `name` is the path of a
-/// directory itself. The root that source and target are compared by is over these.
+/// The hash of an entry with everything that is copied, metadata and content, and nothing that differs
+/// between two file systems (inode numbers, ctime). `name` is the path for the directory itself. The root
+/// hashes of source and target are computed from these.
 #[must_use]
 pub fn content_digest(name: &[u8], inode: &Inode, content: Option<&Hash>) -> Hash {
     let mut hasher = blake3::Hasher::new();
@@ -223,7 +223,7 @@ fn put_time(hasher: &mut blake3::Hasher, time: &Time) {
     hasher.update(&time.nanos.to_le_bytes());
 }
 
-/// Length first, or two different sequences could be the same bytes.
+/// With the length, so that two different sequences never are the same bytes.
 fn put_bytes(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes());
     hasher.update(bytes);

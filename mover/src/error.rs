@@ -1,42 +1,41 @@
-//! Why a move's data could not be copied or is not right. Each names the place in
-//! the tree, and says whose turn it is.
+//! Why the data of a move could not be copied, or differs. Each error names the path in the tree, and shows
+//! who has to act.
 
 use std::io;
 
 use crate::{message::BadMessage, path::TreePath, piece::BadPiece, wire::WireError};
 
-/// Why a session ended before its work was done. Nothing is lost by any of them: the
-/// next session goes on from the journal.
+/// Why a session ended early. No error loses data: the next session continues from the journal.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The connection broke, or the peer was silent for too long. Dial again.
-    #[error("the connection to the peer is gone: {0}")]
+    /// The connection broke, or the peer did not answer for too long. Dial again.
+    #[error("the connection to the peer broke: {0}")]
     Cut(#[source] io::Error),
-    /// The peer gave up and said why.
-    #[error("the peer gave up: {0}")]
+    /// The peer failed and reported why.
+    #[error("the peer failed: {0}")]
     Peer(String),
-    /// The peer is not the one of this move, or speaks another version.
-    #[error("the peer is refused: {0}")]
+    /// The peer belongs to another move, or has another version.
+    #[error("the peer was refused: {0}")]
     Refused(String),
-    /// The peer said what the protocol does not allow.
-    #[error("the peer does not keep to the protocol: {0}")]
+    /// The peer violated the protocol.
+    #[error("the peer violated the protocol: {0}")]
     Protocol(String),
-    /// The target's file system or quota is full. The source is as it was.
+    /// The target's file system or quota is full. The source is unchanged.
     #[error("the target is full: writing '{path}' failed: {source}")]
     Full {
-        /// What was written.
+        /// The path of the file.
         path: TreePath,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// Reading or writing the tree failed.
     #[error("{doing} '{path}' failed: {source}")]
     Tree {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// Where.
+        /// The path in the tree.
         path: TreePath,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The source could not read a file.
@@ -44,37 +43,37 @@ pub enum Error {
     Unreadable {
         /// The file.
         path: TreePath,
-        /// What the kernel said there.
+        /// The error of the kernel at the source.
         source: io::Error,
     },
-    /// Bytes are not those that were sent.
+    /// The received bytes are not those that were sent.
     #[error("'{path}' arrived with other bytes than the source read (chunk {chunk})")]
     Corrupt {
         /// The file.
         path: TreePath,
-        /// Which MiB of it.
+        /// The number of the MiB.
         chunk: u64,
     },
-    /// In a final pass something changed, although nobody was to write any more.
+    /// A file changed in a final pass, in which no process may write to the source.
     #[error("'{path}' changed during the final pass: something still writes to the source")]
     Busy {
-        /// The first that did.
+        /// The first of these files.
         path: TreePath,
     },
-    /// Two names that the source tells apart are one on the target.
+    /// Two names of the source that the target's file system does not distinguish.
     #[error("'{path}' differs from another name only by case, and the target's file system ignores case")]
     CaseClash {
         /// One of the two.
         path: TreePath,
     },
-    /// The target can never have what the source has.
-    #[error("the target is too small: it has room for {room} {what}, and the source has {needed}")]
+    /// The target is smaller than the content of the source.
+    #[error("the target is too small: its capacity is {capacity} {what}, and the source has {needed}")]
     TooSmall {
         /// Bytes or inodes.
         what: &'static str,
-        /// So many the target can have.
-        room: u64,
-        /// So many the source has.
+        /// The capacity of the target.
+        capacity: u64,
+        /// The amount in use at the source.
         needed: u64,
     },
     /// The journal cannot be read or written.
@@ -86,7 +85,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the target had no room left, for content or for its journal.
+    /// Whether the target had no space left, for content or for its journal.
     #[must_use]
     pub fn is_full(&self) -> bool {
         let is_full = |error: &io::Error| {
@@ -98,7 +97,7 @@ impl Error {
         matches!(self, Self::Full { .. }) || matches!(self, Self::Journal(error) if is_full(error))
     }
 
-    /// Names the place where an operation on the tree failed.
+    /// Names the path at which an operation on the tree failed.
     pub(crate) fn tree(doing: &'static str, path: &TreePath) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |errno| {
             let path = path.clone();
@@ -117,7 +116,7 @@ impl Error {
         }
     }
 
-    /// The same of an error of the standard library.
+    /// The same for an error of the standard library.
     pub(crate) fn file(doing: &'static str, path: &TreePath) -> impl FnOnce(io::Error) -> Self {
         move |error| match rustix::io::Errno::from_io_error(&error) {
             Some(errno) => Self::tree(doing, path)(errno),

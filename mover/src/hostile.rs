@@ -1,5 +1,5 @@
-//! Tests in which one side is not the engine but somebody who has its certificate and
-//! means harm: says what no honest peer would, or changes bytes of what one would say.
+//! Tests in which one side is an attacker with valid certificates: it sends messages that no honest peer
+//! sends, or changes bytes of honest ones.
 
 use std::{
     fs,
@@ -19,8 +19,8 @@ use crate::{
     error::Error,
     lanes::{Acceptor, SourceLanes, TargetLanes, Writer, connect},
     message::{
-        Asked, Begin, ClockReading, Down, Fetches, Known, KnownDirectory, Listing, RawEntry, RawFetch,
-        RawInode, RawStamp, Ready, Said, ScanEnd, Up,
+        Begin, ClockReading, Fetches, FromSource, FromTarget, Known, KnownDirectory, Listing, RawEntry,
+        RawFetch, RawInode, RawStamp, Ready, ScanEnd, SourceMessage, TargetMessage,
     },
     path::{Name, TreePath},
     piece::{Piece, Pieces, Range},
@@ -49,7 +49,7 @@ fn dial(address: SocketAddr) -> SourceLanes {
     connect(&id(), &identities().0, 1, || TcpStream::connect(address)).unwrap()
 }
 
-/// A volume and what is beside it, which nobody may touch or see.
+/// A volume, and files next to it that must be neither changed nor read.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -88,7 +88,7 @@ struct Script {
 }
 
 impl Script {
-    fn of(messages: Vec<Said>) -> Self {
+    fn of(messages: Vec<SourceMessage>) -> Self {
         let ready = Ready {
             clock: ClockReading {
                 wall_nanos: 1,
@@ -102,9 +102,16 @@ impl Script {
             own_files: 0,
             sees_trusted: false,
         };
-        let said = std::iter::once(Said::Ready(ready)).chain(messages);
+        let message = std::iter::once(SourceMessage::Ready(ready)).chain(messages);
         Self {
-            control: said.map(|said| Up { said: Some(said) }.encode_to_vec()).collect(),
+            control: message
+                .map(|message| {
+                    FromSource {
+                        message: Some(message),
+                    }
+                    .encode_to_vec()
+                })
+                .collect(),
             batches: Vec::new(),
         }
     }
@@ -126,12 +133,12 @@ impl Script {
     }
 }
 
-/// What a target makes of a source that reads from a script.
+/// Runs a target against a source that sends a script.
 fn play(root: &Path, script: Script) -> Result<(), Error> {
     play_for(root, script, Duration::from_secs(20))
 }
 
-/// The same of one that may leave the target waiting: it goes away after a while.
+/// The same, for a source that may leave the target waiting: it disconnects after a while.
 fn play_for(root: &Path, script: Script, patience: Duration) -> Result<(), Error> {
     let (acceptor, address) = acceptor();
     let playing = thread::spawn(move || {
@@ -150,12 +157,12 @@ fn play_for(root: &Path, script: Script, patience: Duration) -> Result<(), Error
             .iter()
             .all(|frame| send(&mut up, FrameKind::Control, frame));
         if !script.batches.is_empty() && all_said {
-            // Content makes sense only once it was asked for.
+            // Content is valid only after it was requested.
             while let Ok((_, payload)) = down.next() {
                 if matches!(
-                    Down::decode(payload),
-                    Ok(Down {
-                        asked: Some(Asked::Fetch(_))
+                    FromTarget::decode(payload),
+                    Ok(FromTarget {
+                        message: Some(TargetMessage::Fetch(_))
                     })
                 ) {
                     break;
@@ -223,8 +230,8 @@ fn entry(name: &str, kind: Kind) -> RawEntry {
     }
 }
 
-fn list(path: &str, entries: &[RawEntry]) -> Said {
-    Said::Listing(Listing {
+fn list(path: &str, entries: &[RawEntry]) -> SourceMessage {
+    SourceMessage::Listing(Listing {
         path: path.as_bytes().to_vec(),
         own: Some(directory()),
         entries: entries.iter().map(RawEntry::encode_to_vec).collect(),
@@ -233,11 +240,11 @@ fn list(path: &str, entries: &[RawEntry]) -> Said {
     })
 }
 
-fn end() -> Said {
-    Said::ScanEnd(ScanEnd::default())
+fn end() -> SourceMessage {
+    SourceMessage::ScanEnd(ScanEnd::default())
 }
 
-fn refused_as_protocol(what: &str, messages: Vec<Said>) {
+fn refused_as_protocol(what: &str, messages: Vec<SourceMessage>) {
     let place = Place::new();
     let result = play(&place.root(), Script::of(messages));
     assert!(matches!(result, Err(Error::Protocol(_))), "{what}: {result:?}");
@@ -294,7 +301,7 @@ fn a_source_cannot_write_through_a_link_it_has_sent() {
     assert!(matches!(result, Err(Error::Tree { .. })), "{result:?}");
     place.assert_untouched();
 
-    // The link is there now, and the next pass calls it a directory, then a file.
+    // The link exists now, and the next pass sends it as a directory, then as a file.
     assert!(place.root().join("d").is_symlink());
     let messages = vec![
         list("", &[entry("d", Kind::Directory)]),
@@ -341,8 +348,11 @@ fn a_source_has_to_keep_to_the_order_and_to_what_may_be_set() {
     refused_as_protocol("not from the root", vec![list("a", &[]), end()]);
     refused_as_protocol("no root at all", vec![end()]);
     refused_as_protocol("a directory twice", vec![list("", &[]), list("", &[]), end()]);
-    refused_as_protocol("the same without ever", vec![Said::Same(Vec::new()), end()]);
-    let half = Said::Listing(Listing {
+    refused_as_protocol(
+        "the same without ever",
+        vec![SourceMessage::Same(Vec::new()), end()],
+    );
+    let half = SourceMessage::Listing(Listing {
         own: Some(directory()),
         last: false,
         ..Listing::default()
@@ -351,7 +361,7 @@ fn a_source_has_to_keep_to_the_order_and_to_what_may_be_set() {
     refused_as_protocol("another in the middle", vec![half, list("a", &[]), end()]);
     refused_as_protocol(
         "a part of nothing",
-        vec![Said::Listing(Listing {
+        vec![SourceMessage::Listing(Listing {
             last: true,
             ..Listing::default()
         })],
@@ -456,7 +466,7 @@ fn a_source_cannot_send_other_bytes_than_were_asked_for() {
             _ => panic!("{what}: {result:?}"),
         }
     }
-    // Batches that are none.
+    // Invalid batches.
     for payload in [
         &b""[..],
         b"\x02\0\0\0\0",
@@ -475,26 +485,28 @@ fn a_source_cannot_send_other_bytes_than_were_asked_for() {
     }
 }
 
-/// A source that serves somebody who asks what a script says.
+/// A source that serves a client which sends a script.
 struct Served {
     lanes: TargetLanes,
     ended: mpsc::Receiver<Result<(), Error>>,
 }
 
 impl Served {
-    fn asked(root: &Path, script: Vec<Asked>) -> Self {
+    fn with_script(root: &Path, script: Vec<TargetMessage>) -> Self {
         let (acceptor, address) = acceptor();
         let root = root.to_owned();
         let (end, ended) = mpsc::channel();
         thread::spawn(move || {
             let source = Source::open(&root).unwrap();
             let result = source.serve(dial(address), &Throttle::new(None));
-            // Nobody waits for the end of one that was cut off after its answer.
+            // The receiver may be gone if the source was cut off after its answer.
             let _ = end.send(result);
         });
         let mut lanes = acceptor.accept(Duration::from_mins(1)).unwrap().unwrap();
-        for asked in script {
-            let down = Down { asked: Some(asked) };
+        for message in script {
+            let down = FromTarget {
+                message: Some(message),
+            };
             let sent = lanes.down.send(FrameKind::Control, &down.encode_to_vec());
             if sent.and_then(|()| lanes.down.flush()).is_err() {
                 break;
@@ -503,7 +515,7 @@ impl Served {
         Self { lanes, ended }
     }
 
-    /// Whether the first piece that the source sends is this one.
+    /// Whether the first piece from the source is this one.
     fn answers(mut self, expected: &Piece<'_>) -> bool {
         let mut got = Vec::new();
         let answered = loop {
@@ -520,13 +532,12 @@ impl Served {
         answered
     }
 
-    /// How the source ended after a last word, and whether it had sent something of its
-    /// data.
+    /// How the source ended after a final message, and whether it had sent some of its data.
     fn ends(mut self) -> (Result<(), Error>, bool) {
-        let bye = Down {
-            asked: Some(Asked::Bye(true)),
+        let bye = FromTarget {
+            message: Some(TargetMessage::Bye(true)),
         };
-        // Not heard by a source that has ended already.
+        // A source that has already ended does not receive it.
         let _ = self.lanes.down.send(FrameKind::Control, &bye.encode_to_vec());
         let _ = self.lanes.down.flush();
         let result = self.ended.recv_timeout(Duration::from_mins(2)).unwrap();
@@ -546,8 +557,8 @@ fn fetch(path: &str) -> RawFetch {
     }
 }
 
-fn fetches(fetches: Vec<RawFetch>) -> Vec<Asked> {
-    vec![Asked::Fetch(Fetches { fetches })]
+fn fetches(fetches: Vec<RawFetch>) -> Vec<TargetMessage> {
+    vec![TargetMessage::Fetch(Fetches { fetches })]
 }
 
 #[test]
@@ -566,7 +577,7 @@ fn a_target_sees_nothing_but_the_tree() {
     .unwrap();
     fs::create_dir(place.root().join("sub")).unwrap();
     for path in ["dir/secret", "file", "pipe", "sub", "absent", "sub/absent", ""] {
-        let served = Served::asked(&place.root(), fetches(vec![fetch(path)]));
+        let served = Served::with_script(&place.root(), fetches(vec![fetch(path)]));
         assert!(served.answers(&Piece::Gone { fetch: 1 }), "{path}");
     }
     for path in [
@@ -576,7 +587,7 @@ fn a_target_sees_nothing_but_the_tree() {
         "..",
         "a//b",
     ] {
-        let ended = Served::asked(&place.root(), fetches(vec![fetch(path)])).ends();
+        let ended = Served::with_script(&place.root(), fetches(vec![fetch(path)])).ends();
         assert!(
             matches!(ended, (Err(Error::Protocol(_)), false)),
             "{path}: {ended:?}"
@@ -584,16 +595,16 @@ fn a_target_sees_nothing_but_the_tree() {
     }
 }
 
-fn begin() -> Asked {
-    Asked::Begin(Begin { pass: 1 })
+fn begin() -> TargetMessage {
+    TargetMessage::Begin(Begin { pass: 1 })
 }
 
-fn known(path: &str) -> Asked {
+fn known(path: &str) -> TargetMessage {
     let directory = KnownDirectory {
         path: path.as_bytes().to_vec(),
         digest: vec![0; 32],
     };
-    Asked::Known(Known {
+    TargetMessage::Known(Known {
         directories: vec![directory],
         last: false,
     })
@@ -619,19 +630,19 @@ fn a_target_cannot_ask_for_more_than_there_may_be() {
         claims: vec![1; 31],
         ..fetch("f")
     };
-    let cases: Vec<(&str, Vec<Asked>)> = vec![
+    let cases: Vec<(&str, Vec<TargetMessage>)> = vec![
         ("no chunks", fetches(vec![none])),
         ("many chunks", fetches(vec![many])),
         ("far chunks", fetches(vec![far])),
         ("broken claims", fetches(vec![claims])),
         ("known before a pass", vec![known("a")]),
-        // The first one waits for what the target knows.
+        // The first pass waits for the target's known directories.
         ("two passes at once", vec![begin(), begin()]),
         (
             "a bad digest",
             vec![
                 begin(),
-                Asked::Known(Known {
+                TargetMessage::Known(Known {
                     directories: vec![KnownDirectory {
                         path: Vec::new(),
                         digest: vec![1; 5],
@@ -642,7 +653,7 @@ fn a_target_cannot_ask_for_more_than_there_may_be() {
         ),
     ];
     for (what, script) in cases {
-        let ended = Served::asked(&place.root(), script).ends();
+        let ended = Served::with_script(&place.root(), script).ends();
         assert!(matches!(ended, (Err(Error::Protocol(_)), _)), "{what}: {ended:?}");
     }
 }
@@ -655,15 +666,14 @@ fn a_target_cannot_send_more_known_than_it_may() {
     }
     let refused = || {
         let script = std::iter::once(begin()).chain((0..40).map(|_| known("a")));
-        let (result, _) = Served::asked(&place.root(), script.collect()).ends();
+        let (result, _) = Served::with_script(&place.root(), script.collect()).ends();
         matches!(result, Err(Error::Protocol(_)))
     };
-    // A source that has told everything before it reads that much has no use for it, and
-    // keeps nothing.
+    // A source that has sent everything before it reads that much does not need it, and keeps nothing.
     assert!((0..50).any(|_| refused()));
 }
 
-/// What an honest source would say of a small tree.
+/// The messages of an honest source with a small tree.
 fn honest() -> Script {
     let hash: Hash = *blake3::hash(b"public").as_bytes();
     let whole = vec![Range { offset: 0, length: 6 }];
@@ -747,7 +757,7 @@ proptest! {
             let at = at.index(bytes.len());
             bytes[at] = value;
         }
-        // Whether it is refused or happens to make sense: it ends, and nothing outside changes.
+        // Whether it is refused or happens to be valid: it ends, and nothing outside changes.
         let _ = play_for(&place.root(), script, Duration::from_millis(300));
         place.assert_untouched();
     }
@@ -756,8 +766,8 @@ proptest! {
 proptest! {
     #[test]
     fn no_bytes_make_a_decoder_stumble(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let _ = Up::decode(&bytes[..]);
-        if let Ok(Down { asked: Some(Asked::Fetch(fetches)) }) = Down::decode(&bytes[..]) {
+        let _ = FromSource::decode(&bytes[..]);
+        if let Ok(FromTarget { message: Some(TargetMessage::Fetch(fetches)) }) = FromTarget::decode(&bytes[..]) {
             for fetch in fetches.fetches {
                 let _ = crate::read::Fetch::try_from(fetch);
             }

@@ -1,23 +1,22 @@
-//! What the target remembers from pass to pass, in a folder in its own root: of each
-//! directory its listing as the source told it, with the hash of each file's content as
-//! it is on disk. A cache: if it is lost, the target's files are hashed anew.
+//! The state that the target keeps from pass to pass, in a directory in its own root: the listing of each
+//! directory as the source sent it, with the hash of each file's content on disk. It is a cache: if it is
+//! lost, the target's files are hashed again.
 //!
 //! ```text
 //! entries      header, then blocks of records in the order of the walk, of the last
 //!              pass that was completed
-//! entries.new  the same of the pass that is under way; blocks are appended only when
-//!              what they say is on disk
+//! entries.new  the same of the pass that is in progress; blocks are appended only when
+//!              their content is on disk
 //! changed      directories of `entries` that are being changed, and files whose content is
 //!              being written, in the order of the walk
-//! removed      is there once the pass that is under way has deleted a directory
-//! verified     up to which pass the disk was read back
+//! removed      exists once the pass that is in progress has deleted a directory
+//! verified     the pass up to which the disk was read back
 //! chunks/      hashes of the chunks of files with more than one
 //! links/       a hard link to each inode with several names, by the source's number
 //! ```
 //!
-//! A block is its length (u32), the first 8 bytes of its hash, and protobuf. A process may
-//! be killed at any moment, and a machine may lose its power: a block that is not whole is
-//! the end of its file.
+//! A block is its length (u32), the first 8 bytes of its hash, and protobuf. A process may be killed at any
+//! moment, and a machine may lose its power: a block that is incomplete is the end of its file.
 
 use std::{
     fs::{self, File},
@@ -38,28 +37,28 @@ use crate::{
     scan::JOURNAL_PREFIX,
 };
 
-/// Of format 1 it is not known what cannot be carried over, and files counted as clean that may
-/// have been under way: of such a journal only the content of files is believed.
+/// Format 1 did not record what cannot be copied, and counted files as clean while they may have been
+/// written: from such a journal only the content hashes of files are used.
 const FORMAT: u32 = 2;
 const OLDEST_FORMAT: u32 = 1;
-/// The longest block; the last record of one may be nearly as long as a frame.
+/// The longest block; the last record in one may be nearly as long as a frame.
 const MAX_BLOCK: usize = 2 << 20;
 /// Blocks are closed at this length.
 const BLOCK: usize = 64 << 10;
 
-/// One entry as the target has it.
+/// One entry in the state of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) entry: Entry,
     /// Equal stamps will mean equal content.
     pub(crate) clean: bool,
-    /// Of a file: its content on disk. Nothing for further names of one inode.
+    /// For a file: the hash of its content on disk. Nothing for further names of one inode.
     pub(crate) content: Option<Hash>,
     /// The pass that last changed it.
     pub(crate) touched: u32,
 }
 
-/// Of which pass a journal is.
+/// The pass that wrote a journal.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Header {
     #[prost(uint32, tag = "1")]
@@ -88,7 +87,7 @@ struct Block {
     /// In the last block: the pass that last changed anything in it.
     #[prost(uint32, tag = "6")]
     touched: u32,
-    /// In the last block: what of the directory is not carried over.
+    /// In the last block: what cannot be copied of the directory.
     #[prost(message, repeated, tag = "7")]
     losses: Vec<RawLoss>,
 }
@@ -105,7 +104,7 @@ struct RawRecord {
     touched: u32,
 }
 
-/// What a journal says, in its order.
+/// An item of a journal, in its order.
 #[derive(Debug)]
 pub(crate) enum Line {
     Directory {
@@ -120,7 +119,7 @@ pub(crate) enum Line {
     },
 }
 
-/// The folder of one move's journal.
+/// The directory of one move's journal.
 #[derive(Debug)]
 pub(crate) struct Journal {
     folder: PathBuf,
@@ -128,12 +127,11 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// The name of its folder.
     pub(crate) fn folder_name(id: &MoveId) -> Vec<u8> {
         [JOURNAL_PREFIX, id.uid().as_bytes()].concat()
     }
 
-    /// Opens or begins the journal in this root. One that cannot be read is begun anew.
+    /// Opens or creates the journal in this root. An unreadable one is replaced.
     pub(crate) fn open(root: &Path, id: &MoveId) -> io::Result<Self> {
         use std::os::unix::ffi::OsStringExt as _;
         let journal = Self {
@@ -144,7 +142,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Forgets all that it says: what is on the target counts as unknown then.
+    /// Deletes everything in the journal: the content of the target counts as unknown then.
     pub(crate) fn clear(&self) -> io::Result<()> {
         fs::remove_dir_all(&self.folder)?;
         self.make()
@@ -162,7 +160,6 @@ impl Journal {
         Ok(())
     }
 
-    /// Deletes it.
     pub(crate) fn remove(self) -> io::Result<()> {
         fs::remove_dir_all(&self.folder)
     }
@@ -171,7 +168,7 @@ impl Journal {
         self.folder.join(name)
     }
 
-    /// The journal of the last pass, if there is one.
+    /// The journal of the last completed pass, if there is one.
     pub(crate) fn read(&self) -> io::Result<Option<(Header, Lines)>> {
         self.read_file("entries")
     }
@@ -193,18 +190,18 @@ impl Journal {
                     directory: None,
                     pending: std::collections::VecDeque::new(),
                 };
-                // What is made of these lines is written in the format of today.
+                // What is derived from these lines is written in the current format.
                 let format = FORMAT;
                 (Header { format, ..header }, lines)
             }))
     }
 
-    /// The folder of hard links.
+    /// The directory of hard links.
     pub(crate) fn links(&self) -> io::Result<rustix::fd::OwnedFd> {
         File::open(self.file("links")).map(Into::into)
     }
 
-    /// A file for directories that lasts for one pass.
+    /// A file for directories, for the time of one pass.
     pub(crate) fn scratch(&self, name: &str) -> io::Result<JournalWriter> {
         let header = Header {
             format: FORMAT,
@@ -233,7 +230,7 @@ impl Journal {
         )
     }
 
-    /// Makes the journal of a pass that is complete the one that counts.
+    /// Makes the journal of a completed pass the current one.
     pub(crate) fn complete(&self, mut writer: JournalWriter) -> io::Result<()> {
         writer.sync()?;
         drop(writer);
@@ -247,7 +244,7 @@ impl Journal {
         self.file("entries.new").exists() || self.file("changed").exists()
     }
 
-    /// Up to which pass the disk was read back.
+    /// The pass up to which the disk was read back.
     pub(crate) fn verified(&self) -> u32 {
         let text = fs::read_to_string(self.file("verified")).unwrap_or_default();
         text.trim().parse().unwrap_or_default()
@@ -258,12 +255,11 @@ impl Journal {
         fs::rename(self.file("verified.new"), self.file("verified"))
     }
 
-    /// After a pass that was not completed: what that pass had on disk, then what the one
-    /// before says of all behind that, but for the files it has been writing to. A directory
-    /// that it has changed is listed again, even if the source says in the end that it is as
-    /// it was before: it may have been moved away and back. Of all that is below a directory
-    /// that was deleted the same holds, and after a reboot, which may have lost such notes, of
-    /// everything.
+    /// After a pass that was not completed: merges its records on disk with those of the pass before for
+    /// everything after them, except for the files that were being written. A directory that the aborted
+    /// pass has changed is listed again, even if the source reports in the end that it is unchanged: it may
+    /// have been moved away and back. The same applies to everything below a deleted directory and, after a
+    /// reboot, which may have lost such notes, to everything.
     pub(crate) fn recover(&self) -> io::Result<()> {
         if !self.is_unfinished() {
             return Ok(());
@@ -276,7 +272,7 @@ impl Journal {
         };
         let mut merged = JournalWriter::create(&self.file("entries.merged"), &header)?;
         let mut last = None;
-        // Only whole directories: of one that ends early it is not known what is missing.
+        // Only complete directories: what is missing in an incomplete one is unknown.
         let mut directory: Vec<Line> = Vec::new();
         let mut new = new.map(|(_, lines)| lines);
         while let Some(line) = new.as_mut().map(Lines::next).transpose()?.flatten() {
@@ -285,8 +281,8 @@ impl Journal {
             if ends {
                 for line in directory.drain(..) {
                     match line {
-                        // The attributes of directories are set at the end of a pass, which that
-                        // one did not reach: they have to be listed once more.
+                        // The attributes of directories are set at the end of a pass, which the aborted one
+                        // did not reach: they have to be listed again.
                         Line::End { touched, losses, .. } => merged.put(&Line::End {
                             digest: None,
                             touched,
@@ -354,7 +350,7 @@ impl JournalWriter {
     fn create(path: &Path, header: &Header) -> io::Result<Self> {
         let mut file = BufWriter::with_capacity(BLOCK, File::create(path)?);
         put_block(&mut file, &header.encode_to_vec())?;
-        // Without a header nobody could tell that this pass had begun.
+        // Without a header it would be unknown that this pass had begun.
         file.flush()?;
         file.get_ref().sync_data()?;
         Ok(Self {
@@ -415,7 +411,7 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Blocks that are complete reach the disk.
+    /// Writes completed blocks to disk.
     pub(crate) fn sync(&mut self) -> io::Result<()> {
         self.file.flush()?;
         self.file.get_ref().sync_data()
@@ -434,7 +430,7 @@ fn checksum(payload: &[u8]) -> [u8; 8] {
     hash.as_bytes().first_chunk().copied().unwrap_or_default()
 }
 
-/// Reads blocks up to the end or the first that is not whole.
+/// Reads blocks up to the end, or to the first that is incomplete.
 struct Blocks {
     file: BufReader<File>,
     payload: Vec<u8>,
@@ -470,7 +466,7 @@ impl Blocks {
     }
 }
 
-/// A journal, line by line.
+/// A journal, item by item.
 pub(crate) struct Lines {
     is_of_old: bool,
     blocks: Blocks,
@@ -479,7 +475,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// The next line. A block that cannot be read is the end.
+    /// The next item. An unreadable block is the end.
     pub(crate) fn next(&mut self) -> io::Result<Option<Line>> {
         loop {
             if let Some(line) = self.pending.pop_front() {
@@ -533,8 +529,8 @@ impl Lines {
     }
 }
 
-/// Notes which directories of the last journal are being changed, and which files written,
-/// before they are.
+/// Records which directories of the last journal are changed, and which files are written, before that
+/// happens.
 pub(crate) struct Changes {
     file: BufWriter<File>,
     removed: PathBuf,
@@ -556,8 +552,8 @@ impl Changes {
         })
     }
 
-    /// This directory is about to be changed. The note outlives this process; that it also
-    /// outlives the machine is not waited for.
+    /// This directory is about to be changed. The note survives a crash of this process; it is not
+    /// synchronised to survive one of the machine.
     pub(crate) fn directory(&mut self, path: &TreePath) -> io::Result<()> {
         put_block(&mut self.file, &[path.as_bytes(), &[0]].concat())?;
         self.file.flush()
@@ -581,7 +577,7 @@ impl Changes {
         )
     }
 
-    /// What was noted of files reaches the disk.
+    /// Writes the notes about files to disk.
     pub(crate) fn sync(&mut self) -> io::Result<()> {
         if self.unsynced {
             self.file.flush()?;
@@ -596,7 +592,7 @@ fn boot_id() -> String {
     clock::read().boot_id
 }
 
-/// Reads what [`Changes`] noted, in step with the journal.
+/// Reads the notes of [`Changes`], in step with the journal.
 struct Changed {
     blocks: Option<Blocks>,
     boot_id: Vec<u8>,
@@ -623,7 +619,7 @@ impl Changed {
         Ok(changed)
     }
 
-    /// Whether this machine has been up since.
+    /// Whether this machine has not rebooted since.
     fn since_boot(&self) -> bool {
         !self.boot_id.is_empty() && self.boot_id == boot_id().as_bytes()
     }
@@ -641,7 +637,7 @@ impl Changed {
         Ok(())
     }
 
-    /// Whether this directory, or this file in it, was noted. Asked in the order of notes.
+    /// Whether this directory, or this file in it, was noted. To be called in the order of the notes.
     fn has(&mut self, directory: &TreePath, name: Option<&Name>) -> io::Result<bool> {
         loop {
             let Some((noted_in, noted)) = &self.next else {
@@ -675,7 +671,7 @@ impl Chunks {
     }
 
     pub(crate) fn forget(journal: &Journal, path: &TreePath) {
-        // It only takes room: what it says counts for nothing without a record.
+        // It only takes space: without a record it is not used.
         let _ = fs::remove_file(Self::place(journal, path));
     }
 
@@ -684,12 +680,12 @@ impl Chunks {
         journal.file("chunks").join(hash.get(..32).unwrap_or_default())
     }
 
-    /// Whether nothing was ever known.
+    /// Whether no hash was ever stored.
     pub(crate) fn is_empty(&self) -> io::Result<bool> {
         Ok(self.0.metadata()?.len() == 0)
     }
 
-    /// Hashes of these chunks, as far as there are any.
+    /// The stored hashes of these chunks.
     pub(crate) fn get(&self, first: u64, count: usize) -> io::Result<Vec<Option<Hash>>> {
         let mut bytes = vec![0; count * 32];
         let mut got = 0;
@@ -740,7 +736,7 @@ mod tests {
         }
     }
 
-    /// A directory with one file, and what is read of it again.
+    /// Writes a directory with one file, and reads it again.
     fn written_in(format: u32) -> Vec<Line> {
         let root = tempfile::tempdir().unwrap();
         let journal = Journal::open(root.path(), &MoveId::new("of-old", 1).unwrap()).unwrap();
@@ -803,7 +799,7 @@ mod tests {
         );
     }
 
-    /// Directories without a digest are listed again, and files that are not clean compared.
+    /// Directories without a digest are listed again, and files that are not clean are compared.
     #[test]
     fn of_a_journal_of_the_version_before_only_content_is_believed() {
         let (clean, content, digest, _) = told(&written_in(1));

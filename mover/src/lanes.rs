@@ -1,6 +1,6 @@
-//! The connections of one session: TCP with mutual TLS 1.3 each. Two lanes for control,
-//! one in each direction, and as many for data as are wanted. After its hello a lane
-//! carries frames in one direction only, so that nobody who reads waits for one who writes.
+//! The connections of one session: TCP with mutual TLS 1.3 each. Two lanes for control, one in each
+//! direction, and any number for data. After its hello a lane carries frames in one direction only, so that
+//! a reader never waits for a writer.
 
 use std::{
     collections::BTreeMap,
@@ -25,21 +25,21 @@ use crate::{
     wire::{FrameKind, FrameReader, FrameWriter, WireError},
 };
 
-/// Idle lanes carry a ping this often.
+/// Idle lanes send a ping this often.
 pub(crate) const PING: Duration = Duration::from_secs(10);
-/// Whoever says nothing for so long is gone.
+/// A peer that sends nothing for this long counts as gone.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes at a time; more have to wait, they are not from the peer.
+/// Concurrent handshakes; more have to wait, because they are not the peer's.
 const HANDSHAKES: usize = 32;
-/// The most lanes for data.
+/// Maximum number of lanes for data.
 pub const MAX_DATA_LANES: u32 = 16;
 /// Lane numbers: from source to target, back, and from here on for data.
 const UP: u32 = 0;
 const DOWN: u32 = 1;
 const DATA: u32 = 2;
-/// How many connections a session has besides those for data.
+/// The number of connections of a session in addition to those for data.
 pub const CONTROL_LANES: u32 = DATA;
 
 /// A connection after its handshake.
@@ -49,7 +49,7 @@ impl<S: Read + Write + Send> Stream for S {}
 pub(crate) type Reader = FrameReader<Box<dyn Stream>>;
 pub(crate) type Writer = FrameWriter<Box<dyn Stream>>;
 
-/// Ends all lanes of a session at once, so that no thread stays behind in a read or write.
+/// Ends all lanes of a session at once, so that no thread blocks in a read or write.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cutter(Arc<Mutex<Vec<TcpStream>>>);
 
@@ -60,13 +60,13 @@ impl Cutter {
 
     pub(crate) fn cut(&self) {
         for socket in &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            // It may be closed already, which is what is wanted.
+            // It may be closed already, which has the same effect.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// A session as the source has it.
+/// The lanes of a session at the source.
 pub struct SourceLanes {
     pub(crate) up: Writer,
     pub(crate) down: Reader,
@@ -74,13 +74,13 @@ pub struct SourceLanes {
     pub(crate) cutter: Cutter,
 }
 
-/// A session as the target has it.
+/// The lanes of a session at the target.
 pub struct TargetLanes {
     pub(crate) up: Reader,
     pub(crate) down: Writer,
     pub(crate) data: Vec<Reader>,
     pub(crate) cutter: Cutter,
-    /// Whether the source itself has dialled: who forwards a port does it from the loopback.
+    /// Whether the source itself has dialled: a port forwarder dials from the loopback address.
     pub(crate) direct: bool,
 }
 
@@ -150,8 +150,8 @@ fn open(
     id.check(Role::Target, tls.peer_certificates())?;
     let limits = socket.try_clone().map_err(Error::Cut)?;
     let mut stream: Box<dyn Stream> = Box::new(StreamOwned::new(tls, socket));
-    say(&mut stream, hello)?;
-    let answer = hear(&mut stream)?;
+    send_hello(&mut stream, hello)?;
+    let answer = read_hello(&mut stream)?;
     if !answer.refused.is_empty() {
         return Err(Error::Refused(answer.refused));
     }
@@ -159,21 +159,21 @@ fn open(
     Ok(stream)
 }
 
-/// Waits for sessions on the target's side.
+/// Accepts sessions on the target's side.
 pub struct Acceptor {
     listener: TcpListener,
     config: Arc<ServerConfig>,
     id: MoveId,
-    /// Where handshakes say that they are done.
+    /// Completed handshakes.
     done: mpsc::Sender<Accepted>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<PendingSession>,
     handshakes: Arc<AtomicUsize>,
 }
 
-/// Lanes that have come, until all of their session have.
-struct Waiting {
+/// Lanes that have arrived, until all lanes of their session have.
+struct PendingSession {
     accepted: mpsc::Receiver<Accepted>,
-    /// Of one session only: when the source begins another, it has given up this one.
+    /// Of one session only: when the source begins another one, it has abandoned this one.
     lanes: BTreeMap<u32, Accepted>,
 }
 
@@ -184,7 +184,7 @@ struct Accepted {
 }
 
 impl Acceptor {
-    /// Takes sessions of this move that dial here.
+    /// Accepts sessions of this move on the listener.
     pub fn new(listener: TcpListener, id: &MoveId, identity: &Identity) -> Result<Self, Error> {
         listener.set_nonblocking(true).map_err(Error::Cut)?;
         let (done, accepted) = mpsc::channel();
@@ -194,27 +194,27 @@ impl Acceptor {
             config: identity.server()?,
             id: id.clone(),
             done,
-            waiting: Mutex::new(Waiting { accepted, lanes }),
+            waiting: Mutex::new(PendingSession { accepted, lanes }),
             handshakes: Arc::default(),
         })
     }
 
-    /// Shows, and trusts, other certificates from now on: they end before a long move does.
+    /// Uses and trusts other certificates from now on: certificates expire during a long move.
     pub fn renew(&mut self, identity: &Identity) -> Result<(), Error> {
         self.config = identity.server()?;
         Ok(())
     }
 
-    /// The next session of which all lanes are there, or nothing until then. Lanes that have come are
-    /// kept for the next call.
+    /// The next session with all its lanes, or `None` after the timeout. Lanes that have arrived are kept
+    /// for the next call.
     pub fn accept(&self, patience: Duration) -> Result<Option<TargetLanes>, Error> {
         let until = Instant::now() + patience;
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let Waiting { accepted, lanes } = &mut *waiting;
+        let PendingSession { accepted, lanes } = &mut *waiting;
         while Instant::now() < until {
             if self.handshakes.load(Ordering::Relaxed) < HANDSHAKES {
                 match self.listener.accept() {
-                    Ok((socket, _)) => self.greet(socket),
+                    Ok((socket, _)) => self.start_handshake(socket),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => return Err(Error::Cut(error)),
                 }
@@ -237,14 +237,14 @@ impl Acceptor {
         Ok(None)
     }
 
-    /// Does the handshake in a thread of its own: one that hangs holds up nobody.
-    fn greet(&self, socket: TcpStream) {
+    /// Does the handshake in its own thread: one that hangs does not block others.
+    fn start_handshake(&self, socket: TcpStream) {
         let (config, id) = (Arc::clone(&self.config), self.id.clone());
         let (done, running) = (self.done.clone(), Arc::clone(&self.handshakes));
         running.fetch_add(1, Ordering::Relaxed);
         thread::spawn(move || {
-            // Whoever is refused has been told; others dial that are not.
-            if let Ok(lane) = welcome(socket, config, &id) {
+            // A refused peer was informed; other peers may dial.
+            if let Ok(lane) = accept_lane(socket, config, &id) {
                 let _ = done.send(lane);
             }
             running.fetch_sub(1, Ordering::Relaxed);
@@ -252,7 +252,7 @@ impl Acceptor {
     }
 }
 
-fn welcome(socket: TcpStream, config: Arc<ServerConfig>, id: &MoveId) -> Result<Accepted, Error> {
+fn accept_lane(socket: TcpStream, config: Arc<ServerConfig>, id: &MoveId) -> Result<Accepted, Error> {
     socket.set_nonblocking(false).map_err(Error::Cut)?;
     prepare(&socket, HANDSHAKE)?;
     let mut tls = ServerConnection::new(config).map_err(|e| Error::Credentials(e.to_string()))?;
@@ -261,9 +261,9 @@ fn welcome(socket: TcpStream, config: Arc<ServerConfig>, id: &MoveId) -> Result<
     id.check(Role::Source, tls.peer_certificates())?;
     let control = socket.try_clone().map_err(Error::Cut)?;
     let mut stream: Box<dyn Stream> = Box::new(StreamOwned::new(tls, socket));
-    let hello = hear(&mut stream)?;
+    let hello = read_hello(&mut stream)?;
     let refused = refusal(&hello, id).unwrap_or_default();
-    say(
+    send_hello(
         &mut stream,
         &Hello {
             version: VERSION,
@@ -284,13 +284,13 @@ fn welcome(socket: TcpStream, config: Arc<ServerConfig>, id: &MoveId) -> Result<
 fn refusal(hello: &Hello, id: &MoveId) -> Option<String> {
     if hello.version != VERSION {
         return Some(format!(
-            "it speaks version {} of the protocol, this side {VERSION}",
+            "it has version {} of the protocol, this side {VERSION}",
             hello.version
         ));
     }
     if hello.move_uid != id.uid() || hello.epoch != id.epoch() {
         return Some(format!(
-            "it is of another move than {} of epoch {}",
+            "it belongs to another move than {} of epoch {}",
             id.uid(),
             id.epoch()
         ));
@@ -340,17 +340,17 @@ fn handshake(error: io::Error) -> Error {
     Error::Cut(error)
 }
 
-fn say(stream: &mut Box<dyn Stream>, hello: &Hello) -> Result<(), Error> {
+fn send_hello(stream: &mut Box<dyn Stream>, hello: &Hello) -> Result<(), Error> {
     let mut writer = FrameWriter::new(stream);
     writer.send(FrameKind::Hello, &hello.encode_to_vec())?;
     writer.flush()?;
     Ok(())
 }
 
-/// Reads exactly one frame: what follows on the stream is for whoever reads next.
-fn hear(stream: &mut Box<dyn Stream>) -> Result<Hello, Error> {
+/// Reads exactly one frame: what follows on the stream is for the next reader.
+fn read_hello(stream: &mut Box<dyn Stream>) -> Result<Hello, Error> {
     let mut head = [0; 5];
-    // A certificate that the server refuses is told here: TLS 1.3 clients are done before.
+    // A certificate that the server refuses is reported here: TLS 1.3 clients complete the handshake before.
     stream.read_exact(&mut head).map_err(handshake)?;
     let [a, b, c, d, kind] = head;
     let length = u32::from_le_bytes([a, b, c, d]);

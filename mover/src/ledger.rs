@@ -1,6 +1,6 @@
-//! What a pass has found, in the order of the walk, until it is on disk: every second
-//! the part of it that is complete is synchronised and only then written to the journal.
-//! Content arrives in any order; the journal grows in one.
+//! The results of a pass, in the order of the walk, until they are on disk: every second the completed part
+//! at the head is synchronised and then written to the journal. Content arrives in any order; the journal is
+//! written in one order.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -16,52 +16,52 @@ use crate::{
     journal::{JournalWriter, Line, Record},
     loss::Losses,
     path::TreePath,
-    session::{Fate, lock},
+    session::{SessionStatus, lock},
     tree::Tree,
 };
 
-/// How often what is complete is written down.
+/// How often completed results are written.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Not more often than this, however much there is.
+/// The minimum interval, however many results there are.
 const AT_LEAST: Duration = Duration::from_millis(250);
-/// How much may wait, in bytes, roughly.
+/// Maximum size of the waiting results, in bytes, roughly.
 const LIMIT: usize = 24 << 20;
 
-/// How a file has come out.
+/// The result for a file.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done {
-        /// The hash of what is on disk, if it is known.
+        /// The hash of the content on disk, if it is known.
         content: Option<Hash>,
         /// It did not change while it was read.
         steady: bool,
         /// Content was written.
         wrote: bool,
     },
-    /// It is not there any more.
+    /// It does not exist any more.
     Gone,
 }
 
-/// Where the outcome of one file appears.
+/// The place for the outcome of one file.
 #[derive(Debug, Default)]
 pub(crate) struct Slot(OnceLock<Outcome>);
 
 impl Slot {
     pub(crate) fn fill(&self, outcome: Outcome) {
-        // Nobody fills it twice.
+        // It is set only once.
         let _ = self.0.set(outcome);
     }
 }
 
-/// The next thing in the order of the walk.
+/// The next item in the order of the walk.
 pub(crate) enum Item {
     Directory {
         path: TreePath,
         own: Inode,
     },
-    /// As it was before this pass.
+    /// Unchanged since before this pass.
     Kept(Record),
-    /// Under way, or just done.
+    /// In progress, or just completed.
     Record {
         record: Record,
         slot: Arc<Slot>,
@@ -105,10 +105,10 @@ impl Item {
     }
 }
 
-/// Counts what a pass has come to.
+/// The counts of a pass.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
-    /// Files that changed while they were read or went away, and the first of them.
+    /// Files that changed while they were read or were deleted, and the first of them.
     pub(crate) unsteady: u64,
     pub(crate) first_unsteady: Option<TreePath>,
     /// Ranges of a device that were written.
@@ -130,17 +130,17 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Whether there is room for more.
-    pub(crate) fn has_room(&self) -> bool {
+    /// Whether the queue accepts more items.
+    pub(crate) fn has_capacity(&self) -> bool {
         lock(&self.queue).cost < LIMIT
     }
 
-    /// Waits until there is; what is under way must have been asked for.
-    pub(crate) fn wait(&self, fate: &Fate) -> Result<(), Error> {
+    /// Waits until it does; everything that it contains must have been requested.
+    pub(crate) fn wait(&self, status: &SessionStatus) -> Result<(), Error> {
         let mut queue = lock(&self.queue);
         while queue.cost >= LIMIT {
-            if fate.is_over() {
-                return Err(Fate::ended());
+            if status.is_over() {
+                return Err(SessionStatus::ended());
             }
             self.changed.notify_all();
             queue = self
@@ -158,17 +158,17 @@ impl Ledger {
         queue.items.push_back(item);
     }
 
-    /// Nothing more will come.
+    /// No more items will be added.
     pub(crate) fn finish(&self) {
         lock(&self.queue).finished = true;
         self.changed.notify_all();
     }
 
-    /// What is complete at the head; nothing more than that when all is done.
-    fn take(&self, since: Instant, fate: &Fate) -> Option<Vec<Item>> {
+    /// The completed items at the head; `None` when everything is written.
+    fn take(&self, since: Instant, status: &SessionStatus) -> Option<Vec<Item>> {
         let mut queue = lock(&self.queue);
         loop {
-            if fate.is_over() {
+            if status.is_over() {
                 return None;
             }
             let elapsed = since.elapsed();
@@ -187,7 +187,7 @@ impl Ledger {
                     return None;
                 }
             }
-            // Lanes do not wake this up: a moment more or less does not matter to anyone.
+            // Lanes do not wake this up: a short delay does no harm.
             let patience = if queue.finished {
                 Duration::from_millis(2)
             } else {
@@ -210,7 +210,7 @@ pub(crate) struct Committer<'a> {
     ledger: &'a Ledger,
     pass: u32,
     counts: Counts,
-    /// The directory that is being written: all of it is clean so far.
+    /// Whether the current directory is clean so far.
     clean: bool,
     directory: TreePath,
 }
@@ -246,10 +246,10 @@ impl<'a> Committer<'a> {
     pub(crate) fn run(
         mut self,
         mut journal: Option<&mut JournalWriter>,
-        fate: &Fate,
+        status: &SessionStatus,
     ) -> Result<Counts, Error> {
         let mut since = Instant::now();
-        while let Some(items) = self.ledger.take(since, fate) {
+        while let Some(items) = self.ledger.take(since, status) {
             since = Instant::now();
             if let Some(tree) = self.tree {
                 tree.sync()

@@ -1,5 +1,4 @@
-//! A target's connection to its source: the lanes, the threads that serve them, and how
-//! it ends.
+//! A target's connection to its source: the lanes, the threads that serve them, and their end.
 
 use std::{
     sync::{
@@ -12,25 +11,25 @@ use std::{
 use prost::Message as _;
 
 use crate::{
-    apply::{Desk, Table, receive},
+    apply::{PendingFetches, ReceiveState, receive},
     error::Error,
     lanes::{Reader, TargetLanes},
-    message::{Asked, Down, Ready, Said, Up},
-    session::{Fate, Shared},
+    message::{FromSource, FromTarget, Ready, SourceMessage, TargetMessage},
+    session::{ControlLane, SessionStatus},
     tree::Tree,
     wire::FrameKind,
 };
 
 pub(crate) struct Link {
     pub(crate) up: Reader,
-    pub(crate) down: Arc<Shared>,
-    pub(crate) desk: Arc<Desk>,
-    pub(crate) fate: Arc<Fate>,
+    pub(crate) down: Arc<ControlLane>,
+    pub(crate) state: Arc<ReceiveState>,
+    pub(crate) status: Arc<SessionStatus>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
 impl Link {
-    /// Starts to take content for this tree, or for devices.
+    /// Starts receiving content for this tree, or for devices.
     pub(crate) fn new(lanes: TargetLanes, tree: Option<Arc<Tree>>) -> Self {
         let TargetLanes {
             up,
@@ -39,80 +38,81 @@ impl Link {
             cutter,
             direct,
         } = lanes;
-        let fate = Arc::new(Fate::new(cutter));
-        let down = Shared::new(down);
-        let desk = Arc::new(Desk {
+        let status = Arc::new(SessionStatus::new(cutter));
+        let down = ControlLane::new(down);
+        let state = Arc::new(ReceiveState {
             tree,
-            table: Table::default(),
+            table: PendingFetches::default(),
             received: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             expected: AtomicU64::new(0),
             direct,
         });
-        let mut threads = vec![down.keep_alive(&fate)];
+        let mut threads = vec![down.keep_alive(&status)];
         threads.extend(data.into_iter().map(|lane| {
-            let (desk, fate) = (Arc::clone(&desk), Arc::clone(&fate));
+            let (state, status) = (Arc::clone(&state), Arc::clone(&status));
             thread::spawn(move || {
-                if let Err(error) = receive(&desk, lane, &fate) {
-                    fate.lane_failed(error);
+                if let Err(error) = receive(&state, lane, &status) {
+                    status.lane_failed(error);
                 }
             })
         }));
         Self {
             up,
             down,
-            desk,
-            fate,
+            state,
+            status,
             threads,
         }
     }
 
-    /// What the source says next.
-    pub(crate) fn hear(&mut self) -> Result<Said, Error> {
-        hear(&mut self.up)
+    /// The next message of the source.
+    pub(crate) fn next_message(&mut self) -> Result<SourceMessage, Error> {
+        next_message(&mut self.up)
     }
 
-    /// The source's word that a pass has begun.
+    /// The source's message that a pass has begun.
     pub(crate) fn ready(&mut self) -> Result<Ready, Error> {
-        match self.hear()? {
-            Said::Ready(ready) => {
+        match self.next_message()? {
+            SourceMessage::Ready(ready) => {
                 let expected = ready.used.max(ready.device_size);
-                self.desk.expected.store(expected, Ordering::Relaxed);
-                self.desk.settled.store(0, Ordering::Relaxed);
+                self.state.expected.store(expected, Ordering::Relaxed);
+                self.state.settled.store(0, Ordering::Relaxed);
                 Ok(ready)
             }
             _ => Err(Error::Protocol("it does not begin the pass".to_owned())),
         }
     }
 
-    /// Ends the session for a reason of this side, and tells the source.
-    pub(crate) fn give_up(&self, error: Error) -> Error {
-        let error = self.fate.take_failure().unwrap_or(error);
+    /// Ends the session because this side failed, and informs the source.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        let error = self.status.take_failure().unwrap_or(error);
         if !matches!(error, Error::Cut(_) | Error::Peer(_)) {
-            self.down.last_words(&asked(Asked::Failed(error.to_string())));
+            self.down
+                .send_final(&target_message(TargetMessage::Failed(error.to_string())));
         }
-        self.fate.end();
+        self.status.end();
         error
     }
 
-    /// Lets the source go.
+    /// Ends the session.
     pub(crate) fn end(&self) {
-        // If it cannot be told, it notices that the connection ends.
-        let _ = self.down.send(&asked(Asked::Bye(true)), true);
+        // If this fails, the source notices that the connection ends.
+        let _ = self.down.send(&target_message(TargetMessage::Bye(true)), true);
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.fate.end();
+        self.status.end();
         for thread in self.threads.drain(..) {
-            // A lane that panicked has said so.
+            // A lane that panicked has reported it.
             let _ = thread.join();
         }
     }
 }
 
-impl Desk {
+impl ReceiveState {
     /// Bytes of content that have arrived.
     pub(crate) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
@@ -122,28 +122,30 @@ impl Desk {
         self.direct
     }
 
-    /// Bytes of a device that are the same on both sides.
+    /// Bytes of a device that are equal on both sides.
     pub(crate) fn settled(&self) -> Option<u64> {
         let is_device = self.tree.is_none();
         is_device.then(|| self.settled.load(Ordering::Relaxed))
     }
 
-    /// Bytes that the source's file system holds; zero as long as that is not known.
+    /// Bytes in use in the source's file system; zero while that is unknown.
     pub(crate) fn expected(&self) -> u64 {
         self.expected.load(Ordering::Relaxed)
     }
 }
 
-pub(crate) fn asked(asked: Asked) -> Down {
-    Down { asked: Some(asked) }
+pub(crate) fn target_message(message: TargetMessage) -> FromTarget {
+    FromTarget {
+        message: Some(message),
+    }
 }
 
-pub(crate) fn hear(up: &mut Reader) -> Result<Said, Error> {
-    let message =
-        Up::decode(up.next_of(FrameKind::Control)?).map_err(|error| Error::Protocol(error.to_string()))?;
-    match message.said {
-        Some(Said::Failed(why)) => Err(Error::Peer(why)),
-        Some(said) => Ok(said),
-        None => Err(Error::Protocol("it said nothing".to_owned())),
+pub(crate) fn next_message(up: &mut Reader) -> Result<SourceMessage, Error> {
+    let message = FromSource::decode(up.next_of(FrameKind::Control)?)
+        .map_err(|error| Error::Protocol(error.to_string()))?;
+    match message.message {
+        Some(SourceMessage::Failed(why)) => Err(Error::Peer(why)),
+        Some(message) => Ok(message),
+        None => Err(Error::Protocol("it sent an empty message".to_owned())),
     }
 }

@@ -1,6 +1,5 @@
-//! What cannot be carried over. Flags are seen by every walk. Extended attributes are only read of a
-//! directory that is listed, so the target remembers them of each directory, until it is listed
-//! again.
+//! What cannot be copied. Inode flags are seen by every walk. Extended attributes are read only for
+//! directories that are listed, so the target records them for each directory until it is listed again.
 
 use std::collections::BTreeMap;
 
@@ -11,19 +10,19 @@ use crate::{
     path::TreePath,
 };
 
-/// What of an inode cannot be carried over.
+/// What cannot be copied of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum LossKind {
-    /// Extended attributes of namespaces that are not kept: most of `security`, and `trusted` as far
-    /// as the source can see it.
+    /// Extended attributes of namespaces that are not copied: most of `security`, and `trusted` as far as
+    /// the source can see it.
     Xattrs = 1,
     /// Inode flags such as immutable or append-only.
     Flags = 2,
 }
 
-/// Whether this process is shown attributes of the namespace `trusted`. The kernel hides them from all
-/// that have no `CAP_SYS_ADMIN` in the first user namespace.
+/// Whether this process sees attributes of the namespace `trusted`. The kernel hides them from processes
+/// without `CAP_SYS_ADMIN` in the initial user namespace.
 pub(crate) fn sees_trusted() -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let is_first = map.split_whitespace().eq(["0", "0", "4294967295"]);
@@ -31,7 +30,7 @@ pub(crate) fn sees_trusted() -> bool {
     is_first && has.is_ok_and(|has| has.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// Of each kind how many names have it, and the first of them.
+/// For each kind the number of names, and the first of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Losses(BTreeMap<LossKind, (u64, TreePath)>);
 
@@ -62,14 +61,14 @@ impl Losses {
             let kind = match raw.kind {
                 1 => LossKind::Xattrs,
                 2 => LossKind::Flags,
-                _ => return Err(BadMessage::Field("it loses what is unknown")),
+                _ => return Err(BadMessage::Field("an unknown kind of loss")),
             };
             losses.note(kind, raw.count, &TreePath::parse(&raw.example)?);
         }
         Ok(losses)
     }
 
-    /// How much waits with this, roughly, in bytes.
+    /// The approximate memory of this value, in bytes.
     pub(crate) fn cost(&self) -> usize {
         self.0
             .values()

@@ -1,5 +1,5 @@
-//! `liqo-csi-mover`: the two sides of a move, for this crate's tests and benchmark. The image of
-//! the driver has them as `liqo-csi mover`.
+//! `liqo-csi-mover`: the two sides of a move, for this crate's tests and benchmark. The driver's image has
+//! them as `liqo-csi mover`.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,5 @@
-//! What the two sides say on the control lanes, as protobuf, and how inodes are
-//! written there and in the journal. Every decoder here ends in a domain type or an
-//! error: the peer counts as hostile.
+//! The messages of the two sides on the control lanes, as protobuf, and the encoding of inodes there and in
+//! the journal. Every decoder here returns a domain type or an error: the peer is not trusted.
 
 use prost::Message as _;
 
@@ -9,12 +8,12 @@ use crate::{
     path::{BadPath, Name, TreePath},
 };
 
-/// The version of the protocol; both sides must speak the same.
+/// The version of the protocol; both sides must have the same.
 pub(crate) const VERSION: u32 = 2;
 /// Extended attributes of one inode, names and values, must fit into one frame.
 pub(crate) const MAX_XATTRS: usize = 512 * 1024;
 
-/// A message that is not what the protocol allows.
+/// A message that violates the protocol.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadMessage {
     #[error("it cannot be decoded: {0}")]
@@ -25,12 +24,12 @@ pub(crate) enum BadMessage {
     Field(&'static str),
 }
 
-/// The first frame of each lane, from the side that dialled; answered with the same.
+/// The first frame of each lane, from the side that dialled; the other side answers with the same.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Hello {
     #[prost(uint32, tag = "1")]
     pub(crate) version: u32,
-    /// What may be used beyond the version; unknown ones are ignored.
+    /// Optional features that may be used; unknown ones are ignored.
     #[prost(string, repeated, tag = "2")]
     pub(crate) features: Vec<String>,
     #[prost(string, tag = "3")]
@@ -44,36 +43,36 @@ pub(crate) struct Hello {
     pub(crate) lane: u32,
     #[prost(uint32, tag = "7")]
     pub(crate) data_lanes: u32,
-    /// Why the answering side wants no session; empty if it does.
+    /// Why the answering side refuses the session; empty if it does not.
     #[prost(string, tag = "8")]
     pub(crate) refused: String,
 }
 
 /// From source to target.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct Up {
-    #[prost(oneof = "Said", tags = "1, 2, 3, 4, 5, 6")]
-    pub(crate) said: Option<Said>,
+pub(crate) struct FromSource {
+    #[prost(oneof = "SourceMessage", tags = "1, 2, 3, 4, 5, 6")]
+    pub(crate) message: Option<SourceMessage>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(crate) enum Said {
-    /// A pass has begun: the source's file system was synchronised after this moment.
+pub(crate) enum SourceMessage {
+    /// A pass has begun: the source's file system was synchronised after this time.
     #[prost(message, tag = "1")]
     Ready(Ready),
     /// A directory, or the next part of it.
     #[prost(message, tag = "2")]
     Listing(Listing),
-    /// A directory that is as the target knows it.
+    /// A directory that is unchanged since the target's listing.
     #[prost(bytes, tag = "3")]
     Same(Vec<u8>),
-    /// The source can take more known directories.
+    /// The source can receive this many more frames of known directories.
     #[prost(uint32, tag = "4")]
     Credit(u32),
-    /// That was the tree.
+    /// The walk is complete.
     #[prost(message, tag = "5")]
     ScanEnd(ScanEnd),
-    /// The source cannot go on.
+    /// The source failed.
     #[prost(string, tag = "6")]
     Failed(String),
 }
@@ -82,18 +81,18 @@ pub(crate) enum Said {
 pub(crate) struct Ready {
     #[prost(message, required, tag = "1")]
     pub(crate) clock: ClockReading,
-    /// Whether stamps can be relied on, on this file system, with this clock.
+    /// Whether stamps are reliable, with this file system and clock.
     #[prost(bool, tag = "2")]
     pub(crate) stamps_count: bool,
     /// Bytes of a device; zero for a tree.
     #[prost(uint64, tag = "3")]
     pub(crate) device_size: u64,
-    /// Bytes that are used in the file system of a tree, which may hold more than the tree; zero if
-    /// that is not known.
+    /// Bytes in use in the file system of a tree, which may hold more than the tree; zero if that is
+    /// unknown.
     #[prost(uint64, tag = "4")]
     pub(crate) used: u64,
-    /// Inodes that are used in the file system of a tree, and so what its bytes are, if it holds nothing
-    /// but the tree; zero if it does, or that is not known.
+    /// Inodes in use in the file system of a tree, if it holds nothing but the tree, so that `used` is the
+    /// size of the tree; zero otherwise, or if that is unknown.
     #[prost(uint64, tag = "5")]
     pub(crate) own_files: u64,
     /// Whether the source sees attributes of the namespace `trusted`.
@@ -101,17 +100,17 @@ pub(crate) struct Ready {
     pub(crate) sees_trusted: bool,
 }
 
-/// What is needed to tell later whether the clock was set back.
+/// The data to detect later whether the clock was set back.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ClockReading {
     #[prost(sint64, tag = "1")]
     pub(crate) wall_nanos: i64,
-    /// Wall clock less time since boot.
+    /// Wall clock minus the time since boot.
     #[prost(sint64, tag = "2")]
     pub(crate) offset_nanos: i64,
     #[prost(string, tag = "3")]
     pub(crate) boot_id: String,
-    /// How finely the file system's times are set.
+    /// The granularity of the file system's times.
     #[prost(uint64, tag = "4")]
     pub(crate) tick_nanos: u64,
 }
@@ -123,13 +122,12 @@ pub(crate) struct Listing {
     /// The directory itself, in its first part.
     #[prost(message, optional, tag = "2")]
     pub(crate) own: Option<RawInode>,
-    /// Encoded [`RawEntry`]s; decoded one at a time, or a short frame of empty ones would
-    /// fill the memory.
+    /// Encoded [`RawEntry`]s; decoded one at a time, or a short frame of empty ones would fill the memory.
     #[prost(bytes = "vec", repeated, tag = "3")]
     pub(crate) entries: Vec<Vec<u8>>,
     #[prost(bool, tag = "4")]
     pub(crate) last: bool,
-    /// In its last part: what of it is not carried over, as far as only a listing tells.
+    /// In its last part: what cannot be copied, as far as only a listing shows it.
     #[prost(message, repeated, tag = "5")]
     pub(crate) losses: Vec<RawLoss>,
 }
@@ -138,7 +136,7 @@ pub(crate) struct Listing {
 pub(crate) struct ScanEnd {
     #[prost(uint64, tag = "1")]
     pub(crate) vanished: u64,
-    /// What of the tree is not carried over, as far as every walk tells.
+    /// What cannot be copied of the tree, as far as every walk shows it.
     #[prost(message, repeated, tag = "2")]
     pub(crate) losses: Vec<RawLoss>,
 }
@@ -155,26 +153,26 @@ pub(crate) struct RawLoss {
 
 /// From target to source.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct Down {
-    #[prost(oneof = "Asked", tags = "1, 2, 3, 4, 5")]
-    pub(crate) asked: Option<Asked>,
+pub(crate) struct FromTarget {
+    #[prost(oneof = "TargetMessage", tags = "1, 2, 3, 4, 5")]
+    pub(crate) message: Option<TargetMessage>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(crate) enum Asked {
-    /// Walk the tree and tell what is in it.
+pub(crate) enum TargetMessage {
+    /// Walk the tree and send its contents.
     #[prost(message, tag = "1")]
     Begin(Begin),
     /// Directories as the target knows them, in the order of the walk.
     #[prost(message, tag = "2")]
     Known(Known),
-    /// Content is wanted.
+    /// Requests for content.
     #[prost(message, tag = "3")]
     Fetch(Fetches),
-    /// Nothing more is wanted: the session ends.
+    /// The target is done: the session ends.
     #[prost(bool, tag = "4")]
     Bye(bool),
-    /// The target cannot go on.
+    /// The target failed.
     #[prost(string, tag = "5")]
     Failed(String),
 }
@@ -213,15 +211,14 @@ pub(crate) struct RawFetch {
     pub(crate) id: u64,
     #[prost(bytes = "vec", tag = "2")]
     pub(crate) path: Vec<u8>,
-    /// As the listing had it, to notice changes since.
+    /// The stamp in the listing, to notice changes since.
     #[prost(message, required, tag = "3")]
     pub(crate) stamp: RawStamp,
     #[prost(uint64, tag = "4")]
     pub(crate) first: u64,
     #[prost(uint32, tag = "5")]
     pub(crate) count: u32,
-    /// Hashes of what the target has, 32 bytes a chunk, zeros where it does not know;
-    /// empty if it knows none.
+    /// Hashes of the target's content, 32 bytes per chunk, zeros for unknown ones; empty if all are unknown.
     #[prost(bytes = "vec", tag = "6")]
     pub(crate) claims: Vec<u8>,
 }
@@ -368,16 +365,14 @@ impl TryFrom<RawInode> for Inode {
             1 => Kind::File,
             2 => Kind::Directory,
             3 if raw.target.is_empty() || raw.target.len() > TreePath::MAX || raw.target.contains(&0) => {
-                return Err(BadMessage::Field(
-                    "a symbolic link leads to what no link can lead to",
-                ));
+                return Err(BadMessage::Field("a symbolic link has an invalid target"));
             }
             3 => Kind::Symlink(raw.target),
             4 => Kind::Fifo,
             5 => Kind::Socket,
             6 => Kind::Character(raw.device),
             7 => Kind::Block(raw.device),
-            _ => return Err(BadMessage::Field("an inode is of no known kind")),
+            _ => return Err(BadMessage::Field("an inode has an unknown kind")),
         };
         if raw.mode > 0o7777 || raw.uid == u32::MAX || raw.gid == u32::MAX {
             return Err(BadMessage::Field("a mode or owner is out of bounds"));
@@ -388,7 +383,7 @@ impl TryFrom<RawInode> for Inode {
             .map(|xattr| (xattr.name, xattr.value))
             .collect();
         if !xattrs.iter().all(|(name, _)| kept_xattr(name)) || !xattrs.is_sorted_by(|a, b| a.0 < b.0) {
-            return Err(BadMessage::Field("an extended attribute may not be set"));
+            return Err(BadMessage::Field("an extended attribute is not allowed"));
         }
         Ok(Self {
             kind,
@@ -404,7 +399,7 @@ impl TryFrom<RawInode> for Inode {
     }
 }
 
-/// Which extended attributes are kept: the user's, file capabilities, POSIX ACLs.
+/// Which extended attributes are copied: the user's, file capabilities, POSIX ACLs.
 pub(crate) fn kept_xattr(name: &[u8]) -> bool {
     let valid = name.len() <= 255 && !name.contains(&0);
     let system: [&[u8]; 3] = [
@@ -415,7 +410,7 @@ pub(crate) fn kept_xattr(name: &[u8]) -> bool {
     valid && ((name.starts_with(b"user.") && name.len() > 5) || system.contains(&name))
 }
 
-/// Hashes as they are sent: 32 bytes each, zeros where unknown, nothing if all are.
+/// The wire format of hashes: 32 bytes each, zeros for unknown ones, empty if all are unknown.
 pub(crate) fn encode_claims(claims: &[Option<Hash>]) -> Vec<u8> {
     if claims.iter().all(Option::is_none) {
         return Vec::new();
@@ -426,14 +421,14 @@ pub(crate) fn encode_claims(claims: &[Option<Hash>]) -> Vec<u8> {
         .collect()
 }
 
-/// The other way round; `count` of them.
+/// The reverse, for `count` hashes.
 pub(crate) fn decode_claims(bytes: &[u8], count: usize) -> Result<Vec<Option<Hash>>, BadMessage> {
     if bytes.is_empty() {
         return Ok(vec![None; count]);
     }
     let (hashes, rest) = bytes.as_chunks::<32>();
     if hashes.len() != count || !rest.is_empty() {
-        return Err(BadMessage::Field("there are not as many hashes as chunks"));
+        return Err(BadMessage::Field("the numbers of hashes and chunks differ"));
     }
     Ok(hashes
         .iter()

@@ -1,5 +1,5 @@
-//! Names and paths inside a tree, as bytes. Whatever arrives from the peer becomes
-//! one of these types first: no value of theirs can lead out of the tree.
+//! Names and paths inside a tree, as bytes. All names from the peer are converted to these types first, so
+//! that none of them can lead out of the tree.
 
 use std::{cmp::Ordering, fmt};
 
@@ -7,20 +7,20 @@ use std::{cmp::Ordering, fmt};
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Box<[u8]>);
 
-/// A path below the root of a tree; the root itself is the empty path. At most
-/// [`TreePath::MAX`] bytes: what the kernel accepts in one call.
+/// A path below the root of a tree; the root itself is the empty path. At most [`TreePath::MAX`] bytes: what
+/// the kernel accepts in one call.
 ///
-/// Ordered as a tree is walked: a directory before what is in it, siblings by their bytes.
+/// The order is that of the walk: a directory before its contents, siblings by their bytes.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct TreePath(Box<[u8]>);
 
-/// Bytes that are no name or path of a tree.
+/// Bytes that are not a valid name or path.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0} is not a path inside a tree")]
 pub struct BadPath(String);
 
 impl Name {
-    /// Takes one component.
+    /// Parses one component.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadPath> {
         let fits = !bytes.is_empty() && bytes.len() <= 255 && bytes != b"." && bytes != b"..";
         if fits && !bytes.iter().any(|byte| matches!(byte, b'/' | 0)) {
@@ -47,7 +47,7 @@ impl TreePath {
         Self::default()
     }
 
-    /// Takes a path of components divided by single slashes.
+    /// Parses a path of components separated by single slashes.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadPath> {
         if bytes.is_empty() {
             return Ok(Self::root());
@@ -61,7 +61,7 @@ impl TreePath {
         Ok(Self(bytes.into()))
     }
 
-    /// The path of something in this directory.
+    /// The path of an entry in this directory.
     pub fn child(&self, name: &Name) -> Result<Self, BadPath> {
         if self.is_root() {
             return Ok(Self(name.0.clone()));
@@ -88,7 +88,7 @@ impl TreePath {
 
 impl Ord for TreePath {
     fn cmp(&self, other: &Self) -> Ordering {
-        // A slash goes before every byte of a name, which is what puts `a/b` before `a-b`.
+        // A slash sorts before every byte of a name, so that `a/b` is before `a-b`.
         let rank = |byte: &u8| if *byte == b'/' { 0 } else { *byte };
         self.0.iter().map(rank).cmp(other.0.iter().map(rank))
     }
@@ -107,7 +107,7 @@ impl BadPath {
     }
 }
 
-/// Bytes as people read them: UTF-8 as it is, all else and control characters escaped.
+/// Bytes in readable form: UTF-8 unchanged, everything else and control characters escaped.
 struct Readable<'a>(&'a [u8]);
 
 impl fmt::Display for Readable<'_> {

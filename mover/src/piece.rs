@@ -1,5 +1,5 @@
-//! What travels on the data lanes: batches of pieces, each of them the answer to a
-//! fetch or part of it. Laid out by hand, because nearly all of the bytes go this way.
+//! The data lanes: batches of pieces, each of which is the answer to a fetch or a part of it. Encoded by
+//! hand, because nearly all bytes are sent in this form.
 //!
 //! ```text
 //! batch  encoding u8 (0 plain, 1 zstd), plain length u32, pieces
@@ -15,18 +15,18 @@
 
 use crate::entry::Hash;
 
-/// How much of a file is hashed, compared and sent at a time.
+/// The unit in which files are hashed, compared and sent.
 pub const CHUNK: usize = 1 << 20;
-/// Chunks that one fetch can ask for.
+/// Maximum number of chunks in one fetch.
 pub(crate) const FETCH_CHUNKS: u32 = 16;
 /// Ranges of data in one chunk: one every other block of 4 KiB.
 const MAX_RANGES: usize = CHUNK / 8192 + 1;
-/// A batch is sent when it has this many bytes; one more chunk may be on top.
+/// A batch is sent when it has this many bytes; it may exceed them by one chunk.
 pub(crate) const BATCH: usize = CHUNK;
 /// The longest batch before compression.
 pub(crate) const MAX_BATCH: usize = 3 * CHUNK;
 
-/// Data in a chunk: where it begins, and how long it is. What is between is a hole.
+/// Data in a chunk: its offset and length. The rest is holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) offset: u32,
@@ -63,7 +63,7 @@ pub(crate) enum Piece<'a> {
     },
 }
 
-/// Bytes that are no batch.
+/// Bytes that are not a valid batch.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub(crate) struct BadPiece(&'static str);
@@ -120,7 +120,7 @@ fn head(out: &mut Vec<u8>, tag: u8, fetch: u64) {
     out.extend(fetch.to_le_bytes());
 }
 
-/// Goes over the pieces of one batch.
+/// Iterates over the pieces of one batch.
 pub(crate) struct Pieces<'a>(&'a [u8]);
 
 impl<'a> Pieces<'a> {
@@ -128,7 +128,7 @@ impl<'a> Pieces<'a> {
         Self(bytes)
     }
 
-    /// The next piece; nothing at the end.
+    /// The next piece; `None` at the end.
     pub(crate) fn next(&mut self) -> Result<Option<Piece<'a>>, BadPiece> {
         if self.0.is_empty() {
             return Ok(None);
@@ -153,7 +153,7 @@ impl<'a> Pieces<'a> {
                 fetch,
                 errno: u32::from_le_bytes(self.array()?),
             },
-            _ => return Err(BadPiece("a piece is of no known kind")),
+            _ => return Err(BadPiece("a piece has an unknown kind")),
         }))
     }
 
@@ -163,9 +163,7 @@ impl<'a> Pieces<'a> {
         let length = u32::from_le_bytes(self.array()?);
         let count = usize::from(u16::from_le_bytes(self.array()?));
         if length as usize > CHUNK || length == 0 || count > MAX_RANGES {
-            return Err(BadPiece(
-                "a chunk is longer than chunks are, or in too many parts",
-            ));
+            return Err(BadPiece("a chunk exceeds the maximum length or number of parts"));
         }
         let mut ranges = Vec::with_capacity(count);
         let (mut end, mut total) = (0, 0);
@@ -177,9 +175,7 @@ impl<'a> Pieces<'a> {
             };
             let after = range.offset.checked_add(range.length);
             if range.length == 0 || range.offset < end || after.is_none_or(|after| after > length) {
-                return Err(BadPiece(
-                    "the parts of a chunk are not in it, one after the other",
-                ));
+                return Err(BadPiece("the parts of a chunk are out of bounds or out of order"));
             }
             end = range.offset + range.length;
             total += range.length as usize;
@@ -214,7 +210,7 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// The hash of a chunk of which only `ranges` are data.
+/// The hash of a chunk in which only `ranges` are data.
 pub(crate) fn hash_chunk(length: u32, ranges: &[Range], bytes: &[u8]) -> Hash {
     if let [range] = ranges
         && range.offset == 0
@@ -252,8 +248,8 @@ fn put_zeros(hasher: &mut blake3::Hasher, mut count: u32) {
     }
 }
 
-/// The hash of a file's content, or of a range of it: that of the only chunk, or one
-/// over the hashes of all chunks.
+/// The hash of a file's content, or of a range of it: that of the only chunk, or one over the hashes of all
+/// chunks.
 pub(crate) fn hash_of_hashes<'a>(mut hashes: impl ExactSizeIterator<Item = &'a Hash>) -> Hash {
     if hashes.len() == 1 {
         return hashes.next().copied().unwrap_or_default();
@@ -265,12 +261,12 @@ pub(crate) fn hash_of_hashes<'a>(mut hashes: impl ExactSizeIterator<Item = &'a H
     *all.finalize().as_bytes()
 }
 
-/// Chunks of a file of this size.
+/// The number of chunks of a file of this size.
 pub(crate) fn chunks_of(size: u64) -> u64 {
     size.div_ceil(CHUNK as u64)
 }
 
-/// How long this chunk is in a file of this size; zero behind its end.
+/// The length of this chunk in a file of this size; zero after its end.
 pub(crate) fn chunk_length(size: u64, chunk: u64) -> u32 {
     let rest = size.saturating_sub(chunk.saturating_mul(CHUNK as u64));
     u32::try_from(rest.min(CHUNK as u64)).unwrap_or_default()

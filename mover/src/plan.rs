@@ -1,6 +1,6 @@
-//! Decides, entry by entry, what has to happen on the target: compares what the source
-//! lists with the journal and with what is on disk. Everything but the content of files is
-//! done here at once; content is asked for, and written by [`crate::apply`].
+//! Decides, entry by entry, what has to be done on the target: compares the source's listing with the
+//! journal and the disk. Everything except the content of files is done here at once; content is requested,
+//! and [`crate::apply`] writes it.
 
 use std::{
     collections::HashSet,
@@ -19,47 +19,47 @@ use rustix::{
 };
 
 use crate::{
-    apply::{Desk, Destination, FileJob, Wanted, complete, create},
+    apply::{Destination, FileJob, PendingFetch, ReceiveState, complete, create},
     clock,
     entry::{Entry, Hash, Inode, Kind, ListingDigest, Stamp},
     error::Error,
     journal::{Changes, Chunks, Journal, JournalWriter, Line, Lines, Record},
     ledger::{Item, Ledger, Slot},
     loss::Losses,
-    message::{Asked, ClockReading, Down, Fetches, RawFetch, encode_claims},
+    message::{ClockReading, Fetches, FromTarget, RawFetch, TargetMessage, encode_claims},
     path::{Name, TreePath},
     piece::{CHUNK, FETCH_CHUNKS, chunks_of},
     read::hash_own,
     scan::is_foreign,
-    session::{Fate, Shared},
+    session::{ControlLane, SessionStatus},
     tree::{At, Names, SortedNames, Tree, file_type, inode_of, names, read_link, type_of},
 };
 
 /// Fetches in one message.
 const FETCHES: usize = 64;
-/// Inodes with several names that are remembered in one pass. Of more, content may be
-/// compared once for each name.
+/// Maximum number of inodes with several names that are remembered in one pass. For further ones, content
+/// may be compared once for each name.
 const MAX_SEEN: usize = 1 << 20;
 
 /// One pass over the listings of the source.
 pub(crate) struct Planner<'a> {
     pub(crate) tree: &'a Arc<Tree>,
     pub(crate) journal: &'a Journal,
-    pub(crate) desk: &'a Desk,
+    pub(crate) state: &'a ReceiveState,
     pub(crate) ledger: &'a Ledger,
-    pub(crate) fate: &'a Fate,
-    pub(crate) down: &'a Shared,
+    pub(crate) status: &'a SessionStatus,
+    pub(crate) down: &'a ControlLane,
     pub(crate) old: OldJournal,
     pub(crate) changes: Changes,
-    /// Directories whose attributes are set at the end, when nothing changes them any more.
+    /// Directories whose attributes are set at the end, after the last change in them.
     pub(crate) directories: JournalWriter,
     /// The source's hard links, by its inode numbers.
     pub(crate) links: OwnedFd,
     pub(crate) pass: u32,
     pub(crate) clock: ClockReading,
-    /// Equal stamps mean that nothing changed since the last pass.
+    /// Whether equal stamps mean that nothing changed since the last pass.
     pub(crate) use_stamps: bool,
-    /// The same will be so in the next pass.
+    /// Whether the same will apply in the next pass.
     pub(crate) stamps_count: bool,
     /// See [`clock::LONGEST_WRITE`].
     pub(crate) longest_write: Duration,
@@ -67,7 +67,7 @@ pub(crate) struct Planner<'a> {
     pub(crate) totals: Totals,
 }
 
-/// How far the walk has come.
+/// The position of the walk.
 #[derive(Default)]
 pub(crate) struct Walk {
     current: Option<Current>,
@@ -77,14 +77,14 @@ pub(crate) struct Walk {
     buffer: Vec<u8>,
 }
 
-/// What a pass has seen.
+/// The sums of a pass.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) entries: u64,
     pub(crate) bytes: u64,
     pub(crate) fetched_files: u64,
     pub(crate) deleted: u64,
-    /// Of all directories, also of those that are the same as in the last pass.
+    /// For all directories, including those that are unchanged since the last pass.
     pub(crate) losses: Losses,
 }
 
@@ -93,25 +93,25 @@ struct Current {
     directory: OwnedFd,
     present: SortedNames,
     digest: ListingDigest,
-    /// Its own stamp will tell of changes; only then is its digest given out.
+    /// Whether its own stamp will show changes; only then its digest is sent.
     settled: bool,
     last: Option<Name>,
     old: bool,
 }
 
-/// What becomes of an entry with several names.
+/// The role of an entry with several names.
 enum Role {
     /// Its content is compared under this name.
     Owner,
-    /// The content has been seen to under another name.
+    /// The content is compared under another name.
     Member,
 }
 
 impl Planner<'_> {
-    /// A directory that is as the journal has it.
+    /// A directory that is equal to the journal.
     pub(crate) fn same(&mut self, path: &TreePath) -> Result<(), Error> {
         self.enter(path)?;
-        let unknown = || Error::Protocol("it calls a directory the same that was never told".to_owned());
+        let unknown = || Error::Protocol("it reports an unknown directory as unchanged".to_owned());
         if !self.use_stamps || !self.old.seek(path)? {
             return Err(unknown());
         }
@@ -142,7 +142,9 @@ impl Planner<'_> {
     pub(crate) fn begin(&mut self, path: &TreePath, own: Inode) -> Result<(), Error> {
         self.enter(path)?;
         if !own.is_directory() {
-            return Err(Error::Protocol("it lists what is no directory".to_owned()));
+            return Err(Error::Protocol(
+                "it lists something that is not a directory".to_owned(),
+            ));
         }
         let directory = self
             .tree
@@ -188,7 +190,9 @@ impl Planner<'_> {
             .next()
             .unwrap_or_default();
         if is_foreign(&TreePath::root(), journal) {
-            return Err(Error::Protocol("it lists what is no part of a volume".to_owned()));
+            return Err(Error::Protocol(
+                "it lists something that is not part of a volume".to_owned(),
+            ));
         }
         if self.walk.current.is_some() || self.walk.last_directory.as_ref().is_some_and(|last| path <= last) {
             return Err(Error::Protocol("it lists directories out of order".to_owned()));
@@ -200,18 +204,18 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The next entry of the directory that was begun.
+    /// The next entry of the current directory.
     pub(crate) fn entry(&mut self, path: &TreePath, entry: Entry) -> Result<(), Error> {
         let Some(mut current) = self.walk.current.take().filter(|current| current.path == *path) else {
             return Err(Error::Protocol(
-                "it lists a directory it has not begun".to_owned(),
+                "it lists entries without their directory".to_owned(),
             ));
         };
         if current.last.as_ref().is_some_and(|last| entry.name <= *last)
             || is_foreign(path, entry.name.as_bytes())
         {
             return Err(Error::Protocol(
-                "it lists names out of order, or that are no part of a volume".to_owned(),
+                "it lists names that are out of order, or not part of a volume".to_owned(),
             ));
         }
         current.digest.add(&entry);
@@ -228,10 +232,12 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The end of the directory that was begun.
+    /// The end of the current directory.
     pub(crate) fn end(&mut self, path: &TreePath, losses: Losses) -> Result<(), Error> {
         let Some(mut current) = self.walk.current.take().filter(|current| current.path == *path) else {
-            return Err(Error::Protocol("it ends a directory it has not begun".to_owned()));
+            return Err(Error::Protocol(
+                "it ends a directory that has not begun".to_owned(),
+            ));
         };
         self.present_until(&mut current, None)?;
         if current.old {
@@ -249,12 +255,14 @@ impl Planner<'_> {
     /// The walk is over.
     pub(crate) fn finish(&mut self) -> Result<(), Error> {
         if self.walk.current.is_some() || self.walk.last_directory.is_none() {
-            return Err(Error::Protocol("it ends in the middle of a directory".to_owned()));
+            return Err(Error::Protocol(
+                "its listing ends in the middle of a directory".to_owned(),
+            ));
         }
         self.flush()
     }
 
-    /// Deletes what is on disk before this name and not listed; says what is of the name.
+    /// Deletes the entries on disk before this name that are not listed; returns what exists under the name.
     fn present_until(
         &mut self,
         current: &mut Current,
@@ -353,8 +361,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Makes the names of one inode lead to one inode here too, and no others. What is
-    /// said is whether something is there now, and whether this name is to care for it.
+    /// Links the names of one inode to one inode here, too, and no others. Returns whether something exists
+    /// under this name now, and the role of the name.
     fn link(
         &mut self,
         current: &Current,
@@ -378,8 +386,8 @@ impl Planner<'_> {
                 return Ok((present, Role::Owner));
             };
             if same_inode {
-                // Its other names are gone from the source, or other inodes now: they will be
-                // here too. Of its group nobody is left but itself.
+                // Its other names do not exist at the source any more, or are other inodes now, and so will
+                // be here. The inode is the only one left in its group.
                 let group = number(inode.stamp.ino)?;
                 let of_group = At::Child(self.links.as_fd(), &group).status();
                 if of_group.is_ok_and(|other| other.stx_ino == status.stx_ino) {
@@ -392,7 +400,7 @@ impl Planner<'_> {
         }
         let group = number(inode.stamp.ino)?;
         let mut of_group = At::Child(self.links.as_fd(), &group).status().ok();
-        // The source has removed that inode, and given its number to another one.
+        // The source has deleted that inode, and reused its number for another one.
         if let Some(other) = &of_group
             && (file_type(other) != type_of(&inode.kind)
                 || !is_such(self.links.as_fd(), &group, &inode.kind).map_err(failed)?)
@@ -482,14 +490,14 @@ impl Planner<'_> {
         });
         let touched = content_known.map_or(self.pass, |old| old.touched);
         let known = match content_known {
-            Some(old) if old.entry.inode.stamp.size > CHUNK as u64 => Known::Chunks,
-            Some(old) => Known::Only(old.content),
-            None if present => Known::OnDisk(
+            Some(old) if old.entry.inode.stamp.size > CHUNK as u64 => KnownContent::Chunks,
+            Some(old) => KnownContent::Only(old.content),
+            None if present => KnownContent::OnDisk(
                 self.tree
                     .file(path, OFlags::RDONLY)
                     .map_err(Error::tree("opening", path))?,
             ),
-            None => Known::Nothing,
+            None => KnownContent::Nothing,
         };
         if old.is_some() {
             self.changes
@@ -560,19 +568,19 @@ impl Planner<'_> {
 
     fn claims(
         &mut self,
-        known: &Known,
+        known: &KnownContent,
         path: &TreePath,
         first: u64,
         count: usize,
     ) -> Result<Vec<Option<Hash>>, Error> {
         let mut claims = match known {
-            Known::Only(hash) if first == 0 => vec![*hash],
-            Known::Nothing | Known::Only(_) => Vec::new(),
-            Known::Chunks => {
+            KnownContent::Only(hash) if first == 0 => vec![*hash],
+            KnownContent::Nothing | KnownContent::Only(_) => Vec::new(),
+            KnownContent::Chunks => {
                 let chunks = Chunks::of(self.journal, path).map_err(Error::Journal)?;
                 chunks.get(first, count).map_err(Error::Journal)?
             }
-            Known::OnDisk(file) => {
+            KnownContent::OnDisk(file) => {
                 let failed = |errno| Error::tree("reading", path)(errno);
                 let size = At::Fd(file.as_fd()).status().map_err(failed)?.stx_size;
                 let hashes = hash_own(file, size, first, count, &mut self.walk.buffer).map_err(failed)?;
@@ -584,10 +592,10 @@ impl Planner<'_> {
     }
 
     fn fetch(&mut self, job: &Arc<FileJob>, first: u64, claims: Vec<Option<Hash>>) -> Result<(), Error> {
-        if !self.desk.table.has_room(claims.len()) {
+        if !self.state.table.has_capacity(claims.len()) {
             self.flush()?;
-            while !self.desk.table.has_room(claims.len()) {
-                self.desk.table.wait(self.fate)?;
+            while !self.state.table.has_capacity(claims.len()) {
+                self.state.table.wait(self.status)?;
             }
         }
         let mut fetch = RawFetch {
@@ -598,10 +606,11 @@ impl Planner<'_> {
             count: u32::try_from(claims.len()).unwrap_or(FETCH_CHUNKS),
             claims: encode_claims(&claims),
         };
-        fetch.id = self
-            .desk
-            .table
-            .insert(Wanted::new(Destination::File(Arc::clone(job)), first, claims));
+        fetch.id = self.state.table.insert(PendingFetch::new(
+            Destination::File(Arc::clone(job)),
+            first,
+            claims,
+        ));
         self.walk.fetches.push(fetch);
         if self.walk.fetches.len() >= FETCHES {
             self.flush()
@@ -610,8 +619,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Asks for what is wanted. Before anything of it can arrive, it is on disk that these
-    /// files are no longer what the journal says.
+    /// Sends the requests. Before any content can arrive, it is on disk that these files do not match the
+    /// journal any more.
     pub(crate) fn flush(&mut self) -> Result<(), Error> {
         if self.walk.fetches.is_empty() {
             return Ok(());
@@ -619,18 +628,18 @@ impl Planner<'_> {
         self.changes.sync().map_err(Error::Journal)?;
         let fetches = std::mem::take(&mut self.walk.fetches);
         Ok(self.down.send(
-            &Down {
-                asked: Some(Asked::Fetch(Fetches { fetches })),
+            &FromTarget {
+                message: Some(TargetMessage::Fetch(Fetches { fetches })),
             },
             true,
         )?)
     }
 
     fn push(&mut self, item: Item) -> Result<(), Error> {
-        if !self.ledger.has_room() {
-            // What is waited for must have been asked for.
+        if !self.ledger.has_capacity() {
+            // Items that are waited for must have been requested.
             self.flush()?;
-            self.ledger.wait(self.fate)?;
+            self.ledger.wait(self.status)?;
         }
         self.ledger.push(item);
         Ok(())
@@ -653,14 +662,14 @@ impl Planner<'_> {
 }
 
 /// What the target knows of a file's content.
-enum Known {
+enum KnownContent {
     Nothing,
     Only(Option<Hash>),
     Chunks,
     OnDisk(File),
 }
 
-/// Whether a symbolic link or device leads where it should.
+/// Whether a symbolic link or device is the expected one.
 fn is_such(directory: rustix::fd::BorrowedFd<'_>, name: &Name, kind: &Kind) -> Result<bool, Errno> {
     Ok(match kind {
         Kind::Symlink(target) => read_link(directory, name)? == *target,
@@ -676,7 +685,7 @@ fn number(ino: u64) -> Result<Name, Error> {
     Ok(Name::parse(ino.to_string().as_bytes())?)
 }
 
-/// Something of that name is there that was not when the directory was read.
+/// The name exists, and did not when the directory was read.
 fn clash(doing: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> Error {
     move |errno| match errno {
         Errno::EXIST => Error::CaseClash { path: path.clone() },
@@ -691,7 +700,7 @@ fn unlink(directory: rustix::fd::BorrowedFd<'_>, name: &Name) -> Result<(), Errn
     }
 }
 
-/// Removes a directory and all in it. No descriptor is held across levels, however deep.
+/// Removes a directory and its contents. No descriptor is held across levels, however deep.
 fn remove_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
     loop {
         let directory = tree.directory(path)?;
@@ -729,7 +738,7 @@ pub(crate) struct OldJournal {
     end: Option<OldEnd>,
 }
 
-/// The end of a directory there.
+/// The end of a directory in it.
 struct OldEnd {
     digest: Option<Hash>,
     touched: u32,
@@ -753,7 +762,7 @@ impl OldJournal {
         lines.next().map_err(Error::Journal)
     }
 
-    /// Goes to this directory; false if it is not in the journal.
+    /// Moves to this directory; false if it is not in the journal.
     fn seek(&mut self, path: &TreePath) -> Result<bool, Error> {
         loop {
             match &self.directory {
@@ -797,7 +806,7 @@ impl OldJournal {
                 });
                 Ok(None)
             }
-            // A journal that ends early, or in the middle of a directory.
+            // The journal ends here, or in the middle of a directory.
             Some(Line::Directory { path, own }) => {
                 self.directory = Some((path, own));
                 Ok(None)
@@ -806,7 +815,7 @@ impl OldJournal {
         }
     }
 
-    /// The record of this name; those before it are of what is no longer listed.
+    /// The record of this name; earlier records are of entries that are not listed any more.
     fn record(&mut self, journal: &Journal, name: &Name) -> Result<Option<Record>, Error> {
         while let Some(record) = self.next_record()? {
             match record.entry.name.cmp(name) {

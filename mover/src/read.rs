@@ -1,5 +1,5 @@
-//! Answers fetches on the source: reads a range of a file, hashes it chunk by chunk and
-//! sends what the target does not have. Each data lane does this by itself.
+//! Answers fetches on the source: reads a range of a file, hashes it chunk by chunk and sends what the
+//! target does not have. Each data lane does this on its own.
 
 use std::{
     fs::File,
@@ -26,18 +26,18 @@ use crate::{
     wire::FrameKind,
 };
 
-/// More parts than this are sent as one, holes between them included.
+/// If there are more parts, they are sent as one, including the holes between them.
 const MAX_RANGES: usize = 64;
 
-/// What the target wants to have.
+/// A request of the target.
 #[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) id: u64,
     pub(crate) path: TreePath,
-    /// As it was listed.
+    /// The stamp in the listing.
     pub(crate) stamp: Stamp,
     pub(crate) first: u64,
-    /// What the target has of each chunk.
+    /// The hashes of the target's chunks.
     pub(crate) claims: Vec<Option<Hash>>,
 }
 
@@ -46,7 +46,7 @@ impl TryFrom<RawFetch> for Fetch {
 
     fn try_from(raw: RawFetch) -> Result<Self, BadMessage> {
         if !(1..=FETCH_CHUNKS).contains(&raw.count) || raw.first > i64::MAX as u64 / CHUNK as u64 {
-            return Err(BadMessage::Field("a fetch is of no chunks, or of too many"));
+            return Err(BadMessage::Field("a fetch has no chunks, or too many"));
         }
         Ok(Self {
             id: raw.id,
@@ -58,10 +58,10 @@ impl TryFrom<RawFetch> for Fetch {
     }
 }
 
-/// What is copied.
+/// The volume that is copied.
 pub(crate) enum Volume {
     Tree(Arc<Tree>),
-    /// A block device, and its size. Its only path is the root's.
+    /// A block device, and its size. Its only path is that of the root.
     Device(File, u64),
 }
 
@@ -93,7 +93,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    /// Sends what was collected.
+    /// Sends the collected pieces.
     pub(crate) fn send(&mut self) -> Result<(), Error> {
         if !self.pieces.is_empty() {
             let payload = self.encoder.encode(&self.pieces);
@@ -119,25 +119,25 @@ pub(crate) fn answer(
 ) -> Result<(), Error> {
     match send_range(volume, fetch, buffer, out) {
         Ok(()) => Ok(()),
-        Err(Trouble::Gone) => out.put(&Piece::Gone { fetch: fetch.id }),
-        Err(Trouble::Read(errno)) => {
+        Err(RangeError::Gone) => out.put(&Piece::Gone { fetch: fetch.id }),
+        Err(RangeError::Read(errno)) => {
             let errno = u32::try_from(errno.raw_os_error()).unwrap_or_default();
             out.put(&Piece::Failed {
                 fetch: fetch.id,
                 errno,
             })
         }
-        Err(Trouble::Send(error)) => Err(error),
+        Err(RangeError::Send(error)) => Err(error),
     }
 }
 
-enum Trouble {
+enum RangeError {
     Gone,
     Read(Errno),
     Send(Error),
 }
 
-impl From<Errno> for Trouble {
+impl From<Errno> for RangeError {
     fn from(errno: Errno) -> Self {
         match errno {
             Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO => Self::Gone,
@@ -151,7 +151,7 @@ fn send_range(
     fetch: &Fetch,
     buffer: &mut Vec<u8>,
     out: &mut Outbox<'_>,
-) -> Result<(), Trouble> {
+) -> Result<(), RangeError> {
     let opened;
     let (file, before, sparse) = match volume {
         Volume::Device(file, size) => (
@@ -166,7 +166,7 @@ fn send_range(
             opened = tree.file(&fetch.path, OFlags::RDONLY)?;
             let status = At::Fd(opened.as_fd()).status()?;
             if file_type(&status) != FileType::RegularFile {
-                return Err(Trouble::Gone);
+                return Err(RangeError::Gone);
             }
             (
                 &opened,
@@ -204,7 +204,7 @@ fn send_range(
         if *claim == Some(hash) {
             continue;
         }
-        // A device has no holes to ask for, but zeros need not travel either.
+        // A device has no holes to look up, but zeros need not be sent either.
         if is_hole || (matches!(volume, Volume::Device(..)) && hash == hash_hole(length)) {
             holes.add(chunk, out)?;
             continue;
@@ -217,7 +217,7 @@ fn send_range(
             ranges,
             bytes: buffer,
         };
-        out.put(&piece).map_err(Trouble::Send)?;
+        out.put(&piece).map_err(RangeError::Send)?;
     }
     holes.put(out)?;
     let after = match volume {
@@ -230,10 +230,10 @@ fn send_range(
         steady: !shrank && before == fetch.stamp && after == before,
         hash: hash_of_hashes(hashes.iter()),
     };
-    out.put(&end).map_err(Trouble::Send)
+    out.put(&end).map_err(RangeError::Send)
 }
 
-/// Chunks without data, one after the other.
+/// Consecutive chunks without data.
 struct Holes {
     fetch: u64,
     first: u64,
@@ -241,7 +241,7 @@ struct Holes {
 }
 
 impl Holes {
-    fn add(&mut self, chunk: u64, out: &mut Outbox<'_>) -> Result<(), Trouble> {
+    fn add(&mut self, chunk: u64, out: &mut Outbox<'_>) -> Result<(), RangeError> {
         if self.chunks > 0 && self.first + u64::from(self.chunks) == chunk {
             self.chunks += 1;
             return Ok(());
@@ -251,21 +251,21 @@ impl Holes {
         Ok(())
     }
 
-    fn put(&mut self, out: &mut Outbox<'_>) -> Result<(), Trouble> {
+    fn put(&mut self, out: &mut Outbox<'_>) -> Result<(), RangeError> {
         if self.chunks > 0 {
             let piece = Piece::Holes {
                 fetch: self.fetch,
                 first: self.first,
                 chunks: self.chunks,
             };
-            out.put(&piece).map_err(Trouble::Send)?;
+            out.put(&piece).map_err(RangeError::Send)?;
             self.chunks = 0;
         }
         Ok(())
     }
 }
 
-/// Hashes of the chunks of this side's own file, as far as it goes.
+/// Hashes of the chunks of this side's own file, up to its end.
 pub(crate) fn hash_own(
     file: &File,
     size: u64,
@@ -287,7 +287,7 @@ pub(crate) fn hash_own(
         }
         match read_ranges(file, offset, &ranges, buffer) {
             Ok(_) => hashes.push(hash_chunk(length, &ranges, buffer)),
-            Err(Trouble::Read(errno)) => return Err(errno),
+            Err(RangeError::Read(errno)) => return Err(errno),
             Err(_) => return Err(Errno::IO),
         }
     }
@@ -298,7 +298,7 @@ fn whole(length: u32) -> Vec<Range> {
     vec![Range { offset: 0, length }]
 }
 
-/// Where in this part of the file there is data.
+/// The data in this part of the file.
 fn data_in(file: &File, offset: u64, length: u32) -> Result<Vec<Range>, Errno> {
     let end = offset + u64::from(length);
     let mut ranges = Vec::new();
@@ -307,7 +307,7 @@ fn data_in(file: &File, offset: u64, length: u32) -> Result<Vec<Range>, Errno> {
         let begin = match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Ok(begin) if begin < end => begin,
             Ok(_) | Err(Errno::NXIO) => break,
-            // A file system that does not know its holes.
+            // The file system does not report holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(whole(length)),
             Err(errno) => return Err(errno),
         };
@@ -326,9 +326,9 @@ fn data_in(file: &File, offset: u64, length: u32) -> Result<Vec<Range>, Errno> {
     Ok(ranges)
 }
 
-/// Reads the data of one chunk. What has gone from the end of the file meanwhile is zeros;
-/// says whether anything has.
-fn read_ranges(file: &File, offset: u64, ranges: &[Range], buffer: &mut Vec<u8>) -> Result<bool, Trouble> {
+/// Reads the data of one chunk. If the file was truncated meanwhile, the missing part is zeros; returns
+/// whether it was.
+fn read_ranges(file: &File, offset: u64, ranges: &[Range], buffer: &mut Vec<u8>) -> Result<bool, RangeError> {
     let total: usize = ranges.iter().map(|range| range.length as usize).sum();
     buffer.resize(total, 0);
     let (mut rest, mut shrank) = (&mut buffer[..], false);

@@ -1,6 +1,5 @@
-//! Walks a tree in the order of [`TreePath`], reading ahead with several threads. What
-//! is held is bounded, however wide or deep the tree is. What is sent of it, and whether,
-//! is [`crate::source`]'s.
+//! Walks a tree in the order of [`TreePath`], reading ahead with several threads. The memory is bounded,
+//! however wide or deep the tree is. [`crate::source`] decides what is sent.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -18,38 +17,38 @@ use crate::{
     tree::{At, Tree, has_flags, inode_of, names},
 };
 
-/// How many entries of one directory are held at a time.
+/// How many entries of one directory are in memory at a time.
 const WINDOW: usize = 1 << 16;
-/// How many subdirectories of one directory are remembered; the rest is looked up again.
+/// How many subdirectories of one directory are in memory; the rest is read again.
 const SUBDIRECTORIES: usize = 1 << 12;
-/// How far ahead is read, in directories of one parent and in entries altogether.
+/// The limits of reading ahead: directories of one parent, and entries in total.
 const AHEAD: usize = 64;
 const AHEAD_ENTRIES: usize = 1 << 16;
 
-/// Names in the root that are not the volume's: our own journal, and what fsck finds.
+/// Names in the root that are not part of the volume: the journal, and the directory of fsck.
 pub(crate) fn is_foreign(directory: &TreePath, name: &[u8]) -> bool {
     directory.is_root() && (name == b"lost+found" || name.starts_with(JOURNAL_PREFIX))
 }
 
-/// What the folder of a journal is called, followed by the move's uid.
+/// Prefix of the directory name of a journal, followed by the move's uid.
 pub(crate) const JOURNAL_PREFIX: &[u8] = b".liqo-move-";
 
-/// A directory, or the next part of a large one. Extended attributes and the targets of
-/// links are not read yet: they are only needed of what changed.
+/// A directory, or the next part of a large one. Extended attributes and the targets of links are not read
+/// yet: they are needed only for changed entries.
 #[derive(Debug)]
 pub(crate) struct Listed {
     pub(crate) path: TreePath,
     pub(crate) own: Inode,
     pub(crate) entries: Vec<Entry>,
-    /// Names that went away between being read and being looked at.
+    /// Names that were deleted between reading the directory and their inodes.
     pub(crate) vanished: u64,
-    /// Whether inode flags were seen, and where first.
+    /// How many names have inode flags, and the first of them.
     pub(crate) flags: Option<(u64, TreePath)>,
-    /// Behind the last entry there are more: see [`read`].
+    /// Whether there are more after the last entry: see [`read`].
     pub(crate) more: bool,
 }
 
-/// A walk under way.
+/// A walk in progress.
 pub(crate) struct Scan {
     shared: Arc<Shared>,
     levels: Vec<Level>,
@@ -57,13 +56,13 @@ pub(crate) struct Scan {
     workers: Vec<thread::JoinHandle<()>>,
 }
 
-/// The subdirectories of one directory that are still to come.
+/// The subdirectories of one directory that are not walked yet.
 struct Level {
     path: TreePath,
     names: VecDeque<Name>,
-    /// How many of them are being read or about to be.
+    /// How many of them are being read or queued.
     ahead: usize,
-    /// There are more behind the last of these.
+    /// There are more after the last of these.
     more_after: Option<Name>,
 }
 
@@ -78,7 +77,7 @@ struct State {
     todo: BTreeSet<TreePath>,
     done: BTreeMap<TreePath, Result<Listed, Errno>>,
     entries: usize,
-    /// What the walk waits for is read whatever is held already.
+    /// The directory that the walk waits for is read whatever is in memory already.
     wanted: Option<TreePath>,
     closed: bool,
 }
@@ -104,7 +103,7 @@ impl Scan {
         }
     }
 
-    /// The next directory. Those that vanished meanwhile are counted in `vanished`.
+    /// The next directory. Those that were deleted meanwhile are counted in `vanished`.
     pub(crate) fn next(&mut self, vanished: &mut u64) -> Result<Option<Listed>, Error> {
         loop {
             let Some(path) = self.next_path()? else {
@@ -115,7 +114,7 @@ impl Scan {
                     self.descend(&listed)?;
                     return Ok(Some(listed));
                 }
-                // Gone, or something else now: what is there is for the next pass.
+                // Deleted or replaced meanwhile: the next pass handles it.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !path.is_root() => *vanished += 1,
                 Err(errno) => return Err(Error::tree("reading directory", &path)(errno)),
             }
@@ -176,7 +175,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Has the next directories of the innermost level read.
+    /// Queues the next directories of the innermost level.
     fn read_ahead(&mut self) {
         let Some(level) = self.levels.last_mut() else {
             return;
@@ -202,7 +201,7 @@ impl Drop for Scan {
         self.shared.lock().closed = true;
         self.shared.changed.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker that panicked has said so.
+            // A worker that panicked has reported it.
             let _ = worker.join();
         }
     }
@@ -220,7 +219,7 @@ impl Shared {
             self.changed.notify_all();
             return done;
         }
-        // Nobody has begun with it: do it here rather than wait for somebody.
+        // No worker has begun with it: read it here rather than wait.
         if state.todo.remove(path) || path.is_root() {
             drop(state);
             return read(&self.tree, path, None);
@@ -303,10 +302,10 @@ fn subdirectories(
     Ok((directories.map(|(name, _)| name).collect(), last))
 }
 
-/// Reads a directory, or the part of it behind `after`.
+/// Reads a directory, or the part of it after `after`.
 pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result<Listed, Errno> {
     let fd = tree.directory(path)?;
-    // Before the names: a change after this moment is noticed by the next pass.
+    // Before the names: the next pass notices a change after this time.
     let status = At::Fd(fd.as_fd()).status()?;
     let own = inode_of(&status).ok_or(Errno::NOTDIR)?;
     let found = names(fd.as_fd(), after, WINDOW, |name, _| !is_foreign(path, name))?;
@@ -315,7 +314,7 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
         own,
         entries: Vec::with_capacity(found.names.len()),
         vanished: 0,
-        // Its own are counted with its first part.
+        // Its own flags are counted with its first part.
         flags: (after.is_none() && has_flags(&status)).then(|| (1, path.clone())),
         more: found.more,
     };
@@ -348,7 +347,7 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
             None => listed.vanished += 1,
         }
     }
-    // The next part begins behind the last entry of this one: there must be one.
+    // The next part begins after the last entry of this one, so there must be one.
     if listed.more && listed.entries.is_empty() {
         return read(tree, path, after);
     }

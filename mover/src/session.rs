@@ -1,5 +1,5 @@
-//! What the threads of one session share on either side: the first failure, which ends
-//! all of them, and the pings that tell the peer that this side lives.
+//! The state that the threads of one session share on either side: the first failure, which ends all of
+//! them, and the pings that show the peer that this side is alive.
 
 use std::{
     sync::{
@@ -16,11 +16,11 @@ use crate::{
     wire::{FrameKind, WireError},
 };
 
-/// How long a lane that broke waits for what the peer says of it.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+/// How long a broken lane waits for the peer's error message.
+const FINAL_MESSAGE_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How a session ends for all of its threads.
-pub(crate) struct Fate {
+/// The status of a session, shared by all its threads.
+pub(crate) struct SessionStatus {
     over: AtomicBool,
     failure: Mutex<Option<Error>>,
     cutter: Cutter,
@@ -28,7 +28,7 @@ pub(crate) struct Fate {
     sleeping: Mutex<()>,
 }
 
-impl Fate {
+impl SessionStatus {
     pub(crate) fn new(cutter: Cutter) -> Self {
         Self {
             over: AtomicBool::new(false),
@@ -45,15 +45,15 @@ impl Fate {
         self.end();
     }
 
-    /// The same for a data lane. When a connection ends, so do the others, and what the peer
-    /// says of it stands on the control lane: that may speak first.
+    /// The same for a data lane. When a connection ends, so do the others, and the peer's reason arrives on
+    /// the control lane: that is given time to report it.
     pub(crate) fn lane_failed(&self, error: Error) {
         if error.is_cut() {
             let sleep = lock(&self.sleeping);
             let spoken = |(): &mut ()| !self.is_over();
             drop(
                 self.wake
-                    .wait_timeout_while(sleep, LAST_WORDS, spoken)
+                    .wait_timeout_while(sleep, FINAL_MESSAGE_TIMEOUT, spoken)
                     .unwrap_or_else(PoisonError::into_inner),
             );
         }
@@ -72,21 +72,21 @@ impl Fate {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// Why it failed; taken, because errors cannot be copied.
+    /// Why the session failed; taken, because errors cannot be cloned.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         lock(&self.failure).take()
     }
 
-    /// What ends a thread because another one has failed.
+    /// The error of a thread that ends because another one has failed.
     pub(crate) fn ended() -> Error {
         Error::Cut(std::io::Error::other("the session has ended"))
     }
 }
 
 /// A control lane that several threads write to.
-pub(crate) struct Shared(Mutex<Writer>);
+pub(crate) struct ControlLane(Mutex<Writer>);
 
-impl Shared {
+impl ControlLane {
     pub(crate) fn new(writer: Writer) -> Arc<Self> {
         Arc::new(Self(Mutex::new(writer)))
     }
@@ -104,37 +104,38 @@ impl Shared {
         lock(&self.0).flush()
     }
 
-    /// Tells the peer why this side gives up, unless somebody is stuck writing.
-    pub(crate) fn last_words(&self, message: &impl prost::Message) {
+    /// Sends the peer the reason why this side ends, unless another thread is blocked writing.
+    pub(crate) fn send_final(&self, message: &impl prost::Message) {
         if let Ok(mut writer) = self.0.try_lock() {
-            let said = writer.send(FrameKind::Control, &message.encode_to_vec());
-            // The peer learns of it anyhow: the connection ends.
-            let _ = said.and_then(|()| writer.flush());
+            let message = writer.send(FrameKind::Control, &message.encode_to_vec());
+            // The peer notices anyway that the connection ends.
+            let _ = message.and_then(|()| writer.flush());
         }
     }
 
     /// Pings until the session is over.
-    pub(crate) fn keep_alive(self: &Arc<Self>, fate: &Arc<Fate>) -> thread::JoinHandle<()> {
-        let (lane, fate) = (Arc::clone(self), Arc::clone(fate));
+    pub(crate) fn keep_alive(self: &Arc<Self>, status: &Arc<SessionStatus>) -> thread::JoinHandle<()> {
+        let (lane, status) = (Arc::clone(self), Arc::clone(status));
         thread::spawn(move || {
             loop {
-                let sleep = lock(&fate.sleeping);
-                if fate.is_over() {
+                let sleep = lock(&status.sleeping);
+                if status.is_over() {
                     return;
                 }
                 drop(
-                    fate.wake
+                    status
+                        .wake
                         .wait_timeout(sleep, PING)
                         .unwrap_or_else(PoisonError::into_inner),
                 );
-                if fate.is_over() {
+                if status.is_over() {
                     return;
                 }
                 // A lane that is being written to needs no ping.
                 if let Ok(mut writer) = lane.0.try_lock() {
                     let pinged = writer.send(FrameKind::Ping, &[]).and_then(|()| writer.flush());
                     if let Err(error) = pinged {
-                        fate.fail(error.into());
+                        status.fail(error.into());
                     }
                 }
             }
@@ -142,7 +143,7 @@ impl Shared {
     }
 }
 
-/// A panic elsewhere leaves nothing half done in what these locks hold.
+/// A panic of another thread leaves no partial state behind these locks.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

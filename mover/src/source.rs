@@ -1,5 +1,5 @@
-//! The source of a move: tells what is in its tree and sends what is asked for. It
-//! remembers nothing from one session to the next, and writes nothing.
+//! The source of a move: sends the listing of its tree and the requested content. It keeps no state from one
+//! session to the next, and writes nothing.
 
 use std::{
     collections::VecDeque,
@@ -27,26 +27,26 @@ use crate::{
     error::Error,
     lanes::{PING, Reader, SourceLanes, Writer},
     loss::{LossKind, Losses, sees_trusted},
-    message::{Asked, Down, Listing, RawEntry, Ready, Said, ScanEnd, Up},
+    message::{FromSource, FromTarget, Listing, RawEntry, Ready, ScanEnd, SourceMessage, TargetMessage},
     path::TreePath,
     read::{Fetch, Outbox, Volume, answer},
     scan::{Listed, Scan, read},
-    session::{Fate, Shared, lock},
+    session::{ControlLane, SessionStatus, lock},
     throttle::Throttle,
     tree::{At, Tree, open_anywhere, read_link},
     wire::FrameKind,
 };
 
-/// Frames of known directories that may be under way; each one taken allows another.
+/// How many frames of known directories may be sent in advance; each one that is read allows another.
 pub(crate) const KNOWN_CREDIT: u32 = 8;
-/// Fetches that may be under way.
+/// Maximum number of fetches that are not answered yet.
 pub(crate) const MAX_FETCHES: usize = 8192;
 /// A listing is sent in parts of about this size.
 const LISTING: usize = 96 << 10;
 /// A frame of listings waits no longer than this for more.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// The volume that is moved: a directory, or a block device (or a file that stands for one).
+/// The volume that is moved: a directory, or a block device (or a file in its place).
 pub struct Source {
     volume: Volume,
     stamps_count: bool,
@@ -75,7 +75,7 @@ impl Source {
         })
     }
 
-    /// Does what the target asks for, until it says that it has all it wants.
+    /// Answers the target's requests until it ends the session.
     pub fn serve(&self, lanes: SourceLanes, throttle: &Throttle) -> Result<(), Error> {
         let SourceLanes {
             up,
@@ -83,29 +83,29 @@ impl Source {
             data,
             cutter,
         } = lanes;
-        let fate = Arc::new(Fate::new(cutter));
-        let up = Shared::new(up);
+        let status = Arc::new(SessionStatus::new(cutter));
+        let up = ControlLane::new(up);
         let queue = Queue::default();
-        let pinger = up.keep_alive(&fate);
+        let pinger = up.keep_alive(&status);
         thread::scope(|scope| {
             for lane in data {
-                let (fate, queue, volume) = (&fate, &queue, &self.volume);
+                let (status, queue, volume) = (&status, &queue, &self.volume);
                 scope.spawn(move || {
-                    if let Err(error) = send_data(volume, lane, queue, throttle, fate) {
-                        fate.lane_failed(error);
+                    if let Err(error) = send_data(volume, lane, queue, throttle, status) {
+                        status.lane_failed(error);
                     }
                 });
             }
-            let served = self.listen(scope, &mut down, &up, &queue, &fate);
+            let served = self.listen(scope, &mut down, &up, &queue, &status);
             if let Err(error) = served {
-                fate.fail(error);
+                status.fail(error);
             }
             queue.close();
-            fate.end();
+            status.end();
         });
-        // It ends with the session and has nothing to tell.
+        // It ends with the session and returns nothing.
         let _ = pinger.join();
-        match fate.take_failure() {
+        match status.take_failure() {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -115,52 +115,52 @@ impl Source {
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
         down: &mut Reader,
-        up: &Arc<Shared>,
+        up: &Arc<ControlLane>,
         queue: &Queue,
-        fate: &Arc<Fate>,
+        status: &Arc<SessionStatus>,
     ) -> Result<(), Error> {
         let mut walk: Option<Walking> = None;
         loop {
-            let message = Down::decode(down.next_of(FrameKind::Control)?)
+            let message = FromTarget::decode(down.next_of(FrameKind::Control)?)
                 .map_err(|error| Error::Protocol(error.to_string()))?;
             match message
-                .asked
-                .ok_or_else(|| Error::Protocol("it asked for nothing".to_owned()))?
+                .message
+                .ok_or_else(|| Error::Protocol("it sent an empty message".to_owned()))?
             {
-                Asked::Begin(_) => {
+                TargetMessage::Begin(_) => {
                     if walk
                         .as_ref()
                         .is_some_and(|walk| walk.active.load(Ordering::SeqCst))
                     {
-                        return Err(Error::Protocol("it began a pass during another".to_owned()));
+                        return Err(Error::Protocol("it began a pass during another one".to_owned()));
                     }
-                    walk = Some(self.begin(scope, Arc::clone(up), Arc::clone(fate)));
+                    walk = Some(self.begin(scope, Arc::clone(up), Arc::clone(status)));
                 }
-                Asked::Known(known) => {
+                TargetMessage::Known(known) => {
                     let walk = walk
                         .as_ref()
-                        .ok_or_else(|| Error::Protocol("there is no pass".to_owned()))?;
+                        .ok_or_else(|| Error::Protocol("no pass is in progress".to_owned()))?;
                     let mut directories = VecDeque::with_capacity(known.directories.len());
                     for directory in known.directories {
                         let digest = Hash::try_from(&directory.digest[..])
-                            .map_err(|_| Error::Protocol("a digest is too short or long".to_owned()))?;
+                            .map_err(|_| Error::Protocol("a digest has the wrong length".to_owned()))?;
                         directories.push_back((TreePath::parse(&directory.path)?, digest));
                     }
                     match walk.known.try_send((directories, known.last)) {
-                        // The walk is over: nobody needs it any more.
+                        // The walk is over: nothing reads it any more.
                         Ok(()) | Err(mpsc::TrySendError::Disconnected(_)) => {}
                         Err(mpsc::TrySendError::Full(_)) => {
-                            return Err(Error::Protocol("it sent more than it may".to_owned()));
+                            return Err(Error::Protocol("it sent more frames than allowed".to_owned()));
                         }
                     }
                 }
-                Asked::Fetch(fetches) => {
+                TargetMessage::Fetch(fetches) => {
                     for fetch in fetches.fetches {
                         queue.push(fetch.try_into()?)?;
                     }
                 }
-                Asked::Bye(_) => return Ok(()),
-                Asked::Failed(why) => return Err(Error::Peer(why)),
+                TargetMessage::Bye(_) => return Ok(()),
+                TargetMessage::Failed(why) => return Err(Error::Peer(why)),
             }
         }
     }
@@ -168,8 +168,8 @@ impl Source {
     fn begin<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
-        up: Arc<Shared>,
-        fate: Arc<Fate>,
+        up: Arc<ControlLane>,
+        status: Arc<SessionStatus>,
     ) -> Walking {
         let (known, frames) = mpsc::sync_channel(KNOWN_CREDIT as usize);
         let active = Arc::new(AtomicBool::new(true));
@@ -179,7 +179,7 @@ impl Source {
         };
         scope.spawn(move || {
             let told = match &self.volume {
-                Volume::Tree(tree) => Tell {
+                Volume::Tree(tree) => TreePass {
                     tree,
                     up: &up,
                     flags: Losses::default(),
@@ -187,38 +187,40 @@ impl Source {
                 }
                 .pass(
                     self.stamps_count,
-                    Known {
+                    KnownDirectories {
                         frames,
                         directories: VecDeque::new(),
                         last: false,
                     },
                 ),
-                Volume::Device(device, size) => tell_device(&up, device, *size),
+                Volume::Device(device, size) => pass_device(&up, device, *size),
             };
-            // Before the target learns that it is over: it may begin the next one at once.
+            // Before the target learns that the pass is over: it may begin the next one at once.
             active.store(false, Ordering::SeqCst);
-            let told = told.and_then(|end| Ok(up.send(&said(Said::ScanEnd(end)), true)?));
+            let told = told.and_then(|end| Ok(up.send(&source_message(SourceMessage::ScanEnd(end)), true)?));
             if let Err(error) = told {
-                up.last_words(&said(Said::Failed(error.to_string())));
-                fate.fail(error);
+                up.send_final(&source_message(SourceMessage::Failed(error.to_string())));
+                status.fail(error);
             }
         });
         walking
     }
 }
 
-/// The pass that is under way, or was last.
+/// The current or last pass.
 struct Walking {
     known: mpsc::SyncSender<(VecDeque<(TreePath, Hash)>, bool)>,
     active: Arc<AtomicBool>,
 }
 
-fn said(said: Said) -> Up {
-    Up { said: Some(said) }
+fn source_message(message: SourceMessage) -> FromSource {
+    FromSource {
+        message: Some(message),
+    }
 }
 
-fn tell_device(up: &Shared, device: &File, size: u64) -> Result<ScanEnd, Error> {
-    // Somebody may have written from another node since the last pass.
+fn pass_device(up: &ControlLane, device: &File, size: u64) -> Result<ScanEnd, Error> {
+    // Another node may have written since the last pass.
     rustix::fs::fadvise(device, 0, None, Advice::DontNeed)
         .map_err(Error::tree("reading", &TreePath::root()))?;
     let ready = Ready {
@@ -229,29 +231,29 @@ fn tell_device(up: &Shared, device: &File, size: u64) -> Result<ScanEnd, Error> 
         own_files: 0,
         sees_trusted: false,
     };
-    up.send(&said(Said::Ready(ready)), false)?;
+    up.send(&source_message(SourceMessage::Ready(ready)), false)?;
     Ok(ScanEnd::default())
 }
 
-/// Tells the target what is in the tree: one pass.
-struct Tell<'a> {
+/// Sends the target the contents of the tree: one pass.
+struct TreePass<'a> {
     tree: &'a Arc<Tree>,
-    up: &'a Shared,
+    up: &'a ControlLane,
     flags: Losses,
     vanished: u64,
 }
 
-impl Tell<'_> {
-    fn pass(mut self, stamps_count: bool, mut known: Known) -> Result<ScanEnd, Error> {
+impl TreePass<'_> {
+    fn pass(mut self, stamps_count: bool, mut known: KnownDirectories) -> Result<ScanEnd, Error> {
         let clock = clock::read();
         self.tree
             .sync()
             .map_err(Error::tree("synchronising", &TreePath::root()))?;
         let used = self.tree.used().unwrap_or_default();
-        // Of others, such as a share of a server, the numbers need not be those of the tree.
+        // For others, such as a share of a server, the numbers may not be those of the tree.
         let is_own = stamps_count && self.tree.is_whole();
         self.up.send(
-            &said(Said::Ready(Ready {
+            &source_message(SourceMessage::Ready(Ready {
                 clock,
                 stamps_count,
                 device_size: 0,
@@ -268,8 +270,10 @@ impl Tell<'_> {
         while let Some(listed) = scan.next(&mut self.vanished)? {
             if !listed.more && known.has(&listed, self.up)? {
                 self.count(&listed);
-                self.up
-                    .send(&said(Said::Same(listed.path.as_bytes().to_vec())), false)?;
+                self.up.send(
+                    &source_message(SourceMessage::Same(listed.path.as_bytes().to_vec())),
+                    false,
+                )?;
             } else {
                 self.list(listed)?;
             }
@@ -292,13 +296,13 @@ impl Tell<'_> {
         }
     }
 
-    /// Sends a listing, all parts of it.
+    /// Sends all parts of a listing.
     fn list(&mut self, mut listed: Listed) -> Result<(), Error> {
         let path = listed.path.clone();
         let failed = |errno| Error::tree("reading", &path)(errno);
         let directory = match self.tree.directory(&path) {
             Ok(directory) => directory,
-            // Gone since it was listed; then its parent is listed anew by the next pass.
+            // Deleted since it was listed; then the next pass lists its parent again.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !path.is_root() => {
                 self.vanished += 1;
                 return Ok(());
@@ -329,7 +333,8 @@ impl Tell<'_> {
                 size += bytes.len();
                 part.entries.push(bytes);
                 if size > LISTING {
-                    self.up.send(&said(Said::Listing(part)), false)?;
+                    self.up
+                        .send(&source_message(SourceMessage::Listing(part)), false)?;
                     part = Listing {
                         path: path.as_bytes().to_vec(),
                         ..Listing::default()
@@ -344,10 +349,12 @@ impl Tell<'_> {
         }
         part.last = true;
         part.losses = losses.encode();
-        Ok(self.up.send(&said(Said::Listing(part)), false)?)
+        Ok(self
+            .up
+            .send(&source_message(SourceMessage::Listing(part)), false)?)
     }
 
-    /// Adds what the walk left out; false if the entry is gone.
+    /// Adds what the walk did not read; false if the entry is gone.
     fn complete(
         &mut self,
         directory: &std::os::fd::OwnedFd,
@@ -389,15 +396,15 @@ fn details(
 }
 
 /// The directories that the target knows, in the order of the walk.
-struct Known {
+struct KnownDirectories {
     frames: mpsc::Receiver<(VecDeque<(TreePath, Hash)>, bool)>,
     directories: VecDeque<(TreePath, Hash)>,
     last: bool,
 }
 
-impl Known {
-    /// Whether the target knows this directory just as it is.
-    fn has(&mut self, listed: &Listed, up: &Shared) -> Result<bool, Error> {
+impl KnownDirectories {
+    /// Whether the target knows this directory in its current state.
+    fn has(&mut self, listed: &Listed, up: &ControlLane) -> Result<bool, Error> {
         loop {
             while let Some((path, digest)) = self.directories.front() {
                 match path.cmp(&listed.path) {
@@ -411,8 +418,8 @@ impl Known {
             if self.last {
                 return Ok(false);
             }
-            (self.directories, self.last) = self.frames.recv().map_err(|_| Fate::ended())?;
-            up.send(&said(Said::Credit(1)), true)?;
+            (self.directories, self.last) = self.frames.recv().map_err(|_| SessionStatus::ended())?;
+            up.send(&source_message(SourceMessage::Credit(1)), true)?;
         }
     }
 }
@@ -441,7 +448,7 @@ impl Queue {
         let mut queue = lock(&self.fetches);
         if queue.0.len() >= MAX_FETCHES {
             return Err(Error::Protocol(
-                "it asked for more at a time than it may".to_owned(),
+                "it requested more at a time than allowed".to_owned(),
             ));
         }
         queue.0.push_back(fetch);
@@ -481,12 +488,12 @@ fn send_data(
     mut lane: Writer,
     queue: &Queue,
     throttle: &Throttle,
-    fate: &Fate,
+    status: &SessionStatus,
 ) -> Result<(), Error> {
     let mut out = Outbox::new(&mut lane, throttle)?;
     let mut buffer = Vec::new();
     let mut idle_since = Instant::now();
-    while !fate.is_over() {
+    while !status.is_over() {
         match queue.try_next() {
             Next::Fetch(fetch) => {
                 answer(volume, &fetch, &mut buffer, &mut out)?;

@@ -1,5 +1,5 @@
-//! The target of a move: asks the source for its tree, pass by pass, and makes its own
-//! the same. It drives: the source only answers.
+//! The target of a move: requests the source's tree, pass by pass, and makes its own equal to it. The target
+//! drives; the source only answers.
 
 use std::{
     os::fd::AsFd,
@@ -12,7 +12,7 @@ use std::{
 use rustix::fs::{AtFlags, OFlags};
 
 use crate::{
-    apply::Desk,
+    apply::ReceiveState,
     clock::{self, LONGEST_WRITE},
     credentials::MoveId,
     entry::Inode,
@@ -20,49 +20,48 @@ use crate::{
     journal::{Changes, Journal, JournalWriter, Line, Lines},
     lanes::{Reader, TargetLanes},
     ledger::{Committer, Ledger},
-    link::{Link, asked, hear},
+    link::{Link, next_message, target_message},
     loss::{LossKind, Losses},
-    message::{Asked, Begin, Known, KnownDirectory, RawEntry, Ready, Said, ScanEnd},
+    message::{Begin, Known, KnownDirectory, RawEntry, Ready, ScanEnd, SourceMessage, TargetMessage},
     path::TreePath,
     plan::{OldJournal, Planner, Totals, Walk},
-    session::{Fate, Shared, lock},
+    session::{ControlLane, SessionStatus, lock},
     source::KNOWN_CREDIT,
-    tree::{At, Room, Tree, names},
+    tree::{At, Capacity, Tree, names},
 };
 
-/// Known directories are told in frames of about this size.
+/// Known directories are sent in frames of about this size.
 const KNOWN: usize = 32 << 10;
-/// What the folder of the journal holds besides it: attributes of directories, for the
-/// end of a pass.
+/// Another file in the directory of the journal: attributes of directories, for the end of a pass.
 const DIRECTORIES: &str = "directories";
 
-/// The target's volume, and what is remembered of it.
+/// The target's volume and journal.
 pub struct Target {
     root: PathBuf,
     pub(crate) tree: Arc<Tree>,
     pub(crate) journal: Journal,
     longest_write: Duration,
-    /// The last thing that did not fit.
+    /// The path of the last write for which there was no space.
     last_full: Option<TreePath>,
-    /// Whether there was no room for the journal, at last.
-    no_room: bool,
+    /// Whether there was no space for the journal.
+    journal_full: bool,
 }
 
-/// What kind of pass.
+/// The options of a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassOptions {
-    /// Nobody writes to the source any more: whatever changes all the same is an error.
+    /// No process writes to the source any more: a change is an error.
     pub last: bool,
-    /// Read all content again, whatever the stamps say.
+    /// Read all content again, whatever the stamps are.
     pub reread: bool,
 }
 
-/// What a pass has come to.
+/// The result of a pass.
 #[derive(Clone, Debug, Default)]
 pub struct PassReport {
-    /// Which pass of this move.
+    /// The number of the pass of this move.
     pub pass: u32,
-    /// Whether unchanged files were told by their stamps; else all were read.
+    /// Whether unchanged files were recognised by their stamps; otherwise all were read.
     pub by_stamps: bool,
     /// Names in the tree.
     pub entries: u64,
@@ -74,14 +73,14 @@ pub struct PassReport {
     pub received_bytes: u64,
     /// Names that were deleted here.
     pub deleted: u64,
-    /// Files that changed while they were read, or went away meanwhile.
+    /// Files that changed while they were read, or were deleted meanwhile.
     pub unsteady: u64,
-    /// Whether the source itself had dialled, as [`Progress::is_direct`] says.
+    /// Whether the source itself has dialled, see [`Progress::is_direct`].
     pub direct: bool,
-    /// What of the tree cannot be carried over, also where it is as it was in the last pass: kind, how
-    /// often, where first.
+    /// What cannot be copied of the tree, including parts that are unchanged since the last pass: kind,
+    /// number of names, first name.
     pub losses: Vec<(LossKind, u64, TreePath)>,
-    /// Whether the source sees attributes of the namespace `trusted`: else it does not count them.
+    /// Whether the source sees attributes of the namespace `trusted`: otherwise they are not counted.
     pub sees_trusted: bool,
 }
 
@@ -96,12 +95,12 @@ impl Target {
             journal,
             longest_write: LONGEST_WRITE,
             last_full: None,
-            no_room: false,
+            journal_full: false,
         })
     }
 
-    /// Believes that no `write()` takes longer than this. For tests and benchmarks, which cannot wait
-    /// for [`LONGEST_WRITE`] until what they have made counts as settled.
+    /// Sets the longest duration of a `write()`. For tests and benchmarks, which cannot wait for
+    /// [`LONGEST_WRITE`] until their files count as settled.
     #[must_use]
     pub fn with_longest_write(self, longest_write: Duration) -> Self {
         Self {
@@ -110,24 +109,24 @@ impl Target {
         }
     }
 
-    fn note(&mut self, error: &Error) {
+    fn remember_full(&mut self, error: &Error) {
         match error {
             Error::Full { path, .. } => self.last_full = Some(path.clone()),
-            error => self.no_room |= error.is_full(),
+            error => self.journal_full |= error.is_full(),
         }
     }
 
-    /// On a disk that has no room for the journal either, no pass would get as far as to delete what
-    /// the source has no more. The journal may be lost, and what did not fit is sent again.
-    fn make_room(&mut self) -> Result<(), Error> {
-        if !std::mem::take(&mut self.no_room) {
+    /// If the disk has no space for the journal either, no pass would get to the deletion of files that the
+    /// source does not have any more. The journal may be lost, and the file that did not fit is sent again.
+    fn free_space(&mut self) -> Result<(), Error> {
+        if !std::mem::take(&mut self.journal_full) {
             return Ok(());
         }
         self.journal.clear().map_err(Error::Journal)?;
         let Some(path) = self.last_full.take() else {
             return Ok(());
         };
-        // It need not have been a file.
+        // It may not have been a file.
         if let Ok(file) = self.tree.file(&path, OFlags::WRONLY)
             && file.metadata().is_ok_and(|found| found.is_file())
         {
@@ -136,18 +135,18 @@ impl Target {
         Ok(())
     }
 
-    /// Begins to take content from a source.
+    /// Begins a session with a source.
     pub fn session(&mut self, lanes: TargetLanes) -> Session<'_> {
         let link = Link::new(lanes, Some(Arc::clone(&self.tree)));
         Session { target: self, link }
     }
 
-    /// Takes the journal away and leaves the volume as the source's. After this, a move of
-    /// the same uid would hash everything anew.
+    /// Deletes the journal; the volume is then equal to the source. After this, a move of the same uid would
+    /// hash everything again.
     pub fn finish(self) -> Result<(), Error> {
         if self.journal.is_unfinished() {
             return Err(Error::Journal(std::io::Error::other(
-                "a pass was begun and not completed",
+                "the last pass is not complete",
             )));
         }
         let own = match self.journal.read().map_err(Error::Journal)? {
@@ -167,24 +166,24 @@ impl Target {
         self.tree.sync().map_err(Error::tree("synchronising", &root))
     }
 
-    /// Where the volume is.
+    /// The path of the volume.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 }
 
-/// How far a session is.
+/// The progress of a session.
 #[derive(Clone)]
-pub struct Progress(Arc<Desk>);
+pub struct Progress(Arc<ReceiveState>);
 
 impl Progress {
-    pub(crate) fn of(desk: &Arc<Desk>) -> Self {
-        Self(Arc::clone(desk))
+    pub(crate) fn of(state: &Arc<ReceiveState>) -> Self {
+        Self(Arc::clone(state))
     }
 
-    /// Of a device, how many bytes the pass has made sure to be the same on both sides. Of a tree
-    /// only what has arrived tells how far it is.
+    /// For a device, the number of bytes that are equal on both sides. For a tree only the received bytes
+    /// show the progress.
     #[must_use]
     pub fn settled_bytes(&self) -> Option<u64> {
         self.0.settled()
@@ -196,59 +195,61 @@ impl Progress {
         self.0.received()
     }
 
-    /// Whether the source itself has dialled, rather than somebody who forwards a port.
+    /// Whether the source itself has dialled, not a client that forwards a port.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.0.is_direct()
     }
 
-    /// Bytes that the source's file system holds, which may be more than its tree; zero as long as
-    /// that is not known. Before the first pass is complete, nobody knows better.
+    /// Bytes in use in the source's file system, which may be more than its tree; zero while that is
+    /// unknown. Before the first pass is complete, there is no better estimate.
     #[must_use]
     pub fn expected_bytes(&self) -> u64 {
         self.0.expected()
     }
 }
 
-/// A source that is connected.
+/// A session with a source.
 pub struct Session<'t> {
     target: &'t mut Target,
     link: Link,
 }
 
 impl Session<'_> {
-    /// One pass over the source's tree: afterwards the target is as the source was when
-    /// each file was read, on disk, and the journal says so. After an error the session is
-    /// over; another one goes on from what has reached the disk.
+    /// One pass over the source's tree: afterwards the target is equal to the source at the time when each
+    /// file was read, on disk and in the journal. After an error the session has ended; another one
+    /// continues with what has reached the disk.
     pub fn pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
         let result = self.try_pass(options);
         result.map_err(|error| {
-            let error = self.link.give_up(error);
-            self.target.note(&error);
+            let error = self.link.fail(error);
+            self.target.remember_full(&error);
             error
         })
     }
 
-    /// Tells how far a pass is, to other threads.
+    /// The progress of a pass, for other threads.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        Progress::of(&self.link.desk)
+        Progress::of(&self.link.state)
     }
 
-    /// Lets the source go.
+    /// Ends the session.
     pub fn end(self) {
         self.link.end();
     }
 
     fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
-        self.target.make_room()?;
+        self.target.free_space()?;
         let journal = &self.target.journal;
         journal.recover().map_err(Error::Journal)?;
         let (header, lines) = journal.read().map_err(Error::Journal)?.unzip();
         let pass = header.as_ref().map_or(0, |header| header.pass) + 1;
-        let received = self.link.desk.received();
+        let received = self.link.state.received();
 
-        self.link.down.send(&asked(Asked::Begin(Begin { pass })), true)?;
+        self.link
+            .down
+            .send(&target_message(TargetMessage::Begin(Begin { pass })), true)?;
         let ready = self.link.ready()?;
         if ready.device_size > 0 {
             return Err(Error::Protocol("its volume is a device".to_owned()));
@@ -264,14 +265,14 @@ impl Session<'_> {
         let ledger = Ledger::default();
         let mut writer = journal.write(pass, clock.clone()).map_err(Error::Journal)?;
         let credit = Credit::new();
-        let (fate, tree) = (&*self.link.fate, &*self.target.tree);
+        let (status, tree) = (&*self.link.status, &*self.target.tree);
         let groups = journal.links().map_err(Error::Journal)?;
         let mut planner = Planner {
             tree: &self.target.tree,
             journal,
-            desk: &self.link.desk,
+            state: &self.link.state,
             ledger: &ledger,
-            fate,
+            status,
             down: &self.link.down,
             old: OldJournal::new(lines),
             changes: Changes::create(journal).map_err(Error::Journal)?,
@@ -289,22 +290,22 @@ impl Session<'_> {
         let down = &self.link.down;
         let (end, counts) = thread::scope(|scope| {
             scope.spawn(|| {
-                if let Err(error) = tell_known(journal, by_stamps, down, &credit, fate) {
-                    fate.fail(error);
+                if let Err(error) = send_known(journal, by_stamps, down, &credit, status) {
+                    status.fail(error);
                 }
             });
             let committer = scope.spawn(|| {
                 let committer = Committer::of_tree(tree, &ledger, pass);
-                let counts = committer.run(Some(&mut writer), fate);
-                counts.map_err(|error| fate.fail(error)).unwrap_or_default()
+                let counts = committer.run(Some(&mut writer), status);
+                counts.map_err(|error| status.fail(error)).unwrap_or_default()
             });
-            let scanned = plan(&mut planner, up, &credit).map_err(|error| fate.fail(error));
+            let scanned = plan(&mut planner, up, &credit).map_err(|error| status.fail(error));
             ledger.finish();
             credit.close();
             (scanned.unwrap_or_default(), committer.join().unwrap_or_default())
         });
-        if fate.is_over() {
-            return Err(Fate::ended());
+        if status.is_over() {
+            return Err(SessionStatus::ended());
         }
         let Planner {
             directories,
@@ -331,48 +332,54 @@ impl Session<'_> {
             entries: totals.entries,
             bytes: totals.bytes,
             compared_files: totals.fetched_files,
-            received_bytes: self.link.desk.received() - received,
+            received_bytes: self.link.state.received() - received,
             deleted: totals.deleted,
             unsteady: counts.unsteady + end.vanished,
-            direct: self.link.desk.is_direct(),
+            direct: self.link.state.is_direct(),
             losses: totals.losses.into_list(),
             sees_trusted: ready.sees_trusted,
         })
     }
 }
 
-/// Whether the target can have what the source's file system uses, as far as that holds nothing but its
-/// tree. How much file systems use for themselves differs.
+/// An error if the capacity of the target is less than the source's file system uses, if that holds nothing
+/// but its tree. The overhead of file systems differs.
 fn fits(ready: &Ready, tree: &Tree) -> Result<(), Error> {
-    let room = tree
-        .room()
+    let capacity = tree
+        .capacity()
         .map_err(Error::tree("looking at", &TreePath::root()))?;
-    let used = Room {
+    let used = Capacity {
         bytes: ready.used,
         files: ready.own_files,
     };
-    let too_small = |what, room, needed| Err(Error::TooSmall { what, room, needed });
+    let too_small = |what, capacity, needed| {
+        Err(Error::TooSmall {
+            what,
+            capacity,
+            needed,
+        })
+    };
     if used.files == 0 {
         return Ok(());
     }
-    if room.bytes > 0 && used.bytes - used.bytes / 8 > room.bytes {
-        return too_small("bytes", room.bytes, used.bytes);
+    if capacity.bytes > 0 && used.bytes - used.bytes / 8 > capacity.bytes {
+        return too_small("bytes", capacity.bytes, used.bytes);
     }
-    if room.files > 0 && used.files > room.files {
-        return too_small("inodes", room.files, used.files);
+    if capacity.files > 0 && used.files > capacity.files {
+        return too_small("inodes", capacity.files, used.files);
     }
     Ok(())
 }
 
-/// Takes the source's listings until it says that this was the tree.
+/// Reads the source's listings until the end of the tree.
 fn plan(planner: &mut Planner<'_>, up: &mut Reader, credit: &Credit) -> Result<ScanEnd, Error> {
     let mut open = None;
     loop {
         if !up.has_more() {
             planner.flush()?;
         }
-        match hear(up)? {
-            Said::Listing(listing) => {
+        match next_message(up)? {
+            SourceMessage::Listing(listing) => {
                 let path = TreePath::parse(&listing.path)?;
                 if let Some(own) = listing.own {
                     planner.begin(&path, Inode::try_from(own)?)?;
@@ -380,7 +387,7 @@ fn plan(planner: &mut Planner<'_>, up: &mut Reader, credit: &Credit) -> Result<S
                 }
                 if open.as_ref() != Some(&path) {
                     return Err(Error::Protocol(
-                        "it lists a directory it has not begun".to_owned(),
+                        "it continues a directory that has not begun".to_owned(),
                     ));
                 }
                 for entry in listing.entries {
@@ -391,20 +398,20 @@ fn plan(planner: &mut Planner<'_>, up: &mut Reader, credit: &Credit) -> Result<S
                     open = None;
                 }
             }
-            Said::Same(path) => planner.same(&TreePath::parse(&path)?)?,
-            Said::Credit(more) => credit.add(more),
-            Said::ScanEnd(end) => {
+            SourceMessage::Same(path) => planner.same(&TreePath::parse(&path)?)?,
+            SourceMessage::Credit(more) => credit.add(more),
+            SourceMessage::ScanEnd(end) => {
                 planner.finish()?;
                 return Ok(end);
             }
-            Said::Ready(_) | Said::Failed(_) => {
-                return Err(Error::Protocol("it begins a pass during another".to_owned()));
+            SourceMessage::Ready(_) | SourceMessage::Failed(_) => {
+                return Err(Error::Protocol("it begins a pass during another one".to_owned()));
             }
         }
     }
 }
 
-/// How many frames of known directories the source can take.
+/// How many frames of known directories the source can receive.
 struct Credit {
     left: Mutex<(u32, bool)>,
     changed: Condvar,
@@ -424,16 +431,16 @@ impl Credit {
         self.changed.notify_all();
     }
 
-    /// The walk is over: nobody wants more.
+    /// The walk is over: no more frames are needed.
     fn close(&self) {
         lock(&self.left).1 = true;
         self.changed.notify_all();
     }
 
-    fn take(&self, fate: &Fate) -> bool {
+    fn take(&self, status: &SessionStatus) -> bool {
         let mut left = lock(&self.left);
         loop {
-            if left.1 || fate.is_over() {
+            if left.1 || status.is_over() {
                 return false;
             }
             if left.0 > 0 {
@@ -450,13 +457,13 @@ impl Credit {
     }
 }
 
-/// Tells the source which directories are known, and their digests.
-fn tell_known(
+/// Sends the source the known directories, and their digests.
+fn send_known(
     journal: &Journal,
     by_stamps: bool,
-    down: &Shared,
+    down: &ControlLane,
     credit: &Credit,
-    fate: &Fate,
+    status: &SessionStatus,
 ) -> Result<(), Error> {
     let mut known = Known::default();
     let mut size = 0;
@@ -483,22 +490,25 @@ fn tell_known(
                 _ => {}
             }
             if size > KNOWN {
-                if !credit.take(fate) {
+                if !credit.take(status) {
                     return Ok(());
                 }
                 size = 0;
-                down.send(&asked(Asked::Known(std::mem::take(&mut known))), true)?;
+                down.send(
+                    &target_message(TargetMessage::Known(std::mem::take(&mut known))),
+                    true,
+                )?;
             }
         }
     }
     known.last = true;
-    if credit.take(fate) {
-        down.send(&asked(Asked::Known(known)), true)?;
+    if credit.take(status) {
+        down.send(&target_message(TargetMessage::Known(known)), true)?;
     }
     Ok(())
 }
 
-/// Sets the attributes of directories, now that nothing in them changes any more.
+/// Sets the attributes of directories, after the last change in them.
 fn set_directories(tree: &Tree, journal: &Journal, mut written: JournalWriter) -> Result<(), Error> {
     written.sync().map_err(Error::Journal)?;
     drop(written);
@@ -514,7 +524,7 @@ fn set_directories(tree: &Tree, journal: &Journal, mut written: JournalWriter) -
     Ok(())
 }
 
-/// Forgets inodes that have no other name any more: they would take room.
+/// Deletes links to inodes that have no other name any more: they would take space.
 fn sweep(links: &rustix::fd::OwnedFd) -> rustix::io::Result<()> {
     let mut after = None;
     loop {

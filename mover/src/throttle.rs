@@ -1,4 +1,4 @@
-//! The bandwidth that a move may use: a token bucket that all lanes share.
+//! The bandwidth limit of a move: a token bucket that all lanes share.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -6,19 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How much may be saved up while nothing is sent.
+/// The size of a burst after a pause.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Lets so many bytes pass in a second.
+/// Limits the number of bytes per second.
 #[derive(Debug)]
 pub struct Throttle {
     rate: Option<f64>,
-    /// When everything that was let pass so far has had its time.
+    /// When the bytes so far would have been sent at the allowed rate.
     paid: Mutex<Instant>,
 }
 
 impl Throttle {
-    /// At most this many bytes a second; `None` is without limit.
+    /// At most this many bytes per second; `None` means no limit.
     #[must_use]
     pub fn new(bytes_per_second: Option<std::num::NonZeroU64>) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "a rate need not be exact")]
@@ -36,7 +36,7 @@ impl Throttle {
         }
     }
 
-    /// Counts these bytes as sent, and says how long to wait before they are.
+    /// Counts these bytes as sent, and returns how long to wait before sending them.
     #[must_use]
     pub fn reserve(&self, bytes: usize) -> Option<Duration> {
         self.debt(bytes, Instant::now())

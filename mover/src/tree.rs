@@ -1,6 +1,6 @@
-//! One side's tree on its file system. Everything is reached from a descriptor of the
-//! root, never through a symbolic link and never into another file system, so that no
-//! path can lead out of it, whoever swaps what meanwhile.
+//! One side's tree on its file system. Everything is opened from a descriptor of the root, never through a
+//! symbolic link and never in another file system, so that no path leads out of it, whatever other processes
+//! replace concurrently.
 
 use std::{
     collections::VecDeque,
@@ -23,15 +23,15 @@ use crate::{
     path::{Name, TreePath},
 };
 
-/// Another file system begins here, or a link stands where a directory was.
+/// Resolution must not cross to another file system, or follow a link.
 const INSIDE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
-/// What a file system has or uses.
+/// The capacity of a file system, or what is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct Capacity {
     pub(crate) bytes: u64,
     pub(crate) files: u64,
 }
@@ -50,7 +50,7 @@ impl Tree {
         self.at(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
     }
 
-    /// Opens a file; `flags` says for what. Neither a pipe nor a terminal holds this up.
+    /// Opens a file with these flags. Neither a pipe nor a terminal blocks this.
     pub(crate) fn file(&self, path: &TreePath, flags: OFlags) -> Result<File> {
         self.at(
             path,
@@ -64,39 +64,39 @@ impl Tree {
         let bytes = if path.is_root() { b"." } else { path.as_bytes() };
         loop {
             match rustix::fs::openat2(&self.0, bytes, flags | OFlags::CLOEXEC, mode, INSIDE) {
-                // The kernel saw a rename elsewhere and cannot be sure: try again.
+                // The kernel noticed a concurrent rename and cannot be sure: try again.
                 Err(Errno::AGAIN) => {}
                 result => return result,
             }
         }
     }
 
-    /// Writes everything of this file system to disk.
+    /// Writes all data of this file system to disk.
     pub(crate) fn sync(&self) -> Result<()> {
         rustix::fs::syncfs(&self.0)
     }
 
-    /// Bytes and inodes that are used in the file system, which may hold more than this tree.
-    pub(crate) fn used(&self) -> Result<Room> {
+    /// Bytes and inodes in use in the file system, which may hold more than this tree.
+    pub(crate) fn used(&self) -> Result<Capacity> {
         let found = rustix::fs::fstatvfs(&self.0)?;
         let blocks = found.f_blocks.saturating_sub(found.f_bfree);
-        Ok(Room {
+        Ok(Capacity {
             bytes: blocks.saturating_mul(found.f_frsize),
             files: found.f_files.saturating_sub(found.f_ffree),
         })
     }
 
-    /// All bytes and inodes that the file system can have; zero if it does not say.
-    pub(crate) fn room(&self) -> Result<Room> {
+    /// The capacity of the file system in bytes and inodes; zero if it does not report it.
+    pub(crate) fn capacity(&self) -> Result<Capacity> {
         let found = rustix::fs::fstatvfs(&self.0)?;
-        Ok(Room {
+        Ok(Capacity {
             bytes: found.f_blocks.saturating_mul(found.f_frsize),
             files: found.f_files,
         })
     }
 
-    /// Whether the file system holds nothing but this tree: its root is mounted here. What cannot be
-    /// known counts as no.
+    /// Whether the file system holds nothing but this tree: its root is mounted here. False if that is
+    /// unknown.
     pub(crate) fn is_whole(&self) -> bool {
         let found = rustix::fs::statx(&self.0, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
         let Some(found) = found
@@ -107,8 +107,7 @@ impl Tree {
         };
         let id = found.stx_mnt_id.to_string();
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        // A line has the number of the mount, that of the one it is in, the device, and which of its
-        // directories is mounted.
+        // The fields of a line: the id of the mount, of its parent, the device, and the mounted directory.
         let mut its = mounts.lines().filter(|line| line.split(' ').next() == Some(&id));
         its.next().is_some_and(|line| line.split(' ').nth(3) == Some("/"))
     }
@@ -118,7 +117,7 @@ impl Tree {
     }
 }
 
-/// The inode behind a descriptor, or under a name in a directory.
+/// The inode of a descriptor, or of a name in a directory.
 #[derive(Clone, Copy)]
 pub(crate) enum At<'a> {
     Fd(BorrowedFd<'a>),
@@ -139,8 +138,8 @@ impl At<'_> {
         }
     }
 
-    /// A path for calls that know no `at`; links in its last component are not followed
-    /// by those, and all before it is a descriptor.
+    /// A path for calls that have no `at` variant; they do not follow a link in its last component, and the
+    /// rest is a descriptor.
     fn path(self) -> Vec<u8> {
         match self {
             Self::Fd(fd) => format!("/proc/self/fd/{}", fd.as_raw_fd()).into_bytes(),
@@ -152,7 +151,7 @@ impl At<'_> {
         }
     }
 
-    /// The extended attributes that are kept, and whether there are others.
+    /// The extended attributes that are copied, and whether there are others.
     pub(crate) fn xattrs(self) -> Result<(Xattrs, bool)> {
         let mut list = [0; 1024];
         let path = self.path();
@@ -244,8 +243,8 @@ impl At<'_> {
         Ok(())
     }
 
-    /// Owner, extended attributes, mode, times, in this order: each of them can take
-    /// back something of those before it.
+    /// Owner, extended attributes, mode, times, in this order: each of them can reset a part of the earlier
+    /// ones.
     pub(crate) fn set_attributes(self, inode: &Inode) -> Result<()> {
         let Attributes {
             mode,
@@ -285,7 +284,7 @@ impl At<'_> {
     }
 }
 
-/// Where a symbolic link leads.
+/// The target of a symbolic link.
 pub(crate) fn read_link(dir: BorrowedFd<'_>, name: &Name) -> Result<Vec<u8>> {
     rustix::fs::readlinkat(dir, name.as_bytes(), Vec::with_capacity(256)).map(std::ffi::CString::into_bytes)
 }
@@ -299,7 +298,7 @@ pub(crate) fn stamp_of(status: &Statx) -> Stamp {
     let is_file = file_type(status) == FileType::RegularFile;
     Stamp {
         ino: status.stx_ino,
-        // The size of a directory is its file system's affair.
+        // The size of a directory depends on its file system.
         size: if is_file { status.stx_size } else { 0 },
         mtime: time(status.stx_mtime),
         ctime: time(status.stx_ctime),
@@ -311,8 +310,7 @@ pub(crate) fn file_type(status: &Statx) -> FileType {
     FileType::from_raw_mode(status.stx_mode.into())
 }
 
-/// The inode of a status, without extended attributes and a link's target; nothing if it
-/// is of no known kind.
+/// The inode in a status, without extended attributes and a link's target; `None` for an unknown kind.
 pub(crate) fn inode_of(status: &Statx) -> Option<Inode> {
     let device = || makedev(status.stx_rdev_major, status.stx_rdev_minor);
     let kind = match file_type(status) {
@@ -340,7 +338,7 @@ pub(crate) fn inode_of(status: &Statx) -> Option<Inode> {
     })
 }
 
-/// Whether the inode has flags that are not carried over.
+/// Whether the inode has flags that cannot be copied.
 pub(crate) fn has_flags(status: &Statx) -> bool {
     let flags = StatxAttributes::IMMUTABLE
         | StatxAttributes::APPEND
@@ -363,9 +361,8 @@ pub(crate) fn type_of(kind: &Kind) -> FileType {
     }
 }
 
-/// A name that a directory lists; nothing for itself and its parent. On some file systems (vfat, exfat,
-/// ntfs3) names are longer than on all others: such a directory cannot be copied, and is not copied
-/// without them.
+/// A name in a directory; `None` for itself and its parent. On some file systems (vfat, exfat, ntfs3) names
+/// may be longer than on all others: such a directory cannot be copied, and the name is not skipped.
 fn listed(name: &[u8]) -> Result<Option<Name>> {
     if matches!(name, b"." | b"..") {
         return Ok(None);
@@ -376,12 +373,12 @@ fn listed(name: &[u8]) -> Result<Option<Name>> {
 /// Some of the names in a directory, sorted.
 pub(crate) struct Names {
     pub(crate) names: Vec<(Name, FileType)>,
-    /// Whether there are more behind the last of these.
+    /// Whether there are more after the last of these.
     pub(crate) more: bool,
 }
 
-/// The first `limit` names behind `after`, in their order, that `wanted` takes. However
-/// many there are, no more are held: the directory is read once for each `limit` of them.
+/// The first `limit` names after `after`, in their order, that `wanted` accepts. No more are in memory: the
+/// directory is read once for each `limit` of them.
 pub(crate) fn names(
     dir: BorrowedFd<'_>,
     after: Option<&Name>,
@@ -421,7 +418,7 @@ pub(crate) fn names(
     Ok(Names { names: found, more })
 }
 
-/// All names of a directory, in their order, of which some are held at a time.
+/// All names of a directory, in their order, a part of which is in memory at a time.
 #[derive(Default)]
 pub(crate) struct SortedNames {
     names: VecDeque<(Name, FileType)>,
@@ -432,7 +429,7 @@ pub(crate) struct SortedNames {
 impl SortedNames {
     const WINDOW: usize = 1 << 16;
 
-    /// The next name that `wanted` takes.
+    /// The next name that `wanted` accepts.
     pub(crate) fn peek(
         &mut self,
         directory: BorrowedFd<'_>,
@@ -458,7 +455,7 @@ impl SortedNames {
     }
 }
 
-/// The current directory of this process has no part in any of this.
+/// The current directory of this process is not used.
 pub(crate) fn open_anywhere(path: &Path, flags: OFlags) -> Result<File> {
     rustix::fs::openat(CWD, path, flags | OFlags::CLOEXEC, Mode::empty()).map(File::from)
 }

@@ -1,6 +1,5 @@
-//! Reads back from disk what was written, and compares it with what the source said.
-//! Both sides of the comparison become a root over all metadata and content; where they
-//! differ, the paths are named.
+//! Reads back from disk what was written, and compares it with the hashes of the source. Both sides become a
+//! root hash over all metadata and content; where they differ, the paths are named.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,43 +27,43 @@ use crate::{
     tree::{At, SortedNames, Tree, inode_of, read_link},
 };
 
-/// Entries that one thread looks at in one go.
+/// Entries that one thread checks at a time.
 const PART: usize = 256;
-/// Parts that are under way.
+/// Parts that are in progress.
 const PARTS: u64 = 64;
-/// Parts of one directory that are held until it is known whether it was touched.
+/// Parts of one directory that are in memory until it is known whether it was touched.
 const HELD: usize = 64;
-/// Differences that are named; more are counted.
+/// How many differences are named; further ones are counted.
 pub(crate) const NAMED: usize = 100;
 
 /// How much is read back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// What passes have touched since the last verification that found no difference.
+    /// What passes have touched since the last verification without a difference.
     Touched,
-    /// The same, and the attributes of everything: what somebody else has written to the target
-    /// shows in them.
+    /// The same, and the attributes of everything: they show whether another client has written to the
+    /// target.
     TouchedAndAttributes,
     /// Everything.
     All,
 }
 
-/// What a verification has found.
+/// The result of a verification.
 #[derive(Clone, Debug)]
 pub struct Verification {
-    /// The root over what the source said.
+    /// The root hash over the content as the source reported it.
     pub expected: Root,
-    /// The root over what is on disk.
+    /// The root hash over the content on disk.
     pub found: Root,
     /// The first of the differences.
     pub differences: Vec<Difference>,
-    /// How many there are.
+    /// The number of differences.
     pub different: u64,
     /// How many of them are files that changed while they were read: the next pass reads them again.
     pub unknown: u64,
     /// Files whose content was read back.
     pub files: u64,
-    /// Bytes that were.
+    /// The number of these bytes.
     pub bytes: u64,
 }
 
@@ -72,23 +71,23 @@ pub struct Verification {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Root(pub Hash);
 
-/// What is not as the source said.
+/// A difference from the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Where.
+    /// The path in the tree.
     pub path: TreePath,
-    /// What of it.
+    /// The kind of the difference.
     pub what: Aspect,
 }
 
-/// In what something differs.
+/// The kind of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aspect {
-    /// It is not there.
+    /// The name does not exist.
     Missing,
-    /// The source has nothing of this name.
+    /// The name does not exist at the source.
     Extra,
-    /// It is of another kind, leads elsewhere, or is another device.
+    /// Another kind, link target, or device.
     Kind,
     /// Owner or permissions.
     Attributes,
@@ -96,13 +95,13 @@ pub enum Aspect {
     Xattrs,
     /// The time of its last change.
     Time,
-    /// Its length.
+    /// The size.
     Size,
     /// It shares its inode with other names than at the source.
     Links,
     /// The bytes of this chunk (in MiB from the beginning).
     Content(u64),
-    /// What the source had is not known: it changed while it was read.
+    /// The source's content is unknown: it changed while it was read.
     Unknown,
 }
 
@@ -110,12 +109,13 @@ impl Verification {
     /// Whether target and source are equal.
     #[must_use]
     pub fn is_equal(&self) -> bool {
-        self.stands() && self.different == 0
+        self.is_equal_as_sent() && self.different == 0
     }
 
-    /// Whether the target has what it was told, as far as the source knew it: users may write there.
+    /// Whether the target has what the source sent, except for files that changed while they were read:
+    /// users may write there.
     #[must_use]
-    pub fn stands(&self) -> bool {
+    pub fn is_equal_as_sent(&self) -> bool {
         self.expected == self.found && self.different == self.unknown
     }
 }
@@ -145,14 +145,12 @@ impl fmt::Display for Difference {
 }
 
 impl Target {
-    /// Reads the target back from disk, past the cache, and compares it with what the last
-    /// pass was told. If nothing differs but what the source did not know, [`Scope::Touched`] begins
-    /// from here the next time: a pass that comes to know it touches it.
+    /// Reads the target back from disk, bypassing the cache, and compares it with the last pass. If nothing
+    /// differs except files that are unknown to the source, the next [`Scope::Touched`] begins from here: a
+    /// pass that reads such a file touches it.
     pub fn verify(&self, scope: Scope) -> Result<Verification, Error> {
         let Some((header, mut lines)) = self.journal.read().map_err(Error::Journal)? else {
-            return Err(Error::Journal(std::io::Error::other(
-                "no pass has been completed",
-            )));
+            return Err(Error::Journal(std::io::Error::other("no pass is complete")));
         };
         self.tree
             .sync()
@@ -203,25 +201,25 @@ impl Target {
             }
             feeder.finish()
         })?;
-        if found.stands() {
+        if found.is_equal_as_sent() {
             self.journal.set_verified(header.pass).map_err(Error::Journal)?;
         }
         Ok(found)
     }
 }
 
-/// Entries of one directory, to be looked at by one thread.
+/// Entries of one directory, to be checked by one thread.
 struct Part {
     number: u64,
     path: TreePath,
     /// The directory itself, in its first part.
     own: Option<Inode>,
     records: Vec<Record>,
-    /// Whether it is read back at all; else it was before.
+    /// Whether it is read back at all; otherwise it was before.
     read: bool,
 }
 
-/// What has come of one.
+/// The result of a part.
 struct PartResult {
     digests: Vec<(Hash, Hash)>,
     differences: Vec<Difference>,
@@ -232,7 +230,7 @@ struct PartResult {
 struct Feeder {
     parts: mpsc::SyncSender<Part>,
     results: mpsc::Receiver<(u64, Result<PartResult, Error>)>,
-    /// Results that wait for those before them.
+    /// Results that wait for earlier ones.
     early: BTreeMap<u64, PartResult>,
     begun: u64,
     sum: Sum,
@@ -269,8 +267,8 @@ impl Feeder {
                         continue;
                     }
                     held.push_back(std::mem::replace(&mut last, part(None)));
-                    // Whether it was touched stands at its end. Of a large one not all can be
-                    // held until then: it counts as touched.
+                    // Whether it was touched is recorded at its end. Of a large one not all parts can be in
+                    // memory until then: it counts as touched.
                     if held.len() >= HELD
                         && let Some(first) = held.pop_front()
                     {
@@ -328,7 +326,7 @@ impl Feeder {
     }
 }
 
-/// Finds what is in a directory and should not be, along with its parts.
+/// Finds entries in a directory that should not exist, along with its parts.
 struct Extras<'a> {
     reader: &'a ReadBack<'a>,
     path: &'a TreePath,
@@ -343,7 +341,7 @@ impl Extras<'_> {
             Some(directory) => directory,
             None => match self.reader.tree.directory(self.path) {
                 Ok(directory) => directory,
-                // Its own part says so.
+                // The check of the directory itself reports it.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
                 Err(errno) => return Err(failed(errno)),
             },
@@ -437,14 +435,14 @@ impl Sum {
     }
 }
 
-/// Looks at what is on disk.
+/// Checks what is on disk.
 struct ReadBack<'a> {
     tree: &'a Arc<Tree>,
     journal: &'a Journal,
     links: OwnedFd,
-    /// What was touched by later passes than this one is read.
+    /// Entries that were touched after this pass are read.
     from: u32,
-    /// Whether the attributes of all else are compared.
+    /// Whether the attributes of all other entries are compared.
     attributes: bool,
 }
 
@@ -477,7 +475,7 @@ impl ReadBack<'_> {
             let expected = content_digest(name, &own, None);
             let found = match &directory {
                 Some(directory) => {
-                    let there = seen(At::Fd(directory.as_fd()), None)
+                    let there = read_inode(At::Fd(directory.as_fd()), None)
                         .map_err(Error::tree("reading attributes of", &part.path))?;
                     compare(&part.path, &own, &there, &mut result.differences);
                     content_digest(name, &there, None)
@@ -511,7 +509,7 @@ impl ReadBack<'_> {
         } = record;
         let path = parent.child(name)?;
         let failed = |errno| Error::tree("reading", &path)(errno);
-        let mut there = match seen(At::Child(directory.as_fd(), name), Some((directory, name))) {
+        let mut there = match read_inode(At::Child(directory.as_fd(), name), Some((directory, name))) {
             Ok(there) => there,
             Err(Errno::NOENT) => {
                 result.differences.push(Difference {
@@ -610,8 +608,8 @@ impl ReadBack<'_> {
     }
 }
 
-/// The inode as it is, with everything that is kept.
-fn seen(at: At<'_>, child: Option<(&OwnedFd, &Name)>) -> Result<Inode, Errno> {
+/// The actual inode, with everything that is copied.
+fn read_inode(at: At<'_>, child: Option<(&OwnedFd, &Name)>) -> Result<Inode, Errno> {
     let status = at.status()?;
     let mut inode = inode_of(&status).ok_or(Errno::INVAL)?;
     if let (Kind::Symlink(target), Some((directory, name))) = (&mut inode.kind, child) {

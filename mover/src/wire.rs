@@ -1,12 +1,11 @@
-//! Frames on one lane: length, kind, payload. A lane carries them in one direction;
-//! flow control is TCP's. The end of the stream is never the end of anything: that is
-//! always said in a frame.
+//! Frames on one lane: length, kind, payload. A lane carries them in one direction; TCP does the flow
+//! control. The end of the stream has no meaning: every end is sent in a frame.
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 
 /// The longest frame.
 pub(crate) const MAX_FRAME: usize = 4 << 20;
-/// The longest control message: what it decodes to may be sixty times as large.
+/// Maximum length of a control message: decoded, it may be sixty times as large.
 pub(crate) const MAX_CONTROL: usize = 640 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +72,7 @@ impl<W: Write> FrameWriter<W> {
     }
 }
 
-/// Reads frames into one buffer, which grows to the longest that came.
+/// Reads frames into one buffer, which grows to the longest one so far.
 pub(crate) struct FrameReader<R: Read> {
     stream: BufReader<R>,
     payload: Vec<u8>,
@@ -94,13 +93,11 @@ impl<R: Read> FrameReader<R> {
             self.stream.read_exact(&mut head)?;
             let [a, b, c, d, kind] = head;
             let length = u32::from_le_bytes([a, b, c, d]) as usize;
-            let kind = FrameKind::parse(kind).ok_or(WireError::Frame("a frame is of no known kind"))?;
+            let kind = FrameKind::parse(kind).ok_or(WireError::Frame("a frame has an unknown kind"))?;
             if length == 0 || length - 1 > kind.limit() {
-                return Err(WireError::Frame(
-                    "a frame is longer than frames of its kind may be",
-                ));
+                return Err(WireError::Frame("a frame exceeds the maximum length of its kind"));
             }
-            // Not all at once: a length costs the peer four bytes.
+            // Not allocated all at once: a length costs the peer only four bytes.
             self.payload.clear();
             let wanted = length as u64 - 1;
             let got = (&mut self.stream).take(wanted).read_to_end(&mut self.payload)?;
@@ -113,7 +110,7 @@ impl<R: Read> FrameReader<R> {
         }
     }
 
-    /// Whether there is more that needs no waiting.
+    /// Whether more can be read without waiting.
     pub(crate) fn has_more(&self) -> bool {
         !self.stream.buffer().is_empty()
     }
@@ -123,7 +120,7 @@ impl<R: Read> FrameReader<R> {
         match self.next()? {
             (kind, payload) if kind == wanted => Ok(payload),
             _ => Err(WireError::Frame(
-                "a frame is of a kind that has no place on this lane",
+                "a frame has a kind that is not allowed on this lane",
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! Volumes of mode Block: files stand for devices, and loop devices are some.
+//! Volumes of mode Block: files in place of devices, and loop devices.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
 
 mod common;
@@ -43,7 +43,7 @@ impl Devices {
         source.set_len(SIZE).unwrap();
         source.write_all_at(&noise(1, 30 << 20), 5 << 20).unwrap();
         source.write_all_at(&noise(2, 4096), SIZE - 4096).unwrap();
-        // What was on the target before: nothing may be left of it.
+        // The previous content of the target: none of it may remain.
         File::create(this.at("target"))
             .unwrap()
             .write_all_at(&noise(3, 60 << 20), 0)
@@ -65,7 +65,7 @@ impl Devices {
         target.set_len(size).unwrap();
     }
 
-    /// What an earlier process remembered is lost.
+    /// The journal of an earlier process is lost.
     fn forget(&self) {
         fs::remove_dir_all(self.at("state")).unwrap();
         fs::create_dir(self.at("state")).unwrap();
@@ -80,7 +80,7 @@ fn pass(source: &Path, target: &mut BlockTarget) -> Result<BlockReport, Error> {
     pass_until(source, target, None)
 }
 
-/// A pass whose connection breaks after so many bytes.
+/// A pass whose connection breaks after this many bytes.
 fn pass_until(source: &Path, target: &mut BlockTarget, cut: Option<u64>) -> Result<BlockReport, Error> {
     let (acceptor, address) = acceptor();
     let relay = cut.map(|bytes| {
@@ -106,7 +106,7 @@ fn pass_until(source: &Path, target: &mut BlockTarget, cut: Option<u64>) -> Resu
     result
 }
 
-/// What is read back, and that it is as it should be.
+/// Reads the device back, and checks the result.
 fn verified(target: &mut BlockTarget, scope: Scope) -> u64 {
     let found = target.verify(scope).unwrap();
     assert!(found.is_equal(), "{:?}", found.differences);
@@ -131,7 +131,7 @@ fn a_device_is_copied_and_then_only_what_changed() {
     assert_eq!(verified(&mut target, Scope::Touched), 0);
     assert!(
         fs::metadata(devices.at("target")).unwrap().blocks() * 512 < 40 << 20,
-        "and take no room"
+        "and take no space"
     );
 
     let source = File::options().write(true).open(devices.at("source")).unwrap();
@@ -143,7 +143,7 @@ fn a_device_is_copied_and_then_only_what_changed() {
     assert_eq!(verified(&mut target, Scope::Touched), 32 << 20);
     verified(&mut target, Scope::All);
 
-    // Another process goes on from what is remembered.
+    // Another process continues from the journal.
     drop(target);
     source.write_all_at(b"again", 7).unwrap();
     let mut target = devices.open();
@@ -153,7 +153,7 @@ fn a_device_is_copied_and_then_only_what_changed() {
     );
     devices.assert_equal();
 
-    // Or, if that is lost, from what is on the device.
+    // Or, if the journal is lost, from the content of the device.
     drop(target);
     devices.forget();
     source.write_all_at(b"once more", 7).unwrap();
@@ -278,7 +278,7 @@ fn a_device_that_is_too_small_is_refused() {
     assert!(matches!(result, Err(Error::TooSmall { .. })), "{result:?}");
 }
 
-/// A loop device, taken down whatever happens.
+/// A loop device, which is always detached at the end.
 struct Loop(String);
 
 impl Loop {

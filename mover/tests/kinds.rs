@@ -1,5 +1,5 @@
-//! Every kind of inode, and everything that is kept of one, arrives; what is deleted or
-//! becomes something else follows.
+//! Every kind of inode, with everything that is copied of it; deletions, and names that become another kind
+//! of inode.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
 
 mod common;
@@ -145,7 +145,7 @@ fn every_kind_arrives_and_an_unchanged_tree_costs_nothing() {
     );
 }
 
-/// A write that has begun a while ago may still be under way.
+/// A write that began a while ago may still be in progress.
 #[test]
 fn what_changed_a_moment_ago_is_read_again_and_not_sent_again() {
     let pair = Pair::new();
@@ -212,7 +212,7 @@ fn what_changes_its_kind_its_links_or_goes_away_follows() {
     symlink("elsewhere", at("etc/dangling")).unwrap();
     pair.last_pass();
 
-    // Links that are parted, with the same size and content as before for the first byte.
+    // Hard links that are separated, with the same size and content as before except for the first byte.
     let before = fs::read(at("zz-large")).unwrap();
     fs::remove_file(at("zz-large")).unwrap();
     fs::write(at("zz-large"), &before).unwrap();
@@ -220,7 +220,7 @@ fn what_changes_its_kind_its_links_or_goes_away_follows() {
     fs::hard_link(at("etc/empty"), at("empty-too")).unwrap();
     pair.last_pass();
 
-    // And joined the other way round.
+    // And joined in the opposite way.
     fs::remove_file(at("etc/large")).unwrap();
     fs::hard_link(at("zz-large"), at("etc/large")).unwrap();
     fs::rename(at("a-small"), at("etc/a")).unwrap();
@@ -260,7 +260,7 @@ fn links_stay_one_inode_when_one_of_them_is_replaced() {
     pair.last_pass();
 }
 
-/// What is removed leaves its number to what is made next.
+/// The inode number of a deleted file is reused for the next one.
 #[test]
 fn links_whose_number_another_inode_has_now_are_replaced() {
     if !is_root() {
@@ -296,7 +296,7 @@ fn acls_are_kept_and_not_handed_down() {
     setxattr(&dir, "system.posix_acl_default", &acl(), XattrFlags::empty()).unwrap();
     fs::write(dir.join("with"), "").unwrap();
     pair.last_pass();
-    // What is new in a directory with a default ACL gets one, unless the source has none.
+    // A new entry in a directory with a default ACL gets one, unless the source has none.
     fs::write(pair.source.join("without"), "").unwrap();
     fs::rename(pair.source.join("without"), dir.join("without")).unwrap();
     fs::create_dir(pair.source.join("plain")).unwrap();
@@ -304,7 +304,7 @@ fn acls_are_kept_and_not_handed_down() {
     pair.last_pass();
 }
 
-/// A pass from a source that may do what its pod may, and no more.
+/// A pass from a source with only the capabilities of its pod.
 fn pass_from_a_pod(pair: &Pair) -> PassReport {
     let credentials = pair.folder.path().join("credentials");
     fs::create_dir(&credentials).unwrap();
@@ -362,14 +362,14 @@ fn what_cannot_be_carried_over_is_said_as_far_as_it_is_seen() {
         ..PassOptions::default()
     });
     chattr("-i", &at("fixed"));
-    // The kernel hides trusted attributes from all that have no CAP_SYS_ADMIN.
+    // The kernel hides trusted attributes from processes without CAP_SYS_ADMIN.
     assert!(!in_a_pod.sees_trusted);
     assert_eq!(lost(&in_a_pod), ["Xattrs 1 secured", "Flags 1 fixed"]);
     assert!(as_root.sees_trusted);
     assert_eq!(lost(&as_root), ["Xattrs 2 secured", "Flags 1 fixed"]);
 }
 
-/// What a pass says is lost, as text.
+/// The reported losses of a pass, as text.
 fn lost(report: &PassReport) -> Vec<String> {
     let losses = report.losses.iter();
     losses
@@ -408,7 +408,7 @@ fn what_cannot_be_carried_over_is_said_by_each_pass_until_it_is_gone() {
         assert!(again.by_stamps);
         assert_eq!(lost(&again), all);
     }
-    // Whoever takes over knows no more than the target does.
+    // A new process knows no more than the target does.
     assert_eq!(
         lost(&pair.pass(PassOptions {
             last: true,
@@ -423,7 +423,7 @@ fn what_cannot_be_carried_over_is_said_by_each_pass_until_it_is_gone() {
     assert!(lost(&pair.pass(PassOptions::default())).is_empty());
 }
 
-/// It is read in several parts.
+/// The directory is read in several parts.
 #[test]
 fn flags_are_counted_in_all_of_a_large_directory_and_its_own_once() {
     let pair = Pair::new();

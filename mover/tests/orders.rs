@@ -1,5 +1,5 @@
-//! The two programs as pods run them: both only listen, somebody else connects them, and the
-//! target does what it is told on its port for orders.
+//! The two programs as pods run them: both only listen, a relay connects them, and the target carries out
+//! orders on its port.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
 
 mod common;
@@ -56,7 +56,7 @@ fn relay(from: SocketAddr, to: SocketAddr, connections: usize) {
         thread::spawn(move || {
             loop {
                 let source = patiently(from);
-                // Nobody is dialled for a connection that is not used.
+                // No connection is dialled that is not used.
                 if !matches!(source.peek(&mut [0]), Ok(1)) {
                     continue;
                 }
@@ -98,7 +98,7 @@ impl Controller {
     }
 }
 
-/// Makes the certificates of both.
+/// Creates the certificates of both.
 fn issue(pair: &Pair) {
     common::run(
         Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"))
@@ -111,7 +111,7 @@ fn listen(at: SocketAddr) -> [String; 2] {
     ["--listen".to_owned(), at.to_string()]
 }
 
-/// Both programs and who connects them.
+/// Both programs and their relay.
 struct Programs {
     _source: Program,
     target: Program,
@@ -143,7 +143,7 @@ impl Programs {
     }
 }
 
-/// Whether a pass comes about where the source may dial `direct` and waits for somebody to connect it.
+/// Whether a pass completes if the source may dial `direct`, and also waits for a forwarded connection.
 fn passes(direct: SocketAddr, to: SocketAddr, is_relayed: bool) {
     let pair = Pair::new();
     fs::write(pair.source.join("file"), "content").unwrap();
@@ -157,7 +157,8 @@ fn passes(direct: SocketAddr, to: SocketAddr, is_relayed: bool) {
     ];
     let orders = ["--control".to_owned(), control.to_string()];
     let _target = start(&pair, "target", &pair.target, &[listen(to), orders].concat());
-    // Whoever takes orders listens already: a source that dials too early goes the other way first.
+    // The target listens already when it takes orders: a source that dials too early uses the other way
+    // first.
     let mut controller = Controller(BufReader::new(patiently(control)));
     let _source = start(
         &pair,
@@ -214,7 +215,7 @@ fn a_target_does_what_it_is_told() {
     };
     assert_eq!((first.pass, first.received_bytes), (1, 500_000));
     fs::write(pair.source.join("file-7"), "changed").unwrap();
-    // Whoever gives orders may change, and one of them makes no sense.
+    // Another client gives orders, and one of them is invalid.
     drop(controller);
     let refused = connect().line(r#"{"delete":"everything"}"#);
     assert!(

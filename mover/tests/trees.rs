@@ -1,5 +1,5 @@
-//! Random trees, changed at random between passes, with connections that break at random:
-//! after each pass both sides are the same by two checkers that are not the engine's.
+//! Random trees, changed at random between passes, with connections that break at random: after each pass
+//! both sides are equal according to two checkers that are independent of the engine.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
 
 mod common;
@@ -21,7 +21,7 @@ use mover::{
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
 
-/// One change. Numbers select among what is there.
+/// One change. Numbers select among the existing entries.
 #[derive(Clone, Debug)]
 enum Change {
     File {
@@ -126,7 +126,7 @@ fn all(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Makes a change, or none where it is not possible.
+/// Makes a change, or none if it is not possible.
 #[allow(clippy::too_many_lines, reason = "one arm for each change")]
 fn apply(root: &Path, change: &Change) {
     let everything = all(root);
@@ -137,7 +137,7 @@ fn apply(root: &Path, change: &Change) {
         directories[under % directories.len()]
             .join(["a", "b", "a-b", "c.d", "e", "f", "g", "h", "i", "j", "k", "l"][name as usize])
     };
-    // What cannot be done is not done: the tree is what matters, not the change.
+    // An impossible change is skipped: only the resulting tree matters.
     let _ = match *change {
         Change::File {
             under,
@@ -249,7 +249,7 @@ fn apply(root: &Path, change: &Change) {
     };
 }
 
-/// A pass through a relay that breaks the connection after so many bytes; whether it did.
+/// A pass through a relay that breaks the connection after this many bytes; returns whether it did.
 fn broken_pass(pair: &Pair, after: u64) -> bool {
     let (acceptor, address) = acceptor();
     let relay = Relay::to(address);
@@ -269,7 +269,7 @@ fn broken_pass(pair: &Pair, after: u64) -> bool {
     result.is_err()
 }
 
-/// `PROPTEST_CASES` asks for more.
+/// `PROPTEST_CASES` sets a higher number.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES")
         .ok()
@@ -299,7 +299,7 @@ proptest! {
                 }
             }
             if *forget && cut.is_some() {
-                // A journal that is lost costs reading, not correctness.
+                // A lost journal costs reading, not correctness.
                 let _ = fs::remove_dir_all(pair.target.join(format!(".liqo-move-{}", common::UID)));
             }
             pair.last_pass();
@@ -311,8 +311,8 @@ proptest! {
     }
 }
 
-/// What passes beside the users have written is read back beside them, so that only what the last
-/// pass writes is read while they are kept away; also where they write all the time.
+/// What passes write while pods run is verified meanwhile, so that during the cut-over only the last pass has
+/// to be verified; also if the pods write all the time.
 #[test]
 fn what_was_read_back_is_not_read_again() {
     let pair = Pair::new();
@@ -337,7 +337,7 @@ fn what_was_read_back_is_not_read_again() {
     assert_eq!(read(Scope::All), 150_000);
 }
 
-/// Somebody else had a pod with the target's volume.
+/// Another pod has written to the target's volume.
 #[test]
 fn what_others_write_to_the_target_shows_in_its_attributes() {
     let pair = Pair::new();

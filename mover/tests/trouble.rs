@@ -1,6 +1,6 @@
-//! What goes wrong in the world outside: processes are killed, connections break, disks
-//! are full or lie, files change while they are read. Nothing of it may end in a copy
-//! that is called right and is not.
+//! Failures of the environment: processes are killed, connections break, disks are full or return wrong
+//! data, files change while they are read. None of them may lead to a wrong copy that is reported as
+//! correct.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
 
 mod common;
@@ -53,7 +53,7 @@ fn fill(root: &Path, small: u64, large: usize) {
     fs::write(root.join("d00/large"), noise(u64::MAX, large)).unwrap();
 }
 
-/// A pass through the relay; what it came to, and the bytes that went over the wire.
+/// A pass through the relay; returns its report, and the bytes on the wire.
 fn pass_through(
     pair: &Pair,
     cut_after: Option<u64>,
@@ -99,7 +99,7 @@ fn a_cut_halfway_costs_no_second_transfer() {
     let (second, after_cut) = pass_through(&pair, None, None);
     second.unwrap();
     let sent = before_cut + after_cut;
-    // 5 % of the content; the rest of what is above it is the second listing.
+    // 5 % of the content; the rest of the limit is for the second listing.
     let limit = bytes + bytes / 20 + 400 * total;
     assert!(
         sent <= limit,
@@ -145,7 +145,7 @@ fn what_was_moved_away_during_a_pass_that_broke_and_then_back_is_not_taken_for_u
         } else {
             away("a", "c");
         }
-        // Enough to break on, when everything before it has been done.
+        // Enough to be interrupted, after everything before it is done.
         fs::write(pair.source.join("z"), noise(round, 30 << 20)).unwrap();
         let (broken, _) = pass_through(&pair, Some(8 << 20), None);
         assert!(broken.is_err());
@@ -172,7 +172,7 @@ fn a_session_that_breaks_leaves_the_target_ready_for_another() {
         .unwrap();
     let mut target = pair.open();
     for round in 0..3u64 {
-        // The same chunks each time, and in the end as they were.
+        // The same chunks each time, and in the end unchanged.
         file.write_all_at(&noise(100 + round, 20 << 20), 0).unwrap();
         let (acceptor, address) = acceptor();
         let relay = Relay::to(address);
@@ -200,13 +200,13 @@ fn a_bit_that_flips_on_the_wire_never_reaches_a_file() {
     let mut noticed = 0;
     for after in [0, 40, 5_000, 300_000, 4 << 20, 15 << 20] {
         let (result, _) = pass_through(&pair, None, Some(after));
-        // Of the head of a TLS record three bytes have no meaning.
+        // Three bytes in the header of a TLS record have no meaning.
         if result.is_ok() {
             pair.assert_equal();
         }
         noticed += u32::from(result.is_err());
         pair.last_pass();
-        // Something to send the next time.
+        // Content for the next pass.
         fs::write(pair.source.join("d00/large"), noise(after, 20 << 20)).unwrap();
     }
     assert!(noticed >= 5, "{noticed} of 6");
@@ -230,7 +230,7 @@ fn a_byte_that_flips_on_disk_is_found_and_its_path_named_and_mended() {
     flip("d05/5", 1);
     fs::write(pair.target.join("d05/extra"), "").unwrap();
     fs::remove_file(pair.target.join("d06/6")).unwrap();
-    // A verification of what was touched sees it, because nothing was verified yet.
+    // A verification of touched files detects it, because nothing was verified yet.
     let found = pair.open().verify(Scope::Touched).unwrap();
     let named: Vec<_> = found
         .differences
@@ -247,7 +247,7 @@ fn a_byte_that_flips_on_disk_is_found_and_its_path_named_and_mended() {
     }
     assert!(!found.is_equal() && found.expected != found.found);
 
-    // Whoever does not trust the journal deletes it: the next pass hashes what there is.
+    // A user who does not trust the journal deletes it: the next pass hashes the existing content.
     fs::remove_dir_all(pair.target.join(format!(".liqo-move-{}", common::UID))).unwrap();
     let report = pair.last_pass();
     assert!(
@@ -269,7 +269,7 @@ fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room
     };
     fill(&pair.source, 100, 30 << 20);
     fs::write(pair.target.join("ballast"), noise(1, 45 << 20)).unwrap();
-    // Not to be deleted by the pass before the disk is full.
+    // The pass must not delete this before the disk is full.
     fs::rename(
         pair.target.join("ballast"),
         pair.target.join("lost+found/ballast"),
@@ -289,7 +289,7 @@ fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room
     pair.last_pass();
 }
 
-/// What fits at no time is not begun with: neither bytes nor inodes.
+/// A pass that can never fit does not begin: neither by bytes nor by inodes.
 #[test]
 fn a_target_that_is_too_small_is_told_before_anything_is_sent() {
     if !is_root() {
@@ -312,14 +312,14 @@ fn a_target_that_is_too_small_is_told_before_anything_is_sent() {
             "{result:?}"
         );
         assert!(!pair.target.join("d00").exists(), "something was sent");
-        // A part of a file system says nothing of itself.
+        // A part of a file system does not report its own capacity.
         let part = pair.source.join("d00");
         let result = with_session(&part, &mut target, |session| session.pass(LAST));
         assert!(!matches!(result, Err(Error::TooSmall { .. })), "{result:?}");
     }
 }
 
-/// What did not fit has left no room for the journal of the pass that is to delete it.
+/// The file that did not fit leaves no space for the journal of the pass that would delete it.
 #[test]
 fn a_full_disk_is_cleared_of_what_the_source_has_no_more() {
     if !is_root() {
@@ -347,8 +347,7 @@ fn a_full_disk_is_cleared_of_what_the_source_has_no_more() {
     assert!(found.is_equal());
 }
 
-/// A process that maps a file and writes to the mapping, as databases do: `xfs_io`
-/// works on any file system.
+/// A process that maps a file and writes to the mapping, as databases do: `xfs_io` works on any file system.
 struct Mapping(Child);
 
 impl Mapping {
@@ -365,7 +364,7 @@ impl Mapping {
         Self(child)
     }
 
-    /// Writes through the mapping, and waits until it is done.
+    /// Writes through the mapping, and waits for its end.
     fn write(&mut self, byte: u8, at: u64, length: u64, path: &Path) {
         let stdin = self.0.stdin.as_mut().unwrap();
         writeln!(stdin, "mwrite -S {byte} {at} {length}").unwrap();
@@ -391,7 +390,7 @@ fn what_is_written_through_a_mapping_is_never_missed() {
     if !is_root() {
         return;
     }
-    // A file system of its own: the target's must not be synchronised along with it.
+    // A separate file system, so that it is not synchronised together with the target's.
     for make in [&["mkfs.ext4", "-q"][..], &["mkfs.xfs", "-q"][..]] {
         let image = Image::new(make, 400);
         let pair = Pair {
@@ -402,8 +401,8 @@ fn what_is_written_through_a_mapping_is_never_missed() {
         fs::write(&path, noise(3, 3 << 20)).unwrap();
         let mut mapping = Mapping::of(&path);
         for round in 1..6u8 {
-            // The page is dirty when a pass reads it, and its time long past. If nothing
-            // wrote it back, writing to it again changes no time.
+            // The page is dirty when a pass reads it, and its mtime long ago. Unless the pass writes the
+            // page back, the next write to it changes no time.
             mapping.write(round, 4096 * u64::from(round), 100, &path);
             thread::sleep(Duration::from_millis(60));
             pair.pass(PassOptions::default());
@@ -476,7 +475,7 @@ fn a_last_pass_refuses_what_still_changes() {
     pair.last_pass();
 }
 
-/// The two sides as processes of their own, to be killed.
+/// The two sides as separate processes that can be killed.
 struct Processes<'a> {
     pair: &'a Pair,
     address: String,
@@ -605,7 +604,7 @@ fn only_the_peer_of_this_move_is_let_in() {
         let dialled = thread::spawn(move || {
             connect(&source_id, &source, 1, || std::net::TcpStream::connect(address)).map(|_| ())
         });
-        // Until the dialler has its answer.
+        // Until the client that dialled has its answer.
         while !dialled.is_finished() {
             let accepted = acceptor.accept(Duration::from_millis(50)).unwrap();
             assert!(accepted.is_none(), "{what} was let in");
@@ -616,18 +615,18 @@ fn only_the_peer_of_this_move_is_let_in() {
             "{what}: {refused:?}"
         );
     }
-    // Connections that say nothing hold up nobody.
+    // Connections that send nothing do not block others.
     let (acceptor, address) = acceptor();
     let _silent: Vec<_> = (0..8)
         .map(|_| std::net::TcpStream::connect(address).unwrap())
         .collect();
     let dialled = thread::spawn(move || dial(address, 2).map(|_| ()));
-    // One after the other they would take longer.
+    // In sequence they would take longer.
     assert!(acceptor.accept(PATIENCE).unwrap().is_some());
     dialled.join().unwrap().unwrap();
 }
 
-/// Programs wait for a source for a second at a time, to see meanwhile whether it is still wanted.
+/// Programs wait for a source in steps of a second, and check in between whether it is still wanted.
 #[test]
 fn lanes_that_come_slowly_make_a_session_all_the_same() {
     let (acceptor, address) = acceptor();

@@ -293,7 +293,7 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 
 // Each rule says in a comment what it is for.
 func TestEveryRuleOfRBACIsExplained(t *testing.T) {
-	for _, file := range []string{"rbac-controller.yaml", "rbac-node.yaml", "remote-access.yaml", "user-roles.yaml"} {
+	for _, file := range []string{"rbac-controller.yaml", "rbac-node.yaml", "remote-access.yaml", "user-roles.yaml", "tests/installation.yaml"} {
 		text, err := os.ReadFile(filepath.Join(helm(t).chart, "templates", file))
 		if err != nil {
 			t.Fatal(err)

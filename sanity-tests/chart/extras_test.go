@@ -85,7 +85,7 @@ func TestOneValueNamesTheRegistryOfAllImages(t *testing.T) {
 			t.Fatal(err)
 		}
 		images := regexp.MustCompile(`(?m)(?:image: |--mover-image=)(\S+)$`).FindAllStringSubmatch(string(text), -1)
-		if len(images) != 8 {
+		if len(images) != 9 {
 			t.Errorf("%d images: %q", len(images), images)
 		}
 		for _, image := range images {

@@ -45,7 +45,7 @@ func NewFor(ctx context.Context, chart string) (*Helm, error) {
 	return &Helm{program: program, chart: chart}, nil
 }
 
-// Render is `helm template`: the manifests, without asking any cluster.
+// Render is `helm template`: the manifests, hooks of `helm test` among them, without asking any cluster.
 func (h *Helm) Render(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace)
 }
@@ -61,9 +61,14 @@ func (h *Helm) RenderAt(ctx context.Context, release, namespace string, values V
 		"--disable-openapi-validation")
 }
 
-// RenderWithCRDs is Render preceded by the definitions that Helm would install.
+// oldestKubernetes is the oldest version that README.md names.
+const oldestKubernetes = "1.30.0"
+
+// RenderWithCRDs is Render preceded by the definitions that Helm would install, and without the hooks of
+// `helm test`: kubectl apply would run them. It has no field that the oldest Kubernetes refuses.
 func (h *Helm) RenderWithCRDs(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
-	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--include-crds")
+	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--include-crds", "--skip-tests",
+		"--kube-version", oldestKubernetes)
 }
 
 // Notes is what Helm says after an installation, without asking any cluster.
@@ -108,6 +113,12 @@ func (h *Helm) Uninstall(ctx context.Context, release, namespace string, flags .
 	return err
 }
 
+// Test is `helm test`. Its error has what a test of the chart found.
+func (h *Helm) Test(ctx context.Context, release, namespace string) error {
+	_, err := h.run(ctx, nil, "test", release, "--namespace", namespace, "--timeout", "2m")
+	return err
+}
+
 // Command is Helm with these arguments, as documentation has them.
 func (h *Helm) Command(ctx context.Context, args ...string) error {
 	_, err := h.run(ctx, nil, args...)
@@ -134,14 +145,14 @@ func (h *Helm) run(ctx context.Context, values Values, args ...string) ([]byte, 
 		if ctx.Err() != nil {
 			err = errors.Join(err, ctx.Err())
 		}
-		return nil, fmt.Errorf("helm %s: %w: %s%s", args[0], err, strings.TrimSpace(said.String()), lintFindings(args, out))
+		return nil, fmt.Errorf("helm %s: %w: %s%s", args[0], err, strings.TrimSpace(said.String()), findings(args[0], out))
 	}
 	return out.Bytes(), nil
 }
 
-// lintFindings: lint alone reports on its standard output.
-func lintFindings(args []string, out bytes.Buffer) string {
-	if args[0] != "lint" {
+// findings are what lint and test report on standard output.
+func findings(command string, out bytes.Buffer) string {
+	if command != "lint" && command != "test" {
 		return ""
 	}
 	return "\n" + out.String()

@@ -91,9 +91,9 @@ func TestNotesAreThoseOfTheSide(t *testing.T) {
 		values    Values
 		says, not []string
 	}{
-		"home":                    {nil, []string{secret, "once liqo.tenantNamespaces", "Uninstalling takes no data"}, []string{"liqo-csi-remote-token"}},
+		"home":                    {nil, []string{"liqo-csi connect NAME --remote-kubeconfig FILE", "once liqo.tenantNamespaces", "Uninstalling deletes no data"}, []string{"liqo-csi-remote-token"}},
 		"fabric without policies": {offloading(Values{"policies": false}), []string{"are left as they are. Those with the RuntimeClass"}, nil},
-		"fabric":                  {offloading(Values{"policies": true}), nil, []string{"are left as they are"}},
+		"fabric":                  {offloading(Values{"policies": true}), []string{"connect NAME --fabric"}, []string{"are left as they are"}},
 		"remote": {remote("full"), []string{secret, "get secret liqo-csi-remote-token", "kind: RemoteCluster", "{{.data.token | base64decode}}"},
 			[]string{"Uninstalling", "default: CLASS"}},
 		"remote of a fabric": {remote("fabric"), []string{"  fabric: {}\n", "(fabric.enabled) makes the node"}, []string{"nodeSelector", "the selector"}},

@@ -82,3 +82,18 @@ func ImportImage(ctx context.Context, cluster *clusters.Cluster) error {
 	}
 	return cluster.RemoveOtherTags(ctx, built.Name)
 }
+
+// ImportImageAs builds the driver and gives its image to the nodes of a cluster under another name, as that of a
+// release.
+func ImportImageAs(ctx context.Context, name string, cluster *clusters.Cluster) error {
+	binary, err := Compile(ctx)
+	if err != nil {
+		return err
+	}
+	built, err := image(binary)
+	if err != nil {
+		return err
+	}
+	built.Name = name
+	return cluster.Import(ctx, built)
+}

@@ -40,7 +40,7 @@ func TestImageIsTheOneOfTheChart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.Count(string(rendered), "image: "+repository+":content\n") != 2 {
-		t.Errorf("controller and node plugin do not both run %s with the tag they are given", repository)
+	if strings.Count(string(rendered), "image: "+repository+":content\n") != 3 {
+		t.Errorf("controller, node plugin and helm test do not all run %s with the tag they are given", repository)
 	}
 }

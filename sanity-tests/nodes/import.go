@@ -60,10 +60,11 @@ func RemoveOtherTags(ctx context.Context, bin string, targets []*Node, image str
 }
 
 // otherTags finds the other tags of an image's repository in what `ctr images ls` prints, and the
-// names by digest under which the CRI plugin has the same images: each of them keeps the content.
+// names by digest under which the CRI plugin has the same images: each of them keeps the content. The image
+// itself may have the same content as another tag, and keeps its name by digest.
 func otherTags(listed, image string) (names []string) {
 	repository := image[:strings.LastIndexByte(image, ':')+1]
-	digests := map[string]bool{}
+	digests, kept := map[string]bool{}, ""
 	lines := strings.Split(listed, "\n")
 	each := func(do func(name, digest string)) {
 		for _, line := range lines {
@@ -73,12 +74,14 @@ func otherTags(listed, image string) (names []string) {
 		}
 	}
 	each(func(name, digest string) {
-		if strings.HasPrefix(name, repository) && name != image {
+		if name == image {
+			kept = digest
+		} else if strings.HasPrefix(name, repository) {
 			digests[digest] = true
 		}
 	})
 	each(func(name, digest string) {
-		if digests[digest] {
+		if digests[digest] && (digest != kept || strings.HasPrefix(name, repository) && name != image) {
 			names = append(names, name)
 		}
 	})

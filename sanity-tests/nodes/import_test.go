@@ -17,3 +17,15 @@ sha256:222                       application/vnd.docker.distribution.manifest.v2
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
+
+// A name by digest is that of all images of the same content. Without it, the CRI plugin has none of them.
+func TestAnImageOfTheSameContentLosesItsNameOnly(t *testing.T) {
+	const listed = `REF                              TYPE                                                 DIGEST     SIZE      PLATFORMS   LABELS
+registry.test/a/program:new      application/vnd.docker.distribution.manifest.v2+json sha256:aaa 85.0 MiB linux/amd64 io.cri-containerd.image=managed
+registry.test/a/program:release  application/vnd.docker.distribution.manifest.v2+json sha256:aaa 85.0 MiB linux/amd64 io.cri-containerd.image=managed
+sha256:111                       application/vnd.docker.distribution.manifest.v2+json sha256:aaa 85.0 MiB linux/amd64 io.cri-containerd.image=managed
+`
+	if got, want := otherTags(listed, "registry.test/a/program:new"), []string{"registry.test/a/program:release"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}

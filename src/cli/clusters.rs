@@ -1,5 +1,5 @@
-//! `liqo-csi clusters`: the remote clusters as the controller describes them in their
-//! objects, and the pods that wait because their data is there.
+//! `liqo-csi clusters`: prints the remote clusters as their `RemoteClusters` describe them, and the pods that
+//! wait because their data is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,24 +33,24 @@ const HEADER: [&str; 9] = [
     "VOLUMES",
     "SNAPSHOTS",
 ];
-/// The state of a cluster where twins can be made.
+/// The state of a cluster in which twins can be created.
 const IS_READY: &str = "Ready";
-/// The state of a namespace that is there.
+/// The state of a namespace that exists in the remote cluster.
 const IN_PLACE: &str = "NamespaceCreated";
-/// The state of a cluster where volumes are left.
+/// The state of a cluster that nothing declares and that has volumes.
 const UNDECLARED: &str = "Undeclared";
 
 const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "unknown": [...]}. A cluster has
 id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting, Unreachable,
-Refused, HoldsVolumes while it is being deleted, Undeclared where volumes are left, or Unknown
-before the controller has said anything), message, serverVersion, policy, nodes, volumes,
+Refused, HoldsVolumes while it is being deleted, Undeclared if it is not declared and has volumes, or Unknown
+before the controller has written a status), message, serverVersion, policy, nodes, volumes,
 snapshots, classes, limits (what the driver may not do there, and what that costs),
 waiting (pods that wait because their data is there, and why) and namespaces: those that are
 offloaded to it, each with namespace, remoteNamespace, state (the reason of its condition Ready)
 and message."#;
 
-/// Lists the remote clusters whose virtual nodes this cluster has: how they are
-/// reached, what cannot be done there, and which pods wait for them.
+/// Lists the remote clusters that the virtual nodes of this cluster represent: how they are reached, what
+/// cannot be done there, and which pods wait for them.
 #[derive(clap::Args)]
 #[command(after_long_help = FORM)]
 pub(super) struct Args {
@@ -58,10 +58,10 @@ pub(super) struct Args {
     common: CommonArgs,
 }
 
-/// A cluster, in the words of `-o json`. Fields are added, never renamed.
+/// A cluster, as `-o json` prints it. Fields are added, never renamed.
 #[derive(serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shown {
+struct ClusterEntry {
     id: String,
     fabric: &'static str,
     object: String,
@@ -131,8 +131,8 @@ async fn list(args: Args) -> Outcome {
     Ok(())
 }
 
-/// All clusters, also those that nobody declares and that volumes are in.
-fn all(objects: Vec<RemoteCluster>, volumes: &[Row], home: Option<&str>) -> Vec<Shown> {
+/// All clusters, also those that are not declared and have volumes.
+fn all(objects: Vec<RemoteCluster>, volumes: &[Row], home: Option<&str>) -> Vec<ClusterEntry> {
     let mut there: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
     for row in volumes {
         if let Some(cluster) = row.cluster.as_deref().filter(|id| Some(*id) != home) {
@@ -144,14 +144,14 @@ fn all(objects: Vec<RemoteCluster>, volumes: &[Row], home: Option<&str>) -> Vec<
         let rows = there.get(object.name_any().as_str());
         of_object(object, rows.map_or(&[][..], Vec::as_slice))
     });
-    let mut shown: Vec<Shown> = declared.collect();
+    let mut shown: Vec<ClusterEntry> = declared.collect();
     there.retain(|id, rows| !known.contains(*id) && rows.iter().any(|row| row.twin.is_some()));
     shown.extend(there.iter().map(|(id, rows)| undeclared(id, rows)));
     shown.sort_by(|a, b| a.id.cmp(&b.id));
     shown
 }
 
-fn of_object(object: RemoteCluster, rows: &[&Row]) -> Shown {
+fn of_object(object: RemoteCluster, rows: &[&Row]) -> ClusterEntry {
     let id = object.name_any();
     let fabric = object.spec.discovered_from.map(|from| from.fabric);
     let status = object.status.unwrap_or_default();
@@ -161,11 +161,11 @@ fn of_object(object: RemoteCluster, rows: &[&Row]) -> Shown {
         Some(ready) => (ready.reason.as_str(), ready.message.clone()),
         None => (
             "Unknown",
-            "the controller has said nothing about it yet: see whether one holds the lease of the background loops"
+            "the controller has not written its status yet: check that a replica holds the lease of the background loops"
                 .to_owned(),
         ),
     };
-    Shown {
+    ClusterEntry {
         fabric: fabric.map_or("native", |fabric| fabric.name()),
         object: status
             .declared_by
@@ -185,14 +185,14 @@ fn of_object(object: RemoteCluster, rows: &[&Row]) -> Shown {
     }
 }
 
-fn undeclared(id: &str, rows: &[&Row]) -> Shown {
-    Shown {
+fn undeclared(id: &str, rows: &[&Row]) -> ClusterEntry {
+    ClusterEntry {
         id: id.to_owned(),
         fabric: "",
         object: String::new(),
         state: UNDECLARED.to_owned(),
-        message: "no declaration of this cluster is found, and volumes are there. They can be neither used anew nor deleted \
-                  until a RemoteCluster or its fabric declares it again, under this very id"
+        message: "this cluster is not declared, and it has volumes. New pods cannot use them, and they cannot be deleted \
+                  until a RemoteCluster or its fabric declares it again, under this id"
             .to_owned(),
         server_version: None,
         policy: String::new(),
@@ -206,7 +206,7 @@ fn undeclared(id: &str, rows: &[&Row]) -> Shown {
     }
 }
 
-/// The namespaces that are offloaded to a cluster, or are to be, or are leaving it.
+/// The namespaces that are offloaded to a cluster, will be, or are being deleted there.
 fn offloaded(offloadings: &[NamespaceOffloading], cluster: &str) -> Vec<Offloaded> {
     let of_cluster = offloadings.iter().filter_map(|one| {
         let ready = one.readiness(cluster)?;
@@ -234,7 +234,7 @@ fn waiting(rows: &[&Row]) -> Vec<String> {
     waiting.collect()
 }
 
-fn table(clusters: &[Shown]) -> String {
+fn table(clusters: &[ClusterEntry]) -> String {
     let mut table = Table::new(HEADER);
     for cluster in clusters {
         let or_dash = |text: &str| {
@@ -359,10 +359,7 @@ rome    -        Undeclared    -         -            -       0            1    
         }
         let shown = table(&shown);
         assert!(shown.starts_with(expected), "{shown}");
-        assert!(
-            shown.contains("  └ no declaration of this cluster is found"),
-            "{shown}"
-        );
+        assert!(shown.contains("  └ this cluster is not declared"), "{shown}");
     }
 
     #[test]

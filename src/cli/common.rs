@@ -1,5 +1,5 @@
-//! What the commands for people have in common: how they find the cluster, and
-//! in which form they answer.
+//! What the commands for users have in common: how they find the cluster, and in which format they
+//! print.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,21 +19,21 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args)]
 pub(super) struct CommonArgs {
-    /// How to answer.
+    /// Output format.
     #[arg(long, short, value_enum, default_value = "table")]
     pub(super) output: Format,
     /// Kubeconfig to use [default: found as kubectl does].
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
-    /// Namespace of the twins [default: what the controller was told].
+    /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
-    /// Id of the cluster [default: what the controller was told, or the uid of the namespace kube-system].
+    /// Id of the cluster [default: as configured in the controller, or the uid of the namespace kube-system].
     #[arg(long)]
     cluster_id: Option<ClusterId>,
 }
 
-/// Which cluster it is about, told as kubectl is.
+/// The options that select a cluster, named as kubectl's.
 #[derive(clap::Args, Default)]
 pub(super) struct ClusterArgs {
     /// Kubeconfig to use [default: found as kubectl does].
@@ -51,14 +51,14 @@ pub(super) struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// The cluster, to look around in.
-    pub(super) async fn visit(&self) -> Outcome<Cluster> {
+    /// A client of the cluster, with the user's rights.
+    pub(super) async fn client(&self) -> Outcome<Cluster> {
         let entry = KubeConfigOptions {
             context: self.context.clone(),
             cluster: self.cluster.clone(),
             user: self.user.clone(),
         };
-        Ok(Cluster::visit_as(self.kubeconfig.as_deref(), &entry, CALL_TIMEOUT).await?)
+        Ok(Cluster::connect_unwatched_as(self.kubeconfig.as_deref(), &entry, CALL_TIMEOUT).await?)
     }
 }
 
@@ -71,16 +71,15 @@ pub(super) async fn namespaces(cluster: &Cluster, labels: &str) -> Outcome<Vec<S
     Ok(found.iter().map(ResourceExt::name_any).collect())
 }
 
-/// The form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
-    /// For people.
+    /// For users.
     Table,
     /// For programs.
     Json,
 }
 
-/// Where to look, and what is known beforehand.
+/// A cluster, and how the driver is deployed there.
 pub(super) struct Place {
     pub(super) cluster: Cluster,
     pub(super) setup: Setup,
@@ -89,7 +88,7 @@ pub(super) struct Place {
 }
 
 impl CommonArgs {
-    /// Finds the cluster and how the driver was deployed there.
+    /// Connects to the cluster and reads how the driver is deployed there.
     pub(super) async fn find(&self) -> Outcome<Place> {
         find(
             self.kubeconfig.as_deref(),
@@ -100,17 +99,17 @@ impl CommonArgs {
     }
 }
 
-/// Finds the cluster and how the driver was deployed there; what is told wins.
+/// Connects to the cluster and reads how the driver is deployed there; options take precedence.
 pub(super) async fn find(
     kubeconfig: Option<&Path>,
     storage_namespace: Option<&str>,
     id: Option<ClusterId>,
 ) -> Outcome<Place> {
-    let cluster = Cluster::visit(kubeconfig, CALL_TIMEOUT).await?;
+    let cluster = Cluster::connect_unwatched(kubeconfig, CALL_TIMEOUT).await?;
     Ok(place(cluster, storage_namespace, id).await)
 }
 
-/// Finds how the driver was deployed in the cluster; what is told wins.
+/// Reads how the driver is deployed in the cluster; options take precedence.
 pub(super) async fn place(cluster: Cluster, storage_namespace: Option<&str>, id: Option<ClusterId>) -> Place {
     let setup = Setup::read(&cluster).await;
     Place {
@@ -121,7 +120,7 @@ pub(super) async fn place(cluster: Cluster, storage_namespace: Option<&str>, id:
     }
 }
 
-/// Runs a command that waits for nothing but answers.
+/// Runs a command on one thread: it only waits for answers.
 pub(super) fn block_on<T>(common: impl Future<Output = Outcome<T>>) -> Outcome<T> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -129,7 +128,7 @@ pub(super) fn block_on<T>(common: impl Future<Output = Outcome<T>>) -> Outcome<T
         .block_on(common)
 }
 
-/// Prints JSON, with a version that changes when a field changes its meaning.
+/// Prints JSON, with a version that changes when the meaning of a field changes.
 pub(super) fn print_json<T: Serialize>(kind: &str, objects: &[T], unknown: &[String]) -> Outcome {
     print_json_of([(kind, serde_json::to_value(objects)?)], unknown);
     Ok(())
@@ -147,9 +146,9 @@ pub(super) fn print_json_of<const KINDS: usize>(
     println!("{answer:#}");
 }
 
-/// Says on stderr what could not be read.
+/// Prints to stderr what could not be read.
 pub(super) fn print_unknown(unknown: &[String]) {
     for what in unknown {
-        eprintln!("not known: {what}");
+        eprintln!("unknown: {what}");
     }
 }

@@ -129,7 +129,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((pair.0.to_owned(), pair.1.to_owned()))
 }
 
-/// What the user asks for.
+/// The user's request.
 #[derive(Clone)]
 pub(super) struct Request {
     name: ClusterId,

@@ -25,14 +25,14 @@ use crate::{
     wire::csi::controller_server::ControllerServer,
 };
 
-/// Sidecars in other containers of the pod connect through the pod's group.
+/// Sidecars in other containers of the pod connect with the group of the pod.
 const SOCKET_MODE: u32 = 0o660;
-/// Below the 30 s Kubernetes gives a pod to terminate.
+/// Less than the 30 s that Kubernetes gives a pod to terminate.
 const GRACE: Duration = Duration::from_secs(20);
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Unix socket on which the sidecars find us.
+    /// Unix socket to which the sidecars connect.
     #[arg(long, default_value = "unix:///csi/csi.sock")]
     endpoint: Endpoint,
     /// Namespace of the twins in this cluster.
@@ -47,17 +47,17 @@ pub(super) struct Args {
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, default_value = "0.0.0.0:9808")]
     metrics_address: SocketAddr,
-    /// Real classes a claim may choose by annotation; none means the annotation is refused.
+    /// Real classes that a claim may choose by annotation; none means the annotation is refused.
     #[arg(long, value_delimiter = ',')]
     allowed_classes: Vec<String>,
-    /// Annotations of claims that twins carry; `example.com/*` means all of a domain.
+    /// Annotations of claims that twins carry; `example.com/*` means all annotations of a domain.
     #[arg(long, value_delimiter = ',')]
     carry_annotations: Vec<String>,
-    /// Age at which a twin that never served and has no claim is collected.
+    /// Age after which a twin without a claim is deleted, if it was never handed over.
     #[arg(long, default_value = "10m", value_parser = duration)]
     orphan_grace: Duration,
-    /// How many volumes are made at the same time; those that wait for a slow real class
-    /// do not count.
+    /// How many volumes are created at the same time; those that wait for a slow real class do not
+    /// count.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
     creations_at_once: u16,
     /// Longest time for one call to an API server.
@@ -66,26 +66,28 @@ pub(super) struct Args {
     /// Let kubeconfigs of remote clusters and of Kosmos name a proxy (Liqo's may).
     #[arg(long)]
     allow_proxy: bool,
-    /// Namespaces that Liqo has for remote clusters: what its objects say elsewhere is not
-    /// believed.
+    /// Namespaces that Liqo has for remote clusters: its objects in other namespaces are ignored.
     #[arg(long, value_delimiter = ',')]
     liqo_tenant_namespaces: Vec<String>,
-    /// Image of the pods that move volumes: this driver's; without it nothing is moved.
+    /// Image of the pods that move volumes: that of this driver; without it volumes cannot be moved.
     #[arg(long)]
     mover_image: Option<String>,
-    /// When that image is pulled.
+    /// Pull policy of that image.
     #[arg(long, default_value = "IfNotPresent")]
     mover_pull_policy: String,
-    /// Secrets of --namespace to pull it with.
+    /// Secrets in --namespace for pulling it.
     #[arg(long, value_delimiter = ',')]
     mover_pull_secrets: Vec<String>,
     /// Service account of the pods that connect movers through API servers.
     #[arg(long, default_value = "liqo-csi-relay")]
     relay_service_account: String,
-    /// Approve the serving certificates that pods of the fabric ask for.
+    /// Approve the serving certificates that pods of the fabric request.
     #[arg(long)]
     approve_serving_certificates: bool,
-    /// How log lines look.
+    /// Write to the `CSINode`s how many volumes the real drivers can attach.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    attach_limits: bool,
+    /// Format of log lines.
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
     /// Namespace of the lease of the background loops [default: --namespace].
@@ -167,6 +169,7 @@ async fn serve(args: Args) -> Outcome {
             allowed_classes: policy.allowed_classes.clone(),
             movers,
             approves_serving: args.approve_serving_certificates,
+            limits_attachments: args.attach_limits,
         },
         loops_metrics,
         stop.clone(),
@@ -189,14 +192,14 @@ async fn serve(args: Args) -> Outcome {
     };
     let (served, ()) = tokio::join!(serve, loops);
     served?;
-    // A client that hung up does not stop its work.
-    let _out_of_patience = tokio::time::timeout(GRACE, work.finished()).await;
+    // A client that disconnected does not stop its work.
+    let _timed_out = tokio::time::timeout(GRACE, work.finished()).await;
     health.await??;
     Ok(())
 }
 
-/// Live as long as the socket answers. Ready from the start: what a call needs to have been
-/// read, it waits for.
+/// Live while the socket answers. Ready from the start: each call waits for the objects that it
+/// needs.
 fn health(metrics: Metrics, endpoint: Endpoint) -> Health {
     let live = move || {
         let endpoint = endpoint.clone();

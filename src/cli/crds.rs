@@ -1,6 +1,6 @@
 //! `liqo-csi crds`: the custom resource definitions, ready for `kubectl apply`.
-//! The chart carries the same texts; that of the kind which is Liqo's as well it applies only where
-//! there is none.
+//! The chart has the same texts. The definition of `NamespaceOffloading`, which is Liqo's kind as well,
+//! is applied by the chart only if none exists.
 
 use std::io::Write;
 
@@ -13,12 +13,12 @@ use crate::api::{
 
 const HEADER: &str = "# Printed by `liqo-csi crds`; do not edit.\n";
 const OFFLOADING_HEADER: &str = "# Printed by `liqo-csi crds --offloading`; do not edit. For `kubectl create`: Liqo \
-                                 defines the\n# same kind, and its definition is not to be overwritten.\n";
+                                 defines the\n# same kind, and its definition must not be overwritten.\n";
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Print only that of `NamespaceOffloadings`, for `kubectl create -f -`: where Liqo's own is
-    /// installed it stays as it is.
+    /// Print only the definition of `NamespaceOffloadings`, for `kubectl create -f -`, which does not
+    /// change the one that Liqo has installed.
     #[arg(long)]
     offloading: bool,
 }

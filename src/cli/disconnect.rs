@@ -31,19 +31,19 @@ const REFUSED: u8 = 2;
 /// The controller's, on a `RemoteCluster` while volumes or snapshots are in its cluster.
 const FINALIZER: &str = "storage.liqo.io/volumes";
 
-/// Deletes the `RemoteCluster` and its Secret here, and the identity there with its rights and tokens.
-/// Refused, with exit code 2, while volumes, snapshots or offloaded namespaces are there, also those that
-/// nobody uses any more. Run again, it continues.
+/// Deletes the `RemoteCluster` and its Secret here, and the identity there with its rights and
+/// tokens. Refused, with exit code 2, while there are volumes, snapshots or offloaded namespaces
+/// there, even if nothing uses them any more. A repeated run continues.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Name of the cluster.
     name: ClusterId,
     #[command(flatten)]
     remote: RemoteArgs,
-    /// Only delete what is here, because the other cluster does not exist any more. Its volumes are lost.
+    /// Delete only the objects here, because the other cluster does not exist any more. Its volumes are lost.
     #[arg(long, requires = "the_cluster_is_gone", conflicts_with_all = ["remote_kubeconfig", "remote_context"])]
     local_only: bool,
-    /// With --local-only: you declare that the cluster is gone, and will not come back.
+    /// With --local-only: you declare that the cluster is goneand will not come back.
     #[arg(long, requires = "local_only")]
     the_cluster_is_gone: bool,
     /// Namespace of the identity there [default: that of the kubeconfig which the driver has, or
@@ -63,7 +63,7 @@ pub(super) struct Args {
     home: ClusterArgs,
 }
 
-/// What the user asks for.
+/// The user's request.
 struct Request {
     name: ClusterId,
     remote_namespace: Option<NamespaceName>,
@@ -81,7 +81,7 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
         let remote = if args.local_only {
             None
         } else {
-            Some(args.remote.visit(args.remote.read()?, &args.name).await?)
+            Some(args.remote.client(args.remote.read()?, &args.name).await?)
         };
         let request = Request {
             name: args.name,
@@ -92,7 +92,7 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
     })
 }
 
-/// Disconnects the cluster; without `remote`, one of which the user declares that it is gone.
+/// Disconnects the cluster; without `remote`, one that the user declares to be gone.
 async fn disconnect(home: &Home, remote: Option<&Remote>, request: &Request) -> Outcome<ExitCode> {
     let name = &request.name;
     let all = home.cluster.all::<RemoteCluster>();
@@ -168,7 +168,7 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, request: &Request) -> 
              the identity {namespace}/{ACCOUNT} there is valid until its tokens expire."
         ),
     }
-    // Last, because a run that continues finds the namespace of the identity in it.
+    // Last, because a repeated run reads the namespace of the identity in it.
     if let Some(secret) = secret {
         delete_secret(home, &secret).await?;
     }
@@ -255,7 +255,7 @@ async fn delete_declaration(
             return Ok(true);
         };
         if is_gone && now.finalizers().iter().any(|it| it == FINALIZER) {
-            // The controller would keep its finalizer for volumes that nobody can reach any more.
+            // The controller would keep its finalizer for volumes that cannot be reached any more.
             let others: Vec<&String> = now.finalizers().iter().filter(|it| *it != FINALIZER).collect();
             let patch = json!({"metadata": {
                 "uid": now.metadata.uid, "resourceVersion": now.metadata.resource_version, "finalizers": others,
@@ -267,10 +267,10 @@ async fn delete_declaration(
         }
         let status = now.status.clone().unwrap_or_default();
         let ready = status.conditions.iter().find(|it| it.type_ == READY);
-        let words = ready.map_or_else(String::new, |it| it.message.clone());
-        if words != shown && !words.is_empty() {
-            println!("  {words}");
-            shown = words;
+        let message = ready.map_or_else(String::new, |it| it.message.clone());
+        if message != shown && !message.is_empty() {
+            println!("  {message}");
+            shown = message;
         }
         if Instant::now() >= until {
             eprintln!(
@@ -280,7 +280,7 @@ async fn delete_declaration(
                 if is_gone {
                     ""
                 } else {
-                    "; until then the driver keeps its rights there, to delete what is there"
+                    "; until then the driver keeps its rights there, to delete its objects there"
                 },
             );
             return Ok(false);

@@ -1,5 +1,4 @@
-//! `liqo-csi doctor`: what is wrong, printed. What is looked for stands in
-//! `inspect::checks`.
+//! `liqo-csi doctor`: prints the findings of `inspect::checks`.
 
 use std::{fmt::Write, process::ExitCode};
 
@@ -12,11 +11,12 @@ use crate::inspect::{
     checks::{self, Finding, Severity},
 };
 
-const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors.
+const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors, or if it cannot be read how
+the controller is deployed.
 JSON: {"version": 1, "findings": [...], "unknown": [...]}. A finding has
 severity (error, warning, note), object, problem and mend."#;
 
-/// Checks an installation of the driver and says how to mend what is wrong.
+/// Checks an installation of the driver and says how to fix what is wrong.
 #[derive(clap::Args)]
 #[command(after_long_help = FORM)]
 pub(super) struct Args {
@@ -30,6 +30,8 @@ pub(super) fn run(args: &Args) -> Outcome<ExitCode> {
 
 async fn examine(args: &Args) -> Outcome<ExitCode> {
     let place = args.common.find().await?;
+    // Then the installation is unknown, and "no errors" would mean nothing.
+    let is_unknown = place.setup.unknown().is_some();
     let read = Installation::read(&place.cluster, place.setup, &place.storage_namespace, place.id);
     let installation = Box::pin(read).await;
     let (findings, unknown) = (checks::examine(&installation), installation.unknown());
@@ -40,8 +42,15 @@ async fn examine(args: &Args) -> Outcome<ExitCode> {
             print_unknown(&unknown);
         }
     }
-    let ill = findings.iter().any(|finding| finding.severity == Severity::Error);
-    Ok(if ill { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if has_failed(&findings, is_unknown) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn has_failed(findings: &[Finding], is_unknown: bool) -> bool {
+    is_unknown || findings.iter().any(|finding| finding.severity == Severity::Error)
 }
 
 fn report(findings: &[Finding], unknown: usize) -> String {
@@ -52,10 +61,10 @@ fn report(findings: &[Finding], unknown: usize) -> String {
             Severity::Warning => "WARNING",
             Severity::Note => "NOTE   ",
         };
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _written = writeln!(text, "{severity} {}\n        {}", finding.object, finding.problem);
-        if !finding.mend.is_empty() {
-            let _written = writeln!(text, "        → {}", finding.mend);
+        if !finding.fix.is_empty() {
+            let _written = writeln!(text, "        → {}", finding.fix);
         }
     }
     let count = |severity| {
@@ -74,7 +83,7 @@ fn report(findings: &[Finding], unknown: usize) -> String {
         if unknown == 0 {
             String::new()
         } else {
-            format!("; {} not known", plural(unknown, "fact"))
+            format!("; {} unknown", plural(unknown, "fact"))
         },
     );
     text
@@ -93,19 +102,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn no_findings_are_no_success_if_the_installation_is_unknown() {
+        assert!(has_failed(&[], true));
+        assert!(!has_failed(&[], false));
+    }
+
+    #[test]
     fn a_report_names_object_problem_and_way_out() {
         let finding = Finding {
             severity: Severity::Error,
             object: "Namespace liqo-storage".into(),
             problem: "It does not exist.".into(),
-            mend: "kubectl create namespace liqo-storage".into(),
+            fix: "kubectl create namespace liqo-storage".into(),
         };
         let text = report(&[finding], 2);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "ERROR   Namespace liqo-storage");
         assert_eq!(lines[2].trim(), "→ kubectl create namespace liqo-storage");
         assert!(
-            lines[3].ends_with("1 error, no warnings, no notes; 2 facts not known"),
+            lines[3].ends_with("1 error, no warnings, no notes; 2 facts unknown"),
             "{text}"
         );
     }

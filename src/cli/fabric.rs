@@ -27,14 +27,14 @@ use crate::{
     volume::{CarriedAnnotations, ClusterId},
 };
 
-/// Makes namespaces in remote clusters, as `NamespaceOffloadings` ask for them. Needs a
-/// `RemoteCluster` with spec.fabric, and does nothing where Liqo is installed.
+/// Creates virtual nodes and namespaces in remote clusters, as `RemoteClusters` with spec.fabric and
+/// `NamespaceOffloadings` ask for them. It does nothing where Liqo is installed.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Namespace this process runs in: that of its lease, and of the Secrets with kubeconfigs.
     #[arg(long, env = "POD_NAMESPACE")]
     namespace: String,
-    /// Further namespaces that are never offloaded, beside kube-*: those of twins and of Liqo's tenants.
+    /// Namespaces that are never offloaded, in addition to kube-*: those of twins and of Liqo's tenants.
     #[arg(long, value_delimiter = ',')]
     never_offloaded: Vec<String>,
     /// Id of this cluster, as the controller has it [default: the uid of the namespace kube-system].
@@ -44,13 +44,13 @@ pub(super) struct Args {
     #[arg(long, default_value = "0.0.0.0:9828")]
     metrics_address: SocketAddr,
     /// Address of logs, exec, attach, port-forward and metrics of the pods of virtual nodes. API
-    /// servers call its port, and those after it: each virtual node has one.
+    /// servers connect to its port and the following ones: each virtual node has one.
     #[arg(long, default_value = "0.0.0.0:9829")]
     streams_address: SocketAddr,
-    /// How many ports there are, and so how many virtual nodes can have one.
+    /// Number of ports, and therefore of virtual nodes that can have one.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     streams_ports: u16,
-    /// Address by which API servers call this pod; its serving certificate is for that.
+    /// Address at which API servers reach this pod; its serving certificate is for this address.
     #[arg(long, env = "POD_IP")]
     pod_ip: Option<IpAddr>,
     /// Longest time for one call to an API server.
@@ -59,7 +59,7 @@ pub(super) struct Args {
     /// Let kubeconfigs of remote clusters name a proxy.
     #[arg(long)]
     allow_proxy: bool,
-    /// How log lines look.
+    /// Format of log lines.
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
     /// Kubeconfig to use outside a cluster.
@@ -88,7 +88,7 @@ async fn serve(args: Args) -> Outcome {
     });
     let settings = Settings {
         id: args.cluster_id,
-        // It has no twins at home.
+        // The fabric needs no twins at home.
         storage_namespace: args.namespace.clone(),
         carried: CarriedAnnotations::new([]),
         node_annotations: fleet::NODE_ANNOTATIONS,

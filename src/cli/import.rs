@@ -20,28 +20,28 @@ use crate::{
     volume::{ClaimName, ClusterId},
 };
 
-const FORM: &str = "The claim is deleted and made again, with the same name and a class of the driver; its
+const FORM: &str = "The claim is deleted and created again, with the same name and a class of the driver; its
 PersistentVolume is retained meanwhile and keeps the data. No pod may use the claim.
-Killed at any moment, the command goes on when it is run again, or takes everything back with --undo;
-`liqo-csi doctor` lists imports that have not ended. The rights that it needs, and what changes for
+If the command is interrupted, run it again to continue, or with --undo to restore the previous state;
+`liqo-csi doctor` lists unfinished imports. The rights that it needs, and what changes for
 the claim, are in docs/import.md.";
 
 const SNAPSHOT_FORM: &str =
-    "The VolumeSnapshot is deleted and made again, with the same name and a class of the driver; its data is
-kept by a content that is retained meanwhile. Volumes can then be made of it with a class of the driver.
-Killed at any moment, the command goes on when it is run again. Until the VolumeSnapshot of before is
-deleted, --undo takes everything back. `liqo-csi doctor` lists imports that have not ended. The rights
+    "The VolumeSnapshot is deleted and created again, with the same name and a class of the driver; its data is
+kept by a content that is retained meanwhile. Volumes of a class of the driver can then be created from it.
+If the command is interrupted, run it again to continue. Until the original VolumeSnapshot is
+deleted, --undo restores the previous state. `liqo-csi doctor` lists unfinished imports. The rights
 that it needs are in docs/import.md.";
 
-/// Brings what exists into the care of the driver.
+/// Gives existing claims and snapshots a class of the driver, without copying their data.
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Give a claim of this cluster a class of the driver. Its data stays where it is.
     #[command(after_long_help = FORM)]
     Pvc(PvcArgs),
@@ -58,22 +58,22 @@ struct PvcArgs {
     /// The class that it gets [default: the only class of the driver, or liqo].
     #[arg(long, conflicts_with = "undo")]
     class: Option<String>,
-    /// Take an import back that has not come to its end.
+    /// Undo an import that has not completed.
     #[arg(long)]
     undo: bool,
-    /// Say what would be done, or what speaks against it, and change nothing.
+    /// Print what would be done, or what blocks it, and change nothing.
     #[arg(long)]
     dry_run: bool,
     /// Import also a claim that a deployment tool or a controller manages.
     #[arg(long)]
     force_managed: bool,
-    /// How long to wait for others, such as the controller.
+    /// How long to wait for other programs, such as the controller.
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
     /// Kubeconfig to use [default: found as kubectl does].
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
-    /// Namespace of the twins [default: what the controller was told].
+    /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
 }
@@ -86,33 +86,33 @@ struct SnapshotArgs {
     /// The snapshot class that it gets [default: the only one of the driver, or liqo].
     #[arg(long, conflicts_with = "undo")]
     class: Option<String>,
-    /// Take an import back, as long as the snapshot of before is there.
+    /// Undo an import, while the original snapshot exists.
     #[arg(long)]
     undo: bool,
-    /// Say what would be done, or what speaks against it, and change nothing.
+    /// Print what would be done, or what blocks it, and change nothing.
     #[arg(long)]
     dry_run: bool,
     /// Import also a snapshot that a deployment tool or a controller manages.
     #[arg(long)]
     force_managed: bool,
-    /// How long to wait for others, such as the controllers of snapshots.
+    /// How long to wait for other programs, such as the snapshot controller.
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
     /// Kubeconfig to use [default: found as kubectl does].
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
-    /// Namespace of the twins [default: what the controller was told].
+    /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
-    /// Id of this cluster [default: what the controller was told].
+    /// Id of this cluster [default: as configured in the controller].
     #[arg(long)]
     cluster_id: Option<ClusterId>,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
     match args.what {
-        What::Pvc(args) => block_on(import_claim(args)),
-        What::Snapshot(args) => block_on(import_one_snapshot(args)),
+        Action::Pvc(args) => block_on(import_claim(args)),
+        Action::Snapshot(args) => block_on(import_one_snapshot(args)),
     }
 }
 
@@ -125,17 +125,17 @@ async fn import_one_snapshot(args: SnapshotArgs) -> Outcome {
     )
     .await?;
     let home = home_id(&place.cluster, place.id).await.ok_or(
-        "which id this cluster has can be read neither from how the driver is deployed nor from the namespace kube-system: add \
+        "the id of this cluster is unknown: neither the Deployment of the driver nor the namespace kube-system shows it: add \
          --cluster-id",
     )?;
     let snapshot = args.snapshot.clone();
-    let tell = |what: &str| println!("{snapshot}: {what}");
+    let report = |what: &str| println!("{snapshot}: {what}");
     let context = Context {
         cluster: &place.cluster,
         storage_namespace: &place.storage_namespace,
-        patience: args.timeout,
+        timeout: args.timeout,
         dry_run: args.dry_run,
-        tell: &tell,
+        report: &report,
     };
     let request = SnapshotImportRequest {
         snapshot: args.snapshot,
@@ -160,13 +160,13 @@ async fn import_claim(args: PvcArgs) -> Outcome {
     )
     .await?;
     let claim = args.claim.clone();
-    let tell = |what: &str| println!("{claim}: {what}");
+    let report = |what: &str| println!("{claim}: {what}");
     let context = Context {
         cluster: &place.cluster,
         storage_namespace: &place.storage_namespace,
-        patience: args.timeout,
+        timeout: args.timeout,
         dry_run: args.dry_run,
-        tell: &tell,
+        report: &report,
     };
     if args.undo {
         Box::pin(undo_import(&context, &args.claim)).await?;

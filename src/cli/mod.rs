@@ -1,4 +1,4 @@
-//! The command line: what each subcommand is told, and how it wires the parts.
+//! The command line: the subcommands, their options, and how they start the parts of the driver.
 
 mod clusters;
 mod common;
@@ -45,37 +45,37 @@ enum Command {
     Disconnect(disconnect::Args),
     /// List the remote clusters, and the pods that wait for them.
     Clusters(clusters::Args),
-    /// Look for what is wrong with an installation, and say how to mend it.
+    /// Check an installation, and say how to fix what is wrong.
     Doctor(doctor::Args),
-    /// Give existing claims a class of the driver, and take that back.
+    /// Give existing claims a class of the driver, or undo that.
     Import(import::Args),
-    /// Give claims of the driver their real class, and take that back.
+    /// Give claims of the driver their real class, or undo that.
     Release(release::Args),
     /// Move volumes to another node, cluster or storage class while their pods run.
     Move(moves::Args),
     /// Connect the two ends of a move through the API servers of their clusters.
     Relay(relay::Args),
-    /// Be one end of a move, as its pods are.
+    /// Run one end of a move, in its pods.
     #[command(subcommand)]
     Mover(mover::program::Command),
-    /// Make the namespaces in remote clusters that `NamespaceOffloadings` ask for.
+    /// Create virtual nodes, and the namespaces in remote clusters that `NamespaceOffloadings` ask for.
     Fabric(fabric::Args),
     /// Extend namespaces into remote clusters.
     Offload(offload::Args),
-    /// Take namespaces out of remote clusters again, unless something would be lost.
+    /// Delete namespaces in remote clusters, unless something would be lost.
     Unoffload(unoffload::Args),
     /// Print the custom resource definitions, for `kubectl apply -f -`.
     Crds(crds::Args),
-    /// List the places where a test can make this build die.
+    /// List the places where a test can crash this build.
     #[cfg(debug_assertions)]
     CrashPoints,
 }
 
-/// Runs what the command line asks for.
+/// Runs the command of the command line.
 #[must_use]
 pub fn run() -> ExitCode {
-    // Two TLS stacks could be compiled in by way of dependencies; this one is ours.
-    // An error only says that a provider is installed already.
+    // Dependencies could compile in two TLS providers; this program uses ring. An error only means
+    // that a provider is installed already.
     let _installed = rustls::crypto::ring::default_provider().install_default();
     let outcome = match Cli::parse().command {
         Command::Controller(args) => controller::run(args).map(success),
@@ -112,7 +112,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// What ends a process early. Nobody matches on it: it is read by people.
+/// The error that ends a command. No code matches on it: it is printed for the user.
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn success((): ()) -> ExitCode {

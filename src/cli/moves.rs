@@ -1,19 +1,18 @@
-//! `liqo-csi move`: asks for moves of volumes, follows them, and has a say in them. All of it is done
-//! by a `VolumeMove`, which the controller carries out: this command may end at any time. What the flags
-//! ask for is in `wish`, what is said while a move goes on in `words`, the following in `follow`, the way
-//! back in `back`.
+//! `liqo-csi move`: creates moves of volumes, follows them, and changes their options. The controller
+//! carries a `VolumeMove` out, so this command may end at any time. The flags are in `volume`, the
+//! text about a move in `describe`, following in `follow`, moving back in `undo`.
 
-mod back;
+mod describe;
 mod follow;
 mod orders;
-mod wish;
-mod words;
+mod undo;
+mod volume;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Subcommand;
 
-use self::{follow::follow, orders::Order, wish::VolumeArgs};
+use self::{follow::follow, orders::Order, volume::VolumeArgs};
 use super::{
     Outcome,
     common::{Format, block_on, print_json},
@@ -27,21 +26,21 @@ use crate::{
 const CALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 const HEADER: [&str; 7] = ["NAME", "PHASE", "CLAIMS", "TO", "COPIED", "LEFT", "DOWNTIME"];
 
-const FORM: &str = "The controller does the work, and goes on when this command has ended: Ctrl-C only stops looking.
-Exit status: 0 the volumes are at the target (or, with --dry-run, nothing speaks against the move); 2 it was refused, and
-nothing was changed; 3 it was cancelled, and 4 it has failed: the volumes are where they were. What
-a move does, keeps and costs is in docs/move.md.";
+const FORM: &str = "The controller does the work, also after this command has ended: Ctrl-C only stops following.
+Exit status: 0 the volumes are at the target (or, with --dry-run, nothing blocks the move); 2 it was refused, and
+nothing was changed; 3 it was cancelled or its source was recovered, 4 it has failed: the volumes are where they
+were before. What a move does, keeps and costs is in docs/move.md.";
 
 /// Moves volumes to another node, cluster or storage class while their pods run.
 #[derive(clap::Args)]
 #[command(after_long_help = FORM)]
 pub(super) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Move the volume of a claim, and follow the move.
     #[command(visible_alias = "pvc")]
     Volume(Box<VolumeArgs>),
@@ -49,20 +48,24 @@ enum What {
     List(ListArgs),
     /// Follow a move.
     Status(NamedArgs),
-    /// Begin nothing new, as long as the pods have their volumes.
+    /// Pause a move, while the pods can use their volumes.
     Pause(NamedArgs),
-    /// Go on after a pause.
+    /// Resume a paused move.
     Resume(NamedArgs),
-    /// Send the pods away now, and copy the rest.
+    /// Cut over now: stop the pods, and copy the rest.
     Cutover(NamedArgs),
-    /// Give the move up: the volumes stay where they are.
+    /// Cancel the move: the volumes stay where they are.
     Cancel(NamedArgs),
     /// Move the volumes of a move that has ended back to where they were: to the cluster, the storage class
     /// and, if they could be used from some nodes only, the node that its status names.
     Undo(NamedArgs),
+    /// Recover the source as it was at the commit, because the target is lost: its claim there or the
+    /// declaration of its cluster was deleted, or that cluster is unreachable and its virtual node has the taint
+    /// node.kubernetes.io/out-of-service. What was written at the target since the commit is lost.
+    RecoverSource(RecoverArgs),
 }
 
-/// Where the moves are.
+/// Where the `VolumeMoves` are.
 #[derive(clap::Args)]
 struct PlaceArgs {
     /// Namespace of the claims [default: that of the kubeconfig's context].
@@ -77,7 +80,7 @@ struct PlaceArgs {
 struct ListArgs {
     #[command(flatten)]
     place: PlaceArgs,
-    /// How to answer.
+    /// Output format.
     #[arg(long, short, value_enum, default_value = "table")]
     output: Format,
 }
@@ -94,6 +97,15 @@ struct NamedArgs {
     no_wait: bool,
 }
 
+#[derive(clap::Args)]
+struct RecoverArgs {
+    #[command(flatten)]
+    named: NamedArgs,
+    /// Recover the source. Without this flag, the command only reports what would be lost.
+    #[arg(long)]
+    accept_loss: bool,
+}
+
 /// A namespace, and the moves in it.
 struct Place {
     namespace: String,
@@ -102,7 +114,7 @@ struct Place {
 
 impl PlaceArgs {
     async fn find(self) -> Outcome<Place> {
-        let cluster = Cluster::visit(self.kubeconfig.as_deref(), CALL_TIMEOUT).await?;
+        let cluster = Cluster::connect_unwatched(self.kubeconfig.as_deref(), CALL_TIMEOUT).await?;
         let current = || cluster.client().default_namespace().to_owned();
         let namespace = self.namespace.unwrap_or_else(current);
         Ok(Place {
@@ -115,19 +127,24 @@ impl PlaceArgs {
 pub(super) fn run(args: Args) -> Outcome<ExitCode> {
     block_on(async {
         match args.what {
-            What::Volume(args) => wish::begin(*args).await,
-            What::List(args) => list(args).await,
-            What::Status(args) => {
+            Action::Volume(args) => volume::begin(*args).await,
+            Action::List(args) => list(args).await,
+            Action::Status(args) => {
                 let place = args.place.find().await?;
                 follow(&place, &args.name, !args.no_wait).await
             }
-            What::Pause(args) => ordered(args, Order::Pause).await,
-            What::Resume(args) => ordered(args, Order::Resume).await,
-            What::Cutover(args) => ordered(args, Order::Cutover).await,
-            What::Cancel(args) => ordered(args, Order::Cancel).await,
-            What::Undo(args) => {
+            Action::Pause(args) => ordered(args, Order::Pause).await,
+            Action::Resume(args) => ordered(args, Order::Resume).await,
+            Action::Cutover(args) => ordered(args, Order::Cutover).await,
+            Action::Cancel(args) => ordered(args, Order::Cancel).await,
+            Action::RecoverSource(RecoverArgs { named, accept_loss }) => {
+                let place = named.place.find().await?;
+                orders::recover(&place, &named.name, accept_loss).await?;
+                follow(&place, &named.name, !named.no_wait).await
+            }
+            Action::Undo(args) => {
                 let place = args.place.find().await?;
-                let back = back::undo(&place, &args.name).await?;
+                let back = undo::undo(&place, &args.name).await?;
                 follow(&place, &back, !args.no_wait).await
             }
         }
@@ -137,7 +154,7 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
 async fn ordered(args: NamedArgs, order: Order) -> Outcome<ExitCode> {
     let place = args.place.find().await?;
     orders::give(&place, &args.name, order).await?;
-    // A move that is paused has no end to wait for.
+    // A paused move does not end.
     let waits = !args.no_wait && order != Order::Pause;
     follow(&place, &args.name, waits).await
 }
@@ -151,7 +168,7 @@ async fn list(args: ListArgs) -> Outcome<ExitCode> {
         Format::Table => {
             let mut table = Table::new(HEADER);
             for one in &moves {
-                table.row(words::row(one));
+                table.row(describe::row(one));
             }
             print!("{table}");
         }

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     csi::{
         Endpoint, Identity, Role,
-        node::{About, Node},
+        node::{Node, NodeInfo},
         registration::{Registration, Verdict},
         server,
         work::Work,
@@ -26,6 +26,7 @@ use crate::{
         forgotten::Forgotten,
         home,
         host::HostRoot,
+        max_volumes::MaxVolumes,
         registry::{PLUGINS_REGISTRY, Registry},
         secrets::Secrets,
         state::State,
@@ -39,16 +40,16 @@ use crate::{
     },
 };
 
-/// Kubelet is root, and nobody else has business here.
+/// Only kubelet connects, as root.
 const SOCKET_MODE: u32 = 0o600;
-/// For calls in flight, and then for work whose caller hung up: together below the
-/// 30 s Kubernetes gives a pod to terminate.
+/// For calls in flight, and then for work whose caller disconnected: together less than the 30 s that
+/// Kubernetes gives a pod to terminate.
 const GRACE: Duration = Duration::from_secs(20);
 const WORK_GRACE: Duration = Duration::from_secs(5);
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Unix socket on which kubelet finds us.
+    /// Unix socket to which kubelet connects.
     #[arg(
         long,
         default_value = "unix:///var/lib/kubelet/plugins/storage.liqo.io/csi.sock"
@@ -63,7 +64,8 @@ pub(super) struct Args {
     /// Id of this cluster [default: the uid of the namespace kube-system, read once].
     #[arg(long)]
     cluster_id: Option<String>,
-    /// Most volumes on this node; 0 means no limit.
+    /// Maximum number of volumes on this node; 0 means what the real drivers can attach, which the controller
+    /// writes to the `CSINode`.
     #[arg(long, default_value_t = 0)]
     max_volumes: i64,
     /// Prefix under which paths of the host are visible.
@@ -75,20 +77,20 @@ pub(super) struct Args {
     /// Whether Secrets that twins refer to may be read and handed to their drivers.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     secrets: bool,
-    /// Time without a call after which kubelet has forgotten a volume: one that no pod
-    /// has is unstaged, one that kubelet wants unstaged is taken away from pods first.
+    /// Time without a call after which kubelet counts as having forgotten a volume: one that no pod
+    /// uses is unstaged; from one that kubelet unstages, the pods' mounts are removed first.
     #[arg(long, default_value = "5m", value_parser = duration)]
     forgotten_after: Duration,
-    /// How log lines look.
+    /// Format of log lines.
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
 }
 
-/// Where our own things are below kubelet's root.
+/// The directory of the driver in kubelet's root.
 const HOME: &str = "plugins/storage.liqo.io";
-/// Mounts run on threads of their own; more than this many are waiting for dead servers.
+/// Mounts run on threads of their own; more than this many mean that storage servers do not answer.
 const BLOCKING_THREADS: usize = 48;
-/// A thread that has not been needed for this long is given back.
+/// A thread that was idle for this long ends.
 const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 pub(super) fn run(args: Args) -> Outcome {
@@ -99,7 +101,7 @@ pub(super) fn run(args: Args) -> Outcome {
         .enable_all()
         .build()?;
     let outcome = runtime.block_on(serve(args));
-    // A mount that hangs in the kernel must not keep us from going.
+    // A mount that hangs in the kernel must not keep the process from ending.
     runtime.shutdown_background();
     outcome
 }
@@ -108,20 +110,24 @@ async fn serve(args: Args) -> Outcome {
     let stop = until_signalled()?;
     let home = args.kubelet_root.join(HOME);
     std::fs::create_dir_all(&home).map_err(|error| format!("creating {}: {error}", home.display()))?;
-    let about = About {
+    let info = NodeInfo {
         name: args.node_name.clone(),
         cluster: match &args.cluster_id {
             Some(id) => id.parse()?,
             None => home::cluster_id(home::client(), &home.join("cluster-id")).await?,
         },
-        max_volumes: args.max_volumes,
+        max_volumes: match args.max_volumes {
+            // Outside a cluster there is no CSINode.
+            0 => home::client().map_or(MaxVolumes::Fixed(0), MaxVolumes::Written),
+            number => MaxVolumes::Fixed(number),
+        },
     };
     take_orders(args.endpoint.folder());
     let metrics = Metrics::new("node", |_| {});
     let work = Work::default();
     let volumes = volumes(&args, &home)?;
     let forgotten = Forgotten::new(volumes.clone(), args.kubelet_root.clone());
-    let node = Node::new(volumes, work.clone(), about);
+    let node = Node::new(volumes, work.clone(), info);
     let registration = Registration::new(&args.kubelet_root.join(PLUGINS_REGISTRY), args.endpoint.clone());
     let health = health(metrics.clone(), args.endpoint.clone(), &registration);
     let routes = Identity::new(Role::Node).routes();
@@ -143,21 +149,21 @@ async fn serve(args: Args) -> Outcome {
     parts.spawn(async { Ok(registered.await?) });
     let watched = health.serve(args.metrics_address, stop.clone());
     parts.spawn(async { Ok(watched.await?) });
-    let tended = forgotten.tend(stop.clone());
+    let tended = forgotten.run(stop.clone());
     parts.spawn(async {
         tended.await;
         Ok(())
     });
     let mut outcome = Ok(());
     while let Some(ended) = parts.join_next().await {
-        // If one of them cannot go on, none should.
+        // If one of the tasks ends, the others end, too.
         stop.cancel();
         outcome = outcome.and(ended?);
     }
 
-    // Callers may have hung up; what they started is finished all the same.
+    // Callers may have disconnected; their operations are completed all the same.
     if tokio::time::timeout(WORK_GRACE, work.finished()).await.is_err() {
-        tracing::warn!(grace = ?WORK_GRACE, "operations still under way are left to the next start");
+        tracing::warn!(grace = ?WORK_GRACE, "ending with operations in progress; the next start continues them");
     }
     outcome
 }
@@ -179,8 +185,8 @@ fn volumes(args: &Args, home: &Path) -> Result<Volumes, Box<dyn std::error::Erro
     )?)
 }
 
-/// Live as long as our socket answers and kubelet can find us; ready once kubelet
-/// has registered us.
+/// Live while the socket answers and kubelet can find it; ready once kubelet has registered the
+/// plugin.
 fn health(metrics: Metrics, endpoint: Endpoint, registration: &Registration) -> Health {
     let (socket, verdict) = (registration.socket(), registration.verdict());
     let live = move || {

@@ -1,4 +1,5 @@
-//! `liqo-csi offload namespace`: asks for namespaces in remote clusters, and waits for them.
+//! `liqo-csi offload namespace`: creates `NamespaceOffloadings`, and waits for the namespaces in remote
+//! clusters.
 
 mod older;
 
@@ -24,7 +25,7 @@ use crate::{
         ClusterSelector, NAME, NamespaceOffloading, NamespaceOffloadingSpec, PodOffloadingStrategy, READY,
     },
     cluster::{ApiError, Cluster, Objects},
-    inspect::why_nobody_offloads,
+    inspect::why_not_offloaded,
     offload::{self, MappingStrategy, Phase},
     topology::Term,
 };
@@ -35,11 +36,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Extend namespaces into the remote clusters whose `RemoteCluster` has spec.fabric.
     #[command(visible_aliases = ["ns", "namespaces"])]
     Namespace(NamespaceArgs),
@@ -59,15 +60,14 @@ struct NamespaceArgs {
     /// Their name, with the strategy `SelectedName`.
     #[arg(long)]
     remote_namespace_name: Option<String>,
-    /// Where new pods of the namespaces run. Those that are there are not evicted.
+    /// Where new pods of the namespaces run. Existing pods are not evicted.
     #[arg(long, value_enum, default_value = "LocalAndRemote")]
     pod_offloading_strategy: Pods,
-    /// Labels of the nodes that stand for the clusters to extend into, as in 'region in
-    /// (europe,us-west), !staging'; given more than once, one of the selectors is enough
-    /// [default: all clusters].
+    /// Labels of the virtual nodes of the clusters to extend into, as in 'region in (europe,us-west),
+    /// !staging'; given more than once, one of the selectors is enough [default: all clusters].
     #[arg(long, short = 'l', value_parser = offload::parse)]
     selector: Vec<Term>,
-    /// Print the manifests, and ask no cluster.
+    /// Print the manifests, without connecting to a cluster.
     #[arg(long, short, value_enum)]
     output: Option<Manifest>,
     /// How long to wait for the namespaces.
@@ -91,13 +91,13 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((pair.0.to_owned(), pair.1.to_owned()))
 }
 
-/// Where pods run, spelt as in the object.
+/// The strategies for pods, spelt as in the object.
 #[derive(Clone, Copy, ValueEnum)]
 enum Pods {
     /// Here or in remote clusters, as the scheduler decides.
     #[value(name = "LocalAndRemote")]
     LocalAndRemote,
-    /// Here, but for those of the `RuntimeClass` liqo.
+    /// Here, except those of the `RuntimeClass` liqo.
     #[value(name = "Local")]
     Local,
     /// In remote clusters.
@@ -105,7 +105,7 @@ enum Pods {
     Remote,
 }
 
-/// The strategies, spelt as in the object.
+/// The naming strategies, spelt as in the object.
 #[derive(Clone, Copy, ValueEnum)]
 enum Strategy {
     #[value(name = "DefaultName")]
@@ -116,7 +116,7 @@ enum Strategy {
     Selected,
 }
 
-/// How a manifest is written.
+/// The format of the manifests.
 #[derive(Clone, Copy, ValueEnum)]
 enum Manifest {
     Yaml,
@@ -135,11 +135,11 @@ impl NamespaceArgs {
         if selected {
             if self.names.len() > 1 || self.ns_selector.is_some() {
                 return Err(
-                    "several namespaces cannot have one name in a remote cluster: offload them one by one"
+                    "several namespaces cannot have the same name in a remote cluster: offload them one by one"
                         .into(),
                 );
             }
-            // What the name is refused for does not depend on this cluster.
+            // These rules for the name do not depend on this cluster.
             offload::remote_name(strategy, "", name.as_deref(), "")?;
         }
         Ok(NamespaceOffloadingSpec {
@@ -154,10 +154,10 @@ impl NamespaceArgs {
         })
     }
 
-    /// What is asked for in each namespace.
-    fn wish(&self) -> Outcome<Wish> {
+    /// The desired `NamespaceOffloadings`.
+    fn desired(&self) -> Outcome<Desired> {
         let pairs = |all: &[(String, String)]| all.iter().cloned().collect();
-        Ok(Wish {
+        Ok(Desired {
             spec: self.spec()?,
             labels: pairs(&self.global_labels),
             annotations: pairs(&self.global_annotations),
@@ -165,15 +165,15 @@ impl NamespaceArgs {
     }
 }
 
-/// What is asked for in each namespace.
+/// The desired spec and metadata of each `NamespaceOffloading`.
 #[derive(Default)]
-struct Wish {
+struct Desired {
     spec: NamespaceOffloadingSpec,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
 }
 
-impl Wish {
+impl Desired {
     fn object(&self, namespace: &str) -> NamespaceOffloading {
         let mut object = NamespaceOffloading::new(NAME, self.spec.clone());
         let some = |all: &BTreeMap<String, String>| (!all.is_empty()).then(|| all.clone());
@@ -188,22 +188,22 @@ impl Wish {
 }
 
 pub(super) fn run(args: Args) -> Outcome<ExitCode> {
-    let What::Namespace(args) = args.what;
-    // Which others are never offloaded the policy of the cluster says.
+    let Action::Namespace(args) = args.what;
+    // The policy of the cluster may exclude further namespaces.
     let mut never = args.names.iter();
     if let Some(why) = never.find_map(|name| offload::never_offloaded(name, &BTreeSet::new())) {
         return Err(why.into());
     }
-    let wish = args.wish()?;
+    let desired = args.desired()?;
     if let Some(form) = args.output {
-        print!("{}", manifests(&args.names, &wish, form)?);
+        print!("{}", manifests(&args.names, &desired, form)?);
         return Ok(ExitCode::SUCCESS);
     }
-    block_on(offload(args, wish))
+    block_on(offload(args, desired))
 }
 
-fn manifests(names: &[String], wish: &Wish, form: Manifest) -> Outcome<String> {
-    let objects = names.iter().map(|name| wish.object(name));
+fn manifests(names: &[String], desired: &Desired, form: Manifest) -> Outcome<String> {
+    let objects = names.iter().map(|name| desired.object(name));
     let texts: Outcome<Vec<String>> = objects
         .map(|object| {
             Ok(match form {
@@ -218,17 +218,17 @@ fn manifests(names: &[String], wish: &Wish, form: Manifest) -> Outcome<String> {
     }))
 }
 
-async fn offload(args: NamespaceArgs, wish: Wish) -> Outcome<ExitCode> {
-    let cluster = args.cluster.visit().await?;
+async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
+    let cluster = args.cluster.client().await?;
     let names = match &args.ns_selector {
         Some(labels) => namespaces(&cluster, labels).await?,
         None => args.names,
     };
     let (mut asked, mut all_well) = (Vec::new(), true);
     for name in &names {
-        match ask(&cluster, name, &wish).await {
+        match create_or_update(&cluster, name, &desired).await {
             Ok(generation) => asked.push((name, generation)),
-            // A selector may be wider than was meant: the others are asked for all the same.
+            // A selector may match more than intended: the other namespaces are offloaded all the same.
             Err(error) if names.len() > 1 => {
                 eprintln!("{name}: {error}");
                 all_well = false;
@@ -239,9 +239,9 @@ async fn offload(args: NamespaceArgs, wish: Wish) -> Outcome<ExitCode> {
     let until = Instant::now() + args.timeout;
     for (name, generation) in asked {
         all_well &= follow(&cluster, name, generation, until).await?;
-        older::print(&cluster, name, wish.spec.pod_offloading_strategy).await?;
-        if let Some(words) = unprotected(&network_policies(&cluster, name).await) {
-            println!("{name}: {words}");
+        older::print(&cluster, name, desired.spec.pod_offloading_strategy).await?;
+        if let Some(text) = unprotected(&network_policies(&cluster, name).await) {
+            println!("{name}: {text}");
         }
     }
     Ok(if all_well {
@@ -251,19 +251,19 @@ async fn offload(args: NamespaceArgs, wish: Wish) -> Outcome<ExitCode> {
     })
 }
 
-/// Makes the object, or changes of the one that is there what can be changed; its generation.
-async fn ask(cluster: &Cluster, namespace: &str, wish: &Wish) -> Outcome<Option<i64>> {
+/// Creates the object, or updates the mutable fields of the existing one; its generation.
+async fn create_or_update(cluster: &Cluster, namespace: &str, desired: &Desired) -> Outcome<Option<i64>> {
     let all: Objects<NamespaceOffloading> = cluster.within(namespace);
-    if let Some(made) = all.create(&wish.object(namespace)).await? {
+    if let Some(made) = all.create(&desired.object(namespace)).await? {
         return Ok(made.metadata.generation);
     }
     let Some(there) = all.get(NAME).await? else {
         return Err(format!("{namespace}: its NamespaceOffloading was deleted just now: try again").into());
     };
-    let spec = &wish.spec;
+    let spec = &desired.spec;
     let name = |spec: &NamespaceOffloadingSpec| spec.remote_namespace_name.clone().unwrap_or_default();
     if there.is_leaving() {
-        return Err(format!("{namespace}: it is being unoffloaded: try again when that has ended").into());
+        return Err(format!("{namespace}: it is being unoffloaded: try again afterwards").into());
     }
     if there.spec.namespace_mapping_strategy != spec.namespace_mapping_strategy
         || name(&there.spec) != name(spec)
@@ -275,7 +275,7 @@ async fn ask(cluster: &Cluster, namespace: &str, wish: &Wish) -> Outcome<Option<
         .into());
     }
     let patch = json!({
-        "metadata": {"uid": there.metadata.uid, "labels": wish.labels, "annotations": wish.annotations},
+        "metadata": {"uid": there.metadata.uid, "labels": desired.labels, "annotations": desired.annotations},
         "spec": {
             "clusterSelector": {"nodeSelectorTerms": spec.cluster_selector.node_selector_terms},
             "podOffloadingStrategy": spec.pod_offloading_strategy,
@@ -285,7 +285,7 @@ async fn ask(cluster: &Cluster, namespace: &str, wish: &Wish) -> Outcome<Option<
     Ok(changed.and_then(|it| it.metadata.generation))
 }
 
-/// Waits until it is known what became of a namespace; whether that is well.
+/// Waits for the result of an offloading; whether it has succeeded.
 async fn follow(
     cluster: &Cluster,
     namespace: &str,
@@ -297,7 +297,7 @@ async fn follow(
         let object = all
             .get(NAME)
             .await?
-            .unwrap_or_else(|| Wish::default().object(namespace));
+            .unwrap_or_else(|| Desired::default().object(namespace));
         let status = object.status.clone().unwrap_or_default();
         let is_current = status.observed_generation >= generation;
         let phase = status.offloading_phase.filter(|_| is_current);
@@ -313,21 +313,21 @@ async fn follow(
             }
             Some(Phase::NoClusterSelected) => {
                 println!("{namespace}: offloaded, but no cluster is selected");
-                print_trouble(&object);
+                print_not_ready(&object);
                 return Ok(true);
             }
             Some(phase @ (Phase::SomeFailed | Phase::AllFailed)) => {
                 eprintln!("{namespace}: {phase}");
-                print_trouble(&object);
+                print_not_ready(&object);
                 return Ok(false);
             }
             _ if is_over => {
                 let phase = match phase {
                     Some(phase) => phase.to_string(),
-                    None => why_nobody_offloads(cluster).await,
+                    None => why_not_offloaded(cluster).await,
                 };
                 eprintln!("{namespace}: not offloaded in time: {phase}");
-                print_trouble(&object);
+                print_not_ready(&object);
                 return Ok(false);
             }
             _ => sleep(LOOK_AGAIN).await,
@@ -351,7 +351,7 @@ fn unprotected(policies: &Result<Vec<String>, ApiError>) -> Option<String> {
             policies.join(", ")
         )),
         Err(error) => Some(format!(
-            "NetworkPolicies are not copied, and it is not known whether there are any: {error}"
+            "NetworkPolicies are not copied, and whether the namespace has any is unknown: {error}"
         )),
     }
 }
@@ -367,12 +367,12 @@ fn ready_in(object: &NamespaceOffloading) -> Vec<String> {
         .collect()
 }
 
-/// What the clusters say in which the namespace is not there, or not gone.
-pub(super) fn print_trouble(object: &NamespaceOffloading) {
+/// Prints the conditions of the clusters in which the namespace is not ready, or not deleted.
+pub(super) fn print_not_ready(object: &NamespaceOffloading) {
     let status = object.status.iter();
     for (cluster, conditions) in status.flat_map(|it| &it.remote_namespaces_conditions) {
-        if let Some(said) = conditions.iter().rev().find(|it| it.status != "True") {
-            eprintln!("  {cluster}: {}: {}", said.reason, said.message);
+        if let Some(condition) = conditions.iter().rev().find(|it| it.status != "True") {
+            eprintln!("  {cluster}: {}: {}", condition.reason, condition.message);
         }
     }
 }
@@ -382,7 +382,7 @@ mod tests {
     use super::*;
     use crate::cluster::testing::FakeApi;
 
-    fn wish(strategy: Strategy, name: Option<&str>, namespaces: &[&str]) -> Outcome<Wish> {
+    fn desired(strategy: Strategy, name: Option<&str>, namespaces: &[&str]) -> Outcome<Desired> {
         NamespaceArgs {
             names: namespaces.iter().map(|&it| it.to_owned()).collect(),
             ns_selector: namespaces.is_empty().then(|| "team=a".to_owned()),
@@ -396,22 +396,22 @@ mod tests {
             global_annotations: Vec::new(),
             cluster: ClusterArgs::default(),
         }
-        .wish()
+        .desired()
     }
 
     #[test]
     fn the_manifest_is_the_object_that_would_be_made() {
-        let wish = wish(Strategy::Default, Some("ignored"), &["foo", "bar"]).unwrap();
+        let desired = desired(Strategy::Default, Some("ignored"), &["foo", "bar"]).unwrap();
         let names = ["foo".to_owned(), "bar".to_owned()];
-        let yaml = manifests(&names, &wish, Manifest::Yaml).unwrap();
+        let yaml = manifests(&names, &desired, Manifest::Yaml).unwrap();
         let documents: Vec<&str> = yaml.split("---\n").collect();
         assert_eq!(documents.len(), 2);
         let read: NamespaceOffloading = serde_saphyr::from_str(documents[0]).unwrap();
-        assert_eq!(read, wish.object("foo"));
+        assert_eq!(read, desired.object("foo"));
         assert_eq!(read.spec.remote_namespace_name, None, "it is not asked for");
         assert_eq!(read.spec.pod_offloading_strategy, PodOffloadingStrategy::Remote);
         assert_eq!(read.metadata.labels.as_ref().unwrap()["team"], "a");
-        let json = manifests(&names[..1], &wish, Manifest::Json).unwrap();
+        let json = manifests(&names[..1], &desired, Manifest::Json).unwrap();
         assert_eq!(serde_json::from_str::<NamespaceOffloading>(&json).unwrap(), read);
     }
 
@@ -424,18 +424,18 @@ mod tests {
             "/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies/deny-all",
             json!({"spec": {}}),
         );
-        let said = unprotected(&network_policies(&cluster, "shop").await).unwrap();
-        assert!(said.contains("deny-all"), "{said}");
+        let text = unprotected(&network_policies(&cluster, "shop").await).unwrap();
+        assert!(text.contains("deny-all"), "{text}");
     }
 
     #[test]
     fn a_name_that_cannot_be_is_refused_before_anything_is_asked() {
-        assert!(wish(Strategy::Selected, None, &["foo"]).is_err());
-        assert!(wish(Strategy::Selected, Some("kube-system"), &["foo"]).is_err());
-        assert!(wish(Strategy::Selected, Some("bar"), &["foo", "baz"]).is_err());
+        assert!(desired(Strategy::Selected, None, &["foo"]).is_err());
+        assert!(desired(Strategy::Selected, Some("kube-system"), &["foo"]).is_err());
+        assert!(desired(Strategy::Selected, Some("bar"), &["foo", "baz"]).is_err());
         // Those with a label may be several.
-        assert!(wish(Strategy::Selected, Some("bar"), &[]).is_err());
-        let named = wish(Strategy::Selected, Some("bar"), &["foo"]).unwrap();
+        assert!(desired(Strategy::Selected, Some("bar"), &[]).is_err());
+        let named = desired(Strategy::Selected, Some("bar"), &["foo"]).unwrap();
         assert_eq!(named.spec.remote_namespace_name.as_deref(), Some("bar"));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// A token that is cancelled when the process is asked to go.
+/// A token that is cancelled when the process gets a signal to terminate.
 pub(super) fn until_signalled() -> std::io::Result<CancellationToken> {
     let mut term = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -24,7 +24,7 @@ pub(super) fn until_signalled() -> std::io::Result<CancellationToken> {
 
 /// `500ms`, `90s`, `10m`, `1h30m`, `4m0s`: durations as Go writes them, without fractions.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no duration: write 500ms, 90s, 10m or 1h30m");
+    let wrong = || format!("{text:?} is not a duration: write 500ms, 90s, 10m or 1h30m");
     let mut sum = Duration::ZERO;
     let mut rest = text;
     loop {

@@ -1,4 +1,4 @@
-//! `liqo-csi relay`: what a pod of ours runs during a move whose ends cannot reach each other.
+//! `liqo-csi relay`: runs in a pod of a move whose ends cannot connect to each other.
 
 use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
@@ -19,9 +19,9 @@ use crate::{
     volume::parse_quantity,
 };
 
-/// Dials both ends of a move through the API servers of their clusters, and passes on what
-/// they say, which is encrypted between them. Runs until it is told to stop. A kubeconfig is
-/// used as it is: whoever mounts one must have vetted it.
+/// Connects to both ends of a move through the API servers of their clusters, and forwards their
+/// connections, which are encrypted end to end. Runs until it is terminated. Kubeconfigs are not
+/// vetted here: the controller that creates the pod has vetted them.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Where the source listens: NAMESPACE/POD:PORT.
@@ -36,16 +36,16 @@ pub(super) struct Args {
     /// Kubeconfig of the target's cluster [default: the cluster this pod runs in].
     #[arg(long)]
     target_kubeconfig: Option<PathBuf>,
-    /// Data lanes of the source: with the lanes for control, so many connections are kept.
+    /// Number of data connections of the source, in addition to those for control.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DATA_LANES)))]
     data_lanes: u32,
-    /// Bytes that may pass in a second, for instance 64Mi; 0 is without limit.
+    /// Maximum number of bytes per second, for instance 64Mi; 0 means no limit.
     #[arg(long, default_value = "64Mi", value_parser = bandwidth)]
     bandwidth: Bandwidth,
     /// Longest time for one call to an API server.
     #[arg(long, default_value = "10s", value_parser = duration)]
     call_timeout: Duration,
-    /// How log lines look.
+    /// Format of log lines.
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
 }
@@ -55,7 +55,7 @@ pub(super) struct Args {
 struct Bandwidth(Option<NonZeroU64>);
 
 fn bandwidth(text: &str) -> Result<Bandwidth, String> {
-    let bytes = parse_quantity(text).ok_or_else(|| format!("{text:?} is no quantity: write 64Mi or 0"))?;
+    let bytes = parse_quantity(text).ok_or_else(|| format!("{text:?} is not a quantity: write 64Mi or 0"))?;
     Ok(Bandwidth(NonZeroU64::new(bytes)))
 }
 

@@ -1,4 +1,4 @@
-//! `liqo-csi release`: gives a claim of this driver its real class, without copying its data.
+//! `liqo-csi release`: gives a claim of this driver the class of its twin, without copying its data.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -16,22 +16,22 @@ use crate::{
 };
 
 const FORM: &str =
-    "The claim is deleted and made again, with the same name and the class of its twin; it has the
-PersistentVolume of the twin then, which is retained meanwhile and keeps the data. The twin and the
-virtual PersistentVolume go. No pod may use the claim.
-Killed at any moment, the command goes on when it is run again, or takes everything back with --undo;
-`liqo-csi doctor` lists releases that have not ended. The rights that it needs, and what changes for
+    "The claim is deleted and created again, with the same name and the class of its twin; it then has the
+PersistentVolume of the twin, which is retained meanwhile and keeps the data. The twin and the
+virtual PersistentVolume are deleted. No pod may use the claim.
+If the command is interrupted, run it again to continue, or with --undo to restore the previous state;
+`liqo-csi doctor` lists unfinished releases. The rights that it needs, and what changes for
 the claim, are in docs/import.md.";
 
-/// Lets go of what is in the care of the driver.
+/// Gives claims of the driver their real class, without copying their data.
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Give a claim of the driver its real class. Its data stays where it is.
     #[command(after_long_help = FORM)]
     Pvc(PvcArgs),
@@ -42,28 +42,28 @@ struct PvcArgs {
     /// The claim, as NAMESPACE/NAME.
     #[arg(value_name = "NAMESPACE/NAME")]
     claim: ClaimName,
-    /// Take a release back that has not come to its end.
+    /// Undo a release that has not completed.
     #[arg(long)]
     undo: bool,
-    /// Say what would be done, or what speaks against it, and change nothing.
+    /// Print what would be done, or what blocks it, and change nothing.
     #[arg(long)]
     dry_run: bool,
     /// Release also a claim that a deployment tool or a controller manages.
     #[arg(long)]
     force_managed: bool,
-    /// How long to wait for others, such as Kubernetes.
+    /// How long to wait for other programs, such as Kubernetes.
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
     /// Kubeconfig to use [default: found as kubectl does].
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
-    /// Namespace of the twins [default: what the controller was told].
+    /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let What::Pvc(args) = args.what;
+    let Action::Pvc(args) = args.what;
     block_on(release_claim(args))
 }
 
@@ -76,13 +76,13 @@ async fn release_claim(args: PvcArgs) -> Outcome {
     )
     .await?;
     let claim = args.claim.clone();
-    let tell = |what: &str| println!("{claim}: {what}");
+    let report = |what: &str| println!("{claim}: {what}");
     let context = Context {
         cluster: &place.cluster,
         storage_namespace: &place.storage_namespace,
-        patience: args.timeout,
+        timeout: args.timeout,
         dry_run: args.dry_run,
-        tell: &tell,
+        report: &report,
     };
     if args.undo {
         Box::pin(undo_release(&context, &args.claim)).await?;

@@ -1,10 +1,10 @@
-//! Columns that line up, with notes between their lines.
+//! Tables with aligned columns, and notes between their rows.
 
 use std::fmt;
 
 const GAP: &str = "   ";
 
-/// A table with so many columns.
+/// A table of `N` columns.
 pub(super) struct Table<const N: usize> {
     lines: Vec<Line<N>>,
 }
@@ -25,7 +25,7 @@ impl<const N: usize> Table<N> {
         self.lines.push(Line::Cells(cells));
     }
 
-    /// A line of its own, below the last row.
+    /// A line without columns, below the last row.
     pub(super) fn note(&mut self, text: &str) {
         self.lines.push(Line::Note(text.to_owned()));
     }

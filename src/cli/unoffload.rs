@@ -1,5 +1,4 @@
-//! `liqo-csi unoffload namespace`: takes namespaces out of remote clusters again, unless
-//! something would be lost.
+//! `liqo-csi unoffload namespace`: deletes namespaces in remote clusters, unless something would be lost.
 
 mod volumes;
 
@@ -14,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::{
     Outcome,
     common::{ClusterArgs, Place, block_on, namespaces, place, print_unknown},
-    offload::print_trouble,
+    offload::print_not_ready,
     process::duration,
 };
 use crate::{
@@ -29,21 +28,20 @@ use crate::{
 };
 
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// Said with a list of what would be lost.
+/// Exit code after a list of what would be lost.
 const REFUSED: u8 = 2;
 
-/// Takes namespaces out of remote clusters.
+/// Deletes namespaces in remote clusters that were created for namespaces here.
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// Delete the namespaces in remote clusters that were made for these. Refused, with exit
-    /// code 2, while volumes are there, or pods that nobody makes again. Run again, it goes on where
-    /// it ended.
+enum Action {
+    /// Delete the namespaces in remote clusters that were created for these. Refused, with exit code 2,
+    /// while there are volumes there, or pods without a controller. A repeated run continues.
     #[command(visible_aliases = ["ns", "namespaces"])]
     Namespace(NamespaceArgs),
 }
@@ -54,25 +52,25 @@ struct NamespaceArgs {
     /// The namespaces.
     #[arg(required_unless_present = "ns_selector")]
     names: Vec<String>,
-    /// Labels of the namespaces, instead of their names; those that are not offloaded are left
-    /// out.
+    /// Labels of the namespaces, instead of their names; those that are not offloaded are skipped.
     #[arg(long, conflicts_with = "names")]
     ns_selector: Option<String>,
-    /// Delete the claims here whose volumes are there, with their data; and the claims that
-    /// somebody made in the namespaces there by hand, with theirs.
+    /// Delete the claims here whose volumes are there, with their data; and the claims that were created
+    /// directly in the namespaces there, with theirs.
     #[arg(long, conflicts_with = "retain_volumes")]
     delete_volumes: bool,
-    /// Keep the claims here, and the data of their volumes there: offloaded again under the same
-    /// name to the same clusters, the claims find them. Their `PersistentVolumes` have Retain from then on.
+    /// Keep the claims here, and the data of their volumes there: after another offloading under the same
+    /// name to the same clusters, the claims use it again. From then on their `PersistentVolumes` have the
+    /// policy Retain.
     #[arg(long)]
     retain_volumes: bool,
-    /// Only say what holds them, and what would become of it.
+    /// Only print what blocks the deletion, and what would happen to it.
     #[arg(long)]
     dry_run: bool,
-    /// Also delete the pods there that nobody makes again, as kubectl drain does with --force.
+    /// Also delete the pods there that have no controller, as kubectl drain does with --force.
     #[arg(long)]
     force: bool,
-    /// How long to wait for the end of the namespaces there.
+    /// How long to wait for the deletion of the namespaces there.
     #[arg(long, default_value = "120s", value_parser = duration)]
     timeout: Duration,
     #[command(flatten)]
@@ -80,12 +78,12 @@ struct NamespaceArgs {
 }
 
 pub(super) fn run(args: Args) -> Outcome<ExitCode> {
-    let What::Namespace(args) = args.what;
+    let Action::Namespace(args) = args.what;
     block_on(unoffload(args))
 }
 
 impl NamespaceArgs {
-    /// What is to become of the volumes there.
+    /// What happens to the volumes there.
     const fn volumes(&self) -> Volumes {
         if self.delete_volumes {
             Volumes::Delete
@@ -98,7 +96,7 @@ impl NamespaceArgs {
 }
 
 async fn unoffload(args: NamespaceArgs) -> Outcome<ExitCode> {
-    let place = place(args.cluster.visit().await?, None, None).await;
+    let place = place(args.cluster.client().await?, None, None).await;
     let names = match &args.ns_selector {
         Some(labels) => offloaded(&place.cluster, labels).await?,
         None => args.names.clone(),
@@ -125,13 +123,13 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
         .collect();
     let liqo = fabric::liqo(cluster).await;
     if matches!(liqo, Ok(None)) {
-        // Those in clusters where nothing is taken away are nobody's business here.
+        // Only volumes in clusters that the namespaces leave matter.
         lost.retain(|row| objects.iter().any(|object| leaves(object, row)));
     } else if fate != Volumes::Hold
         && let Some(how) = liqo?
     {
         return Err(format!(
-            "Liqo is installed ({how}), and offloads: what becomes of volumes is not asked of this driver. Move them \
+            "Liqo is installed ({how}), and offloads namespaces: this driver cannot keep or delete their volumes. Move them \
              (liqo-csi move volume), or delete their claims"
         )
         .into());
@@ -150,8 +148,8 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
         let bare = bare_pods(cluster, names).await?;
         if !bare.is_empty() {
             eprintln!(
-                "These pods run in other clusters and would be deleted, and nobody makes them again: {}. Add --force to \
-                 have them deleted.",
+                "These pods run in other clusters and would be deleted; they have no controller that would create them again: {}. Add --force to \
+                 delete them.",
                 bare.join(", ")
             );
             return Ok(ExitCode::from(REFUSED));
@@ -164,7 +162,7 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
     if fate == Volumes::Retain {
         volumes::retain(cluster, &lost, &storage).await?;
     }
-    // One that fails does not keep the others.
+    // An error of one namespace does not stop the others.
     let (mut leaving, mut failed) = (Vec::new(), Vec::new());
     for name in names {
         match delete(cluster, name, fate).await {
@@ -172,7 +170,7 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
             Err(error) => failed.push(error.to_string()),
         }
     }
-    // From now on no twins are made there, so a claim that a StatefulSet makes again is not there.
+    // From now on no twins are created there, so a claim that a StatefulSet creates again gets none there.
     if fate == Volumes::Delete {
         lost.retain(|row| {
             row.claim
@@ -202,8 +200,8 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
     })
 }
 
-/// How the namespaces of these names are offloaded. Those that are not any more are left out, so
-/// that the command can be run again; one that is not there at all is misspelt.
+/// The `NamespaceOffloadings` of these namespaces. Namespaces without one are skipped, so that the command can
+/// be repeated; one that does not exist is an error, because its name may be misspelt.
 async fn read(cluster: &Cluster, names: &[String]) -> Outcome<Vec<NamespaceOffloading>> {
     let (mut objects, mut others) = (Vec::new(), Vec::new());
     for name in names {
@@ -217,7 +215,7 @@ async fn read(cluster: &Cluster, names: &[String]) -> Outcome<Vec<NamespaceOfflo
     }
     match (objects.is_empty(), others.is_empty()) {
         (true, false) => return Err(format!("{}: not offloaded", others.join(", ")).into()),
-        (false, false) => eprintln!("{}: not offloaded, and left out", others.join(", ")),
+        (false, false) => eprintln!("{}: not offloaded, skipped", others.join(", ")),
         (_, true) => {}
     }
     Ok(objects)
@@ -298,12 +296,13 @@ async fn delete(cluster: &Cluster, namespace: &str, fate: Volumes) -> Outcome {
     };
     let deleted = all.delete(NAME, exactly).await;
     deleted.map_err(|error| format!("{namespace}: {error}"))?;
-    // Only now: on one that stays it would be what somebody asked for who deletes it later.
+    // Only after the delete: if that failed, the annotation would stay, and would apply to a later deletion
+    // by another user.
     if let Some(fate) = fate.written() {
         let patch = json!({"metadata": {"uid": uid, "annotations": {VOLUMES: fate}}});
         all.merge(NAME, &patch).await.map_err(|error| {
             format!(
-                "{namespace}: it is being unoffloaded, and volumes hold it, for what is to become of them could not be \
+                "{namespace}: it is being unoffloaded, and volumes block that, because the annotation with their treatment could not be \
                  written: {error}. Run this again"
             )
         })?;
@@ -311,7 +310,7 @@ async fn delete(cluster: &Cluster, namespace: &str, fate: Volumes) -> Outcome {
     Ok(())
 }
 
-/// Waits until it is gone; false if that takes too long.
+/// Waits until the `NamespaceOffloading` is gone; false after the timeout.
 async fn follow(cluster: &Cluster, namespace: &str, until: Instant) -> Outcome<bool> {
     let all: Objects<NamespaceOffloading> = cluster.within(namespace);
     loop {
@@ -320,8 +319,8 @@ async fn follow(cluster: &Cluster, namespace: &str, until: Instant) -> Outcome<b
             return Ok(true);
         };
         if Instant::now() >= until {
-            eprintln!("{namespace}: not gone in time; it goes on by itself as soon as it can:");
-            print_trouble(&object);
+            eprintln!("{namespace}: not unoffloaded in time; this continues in the background:");
+            print_not_ready(&object);
             return Ok(false);
         }
         sleep(LOOK_AGAIN).await;

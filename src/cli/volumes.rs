@@ -1,5 +1,5 @@
-//! `liqo-csi volumes`: the volumes of the driver, and its snapshots, as tables or as JSON.
-//! What is in a row is decided by `inspect`.
+//! `liqo-csi volumes`: prints the volumes of the driver, and its snapshots, as tables or as JSON. The
+//! contents of the rows come from `inspect`.
 
 use super::{
     Outcome,
@@ -35,20 +35,20 @@ const SNAPSHOTS_HEADER: [&str; 8] = [
     "TWIN",
 ];
 
-/// As many nodes as fit in a line.
+/// How many nodes fit in a line.
 const NODES_SHOWN: usize = 2;
 
-/// What each state means is said where its name does not; the names themselves are those of the states.
+/// The states of the help text, with an explanation where the name is not enough.
 fn form() -> String {
     let [plain, of_twins] = State::all();
     let plain = plain.into_iter().map(|state| match state {
-        State::Unreachable => format!("{} (no node is where the data is)", state.name()),
+        State::Unreachable => format!("{} (no node can reach the data)", state.name()),
         _ => state.name().to_owned(),
     });
     let of_twins = of_twins.into_iter().map(|state| state.name().to_owned());
     let of_snapshots = SnapshotState::ALL.into_iter().map(|state| match state {
-        SnapshotState::Retained => format!("{} (its content is left)", state.name()),
-        SnapshotState::Orphaned => format!("{} (its twin is)", state.name()),
+        SnapshotState::Retained => format!("{} (its content is kept)", state.name()),
+        SnapshotState::Orphaned => format!("{} (only its twin is left)", state.name()),
         _ => state.name().to_owned(),
     });
     let listed = |intro: &str, names: Vec<String>| wrapped(&format!("{intro} {}.", names.join(", ")));
@@ -60,7 +60,7 @@ fn form() -> String {
     )
 }
 
-/// In lines as long as those above and below.
+/// Wraps a text at the width of the help text.
 fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -85,15 +85,15 @@ const FORM: &str = r#"JSON: {"version": 1, "volumes": [...], "snapshots": [...],
 volume, claim {namespace, name}, class, size, growingTo, state, message, advice,
 twin {namespace, name}, realClass, realVolume, cluster, heldByGravity (a pod
 waits because it can only run where the data is) and nodes (["*"] for all of the
-cluster). What is not there or not known is null."#;
+cluster). What does not exist or is unknown is null."#;
 
 const SNAPSHOT_FORM: &str = "\
 A snapshot has snapshot {namespace, name}, class, source (a claim, or the id of a volume), size,
 state, message, advice, id, twin {namespace, name} and cluster.";
 
-/// Lists claims of every class of the driver with their twins, and twins without
-/// a claim: orphans, what a restored etcd left, what Retain kept. Below them snapshots, if
-/// there are any, in the same way.
+/// Lists claims of every class of the driver with their twins, and twins without a claim: orphans,
+/// twins that an etcd restore left without a claim, and retained ones. Below them snapshots, if there
+/// are any, in the same way.
 #[derive(clap::Args)]
 #[command(after_long_help = form())]
 pub(super) struct Args {
@@ -156,7 +156,7 @@ async fn list(args: Args) -> Outcome {
     Ok(())
 }
 
-/// A line for each row, and what its state means below if there is something to say.
+/// A line for each row, and below it the message and the advice, if there are any.
 fn table(rows: &[Row]) -> String {
     let mut table = Table::new(HEADER);
     for row in rows {
@@ -279,7 +279,7 @@ mod tests {
                 state.name()
             );
         }
-        for name in ["Moving", "TwinSuperseded", "Unreachable (no node is"] {
+        for name in ["Moving", "TwinSuperseded", "Unreachable (no node can"] {
             assert!(help.contains(name), "{name} is missing in {help}");
         }
         assert!(!help.contains("TwinBound") && !help.contains("Ending"), "{help}");
@@ -297,7 +297,7 @@ mod tests {
             source: Some("v1:home:pvc-1".into()),
             size: Some("1Gi".into()),
             state: SnapshotState::Orphaned,
-            message: "nothing leads to it".into(),
+            message: "no content refers to it".into(),
             advice: "delete it".into(),
             id: None,
             twin: Some(Name {
@@ -309,7 +309,7 @@ mod tests {
         let expected = "\
 NAMESPACE   SNAPSHOT   CLASS   SIZE   STATE      SOURCE          CLUSTER   TWIN
 shop        backup     -       1Gi    Orphaned   v1:home:pvc-1   home      liqo-storage/snapshot-1
-  └ nothing leads to it
+  └ no content refers to it
     → delete it
 ";
         assert_eq!(snapshot_table(&[row]), expected);

@@ -1,7 +1,6 @@
-//! Kubelet's registration client names the socket's path as the HTTP/2 `:authority`
-//! (`%2Fvar%2Flib%2F…`), which Go servers take and the server here refuses as
-//! malformed. So what such a client sends is put right on its way: the authority is
-//! replaced, everything else passes as it is. Nobody on a unix socket needs the value.
+//! Replaces the HTTP/2 `:authority` of kubelet's registration client, which is the path of the socket
+//! (`%2Fvar%2Flib%2F…`). Go servers accept that; the server of this crate refuses it as malformed.
+//! All other bytes pass unchanged. On a unix socket no service reads the value.
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex, split},
@@ -14,7 +13,7 @@ const AUTHORITY_INDEX: usize = 1;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEADER: usize = 9;
-/// No frame may be longer unless our server says so, which it does not.
+/// Longest frame: a server may allow longer ones, and this one does not.
 const FRAME_MAX: usize = 1 << 14;
 const HEADERS: u8 = 1;
 const END_HEADERS: u8 = 0x4;
@@ -24,8 +23,8 @@ const PRIORITY_LENGTH: usize = 5;
 
 const PIPE: usize = 64 << 10;
 
-/// `connection` as a server can take it.
-pub(super) fn put_right(connection: UnixStream) -> DuplexStream {
+/// The connection, with an authority that the server accepts.
+pub(super) fn with_valid_authority(connection: UnixStream) -> DuplexStream {
     let (server_side, ours) = duplex(PIPE);
     let (mut from_client, mut to_client) = connection.into_split();
     let (mut from_server, mut to_server) = split(ours);
@@ -45,7 +44,7 @@ pub(super) fn put_right(connection: UnixStream) -> DuplexStream {
             tokio::io::copy(&mut from_server, &mut to_client).await?;
             to_client.shutdown().await
         };
-        // Either end may hang up at any time; the other notices.
+        // Either end may close the connection at any time; the other one notices.
         let _ended = tokio::try_join!(requests, answers);
     });
     server_side
@@ -60,7 +59,7 @@ struct Requests {
 }
 
 impl Requests {
-    /// What may be passed on, now that `bytes` have come too.
+    /// The bytes that can be forwarded, now that `bytes` have arrived, too.
     fn pass(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.pending.extend_from_slice(bytes);
         if self.hopeless {
@@ -79,7 +78,7 @@ impl Requests {
             passed.extend(with_our_authority(&frame).unwrap_or(frame));
         }
         if self.hopeless {
-            // Not HTTP/2 as we know it: the server will say so.
+            // Not HTTP/2 as this code knows it: the server reports the error.
             passed.append(&mut self.pending);
         }
         passed
@@ -93,7 +92,7 @@ impl Requests {
     }
 }
 
-/// The frame with another authority, if it is one that has any.
+/// The frame with the replaced authority, if it has one.
 fn with_our_authority(frame: &[u8]) -> Option<Vec<u8>> {
     let (header, payload) = frame.split_at_checked(FRAME_HEADER)?;
     let (kind, flags) = (header[3], header[4]);
@@ -119,8 +118,8 @@ fn with_our_authority(frame: &[u8]) -> Option<Vec<u8>> {
     Some(changed)
 }
 
-/// A block of HPACK fields with another authority. Entries of the dynamic table keep
-/// their places, so later requests that refer to the authority get ours as well.
+/// A block of HPACK fields with the replaced authority. Entries of the dynamic table keep their
+/// positions, so later requests that refer to the authority get the new one as well.
 fn replace_authority(block: &[u8]) -> Option<Vec<u8>> {
     let mut at = 0;
     while let Some(first) = block.get(at) {
@@ -134,7 +133,7 @@ fn replace_authority(block: &[u8]) -> Option<Vec<u8>> {
                 at = integer(block, at, 5)?.1;
                 continue;
             }
-            // A value with its name or the name's index: to be remembered, or not.
+            // A field with its name, or the index of it: with or without indexing.
             0x40.. => integer(block, at, 6)?,
             _ => integer(block, at, 4)?,
         };
@@ -153,14 +152,14 @@ fn replace_authority(block: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// Where the string that begins at `at` ends.
+/// The position after the string that begins at `at`.
 fn string_end(block: &[u8], at: usize) -> Option<usize> {
     let (length, start) = integer(block, at, 7)?;
     let end = start.checked_add(length)?;
     (end <= block.len()).then_some(end)
 }
 
-/// HPACK's integer with a prefix of so many bits, and what comes after it.
+/// HPACK's integer with a prefix of `prefix` bits, and the position after it.
 fn integer(block: &[u8], at: usize, prefix: u32) -> Option<(usize, usize)> {
     let limit = (1usize << prefix) - 1;
     let mut value = usize::from(*block.get(at)?) & limit;
@@ -200,7 +199,7 @@ pub(super) mod tests {
         [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// A whole gRPC call without a message, as kubelet's client begins a connection.
+    /// The bytes of a gRPC call without a message, as kubelet's client begins a connection.
     pub(crate) fn kubelets_first_call(path: &str, authority: &str) -> Vec<u8> {
         let named = |name: &[u8], value: &[u8]| {
             let lengths = [

@@ -1,19 +1,19 @@
-//! The deadline of a call: ours passes a little before the caller's, so that the
-//! caller hears why and not just "deadline exceeded".
+//! The deadline of a call: it passes a little before the caller's, so that the caller gets the reason
+//! and not only "deadline exceeded".
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
-/// For callers without a deadline (csi-sanity): as long as kubelet and the
-/// controller manager wait for a volume, with room to spare.
+/// For callers without a deadline (csi-sanity): as long as kubelet and the controller manager wait
+/// for a volume.
 const PATIENCE: Duration = Duration::from_mins(2);
-/// The part of the caller's time that goes to carrying the answer back.
+/// The share of the caller's time that is reserved for the answer.
 const MARGIN: u32 = 10;
 const LONGEST_MARGIN: Duration = Duration::from_secs(1);
 
-/// When the work for a call must have an answer.
+/// The time by which a call must be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline(Instant);
 
@@ -37,7 +37,7 @@ impl Deadline {
         Self(Instant::now() + time)
     }
 
-    /// When it is.
+    /// The time of the deadline.
     #[must_use]
     pub fn at(self) -> Instant {
         self.0

@@ -1,4 +1,4 @@
-//! The Controller service. A handler is a paragraph: parse, do, answer.
+//! The Controller service. Each handler parses the request, calls the domain and builds the answer.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
     wire::csi::{self as wire, controller_service_capability as capability},
 };
 
-/// The service.
+/// The Controller service.
 pub struct Controller {
     home: Cluster,
     registry: Registry,
@@ -28,7 +28,7 @@ pub struct Controller {
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Controller {
-    /// A controller for the claims of one cluster, whose pods may go to others.
+    /// Serves the claims of the cluster `home`. Their pods may run in the clusters of `registry`.
     #[must_use]
     pub fn new(
         home: Cluster,
@@ -48,13 +48,13 @@ impl Controller {
         }
     }
 
-    /// Whether a volume lives here, and not behind a virtual node.
+    /// Whether the data of a volume is in this cluster, and not in a remote one.
     fn is_home(&self, id: &VolumeId) -> bool {
         id.cluster == *self.home.id()
     }
 
-    /// Waits until what calls rest on was read once: a process that was asked nothing before
-    /// begins to watch with its first call.
+    /// Waits until the objects that calls depend on were read once: a process without earlier calls
+    /// begins its watches with the first one.
     async fn observed(&self, deadline: Deadline) -> Result<(), Status> {
         let complete = self.home.views().complete();
         tokio::time::timeout_at(deadline.at(), complete)
@@ -68,8 +68,8 @@ impl Controller {
             })
     }
 
-    /// A volume of a remote cluster is where its pods run, and nowhere else: on the
-    /// node that stands for the cluster there is nothing to do.
+    /// A volume of a remote cluster can be used only there, so only on the virtual node of that
+    /// cluster, where nothing has to be attached.
     async fn publish_remote(
         &self,
         id: &VolumeId,
@@ -90,8 +90,8 @@ impl Controller {
                     .map_err(Coded::status)
             }
             _ => Err(Status::failed_precondition(format!(
-                "the volume {} lives in the cluster {}, so it cannot be used on the node {node}: let its pod run on a node \
-                 that stands for that cluster, or move the volume",
+                "the volume {} is in the cluster {}, so it cannot be used on the node {node}: let its pod run on a node \
+                 of that cluster, or move the volume",
                 id.name, id.cluster
             ))),
         }
@@ -106,7 +106,7 @@ impl wire::controller_server::Controller for Controller {
     ) -> Answer<wire::CreateVolumeResponse> {
         let deadline = Deadline::of(request.metadata());
         let request = request.into_inner();
-        // Without it in the answer csi-provisioner would take the volume for an empty one.
+        // Without it in the answer csi-provisioner would believe that the volume is empty.
         let content_source = request.volume_content_source.clone();
         let create_request = parse::create_request(request)?;
         self.observed(deadline).await?;
@@ -193,7 +193,7 @@ impl wire::controller_server::Controller for Controller {
             return Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}));
         };
         if !self.is_home(&id) {
-            // Nothing was attached for it.
+            // Nothing was attached for this node.
             return Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}));
         }
         self.observed(deadline).await?;
@@ -231,7 +231,7 @@ impl wire::controller_server::Controller for Controller {
                 mutable_parameters: HashMap::new(),
             });
         } else {
-            "the volume was made for other access modes or another volume mode"
+            "the volume was created for other access modes or another volume mode"
                 .clone_into(&mut answer.message);
         }
         Ok(Response::new(answer))
@@ -385,8 +385,8 @@ impl wire::controller_server::Controller for Controller {
         _: Request<wire::ControllerGetCapabilitiesRequest>,
     ) -> Answer<wire::ControllerGetCapabilitiesResponse> {
         use capability::rpc::Type;
-        // Never LIST_VOLUMES_PUBLISHED_NODES: csi-attacher would take every
-        // attachment of ours up again each minute.
+        // Not LIST_VOLUMES_PUBLISHED_NODES: csi-attacher would sync every attachment of this driver
+        // again each minute.
         let supported = [
             Type::CreateDeleteVolume,
             Type::PublishUnpublishVolume,
@@ -409,7 +409,7 @@ impl wire::controller_server::Controller for Controller {
     }
 }
 
-/// A page of a list: so many volumes after this one.
+/// A page of a list: at most `size` volumes, after the volume `after`.
 struct Page {
     size: usize,
     after: Option<VolumeName>,
@@ -422,7 +422,9 @@ impl Page {
         let after = match token {
             "" => None,
             token => Some(VolumeName::parse(token).ok_or_else(|| {
-                Status::aborted("the starting_token is none of ours; begin the list again without it")
+                Status::aborted(
+                    "the starting_token was not issued by this driver; begin the list again without it",
+                )
             })?),
         };
         Ok(Self {

@@ -11,17 +11,17 @@ use crate::{
     },
 };
 
-/// Which half of the driver answers.
+/// The part of the driver that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The controller.
     Controller,
-    /// The node plugin. It names the same capabilities: they are the driver's,
-    /// and csi-sanity leaves flows out where the node's endpoint does not.
+    /// It reports the capabilities of the controller, too: they are the driver's, and csi-sanity
+    /// skips tests where the node's endpoint does not have them.
     Node,
 }
 
-/// The service.
+/// The Identity service.
 pub struct Identity {
     role: Role,
 }
@@ -33,7 +33,7 @@ impl Identity {
         Self { role }
     }
 
-    /// Routes with this service, to which a process adds its own.
+    /// Routes with this service, to which each process adds its own services.
     #[must_use]
     pub fn routes(self) -> Routes {
         Routes::new(IdentityServer::new(self))
@@ -67,7 +67,7 @@ impl wire::identity_server::Identity for Identity {
         ];
         let services = services
             .map(|it| plugin_capability::Type::Service(plugin_capability::Service { r#type: it.into() }));
-        // Whether a volume in use may grow is its real driver's matter.
+        // Whether a volume in use may be expanded is decided by its real driver.
         let expansion = plugin_capability::Type::VolumeExpansion(plugin_capability::VolumeExpansion {
             r#type: volume_expansion::Type::Online.into(),
         });
@@ -79,7 +79,7 @@ impl wire::identity_server::Identity for Identity {
         }))
     }
 
-    /// Whoever answers is ready: what a call needs to have been read, it waits for.
+    /// Always ready once it answers: each call waits for the objects that it needs.
     async fn probe(&self, _: Request<wire::ProbeRequest>) -> Result<Response<wire::ProbeResponse>, Status> {
         Ok(Response::new(wire::ProbeResponse { ready: Some(true) }))
     }

@@ -1,6 +1,6 @@
-//! How many volumes are begun at the same time. All claims of a burst carried forward
-//! together would all finish at its end; first come first served, half of them have
-//! finished after half of the time.
+//! Limits how many volumes are created at the same time. If all claims of a burst progressed
+//! together, all of them would be done at its end; in the order of their calls, half of them are done
+//! after half of the time.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -10,22 +10,22 @@ use tokio::{
 };
 use tonic::Status;
 
-/// Who takes longer waits for a slow real class, which costs nobody anything: the next one
-/// may begin.
+/// A call that takes longer is waiting for a slow real class and not using the driver, so the next
+/// call may begin.
 const BUSY_FOR: Duration = Duration::from_secs(1);
 
-/// Lets so many calls begin at a time, in the order in which they came.
+/// Lets a limited number of calls begin at a time, in the order of their arrival.
 #[derive(Clone)]
 pub struct CreateLimiter(Arc<Semaphore>);
 
 impl CreateLimiter {
-    /// So many at a time.
+    /// A limit of `at_once` calls.
     #[must_use]
     pub fn new(at_once: usize) -> Self {
         Self(Arc::new(Semaphore::new(at_once)))
     }
 
-    /// Runs `work` when it is its turn; UNAVAILABLE, and nothing was done, if it never is
+    /// Runs `work` when it is its turn; UNAVAILABLE, with nothing done, if its turn does not come
     /// before the deadline.
     pub async fn take<T>(
         &self,
@@ -34,7 +34,7 @@ impl CreateLimiter {
     ) -> Result<T, Status> {
         let Ok(turn) = time::timeout_at(deadline, self.0.acquire()).await else {
             return Err(Status::unavailable(
-                "many volumes are being made and this one's turn has not come yet; it is asked for again",
+                "many volumes are being created, and this one has to wait; the call will be retried",
             ));
         };
         let mut work = pin!(work);

@@ -1,5 +1,5 @@
-//! The gRPC edge: CSI services, what their requests mean, what their errors are
-//! called, and the server on a unix socket. gRPC types stop here.
+//! The gRPC services: the CSI services, the parsing of their requests, the codes of their errors, and
+//! the server on a unix socket. gRPC types are not used outside this module.
 
 mod authority;
 mod call;

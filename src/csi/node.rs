@@ -1,4 +1,4 @@
-//! The Node service: what kubelet asks of us, handed to [`crate::node`].
+//! The Node service: kubelet's requests, parsed and passed to [`crate::node`].
 
 mod parse;
 mod status;
@@ -9,6 +9,7 @@ use super::{status::Coded, work::Work};
 use crate::{
     node::{
         driver::{Unit, Usage},
+        max_volumes::MaxVolumes,
         volumes::Volumes,
     },
     topology::Segments,
@@ -19,32 +20,32 @@ use crate::{
     },
 };
 
-/// A call of kubelet that changes something outlives its caller; see [`Work`].
+/// A call of kubelet that changes something continues when its caller disconnects; see [`Work`].
 pub struct Node {
     volumes: Volumes,
     work: Work,
-    about: About,
+    info: NodeInfo,
 }
 
-/// What kubelet is told about this node.
-#[derive(Clone, Debug)]
-pub struct About {
-    /// Name of the Node object, which is also the node's id.
+/// What `NodeGetInfo` reports.
+#[derive(Clone)]
+pub struct NodeInfo {
+    /// Name of the Node object, which is also the id that CSI uses for it.
     pub name: String,
-    /// Cluster it belongs to.
+    /// Id of its cluster.
     pub cluster: ClusterId,
-    /// Most volumes it takes; 0 means no limit.
-    pub max_volumes: i64,
+    /// How many volumes fit on the node.
+    pub max_volumes: MaxVolumes,
 }
 
 impl Node {
-    /// The service over `volumes`; `work` is what a shutdown waits for.
+    /// The service over `volumes`; a shutdown waits for `work`.
     #[must_use]
-    pub fn new(volumes: Volumes, work: Work, about: About) -> Self {
-        Self { volumes, work, about }
+    pub fn new(volumes: Volumes, work: Work, info: NodeInfo) -> Self {
+        Self { volumes, work, info }
     }
 
-    /// The service for a server's routes.
+    /// The gRPC service, for the routes of a server.
     #[must_use]
     pub fn service(self) -> node_server::NodeServer<Self> {
         node_server::NodeServer::new(self)
@@ -136,8 +137,8 @@ impl node_server::Node for Node {
         &self,
         _: Request<wire::NodeGetCapabilitiesRequest>,
     ) -> Result<Response<wire::NodeGetCapabilitiesResponse>, Status> {
-        // Not VOLUME_MOUNT_GROUP: kubelet would leave fsGroup to us, without telling
-        // us the pod's fsGroupChangePolicy.
+        // Not VOLUME_MOUNT_GROUP: kubelet would leave fsGroup to the driver without passing the pod's
+        // fsGroupChangePolicy.
         let can = [
             Can::StageUnstageVolume,
             Can::GetVolumeStats,
@@ -156,10 +157,10 @@ impl node_server::Node for Node {
         &self,
         _: Request<wire::NodeGetInfoRequest>,
     ) -> Result<Response<wire::NodeGetInfoResponse>, Status> {
-        let place = Segments::of_node(&self.about.cluster, &self.about.name);
+        let place = Segments::of_node(&self.info.cluster, &self.info.name);
         Ok(Response::new(wire::NodeGetInfoResponse {
-            node_id: self.about.name.clone(),
-            max_volumes_per_node: self.about.max_volumes,
+            node_id: self.info.name.clone(),
+            max_volumes_per_node: self.info.max_volumes.on(&self.info.name).await,
             accessible_topology: Some(wire::Topology {
                 segments: place.into_map().into_iter().collect(),
             }),
@@ -201,12 +202,12 @@ mod tests {
         );
         let direct = Direct::new(HostRoot::new(root));
         let volumes = Volumes::new(state, drivers, direct, Duration::MAX).unwrap();
-        let about = About {
+        let info = NodeInfo {
             name: name.to_owned(),
             cluster: "home".parse().unwrap(),
-            max_volumes: 7,
+            max_volumes: MaxVolumes::Fixed(7),
         };
-        Node::new(volumes, Work::default(), about)
+        Node::new(volumes, Work::default(), info)
     }
 
     #[tokio::test]

@@ -1,6 +1,5 @@
-//! What happens around every call: a span, a log line, a measurement, and a
-//! panic turned into INTERNAL instead of a broken stream. Bodies are never
-//! looked at: they hold secrets.
+//! Wraps every call: a span, a log line, metrics, and a panic turned into INTERNAL instead of a
+//! broken stream. Bodies are never read: they hold secrets.
 
 use std::{panic::AssertUnwindSafe, time::Instant};
 
@@ -23,14 +22,14 @@ pub(super) async fn observed(metrics: Metrics, request: Request, next: Next) -> 
         let status = Status::internal("the driver hit a bug while serving this call; its log has the panic");
         status.into_http::<Body>().map(axum::body::Body::new)
     });
-    // A unary call that fails says so in the headers; one that succeeds, in the trailers.
+    // A unary call that fails has its status in the headers; one that succeeds, in the trailers.
     let status = Status::from_header_map(response.headers());
     call.end(status.as_ref());
     response
 }
 
-/// A call in progress. Dropped before its end, it was cancelled: tonic drops the
-/// handler when the client hangs up or its deadline passes.
+/// A call in progress. If it is dropped before its end, it was cancelled: tonic drops the handler
+/// when the client disconnects or its deadline passes.
 struct Call {
     metrics: Metrics,
     method: String,
@@ -75,12 +74,13 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         if !self.ended {
-            self.report(Code::Cancelled, "the client hung up");
+            self.report(Code::Cancelled, "the client disconnected");
         }
     }
 }
 
-/// Sidecars and kubelet ask questions all the time; only deeds are worth a line.
+/// Sidecars and kubelet send read-only calls all the time; only calls that change something are
+/// logged.
 fn changes_something(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     !(name.contains("Get") || name == "Probe" || name.starts_with("List") || name.starts_with("Validate"))

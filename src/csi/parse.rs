@@ -1,5 +1,5 @@
-//! From requests to the words of the domain. Whatever a request says that we
-//! cannot do is `INVALID_ARGUMENT` naming the field; nothing is dropped silently.
+//! Parses the requests of the Controller service. What the driver cannot do is `INVALID_ARGUMENT`
+//! with the name of the field; nothing in a request is ignored silently.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,6 @@ use crate::{
     wire::csi::{self as wire, volume_capability::access_mode::Mode},
 };
 
-/// The volume a `CreateVolume` request asks for.
 pub(super) fn create_request(request: wire::CreateVolumeRequest) -> Result<CreateRequest, Status> {
     let name = required("name", request.name)?;
     let capabilities = capabilities(request.volume_capabilities)?;
@@ -48,8 +47,8 @@ pub(super) fn create_request(request: wire::CreateVolumeRequest) -> Result<Creat
     })
 }
 
-/// The id of a volume that is to grow, and how large it has to become. What the volume is
-/// used for does not matter, and the real driver's secrets are its own.
+/// The id of a volume to expand, and the requested size. How the volume is used does not matter, and
+/// the secrets for its real driver are the twin's.
 pub(super) fn expand_request(
     request: wire::ControllerExpandVolumeRequest,
 ) -> Result<(String, SizeRange), Status> {
@@ -61,7 +60,7 @@ pub(super) fn expand_request(
     ))
 }
 
-/// The id of a volume that is to have other attributes, and their class.
+/// The id of a volume whose attributes are changed, and their class.
 pub(super) fn modify_request(
     request: &wire::ControllerModifyVolumeRequest,
 ) -> Result<(String, String), Status> {
@@ -70,12 +69,12 @@ pub(super) fn modify_request(
     Ok((id, class.ok_or_else(|| missing("mutable_parameters"))?))
 }
 
-/// The place that a request is about: everywhere, if it names none.
+/// The topology of a request: any cluster, if it has none.
 pub(super) fn place(topology: Option<wire::Topology>) -> Segments {
     segments(topology.unwrap_or_default().segments)
 }
 
-/// The capabilities of a request, brought together.
+/// The capabilities of a request, merged.
 pub(super) fn capabilities(asked: Vec<wire::VolumeCapability>) -> Result<Capabilities, Status> {
     if asked.is_empty() {
         return Err(missing("volume_capabilities"));
@@ -84,7 +83,6 @@ pub(super) fn capabilities(asked: Vec<wire::VolumeCapability>) -> Result<Capabil
     Capabilities::new(each?).map_err(Coded::status)
 }
 
-/// The one capability of a request.
 pub(super) fn only_capability(asked: Option<wire::VolumeCapability>) -> Result<Capabilities, Status> {
     let asked = asked.ok_or_else(|| missing("volume_capability"))?;
     Capabilities::new([capability(asked)?]).map_err(Coded::status)
@@ -113,8 +111,8 @@ fn capability(asked: wire::VolumeCapability) -> Result<Capability, Status> {
     })
 }
 
-/// CSI knows more modes than Kubernetes; those Kubernetes lacks get the next
-/// mode that allows as much.
+/// CSI has more modes than Kubernetes; those that Kubernetes lacks become the next mode that allows
+/// as much.
 fn access_mode(mode: Mode) -> Result<AccessMode, Status> {
     match mode {
         Mode::SingleNodeWriter | Mode::SingleNodeMultiWriter => Ok(AccessMode::ReadWriteOnce),
@@ -125,12 +123,12 @@ fn access_mode(mode: Mode) -> Result<AccessMode, Status> {
     }
 }
 
-/// The id of a volume, given at all.
+/// The id of a volume, which must not be empty.
 pub(super) fn volume_id(id: String) -> Result<String, Status> {
     required("volume_id", id)
 }
 
-/// The volume an id names; `None` if it is none of ours, so that there is no such volume.
+/// The volume of an id; `None` if the id is not of this driver, so that there is no such volume.
 pub(super) fn ours(id: &str) -> Result<Option<VolumeId>, Status> {
     match id.parse() {
         Ok(id) => Ok(Some(id)),
@@ -139,7 +137,7 @@ pub(super) fn ours(id: &str) -> Result<Option<VolumeId>, Status> {
     }
 }
 
-/// Who wants to use a volume.
+/// Whether a pod of the user or a mover uses the volume.
 pub(super) fn caller(context: &HashMap<String, String>) -> Result<Caller, Status> {
     let attribute = context.get(mark::MOVER).map(String::as_str);
     Caller::read(attribute).map_err(|error| Status::invalid_argument(error.to_string()))

@@ -1,5 +1,5 @@
-//! Makes ourselves known to kubelet: it finds our socket in `plugins_registry`,
-//! asks who is there, registers us, and says whether that worked.
+//! Registers the driver with kubelet, which finds the socket in `plugins_registry`, asks for the
+//! driver's name and endpoint, registers it, and reports whether that worked.
 
 use std::{fs, io, path::PathBuf};
 
@@ -18,23 +18,23 @@ use crate::{
     },
 };
 
-/// Versions of CSI kubelet knows; it wants to see at least one of its own.
+/// A version of CSI that kubelet knows; it refuses plugins that support none of its own.
 const CSI_VERSIONS: &str = "1.0.0";
 const SOCKET_MODE: u32 = 0o600;
 
-/// What kubelet thinks of us.
+/// The result of the registration, as kubelet reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
-    /// It has not said.
+    /// Kubelet has not reported a result.
     #[default]
     Pending,
-    /// Our volumes can be used on this node.
+    /// Volumes of this driver can be used on this node.
     Registered,
-    /// They cannot; kubelet tries again by itself.
+    /// They cannot; kubelet retries.
     Refused(String),
 }
 
-/// The registration socket and what came of it.
+/// The registration socket, and the result of the registration.
 #[derive(Debug)]
 pub struct Registration {
     socket: PathBuf,
@@ -43,7 +43,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Offers the CSI endpoint `csi` on a socket in `registry`, kubelet's directory.
+    /// Announces the CSI endpoint `csi` by a socket in `registry`, a directory of kubelet.
     #[must_use]
     pub fn new(registry: &std::path::Path, csi: Endpoint) -> Self {
         Self {
@@ -53,29 +53,28 @@ impl Registration {
         }
     }
 
-    /// Kubelet's verdict, now and later.
+    /// The result of the registration, and each change of it.
     #[must_use]
     pub fn verdict(&self) -> watch::Receiver<Verdict> {
         self.verdict.subscribe()
     }
 
-    /// The socket's path: while it is gone, kubelet does not know us.
+    /// The path of the socket. While that is missing, kubelet does not know the driver.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.socket.clone()
     }
 
-    /// Serves until `stop`, then takes the socket away, by which kubelet knows that
-    /// we are leaving.
+    /// Serves until `stop`, then removes the socket, by which kubelet notices that the plugin ends.
     pub async fn serve(self, stop: CancellationToken) -> io::Result<()> {
         let socket = self.socket.clone();
         let endpoint: Endpoint = socket.display().to_string().parse().map_err(io::Error::other)?;
         let connections = UnixListenerStream::new(endpoint.listen(SOCKET_MODE)?);
-        let incoming = connections.map(|connection| connection.map(authority::put_right));
+        let incoming = connections.map(|connection| connection.map(authority::with_valid_authority));
         let leave = async {
             stop.cancelled_owned().await;
             if let Err(error) = fs::remove_file(&socket) {
-                tracing::warn!(socket = %socket.display(), %error, "the registration socket stays behind");
+                tracing::warn!(socket = %socket.display(), %error, "cannot remove the registration socket");
             }
         };
         transport::Server::builder()
@@ -101,13 +100,13 @@ impl registration_server::Registration for Registration {
         &self,
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
-        let said = request.into_inner();
-        let verdict = if said.plugin_registered {
+        let status = request.into_inner();
+        let verdict = if status.plugin_registered {
             tracing::info!("kubelet registered this node plugin");
             Verdict::Registered
         } else {
-            tracing::error!(error = said.error, "kubelet refused this node plugin");
-            Verdict::Refused(said.error)
+            tracing::error!(error = status.error, "kubelet refused this node plugin");
+            Verdict::Refused(status.error)
         };
         self.verdict.send_replace(verdict);
         Ok(Response::new(RegistrationStatusResponse {}))

@@ -1,5 +1,5 @@
-//! Serves CSI on a unix socket until told to stop, then lets calls in flight
-//! finish for a grace period.
+//! Serves CSI on a unix socket until it is stopped, then lets calls in flight finish for a grace
+//! period.
 
 use std::{io, time::Duration};
 
@@ -17,10 +17,10 @@ use crate::{observe::Metrics, wire::csi as wire};
 /// Why a server ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The socket could not be made.
+    /// The socket cannot be created.
     #[error(transparent)]
     Socket(#[from] io::Error),
-    /// The transport broke.
+    /// The transport failed.
     #[error("the CSI server failed: {0}")]
     Transport(#[from] transport::Error),
 }
@@ -31,11 +31,11 @@ pub struct Settings {
     pub endpoint: Endpoint,
     /// Permissions of the socket.
     pub mode: u32,
-    /// How long calls in flight may go on after `stop`.
+    /// How long calls in flight may continue after `stop`.
     pub grace: Duration,
 }
 
-/// Serves `routes` until `stop`.
+/// Serves `routes` until `stop` is cancelled.
 pub async fn serve(
     settings: Settings,
     routes: Routes,
@@ -57,14 +57,14 @@ pub async fn serve(
     tokio::select! {
         ended = server => Ok(ended?),
         () = out_of_patience => {
-            tracing::warn!(grace = ?settings.grace, "calls still in flight are cut off");
+            tracing::warn!(grace = ?settings.grace, "aborting the calls that are still in flight");
             Ok(())
         }
     }
 }
 
-/// Asks the identity service behind `endpoint` whether it is ready: an error if
-/// it does not answer at all.
+/// Calls `Probe` of the identity service at `endpoint`: whether it is ready, and an error if it does
+/// not answer.
 pub async fn probe(endpoint: &Endpoint) -> Result<bool, String> {
     let failed = |what: &dyn std::fmt::Display| format!("{endpoint} does not answer: {what}");
     let channel = connect(endpoint).await.map_err(|error| failed(&error))?;

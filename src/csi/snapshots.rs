@@ -1,4 +1,4 @@
-//! Snapshots between gRPC and the domain: what requests say, and how snapshots are answered.
+//! Converts requests and answers about snapshots between gRPC and the domain.
 
 use prost_types::Timestamp;
 use tonic::Status;
@@ -12,7 +12,6 @@ use crate::{
     wire::csi::{self as wire, volume_content_source::Type as Source},
 };
 
-/// The snapshot a `CreateSnapshot` request asks for.
 pub(super) fn create_request(request: wire::CreateSnapshotRequest) -> Result<SnapshotRequest, Status> {
     let name = required("name", request.name)?;
     let source = required("source_volume_id", request.source_volume_id)?;
@@ -25,7 +24,7 @@ pub(super) fn create_request(request: wire::CreateSnapshotRequest) -> Result<Sna
     })
 }
 
-/// What a volume is filled with. An id that is none of ours names nothing that exists.
+/// The source of a volume's data. An id that is not of this driver is not found.
 pub(super) fn content_source(
     source: Option<&wire::VolumeContentSource>,
 ) -> Result<Option<ContentSource>, Status> {
@@ -49,7 +48,7 @@ pub(super) fn content_source(
     }
 }
 
-/// The snapshot an id names; `None` if it is none of ours, so that there is no such snapshot.
+/// The snapshot of an id; `None` if the id is not of this driver, so that there is no such snapshot.
 pub(super) fn ours(id: &str) -> Result<Option<SnapshotId>, Status> {
     match id.parse() {
         Ok(id) => Ok(Some(id)),
@@ -58,7 +57,6 @@ pub(super) fn ours(id: &str) -> Result<Option<SnapshotId>, Status> {
     }
 }
 
-/// The one snapshot of this id.
 pub(super) async fn get(
     home: &Cluster,
     registry: &Registry,
@@ -77,7 +75,7 @@ pub(super) async fn get(
     })
 }
 
-/// A page of the snapshots that are asked for.
+/// A page of the list of snapshots.
 pub(super) async fn list(
     home: &Cluster,
     registry: &Registry,
@@ -88,7 +86,7 @@ pub(super) async fn list(
     let after = &request.starting_token;
     if !after.is_empty() && after.parse::<SnapshotId>().is_err() {
         return Err(Status::aborted(
-            "the starting_token is none of ours; begin the list again without it",
+            "the starting_token was not issued by this driver; begin the list again without it",
         ));
     }
     let mut snapshots = asked_for(home, registry, &request).await?;
@@ -109,8 +107,8 @@ pub(super) async fn list(
     })
 }
 
-/// In the order of their ids. One that is asked for by its id must be told: csi-snapshotter
-/// takes an empty answer for its end.
+/// The requested snapshots, ordered by their ids. A snapshot that is requested by its id must be in the
+/// answer: csi-snapshotter takes an empty answer to mean that it was deleted.
 async fn asked_for(
     home: &Cluster,
     registry: &Registry,
@@ -136,7 +134,6 @@ async fn asked_for(
     Ok(found.into_iter().collect())
 }
 
-/// A snapshot, as CSI describes it.
 pub(super) fn answer(snapshot: CutSnapshot) -> wire::Snapshot {
     let (seconds, nanos) = snapshot.cut_at;
     wire::Snapshot {

@@ -1,5 +1,5 @@
-//! The unix socket of an endpoint: found in its address, made privately, and
-//! never at the cost of somebody else's file.
+//! The unix socket of an endpoint: parsed from its address, created with the right permissions, and
+//! never by replacing a file of another program.
 
 use std::{
     fmt, io,
@@ -17,9 +17,9 @@ const BACKLOG: u32 = 128;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint(PathBuf);
 
-/// An endpoint that is no absolute path of a unix socket.
+/// An endpoint that is not the absolute path of a unix socket.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is no endpoint: give the absolute path of a unix socket, as in unix:///csi/csi.sock")]
+#[error("{0:?} is not an endpoint: give the absolute path of a unix socket, as in unix:///csi/csi.sock")]
 pub struct EndpointError(String);
 
 impl Endpoint {
@@ -29,14 +29,14 @@ impl Endpoint {
         &self.0
     }
 
-    /// The folder of the socket.
+    /// The directory of the socket.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.0.parent().unwrap_or(Path::new("/"))
     }
 
-    /// Listens here with the permissions `mode`. A socket left behind by a dead
-    /// process is replaced; any other file in the way is an error.
+    /// Listens here with the permissions `mode`. The socket of a process that has ended is replaced;
+    /// any other file at this path is an error.
     pub fn listen(&self, mode: u32) -> io::Result<UnixListener> {
         self.bind(mode).map_err(|error| {
             let path = self.0.display();

@@ -1,15 +1,15 @@
-//! The one table from the errors of the domain to gRPC codes. Every `match` names
-//! every case: a new error must be given its code.
+//! The table from the errors of the domain to gRPC codes. Every `match` lists every case, so that a
+//! new error must get a code.
 //!
-//! For `CreateVolume` csi-provisioner reads more into codes than their names say:
-//! `CANCELLED`, `DEADLINE_EXCEEDED`, `UNAVAILABLE` and `ABORTED` mean "still working on
-//! it", `RESOURCE_EXHAUSTED` "send the pod elsewhere", and everything else "there is
-//! nothing, and there will be nothing".
+//! csi-provisioner reads more into the codes of `CreateVolume` than their names say: after
+//! `CANCELLED`, `DEADLINE_EXCEEDED`, `UNAVAILABLE` and `ABORTED` it assumes that the volume is still
+//! being created, after `RESOURCE_EXHAUSTED` that the pod has to run elsewhere, and after every other
+//! code that there is no volume and will be none.
 
 use tonic::{Code, Status};
 
 use crate::{
-    placement::{DeleteRefusal, RealRefusal, Refusal, moving::PublishBeside},
+    placement::{DeleteRefusal, RealRefusal, Refusal, moving::AttachDecision},
     twin::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     volume::{SpecError, VolumeIdError},
 };
@@ -26,7 +26,6 @@ pub(super) trait Coded: std::fmt::Display + Sized {
 
 mod snapshots;
 
-/// It has a code already.
 impl Coded for Status {
     fn code(&self) -> Code {
         Self::code(self)
@@ -41,7 +40,7 @@ impl Coded for VolumeIdError {
     fn code(&self) -> Code {
         match self {
             Self::Foreign(_) => Code::NotFound,
-            // After a downgrade: saying that there is no such volume would leak it.
+            // After a downgrade: reporting that there is no such volume would leak it.
             Self::UnknownVersion(_) => Code::Unavailable,
         }
     }
@@ -72,8 +71,8 @@ impl Coded for SpecError {
 impl Coded for CreateError {
     fn code(&self) -> Code {
         match self {
-            // An administrator can mend missing attributes, and INVALID_ARGUMENT would be tried
-            // again very seldom.
+            // An administrator can add missing attributes, and csi-resizer would retry
+            // INVALID_ARGUMENT only after a long time.
             Self::Class(_) | Self::NotAccepted(_) | Self::Attributes(_) | Self::Adopt(_) => {
                 Code::FailedPrecondition
             }
@@ -94,7 +93,7 @@ impl Coded for CreateError {
 impl Coded for NoSite {
     fn code(&self) -> Code {
         match self {
-            // It may be there in a moment, and the claim's pod waits for it.
+            // The cluster may be available soon, and the pod of the claim waits for it.
             Self::Unreachable(_) | Self::Unmapped(_) => Code::Unavailable,
             Self::Disputed { .. } => Code::FailedPrecondition,
         }
@@ -146,19 +145,19 @@ impl Coded for PublishError {
             Self::NoTwin { .. } | Self::NoNode { .. } => Code::NotFound,
             Self::Incapable(..) => Code::InvalidArgument,
             Self::Unusable(_)
-            | Self::Beside {
-                beside: PublishBeside::MovedOn { .. } | PublishBeside::MoveOver,
+            | Self::Moved {
+                decision: AttachDecision::MovedOn { .. } | AttachDecision::MoveOver,
                 ..
             } => Code::FailedPrecondition,
-            // The real driver knows best, except that it cannot have succeeded.
+            // The code of the real driver, unless it says that the call has succeeded.
             Self::Refused { code, .. } => match code.map(Code::from) {
                 None | Some(Code::Ok | Code::Unknown) => Code::Internal,
                 Some(code) => code,
             },
             Self::Unreachable(_)
             | Self::Api(_)
-            | Self::Beside {
-                beside: PublishBeside::Go | PublishBeside::Moving | PublishBeside::Silent(_),
+            | Self::Moved {
+                decision: AttachDecision::Allow | AttachDecision::Moving | AttachDecision::Unknown(_),
                 ..
             } => Code::Unavailable,
             Self::StillWaiting(_) => Code::DeadlineExceeded,
@@ -170,7 +169,7 @@ impl Coded for ChangeError {
     fn code(&self) -> Code {
         match self {
             Self::NoVolume(_) => Code::NotFound,
-            // csi-resizer then lets users ask for less.
+            // csi-resizer then lets users request a smaller size.
             Self::NotExpandable(_)
             | Self::TooLarge { .. }
             | Self::NotAccepted(_)
@@ -178,7 +177,7 @@ impl Coded for ChangeError {
                 refusal: RealRefusal::Infeasible(_),
                 ..
             } => Code::OutOfRange,
-            // It then lets them ask for another class.
+            // csi-resizer then lets users choose another class.
             Self::Attributes(_)
             | Self::NotModified {
                 refusal: RealRefusal::Infeasible(_),
@@ -188,8 +187,8 @@ impl Coded for ChangeError {
                 refusal: RealRefusal::InUse(_),
                 ..
             } => Code::FailedPrecondition,
-            // A final code where nothing is under way, and one that is tried again: a claim whose
-            // volume has moved has another handle then.
+            // A final code, because nothing is in progress, but one that csi-resizer retries: the
+            // claim of a volume that has moved has another handle then.
             Self::NotNow { .. } | Self::MovedOn { .. } | Self::NotGrown { .. } | Self::NotModified { .. } => {
                 Code::Internal
             }
@@ -252,11 +251,11 @@ mod tests {
         error.status().code()
     }
 
-    fn not_attached(beside: PublishBeside) -> Code {
-        code(PublishError::Beside {
+    fn not_attached(decision: AttachDecision) -> Code {
+        code(PublishError::Moved {
             volume: crate::volume::VolumeName::from_request("v"),
             cluster: "home".parse().unwrap(),
-            beside,
+            decision,
         })
     }
 
@@ -331,14 +330,14 @@ mod tests {
             (not_made(Refusal::Moves), Code::FailedPrecondition),
             (not_deleted(DeleteRefusal::Gated), Code::FailedPrecondition),
             (not_deleted(DeleteRefusal::Moves), Code::FailedPrecondition),
-            (not_attached(PublishBeside::Moving), Code::Unavailable),
+            (not_attached(AttachDecision::Moving), Code::Unavailable),
             (
-                not_attached(PublishBeside::Silent("down".into())),
+                not_attached(AttachDecision::Unknown("down".into())),
                 Code::Unavailable,
             ),
-            (not_attached(PublishBeside::MoveOver), Code::FailedPrecondition),
+            (not_attached(AttachDecision::MoveOver), Code::FailedPrecondition),
             (
-                not_attached(PublishBeside::MovedOn {
+                not_attached(AttachDecision::MovedOn {
                     asked: Epoch::NEVER_MOVED,
                     current: "1".parse().unwrap(),
                 }),

@@ -1,6 +1,6 @@
-//! Work that outlives its caller. tonic drops a handler when the client hangs
-//! up, in the middle of whatever it awaits; so what changes the world runs in a
-//! task of its own, and holds the volume until it is really over.
+//! Work that continues when its caller disconnects. tonic drops a handler when the client
+//! disconnects, at whatever it awaits; so work that changes something runs in a task of its own,
+//! which locks the volume until it has ended.
 
 use tokio_util::task::TaskTracker;
 use tonic::Status;
@@ -17,8 +17,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// Runs `task` to its end, whether or not the caller stays. While another
-    /// task of the same key runs, answers ABORTED at once.
+    /// Runs `task` to its end, even if the caller disconnects. While another task has the same key,
+    /// the answer is ABORTED at once.
     pub(super) async fn run<T, E, F>(&self, key: &str, task: F) -> Result<T, Status>
     where
         T: Send + 'static,
@@ -43,8 +43,7 @@ impl Work {
         }
     }
 
-    /// Waits until nothing runs any more. New work can still begin: stop the
-    /// server first.
+    /// Waits until no task runs any more. New ones can still begin: stop the server first.
     pub async fn finished(&self) {
         self.tasks.close();
         self.tasks.wait().await;

@@ -1,5 +1,4 @@
-//! Which objects belong together: for each volume its claim, its PV, its twin
-//! and the twin's PV, as far as they exist.
+//! Groups the objects of each volume: its claim, its PV, its twin and the twin's PV, as far as they exist.
 
 use std::collections::BTreeMap;
 
@@ -14,25 +13,25 @@ const PROVISIONERS: [&str; 2] = [
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
 
-/// One volume: what there is of it.
+/// The objects of one volume.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Case<'a> {
     /// The user's claim.
     pub(super) claim: Option<&'a PersistentVolumeClaim>,
     /// The virtual PV.
     pub(super) volume: Option<&'a PersistentVolume>,
-    /// What the virtual PV says it is.
+    /// The id in the virtual PV.
     pub(super) id: Option<VolumeId>,
-    /// The twin.
     pub(super) twin: Option<&'a PersistentVolumeClaim>,
-    /// What the twin says it is.
+    /// The marks of the twin.
     pub(super) marks: Option<Marks>,
     /// The PV behind the twin.
     pub(super) real: Option<&'a PersistentVolume>,
 }
 
 impl Case<'_> {
-    /// Whether what is of this epoch is the volume's, and not of before or after a move.
+    /// Whether a twin of this epoch belongs to the volume as the virtual PV names it, not to an earlier or
+    /// later epoch.
     fn is_of(&self, epoch: Epoch) -> bool {
         self.id.as_ref().is_none_or(|id| id.epoch == epoch)
     }
@@ -73,7 +72,7 @@ pub(super) fn cases(storage: &Storage) -> BTreeMap<String, Case<'_>> {
     cases
 }
 
-/// Whether this driver makes, or made, the volume of this claim.
+/// Whether this driver serves the claim, or has served it.
 pub(super) fn is_ours(claim: &PersistentVolumeClaim, storage: &Storage) -> bool {
     if let Some(volume) = volume_of(claim, storage) {
         return id(volume).is_some() || is_of_another_version(volume);
@@ -107,15 +106,15 @@ pub(super) fn class_of(volume: &PersistentVolume) -> Option<&str> {
     volume.spec.as_ref()?.storage_class_name.as_deref()
 }
 
-/// What a virtual PV is; `None` for PVs of others.
+/// The volume id of a virtual PV; `None` for other PVs.
 pub(super) fn id(volume: &PersistentVolume) -> Option<VolumeId> {
     let source = volume.spec.as_ref()?.csi.as_ref()?;
-    // That of a mover says nothing about the volume.
+    // The temporary PV of a mover is not the PV of the volume.
     let is_movers = volume.labels().contains_key(mark::MOVE);
     (source.driver == DRIVER_NAME && !is_movers).then(|| source.volume_handle.parse().ok())?
 }
 
-/// Whether a PV is one of this driver's that only another version of it can read.
+/// Whether a PV of this driver can be read only by another version of it.
 pub(super) fn is_of_another_version(volume: &PersistentVolume) -> bool {
     let source = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     source.is_some_and(|source| {
@@ -134,8 +133,8 @@ fn name_for(claim: &PersistentVolumeClaim, storage: &Storage) -> String {
     )
 }
 
-/// The volume, and its epoch, whose data a PV of the storage namespace holds. A twin bears its
-/// claim's uid or the volume's own name, so the PV tells it even without a twin.
+/// The volume, and its epoch, whose data is in a PV of the storage namespace. The name of a twin is the uid
+/// of its claim or the name of the volume, so the `claimRef` is enough even without the twin.
 fn volume_behind(real: &PersistentVolume, storage: &Storage) -> Option<(VolumeName, Epoch)> {
     let claim: &ObjectReference = real.spec.as_ref()?.claim_ref.as_ref()?;
     let (namespace, name) = (claim.namespace.as_deref()?, claim.name.as_deref()?);

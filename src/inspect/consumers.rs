@@ -6,14 +6,14 @@ use kube::ResourceExt;
 use super::Storage;
 use crate::{cluster::slim, twin::consumers::uses};
 
-/// A live pod that uses the claim.
+/// A pod that uses the claim and has not ended.
 pub(super) fn consumer<'a>(claim: &PersistentVolumeClaim, storage: &'a Storage) -> Option<&'a Pod> {
     storage.consumers.iter().find(|pod| {
         pod.namespace() == claim.namespace() && !slim::has_ended(pod) && uses(pod, &claim.name_any())
     })
 }
 
-/// Why a pod does not run yet, to follow its name.
+/// The reason why a pod does not run yet, as the rest of a sentence that begins with its name.
 pub(super) fn why_unscheduled(pod: &Pod) -> String {
     if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
         return format!(
@@ -24,11 +24,11 @@ pub(super) fn why_unscheduled(pod: &Pod) -> String {
         .status
         .iter()
         .flat_map(|status| status.conditions.iter().flatten());
-    let told = conditions
+    let condition = conditions
         .into_iter()
         .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
         .and_then(|condition| condition.message.as_deref());
-    told.map_or_else(
+    condition.map_or_else(
         || "waits for the scheduler".to_owned(),
         |why| format!("cannot be scheduled: {why}"),
     )

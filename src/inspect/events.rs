@@ -1,4 +1,4 @@
-//! What the events say about an object: one short line, the newest that matters.
+//! Reads the events about an object: the newest relevant message, and times.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
@@ -24,7 +24,7 @@ fn newest<'a, K: Resource>(
         .and_then(|event| event.message.as_deref())
 }
 
-/// The first time that something happened to this object, as far as is known.
+/// The time of the first known event with this reason about the object.
 pub(super) fn first<K: Resource>(events: &Listing<Event>, object: &K, reason: &str) -> Option<Timestamp> {
     let uid = object.uid();
     events
@@ -37,7 +37,7 @@ pub(super) fn first<K: Resource>(events: &Listing<Event>, object: &K, reason: &s
         .min()
 }
 
-/// The last time it happened; old and new reporters write different fields.
+/// The last time; old and new reporters write different fields.
 pub(super) fn time(event: &Event) -> Option<Timestamp> {
     let series = event
         .series

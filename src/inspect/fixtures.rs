@@ -1,4 +1,4 @@
-//! A healthy cluster for tests: each test breaks one thing of it.
+//! The objects of a healthy cluster for tests: each test breaks one of them.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use serde::de::DeserializeOwned;
@@ -14,8 +14,8 @@ pub(super) fn object<K: DeserializeOwned>(object: Value) -> K {
     from_value(object).unwrap()
 }
 
-/// Objects of one kind.
-pub(super) fn told<K: DeserializeOwned + kube::Resource>(
+/// A complete listing of these objects.
+pub(super) fn listing<K: DeserializeOwned + kube::Resource>(
     objects: impl IntoIterator<Item = Value>,
 ) -> Listing<K> {
     Listing::of(objects.into_iter().map(object).collect())
@@ -106,19 +106,19 @@ pub(super) fn node(name: &str) -> Node {
 
 /// Two nodes, and one volume on the first of them.
 pub(super) fn storage() -> Storage {
-    let nodes: Listing<PersistentVolume> = told([
+    let nodes: Listing<PersistentVolume> = listing([
         json!({"metadata": {"name": "one"}}),
         json!({"metadata": {"name": "two"}}),
     ]);
     Storage {
         home: Some("home".parse().unwrap()),
         namespace: "liqo-storage".into(),
-        classes: told(classes()),
-        claims: told([claim()]),
-        twins: told([twin()]),
-        volumes: told([volume(), real()]),
+        classes: listing(classes()),
+        claims: listing([claim()]),
+        twins: listing([twin()]),
+        volumes: listing([volume(), real()]),
         nodes: nodes.map(|named| node(&named.metadata.name.unwrap())),
-        closed: std::collections::BTreeMap::new(),
+        unschedulable: std::collections::BTreeMap::new(),
         events: Listing::default(),
         consumers: Listing::default(),
     }
@@ -139,7 +139,7 @@ fn changed<K: DeserializeOwned + kube::Resource>(
     change: impl FnOnce(&mut Value),
 ) -> Listing<K> {
     change(&mut value);
-    told([value])
+    listing([value])
 }
 
 /// A controller with all its sidecars.
@@ -192,24 +192,24 @@ pub(super) fn attachment(name: &str, attacher: &str, volume: &str, nested: bool)
     })
 }
 
-/// The driver, installed well, with the one volume of [`storage`], attached.
+/// A correct installation of the driver, with the volume of [`storage`], attached.
 pub(super) fn installation() -> Installation {
     let outer = attachment("csi-1", "storage.liqo.io", &format!("pvc-{UID}"), false);
     let nested = attachment("liqo-1", "real.example", "pvc-twin", true);
     Installation {
         now: "2026-01-01T12:00:00Z".parse().unwrap(),
         setup: Setup {
-            controllers: told([deployment()]),
+            controllers: listing([deployment()]),
         },
         storage: storage(),
-        namespace: told([json!({"metadata": {"name": "liqo-storage"}})]),
-        drivers: told(drivers()),
-        csi_nodes: told(["one", "two"].map(|name| csi_node(name, &["storage.liqo.io", "real.example"]))),
-        capacities: told([json!({
+        namespace: listing([json!({"metadata": {"name": "liqo-storage"}})]),
+        drivers: listing(drivers()),
+        csi_nodes: listing(["one", "two"].map(|name| csi_node(name, &["storage.liqo.io", "real.example"]))),
+        capacities: listing([json!({
             "metadata": {"name": "all", "namespace": "liqo-csi"}, "storageClassName": "liqo", "nodeTopology": {},
         })]),
-        attachments: told([outer, nested]),
-        node_plugins: told([json!({
+        attachments: listing([outer, nested]),
+        node_plugins: listing([json!({
             "metadata": {"name": "liqo-csi-node", "namespace": "liqo-csi"},
             "spec": {"selector": {}, "template": {}},
             "status": {"desiredNumberScheduled": 2, "numberReady": 2, "currentNumberScheduled": 2, "numberMisscheduled": 0},

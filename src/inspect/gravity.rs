@@ -1,5 +1,4 @@
-//! Why a pod waits that has its volume: it can only run where the data is, and
-//! there it cannot run now.
+//! Why a pod with a bound claim does not run: it can only run where the data is, and cannot run there now.
 
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -8,19 +7,19 @@ use super::{
     Storage,
     cases::id,
     consumers::{consumer, why_unscheduled},
-    words::reach,
+    names::reach,
 };
 
-/// As many nodes as a sentence takes.
+/// How many nodes fit in a sentence.
 const NODES_NAMED: usize = 3;
 
-/// What holds the pod of a bound claim back, and the way out.
+/// Why the pod of a bound claim waits, and what to do.
 pub(super) struct Gravity {
     pub(super) message: String,
     pub(super) advice: String,
 }
 
-/// The pull of a volume on a pod that is not scheduled, if there is one.
+/// Whether a pod that is not scheduled waits because of its volume.
 pub(super) fn gravity(
     claim: &PersistentVolumeClaim,
     volume: &PersistentVolume,
@@ -38,28 +37,29 @@ pub(super) fn gravity(
         Some(id) if Some(&id.cluster) != storage.home.as_ref() => format!("in the cluster {}", id.cluster),
         _ => "in this cluster".to_owned(),
     };
-    let closed = |name: &str| storage.closed.get(name);
+    let unschedulable = |name: &str| storage.unschedulable.get(name);
     let mut named: Vec<String> = reached
         .iter()
         .take(NODES_NAMED)
         .map(|node| {
-            closed(&node.name).map_or_else(|| node.name.clone(), |why| format!("{} ({why})", node.name))
+            unschedulable(&node.name)
+                .map_or_else(|| node.name.clone(), |why| format!("{} ({why})", node.name))
         })
         .collect();
     if reached.len() > NODES_NAMED {
         named.push(format!("{} more", reached.len() - NODES_NAMED));
     }
     let nodes = if named.is_empty() {
-        "no node of this cluster leads there".to_owned()
+        "no node of this cluster reaches it".to_owned()
     } else {
         format!("only reached through {}", named.join(", "))
     };
     let advice = if reached.is_empty() {
-        "Bring back the node that stood for it, or its RemoteCluster: a pod follows its data."
-    } else if reached.iter().all(|node| closed(&node.name).is_some()) {
-        "Uncordon or bring back one of these nodes: a pod follows its data and goes nowhere else."
+        "Restore the virtual node of that cluster, or its RemoteCluster: a pod runs where its data is."
+    } else if reached.iter().all(|node| unschedulable(&node.name).is_some()) {
+        "Uncordon or restore one of these nodes: a pod runs only where its data is."
     } else {
-        "See what the scheduler says of these nodes: a pod follows its data and goes nowhere else."
+        "See what the scheduler reports about these nodes: a pod runs only where its data is."
     };
     Some(Gravity {
         message: format!(
@@ -71,8 +71,8 @@ pub(super) fn gravity(
     })
 }
 
-/// Why a node takes no new pods, if so.
-pub(super) fn closed(node: &KubeNode) -> Option<String> {
+/// Why a node accepts no new pods, if it does not.
+pub(super) fn unschedulable_reason(node: &KubeNode) -> Option<String> {
     let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
     if cordoned {
         return Some("cordoned".to_owned());
@@ -93,21 +93,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::inspect::fixtures::{claim, object, storage, told, volume};
+    use crate::inspect::fixtures::{claim, listing, object, storage, volume};
 
     #[test]
     fn a_pod_waits_where_its_data_is() {
         let mut storage = storage();
         let (claim, volume) = (object(claim()), object(volume()));
-        assert!(gravity(&claim, &volume, &storage).is_none(), "nobody waits");
+        assert!(gravity(&claim, &volume, &storage).is_none(), "no pod waits");
         let pod = json!({
             "metadata": {"namespace": "shop", "name": "web-0"},
             "spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
             "status": {"phase": "Pending", "conditions": [
                 {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]},
         });
-        storage.consumers = told([pod]);
-        storage.closed = [("one".to_owned(), "cordoned".to_owned())].into();
+        storage.consumers = listing([pod]);
+        storage.unschedulable = [("one".to_owned(), "cordoned".to_owned())].into();
         let pull = gravity(&claim, &volume, &storage).unwrap();
         for part in ["web-0", "one (cordoned)", "in this cluster", "0/2 nodes"] {
             assert!(pull.message.contains(part), "{}", pull.message);
@@ -123,8 +123,14 @@ mod tests {
                 "status": {"conditions": [{"type": "Ready", "status": status}]},
             }))
         };
-        assert_eq!(closed(&node(false, "True")), None);
-        assert_eq!(closed(&node(true, "True")).as_deref(), Some("cordoned"));
-        assert_eq!(closed(&node(false, "Unknown")).as_deref(), Some("not ready"));
+        assert_eq!(unschedulable_reason(&node(false, "True")), None);
+        assert_eq!(
+            unschedulable_reason(&node(true, "True")).as_deref(),
+            Some("cordoned")
+        );
+        assert_eq!(
+            unschedulable_reason(&node(false, "Unknown")).as_deref(),
+            Some("not ready")
+        );
     }
 }

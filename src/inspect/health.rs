@@ -1,4 +1,4 @@
-//! How a volume is: one state, what it means, and the way out.
+//! The state of a volume: its name, the reason, and what to do.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -9,9 +9,9 @@ use super::{
     consumers::{consumer, why_unscheduled},
     events,
     leftovers::{of_leftover, of_twin, of_volume},
+    names::{finalizers, full_name, reach, real_state},
     remote,
     state::{Health, State},
-    words::{finalizers, full_name, reach, real_state},
 };
 use crate::{
     cluster::{facts, slim::SELECTED_NODE},
@@ -19,7 +19,6 @@ use crate::{
     volume::moving::is_gated,
 };
 
-/// Judges a volume by what there is of it.
 pub(super) fn health(case: &Case<'_>, storage: &Storage) -> Health {
     match case {
         Case {
@@ -30,7 +29,7 @@ pub(super) fn health(case: &Case<'_>, storage: &Storage) -> Health {
             volume: Some(volume), ..
         } => of_volume(volume, case, storage),
         Case { real: Some(real), .. } => of_leftover(real),
-        _ => Health::new(State::Unknown, "nothing is left of it", ""),
+        _ => Health::new(State::Unknown, "none of its objects exists", ""),
     }
 }
 
@@ -38,7 +37,10 @@ fn of_claim(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
     if claim.metadata.deletion_timestamp.is_some() {
         return Health::new(
             State::Deleting,
-            format!("the claim is being deleted; {} still hold it", finalizers(claim)),
+            format!(
+                "the claim is being deleted; {} still block that",
+                finalizers(claim)
+            ),
             "Delete the pods that use it.",
         );
     }
@@ -46,8 +48,8 @@ fn of_claim(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
     match phase(claim) {
         "Lost" if volume_of(claim, storage).is_some_and(gated) => Health::new(
             State::Twin(Diagnosis::Moving),
-            "its volume is being moved; Kubernetes calls the claim Lost until that is over or undone",
-            "Leave the claim and its PV alone: nothing is lost.",
+            "its volume is being moved; until the move ends, the claim has the phase Lost",
+            "Do not change the claim or its PV: nothing is lost.",
         ),
         "Lost" => Health::new(
             State::Lost,
@@ -75,9 +77,10 @@ fn of_pending(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage)
     if delayed && !claim.annotations().contains_key(SELECTED_NODE) {
         return match consumer(claim, storage) {
             Some(pod) => {
-                // The scheduler only says that binding failed; why, the driver said on the claim.
-                let said = events::warning(&storage.events, claim);
-                let attempt = said.map_or_else(String::new, |said| format!("; the last attempt: {said}"));
+                // The scheduler only reports that binding failed; the driver reported the reason in an event
+                // of the claim.
+                let event = events::warning(&storage.events, claim);
+                let attempt = event.map_or_else(String::new, |event| format!("; the last attempt: {event}"));
                 pending(format!(
                     "its pod {} {}{attempt}",
                     pod.name_any(),
@@ -86,7 +89,7 @@ fn of_pending(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage)
             }
             None if !storage.consumers.is_complete() => Health::new(
                 State::Unknown,
-                "no node was selected yet; its pods may not be read",
+                "no node was selected yet; its pods cannot be read",
                 describe(claim),
             ),
             None => Health::new(State::Waiting, "waits for its first pod", ""),
@@ -98,8 +101,8 @@ fn of_pending(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage)
     let Some(twin) = case.twin else {
         return Health::new(
             State::Pending,
-            "it has no twin yet, and nobody says why",
-            "See the log of csi-provisioner in the controller's pods, and whether it runs.",
+            "it has no twin yet, and no event says why",
+            "Check that csi-provisioner runs in the controller's pods, and see its log.",
         );
     };
     if let Some(warning) = events::warning(&storage.events, twin) {
@@ -126,7 +129,7 @@ fn of_bound(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
     let name = volume_name(claim).unwrap_or("?");
     let Some(volume) = volume_of(claim, storage) else {
         if !storage.volumes.is_complete() {
-            return Health::new(State::Unknown, format!("its PV {name} may not be read"), "");
+            return Health::new(State::Unknown, format!("its PV {name} cannot be read"), "");
         }
         return Health::new(
             State::Lost,
@@ -137,28 +140,33 @@ fn of_bound(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
     if is_of_another_version(volume) {
         return Health::new(
             State::Unknown,
-            format!("its PV {name} was made by another version of this driver, which this one cannot read"),
-            "Install a version that can.",
+            format!(
+                "its PV {name} was created by another version of this driver, which this one cannot read"
+            ),
+            "Install a version that can read it.",
         );
     }
     let Some(id) = id(volume) else {
-        return Health::new(State::Foreign, format!("its PV {name} is not of this driver"), "");
+        return Health::new(
+            State::Foreign,
+            format!("its PV {name} belongs to another driver"),
+            "",
+        );
     };
     if let Some(home) = storage.home.as_ref().filter(|home| **home != id.cluster) {
         if case.twin.is_none() {
             return remote::health(claim, volume, &id.cluster, storage);
         }
         let message = format!(
-            "its twin is here, but it says that it is in cluster {}; this is {home}",
+            "its twin is here, but its PV names the cluster {}; this cluster is {home}",
             id.cluster
         );
-        let advice =
-            "Start the driver with the --cluster-id (chart: clusterID) it had when the volume was made.";
+        let advice = "Start the driver with the --cluster-id (chart: clusterID) that it had when the volume was created.";
         return Health::new(State::Unknown, message, advice);
     }
     match case.twin {
         Some(twin) => of_served(volume, twin, case, storage),
-        None if !storage.twins.is_complete() => Health::new(State::Unknown, "its twin may not be read", ""),
+        None if !storage.twins.is_complete() => Health::new(State::Unknown, "its twin cannot be read", ""),
         None => without_twin(case),
     }
 }
@@ -176,34 +184,35 @@ fn of_served(
         phase: Phase::read(Some(phase(twin))),
         has_volume: volume_name(twin).is_some(),
     }));
-    let unwell = |message: String, advice: String| Health::new(State::Twin(diagnosis), message, advice);
+    let unhealthy = |message: String, advice: String| Health::new(State::Twin(diagnosis), message, advice);
     let restore =
-        "Look in the real storage for what is left; restore the data from a backup into a new claim.";
+        "Check whether the real storage still has the data; restore the data from a backup into a new claim.";
     match diagnosis {
         Diagnosis::Terminating => {
             let message = format!(
-                "its twin {twin_name} is being deleted under it; {} still hold it",
+                "its twin {twin_name} is being deleted while the claim uses it; {} still block that",
                 finalizers(twin)
             );
             let advice = format!(
-                "A deletion cannot be taken back. Make sure the reclaim policy of the PV {real_name} is Retain \
+                "A deletion cannot be undone. Make sure the reclaim policy of the PV {real_name} is Retain \
                  (kubectl patch pv {real_name} -p '{{\"spec\":{{\"persistentVolumeReclaimPolicy\":\"Retain\"}}}}') and back the data up."
             );
-            return unwell(message, advice);
+            return unhealthy(message, advice);
         }
         Diagnosis::Pending => {
             let message = format!(
-                "its twin {twin_name} is not bound, though the claim is: it may have been made again, empty"
+                "its twin {twin_name} is not bound, though the claim is: it may have been created again, empty"
             );
-            return unwell(message, describe(twin));
+            return unhealthy(message, describe(twin));
         }
         Diagnosis::Returning => {
-            let message = format!("its twin {twin_name} was made again, and is not bound to {real_name} yet");
-            return unwell(message, describe(twin));
+            let message =
+                format!("its twin {twin_name} was created again, and is not bound to {real_name} yet");
+            return unhealthy(message, describe(twin));
         }
         Diagnosis::Lost => {
             let message = format!("the PV {real_name} of its twin {twin_name} is gone: the data may be lost");
-            return unwell(message, restore.to_owned());
+            return unhealthy(message, restore.to_owned());
         }
         Diagnosis::Bound
         | Diagnosis::Ending
@@ -225,16 +234,16 @@ fn of_served(
     {
         return Health::new(
             State::Twin(Diagnosis::Terminating),
-            format!("the PV {real_name} of its twin {twin_name} is being deleted under it"),
-            "A deletion cannot be taken back, but it waits while the twin exists: back the data up.",
+            format!("the PV {real_name} of its twin {twin_name} is being deleted while the claim uses it"),
+            "A deletion cannot be undone, but it waits while the twin exists: back the data up.",
         );
     }
     if storage.nodes.is_complete() && reach(volume, storage).is_empty() {
         return Health::new(
             State::Unreachable,
-            "no node of the cluster is where its data is",
+            "no node of the cluster can reach its data",
             format!(
-                "See the node affinity (kubectl describe pv {}), and bring back the node it asks for.",
+                "See the node affinity (kubectl describe pv {}), and restore the node that it requires.",
                 volume.name_any()
             ),
         );
@@ -260,7 +269,7 @@ fn without_twin(case: &Case<'_>) -> Health {
         None => Health::new(
             State::Twin(Diagnosis::Vanished),
             format!("{message}, and so is the PV behind it: the data may be lost"),
-            "Look in the real storage for what is left; restore the data from a backup into a new claim.",
+            "Check whether the real storage still has the data; restore the data from a backup into a new claim.",
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! Everything an installation of the driver consists of, read once.
+//! All objects of an installation of the driver, read once.
 
 use futures::future::join_all;
 use jiff::Timestamp;
@@ -20,10 +20,10 @@ use crate::{
     volume::{ClusterId, mark},
 };
 
-/// What is known of an installation.
+/// The objects of an installation, as far as they could be read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Installation {
-    /// When it was looked at.
+    /// When they were read.
     pub(super) now: Timestamp,
     /// How it was deployed.
     pub(super) setup: Setup,
@@ -31,15 +31,15 @@ pub(crate) struct Installation {
     pub(super) storage: Storage,
     /// The namespace of the twins.
     pub(super) namespace: Listing<Namespace>,
-    /// `CSIDriver` objects, of whomever.
+    /// `CSIDriver` objects of all drivers.
     pub(super) drivers: Listing<CSIDriver>,
-    /// What kubelets say they can mount.
+    /// The drivers that kubelets know.
     pub(super) csi_nodes: Listing<CSINode>,
-    /// Room as the driver published it.
+    /// The capacity that the driver has published.
     pub(super) capacities: Listing<CSIStorageCapacity>,
-    /// Attachments, of whomever.
+    /// Attachments of all drivers.
     pub(super) attachments: Listing<VolumeAttachment>,
-    /// Attributes classes, of whomever.
+    /// Attributes classes of all drivers.
     pub(super) attributes_classes: Listing<VolumeAttributesClass>,
     /// Quotas of all namespaces.
     pub(super) quotas: Listing<ResourceQuota>,
@@ -47,20 +47,20 @@ pub(crate) struct Installation {
     pub(super) node_plugins: Listing<DaemonSet>,
     /// Pods of the driver.
     pub(super) pods: Listing<Pod>,
-    /// Pods where the twins are.
-    pub(super) strangers: Listing<Pod>,
-    /// Mounts and attachments that failed.
+    /// Pods in the namespace of the twins.
+    pub(super) storage_pods: Listing<Pod>,
+    /// Events about failed mounts and attachments.
     pub(super) failures: Listing<Event>,
     /// The snapshots.
     pub(super) snapshots: Snapshots,
     /// Offloaded namespaces, and the fabric.
     pub(super) offloading: Offloading,
-    /// What the controller may not do; `None` where that is not known.
+    /// The rights that the controller lacks; `None` if that is unknown.
     pub(super) missing_rights: Option<Vec<Right>>,
 }
 
 impl Installation {
-    /// Reads it. Never fails: what may not be read is said by [`Self::unknown`].
+    /// Never fails: what could not be read is in [`Self::unknown`].
     pub(crate) async fn read(
         cluster: &Cluster,
         setup: Setup,
@@ -72,7 +72,7 @@ impl Installation {
         let namespaces = cluster.all::<Namespace>();
         let capacities = cluster.all::<CSIStorageCapacity>();
         let (daemon_sets, pods) = (cluster.all::<DaemonSet>(), cluster.all::<Pod>());
-        let strangers = cluster.within::<Pod>(namespace);
+        let storage_pods = cluster.within::<Pod>(namespace);
         let (storage, namespace, drivers, csi_nodes, capacities, attachments, quotas) = tokio::join!(
             Storage::read(cluster, &Scope::All, namespace, id),
             Listing::ask(&namespaces, None, Some(&name_is)),
@@ -82,10 +82,10 @@ impl Installation {
             Listing::all(cluster),
             Listing::all(cluster),
         );
-        let (node_plugins, pods, strangers, failures, attributes_classes, missing_rights) = tokio::join!(
+        let (node_plugins, pods, storage_pods, failures, attributes_classes, missing_rights) = tokio::join!(
             Listing::ask(&daemon_sets, Some(setup::LABELS), None),
             Listing::ask(&pods, Some(setup::LABELS), None),
-            Listing::ask(&strangers, None, None),
+            Listing::ask(&storage_pods, None, None),
             failures(cluster),
             attributes_classes(cluster),
             missing_rights(cluster, &setup),
@@ -105,7 +105,7 @@ impl Installation {
             quotas,
             node_plugins,
             pods,
-            strangers,
+            storage_pods,
             failures,
             snapshots,
             offloading,
@@ -113,20 +113,20 @@ impl Installation {
         }
     }
 
-    /// What is not known, and why.
+    /// What could not be read, and why.
     pub(crate) fn unknown(&self) -> Vec<String> {
         let mut unknown: Vec<String> = self.setup.unknown().into_iter().collect();
         unknown.extend(self.storage.unknown());
         unknown.extend(self.snapshots.unknown());
         unknown.extend(self.offloading.unknown());
-        let told = [
+        let refusals = [
             (
                 "whether the namespace of the twins exists",
                 self.namespace.refusal(),
             ),
-            ("what the CSIDriver objects say", self.drivers.refusal()),
+            ("the CSIDriver objects", self.drivers.refusal()),
             ("which drivers the kubelets know", self.csi_nodes.refusal()),
-            ("which room is published", self.capacities.refusal()),
+            ("which capacity is published", self.capacities.refusal()),
             ("what is attached", self.attachments.refusal()),
             (
                 "which attributes classes there are",
@@ -134,18 +134,17 @@ impl Installation {
             ),
             ("which quotas there are", self.quotas.refusal()),
             ("how the node plugin is deployed", self.node_plugins.refusal()),
-            ("how the pods of the driver are", self.pods.refusal()),
-            ("whether pods use twins", self.strangers.refusal()),
+            ("the state of the pods of the driver", self.pods.refusal()),
+            ("whether pods use twins", self.storage_pods.refusal()),
             ("which mounts failed", self.failures.refusal()),
         ];
         unknown.extend(
-            told.into_iter()
+            refusals
+                .into_iter()
                 .filter_map(|(what, why)| why.map(|why| format!("{what}: {why}"))),
         );
         if self.missing_rights.is_none() && self.setup.service_account().is_some() {
-            unknown.push(
-                "what the controller may do: asking for others (subjectaccessreviews) is refused".to_owned(),
-            );
+            unknown.push("the rights of the controller: you may not create subjectaccessreviews".to_owned());
         }
         unknown
     }
@@ -164,12 +163,12 @@ async fn failures(cluster: &Cluster) -> Listing<Event> {
     mounts.and(attachments)
 }
 
-/// There are none before Kubernetes 1.34.
+/// They do not exist before Kubernetes 1.34.
 async fn attributes_classes(cluster: &Cluster) -> Listing<VolumeAttributesClass> {
     Listing::of_installed(cluster.all().select(None, None).await)
 }
 
-/// Asks the API server in the controller's name.
+/// Asks the API server which rights the controller's service account lacks.
 async fn missing_rights(cluster: &Cluster, setup: &Setup) -> Option<Vec<Right>> {
     let (namespace, account) = setup.service_account()?;
     let user = format!("system:serviceaccount:{namespace}:{account}");

@@ -1,4 +1,4 @@
-//! How a volume without its claim is: kept on purpose, on its way out, or forgotten.
+//! The state of a volume without its claim: retained, being deleted, or orphaned.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -6,15 +6,15 @@ use kube::ResourceExt;
 use super::{
     Storage,
     cases::Case,
+    names::{finalizers, real_state},
     state::{Health, State},
-    words::{finalizers, real_state},
 };
 use crate::{
     cluster::facts,
     placement::{Diagnosis, ReclaimPolicy},
 };
 
-/// A twin without its claim.
+/// The state of a twin without its claim.
 pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -> Health {
     let served = case.marks.as_ref().is_some_and(|marks| marks.handed_over);
     if let (Some(home), Some(marks)) = (&storage.home, &case.marks)
@@ -23,13 +23,13 @@ pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &S
         return Health::new(State::Guest, format!("it serves the cluster {}", marks.home), "");
     }
     if !storage.claims.is_complete() {
-        return Health::new(State::Unknown, "it is not known whether its claim exists", "");
+        return Health::new(State::Unknown, "whether its claim exists is unknown", "");
     }
     if twin.metadata.deletion_timestamp.is_some() {
         return Health::new(
             State::Deleting,
             format!(
-                "the claim is gone and the twin is being deleted; {} still hold it",
+                "the claim is gone and the twin is being deleted; {} still block that",
                 finalizers(twin)
             ),
             "",
@@ -41,16 +41,16 @@ pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &S
     if !storage.volumes.is_complete() {
         return Health::new(
             State::Unknown,
-            "the claim is gone; it is not known whether its PV exists",
+            "the claim is gone; whether its PV exists is unknown",
             "",
         );
     }
     if served {
         return Health::new(
             State::Orphaned,
-            "the twin holds data of a claim that is gone, with its PV (removed by hand, or etcd was restored)",
+            "the twin has the data of a claim that is gone together with its PV (removed by hand, or etcd was restored)",
             format!(
-                "The driver never deletes it. If nobody needs the data: kubectl delete pvc -n {} {}, then set the reclaim \
+                "The driver never deletes it. If the data is not needed: kubectl delete pvc -n {} {}, then set the reclaim \
                  policy of its PV, which is retained, back to Delete",
                 twin.namespace().unwrap_or_default(),
                 twin.name_any()
@@ -60,24 +60,24 @@ pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &S
     if case.marks.as_ref().is_none_or(|marks| marks.claim.is_none()) {
         return Health::new(
             State::Orphaned,
-            "it is not known for which claim the twin was made",
-            "The driver leaves it alone. If nobody needs it, delete it.",
+            "the claim for which the twin was created is unknown",
+            "The driver does not touch it. If it is not needed, delete it.",
         );
     }
     Health::new(
         State::Abandoned,
-        "its claim went before it was served; the driver deletes it after the grace period",
+        "its claim was deleted before it was handed over; the driver deletes it after the grace period",
         "",
     )
 }
 
-/// A virtual PV without its claim.
+/// The state of a virtual PV without its claim.
 pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &Storage) -> Health {
     let name = volume.name_any();
     if !storage.claims.is_complete() {
         return Health::new(
             State::Unknown,
-            format!("it is not known whether the claim of the PV {name} exists"),
+            format!("whether the claim of the PV {name} exists is unknown"),
             "",
         );
     }
@@ -85,8 +85,8 @@ pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &St
     if !is_elsewhere && storage.twins.is_complete() && case.twin.is_none() && case.real.is_none() {
         return Health::new(
             State::Twin(Diagnosis::Vanished),
-            format!("nothing is left but the PV {name}"),
-            format!("It holds no data any more: kubectl delete pv {name}"),
+            format!("only the PV {name} is left"),
+            format!("It has no data any more: kubectl delete pv {name}"),
         );
     }
     let spec = volume.spec.clone().unwrap_or_default();
@@ -105,7 +105,7 @@ pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &St
     deleting(volume)
 }
 
-/// Where the data is, if it is known to be in another cluster.
+/// The cluster of the data, if it is another one.
 fn place(case: &Case<'_>, storage: &Storage) -> String {
     match (&case.id, &storage.home) {
         (Some(id), Some(home)) if id.cluster != *home => format!(" in the cluster {}", id.cluster),
@@ -113,7 +113,7 @@ fn place(case: &Case<'_>, storage: &Storage) -> String {
     }
 }
 
-/// The PV of a twin, when nothing else is left.
+/// The state of the PV of a twin when no other object is left.
 pub(super) fn of_leftover(real: &PersistentVolume) -> Health {
     let name = real.name_any();
     let spec = real.spec.clone().unwrap_or_default();
@@ -123,7 +123,7 @@ pub(super) fn of_leftover(real: &PersistentVolume) -> Health {
             State::Orphaned,
             format!("the PV {name} is reserved for a twin that does not exist"),
             format!(
-                "To free it: kubectl patch pv {name} --type=json -p '[{{\"op\":\"remove\",\"path\":\"/spec/claimRef\"}}]'"
+                "To make it available: kubectl patch pv {name} --type=json -p '[{{\"op\":\"remove\",\"path\":\"/spec/claimRef\"}}]'"
             ),
         );
     }
@@ -131,7 +131,9 @@ pub(super) fn of_leftover(real: &PersistentVolume) -> Health {
         return Health::new(
             State::Retained,
             format!("claim and twin are gone; the PV {name} keeps the data (Retain)"),
-            format!("If nobody needs the data: kubectl delete pv {name}, and delete it in the real storage."),
+            format!(
+                "If the data is not needed: kubectl delete pv {name}, and delete it in the real storage."
+            ),
         );
     }
     deleting(real)

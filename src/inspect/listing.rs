@@ -1,4 +1,4 @@
-//! What an API server told about a kind of objects, or why it did not.
+//! The objects of a kind, as an API server returned them, or why it did not.
 
 use std::fmt::Debug;
 
@@ -7,8 +7,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::cluster::{ApiError, Cause, Cluster, Objects};
 
-/// The objects of a kind. Where they may not be read there are none, and a
-/// reason; then nothing may be concluded from an absence.
+/// The objects of a kind. If they could not be read the list is empty and has a reason; then an object that
+/// is not listed may exist.
 #[derive(Clone, Debug)]
 pub(crate) struct Listing<K> {
     objects: Vec<K>,
@@ -25,7 +25,7 @@ impl<K> Default for Listing<K> {
 }
 
 impl<K> Listing<K> {
-    /// None, because of this.
+    /// An empty list, with the reason.
     pub(crate) fn refused(why: impl Into<String>) -> Self {
         Self {
             objects: Vec::new(),
@@ -33,27 +33,26 @@ impl<K> Listing<K> {
         }
     }
 
-    /// The objects that are known.
     pub(crate) fn iter(&self) -> std::slice::Iter<'_, K> {
         self.objects.iter()
     }
 
-    /// Whether these are all there are.
+    /// Whether all objects of the kind are listed.
     pub(crate) fn is_complete(&self) -> bool {
         self.refusal.is_none()
     }
 
-    /// Whether there certainly is none like this.
+    /// Whether certainly no object matches.
     pub(crate) fn lacks(&self, like: impl FnMut(&K) -> bool) -> bool {
         self.is_complete() && !self.objects.iter().any(like)
     }
 
-    /// Why they are not known.
+    /// Why the objects could not be read.
     pub(crate) fn refusal(&self) -> Option<&str> {
         self.refusal.as_deref()
     }
 
-    /// The same, as something else.
+    /// The list with each object converted.
     pub(crate) fn map<T>(self, as_other: impl FnMut(K) -> T) -> Listing<T> {
         Listing {
             objects: self.objects.into_iter().map(as_other).collect(),
@@ -61,7 +60,7 @@ impl<K> Listing<K> {
         }
     }
 
-    /// Divides them by what they are.
+    /// Splits the list by a condition.
     pub(crate) fn partition(self, like: impl FnMut(&K) -> bool) -> (Self, Self) {
         let (yes, no) = self.objects.into_iter().partition(like);
         let part = |objects| Self {
@@ -73,9 +72,9 @@ impl<K> Listing<K> {
 }
 
 impl<K: Resource> Listing<K> {
-    /// All of them.
+    /// A complete list.
     pub(crate) fn of(mut objects: Vec<K>) -> Self {
-        // In the order in which they are looked up.
+        // Sorted, for the binary search in `named`.
         objects.sort_by(|a, b| key(a).cmp(&key(b)));
         Self {
             objects,
@@ -83,7 +82,7 @@ impl<K: Resource> Listing<K> {
         }
     }
 
-    /// Both together; a refusal of either is a refusal.
+    /// Both lists together; incomplete if either is.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.objects.extend(other.objects);
         let refusal = self.refusal.or(other.refusal);
@@ -93,7 +92,7 @@ impl<K: Resource> Listing<K> {
         }
     }
 
-    /// The one of this name.
+    /// The object of this name.
     pub(crate) fn named(&self, namespace: Option<&str>, name: &str) -> Option<&K> {
         let found = self
             .objects
@@ -111,17 +110,17 @@ impl<K> Listing<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
 {
-    /// Asks for all of them, in all namespaces.
+    /// Lists all objects, in all namespaces.
     pub(crate) async fn all(cluster: &Cluster) -> Self {
         Self::ask(&cluster.all(), None, None).await
     }
 
-    /// Asks for those with these labels and fields.
+    /// Lists the objects with these labels and fields.
     pub(crate) async fn ask(objects: &Objects<K>, labels: Option<&str>, fields: Option<&str>) -> Self {
         Self::from_answer(objects.select(labels, fields).await)
     }
 
-    /// As `from_answer`, of a kind that need not be installed: then there are none.
+    /// As `from_answer`; if the kind is not installed, the list is empty and complete.
     pub(crate) fn of_installed(answer: Result<Vec<K>, ApiError>) -> Self {
         match answer {
             Err(ApiError {
@@ -141,7 +140,7 @@ where
     }
 }
 
-/// In the words of whoever asked: permissions are theirs here, not the driver's.
+/// The error without advice about the driver's rights: these are the rights of the user.
 fn reason(error: &ApiError) -> String {
     match &error.cause {
         Cause::Forbidden(message) => message.clone(),

@@ -1,7 +1,6 @@
-//! Looking at a cluster for people: what is there is read once ([`Storage`],
-//! [`Installation`]), judged without asking again ([`rows`], [`checks`]), and
-//! printed elsewhere (`cli`). Nothing is ever written, and what may not be read
-//! is said instead of guessed: rights end where they end.
+//! Reports about a cluster for users: it is read once ([`Storage`], [`Installation`]), judged without
+//! further requests ([`rows`], [`checks`]), and printed elsewhere (`cli`). Nothing is ever written, and what
+//! cannot be read is reported as unknown.
 
 mod cases;
 mod consumers;
@@ -11,13 +10,13 @@ mod health;
 mod installation;
 mod leftovers;
 mod listing;
+mod names;
 mod offloading;
 mod remote;
 mod setup;
 mod snapshots;
 mod state;
 mod storage;
-mod words;
 
 pub(crate) mod checks;
 pub(crate) mod rows;
@@ -30,10 +29,10 @@ mod tests;
 pub(crate) use self::{
     installation::Installation,
     listing::Listing,
-    offloading::why_nobody_offloads,
+    names::Name,
+    offloading::why_not_offloaded,
     setup::Setup,
     snapshots::{SnapshotRow, SnapshotState, Snapshots, snapshot_rows},
     state::State,
     storage::{Scope, Storage, home_id},
-    words::Name,
 };

@@ -1,4 +1,4 @@
-//! What is asked of the fabric, and who is there to do it, read once.
+//! The offloaded namespaces and the state of the fabric, read once.
 
 use jiff::Timestamp;
 use k8s_openapi::api::{
@@ -15,7 +15,7 @@ use crate::{
     volume::mark,
 };
 
-/// What is known of offloaded namespaces.
+/// The offloaded namespaces and the objects of the fabric.
 #[derive(Clone, Debug)]
 pub(crate) struct Offloading {
     /// The offloaded namespaces; none where the kind is not defined.
@@ -24,26 +24,26 @@ pub(crate) struct Offloading {
     pub(super) is_undefined: bool,
     /// The remote clusters.
     pub(super) clusters: Listing<RemoteCluster>,
-    /// All `DaemonSets`, where a cluster is the fabric's.
+    /// All `DaemonSets`, if the fabric serves a cluster.
     pub(super) daemons: Listing<DaemonSet>,
     /// The Deployments of the fabric.
     pub(super) fabrics: Listing<Deployment>,
-    /// The serving certificates that the fabric asks for, where there is one.
+    /// The serving certificates that the fabric requests, if it is installed.
     pub(super) certificates: Listing<CertificateSigningRequest>,
-    /// What the pod of the fabric holds that works.
+    /// The lease that the active pod of the fabric holds.
     pub(super) leases: Listing<Lease>,
-    /// How it shows that Liqo is installed, if it is.
+    /// A sign that Liqo is installed, if it is.
     pub(super) liqo: Result<Option<String>, String>,
 }
 
-/// Why nobody has seen to an offloaded namespace yet, as far as that can be told.
-pub(crate) async fn why_nobody_offloads(cluster: &Cluster) -> String {
+/// Why an offloaded namespace has no status yet, as far as that is known.
+pub(crate) async fn why_not_offloaded(cluster: &Cluster) -> String {
     let offloading = Offloading::read(cluster).await;
-    checks::offloading::why_nobody(&offloading, Timestamp::now())
+    checks::offloading::why_not_offloaded(&offloading, Timestamp::now())
 }
 
 impl Default for Offloading {
-    /// Nothing is offloaded.
+    /// A cluster without offloaded namespaces.
     fn default() -> Self {
         Self {
             asked: Listing::default(),
@@ -59,7 +59,7 @@ impl Default for Offloading {
 }
 
 impl Offloading {
-    /// Reads it. Never fails: what may not be read is said by [`Self::unknown`].
+    /// Never fails: what could not be read is in [`Self::unknown`].
     pub(super) async fn read(cluster: &Cluster) -> Self {
         let component = format!("{},{}=fabric", setup::LABELS, setup::COMPONENT);
         let (deployments, leases) = (cluster.all::<Deployment>(), cluster.all::<Lease>());
@@ -100,7 +100,7 @@ impl Offloading {
         }
     }
 
-    /// What is not known, and why.
+    /// What could not be read, and why.
     pub(super) fn unknown(&self) -> Vec<String> {
         [
             ("which namespaces are offloaded", self.asked.refusal()),
@@ -108,7 +108,7 @@ impl Offloading {
             ("which DaemonSets run on virtual nodes", self.daemons.refusal()),
             ("how the fabric is deployed", self.fabrics.refusal()),
             ("which serving certificates wait", self.certificates.refusal()),
-            ("whether the fabric works", self.leases.refusal()),
+            ("whether the fabric runs", self.leases.refusal()),
             (
                 "whether Liqo is installed",
                 self.liqo.as_ref().err().map(String::as_str),

@@ -1,12 +1,12 @@
-//! How a volume is whose twin is in a remote cluster. This side cannot look there:
-//! it reads what the controller, which can, has said on the claim.
+//! The state of a volume whose twin is in a remote cluster. The commands have no access there: they read the
+//! condition that the controller has set on the claim.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
 use super::{
     Storage,
+    names::{Name, reach},
     state::{Health, State},
-    words::{Name, reach},
 };
 use crate::{
     placement::Diagnosis,
@@ -14,7 +14,6 @@ use crate::{
     volume::{ClusterId, mark::TWIN_READY},
 };
 
-/// How it is.
 pub(super) fn health(
     claim: &PersistentVolumeClaim,
     volume: &PersistentVolume,
@@ -25,30 +24,33 @@ pub(super) fn health(
         .status
         .iter()
         .flat_map(|status| status.conditions.iter().flatten());
-    let told = conditions.into_iter().find(|one| one.type_ == TWIN_READY);
-    let reason = told.and_then(|one| one.reason.as_deref()).unwrap_or_default();
-    let message = told.and_then(|one| one.message.clone()).unwrap_or_default();
-    let advice = "liqo-csi clusters shows how it is with the cluster.";
+    let condition = conditions.into_iter().find(|one| one.type_ == TWIN_READY);
+    let reason = condition
+        .and_then(|one| one.reason.as_deref())
+        .unwrap_or_default();
+    let message = condition.and_then(|one| one.message.clone()).unwrap_or_default();
+    let advice = "liqo-csi clusters shows the state of the cluster.";
     let diagnosis = Diagnosis::named(reason);
     match diagnosis {
         None | Some(Diagnosis::Bound | Diagnosis::Ending)
             if storage.nodes.is_complete() && reach(volume, storage).is_empty() =>
         {
-            let message = format!("its data is in the cluster {cluster}, and no node leads there");
+            let message =
+                format!("its data is in the cluster {cluster}, and no node represents that cluster");
             Health::new(State::Unreachable, message, advice)
         }
         Some(Diagnosis::Bound | Diagnosis::Ending) => Health::new(State::Bound, "", ""),
         None => Health::new(
             State::Bound,
-            "the controller has said nothing about its twin yet",
+            "the controller has not reported the state of its twin yet",
             advice,
         ),
         Some(Diagnosis::Pending) => Health::new(State::Twin(Diagnosis::Pending), message, ""),
-        Some(unwell) => Health::new(State::Twin(unwell), message, advice),
+        Some(unhealthy) => Health::new(State::Twin(unhealthy), message, advice),
     }
 }
 
-/// Where the PV says its twin is.
+/// The name of the twin in the PV.
 pub(super) fn twin(volume: &PersistentVolume) -> Option<Name> {
     let attributes = volume.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
     let twin = twin_in(attributes)?;
@@ -58,7 +60,7 @@ pub(super) fn twin(volume: &PersistentVolume) -> Option<Name> {
     })
 }
 
-/// The real class that the PV names.
+/// The real class in the PV.
 pub(super) fn real_class(volume: &PersistentVolume) -> Option<String> {
     let attributes = volume.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
     attributes.get(TWIN_CLASS).cloned()

@@ -1,4 +1,4 @@
-//! One line for each volume of this driver: what `liqo-csi volumes` shows.
+//! The rows of `liqo-csi volumes`: one for each volume of this driver.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use super::{
     consumers::consumer,
     gravity::gravity,
     health::health,
+    names::{Name, reach},
     remote,
-    words::{Name, reach},
 };
 use crate::{
     cluster::{facts, slim::SELECTED_NODE},
@@ -21,25 +21,24 @@ use crate::{
     volume::{ClaimSize, quantity},
 };
 
-/// A volume, in the words of `-o json`. Fields are added, never renamed.
+/// A volume, as `-o json` prints it. Fields are added, never renamed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
     /// Name of the volume: of the virtual PV, and in the labels of the twin.
     pub(crate) volume: String,
-    /// The claim, even if it is gone and only the twin remembers it.
+    /// The claim, also a deleted one whose name only the twin has.
     pub(crate) claim: Option<Name>,
     /// The virtual class.
     pub(crate) class: Option<String>,
-    /// Requested, or once bound granted, as Kubernetes writes quantities.
+    /// The requested size, or the capacity of a bound volume, as Kubernetes writes quantities.
     pub(crate) size: Option<String>,
-    /// The size it is growing to, while it is.
+    /// The requested size during an expansion.
     pub(crate) growing_to: Option<String>,
-    /// How it is.
     pub(crate) state: State,
-    /// Why, in a sentence; empty when all is well.
+    /// The reason, as a sentence; empty if there is no problem.
     pub(crate) message: String,
-    /// The way out, if there is one to know.
+    /// What to do, if that is known.
     pub(crate) advice: String,
     /// The twin.
     pub(crate) twin: Option<Name>,
@@ -47,15 +46,15 @@ pub(crate) struct Row {
     pub(crate) real_class: Option<String>,
     /// The PV of the twin.
     pub(crate) real_volume: Option<String>,
-    /// The cluster of the twin, or where it is going to be; `null` before that is known.
+    /// The cluster of the twin, or of the selected node; `null` before that is known.
     pub(crate) cluster: Option<String>,
     /// Whether a pod waits because it can only run where the data is.
     pub(crate) held_by_gravity: bool,
-    /// Why exactly, whatever else there is to say.
+    /// The reason, even if `message` has another one.
     #[serde(skip)]
     pub(crate) gravity: Option<String>,
-    /// The nodes the volume can be reached from: `["*"]` for all of the cluster,
-    /// before it exists the one selected for it, `null` when that is not known.
+    /// The nodes that can reach the volume: `["*"]` for all of the cluster, the selected one before the
+    /// volume exists, `null` if that is unknown.
     pub(crate) nodes: Option<Vec<String>>,
 }
 
@@ -74,7 +73,7 @@ pub(crate) fn rows(storage: &Storage, scope: &Scope) -> Vec<Row> {
     rows
 }
 
-/// Leftovers belong to the namespace their claim was in.
+/// A volume without its claim belongs to the namespace of the claim.
 fn is_in(case: &Case<'_>, scope: &Scope) -> bool {
     let Scope::Namespace(asked) = scope else {
         return true;
@@ -137,16 +136,16 @@ fn row(name: &str, case: &Case<'_>, storage: &Storage) -> Row {
             .or_else(|| volume_class(case.real?))
             .or_else(|| remote::real_class(case.volume?)),
         real_volume: case.real.map(ResourceExt::name_any),
-        cluster: cluster.or_else(|| cluster_to_be(case, storage)),
+        cluster: cluster.or_else(|| expected_cluster(case, storage)),
         nodes: nodes(case, storage),
     }
 }
 
-/// The cluster of a volume that nobody was given yet: where its twin is seen, or where
-/// its pod was sent. Before that nobody knows.
-fn cluster_to_be(case: &Case<'_>, storage: &Storage) -> Option<String> {
+/// The cluster of a volume that was not handed over: that of its twin, or that of the node selected for its
+/// pod. Before that it is unknown.
+fn expected_cluster(case: &Case<'_>, storage: &Storage) -> Option<String> {
     if case.twin.is_some() {
-        // A twin that can be seen is in this cluster.
+        // The twins that are read are in this cluster.
         return storage.home.as_ref().map(ToString::to_string);
     }
     let claim = case.claim?;

@@ -1,4 +1,4 @@
-//! How the driver was deployed here: its Deployment, and what its containers were told.
+//! How the driver is deployed: its Deployments, and the arguments of their containers.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +13,11 @@ use crate::{cluster::Cluster, volume::ClusterId};
 
 /// Labels of all pods of the driver, as the chart gives them.
 pub(super) const LABELS: &str = "app.kubernetes.io/name=liqo-csi";
-/// The label of which part of the driver a pod or a Deployment is.
+/// The label with the component that a pod or a Deployment belongs to.
 pub(super) const COMPONENT: &str = "app.kubernetes.io/component";
 const DEFAULT_NAMESPACE: &str = "liqo-storage";
 
-/// The controllers that are deployed: one, or something is wrong.
+/// The Deployments of the controller; more than one is an error.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Setup {
     /// Their Deployments.
@@ -25,7 +25,6 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Reads it.
     pub(crate) async fn read(cluster: &Cluster) -> Self {
         let labels = format!("{LABELS},{COMPONENT}=controller");
         Self {
@@ -33,18 +32,18 @@ impl Setup {
         }
     }
 
-    /// Where the twins are.
+    /// The namespace of the twins.
     pub(crate) fn storage_namespace(&self) -> String {
-        let told = self
+        let configured = self
             .driver_flags()
             .and_then(|flags| flags.get("storage-namespace").map(str::to_owned));
-        told.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
+        configured.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
     }
 
     /// The namespace of the driver, or why it is not known.
     pub(crate) fn namespace(&self) -> Result<String, String> {
         if let Some(why) = self.unknown() {
-            return Err(format!("it is not known {why}"));
+            return Err(format!("it is unknown {why}"));
         }
         let namespaces: BTreeSet<String> = self
             .controllers
@@ -72,19 +71,19 @@ impl Setup {
             .any(|it| ready(it).unwrap_or_default() > 0)
     }
 
-    /// The id of the cluster, if it was given one.
+    /// The id of the cluster, if the controller has the flag.
     pub(crate) fn cluster_id(&self) -> Option<ClusterId> {
         self.driver_flags()?.get("cluster-id")?.parse().ok()
     }
 
-    /// Why it is not known.
+    /// Why the Deployments could not be read.
     pub(crate) fn unknown(&self) -> Option<String> {
         self.controllers
             .refusal()
             .map(|why| format!("how the controller is deployed: {why}"))
     }
 
-    /// The real classes that claims may ask for.
+    /// The real classes that claims may choose.
     pub(super) fn allowed_classes(&self) -> BTreeSet<String> {
         let flags = self.driver_flags();
         let list = flags
@@ -104,7 +103,7 @@ impl Setup {
         Some((deployment.namespace()?, name))
     }
 
-    /// What the sidecar whose image has this name was told; `None` if it is not there.
+    /// The arguments of the sidecar whose image has this name; `None` if there is no such container.
     pub(super) fn sidecar(&self, image: &str) -> Option<Flags<'_>> {
         let deployment = self.controllers.iter().next()?;
         sidecar(deployment, image)
@@ -118,7 +117,7 @@ impl Setup {
     }
 }
 
-/// What the sidecar of this Deployment was told.
+/// The arguments of a sidecar in this Deployment.
 pub(super) fn sidecar<'a>(deployment: &'a Deployment, image: &str) -> Option<Flags<'a>> {
     let is_it = |container: &&Container| {
         container.name == image
@@ -144,12 +143,12 @@ fn arguments(container: &Container) -> impl Iterator<Item = &str> {
         .map(String::as_str)
 }
 
-/// A command line, as Go's flags and ours read it.
+/// A command line, parsed as Go and this driver do.
 #[derive(Clone, Debug)]
 pub(super) struct Flags<'a>(Vec<&'a str>);
 
 impl Flags<'_> {
-    /// The value of a flag: `--name=value` or `--name value`; empty when it has none.
+    /// The value of a flag: `--name=value` or `--name value`; empty without a value.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().enumerate().rev().find_map(|(at, argument)| {
             let flag = argument
@@ -166,7 +165,7 @@ impl Flags<'_> {
         })
     }
 
-    /// Whether a switch is on.
+    /// Whether a boolean flag is set.
     pub(super) fn on(&self, name: &str) -> bool {
         self.get(name)
             .is_some_and(|value| !matches!(value, "false" | "0" | "f"))

@@ -1,12 +1,12 @@
-//! One line for each snapshot of this driver: what `liqo-csi volumes` shows below the
-//! volumes. Twins in other clusters cannot be seen from here; their ids say where they are.
+//! The rows for snapshots in `liqo-csi volumes`. Twins in other clusters cannot be read from here; the ids
+//! of the snapshots name their clusters.
 
 use std::collections::BTreeSet;
 
 use kube::ResourceExt;
 use serde::{Serialize, Serializer};
 
-use super::{Listing, Scope, words::Name};
+use super::{Listing, Scope, names::Name};
 use crate::{
     cluster::{
         Cluster,
@@ -17,24 +17,23 @@ use crate::{
 
 const RETAIN: &str = "Retain";
 
-/// What snapshots of this driver are made of. Where nobody has installed their kinds there
-/// are none.
+/// The objects of the snapshots of this driver. Where their kinds are not installed there are none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshots {
     /// The id of this cluster.
     pub(super) home: Option<ClusterId>,
-    /// Snapshots of users, of whatever driver.
+    /// Snapshots of users, of all drivers.
     pub(super) of_users: Listing<VolumeSnapshot>,
     /// Snapshots with the marks of this driver.
     pub(super) twins: Listing<VolumeSnapshot>,
-    /// Contents, of whatever driver.
+    /// Contents, of all drivers.
     pub(super) contents: Listing<VolumeSnapshotContent>,
-    /// Classes, of whatever driver.
+    /// Classes, of all drivers.
     pub(super) classes: Listing<VolumeSnapshotClass>,
 }
 
 impl Snapshots {
-    /// Reads it. Never fails: what may not be read is said by [`Self::unknown`].
+    /// Never fails: what could not be read is in [`Self::unknown`].
     pub(crate) async fn read(
         cluster: &Cluster,
         scope: &Scope,
@@ -58,7 +57,7 @@ impl Snapshots {
             home,
             of_users,
             twins: match scope {
-                // In another cluster than their home they are anywhere.
+                // In a remote cluster they may be in any namespace.
                 Scope::All => marked,
                 Scope::Namespace(_) => Listing::of_installed(twins),
             },
@@ -67,14 +66,14 @@ impl Snapshots {
         }
     }
 
-    /// What is not known, and why.
+    /// What could not be read, and why.
     pub(crate) fn unknown(&self) -> Vec<String> {
-        let told = [
+        let refusals = [
             ("which snapshots there are", self.of_users.refusal()),
             ("which twins of snapshots there are", self.twins.refusal()),
             ("which contents of snapshots there are", self.contents.refusal()),
         ];
-        let unknown = told
+        let unknown = refusals
             .into_iter()
             .filter_map(|(what, why)| why.map(|why| format!("{what}: {why}")));
         unknown.collect()
@@ -91,29 +90,27 @@ fn is_twin(snapshot: &VolumeSnapshot) -> bool {
     mark::manager(snapshot.labels()) == Some(mark::MANAGED_BY_US)
 }
 
-/// The state of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotState {
-    /// Volumes can be made of it.
+    /// Volumes can be created from it.
     Ready,
-    /// It is not cut, or not ready yet.
+    /// It is not taken, or not ready yet.
     Pending,
-    /// It is on its way out.
+    /// It is being deleted.
     Deleting,
-    /// The user's object is gone, its content keeps the data on purpose.
+    /// The `VolumeSnapshot` is gone; its content keeps the data.
     Retained,
-    /// Nothing but the twin is left; nobody but people may delete it.
+    /// Only the twin is left; the driver does not delete it.
     Orphaned,
     /// The twin serves another home cluster.
     Guest,
     /// Its twin is gone.
     TwinVanished,
-    /// It may not be read.
+    /// It could not be read.
     Unknown,
 }
 
 impl SnapshotState {
-    /// All of them.
     pub(crate) const ALL: [Self; 8] = [
         Self::Ready,
         Self::Pending,
@@ -125,7 +122,7 @@ impl SnapshotState {
         Self::Unknown,
     ];
 
-    /// As commands show it.
+    /// The name that commands print.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Ready => "Ready",
@@ -146,25 +143,24 @@ impl Serialize for SnapshotState {
     }
 }
 
-/// A snapshot, in the words of `-o json`. Fields are added, never renamed.
+/// A snapshot, as `-o json` prints it. Fields are added, never renamed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SnapshotRow {
-    /// The user's object, even if only others remember it.
+    /// The user's `VolumeSnapshot`, also a deleted one whose name other objects have.
     pub(crate) snapshot: Option<Name>,
     /// Its class.
     pub(crate) class: Option<String>,
-    /// What it is of: a claim, or the id of a volume.
+    /// Its source: a claim, or the id of a volume.
     pub(crate) source: Option<String>,
-    /// The size that a volume made of it has at least.
+    /// The minimum size of a volume that is created from it.
     pub(crate) size: Option<String>,
-    /// How it is.
     pub(crate) state: SnapshotState,
-    /// Why, in a sentence; empty when all is well.
+    /// The reason, as a sentence; empty if there is no problem.
     pub(crate) message: String,
-    /// The way out, if there is one to know.
+    /// What to do, if that is known.
     pub(crate) advice: String,
-    /// The id by which the driver knows it.
+    /// Its CSI snapshot handle.
     pub(crate) id: Option<String>,
     /// The twin.
     pub(crate) twin: Option<Name>,
@@ -211,7 +207,7 @@ fn cases(all: &Snapshots) -> Vec<Case<'_>> {
         found.map(|(twin, marks)| (*twin, marks.clone()))
     };
     let mut cases = Vec::new();
-    // What is being imported is in use, although nothing leads to it yet.
+    // A snapshot that is being imported is in use, although no content refers to it yet.
     let imports = all
         .contents
         .iter()
@@ -253,7 +249,7 @@ fn cases(all: &Snapshots) -> Vec<Case<'_>> {
     }));
     let alone = twins.into_iter().filter(|(_, marks)| !held.contains(&marks.key));
     for (twin, marks) in alone {
-        // Before it is cut, its content does not name it.
+        // Until the snapshot is taken, its content does not name the VolumeSnapshot.
         let user = cases
             .iter_mut()
             .find(|case| case.id.is_none() && is_of(case, &marks));
@@ -271,7 +267,7 @@ fn cases(all: &Snapshots) -> Vec<Case<'_>> {
     cases
 }
 
-/// Whether a twin is that of the user's object, whose uid is in its key.
+/// Whether a twin belongs to the user's `VolumeSnapshot`, whose uid is in the key.
 fn is_of(case: &Case<'_>, marks: &SnapshotMarks) -> bool {
     let from_content = || case.content?.spec.volume_snapshot_ref.uid.clone();
     let uid = case.snapshot.and_then(ResourceExt::uid).or_else(from_content);
@@ -329,9 +325,9 @@ fn user_name(case: &Case<'_>) -> Option<Name> {
     case.snapshot.map(name).or_else(from_content).or_else(from_twin)
 }
 
-type Told = (SnapshotState, String, String);
+type Assessment = (SnapshotState, String, String);
 
-fn state(case: &Case<'_>, all: &Snapshots) -> Told {
+fn state(case: &Case<'_>, all: &Snapshots) -> Assessment {
     let fine = |state| (state, String::new(), String::new());
     if let (Some(home), Some(marks)) = (&all.home, &case.marks)
         && *home != marks.home
@@ -357,7 +353,7 @@ fn state(case: &Case<'_>, all: &Snapshots) -> Told {
     }
 }
 
-fn of_snapshot(snapshot: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> Told {
+fn of_snapshot(snapshot: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> Assessment {
     let is_here = case.id.as_ref().map(|id| &id.cluster) == all.home.as_ref() && case.id.is_some();
     if is_here && case.twin.is_none() && all.twins.is_complete() {
         return (
@@ -366,7 +362,7 @@ fn of_snapshot(snapshot: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> T
             way_out(case),
         );
     }
-    // The controller sees twins in all clusters, and notes what it sees.
+    // The controller observes twins in all clusters, and records their state in annotations.
     let noted = case
         .content
         .and_then(|content| content.annotations().get(mark::TWIN_TROUBLE));
@@ -381,30 +377,33 @@ fn of_snapshot(snapshot: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> T
     (SnapshotState::Pending, message, String::new())
 }
 
-/// What to do where the twin of a snapshot is gone.
+/// What to do if the twin of a snapshot is gone.
 fn way_out(case: &Case<'_>) -> String {
     let real = case
         .content
         .and_then(|content| content.annotations().get(mark::REAL_CONTENT));
     match (real, &case.id) {
         (Some(real), Some(id)) => format!(
-            "The VolumeSnapshotContent {real} in the cluster {} keeps the data, if it is there. Make the twin again from \
+            "The VolumeSnapshotContent {real} in the cluster {} keeps the data, if it exists. Create the twin again from \
              it, or discard it: docs/snapshots.md, \"When a twin is deleted\".",
             id.cluster
         ),
-        _ => "Somebody deleted it. Whether its data is left, the real storage knows; delete the snapshot if not.".to_owned(),
+        _ => {
+            "It was deleted. Check in the real storage whether its data is left; if not, delete the snapshot."
+                .to_owned()
+        }
     }
 }
 
-/// A content whose `VolumeSnapshot` is gone.
-fn of_content(content: &VolumeSnapshotContent, all: &Snapshots) -> Told {
+/// The state of a content whose `VolumeSnapshot` is gone.
+fn of_content(content: &VolumeSnapshotContent, all: &Snapshots) -> Assessment {
     let name = content.name_any();
     if !all.of_users.is_complete() {
-        let message = format!("it is not known whether the VolumeSnapshot of the content {name} exists");
+        let message = format!("whether the VolumeSnapshot of the content {name} exists is unknown");
         return (SnapshotState::Unknown, message, String::new());
     }
     if content.spec.deletion_policy != RETAIN {
-        let message = format!("the VolumeSnapshot is gone, and its content {name} goes, too");
+        let message = format!("the VolumeSnapshot is gone, and its content {name} is being deleted");
         return (SnapshotState::Deleting, message, String::new());
     }
     (
@@ -417,14 +416,14 @@ fn of_content(content: &VolumeSnapshotContent, all: &Snapshots) -> Told {
     )
 }
 
-/// A twin to which nothing leads any more.
-fn of_twin(twin: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> Told {
+/// The state of a twin to which no content refers.
+fn of_twin(twin: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> Assessment {
     if !all.contents.is_complete() {
-        let message = "it is not known whether anything leads to the twin".to_owned();
+        let message = "whether a content refers to the twin is unknown".to_owned();
         return (SnapshotState::Unknown, message, String::new());
     }
     if twin.metadata.deletion_timestamp.is_some() {
-        let message = "nothing leads to the twin any more, and it is being deleted".to_owned();
+        let message = "no content refers to the twin any more, and it is being deleted".to_owned();
         return (SnapshotState::Deleting, message, String::new());
     }
     let (namespace, name) = (twin.namespace().unwrap_or_default(), twin.name_any());
@@ -436,10 +435,10 @@ fn of_twin(twin: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> Told {
         .unwrap_or_default();
     (
         SnapshotState::Orphaned,
-        "the twin holds the data of a snapshot whose content is gone (retained and removed, or etcd was restored)".to_owned(),
+        "the twin has the data of a snapshot whose content is gone (retained and removed, or etcd was restored)".to_owned(),
         format!(
-            "The driver never deletes it. To use it, make a VolumeSnapshotContent of the driver {DRIVER_NAME} with \
-             source.snapshotHandle {id}. If nobody needs it: set the deletion policy of the content {real} to Delete, then \
+            "The driver never deletes it. To use it, create a VolumeSnapshotContent of the driver {DRIVER_NAME} with \
+             source.snapshotHandle {id}. If it is not needed: set the deletion policy of the content {real} to Delete, then \
              kubectl delete volumesnapshot -n {namespace} {name}"
         ),
     )
@@ -450,7 +449,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::inspect::fixtures::told;
+    use crate::inspect::fixtures::listing;
 
     const KEY: &str = "5d1c3f2e-8a51-4f0e-9f0f-0d2c7ef1a222";
 
@@ -501,10 +500,10 @@ mod tests {
         let class = json!({"metadata": {"name": "liqo"}, "driver": DRIVER_NAME});
         Snapshots {
             home: Some("home".parse().unwrap()),
-            of_users: told(snapshots),
-            contents: told(contents),
-            twins: told(twins),
-            classes: told([class]),
+            of_users: listing(snapshots),
+            contents: listing(contents),
+            twins: listing(twins),
+            classes: listing([class]),
         }
     }
 

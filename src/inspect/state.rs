@@ -4,34 +4,33 @@ use serde::{Serialize, Serializer};
 
 use crate::placement::Diagnosis;
 
-/// The state of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Usable.
     Bound,
-    /// Nobody uses the claim yet.
+    /// No pod uses the claim yet.
     Waiting,
-    /// Something has to happen first.
+    /// Something else has to happen first.
     Pending,
-    /// The claim is on its way out, or the data is.
+    /// The claim or the data is being deleted.
     Deleting,
-    /// The claim is gone, the data is kept on purpose.
+    /// The claim is gone; the data is kept because of the policy Retain.
     Retained,
-    /// A twin that never served; the driver collects it.
+    /// A twin that was never handed over; the driver deletes it.
     Abandoned,
-    /// A twin that served, without claim and PV; nobody but people may delete it.
+    /// A twin that was handed over and has neither claim nor PV; the driver never deletes it.
     Orphaned,
     /// The twin serves another home cluster.
     Guest,
-    /// The claim's volume is not of this driver.
+    /// The claim's volume belongs to another driver.
     Foreign,
     /// The claim lost its PV.
     Lost,
-    /// No node is where the data is.
+    /// No node can reach the data.
     Unreachable,
-    /// It may not be read.
+    /// It could not be read.
     Unknown,
-    /// Something is wrong with the twin.
+    /// The twin has a problem.
     Twin(Diagnosis),
 }
 
@@ -51,15 +50,15 @@ impl State {
         Self::Unknown,
     ];
 
-    /// All that a volume can have: those without a diagnosis of the twin, then those of claims that are
-    /// bound. A twin that is well, or is meant to go, is no state of its own.
+    /// All states of volumes: first those without a diagnosis of the twin, then those of bound claims.
+    /// Without diagnoses of a twin that is bound or is being deleted as intended, which are not shown.
     pub(crate) fn all() -> [Vec<Self>; 2] {
         let is_state = |one: &Diagnosis| !matches!(one, Diagnosis::Bound | Diagnosis::Ending);
         let twins = Diagnosis::ALL.into_iter().filter(is_state).map(Self::Twin);
         [Self::WITHOUT_TWIN.to_vec(), twins.collect()]
     }
 
-    /// As commands show it.
+    /// The name that commands print.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Bound => "Bound",
@@ -85,11 +84,11 @@ impl Serialize for State {
     }
 }
 
-/// A state, what it means, and the way out.
+/// A state, the reason, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Health {
     pub(super) state: State,
-    /// Empty when all is well.
+    /// Empty if there is no problem.
     pub(super) message: String,
     pub(super) advice: String,
 }

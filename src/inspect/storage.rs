@@ -1,4 +1,4 @@
-//! Everything that volumes of this driver are made of, read once.
+//! All objects of the volumes of this driver, read once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,53 +16,53 @@ use crate::{
     volume::{ClusterId, mark},
 };
 
-/// Lives as long as its cluster; its uid is the cluster's id.
-const ETERNAL_NAMESPACE: &str = "kube-system";
+/// This namespace exists as long as its cluster; its uid is the id of the cluster.
+const KUBE_SYSTEM: &str = "kube-system";
 const WAITING: &str = "status.phase=Pending";
 
-/// Whose claims to look at.
+/// The namespaces whose claims are read.
 #[derive(Clone, Debug)]
 pub(crate) enum Scope {
     /// Those of one namespace.
     Namespace(String),
-    /// Everybody's.
+    /// All namespaces.
     All,
 }
 
-/// What is known of the volumes of this driver in one cluster.
+/// The volumes of this driver in one cluster, as far as they could be read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Storage {
     /// The cluster's id.
     pub(crate) home: Option<ClusterId>,
-    /// Where the twins of this cluster's claims live.
+    /// The namespace of the twins of this cluster's claims.
     pub(crate) namespace: String,
-    /// Storage classes, of whomever.
+    /// Storage classes of all provisioners.
     pub(crate) classes: Listing<StorageClass>,
-    /// Claims, of whatever class, that are no twins.
+    /// Claims of all classes, without twins.
     pub(crate) claims: Listing<PersistentVolumeClaim>,
     /// Claims with the marks of this driver.
     pub(crate) twins: Listing<PersistentVolumeClaim>,
-    /// Volumes, of whatever driver.
+    /// PVs of all drivers.
     pub(crate) volumes: Listing<PersistentVolume>,
     /// All nodes.
     pub(crate) nodes: Listing<Node>,
-    /// Those that take no new pods, and why.
-    pub(crate) closed: BTreeMap<String, String>,
+    /// Nodes that accept no new pods, and why.
+    pub(crate) unschedulable: BTreeMap<String, String>,
     /// Events about claims, twins among them.
     pub(crate) events: Listing<Event>,
-    /// Pods that wait, beside claims of this driver.
+    /// Pods that are not scheduled, in namespaces with claims of this driver.
     pub(crate) consumers: Listing<Pod>,
 }
 
 impl Storage {
-    /// Reads it. Never fails: what may not be read is said by [`Self::unknown`].
+    /// Never fails: what could not be read is in [`Self::unknown`].
     pub(crate) async fn read(
         cluster: &Cluster,
         scope: &Scope,
         namespace: &str,
         id: Option<ClusterId>,
     ) -> Self {
-        let (classes, volumes, (nodes, closed), (claims, twins), events, home) = tokio::join!(
+        let (classes, volumes, (nodes, unschedulable), (claims, twins), events, home) = tokio::join!(
             Listing::<StorageClass>::all(cluster),
             Listing::<PersistentVolume>::all(cluster),
             nodes(cluster),
@@ -78,7 +78,7 @@ impl Storage {
             twins,
             volumes,
             nodes,
-            closed,
+            unschedulable,
             events,
             consumers: Listing::default(),
         };
@@ -86,7 +86,7 @@ impl Storage {
         storage
     }
 
-    /// Whether nothing but virtual nodes is outside of these.
+    /// Whether these include all nodes of this cluster but virtual ones.
     pub(crate) fn is_everywhere(&self, nodes: &[&Node]) -> bool {
         let at_home = |node: &&Node| {
             let cluster = node.labels.get(CLUSTER_KEY);
@@ -98,7 +98,7 @@ impl Storage {
             .all(|node| nodes.contains(&node))
     }
 
-    /// What is not known, and why.
+    /// What could not be read, and why.
     pub(crate) fn unknown(&self) -> Vec<String> {
         let mut unknown: Vec<String> = [
             ("which storage classes there are", self.classes.refusal()),
@@ -106,7 +106,7 @@ impl Storage {
             ("which twins there are", self.twins.refusal()),
             ("which volumes there are", self.volumes.refusal()),
             ("which nodes there are", self.nodes.refusal()),
-            ("what happened to claims", self.events.refusal()),
+            ("the events of claims", self.events.refusal()),
             ("which pods wait for claims", self.consumers.refusal()),
         ]
         .into_iter()
@@ -114,7 +114,7 @@ impl Storage {
         .collect();
         if self.home.is_none() {
             unknown.push(format!(
-                "the id of this cluster: the namespace {ETERNAL_NAMESPACE} cannot be read; pass --cluster-id"
+                "the id of this cluster: the namespace {KUBE_SYSTEM} cannot be read; pass --cluster-id"
             ));
         }
         unknown
@@ -139,11 +139,11 @@ impl Storage {
 
 async fn nodes(cluster: &Cluster) -> (Listing<Node>, BTreeMap<String, String>) {
     let nodes = Listing::<KubeNode>::all(cluster).await;
-    let closed = nodes
+    let unschedulable = nodes
         .iter()
-        .filter_map(|node| Some((node.name_any(), gravity::closed(node)?)))
+        .filter_map(|node| Some((node.name_any(), gravity::unschedulable_reason(node)?)))
         .collect();
-    (nodes.map(|node| facts::node(node.metadata, &[])), closed)
+    (nodes.map(|node| facts::node(node.metadata, &[])), unschedulable)
 }
 
 async fn claims(
@@ -151,7 +151,7 @@ async fn claims(
     scope: &Scope,
     storage_namespace: &str,
 ) -> (Listing<PersistentVolumeClaim>, Listing<PersistentVolumeClaim>) {
-    let told = match scope {
+    let claims = match scope {
         Scope::All => Listing::all(cluster).await,
         Scope::Namespace(namespace) => {
             let users = cluster.within(namespace);
@@ -164,7 +164,7 @@ async fn claims(
             return (users.partition(facts::is_twin).1, twins);
         }
     };
-    let (twins, claims) = told.partition(facts::is_twin);
+    let (twins, claims) = claims.partition(facts::is_twin);
     (claims, twins)
 }
 
@@ -183,17 +183,12 @@ async fn events(cluster: &Cluster, scope: &Scope, storage_namespace: &str) -> Li
     }
 }
 
-/// The id of the home cluster: the one that was given, or else, as for the controller, the uid of
-/// its oldest namespace. `None` if that cannot be read.
+/// The id of the home cluster: the given one, or the uid of the namespace kube-system, as in the controller.
+/// `None` if that cannot be read.
 pub(crate) async fn home_id(cluster: &Cluster, id: Option<ClusterId>) -> Option<ClusterId> {
     if id.is_some() {
         return id;
     }
-    let namespace = cluster
-        .all::<Namespace>()
-        .get(ETERNAL_NAMESPACE)
-        .await
-        .ok()
-        .flatten()?;
+    let namespace = cluster.all::<Namespace>().get(KUBE_SYSTEM).await.ok().flatten()?;
     namespace.metadata.uid?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Reading a cluster, good and with rights that end somewhere.
+//! Reading a cluster, with all rights and with some of them.
 
 use super::{
     Installation, Scope, Setup, Storage, checks,
@@ -59,17 +59,17 @@ async fn what_is_forbidden_is_said_and_the_rest_is_shown() {
     for what in [
         "which volumes there are",
         "which quotas there are",
-        "what the controller may do",
+        "the rights of the controller",
     ] {
         assert!(unknown.contains(what), "{unknown}");
     }
-    // The API server knows no CSIDriver: what can be told is told.
+    // The API server knows no CSIDriver: other facts are still reported.
     let findings = checks::examine(&installation);
     assert!(
         findings.iter().any(|it| it.object == "CSIDriver storage.liqo.io"),
         "{findings:#?}"
     );
-    // Nothing is believed lost only because it may not be seen.
+    // What cannot be read does not count as lost.
     assert!(
         !findings.iter().any(|it| it.problem.contains("Lost")),
         "{findings:#?}"

@@ -1,5 +1,5 @@
-//! The rhythm of a controller: one key after another as it is due, some of them at the same time, and
-//! nobody waits for the slowest. Unlike in [`crate::rounds`] there are no rounds.
+//! Runs a controller: handles keys as they are due, several at the same time, so that a slow one delays no
+//! other. Unlike in [`crate::rounds`] there are no rounds.
 
 use std::time::Duration;
 
@@ -17,37 +17,37 @@ use crate::{cluster::ApiError, queue::Queue, rounds::LoopMetrics};
 
 /// What a controller waits for.
 pub struct Next {
-    /// Change whenever there may be something to do.
+    /// They change whenever there may be work.
     pub triggers: Vec<watch::Receiver<u64>>,
-    /// When it looks again although nothing changes, and no key is due.
+    /// When it checks again even if nothing changes and no key is due.
     pub at: Instant,
-    /// Whether keys that are due are looked at now.
+    /// Whether keys that are due are handled now.
     pub works: bool,
 }
 
-/// Something that brings about what is wanted, key by key. It may be given up at any await: whatever it
-/// did so far is done.
+/// A controller: establishes the desired state key by key. It may be aborted at any await: its earlier
+/// writes are not undone.
 #[allow(
     async_fn_in_trait,
-    reason = "controllers are polled by the task that made them, never sent"
+    reason = "controllers are polled by the task that created them, never sent"
 )]
 pub trait Controller {
     /// Its name in logs and metrics.
     const NAME: &'static str;
-    /// So many keys are looked at at the same time.
+    /// How many keys are handled at the same time.
     const AT_ONCE: usize;
 
-    /// Adds what has changed since the last call, everything at first and now and then.
+    /// Adds the keys that have changed since the last call: all keys at first, and occasionally.
     async fn changes(&self, queue: &mut Queue) -> Next;
 
-    /// Looks at one key and does what is next; when to look again although nothing changes.
+    /// Observes one key and takes the next steps; returns when to handle it again even if nothing changes.
     async fn reconcile(&self, key: &str) -> Result<Option<Duration>, ApiError>;
 
-    /// A key was looked at, whatever came of it.
+    /// A key was handled, successfully or not.
     fn looked_at(&self, _key: &str) {}
 }
 
-/// Runs a controller for ever.
+/// Runs a controller forever.
 pub async fn control<C: Controller>(controller: &C, metrics: &LoopMetrics) {
     let (mut queue, mut running) = (Queue::default(), FuturesUnordered::new());
     loop {

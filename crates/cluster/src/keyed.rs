@@ -1,5 +1,4 @@
-//! A loop of its own for each of many things that come and go: one that hangs, or waits, delays
-//! no other.
+//! Runs a loop of its own for each key of a changing set: a loop that hangs or waits delays no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +12,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::rounds::SETTLE;
 
-/// Runs one loop for each of these keys, which are looked at whenever a trigger changes. A loop
-/// whose key is gone ends, and is then told of.
+/// Runs one loop for each key; the set is read again whenever a trigger changes. The loop of a removed key
+/// is stopped, and then `ended` is called.
 pub async fn drive_keyed<K: Ord + Clone, L: Future<Output = ()>>(
     mut keys: impl FnMut() -> BTreeSet<K>,
     mut triggers: Vec<watch::Receiver<u64>>,

@@ -1,6 +1,5 @@
-//! The lease that lets one replica run the loops. Time is measured by the own
-//! clock only: a lease is stale when it was not renewed while we looked on for
-//! as long as its holder promised to take at most.
+//! The lease that lets one replica run the background loops. It only uses the local clock: a lease is stale
+//! if this replica did not see it renewed for the duration that the holder has set.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -25,21 +24,21 @@ use crate::{
 };
 
 const NAME: &str = "storage-liqo-io-reconcilers";
-/// How many seconds the others wait for a holder that says nothing.
+/// How many seconds other replicas wait for a holder that does not renew.
 const DURATION: i32 = 15;
-/// When a holder that cannot renew stops; before anybody else may start.
-const GIVE_UP: Duration = Duration::from_secs(10);
+/// When a holder that cannot renew stops: before another replica may start.
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 const RENEW: Duration = Duration::from_secs(4);
 const RETRY: Duration = Duration::from_secs(3);
 
-/// Our side of the lease.
-pub struct Lease(Arc<Side>);
+/// This replica's handle on the lease.
+pub struct Lease(Arc<Handle>);
 
-struct Side {
+struct Handle {
     leases: Objects<KubeLease>,
     name: &'static str,
     me: String,
-    /// The version last seen of somebody else's lease, and since when.
+    /// The last version of another replica's lease, and since when it was seen.
     seen: Mutex<Option<(String, Instant)>>,
 }
 
@@ -49,10 +48,10 @@ impl Lease {
         Self::named(NAME, home, namespace, me)
     }
 
-    /// The lease of this name.
+    /// A lease with this name.
     #[must_use]
     pub fn named(name: &'static str, home: &Cluster, namespace: &str, me: &str) -> Self {
-        Self(Arc::new(Side {
+        Self(Arc::new(Handle {
             name,
             leases: home.within(namespace),
             me: me.to_owned(),
@@ -60,8 +59,8 @@ impl Lease {
         }))
     }
 
-    /// Waits for the lease, then does `work` for as long as it can be renewed. A task of its own renews
-    /// it: nothing that computes delays that.
+    /// Waits for the lease, then runs `work` for as long as the lease can be renewed. A separate task renews
+    /// it, so that computations do not delay that.
     pub async fn lead(&self, work: impl AsyncFn()) {
         let mut trouble = Ongoing::default();
         let side = &self.0;
@@ -70,7 +69,7 @@ impl Lease {
                 Ok(true) => break,
                 Ok(false) => trouble.is_over(),
                 Err(error) if trouble.is_news(error.to_string()) => {
-                    tracing::warn!(%error, "the lease of the background loops cannot be taken");
+                    tracing::warn!(%error, "cannot acquire the lease of the background loops");
                 }
                 Err(_) => {}
             }
@@ -91,7 +90,7 @@ impl Lease {
     }
 }
 
-impl Side {
+impl Handle {
     async fn release(&self) {
         let Ok(Some(lease)) = self.leases.get(self.name).await else {
             return;
@@ -99,7 +98,7 @@ impl Side {
         if self.is_mine(&lease) {
             let free = json!({"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}});
             if let Err(error) = self.write(&lease, free).await {
-                tracing::warn!(%error, "the lease of the background loops was not released");
+                tracing::warn!(%error, "cannot release the lease of the background loops");
             }
         }
     }
@@ -124,19 +123,19 @@ impl Side {
         self.write(&lease, json!({ "spec": taken })).await
     }
 
-    /// Renews until that fails for too long, or somebody else has the lease.
+    /// Renews until that fails for too long, or another replica has the lease.
     async fn keep(&self) {
         let mut renewed = Instant::now();
         loop {
             sleep(RENEW).await;
-            let left = GIVE_UP.saturating_sub(renewed.elapsed());
+            let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed());
             match timeout(left, self.renew()).await {
                 Ok(Ok(true)) => renewed = Instant::now(),
                 Ok(Ok(false)) => return,
-                Ok(Err(error)) => tracing::warn!(%error, "the lease of the background loops is not renewed"),
+                Ok(Err(error)) => tracing::warn!(%error, "cannot renew the lease of the background loops"),
                 Err(_) => {}
             }
-            if renewed.elapsed() >= GIVE_UP {
+            if renewed.elapsed() >= RENEW_DEADLINE {
                 return;
             }
         }
@@ -155,7 +154,7 @@ impl Side {
         }
     }
 
-    /// Writes onto exactly the lease that was read; false when it changed.
+    /// Writes onto exactly the lease that was read; false after a conflict.
     async fn write(&self, read: &KubeLease, mut patch: Value) -> Result<bool, ApiError> {
         patch["metadata"]["resourceVersion"] = json!(read.metadata.resource_version);
         let written = crash::around(Step::LeaseWrite, self.leases.merge(self.name, &patch)).await;
@@ -285,7 +284,7 @@ mod tests {
         let patience = Duration::from_secs(30);
         timeout(patience, lease.lead(work))
             .await
-            .expect("the work went on");
+            .expect("the work did not end");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,5 @@
-//! The API servers: the driver's custom resources, one cluster with what is watched of it, the
-//! clusters that there are, and what background loops are made of: lease, queue and rounds.
+//! Access to API servers: the driver's custom resources, a client of one cluster with its watches, the set
+//! of known clusters, and the tools of background loops: lease, queue and rounds.
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 

@@ -1,6 +1,6 @@
-//! A work queue: keys of what has changed, each taken once however often it changed, in the order in
-//! which they are due, and each by one at a time. A key that fails is tried again after a pause of its
-//! own, which grows; it delays no other. What a change costs does not depend on how many keys there are.
+//! A work queue of changed keys. Each key is in it once however often it changed; keys are handled in the
+//! order in which they are due, and each only once at a time. A key that fails is retried after a pause of
+//! its own, which grows; it delays no other key. The cost of a change does not depend on the number of keys.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -12,25 +12,25 @@ use tokio::time::Instant;
 
 use crate::{cluster::ApiError, volume::digest};
 
-/// How many things one loop does at once.
+/// How many keys one loop handles at the same time.
 pub const AT_ONCE: usize = 8;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
-/// Keys that wait for their turn.
+/// Keys that wait to be handled.
 #[derive(Default)]
 pub struct Queue {
-    /// When each is due.
+    /// The time at which each key is due.
     due: HashMap<String, Instant>,
     order: BTreeSet<(Instant, String)>,
-    /// Those whose turn it is, and when each that has changed meanwhile is due.
+    /// The keys that are being handled and, if one has changed meanwhile, when it is due.
     busy: HashMap<String, Option<Instant>>,
-    /// How long each that failed paused last.
+    /// The last pause of each key that failed.
     pauses: HashMap<String, Duration>,
 }
 
 impl Queue {
-    /// This has changed. What failed a moment ago is looked at when its pause is over.
+    /// Adds a changed key. A key that failed stays paused.
     pub fn add(&mut self, key: impl Into<String>) {
         let key = key.into();
         if !(self.pauses.contains_key(&key) && self.due.contains_key(&key)) {
@@ -38,7 +38,7 @@ impl Queue {
         }
     }
 
-    /// This key is due then, or earlier if it was.
+    /// Makes a key due at this time, unless it is due earlier.
     fn put(&mut self, key: String, when: Instant) {
         if let Some(changed) = self.busy.get_mut(&key) {
             *changed = Some(changed.map_or(when, |it| it.min(when)));
@@ -59,13 +59,13 @@ impl Queue {
         }
     }
 
-    /// When the next key is due that nobody looks at.
+    /// When the next key is due that is not being handled.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
         self.order.first().map(|(when, _)| *when)
     }
 
-    /// In what time the next key is due.
+    /// The time until the next key is due.
     #[must_use]
     pub fn left(&self) -> Option<Duration> {
         let next = self.next()?;
@@ -78,7 +78,7 @@ impl Queue {
         due.map(|(_, key)| key.clone())
     }
 
-    /// Up to so many keys that are due; they are busy from now on.
+    /// Up to `most` keys that are due; they count as busy from now on.
     pub fn take(&mut self, most: usize) -> Vec<String> {
         let taken: Vec<String> = self.due().take(most).collect();
         for key in &taken {
@@ -88,7 +88,7 @@ impl Queue {
         taken
     }
 
-    /// A key was looked at, and is to be again after so long even if nothing changes.
+    /// A key was handled, and has to be handled again after this time even if nothing changes.
     pub fn done(&mut self, key: &str, again: Option<Duration>) {
         self.pauses.remove(key);
         let again = again.map(|after| Instant::now() + after);
@@ -98,9 +98,9 @@ impl Queue {
         }
     }
 
-    /// A key could not be seen to: it pauses.
+    /// A key failed: pauses it.
     pub fn failed(&mut self, key: &str, error: &ApiError) {
-        tracing::warn!(key, %error, "what changed could not be seen to: it is tried again");
+        tracing::warn!(key, %error, "reconciling an object failed; retrying");
         let pause = self.pauses.get(key).map_or(FIRST_PAUSE, |last| *last * 2);
         let pause = pause.min(LONGEST_PAUSE);
         self.busy.remove(key);
@@ -109,12 +109,12 @@ impl Queue {
         self.pauses.insert(key.to_owned(), pause);
     }
 
-    /// Looks at every key that is due, a few at a time. False if some failed; they stay.
+    /// Handles every key that is due, a few at a time. False if some failed; they stay in the queue.
     pub async fn work<F>(&mut self, reconcile: impl Fn(String) -> F) -> bool
     where
         F: Future<Output = Result<(), ApiError>>,
     {
-        // They stay due until they were looked at: this may be given up at any time.
+        // The keys stay due until they are handled, because this function may be aborted at any time.
         let keys: Vec<String> = self.due().collect();
         let mut outcomes = stream::iter(keys)
             .map(|key| {
@@ -137,7 +137,7 @@ impl Queue {
     }
 }
 
-/// Up to half a pause, another one for each key: what failed together is not tried together.
+/// Up to half of a pause, different for each key: keys that failed together are not retried together.
 fn spread(key: &str, pause: Duration) -> Duration {
     let digest = digest(2, [key]);
     let share = u32::from_str_radix(&digest, 16).unwrap_or_default() % 100;
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::cluster::Cause;
 
-    /// What was looked at, where these fail.
+    /// The keys that were handled, while these fail.
     async fn work(queue: &mut Queue, failing: &[&str]) -> (bool, BTreeSet<String>) {
         let seen = RefCell::new(BTreeSet::new());
         let all_well = queue

@@ -1,5 +1,5 @@
-//! The rhythm of a loop: a round, then a rest until something changes or enough
-//! time has passed; after a failure a longer and longer one.
+//! Runs a background loop: a round, then a pause until something changes or a time has passed; after a
+//! failure the pauses grow.
 
 use std::time::Duration;
 
@@ -16,19 +16,19 @@ use tokio::{
 
 use crate::{cluster::ApiError, observe::log::Ongoing, queue::AT_ONCE};
 
-/// Changes come in bursts: one round serves those of this time.
+/// Changes come in bursts: one round handles all changes within this time.
 pub const SETTLE: Duration = Duration::from_millis(300);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
-/// Whatever the grace period.
+/// The minimum, whatever the grace period is.
 const SHORTEST_REST: Duration = Duration::from_secs(1);
-/// A round that takes longer is given up; the next one goes on where it was.
+/// A round that takes longer is aborted; the next one continues.
 const LONGEST_ROUND: Duration = Duration::from_mins(5);
 
-/// From a read of what is watched to a round that asks a slow cluster.
+/// From a read of an API server nearby to a round with calls to a slow cluster.
 const SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0];
 
-/// What every process with loops tells Prometheus of them. Cheap to clone.
+/// The metrics of background loops, which every process with such loops exports. Cheap to clone.
 #[derive(Clone)]
 pub struct LoopMetrics {
     leads: Gauge,
@@ -58,7 +58,6 @@ impl Default for LoopMetrics {
 }
 
 impl LoopMetrics {
-    /// Registers the families.
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
@@ -96,45 +95,44 @@ impl LoopMetrics {
     }
 }
 
-/// One background loop. A round compares what is with how it should be and
-/// may be given up at any await: whatever it did so far is done.
+/// A background loop. A round compares the actual state with the desired one, and may be aborted at any
+/// await: its earlier writes are not undone.
 #[allow(
     async_fn_in_trait,
-    reason = "loops are polled by the task that made them, never sent"
+    reason = "loops are polled by the task that created them, never sent"
 )]
 pub trait Rounds {
     /// Its name in logs and metrics.
     const NAME: &'static str;
-    /// How long it rests at most.
+    /// The longest pause.
     const RESYNC: Duration;
 
-    /// How long it lets changes gather before a round serves them.
+    /// How long it collects changes before a round handles them.
     const GATHER: Duration = SETTLE;
 
-    /// How long it waits before it acts on what it finds, if it does. To rest much longer
-    /// than that would prolong it.
+    /// The time after which it acts on an observation, if there is one. A much longer pause would prolong
+    /// that time.
     fn grace(&self) -> Option<Duration> {
         None
     }
 
-    /// In what time something has to be done although nothing changes.
+    /// The time until the next scheduled work, even if nothing changes.
     fn due(&self) -> Option<Duration> {
         None
     }
 
-    /// Whether something failed in the last round that is tried again by itself.
+    /// Whether a part of the last round failed and has to be retried.
     fn has_failed(&self) -> bool {
         false
     }
 
-    /// Change whenever a round may find something to do.
+    /// They change whenever a round may have work.
     fn triggers(&self) -> Vec<watch::Receiver<u64>>;
 
-    /// One round.
     async fn round(&mut self) -> Result<(), ApiError>;
 }
 
-/// Drives a loop for ever.
+/// Runs a loop forever.
 pub async fn drive<R: Rounds>(mut rounds: R, metrics: &LoopMetrics) {
     let mut triggers = rounds.triggers();
     let mut pause = FIRST_PAUSE;
@@ -158,16 +156,12 @@ pub async fn drive<R: Rounds>(mut rounds: R, metrics: &LoopMetrics) {
             failed => {
                 let why = match failed {
                     Ok(Err(error)) => error.to_string(),
-                    _ => "the round took too long".to_owned(),
+                    _ => "the round timed out".to_owned(),
                 };
                 if trouble.is_news(&why) {
-                    tracing::warn!(
-                        name = R::NAME,
-                        why,
-                        "a background round failed: it is tried again and again"
-                    );
+                    tracing::warn!(name = R::NAME, why, "a background round failed; retrying");
                 }
-                // Not at once, be it that the round itself makes what changes.
+                // Not at once, because the round itself may cause the changes.
                 time::sleep(FIRST_PAUSE).await;
                 rest(&mut triggers, pause, R::GATHER).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -186,8 +180,8 @@ async fn rest(triggers: &mut [watch::Receiver<u64>], at_most: Duration, gather: 
     time::sleep(gather).await;
 }
 
-/// Does something for each of many objects, a few at a time. Where it fails the
-/// others are done all the same; the first error is the round's.
+/// Calls `act` for each item, a few at a time. An error does not stop the others; the first error is
+/// returned.
 pub async fn each<I, T, F>(items: I, mut act: impl FnMut(T) -> F) -> Result<(), ApiError>
 where
     I: IntoIterator<Item = T>,
@@ -263,7 +257,7 @@ mod tests {
         }
     }
 
-    /// Has something to do in ten seconds, whatever happens.
+    /// Has work after ten seconds, even if nothing changes.
     struct Due(Counting);
 
     impl Rounds for Due {
@@ -325,7 +319,7 @@ mod tests {
         });
         let metrics = LoopMetrics::default();
         let watched = async {
-            // Long enough for the longest pause.
+            // Longer than the longest pause.
             time::sleep(Duration::from_mins(5)).await;
             let before = rounds.load(Ordering::SeqCst);
             sender.send_replace(2);

@@ -1,6 +1,6 @@
-//! Attachments of twins that outlived the ones they serve. Kubernetes' own
-//! attachment of a volume is why ours exists; without it, after a crash or a
-//! forced detach, ours would keep the real volume on a node nobody uses it on.
+//! Removes attachments of twins whose virtual volume is attached no longer. The driver's attachment
+//! exists only because Kubernetes attached the virtual volume; after a crash or a forced detach a
+//! leftover one would keep the real volume on a node where it is not used.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,10 +23,10 @@ use crate::{
     volume::{DRIVER_NAME, Epoch, VolumeId, VolumeName},
 };
 
-/// For one attachment to be gone.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long to wait until one attachment is deleted.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The loop for attachments nobody needs.
+/// The loop for unused attachments.
 pub(super) struct Attachments<'a> {
     home: &'a Cluster,
     watched: &'a Watched,
@@ -44,8 +44,8 @@ impl<'a> Attachments<'a> {
         }
     }
 
-    /// Volumes and the nodes Kubernetes has them attached to. Of a volume that moves each epoch has
-    /// attachments of its own; `None` stands for all.
+    /// Volumes, and the nodes to which Kubernetes has attached them. Each epoch of a volume that moves
+    /// has attachments of its own; `None` matches all epochs.
     fn needed(&self) -> HashSet<(VolumeName, Option<Epoch>, String)> {
         let volumes = &self.watched.volumes;
         let virtual_volumes = volumes.virtual_volumes();
@@ -53,21 +53,22 @@ impl<'a> Attachments<'a> {
         let of_movers = volumes.of_movers();
         let of_movers = of_movers.iter().map(|volume| (&volume.name, volume.id.clone()));
         let ids: HashMap<&String, VolumeId> = of_users.chain(of_movers).collect();
-        let attachments = self.watched.outer.all();
-        let needed = attachments.iter().filter_map(|outer| {
-            let node = outer.node.clone();
-            match ids.get(&outer.volume) {
+        let attachments = self.watched.attachments.all();
+        let of_virtual = attachments.iter().filter(|attachment| attachment.is_virtual());
+        let needed = of_virtual.filter_map(|attachment| {
+            let node = attachment.node.clone();
+            match ids.get(&attachment.volume) {
                 Some(id) => Some((id.name.clone(), Some(id.epoch), node)),
-                // The PV may be gone already; its name usually is the volume's.
-                None => Some((VolumeName::parse(&outer.volume)?, None, node)),
+                // The PV may be deleted already; its name usually is the volume's.
+                None => Some((VolumeName::parse(&attachment.volume)?, None, node)),
             }
         });
         needed.collect()
     }
 
-    /// Removes an attachment if what is read now still says so. First the attachment itself
-    /// is read: should Kubernetes attach the volume after we looked, `ControllerPublish`
-    /// writes on it, and this version of it is not there to be deleted.
+    /// Removes an attachment if a live read confirms that it is unused. The attachment itself is read
+    /// first: if Kubernetes attaches the volume afterwards, `ControllerPublishVolume` writes to the
+    /// attachment, and the deletion of this version fails.
     async fn remove(&self, attachment: &Attachment) -> Result<(), ApiError> {
         let (volume, node) = (&attachment.volume, &attachment.node);
         let found = self.home.all::<VolumeAttachment>().get(&attachment.name).await?;
@@ -80,11 +81,11 @@ impl<'a> Attachments<'a> {
         if self.is_needed_now(attachment).await? {
             return Ok(());
         }
-        tracing::info!(%volume, node, "removing an attachment that nobody needs any more");
-        match detach_unneeded(self.home, &found, Instant::now() + PATIENCE).await {
+        tracing::info!(%volume, node, "removing an unused attachment");
+        match detach_unneeded(self.home, &found, Instant::now() + DETACH_TIMEOUT).await {
             Err(UnpublishError::Api(error)) => Err(error),
             Err(error) => {
-                tracing::warn!(%volume, node, %error, "an attachment that nobody needs is not gone yet");
+                tracing::warn!(%volume, node, %error, "an unused attachment is not deleted yet");
                 Ok(())
             }
             Ok(()) => Ok(()),
@@ -97,13 +98,13 @@ impl<'a> Attachments<'a> {
             name: attachment.volume.clone(),
             epoch: attachment.epoch,
         };
-        let name = outer_name(&id, &attachment.node);
+        let name = kubernetes_attachment_name(&id, &attachment.node);
         Ok(self.home.all::<VolumeAttachment>().get(&name).await?.is_some())
     }
 }
 
-/// The name Kubernetes gives its attachment of a volume; kubelet relies on it too.
-fn outer_name(id: &VolumeId, node: &str) -> String {
+/// The name that Kubernetes gives its attachment of a volume; kubelet relies on it too.
+fn kubernetes_attachment_name(id: &VolumeId, node: &str) -> String {
     let digest = Sha256::digest(format!("{id}{DRIVER_NAME}{node}"));
     digest
         .iter()
@@ -118,8 +119,8 @@ impl Rounds for Attachments<'_> {
         Some(self.grace)
     }
 
-    /// None: an attachment is made after, and removed before, the one it serves,
-    /// so for a moment it may well be alone.
+    /// None: an attachment of a twin is created after that of its virtual volume, and removed before it,
+    /// so it may be unused for a moment.
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         Vec::new()
     }
@@ -127,7 +128,7 @@ impl Rounds for Attachments<'_> {
     async fn round(&mut self) -> Result<(), ApiError> {
         let needed = self.needed();
         let attachments = self.home.views().attachments.all();
-        let alone: Vec<_> = attachments
+        let unused: Vec<_> = attachments
             .iter()
             .filter(|it| {
                 let is_needed = |epoch| needed.contains(&(it.volume.clone(), epoch, it.node.clone()));
@@ -135,9 +136,9 @@ impl Rounds for Attachments<'_> {
             })
             .collect();
         self.since
-            .retain(|name, _| alone.iter().any(|it| it.name == *name));
+            .retain(|name, _| unused.iter().any(|it| it.name == *name));
         let mut outcome = Ok(());
-        for attachment in alone {
+        for attachment in unused {
             let since = self
                 .since
                 .entry(attachment.name.clone())
@@ -163,30 +164,30 @@ mod tests {
     };
 
     const VOLUME: &str = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
-    const NESTED: &str = "/apis/storage.k8s.io/v1/volumeattachments/liqo-1";
+    const TWIN_ATTACHMENT: &str = "/apis/storage.k8s.io/v1/volumeattachments/liqo-1";
 
-    fn outer_path() -> String {
+    fn kubernetes_attachment_path() -> String {
         let id = format!("v1:home:{VOLUME}").parse().unwrap();
         format!(
             "/apis/storage.k8s.io/v1/volumeattachments/{}",
-            outer_name(&id, "n1")
+            kubernetes_attachment_name(&id, "n1")
         )
     }
 
-    fn put_nested(api: &FakeApi) {
+    fn put_twin_attachment(api: &FakeApi) {
         let labels = json!({
             mark::MANAGED_BY: mark::MANAGED_BY_US,
             mark::HOME_CLUSTER: "home",
             mark::VOLUME: VOLUME,
         });
-        api.put(NESTED, json!({
+        api.put(TWIN_ATTACHMENT, json!({
             "metadata": {"labels": labels},
             "spec": {"attacher": "real.example", "nodeName": "n1", "source": {"persistentVolumeName": "real"}},
         }));
     }
 
-    fn put_outer(api: &FakeApi, node: &str) {
-        api.put(&outer_path(), json!({
+    fn put_kubernetes_attachment(api: &FakeApi, node: &str) {
+        api.put(&kubernetes_attachment_path(), json!({
             "spec": {"attacher": DRIVER_NAME, "nodeName": node, "source": {"persistentVolumeName": VOLUME}},
         }));
     }
@@ -202,6 +203,7 @@ mod tests {
             allowed_classes: BTreeSet::new(),
             movers: None,
             approves_serving: false,
+            limits_attachments: true,
         };
         let mut attachments = Attachments::new(&home, &watched, &settings);
         attachments.round().await?;
@@ -217,24 +219,27 @@ mod tests {
     #[tokio::test]
     async fn one_that_serves_nobody_is_removed_after_the_grace_period() {
         let api = FakeApi::start().await;
-        put_nested(&api);
+        put_twin_attachment(&api);
         round(&api, Duration::from_mins(9), || ()).await.unwrap();
-        assert!(api.object(NESTED).is_some());
+        assert!(api.object(TWIN_ATTACHMENT).is_some());
         round(&api, LONG, || ()).await.unwrap();
-        assert!(api.object(NESTED).is_none());
+        assert!(api.object(TWIN_ATTACHMENT).is_none());
     }
 
     #[tokio::test]
     async fn one_that_serves_a_pod_stays() {
         let api = FakeApi::start().await;
-        put_nested(&api);
-        put_outer(&api, "n1");
+        put_twin_attachment(&api);
+        put_kubernetes_attachment(&api, "n1");
         round(&api, LONG, || ()).await.unwrap();
-        assert!(api.object(NESTED).is_some());
-        put_outer(&api, "n2");
-        api.remove(&outer_path());
+        assert!(api.object(TWIN_ATTACHMENT).is_some());
+        put_kubernetes_attachment(&api, "n2");
+        api.remove(&kubernetes_attachment_path());
         round(&api, LONG, || ()).await.unwrap();
-        assert!(api.object(NESTED).is_none(), "another node's does not count");
+        assert!(
+            api.object(TWIN_ATTACHMENT).is_none(),
+            "another node's does not count"
+        );
     }
 
     #[tokio::test]
@@ -243,9 +248,9 @@ mod tests {
         let second = format!("v2:home:{VOLUME}:1");
         for (of_mover, epoch, stays) in [(false, "1", true), (false, "2", false), (true, "1", true)] {
             let api = FakeApi::start().await;
-            put_nested(&api);
-            api.change(NESTED, |nested| {
-                nested["metadata"]["annotations"] = json!({mark::EPOCH: epoch});
+            put_twin_attachment(&api);
+            api.change(TWIN_ATTACHMENT, |attachment| {
+                attachment["metadata"]["annotations"] = json!({mark::EPOCH: epoch});
             });
             let (name, labels) = if of_mover {
                 (
@@ -260,48 +265,53 @@ mod tests {
                 &format!("{VOLUMES}/{name}"),
                 json!({"metadata": {"labels": labels}, "spec": {"csi": csi}}),
             );
-            let outer = outer_name(&second.parse().unwrap(), "n1");
+            let of_kubernetes = kubernetes_attachment_name(&second.parse().unwrap(), "n1");
             api.put(
-                &format!("/apis/storage.k8s.io/v1/volumeattachments/{outer}"),
+                &format!("/apis/storage.k8s.io/v1/volumeattachments/{of_kubernetes}"),
                 json!({
                     "spec": {"attacher": DRIVER_NAME, "nodeName": "n1", "source": {"persistentVolumeName": name}},
                 }),
             );
             round(&api, LONG, || ()).await.unwrap();
-            assert_eq!(api.object(NESTED).is_some(), stays, "{of_mover} {epoch}");
+            assert_eq!(api.object(TWIN_ATTACHMENT).is_some(), stays, "{of_mover} {epoch}");
         }
     }
 
     #[tokio::test]
     async fn one_that_is_published_again_meanwhile_stays() {
         let api = FakeApi::start().await;
-        put_nested(&api);
-        let outer = outer_path();
-        // Between the last look and the deletion.
-        api.before("DELETE", NESTED, move |store| {
+        put_twin_attachment(&api);
+        let of_kubernetes = kubernetes_attachment_path();
+        // Between the last read and the deletion.
+        api.before("DELETE", TWIN_ATTACHMENT, move |store| {
             store.put(
-                &outer,
+                &of_kubernetes,
                 json!({"spec": {"attacher": DRIVER_NAME, "nodeName": "n1", "source": {}}}),
             );
-            let mut nested = store.get(NESTED).unwrap();
-            nested["metadata"]["annotations"][mark::CONFIRMED] = "1".into();
-            store.put(NESTED, nested);
+            let mut attachment = store.get(TWIN_ATTACHMENT).unwrap();
+            attachment["metadata"]["annotations"][mark::CONFIRMED] = "1".into();
+            store.put(TWIN_ATTACHMENT, attachment);
         });
         round(&api, LONG, || ()).await.unwrap();
-        assert!(api.object(&outer_path()).is_some(), "it was about to be deleted");
-        assert!(api.object(NESTED).is_some());
+        assert!(
+            api.object(&kubernetes_attachment_path()).is_some(),
+            "it was about to be deleted"
+        );
+        assert!(api.object(TWIN_ATTACHMENT).is_some());
     }
 
     #[tokio::test]
     async fn what_is_read_live_decides() {
         let api = FakeApi::start().await;
-        put_nested(&api);
-        round(&api, LONG, || put_outer(&api, "n1")).await.unwrap();
-        assert!(api.object(NESTED).is_some());
+        put_twin_attachment(&api);
+        round(&api, LONG, || put_kubernetes_attachment(&api, "n1"))
+            .await
+            .unwrap();
+        assert!(api.object(TWIN_ATTACHMENT).is_some());
 
-        api.remove(&outer_path());
+        api.remove(&kubernetes_attachment_path());
         api.fault(Fault::new("GET", "volumeattachments/csi-", Act::Refuse(403)));
         assert!(round(&api, LONG, || ()).await.is_err());
-        assert!(api.object(NESTED).is_some());
+        assert!(api.object(TWIN_ATTACHMENT).is_some());
     }
 }

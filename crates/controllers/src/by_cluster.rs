@@ -1,5 +1,5 @@
-//! A loop of its own for each cluster: one that answers slowly, or not at all, delays what
-//! is done for its own volumes and nothing else.
+//! Runs a loop of its own for each cluster: a cluster that is slow or unreachable delays only its own
+//! volumes.
 
 use std::collections::BTreeSet;
 
@@ -16,8 +16,8 @@ use crate::{
     volume::ClusterId,
 };
 
-/// Drives one loop for the home cluster, one for each remote cluster that is declared, and
-/// one for each where volumes are.
+/// Runs one loop for the home cluster, one for each declared remote cluster, and one for each cluster
+/// with volumes.
 pub(super) async fn drive_each<R: Rounds>(
     home: &Cluster,
     registry: &Registry,
@@ -25,11 +25,11 @@ pub(super) async fn drive_each<R: Rounds>(
     make: impl Fn(ClusterId) -> R,
     metrics: &Metrics,
 ) {
-    let mut populated = Populated::new(&watched.volumes);
+    let mut with_volumes = ClustersWithVolumes::new(&watched.volumes);
     let of_virtual = |volume: &Volume| volume.as_virtual().is_some();
     let triggers = vec![registry.changes(), watched.volumes.changes_of(of_virtual)];
     let clusters = || {
-        let mut clusters = populated.now().clone();
+        let mut clusters = with_volumes.now().clone();
         clusters.extend(registry.all().iter().map(|remote| remote.id.clone()));
         clusters.insert(home.id().clone());
         clusters
@@ -38,14 +38,14 @@ pub(super) async fn drive_each<R: Rounds>(
     drive_keyed(clusters, triggers, start, |id| metrics.forget(id)).await;
 }
 
-/// The clusters that there are volumes in.
-struct Populated<'a> {
+/// The clusters that contain volumes.
+struct ClustersWithVolumes<'a> {
     volumes: &'a View<Volume>,
     changes: Feed<Volume>,
     clusters: BTreeSet<ClusterId>,
 }
 
-impl<'a> Populated<'a> {
+impl<'a> ClustersWithVolumes<'a> {
     fn new(volumes: &'a View<Volume>) -> Self {
         Self {
             volumes,
@@ -54,8 +54,8 @@ impl<'a> Populated<'a> {
         }
     }
 
-    /// Those of this moment: what changed says where there may be volumes now, and only those
-    /// clusters are looked at.
+    /// The current set. A change names the clusters that may contain volumes now, and only those are
+    /// checked.
     fn now(&mut self) -> &BTreeSet<ClusterId> {
         let changed = match self.changes.take() {
             Changed::Everything => self.volumes.all(),
@@ -82,7 +82,7 @@ mod tests {
         placement::Declared,
     };
 
-    /// Never ends its round for the cluster `slow`, and notes the others.
+    /// Never ends its round for the cluster `slow`, and records the rounds of the others.
     struct Noting<'a> {
         cluster: ClusterId,
         done: &'a Mutex<Vec<String>>,

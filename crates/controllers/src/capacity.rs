@@ -1,6 +1,6 @@
-//! Publishes `CSIStorageCapacity` for our classes, of the room that [`Rooms`] sees.
-//! New objects come before old ones go: a node that has none is hidden from all
-//! claims of the class.
+//! Publishes `CSIStorageCapacity` objects for the classes of this driver, as [`CapacityViews`] computes
+//! them. New objects are created before old ones are deleted: the scheduler hides a node without one from
+//! all claims of the class.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ use crate::{
     placement::{BindingMode, Published},
     rounds::{Rounds, each},
     topology::Segments,
-    twin::{Refusals, Rooms},
+    twin::{CapacityViews, Refusals},
     volume::{Refused, mark, quantity},
 };
 
@@ -39,8 +39,8 @@ pub(super) struct Capacities<'a> {
     settings: &'a Settings,
     published: Objects<CSIStorageCapacity>,
     /// What is published now.
-    shown: View<Shown>,
-    /// What remote clusters did not take a moment ago.
+    current: View<PublishedCapacity>,
+    /// The remembered refusals of remote clusters.
     refusals: View<Refusals>,
     _stops: DropGuard,
 }
@@ -61,37 +61,37 @@ impl<'a> Capacities<'a> {
             watched,
             settings,
             published: home.within(&settings.namespace),
-            shown: View::start(capacities, ours, |it| Some(shown(&it)), &stop),
+            current: View::start(capacities, ours, |it| Some(current(&it)), &stop),
             refusals: Refusals::watch(home, &settings.namespace, &stop),
             _stops: stop.drop_guard(),
         }
     }
 
     fn wanted(&self) -> Vec<Published> {
-        let rooms = Rooms::look(self.home, self.registry, self.watched.volumes.free(None));
+        let views = CapacityViews::collect(self.home, self.registry, self.watched.volumes.free(None));
         let now = jiff::Timestamp::now().as_second();
-        let noted = self.refusals.all();
-        let refused: Vec<&Refused> = noted
+        let recorded = self.refusals.all();
+        let refused: Vec<&Refused> = recorded
             .iter()
             .flat_map(|notes| notes.iter())
             .filter(|refused| refused.counts(now))
             .collect();
         let (allowed, anywhere) = (&self.settings.allowed_classes, Segments::default());
-        rooms
+        views
             .virtual_classes()
             .filter(|class| class.binding == BindingMode::WaitForFirstConsumer)
-            .flat_map(|class| rooms.of(class, allowed, &refused, &anywhere))
+            .flat_map(|class| views.of(class, allowed, &refused, &anywhere))
             .collect()
     }
 
     async fn set(&self, wanted: &Published) -> Result<(), ApiError> {
-        let Some(shown) = self.shown.get(&self.key(&wanted.name)) else {
+        let Some(current) = self.current.get(&self.key(&wanted.name)) else {
             let created =
                 crash::around(Step::CapacityWrite, self.published.create(&self.object(wanted))).await;
             return created.map(|_| ());
         };
         let room = &wanted.room;
-        if shown.capacity == Some(room.capacity()) && shown.maximum == Some(room.maximum()) {
+        if current.capacity == Some(room.capacity()) && current.maximum == Some(room.maximum()) {
             return Ok(());
         }
         let patch = json!({
@@ -140,11 +140,11 @@ impl Rounds for Capacities<'_> {
     const NAME: &'static str = "capacity";
     const RESYNC: Duration = Duration::from_mins(1);
 
-    /// When the next refusal counts no more: nobody tells that either.
+    /// When the next refusal expires: no view reports that.
     fn due(&self) -> Option<Duration> {
         let now = jiff::Timestamp::now().as_second();
-        let noted = self.refusals.all();
-        let counting = noted
+        let recorded = self.refusals.all();
+        let counting = recorded
             .iter()
             .flat_map(|notes| notes.iter())
             .filter(|refused| refused.counts(now));
@@ -162,27 +162,29 @@ impl Rounds for Capacities<'_> {
             views.capacities.version(),
             self.watched.volumes.changes_of_free(),
             self.refusals.version(),
-            self.shown.version(),
+            self.current.version(),
             self.registry.changes(),
         ]
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        self.shown.complete().await;
+        self.current.complete().await;
         let wanted = self.wanted();
         each(&wanted, |wanted| self.set(wanted)).await?;
 
         let names: BTreeSet<&str> = wanted.iter().map(|wanted| wanted.name.as_str()).collect();
-        let shown = self.shown.all();
-        let obsolete = shown.iter().filter(|shown| !names.contains(shown.name.as_str()));
-        each(obsolete, async |shown: &Arc<Shown>| {
+        let current = self.current.all();
+        let obsolete = current
+            .iter()
+            .filter(|current| !names.contains(current.name.as_str()));
+        each(obsolete, async |current: &Arc<PublishedCapacity>| {
             let exactly = Precondition {
-                uid: shown.uid.clone(),
+                uid: current.uid.clone(),
                 resource_version: None,
             };
-            let deleted = self.published.delete(&shown.name, exactly);
+            let deleted = self.published.delete(&current.name, exactly);
             match crash::around(Step::CapacityDelete, deleted).await {
-                // Another object of this name: the next round looks at it.
+                // Another object has this name: the next round reads it.
                 Err(error) if error.is_conflict() => Ok(()),
                 other => other.map(drop),
             }
@@ -191,24 +193,24 @@ impl Rounds for Capacities<'_> {
     }
 }
 
-/// A capacity that is published. Its topic is its name.
+/// A published capacity. Its topic is its name.
 #[derive(Debug, PartialEq)]
-struct Shown {
+struct PublishedCapacity {
     name: String,
     uid: String,
     capacity: Option<u64>,
     maximum: Option<u64>,
 }
 
-impl Slim for Shown {
+impl Slim for PublishedCapacity {
     fn topic(&self) -> &str {
         &self.name
     }
 }
 
-fn shown(object: &CSIStorageCapacity) -> Shown {
+fn current(object: &CSIStorageCapacity) -> PublishedCapacity {
     let read = facts::capacity(object);
-    Shown {
+    PublishedCapacity {
         name: object.name_any(),
         uid: object.uid().unwrap_or_default(),
         capacity: read.capacity,

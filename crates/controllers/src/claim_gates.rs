@@ -1,30 +1,53 @@
-//! Opens the gates of pods that wait until somebody has looked their claims up. A pod with a claim of
-//! another driver is held at home in the same write; a claim that does not exist is waited for.
+//! Opens the scheduling gates of pods whose claims have to be looked up first. A pod with a claim of
+//! another driver gets a node affinity for home in the same write; a missing claim is waited for.
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::StorageClass,
 };
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
-use tokio::sync::{Mutex, watch};
+use tokio::{sync::Mutex, time::Instant};
 
-use super::{reports::Reports, watched::Watched};
+use super::{
+    reports::Reports,
+    watched::{Claim, Watched, is_in_both, of_class, of_volume},
+};
 use crate::{
-    cluster::{ApiError, Cluster, facts, slim::claims_of, unless_conflict},
+    cluster::{
+        ApiError, Cluster, facts,
+        slim::{GATED, PendingPod, Volume, claims_of},
+        unless_conflict,
+        view::{Changed, Feed},
+    },
+    controller::{Controller, Next},
     observe::crash::{self, Step},
-    offload::{CLAIMS_GATE, GateStep, IN_BOTH_CLUSTERS, Tie, gate_step, held_at_home},
-    rounds::{Rounds, each},
+    offload::{CLAIMS_GATE, GateStep, Tie, gate_step, held_at_home},
+    placement::Class,
+    queue::{AT_ONCE, Queue},
     volume::DRIVER_NAME,
 };
 
-/// The loop.
+/// A pod that changed while its gate was removed is read again after this time.
+const SOON: Duration = Duration::from_secs(1);
+/// A waiting pod is read again after a time equal to its age, between these limits. The objects that it waits
+/// for are watched, except for bound claims of other drivers.
+const SHORTEST_WAIT: Duration = Duration::from_secs(5);
+const LONGEST_WAIT: Duration = Duration::from_mins(5);
+
+/// The controller. Its keys are pods, as `namespace/name`. It reads no `NamespaceOffloading`: gates are also
+/// removed in namespaces that are no longer offloaded.
 pub(super) struct ClaimGates<'a> {
     home: &'a Cluster,
     watched: &'a Watched,
-    /// The scheduler reports nothing of a pod with a gate: what it waits for is told here.
+    pods: Feed<PendingPod>,
+    claims: Feed<Claim>,
+    volumes: Feed<Volume>,
+    classes: Feed<Class>,
+    /// The scheduler emits no events for a pod with a gate: this controller reports what the pod waits for.
     reports: Mutex<Reports>,
 }
 
@@ -32,15 +55,51 @@ impl<'a> ClaimGates<'a> {
     pub(super) fn new(home: &'a Cluster, watched: &'a Watched, reports: Reports) -> Self {
         Self {
             home,
+            pods: watched.pods.feed(),
+            claims: watched.claims.feed(),
+            volumes: watched.volumes.feed(),
+            classes: home.views().classes.feed(),
             watched,
             reports: Mutex::new(reports),
         }
     }
 
-    async fn look(&self, namespace: &str, name: &str) -> Result<(), ApiError> {
+    /// Adds the gated pods that wait for one of the changed objects.
+    fn add_changed(&self, queue: &mut Queue) {
+        let key = |pod: &PendingPod| format!("{}/{}", pod.consumer.namespace, pod.consumer.name);
+        let (pods, claims) = (self.pods.take(), self.claims.take());
+        let (volumes, classes) = (self.volumes.take(), self.classes.take());
+        let (
+            Changed::These(pods),
+            Changed::These(mut claims),
+            Changed::These(volumes),
+            Changed::These(classes),
+        ) = (pods, claims, volumes, classes)
+        else {
+            for pod in self.watched.pods.of_topic(GATED) {
+                queue.add(key(&pod));
+            }
+            return;
+        };
+        let topics = volumes.iter().map(|it| of_volume(it.name()));
+        for topic in topics.chain(classes.iter().map(|it| of_class(&it.name))) {
+            claims.extend(self.watched.claims.of_topic(&topic));
+        }
+        let named = claims.iter().flat_map(|claim| {
+            let topic = format!("{}/{}", claim.name.namespace, claim.name.name);
+            self.watched.pods.of_topic(&topic)
+        });
+        // The feed may return an earlier state of a pod; the view has the latest.
+        let changed = pods.iter().filter_map(|it| self.watched.pods.get(&key(it)));
+        for pod in changed.chain(named).filter(|it| it.waits_for_claims_gate) {
+            queue.add(key(&pod));
+        }
+    }
+
+    async fn open_gate(&self, namespace: &str, name: &str) -> Result<Option<Duration>, ApiError> {
         let pods = self.home.within::<Pod>(namespace);
         let Some(pod) = pods.get(name).await? else {
-            return Ok(());
+            return Ok(None);
         };
         let gates = pod
             .spec
@@ -48,7 +107,7 @@ impl<'a> ClaimGates<'a> {
             .flat_map(|spec| spec.scheduling_gates.iter().flatten());
         let gates: Vec<&str> = gates.map(|gate| gate.name.as_str()).collect();
         if !gates.contains(&CLAIMS_GATE) || pod.metadata.deletion_timestamp.is_some() {
-            return Ok(());
+            return Ok(None);
         }
         let mut ties = Vec::new();
         for claim in claims_of(&pod) {
@@ -68,7 +127,7 @@ impl<'a> ClaimGates<'a> {
                 reports
                     .warn_object(&pod.object_ref(&()), "WaitingForClaim", &why)
                     .await;
-                return Ok(());
+                return Ok(Some(age(&pod).clamp(SHORTEST_WAIT, LONGEST_WAIT)));
             }
         }
         let patch = json!({
@@ -76,7 +135,8 @@ impl<'a> ClaimGates<'a> {
             "spec": spec,
         });
         let opened = crash::around(Step::OpenClaimsGate, pods.merge(name, &patch)).await;
-        unless_conflict(opened).map(drop)
+        // After a conflict: the view of pods does not show every change.
+        Ok(unless_conflict(opened)?.is_none().then_some(SOON))
     }
 
     async fn tie(&self, namespace: &str, name: &str) -> Result<Tie, ApiError> {
@@ -100,11 +160,11 @@ impl<'a> ClaimGates<'a> {
                 return Ok(Tie::Unknown(why));
             };
             let driver = found.spec.and_then(|spec| spec.csi).map(|csi| csi.driver);
-            return Ok(whose(driver.as_deref()));
+            return Ok(tie_of_driver(driver.as_deref()));
         }
         match class {
             None => Ok(Tie::Unknown(format!(
-                "the claim {namespace}/{name} has no class, and there is no default one"
+                "the claim {namespace}/{name} has no class, and the cluster has no default class"
             ))),
             Some(class) if class.is_empty() => Ok(Tie::Home),
             Some(class) => {
@@ -115,21 +175,21 @@ impl<'a> ClaimGates<'a> {
                 Ok(if is_in_both(&found) {
                     Tie::Both
                 } else {
-                    whose(Some(&found.provisioner))
+                    tie_of_driver(Some(&found.provisioner))
                 })
             }
         }
     }
 }
 
-fn is_in_both(object: &impl ResourceExt) -> bool {
-    object
-        .annotations()
-        .get(IN_BOTH_CLUSTERS)
-        .is_some_and(|value| value == "true")
+/// The time since the object was created.
+fn age(object: &impl ResourceExt) -> Duration {
+    let made = object.creation_timestamp();
+    let age = made.and_then(|made| Timestamp::now().duration_since(made.0).try_into().ok());
+    age.unwrap_or_default()
 }
 
-fn whose(driver: Option<&str>) -> Tie {
+fn tie_of_driver(driver: Option<&str>) -> Tie {
     if driver == Some(DRIVER_NAME) {
         Tie::Ours
     } else {
@@ -148,35 +208,44 @@ fn home_affinity(pod: &Pod) -> Value {
     }}})
 }
 
-impl Rounds for ClaimGates<'_> {
+impl Controller for ClaimGates<'_> {
     const NAME: &'static str = "claim-gates";
-    /// For claims that are watched by nobody here: bound ones of other drivers.
-    const RESYNC: Duration = Duration::from_secs(10);
-    /// Each pod waits for so long.
-    const GATHER: Duration = Duration::from_millis(50);
+    const AT_ONCE: usize = AT_ONCE;
 
-    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
-        vec![
-            self.watched.pods.changes_of(|pod| pod.waits_for_claims_gate),
+    async fn changes(&self, queue: &mut Queue) -> Next {
+        // Taken before the feeds are read, so that no change in between is missed.
+        let triggers = vec![
+            self.watched.pods.version(),
             self.watched.claims.version(),
+            self.watched.volumes.version(),
             self.home.views().classes.version(),
-        ]
+        ];
+        self.add_changed(queue);
+        Next {
+            triggers,
+            at: Instant::now() + LONGEST_WAIT,
+            works: true,
+        }
     }
 
-    async fn round(&mut self) -> Result<(), ApiError> {
-        let mut gated = self.watched.pods.all();
-        gated.retain(|pod| pod.waits_for_claims_gate);
-        each(&gated, async |pod| {
-            self.look(&pod.consumer.namespace, &pod.consumer.name).await
-        })
-        .await
+    async fn reconcile(&self, key: &str) -> Result<Option<Duration>, ApiError> {
+        match key.split_once('/') {
+            Some((namespace, name)) => self.open_gate(namespace, name).await,
+            None => Ok(None),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::future::select_all;
+    use tokio::time;
+
     use super::*;
-    use crate::cluster::{events::Events, testing::FakeApi};
+    use crate::{
+        cluster::{events::Events, testing::FakeApi},
+        offload::IN_BOTH_CLUSTERS,
+    };
 
     const POD: &str = "/api/v1/namespaces/shop/pods/db-0";
 
@@ -203,12 +272,16 @@ mod tests {
     }
 
     fn pod(api: &FakeApi, claims: &[&str]) {
+        put_pod(api, POD, claims);
+    }
+
+    fn put_pod(api: &FakeApi, path: &str, claims: &[&str]) {
         let volumes = claims
             .iter()
             .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
         let term = json!({"matchExpressions": [{"key": "zone", "operator": "Exists"}]});
         api.put(
-            POD,
+            path,
             json!({"spec": {
                 "schedulingGates": [{"name": "theirs"}, {"name": CLAIMS_GATE}],
                 "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}},
@@ -217,14 +290,17 @@ mod tests {
         );
     }
 
-    async fn after_a_round(api: &FakeApi) -> (Value, Value) {
+    async fn gates<'a>(home: &'a Cluster, watched: &'a Watched) -> ClaimGates<'a> {
+        watched.complete().await;
+        ClaimGates::new(home, watched, Reports::new(Events::new(home.client().clone())))
+    }
+
+    async fn after_two_reconciles(api: &FakeApi) -> (Value, Value) {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
-        watched.complete().await;
-        let reports = Reports::new(Events::new(home.client().clone()));
-        let mut gates = ClaimGates::new(&home, &watched, reports);
+        let gates = gates(&home, &watched).await;
         for _ in 0..2 {
-            gates.round().await.unwrap();
+            gates.reconcile("shop/db-0").await.unwrap();
         }
         let spec = api.object(POD).unwrap()["spec"].clone();
         let terms = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
@@ -256,14 +332,18 @@ mod tests {
                 "/api/v1/namespaces/shop/persistentvolumeclaims/old",
                 json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-class": "local-path"}}, "spec": {}}),
             );
-            // Whatever class it names: what counts is whose volume it is bound to.
+            // The class does not matter: the driver of the bound volume decides.
             claim(&api, "bound", "local-path", Some("pv-1"));
             api.put(
                 "/api/v1/persistentvolumes/pv-1",
                 json!({"spec": {"csi": {"driver": DRIVER_NAME, "volumeHandle": "v1:home:pvc-1"}}}),
             );
             pod(&api, claims);
-            assert_eq!(after_a_round(&api).await, (theirs.clone(), terms), "{claims:?}");
+            assert_eq!(
+                after_two_reconciles(&api).await,
+                (theirs.clone(), terms),
+                "{claims:?}"
+            );
         }
     }
 
@@ -272,7 +352,7 @@ mod tests {
         let api = FakeApi::start().await;
         world(&api);
         pod(&api, &["data"]);
-        let (gates, _) = after_a_round(&api).await;
+        let (gates, _) = after_two_reconciles(&api).await;
         assert_eq!(gates.as_array().unwrap().len(), 2);
         let events = api
             .store()
@@ -280,7 +360,84 @@ mod tests {
         let notes: Vec<&Value> = events.iter().map(|event| &event["note"]).collect();
         assert_eq!(notes, ["the claim shop/data does not exist"]);
         claim(&api, "data", "liqo", None);
-        let (gates, _) = after_a_round(&api).await;
+        let (gates, _) = after_two_reconciles(&api).await;
         assert_eq!(gates, json!([{"name": "theirs"}]));
+    }
+
+    /// Each pod waits for another object. When that is created, only this pod is reconciled.
+    #[tokio::test]
+    async fn a_change_reconciles_only_the_pods_that_wait_for_it() {
+        let api = FakeApi::start().await;
+        world(&api);
+        claim(&api, "no-class", "absent", None);
+        claim(&api, "no-volume", "liqo", Some("pv-1"));
+        claim(&api, "default", "", None);
+        api.change("/api/v1/namespaces/shop/persistentvolumeclaims/default", |it| {
+            it["spec"]["storageClassName"] = Value::Null;
+        });
+        let pods = ["absent", "no-class", "no-volume", "default"];
+        for name in pods {
+            put_pod(&api, &format!("/api/v1/namespaces/shop/pods/{name}"), &[name]);
+        }
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        let gates = gates(&home, &watched).await;
+        let mut queue = Queue::default();
+        let mut next = gates.changes(&mut queue).await;
+        let mut all = queue.take(9);
+        all.sort();
+        assert_eq!(
+            all,
+            ["shop/absent", "shop/default", "shop/no-class", "shop/no-volume"]
+        );
+        for key in all {
+            let again = gates.reconcile(&key).await.unwrap();
+            assert!(again >= Some(SHORTEST_WAIT), "{key} waits");
+            queue.done(&key, None);
+        }
+        let appear: [(&str, &dyn Fn()); 4] = [
+            ("absent", &|| claim(&api, "absent", "liqo", None)),
+            ("no-class", &|| {
+                let class = json!({"provisioner": DRIVER_NAME});
+                api.put("/apis/storage.k8s.io/v1/storageclasses/absent", class);
+            }),
+            ("no-volume", &|| {
+                let handle = "v1:home:pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+                let csi = json!({"driver": DRIVER_NAME, "volumeHandle": handle});
+                api.put("/api/v1/persistentvolumes/pv-1", json!({"spec": {"csi": csi}}));
+            }),
+            ("default", &|| claim(&api, "default", "liqo", None)),
+        ];
+        for (pod, appears) in appear {
+            appears();
+            let mut taken = Vec::new();
+            while taken.is_empty() {
+                let changes = next.triggers.iter_mut().map(|it| Box::pin(it.changed()));
+                let seen = time::timeout(Duration::from_mins(1), select_all(changes)).await;
+                seen.unwrap_or_else(|_| panic!("the view never showed what {pod} waits for"))
+                    .0
+                    .unwrap();
+                next = gates.changes(&mut queue).await;
+                taken = queue.take(9);
+            }
+            assert_eq!(taken, [format!("shop/{pod}")]);
+            assert_eq!(gates.reconcile(&taken[0]).await.unwrap(), None);
+            queue.done(&taken[0], None);
+            let path = format!("/api/v1/namespaces/shop/pods/{pod}");
+            let spec = api.object(&path).unwrap()["spec"].clone();
+            assert_eq!(spec["schedulingGates"], json!([{"name": "theirs"}]), "{pod}");
+            // The removed gate is a change of the pod, too; no pod is reconciled for it.
+            while watched
+                .pods
+                .get(&format!("shop/{pod}"))
+                .unwrap()
+                .waits_for_claims_gate
+            {
+                let changed = time::timeout(Duration::from_mins(1), next.triggers[0].changed()).await;
+                changed.expect("the view never showed the removed gate").unwrap();
+            }
+            next = gates.changes(&mut queue).await;
+            assert!(queue.take(9).is_empty());
+        }
     }
 }

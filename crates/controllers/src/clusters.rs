@@ -1,11 +1,11 @@
-//! Every remote cluster is a `RemoteCluster`: an administrator declares it by one, or this
-//! loop makes one for a cluster that a fabric declares. It says in its status how it is with
-//! the cluster. Nothing is ever decided by what is written there.
+//! Every remote cluster has a `RemoteCluster`: an administrator creates it to declare the cluster, or
+//! this loop creates it for a discovered cluster. The loop writes the state of the cluster to the status,
+//! on which no decision is based.
 //!
-//! One that declares a cluster is held while volumes or snapshots live there, or twins that
-//! became none, and says which they are: without it nobody could delete their data. One that was made
-//! here, and says no more than that, goes with the last volume when its fabric declares the
-//! cluster no longer.
+//! A `RemoteCluster` that declares a cluster has a finalizer while volumes, snapshots or unfinished twins
+//! exist there, and its status names them: without it their data could not be deleted. One that this loop
+//! created, and that no user has edited, is deleted with the last volume once the fabric no longer
+//! declares the cluster.
 
 mod report;
 mod status;
@@ -21,7 +21,7 @@ use tokio::{sync::watch, time::Instant};
 
 use self::{
     report::{ClusterReport, Moves, claims_in, mover_of, report, unfinished},
-    status::Holdings,
+    status::RemainingObjects,
 };
 use super::{Metrics, Settings, watched::Watched};
 use crate::{
@@ -42,27 +42,26 @@ use crate::{
     volume::{ClusterId, mark},
 };
 
-/// Keeps a `RemoteCluster` while something of ours is there.
+/// Blocks the deletion of a `RemoteCluster` while objects of this driver exist in the cluster.
 const FINALIZER: &str = "storage.liqo.io/volumes";
 
-/// The loop that keeps them.
+/// The loop that reconciles `RemoteCluster`s.
 pub(super) struct Clusters<'a> {
     reconciler: Reconciler<'a>,
     metrics: &'a Metrics,
     objects: Feed<RemoteCluster>,
     volumes: Feed<Volume>,
-    /// Whatever concerns them all.
+    /// Changes that concern all clusters.
     shared: Vec<watch::Receiver<u64>>,
-    /// The twins of each cluster.
     twins: HashMap<ClusterId, watch::Receiver<u64>>,
-    /// When all clusters are looked at next.
+    /// When to reconcile all clusters again.
     all: Instant,
-    /// The clusters to be looked at.
+    /// The clusters to reconcile.
     queue: Queue,
     has_failed: bool,
 }
 
-/// Makes the object of one cluster as it should be.
+/// Reconciles the object of one cluster.
 struct Reconciler<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
@@ -98,15 +97,15 @@ impl<'a> Clusters<'a> {
         }
     }
 
-    /// Notes the clusters about which something has changed: their object, the volumes that are
-    /// there, twins where no volumes are. All of them when it may concern all, and now and then.
-    fn note_changes(&mut self) {
+    /// Queues the clusters about which something has changed: their object, their volumes, or twins where
+    /// no volumes are. Queues all of them after a change that concerns all, and at every resync.
+    fn queue_changes(&mut self) {
         let changes = (self.objects.take(), self.volumes.take());
         let concerns_all = self.shared.iter().any(|it| it.has_changed().unwrap_or(true));
         let (Changed::These(objects), Changed::These(volumes), false, true) =
             (changes.0, changes.1, concerns_all, self.all > Instant::now())
         else {
-            return self.note_all();
+            return self.queue_all();
         };
         for object in objects {
             self.queue.add(object.topic());
@@ -125,7 +124,7 @@ impl<'a> Clusters<'a> {
         }
     }
 
-    fn note_all(&mut self) {
+    fn queue_all(&mut self) {
         self.all = Instant::now() + Self::RESYNC;
         self.shared.iter_mut().for_each(watch::Receiver::mark_unchanged);
         let Reconciler { home, registry, .. } = &self.reconciler;
@@ -172,7 +171,7 @@ impl Reconciler<'_> {
         self.home.all()
     }
 
-    /// How many volumes live in a remote cluster.
+    /// The number of volumes in a remote cluster.
     fn volumes(&self, id: &ClusterId) -> usize {
         if id == self.home.id() {
             return 0;
@@ -180,8 +179,8 @@ impl Reconciler<'_> {
         self.watched.volumes.count_of_topic(id.as_str())
     }
 
-    /// Claims for which twins are in a cluster that nobody was given, or that a move has left there;
-    /// or why that is not known.
+    /// The claims of twins in a cluster that are not handed over, or that a move has left there; or why
+    /// they are not known.
     async fn unfinished(&self, remote: &Remote) -> Result<Result<Vec<String>, String>, ApiError> {
         let twins = match remote.reach() {
             Ok(cluster) => cluster.all_twins(),
@@ -203,14 +202,14 @@ impl Reconciler<'_> {
         }
     }
 
-    async fn holdings(&self, object: &RemoteCluster, id: &ClusterId) -> Result<Holdings, ApiError> {
+    async fn remaining(&self, object: &RemoteCluster, id: &ClusterId) -> Result<RemainingObjects, ApiError> {
         let remote = self.registry.get(id);
         let volumes = self.volumes(id);
         let snapshots = self.watched.snapshots.in_cluster(id);
         let has_snapshots = snapshots.as_ref().is_some_and(|all| !all.is_empty());
         let is_leaving = object.metadata.deletion_timestamp.is_some();
         let declares = object.spec.discovered_from.is_none();
-        Ok(Holdings {
+        Ok(RemainingObjects {
             volumes,
             snapshots,
             claims: if is_leaving && volumes > 0 {
@@ -226,7 +225,7 @@ impl Reconciler<'_> {
         })
     }
 
-    /// The object of a cluster that is declared.
+    /// Reconciles the object of a declared cluster.
     async fn reconcile_declared(&self, report: &ClusterReport) -> Result<(), ApiError> {
         let discovered = report
             .fabric
@@ -235,7 +234,7 @@ impl Reconciler<'_> {
         let Some(object) = &known else {
             return match discovered {
                 Some(fabric) => self.create(&report.id, fabric).await,
-                // It was deleted a moment ago.
+                // The RemoteCluster was deleted a moment ago.
                 None => Ok(()),
             };
         };
@@ -246,15 +245,15 @@ impl Reconciler<'_> {
             let (all, name) = (self.all(), object.name_any());
             crash::around(Step::ClusterWrite, all.merge(&name, &patch)).await?;
         }
-        let holdings = self.holdings(object, &report.id).await?;
-        if discovered.is_none() && !self.hold(object, &holdings).await? {
+        let remaining = self.remaining(object, &report.id).await?;
+        if discovered.is_none() && !self.reconcile_finalizer(object, &remaining).await? {
             return Ok(());
         }
-        self.write(object, &status::declared(object, report, &holdings))
+        self.write(object, &status::declared(object, report, &remaining))
             .await
     }
 
-    /// An object of a cluster that no fabric declares.
+    /// Reconciles an object whose cluster no fabric declares.
     async fn reconcile_undeclared(
         &self,
         object: &RemoteCluster,
@@ -300,26 +299,30 @@ impl Reconciler<'_> {
         if let Err(error) = &created
             && matches!(error.cause, Cause::Invalid(_))
         {
-            // An id may be a label that is no name of an object: it is used without one.
-            tracing::warn!(cluster = %id, %error, "a cluster that was found cannot have a RemoteCluster");
+            // An id may be valid as a label but not as the name of an object: the cluster is used without one.
+            tracing::warn!(cluster = %id, %error, "a discovered cluster cannot have a RemoteCluster");
             return Ok(());
         }
         created?;
-        tracing::info!(cluster = %id, ?fabric, "a cluster was found: it has a RemoteCluster now");
+        tracing::info!(cluster = %id, ?fabric, "created the RemoteCluster of a discovered cluster");
         Ok(())
     }
 
-    /// Keeps the finalizer of a declaration as it should be; false if there is no more to do.
-    async fn hold(&self, object: &RemoteCluster, holdings: &Holdings) -> Result<bool, ApiError> {
-        let held = has_finalizer(object, FINALIZER);
+    /// Adds or removes the finalizer of a declaration as required; false if the caller has to stop here.
+    async fn reconcile_finalizer(
+        &self,
+        object: &RemoteCluster,
+        remaining: &RemainingObjects,
+    ) -> Result<bool, ApiError> {
+        let present = has_finalizer(object, FINALIZER);
         let leaving = object.metadata.deletion_timestamp.is_some();
-        if held == holdings.hold(held, leaving) || (leaving && !held) {
+        if present == remaining.needs_finalizer(present, leaving) || (leaving && !present) {
             return Ok(true);
         }
         let all = self.all();
-        let changed = crash::around(Step::ClusterWrite, all.set_finalizer(object, FINALIZER, !held)).await;
+        let changed = crash::around(Step::ClusterWrite, all.set_finalizer(object, FINALIZER, !present)).await;
         unless_conflict(changed)?;
-        // Its new version is seen soon.
+        // The view will show the new version, which triggers another reconciliation.
         Ok(false)
     }
 
@@ -368,11 +371,11 @@ impl Rounds for Clusters<'_> {
         let Some(unread) = registry.unread() else {
             return Ok(());
         };
-        self.reconciler.watched.snapshots.look(home).await;
+        self.reconciler.watched.snapshots.watch_if_installed(home).await;
         self.metrics.fabrics_unread(&unread);
-        self.note_changes();
+        self.queue_changes();
         if *home.views().remote_clusters.version().borrow() == 0 {
-            // It is to be looked at when they were listed.
+            // The first list, once complete, triggers the next round.
             return Ok(());
         }
         let reconciler = &self.reconciler;

@@ -1,6 +1,6 @@
-//! Which nodes are the fabric's, for the API server: a `Role` that names them. The chart binds it to the
-//! fabric's account, and a policy lets that account write the pods of these nodes only. The fabric
-//! cannot change it: whoever has its token gets no further.
+//! Writes a `Role` that names the nodes of the fabric. The chart binds it to the account of the fabric,
+//! and a policy lets that account write only the pods of these nodes. The fabric cannot change the
+//! `Role`: with a stolen token of the fabric an attacker cannot reach other nodes.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -18,14 +18,12 @@ use crate::{
 
 const NAME: &str = "liqo-csi-fabric-nodes";
 
-/// The loop.
 pub(super) struct FabricNodes<'a> {
     home: &'a Cluster,
     roles: Objects<Role>,
 }
 
 impl<'a> FabricNodes<'a> {
-    /// The `Role` is in this namespace.
     pub(super) fn new(home: &'a Cluster, namespace: &str) -> Self {
         Self {
             home,
@@ -36,7 +34,7 @@ impl<'a> FabricNodes<'a> {
     fn rules(&self) -> Vec<PolicyRule> {
         let clusters = self.home.views().remote_clusters.all();
         let nodes: BTreeSet<String> = clusters.iter().filter_map(|it| it.fabric_node()).collect();
-        // A rule without names is about all there are.
+        // A rule without resource names would permit all nodes.
         let rule = (!nodes.is_empty()).then(|| PolicyRule {
             api_groups: Some(vec!["storage.liqo.io".to_owned()]),
             resources: Some(vec!["fabricnodes".to_owned()]),
@@ -57,7 +55,7 @@ impl Rounds for FabricNodes<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        // Nodes that are not known yet would lose their pods' status.
+        // A node that is not known yet would lose its right to write the status of its pods.
         self.home.views().remote_clusters.complete().await;
         let rules = self.rules();
         let before = self.roles.get(NAME).await?.map(|it| it.rules.unwrap_or_default());

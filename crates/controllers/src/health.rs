@@ -1,13 +1,12 @@
-//! Is every volume's twin well? One that was handed over is only deleted by `DeleteVolume`;
-//! when it is deleted or vanishes otherwise, the user hears of it at once and the data is
-//! rescued as long as that is possible. How the twin is, the claim says, where its user
-//! looks.
+//! Checks the twin of every volume. A handed-over twin is deleted only by `DeleteVolume`; if another
+//! client deletes it, the user gets an event at once, and its data is retained as long as that is
+//! possible. A condition of the claim reports the state of the twin.
 
 mod due;
-mod telling;
+mod reporting;
+mod texts;
 mod upkeep;
 mod volume_status;
-mod words;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,9 +17,9 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 
 use self::{
-    due::{Census, Due, Scope},
+    due::{DueVolumes, Scope, VolumeCounts},
+    texts::{data_state, describe_twin, diagnosis, event_text, superseded},
     volume_status::VolumeStatus,
-    words::{diagnosis, name_of_twin, note, prospects, superseded},
 };
 use super::{
     Metrics, Reports,
@@ -36,39 +35,38 @@ use crate::{
     volume::{ClaimName, ClusterId},
 };
 
-/// Twins that cannot be watched for so long are not just being listed, nor is their watch one
-/// that was interrupted and has nothing to say.
+/// A view that is outdated for this long is not just in its first list, or resuming a watch without
+/// changes.
 const LONGEST_LIST: Duration = RUNS_AGAIN.saturating_add(Duration::from_secs(15));
-/// A cluster that takes so long for one twin is not asked for the next in the same round.
+/// If reading one twin takes this long, no other twin of the cluster is read in the same round.
 const SLOW: Duration = Duration::from_secs(5);
 
 /// The volumes of a round, by what they need.
 #[derive(Default)]
 struct ByNeed {
     healthy: Vec<VolumeStatus>,
-    /// Twins that are not bound yet.
     waiting: Vec<VolumeStatus>,
     unhealthy: Vec<VolumeStatus>,
     left_behind: Vec<VolumeStatus>,
-    /// Claims that bear the marks of their twins.
+    /// Claims with the marks of their twins.
     marked: Vec<ClaimName>,
 }
 
-/// The uid of a twin, and whether its PV was to be retained.
+/// The uid of a twin, and whether its PV has to be retained.
 type Settled = (String, bool);
 
-/// The loop that looks after volumes.
+/// The loop that checks volumes.
 pub(super) struct Health<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
     watched: &'a Watched,
     reports: Reports,
     metrics: &'a Metrics,
-    /// The cluster whose volumes are looked after.
+    /// The cluster of the twins.
     cluster: ClusterId,
-    due: Due,
-    census: Census,
-    /// Volumes whose remote twins' PVs were seen to be as they should.
+    due: DueVolumes,
+    counts: VolumeCounts,
+    /// Volumes whose remote twins' PVs were found as desired.
     settled: HashMap<String, Settled>,
 }
 
@@ -82,19 +80,19 @@ impl<'a> Health<'a> {
         cluster: ClusterId,
     ) -> Self {
         Self {
-            due: Due::new(watched),
+            due: DueVolumes::new(watched),
             home,
             registry,
             watched,
             reports,
             metrics,
             cluster,
-            census: Census::default(),
+            counts: VolumeCounts::default(),
             settled: HashMap::new(),
         }
     }
 
-    /// The cluster of the twins, if it is reached.
+    /// The cluster of the twins, if it is reachable.
     fn reached(&self) -> Option<Cluster> {
         if self.cluster == *self.home.id() {
             return Some(self.home.clone());
@@ -102,17 +100,17 @@ impl<'a> Health<'a> {
         self.registry.get(&self.cluster).ok()?.reach().ok()
     }
 
-    /// The volumes that this round looks at.
+    /// The volumes to check in this round.
     fn volumes(&mut self) -> Vec<Arc<VirtualVolume>> {
         let Scope::Some(mut names) = self.due.take(self.reached()) else {
             let mut all = self.watched.volumes.virtual_volumes_in(&self.cluster);
             all.retain(|volume| !self.watched.volumes.is_further(volume));
-            self.census.clear();
+            self.counts.clear();
             let names: HashSet<&str> = all.iter().map(|volume| volume.name.as_str()).collect();
             self.settled.retain(|name, _| names.contains(name.as_str()));
             return all;
         };
-        names.extend(self.census.unwell().cloned());
+        names.extend(self.counts.unhealthy().cloned());
         let mut volumes = Vec::new();
         for name in names {
             match self.watched.volumes.virtual_volume(&name) {
@@ -121,13 +119,13 @@ impl<'a> Health<'a> {
                 {
                     volumes.push(volume);
                 }
-                _ => self.census.note(&name, None),
+                _ => self.counts.record(&name, None),
             }
         }
         volumes
     }
 
-    /// Looks at a volume; `None` if its cluster or its twins were not seen yet.
+    /// Checks a volume; `None` if the view of its cluster or its twins is not complete yet.
     fn examine(&self, volume: Arc<VirtualVolume>) -> Option<VolumeStatus> {
         let claim = volume.claim.as_ref().and_then(|mark| self.watched.claim(mark));
         let id = volume.id();
@@ -143,7 +141,7 @@ impl<'a> Health<'a> {
         };
         let Ok(site) = site else {
             return Some(VolumeStatus {
-                diagnosis: unseen(diagnosis(&volume, claim.as_deref(), None)),
+                diagnosis: without_view(diagnosis(&volume, claim.as_deref(), None)),
                 is_remote: volume.cluster != *self.home.id(),
                 is_outdated: true,
                 volume,
@@ -152,8 +150,8 @@ impl<'a> Health<'a> {
                 twin: None,
             });
         };
-        // Its place may be taken by the twin of another volume, or by no twin at all.
-        let twin = site.seen().filter(|twin| holds(twin, &volume));
+        // The object with the name of the twin may be another claim, or the twin of another volume.
+        let twin = site.seen().filter(|twin| is_twin_of(twin, &volume));
         let remote = site.remote_cluster().is_some();
         let mut diagnosis = diagnosis(&volume, claim.as_deref(), twin.as_deref());
         let view = site.view();
@@ -161,8 +159,8 @@ impl<'a> Health<'a> {
             .outdated_since()
             .is_some_and(|since| since.elapsed() >= LONGEST_LIST);
         if is_outdated {
-            // What was seen last is no news.
-            diagnosis = unseen(diagnosis);
+            // The last known state may be outdated.
+            diagnosis = without_view(diagnosis);
         } else if *view.version().borrow() == 0 {
             return None;
         }
@@ -177,8 +175,8 @@ impl<'a> Health<'a> {
         })
     }
 
-    /// A twin that cannot be watched is read by itself, if at least that is allowed. If it
-    /// is not, whatever may become of the twin, its data is kept.
+    /// Reads a twin whose view is outdated, if that is permitted. If not, the data is retained, whatever
+    /// happens to the twin.
     async fn read(&self, mut volume_status: VolumeStatus) -> VolumeStatus {
         let Ok(site) = &volume_status.site else {
             return volume_status;
@@ -187,7 +185,7 @@ impl<'a> Health<'a> {
         let error = match site.twins().get(site.name()).await {
             Ok(found) => {
                 let twin = found.as_ref().and_then(slim::twin);
-                let twin = twin.filter(|twin| holds(twin, volume)).map(Arc::new);
+                let twin = twin.filter(|twin| is_twin_of(twin, volume)).map(Arc::new);
                 volume_status.diagnosis = diagnosis(volume, volume_status.claim.as_deref(), twin.as_deref());
                 volume_status.twin = twin;
                 return volume_status;
@@ -196,21 +194,21 @@ impl<'a> Health<'a> {
         };
         let kept = if error.is_forbidden() {
             let recovery = self.recovery(site, volume, volume_status.twin.as_deref());
-            match Box::pin(recovery.keep_unread(&error)).await {
+            match Box::pin(recovery.retain_unread(&error)).await {
                 Ok(Rescue::Kept { real, .. }) => format!(
-                    ". Its PersistentVolume {real} there is retained until they are, so its data stays whatever becomes \
-                     of the twin"
+                    ". Its PersistentVolume {real} there is retained until they are, so its data is kept whatever happens to \
+                     the twin"
                 ),
                 Ok(Rescue::FalseAlarm) => String::new(),
-                Ok(other) => format!(". {}", prospects(site, volume, &other)),
-                Err(error) => format!(". Its data cannot be seen to: {error}"),
+                Ok(other) => format!(". {}", data_state(site, volume, &other)),
+                Err(error) => format!(". Its data cannot be retained: {error}"),
             }
         } else {
             String::new()
         };
         let why = format!(
-            "the claims of namespace {} in the cluster {} cannot be listed and watched, nor this one be read: {error}. If \
-             this driver lost its rights there, as when the namespace is no longer offloaded, give them back{kept}",
+            "the claims of namespace {} in the cluster {} can be neither listed nor watched, nor can this one be read: {error}. If \
+             this driver lost its rights there, for example because the namespace is no longer offloaded, restore them{kept}",
             site.namespace(),
             site.cluster_name()
         );
@@ -237,17 +235,17 @@ impl<'a> Health<'a> {
         let site = match &volume_status.site {
             Ok(site) => site,
             Err(why) => {
-                let note = format!("nothing can be told of the twin of this volume: {why}");
-                return self.tell(volume_status, &note).await;
+                let note = format!("the state of the twin of this volume is unknown: {why}");
+                return self.report(volume_status, &note).await;
             }
         };
         let recovery = self.recovery(site, volume, volume_status.twin.as_deref());
         let rescue = match diagnosis {
-            Diagnosis::Terminating => Box::pin(recovery.reach(Goal::Rescue)).await,
-            Diagnosis::Vanished => Box::pin(recovery.reach(Goal::Restore)).await,
-            Diagnosis::Returning => Box::pin(recovery.reach(Goal::Reunite)).await,
+            Diagnosis::Terminating => Box::pin(recovery.recover(Goal::Rescue)).await,
+            Diagnosis::Vanished => Box::pin(recovery.recover(Goal::Restore)).await,
+            Diagnosis::Returning => Box::pin(recovery.recover(Goal::Reunite)).await,
             Diagnosis::Lost => Ok(Rescue::Hopeless),
-            Diagnosis::Superseded => return self.tell(volume_status, &superseded(site, volume)).await,
+            Diagnosis::Superseded => return self.report(volume_status, &superseded(site, volume)).await,
             Diagnosis::Bound
             | Diagnosis::Pending
             | Diagnosis::Ending
@@ -259,28 +257,28 @@ impl<'a> Health<'a> {
         let Some(claim) = &volume.claim else {
             return rescue.map(drop);
         };
-        if let (Diagnosis::Returning, Ok(on_its_way @ (Rescue::Underway | Rescue::FalseAlarm))) =
+        if let (Diagnosis::Returning, Ok(progress @ (Rescue::Underway | Rescue::FalseAlarm))) =
             (diagnosis, &rescue)
         {
-            let note = note(site, volume, diagnosis, Ok(on_its_way));
-            return self.mirror(volume_status, &note).await;
+            let note = event_text(site, volume, diagnosis, Ok(progress));
+            return self.update_condition(volume_status, &note).await;
         }
-        let worth_telling = match &rescue {
+        let is_reported = match &rescue {
             Ok(Rescue::FalseAlarm) => false,
-            // A twin that vanishes while it is rescued is what they were told to expect.
-            Ok(Rescue::Underway) => diagnosis != Diagnosis::Vanished || !self.reports.any(&claim.uid),
-            // A user hears of it also when nothing can be done right now.
+            // A twin that is deleted while its data is being retained was announced by the first event.
+            Ok(Rescue::Underway) => diagnosis != Diagnosis::Vanished || !self.reports.has_report(&claim.uid),
+            // The user gets an event also if nothing can be done now.
             _ => true,
         };
-        if worth_telling {
-            let note = note(site, volume, diagnosis, rescue.as_ref());
-            let told = self.tell(volume_status, &note).await;
-            return rescue.map(drop).and(told);
+        if is_reported {
+            let note = event_text(site, volume, diagnosis, rescue.as_ref());
+            let reported = self.report(volume_status, &note).await;
+            return rescue.map(drop).and(reported);
         }
         rescue.map(drop)
     }
 
-    /// A twin that is not bound yet: what its cluster says about it, if it complains.
+    /// Reports the warnings in its cluster about a twin that is not bound yet.
     async fn await_bound(&mut self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
         let Ok(site) = &volume_status.site else {
             return Ok(());
@@ -290,41 +288,41 @@ impl<'a> Health<'a> {
             return Ok(());
         };
         let why = last_warning(site, &twin).await;
-        let twin = name_of_twin(site);
+        let twin = describe_twin(site);
         match why {
             Some(why) => {
-                self.tell(volume_status, &format!("{twin} is not bound: {why}"))
+                self.report(volume_status, &format!("{twin} is not bound: {why}"))
                     .await
             }
             None if volume_status.is_remote => {
                 let note = format!("{twin} is bound when its pod arrives there");
-                self.mirror(volume_status, &note).await
+                self.update_condition(volume_status, &note).await
             }
-            // It is seen to be bound in a moment.
+            // The view will show it as bound in a moment.
             None => Ok(()),
         }
     }
 
-    /// Examines the volumes, counts, and says who needs what.
+    /// Checks the volumes, counts them, and groups them by what they need.
     async fn examine_all(&mut self) -> ByNeed {
         let mut by_need = ByNeed::default();
-        let mut silent = HashSet::new();
+        let mut unreachable_clusters = HashSet::new();
         for volume in self.volumes() {
             let name = volume.name.clone();
             let Some(mut volume_status) = self.examine(volume) else {
-                self.census.note(&name, None);
+                self.counts.record(&name, None);
                 continue;
             };
             let cluster = volume_status.volume.cluster.clone();
-            if volume_status.has_to_be_read() && !silent.contains(&cluster) {
+            if volume_status.has_to_be_read() && !unreachable_clusters.contains(&cluster) {
                 let began = Instant::now();
                 volume_status = Box::pin(self.read(volume_status)).await;
                 if began.elapsed() >= SLOW {
-                    silent.insert(cluster);
+                    unreachable_clusters.insert(cluster);
                 }
             }
             let class = volume_status.volume.class.clone();
-            self.census.note(&name, Some((class, volume_status.diagnosis)));
+            self.counts.record(&name, Some((class, volume_status.diagnosis)));
             if !matches!(volume_status.diagnosis, Diagnosis::Bound | Diagnosis::Pending) {
                 self.settled.remove(&name);
             }
@@ -336,28 +334,28 @@ impl<'a> Health<'a> {
             match volume_status.diagnosis {
                 Diagnosis::Bound => by_need.healthy.push(volume_status),
                 Diagnosis::Pending => by_need.waiting.push(volume_status),
-                Diagnosis::Ending if volume_status.is_left_behind() => {
+                Diagnosis::Ending if volume_status.is_leftover() => {
                     by_need.left_behind.push(volume_status);
                 }
                 Diagnosis::Ending | Diagnosis::Moving => {}
                 _ => by_need.unhealthy.push(volume_status),
             }
         }
-        for ((class, diagnosis), count) in self.census.counts() {
+        for ((class, diagnosis), count) in self.counts.by_kind() {
             self.metrics
                 .volumes(&self.cluster, class, diagnosis.name(), *count);
         }
         by_need
     }
 
-    /// Data first. Who does not answer for one volume is not asked for the next, or
-    /// the volumes of one cluster would keep those of all others waiting.
+    /// Rescues data before anything else. After one failed call a cluster gets no more calls in this
+    /// round, so that its volumes do not delay all others.
     async fn repair_all(&mut self, by_need: &ByNeed) -> Result<(), ApiError> {
         let mut outcome = Ok(());
-        let mut silent = HashSet::new();
+        let mut unreachable_clusters = HashSet::new();
         for volume_status in by_need.unhealthy.iter().chain(&by_need.waiting) {
             let cluster = &volume_status.volume.cluster;
-            if silent.contains(cluster) {
+            if unreachable_clusters.contains(cluster) {
                 continue;
             }
             let done = if volume_status.diagnosis == Diagnosis::Pending {
@@ -367,24 +365,24 @@ impl<'a> Health<'a> {
             };
             let lost = done.as_ref().is_err_and(ApiError::is_transient);
             if lost && volume_status.is_remote {
-                silent.insert(cluster.clone());
+                unreachable_clusters.insert(cluster.clone());
             }
-            outcome = outcome.and(volume_status.alone(done));
+            outcome = outcome.and(volume_status.tolerate(done));
         }
         outcome
     }
 }
 
-/// How a volume is whose twin cannot be seen: what happens to some is intended all the same.
-fn unseen(diagnosis: Diagnosis) -> Diagnosis {
+/// The diagnosis of a volume whose twin is unreachable: some states are intended nonetheless.
+fn without_view(diagnosis: Diagnosis) -> Diagnosis {
     match diagnosis {
         Diagnosis::Ending | Diagnosis::Moving => diagnosis,
         _ => Diagnosis::Unreachable,
     }
 }
 
-/// Whether a twin is that of a volume as it is now, and not of before or after a move.
-fn holds(twin: &slim::Twin, volume: &VirtualVolume) -> bool {
+/// Whether a twin is that of the current epoch of a volume.
+fn is_twin_of(twin: &slim::Twin, volume: &VirtualVolume) -> bool {
     twin.volume == volume.volume && twin.epoch == volume.epoch
 }
 
@@ -418,7 +416,7 @@ impl Rounds for Health<'_> {
         let treated = self.repair_all(&by_need).await;
         for volume_status in &by_need.healthy {
             if let Some(claim) = &volume_status.volume.claim {
-                self.recovered(claim).await;
+                self.report_recovered(claim).await;
             }
         }
         let maintained = self.maintain_all(&by_need).await;
@@ -426,7 +424,7 @@ impl Rounds for Health<'_> {
             match &volume_status.site {
                 Ok(site) => {
                     let recovery = self.recovery(site, &volume_status.volume, None);
-                    volume_status.alone(Box::pin(recovery.release()).await)
+                    volume_status.tolerate(Box::pin(recovery.release()).await)
                 }
                 Err(_) => Ok(()),
             }

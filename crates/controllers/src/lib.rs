@@ -1,30 +1,32 @@
-//! What nobody calls for: loops that compare what is with what should be, and
-//! mend or report the difference. One replica runs them at a time, under a
-//! lease; correctness never depends on that, only cost does.
+//! Background controllers: loops that compare the observed with the desired state, and fix or report the
+//! difference. One replica runs them at a time, under a lease; the lease saves cost, correctness never
+//! depends on it. Calls of CSI are not served here.
 //!
 //! | loop | what it does |
 //! |---|---|
-//! | `virtual_nodes` | makes nodes that stand for remote clusters usable |
-//! | `fabric_nodes` | gives the fabric rights on the pods of its nodes, and of no others |
-//! | `serving` | approves the serving certificates that the fabric asks for, if that is asked for |
+//! | `virtual_nodes` | makes virtual nodes usable for the scheduler and csi-provisioner |
+//! | `fabric_nodes` | grants the fabric rights on the pods of its nodes, and of no others |
+//! | `serving` | approves the serving certificates of the fabric, if that is enabled |
 //! | `sessions` | renews the tokens of remote clusters |
-//! | `clusters` | makes and deletes `RemoteCluster`s of clusters that are found, writes the status of all, holds one that still has volumes or snapshots |
-//! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
-//! | `unserved` | tells claims that no remote cluster has a real class for them |
-//! | `claim_gates` | lets pods of offloaded namespaces be scheduled when it knows where their claims can be |
-//! | `pinned` | gives claims of pods that bypass the scheduler their node |
-//! | `sources` | gives claims of copies a node where their source is |
-//! | `orphans` | deletes twins nobody was given, reports what else looks forgotten |
-//! | `health` | notices twins that vanish, rescues their data, makes them again, keeps them in sync, ends imports |
-//! | `snapshots` | keeps the data of snapshots whose twins somebody else deletes, and says so |
-//! | `attachments` | removes attachments of twins that no pod needs any more |
-//! | `moves` | carries each `VolumeMove` from its check to its end, cleans up after those that are gone |
+//! | `clusters` | creates and deletes the `RemoteCluster`s of discovered clusters, writes the status of all, adds the finalizer while they have volumes or snapshots |
+//! | `capacity` | publishes for the scheduler which nodes can have volumes of this driver's classes |
+//! | `unserved` | warns on claims for which a remote cluster has no real class |
+//! | `claim_gates` | opens the scheduling gate of pods in offloaded namespaces when it is known where their claims can be |
+//! | `pinned` | selects the node for claims of pods that bypass the scheduler |
+//! | `sources` | selects a node for claims of copies where their source is |
+//! | `orphans` | deletes twins that were never handed over, reports other orphaned twins |
+//! | `health` | detects deleted twins, retains their data, creates them again, keeps them in sync, completes imports |
+//! | `snapshots` | retains the data of snapshots whose twins another client deletes, and reports it |
+//! | `attachments` | removes unused attachments of twins |
+//! | `attach_limits` | writes to the `CSINode`s how many volumes the real drivers can attach there |
+//! | `moves` | runs each `VolumeMove` from preflight to its end, cleans up after deleted ones |
 //!
 //! `orphans`, `health` and `snapshots` have a loop for each cluster, `moves` one for each move, so that a slow
 //! one delays only itself.
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 
+mod attach_limits;
 mod attachments;
 mod by_cluster;
 mod capacity;
@@ -54,7 +56,7 @@ mod watched;
 
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
-use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
+use liqo_csi_cluster::{api, cluster, controller, fleet, keyed, lease, queue, rounds};
 use liqo_csi_model::{access, offload, placement, topology, volume};
 use liqo_csi_moves::{gate, movers};
 use liqo_csi_observe as observe;
@@ -64,10 +66,11 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    attachments::Attachments, by_cluster::drive_each, capacity::Capacities, claim_gates::ClaimGates,
-    clusters::Clusters, fabric_nodes::FabricNodes, health::Health, moves::drive_moves, orphans::Orphans,
-    pinned::Pinned, reports::Reports, serving::ServingCertificates, sessions::Sessions,
-    snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
+    attach_limits::AttachLimits, attachments::Attachments, by_cluster::drive_each, capacity::Capacities,
+    claim_gates::ClaimGates, clusters::Clusters, fabric_nodes::FabricNodes, health::Health,
+    moves::drive_moves, orphans::Orphans, pinned::Pinned, reports::Reports, serving::ServingCertificates,
+    sessions::Sessions, snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes,
+    watched::Watched,
 };
 pub use self::{
     metrics::Metrics,
@@ -75,32 +78,33 @@ pub use self::{
 };
 use crate::{
     cluster::{Cluster, events::Events},
+    controller::control,
     fleet::Registry,
     lease::Lease,
     movers::HelperSettings,
     rounds::drive,
 };
 
-/// How the loops behave.
+/// Settings of the loops.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Namespace of the lease and of the capacities we publish: our own.
+    /// Namespace of the lease and of the published capacities: that of the driver.
     pub namespace: String,
-    /// Who holds the lease: the name of this pod.
+    /// The holder in the lease: the name of this pod.
     pub identity: String,
-    /// How long something has to look forgotten before it is touched.
+    /// How long an object has to look orphaned or unused before it is changed.
     pub grace: Duration,
-    /// Real classes a claim may choose by annotation.
+    /// Real classes that claims may choose by annotation.
     pub allowed_classes: BTreeSet<String>,
-    /// How movers are made; without it nothing is moved.
+    /// Settings for the pods of movers; `None` disables moves.
     pub movers: Option<HelperSettings>,
-    /// Whether the serving certificates of the fabric are approved.
     pub approves_serving: bool,
+    /// Whether it writes how many volumes a node takes. Otherwise the node plugin has a fixed number.
+    pub limits_attachments: bool,
 }
 
-/// Runs the loops whenever this replica holds the lease, until `stop`. To be
-/// joined with what else the process does, not spawned: the loops share what
-/// they look at.
+/// Runs the loops whenever this replica holds the lease, until `stop`. To be joined with the other
+/// futures of the process, not spawned: the loops borrow the views that they share.
 pub async fn run(
     home: Cluster,
     registry: Registry,
@@ -121,23 +125,24 @@ pub async fn run(
     lease.release().await;
 }
 
-/// To read what the loops rest on, however much it is.
+/// How long the first lists may take before an error is logged.
 const LONG: Duration = Duration::from_secs(30);
 
-/// All loops, as one task: each waits for the API server nearly all of its time.
+/// All loops in one task: each waits for the API server nearly all the time.
 async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &Settings, metrics: &Metrics) {
     let watched = Watched::start(home);
     let complete = async { tokio::join!(home.views().complete(), watched.complete()) };
     let mut complete = pin!(complete);
     if time::timeout(LONG, &mut complete).await.is_err() {
         tracing::error!(
-            "the objects that the background loops rest on are not read yet: is the API server slow, or may this driver's \
+            "the objects that the background loops need are not read yet: is the API server slow, or may this driver's \
              role not list and watch them?"
         );
         complete.await;
     }
     let reports = || Reports::new(events.clone());
     let loops = metrics.loops();
+    let claim_gates = ClaimGates::new(home, &watched, reports());
     tokio::join!(
         drive(VirtualNodes::new(home, registry), loops),
         drive(FabricNodes::new(home, &settings.namespace), loops),
@@ -153,7 +158,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             unserved::MissingClasses::new(home, registry, &watched, settings, reports()),
             loops
         ),
-        drive(ClaimGates::new(home, &watched, reports()), loops),
+        control(&claim_gates, loops),
         drive(Pinned::new(home, &watched, events), loops),
         drive(Sources::new(home, &watched, events, reports()), loops),
         drive_each(
@@ -178,6 +183,11 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             metrics
         ),
         drive(Attachments::new(home, &watched, settings), loops),
+        async {
+            if settings.limits_attachments {
+                drive(AttachLimits::new(home, &watched, settings), loops).await;
+            }
+        },
         drive_moves(home, registry, &watched, events, settings, metrics),
     );
 }
@@ -208,6 +218,7 @@ mod tests {
             allowed_classes: BTreeSet::new(),
             movers: None,
             approves_serving: false,
+            limits_attachments: true,
         };
         let stop = CancellationToken::new();
         let watching = async {

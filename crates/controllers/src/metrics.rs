@@ -1,4 +1,4 @@
-//! What the background controllers tell Prometheus.
+//! The Prometheus metrics of the background controllers.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -14,7 +14,7 @@ use prometheus_client::{
 use super::moves::MoveMetrics;
 use crate::{rounds::LoopMetrics, volume::ClusterId};
 
-/// The families of the controllers. Cheap to clone.
+/// The metric families of the controllers. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Metrics {
     loops: LoopMetrics,
@@ -24,7 +24,7 @@ pub struct Metrics {
     volumes: Family<Volumes, Gauge>,
     orphans: Family<Reason, Gauge>,
     moves: MoveMetrics,
-    /// The labels that were used, to be removed with their cluster.
+    /// The labels in use, which are removed together with their cluster.
     used: Arc<Mutex<Used>>,
 }
 
@@ -54,7 +54,6 @@ struct Reason {
 }
 
 impl Metrics {
-    /// Registers the families.
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
@@ -63,7 +62,7 @@ impl Metrics {
         };
         registry.register(
             "liqo_csi_remote_cluster_reachable",
-            "Whether the API server of a remote cluster answers, and twins can be made there",
+            "Whether the API server of a remote cluster answers, and twins can be created there",
             metrics.reachable.clone(),
         );
         registry.register(
@@ -78,24 +77,23 @@ impl Metrics {
         );
         registry.register(
             "liqo_csi_volumes",
-            "Volumes with a PV, by how they are, the cluster of their twins and their virtual class",
+            "Volumes with a PV, by their state, the cluster of their twins and their virtual class",
             metrics.volumes.clone(),
         );
         registry.register(
             "liqo_csi_orphaned_twins",
-            "Twins that look forgotten and are left alone, by reason and cluster",
+            "Orphaned twins that are not deleted, by reason and cluster",
             metrics.orphans.clone(),
         );
         metrics.moves.register(registry);
         metrics
     }
 
-    /// Those of the loops themselves.
+    /// The metrics of the loops themselves.
     pub(super) fn loops(&self) -> &LoopMetrics {
         &self.loops
     }
 
-    /// Those of moves.
     pub(super) fn moves(&self) -> &MoveMetrics {
         &self.moves
     }
@@ -103,7 +101,7 @@ impl Metrics {
     pub(crate) fn leads(&self, leads: bool) {
         self.loops.leads(leads);
         if !leads {
-            // Whoever leads now knows better.
+            // The new leader publishes these.
             self.volumes.clear();
             self.orphans.clear();
             self.reachable.clear();
@@ -113,7 +111,7 @@ impl Metrics {
         }
     }
 
-    /// All remote clusters, and whether each can be reached.
+    /// Sets for all remote clusters whether each is reachable.
     pub(super) fn reachable<'a>(&self, clusters: impl Iterator<Item = (&'a str, bool)>) {
         let mut gone = std::mem::take(&mut self.used().2);
         for (cluster, reachable) in clusters {
@@ -129,7 +127,7 @@ impl Metrics {
         }
     }
 
-    /// The remote clusters whose tokens expire, and when.
+    /// Sets when the tokens of remote clusters expire.
     pub(super) fn expiry<'a>(&self, clusters: impl Iterator<Item = (&'a str, i64)>) {
         self.expiry.clear();
         for (cluster, at) in clusters {
@@ -138,7 +136,7 @@ impl Metrics {
         }
     }
 
-    /// The API groups of fabrics whose objects cannot be read.
+    /// Sets the API groups of fabrics whose objects cannot be read.
     pub(super) fn fabrics_unread(&self, groups: &BTreeSet<&'static str>) {
         self.unread.clear();
         for &api_group in groups {
@@ -165,7 +163,7 @@ impl Metrics {
         self.used().1.insert(labels);
     }
 
-    /// Nobody counts any more what is in this cluster.
+    /// Removes the metrics of a cluster whose volumes are not counted any more.
     pub(super) fn forget(&self, cluster: &ClusterId) {
         let mut used = self.used();
         let cluster = cluster.as_str();

@@ -1,5 +1,5 @@
-//! What a claim says about its twin, where its user looks: a condition, and of a twin in
-//! another cluster how large it is and what became of its expansion.
+//! Writes the state of a twin to the status of its claim: a condition and, for a remote twin, its size
+//! and the result of its expansion.
 
 use k8s_openapi::{
     api::core::v1::{PersistentVolume, PersistentVolumeClaim},
@@ -19,38 +19,38 @@ use crate::{
         unless_conflict,
     },
     observe::crash::{self, Step},
-    placement::{ClaimNews, claim_news},
+    placement::{ClaimUpdate, claim_update},
     twin::{Site, grown},
     volume::{ClaimMark, ClaimSize, mark::TWIN_READY, quantity},
 };
 
-/// Has the claim say it, unless it does already. Conditions of others stay as they are: the
-/// API server merges them by their type.
+/// Sets the condition of the claim if it differs. Conditions of other components stay: the API server
+/// merges them by their type.
 pub(super) async fn condition(
     home: &Cluster,
     seen: &Claim,
     mark: &ClaimMark,
-    told: &TwinCondition<'_>,
+    wanted: &TwinCondition<'_>,
 ) -> Result<(), ApiError> {
-    let before = seen.said.as_ref();
-    if before.is_some_and(|said| said.is(told)) {
+    let before = seen.twin_condition.as_ref();
+    if before.is_some_and(|current| current.equals(wanted)) {
         return Ok(());
     }
     let mut condition = json!({
-        "type": TWIN_READY, "status": told.status, "reason": told.reason, "message": told.message,
+        "type": TWIN_READY, "status": wanted.status, "reason": wanted.reason, "message": wanted.message,
     });
-    if !before.is_some_and(|said| said.is_of_status(told)) {
+    if !before.is_some_and(|current| current.has_status_of(wanted)) {
         condition["lastTransitionTime"] = json!(Time(jiff::Timestamp::now()));
     }
     let patch = json!({"metadata": {"uid": mark.uid}, "status": {"conditions": [condition]}});
     let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
     let written = crash::around(Step::Mirror, claims.merge_status_lists(&mark.name, &patch)).await;
-    // Another claim of that name is looked at in turn.
+    // Another claim may have this name now; the next round checks it.
     unless_conflict(written).map(drop)
 }
 
-/// Has claim and PV say how large the volume really is. The PV last: it is what
-/// tells whether that was done.
+/// Writes the real size of the volume to claim and PV. The PV last: its size shows whether the update is
+/// complete.
 pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64) -> Result<(), ApiError> {
     let size = json!({"storage": quantity(bytes)});
     if let Some(mark) = &volume.claim {
@@ -68,14 +68,14 @@ pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64)
     unless_conflict(written).map(drop)
 }
 
-/// Has the claim say that it has grown, as kubelet says of claims whose pods it runs, if its
-/// twin in another cluster has.
+/// Marks the expansion of the claim as finished if its remote twin's is, like kubelet does for claims of
+/// its pods.
 pub(super) async fn growth(home: &Cluster, mark: &ClaimMark, twin: ClaimSize) -> Result<(), ApiError> {
     let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
     let Some(claim) = live(home, mark).await? else {
         return Ok(());
     };
-    let Some(ClaimNews::Grown(bytes)) = claim_news(facts::claim_size(&claim), twin) else {
+    let Some(ClaimUpdate::Grown(bytes)) = claim_update(facts::claim_size(&claim), twin) else {
         return Ok(());
     };
     let patch = grown(&claim, bytes);
@@ -83,9 +83,9 @@ pub(super) async fn growth(home: &Cluster, mark: &ClaimMark, twin: ClaimSize) ->
     unless_conflict(written).map(drop)
 }
 
-/// Has the claim say that the node of its pod, in another cluster, does not grow its file
-/// system: once for each thing that the twin says of it, because csi-resizer tries again each
-/// time, and by that alone nothing changes there.
+/// Reports on the claim that the node of its pod, in a remote cluster, failed to expand the file system.
+/// Once for each error of the twin, because csi-resizer retries after each report, although nothing has
+/// changed there.
 pub(super) async fn node_refusal(site: &Site, mark: &ClaimMark) -> Result<(), ApiError> {
     let home = site.home();
     let Some(claim) = live(home, mark).await? else {
@@ -114,7 +114,7 @@ pub(super) async fn node_refusal(site: &Site, mark: &ClaimMark) -> Result<(), Ap
     unless_conflict(crash::around(Step::MirrorSize, written).await).map(drop)
 }
 
-/// Why a node did not grow the file system of a claim.
+/// Why a node failed to expand the file system of a claim.
 fn node_error(claim: &PersistentVolumeClaim) -> Option<&str> {
     let error = facts::condition(claim, NODE_RESIZE_ERROR)?;
     Some(error.message.as_deref().unwrap_or_default())

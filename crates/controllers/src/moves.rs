@@ -1,12 +1,13 @@
-//! Moves of volumes: each `VolumeMove` is carried from its check to its end, by the protocol of
-//! `placement::moving`. Every move has a loop of its own (`follow`), for one whose clusters are
-//! silent must not delay one that keeps users away. Nothing is remembered between two looks but
-//! when to look again: the next leader goes on from the same objects.
+//! Runs each `VolumeMove` from preflight to its end, with the protocol of `placement::moving`. Every move
+//! has a loop of its own (`follow`), because a move whose clusters are unreachable must not delay one
+//! whose users wait. Between two rounds no state is kept but when to run the next one: a new leader
+//! continues from the same objects.
 //!
-//! What speaks against a move is found in `preflight`, what its status says is in `status`. The
-//! movers, and the twins that they write to, are `movers`' business. What is left of a move
-//! whose `VolumeMove` is gone is that of `leftovers`.
+//! `preflight` finds what blocks a move, `status` writes its status, `leftovers` cleans up after moves
+//! whose `VolumeMove` was deleted. The movers, and the twins to which they write, are in the crate
+//! `moves`.
 
+mod events;
 mod evict;
 mod follow;
 mod leftovers;
@@ -14,7 +15,6 @@ mod metrics;
 mod preflight;
 mod progress;
 mod status;
-mod telling;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -27,7 +27,7 @@ use tokio::time;
 
 pub(super) use self::metrics::MoveMetrics;
 use self::{
-    follow::{Following, MoveKey},
+    follow::{MoveKey, MoveLoop},
     leftovers::Leftovers,
 };
 use super::{Metrics, Settings, watched::Watched};
@@ -40,7 +40,7 @@ use crate::{
     rounds::drive,
 };
 
-/// Until it is looked again whether the kind `VolumeMove` is installed.
+/// How often to check whether the kind `VolumeMove` is installed.
 const NOT_SERVED: Duration = Duration::from_mins(1);
 
 /// What all moves share.
@@ -54,7 +54,7 @@ pub(super) struct Context<'a, H> {
     pub(super) helpers: &'a H,
 }
 
-/// Follows all moves, if this driver may make movers, from when their kind is installed.
+/// Runs all moves as soon as their kind is installed, if this driver may create movers.
 pub(super) async fn drive_moves(
     home: &Cluster,
     registry: &Registry,
@@ -66,7 +66,7 @@ pub(super) async fn drive_moves(
     let Some(movers) = &settings.movers else {
         return;
     };
-    let helpers = Leading(ClusterHelpers::new(movers.clone()));
+    let helpers = LeaderHelpers(ClusterHelpers::new(movers.clone()));
     let context = Context {
         home,
         registry,
@@ -79,12 +79,12 @@ pub(super) async fn drive_moves(
     follow_all(&context).await;
 }
 
-/// The movers, as long as this replica leads.
-struct Leading(ClusterHelpers);
+/// The movers; this replica stops giving them orders when it no longer leads.
+struct LeaderHelpers(ClusterHelpers);
 
-impl Drop for Leading {
+impl Drop for LeaderHelpers {
     fn drop(&mut self) {
-        self.0.rest();
+        self.0.on_leadership_lost();
     }
 }
 
@@ -102,18 +102,18 @@ async fn follow_all<H: MoveHelpers>(context: &Context<'_, H>) {
         drive_keyed(
             keys,
             vec![moves.version()],
-            |key| drive(Following::new(context, key), context.metrics.loops()),
+            |key| drive(MoveLoop::new(context, key), context.metrics.loops()),
             |key: &MoveKey| context.metrics.moves().forget(&key.uid),
         ),
         drive(Leftovers::new(context), context.metrics.loops()),
     );
 }
 
-/// Whether there can be moves. Whoever upgrades the driver may not have installed their kind yet.
+/// Whether the kind `VolumeMove` is installed; after an upgrade of the driver it may not be yet.
 async fn is_served(home: &Cluster) -> bool {
     let group = VolumeMove::api_version(&());
-    let asked = home.client().list_api_group_resources(&group);
-    let answer = time::timeout(home.calls().timeout, asked).await;
+    let request = home.client().list_api_group_resources(&group);
+    let answer = time::timeout(home.calls().timeout, request).await;
     let plural = VolumeMove::plural(&());
     matches!(answer, Ok(Ok(list)) if list.resources.iter().any(|one| one.name == plural))
 }

@@ -1,5 +1,5 @@
-//! Looks for twins that look forgotten, and carries out what [`crate::placement::orphans`] decides:
-//! collects or reports them, after a grace period.
+//! Finds orphaned twins, and carries out what [`crate::placement::orphans`] decides: after a grace period
+//! it deletes or reports them.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -22,7 +22,8 @@ use crate::{
     observe::crash::Step,
     placement::{
         orphans::{
-            OfMove, Origin, OrphanFacts, OrphanState, OrphanStep, OrphanTwin, Place, orphan_step, seen_state,
+            MoveRole, Origin, OrphanFacts, OrphanState, OrphanStep, OrphanTwin, Place, orphan_step,
+            seen_state,
         },
         recovery::Read,
     },
@@ -36,22 +37,22 @@ use crate::{
     },
 };
 
-/// For one twin to be gone.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long to wait until one twin is deleted.
+const DELETE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// For whoever deletes a twin here: the grace period is for those nobody has looked at.
-/// Elsewhere it may be a fabric that takes down a namespace.
-const DELETED: Duration = Duration::from_secs(30);
+/// The grace period for twins at home that another client is deleting: the longer one is for twins that
+/// no client has touched. In a remote cluster, that may be a fabric that deletes a namespace.
+const DELETED_GRACE: Duration = Duration::from_secs(30);
 
-/// The move that has taken the data of a twin elsewhere.
+/// The move that has taken the data of a twin to another epoch.
 fn superseded_by(marks: &Result<TwinMarks, TwinMarkError>) -> Option<&MoveUid> {
     match marks.as_ref().ok()?.source.as_ref()? {
         SourceMark::Superseded { by, .. } => Some(by),
-        SourceMark::Moving { .. } | SourceMark::GivenBack { .. } => None,
+        SourceMark::Moving { .. } | SourceMark::RolledBack { .. } => None,
     }
 }
 
-/// The loop for forgotten twins.
+/// The loop for orphaned twins.
 pub(super) struct Orphans<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
@@ -59,9 +60,9 @@ pub(super) struct Orphans<'a> {
     reports: Reports,
     grace: Duration,
     metrics: &'a Metrics,
-    /// The cluster whose twins are looked at.
+    /// The cluster of the twins.
     cluster: ClusterId,
-    /// Since when a twin, by its uid, looks as it looks.
+    /// Since when a twin, by its uid, is in its state.
     since: HashMap<String, (OrphanState, Instant)>,
 }
 
@@ -87,23 +88,23 @@ impl<'a> Orphans<'a> {
         }
     }
 
-    /// Notes how a twin looks; true once it has for the grace period.
-    fn persists(&mut self, cluster: &Cluster, twin: &Twin, state: OrphanState) -> bool {
+    /// Records the state of a twin; true once it has lasted for the grace period.
+    fn has_lasted(&mut self, cluster: &Cluster, twin: &Twin, state: OrphanState) -> bool {
         let now = Instant::now();
         let (known, since) = self.since.entry(twin.uid.clone()).or_insert((state, now));
         if *known != state {
             (*known, *since) = (state, now);
         }
         let grace = if twin.deleting && cluster.id() == self.home.id() {
-            self.grace.min(DELETED)
+            self.grace.min(DELETED_GRACE)
         } else {
             self.grace
         };
         since.elapsed() >= grace
     }
 
-    /// Collects a twin if what is read now still says so.
-    async fn collect(&self, cluster: &Cluster, seen: &Twin) -> Result<(), ApiError> {
+    /// Deletes a twin if a live read confirms its state.
+    async fn delete(&self, cluster: &Cluster, seen: &Twin) -> Result<(), ApiError> {
         let twins = cluster.within::<PersistentVolumeClaim>(&seen.namespace);
         let found = twins.get(&seen.name).await?;
         let Some(twin) = found.filter(|twin| twin.uid().as_deref() == Some(&seen.uid)) else {
@@ -123,9 +124,9 @@ impl<'a> Orphans<'a> {
         };
         let moves = TwinMarks::read(twin.labels(), twin.annotations());
         let of_move = match superseded_by(&moves) {
-            Some(by) if !exists(self.home, by).await => OfMove::Left,
-            None if !is_of_move(self.home, &twin).await => OfMove::No,
-            _ => OfMove::Yes,
+            Some(by) if !exists(self.home, by).await => MoveRole::Left,
+            None if !is_of_move(self.home, &twin).await => MoveRole::No,
+            _ => MoveRole::Yes,
         };
         let mut facts = OrphanFacts {
             twin: OrphanTwin {
@@ -152,35 +153,35 @@ impl<'a> Orphans<'a> {
                 }
                 OrphanStep::Keep(keep) => match reals.keep(keep, Step::Rescue).await? {
                     Some(kept) => facts.reals = Read::Known(kept),
-                    // The next round looks at what it has become.
+                    // The PV has changed: the next round reads it.
                     None => break,
                 },
                 OrphanStep::Withdraw { twin, kept } => {
                     if let Some(real) = kept {
                         tracing::warn!(
                             cluster = %cluster.id(), twin = site.place(), real,
-                            "somebody deletes a twin whose volume is not known here: its PersistentVolume is retained"
+                            "another client is deleting a twin without a known volume: its PersistentVolume is retained"
                         );
                     }
-                    let deed = if facts.twin.deleting {
-                        "letting a deleted twin go"
+                    let action = if facts.twin.deleting {
+                        "removing the finalizer of a twin that is being deleted"
                     } else {
-                        "collecting a twin that nobody was given"
+                        "deleting a twin that was never handed over"
                     };
-                    tracing::info!(twin = seen.name, volume = %marks.volume, "{deed}");
-                    return match withdraw(cluster, twin, Instant::now() + PATIENCE).await {
+                    tracing::info!(twin = seen.name, volume = %marks.volume, "{action}");
+                    return match withdraw(cluster, twin, Instant::now() + DELETE_TIMEOUT).await {
                         Err(CreateError::Api(error)) => Err(error),
                         Err(error) => {
-                            tracing::info!(twin = seen.name, %error, "not collected yet");
+                            tracing::info!(twin = seen.name, %error, "the twin is not deleted yet");
                             Ok(())
                         }
                         Ok(_) => Ok(()),
                     };
                 }
-                OrphanStep::Hold { real, why } => {
+                OrphanStep::KeepFinalizer { real, why } => {
                     tracing::warn!(
                         cluster = %cluster.id(), twin = site.place(), real, why,
-                        "somebody deletes a twin whose volume is not known here, and its PersistentVolume cannot be retained: our finalizer is left on the twin. Grant the right, or set the reclaim policy to Retain and take it off"
+                        "another client is deleting a twin without a known volume, and its PersistentVolume cannot be retained: the finalizer of this driver stays on the twin. Grant the right, or set the reclaim policy to Retain and remove the finalizer"
                     );
                     break;
                 }
@@ -209,8 +210,8 @@ impl<'a> Orphans<'a> {
         Ok(if same { Origin::Live } else { Origin::Gone })
     }
 
-    /// Where the data is, according to the PV of the volume, looked for under the names
-    /// that csi-provisioner gives it.
+    /// Where the data is, according to the PV of the volume, which is searched under the names that
+    /// csi-provisioner gives it.
     async fn place_of_volume(&self, cluster: &Cluster, marks: &Marks) -> Result<Place, ApiError> {
         let volumes = self.home.all::<PersistentVolume>();
         let asked_for = &marks.request_name;
@@ -247,33 +248,33 @@ impl<'a> Orphans<'a> {
             .map(|claim| format!("{}/{}", claim.namespace, claim.name));
         let what = match state {
             OrphanState::LeftByMove => format!(
-                "it holds what the volume {} of the claim {} was before a move whose VolumeMove is gone, so that nothing \
-                 releases it. It is left alone: if that data is not needed, delete this claim",
+                "it is the source of a move of the volume {} of the claim {}, and the VolumeMove was deleted, so that nothing \
+                 releases it. It is not deleted: if that data is not needed, delete this claim",
                 twin.volume,
                 claim.as_deref().unwrap_or("<unknown>"),
             ),
             _ => format!(
-                "the volume {} ({}, made for the claim {}) has no PersistentVolume. It is left alone, since it may hold \
-                 data: recover it by hand, or delete this claim",
+                "the volume {} ({}, of the claim {}) has no PersistentVolume. The twin is not deleted, since it may hold data: recover \
+                 it by hand, or delete this claim",
                 twin.volume,
                 state.reason(),
                 claim.as_deref().unwrap_or("<unknown>"),
             ),
         };
         let note = format!(
-            "{what}: its own PersistentVolume is retained then, and its data goes when you set the reclaim policy of that back \
-             to Delete"
+            "{what}: its own PersistentVolume is retained then, and the data is deleted when you set the reclaim policy of that \
+             PersistentVolume back to Delete"
         );
         if cluster.id() == self.home.id() {
             self.reports.warn(&on, "OrphanedTwin", &note).await;
         } else {
-            // Events over there would need rights that we have no other use for.
+            // Events in a remote cluster would need rights that the driver has no other use for.
             let place = format!("{}/{}", on.namespace, on.name);
             tracing::warn!(cluster = %cluster.id(), twin = place, "{note}");
         }
     }
 
-    /// The cluster, if it can be reached.
+    /// The cluster, if it is reachable.
     fn reached(&self) -> Option<Cluster> {
         if self.cluster == *self.home.id() {
             return Some(self.home.clone());
@@ -281,14 +282,14 @@ impl<'a> Orphans<'a> {
         let remote = self.registry.get(&self.cluster).ok()?;
         let cluster = remote.reach().ok()?;
         for namespace in remote.namespaces.named() {
-            // From now on watched, where not all namespaces can be at once.
+            // Starts a watch of this namespace, if not all namespaces may be watched at once.
             drop(cluster.twins_in(namespace));
         }
         Some(cluster)
     }
 
-    /// Twins of a cluster without a PV of their volume, and how they look.
-    fn forgotten(&self, cluster: &Cluster) -> Vec<(Arc<Twin>, OrphanState)> {
+    /// Twins of a cluster without a PV of their volume, and their states.
+    fn orphaned(&self, cluster: &Cluster) -> Vec<(Arc<Twin>, OrphanState)> {
         let here = self.watched.volumes.virtual_volumes_in(&self.cluster);
         let here: HashSet<_> = here.iter().map(|volume| (&volume.volume, volume.epoch)).collect();
         let mut twins = cluster.all_twins();
@@ -313,11 +314,11 @@ impl<'a> Orphans<'a> {
                 Some(mark) if self.watched.claim(mark).is_some() => Origin::Live,
                 Some(_) => Origin::Gone,
             };
-            // What is moved has no PV of its epoch, and is seen to by the move, as long as there is one.
+            // The twins of a move have no PV of their epoch; an existing move handles them.
             let of_move = match superseded_by(&twin.moves) {
-                Some(by) if !moves.iter().any(|one| one.uid == by.as_str()) => OfMove::Left,
-                _ if is_seen_of_move(&twin) => OfMove::Yes,
-                _ => OfMove::No,
+                Some(by) if !moves.iter().any(|one| one.uid == by.as_str()) => MoveRole::Left,
+                _ if is_seen_of_move(&twin) => MoveRole::Yes,
+                _ => MoveRole::No,
             };
             let seen = OrphanTwin {
                 handed_over: twin.handed_over,
@@ -339,25 +340,27 @@ impl Rounds for Orphans<'_> {
         Some(self.grace)
     }
 
-    /// None: what looks forgotten for a moment is on its way.
+    /// None: a twin that looks orphaned for a moment is being created or deleted.
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         Vec::new()
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let reached = self.reached();
-        let forgotten = reached.map(|cluster| (self.forgotten(&cluster), cluster));
-        let (forgotten, cluster) = forgotten.unwrap_or_else(|| (Vec::new(), self.home.clone()));
-        let uids: HashSet<&str> = forgotten.iter().map(|(twin, _)| twin.uid.as_str()).collect();
+        // Nothing is known of an unreachable cluster: its orphans keep their age, and the metric its value.
+        let Some(cluster) = self.reached() else {
+            return Ok(());
+        };
+        let orphaned = self.orphaned(&cluster);
+        let uids: HashSet<&str> = orphaned.iter().map(|(twin, _)| twin.uid.as_str()).collect();
         self.since.retain(|uid, _| uids.contains(uid.as_str()));
 
         let mut outcome = Ok(());
         let mut reported: HashMap<OrphanState, usize> = HashMap::new();
-        for &(ref twin, state) in &forgotten {
-            if !self.persists(&cluster, twin, state) {
+        for &(ref twin, state) in &orphaned {
+            if !self.has_lasted(&cluster, twin, state) {
                 continue;
             }
-            // What is not seen may have been made a moment ago.
+            // The view may not show a new move yet.
             if state == OrphanState::LeftByMove
                 && let Some(by) = superseded_by(&twin.moves)
                 && exists(self.home, by).await
@@ -365,9 +368,9 @@ impl Rounds for Orphans<'_> {
                 continue;
             }
             match state {
-                OrphanState::InTheMaking => {}
-                OrphanState::Collectable => outcome = outcome.and(self.collect(&cluster, twin).await),
-                OrphanState::Unclaimed | OrphanState::GivenAway | OrphanState::LeftByMove => {
+                OrphanState::BeingCreated => {}
+                OrphanState::Collectable => outcome = outcome.and(self.delete(&cluster, twin).await),
+                OrphanState::Unclaimed | OrphanState::HandedOver | OrphanState::LeftByMove => {
                     self.report(&cluster, twin, state).await;
                     *reported.entry(state).or_default() += 1;
                 }

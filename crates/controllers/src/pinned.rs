@@ -1,5 +1,5 @@
-//! Pods with `spec.nodeName` bypass the scheduler, so nobody tells their claims
-//! which node they are for, and they would wait for ever. We tell them.
+//! Pods with `spec.nodeName` bypass the scheduler, so that no node is selected for their claims, which
+//! would stay Pending forever. This loop selects it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -20,8 +20,8 @@ use crate::{
     volume::{ClaimMark, DRIVER_NAME},
 };
 
-/// A node that cannot work is taken off the claim again: the pause until it is
-/// told once more, which doubles every time.
+/// If the node cannot have the volume, the selected node is removed from the claim again: the pause
+/// before it is set once more, which doubles every time.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_mins(5);
 
@@ -30,8 +30,8 @@ pub(super) struct Pinned<'a> {
     home: &'a Cluster,
     watched: &'a Watched,
     events: &'a Events,
-    /// When a claim was told last, and for how long that is to last.
-    told: HashMap<String, (Instant, Duration)>,
+    /// When the node of a claim was last selected, and for how long not to do it again.
+    selected_at: HashMap<String, (Instant, Duration)>,
 }
 
 impl<'a> Pinned<'a> {
@@ -40,11 +40,11 @@ impl<'a> Pinned<'a> {
             home,
             watched,
             events,
-            told: HashMap::new(),
+            selected_at: HashMap::new(),
         }
     }
 
-    /// Claims of ours that wait for a node, each with a pod that has one.
+    /// Claims of this driver's classes without a selected node, each with a pod that has a node.
     fn waiting(&self) -> Vec<(Arc<Claim>, Arc<PendingPod>)> {
         let mut waiting = Vec::new();
         for pod in self.watched.pods.all() {
@@ -70,12 +70,12 @@ impl<'a> Pinned<'a> {
     }
 
     fn is_due(&self, uid: &str) -> bool {
-        self.told
+        self.selected_at
             .get(uid)
             .is_none_or(|(since, pause)| since.elapsed() >= *pause)
     }
 
-    async fn tell(&mut self, claim: &Claim, pod: &PendingPod) -> Result<(), ApiError> {
+    async fn select_node(&mut self, claim: &Claim, pod: &PendingPod) -> Result<(), ApiError> {
         let claims = self.home.within::<PersistentVolumeClaim>(&claim.name.namespace);
         let Some(found) = claims.get(&claim.name.name).await? else {
             return Ok(());
@@ -84,7 +84,7 @@ impl<'a> Pinned<'a> {
             && found.spec.as_ref().is_some_and(|spec| spec.volume_name.is_none())
             && found.metadata.deletion_timestamp.is_none()
             && !found.annotations().contains_key(SELECTED_NODE);
-        if !still_waits || !self.needs_it(pod).await? {
+        if !still_waits || !self.is_waiting(pod).await? {
             return Ok(());
         }
         let patch = json!({"metadata": {
@@ -93,15 +93,16 @@ impl<'a> Pinned<'a> {
         }});
         let selected = crash::around(Step::SelectNode, claims.merge(&claim.name.name, &patch)).await;
         match selected {
-            // Somebody else was faster.
+            // Another client has changed the claim.
             Err(error) if error.is_conflict() => return Ok(()),
             other => other?,
         };
         let pause = self
-            .told
+            .selected_at
             .get(&claim.uid)
             .map_or(FIRST_PAUSE, |(_, pause)| (*pause * 2).min(LONGEST_PAUSE));
-        self.told.insert(claim.uid.clone(), (Instant::now(), pause));
+        self.selected_at
+            .insert(claim.uid.clone(), (Instant::now(), pause));
         let mark = ClaimMark {
             namespace: claim.name.namespace.clone(),
             name: claim.name.name.clone(),
@@ -118,8 +119,8 @@ impl<'a> Pinned<'a> {
         Ok(())
     }
 
-    /// Whether the pod is still there and still waits.
-    async fn needs_it(&self, pod: &PendingPod) -> Result<bool, ApiError> {
+    /// Whether the pod still exists, on the same node.
+    async fn is_waiting(&self, pod: &PendingPod) -> Result<bool, ApiError> {
         let found = self
             .home
             .within::<Pod>(&pod.consumer.namespace)
@@ -134,7 +135,7 @@ impl<'a> Pinned<'a> {
 
 impl Rounds for Pinned<'_> {
     const NAME: &'static str = "pinned";
-    /// Claims whose pause is over make no sign.
+    /// The end of a pause triggers no event.
     const RESYNC: Duration = Duration::from_secs(5);
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
@@ -146,11 +147,12 @@ impl Rounds for Pinned<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        self.told.retain(|_, (since, pause)| since.elapsed() < *pause * 3);
+        self.selected_at
+            .retain(|_, (since, pause)| since.elapsed() < *pause * 3);
         let mut outcome = Ok(());
         for (claim, pod) in self.waiting() {
             if self.is_due(&claim.uid) {
-                outcome = outcome.and(self.tell(&claim, &pod).await);
+                outcome = outcome.and(self.select_node(&claim, &pod).await);
             }
         }
         outcome
@@ -220,10 +222,10 @@ mod tests {
         world(&api);
         round(&api).await;
         assert_eq!(selected(&api, "data"), "n1");
-        let told = api
+        let events = api
             .store()
             .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
-        assert_eq!(told[0]["reason"], "NodeSelected");
+        assert_eq!(events[0]["reason"], "NodeSelected");
     }
 
     #[tokio::test]
@@ -291,11 +293,11 @@ mod tests {
         seen(false).await;
         pinned.round().await.unwrap();
         assert!(selected(&api, "data").is_null());
-        for (since, _) in pinned.told.values_mut() {
+        for (since, _) in pinned.selected_at.values_mut() {
             *since -= FIRST_PAUSE;
         }
         pinned.round().await.unwrap();
         assert_eq!(selected(&api, "data"), "n1");
-        assert_eq!(pinned.told.values().next().unwrap().1, FIRST_PAUSE * 2);
+        assert_eq!(pinned.selected_at.values().next().unwrap().1, FIRST_PAUSE * 2);
     }
 }

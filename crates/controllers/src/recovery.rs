@@ -1,5 +1,5 @@
 //! Carries out what [`crate::placement::recovery`] decides about the data of a volume whose twin is
-//! in trouble: reads what it asks for, and writes one thing at a time.
+//! unhealthy: reads the requested facts, and makes one write at a time.
 
 use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements,
@@ -14,8 +14,8 @@ use crate::{
     fleet::Registry,
     observe::crash::{self, Step},
     placement::recovery::{
-        self as model, Holder, Keep, KeepWrite, Read, RealVolume, Reals, RecoveryFacts, RecoveryStep, Twin,
-        TwinNow, Usage, recovery_step, usage,
+        self as model, FoundVolumes, Holder, Keep, KeepWrite, Read, RealVolume, RecoveryFacts, RecoveryStep,
+        Twin, TwinNow, Usage, recovery_step, usage,
     },
     twin::{
         Site, has_finalizer, highest, holder, holder_uid, is_bound, is_copy, is_marked, is_of_move,
@@ -27,18 +27,17 @@ use crate::{
 
 type Facts = RecoveryFacts<PersistentVolumeClaim, PersistentVolume>;
 
-/// How often at once all is read again because somebody else has written on it in between.
-const TRIES: usize = 3;
-/// More than any way to an end has, so that there is one where a webhook undoes what is written.
+/// How often everything is read again at once because an object has changed in between.
+const RESTARTS: usize = 3;
+/// More than any recovery needs; a limit for the case that a webhook undoes the writes.
 pub(super) const STEPS: usize = 12;
 
 /// The PVs that may be that of one twin.
 pub(super) struct RealVolumes<'a> {
     pub(super) site: &'a Site,
     pub(super) volume: &'a VolumeName,
-    /// The PV that the volume had when it was answered for.
+    /// The PV that the virtual PV records.
     pub(super) remembered: Option<&'a str>,
-    /// The uid of the twin.
     pub(super) twin: Option<String>,
 }
 
@@ -60,24 +59,24 @@ impl RealVolumes<'_> {
         self.twin.is_some() && holder_uid(real) == self.twin.as_deref()
     }
 
-    fn found(&self, reals: impl IntoIterator<Item = PersistentVolume>) -> Reals<PersistentVolume> {
-        Reals::Found(reals.into_iter().map(|real| self.facts(real)).collect())
+    fn found(&self, reals: impl IntoIterator<Item = PersistentVolume>) -> FoundVolumes<PersistentVolume> {
+        FoundVolumes::Found(reals.into_iter().map(|real| self.facts(real)).collect())
     }
 
-    /// The one of this name.
+    /// Reads the PV of this name.
     pub(super) async fn read(
         &self,
         name: &str,
         or_out_of_reach: bool,
-    ) -> Result<Reals<PersistentVolume>, ApiError> {
+    ) -> Result<FoundVolumes<PersistentVolume>, ApiError> {
         match self.site.volumes().get(name).await {
             Err(error) if or_out_of_reach && error.is_forbidden() => Ok(out_of_reach(name, &error)),
             found => Ok(self.found(found?)),
         }
     }
 
-    /// All that may be. Those of remote clusters are not watched.
-    async fn find(&self) -> Result<Reals<PersistentVolume>, ApiError> {
+    /// Finds all candidates. PVs of remote clusters are not watched.
+    async fn find(&self) -> Result<FoundVolumes<PersistentVolume>, ApiError> {
         let volumes = self.site.volumes();
         if self.site.remote_cluster().is_some() {
             let may_be = |real: &PersistentVolume| {
@@ -92,12 +91,12 @@ impl RealVolumes<'_> {
         Ok(self.found(found))
     }
 
-    /// Writes on one, as this step; `None` if it has changed.
+    /// Marks or retains a PV, with `step` as its crash point; `None` if the PV has changed.
     pub(super) async fn keep(
         &self,
         keep: Keep<'_, PersistentVolume>,
         step: Step,
-    ) -> Result<Option<Reals<PersistentVolume>>, ApiError> {
+    ) -> Result<Option<FoundVolumes<PersistentVolume>>, ApiError> {
         let real = &keep.real.object;
         let written = match keep.write {
             KeepWrite::MarkHolder => mark_holder(self.site, self.volume, real.clone()).await,
@@ -112,50 +111,50 @@ impl RealVolumes<'_> {
     }
 }
 
-fn out_of_reach(real: &str, why: &ApiError) -> Reals<PersistentVolume> {
-    Reals::OutOfReach {
+fn out_of_reach(real: &str, why: &ApiError) -> FoundVolumes<PersistentVolume> {
+    FoundVolumes::OutOfReach {
         real: real.to_owned(),
         why: why.to_string(),
     }
 }
 
-/// A volume whose twin is in trouble.
+/// The recovery of a volume whose twin is unhealthy.
 pub(super) struct Recovery<'a> {
     pub(super) site: &'a Site,
     pub(super) registry: &'a Registry,
     pub(super) volume: &'a VirtualVolume,
-    /// The twin as it was seen last.
+    /// The twin in the view.
     pub(super) seen: Option<&'a slim::Twin>,
 }
 
 impl Recovery<'_> {
-    pub(super) async fn reach(&self, goal: Goal) -> Result<Rescue, ApiError> {
-        self.go(goal, Read::NotYet).await
+    pub(super) async fn recover(&self, goal: Goal) -> Result<Rescue, ApiError> {
+        self.run(goal, Read::NotYet).await
     }
 
-    /// Keeps the data of a twin that may not be read (any more), for this reason.
-    pub(super) async fn keep_unread(&self, why: &ApiError) -> Result<Rescue, ApiError> {
-        self.go(Goal::Rescue, Read::Known(TwinNow::Unreadable(why.to_string())))
+    /// Retains the data of a twin that may not be read (any more), for this reason.
+    pub(super) async fn retain_unread(&self, why: &ApiError) -> Result<Rescue, ApiError> {
+        self.run(Goal::Rescue, Read::Known(TwinNow::Unreadable(why.to_string())))
             .await
     }
 
-    /// Lets a twin go whose data is to stay.
+    /// Removes the finalizer of a twin whose data has to be retained.
     pub(super) async fn release(&self) -> Result<(), ApiError> {
         let (volume, twin) = (&self.volume.volume, self.site.place());
-        match self.reach(Goal::Release).await? {
+        match self.recover(Goal::Release).await? {
             Rescue::Underway => {
-                tracing::info!(%volume, twin, "let the twin of a released volume go; its data is retained");
+                tracing::info!(%volume, twin, "removed the finalizer of the released volume's twin; its data is retained");
             }
             Rescue::Held { real, why } => tracing::warn!(
                 %volume, twin, real, why,
-                "the twin of a released volume is being deleted and held: its data is to stay, and its PersistentVolume cannot be retained"
+                "the finalizer blocks the deletion of a released volume's twin: its data has to be retained, and its PersistentVolume cannot be"
             ),
             _ => {}
         }
         Ok(())
     }
 
-    async fn go(
+    async fn run(
         &self,
         mut goal: Goal,
         twin: Read<TwinNow<PersistentVolumeClaim>>,
@@ -166,20 +165,20 @@ impl Recovery<'_> {
         } else {
             Step::Rescue
         };
-        // What was begun is under way, whatever it has become: the next round looks at that.
+        // After the first write the recovery is in progress, even if it stops early: the next round continues.
         let mut begun = None;
-        'again: for _ in 0..TRIES {
+        'again: for _ in 0..RESTARTS {
             let mut facts = self.facts(twin.clone());
             let mut user = None;
             for _ in 0..STEPS {
                 match recovery_step(goal, &facts) {
                     RecoveryStep::ReadUsage => {
-                        let (claim, usage) = self.user(goal).await?;
+                        let (claim, usage) = self.claim_and_usage(goal).await?;
                         (user, facts.usage) = (claim, Read::Known(usage));
                     }
                     RecoveryStep::ReadTwin => {
                         let twin = match site.twins().get(site.name()).await {
-                            // In a namespace that is being deleted, our rights may be gone before the twin.
+                            // In a namespace that is being deleted, this driver may lose its rights before the twin is deleted.
                             Err(error) if error.is_forbidden() && goal == Goal::Rescue => {
                                 TwinNow::Unreadable(error.to_string())
                             }
@@ -214,7 +213,7 @@ impl Recovery<'_> {
                         Some(reals) => facts.reals = Read::Known(reals),
                         None => continue 'again,
                     },
-                    RecoveryStep::LetGo { twin, then, kept } => {
+                    RecoveryStep::RemoveFinalizer { twin, then, kept } => {
                         return match (remove_finalizer(site.cluster(), twin).await, kept) {
                             (Err(error), Some(real)) if error.is_forbidden() => Ok(Rescue::Kept {
                                 real: real.to_owned(),
@@ -227,14 +226,14 @@ impl Recovery<'_> {
                         remove_copy(site, copy).await?;
                         facts.twin = Read::NotYet;
                     }
-                    RecoveryStep::MakeTwin(real) => {
+                    RecoveryStep::CreateTwin(real) => {
                         let Some(claim) = user.take().zip(self.volume.claim.clone()) else {
                             continue 'again;
                         };
-                        let again = twin_again(site, self.volume, claim, real);
-                        let made = crash::around(Step::TwinAgain, site.twins().create(&again)).await;
+                        let rebuilt = rebuild_twin(site, self.volume, claim, real);
+                        let made = crash::around(Step::TwinAgain, site.twins().create(&rebuilt)).await;
                         let Some(twin) = made? else {
-                            // Somebody was faster: the next round looks at what is there now.
+                            // Another object has this name now: the next round reads it.
                             return Ok(Rescue::FalseAlarm);
                         };
                         facts.twin = Read::Known(TwinNow::Ours(self.twin(twin).await));
@@ -242,16 +241,16 @@ impl Recovery<'_> {
                     }
                     RecoveryStep::PassOn { real, twin } => {
                         begun = Some(Rescue::Underway);
-                        if pass_on(site, real, twin).await? {
+                        if bind_to_twin(site, real, twin).await? {
                             break 'again;
                         }
                         continue 'again;
                     }
-                    RecoveryStep::Tell(rescue) => return Ok(begun.unwrap_or(rescue)),
+                    RecoveryStep::Report(rescue) => return Ok(begun.unwrap_or(rescue)),
                 }
             }
         }
-        // The next round looks at what it has become.
+        // The next round reads the result.
         Ok(begun.unwrap_or(Rescue::FalseAlarm))
     }
 
@@ -284,8 +283,8 @@ impl Recovery<'_> {
         }
     }
 
-    /// The claim, if the volume is in use, and who has the volume.
-    async fn user(&self, goal: Goal) -> Result<(Option<PersistentVolumeClaim>, Usage), ApiError> {
+    /// The claim, if it exists, and how the volume is used.
+    async fn claim_and_usage(&self, goal: Goal) -> Result<(Option<PersistentVolumeClaim>, Usage), ApiError> {
         let (home, mark) = (self.site.home(), self.volume.claim.as_ref());
         let claim = async {
             match mark.filter(|_| goal != Goal::Release) {
@@ -297,29 +296,32 @@ impl Recovery<'_> {
                 None => Ok(None),
             }
         };
-        let outers = home.all::<PersistentVolume>();
-        let (claim, outer) = tokio::try_join!(claim, outers.get(&self.volume.name))?;
+        let virtual_pvs = home.all::<PersistentVolume>();
+        let (claim, virtual_pv) = tokio::try_join!(claim, virtual_pvs.get(&self.volume.name))?;
         let claim = claim.filter(|claim| {
             claim.uid().as_ref() == mark.map(|mark| &mark.uid) && claim.metadata.deletion_timestamp.is_none()
         });
-        let usage = usage(claim.is_some(), outer.map(|outer| self.virtual_volume(&outer)));
+        let usage = usage(
+            claim.is_some(),
+            virtual_pv.map(|virtual_pv| self.virtual_volume(&virtual_pv)),
+        );
         Ok((claim, usage))
     }
 
-    fn virtual_volume(&self, outer: &PersistentVolume) -> model::VirtualVolume {
-        let csi = outer.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    fn virtual_volume(&self, virtual_pv: &PersistentVolume) -> model::VirtualVolume {
+        let csi = virtual_pv.spec.as_ref().and_then(|spec| spec.csi.as_ref());
         let id: Option<VolumeId> = csi.and_then(|csi| csi.volume_handle.parse().ok());
         model::VirtualVolume {
             same: id.is_some_and(|id| id == self.volume.id()),
-            gated: is_gated(outer.annotations()),
-            bound: is_bound(outer),
-            deleting: outer.metadata.deletion_timestamp.is_some(),
-            retained: reclaim_policy(outer) == "Retain",
-            releasing: outer.annotations().contains_key(mark::RELEASE),
+            gated: is_gated(virtual_pv.annotations()),
+            bound: is_bound(virtual_pv),
+            deleting: virtual_pv.metadata.deletion_timestamp.is_some(),
+            retained: reclaim_policy(virtual_pv) == "Retain",
+            releasing: virtual_pv.annotations().contains_key(mark::RELEASE),
         }
     }
 
-    /// What is in the place of the twin. Only where there is a user there may be a copy of its claim.
+    /// The object with the name of the twin. A copy of the claim is possible only if the claim exists.
     async fn twin_now(
         &self,
         found: Option<PersistentVolumeClaim>,
@@ -355,8 +357,8 @@ impl Recovery<'_> {
     }
 }
 
-/// Why a twin is not made again in its namespace in another cluster: what is there under that name
-/// may be somebody else's once the namespace is not offloaded there any more.
+/// Why a twin is not created again in its namespace of a remote cluster: if the namespace is not
+/// offloaded any more, the namespace of that name may belong to another user.
 fn not_offloaded(site: &Site, claim: &ClaimMark) -> Option<String> {
     let remote = site.remote_cluster()?;
     let now = remote.namespaces.remote(&claim.namespace, &remote.id);
@@ -370,8 +372,8 @@ fn not_offloaded(site: &Site, claim: &ClaimMark) -> Option<String> {
     })
 }
 
-/// Has a PV belong to the twin that was made again. False if it has changed.
-async fn pass_on(
+/// Sets the `claimRef` of a PV to the new twin. False if the PV has changed.
+async fn bind_to_twin(
     site: &Site,
     real: &PersistentVolume,
     twin: &PersistentVolumeClaim,
@@ -380,19 +382,19 @@ async fn pass_on(
         "metadata": {"uid": real.uid(), "resourceVersion": real.resource_version()},
         "spec": {"claimRef": {"uid": twin.uid(), "resourceVersion": null}},
     });
-    let passed = crash::around(Step::PassOn, site.volumes().merge(&real.name_any(), &patch)).await;
-    Ok(unless_conflict(passed)?.is_some())
+    let bound = crash::around(Step::PassOn, site.volumes().merge(&real.name_any(), &patch)).await;
+    Ok(unless_conflict(bound)?.is_some())
 }
 
-/// The twin as it was, as far as claim and PV tell.
-fn twin_again(
+/// The twin, rebuilt from claim and PV.
+fn rebuild_twin(
     site: &Site,
     volume: &VirtualVolume,
     (user, mark): (PersistentVolumeClaim, ClaimMark),
     real: &PersistentVolume,
 ) -> PersistentVolumeClaim {
-    // A PV that was bound to another claim meanwhile is still the volume that it was: a
-    // twin is known by the uid of the claim that its volume was made for.
+    // If the virtual PV was bound to another claim in the meantime, it is still the same volume: a twin
+    // is identified by the uid of the claim for which its volume was created.
     let made_for = volume.volume.claim_uid().map(str::to_owned);
     let claim = ClaimMark {
         uid: made_for.unwrap_or_else(|| mark.uid.clone()),
@@ -403,7 +405,7 @@ fn twin_again(
         volume: volume.volume.clone(),
         claim: Some(claim),
         request_name: volume.name.clone(),
-        // What was asked for is forgotten; nobody asks again for a volume that has its PV.
+        // The request is not recorded anywhere else; CreateVolume is not called for a volume that has its PV.
         fingerprint: None,
         handed_over: true,
         epoch: site.epoch(),
@@ -411,24 +413,24 @@ fn twin_again(
     let rules = site.home().carried_annotations();
     let carried = rules.carried(user.labels(), user.annotations());
     let (labels, annotations) = carried.with(&marks);
-    let (was, asked) = (
+    let (real_spec, claim_spec) = (
         real.spec.clone().unwrap_or_default(),
         user.spec.unwrap_or_default(),
     );
     PersistentVolumeClaim {
         metadata: metadata(site, labels, annotations),
         spec: Some(PersistentVolumeClaimSpec {
-            access_modes: asked.access_modes,
-            volume_mode: was.volume_mode,
-            // An empty name means "no class", none at all would mean the default one.
-            storage_class_name: Some(was.storage_class_name.unwrap_or_default()),
+            access_modes: claim_spec.access_modes,
+            volume_mode: real_spec.volume_mode,
+            // An empty name means "no class"; without a name Kubernetes would use the default class.
+            storage_class_name: Some(real_spec.storage_class_name.unwrap_or_default()),
             resources: Some(VolumeResourceRequirements {
-                requests: was.capacity,
+                requests: real_spec.capacity,
                 limits: None,
             }),
             volume_name: real.metadata.name.clone(),
             // A claim is bound only to a PV of the same attributes.
-            volume_attributes_class_name: was.volume_attributes_class_name,
+            volume_attributes_class_name: real_spec.volume_attributes_class_name,
             ..PersistentVolumeClaimSpec::default()
         }),
         status: None,

@@ -1,5 +1,5 @@
-//! Events about what was found, told once and then now and again: a loop finds
-//! the same thing every round, and a user reads it once.
+//! Emits events about findings once, and again every hour: a loop has the same finding in every round,
+//! and one event is enough for the user.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -13,18 +13,18 @@ use crate::{
 
 const AGAIN: Duration = Duration::from_hours(1);
 
-/// Remembers what was told.
+/// Remembers which events were emitted.
 pub(super) struct Reports {
     events: Events,
-    told: HashMap<Report, Instant>,
+    emitted: HashMap<Report, Instant>,
 }
 
-/// What is told once.
+/// What is reported once.
 #[derive(PartialEq, Eq, Hash)]
 struct Report {
     uid: String,
     reason: &'static str,
-    /// What of several things of that reason, if there can be more than one.
+    /// Distinguishes several findings with the same reason.
     about: String,
 }
 
@@ -32,17 +32,16 @@ impl Reports {
     pub(super) fn new(events: Events) -> Self {
         Self {
             events,
-            told: HashMap::new(),
+            emitted: HashMap::new(),
         }
     }
 
-    /// Warns on a claim, unless that was done within the last hour.
+    /// Warns on a claim, unless it did so within the last hour.
     pub(super) async fn warn(&mut self, on: &ClaimMark, reason: &'static str, note: &str) {
         self.warn_about("", on, reason, note).await;
     }
 
-    /// Warns on a claim as `warn` does, of one of several things that can be wrong with
-    /// it at a time.
+    /// Warns on a claim like `warn`, about one of several problems that it can have at the same time.
     pub(super) async fn warn_about(&mut self, about: &str, on: &ClaimMark, reason: &'static str, note: &str) {
         let report = Report {
             uid: on.uid.clone(),
@@ -52,12 +51,12 @@ impl Reports {
         if self.is_due(&report) {
             tracing::warn!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
             if self.events.warn(on, reason, note).await {
-                self.note(report);
+                self.record(report);
             }
         }
     }
 
-    /// Warns on an object of any kind, unless it was told the same within the last hour.
+    /// Warns on an object of any kind, unless it emitted the same event within the last hour.
     pub(super) async fn warn_object(&mut self, on: &ObjectReference, reason: &'static str, note: &str) {
         let report = Report {
             uid: on.uid.clone().unwrap_or_default(),
@@ -68,35 +67,38 @@ impl Reports {
             let (kind, namespace, name) = (on.kind.as_deref(), on.namespace.as_deref(), on.name.as_deref());
             tracing::warn!(kind, name, namespace, reason, "{note}");
             if self.events.warn_object(on.clone(), reason, note).await {
-                self.note(report);
+                self.record(report);
             }
         }
     }
 
     fn is_due(&self, report: &Report) -> bool {
-        self.told.get(report).is_none_or(|since| since.elapsed() >= AGAIN)
+        self.emitted
+            .get(report)
+            .is_none_or(|since| since.elapsed() >= AGAIN)
     }
 
-    /// It was told. What is to be told again anyway is forgotten now and not at each question, which would
-    /// take as long as there are reports.
-    fn note(&mut self, report: Report) {
-        self.told.retain(|_, since| since.elapsed() < AGAIN);
-        self.told.insert(report, Instant::now());
+    /// Records an event. Expired records are removed here and not in `is_due`, where it would take time
+    /// with every call.
+    fn record(&mut self, report: Report) {
+        self.emitted.retain(|_, since| since.elapsed() < AGAIN);
+        self.emitted.insert(report, Instant::now());
     }
 
-    /// Forgets what was told of a snapshot: it is well.
+    /// Forgets the reports about an object that is healthy again.
     pub(super) fn forget(&mut self, on: &ObjectReference) {
-        self.told.retain(|told, _| Some(&told.uid) != on.uid.as_ref());
+        self.emitted
+            .retain(|emitted, _| Some(&emitted.uid) != on.uid.as_ref());
     }
 
-    /// Whether anything was told of an object.
-    pub(super) fn any(&self, uid: &str) -> bool {
-        self.told.keys().any(|told| told.uid == uid)
+    /// Whether anything was reported about an object.
+    pub(super) fn has_report(&self, uid: &str) -> bool {
+        self.emitted.keys().any(|emitted| emitted.uid == uid)
     }
 
-    /// Tells that an object is well again, and forgets what was told of it.
-    pub(super) async fn well(&mut self, on: &ClaimMark, reason: &'static str, note: &str) {
-        self.told.retain(|told, _| told.uid != on.uid);
+    /// Emits an event that an object is healthy again, and forgets the reports about it.
+    pub(super) async fn recovered(&mut self, on: &ClaimMark, reason: &'static str, note: &str) {
+        self.emitted.retain(|emitted, _| emitted.uid != on.uid);
         tracing::info!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
         self.events.tell(on, Weight::Normal, reason, note).await;
     }

@@ -1,5 +1,4 @@
-//! Brings the reclaim policy of a twin's PV in line with what the user wants, from what
-//! both PVs are now.
+//! Sets the reclaim policy of a twin's PV as the user wants it, from a live read of both PVs.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
@@ -14,24 +13,27 @@ use crate::{
     volume::{mark, moving::VolumeMark},
 };
 
-/// Sees to the reclaim policy of the PV `real`. False if it has to be looked at again.
+/// Reconciles the reclaim policy of the PV `real`. False if it has to be checked again.
 pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> Result<bool, ApiError> {
-    let (outers, reals, twins) = (
+    let (virtual_pvs, reals, twins) = (
         site.home().all::<PersistentVolume>(),
         site.volumes(),
         site.twins(),
     );
-    let (outer, real, twin) =
-        tokio::try_join!(outers.get(&volume.name), reals.get(real), twins.get(site.name()))?;
-    let (Some(outer), Some(real), Some(twin)) = (outer, real, twin) else {
+    let (virtual_pv, real, twin) = tokio::try_join!(
+        virtual_pvs.get(&volume.name),
+        reals.get(real),
+        twins.get(site.name())
+    )?;
+    let (Some(virtual_pv), Some(real), Some(twin)) = (virtual_pv, real, twin) else {
         return Ok(true);
     };
-    let Ok(gate) = VolumeMark::read(outer.annotations()) else {
-        // What the user wants of it is written where it cannot be read.
+    let Ok(gate) = VolumeMark::read(virtual_pv.annotations()) else {
+        // The mark of a move, which may record the wanted policy, cannot be read.
         return Ok(true);
     };
     let facts = PolicyFacts {
-        wanted: policy_wanted(policy(&outer), gate.as_ref()),
+        wanted: policy_wanted(policy(&virtual_pv), gate.as_ref()),
         has: policy(&real),
         replaced: real.annotations().contains_key(mark::POLICY_BEFORE),
         bound: is_bound_to(&real, &twin)
@@ -45,7 +47,7 @@ pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> R
         PolicyStep::GiveBack => {
             let given_back = give_policy_back(site.cluster(), &real, json!({})).await?;
             if given_back {
-                tracing::info!(volume = %volume.volume, real = real.name_any(), "the twin's PV has its reclaim policy back");
+                tracing::info!(volume = %volume.volume, real = real.name_any(), "restored the reclaim policy of the twin's PV");
             }
             Ok(given_back)
         }

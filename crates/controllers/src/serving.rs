@@ -1,6 +1,6 @@
-//! Approves the serving certificates that the fabric asks for, where that is asked for. RBAC knows only one
-//! right for those of all kubelets. The fabric, which parses what remote clusters answer, does not have it:
-//! the token of one of its pods is good for a certificate of that pod, and of no node.
+//! Approves the serving certificates of the fabric, if that is enabled. RBAC has only one right for the
+//! serving certificates of all kubelets. The fabric, which parses responses of remote clusters, does not
+//! have it: with the token of a pod of the fabric one gets a certificate for that pod, and for no node.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -31,33 +31,31 @@ use crate::{
 };
 
 const SIGNER: &str = "kubernetes.io/kubelet-serving";
-/// Of which pod a token is, as the API server has verified it.
+/// The pod to which a token is bound, as verified by the API server.
 const POD_OF_TOKEN: &str = "authentication.kubernetes.io/pod-name";
 const ACCOUNT: &str = "liqo-csi-fabric";
-/// Which pods are the fabric's.
+/// Selects the pods of the fabric.
 const LABELS: &str = "app.kubernetes.io/component=fabric";
 
-/// The loop.
 pub(super) struct ServingCertificates {
     requests: Objects<CertificateSigningRequest>,
     pods: Objects<Pod>,
-    /// Who asks, as the API server has seen it.
+    /// The user name of the fabric's account.
     user: String,
-    trouble: Ongoing,
+    refusals: Ongoing,
 }
 
 impl ServingCertificates {
-    /// The fabric is in this namespace.
     pub(super) fn new(home: &Cluster, namespace: &str) -> Self {
         Self {
             requests: home.all(),
             pods: home.within(namespace),
             user: format!("system:serviceaccount:{namespace}:{ACCOUNT}"),
-            trouble: Ongoing::default(),
+            refusals: Ongoing::default(),
         }
     }
 
-    /// Those that the fabric has made and nobody has decided.
+    /// The requests of the fabric that are neither approved nor denied.
     async fn undecided(&self) -> Result<Vec<CertificateSigningRequest>, ApiError> {
         let ours = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
         let mut all = self.requests.list(Some(&ours)).await?;
@@ -70,28 +68,24 @@ impl ServingCertificates {
         Ok(all)
     }
 
-    async fn approve(
-        &self,
-        request: &CertificateSigningRequest,
-        on_whose_word: &str,
-    ) -> Result<(), ApiError> {
-        let approved = json!({
-            // Of what was looked at, and not of what took its place.
+    async fn approve(&self, request: &CertificateSigningRequest, approver: &str) -> Result<(), ApiError> {
+        let approval = json!({
+            // Approves exactly the version that was checked, not a replacement.
             "metadata": {"uid": request.metadata.uid, "resourceVersion": request.metadata.resource_version},
             "status": {"conditions": [{
                 "type": "Approved",
                 "status": "True",
                 "reason": "FabricServing",
-                "message": format!("a pod of the fabric asks for its own name and address ({on_whose_word})"),
+                "message": format!("a pod of the fabric requests its own name and address ({approver})"),
             }]},
         });
         let name = request.name_any();
-        let written = self.requests.merge_approval(&name, &approved);
+        let written = self.requests.merge_approval(&name, &approval);
         crash::around(Step::ServingApprove, written).await.map(drop)
     }
 
-    /// Approves what may be approved.
-    async fn decide(&self, on_whose_word: &str) -> Result<Decided, ApiError> {
+    /// Approves the requests that pass the check.
+    async fn decide(&self, approver: &str) -> Result<Decided, ApiError> {
         let requests = self.undecided().await?;
         let pods = if requests.is_empty() {
             Vec::new()
@@ -103,7 +97,7 @@ impl ServingCertificates {
             let name = request.name_any();
             let outcome = match check(&request, &pods) {
                 Ok(()) => self
-                    .approve(&request, on_whose_word)
+                    .approve(&request, approver)
                     .await
                     .map_err(|error| error.to_string()),
                 Err(why) => Err(why),
@@ -117,16 +111,15 @@ impl ServingCertificates {
     }
 }
 
-/// What became of requests.
+/// The outcome for the pending requests.
 #[derive(Debug, Default)]
 pub struct Decided {
-    /// Their names.
     pub approved: Vec<String>,
     /// Their names, and why they were not approved.
     pub refused: Vec<String>,
 }
 
-/// Approves those of the fabric in this namespace that wait, with the rights of whoever calls.
+/// Approves the pending requests of the fabric in this namespace, with the rights of the caller.
 pub async fn approve_serving(home: &Cluster, namespace: &str) -> Result<Decided, ApiError> {
     ServingCertificates::new(home, namespace)
         .decide("liqo-csi connect")
@@ -135,7 +128,7 @@ pub async fn approve_serving(home: &Cluster, namespace: &str) -> Result<Decided,
 
 impl Rounds for ServingCertificates {
     const NAME: &'static str = "serving-certificates";
-    // They are few and seldom: not worth a watch on those of all kubelets.
+    // Requests are few and rare: not worth a watch of those of all kubelets.
     const RESYNC: Duration = Duration::from_secs(10);
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
@@ -145,8 +138,8 @@ impl Rounds for ServingCertificates {
     async fn round(&mut self) -> Result<(), ApiError> {
         let Decided { refused, .. } = self.decide("fabric.streams.approveCertificates").await?;
         if refused.is_empty() {
-            self.trouble.is_over();
-        } else if self.trouble.is_news(refused.join("; ")) {
+            self.refusals.is_over();
+        } else if self.refusals.is_news(refused.join("; ")) {
             let requests = refused.join("; ");
             tracing::warn!(requests, "serving certificates of the fabric are not approved");
         }
@@ -154,7 +147,7 @@ impl Rounds for ServingCertificates {
     }
 }
 
-/// Whether a request is for a pod of the fabric: its name and its address, and nothing else.
+/// Whether a request is for the name and the address of a pod of the fabric, and nothing else.
 fn check(request: &CertificateSigningRequest, pods: &[Pod]) -> Result<(), String> {
     let mut usages = request.spec.usages.clone().unwrap_or_default();
     usages.sort();
@@ -170,7 +163,7 @@ fn check(request: &CertificateSigningRequest, pods: &[Pod]) -> Result<(), String
     let (rest, parsed) =
         X509CertificationRequest::from_der(&pem.contents).map_err(|error| unreadable(&error))?;
     if !rest.is_empty() {
-        return Err("something stands behind it".to_owned());
+        return Err("it has trailing data".to_owned());
     }
     let info = &parsed.certification_request_info;
     if values(info.subject.iter_organization()) != ["system:nodes"] {
@@ -183,12 +176,12 @@ fn check(request: &CertificateSigningRequest, pods: &[Pod]) -> Result<(), String
         .as_ref()
         .and_then(|extra| extra.get(POD_OF_TOKEN));
     if token_of.is_none_or(|pods| *pods != [name.as_str()]) {
-        return Err(format!("it was not asked for with the token of the pod {name}"));
+        return Err(format!("it was not requested with the token of the pod {name}"));
     }
     let pod = pods
         .iter()
         .find(|it| it.name_any() == name && is_of_the_fabric(it));
-    let pod = pod.ok_or_else(|| format!("there is no pod {name} of the fabric"))?;
+    let pod = pod.ok_or_else(|| format!("the fabric has no pod {name}"))?;
     let address = pod.status.as_ref().and_then(|it| it.pod_ip.as_deref());
     let address = address.and_then(|it| it.parse::<IpAddr>().ok());
     let address = address.ok_or_else(|| format!("the pod {name} has no address"))?;
@@ -214,8 +207,8 @@ fn check(request: &CertificateSigningRequest, pods: &[Pod]) -> Result<(), String
     }
 }
 
-/// Whether every reader takes the same request from this text. Go, which signs, skips a block whose end does
-/// not match its beginning and takes the next one.
+/// Whether every parser reads the same request from this text. Go, which signs, skips a block whose end
+/// does not match its beginning and takes the next one.
 fn is_one_block(text: &[u8]) -> bool {
     let text = String::from_utf8_lossy(text);
     let inner = text
@@ -234,7 +227,7 @@ fn is_of_the_fabric(pod: &Pod) -> bool {
     account == Some(ACCOUNT) && pod.metadata.deletion_timestamp.is_none()
 }
 
-/// The one name behind `system:node:`.
+/// The single name after `system:node:`.
 fn node(subject: &X509Name<'_>) -> Result<String, String> {
     let names = values(subject.iter_common_name());
     let name = match names.as_slice() {
@@ -263,7 +256,7 @@ mod tests {
     const USER: &str = "system:serviceaccount:ours:liqo-csi-fabric";
     const POD: &str = "/api/v1/namespaces/ours/pods/fabric-0";
 
-    /// A request of the fabric's pod `fabric-0`, changed like this.
+    /// A request of the fabric's pod `fabric-0`, with this change.
     fn request(change: impl FnOnce(&mut CertificateParams)) -> Value {
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -349,7 +342,7 @@ mod tests {
                 of("signerName", json!("kubernetes.io/kube-apiserver-client")),
             ),
             (
-                "of somebody else",
+                "of another account",
                 of("username", json!("system:serviceaccount:theirs:liqo-csi-fabric")),
             ),
             (

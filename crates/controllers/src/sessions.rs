@@ -1,6 +1,6 @@
-//! Renews the tokens with which the driver reaches remote clusters, after a third of their life: those that
-//! are bound to the Secret of a session there. The renewed kubeconfig is in a Secret of the driver's own. The
-//! Secret that a user or a repository wrote stays as it is, and is used again as soon as its content changes.
+//! Renews the tokens with which the driver reaches remote clusters, after a third of their lifetime: those
+//! that are bound to the Secret of a session there. The renewed kubeconfig is in a Secret of the driver. The
+//! Secret that a user or a repository wrote is not changed, and is used again as soon as its content changes.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,17 +31,16 @@ use crate::{
     volume::ClusterId,
 };
 
-/// Tokens of Kubernetes have about 1 KiB. All clusters share one Secret, of at most 1 MiB: one of them may
-/// not fill it.
+/// Tokens of Kubernetes have about 1 KiB. All clusters share one Secret of at most 1 MiB, which one of
+/// them must not fill.
 const MOST_BYTES: usize = 16 * 1024;
 
-/// The loop.
 pub(super) struct Sessions<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
     namespace: String,
-    trouble: HashMap<ClusterId, Ongoing>,
-    /// The clusters at the last time when renewed kubeconfigs of others were deleted.
+    failures: HashMap<ClusterId, Ongoing>,
+    /// The declared clusters when renewed kubeconfigs of others were last deleted.
     pruned: Option<Vec<ClusterId>>,
 }
 
@@ -67,23 +66,22 @@ enum NotRenewed {
 }
 
 impl<'a> Sessions<'a> {
-    /// The driver is in this namespace.
     pub(super) fn new(home: &'a Cluster, registry: &'a Registry, namespace: &str) -> Self {
         Self {
             home,
             registry,
             namespace: namespace.to_owned(),
-            trouble: HashMap::new(),
+            failures: HashMap::new(),
             pruned: None,
         }
     }
 
     async fn renew(&self, remote: &Remote, token: &TokenFacts, seed: &str) -> Result<(), NotRenewed> {
         let there = remote.reach()?;
-        let wanted = wanted(token);
+        let request = token_request(token);
         let given = crash::around(
             Step::TokenRenew,
-            there.request_token(&token.namespace, &token.account, &wanted),
+            there.request_token(&token.namespace, &token.account, &request),
         );
         let given = given.await?.status.ok_or(NotRenewed::NoToken)?;
         check(&given, token)?;
@@ -102,7 +100,7 @@ impl<'a> Sessions<'a> {
         Ok(())
     }
 
-    /// Writes these values into the Secret, beside those of other clusters.
+    /// Writes these values to the Secret, which also has those of other clusters.
     async fn write(&self, data: Value) -> Result<(), NotRenewed> {
         let all = self.home.within::<Secret>(&self.namespace);
         let patch = json!({ "data": data });
@@ -137,8 +135,8 @@ impl<'a> Sessions<'a> {
     }
 }
 
-/// A request for a token that lives as long as this one.
-fn wanted(token: &TokenFacts) -> TokenRequest {
+/// A request for a token with the same lifetime as this one.
+fn token_request(token: &TokenFacts) -> TokenRequest {
     let longest = i64::try_from(LONGEST_TOKEN).unwrap_or(i64::MAX);
     TokenRequest {
         spec: TokenRequestSpec {
@@ -155,17 +153,17 @@ fn wanted(token: &TokenFacts) -> TokenRequest {
     }
 }
 
-/// Whether the answer of a remote cluster may take the place of the token in use.
+/// Whether the token that a remote cluster returned may replace the one in use.
 fn check(given: &TokenRequestStatus, used: &TokenFacts) -> Result<(), NotRenewed> {
     if given.token.len() > MOST_BYTES {
         return Err(NotRenewed::TooLong(given.token.len()));
     }
     let facts = TokenFacts::read(&given.token).filter(TokenFacts::is_renewed);
-    // Another one would be used until it expires, and not be renewed.
+    // A token of another account or session would be used until it expires, and not be renewed.
     if facts.is_none_or(|it| (it.namespace, it.account) != (used.namespace.clone(), used.account.clone())) {
         return Err(NotRenewed::NotOurs);
     }
-    // The API server may give a shorter life than was asked for, so its answer counts.
+    // The API server may grant a shorter lifetime than requested, so its response counts.
     let expires = given.expiration_timestamp.0;
     if used.expires.is_some_and(|before| expires.as_second() <= before) {
         return Err(NotRenewed::NoLater(expires));
@@ -187,7 +185,7 @@ impl Rounds for Sessions<'_> {
             return Ok(());
         }
         let remotes = self.registry.all();
-        self.trouble
+        self.failures
             .retain(|id, _| remotes.iter().any(|remote| remote.id == *id));
         let now = jiff::Timestamp::now().as_second();
         for remote in &remotes {
@@ -195,20 +193,20 @@ impl Rounds for Sessions<'_> {
             let Some(token) = access.token.as_ref().filter(|token| token.is_due(now)) else {
                 continue;
             };
-            // A discovered cluster has its kubeconfig from Liqo or Kosmos, which renew it.
+            // Liqo and Kosmos renew the kubeconfigs of their discovered clusters.
             if remote.fabric.is_some() {
                 continue;
             }
             let renewed = self.renew(remote, token, &access.seed).await;
-            let trouble = self.trouble.entry(remote.id.clone()).or_default();
+            let failures = self.failures.entry(remote.id.clone()).or_default();
             match renewed {
-                Ok(()) => trouble.is_over(),
+                Ok(()) => failures.is_over(),
                 Err(error) => {
-                    if trouble.is_news(error.to_string()) {
+                    if failures.is_news(error.to_string()) {
                         let expires = token.expires.and_then(|at| jiff::Timestamp::from_second(at).ok());
                         tracing::warn!(
                             cluster = %remote.id, %error, expires = expires.map(|at| at.to_string()),
-                            "the token of a remote cluster cannot be renewed; `liqo-csi connect` gives it another one"
+                            "failed to renew the token of a remote cluster; `liqo-csi connect` creates another one"
                         );
                     }
                 }
@@ -252,7 +250,7 @@ mod tests {
         registry: Registry,
     }
 
-    /// A cluster that is reached by a token of this age.
+    /// A cluster that is reached with a token of this age.
     async fn world(age: i64) -> World {
         let (home, there) = (FakeApi::start().await, FakeApi::start().await);
         home.put(KEPT, json!({"metadata": {"labels": {"a": "b"}}}));

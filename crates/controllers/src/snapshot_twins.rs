@@ -1,5 +1,5 @@
-//! Snapshots that are in use: their data is kept whoever deletes their twins, and their users hear
-//! when somebody does.
+//! Retains the data of snapshots in use, so that it survives a deletion of their twins, and reports such
+//! a deletion to their users.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,19 +14,18 @@ use crate::{
     cluster::{ApiError, Cluster},
     fleet::Registry,
     rounds::Rounds,
-    twin::{SnapshotHealth, SnapshotSiteError, living_twins, look_after_snapshot},
+    twin::{SnapshotHealth, SnapshotSiteError, check_snapshot, living_twins},
     volume::ClusterId,
 };
 
-/// The loop that looks after the twins of snapshots in one cluster.
+/// The loop that checks the twins of snapshots in one cluster.
 pub(super) struct SnapshotTwins<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
     watched: &'a Watched,
     reports: Reports,
-    /// The cluster whose snapshots are looked after.
     cluster: ClusterId,
-    /// The uids of the twins that were seen to be well, by the contents of their users.
+    /// The uids of the twins that were healthy, by the contents of their users.
     settled: HashMap<String, String>,
 }
 
@@ -48,10 +47,10 @@ impl<'a> SnapshotTwins<'a> {
         }
     }
 
-    /// Contents whose twins have to be looked at.
+    /// Contents whose twins have to be checked.
     async fn due(&mut self) -> Vec<Arc<Content>> {
         let mut contents = self.watched.snapshots.contents_in(&self.cluster);
-        // Of a twin that several lead to, one may be on its way to delete it.
+        // If several contents name the same twin, the deletion of one of them may be about to delete it.
         let leaving: HashSet<_> = contents
             .iter()
             .filter(|it| it.deleting)
@@ -70,24 +69,24 @@ impl<'a> SnapshotTwins<'a> {
         contents
     }
 
-    async fn look_after(&mut self, content: &Content) -> Result<(), ApiError> {
-        let looked_after = look_after_snapshot(self.home, self.registry, &content.name, &content.id).await;
-        match looked_after {
-            Ok(SnapshotHealth::Well { twin, is_kept }) => {
+    async fn check(&mut self, content: &Content) -> Result<(), ApiError> {
+        let checked = check_snapshot(self.home, self.registry, &content.name, &content.id).await;
+        match checked {
+            Ok(SnapshotHealth::Healthy { twin, is_kept }) => {
                 self.reports.forget(&content.user());
                 if is_kept {
                     self.settled.insert(content.name.clone(), twin);
                 }
             }
-            Ok(SnapshotHealth::Trouble(what)) => {
+            Ok(SnapshotHealth::Problem(what)) => {
                 self.settled.remove(&content.name);
                 self.reports
                     .warn_object(&content.user(), "SnapshotTwinDeleted", &what)
                     .await;
             }
-            // A right that is missing stays missing, and a cluster that is away says so itself.
+            // A missing right stays missing; the status of an unreachable cluster reports that.
             Err(SnapshotSiteError::Api(error)) if error.is_forbidden() => {
-                let note = format!("whether the data of this snapshot is kept cannot be seen to: {error}");
+                let note = format!("cannot check whether the data of this snapshot is retained: {error}");
                 self.reports
                     .warn_object(&content.user(), "SnapshotNotSeen", &note)
                     .await;
@@ -111,10 +110,10 @@ impl Rounds for SnapshotTwins<'_> {
     async fn round(&mut self) -> Result<(), ApiError> {
         let mut outcome = Ok(());
         for content in self.due().await {
-            let done = self.look_after(&content).await;
-            let is_silent = done.as_ref().is_err_and(ApiError::is_transient);
+            let done = self.check(&content).await;
+            let is_unreachable = done.as_ref().is_err_and(ApiError::is_transient);
             outcome = outcome.and(done);
-            if is_silent {
+            if is_unreachable {
                 break;
             }
         }

@@ -1,5 +1,5 @@
-//! The snapshots of users, by the cluster of their twins: what their contents say. Only what
-//! has an id counts, for before that there is nothing to lose.
+//! The snapshots of users, from their contents, by the cluster of their twins. Only a content with a
+//! handle counts: before that there is no data to lose.
 
 use std::{
     sync::{
@@ -23,8 +23,8 @@ use crate::{
     volume::{ClusterId, DRIVER_NAME, SnapshotId},
 };
 
-/// For the first list.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for the first list.
+const FIRST_LIST: Duration = Duration::from_secs(5);
 
 /// The contents of this driver's snapshots. Their kind may be installed later, or never.
 pub(super) struct Snapshots {
@@ -39,18 +39,14 @@ pub(super) struct Content {
     cluster: ClusterId,
     /// Namespace and name of the user's snapshot.
     snapshot: String,
-    /// Its own name.
     pub(super) name: String,
-    /// Where its data is.
+    /// The id of the snapshot, which names the place of its data.
     pub(super) id: SnapshotId,
-    /// The uid of the user's snapshot.
     uid: Option<String>,
-    /// Whether it is being deleted.
     pub(super) deleting: bool,
 }
 
 impl Content {
-    /// The user's snapshot.
     pub(super) fn user(&self) -> ObjectReference {
         let (namespace, name) = match self.snapshot.split_once('/') {
             Some((namespace, name)) => (Some(namespace.to_owned()), name),
@@ -84,21 +80,20 @@ impl Snapshots {
         }
     }
 
-    /// Begins to watch, once the kind is installed.
-    pub(super) async fn look(&self, home: &Cluster) {
+    /// Starts the watch, once the kind is installed.
+    pub(super) async fn watch_if_installed(&self, home: &Cluster) {
         if self.is_installed.load(Ordering::Relaxed) || not_installed(home).await {
             return;
         }
         self.is_installed.store(true, Ordering::Relaxed);
-        let _listed = tokio::time::timeout(PATIENCE, self.contents.complete()).await;
+        let _listed = tokio::time::timeout(FIRST_LIST, self.contents.complete()).await;
     }
 
-    /// What is known of the snapshots whose twins are in a cluster, so far.
+    /// The contents known so far of the snapshots whose twins are in a cluster.
     pub(super) fn contents_in(&self, cluster: &ClusterId) -> Vec<Arc<Content>> {
         self.contents.of_topic(cluster.as_str())
     }
 
-    /// Changes whenever contents do.
     pub(super) fn version(&self) -> watch::Receiver<u64> {
         self.contents.version()
     }

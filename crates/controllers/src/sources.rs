@@ -1,12 +1,10 @@
-//! Copies are made where their source is, and the scheduler does not know that: all that it
-//! obeys is the node selected for a claim. So this loop selects one, as
-//! [`crate::placement`] says: at once where only one node can have the copy, or after the
-//! scheduler has missed them all, which `CreateVolume` notes on the claim. Where the pod may
-//! run on none of them, the claim says so.
+//! Copies are made where their source is, which the scheduler does not know: it obeys only the node that
+//! is selected for a claim. This loop selects that node, as [`crate::placement`] decides: at once if only
+//! one node can have the copy, or after the scheduler has selected a node without the source, which
+//! `CreateVolume` records on the claim. If the pod may run on none of them, an event on the claim says so.
 //!
-//! Its keys are claims that wait with a source. One is looked at when it, or a pod that waits
-//! for it, changes; and again after a pause while its source cannot be found, or no node was
-//! of use.
+//! The keys of the loop are pending claims with a source. A claim is checked when it, or a pod that waits
+//! for it, changes; and again after a pause while its source does not exist, or no node is usable.
 
 mod pauses;
 mod pods;
@@ -35,16 +33,16 @@ use crate::{
         view::{Changed, Feed},
     },
     observe::crash::{self, Step},
-    placement::{BindingMode, Class, Consumer, Steer, Taint, steer},
+    placement::{BindingMode, Class, Consumer, NodeSelection, Taint, select_node_for_copy},
     rounds::Rounds,
     topology::{Node, NodeSelector},
     volume::{ClaimMark, DRIVER_NAME, mark},
 };
 
-/// Nodes whose taints are read to find one for a claim.
+/// The most nodes whose taints are read for one claim.
 const MOST_READ: usize = 50;
-/// How often a claim that changes all the time is looked at before it is left alone a while.
-const LOOKS_AT_ONCE: usize = 4;
+/// How often a claim that keeps changing is read before a pause.
+const CHECKS_AT_ONCE: usize = 4;
 const REASON: &str = "SourceElsewhere";
 
 /// The loop that selects nodes for copies.
@@ -56,20 +54,20 @@ pub(super) struct Sources<'a> {
     claims: Feed<Claim>,
     pods: WaitingPods,
     pauses: Pauses,
-    /// When all claims were to be looked at last.
+    /// When all claims were checked last.
     all: Option<Instant>,
 }
 
-/// What came of a look at a claim.
+/// The result of a check of a claim.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Nothing is to be done until it changes.
+    /// Nothing to do until it changes.
     Settled,
-    /// It was given a node.
+    /// A node was selected.
     Selected,
-    /// It has changed meanwhile: Kubernetes writes on new claims, and the scheduler may be faster.
+    /// The claim has changed in the meantime: Kubernetes writes to new claims, and the scheduler may be faster.
     Changed,
-    /// It is to be looked at again, for this reason; people may have to hear it.
+    /// Check it again after a pause; with the reason if users need an event.
     Again(Option<String>),
 }
 
@@ -87,9 +85,9 @@ impl<'a> Sources<'a> {
         }
     }
 
-    /// The claims that this round looks at.
+    /// The claims to check in this round.
     fn due(&mut self) -> BTreeSet<String> {
-        let mut keys = self.pauses.over();
+        let mut keys = self.pauses.due();
         keys.extend(self.pods.take());
         let is_time = self.all.is_none_or(|when| when.elapsed() >= Self::RESYNC);
         match self.claims.take() {
@@ -106,14 +104,14 @@ impl<'a> Sources<'a> {
         keys
     }
 
-    /// The class of a claim that waits for a node and a copy, if it is one of ours.
+    /// The class of a claim that waits for a node and a copy, if it is a class of this driver.
     fn class_of(&self, claim: &Claim) -> Option<Arc<Class>> {
         let waits = claim.source.is_some() && claim.pending && !claim.has_node && !claim.deleting;
         let class = self.home.views().classes.get(claim.class.as_ref()?)?;
         (waits && class.provisioner == DRIVER_NAME).then_some(class)
     }
 
-    async fn look(&self, claim: &Claim, class: &Class) -> Result<Outcome, ApiError> {
+    async fn check(&self, claim: &Claim, class: &Class) -> Result<Outcome, ApiError> {
         let claims = self.home.within::<PersistentVolumeClaim>(&claim.name.namespace);
         let Some(found) = claims.get(&claim.name.name).await? else {
             return Ok(Outcome::Settled);
@@ -139,26 +137,26 @@ impl<'a> Sources<'a> {
         } else {
             pods.iter().map(|pod| Some(&pod.consumer)).collect()
         };
-        let mut kept_away = String::new();
+        let mut reason = String::new();
         for consumer in consumers {
-            let nodes = match steer(&place, consumer, missed, waits, tried) {
-                Steer::LeaveAlone => return Ok(Outcome::Settled),
-                Steer::Nowhere => continue,
-                Steer::FirstOf(nodes) => nodes,
+            let nodes = match select_node_for_copy(&place, consumer, missed, waits, tried) {
+                NodeSelection::ByScheduler => return Ok(Outcome::Settled),
+                NodeSelection::Nowhere => continue,
+                NodeSelection::FirstOf(nodes) => nodes,
             };
             match self.first_usable(claim, consumer, nodes).await? {
                 Ok(node) => {
-                    let told = format!("{source} is {}: the node {node} was selected", place.describe());
-                    return self.select(&found, &node, &told).await;
+                    let why = format!("{source} is {}: the node {node} was selected", place.describe());
+                    return self.select(&found, &node, &why).await;
                 }
-                Err(why) => kept_away = format!(" ({why})"),
+                Err(why) => reason = format!(" ({why})"),
             }
         }
         let who = match pods.as_slice() {
             [] => String::new(),
-            [only] => format!(", where the pod {} may not run{kept_away}", only.consumer.name),
+            [only] => format!(", where the pod {} may not run{reason}", only.consumer.name),
             [first, ..] => format!(
-                ", where neither the pod {} nor others may run{kept_away}",
+                ", where neither the pod {} nor others may run{reason}",
                 first.consumer.name
             ),
         };
@@ -168,8 +166,8 @@ impl<'a> Sources<'a> {
         ))))
     }
 
-    /// The first of these nodes that the pod may use, as its taints and the other claims of
-    /// the pod have it; or why there is none.
+    /// The first of these nodes that the pod may use, given its taints and the other claims of the pod;
+    /// or why none is usable.
     async fn first_usable(
         &self,
         claim: &Claim,
@@ -179,7 +177,7 @@ impl<'a> Sources<'a> {
         let Some(pod) = consumer else {
             return Ok(nodes.into_iter().next().ok_or_else(String::new));
         };
-        let bonds = self.bonds(claim, pod).await?;
+        let constraints = self.constraints(claim, pod).await?;
         let mut why = String::new();
         for name in nodes.into_iter().take(MOST_READ) {
             let Some(found) = self.home.all::<KubeNode>().get(&name).await? else {
@@ -187,8 +185,8 @@ impl<'a> Sources<'a> {
             };
             let taints = taints(&found);
             let node = facts::node(found.metadata, &[]);
-            if let Some(bond) = bonds.iter().find(|bond| !bond.admits(&node)) {
-                why = format!("its claim {} is elsewhere", bond.claim);
+            if let Some(constraint) = constraints.iter().find(|constraint| !constraint.admits(&node)) {
+                why = format!("its claim {} is elsewhere", constraint.claim);
             } else if let Some(taint) = pod.kept_away_by(&taints) {
                 why = format!("{name} has the taint {}", taint.key);
             } else {
@@ -198,36 +196,39 @@ impl<'a> Sources<'a> {
         Ok(Err(why))
     }
 
-    /// What the other claims of a pod say about its node.
-    async fn bonds(&self, claim: &Claim, pod: &Consumer) -> Result<Vec<Bond>, ApiError> {
+    /// The nodes to which the other claims of a pod are bound.
+    async fn constraints(&self, claim: &Claim, pod: &Consumer) -> Result<Vec<NodeConstraint>, ApiError> {
         let claims = self.home.within::<PersistentVolumeClaim>(&pod.namespace);
-        let mut bonds = Vec::new();
+        let mut constraints = Vec::new();
         for name in pod.claims.iter().filter(|name| **name != claim.name.name) {
             let Some(other) = claims.get(name).await? else {
                 continue;
             };
             let volume = other.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-            let bond = match (volume, other.annotations().get(SELECTED_NODE)) {
+            let constraint = match (volume, other.annotations().get(SELECTED_NODE)) {
                 (Some(volume), _) => {
                     let volume = self.home.all::<PersistentVolume>().get(volume).await?;
-                    volume.as_ref().and_then(facts::affinity).map(Where::Admitted)
+                    volume
+                        .as_ref()
+                        .and_then(facts::affinity)
+                        .map(AllowedNodes::Admitted)
                 }
-                (None, Some(node)) => Some(Where::Selected(node.clone())),
+                (None, Some(node)) => Some(AllowedNodes::Selected(node.clone())),
                 (None, None) => None,
             };
-            bonds.extend(bond.map(|place| Bond {
+            constraints.extend(constraint.map(|nodes| NodeConstraint {
                 claim: name.clone(),
-                place,
+                nodes,
             }));
         }
-        Ok(bonds)
+        Ok(constraints)
     }
 
     async fn select(
         &self,
         claim: &PersistentVolumeClaim,
         node: &str,
-        told: &str,
+        why: &str,
     ) -> Result<Outcome, ApiError> {
         let namespace = claim.namespace().unwrap_or_default();
         let claims = self.home.within::<PersistentVolumeClaim>(&namespace);
@@ -246,9 +247,7 @@ impl<'a> Sources<'a> {
             name,
             uid: claim.uid().unwrap_or_default(),
         };
-        self.events
-            .tell(&mark, Weight::Normal, "NodeSelected", told)
-            .await;
+        self.events.tell(&mark, Weight::Normal, "NodeSelected", why).await;
         Ok(Outcome::Selected)
     }
 
@@ -258,7 +257,7 @@ impl<'a> Sources<'a> {
             return Ok(());
         };
         if claim.has_node && claim.pending {
-            // It may lose that again.
+            // The claim may lose its node again.
             self.pauses.settle(key);
             return Ok(());
         }
@@ -266,29 +265,29 @@ impl<'a> Sources<'a> {
             self.pauses.forget(key);
             return Ok(());
         };
-        if self.pauses.rests(key, &claim.uid) {
+        if self.pauses.is_paused(key, &claim.uid) {
             return Ok(());
         }
-        let mut looked = self.look(&claim, &class).await;
-        for _ in 1..LOOKS_AT_ONCE {
-            if matches!(looked, Ok(Outcome::Changed)) {
-                looked = self.look(&claim, &class).await;
+        let mut checked = self.check(&claim, &class).await;
+        for _ in 1..CHECKS_AT_ONCE {
+            if matches!(checked, Ok(Outcome::Changed)) {
+                checked = self.check(&claim, &class).await;
             }
         }
-        let outcome = match looked {
+        let outcome = match checked {
             Ok(outcome) => outcome,
             Err(error) => {
-                self.pauses.again(key, &claim.uid);
+                self.pauses.retry(key, &claim.uid);
                 return Err(error);
             }
         };
         match outcome {
-            Outcome::Changed => drop(self.pauses.again(key, &claim.uid)),
+            Outcome::Changed => drop(self.pauses.retry(key, &claim.uid)),
             Outcome::Settled => self.pauses.settle(key),
             Outcome::Selected => self.pauses.select(key, &claim.uid),
             Outcome::Again(why) => {
-                // A pod or a node may just be about to be seen.
-                let is_news = !self.pauses.again(key, &claim.uid);
+                // The first time no event is emitted: the view may just be about to show a pod or a node.
+                let is_news = !self.pauses.retry(key, &claim.uid);
                 if let Some(why) = why.filter(|_| !is_news) {
                     let mark = ClaimMark {
                         namespace: claim.name.namespace.clone(),
@@ -303,24 +302,24 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// What another claim of the pod says about its node.
-struct Bond {
+/// The nodes to which another claim of the pod is bound.
+struct NodeConstraint {
     claim: String,
-    place: Where,
+    nodes: AllowedNodes,
 }
 
-enum Where {
-    /// It was selected.
+enum AllowedNodes {
+    /// The selected node.
     Selected(String),
-    /// The PV admits it.
+    /// The node affinity of its PV.
     Admitted(NodeSelector),
 }
 
-impl Bond {
+impl NodeConstraint {
     fn admits(&self, node: &Node) -> bool {
-        match &self.place {
-            Where::Selected(name) => *name == node.name,
-            Where::Admitted(selector) => selector.admits(node),
+        match &self.nodes {
+            AllowedNodes::Selected(name) => *name == node.name,
+            AllowedNodes::Admitted(selector) => selector.admits(node),
         }
     }
 }
@@ -341,7 +340,7 @@ fn taints(node: &KubeNode) -> Vec<Taint> {
 impl Rounds for Sources<'_> {
     const NAME: &'static str = "sources";
     const RESYNC: Duration = Duration::from_mins(5);
-    /// The scheduler does not wait either.
+    /// Short, because the scheduler does not wait either.
     const GATHER: Duration = Duration::from_millis(10);
 
     fn due(&self) -> Option<Duration> {

@@ -1,4 +1,4 @@
-//! Keeps what a twin carries of its claim as the claim has it now.
+//! Keeps the labels and annotations that a twin carries equal to those of its claim.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
@@ -11,10 +11,10 @@ use crate::{
     volume::{ClaimMark, VolumeName},
 };
 
-/// How often others may write on a twin at the very same time.
+/// How often a write is retried after a conflict.
 const ATTEMPTS: usize = 3;
 
-/// Brings labels and annotations of a twin up to date, from what both are now.
+/// Updates labels and annotations of a twin, from a live read of both.
 pub(super) async fn sync(site: &Site, volume: &VolumeName, claim: &ClaimMark) -> Result<(), ApiError> {
     for _ in 0..ATTEMPTS {
         if attempt(site, volume, claim).await? {
@@ -24,7 +24,7 @@ pub(super) async fn sync(site: &Site, volume: &VolumeName, claim: &ClaimMark) ->
     Ok(())
 }
 
-/// False if somebody else wrote on the twin meanwhile.
+/// False if the twin has changed since it was read.
 async fn attempt(site: &Site, volume: &VolumeName, claim: &ClaimMark) -> Result<bool, ApiError> {
     let twins = site.twins();
     let claims = site.home().within::<PersistentVolumeClaim>(&claim.namespace);

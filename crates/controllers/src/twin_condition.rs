@@ -1,4 +1,4 @@
-//! What a claim says about its twin, and how it is recognised that nothing new is to be said.
+//! The condition of a claim that reports the state of its twin, and how to tell whether it has changed.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
@@ -7,7 +7,7 @@ use crate::{
     volume::{digest, mark::TWIN_READY},
 };
 
-/// The condition of a claim that tells of its twin.
+/// The condition to write.
 pub(super) struct TwinCondition<'a> {
     pub(super) status: &'a str,
     pub(super) reason: &'a str,
@@ -15,41 +15,41 @@ pub(super) struct TwinCondition<'a> {
 }
 
 impl TwinCondition<'_> {
-    /// The same as long as it says the same.
+    /// Equal digests mean equal conditions.
     fn digest(&self) -> String {
         digest(16, [self.status, self.reason, self.message])
     }
 }
 
-/// What a claim says about its twin now, as far as it matters to whoever may say more.
+/// The condition that a claim has, as far as it is needed to detect a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct CurrentCondition {
     status: String,
     digest: String,
 }
 
-impl Said {
-    /// Whether that is what is to be said.
-    pub(super) fn is(&self, told: &TwinCondition<'_>) -> bool {
-        self.digest == told.digest()
+impl CurrentCondition {
+    /// Whether it equals the condition to write.
+    pub(super) fn equals(&self, other: &TwinCondition<'_>) -> bool {
+        self.digest == other.digest()
     }
 
-    /// Whether it has the same status, be it for another reason.
-    pub(super) fn is_of_status(&self, told: &TwinCondition<'_>) -> bool {
-        self.status == told.status
+    /// Whether it has the same status, possibly for another reason.
+    pub(super) fn has_status_of(&self, other: &TwinCondition<'_>) -> bool {
+        self.status == other.status
     }
 }
 
-/// What a claim says; `None` if it says nothing.
-pub(super) fn said(claim: &PersistentVolumeClaim) -> Option<Said> {
+/// The condition of a claim, if it has one.
+pub(super) fn current(claim: &PersistentVolumeClaim) -> Option<CurrentCondition> {
     let ours = facts::condition(claim, TWIN_READY)?;
-    let told = TwinCondition {
+    let condition = TwinCondition {
         status: &ours.status,
         reason: ours.reason.as_deref().unwrap_or_default(),
         message: ours.message.as_deref().unwrap_or_default(),
     };
-    Some(Said {
-        digest: told.digest(),
+    Some(CurrentCondition {
+        digest: condition.digest(),
         status: ours.status.clone(),
     })
 }

@@ -1,7 +1,6 @@
-//! Tells claims that wait in vain for a remote cluster. Where a claim cannot get a real class
-//! the scheduler may be shown no room, so no pod is sent there and `CreateVolume`, which
-//! would say why, is never called. Without this the user only reads that nodes "did not have
-//! enough free storage".
+//! Warns on claims for which a remote cluster has no real class. For such claims no capacity may be
+//! published, so that no pod is sent there and `CreateVolume`, which would report the reason, is never
+//! called. Without this loop the user would only read that nodes "did not have enough free storage".
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,22 +23,21 @@ use crate::{
     volume::{ClaimMark, ClusterId, DRIVER_NAME},
 };
 
-/// How long a claim waits before it is told: most have a node within a moment.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a claim waits before the warning: most get a node within a moment.
+const WARN_AFTER: Duration = Duration::from_secs(15);
 const REASON: &str = "NoRealClass";
 
 /// Claims of a virtual class that get no real class in a remote cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unserved {
-    /// The virtual class.
     pub(super) class: String,
-    /// Whether no claim of it does; else only those that name no class.
+    /// Whether no claim of the class gets one; otherwise only claims that name no class.
     pub(super) all: bool,
     /// Why, and what can be done.
     pub(super) message: String,
 }
 
-/// What is not served in a remote cluster, as far as it can be looked into now.
+/// What is not served in a remote cluster, as far as it can be observed now.
 pub(super) fn unserved(home: &Cluster, remote: &Remote, settings: &Settings) -> Vec<Unserved> {
     let Ok(cluster) = remote.reach() else {
         return Vec::new();
@@ -56,7 +54,7 @@ pub(super) fn unserved(home: &Cluster, remote: &Remote, settings: &Settings) -> 
     };
     let allowed = &settings.allowed_classes;
     let classes = home.views().classes.all();
-    // Claims of others are served at home, before they have a pod.
+    // Claims of Immediate classes are served at home, before they have a pod.
     let ours = classes.iter().filter(|class| {
         class.provisioner == DRIVER_NAME && class.binding == BindingMode::WaitForFirstConsumer
     });
@@ -82,14 +80,14 @@ pub(super) fn unserved(home: &Cluster, remote: &Remote, settings: &Settings) -> 
     unserved
 }
 
-/// The loop that tells claims.
+/// The loop that warns on claims.
 pub(super) struct MissingClasses<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
     watched: &'a Watched,
     settings: &'a Settings,
     reports: Reports,
-    /// Since when each claim is seen to wait.
+    /// Since when each claim waits.
     waiting: HashMap<String, Instant>,
 }
 
@@ -111,9 +109,9 @@ impl<'a> MissingClasses<'a> {
         }
     }
 
-    /// Claims that have no node, with each cluster that does not serve them and why. Where
-    /// their pods may run is not known here.
-    fn concerned(&self) -> Vec<(Arc<Claim>, ClusterId, String)> {
+    /// Claims without a selected node, with each cluster that does not serve them, and why. Where their
+    /// pods may run is not known here.
+    fn unserved_claims(&self) -> Vec<(Arc<Claim>, ClusterId, String)> {
         let each = |remote: Arc<Remote>| {
             let unserved = unserved(self.home, &remote, self.settings).into_iter();
             unserved.map(|one| (Arc::clone(&remote), one)).collect::<Vec<_>>()
@@ -133,10 +131,10 @@ impl<'a> MissingClasses<'a> {
                 claim.class.as_ref() == Some(&one.class) && is_unserved && there.is_ok()
             };
             let clusters = unserved.iter().filter(concerns);
-            let told = |(remote, one): &(Arc<Remote>, Unserved)| {
+            let warning = |(remote, one): &(Arc<Remote>, Unserved)| {
                 (Arc::clone(&claim), remote.id.clone(), one.message.clone())
             };
-            clusters.map(told).collect::<Vec<_>>()
+            clusters.map(warning).collect::<Vec<_>>()
         };
         waiting.flat_map(by).collect()
     }
@@ -150,7 +148,7 @@ impl Rounds for MissingClasses<'_> {
         let left = self
             .waiting
             .values()
-            .map(|since| PATIENCE.saturating_sub(since.elapsed()));
+            .map(|since| WARN_AFTER.saturating_sub(since.elapsed()));
         left.filter(|left| !left.is_zero()).min()
     }
 
@@ -163,12 +161,12 @@ impl Rounds for MissingClasses<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let concerned = self.concerned();
-        let uids: HashSet<&str> = concerned.iter().map(|(claim, ..)| claim.uid.as_str()).collect();
+        let claims = self.unserved_claims();
+        let uids: HashSet<&str> = claims.iter().map(|(claim, ..)| claim.uid.as_str()).collect();
         self.waiting.retain(|uid, _| uids.contains(uid.as_str()));
-        for (claim, cluster, message) in concerned {
+        for (claim, cluster, message) in claims {
             let since = self.waiting.entry(claim.uid.clone()).or_insert_with(Instant::now);
-            if since.elapsed() < PATIENCE {
+            if since.elapsed() < WARN_AFTER {
                 continue;
             }
             let mark = ClaimMark {

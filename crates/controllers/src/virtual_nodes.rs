@@ -1,7 +1,6 @@
-//! Makes nodes that stand for remote clusters usable for scheduler and provisioner:
-//! no kubelet of ours runs there, so nobody else writes the label and the `CSINode`
-//! entry by which both know where volumes can be. Repairs them, and removes them
-//! when a node stands for nothing any more.
+//! Makes virtual nodes usable for the scheduler and csi-provisioner: no kubelet registers this driver
+//! there, so this loop writes the label and the `CSINode` entry by which both know where volumes can be.
+//! Repairs both, and removes them when a node no longer represents a cluster.
 
 use std::time::Duration;
 
@@ -36,25 +35,25 @@ pub(super) struct VirtualNodes<'a> {
     nodes: Feed<Node>,
     csi_nodes: Feed<CsiNode>,
     clusters: watch::Receiver<u64>,
-    /// When all nodes are looked at next.
+    /// When to reconcile all nodes again.
     all: Instant,
-    /// The nodes to be looked at.
+    /// The nodes to reconcile.
     queue: Queue,
     has_failed: bool,
 }
 
-/// Makes one node as it should be.
+/// Reconciles one node.
 struct Reconciler<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
 }
 
-/// What has to be done about a node.
+/// What to do about a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Deed {
-    /// It stands for this cluster, and is to say so.
+enum NodeChange {
+    /// The node represents this cluster: write the label and the entry.
     Mark(ClusterId),
-    /// It stands for nothing any more.
+    /// The node does not represent a cluster any more: remove them.
     Unmark,
 }
 
@@ -72,9 +71,9 @@ impl<'a> VirtualNodes<'a> {
         }
     }
 
-    /// Notes the nodes about which something has changed; all of them if a cluster has, after a
-    /// new list, and now and then.
-    fn note_changes(&mut self) {
+    /// Queues the nodes about which something has changed; all of them after a change of a cluster, a new
+    /// list, or the resync interval.
+    fn queue_changes(&mut self) {
         let has_new_clusters = self.clusters.has_changed().unwrap_or(true);
         let changes = (self.nodes.take(), self.csi_nodes.take());
         if let (Changed::These(nodes), Changed::These(csi_nodes)) = changes
@@ -100,31 +99,32 @@ impl Reconciler<'_> {
         let Some(node) = self.home.views().nodes.get(name) else {
             return Ok(());
         };
-        match self.deed(&node) {
-            Some(Deed::Mark(cluster)) => self.mark(name, &cluster).await,
-            Some(Deed::Unmark) => self.unmark(name).await,
+        match self.required_change(&node) {
+            Some(NodeChange::Mark(cluster)) => self.mark(name, &cluster).await,
+            Some(NodeChange::Unmark) => self.unmark(name).await,
             None => Ok(()),
         }
     }
 
-    /// What the node lacks, as far as what is watched tells.
-    fn deed(&self, node: &Node) -> Option<Deed> {
+    /// What the node lacks, according to the views.
+    fn required_change(&self, node: &Node) -> Option<NodeChange> {
         let csi_node = self.home.views().csi_nodes.get(&node.name);
         match self.registry.behind(node) {
             NodeKind::Virtual(remote) => {
                 let marked = is_marked(node, &remote.id) && has_entry(csi_node.as_deref());
-                (!marked).then(|| Deed::Mark(remote.id.clone()))
+                (!marked).then(|| NodeChange::Mark(remote.id.clone()))
             }
-            // Whatever selects it: here kubelet says where the node is.
-            NodeKind::Real if node.has_driver() => {
-                node.labels.contains_key(VIRTUAL_NODE).then_some(Deed::Unmark)
-            }
-            // A cluster that was not heard of yet is no reason to strip its nodes.
+            // Whatever selects it: on a real node kubelet writes the label.
+            NodeKind::Real if node.has_driver() => node
+                .labels
+                .contains_key(VIRTUAL_NODE)
+                .then_some(NodeChange::Unmark),
+            // The nodes of a cluster whose declaration was not read yet keep their labels.
             NodeKind::Real if self.registry.is_complete() => {
-                // The label alone may be its administrator's.
+                // An administrator may have set the label alone.
                 let ours = has_entry(csi_node.as_deref())
                     || (node.labels.contains_key(CLUSTER_KEY) && !node.labels.contains_key(NODE_KEY));
-                (ours && node.labels.contains_key(VIRTUAL_NODE)).then_some(Deed::Unmark)
+                (ours && node.labels.contains_key(VIRTUAL_NODE)).then_some(NodeChange::Unmark)
             }
             NodeKind::Real => None,
             NodeKind::Disputed(clusters) => {
@@ -147,8 +147,8 @@ impl Reconciler<'_> {
             }
             Some(csi_node) => {
                 let others = without_ours(&csi_node);
-                if others.len() < csi_node.spec.drivers.len() && !is_ours_there(&csi_node) {
-                    // An entry cannot be changed, only removed and made again.
+                if others.len() < csi_node.spec.drivers.len() && !has_our_entry(&csi_node) {
+                    // An entry cannot be changed, only removed and created again.
                     self.set_drivers(&csi_node, &others).await?;
                     return Ok(());
                 }
@@ -159,20 +159,23 @@ impl Reconciler<'_> {
                 }
             }
         }
-        tracing::info!(node, %cluster, "a virtual node can have volumes");
+        tracing::info!(node, %cluster, "marked a virtual node as able to have volumes");
         Ok(())
     }
 
     async fn unmark(&self, node: &str) -> Result<(), ApiError> {
         if let Some(csi_node) = self.home.all::<CSINode>().get(node).await?
-            && is_ours_there(&csi_node)
+            && has_our_entry(&csi_node)
         {
             self.set_drivers(&csi_node, &without_ours(&csi_node)).await?;
         }
-        tracing::info!(node, "a node stands for no remote cluster any more");
+        tracing::info!(
+            node,
+            "removed the marks of a node that no longer represents a remote cluster"
+        );
         let real = self.home.views().nodes.get(node);
         let is_real = real.is_some_and(|node| node.has_driver());
-        // Kubelet wants to find the label as it wrote it, or never registers again.
+        // Kubelet registers again only if it finds the label as it wrote it.
         let labels = if is_real {
             json!({CLUSTER_KEY: self.home.id().as_str(), VIRTUAL_NODE: null})
         } else {
@@ -198,7 +201,7 @@ impl Reconciler<'_> {
         )
         .await;
         match written {
-            // Another driver registered meanwhile; the next round looks again.
+            // Another driver has registered in the meantime; the next round reads again.
             Err(error) if error.is_conflict() => Ok(()),
             other => other.map(|_| ()),
         }
@@ -206,15 +209,15 @@ impl Reconciler<'_> {
 }
 
 fn is_marked(node: &Node, cluster: &ClusterId) -> bool {
-    let told = node.labels.get(CLUSTER_KEY).map(String::as_str);
-    told == Some(cluster.as_str()) && node.labels.contains_key(VIRTUAL_NODE)
+    let cluster_label = node.labels.get(CLUSTER_KEY).map(String::as_str);
+    cluster_label == Some(cluster.as_str()) && node.labels.contains_key(VIRTUAL_NODE)
 }
 
 fn has_entry(csi_node: Option<&CsiNode>) -> bool {
     csi_node.is_some_and(|node| node.our_keys.as_deref().is_some_and(|keys| keys == [CLUSTER_KEY]))
 }
 
-fn is_ours_there(csi_node: &CSINode) -> bool {
+fn has_our_entry(csi_node: &CSINode) -> bool {
     let drivers = csi_node.spec.drivers.iter();
     drivers.filter(|driver| driver.name == DRIVER_NAME).any(|driver| {
         driver
@@ -241,7 +244,7 @@ fn entry(node: &str) -> CSINodeDriver {
     }
 }
 
-/// It goes with its node.
+/// The `CSINode`, which is deleted together with its node.
 fn csi_node(node: &KubeNode) -> CSINode {
     CSINode {
         metadata: ObjectMeta {
@@ -284,7 +287,7 @@ impl Rounds for VirtualNodes<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        self.note_changes();
+        self.queue_changes();
         let reconciler = &self.reconciler;
         let reconcile = async |name: String| reconciler.reconcile(&name).await;
         self.has_failed = !self.queue.work(reconcile).await;
@@ -365,7 +368,7 @@ mod tests {
         assert_eq!(keys(&api), [("other".to_owned(), json!(["zone"])), ours]);
 
         round(&api, &Registry::default()).await;
-        assert_eq!(keys(&api).len(), 2, "nobody has said that the cluster is gone");
+        assert_eq!(keys(&api).len(), 2, "the declarations were not read yet");
         round(&api, &Registry::fixed([])).await;
         assert_eq!(keys(&api), [("other".to_owned(), json!(["zone"]))]);
         let labels = api.object(NODE).unwrap()["metadata"]["labels"].clone();

@@ -1,7 +1,7 @@
-//! What only the background loops look at: claims, and the attachments Kubernetes made for
-//! us. The replica that runs no loops does not pay for these watches.
+//! The views that only the background loops need: claims, and the attachments of all volumes. A replica that
+//! runs no loops does not have these watches.
 
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
 use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::VolumeAttachment};
 use kube::{Api, ResourceExt, runtime::watcher};
@@ -9,41 +9,42 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     snapshots::Snapshots,
-    twin_condition::{self, Said},
+    twin_condition::{self, CurrentCondition},
 };
 pub(super) use crate::cluster::slim::VirtualVolume;
 use crate::{
     cluster::{
         Cluster, facts,
-        slim::{PendingPod, SELECTED_NODE, Volume},
+        slim::{PendingPod, SELECTED_NODE, Volume, marked_volume},
         snapshots::SNAPSHOT_GROUP,
         view::{Slim, View},
     },
-    volume::{CarriedAnnotations, ClaimMark, ClaimName, ClaimSize, DRIVER_NAME, mark},
+    offload::IN_BOTH_CLUSTERS,
+    volume::{CarriedAnnotations, ClaimMark, ClaimName, ClaimSize, DRIVER_NAME, DataPath, mark},
 };
 
 const PROVISIONERS: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
-/// Annotation of a claim whose PV nobody named.
+/// Annotation of a claim that Kubernetes bound, rather than a claim that names its PV.
 const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
 /// The views of the loops. Their watches end when it is dropped.
 pub(super) struct Watched {
     pub(super) claims: View<Claim>,
-    /// PVs at home, which calls rest on too.
+    /// PVs at home; CSI calls use this view, too.
     pub(super) volumes: View<Volume>,
     /// Pods that do not run yet.
     pub(super) pods: View<PendingPod>,
-    pub(super) outer: View<Outer>,
-    /// Begun by whoever needs it: its kind may not be installed.
+    pub(super) attachments: View<NodeAttachment>,
+    /// Started by the loop that needs it: its kind may not be installed.
     pub(super) snapshots: Snapshots,
     _stops: DropGuard,
 }
 
-/// A claim that is provisioned by us, or bound by name to a PV that may be ours, or not
-/// bound yet.
+/// A claim whose provisioner is this driver, or that names its PV, which may be of this driver, or that
+/// is not bound yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -58,46 +59,75 @@ pub(super) struct Claim {
     /// Whether an annotation names its real class.
     pub(super) names_class: bool,
     pub(super) deleting: bool,
-    /// What it is to be a copy of, as long as it is not bound.
+    /// The data source, as long as the claim is not bound.
     pub(super) source: Option<ClaimSource>,
-    /// How large it is.
     pub(super) size: ClaimSize,
-    /// Digest of what its twin is to carry.
+    /// Digest of the labels and annotations that its twin has to carry.
     pub(super) carried: String,
-    /// What it says about its twin.
-    pub(super) said: Option<Said>,
-    /// Whether Kubernetes calls it Lost.
+    /// The condition that reports the state of the twin.
+    pub(super) twin_condition: Option<CurrentCondition>,
+    /// Whether its phase is Lost.
     pub(super) lost: bool,
     /// The uid of the move that has locked it.
     pub(super) locked_by: Option<String>,
-    /// Whether it bears the marks of its twin, which belong on that alone.
+    /// Whether it has the marks of its twin, which belong only on the twin.
     pub(super) bears_marks_of_its_twin: bool,
+    /// Whether an administrator declares that it exists in both clusters.
+    pub(super) is_in_both: bool,
+    /// Topics of the objects that determine the driver of its volume, until it is bound: its class, and the
+    /// `PersistentVolume` that it names.
+    pub(super) depends_on: Vec<String>,
 }
 
-/// What a claim is to be a copy of: an object of its namespace.
+/// The topic of the unbound claims of this class. No namespace has a slash in its name.
+pub(super) fn of_class(name: &str) -> String {
+    format!("class/{name}")
+}
+
+/// The topic of the unbound claims that name this `PersistentVolume`.
+pub(super) fn of_volume(name: &str) -> String {
+    format!("volume/{name}")
+}
+
+/// The data source of a claim: an object of its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ClaimSource {
-    /// The `VolumeSnapshot` of this name.
     Snapshot(String),
-    /// The claim of this name.
     Claim(String),
 }
 
-/// An attachment of a volume, made by Kubernetes.
+/// An attachment of a volume, whatever its driver and whoever created it. Its topic is the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Outer {
+pub(super) struct NodeAttachment {
     /// Name of the PV.
     pub(super) volume: String,
     pub(super) node: String,
+    pub(super) driver: String,
+    pub(super) attached: bool,
+    /// Whether this driver has created it, for a twin.
+    pub(super) of_twin: bool,
+    /// The real driver behind an attached virtual volume.
+    pub(super) behind: Option<String>,
+}
+
+impl NodeAttachment {
+    /// Whether it attaches a virtual volume; Kubernetes creates those.
+    pub(super) fn is_virtual(&self) -> bool {
+        self.driver == DRIVER_NAME
+    }
 }
 
 impl Slim for Claim {
     fn topic(&self) -> &str {
         &self.name.namespace
     }
+
+    fn topics(&self) -> impl Iterator<Item = &str> {
+        iter::once(self.topic()).chain(self.depends_on.iter().map(String::as_str))
+    }
 }
 
-impl Slim for Outer {
+impl Slim for NodeAttachment {
     fn topic(&self) -> &str {
         &self.node
     }
@@ -118,7 +148,7 @@ impl Watched {
             ),
             volumes: home.views().volumes.clone(),
             pods: home.views().pending_pods.clone(),
-            outer: View::start(Api::all(client()), everything(), |it| outer(&it), &stop),
+            attachments: View::start(Api::all(client()), everything(), |it| node_attachment(&it), &stop),
             snapshots: Snapshots::start(home),
             _stops: stop.drop_guard(),
         }
@@ -129,11 +159,11 @@ impl Watched {
             self.claims.complete(),
             self.volumes.complete(),
             self.pods.complete(),
-            self.outer.complete(),
+            self.attachments.complete(),
         );
     }
 
-    /// The claim of this mark, if it is still the same one.
+    /// The claim of this mark, if its uid is the same.
     pub(super) fn claim(&self, mark: &ClaimMark) -> Option<Arc<Claim>> {
         let claim = self.claims.get(&format!("{}/{}", mark.namespace, mark.name))?;
         (claim.uid == mark.uid).then_some(claim)
@@ -146,16 +176,25 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     let pending = phase.unwrap_or("Pending") == "Pending";
     let by_name = !annotations.contains_key(BOUND_BY_CONTROLLER);
-    // Its annotations may be those of its twin.
+    // A fabric may have copied the annotations of its twin.
     let bears_marks_of_its_twin = facts::bears_marks_of_its_twin(claim);
     let is_seen = pending || by_name || bears_marks_of_its_twin || PROVISIONERS.iter().any(ours);
+    let class = facts::claim_class(claim);
+    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     is_seen.then(|| Claim {
         name: ClaimName {
             namespace: claim.namespace().unwrap_or_default(),
             name: claim.name_any(),
         },
         uid: claim.uid().unwrap_or_default(),
-        class: facts::claim_class(claim).map(str::to_owned),
+        class: class.map(str::to_owned),
+        is_in_both: is_in_both(claim),
+        depends_on: class
+            .map(of_class)
+            .into_iter()
+            .chain(volume.map(of_volume))
+            .filter(|_| phase != Some("Bound"))
+            .collect(),
         pending,
         has_node: annotations.contains_key(SELECTED_NODE),
         names_class: [mark::REAL_CLASS, mark::LIQO_REAL_CLASS]
@@ -165,14 +204,22 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         source: claim_source(claim).filter(|_| pending),
         size: facts::claim_size(claim),
         carried: rules.carried(claim.labels(), annotations).digest(),
-        said: twin_condition::said(claim),
+        twin_condition: twin_condition::current(claim),
         lost: phase == Some("Lost"),
         locked_by: annotations.get(mark::MOVE).cloned(),
         bears_marks_of_its_twin,
     })
 }
 
-/// What a claim is to be a copy of. Sources of other kinds are other people's business.
+/// Whether an administrator declares that a claim, or all claims of a class, exist in both clusters.
+pub(super) fn is_in_both(object: &impl ResourceExt) -> bool {
+    object
+        .annotations()
+        .get(IN_BOTH_CLUSTERS)
+        .is_some_and(|value| value == "true")
+}
+
+/// The data source of a claim. This driver does not handle sources of other kinds.
 pub(super) fn claim_source(claim: &PersistentVolumeClaim) -> Option<ClaimSource> {
     let source = claim.spec.as_ref()?.data_source.as_ref()?;
     match (source.api_group.as_deref(), source.kind.as_str()) {
@@ -182,11 +229,20 @@ pub(super) fn claim_source(claim: &PersistentVolumeClaim) -> Option<ClaimSource>
     }
 }
 
-fn outer(attachment: &VolumeAttachment) -> Option<Outer> {
+fn node_attachment(attachment: &VolumeAttachment) -> Option<NodeAttachment> {
     let spec = &attachment.spec;
     let volume = spec.source.persistent_volume_name.clone()?;
-    (spec.attacher == DRIVER_NAME).then(|| Outer {
+    let status = attachment.status.as_ref().filter(|status| status.attached);
+    let metadata = status.and_then(|status| status.attachment_metadata.as_ref());
+    let path = metadata
+        .filter(|_| spec.attacher == DRIVER_NAME)
+        .and_then(|metadata| DataPath::from_publish_context(metadata).ok());
+    Some(NodeAttachment {
         volume,
         node: spec.node_name.clone(),
+        driver: spec.attacher.clone(),
+        attached: status.is_some(),
+        of_twin: marked_volume(attachment.labels()).is_some(),
+        behind: path.and_then(|path| path.source.driver().map(str::to_owned)),
     })
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::marks::{HOME_POD, HOME_POD_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE};
 use crate::offload::{
     is_name, is_uid,
-    pods::{FINALIZER, GATE, HomePod, STARTED, There},
+    pods::{FINALIZER, GATE, HomePod, RemotePod, STARTED},
 };
 
 /// A pod.
@@ -111,20 +111,20 @@ impl RawPod {
     }
 
     /// What is decided from, of a remote pod, for the home pod of this key, if that is there.
-    pub(super) fn as_there(&self, is_ours: bool, key: &str, home: Option<&Self>) -> There {
+    pub(super) fn as_there(&self, is_ours: bool, key: &str, home: Option<&Self>) -> RemotePod {
         if !is_ours || self.home_key() != Some(key) {
-            return There::Foreign;
+            return RemotePod::Foreign;
         }
         let is_of = |home: &Self| {
             let started = home.started().is_none_or(|uid| uid == self.uid());
             self.annotation(HOME_POD_UID) == Some(home.uid()) && started
         };
         if !home.is_none_or(is_of) {
-            return There::Earlier {
+            return RemotePod::Earlier {
                 deleting: self.deleting().is_some(),
             };
         }
-        There::Ours {
+        RemotePod::Ours {
             gated: self.is_gated(),
             deleting: self.deleting(),
             ended: self.has_ended(),

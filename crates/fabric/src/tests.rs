@@ -511,7 +511,7 @@ async fn retained_twins_go_with_their_namespace_and_others_hold_it() {
             world
                 .ready()
                 .1
-                .contains("data (its PersistentVolume there is not retained yet), theirs (not a twin)")
+                .contains("data (its remote PersistentVolume is not retained yet), theirs (not a twin)")
         })
         .await;
     world.there.change(VOLUME, |it| {
@@ -550,7 +550,7 @@ async fn claims_that_somebody_made_there_are_deleted_only_if_that_is_asked_for()
             world
                 .ready()
                 .1
-                .contains("claims: data (its claim here is not deleted).")
+                .contains("claims: data (its claim at home is not deleted).")
         })
         .await;
     world.home.remove(at_home);
@@ -991,4 +991,30 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
         holds
     );
     assert_eq!(world.home.object(LEASE).unwrap()["spec"]["holderIdentity"], "");
+}
+
+#[tokio::test]
+async fn network_policies_that_are_not_copied_are_named_while_they_exist() {
+    const POLICY: &str = "/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies/deny-all";
+    let message = |world: &World| world.condition("OffloadingRequired")["message"].to_string();
+    let world = World::offloaded().await;
+    assert!(!message(&world).contains("NetworkPolicies"));
+    world.home.put(POLICY, json!({"spec": {"podSelector": {}}}));
+    let other = POLICY.replace("/shop/", "/other/").replace("deny-all", "theirs");
+    world.home.put(&other, json!({}));
+    world
+        .run_until(|world| {
+            message(world).contains("NetworkPolicies are not copied") && message(world).contains("deny-all")
+        })
+        .await;
+    assert!(!message(&world).contains("theirs"));
+    assert_eq!(world.phase(), "Ready");
+    let written = world.home.writes();
+    // A restarted process writes the same status, also before it has listed the policies.
+    world.look_again(1).await;
+    assert_eq!(world.home.writes(), written);
+    world.home.remove(POLICY);
+    world
+        .run_until(|world| !message(world).contains("NetworkPolicies"))
+        .await;
 }

@@ -1,13 +1,13 @@
-//! How a caller wants to use a volume, in CSI's words but without its types.
+//! How a caller wants to use a volume, in terms of CSI but without its types.
 
 use serde::{Deserialize, Serialize};
 
 use crate::volume::VolumeMode;
 
-/// Who may use a volume at the same time, as CSI spells it.
+/// Which nodes and pods may use a volume at the same time, as CSI spells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccessMode {
-    /// One node, any number of pods unless the driver knows better.
+    /// One node, any number of pods unless the driver limits that.
     SingleNodeWriter,
     /// One node, reading only.
     SingleNodeReaderOnly,
@@ -23,11 +23,9 @@ pub enum AccessMode {
     SingleNodeMultiWriter,
 }
 
-/// A use of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Access {
-    /// Who may use it at the same time.
     pub mode: AccessMode,
     /// As a directory or as a device.
     pub volume_mode: VolumeMode,
@@ -37,10 +35,10 @@ pub struct Access {
 }
 
 impl AccessMode {
-    /// What kubelet asks a driver for, given the first access mode of a PV.
+    /// The access mode that kubelet requests of a driver, given the first access mode of a PV.
     ///
-    /// Only a driver that tells one writer on a node from many is told the
-    /// difference; to any other both are `SINGLE_NODE_WRITER`.
+    /// Kubelet distinguishes one writer on a node from many only for a driver with that capability; for
+    /// any other both are `SINGLE_NODE_WRITER`.
     #[must_use]
     pub fn for_driver(kubernetes: &str, tells_writers_apart: bool) -> Option<Self> {
         match (kubernetes, tells_writers_apart) {

@@ -1,5 +1,4 @@
-//! Work that blocks a thread, bounded in time, with the volume held until it
-//! truly ends.
+//! Runs work that blocks a thread, bounded in time, with the volume locked until the work truly ends.
 
 use std::time::Duration;
 
@@ -7,29 +6,21 @@ use tokio::{task, time};
 
 use super::in_flight::Guard;
 
-/// Why blocking work gave no result.
+/// Why blocking work has no result.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Stuck {
-    /// It still runs; the volume stays busy until it returns.
-    #[error("{what} takes longer than {limit:?} and goes on in the background")]
-    Slow {
-        /// What was being done.
-        what: String,
-        /// How long it was waited for.
-        limit: Duration,
-    },
-    /// It panicked, or the process is going down.
-    #[error("{what} was broken off")]
-    BrokenOff {
-        /// What was being done.
-        what: String,
-    },
+    /// The work is still running; the volume stays locked until it returns.
+    #[error("{what} takes longer than {limit:?} and continues in the background")]
+    Slow { what: String, limit: Duration },
+    /// The work panicked, or the process is terminating.
+    #[error("{what} was aborted")]
+    BrokenOff { what: String },
 }
 
 impl Guard {
-    /// Runs `work` on a thread that may block, and waits up to `limit`. A mount of a
-    /// dead server can hang for minutes and cannot be cancelled, so the work itself
-    /// keeps the volume held for as long as it runs.
+    /// Runs `work` on a thread that may block, and waits up to `limit`. A mount of a server that does not
+    /// answer can hang for minutes and cannot be cancelled, so the work itself keeps the volume locked as
+    /// long as it runs.
     pub async fn block<T: Send + 'static>(
         &self,
         what: impl Into<String>,

@@ -1,9 +1,8 @@
-//! In-tree volumes, which no driver serves: a path of the host, a local directory
-//! or device, an NFS export. Mounted here as kubelet would. Blocking, like
-//! [`super::mounts`].
+//! In-tree volumes, which have no CSI driver: a path of the host, a local directory or device, an NFS
+//! export. Mounted here as kubelet would. Blocking, like [`super::mounts`].
 //!
-//! A host path appears without what is mounted below it: binding that too would let
-//! an unmount of ours reach back and take the host's own mounts off.
+//! A host path is bound without the mounts below it: if they were bound, too, an unmount of this driver
+//! would propagate and remove the host's own mounts.
 
 use std::{io, os::unix::fs::FileTypeExt, path::Path, process::Command};
 
@@ -14,92 +13,80 @@ use super::{
 };
 use crate::volume::{DataPath, RealSource, VolumeMode};
 
-/// What kubelet takes when a local PV names no file system.
+/// The file system that kubelet uses if a local PV names none.
 const DEFAULT_FS: &str = "ext4";
 
-/// Mounts in-tree volumes of this host.
 #[derive(Clone, Debug)]
 pub struct Direct {
     host: HostRoot,
 }
 
-/// Where and how a volume is to appear.
+/// Where and how to publish a volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Publication<'a> {
-    /// Where it was staged.
     pub staging: &'a Path,
-    /// Where it is to appear.
     pub target: &'a Path,
-    /// Whether writing is forbidden there.
     pub read_only: bool,
-    /// Mount options of the virtual PV.
     pub mount_flags: &'a [String],
 }
 
 /// Why an in-tree volume could not be mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectError {
-    /// A driver serves it, not we.
+    /// The volume is served by a CSI driver, not by this module.
     #[error("the volume belongs to the driver {0}")]
     NotInTree(String),
-    /// Not there.
-    #[error("{path} does not exist on this node: create it, or mend the PV")]
+    #[error("{path} does not exist on this node: create it, or fix the PV")]
     Missing {
         /// Path on the host.
         path: String,
     },
-    /// There, but something else.
-    #[error("{path} of this node is no {wanted}: mend the PV, or what is there")]
+    #[error("{path} of this node is not a {wanted}: fix the PV, or replace the path")]
     WrongKind {
         /// Path on the host.
         path: String,
-        /// What the PV says it is.
+        /// The kind according to the PV.
         wanted: String,
     },
-    /// A file system where a device was asked for, and it has none.
-    #[error("a {kind} volume has no device to hand over")]
-    NoDevice {
-        /// Kind of source.
-        kind: &'static str,
-    },
-    /// The host's file system said no.
+    /// A device was requested of a source that has none.
+    #[error("a {kind} volume has no block device")]
+    NoDevice { kind: &'static str },
+    /// An operation on the host's file system failed.
     #[error("{path} of this node: {error}")]
     Host {
         /// Path on the host.
         path: String,
-        /// What came of it.
         error: io::Error,
     },
-    /// Publishing found nothing where staging should have mounted it.
+    /// Nothing is mounted at the staging path.
     #[error("nothing is mounted at the staging path {0}: the volume is not staged")]
     NotStaged(String),
-    /// No file system, and none could be made.
+    /// There is no file system, and none could be created.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The kernel said no.
+    /// A mount or unmount failed.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// `mount.nfs` said no.
+    /// `mount.nfs` failed.
     #[error("mounting {export} at {path}: {cause}")]
     Nfs {
         /// Server and path.
         export: String,
-        /// Where.
         path: String,
-        /// What the program said.
+        /// The output of the program.
         cause: String,
     },
 }
 
 impl Direct {
-    /// Mounts volumes of the host whose root is visible there.
+    /// For volumes of the host whose root is visible at `host`.
     #[must_use]
     pub fn new(host: HostRoot) -> Self {
         Self { host }
     }
 
-    /// Prepares a volume: checks that it is there, and mounts at `staging` what has
-    /// to be mounted once per node.
+    /// Prepares a volume: checks that it exists, and mounts at `staging` what has to be mounted once per
+    /// node.
     pub fn stage(&self, volume: &DataPath, staging: &Path) -> Result<(), DirectError> {
         match (&volume.source, volume.volume_mode) {
             (RealSource::Csi(real), _) => Err(DirectError::NotInTree(real.driver.clone())),
@@ -137,7 +124,7 @@ impl Direct {
         }
     }
 
-    /// Makes a staged volume appear at a target.
+    /// Publishes a staged volume at a target.
     pub fn publish(&self, volume: &DataPath, how: Publication<'_>) -> Result<(), DirectError> {
         let options = [volume.mount_options.as_slice(), how.mount_flags].concat();
         let appear = |source: &Path| mounts::bind(source, how.target, &options, how.read_only);
@@ -195,9 +182,9 @@ impl Direct {
         }
     }
 
-    /// Kubelet's checks of `hostPath.type`. One without type is not created here,
-    /// unlike by a container runtime: an absent directory may be a disk that is not
-    /// mounted, and an empty one in its place would look like lost data.
+    /// Kubelet's checks of `hostPath.type`. Unlike a container runtime, this does not create a path
+    /// without a type: a missing directory may be a disk that is not mounted, and an empty one in its
+    /// place would look like lost data.
     fn host_path(&self, path: &str, path_type: &str) -> Result<HostFile, DirectError> {
         match path_type {
             "DirectoryOrCreate" => self.host.create_dir(path).map_err(host_error(path))?,
@@ -273,7 +260,7 @@ fn staged(staging: &Path) -> Result<&Path, DirectError> {
     }
 }
 
-/// A mount point has to be of the kind of what is mounted on it.
+/// Creates a mount point of the same kind as what will be mounted on it.
 fn make_point(source: &HostFile, target: &Path) -> Result<(), MountError> {
     if source.kind().is_dir() {
         mounts::make_dir(target)

@@ -1,5 +1,5 @@
-//! The client of the real drivers on this node: says to their node service what
-//! kubelet would have said, had the pod used the twin directly.
+//! The client of the real drivers on this node: makes the calls that kubelet would make if the pod used
+//! the twin directly.
 
 mod capability;
 mod error;
@@ -25,9 +25,9 @@ use crate::{
 };
 
 /// Kubelet waits two minutes for a volume operation.
-const PATIENCE: Duration = Duration::from_secs(110);
+const CALL_TIMEOUT: Duration = Duration::from_secs(110);
 
-/// The real drivers of this node. Remembers only where their sockets were.
+/// The real drivers of this node. Caches only the paths of their sockets.
 #[derive(Clone)]
 pub struct Drivers {
     registry: Registry,
@@ -35,7 +35,7 @@ pub struct Drivers {
     sockets: Arc<Mutex<HashMap<String, PathBuf>>>,
 }
 
-/// One real driver, connected.
+/// A connection to one real driver.
 pub struct RealDriver {
     name: String,
     client: NodeClient<Channel>,
@@ -43,39 +43,32 @@ pub struct RealDriver {
     can: Vec<Can>,
 }
 
-/// Where a volume is, as its driver is to be told.
+/// The paths of a volume for its driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
-    /// Where it was staged.
     pub staging: &'a Path,
     /// Where it is, or will be, published.
     pub target: &'a Path,
 }
 
-/// One figure of how full a volume is.
+/// One figure of the usage of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// What is counted.
     pub unit: Unit,
-    /// How many there are.
     pub total: i64,
-    /// How many are taken.
     pub used: i64,
-    /// How many are left.
     pub available: i64,
 }
 
-/// What a [`Usage`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Bytes.
     Bytes,
     /// Files and directories.
     Inodes,
 }
 
 impl Drivers {
-    /// The drivers in `registry`, handed secrets as far as `secrets` allows.
+    /// The drivers in `registry`; they get secrets as far as `secrets` allows.
     #[must_use]
     pub fn new(registry: Registry, secrets: Secrets) -> Self {
         Self {
@@ -85,8 +78,7 @@ impl Drivers {
         }
     }
 
-    /// Connects to a driver and asks what it can do: it may have been replaced
-    /// since the last time.
+    /// Connects to a driver and reads its capabilities: it may have been replaced since the last call.
     pub async fn reach(&self, name: &str) -> Result<RealDriver, DriverError> {
         let mut driver = RealDriver {
             name: name.to_owned(),
@@ -98,8 +90,8 @@ impl Drivers {
         Ok(driver)
     }
 
-    /// A search costs a conversation with every plugin of the node, hung ones
-    /// included, so the last known socket is tried first.
+    /// Tries the last known socket first, because a search calls every plugin of the node, including
+    /// those that hang.
     async fn connect(&self, name: &str) -> Result<Channel, DriverError> {
         let known = self.lock().get(name).cloned();
         if let Some(socket) = known
@@ -125,7 +117,7 @@ impl RealDriver {
         self.can(Can::StageUnstageVolume)
     }
 
-    /// Stages a volume, if the driver does that at all.
+    /// Stages a volume, if the driver stages volumes.
     pub async fn stage(
         &self,
         volume: &DataPath,
@@ -149,12 +141,11 @@ impl RealDriver {
             volume_context: source.attributes.clone().into_iter().collect(),
         };
         let mut client = self.client.clone();
-        self.call("NodeStageVolume", client.node_stage_volume(patient(request)))
+        self.call("NodeStageVolume", client.node_stage_volume(with_timeout(request)))
             .await?;
         Ok(())
     }
 
-    /// Publishes a volume.
     pub async fn publish(
         &self,
         volume: &DataPath,
@@ -164,10 +155,12 @@ impl RealDriver {
         mount_flags: &[String],
         consumer: &Consumer,
     ) -> Result<(), DriverError> {
-        let told = consumer.told(&source.wants).map_err(|error| DriverError::Token {
-            driver: self.name.clone(),
-            error,
-        })?;
+        let info = consumer
+            .info_for(&source.wants)
+            .map_err(|error| DriverError::Token {
+                driver: self.name.clone(),
+                error,
+            })?;
         let secrets = self.secret(source.publish_secret.as_ref()).await?;
         let request = wire::NodePublishVolumeRequest {
             volume_id: source.handle.clone(),
@@ -176,25 +169,28 @@ impl RealDriver {
             target_path: text(place.target),
             volume_capability: Some(self.capability(volume, source, mount_flags)?),
             readonly: read_only,
-            secrets: secrets.into_iter().chain(told.secrets).collect(),
+            secrets: secrets.into_iter().chain(info.secrets).collect(),
             volume_context: source
                 .attributes
                 .clone()
                 .into_iter()
-                .chain(told.context)
+                .chain(info.context)
                 .collect(),
         };
         let mut client = self.client.clone();
         let published = self
-            .call("NodePublishVolume", client.node_publish_volume(patient(request)))
+            .call(
+                "NodePublishVolume",
+                client.node_publish_volume(with_timeout(request)),
+            )
             .await;
         match published {
             Ok(_) => Ok(()),
-            Err(error) => Err(error.perhaps_for_want_of(&told.missing_tokens)),
+            Err(error) => Err(error.with_missing_tokens(&info.missing_tokens)),
         }
     }
 
-    /// Takes a volume away from a target.
+    /// Unpublishes a volume from a target.
     pub async fn unpublish(&self, handle: &str, target: &Path) -> Result<(), DriverError> {
         let request = wire::NodeUnpublishVolumeRequest {
             volume_id: handle.to_owned(),
@@ -203,25 +199,28 @@ impl RealDriver {
         let mut client = self.client.clone();
         self.call(
             "NodeUnpublishVolume",
-            client.node_unpublish_volume(patient(request)),
+            client.node_unpublish_volume(with_timeout(request)),
         )
         .await?;
         Ok(())
     }
 
-    /// Takes a volume off the node.
+    /// Unstages a volume.
     pub async fn unstage(&self, handle: &str, staging: &Path) -> Result<(), DriverError> {
         let request = wire::NodeUnstageVolumeRequest {
             volume_id: handle.to_owned(),
             staging_target_path: text(staging),
         };
         let mut client = self.client.clone();
-        self.call("NodeUnstageVolume", client.node_unstage_volume(patient(request)))
-            .await?;
+        self.call(
+            "NodeUnstageVolume",
+            client.node_unstage_volume(with_timeout(request)),
+        )
+        .await?;
         Ok(())
     }
 
-    /// How full a volume is; `None` when the driver does not count.
+    /// The usage of a volume; `None` if the driver does not report it.
     pub async fn stats(&self, handle: &str, place: Place<'_>) -> Result<Option<Vec<Usage>>, DriverError> {
         if !self.can(Can::GetVolumeStats) {
             return Ok(None);
@@ -235,13 +234,13 @@ impl RealDriver {
         let answer = self
             .call(
                 "NodeGetVolumeStats",
-                client.node_get_volume_stats(patient(request)),
+                client.node_get_volume_stats(with_timeout(request)),
             )
             .await?;
         Ok(Some(answer.usage.iter().filter_map(usage).collect()))
     }
 
-    /// Grows what is on a volume that has grown. `None` when the driver has nothing to do there.
+    /// Expands the file system of an expanded volume. `None` if the driver has nothing to do on the node.
     pub async fn expand(
         &self,
         volume: &DataPath,
@@ -271,12 +270,15 @@ impl RealDriver {
         };
         let mut client = self.client.clone();
         let answer = self
-            .call("NodeExpandVolume", client.node_expand_volume(patient(request)))
+            .call(
+                "NodeExpandVolume",
+                client.node_expand_volume(with_timeout(request)),
+            )
             .await?;
         Ok(Some(answer.capacity_bytes))
     }
 
-    /// Kubelet names a staging path only to drivers that stage.
+    /// Kubelet passes a staging path only to drivers that stage.
     fn staging(&self, place: Place<'_>) -> String {
         if self.stages() {
             text(place.staging)
@@ -300,7 +302,7 @@ impl RealDriver {
 
     async fn capabilities(&self) -> Result<Vec<Can>, DriverError> {
         let mut client = self.client.clone();
-        let request = patient(wire::NodeGetCapabilitiesRequest {});
+        let request = with_timeout(wire::NodeGetCapabilitiesRequest {});
         let answer = self
             .call("NodeGetCapabilities", client.node_get_capabilities(request))
             .await?;
@@ -321,9 +323,9 @@ impl RealDriver {
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, DriverError> {
         let driver = self.name.clone();
-        match tokio::time::timeout(PATIENCE, answer).await {
+        match tokio::time::timeout(CALL_TIMEOUT, answer).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
-            // Only a status of our own making has a cause: the driver said nothing.
+            // Only a status that tonic created on this side has a source: the driver sent no response.
             Ok(Err(status)) if std::error::Error::source(&status).is_some() => Err(DriverError::Gone {
                 driver,
                 call,
@@ -340,10 +342,10 @@ impl RealDriver {
     }
 }
 
-/// Tells the driver how long we wait.
-fn patient<T>(message: T) -> Request<T> {
+/// Sets the timeout, which is sent to the driver.
+fn with_timeout<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
-    request.set_timeout(PATIENCE);
+    request.set_timeout(CALL_TIMEOUT);
     request
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong in any operation on a volume, and whether it is over when it does.
+//! The errors that all operations on a volume share, and whether they are final.
 
 use tonic::Code;
 
@@ -7,32 +7,31 @@ use super::{
     registry::RegistryError, secrets::SecretError, state::StateError,
 };
 
-/// What can go wrong in any operation on a volume.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// Another operation has the volume.
+    /// Another operation on the volume is in progress.
     #[error(transparent)]
     Busy(#[from] Busy),
-    /// The kernel does not return.
+    /// A system call does not return.
     #[error(transparent)]
     Stuck(#[from] Stuck),
     /// The record cannot be read or written.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The real driver cannot or will not.
+    /// A call to the real driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// An in-tree volume cannot be mounted.
     #[error(transparent)]
     Direct(#[from] DirectError),
-    /// The mount table is not as it has to be.
+    /// A mount or unmount failed.
     #[error(transparent)]
     Mount(#[from] MountError),
 }
 
 impl VolumeError {
-    /// Whether kubelet takes this failure to mean that nothing was done, so that it
-    /// will not ask us to undo it. The same codes as in its `isFinalError`.
+    /// Whether kubelet concludes from this error that nothing was done, so that it will not undo the
+    /// call. The same codes as in its `isFinalError`.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
@@ -58,7 +57,7 @@ impl VolumeError {
         }
     }
 
-    /// Whether the real driver is not there to be asked.
+    /// Whether the real driver does not run on this node.
     #[must_use]
     pub fn is_absent_driver(&self) -> bool {
         matches!(
@@ -67,7 +66,7 @@ impl VolumeError {
         )
     }
 
-    /// Whether the real driver says that it knows no such volume.
+    /// Whether the real driver reports that the volume does not exist.
     #[must_use]
     pub fn is_unknown_volume(&self) -> bool {
         matches!(

@@ -1,5 +1,4 @@
-//! Test doubles: a node's directories with plugins of every kind in them, and a
-//! real driver.
+//! Test doubles: a node's directories with plugins of every kind, and a real driver.
 
 mod driver;
 
@@ -25,14 +24,14 @@ use crate::wire::registration::{
     registration_server::{Registration, RegistrationServer},
 };
 
-/// What counts as a long time without a call.
+/// The time without a call after which a volume counts as forgotten.
 pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_mins(5);
 
-/// Kubelet's root directory of a node that exists only for one test.
+/// The root directory of kubelet, for one test.
 pub(super) struct Node {
     dir: tempfile::TempDir,
     servers: Mutex<Vec<JoinHandle<()>>>,
-    silent: Mutex<Vec<StdListener>>,
+    hanging: Mutex<Vec<StdListener>>,
 }
 
 impl Node {
@@ -44,7 +43,7 @@ impl Node {
         Self {
             dir,
             servers: Mutex::default(),
-            silent: Mutex::default(),
+            hanging: Mutex::default(),
         }
     }
 
@@ -60,12 +59,12 @@ impl Node {
         Registry::for_tests(self.dir.path().to_owned(), self.own_socket())
     }
 
-    /// The node plugin as it is after a start: with nothing but its directory.
+    /// The node plugin after a start: with nothing but its directory.
     pub(super) fn volumes(&self) -> Volumes {
         self.volumes_forgotten(FORGOTTEN_AFTER)
     }
 
-    /// Those that count as forgotten after a time.
+    /// The same, with another time after which volumes count as forgotten.
     pub(super) fn volumes_forgotten(&self, after: Duration) -> Volumes {
         let state = State::open(self.path("plugins/storage.liqo.io/state")).unwrap();
         let drivers = Drivers::new(self.registry(), Secrets::Forbidden);
@@ -73,14 +72,14 @@ impl Node {
         Volumes::new(state, drivers, direct, after).unwrap()
     }
 
-    /// How many volumes are on record.
+    /// The number of records.
     pub(super) fn records(&self) -> usize {
         fs::read_dir(self.path("plugins/storage.liqo.io/state"))
             .unwrap()
             .count()
     }
 
-    /// Makes the last call for each volume this old.
+    /// Sets the age of the last call for each volume.
     pub(super) fn last_called(&self, ago: Duration) {
         for record in fs::read_dir(self.path("plugins/storage.liqo.io/state")).unwrap() {
             let record = fs::File::open(record.unwrap().path()).unwrap();
@@ -88,7 +87,7 @@ impl Node {
         }
     }
 
-    /// A directory as kubelet makes one before it calls.
+    /// A directory that kubelet creates before it calls.
     pub(super) fn make(&self, below: &str) -> PathBuf {
         let path = self.path(below);
         fs::create_dir_all(&path).unwrap();
@@ -107,14 +106,14 @@ impl Node {
         self.serve(&socket, Routes::new(RegistrationServer::new(Registrar(info))));
     }
 
-    /// A socket that accepts and never says a word.
+    /// A socket that accepts connections and never answers.
     pub(super) fn hang(&self, socket: &str) {
         let listener = StdListener::bind(self.path("plugins_registry").join(socket)).unwrap();
-        self.silent.lock().unwrap().push(listener);
+        self.hanging.lock().unwrap().push(listener);
     }
 
-    /// A socket whose process is gone.
-    pub(super) fn leave_behind(&self, socket: &str) {
+    /// A socket whose process has ended.
+    pub(super) fn leave_stale(&self, socket: &str) {
         drop(StdListener::bind(self.path("plugins_registry").join(socket)).unwrap());
     }
 

@@ -1,17 +1,16 @@
-//! Volumes that kubelet forgot. It lets a pod go once the pod's volumes are
-//! unpublished, finds volumes again by the folders of their pods, and so never
-//! unstages what it had not unstaged when it died in between
-//! ([kubernetes#121937](https://github.com/kubernetes/kubernetes/issues/121937)).
-//! Such a volume would stay mounted here while it is attached elsewhere, and could
-//! never be deleted. It is taken off the node once nobody can know of it any more: it
-//! is published nowhere, no pod has a folder for it, and for a while nobody has called
-//! for it.
+//! Unstages volumes that kubelet forgot. Kubelet lets a pod terminate once the pod's volumes are
+//! unpublished, and after a restart it finds volumes by the folders of their pods. So it never unstages a
+//! volume that it had not unstaged when it died in between
+//! ([kubernetes#121937](https://github.com/kubernetes/kubernetes/issues/121937)). Such a volume would
+//! stay mounted here while it is attached to another node, and could never be deleted. It is unstaged
+//! once kubelet cannot know it any more: it is published nowhere, no pod has a folder for it, and there
+//! was no call for it for a while.
 //!
-//! Kubelet also forgets a single pod's mount, when a publish fails first after the
-//! mount (growing it) and then before it (`markVolumeErrorState`). It then asks to
-//! unstage what is still published. When it has asked for that long and for nothing
-//! else, it is taken at its word. Where the target is a bind of a staged mount kubelet
-//! sees that itself and never asks; only its restart helps there.
+//! Kubelet also forgets the mount of a single pod, if a publish fails first after the mount (in the
+//! expansion) and then before it (`markVolumeErrorState`). It then calls `NodeUnstageVolume` for a
+//! published volume. If it makes no other calls for that volume for as long, the volume is unpublished.
+//! If the target is a bind of a staged mount, kubelet notices that itself and never calls; only a restart
+//! of kubelet helps there.
 
 use std::{
     collections::HashSet,
@@ -32,16 +31,15 @@ use super::{
     volumes::{QUICK_WORK, UnstageError, Volumes},
 };
 
-const LOOK: Duration = Duration::from_secs(20);
+const INTERVAL: Duration = Duration::from_secs(20);
 
-/// Watches for volumes that are staged for nobody.
+/// Finds volumes that are staged, but that kubelet has forgotten.
 pub struct Forgotten {
     volumes: Volumes,
     kubelet_root: PathBuf,
 }
 
 impl Forgotten {
-    /// Of these volumes.
     #[must_use]
     pub fn new(volumes: Volumes, kubelet_root: PathBuf) -> Self {
         Self {
@@ -50,30 +48,30 @@ impl Forgotten {
         }
     }
 
-    /// Looks after them until the end. Broken off at any time, it is as after a crash.
-    pub async fn tend(self, stop: CancellationToken) {
-        let looking = async {
+    /// Runs until `stop`. Cancelling it at any point is like a crash.
+    pub async fn run(self, stop: CancellationToken) {
+        let checks = async {
             loop {
-                sleep(LOOK).await;
-                Box::pin(self.look()).await;
+                sleep(INTERVAL).await;
+                Box::pin(self.check()).await;
             }
         };
-        stop.run_until_cancelled(looking).await;
+        stop.run_until_cancelled(checks).await;
     }
 
-    /// One look at everything on record.
-    pub(super) async fn look(&self) {
+    /// Checks all records once.
+    pub(super) async fn check(&self) {
         let (state, root) = (self.volumes.state.clone(), self.kubelet_root.clone());
         let after = self.volumes.forgotten_after;
-        // It ends early only with the process.
-        let Ok(found) = spawn_blocking(move || forgotten(&state, &root, after)).await else {
+        // The task is cancelled only when the process ends.
+        let Ok(found) = spawn_blocking(move || find_forgotten(&state, &root, after)).await else {
             return;
         };
         match found {
             Ok(found) => {
                 join_all(found.iter().map(|id| self.release(id))).await;
             }
-            Err(error) => tracing::warn!(%error, "cannot tell which volumes kubelet forgot"),
+            Err(error) => tracing::warn!(%error, "cannot find out which volumes kubelet forgot"),
         }
     }
 
@@ -87,7 +85,7 @@ impl Forgotten {
         }
     }
 
-    /// False if somebody has called for it meanwhile.
+    /// False if there was a call for the volume in the meantime.
     async fn unstage(&self, volume_id: &str) -> Result<bool, UnstageError> {
         let volumes = &self.volumes;
         let Ok(guard) = volumes.in_flight.enter(volume_id) else {
@@ -100,21 +98,21 @@ impl Forgotten {
         );
         let what = format!("looking at the record of volume {volume_id}");
         let idle = move || {
-            let idle = state.uncalled_volume(&id, after).filter(is_idle);
-            // A call like any other, so that a failure is followed by a pause as well.
-            idle.inspect(|_| state.note_call(&id))
+            let idle = state.volume_without_calls(&id, after).filter(is_idle);
+            // Counts as a call, so that a failure is followed by a pause as well.
+            idle.inspect(|_| state.record_call(&id))
         };
         let idle = guard.block(what, QUICK_WORK, idle).await;
         let Some(record) = idle.map_err(VolumeError::from)? else {
             return Ok(false);
         };
-        volumes.unstage_held(&guard, record).await.map(|()| true)
+        volumes.unstage_locked(&guard, record).await.map(|()| true)
     }
 }
 
 impl Volumes {
-    /// Takes a volume away from pods, if kubelet has asked to unstage it for so long that
-    /// it must have forgotten them.
+    /// Unpublishes a volume from its pods, if kubelet has called only `NodeUnstageVolume` for so long
+    /// that it must have forgotten them.
     pub(super) async fn unpublish_forgotten(
         &self,
         guard: &Guard,
@@ -124,22 +122,26 @@ impl Volumes {
             return Ok(());
         }
         for target in record.targets.clone().into_keys() {
-            self.unpublish_held(guard, record, &target).await?;
+            self.unpublish_locked(guard, record, &target).await?;
             tracing::warn!(
                 volume = record.volume_id,
                 ?target,
-                "unpublished what kubelet forgot"
+                "unpublished a volume that kubelet forgot"
             );
         }
         Ok(())
     }
 }
 
-fn forgotten(state: &State, kubelet_root: &Path, after: Duration) -> Result<Vec<String>, ForgottenError> {
-    let mut idle = state.uncalled(after)?;
+fn find_forgotten(
+    state: &State,
+    kubelet_root: &Path,
+    after: Duration,
+) -> Result<Vec<String>, ForgottenError> {
+    let mut idle = state.without_calls(after)?;
     idle.retain(is_idle);
     if !idle.is_empty() {
-        let known = known(kubelet_root).map_err(ForgottenError::Pods)?;
+        let known = volumes_of_pods(kubelet_root).map_err(ForgottenError::Pods)?;
         idle.retain(|record| {
             !known.contains(&record.volume_id) && !known.contains(name_in(&record.volume_id))
         });
@@ -147,19 +149,19 @@ fn forgotten(state: &State, kubelet_root: &Path, after: Duration) -> Result<Vec<
     Ok(idle.into_iter().map(|record| record.volume_id).collect())
 }
 
-/// Whether no pod has the volume.
+/// Whether the volume is published nowhere.
 fn is_idle(record: &Record) -> bool {
     record.targets.is_empty()
 }
 
-/// The last part of a volume's id, which mostly is the name of its PV as well.
+/// The last part of a volume id, which usually is also the name of its PV.
 fn name_in(volume_id: &str) -> &str {
     volume_id.rsplit(':').next().unwrap_or(volume_id)
 }
 
-/// Ids and names of all volumes for which a pod has a folder: what kubelet finds
-/// again after its death.
-fn known(kubelet_root: &Path) -> io::Result<HashSet<String>> {
+/// Ids and names of all volumes for which a pod has a folder, by which kubelet finds them after a
+/// restart.
+fn volumes_of_pods(kubelet_root: &Path) -> io::Result<HashSet<String>> {
     let staged_devices = kubelet_root.join("plugins/kubernetes.io/csi/volumeDevices");
     let mut known = HashSet::new();
     for pod in folders(&kubelet_root.join("pods"))? {
@@ -189,19 +191,19 @@ fn last_name(path: &Path) -> Option<String> {
     Some(path.file_name()?.to_str()?.to_owned())
 }
 
-/// Which volume kubelet noted in this folder.
+/// The volume id that kubelet wrote into this folder.
 fn volume_in(folder: &Path) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Noted {
+    struct VolumeData {
         volume_handle: String,
     }
     let text = fs::read(folder.join("vol_data.json")).ok()?;
-    let noted: Noted = serde_json::from_slice(&text).ok()?;
-    Some(noted.volume_handle)
+    let data: VolumeData = serde_json::from_slice(&text).ok()?;
+    Some(data.volume_handle)
 }
 
-/// Why it is not known what kubelet forgot.
+/// Why the volumes that kubelet forgot cannot be determined.
 #[derive(Debug, thiserror::Error)]
 enum ForgottenError {
     #[error(transparent)]

@@ -1,5 +1,5 @@
-//! A file system on a device that has none: made only when the device is proven
-//! blank. When in doubt, it is somebody's data and an error.
+//! Creates a file system on a device that has none: only if the device is proven to be blank. In doubt it
+//! may contain a user's data, and formatting fails.
 
 use std::{
     fs::{File, OpenOptions},
@@ -9,14 +9,14 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Where signatures live: partition tables, LUKS, LVM, RAID and every file system
-/// keep theirs in the first megabytes …
+/// Where signatures are: partition tables, LUKS, LVM, RAID and every file system have theirs in the first
+/// megabytes …
 const HEAD: u64 = 4 << 20;
-/// … or, as backup GPT, old RAID and ZFS labels, at the very end.
+/// … or, like backup GPT, old RAID and ZFS labels, at the very end.
 const TAIL: u64 = 1 << 20;
 
-/// What the file systems we make need on their command line. None of them forces:
-/// mkfs looks for signatures too, and may refuse.
+/// The arguments of the supported mkfs tools. None of them forces: mkfs looks for signatures, too, and
+/// may refuse.
 const MAKERS: [(&str, &[&str]); 5] = [
     ("ext2", &["-q", "-m", "0"]),
     ("ext3", &["-q", "-m", "0"]),
@@ -25,47 +25,31 @@ const MAKERS: [(&str, &[&str]); 5] = [
     ("btrfs", &["-q"]),
 ];
 
-/// Why a device cannot be given a file system.
+/// Why a device cannot be formatted.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
-    /// It cannot be read from end to end: no proof.
-    #[error("it is not known whether {device} is blank: {error}")]
-    Inconclusive {
-        /// The device.
-        device: PathBuf,
-        /// What went wrong.
-        error: io::Error,
-    },
-    /// Somebody else has it open exclusively: mounted, or part of a RAID or volume group.
-    #[error("{device} is blank, but in use by something else: it is not formatted")]
-    InUse {
-        /// The device.
-        device: PathBuf,
-    },
-    /// None of the kinds we make.
+    /// The device cannot be read completely, so it is not proven to be blank.
+    #[error("cannot check whether {device} is blank: {error}")]
+    Inconclusive { device: PathBuf, error: io::Error },
+    /// The device is opened exclusively: mounted, or part of a RAID or volume group.
+    #[error("{device} is blank, but in use by another program: it is not formatted")]
+    InUse { device: PathBuf },
     #[error(
-        "{fs_type} is no file system this node plugin makes (ext2, ext3, ext4, xfs, btrfs): format {device} yourself"
+        "this node plugin cannot create {fs_type}, only ext2, ext3, ext4, xfs and btrfs: format {device} yourself"
     )]
-    UnknownType {
-        /// The device.
-        device: PathBuf,
-        /// The kind asked for.
-        fs_type: String,
-    },
+    UnknownType { device: PathBuf, fs_type: String },
     /// The tool is missing or failed.
     #[error("{tool} on {device}: {cause}")]
     Failed {
-        /// The device.
         device: PathBuf,
-        /// The program.
         tool: String,
-        /// What it said.
+        /// The output of the tool.
         cause: String,
     },
 }
 
-/// Makes a file system on `device` if it is blank. One with anything on it is left
-/// as it is: mounting will tell whether that is what was asked for.
+/// Creates a file system on `device` if it is blank. A device with any content is not changed: the mount
+/// will fail if its file system is another one.
 pub fn format_if_blank(device: &Path, fs_type: &str) -> Result<(), FormatError> {
     if !is_blank(device)? {
         return Ok(());
@@ -86,7 +70,7 @@ pub fn format_if_blank(device: &Path, fs_type: &str) -> Result<(), FormatError> 
     })
 }
 
-/// Whether every place where a signature could be holds nothing but zeros.
+/// Whether all places where a signature could be contain only zeros.
 pub fn is_blank(device: &Path) -> Result<bool, FormatError> {
     let probe = || {
         let mut file = File::open(device)?;
@@ -118,7 +102,7 @@ fn is_zero(file: &mut File, offset: u64, length: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The kernel grants one exclusive opening of a block device at a time.
+/// The kernel permits only one exclusive open of a block device at a time.
 fn refuse_if_in_use(device: &Path) -> Result<(), FormatError> {
     let exclusive = nix::fcntl::OFlag::O_EXCL.bits();
     match OpenOptions::new().read(true).custom_flags(exclusive).open(device) {
@@ -133,7 +117,7 @@ fn refuse_if_in_use(device: &Path) -> Result<(), FormatError> {
     }
 }
 
-/// Runs a tool to its end; its last words are the error.
+/// Runs a tool to its end; its output is the error.
 pub(super) fn run(command: &mut Command) -> Result<(), String> {
     let output = command
         .stdin(Stdio::null())

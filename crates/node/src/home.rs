@@ -1,6 +1,5 @@
-//! Which cluster this node belongs to. Kubernetes gives a cluster no id, so the uid
-//! of its namespace kube-system stands for one; a copy on disk bridges the times
-//! when the API server cannot be asked.
+//! The id of the cluster of this node. Kubernetes gives a cluster no id, so the uid of its namespace
+//! kube-system is used; a copy on disk is used while the API server does not answer.
 
 use std::{
     fs, io,
@@ -13,65 +12,60 @@ use kube::{Api, Client, Config};
 
 use crate::volume::{ClusterId, ClusterIdError};
 
-/// Lives as long as its cluster, in every cluster.
+/// Exists in every cluster, and as long as the cluster.
 const ETERNAL_NAMESPACE: &str = "kube-system";
-const PATIENCE: Duration = Duration::from_secs(10);
+const API_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why the cluster cannot be named.
+/// Why the id of the cluster is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
-    /// Neither the API server nor an earlier answer is at hand.
+    /// The API server does not answer, and there is no copy on disk.
     #[error(
-        "the id of this cluster is not known: {reason}, and {path} has no earlier answer; pass --cluster-id"
+        "the id of this cluster is not known: {reason}, and there is no copy of it in {path}; pass --cluster-id"
     )]
     Unknown {
-        /// What the API server said, or did not.
+        /// The error of the API server.
         reason: String,
-        /// Where an earlier answer would be.
+        /// The path of the copy.
         path: PathBuf,
     },
-    /// The uid of kube-system makes no id.
+    /// The uid of kube-system is not a valid id.
     #[error(transparent)]
-    Odd(#[from] ClusterIdError),
-    /// The answer cannot be kept.
-    #[error("keeping the cluster's id in {path}: {error}")]
-    Keep {
-        /// The file.
-        path: PathBuf,
-        /// What came of it.
-        error: io::Error,
-    },
+    InvalidId(#[from] ClusterIdError),
+    /// The copy cannot be written.
+    #[error("writing the id of the cluster to {path}: {error}")]
+    WriteCopy { path: PathBuf, error: io::Error },
 }
 
-/// A client of the cluster this pod runs in.
+/// A client of the cluster in which this pod runs.
 pub fn client() -> Result<Client, String> {
     let mut config = Config::incluster().map_err(|error| error.to_string())?;
     // kube would retry for minutes.
     config.default_retry = false;
-    config.connect_timeout = Some(PATIENCE);
+    config.connect_timeout = Some(API_TIMEOUT);
     Client::try_from(config).map_err(|error| error.to_string())
 }
 
-/// The id of this cluster. A node that was moved to another cluster follows the
-/// API server, not the copy in `file`.
+/// The id of this cluster. A node that was moved to another cluster uses the id from the API server, not
+/// the copy in `file`.
 pub async fn cluster_id(client: Result<Client, String>, file: &Path) -> Result<ClusterId, HomeError> {
     let uid = match client {
-        Ok(client) => ask(client).await,
+        Ok(client) => read_uid(client).await,
         Err(reason) => Err(reason),
     };
     match uid {
         Ok(uid) => {
             let id = uid.parse()?;
-            keep(&uid, file).map_err(|error| HomeError::Keep {
+            write_copy(&uid, file).map_err(|error| HomeError::WriteCopy {
                 path: file.to_owned(),
                 error,
             })?;
             Ok(id)
         }
         Err(reason) => match fs::read_to_string(file) {
-            Ok(kept) => {
-                tracing::warn!(reason, "taking the cluster's id from disk");
-                Ok(kept.trim().parse()?)
+            Ok(copy) => {
+                tracing::warn!(reason, "using the copy of the cluster's id on disk");
+                Ok(copy.trim().parse()?)
             }
             Err(_) => Err(HomeError::Unknown {
                 reason,
@@ -81,14 +75,14 @@ pub async fn cluster_id(client: Result<Client, String>, file: &Path) -> Result<C
     }
 }
 
-async fn ask(client: Client) -> Result<String, String> {
+async fn read_uid(client: Client) -> Result<String, String> {
     let api: Api<Namespace> = Api::all(client);
-    match tokio::time::timeout(PATIENCE, api.get(ETERNAL_NAMESPACE)).await {
+    match tokio::time::timeout(API_TIMEOUT, api.get(ETERNAL_NAMESPACE)).await {
         Ok(Ok(namespace)) => namespace
             .metadata
             .uid
             .ok_or_else(|| format!("the namespace {ETERNAL_NAMESPACE} has no uid")),
-        // What kube prints of such an answer is the answer twice, once as Rust has it.
+        // kube prints the message of such an error twice, once as Rust debug output.
         Ok(Err(kube::Error::Api(status))) => Err(format!(
             "reading the namespace {ETERNAL_NAMESPACE}: {}",
             status.message
@@ -98,7 +92,7 @@ async fn ask(client: Client) -> Result<String, String> {
     }
 }
 
-fn keep(uid: &str, file: &Path) -> io::Result<()> {
+fn write_copy(uid: &str, file: &Path) -> io::Result<()> {
     if fs::read_to_string(file).is_ok_and(|kept| kept.trim() == uid) {
         return Ok(());
     }
@@ -123,7 +117,7 @@ mod tests {
             "{error}"
         );
 
-        keep("0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111", &file).unwrap();
+        write_copy("0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111", &file).unwrap();
         let id = cluster_id(outage(), &file).await.unwrap();
         assert_eq!(id.as_str(), "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111");
         fs::write(&file, "\n").unwrap();

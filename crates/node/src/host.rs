@@ -1,5 +1,5 @@
-//! Paths of the host, as a pod sees them that has the host's root mounted
-//! somewhere: absolute symbolic links must not lead back into the pod.
+//! Paths of the host, for a pod that has the host's root mounted at some path: absolute symbolic links
+//! must not lead back into the pod.
 
 use std::{
     fs, io,
@@ -16,14 +16,14 @@ use nix::{
     sys::stat::{Mode, mkdirat},
 };
 
-/// `openat2` gives up with EAGAIN when a rename elsewhere disturbs it.
+/// `openat2` fails with EAGAIN if a concurrent rename disturbs it.
 const ATTEMPTS: usize = 8;
 
 /// Where the host's root directory is visible.
 #[derive(Clone, Debug)]
 pub struct HostRoot(PathBuf);
 
-/// A file or directory of the host, held open so that it stays the same one.
+/// A file or directory of the host, kept open so that it stays the same object.
 #[derive(Debug)]
 pub struct HostFile {
     fd: OwnedFd,
@@ -31,13 +31,11 @@ pub struct HostFile {
 }
 
 impl HostRoot {
-    /// The host's root, visible at `root`.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
         Self(root)
     }
 
-    /// Finds `path` on the host.
     pub fn open(&self, path: &str) -> io::Result<HostFile> {
         let fd = self.resolve(path, OFlag::O_PATH)?;
         let kind = fs::metadata(handle(&fd))?.file_type();
@@ -65,8 +63,8 @@ impl HostRoot {
             .map(drop)
     }
 
-    /// The path of a device for people and tools: the host's own, where it leads to
-    /// the same device in our mount namespace.
+    /// The path of a device for messages and tools: that of the host, if it leads to the same device in
+    /// this mount namespace.
     pub fn device_path(&self, device: &HostFile) -> io::Result<PathBuf> {
         let seen = device.path()?;
         let plain = seen.strip_prefix(&self.0).map(|below| Path::new("/").join(below));
@@ -99,25 +97,23 @@ impl HostRoot {
 }
 
 impl HostFile {
-    /// What it is.
     #[must_use]
     pub fn kind(&self) -> fs::FileType {
         self.kind
     }
 
-    /// Whether it is a block device.
     #[must_use]
     pub fn is_block_device(&self) -> bool {
         self.kind.is_block_device()
     }
 
-    /// A path to exactly this file, good for as long as it is held.
+    /// A path to exactly this file, valid as long as it is open.
     #[must_use]
     pub fn handle(&self) -> PathBuf {
         handle(&self.fd)
     }
 
-    /// Its path in our own mount namespace, for what will be shown to people and tools.
+    /// The path in this process's mount namespace, for messages and tools.
     pub fn path(&self) -> io::Result<PathBuf> {
         fs::read_link(self.handle())
     }

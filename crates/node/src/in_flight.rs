@@ -1,45 +1,45 @@
-//! One operation per volume at a time in one process. A second one is turned
-//! away, never queued: its caller repeats it anyway. It only spares callers from
-//! each other; correctness never rests on it, for another replica knows nothing of it.
+//! Allows one operation per volume at a time in one process. A second one is rejected, not queued: its
+//! caller retries anyway. This only avoids useless work; correctness never depends on it, because other
+//! replicas do not know about it.
 
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The volumes with an operation under way.
+/// The volumes with an operation in progress.
 #[derive(Clone, Debug, Default)]
 pub struct InFlight(Arc<Mutex<HashSet<String>>>);
 
-/// Holds a volume. Clones share the hold, which ends with the last of them.
+/// Locks a volume. Clones share the lock, which ends with the last of them.
 #[derive(Clone, Debug)]
 pub struct Guard {
-    _held: Arc<Held>,
+    _locked: Arc<LockedVolume>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct LockedVolume {
     volume: String,
     all: InFlight,
 }
 
 /// Another operation on the volume has not ended.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("another operation on {0} is still under way")]
+#[error("another operation on {0} is in progress")]
 pub struct Busy(String);
 
 impl InFlight {
-    /// Takes hold of a volume, or says that somebody has it.
+    /// Locks a volume, unless it is locked.
     pub fn enter(&self, volume: &str) -> Result<Guard, Busy> {
         if !self.lock().insert(volume.to_owned()) {
             return Err(Busy(volume.to_owned()));
         }
-        let held = Held {
+        let locked = LockedVolume {
             volume: volume.to_owned(),
             all: self.clone(),
         };
         Ok(Guard {
-            _held: Arc::new(held),
+            _locked: Arc::new(locked),
         })
     }
 
@@ -48,7 +48,7 @@ impl InFlight {
     }
 }
 
-impl Drop for Held {
+impl Drop for LockedVolume {
     fn drop(&mut self) {
         self.all.lock().remove(&self.volume);
     }

@@ -1,10 +1,8 @@
-//! The life of volumes on one node: finding the real driver's socket, asking it
-//! to stage and publish, mounting in-tree volumes ourselves, and remembering on
-//! disk what was done. What kubelet forgets is taken off the node.
+//! The life of volumes on one node: finds the real driver's socket, calls it to stage and publish, mounts
+//! in-tree volumes itself, and records on disk what was done. Volumes that kubelet forgets are unstaged.
 //!
-//! What CSI callers send and get is translated by the gRPC services (`src/csi`); nothing here
-//! talks to the API server, except to learn the cluster's id and to read a Secret
-//! when that is allowed.
+//! The gRPC services (`src/csi`) translate the calls of CSI; nothing here calls the API server, except to
+//! read the cluster's id and, if that is allowed, Secrets.
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 
@@ -23,6 +21,7 @@ pub mod host;
 pub mod in_flight;
 #[cfg(test)]
 mod life;
+pub mod max_volumes;
 pub mod mountinfo;
 pub mod mounts;
 pub mod publication;

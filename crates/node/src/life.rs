@@ -1,7 +1,7 @@
-//! Tests of a volume's life on a node: against a fake real driver, through lost
-//! memory and, in `trouble`, absent drivers and refusals, in `forgotten` a kubelet
-//! that lost its. Those in `privileged` really mount, each in a mount namespace of its
-//! own; without root they say so and pass.
+//! Tests of a volume's life on a node: with a fake real driver and lost records; in `failures` with
+//! absent drivers and refusals, in `forgotten` with a kubelet that forgets volumes. Those in
+//! `privileged` really mount, each in its own mount namespace; without root they print that they are
+//! skipped, and pass.
 
 mod failures;
 mod forgotten;
@@ -21,7 +21,7 @@ use super::{
     volumes::{Stage, StageError, Unstage, UnstageError},
 };
 use crate::{
-    volume::{CsiSource, DataPath, DriverWants, RealSource, TokenWish, VolumeMode},
+    volume::{CsiSource, DataPath, DriverRequirements, RealSource, TokenRequests, VolumeMode},
     wire::csi::{
         node_service_capability::rpc::Type as Can,
         volume_capability::{AccessType, access_mode::Mode},
@@ -41,7 +41,7 @@ fn csi_path(mode: VolumeMode) -> DataPath {
         stage_secret: None,
         publish_secret: None,
         expand_secret: None,
-        wants: DriverWants::default(),
+        wants: DriverRequirements::default(),
     };
     let mut path = DataPath::new(
         RealSource::Csi(Box::new(source)),
@@ -83,21 +83,21 @@ fn publish(node: &Node, pod: &str, data_path: DataPath) -> Publish {
     }
 }
 
-fn unpublish(wish: &Publish) -> Unpublish {
+fn unpublish(request: &Publish) -> Unpublish {
     Unpublish {
         volume_id: ID.into(),
-        target: wish.target.clone(),
+        target: request.target.clone(),
     }
 }
 
-fn unstage(wish: &Stage) -> Unstage {
+fn unstage(request: &Stage) -> Unstage {
     Unstage {
         volume_id: ID.into(),
-        staging: wish.staging.clone(),
+        staging: request.staging.clone(),
     }
 }
 
-fn wants(mut path: DataPath, wants: DriverWants) -> DataPath {
+fn wants(mut path: DataPath, wants: DriverRequirements) -> DataPath {
     if let RealSource::Csi(source) = &mut path.source {
         source.wants = wants;
     }
@@ -132,7 +132,7 @@ async fn the_real_driver_is_told_what_kubelet_would_have_told_it() {
         assert_eq!(call.volume_context["pool"], "ssd");
         assert!(call.secrets.is_empty());
         let capability = call.capability.clone().unwrap();
-        // The twin's access mode, and this driver does not tell writers apart.
+        // The twin's access mode; this driver does not distinguish single from multiple writers.
         assert_eq!(capability.access_mode.unwrap().mode(), Mode::SingleNodeWriter);
         let Some(AccessType::Mount(mount)) = capability.access_type else {
             panic!("no mount")
@@ -150,19 +150,19 @@ async fn the_real_driver_is_told_what_kubelet_would_have_told_it() {
 async fn a_driver_that_tells_writers_apart_and_asks_for_the_pod_is_served_so() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
-    driver.can(&[Can::SingleNodeMultiWriter]);
+    driver.set_capabilities(&[Can::SingleNodeMultiWriter]);
     let path = wants(
         csi_path(VolumeMode::Block),
-        DriverWants {
+        DriverRequirements {
             pod_info: true,
             ..Default::default()
         },
     );
     let volumes = node.volumes();
     volumes.stage(stage(&node, path.clone())).await.unwrap();
-    let mut wish = publish(&node, "pod-1", path);
-    wish.read_only = true;
-    volumes.publish(wish).await.unwrap();
+    let mut request = publish(&node, "pod-1", path);
+    request.read_only = true;
+    volumes.publish(request).await.unwrap();
 
     let calls = driver.calls();
     let [call] = calls.as_slice() else {
@@ -178,7 +178,7 @@ async fn a_driver_that_tells_writers_apart_and_asks_for_the_pod_is_served_so() {
     assert_eq!(call.volume_context["csi.storage.k8s.io/pod.name"], "pod-1");
     assert!(call.read_only);
 
-    // What was never staged is not unstaged either.
+    // A volume that was never staged is not unstaged either.
     volumes
         .unpublish(unpublish(&publish(&node, "pod-1", csi_path(VolumeMode::Block))))
         .await
@@ -187,7 +187,7 @@ async fn a_driver_that_tells_writers_apart_and_asks_for_the_pod_is_served_so() {
         .unstage(unstage(&stage(&node, csi_path(VolumeMode::Block))))
         .await
         .unwrap();
-    assert_eq!(driver.asked(), ["publish", "unpublish"]);
+    assert_eq!(driver.take_calls(), ["publish", "unpublish"]);
     assert_eq!(node.records(), 0);
 }
 
@@ -195,23 +195,23 @@ async fn a_driver_that_tells_writers_apart_and_asks_for_the_pod_is_served_so() {
 async fn a_driver_decides_itself_whether_it_can_do_without_a_token() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
-    let asks = DriverWants {
-        tokens: Some(TokenWish {
+    let asks = DriverRequirements {
+        tokens: Some(TokenRequests {
             audiences: vec!["vault".into()],
             in_secrets: false,
         }),
         ..Default::default()
     };
-    let wish = || {
+    let request = || {
         publish(
             &node,
             "pod-1",
             wants(csi_path(VolumeMode::Filesystem), asks.clone()),
         )
     };
-    node.volumes().publish(wish()).await.unwrap();
+    node.volumes().publish(request()).await.unwrap();
     driver.fail("publish", Status::unauthenticated("who are you?"));
-    let error = node.volumes().publish(wish()).await.unwrap_err().to_string();
+    let error = node.volumes().publish(request()).await.unwrap_err().to_string();
     assert!(
         error.contains("who are you?") && error.contains("tokenRequests"),
         "{error}"
@@ -222,22 +222,22 @@ async fn a_driver_decides_itself_whether_it_can_do_without_a_token() {
 async fn a_whole_life_needs_no_memory_but_the_disk() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
-    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    let request = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
     for _ in 0..2 {
-        node.volumes().stage(wish().stage).await.unwrap();
+        node.volumes().stage(request().stage).await.unwrap();
     }
-    node.volumes().publish(wish()).await.unwrap();
+    node.volumes().publish(request()).await.unwrap();
     assert_eq!(node.records(), 1);
     for _ in 0..2 {
-        node.volumes().unpublish(unpublish(&wish())).await.unwrap();
-        assert!(!wish().target.exists());
+        node.volumes().unpublish(unpublish(&request())).await.unwrap();
+        assert!(!request().target.exists());
     }
     for _ in 0..2 {
-        node.volumes().unstage(unstage(&wish().stage)).await.unwrap();
+        node.volumes().unstage(unstage(&request().stage)).await.unwrap();
     }
     assert_eq!(node.records(), 0);
     assert_eq!(
-        driver.asked(),
+        driver.take_calls(),
         ["stage", "stage", "publish", "unpublish", "unpublish", "unstage"]
     );
 }
@@ -250,15 +250,15 @@ async fn a_lost_record_is_mended_by_the_next_publish() {
         .publish(publish(&node, "pod-1", csi_path(VolumeMode::Filesystem)))
         .await
         .unwrap();
-    assert_eq!(driver.asked(), ["stage", "publish"]);
+    assert_eq!(driver.take_calls(), ["stage", "publish"]);
     node.volumes()
         .publish(publish(&node, "pod-2", csi_path(VolumeMode::Filesystem)))
         .await
         .unwrap();
-    assert_eq!(driver.asked(), ["publish"]);
+    assert_eq!(driver.take_calls(), ["publish"]);
 }
 
-/// As kubelet calls for a volume that has a second PV, for instance that of a move.
+/// Kubelet's calls for a volume with a second PV, for example that of a move.
 #[tokio::test]
 async fn a_device_with_two_persistent_volumes_is_staged_once() {
     let node = Node::new();
@@ -269,18 +269,18 @@ async fn a_device_with_two_persistent_volumes_is_staged_once() {
             "plugins/kubernetes.io/csi/volumeDevices/staging/{volume}"
         ))
     };
-    let wish = |pod: &str, volume: &str| {
-        let mut wish = publish(&node, pod, device());
-        wish.stage.staging = staging(volume);
-        wish
+    let request = |pod: &str, volume: &str| {
+        let mut request = publish(&node, pod, device());
+        request.stage.staging = staging(volume);
+        request
     };
     let volumes = node.volumes();
-    let (user, mover) = (wish("user", "pvc-1"), wish("mover", "move-1"));
+    let (user, mover) = (request("user", "pvc-1"), request("mover", "move-1"));
     let (first, second) = (user.stage.clone(), mover.stage.clone());
     volumes.stage(first.clone()).await.unwrap();
-    volumes.publish(wish("user", "pvc-1")).await.unwrap();
-    volumes.publish(wish("mover", "move-1")).await.unwrap();
-    // A kubelet that was restarted stages again what it finds in use.
+    volumes.publish(request("user", "pvc-1")).await.unwrap();
+    volumes.publish(request("mover", "move-1")).await.unwrap();
+    // A restarted kubelet stages again what it finds in use.
     volumes.stage(second.clone()).await.unwrap();
     let calls = driver.calls();
     let at: Vec<_> = calls
@@ -299,9 +299,9 @@ async fn a_device_with_two_persistent_volumes_is_staged_once() {
     );
 
     volumes.unpublish(unpublish(&user)).await.unwrap();
-    volumes.publish(wish("user-2", "pvc-1")).await.unwrap();
+    volumes.publish(request("user-2", "pvc-1")).await.unwrap();
     volumes
-        .unpublish(unpublish(&wish("user-2", "pvc-1")))
+        .unpublish(unpublish(&request("user-2", "pvc-1")))
         .await
         .unwrap();
     volumes.unpublish(unpublish(&mover)).await.unwrap();
@@ -321,38 +321,41 @@ async fn usage_and_growth_are_the_drivers_business_if_it_has_any() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let volumes = node.volumes();
-    let wish = publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
-    let asked = |path: PathBuf| InUse {
+    let request = publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    let in_use = |path: PathBuf| InUse {
         volume_id: ID.into(),
         path,
     };
-    let unknown = volumes.stats(asked(wish.target.clone())).await;
+    let unknown = volumes.stats(in_use(request.target.clone())).await;
     assert!(matches!(unknown, Err(UpkeepError::NoVolume(_))), "{unknown:?}");
     volumes
         .publish(publish(&node, "pod-1", csi_path(VolumeMode::Filesystem)))
         .await
         .unwrap();
 
-    let usage = volumes.stats(asked(wish.target.clone())).await.unwrap();
+    let usage = volumes.stats(in_use(request.target.clone())).await.unwrap();
     assert_eq!(
         (usage[0].unit, usage[0].total, usage[0].used, usage[0].available),
         (Unit::Bytes, 3, 2, 1)
     );
     let size = (1 << 30, 2 << 30);
     assert_eq!(
-        volumes.expand(asked(wish.target.clone()), size).await.unwrap(),
+        volumes
+            .expand(in_use(request.target.clone()), size)
+            .await
+            .unwrap(),
         Some(1 << 30)
     );
-    assert_eq!(driver.asked(), ["stage", "publish", "stats", "expand"]);
+    assert_eq!(driver.take_calls(), ["stage", "publish", "stats", "expand"]);
     for elsewhere in [PathBuf::from("some/path"), node.path("pods")] {
-        let nothing = volumes.stats(asked(elsewhere.clone())).await;
+        let nothing = volumes.stats(in_use(elsewhere.clone())).await;
         assert!(matches!(nothing, Err(UpkeepError::NoPath { .. })), "{nothing:?}");
-        assert!(volumes.expand(asked(elsewhere), size).await.is_err());
+        assert!(volumes.expand(in_use(elsewhere), size).await.is_err());
     }
 
-    driver.can(&[Can::StageUnstageVolume]);
-    let usage = volumes.stats(asked(wish.target.clone())).await.unwrap();
+    driver.set_capabilities(&[Can::StageUnstageVolume]);
+    let usage = volumes.stats(in_use(request.target.clone())).await.unwrap();
     assert_eq!(usage.len(), 2, "the file system's own: {usage:?}");
-    assert_eq!(volumes.expand(asked(wish.target), size).await.unwrap(), None);
-    assert!(driver.asked().is_empty());
+    assert_eq!(volumes.expand(in_use(request.target), size).await.unwrap(), None);
+    assert!(driver.take_calls().is_empty());
 }

@@ -1,5 +1,5 @@
-//! Reads the kernel's mount table (`/proc/self/mountinfo`): who is mounted where,
-//! and from what. Parsing only; [`super::mounts`] acts on it.
+//! Parses the kernel's mount table (`/proc/self/mountinfo`). Changes of mounts are in
+//! [`super::mounts`].
 
 use std::{
     ffi::OsString,
@@ -10,22 +10,19 @@ use std::{
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// Where it is mounted.
     pub point: PathBuf,
-    /// The directory of its file system that appears there; `/` unless it is a bind.
+    /// The directory of its file system that is visible there; `/` unless it is a bind.
     pub root: PathBuf,
     /// `major:minor` of the file system.
     pub device: (u32, u32),
-    /// File system type, such as `ext4`.
     pub fs_type: String,
-    /// What the file system says it was mounted from.
+    /// The source according to the file system.
     pub source: OsString,
     /// Options of this mount, such as `rw` and `noatime`.
     pub options: Vec<String>,
 }
 
 impl Mount {
-    /// Whether writing through this mount is forbidden.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.options.iter().any(|option| option == "ro")
@@ -36,13 +33,13 @@ impl Mount {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountTable(Vec<Mount>);
 
-/// A line of the mount table that does not look like one.
+/// A line that cannot be parsed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("the mount table has a line that cannot be read: {0:?}")]
 pub struct MountInfoError(String);
 
 impl MountTable {
-    /// Parses the text of a `mountinfo` file. Paths may be any bytes, so the text is too.
+    /// Parses the content of a `mountinfo` file. Paths may contain any bytes, so this takes bytes.
     pub fn parse(text: &[u8]) -> Result<Self, MountInfoError> {
         text.split(|byte| *byte == b'\n')
             .filter(|line| !line.is_empty())
@@ -53,7 +50,7 @@ impl MountTable {
             .map(Self)
     }
 
-    /// The mount one meets at `point`: the topmost one when several are stacked.
+    /// The mount that is visible at `point`: the topmost one if several are stacked.
     #[must_use]
     pub fn at(&self, point: &Path) -> Option<&Mount> {
         self.0.iter().rev().find(|mount| mount.point == point)
@@ -170,7 +167,7 @@ mod tests {
         assert!(MountTable::parse(&text).unwrap().at(Path::new("/proc")).is_some());
     }
 
-    /// As `seq_path` and `mangle` of the kernel do.
+    /// Escapes like `seq_path` and `mangle` of the kernel.
     fn escape(path: &[u8]) -> Vec<u8> {
         path.iter()
             .flat_map(|byte| match byte {

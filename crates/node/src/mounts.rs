@@ -1,7 +1,7 @@
-//! Mounting and unmounting. Every change is decided by the mount table read right
-//! before it, so that each step may be repeated; nothing here removes anything but
-//! empty directories, empty files and device nodes. All of it blocks: call it
-//! through [`super::in_flight::Guard::block`].
+//! Mounts and unmounts. Every change is based on the mount table that is read right before it, so that
+//! each step may be repeated; nothing is removed but empty directories, empty files and device nodes.
+//! Everything here blocks: call it through
+//! [`super::in_flight::Guard::block`].
 
 use std::{
     fmt::Write as _,
@@ -20,46 +20,36 @@ use super::mountinfo::{Mount, MountInfoError, MountTable};
 
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// Mounts stacked on one point are taken off one by one; more than this many are
-/// somebody mounting while we unmount.
+/// Mounts stacked on one point are unmounted one by one; more than this many mean that another process
+/// keeps mounting.
 const MAX_STACKED: usize = 16;
 
 /// Why something could not be mounted, unmounted or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The mount table makes no sense.
+    /// The mount table cannot be parsed.
     #[error(transparent)]
     Table(#[from] MountInfoError),
-    /// The kernel said no.
+    /// A system call failed.
     #[error("{action} {path}: {error}")]
     Io {
-        /// What was being done.
         action: String,
-        /// Where.
         path: PathBuf,
-        /// What came of it.
         error: io::Error,
     },
     /// Something else is mounted there.
     #[error("{path} is taken: {found} is mounted there, unmount it first")]
     Occupied {
-        /// Where.
         path: PathBuf,
-        /// What is there instead.
+        /// The other mount.
         found: String,
     },
-    /// Not a mount and not empty: it may be somebody's data.
-    #[error("{path} is left alone: nothing is mounted there, but {found}")]
-    NotOurs {
-        /// Where.
-        path: PathBuf,
-        /// What was found.
-        found: &'static str,
-    },
+    /// Neither a mount nor empty: it may be a user's data.
+    #[error("{path} is not removed: nothing is mounted there, but {found}")]
+    NotOurs { path: PathBuf, found: &'static str },
 }
 
 impl MountError {
-    /// `path` is taken by `found`.
     #[must_use]
     pub fn occupied(path: &Path, found: &Mount) -> Self {
         let mut what = format!("{} ({}", found.fs_type, found.source.to_string_lossy());
@@ -73,15 +63,15 @@ impl MountError {
     }
 }
 
-/// The mount table of this moment.
+/// The current mount table.
 pub fn table() -> Result<MountTable, MountError> {
     let text = fs::read(TABLE).map_err(failed("reading", Path::new(TABLE)))?;
     Ok(MountTable::parse(&text)?)
 }
 
-/// `path` as the mount table shows it: without symbolic links in its parent. The
-/// last part is kept as it is, since looking at a dead mount may hang. `None` when
-/// there is no parent, hence nothing.
+/// `path` as the mount table shows it: without symbolic links in its parent. The last part is not
+/// resolved, because a stat of a dead mount may hang. `None` if the parent, and so the path, does not
+/// exist.
 pub fn settled(path: &Path) -> Result<Option<PathBuf>, MountError> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Ok(Some(path.to_owned()));
@@ -93,7 +83,7 @@ pub fn settled(path: &Path) -> Result<Option<PathBuf>, MountError> {
     }
 }
 
-/// Whether a volume is to be found at `path`: a mount, or a device node.
+/// Whether a volume is published at `path`: a mount, or a device node.
 pub fn is_published(path: &Path) -> Result<bool, MountError> {
     let Some(path) = settled(path)? else {
         return Ok(false);
@@ -104,7 +94,6 @@ pub fn is_published(path: &Path) -> Result<bool, MountError> {
     Ok(fs::symlink_metadata(&path).is_ok_and(|found| found.file_type().is_block_device()))
 }
 
-/// Whether anything is mounted at or below `path`.
 pub fn is_used(path: &Path) -> Result<bool, MountError> {
     Ok(match settled(path)? {
         Some(path) => table()?.covers(&path),
@@ -112,17 +101,17 @@ pub fn is_used(path: &Path) -> Result<bool, MountError> {
     })
 }
 
-/// Makes `source` appear at `target`, a directory or file that exists.
+/// Binds `source` to `target`, a directory or file that exists.
 ///
-/// Mounts below `source` do not appear. `options` beyond the flags of a mount are
-/// those of a file system and mean nothing here.
+/// Mounts below `source` are not visible there. `options` other than mount flags are those of a file
+/// system and are ignored here.
 pub fn bind(source: &Path, target: &Path, options: &[String], read_only: bool) -> Result<(), MountError> {
     let target = settled(target)?.unwrap_or_else(|| target.to_owned());
     let wanted = with_read_only(flags_of(options).0, read_only);
     match table()?.at(&target) {
         Some(found) if !same_file(source, &target)? => return Err(MountError::occupied(&target, found)),
         Some(found) if wanted.is_empty() || flags_of(&found.options).0.contains(wanted) => return Ok(()),
-        // A crash between the two calls left it without its flags.
+        // A crash between the two calls left the bind without its flags.
         Some(_) => {}
         None => call("binding to", &target, || {
             mount(Some(source), &target, none(), MsFlags::MS_BIND, none())
@@ -132,15 +121,15 @@ pub fn bind(source: &Path, target: &Path, options: &[String], read_only: bool) -
         return Ok(());
     }
     restrict(&target, wanted).inspect_err(|_| {
-        // Better no mount than one that may be written to.
+        // No mount is better than a writable one.
         if let Err(error) = unmount(&target) {
-            tracing::warn!(target = %target.display(), %error, "a bind without its flags stays behind");
+            tracing::warn!(target = %target.display(), %error, "failed to unmount a bind that lacks its flags");
         }
     })
 }
 
-/// The flags of a bind need a call of their own; those it inherited must be
-/// repeated, or they would be lost.
+/// Sets the flags of a bind, which need a call of their own; inherited flags must be repeated, or they
+/// would be lost.
 fn restrict(target: &Path, wanted: MsFlags) -> Result<(), MountError> {
     let inherited = table()?
         .at(target)
@@ -166,7 +155,7 @@ pub fn mount_device(
 ) -> Result<(), MountError> {
     let target = settled(target)?.unwrap_or_else(|| target.to_owned());
     if let Some(found) = table()?.at(&target) {
-        let number = fs::metadata(device).map_err(failed("looking at", device))?.rdev();
+        let number = fs::metadata(device).map_err(failed("reading", device))?.rdev();
         let is_it = found.source == device.as_os_str() || found.device == split(number);
         return if is_it {
             Ok(())
@@ -181,7 +170,7 @@ pub fn mount_device(
     })
 }
 
-/// Takes off whatever is mounted at `path`. Nothing there is success.
+/// Unmounts everything that is mounted at `path`. Succeeds if nothing is.
 pub fn unmount(path: &Path) -> Result<(), MountError> {
     let Some(path) = settled(path)? else {
         return Ok(());
@@ -198,23 +187,23 @@ pub fn unmount(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Makes the directory a volume is mounted on. Its parent exists.
+/// Creates the directory on which a volume is mounted. Its parent exists.
 pub fn make_dir(path: &Path) -> Result<(), MountError> {
     accept_existing(fs::create_dir(path)).map_err(failed("creating the directory", path))
 }
 
-/// Creates a directory and those above it, if they are not there yet.
+/// Creates a directory and its missing parents.
 pub fn make_dirs(path: &Path) -> Result<(), MountError> {
     fs::create_dir_all(path).map_err(failed("creating the directory", path))
 }
 
-/// Makes the file a device is mounted on. Its parent exists.
+/// Creates the file on which a device is mounted. Its parent exists.
 pub fn make_file(path: &Path) -> Result<(), MountError> {
     accept_existing(fs::File::create_new(path).map(drop)).map_err(failed("creating the file", path))
 }
 
-/// Removes the mount point of a volume that is gone: an empty directory, an empty
-/// file or a device node. Anything else is somebody's data.
+/// Removes the mount point of an unmounted volume: an empty directory, an empty file or a device node.
+/// Anything else may be a user's data.
 pub fn remove_point(path: &Path) -> Result<(), MountError> {
     let Some(path) = settled(path)? else {
         return Ok(());
@@ -225,7 +214,7 @@ pub fn remove_point(path: &Path) -> Result<(), MountError> {
     let found = match fs::symlink_metadata(&path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed("looking at", &path)(error)),
+        Err(error) => return Err(failed("reading", &path)(error)),
     };
     let kept = |found| {
         Err(MountError::NotOurs {
@@ -243,11 +232,11 @@ pub fn remove_point(path: &Path) -> Result<(), MountError> {
     } else if found.file_type().is_block_device() || (found.is_file() && found.len() == 0) {
         accept_missing(fs::remove_file(&path)).map_err(failed("removing", &path))
     } else {
-        kept("it is no empty file")
+        kept("it is not an empty file")
     }
 }
 
-/// Mount options as kernel flags, and what is left for the file system.
+/// Mount options as kernel flags, and the others, which are for the file system.
 fn flags_of(options: &[String]) -> (MsFlags, String) {
     let mut flags = MsFlags::empty();
     let mut rest = Vec::new();
@@ -264,7 +253,7 @@ fn flags_of(options: &[String]) -> (MsFlags, String) {
             "sync" => flags |= MsFlags::MS_SYNCHRONOUS,
             "dirsync" => flags |= MsFlags::MS_DIRSYNC,
             "lazytime" => flags |= MsFlags::MS_LAZYTIME,
-            // The defaults, and what only mount(8) and systemd understand.
+            // The defaults, and options that only mount(8) and systemd know.
             "" | "rw" | "defaults" | "suid" | "dev" | "exec" | "async" | "atime" | "auto" | "noauto"
             | "user" | "nouser" | "_netdev" | "nofail" => {}
             mine if mine.starts_with("x-") => {}
@@ -282,10 +271,10 @@ fn with_read_only(flags: MsFlags, read_only: bool) -> MsFlags {
     }
 }
 
-/// A bind shows the very file it was made from.
+/// Whether both paths are the same file: a bind shows its source.
 fn same_file(a: &Path, b: &Path) -> Result<bool, MountError> {
     let identity = |path: &Path| {
-        let found = fs::metadata(path).map_err(failed("looking at", path))?;
+        let found = fs::metadata(path).map_err(failed("reading", path))?;
         Ok::<_, MountError>((found.dev(), found.ino()))
     };
     Ok(identity(a)? == identity(b)?)

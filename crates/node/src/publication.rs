@@ -1,4 +1,4 @@
-//! A staged volume at the target paths of pods: publish and unpublish.
+//! Publishes and unpublishes staged volumes at the target paths of pods.
 
 use std::path::{Path, PathBuf};
 
@@ -18,75 +18,54 @@ use crate::{
     volume::{CsiSource, RealSource},
 };
 
-/// A wish to have a volume at a path of a pod.
+/// A request to publish a volume for a pod.
 pub struct Publish {
-    /// The volume and its staging; repeated if memory of it was lost.
+    /// The volume and its staging, which is repeated if its record was lost.
     pub stage: Stage,
-    /// Where kubelet wants it.
     pub target: PathBuf,
-    /// Whether writing is forbidden there.
     pub read_only: bool,
-    /// Who wants it.
+    /// The pod.
     pub consumer: Consumer,
 }
 
-/// A wish to have a volume away from a path.
+/// A request to unpublish a volume.
 #[derive(Clone, Debug)]
 pub struct Unpublish {
-    /// The volume.
     pub volume_id: String,
-    /// Where it was published.
     pub target: PathBuf,
 }
 
-/// Why a volume could not be published.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    /// What may go wrong anywhere.
+    /// An error that all operations share.
     #[error(transparent)]
     VolumeError(VolumeError),
-    /// It had to be staged again, and that failed.
+    /// The volume had to be staged again, and that failed.
     #[error(transparent)]
     Stage(#[from] StageError),
-    /// It is there already, but not like this.
+    /// The volume is published already, but in another way.
     #[error(
         "volume {volume_id} is published at {} with another access mode, other mount options or read-only differently",
         target.display()
     )]
-    Different {
-        /// The volume.
-        volume_id: String,
-        /// Where.
-        target: PathBuf,
-    },
-    /// One writer was promised the volume for itself.
-    #[error("volume {volume_id} admits one pod only, and is published at {}", at.display())]
-    SingleWriter {
-        /// The volume.
-        volume_id: String,
-        /// Where.
-        at: PathBuf,
-    },
+    Different { volume_id: String, target: PathBuf },
+    /// The access mode permits only one pod.
+    #[error("volume {volume_id} may be used by one pod only, and is published at {}", at.display())]
+    SingleWriter { volume_id: String, at: PathBuf },
 }
 
-/// Why a volume could not be unpublished.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpublishError {
-    /// What may go wrong anywhere.
+    /// An error that all operations share.
     #[error(transparent)]
     VolumeError(VolumeError),
-    /// Nobody remembers what is mounted there.
+    /// A mount without a record.
     #[error(
         "something is mounted at {} but this node has no record of volume {volume_id}: \
          find out what it is and unmount it by hand",
         target.display()
     )]
-    Unrecorded {
-        /// The volume.
-        volume_id: String,
-        /// Where.
-        target: PathBuf,
-    },
+    Unrecorded { volume_id: String, target: PathBuf },
 }
 
 impl<E: Into<VolumeError>> From<E> for PublishError {
@@ -102,88 +81,96 @@ impl<E: Into<VolumeError>> From<E> for UnpublishError {
 }
 
 impl Volumes {
-    /// Makes a volume appear at a target.
-    pub async fn publish(&self, wish: Publish) -> Result<(), PublishError> {
+    /// Publishes a volume at a target.
+    pub async fn publish(&self, request: Publish) -> Result<(), PublishError> {
         let guard = self
             .in_flight
-            .enter(&wish.stage.volume_id)
+            .enter(&request.stage.volume_id)
             .map_err(VolumeError::from)?;
-        let mut record = self.staged(&guard, &wish.stage).await?;
-        let is_there = self.is_published(&guard, &wish.target).await?;
-        let asked = Target {
-            access: wish.stage.access.clone(),
-            read_only: wish.read_only,
+        let mut record = self.staged(&guard, &request.stage).await?;
+        let is_there = self.is_published(&guard, &request.target).await?;
+        let requested = Target {
+            access: request.stage.access.clone(),
+            read_only: request.read_only,
             published: true,
         };
-        match record.targets.get(&wish.target) {
-            Some(known) if is_there && !known.is_like(&asked) => {
+        match record.targets.get(&request.target) {
+            Some(known) if is_there && !known.is_like(&requested) => {
                 return Err(PublishError::Different {
                     volume_id: record.volume_id,
-                    target: wish.target,
+                    target: request.target,
                 });
             }
-            // Kubelet repeats the call after its restart, and every minute if any
-            // real driver wants that: not every driver does.
+            // Kubelet repeats the call after its restart and, if a real driver requests that, every
+            // minute: not every driver supports it.
             Some(known) if is_there && known.published && !wants_republish(&record) => return Ok(()),
             Some(_) => {}
-            None => self.make_room(&guard, &mut record, &wish.stage.access).await?,
+            None => {
+                self.check_other_targets(&guard, &mut record, &request.stage.access)
+                    .await?;
+            }
         }
 
-        let is_new = !record.targets.contains_key(&wish.target);
+        let is_new = !record.targets.contains_key(&request.target);
         let announced = Target {
             published: false,
-            ..asked.clone()
+            ..requested.clone()
         };
-        record.targets.insert(wish.target.clone(), announced);
+        record.targets.insert(request.target.clone(), announced);
         self.save(&guard, &record).await?;
-        let published = self.publish_recorded(&guard, &record, &wish);
-        if let Err(trouble) = crash::around(Step::NodePublish, published).await {
+        let published = self.publish_recorded(&guard, &record, &request);
+        if let Err(error) = crash::around(Step::NodePublish, published).await {
             // Kubelet will not unpublish what it believes was never published.
-            if trouble.is_final() && is_new && !self.is_published(&guard, &wish.target).await? {
-                record.targets.remove(&wish.target);
+            if error.is_final() && is_new && !self.is_published(&guard, &request.target).await? {
+                record.targets.remove(&request.target);
                 self.save(&guard, &record).await?;
             }
-            return Err(trouble.into());
+            return Err(error.into());
         }
-        record.targets.insert(wish.target, asked);
+        record.targets.insert(request.target, requested);
         Ok(self.save(&guard, &record).await?)
     }
 
-    /// Takes a volume away from a target, and the target with it.
-    pub async fn unpublish(&self, wish: Unpublish) -> Result<(), UnpublishError> {
-        let guard = self.in_flight.enter(&wish.volume_id).map_err(VolumeError::from)?;
-        let Some(mut record) = self.load(&guard, &wish.volume_id).await? else {
-            return self.expect_nothing_published(&guard, wish).await;
+    /// Unpublishes a volume from a target, and removes the target.
+    pub async fn unpublish(&self, request: Unpublish) -> Result<(), UnpublishError> {
+        let guard = self
+            .in_flight
+            .enter(&request.volume_id)
+            .map_err(VolumeError::from)?;
+        let Some(mut record) = self.load(&guard, &request.volume_id).await? else {
+            return self.expect_nothing_published(&guard, request).await;
         };
-        Ok(self.unpublish_held(&guard, &mut record, &wish.target).await?)
+        Ok(self
+            .unpublish_locked(&guard, &mut record, &request.target)
+            .await?)
     }
 
-    /// The record of a volume that is staged. A call to publish carries all that
-    /// staging needs, so a record that was lost, cut short or left over from
-    /// before a reboot mends itself.
-    async fn staged(&self, guard: &Guard, wish: &Stage) -> Result<Record, PublishError> {
-        match self.load(guard, &wish.volume_id).await? {
-            Some(record) if record.staged && record.boot_id == self.boot_id && record.is_staged_for(wish) => {
+    /// The record of a staged volume. A publish call contains all that staging needs, so a record that
+    /// was lost, is incomplete, or is from before a reboot is created again.
+    async fn staged(&self, guard: &Guard, request: &Stage) -> Result<Record, PublishError> {
+        match self.load(guard, &request.volume_id).await? {
+            Some(record)
+                if record.staged && record.boot_id == self.boot_id && record.is_staged_for(request) =>
+            {
                 Ok(record)
             }
             other => {
-                // Kubelet makes the folder only when it stages, and a driver may have
-                // removed it when it unstaged.
-                let staging = wish.staging.clone();
+                // Kubelet creates the folder only when it stages, and a driver may have removed it when
+                // it unstaged.
+                let staging = request.staging.clone();
                 let what = format!("making {}", staging.display());
                 let made = guard.block(what, QUICK_WORK, move || mounts::make_dirs(&staging));
                 made.await
                     .map_err(VolumeError::from)?
                     .map_err(VolumeError::from)?;
-                Ok(self.stage_held(guard, other, wish).await?)
+                Ok(self.stage_locked(guard, other, request).await?)
             }
         }
     }
 
-    /// Forgets targets that vanished without an unpublish (a pod removed while
-    /// kubelet was down), and refuses a second one where one pod was promised the
-    /// volume for itself.
-    async fn make_room(
+    /// Removes targets from the record that disappeared without an unpublish (a pod removed while kubelet
+    /// was down), and refuses a second target if the access mode permits only one pod.
+    async fn check_other_targets(
         &self,
         guard: &Guard,
         record: &mut Record,
@@ -209,20 +196,24 @@ impl Volumes {
         &self,
         guard: &Guard,
         record: &Record,
-        wish: &Publish,
+        request: &Publish,
     ) -> Result<(), VolumeError> {
-        let (volume, flags) = (&record.data_path, &wish.stage.access.mount_flags);
+        let (volume, flags) = (&record.data_path, &request.stage.access.mount_flags);
         if let RealSource::Csi(real) = &volume.source {
             let driver = self.drivers.reach(&real.driver).await?;
             let place = Place {
                 staging: &record.staging_path,
-                target: &wish.target,
+                target: &request.target,
             };
-            let published = driver.publish(volume, real, place, wish.read_only, flags, &wish.consumer);
+            let published = driver.publish(volume, real, place, request.read_only, flags, &request.consumer);
             return Ok(published.await?);
         }
         let (direct, volume, flags) = (self.direct.clone(), volume.clone(), flags.clone());
-        let (staging, target, read_only) = (record.staging_path.clone(), wish.target.clone(), wish.read_only);
+        let (staging, target, read_only) = (
+            record.staging_path.clone(),
+            request.target.clone(),
+            request.read_only,
+        );
         let what = format!("publishing volume {}", record.volume_id);
         let publish = move || {
             let how = Publication {
@@ -236,31 +227,35 @@ impl Volumes {
         Ok(guard.block(what, SLOW_WORK, publish).await??)
     }
 
-    async fn expect_nothing_published(&self, guard: &Guard, wish: Unpublish) -> Result<(), UnpublishError> {
-        if self.is_published(guard, &wish.target).await? {
+    async fn expect_nothing_published(
+        &self,
+        guard: &Guard,
+        request: Unpublish,
+    ) -> Result<(), UnpublishError> {
+        if self.is_published(guard, &request.target).await? {
             return Err(UnpublishError::Unrecorded {
-                volume_id: wish.volume_id,
-                target: wish.target,
+                volume_id: request.volume_id,
+                target: request.target,
             });
         }
-        Ok(self.remove_point(guard, wish.target).await?)
+        Ok(self.remove_point(guard, request.target).await?)
     }
 
-    /// Unpublishes with the volume held, removes the target, and forgets it.
-    pub(super) async fn unpublish_held(
+    /// Unpublishes a locked volume, removes the target, and updates the record.
+    pub(super) async fn unpublish_locked(
         &self,
         guard: &Guard,
         record: &mut Record,
         target: &Path,
     ) -> Result<(), VolumeError> {
-        let taken = async {
+        let unpublished = async {
             match &record.data_path.source {
                 RealSource::Csi(real) => self.unpublish_real(guard, record, real, target).await?,
                 _ => self.unmount(guard, target).await?,
             }
             self.remove_point(guard, target.to_owned()).await
         };
-        crash::around(Step::NodeUnpublish, taken).await?;
+        crash::around(Step::NodeUnpublish, unpublished).await?;
         if record.targets.remove(target).is_some() {
             self.save(guard, record).await?;
         }
@@ -280,19 +275,19 @@ impl Volumes {
         real: &CsiSource,
         target: &Path,
     ) -> Result<(), VolumeError> {
-        let asked = async {
+        let unpublished = async {
             let driver = self.drivers.reach(&real.driver).await?;
             driver.unpublish(&real.handle, target).await
         };
-        let Err(trouble) = asked.await.map_err(VolumeError::from) else {
+        let Err(error) = unpublished.await.map_err(VolumeError::from) else {
             return Ok(());
         };
-        let excused = trouble.is_absent_driver() || trouble.is_unknown_volume();
-        if excused && !self.is_published(guard, target).await? {
-            tracing::warn!(volume = record.volume_id, %trouble, "nothing is left at the target");
+        let may_be_ignored = error.is_absent_driver() || error.is_unknown_volume();
+        if may_be_ignored && !self.is_published(guard, target).await? {
+            tracing::warn!(volume = record.volume_id, %error, "the real driver failed to unpublish, but nothing is mounted at the target");
             return Ok(());
         }
-        Err(trouble)
+        Err(error)
     }
 }
 

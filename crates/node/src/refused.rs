@@ -1,4 +1,4 @@
-//! What kubelet was refused: a sign that it has forgotten what is published.
+//! The unstage calls of kubelet that were refused: a sign that it has forgotten a publication.
 
 use std::{
     collections::HashMap,
@@ -6,25 +6,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Since when kubelet asks to unstage volumes that are published, and for nothing else
-/// about them. In memory: to begin anew after a restart only takes longer.
+/// Since when kubelet has called only `NodeUnstageVolume` for a volume that is published. In memory:
+/// starting again after a restart only takes longer.
 #[derive(Clone, Default)]
-pub(super) struct Refused(Arc<Mutex<HashMap<String, Instant>>>);
+pub(super) struct RefusedUnstages(Arc<Mutex<HashMap<String, Instant>>>);
 
-impl Refused {
-    /// Kubelet is told that the volume is published.
-    pub(super) fn note(&self, volume_id: &str) {
+impl RefusedUnstages {
+    /// Records a refused unstage of a published volume.
+    pub(super) fn record(&self, volume_id: &str) {
         self.lock()
             .entry(volume_id.to_owned())
             .or_insert_with(Instant::now);
     }
 
-    /// Kubelet asked for something else, or there is nothing to ask for any more.
+    /// Another call for the volume, or its end, resets the time.
     pub(super) fn clear(&self, volume_id: &str) {
         self.lock().remove(volume_id);
     }
 
-    /// Whether kubelet has asked for so long.
+    /// Whether kubelet has made such calls for this long.
     pub(super) fn has_lasted(&self, volume_id: &str, this_long: Duration) -> bool {
         self.lock()
             .get(volume_id)

@@ -1,6 +1,6 @@
-//! Finds the socket of a real driver the way kubelet does: every plugin of a node
-//! has a registration socket in `plugins_registry` and says there who it is and
-//! where it serves. We only ask; the verdict on a registration is kubelet's.
+//! Finds the socket of a real driver like kubelet does: every plugin of a node has a registration socket
+//! in `plugins_registry`, which returns its name and its endpoint. This module only reads that; kubelet
+//! decides about registrations.
 
 use std::{
     fs, io,
@@ -10,7 +10,6 @@ use std::{
 };
 
 use futures::future::join_all;
-use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::{
@@ -21,14 +20,13 @@ use crate::{
     },
 };
 
-/// Directory of registration sockets below kubelet's root.
 pub const PLUGINS_REGISTRY: &str = "plugins_registry";
-/// The type of registration that CSI drivers have; DRA and device plugins have others.
+/// The registration type of CSI drivers; DRA and device plugins have others.
 pub const CSI_PLUGIN: &str = "CSIPlugin";
 
 /// Plugins answer within milliseconds, or they hang.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Kubelet looks into sub-directories too.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Kubelet searches sub-directories, too.
 const DEPTH: usize = 3;
 const ROOT: u32 = 0;
 
@@ -36,77 +34,55 @@ const ROOT: u32 = 0;
 #[derive(Clone, Debug)]
 pub struct Registry {
     kubelet_root: PathBuf,
-    /// Where we serve ourselves: never an answer.
+    /// The socket of this node plugin: never a result.
     own_socket: PathBuf,
     owner: u32,
-    patience: Duration,
+    timeout: Duration,
 }
 
-/// Why there is no socket to talk to.
+/// Why there is no socket of a driver.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// Kubelet's directory cannot be read.
     #[error("reading {path}: {error}")]
-    Unreadable {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
-    /// Nobody answers for it.
+    Unreadable { path: PathBuf, error: io::Error },
+    /// No socket answers for the driver.
     #[error("the driver {driver} does not run on this node: no socket in {dir} answers for it{passed_over}")]
     Absent {
-        /// The driver.
         driver: String,
-        /// Where it was looked for.
         dir: PathBuf,
-        /// Sockets that were not considered, and why.
+        /// Sockets that were skipped, and why.
         passed_over: String,
     },
-    /// More than one plugin claims the name.
+    /// More than one plugin has the name.
     #[error("the driver {driver} runs more than once on this node, at {}: remove all but one", sockets.join(" and "))]
-    Ambiguous {
-        /// The driver.
-        driver: String,
-        /// Their sockets.
-        sockets: Vec<String>,
-    },
-    /// What answers cannot be the driver.
+    Ambiguous { driver: String, sockets: Vec<String> },
+    /// The socket that answers cannot be that of the driver.
     #[error("the driver {driver} is not used on this node: {reason}")]
-    Untrusted {
-        /// The driver.
-        driver: String,
-        /// What is wrong.
-        reason: String,
-    },
+    Untrusted { driver: String, reason: String },
 }
 
 impl Registry {
-    /// The registry below kubelet's root; `own_socket` is where this plugin serves CSI.
+    /// The registry below kubelet's root; `own_socket` is that of this node plugin.
     #[must_use]
     pub fn new(kubelet_root: PathBuf, own_socket: PathBuf) -> Self {
         Self {
             kubelet_root,
             own_socket,
             owner: ROOT,
-            patience: PATIENCE,
+            timeout: ANSWER_TIMEOUT,
         }
     }
 
-    /// The CSI socket of `driver`.
     pub async fn find(&self, driver: &str) -> Result<PathBuf, RegistryError> {
         if driver == DRIVER_NAME {
-            return Err(untrusted(
-                driver,
-                "a twin cannot have this very driver behind it".into(),
-            ));
+            return Err(untrusted(driver, "a twin cannot be of this driver itself".into()));
         }
         let dir = self.kubelet_root.join(PLUGINS_REGISTRY);
         let sockets = sockets_in(&dir, DEPTH).map_err(|error| RegistryError::Unreadable {
             path: dir.clone(),
             error,
         })?;
-        let answers = join_all(sockets.iter().map(|socket| self.ask(socket))).await;
+        let answers = join_all(sockets.iter().map(|socket| self.plugin_info(socket))).await;
 
         let mut found = Vec::new();
         let mut passed_over = Vec::new();
@@ -119,7 +95,7 @@ impl Registry {
                 Err(reason) => passed_over.push(skipped(socket, &reason)),
             }
         }
-        // A driver that left its old registration socket behind says the same twice.
+        // A driver whose old registration socket still exists is found twice.
         found.sort();
         found.dedup();
         match found.as_slice() {
@@ -149,25 +125,25 @@ impl Registry {
                 .name;
             Ok::<_, String>((channel, name))
         };
-        match timeout(self.patience, name).await {
+        match tokio::time::timeout(self.timeout, name).await {
             Ok(Ok((channel, name))) if name == driver => Ok(channel),
             Ok(Ok((_, name))) => Err(refused(format!("answers for {name}"))),
-            Ok(Err(error)) => Err(self.silent(driver, socket, &error)),
-            Err(_) => Err(self.silent(driver, socket, "it hangs")),
+            Ok(Err(error)) => Err(self.absent(driver, socket, &error)),
+            Err(_) => Err(self.absent(driver, socket, "it hangs")),
         }
     }
 
-    /// Who is registered at `socket`.
-    async fn ask(&self, socket: &Path) -> Result<PluginInfo, String> {
+    /// The plugin that is registered at `socket`.
+    async fn plugin_info(&self, socket: &Path) -> Result<PluginInfo, String> {
         self.check_owner(socket)?;
         let info = async {
             let channel = dial(socket).await?;
-            let asked = RegistrationClient::new(channel).get_info(InfoRequest {}).await;
-            asked
+            let answer = RegistrationClient::new(channel).get_info(InfoRequest {}).await;
+            answer
                 .map(tonic::Response::into_inner)
                 .map_err(|status| status.message().to_owned())
         };
-        timeout(self.patience, info)
+        tokio::time::timeout(self.timeout, info)
             .await
             .unwrap_or_else(|_| Err("it hangs".into()))
     }
@@ -180,14 +156,14 @@ impl Registry {
             ))
         };
         let Ok(real) = fs::canonicalize(socket) else {
-            return Err(self.silent(driver, socket, "it does not exist"));
+            return Err(self.absent(driver, socket, "it does not exist"));
         };
         let below_root = fs::canonicalize(&self.kubelet_root).is_ok_and(|root| real.starts_with(root));
         if !below_root {
             return refuse("is not below kubelet's root directory");
         }
         if fs::canonicalize(&self.own_socket).is_ok_and(|own| own == real) {
-            return refuse("is our own");
+            return refuse("is that of this node plugin");
         }
         match self.check_owner(&real) {
             Ok(()) => Ok(real),
@@ -195,17 +171,17 @@ impl Registry {
         }
     }
 
-    /// Whoever can put a socket there could otherwise take our place in the conversation.
+    /// Otherwise any user who can create a socket there could impersonate the driver.
     fn check_owner(&self, socket: &Path) -> Result<(), String> {
         match fs::symlink_metadata(socket) {
-            Ok(found) if !found.file_type().is_socket() => Err("is no socket".into()),
+            Ok(found) if !found.file_type().is_socket() => Err("is not a socket".into()),
             Ok(found) if found.uid() != self.owner => Err(format!("belongs to user {}", found.uid())),
             Ok(_) => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }
 
-    fn silent(&self, driver: &str, socket: &Path, reason: &str) -> RegistryError {
+    fn absent(&self, driver: &str, socket: &Path, reason: &str) -> RegistryError {
         RegistryError::Absent {
             driver: driver.to_owned(),
             dir: self.kubelet_root.join(PLUGINS_REGISTRY),
@@ -215,7 +191,7 @@ impl Registry {
 }
 
 fn skipped(socket: &Path, reason: &str) -> String {
-    format!("; {} was passed over: {reason}", socket.display())
+    format!("; skipped {}: {reason}", socket.display())
 }
 
 async fn dial(socket: &Path) -> Result<Channel, String> {
@@ -238,7 +214,7 @@ fn sockets_in(dir: &Path, depth: usize) -> io::Result<Vec<PathBuf>> {
         if kind.is_socket() {
             sockets.push(entry.path());
         } else if kind.is_dir() && depth > 1 {
-            // It may be gone by now.
+            // The directory may have been removed since.
             sockets.extend(sockets_in(&entry.path(), depth - 1).unwrap_or_default());
         }
     }
@@ -254,11 +230,11 @@ fn untrusted(driver: &str, reason: String) -> RegistryError {
 
 #[cfg(test)]
 impl Registry {
-    /// A registry whose sockets belong to whoever runs the tests.
+    /// A registry whose sockets belong to the user who runs the tests.
     pub(super) fn for_tests(kubelet_root: PathBuf, own_socket: PathBuf) -> Self {
         Self {
             owner: nix::unistd::geteuid().as_raw(),
-            patience: Duration::from_millis(300),
+            timeout: Duration::from_millis(300),
             ..Self::new(kubelet_root, own_socket)
         }
     }
@@ -282,7 +258,7 @@ mod tests {
         );
         node.register("sub/dir.sock", CSI_PLUGIN, "deep.example", wanted.socket());
         node.hang("hung.sock");
-        node.leave_behind("stale.sock");
+        node.leave_stale("stale.sock");
         fs::write(node.path("plugins_registry/file"), "").unwrap();
 
         let registry = node.registry();
@@ -296,7 +272,7 @@ mod tests {
     async fn an_absent_driver_is_reported_with_what_was_passed_over() {
         let node = Node::new();
         node.hang("hung.sock");
-        node.leave_behind("stale.sock");
+        node.leave_stale("stale.sock");
         let error = node.registry().find("real.example").await.unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, RegistryError::Absent { .. }));

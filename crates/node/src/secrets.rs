@@ -1,5 +1,5 @@
-//! Secrets of real volumes. Kubelet would read those a PV refers to and hand them
-//! to the driver; here that is off unless the chart allows it by namespace.
+//! Secrets of real volumes. Kubelet would read those to which a PV refers and pass them to the driver;
+//! here that is disabled unless the chart permits it by namespace.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -8,47 +8,37 @@ use kube::Api;
 
 use crate::volume::SecretRef;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const API_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The right to read secrets, or its absence.
+/// Whether Secrets may be read.
 #[derive(Clone)]
 pub enum Secrets {
-    /// The chart does not allow any.
+    /// The chart permits none.
     Forbidden,
-    /// Those the API server lets us read.
+    /// Secrets that the API server permits.
     Readable(kube::Client),
 }
 
-/// Why a secret cannot be had. Never holds any of its content.
+/// Why a Secret cannot be read. Never contains any of its content.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    /// Not allowed here.
     #[error(
         "{namespace}/{name} is not read, because node.secrets is off: list the namespace {namespace} in the chart's \
          value node.secretNamespaces"
     )]
-    Forbidden {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
-    /// The API server said no, or nothing.
+    Forbidden { namespace: String, name: String },
+    /// The API server returned an error, or does not answer.
     #[error("reading {namespace}/{name}: {reason}")]
     Unreadable {
-        /// Its namespace.
         namespace: String,
-        /// Its name.
         name: String,
-        /// What came of it.
         reason: String,
-        /// Whether it may work later.
+        /// Whether a retry may succeed.
         passing: bool,
     },
 }
 
 impl Secrets {
-    /// The content of a secret.
     pub async fn read(&self, reference: &SecretRef) -> Result<BTreeMap<String, String>, SecretError> {
         let Self::Readable(client) = self else {
             return Err(SecretError::Forbidden {
@@ -63,14 +53,14 @@ impl Secrets {
             passing,
         };
         let api: Api<Secret> = Api::namespaced(client.clone(), &reference.namespace);
-        let secret = match tokio::time::timeout(PATIENCE, api.get(&reference.name)).await {
+        let secret = match tokio::time::timeout(API_TIMEOUT, api.get(&reference.name)).await {
             Ok(Ok(secret)) => secret,
             Ok(Err(kube::Error::Api(status))) => {
                 let passing = status.code >= 500 || status.code == 429;
                 return Err(unreadable(passing, &status.message));
             }
             // Any other error may quote the body.
-            Ok(Err(_)) => return Err(unreadable(true, &"the API server gave no usable answer")),
+            Ok(Err(_)) => return Err(unreadable(true, &"the API server sent an invalid response")),
             Err(_) => return Err(unreadable(true, &"the API server does not answer")),
         };
         let data = secret.data.unwrap_or_default().into_iter();
@@ -78,7 +68,7 @@ impl Secrets {
             Ok(value) => Ok((key, value)),
             Err(_) => Err(unreadable(
                 false,
-                &format!("{key} is no text, which CSI cannot carry"),
+                &format!("{key} is not text, which CSI cannot transport"),
             )),
         })
         .collect()

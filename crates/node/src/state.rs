@@ -1,6 +1,5 @@
-//! What the node remembers of each volume it serves, on disk: unpublish and
-//! unstage bring only an id and a path, perhaps after a reboot, with no API
-//! server and no object left to ask.
+//! The records of the volumes on this node, on disk: unpublish and unstage calls contain only an id and a
+//! path, perhaps after a reboot, when the API server does not answer or the objects do not exist.
 //!
 //! One file per volume, `<state dir>/<hash of the volume id>`: written before the
 //! first side effect, removed after the last.
@@ -22,7 +21,7 @@ use crate::volume::{DataPath, digest};
 const VERSION: u8 = 1;
 /// Extension of a record that is being written.
 const DRAFT: &str = "new";
-/// A SHA-256, whole: two volumes must never share a record.
+/// A complete SHA-256: two volumes must never share a record.
 const NAME_DIGITS: usize = 64;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -31,37 +30,35 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Record {
     version: u8,
-    /// The id the caller knows the volume by.
+    /// The id in the calls of kubelet.
     pub volume_id: String,
-    /// Where the caller had it staged.
     pub staging_path: PathBuf,
-    /// What is behind it.
+    /// The real volume.
     pub data_path: DataPath,
-    /// Whether staging ended well. Until then it is repeated before any publish.
+    /// Whether staging succeeded. Until then it is repeated before any publish.
     pub staged: bool,
-    /// Whether the real driver was asked to stage, so that it must be asked to unstage.
+    /// Whether the real driver was called to stage, so that it must be called to unstage.
     pub stage_delegated: bool,
-    /// The boot in which it was staged: nothing of it is left after another one.
+    /// The boot in which it was staged: no mount survives a reboot.
     pub boot_id: String,
     /// Where it is published, or was about to be.
     #[serde(default)]
     pub targets: BTreeMap<PathBuf, Target>,
 }
 
-/// One place where a volume is published.
+/// One target path of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Target {
-    /// How it was asked for.
+    /// The requested access.
     pub access: Access,
-    /// Whether writing is forbidden there.
     pub read_only: bool,
-    /// Whether publishing ended well.
+    /// Whether publishing succeeded.
     pub published: bool,
 }
 
 impl Record {
-    /// A volume about to be staged.
+    /// The record of a volume that is about to be staged.
     #[must_use]
     pub fn new(volume_id: String, staging_path: PathBuf, data_path: DataPath, boot_id: String) -> Self {
         Self {
@@ -77,65 +74,52 @@ impl Record {
     }
 }
 
-/// Why a record could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The file system said no.
+    /// An operation on the file system failed.
     #[error("{action} {path}: {error}")]
     Io {
-        /// What was being done.
         action: &'static str,
-        /// To which file.
         path: PathBuf,
-        /// What came of it.
         error: io::Error,
     },
-    /// The file is there but makes no sense.
+    /// The file cannot be parsed.
     #[error(
         "the record {path} of volume {volume_id} is corrupt ({error}): unmount what findmnt shows of the volume, \
          then remove the file"
     )]
     Corrupt {
-        /// The volume.
         volume_id: String,
-        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
         error: serde_json::Error,
     },
     /// Written by a newer node plugin.
     #[error(
-        "the record {path} of volume {volume_id} has version {version}, this node plugin knows {VERSION}: upgrade it"
+        "the record {path} of volume {volume_id} has version {version}, this node plugin supports {VERSION}: upgrade it"
     )]
     Version {
-        /// The volume.
         volume_id: String,
-        /// The file.
         path: PathBuf,
-        /// Its version.
         version: u8,
     },
-    /// Two ids with one hash, or a file put there by hand.
+    /// Two ids with one hash, or a file that a user put there.
     #[error("the record {path} belongs to volume {found}, not to {volume_id}")]
     Foreign {
-        /// The volume asked for.
         volume_id: String,
-        /// The file.
         path: PathBuf,
-        /// Whose record it is.
+        /// The volume in the record.
         found: String,
     },
 }
 
-/// The directory of records.
 #[derive(Clone, Debug)]
 pub struct State {
     dir: PathBuf,
 }
 
 impl State {
-    /// Opens the directory, creating it when it is missing. Only root may look into
-    /// it: what a real driver is told about an attachment may be confidential.
+    /// Opens the directory, and creates it if it is missing. Only root may read it: what a real driver is
+    /// told about an attachment may be confidential.
     pub fn open(dir: PathBuf) -> Result<Self, StateError> {
         let mut builder = fs::DirBuilder::new();
         let create = builder.recursive(true).mode(0o700).create(&dir);
@@ -145,7 +129,6 @@ impl State {
         Ok(state)
     }
 
-    /// The record of a volume, if there is one.
     pub fn load(&self, volume_id: &str) -> Result<Option<Record>, StateError> {
         let path = self.path_of(volume_id);
         let text = match fs::read(&path) {
@@ -156,29 +139,29 @@ impl State {
         read(volume_id, path, &text).map(Some)
     }
 
-    /// Remembers that somebody called for a volume just now, if there is a record of it.
-    pub fn note_call(&self, volume_id: &str) {
-        // It only puts off what is done with volumes that nobody calls for.
+    /// Records a call for a volume, if it has a record.
+    pub fn record_call(&self, volume_id: &str) {
+        // An error only shortens the time until the volume counts as forgotten.
         let _noted =
             fs::File::open(self.path_of(volume_id)).and_then(|record| record.set_modified(SystemTime::now()));
     }
 
-    /// The records of all volumes that nobody called for in this long. Of one that
-    /// cannot be read, whoever calls for its volume is told.
-    pub fn uncalled(&self, this_long: Duration) -> Result<Vec<Record>, StateError> {
+    /// The records of all volumes without a call for this long. A record that cannot be read is reported
+    /// in the next call for its volume.
+    pub fn without_calls(&self, this_long: Duration) -> Result<Vec<Record>, StateError> {
         let entries = fs::read_dir(&self.dir).map_err(failed("reading", &self.dir))?;
         Ok(entries
-            .filter_map(|entry| self.uncalled_at(&entry.ok()?.path(), this_long))
+            .filter_map(|entry| self.record_without_calls(&entry.ok()?.path(), this_long))
             .collect())
     }
 
-    /// The record of a volume, if nobody called for it in this long.
+    /// The record of a volume, if there was no call for it for this long.
     #[must_use]
-    pub fn uncalled_volume(&self, volume_id: &str, this_long: Duration) -> Option<Record> {
-        self.uncalled_at(&self.path_of(volume_id), this_long)
+    pub fn volume_without_calls(&self, volume_id: &str, this_long: Duration) -> Option<Record> {
+        self.record_without_calls(&self.path_of(volume_id), this_long)
     }
 
-    fn uncalled_at(&self, path: &Path, this_long: Duration) -> Option<Record> {
+    fn record_without_calls(&self, path: &Path, this_long: Duration) -> Option<Record> {
         let called = fs::metadata(path).ok()?.modified().ok()?;
         if called.elapsed().ok()? < this_long {
             return None;
@@ -210,7 +193,7 @@ impl State {
         self.sync_dir()
     }
 
-    /// Forgets a volume.
+    /// Removes the record of a volume.
     pub fn remove(&self, volume_id: &str) -> Result<(), StateError> {
         let path = self.path_of(volume_id);
         match fs::remove_file(&path) {
@@ -220,14 +203,14 @@ impl State {
         }
     }
 
-    /// A directory has to be synced too, or a rename in it may not outlive a power cut.
+    /// Syncs the directory, without which a rename in it may not survive a power failure.
     fn sync_dir(&self) -> Result<(), StateError> {
         fs::File::open(&self.dir)
             .and_then(|dir| dir.sync_all())
             .map_err(failed("syncing", &self.dir))
     }
 
-    /// Removes what a crash in the middle of writing left: nobody has acted on it.
+    /// Removes incomplete drafts of a crash: no side effect was based on them.
     fn sweep(&self) -> Result<(), StateError> {
         let sweep = || {
             for entry in fs::read_dir(&self.dir)? {
@@ -241,13 +224,13 @@ impl State {
         sweep().map_err(failed("sweeping", &self.dir))
     }
 
-    /// Ids may hold any character and be 128 bytes long; file names may not.
+    /// Ids may contain any character and have 128 bytes; file names may not.
     fn path_of(&self, volume_id: &str) -> PathBuf {
         self.dir.join(digest(NAME_DIGITS, [volume_id]))
     }
 }
 
-/// The id the kernel gave to the current boot.
+/// The kernel's id of the current boot.
 pub fn boot_id() -> Result<String, StateError> {
     fs::read_to_string(BOOT_ID)
         .map(|id| id.trim().to_owned())
@@ -347,7 +330,7 @@ mod tests {
             ..record("c")
         };
         state.save(&newer).unwrap();
-        assert_eq!(state.uncalled(Duration::ZERO).unwrap(), [record("a")]);
+        assert_eq!(state.without_calls(Duration::ZERO).unwrap(), [record("a")]);
     }
 
     #[test]
@@ -358,13 +341,13 @@ mod tests {
         let file = fs::File::open(open().path_of("a")).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let age = Duration::from_mins(1);
-        assert_eq!(open().uncalled_volume("a", age), Some(record("a")));
-        assert_eq!(open().uncalled(age).unwrap(), [record("a")]);
-        open().note_call("a");
-        assert_eq!(open().uncalled_volume("a", age), None);
-        assert_eq!(open().uncalled(age).unwrap(), []);
-        open().note_call("b");
-        assert_eq!(open().uncalled_volume("b", age), None);
+        assert_eq!(open().volume_without_calls("a", age), Some(record("a")));
+        assert_eq!(open().without_calls(age).unwrap(), [record("a")]);
+        open().record_call("a");
+        assert_eq!(open().volume_without_calls("a", age), None);
+        assert_eq!(open().without_calls(age).unwrap(), []);
+        open().record_call("b");
+        assert_eq!(open().volume_without_calls("b", age), None);
     }
 
     #[test]

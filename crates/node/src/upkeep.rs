@@ -1,4 +1,4 @@
-//! A volume in use: how full it is, and growing it.
+//! Usage and expansion of a published volume.
 
 use std::{
     fs::{self, File},
@@ -17,40 +17,28 @@ use super::{
 };
 use crate::volume::{RealSource, VolumeMode};
 
-/// A question or wish about a published volume.
+/// A request about a published volume.
 #[derive(Clone, Debug)]
 pub struct InUse {
-    /// The volume.
     pub volume_id: String,
-    /// Where kubelet sees it: the target of a file system; of a device, a path of kubelet's own.
+    /// Kubelet's path: the target of a file system; for a device, another path of kubelet.
     pub path: PathBuf,
 }
 
-/// Why nothing can be said about a volume, or nothing be done for it.
+/// Why usage or expansion failed.
 #[derive(Debug, thiserror::Error)]
 pub enum UpkeepError {
-    /// What may go wrong anywhere.
+    /// An error that all operations share.
     #[error(transparent)]
     VolumeError(VolumeError),
-    /// It is not on this node.
     #[error("volume {0} is not staged on this node")]
     NoVolume(String),
-    /// It is, but not there.
+    /// The volume is staged, but not published at this path.
     #[error("volume {volume_id} is not published at {}", path.display())]
-    NoPath {
-        /// The volume.
-        volume_id: String,
-        /// Where it was looked for.
-        path: PathBuf,
-    },
-    /// The file system does not say.
+    NoPath { volume_id: String, path: PathBuf },
+    /// The usage of the file system cannot be read.
     #[error("measuring {}: {error}", path.display())]
-    Measure {
-        /// Where.
-        path: PathBuf,
-        /// What came of it.
-        error: io::Error,
-    },
+    Measure { path: PathBuf, error: io::Error },
 }
 
 impl<E: Into<VolumeError>> From<E> for UpkeepError {
@@ -60,18 +48,18 @@ impl<E: Into<VolumeError>> From<E> for UpkeepError {
 }
 
 impl Volumes {
-    /// How full a volume is, as its driver says or, if it does not count, the file system.
-    pub async fn stats(&self, asked: InUse) -> Result<Vec<Usage>, UpkeepError> {
-        // Apart from the volume's own operations, which do not disturb it; but not
-        // twice at once: on a dead mount the first one is still waiting.
-        let key = format!("{} (its usage)", asked.volume_id);
+    /// The usage of a volume, from its driver or, if that does not report it, from the file system.
+    pub async fn stats(&self, request: InUse) -> Result<Vec<Usage>, UpkeepError> {
+        // Not locked against other operations on the volume, which it does not disturb; but against
+        // another usage call: on a dead mount the first one is still waiting.
+        let key = format!("{} (its usage)", request.volume_id);
         let guard = self.in_flight.enter(&key).map_err(VolumeError::from)?;
-        let record = self.in_use(&guard, &asked).await?;
+        let record = self.in_use(&guard, &request).await?;
         if let RealSource::Csi(real) = &record.data_path.source {
             let driver = self.drivers.reach(&real.driver).await?;
             let place = Place {
                 staging: &record.staging_path,
-                target: &asked.path,
+                target: &request.path,
             };
             if let Some(usage) = driver.stats(&real.handle, place).await? {
                 return Ok(usage);
@@ -81,56 +69,56 @@ impl Volumes {
             VolumeMode::Filesystem => file_system_usage,
             VolumeMode::Block => device_usage,
         };
-        let path = asked.path.clone();
+        let path = request.path.clone();
         let what = format!("measuring {}", path.display());
         let measured = guard.block(what, QUICK_WORK, move || measure(&path)).await?;
         measured.map_err(|error| UpkeepError::Measure {
-            path: asked.path,
+            path: request.path,
             error,
         })
     }
 
-    /// Lets the driver of a volume that has grown grow what is on it. The new size
-    /// is `None` when there was nothing to do on the node.
-    pub async fn expand(&self, asked: InUse, size: (i64, i64)) -> Result<Option<i64>, UpkeepError> {
+    /// Calls the driver to expand the file system of an expanded volume. The new size is `None` if there
+    /// was nothing to do on the node.
+    pub async fn expand(&self, request: InUse, size: (i64, i64)) -> Result<Option<i64>, UpkeepError> {
         let guard = self
             .in_flight
-            .enter(&asked.volume_id)
+            .enter(&request.volume_id)
             .map_err(VolumeError::from)?;
-        let record = self.in_use(&guard, &asked).await?;
+        let record = self.in_use(&guard, &request).await?;
         let RealSource::Csi(real) = &record.data_path.source else {
             return Ok(None);
         };
         let driver = self.drivers.reach(&real.driver).await?;
         let place = Place {
             staging: &record.staging_path,
-            target: &asked.path,
+            target: &request.path,
         };
         let flags = record
             .targets
-            .get(&asked.path)
+            .get(&request.path)
             .map_or(&[][..], |target| &target.access.mount_flags);
         Ok(driver.expand(&record.data_path, real, place, size, flags).await?)
     }
 
-    /// The record of a volume that is at the path asked about. Kubelet makes device
-    /// paths of its own, so those only have to exist.
-    async fn in_use(&self, guard: &Guard, asked: &InUse) -> Result<Record, UpkeepError> {
-        let Some(record) = self.load(guard, &asked.volume_id).await? else {
-            return Err(UpkeepError::NoVolume(asked.volume_id.clone()));
+    /// The record of a volume that is published at the requested path. Kubelet's device paths are its
+    /// own, so those only have to exist.
+    async fn in_use(&self, guard: &Guard, request: &InUse) -> Result<Record, UpkeepError> {
+        let Some(record) = self.load(guard, &request.volume_id).await? else {
+            return Err(UpkeepError::NoVolume(request.volume_id.clone()));
         };
         let known = record.data_path.volume_mode == VolumeMode::Block
-            || record.targets.contains_key(&asked.path)
-            || record.staging_path == asked.path;
-        let path = asked.path.clone();
-        let what = format!("looking at {}", path.display());
+            || record.targets.contains_key(&request.path)
+            || record.staging_path == request.path;
+        let path = request.path.clone();
+        let what = format!("reading {}", path.display());
         let exists = guard.block(what, QUICK_WORK, move || fs::symlink_metadata(&path).is_ok());
         if known && exists.await? {
             return Ok(record);
         }
         Err(UpkeepError::NoPath {
-            volume_id: asked.volume_id.clone(),
-            path: asked.path.clone(),
+            volume_id: request.volume_id.clone(),
+            path: request.path.clone(),
         })
     }
 }
@@ -155,7 +143,7 @@ fn file_system_usage(path: &Path) -> io::Result<Vec<Usage>> {
     ])
 }
 
-/// Of a device only its size is known.
+/// Only the size of a device is known.
 fn device_usage(path: &Path) -> io::Result<Vec<Usage>> {
     let size = File::open(path)?.seek(SeekFrom::End(0))?;
     Ok(vec![Usage {

@@ -1,6 +1,6 @@
-//! The life of a volume on a node: staged once, then published to pods
-//! ([`super::publication`]), and back. Every step may be repeated, by kubelet after
-//! its restart or by us after ours; what has to be undone is on disk before it is done.
+//! The life of a volume on a node: staged once, then published to pods ([`super::publication`]), and
+//! back. Every step may be repeated, by kubelet after its restart or by this plugin after its own; what
+//! has to be undone is recorded on disk before it is done.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use super::{
     error::VolumeError,
     in_flight::{Guard, InFlight},
     mounts::{self, MountError},
-    refused::Refused,
+    refused::RefusedUnstages,
     state::{Record, State, StateError, boot_id},
 };
 use crate::{
@@ -23,12 +23,11 @@ use crate::{
     volume::{CsiSource, DataPath, RealSource, VolumeMode},
 };
 
-/// Mounting and formatting; kubelet's own patience is two minutes.
+/// For mounting and formatting; kubelet waits two minutes.
 pub(super) const SLOW_WORK: Duration = Duration::from_secs(100);
-/// Reading the mount table and our own files.
+/// For reading the mount table and the records.
 pub(super) const QUICK_WORK: Duration = Duration::from_secs(20);
 
-/// The volumes of this node.
 #[derive(Clone)]
 pub struct Volumes {
     pub(super) state: State,
@@ -36,100 +35,71 @@ pub struct Volumes {
     pub(super) direct: Arc<Direct>,
     pub(super) in_flight: InFlight,
     pub(super) boot_id: String,
-    /// How long nobody has to have called for a volume before it counts as forgotten.
-    /// Kubelet that is to do something calls at least every four minutes: two for a call,
-    /// two for its longest pause.
+    /// The time without a call after which a volume counts as forgotten. A kubelet that has work to do
+    /// for a volume calls at least every four minutes: two for a call, two for its longest pause.
     pub(super) forgotten_after: Duration,
-    pub(super) refused: Refused,
+    pub(super) refused: RefusedUnstages,
 }
 
-/// A wish to have a volume ready on this node.
+/// A request to stage a volume.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    /// The volume.
     pub volume_id: String,
-    /// Where kubelet wants it.
     pub staging: PathBuf,
-    /// What is behind it.
+    /// The real volume.
     pub data_path: DataPath,
-    /// How it will be used.
     pub access: Access,
 }
 
-/// A wish to have a volume off this node.
+/// A request to unstage a volume.
 #[derive(Clone, Debug)]
 pub struct Unstage {
-    /// The volume.
     pub volume_id: String,
-    /// Where it was staged.
     pub staging: PathBuf,
 }
 
-/// Why a volume could not be staged.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
-    /// What may go wrong anywhere.
+    /// An error that all operations share.
     #[error(transparent)]
     VolumeError(VolumeError),
-    /// A device was asked for and there is a file system, or the other way round.
+    /// A device was requested of a file system volume, or the other way round.
     #[error("volume {volume_id} is a {found:?} volume and cannot be used as {wanted:?}")]
     VolumeMode {
-        /// The volume.
         volume_id: String,
-        /// What it is.
         found: VolumeMode,
-        /// What was asked for.
         wanted: VolumeMode,
     },
-    /// It is staged at another path.
+    /// The volume is staged at another path.
     #[error("volume {volume_id} is staged at {} on this node: it must be unstaged there first", at.display())]
-    Elsewhere {
-        /// The volume.
-        volume_id: String,
-        /// Where.
-        at: PathBuf,
-    },
-    /// Its id used to stand for other data.
+    Elsewhere { volume_id: String, at: PathBuf },
+    /// The volume id previously referred to another real volume.
     #[error(
-        "volume {volume_id} is in use on this node with another real volume behind it: \
-         its pods must go before the new one can be used"
+        "volume {volume_id} is in use on this node with another real volume: \
+        its pods must terminate before the new one can be used"
     )]
-    OtherSource {
-        /// The volume.
-        volume_id: String,
-    },
+    OtherSource { volume_id: String },
 }
 
-/// Why a volume could not be unstaged.
 #[derive(Debug, thiserror::Error)]
 pub enum UnstageError {
-    /// What may go wrong anywhere.
+    /// An error that all operations share.
     #[error(transparent)]
     VolumeError(VolumeError),
-    /// A pod still has it.
+    /// The volume is still published for a pod.
     #[error(
         "volume {volume_id} is still published at {}, and kubelet has to unpublish it first: \
-         if that pod is gone, restart kubelet on this node, which finds it again",
+         if that pod does not exist any more, restart kubelet on this node, which finds it again",
         target.display()
     )]
-    Published {
-        /// The volume.
-        volume_id: String,
-        /// Where.
-        target: PathBuf,
-    },
-    /// Nobody remembers what is mounted there.
+    Published { volume_id: String, target: PathBuf },
+    /// A mount without a record.
     #[error(
         "something is mounted at {} but this node has no record of volume {volume_id}: \
          find out what it is and unmount it by hand",
         staging.display()
     )]
-    Unrecorded {
-        /// The volume.
-        volume_id: String,
-        /// Where.
-        staging: PathBuf,
-    },
+    Unrecorded { volume_id: String, staging: PathBuf },
 }
 
 impl<E: Into<VolumeError>> From<E> for StageError {
@@ -145,8 +115,8 @@ impl<E: Into<VolumeError>> From<E> for UnstageError {
 }
 
 impl Volumes {
-    /// The volumes recorded in `state`, which kubelet may have forgotten after a while
-    /// without a call.
+    /// The volumes recorded in `state`; after `forgotten_after` without a call kubelet may have forgotten
+    /// them.
     pub fn new(
         state: State,
         drivers: Drivers,
@@ -160,32 +130,36 @@ impl Volumes {
             in_flight: InFlight::default(),
             boot_id: boot_id()?,
             forgotten_after,
-            refused: Refused::default(),
+            refused: RefusedUnstages::default(),
         })
     }
 
-    /// Makes a volume ready for the pods of this node.
-    pub async fn stage(&self, wish: Stage) -> Result<(), StageError> {
-        let guard = self.in_flight.enter(&wish.volume_id).map_err(VolumeError::from)?;
-        let record = self.load(&guard, &wish.volume_id).await?;
-        self.stage_held(&guard, record, &wish).await.map(drop)
+    pub async fn stage(&self, request: Stage) -> Result<(), StageError> {
+        let guard = self
+            .in_flight
+            .enter(&request.volume_id)
+            .map_err(VolumeError::from)?;
+        let record = self.load(&guard, &request.volume_id).await?;
+        self.stage_locked(&guard, record, &request).await.map(drop)
     }
 
-    /// Takes a volume off this node.
-    pub async fn unstage(&self, wish: Unstage) -> Result<(), UnstageError> {
-        let guard = self.in_flight.enter(&wish.volume_id).map_err(VolumeError::from)?;
-        let Some(mut record) = self.recall(&guard, &wish.volume_id).await? else {
-            return self.expect_nothing_staged(&guard, wish).await;
+    pub async fn unstage(&self, request: Unstage) -> Result<(), UnstageError> {
+        let guard = self
+            .in_flight
+            .enter(&request.volume_id)
+            .map_err(VolumeError::from)?;
+        let Some(mut record) = self.load_called(&guard, &request.volume_id).await? else {
+            return self.expect_nothing_staged(&guard, request).await;
         };
         self.unpublish_forgotten(&guard, &mut record).await?;
-        self.unstage_held(&guard, record).await
+        self.unstage_locked(&guard, record).await
     }
 
-    /// Unstages with the volume held, and forgets it.
-    pub(super) async fn unstage_held(&self, guard: &Guard, record: Record) -> Result<(), UnstageError> {
+    /// Unstages a locked volume, and removes its record.
+    pub(super) async fn unstage_locked(&self, guard: &Guard, record: Record) -> Result<(), UnstageError> {
         for target in record.targets.keys() {
             if self.is_published(guard, target).await? {
-                self.refused.note(&record.volume_id);
+                self.refused.record(&record.volume_id);
                 return Err(UnstageError::Published {
                     volume_id: record.volume_id,
                     target: target.clone(),
@@ -202,37 +176,37 @@ impl Volumes {
         Ok(self.forget(guard, record.volume_id).await?)
     }
 
-    /// Stages with the volume held, and returns what is now on record.
-    pub(super) async fn stage_held(
+    /// Stages a locked volume, and returns its record.
+    pub(super) async fn stage_locked(
         &self,
         guard: &Guard,
         known: Option<Record>,
-        wish: &Stage,
+        request: &Stage,
     ) -> Result<Record, StageError> {
-        if wish.access.volume_mode != wish.data_path.volume_mode {
+        if request.access.volume_mode != request.data_path.volume_mode {
             return Err(StageError::VolumeMode {
-                volume_id: wish.volume_id.clone(),
-                found: wish.data_path.volume_mode,
-                wanted: wish.access.volume_mode,
+                volume_id: request.volume_id.clone(),
+                found: request.data_path.volume_mode,
+                wanted: request.access.volume_mode,
             });
         }
         let mut record = match known {
-            Some(record) => self.renewed(guard, record, wish).await?,
-            None => self.new_record(wish),
+            Some(record) => self.renewed(guard, record, request).await?,
+            None => self.new_record(request),
         };
         let was_staged = record.staged;
-        match self.stage_recorded(guard, &mut record, wish).await {
+        match self.stage_recorded(guard, &mut record, request).await {
             Ok(()) => {
                 record.staged = true;
                 self.save(guard, &record).await?;
                 Ok(record)
             }
-            Err(trouble) => {
+            Err(error) => {
                 // Kubelet will not unstage what it believes was never staged.
-                if trouble.is_final() && !was_staged && !self.is_used(guard, &record.staging_path).await? {
-                    self.forget(guard, wish.volume_id.clone()).await?;
+                if error.is_final() && !was_staged && !self.is_used(guard, &record.staging_path).await? {
+                    self.forget(guard, request.volume_id.clone()).await?;
                 }
-                Err(trouble.into())
+                Err(error.into())
             }
         }
     }
@@ -241,21 +215,21 @@ impl Volumes {
         &self,
         guard: &Guard,
         record: &mut Record,
-        wish: &Stage,
+        request: &Stage,
     ) -> Result<(), VolumeError> {
-        let volume = &wish.data_path;
-        // Not that of the wish: see [`Record::is_staged_for`].
+        let volume = &request.data_path;
+        // Not the staging path of the request: see [`Record::is_staged_for`].
         let staging = record.staging_path.clone();
         if let RealSource::Csi(real) = &volume.source {
             let driver = self.drivers.reach(&real.driver).await?;
             record.stage_delegated |= driver.stages();
             self.save(guard, record).await?;
-            let staged = driver.stage(volume, real, &staging, &wish.access.mount_flags);
+            let staged = driver.stage(volume, real, &staging, &request.access.mount_flags);
             crash::around(Step::NodeStage, staged).await?;
         } else {
             self.save(guard, record).await?;
             let (direct, volume, staging) = (self.direct.clone(), volume.clone(), staging);
-            let what = format!("staging volume {}", wish.volume_id);
+            let what = format!("staging volume {}", request.volume_id);
             let stage = move || direct.stage(&volume, &staging);
             let staged = async { Ok::<_, VolumeError>(guard.block(what, SLOW_WORK, stage).await??) };
             crash::around(Step::NodeStage, staged).await?;
@@ -263,36 +237,41 @@ impl Volumes {
         Ok(())
     }
 
-    /// What is on record of a volume that is staged again: after a restart of
-    /// kubelet, a reboot, or with a new attachment.
-    async fn renewed(&self, guard: &Guard, mut record: Record, wish: &Stage) -> Result<Record, StageError> {
+    /// The record of a volume that is staged again: after a restart of kubelet, a reboot, or with a new
+    /// attachment.
+    async fn renewed(
+        &self,
+        guard: &Guard,
+        mut record: Record,
+        request: &Stage,
+    ) -> Result<Record, StageError> {
         if record.boot_id != self.boot_id {
-            // Nothing of it survived.
-            return Ok(self.new_record(wish));
+            // No mount survives a reboot.
+            return Ok(self.new_record(request));
         }
-        let other = !is_same_source(&record.data_path.source, &wish.data_path.source);
-        if other || record.staging_path != wish.staging {
+        let other = !is_same_source(&record.data_path.source, &request.data_path.source);
+        if other || record.staging_path != request.staging {
             if !self.is_in_use(guard, &record).await? {
-                return Ok(self.new_record(wish));
+                return Ok(self.new_record(request));
             }
-            let volume_id = wish.volume_id.clone();
+            let volume_id = request.volume_id.clone();
             if other {
                 return Err(StageError::OtherSource { volume_id });
             }
-            if !record.is_staged_for(wish) {
+            if !record.is_staged_for(request) {
                 return Err(StageError::Elsewhere {
                     volume_id,
                     at: record.staging_path,
                 });
             }
         }
-        record.data_path = wish.data_path.clone();
+        record.data_path = request.data_path.clone();
         Ok(record)
     }
 
-    fn new_record(&self, wish: &Stage) -> Record {
-        let (id, staging) = (wish.volume_id.clone(), wish.staging.clone());
-        Record::new(id, staging, wish.data_path.clone(), self.boot_id.clone())
+    fn new_record(&self, request: &Stage) -> Record {
+        let (id, staging) = (request.volume_id.clone(), request.staging.clone());
+        Record::new(id, staging, request.data_path.clone(), self.boot_id.clone())
     }
 
     async fn unstage_real(
@@ -304,36 +283,36 @@ impl Volumes {
         if !record.stage_delegated {
             return Ok(());
         }
-        let asked = async {
+        let unstaged = async {
             let driver = self.drivers.reach(&real.driver).await?;
             driver.unstage(&real.handle, &record.staging_path).await
         };
-        let Err(trouble) = asked.await.map_err(VolumeError::from) else {
+        let Err(error) = unstaged.await.map_err(VolumeError::from) else {
             return Ok(());
         };
         let nothing_left = match record.data_path.volume_mode {
             VolumeMode::Filesystem => !self.is_used(guard, &record.staging_path).await?,
-            // A device may be mapped without anything being mounted; only a reboot unmaps it.
+            // A device may be mapped without a mount; only a reboot unmaps it.
             VolumeMode::Block => record.boot_id != self.boot_id,
         };
-        if nothing_left && (trouble.is_absent_driver() || trouble.is_unknown_volume()) {
-            tracing::warn!(volume = record.volume_id, %trouble, "forgetting a volume of which nothing is left");
+        if nothing_left && (error.is_absent_driver() || error.is_unknown_volume()) {
+            tracing::warn!(volume = record.volume_id, %error, "removing the record of a volume that is not mounted any more");
             return Ok(());
         }
-        Err(trouble)
+        Err(error)
     }
 
-    async fn expect_nothing_staged(&self, guard: &Guard, wish: Unstage) -> Result<(), UnstageError> {
-        if self.is_used(guard, &wish.staging).await? {
+    async fn expect_nothing_staged(&self, guard: &Guard, request: Unstage) -> Result<(), UnstageError> {
+        if self.is_used(guard, &request.staging).await? {
             return Err(UnstageError::Unrecorded {
-                volume_id: wish.volume_id,
-                staging: wish.staging,
+                volume_id: request.volume_id,
+                staging: request.staging,
             });
         }
         Ok(())
     }
 
-    /// Whether taking the record away would leave something behind.
+    /// Whether mounts would be left if the record were removed.
     async fn is_in_use(&self, guard: &Guard, record: &Record) -> Result<bool, VolumeError> {
         let device_may_be_mapped =
             record.stage_delegated && record.data_path.volume_mode == VolumeMode::Block;
@@ -349,21 +328,21 @@ impl Volumes {
     }
 }
 
-/// The steps all operations share: our own files and the mount table, off the
-/// async threads and with the volume held.
+/// The steps that all operations share: records and the mount table, off the async threads and with the
+/// volume locked.
 impl Volumes {
-    /// What is on record of a volume that somebody wants to use or to give back.
+    /// The record of a volume for a call other than unstage.
     pub(super) async fn load(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, VolumeError> {
         self.refused.clear(volume_id);
-        self.recall(guard, volume_id).await
+        self.load_called(guard, volume_id).await
     }
 
-    /// What is on record of a volume that somebody calls for.
-    async fn recall(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, VolumeError> {
+    /// The record of a volume for any call, which is recorded.
+    async fn load_called(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, VolumeError> {
         let (state, volume_id) = (self.state.clone(), volume_id.to_owned());
         let what = format!("reading the record of volume {volume_id}");
         let load = move || {
-            state.note_call(&volume_id);
+            state.record_call(&volume_id);
             state.load(&volume_id)
         };
         Ok(guard.block(what, QUICK_WORK, load).await??)
@@ -393,11 +372,11 @@ impl Volumes {
     }
 
     pub(super) async fn is_published(&self, guard: &Guard, target: &Path) -> Result<bool, VolumeError> {
-        self.look(guard, target, mounts::is_published).await
+        self.check_path(guard, target, mounts::is_published).await
     }
 
     pub(super) async fn is_used(&self, guard: &Guard, path: &Path) -> Result<bool, VolumeError> {
-        self.look(guard, path, mounts::is_used).await
+        self.check_path(guard, path, mounts::is_used).await
     }
 
     pub(super) async fn unmount(&self, guard: &Guard, path: &Path) -> Result<(), VolumeError> {
@@ -408,30 +387,30 @@ impl Volumes {
             .await??)
     }
 
-    async fn look(
+    async fn check_path(
         &self,
         guard: &Guard,
         path: &Path,
-        question: fn(&Path) -> Result<bool, MountError>,
+        check: fn(&Path) -> Result<bool, MountError>,
     ) -> Result<bool, VolumeError> {
         let path = path.to_owned();
-        let what = format!("looking at {}", path.display());
-        Ok(guard.block(what, QUICK_WORK, move || question(&path)).await??)
+        let what = format!("reading {}", path.display());
+        Ok(guard.block(what, QUICK_WORK, move || check(&path)).await??)
     }
 }
 
 impl Record {
-    /// Whether a volume that is staged is so for this wish too. Kubelet names the staging path
-    /// of a device after the PV, not after the volume: one with two PVs is staged under the
-    /// name of one, and published, or staged again, under that of the other.
-    pub(super) fn is_staged_for(&self, wish: &Stage) -> bool {
+    /// Whether a staged volume is staged for this request too. Kubelet derives the staging path of a
+    /// device from the PV, not from the volume: a volume with two PVs is staged under the name of one,
+    /// and published, or staged again, under that of the other.
+    pub(super) fn is_staged_for(&self, request: &Stage) -> bool {
         let is_device = |mode| mode == VolumeMode::Block;
-        self.staging_path == wish.staging
-            || is_device(self.data_path.volume_mode) && is_device(wish.access.volume_mode)
+        self.staging_path == request.staging
+            || is_device(self.data_path.volume_mode) && is_device(request.access.volume_mode)
     }
 }
 
-/// Attributes may change with a re-created PV; what they describe may not.
+/// Attributes may change with a re-created PV; driver and handle may not.
 fn is_same_source(a: &RealSource, b: &RealSource) -> bool {
     match (a, b) {
         (RealSource::Csi(a), RealSource::Csi(b)) => (&a.driver, &a.handle) == (&b.driver, &b.handle),

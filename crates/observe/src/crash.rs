@@ -1,23 +1,22 @@
-//! Crash points: places where a test can make the process die as if by kill -9,
-//! one on each side of every step that changes the world outside. They exist only
-//! in builds with debug assertions, which releases are not: there a step is taken
-//! as if this file were not there.
+//! Crash points: places where a test can abort the process as by kill -9, one on each side of every step
+//! that changes something outside of the process. They exist only in builds with debug assertions, which
+//! releases are not: there [`around`] only executes the step.
 //!
-//! Two writes have none: the node plugin's note of the cluster's id, written once,
-//! in one piece, before it serves anything; and events, which nothing rests on.
+//! Two writes have no crash points: the node plugin's record of the cluster id, which is written once,
+//! atomically, before it serves anything; and events, on which nothing depends.
 //!
-//! A test orders crashes by writing names of crash points (`before-` or `after-` and
-//! a step's name), one per line, into the file `crash-at` beside the process's CSI
-//! socket, or in the folder that the environment variable `LIQO_CSI_CRASH_ORDERS` names to a
-//! command. Each order is carried out once: its line is taken out before the process dies.
+//! A test orders crashes by writing names of crash points (`before-` or `after-` and the name of a step), one
+//! per line, into the file `crash-at` next to the process's CSI socket, or for a command in the folder of the
+//! environment variable `LIQO_CSI_CRASH_ORDERS`. Each order is executed once: its line is removed before the
+//! process aborts.
 
-/// One line per step; the list of all of them cannot fall behind.
+/// Defines the steps, so that the list of all is complete.
 macro_rules! steps {
-    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
-        /// What changes the world outside.
+    ($($(#[doc = $doc:literal])* $variant:ident = $name:literal,)+) => {
+        /// A step that changes something outside of the process.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Step {
-            $($(#[doc = $doc])+ $variant,)+
+            $($(#[doc = $doc])* $variant,)+
         }
 
         #[cfg(any(test, debug_assertions))]
@@ -34,346 +33,345 @@ macro_rules! steps {
 }
 
 steps! {
-    /// The twin is created.
     TwinCreate = "twin-create",
-    /// A static PV is reserved for the twin.
+    /// Reserves a static PV for the twin.
     Prebind = "prebind",
-    /// The twin is told its static PV.
+    /// Sets the static PV in the spec of the twin.
     TellVolume = "tell-volume",
-    /// The reservation of a static PV is taken back.
+    /// Removes the reservation of a static PV.
     ReleasePrebind = "release-prebind",
-    /// The twin's PV is set to Retain.
+    /// Sets the twin's PV to Retain.
     Retain = "retain",
-    /// The twin is marked handed over.
+    /// Marks the twin as handed over.
     HandOver = "hand-over",
-    /// A twin that never served is taken back.
+    /// Deletes a twin that was never handed over.
     Withdraw = "withdraw",
-    /// Our finalizer is put on a twin that lacks it.
+    /// Adds our finalizer to a twin that lacks it.
     AddFinalizer = "add-finalizer",
-    /// Our finalizer is taken off a twin that is being deleted.
+    /// Removes our finalizer from a twin that is being deleted.
     RemoveFinalizer = "remove-finalizer",
-    /// The twin of a deleted volume is deleted.
+    /// Deletes the twin of a deleted volume.
     TwinDelete = "twin-delete",
-    /// The twin's attachment is created.
+    /// Creates the attachment of the twin.
     AttachmentCreate = "attachment-create",
-    /// An attachment that was there before is written on, because it is needed again.
+    /// Updates an existing attachment, because it is needed again.
     AttachmentConfirm = "attachment-confirm",
-    /// The twin's attachment is deleted.
+    /// Deletes the attachment of the twin.
     AttachmentDelete = "attachment-delete",
-    /// The room on a set of nodes is published.
+    /// Publishes the capacity on a set of nodes.
     CapacityWrite = "capacity-write",
-    /// Obsolete news of room are deleted.
+    /// Deletes obsolete capacities.
     CapacityDelete = "capacity-delete",
-    /// A virtual node is labelled.
+    /// Labels a virtual node.
     NodeLabel = "node-label",
-    /// The `CSINode` of a virtual node is written.
+    /// Writes the `CSINode` of a virtual node.
     CsiNodeWrite = "csi-node-write",
-    /// A `RemoteCluster` is made, held, written on or deleted.
+    /// Creates, updates or deletes a `RemoteCluster`, or adds our finalizer.
     ClusterWrite = "cluster-write",
-    /// It is noted that a cluster cannot have a twin.
+    /// Stores that a cluster has refused a twin.
     NoteRefusal = "note-refusal",
-    /// What a claim says about its twin is changed.
+    /// Updates the condition of a claim about its twin.
     Mirror = "mirror",
-    /// The twin of a volume that is to grow is asked for more.
+    /// Requests a larger size of the twin.
     Expand = "expand",
-    /// A twin is given another attributes class.
+    /// Sets another attributes class on a twin.
     Modify = "modify",
-    /// The expansion of a twin is ended, because its node has followed.
+    /// Completes the expansion of a twin after its node has grown the file system.
     FinishExpansion = "finish-expansion",
-    /// What a claim says of the size of its remote twin is changed.
+    /// Updates the size of a claim from that of its remote twin.
     MirrorSize = "mirror-size",
-    /// Labels and annotations of a claim are carried to its twin.
+    /// Carries labels and annotations of a claim to its twin.
     Sync = "sync",
-    /// The claim of a pod with a fixed node is told that node.
+    /// Selects the node of a claim whose pod has a fixed node.
     SelectNode = "select-node",
-    /// It is noted on a claim that its source is elsewhere.
+    /// Marks a claim whose source is in another place than its node.
     NoteSource = "note-source",
-    /// A claim is told a node that can have a copy of its source.
+    /// Selects a node for a claim that can have a copy of its source.
     SelectSourceNode = "select-source-node",
-    /// The PV of a dying twin is set to Retain.
+    /// Sets the PV of a twin that is being deleted to Retain.
     Rescue = "rescue",
-    /// The PV of a remote twin is marked with its volume.
+    /// Marks the PV of a remote twin with its volume.
     MarkHolder = "mark-holder",
-    /// A vanished twin is made again.
+    /// Creates a deleted twin again.
     TwinAgain = "twin-again",
-    /// A retained PV is passed on to the twin that was made again.
+    /// Makes a retained PV name the twin that was created again.
     PassOn = "pass-on",
-    /// A rescued PV gets its reclaim policy back.
+    /// Restores the reclaim policy of a rescued PV.
     PolicyBack = "policy-back",
-    /// The twin of a snapshot is created.
+    /// Creates the twin of a snapshot.
     SnapshotCreate = "snapshot-create",
-    /// The twin of a snapshot that nobody waits for is taken back.
+    /// Deletes the twin of a snapshot that is no longer needed.
     SnapshotGiveUp = "snapshot-give-up",
-    /// The twin of a deleted snapshot is deleted.
+    /// Deletes the twin of a deleted snapshot.
     SnapshotDelete = "snapshot-delete",
-    /// It is noted on the content of a user's snapshot which content its twin has, or what is
-    /// wrong with the twin.
+    /// Records the content of the twin, or what is wrong with the twin, on the content of the user's
+    /// snapshot.
     SnapshotNote = "snapshot-note",
-    /// The content of a snapshot's twin is set to Retain.
+    /// Sets the content of a snapshot's twin to Retain.
     SnapshotRetain = "snapshot-retain",
-    /// The content of a snapshot's twin gets its deletion policy back.
+    /// Restores the deletion policy of the content of a snapshot's twin.
     SnapshotPolicyBack = "snapshot-policy-back",
-    /// The volume mode of a snapshot's twin may be changed by a restore.
+    /// Allows a restore to change the volume mode of a snapshot's twin.
     AllowModeChange = "allow-mode-change",
-    /// A PV that is adopted is passed on to the twin that is to be made.
+    /// Makes an adopted PV name the twin that will be created.
     AdoptReserve = "adopt-reserve",
-    /// A claim that was imported forgets which PV it asked for.
+    /// Removes the request to adopt a PV from an imported claim.
     SettleClaim = "settle-claim",
-    /// The PV of a claim that was imported gets its reclaim policy back, and forgets what was.
+    /// Restores the reclaim policy of an imported PV, and removes the record.
     SettleVolume = "settle-volume",
-    /// A PV is retained and recorded for an import.
+    /// Retains a PV and records it for an import.
     ImportMark = "import-mark",
-    /// The claim that is imported is deleted.
+    /// Deletes the claim that is imported.
     ImportDelete = "import-delete",
-    /// The claim that is imported is made anew, with a class of this driver.
+    /// Creates the imported claim again, with a class of this driver.
     ImportMake = "import-make",
-    /// A node is selected for it, because it has none.
+    /// Selects a node for the imported claim, because it has none.
     ImportSelect = "import-select",
-    /// An import is undone: the PV may not be adopted any more.
+    /// Undo of an import: forbids the adoption of the PV.
     UndoForbid = "undo-forbid",
-    /// The claim that was to be imported is written on, so that its deletion fails.
+    /// Changes the claim, so that an import cannot delete it.
     UndoTouch = "undo-touch",
-    /// The claim that was made anew is deleted.
+    /// Deletes the claim of this driver's class.
     UndoDelete = "undo-delete",
-    /// The twin that was made for it is deleted.
+    /// Deletes the twin of that claim.
     UndoTwin = "undo-twin",
-    /// The PV names the claim that it belonged to again.
+    /// Makes the PV name its previous claim again.
     UndoGiveBack = "undo-give-back",
-    /// That claim is made again.
+    /// Creates that claim again.
     UndoRemake = "undo-remake",
-    /// Kubernetes is made to look at it, because the PV names it by now.
+    /// Changes that claim, so that Kubernetes reconciles it after the PV names it.
     UndoWake = "undo-wake",
-    /// The PV is as it was before the import.
+    /// Restores the PV to its state before the import.
     UndoRestore = "undo-restore",
-    /// The claim has no mark of the undo any more.
+    /// Removes the mark of the undo from the claim.
     UndoUntouch = "undo-untouch",
-    /// The content of a snapshot is retained and recorded for an import.
+    /// Retains the content of a snapshot and records it for an import.
     SnapshotImportMark = "snapshot-import-mark",
-    /// The twin of an imported snapshot gets a content for the same data.
+    /// Creates a content for the same data, for the twin.
     SnapshotImportContent = "snapshot-import-content",
-    /// That content is retained again.
+    /// Sets that content to Retain again.
     SnapshotImportRetain = "snapshot-import-retain",
-    /// The twin of an imported snapshot is made.
+    /// Creates the twin of an imported snapshot.
     SnapshotImportTwin = "snapshot-import-twin",
-    /// The user's object of a snapshot that is imported is deleted.
+    /// Deletes the user's object of a snapshot that is imported.
     SnapshotImportDelete = "snapshot-import-delete",
-    /// The content of the snapshot that is made anew is made.
+    /// Creates the content of the new snapshot.
     SnapshotImportUserContent = "snapshot-import-user-content",
-    /// The snapshot that is imported is made anew.
+    /// Creates the new snapshot.
     SnapshotImportMake = "snapshot-import-make",
-    /// The content of before is deleted, which is retained.
+    /// Deletes the previous content, which is retained.
     SnapshotImportForget = "snapshot-import-forget",
-    /// A snapshot whose import is undone is written on, so that its deletion fails.
+    /// Changes a snapshot whose import is undone, so that the import cannot delete it.
     SnapshotUndoTouch = "snapshot-undo-touch",
-    /// The twin that was made for it is deleted.
+    /// Deletes the twin of the import.
     SnapshotUndoTwin = "snapshot-undo-twin",
-    /// The twin's content is deleted, which is retained.
+    /// Deletes the content of that twin, which is retained.
     SnapshotUndoContent = "snapshot-undo-content",
-    /// The content is as it was before the import.
+    /// Restores the content to its state before the import.
     SnapshotUndoRestore = "snapshot-undo-restore",
-    /// The snapshot has no mark of the undo any more.
+    /// Removes the mark of the undo from the snapshot.
     SnapshotUndoUntouch = "snapshot-undo-untouch",
-    /// The twin of a volume that is to be released is marked.
+    /// Marks the twin of a volume that is released.
     ReleaseMark = "release-mark",
-    /// The real PV of a volume that is released is retained and recorded.
+    /// Retains the real PV and records the release on it.
     ReleaseRecord = "release-record",
-    /// The virtual PV of a volume that is released is retained.
+    /// Retains the virtual PV.
     ReleaseRetain = "release-retain",
-    /// The claim that is released is deleted.
+    /// Deletes the claim that is released.
     ReleaseClaim = "release-claim",
-    /// A sidecar's finalizer is taken off the virtual PV, because it does not do so.
+    /// Removes a sidecar's finalizer from the virtual PV, because the sidecar does not.
     ReleaseFinalizer = "release-finalizer",
-    /// The virtual PV is deleted.
+    /// Deletes the virtual PV.
     ReleaseVirtual = "release-virtual",
-    /// The twin is deleted, whose PV stays.
+    /// Deletes the twin, whose PV is retained.
     ReleaseTwin = "release-twin",
-    /// The real PV names the claim.
+    /// Makes the real PV name the claim.
     ReleaseGive = "release-give",
-    /// The claim is made anew, with the real class.
+    /// Creates the claim again, with the real class.
     ReleaseMake = "release-make",
-    /// Kubernetes is made to look at it, because the real PV names it by now.
+    /// Changes the claim, so that Kubernetes reconciles it after the real PV names it.
     ReleaseWake = "release-wake",
-    /// The real PV gets its reclaim policy, and forgets what was.
+    /// Sets the final reclaim policy of the real PV, and removes the record.
     ReleaseSettle = "release-settle",
-    /// A release is undone: its record says so.
+    /// Records that a release is undone.
     UnreleaseWithdraw = "unrelease-withdraw",
-    /// The claim that was to be released is written on, so that its deletion fails.
+    /// Changes the claim, so that the release cannot delete it.
     UnreleaseTouch = "unrelease-touch",
-    /// The twin is written on, so that its deletion fails.
+    /// Changes the twin, so that the release cannot delete it.
     UnreleaseTouchTwin = "unrelease-touch-twin",
-    /// The virtual PV is made again.
+    /// Creates the virtual PV again.
     UnreleaseVirtual = "unrelease-virtual",
-    /// The virtual PV names the claim that it belonged to again, or the one that is gone.
+    /// Makes the virtual PV name its claim again, or the deleted one.
     UnreleaseGive = "unrelease-give",
-    /// That claim is made again.
+    /// Creates that claim again.
     UnreleaseMake = "unrelease-make",
-    /// Kubernetes is made to look at it, because the virtual PV names it by now.
+    /// Changes the claim, so that Kubernetes reconciles it after the virtual PV names it.
     UnreleaseWake = "unrelease-wake",
-    /// The virtual PV gets its reclaim policy back.
+    /// Restores the reclaim policy of the virtual PV.
     UnreleasePolicy = "unrelease-policy",
-    /// The twin has no mark any more.
+    /// Removes the mark from the twin.
     UnreleaseMark = "unrelease-mark",
-    /// The real PV is as it was before the release.
+    /// Restores the real PV to its state before the release.
     UnreleaseRestore = "unrelease-restore",
-    /// The claim has no mark of the undo any more.
+    /// Removes the mark of the undo from the claim.
     UnreleaseUntouch = "unrelease-untouch",
-    /// The volume is to be imported again, because its twin is gone.
+    /// Turns the release into an import, because the twin was deleted.
     UnreleaseImport = "unrelease-import",
-    /// A `VolumeMove` is held by our finalizer, before anything is done for it.
+    /// Adds our finalizer to a `VolumeMove`, before anything else.
     MoveHold = "move-hold",
-    /// The status of a `VolumeMove` is written.
+    /// Writes the status of a `VolumeMove`.
     MoveStatus = "move-status",
-    /// Our finalizer is taken off a `VolumeMove` that is over.
+    /// Removes our finalizer from a finished `VolumeMove`.
     MoveLetGo = "move-let-go",
-    /// The eviction of a pod that uses a claim is asked for.
+    /// Evicts a pod that uses a claim.
     MoveEvict = "move-evict",
-    /// A claim that is to be moved is locked.
+    /// Locks a claim that will be moved.
     MoveLock = "move-lock",
-    /// A claim that was to be moved, or was, is unlocked.
+    /// Unlocks a claim after its move, or if it is not moved.
     MoveUnlock = "move-unlock",
-    /// A claim is written on, so that Kubernetes looks at it and its PV.
+    /// Changes a claim, so that Kubernetes reconciles it and its PV.
     MoveTouch = "move-touch",
-    /// The virtual PV of a volume that is moved is gated.
+    /// Gates the virtual PV of a volume that is moved.
     MoveGate = "move-gate",
-    /// A gated PV names its claim again.
+    /// Makes a gated PV name its claim again.
     MoveGiveBack = "move-give-back",
-    /// A PV that was gated gets its reclaim policy back.
+    /// Restores the reclaim policy of a PV that was gated.
     MoveRestorePolicy = "move-restore-policy",
-    /// A PV that was not gated is marked, so that a gate that comes late fails.
+    /// Marks a PV that was not gated, so that a delayed write of the gate fails.
     MoveRefuseGate = "move-refuse-gate",
-    /// A PV that is to be replaced is retained again.
+    /// Sets a PV that will be replaced to Retain again.
     MoveRetain = "move-retain",
-    /// The virtual PV that leads to the source is deleted.
+    /// Deletes the virtual PV that refers to the source.
     MoveDeleteVolume = "move-delete-volume",
-    /// The finalizers are taken off a virtual PV that is being deleted.
+    /// Removes the finalizers from a virtual PV that is being deleted.
     MoveLetVolumeGo = "move-let-volume-go",
-    /// A virtual PV is made from what the status remembers of it.
+    /// Creates a virtual PV from its record in the status.
     MoveMakeVolume = "move-make-volume",
-    /// The twin at the source is marked as moving, given back or superseded.
+    /// Marks the source as moving, rolled back or superseded.
     MoveMarkSource = "move-mark-source",
-    /// The PV of the twin at the target is retained.
+    /// Retains the PV of the target.
     MoveRetainTarget = "move-retain-target",
-    /// Our finalizer is taken off a twin that is about to be deleted.
+    /// Removes our finalizer from a twin that will be deleted.
     MoveFreeTwin = "move-free-twin",
-    /// The twin at the target is deleted.
+    /// Deletes the target.
     MoveDeleteTarget = "move-delete-target",
-    /// The twin at the target is made again under the name of the claim.
+    /// Creates the target again under the name of the claim.
     MoveTakeName = "move-take-name",
-    /// The PV of the target is given to that.
+    /// Makes the PV of the target name that twin.
     MovePassOn = "move-pass-on",
-    /// The twin at the target is handed over.
+    /// Marks the target as handed over.
     MoveHandOver = "move-hand-over",
-    /// The PV of the superseded twin is retained before that is deleted.
+    /// Retains the PV of the superseded twin before the twin is deleted.
     MoveRetainSource = "move-retain-source",
-    /// The superseded twin is deleted.
+    /// Gives the superseded twin the epoch after the target's, or creates it again for that epoch.
+    MoveRecoverSource = "move-recover-source",
+    /// Makes the PV of the superseded twin name the new one.
+    MoveRecoverVolume = "move-recover-volume",
+    /// Deletes the superseded twin, which was created again.
+    MoveForgetSource = "move-forget-source",
+    /// Marks the target, for which the source was recovered.
+    MoveSupersedeTarget = "move-supersede-target",
+    /// Deletes the superseded twin.
     MoveReleaseSource = "move-release-source",
-    /// The twin at the target of a move is made.
+    /// Creates the target of a move.
     MoveMakeTarget = "move-make-target",
-    /// The certificates of a move are issued.
+    /// Issues the certificates of a move.
     MoveIssue = "move-issue",
-    /// The PV is made by which a mover has a twin at home.
+    /// Creates the PV by which a mover mounts a twin at home.
     MoveMakeMoverVolume = "move-make-mover-volume",
-    /// The claim of that PV is made.
+    /// Creates the claim of that PV.
     MoveMakeMoverClaim = "move-make-mover-claim",
-    /// A pod of a move is made.
+    /// Creates a pod of a move.
     MoveMakePod = "move-make-pod",
-    /// What that pod proves itself with is made.
+    /// Creates the Secret with the certificate of that pod.
     MoveMakePodSecret = "move-make-pod-secret",
-    /// A pod of a move is deleted.
     MoveDeletePod = "move-delete-pod",
-    /// The claim of a mover is deleted.
+    /// Deletes the claim of a mover.
     MoveDeleteMoverClaim = "move-delete-mover-claim",
-    /// The PV of a mover is deleted.
+    /// Deletes the PV of a mover.
     MoveDeleteMoverVolume = "move-delete-mover-volume",
-    /// The certificates of a move are deleted.
+    /// Deletes the certificates of a move.
     MoveForgetCertificates = "move-forget-certificates",
-    /// Our finalizer is put on a `NamespaceOffloading`.
+    /// Adds our finalizer to a `NamespaceOffloading`.
     OffloadHold = "offload-hold",
-    /// A namespace is labelled as offloaded, or no more.
+    /// Adds or removes the label of offloaded namespaces.
     OffloadLabel = "offload-label",
-    /// The status of a `NamespaceOffloading` is written.
+    /// Writes the status of a `NamespaceOffloading`.
     OffloadStatus = "offload-status",
-    /// A namespace is made in a remote cluster.
+    /// Creates a remote namespace.
     OffloadCreate = "offload-create",
-    /// A pod at home is evicted from a cluster that its namespace leaves.
+    /// Evicts a pod at home from a cluster into which its namespace is no longer extended.
     OffloadEvict = "offload-evict",
-    /// A namespace in a remote cluster is deleted.
+    /// Deletes a remote namespace.
     OffloadDelete = "offload-delete",
-    /// Our finalizer is taken off a `NamespaceOffloading` that is being deleted.
+    /// Removes our finalizer from a `NamespaceOffloading` that is being deleted.
     OffloadLetGo = "offload-let-go",
-    /// A `RemoteCluster` is held, or let go, by the fabric.
+    /// Adds or removes the fabric's finalizer of a `RemoteCluster`.
     FabricHold = "fabric-hold",
-    /// The fabric takes the rights that it needs in a namespace that it has made.
+    /// Creates the fabric's `RoleBinding` in a remote namespace that it created.
     OffloadBind = "offload-bind",
-    /// The fabric makes the node that stands for a cluster.
+    /// Creates the virtual node of a cluster.
     FabricNodeMake = "fabric-node-make",
-    /// It writes labels, taints or status of that node.
+    /// Writes labels, taints or status of the virtual node.
     FabricNodeWrite = "fabric-node-write",
-    /// It keeps what others have set on that node in the `RemoteCluster`.
+    /// Records in the `RemoteCluster` what others have set on the virtual node.
     FabricNodeRemember = "fabric-node-remember",
-    /// It renews the lease of that node.
+    /// Renews the lease of the virtual node.
     FabricNodeLease = "fabric-node-lease",
-    /// It deletes that node.
+    /// Deletes the virtual node.
     FabricNodeDelete = "fabric-node-delete",
-    /// The controller says for the API server which nodes are the fabric's.
+    /// Publishes to the API server which nodes are the fabric's.
     FabricNodeList = "fabric-node-list",
-    /// The gate is taken off a pod whose claims were looked up.
+    /// Removes the gate of a pod whose claims were looked up.
     OpenClaimsGate = "open-claims-gate",
-    /// A home pod gets the finalizer, and is told where it is to run.
+    /// Adds the finalizer to a home pod, and records where it runs.
     PodClaim = "pod-claim",
-    /// The remote pod of a home pod is made, gated.
+    /// Creates the remote pod, gated.
     PodMake = "pod-make",
-    /// A home pod is marked as one that may have run.
-    PodStarted = "pod-started",
-    /// The gate is taken off a remote pod.
+    /// Removes the gate of a remote pod.
     PodUngate = "pod-ungate",
-    /// The status of a home pod is written.
+    /// Writes the status of a home pod.
     PodStatus = "pod-status",
-    /// What has changed of a home pod is carried to its remote pod.
+    /// Carries changes of a home pod to its remote pod.
     PodChange = "pod-change",
-    /// A remote pod is deleted.
+    /// Deletes a remote pod.
     PodDeleteThere = "pod-delete-there",
-    /// A home pod is deleted, because others have deleted its remote pod.
+    /// Deletes a home pod, because others have deleted its remote pod.
     PodEnd = "pod-end",
-    /// The finalizer is taken off a home pod.
+    /// Removes the finalizer of a home pod.
     PodLetGo = "pod-let-go",
-    /// A home pod that ended is taken from the API server, as a kubelet does.
+    /// Deletes a terminated home pod from the API server, as a kubelet does.
     PodFree = "pod-free",
-    /// A serving certificate for the kubelet's API is asked for.
+    /// Requests a serving certificate for the kubelet's API.
     ServingRequest = "serving-request",
-    /// The request for it is approved.
+    /// Approves that request.
     ServingApprove = "serving-approve",
-    /// A remote cluster is asked for another token.
+    /// Requests a new token from a remote cluster.
     TokenRenew = "token-renew",
-    /// It is kept, or what is kept of a cluster that is gone is taken out.
+    /// Stores the token, or removes that of a deleted cluster.
     TokenWrite = "token-write",
-    /// The fabric takes the right to read what a namespace has for its remote ones.
+    /// Creates the `RoleBinding` to read a namespace's objects that are copied.
     ReflectBind = "reflect-bind",
-    /// It gives that right back.
+    /// Deletes that `RoleBinding`.
     ReflectUnbind = "reflect-unbind",
-    /// The copy of an object is made in a remote namespace.
+    /// Creates a copy in a remote namespace.
     ReflectCreate = "reflect-create",
-    /// A copy is changed.
     ReflectPatch = "reflect-patch",
-    /// A copy is deleted.
     ReflectDelete = "reflect-delete",
-    /// The lease of the background loops is taken or renewed.
+    /// Acquires or renews the lease of the background controllers.
     LeaseWrite = "lease-write",
-    /// The node's record of a volume is written.
+    /// Writes the node's record of a volume.
     RecordWrite = "record-write",
-    /// The node's record of a volume is removed.
+    /// Removes the node's record of a volume.
     RecordRemove = "record-remove",
-    /// A volume is staged, by its driver or by us.
+    /// Stages a volume, by its driver or by the node plugin.
     NodeStage = "node-stage",
-    /// A volume is published.
     NodePublish = "node-publish",
-    /// A volume is unpublished.
     NodeUnpublish = "node-unpublish",
-    /// A volume is unstaged.
     NodeUnstage = "node-unstage",
 }
 
-/// Takes a step; where that is ordered, the process dies before it, or once it is done.
+/// Executes a step; aborts the process before or after it if a test ordered that.
 ///
 /// # Errors
 /// Those of the step.
@@ -382,11 +380,11 @@ pub async fn around<T, E>(_: Step, taken: impl Future<Output = Result<T, E>>) ->
     taken.await
 }
 
-/// Nothing, in a build without crash points.
+/// Does nothing in a build without crash points.
 #[cfg(not(debug_assertions))]
 pub fn take_orders(_: &std::path::Path) {}
 
-/// Nothing, in a build without crash points.
+/// Does nothing in a build without crash points.
 #[cfg(not(debug_assertions))]
 pub fn take_orders_of_command() {}
 
@@ -409,14 +407,14 @@ fn after(step: Step) -> String {
     format!("after-{}", step.name())
 }
 
-/// The orders without the one of this name; nothing, if there is none.
+/// The orders without the one of this name; `None` if there is no such order.
 #[cfg(any(test, debug_assertions))]
 fn without(orders: &str, name: &str) -> Option<String> {
     let rest: Vec<_> = orders.lines().filter(|line| *line != name).collect();
     (rest.len() < orders.lines().count()).then(|| rest.join("\n"))
 }
 
-/// How orders are carried out.
+/// Executes the orders.
 #[cfg(debug_assertions)]
 mod ordered {
     use std::{
@@ -431,25 +429,25 @@ mod ordered {
 
     static ORDERS: OnceLock<PathBuf> = OnceLock::new();
 
-    /// Held by a step that is to be died at. Without it one loop's death could come
-    /// between another's step and the death ordered after it: nothing would be left
-    /// to do at the next start, and that order would never be carried out.
+    /// Locked by a step with an order. Otherwise the abort in one controller could come between the step of
+    /// another and the abort after it: after the restart that step is not needed any more, and its order
+    /// would never be executed.
     static ALONE: Mutex<()> = Mutex::const_new(());
 
-    /// Takes orders from the file `crash-at` in this folder from now on.
+    /// Reads orders from the file `crash-at` in this folder from now on.
     pub fn take_orders(folder: &Path) {
         // A second start (tests) keeps the first one's folder.
         let _already = ORDERS.set(folder.join("crash-at"));
     }
 
-    /// Takes orders from the folder that the environment names: a command has no socket.
+    /// Reads orders from the folder in the environment variable: a command has no socket.
     pub fn take_orders_of_command() {
         if let Some(folder) = std::env::var_os("LIQO_CSI_CRASH_ORDERS") {
             take_orders(Path::new(&folder));
         }
     }
 
-    /// Takes a step; where that is ordered, the process dies before it, or once it is done.
+    /// Executes a step; aborts the process before or after it if a test ordered that.
     ///
     /// # Errors
     /// Those of the step.
@@ -479,8 +477,11 @@ mod ordered {
         let Some(rest) = without(&orders, point) else {
             return;
         };
-        if let Err(error) = fs::write(file, rest) {
-            tracing::error!(%error, "the order to die at {point} cannot be crossed out");
+        // Renamed, so that neither another step nor the test reads half of it.
+        let rewritten = file.with_extension("new");
+        let written = fs::write(&rewritten, rest).and_then(|()| fs::rename(&rewritten, file));
+        if let Err(error) = written {
+            tracing::error!(%error, "cannot remove the crash order {point} from the file");
             return;
         }
         tracing::error!(crash_point = point, "dying on request");

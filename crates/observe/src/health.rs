@@ -15,19 +15,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::Metrics;
 
-/// Longer than a busy process needs, shorter than kubelet's patience.
+/// Longer than a busy process needs, shorter than the timeout of the kubelet's probe.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How old the answer to whether we live may be. Anybody may ask for it, and finding it
-/// out costs a connection to our own socket.
+/// How long the result of the liveness check is reused. Every client may request it, and the check costs a
+/// connection to our own socket.
 const LIVE_FOR: Duration = Duration::from_secs(5);
 
 type Check = Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
 
-/// What a check found, and when.
+/// The result of a check, and when it was obtained.
 type Outcome = (Instant, Result<(), String>);
 
-/// A check whose outcome is kept for a while. Whoever asks meanwhile gets the same.
+/// A check whose result is reused for a while by all clients.
 #[derive(Clone)]
 struct Kept {
     check: Check,
@@ -36,7 +36,7 @@ struct Kept {
 
 impl Kept {
     async fn outcome(&self) -> Result<(), String> {
-        // Held while the check runs: those who come meanwhile wait for the one that runs.
+        // Locked while the check runs: concurrent clients wait for its result.
         let mut last = self.last.lock().await;
         if let Some((when, outcome)) = &*last
             && when.elapsed() < LIVE_FOR
@@ -49,7 +49,7 @@ impl Kept {
     }
 }
 
-/// What a process answers about itself.
+/// The health and metrics endpoints of a process.
 #[derive(Clone)]
 pub struct Health {
     live: Kept,
@@ -58,7 +58,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// `live` failing means "restart me", `ready` failing means "not yet".
+    /// A failing `live` means "restart the process", a failing `ready` means "not yet".
     pub fn new<L, R>(metrics: Metrics, live: L, ready: R) -> Self
     where
         L: Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync + 'static,
@@ -101,7 +101,7 @@ impl Health {
 async fn bounded(check: &Check) -> Result<(), String> {
     tokio::time::timeout(CHECK_TIMEOUT, check())
         .await
-        .unwrap_or_else(|_| Err("the check hangs".to_owned()))
+        .unwrap_or_else(|_| Err("the check timed out".to_owned()))
 }
 
 fn verdict(outcome: Result<(), String>) -> Response {
@@ -168,7 +168,11 @@ mod tests {
         assert!(all.iter().all(|status| *status == StatusCode::OK));
         assert_eq!(probes.load(Ordering::SeqCst), 1);
         tokio::time::sleep(LIVE_FOR).await;
-        assert_eq!(ask().await, StatusCode::SERVICE_UNAVAILABLE, "it is asked again");
+        assert_eq!(
+            ask().await,
+            StatusCode::SERVICE_UNAVAILABLE,
+            "it is checked again"
+        );
     }
 
     #[tokio::test]

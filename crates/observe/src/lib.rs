@@ -1,5 +1,5 @@
-//! What an operator sees of a running process: log lines, metrics, health. And
-//! the crash points through which tests make it die at the worst moment.
+//! Observability of a process: logs, metrics, health endpoints. And the crash points by which tests abort it
+//! at a chosen step.
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 

@@ -1,10 +1,9 @@
-//! Structured log lines on standard error, as text for people or JSON for collectors.
+//! Structured logs on standard error, as text for humans or JSON for collectors.
 
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-/// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// One line of text per event.
@@ -13,8 +12,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// kube writes the whole body of an answer it cannot decode at WARN, and that
-/// body may be a Secret.
+/// kube logs the whole body of a response it cannot decode at WARN, and that body may be a Secret.
 const NEVER_BODIES: &str = "kube_client::client=error";
 
 /// Starts logging for the rest of the process. `RUST_LOG` overrides `info`.
@@ -36,13 +34,13 @@ pub fn start(format: LogFormat) {
     };
 }
 
-/// Trouble that may go on for long. It is written when it begins and when it changes, however often it
-/// is met: lines that say the same again bury those that say something.
+/// A problem that may persist. It is logged when it starts and when it changes, not at every occurrence:
+/// repeated lines would hide others.
 #[derive(Debug, Default)]
 pub struct Ongoing(Option<String>);
 
 impl Ongoing {
-    /// Whether this is not what went on already.
+    /// Whether the problem is new or has changed.
     pub fn is_news(&mut self, what: impl Into<String>) -> bool {
         let what = Some(what.into());
         let is_news = self.0 != what;
@@ -50,7 +48,7 @@ impl Ongoing {
         is_news
     }
 
-    /// It is over: the next trouble is news again.
+    /// The problem is over: the next one is new again.
     pub fn is_over(&mut self) {
         self.0 = None;
     }

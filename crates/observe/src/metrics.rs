@@ -1,4 +1,4 @@
-//! The metrics of a process, in one registry that `/metrics` prints.
+//! The metrics of a process, in one registry for `/metrics`.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -12,12 +12,12 @@ use liqo_csi_model::volume::DRIVER_NAME;
 
 use super::process::Process;
 
-/// From a cached answer to a volume that takes minutes to appear.
+/// From a cached response to a volume whose provisioning takes minutes.
 const SECONDS: [f64; 14] = [
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0,
 ];
 
-/// The registry, and the families every process has. Cheap to clone.
+/// The registry, and the metrics of every process. Cheap to clone.
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
@@ -38,8 +38,7 @@ struct Build {
 }
 
 impl Metrics {
-    /// The metrics of `component`; `more` adds families of its own before the
-    /// registry is sealed.
+    /// The metrics of `component`; `more` registers further ones before the registry is sealed.
     #[must_use]
     pub fn new(component: &'static str, more: impl FnOnce(&mut Registry)) -> Self {
         let mut registry = Registry::default();
@@ -70,7 +69,7 @@ impl Metrics {
         }
     }
 
-    /// Records one finished CSI call. `method` is its path, `/csi.v1.Controller/CreateVolume`.
+    /// Records a finished CSI call. `method` is its path, `/csi.v1.Controller/CreateVolume`.
     pub fn operation(&self, method: &str, code: tonic::Code, took: Duration) {
         let operation = Operation {
             driver_name: DRIVER_NAME,
@@ -82,7 +81,7 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Everything, in the text format of Prometheus.
+    /// All metrics, in the `OpenMetrics` text format.
     pub fn print(&self) -> Result<String, fmt::Error> {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
@@ -94,7 +93,7 @@ fn latencies() -> Histogram {
     Histogram::new(SECONDS)
 }
 
-/// The code as Go's gRPC (and so every CSI sidecar) spells it.
+/// The name of the code in Go's gRPC, and so in every CSI sidecar.
 #[must_use]
 pub fn code_name(code: tonic::Code) -> &'static str {
     use tonic::Code;

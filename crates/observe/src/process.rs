@@ -1,5 +1,4 @@
-//! What Prometheus knows of every process under these names: CPU, memory, open files,
-//! start. Read when somebody asks.
+//! The standard process metrics of Prometheus: CPU, memory, open files, start time. Read at each scrape.
 
 use std::{
     fmt, fs,
@@ -16,14 +15,13 @@ use prometheus_client::{
     metrics::{counter::ConstCounter, gauge::ConstGauge},
 };
 
-/// Tells of this process.
 #[derive(Debug)]
 pub(super) struct Process {
     started: f64,
 }
 
 impl Process {
-    /// To be made when the process starts.
+    /// Must be called at the start of the process.
     pub(super) fn starting() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
@@ -41,22 +39,26 @@ impl Collector for Process {
             let spent = seconds(usage.user_time()) + seconds(usage.system_time());
             show(
                 "process_cpu_seconds",
-                "CPU time that was spent",
+                "Total user and system CPU time",
                 &ConstCounter::new(spent),
             )?;
         }
         if let Some(bytes) = resident_memory() {
             let bytes = ConstGauge::new(bytes);
-            show("process_resident_memory_bytes", "Memory that is held", &bytes)?;
+            show("process_resident_memory_bytes", "Resident memory size", &bytes)?;
         }
         if let Ok(files) = fs::read_dir("/proc/self/fd") {
             let open = i64::try_from(files.count()).unwrap_or(i64::MAX);
-            show("process_open_fds", "Files that are open", &ConstGauge::new(open))?;
+            show(
+                "process_open_fds",
+                "Number of open file descriptors",
+                &ConstGauge::new(open),
+            )?;
         }
         let started = ConstGauge::new(self.started);
         show(
             "process_start_time_seconds",
-            "When it started, since 1970",
+            "Start time of the process, in seconds since 1970",
             &started,
         )
     }

@@ -1,2 +1,2 @@
-//! What tests of several crates share. So far that is only the features that they ask of
-//! third-party crates: see `Cargo.toml`.
+//! Shared by tests of several crates. So far only the features of third-party crates that tests need: see
+//! `Cargo.toml`.

@@ -1,14 +1,14 @@
-//! The steps of an import, taken one after the other.
+//! Runs the steps of an import.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::json;
 
 use super::{
-    Context, TransferError, Waiting,
-    look::{BOUND_BY_CONTROLLER, Looking, Scene},
-    surroundings, undo,
-    writing::{self, Making, change, change_volume, delete, old_claim, touch},
+    Context, TransferError, Waiter, environment,
+    observer::{BOUND_BY_CONTROLLER, Observed, Observer},
+    undo,
+    writing::{self, Creation, change, change_volume, delete, old_claim, touch},
 };
 use crate::{
     cluster::{ApiError, slim::SELECTED_NODE},
@@ -21,39 +21,38 @@ use crate::{
     volume::{ClaimName, ImportRecord, OldClaim, mark},
 };
 
-/// What is to be imported.
 pub struct ImportRequest {
-    /// The claim.
     pub claim: ClaimName,
-    /// The virtual class that it is to have.
+    /// The virtual class for the claim.
     pub class: Option<String>,
-    /// Whether also what a deployment tool manages is imported.
+    /// Whether claims that a deployment tool manages are imported, too.
     pub force_managed: bool,
 }
 
-/// Imports a claim, or goes on importing it.
+/// Imports a claim, or continues an import.
 pub async fn import(context: &Context<'_>, request: &ImportRequest) -> Result<(), TransferError> {
-    let mut looking = Looking::default();
-    let mut waiting = Waiting::new(context);
+    let mut reads = Observer::default();
+    let mut waiter = Waiter::new(context);
     let mut run = Run {
         context,
         request,
         begun: false,
         seen_gone: false,
-        making: Making::default(),
+        creation: Creation::default(),
     };
     loop {
-        let scene = Box::pin(looking.look(context.cluster, &request.claim)).await?;
-        if let Some(record) = &scene.record
+        let observed = Box::pin(reads.observe(context.cluster, &request.claim)).await?;
+        if let Some(record) = &observed.record
             && request.class.as_ref().is_some_and(|class| *class != record.class)
         {
             return Err(run.refuse(Obstacle::BegunWith(record.class.clone())));
         }
-        let facts = Box::pin(run.facts(&scene)).await?;
+        let facts = Box::pin(run.facts(&observed)).await?;
         let gone = facts.progress == Progress::NotRecorded
             && !matches!(facts.claim, ClaimNow::New { bound: true, .. });
         if run.begun && gone {
-            // The claim is read before the PV: in between it may have been bound and settled.
+            // The claim is read before the PV: in between, the claim may have been bound and the record
+            // removed.
             if std::mem::replace(&mut run.seen_gone, true) {
                 return Err(TransferError::Undone("import", request.claim.clone()));
             }
@@ -62,77 +61,76 @@ pub async fn import(context: &Context<'_>, request: &ImportRequest) -> Result<()
         run.begun |= facts.progress == Progress::Permitted;
         let step = import_step(&facts);
         if context.dry_run {
-            return run.tell_plan(&scene, step);
+            return run.report_plan(&observed, step);
         }
         match step {
             ImportStep::Done => {
-                (context.tell)("the claim is a volume of this driver");
+                (context.report)("the claim has a volume of this driver");
                 return Ok(());
             }
             ImportStep::Refuse(refusal) => {
                 return Err(TransferError::NotImported(request.claim.clone(), refusal));
             }
-            ImportStep::TakeBack(why) => return Err(run.take_back(why).await),
+            ImportStep::RollBack(why) => return Err(run.roll_back(why).await),
             ImportStep::AwaitClaimGone => {
-                let what = Box::pin(run.whats_holding(&scene)).await?;
-                waiting.for_others(&what, None).await?;
+                let what = Box::pin(run.deletion_wait(&observed)).await?;
+                waiter.wait_for(&what, None).await?;
             }
             ImportStep::AwaitDetached(node) => {
-                let what = format!("the PersistentVolume is to be detached from the node {node}");
-                waiting.for_others(&what, None).await?;
+                let what = format!("waiting for the PersistentVolume to be detached from the node {node}");
+                waiter.wait_for(&what, None).await?;
             }
             ImportStep::AwaitAdopted => {
-                let why = Box::pin(run.last_warning(&scene)).await;
-                waiting
-                    .for_others(
-                        "the controller is to make the volume of the PersistentVolume",
-                        why,
-                    )
+                let why = Box::pin(run.last_warning(&observed)).await;
+                waiter
+                    .wait_for("waiting for the controller to adopt the PersistentVolume", why)
                     .await?;
             }
             ImportStep::AwaitSettled => {
-                waiting
-                    .for_others("the claim is bound; the controller is to give the PersistentVolume its reclaim policy back", None)
+                waiter
+                    .wait_for("waiting for the controller to restore the reclaim policy of the PersistentVolume; the claim is bound", None)
                     .await?;
             }
             step => {
-                Box::pin(run.take(&scene, &step)).await?;
-                waiting.after(&step, &written(&scene, &step)).await?;
+                Box::pin(run.take(&observed, &step)).await?;
+                waiter
+                    .after_step(&step, &written_object(&observed, &step))
+                    .await?;
             }
         }
     }
 }
 
-/// What is remembered between the steps; nothing that the next run would need.
+/// State between the steps of this run; a later run does not need it.
 struct Run<'a> {
     context: &'a Context<'a>,
     request: &'a ImportRequest,
     /// Whether a record was seen.
     begun: bool,
-    /// Whether the record was seen to be gone from a claim that was not bound.
+    /// Whether a claim that was not bound was observed without the record.
     seen_gone: bool,
-    making: Making,
+    creation: Creation,
 }
 
 impl Run<'_> {
-    async fn facts(&self, scene: &Scene) -> Result<ImportFacts, TransferError> {
+    async fn facts(&self, observed: &Observed) -> Result<ImportFacts, TransferError> {
         let cluster = self.context.cluster;
-        let claim = scene.claim_now();
-        let progress = scene.progress();
+        let claim = observed.claim_now();
+        let progress = observed.progress();
         let mut facts = ImportFacts {
-            secured: scene.is_secured() && scene.changed_record().is_none(),
+            secured: observed.is_secured() && observed.changed_record().is_none(),
             obstacles: Vec::new(),
             attached: None,
-            unmakeable: self.making.unmakeable.clone(),
+            unmakeable: self.creation.unmakeable.clone(),
             progress,
             claim,
         };
-        match (&facts.claim, &scene.volume) {
+        match (&facts.claim, &observed.volume) {
             (ClaimNow::Old { .. } | ClaimNow::Other { .. }, _) if progress != Progress::Withdrawn => {
-                facts.obstacles = self.obstacles(scene).await?;
+                facts.obstacles = self.obstacles(observed).await?;
             }
             (ClaimNow::Absent, Some(volume)) => {
-                let nodes = surroundings::attached(cluster, &volume.name_any()).await?;
+                let nodes = environment::attached(cluster, &volume.name_any()).await?;
                 facts.attached = nodes.into_iter().next();
             }
             _ => {}
@@ -140,50 +138,50 @@ impl Run<'_> {
         Ok(facts)
     }
 
-    /// All that speaks against it.
-    async fn obstacles(&self, scene: &Scene) -> Result<Vec<Obstacle>, TransferError> {
+    /// All obstacles to the import.
+    async fn obstacles(&self, observed: &Observed) -> Result<Vec<Obstacle>, TransferError> {
         let cluster = self.context.cluster;
-        let classes = surroundings::classes(cluster).await?;
-        let Some(claim) = &scene.claim else {
+        let classes = environment::classes(cluster).await?;
+        let Some(claim) = &observed.claim else {
             return Ok(Vec::new());
         };
-        let (claim, real) = surroundings::read(cluster, claim, scene.volume.as_ref(), &classes).await?;
+        let (claim, real) = environment::read(cluster, claim, observed.volume.as_ref(), &classes).await?;
         let mut found = obstacles(&claim, real.as_ref(), self.request.force_managed);
         if found == [Obstacle::Twin] || found == [Obstacle::Ours] {
             return Ok(found);
         }
         let wanted = self.request.class.as_deref();
-        let class = match &scene.record {
+        let class = match &observed.record {
             Some(record) => Ok(record.class.clone()),
             None => class_for(wanted, &classes),
         };
-        let node = match &scene.volume {
-            Some(volume) => Some(surroundings::node_for(cluster, volume).await?),
+        let node = match &observed.volume {
+            Some(volume) => Some(environment::node_for(cluster, volume).await?),
             None => None,
         };
         let class = class.map_err(|obstacle| found.push(obstacle)).ok();
         let node = node.and_then(|node| node.map_err(|obstacle| found.push(obstacle)).ok());
-        if let (Some(class), Some(claim), Some(volume)) = (class, &scene.claim, &scene.volume) {
+        if let (Some(class), Some(claim), Some(volume)) = (class, &observed.claim, &observed.volume) {
             let new = new_claim(
-                &old_claim(claim, &scene.namespace_uid),
+                &old_claim(claim, &observed.namespace_uid),
                 &class,
                 &volume.name_any(),
                 node.as_deref(),
             )?;
-            found.extend(writing::speaks_against(self.context, new, "import").await?);
+            found.extend(writing::find_blockers(self.context, new, "import").await?);
         }
         Ok(found)
     }
 
-    async fn take(&mut self, scene: &Scene, step: &ImportStep) -> Result<(), TransferError> {
-        match (step, &scene.claim, &scene.volume, &scene.record) {
+    async fn take(&mut self, observed: &Observed, step: &ImportStep) -> Result<(), TransferError> {
+        match (step, &observed.claim, &observed.volume, &observed.record) {
             (ImportStep::Mark, claim, Some(volume), record) => {
                 let record = match (record, claim) {
-                    (Some(record), _) => scene.changed_record().unwrap_or_else(|| record.clone()),
-                    (None, Some(claim)) => self.record(claim, volume, &scene.namespace_uid).await?,
+                    (Some(record), _) => observed.changed_record().unwrap_or_else(|| record.clone()),
+                    (None, Some(claim)) => self.record(claim, volume, &observed.namespace_uid).await?,
                     (None, None) => return Ok(()),
                 };
-                self.mark(scene, volume, &record).await
+                self.mark(observed, volume, &record).await
             }
             (ImportStep::DeleteClaim, Some(claim), ..) => self.delete(claim).await,
             (ImportStep::MakeClaim, _, Some(volume), Some(record)) => self.make(volume, record).await,
@@ -191,7 +189,7 @@ impl Run<'_> {
             (ImportStep::Untouch, Some(claim), ..) => {
                 Ok(touch(self.context, claim, mark::IMPORT_UNDONE, false, Step::UndoUntouch).await?)
             }
-            // Steps come from what is there.
+            // Each step is decided from the objects it needs.
             _ => Ok(()),
         }
     }
@@ -202,23 +200,23 @@ impl Run<'_> {
         volume: &PersistentVolume,
         namespace_uid: &str,
     ) -> Result<ImportRecord, TransferError> {
-        let classes = surroundings::classes(self.context.cluster).await?;
+        let classes = environment::classes(self.context.cluster).await?;
         let class = class_for(self.request.class.as_deref(), &classes);
         let class = class.map_err(|obstacle| self.refuse(obstacle))?;
         let policy = reclaim_policy(volume).to_owned();
         Ok(ImportRecord::new(class, policy, old_claim(claim, namespace_uid)))
     }
 
-    /// Step 1: whatever happens from now on, the data stays.
+    /// Step 1: from now on, the data is retained whatever happens.
     async fn mark(
         &self,
-        scene: &Scene,
+        observed: &Observed,
         volume: &PersistentVolume,
         record: &ImportRecord,
     ) -> Result<(), TransferError> {
         let name = volume.name_any();
-        (self.context.tell)(&format!(
-            "the PersistentVolume {name} is retained, and may be adopted by {}",
+        (self.context.report)(&format!(
+            "the PersistentVolume {name} is retained, and the driver may adopt it for {}",
             self.request.claim
         ));
         let annotations = json!({
@@ -227,16 +225,16 @@ impl Run<'_> {
             mark::POLICY_BEFORE: null,
             BOUND_BY_CONTROLLER: null,
         });
-        let spec = scene.secure_spec(volume, record);
-        // What was written is read back by the next look.
+        let spec = observed.secure_spec(volume, record);
+        // The next observation reads what was written.
         change_volume(self.context, volume, &annotations, Some(spec), Step::ImportMark).await?;
         Ok(())
     }
 
-    /// Step 2: in exactly this version, so that whoever undoes the import meanwhile is heard.
+    /// Step 2: in exactly this version, so that an undo in the meantime makes the deletion fail.
     async fn delete(&self, claim: &PersistentVolumeClaim) -> Result<(), TransferError> {
-        (self.context.tell)(&format!(
-            "the claim {} is deleted, to be made again",
+        (self.context.report)(&format!(
+            "deleting the claim {}, to create it again",
             self.request.claim
         ));
         let claims = self
@@ -246,29 +244,28 @@ impl Run<'_> {
         Ok(delete(&claims, claim, Step::ImportDelete).await?)
     }
 
-    /// Step 3.
     async fn make(&mut self, volume: &PersistentVolume, record: &ImportRecord) -> Result<(), TransferError> {
-        let node = match surroundings::node_for(self.context.cluster, volume).await? {
+        let node = match environment::node_for(self.context.cluster, volume).await? {
             Ok(node) => node,
             Err(obstacle) => {
-                self.making.unmakeable = Some(obstacle.to_string());
+                self.creation.unmakeable = Some(obstacle.to_string());
                 return Ok(());
             }
         };
         let claim = new_claim(&record.claim, &record.class, &volume.name_any(), Some(&node))?;
-        if self.making.is_first() {
-            (self.context.tell)(&format!("the claim is made with the class {}", record.class));
+        if self.creation.is_first() {
+            (self.context.report)(&format!("creating the claim with the class {}", record.class));
         }
-        self.making.make(self.context, claim, Step::ImportMake).await
+        self.creation.create(self.context, claim, Step::ImportMake).await
     }
 
-    /// It lost its node, as when that was not to be had any more.
+    /// The claim has lost its selected node, for example because that node could not serve it.
     async fn select_node(
         &self,
         claim: &PersistentVolumeClaim,
         volume: &PersistentVolume,
     ) -> Result<(), TransferError> {
-        let node = surroundings::node_for(self.context.cluster, volume).await?;
+        let node = environment::node_for(self.context.cluster, volume).await?;
         let node = match node {
             Ok(node) => node,
             Err(obstacle) => return Err(self.refuse(obstacle)),
@@ -287,12 +284,12 @@ impl Run<'_> {
         TransferError::NotImported(self.request.claim.clone(), refusal)
     }
 
-    async fn take_back(&self, why: Interruption) -> TransferError {
+    async fn roll_back(&self, why: Interruption) -> TransferError {
         let claim = self.request.claim.clone();
-        (self.context.tell)(&format!("it cannot go on, and is taken back: {why}"));
+        (self.context.report)(&format!("cannot continue, rolling back: {why}"));
         match Box::pin(undo::undo_import(self.context, &claim)).await {
-            Ok(()) => TransferError::TakenBack("import", claim, why),
-            Err(error) => TransferError::NotTakenBack {
+            Ok(()) => TransferError::RolledBack("import", claim, why),
+            Err(error) => TransferError::RollbackFailed {
                 what: "import",
                 claim,
                 why,
@@ -301,60 +298,66 @@ impl Run<'_> {
         }
     }
 
-    async fn whats_holding(&self, scene: &Scene) -> Result<String, ApiError> {
-        let pods = surroundings::pods(self.context.cluster, &scene.name).await?;
+    async fn deletion_wait(&self, observed: &Observed) -> Result<String, ApiError> {
+        let pods = environment::pods(self.context.cluster, &observed.name).await?;
         let names: Vec<&str> = pods.iter().map(|(pod, _)| pod.as_str()).collect();
         Ok(match names.as_slice() {
-            [] => "the claim is to be gone".to_owned(),
-            names => format!("the claim is to be gone, which the pods {} use", names.join(", ")),
+            [] => "waiting for the claim to be deleted".to_owned(),
+            names => format!(
+                "waiting for the claim to be deleted; it is used by the pods {}",
+                names.join(", ")
+            ),
         })
     }
 
-    async fn last_warning(&self, scene: &Scene) -> Option<String> {
-        let uid = scene.claim.as_ref()?.uid()?;
+    async fn last_warning(&self, observed: &Observed) -> Option<String> {
+        let uid = observed.claim.as_ref()?.uid()?;
         self.context
             .cluster
-            .newest_warning(&scene.name.namespace, &uid)
+            .newest_warning(&observed.name.namespace, &uid)
             .await
     }
 
-    fn tell_plan(&self, scene: &Scene, step: ImportStep) -> Result<(), TransferError> {
+    fn report_plan(&self, observed: &Observed, step: ImportStep) -> Result<(), TransferError> {
         let claim = &self.request.claim;
         match step {
             ImportStep::Refuse(refusal) => Err(TransferError::NotImported(claim.clone(), refusal)),
-            ImportStep::TakeBack(why) => {
-                (self.context.tell)(&format!("would be taken back: {why}"));
+            ImportStep::RollBack(why) => {
+                (self.context.report)(&format!("would be rolled back: {why}"));
                 Ok(())
             }
             ImportStep::Done => {
-                (self.context.tell)("there is nothing to do: the claim is a volume of this driver");
+                (self.context.report)("there is nothing to do: the claim has a volume of this driver");
                 Ok(())
             }
             ImportStep::Mark | ImportStep::Untouch => {
-                let volume = scene
+                let volume = observed
                     .volume
                     .as_ref()
                     .map(ResourceExt::name_any)
                     .unwrap_or_default();
-                (self.context.tell)(&format!(
-                    "nothing speaks against it. The PersistentVolume {volume} would be retained, the claim {claim} deleted and made again with a class of \
-                     this driver, and the PersistentVolume given to it"
+                (self.context.report)(&format!(
+                    "the import is possible (dry run). The PersistentVolume {volume} would be retained, and the claim {claim} deleted and created again with a class of \
+                     this driver, which adopts the PersistentVolume"
                 ));
                 Ok(())
             }
             step => {
-                (self.context.tell)(&format!("the import has begun; next {}", step.in_words()));
+                (self.context.report)(&format!(
+                    "the import has begun; the next step: {}",
+                    step.in_words()
+                ));
                 Ok(())
             }
         }
     }
 }
 
-/// What a step writes.
-fn written(scene: &Scene, step: &ImportStep) -> String {
-    match (step, &scene.volume) {
+/// The object that a step writes.
+fn written_object(observed: &Observed, step: &ImportStep) -> String {
+    match (step, &observed.volume) {
         (ImportStep::Mark, Some(volume)) => format!("the PersistentVolume {}", volume.name_any()),
-        _ => format!("the claim {}", scene.name),
+        _ => format!("the claim {}", observed.name),
     }
 }
 

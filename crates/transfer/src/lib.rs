@@ -1,21 +1,21 @@
-//! Giving an existing claim the virtual class, and giving a claim of the driver its real class:
-//! what the commands `liqo-csi import` and `liqo-csi release` read and write. What comes next is
-//! decided in the model's `placement::transfer`; the adoption itself is done by the controller.
+//! Imports and releases: gives an existing claim the virtual class, and a claim of the driver its real
+//! class. This crate reads and writes for the commands `liqo-csi import` and `liqo-csi release`. The model's
+//! `placement::transfer` decides each next step; the controller adopts the PV.
 //!
-//! It runs with the rights of whoever calls it, and remembers nothing: each step follows from
-//! what is read before it.
+//! It runs with the rights of the user, and keeps no state: each step follows from the objects that are read
+//! before it.
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 
-mod again;
+mod claim_ref;
+mod environment;
 mod import;
-mod look;
-mod naming;
+mod observer;
 mod owners;
+mod recorded_volume;
+mod recreate;
 mod release;
-mod remembered;
 mod snapshot;
-mod surroundings;
 mod undo;
 mod waiting;
 mod writing;
@@ -39,128 +39,102 @@ pub use self::{
     undo::undo_import,
     waiting::NotKept,
 };
-use self::{remembered::DeletedVolume, waiting::Waiting};
+use self::{recorded_volume::DeletedVolume, waiting::Waiter};
 use crate::{
     cluster::{ApiError, Cluster},
     placement::transfer::{ImportRefusal, Interruption, ReleaseRefusal, ReleaseUndoRefusal, UndoRefusal},
     volume::{ClaimName, RecordError},
 };
 
-/// What a transfer works on.
+/// The options of a transfer.
 pub struct Context<'a> {
-    /// The cluster.
     pub cluster: &'a Cluster,
-    /// Where the twins are.
+    /// The namespace of the twins.
     pub storage_namespace: &'a str,
-    /// How long to wait for others.
-    pub patience: Duration,
-    /// Whether to say only what would be done.
+    /// How long to wait for other programs.
+    pub timeout: Duration,
+    /// Whether to report only what would be done.
     pub dry_run: bool,
-    /// Tells whoever waits what happens.
-    pub tell: &'a dyn Fn(&str),
+    /// Reports progress to the user.
+    pub report: &'a dyn Fn(&str),
 }
 
-/// Why a transfer did not come to its end.
+/// Why a transfer is not complete.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// It is not begun, or not gone on with.
+    /// It was not begun, or not continued.
     #[error("{0} is not imported:\n{1}")]
     NotImported(ClaimName, ImportRefusal),
-    /// It is not begun, or not gone on with.
+    /// It was not begun, or not continued.
     #[error("{0} is not released:\n{1}")]
     NotReleased(ClaimName, ReleaseRefusal),
-    /// It was undone.
-    #[error("the {0} of {1} was taken back, everything is as it was before:\n{2}")]
-    TakenBack(&'static str, ClaimName, Interruption),
-    /// It was to be undone.
-    #[error("the {what} of {claim} cannot go on: {why}\nand it could not be taken back: {error}")]
-    NotTakenBack {
-        /// What cannot go on.
+    #[error("the {0} of {1} was rolled back; the previous state is restored:\n{2}")]
+    RolledBack(&'static str, ClaimName, Interruption),
+    #[error("the {what} of {claim} cannot continue: {why}\nand it could not be rolled back: {error}")]
+    RollbackFailed {
+        /// "import" or "release".
         what: &'static str,
-        /// The claim.
         claim: ClaimName,
-        /// Why it cannot go on.
         why: Interruption,
-        /// Why it could not be taken back.
+        /// Why the rollback failed.
         error: Box<TransferError>,
     },
-    /// It is not undone.
     #[error("the import of {0} is not undone: {1}")]
     NotUndone(ClaimName, UndoRefusal),
-    /// It is not undone.
     #[error("the release of {0} is not undone: {1}")]
     StillReleased(ClaimName, ReleaseUndoRefusal),
-    /// Somebody undoes what is being done.
-    #[error("somebody has undone the {0} of {1} meanwhile")]
+    /// Another process undid it meanwhile.
+    #[error("the {0} of {1} was undone meanwhile")]
     Undone(&'static str, ClaimName),
-    /// Somebody has deleted the PV.
-    #[error("while {claim} was being {what}, somebody deleted {volume}")]
+    #[error("while {claim} was being {what}, another client deleted {volume}")]
     VolumeDeleted {
-        /// What was done with the claim.
+        /// "imported" or "released".
         what: &'static str,
-        /// The claim.
         claim: ClaimName,
-        /// The PV.
         volume: Box<DeletedVolume>,
     },
-    /// The claim of before is not accepted.
+    /// The API server does not accept the original claim.
     #[error(
-        "{claim} cannot be made again as it was: {why}\nThe data is safe on its PersistentVolume, which is retained. Make room for the claim, \
+        "{claim} cannot be created again: {why}\nThe data is safe on its PersistentVolume, which is retained. Remove what prevents the claim, \
          and run this with --undo again"
     )]
-    NotMadeAgain {
-        /// The claim.
-        claim: ClaimName,
-        /// Why not.
-        why: String,
-    },
-    /// Its record cannot be read.
+    NotMadeAgain { claim: ClaimName, why: String },
+    /// The record of the transfer cannot be read.
     #[error("the PersistentVolume {0}: {1}")]
     Record(String, RecordError),
-    /// The namespace is not that of the old claim.
+    /// The namespace was deleted, and has another uid now.
     #[error(
-        "the PersistentVolume {volume} was being {what} for {claim} when that namespace was deleted; one that has its name now may be \
-         somebody else's, and this command gives it nothing. The data is safe: the PersistentVolume is retained. To end it, remove its annotations that begin with storage.liqo.io/; its reclaim policy was {policy}"
+        "the PersistentVolume {volume} was being {what} for {claim} when that namespace was deleted; a namespace of the same name may be \
+         another user's, so nothing is changed in it. The data is safe: the PersistentVolume is retained. To end the transfer, remove its annotations that begin with storage.liqo.io/; its reclaim policy was {policy}"
     )]
     OtherNamespace {
-        /// What was done with it.
+        /// "imported" or "released".
         what: &'static str,
-        /// The claim.
         claim: ClaimName,
-        /// The PV.
         volume: String,
-        /// The reclaim policy that it had.
         policy: String,
     },
-    /// Several PVs are recorded for one claim.
     #[error(
-        "several PersistentVolumes are recorded as being imported or released for {claim}: {}. Delete those whose data is not wanted any more",
+        "several PersistentVolumes are recorded as being imported or released for {claim}: {}. Delete those whose data is not needed any more",
         .volumes.join(", ")
     )]
-    Several {
-        /// The claim.
-        claim: ClaimName,
-        /// The PVs.
-        volumes: Vec<String>,
-    },
-    /// What is written would make no sense.
+    Several { claim: ClaimName, volumes: Vec<String> },
+    /// The claim cannot be serialized.
     #[error("the claim cannot be written as JSON: {0}")]
     Unwritable(#[from] serde_json::Error),
-    /// It takes longer than the caller has time.
-    #[error("{what} (waited {patience:?}). The data is safe; run the same command again to go on, or with --undo to take it back{}",
-        .why.as_ref().map_or_else(String::new, |why| format!(". What was said last: {why}")))]
+    /// Another program has not done its part in time.
+    #[error("timed out {what} (after {timeout:?}). The data is safe; run the same command again to continue, or with --undo to undo it{}",
+        .why.as_ref().map_or_else(String::new, |why| format!(". The last event: {why}")))]
     StillWaiting {
-        /// What is waited for.
         what: String,
-        /// For how long it was.
-        patience: Duration,
-        /// What others say about it.
+        timeout: Duration,
+        /// The last warning event.
         why: Option<String>,
     },
-    /// What is written does not stay.
+    /// The written values do not persist.
     #[error(transparent)]
     NotKept(#[from] NotKept),
-    /// The cluster cannot be asked, or refuses.
+    /// The API server cannot be reached, or refuses.
     #[error("{0}")]
     Api(#[from] ApiError),
 }

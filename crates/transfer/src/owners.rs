@@ -1,12 +1,12 @@
-//! The owners of an object that is made again. Kubernetes' garbage collector deletes what has no
-//! owner left that is there, and with it the data. So it is made again with those owners only that
-//! were seen: one that it has too few leaves an object behind at worst, one too many loses data.
+//! The owner references of an object that is created again. Kubernetes deletes an object whose owners are
+//! all gone, and with it the data. So only owners that were found are kept: a missing reference at worst
+//! leaves an object behind, a wrong one loses data.
 //!
-//! - One that is gone is dropped.
-//! - One of a kind that is not served is dropped, too: see [`OwnerNow::Unserved`].
-//! - One that cannot be read is an obstacle as long as nothing is deleted. Whoever loses the right
-//!   to read it after that has it dropped, rather than be left without the object. What may
-//!   pass, as an API that is out of reach, ends the command, which goes on when it is run again.
+//! - An owner that is gone is dropped.
+//! - An owner of a kind that is not served is dropped, too: see [`OwnerNow::Unserved`].
+//! - An owner that cannot be read is an obstacle as long as nothing is deleted. If the user loses the right
+//!   to read it after that, it is dropped, so that the object can be created. A transient error, such as an
+//!   API that is unreachable, ends the command, which continues when it is run again.
 
 use std::fmt;
 
@@ -15,17 +15,17 @@ use kube::Resource;
 use super::Context;
 use crate::cluster::{ApiError, OwnerNow};
 
-/// An owner that an object is made without.
+/// An owner that is left out.
 pub(super) struct Dropped {
     pub(super) kind: String,
     pub(super) name: String,
-    pub(super) why: Why,
+    pub(super) why: DropReason,
 }
 
-/// Why it is.
-pub(super) enum Why {
+/// Why an owner is left out.
+pub(super) enum DropReason {
     Gone,
-    /// Of which API its kind was.
+    /// The API group and version of its kind.
     Unserved(String),
     Unreadable(ApiError),
 }
@@ -34,35 +34,35 @@ impl fmt::Display for Dropped {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "its owner, the {} {}, ", self.kind, self.name)?;
         match &self.why {
-            Why::Gone => write!(out, "is gone: it is made without this owner"),
-            Why::Unserved(api) => write!(
+            DropReason::Gone => write!(out, "is gone: the object is created without it"),
+            DropReason::Unserved(api) => write!(
                 out,
-                "is of a kind that this cluster does not serve ({api}): it is made without this owner, since Kubernetes would find it gone and delete \
-                 what it owned as soon as that kind is served again"
+                "is of a kind that this cluster does not serve ({api}): the object is created without this owner, because Kubernetes would consider it gone and delete \
+                 the object as soon as that kind is served again"
             ),
-            Why::Unreadable(error) => write!(
+            DropReason::Unreadable(error) => write!(
                 out,
-                "cannot be read: it is made without this owner, since Kubernetes deletes it if that is gone. If it is there, add it to the \
+                "cannot be read: the object is created without it, because Kubernetes deletes the object if the owner is gone. If it exists, add it to the \
                  ownerReferences again ({error})"
             ),
         }
     }
 }
 
-/// Takes those owners off an object that is to be made that are not seen to be there.
+/// Removes the owners that were not found from an object before its creation.
 pub(super) async fn drop_unseen_owners<K: Resource>(context: &Context<'_>, object: &mut K) -> Vec<Dropped> {
     let namespace = object.meta().namespace.clone().unwrap_or_default();
     let owners = object.meta_mut().owner_references.take();
     let (mut living, mut dropped) = (Vec::new(), Vec::new());
     for owner in owners.into_iter().flatten() {
         let why = match context.cluster.owner_now(&namespace, &owner).await {
-            Ok(OwnerNow::There) => {
+            Ok(OwnerNow::Exists) => {
                 living.push(owner);
                 continue;
             }
-            Ok(OwnerNow::Gone) => Why::Gone,
-            Ok(OwnerNow::Unserved) => Why::Unserved(owner.api_version),
-            Err(error) => Why::Unreadable(error),
+            Ok(OwnerNow::Gone) => DropReason::Gone,
+            Ok(OwnerNow::Unserved) => DropReason::Unserved(owner.api_version),
+            Err(error) => DropReason::Unreadable(error),
         };
         dropped.push(Dropped {
             kind: owner.kind,
@@ -74,30 +74,31 @@ pub(super) async fn drop_unseen_owners<K: Resource>(context: &Context<'_>, objec
     dropped
 }
 
-/// The same when there is no way back: what may pass is an error, and what is dropped is told.
+/// The same after a deletion, when the object must be created: transient errors are returned, and dropped
+/// owners are reported.
 pub(super) async fn keep_living_owners<K: Resource>(
     context: &Context<'_>,
     object: &mut K,
 ) -> Result<(), ApiError> {
-    keep_and_tell(context, object, &mut Vec::new()).await
+    keep_living_owners_once(context, object, &mut Vec::new()).await
 }
 
-/// The same for an object that is tried to be made several times: what was `told` is not told again.
-pub(super) async fn keep_and_tell<K: Resource>(
+/// The same for several attempts to create an object: owners in `told` are not reported again.
+pub(super) async fn keep_living_owners_once<K: Resource>(
     context: &Context<'_>,
     object: &mut K,
-    told: &mut Vec<String>,
+    reported: &mut Vec<String>,
 ) -> Result<(), ApiError> {
     for dropped in drop_unseen_owners(context, object).await {
         let text = dropped.to_string();
-        if let Why::Unreadable(error) = dropped.why
+        if let DropReason::Unreadable(error) = dropped.why
             && error.is_transient()
         {
             return Err(error);
         }
-        if !told.contains(&text) {
-            (context.tell)(&text);
-            told.push(text);
+        if !reported.contains(&text) {
+            (context.report)(&text);
+            reported.push(text);
         }
     }
     Ok(())

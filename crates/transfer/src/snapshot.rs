@@ -1,16 +1,16 @@
-//! Giving an existing snapshot a class of this driver without copying its data, and taking that
-//! back: the steps, one after the other. What comes next is decided in
-//! [`crate::placement`]; what is read before each step is in `look`.
+//! Imports an existing snapshot: gives it a class of this driver without copying its data, and undoes that.
+//! This module runs the steps; [`crate::placement`] decides them, and `observer` reads the objects before
+//! each step.
 //!
-//! The source of a `VolumeSnapshot` cannot be changed, and a twin has to be in the namespace of
-//! twins: so the user's object is made anew, with its name, of a content of this driver that
-//! leads to a twin with a second content for the same data.
+//! The source of a `VolumeSnapshot` cannot be changed, and a twin must be in the namespace of the twins: so
+//! the user's object is created again under its name. It gets a content of this driver, which refers to a
+//! twin with a second content for the same data.
 
 mod contents;
-mod look;
+mod dry_run;
+mod observer;
 mod obstacles;
 mod snapshots;
-mod trial;
 
 #[cfg(test)]
 mod tests;
@@ -20,12 +20,12 @@ use serde_json::json;
 
 use self::{
     contents::{policy_before, twin_content, user_content},
-    look::{Looking, Scene},
+    dry_run::{find_rejections, rejection_of, try_to_create},
+    observer::{Observed, Observer},
     snapshots::{new_user, twin},
-    trial::{tried, unless_refused, would_not_be_accepted},
 };
 use super::{
-    Context, NotKept, Waiting,
+    Context, NotKept, Waiter,
     owners::keep_living_owners,
     writing::{change, delete},
 };
@@ -42,88 +42,75 @@ use crate::{
     volume::{ClaimName, ClusterId, SnapshotImport, SnapshotRecordError, mark},
 };
 
-/// As `deletionPolicy` spells it.
 const RETAIN: &str = "Retain";
-/// What is waited for before anything is deleted.
-const SEEN: &str = "the snapshot-controller is to see that the data is retained";
+/// The condition for deleting anything.
+const SEEN: &str = "waiting for the snapshot-controller to observe that the data is retained";
 
-/// What is to be imported.
 pub struct SnapshotImportRequest {
-    /// The snapshot.
     pub snapshot: ClaimName,
-    /// The class of this driver that it is to have.
+    /// The class of this driver for the snapshot.
     pub class: Option<String>,
-    /// Whether also what a deployment tool manages is imported.
+    /// Whether snapshots that a deployment tool manages are imported, too.
     pub force_managed: bool,
     /// The id of this cluster.
     pub home: ClusterId,
 }
 
-/// Why an import did not come to its end.
+/// Why an import is not complete.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotTransferError {
-    /// It is not begun, or not gone on with.
+    /// It was not begun, or not continued.
     #[error("{0} is not imported:\n{1}")]
     NotImported(ClaimName, Box<SnapshotImportRefusal>),
-    /// It is not undone.
     #[error("the import of {0} is not undone: {1}")]
     NotUndone(ClaimName, SnapshotUndoRefusal),
-    /// It was undone.
     #[error(
-        "the import of {0} was taken back, everything is as it was before: what it needs is not accepted: {1}"
+        "the import of {0} was rolled back, and the previous state is restored, because the API server refuses an object that it needs: {1}"
     )]
-    TakenBack(ClaimName, String),
-    /// It was to be undone.
+    RolledBack(ClaimName, String),
     #[error(
-        "the import of {snapshot} has begun and cannot go on, because what it needs is not accepted: {why}\nand it could not be taken back: \
-         {error}\nRun it with --undo to take it back, or without to go on when that is accepted"
+        "the import of {snapshot} cannot continue, because the API server refuses an object that it needs: {why}\nand it could not be rolled back: \
+         {error}\nRun it with --undo to undo it, or without to continue once the object is accepted"
     )]
-    NotTakenBack {
-        /// The snapshot.
+    RollbackFailed {
         snapshot: ClaimName,
-        /// What the API server says.
+        /// The message of the API server.
         why: String,
-        /// Why it could not be taken back.
+        /// Why the rollback failed.
         error: Box<SnapshotTransferError>,
     },
-    /// Its record cannot be read.
+    /// The record cannot be read.
     #[error("the VolumeSnapshotContent {0}: {1}")]
     Record(String, SnapshotRecordError),
-    /// The namespace is not that of the old snapshot.
+    /// The namespace was deleted, and has another uid now.
     #[error(
-        "the VolumeSnapshotContent {content} was being imported for {snapshot} when that namespace was deleted; one that has its name now \
-         may be somebody else's, and gets nothing. The data is safe: the content is retained. To end the import, remove its annotation {}; its \
+        "the VolumeSnapshotContent {content} was being imported for {snapshot} when that namespace was deleted; a namespace of the same name \
+         may be another user's, so nothing is changed in it. The data is safe: the content is retained. To end the import, remove its annotation {}; its \
          deletion policy was {policy}",
         mark::IMPORT_SNAPSHOT
     )]
     OtherNamespace {
-        /// The snapshot.
         snapshot: ClaimName,
-        /// The content.
         content: String,
-        /// The deletion policy that it had.
         policy: String,
     },
-    /// What is written would make no sense.
+    /// The snapshot cannot be serialized.
     #[error("the snapshot cannot be written as JSON: {0}")]
     Unwritable(#[from] serde_json::Error),
-    /// It takes longer than the caller has time.
-    #[error("{what}. The data is safe; run the same command again to go on")]
-    StillWaiting {
-        /// What is waited for.
-        what: String,
-    },
-    /// What is written does not stay.
+    /// Another program has not done its part in time.
+    #[error("timed out {what}. The data is safe; run the same command again to continue")]
+    StillWaiting { what: String },
+    /// The written values do not persist.
     #[error(transparent)]
     NotKept(#[from] NotKept),
-    /// The cluster cannot be asked, or refuses.
+    /// The API server cannot be reached, or refuses.
     #[error("{0}")]
     Api(#[from] ApiError),
 }
 
-/// Waits a moment; an error when time is up.
-async fn wait(waiting: &mut Waiting<'_>, what: &str) -> Result<(), SnapshotTransferError> {
-    if waiting.a_moment(what).await {
+/// Pauses; an error after the timeout.
+async fn wait(waiter: &mut Waiter<'_>, what: &str) -> Result<(), SnapshotTransferError> {
+    if waiter.pause(what).await {
         return Ok(());
     }
     Err(SnapshotTransferError::StillWaiting {
@@ -131,34 +118,34 @@ async fn wait(waiting: &mut Waiting<'_>, what: &str) -> Result<(), SnapshotTrans
     })
 }
 
-/// Imports a snapshot, or goes on importing it.
+/// Imports a snapshot, or continues an import.
 pub async fn import_snapshot(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
 ) -> Result<(), SnapshotTransferError> {
-    let mut looking = Looking::default();
-    let mut waiting = Waiting::new(context);
+    let mut reads = Observer::default();
+    let mut waiter = Waiter::new(context);
     let mut unmakeable = None;
     loop {
-        let scene = Box::pin(looking.look(context, request)).await?;
-        let mut facts = scene.facts.clone();
+        let observed = Box::pin(reads.observe(context, request)).await?;
+        let mut facts = observed.facts.clone();
         facts.unmakeable = unmakeable.take();
         if facts.would_begin() {
-            let told = Box::pin(would_not_be_accepted(context, request, &scene)).await?;
-            facts.obstacles.extend(told);
+            let reported = Box::pin(find_rejections(context, request, &observed)).await?;
+            facts.obstacles.extend(reported);
         }
         let step = snapshot_import_step(&facts);
         if context.dry_run {
-            return tell_plan(context, request, step);
+            return report_plan(context, request, step);
         }
         let awaited = match step {
             SnapshotImportStep::Done => {
-                (context.tell)("the snapshot is one of this driver");
+                (context.report)("the snapshot belongs to this driver");
                 return Ok(());
             }
             SnapshotImportStep::Refuse(refusal) => {
                 if refusal == SnapshotImportRefusal::Undone {
-                    // What this run has made after that nobody else knows of.
+                    // Deletes what this run has created after the undo.
                     Box::pin(undo_snapshot_import(context, request)).await?;
                 }
                 return Err(SnapshotTransferError::NotImported(
@@ -166,33 +153,35 @@ pub async fn import_snapshot(
                     Box::new(refusal),
                 ));
             }
-            SnapshotImportStep::TakeBack(why) => return Err(give_up(context, request, why).await),
-            SnapshotImportStep::AwaitTwin => "its twin is to be ready",
+            SnapshotImportStep::RollBack(why) => return Err(roll_back_import(context, request, why).await),
+            SnapshotImportStep::AwaitTwin => "waiting for its twin to become ready",
             SnapshotImportStep::AwaitSeen => SEEN,
-            SnapshotImportStep::AwaitUserGone => "the VolumeSnapshot of before is to be gone",
-            SnapshotImportStep::AwaitUser => "csi-snapshotter is to have the new VolumeSnapshot ready",
-            SnapshotImportStep::AwaitForgotten => "its content of before is to be gone",
+            SnapshotImportStep::AwaitUserGone => "waiting for the original VolumeSnapshot to be deleted",
+            SnapshotImportStep::AwaitUser => "waiting for the new VolumeSnapshot to become ready",
+            SnapshotImportStep::AwaitForgotten => "waiting for its original content to be deleted",
             step => {
-                unmakeable = Box::pin(take(context, request, &scene, &step)).await?;
-                waiting.after(&step, &written(request, &scene, &step)).await?;
+                unmakeable = Box::pin(take(context, request, &observed, &step)).await?;
+                waiter
+                    .after_step(&step, &written_object(request, &observed, &step))
+                    .await?;
                 continue;
             }
         };
-        wait(&mut waiting, awaited).await?;
+        wait(&mut waiter, awaited).await?;
     }
 }
 
-/// Takes an import back that cannot go on.
-async fn give_up(
+/// Rolls back an import that cannot continue.
+async fn roll_back_import(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
     why: String,
 ) -> SnapshotTransferError {
     let snapshot = request.snapshot.clone();
-    (context.tell)(&format!("it cannot go on, and is taken back: {why}"));
+    (context.report)(&format!("cannot continue, rolling back: {why}"));
     match Box::pin(undo_snapshot_import(context, request)).await {
-        Ok(()) => SnapshotTransferError::TakenBack(snapshot, why),
-        Err(error) => SnapshotTransferError::NotTakenBack {
+        Ok(()) => SnapshotTransferError::RolledBack(snapshot, why),
+        Err(error) => SnapshotTransferError::RollbackFailed {
             snapshot,
             why,
             error: Box::new(error),
@@ -200,23 +189,23 @@ async fn give_up(
     }
 }
 
-/// Takes an import back that has not come to its end.
+/// Undoes an import that is not complete.
 pub async fn undo_snapshot_import(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
 ) -> Result<(), SnapshotTransferError> {
-    let mut looking = Looking::default();
-    let mut waiting = Waiting::new(context);
+    let mut reads = Observer::default();
+    let mut waiter = Waiter::new(context);
     loop {
-        let scene = Box::pin(looking.look(context, request)).await?;
-        let step = snapshot_undo_step(&scene.facts);
+        let observed = Box::pin(reads.observe(context, request)).await?;
+        let step = snapshot_undo_step(&observed.facts);
         if context.dry_run && !matches!(step, SnapshotUndoStep::Refuse(_) | SnapshotUndoStep::Done) {
-            (context.tell)("the import would be taken back; nothing was changed");
+            (context.report)("the import would be undone; nothing was changed (dry run)");
             return Ok(());
         }
         match step {
             SnapshotUndoStep::Done => {
-                (context.tell)("the snapshot is as it was before");
+                (context.report)("the original snapshot is restored");
                 return Ok(());
             }
             SnapshotUndoStep::Refuse(refusal) => {
@@ -225,21 +214,23 @@ pub async fn undo_snapshot_import(
                     refusal,
                 ));
             }
-            SnapshotUndoStep::AwaitSeen => wait(&mut waiting, SEEN).await?,
-            SnapshotUndoStep::AwaitTwinGone => wait(&mut waiting, "its twin is to be gone").await?,
+            SnapshotUndoStep::AwaitSeen => wait(&mut waiter, SEEN).await?,
+            SnapshotUndoStep::AwaitTwinGone => {
+                wait(&mut waiter, "waiting for its twin to be deleted").await?;
+            }
             SnapshotUndoStep::AwaitContentGone => {
-                wait(&mut waiting, "the content of its twin is to be gone").await?;
+                wait(&mut waiter, "waiting for the content of its twin to be deleted").await?;
             }
             step => {
-                Box::pin(take_back(context, &scene, &step)).await?;
-                let written = written_back(request, &scene, &step);
-                waiting.after(&step, &written).await?;
+                Box::pin(roll_back(context, &observed, &step)).await?;
+                let written = undone_object(request, &observed, &step);
+                waiter.after_step(&step, &written).await?;
             }
         }
     }
 }
 
-fn tell_plan(
+fn report_plan(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
     step: SnapshotImportStep,
@@ -251,63 +242,64 @@ fn tell_plan(
                 Box::new(refusal),
             ));
         }
-        SnapshotImportStep::Done => (context.tell)("the snapshot is one of this driver"),
-        SnapshotImportStep::Mark => (context.tell)("it would be imported; nothing was changed"),
-        _ => (context.tell)("its import has begun, and would go on; nothing was changed"),
+        SnapshotImportStep::Done => (context.report)("the snapshot belongs to this driver"),
+        SnapshotImportStep::Mark => (context.report)("the import is possible; nothing was changed (dry run)"),
+        _ => (context.report)("its import has begun and would continue; nothing was changed (dry run)"),
     }
     Ok(())
 }
 
-/// Takes one step of an import. What the API server says against an object that is to be made, if it
-/// does not take it.
+/// Takes one step of an import. Returns the message of the API server if it refuses an object.
 async fn take(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
-    scene: &Scene,
+    observed: &Observed,
     step: &SnapshotImportStep,
 ) -> Result<Option<String>, SnapshotTransferError> {
     let cluster = context.cluster;
     let contents = cluster.all::<VolumeSnapshotContent>();
     let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
     let users = cluster.within::<VolumeSnapshot>(&request.snapshot.namespace);
-    let (Some(real), Some(record)) = (&scene.real, &scene.plan) else {
+    let (Some(real), Some(record)) = (&observed.real, &observed.plan) else {
         return Ok(None);
     };
     match step {
         SnapshotImportStep::Mark => {
-            (context.tell)("its content is retained from now on");
+            (context.report)("retaining its content");
             secure(&contents, real, record).await?;
         }
-        SnapshotImportStep::RetainContent => retain_again(&contents, scene).await?,
+        SnapshotImportStep::RetainContent => restore_retention(&contents, observed).await?,
         SnapshotImportStep::MakeContent => {
             let of_twin = twin_content(context.storage_namespace, real, record);
             let made = crash::around(Step::SnapshotImportContent, contents.create(&of_twin)).await;
-            return Ok(unless_refused(made)?);
+            return Ok(rejection_of(made)?);
         }
         SnapshotImportStep::MakeTwin => {
-            let twin = twin(context, request, scene.affinity.clone(), real, record);
+            let twin = twin(context, request, observed.affinity.clone(), real, record);
             let made = crash::around(Step::SnapshotImportTwin, stored.create(&twin)).await;
-            return Ok(unless_refused(made)?);
+            return Ok(rejection_of(made)?);
         }
         SnapshotImportStep::DeleteUser => {
-            let Some(user) = &scene.user else { return Ok(None) };
-            if let Some(why) = tried(&users, new_user(record)?, record.user_content()).await? {
+            let Some(user) = &observed.user else {
+                return Ok(None);
+            };
+            if let Some(why) = try_to_create(&users, new_user(record)?, record.user_content()).await? {
                 return Ok(Some(why));
             }
-            (context.tell)("its twin is ready: the VolumeSnapshot is made anew");
+            (context.report)("its twin is ready; creating the VolumeSnapshot again");
             delete(&users, user, Step::SnapshotImportDelete).await?;
         }
         SnapshotImportStep::MakeUserContent => {
-            let policy = scene.virtual_policy(&record.class);
+            let policy = observed.virtual_policy(&record.class);
             let of_user = user_content(&request.home, policy, real, record);
             let made = crash::around(Step::SnapshotImportUserContent, contents.create(&of_user)).await;
-            return Ok(unless_refused(made)?);
+            return Ok(rejection_of(made)?);
         }
         SnapshotImportStep::MakeUser => {
             let mut user = new_user(record)?;
             keep_living_owners(context, &mut user).await?;
             let made = crash::around(Step::SnapshotImportMake, users.create(&user)).await;
-            return Ok(unless_refused(made)?);
+            return Ok(rejection_of(made)?);
         }
         SnapshotImportStep::Forget => {
             delete(&contents, real, Step::SnapshotImportForget).await?;
@@ -317,15 +309,14 @@ async fn take(
     Ok(None)
 }
 
-/// Takes one step of an undo.
-async fn take_back(
+async fn roll_back(
     context: &Context<'_>,
-    scene: &Scene,
+    observed: &Observed,
     step: &SnapshotUndoStep,
 ) -> Result<(), SnapshotTransferError> {
     let cluster = context.cluster;
     let contents = cluster.all::<VolumeSnapshotContent>();
-    match (step, &scene.user, &scene.real, &scene.plan) {
+    match (step, &observed.user, &observed.real, &observed.plan) {
         (SnapshotUndoStep::Touch | SnapshotUndoStep::Untouch, Some(user), ..) => {
             let users = cluster.within::<VolumeSnapshot>(&user.namespace().unwrap_or_default());
             let (mark, step) = if *step == SnapshotUndoStep::Touch {
@@ -336,14 +327,14 @@ async fn take_back(
             change(&users, user, &json!({mark::IMPORT_UNDONE: mark}), None, step).await?;
         }
         (SnapshotUndoStep::Mark, _, Some(real), Some(record)) => secure(&contents, real, record).await?,
-        (SnapshotUndoStep::RetainContent, ..) => retain_again(&contents, scene).await?,
+        (SnapshotUndoStep::RetainContent, ..) => restore_retention(&contents, observed).await?,
         (SnapshotUndoStep::DeleteTwin, ..) => {
-            let Some(twin) = &scene.twin else { return Ok(()) };
+            let Some(twin) = &observed.twin else { return Ok(()) };
             let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
             delete(&stored, twin, Step::SnapshotUndoTwin).await?;
         }
         (SnapshotUndoStep::DeleteContent, ..) => {
-            let Some(of_twin) = &scene.content else {
+            let Some(of_twin) = &observed.content else {
                 return Ok(());
             };
             delete(&contents, of_twin, Step::SnapshotUndoContent).await?;
@@ -365,10 +356,10 @@ async fn take_back(
     Ok(())
 }
 
-/// What a step of an import writes.
-fn written(request: &SnapshotImportRequest, scene: &Scene, step: &SnapshotImportStep) -> String {
+/// The object that a step of an import writes.
+fn written_object(request: &SnapshotImportRequest, observed: &Observed, step: &SnapshotImportStep) -> String {
     use SnapshotImportStep::{Forget, MakeContent, MakeTwin, MakeUserContent, Mark, RetainContent};
-    match (step, &scene.real, &scene.plan) {
+    match (step, &observed.real, &observed.plan) {
         (Mark | Forget, Some(real), _) => content(&real.name_any()),
         (RetainContent | MakeContent, _, Some(record)) => content(&record.real_content()),
         (MakeUserContent, _, Some(record)) => content(&record.user_content()),
@@ -377,10 +368,10 @@ fn written(request: &SnapshotImportRequest, scene: &Scene, step: &SnapshotImport
     }
 }
 
-/// What a step of an undo writes.
-fn written_back(request: &SnapshotImportRequest, scene: &Scene, step: &SnapshotUndoStep) -> String {
+/// The object that a step of an undo writes.
+fn undone_object(request: &SnapshotImportRequest, observed: &Observed, step: &SnapshotUndoStep) -> String {
     use SnapshotUndoStep::{DeleteContent, DeleteTwin, Mark, Restore, RetainContent};
-    match (step, &scene.real, &scene.content, &scene.twin) {
+    match (step, &observed.real, &observed.content, &observed.twin) {
         (Mark | Restore, Some(found), ..) | (RetainContent | DeleteContent, _, Some(found), _) => {
             content(&found.name_any())
         }
@@ -393,7 +384,7 @@ fn content(name: &str) -> String {
     format!("the VolumeSnapshotContent {name}")
 }
 
-/// Whatever happens from now on, the data stays.
+/// From now on, the data is retained whatever happens.
 async fn secure(
     contents: &Objects<VolumeSnapshotContent>,
     real: &VolumeSnapshotContent,
@@ -405,14 +396,19 @@ async fn secure(
     Ok(())
 }
 
-/// Gives the twin's content back what it was made with.
-async fn retain_again(contents: &Objects<VolumeSnapshotContent>, scene: &Scene) -> Result<(), ApiError> {
-    let Some(of_twin) = &scene.content else {
+/// Restores the original deletion policy of the twin's content.
+async fn restore_retention(
+    contents: &Objects<VolumeSnapshotContent>,
+    observed: &Observed,
+) -> Result<(), ApiError> {
+    let Some(of_twin) = &observed.content else {
         return Ok(());
     };
-    let annotations = match &scene.plan {
-        Some(record) if scene.facts.recorded => json!({mark::DELETION_POLICY_BEFORE: policy_before(record)}),
-        // The record is gone; what was noted from it on this content stays.
+    let annotations = match &observed.plan {
+        Some(record) if observed.facts.recorded => {
+            json!({mark::DELETION_POLICY_BEFORE: policy_before(record)})
+        }
+        // The record is gone; the copied policy on this content is kept.
         _ => json!({}),
     };
     let spec = json!({"deletionPolicy": RETAIN});

@@ -1,5 +1,5 @@
-//! Whole imports against a fake API server, with stand-ins for Kubernetes' PV controller and
-//! for csi-provisioner in front of the real `CreateVolume`, whatever write is the last one.
+//! Complete imports against a fake API server, interrupted after every write. Kubernetes' PV controller is
+//! simulated, and csi-provisioner in front of the real `CreateVolume`.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -28,8 +28,8 @@ const TWINS: &str = "/api/v1/namespaces/liqo-storage/persistentvolumeclaims/";
 const VOLUMES: &str = "/api/v1/persistentvolumes/";
 const REAL: &str = "/api/v1/persistentvolumes/pv-1";
 const OLD_UID: &str = "11111111-1111-4111-8111-111111111111";
-/// How many writes it takes until the PV is marked, and until the claim is made anew: each
-/// time that it is asked whether the new claim would be accepted counts.
+/// The numbers of writes until the PV is marked, and until the claim is created again; each dry run of the
+/// new claim counts.
 const MARKED: usize = 2;
 const MADE: usize = 5;
 mod by_others;
@@ -39,11 +39,11 @@ mod reverted;
 
 const POD: &str = "/api/v1/namespaces/shop/pods/web";
 
-/// For what must come about, on a busy machine too.
+/// Long enough for a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// How it begins what an import says that waits for the controller.
-pub(super) const AWAITS_CONTROLLER: &str = "the controller is to make the volume";
+/// The beginning of the message of an import that waits for the controller.
+pub(super) const AWAITS_CONTROLLER: &str = "waiting for the controller to adopt";
 
 struct World {
     api: Arc<FakeApi>,
@@ -52,7 +52,7 @@ struct World {
 }
 
 impl World {
-    /// A claim of a real class with its PV, which nobody uses.
+    /// A claim of a real class with its PV, which no pod uses.
     async fn new(policy: &str) -> Self {
         let api = Arc::new(FakeApi::start().await);
         api.put("/api/v1/namespaces/shop", json!({"metadata": {"uid": "shop-1"}}));
@@ -107,7 +107,7 @@ impl World {
         }
     }
 
-    /// The controller as well, from now on.
+    /// Runs the controller, too.
     fn with_driver(mut self) -> Self {
         tokio::spawn(driver(Arc::clone(&self.api), self.home.clone()));
         self.has_driver = true;
@@ -122,22 +122,22 @@ impl World {
         self.run(true, PATIENCE).await
     }
 
-    async fn run(&self, undo: bool, patience: Duration) -> Result<(), TransferError> {
-        self.run_telling(undo, patience, &|_| {}).await
+    async fn run(&self, undo: bool, timeout: Duration) -> Result<(), TransferError> {
+        self.run_telling(undo, timeout, &|_| {}).await
     }
 
     async fn run_telling(
         &self,
         undo: bool,
-        patience: Duration,
-        tell: &dyn Fn(&str),
+        timeout: Duration,
+        report: &dyn Fn(&str),
     ) -> Result<(), TransferError> {
         let context = Context {
             cluster: &self.home,
             storage_namespace: "liqo-storage",
-            patience,
+            timeout,
             dry_run: false,
-            tell,
+            report,
         };
         let claim: ClaimName = "shop/data".parse().unwrap();
         if undo {
@@ -151,11 +151,11 @@ impl World {
         import(&context, &request).await
     }
 
-    /// Imports until so many writes are done, by whomever, and dies; at the latest when nothing more
-    /// is done, since nobody is the controller.
+    /// Imports until any clients have done this many writes, and stops; at the latest when it waits for the
+    /// controller, which does not run.
     async fn import_and_die_after(&self, writes: usize) {
         let waits = Notify::new();
-        let tell = |what: &str| {
+        let report = |what: &str| {
             if !self.has_driver && what.starts_with(AWAITS_CONTROLLER) {
                 waits.notify_one();
             }
@@ -167,7 +167,7 @@ impl World {
             }
         };
         tokio::select! {
-            _ = self.run_telling(false, PATIENCE, &tell) => {}
+            _ = self.run_telling(false, PATIENCE, &report) => {}
             () = enough => {}
             () = waits.notified() => {}
         }
@@ -177,7 +177,7 @@ impl World {
         self.api.object(CLAIM).unwrap()
     }
 
-    /// The PV, which nobody may ever delete.
+    /// The PV, which must never be deleted.
     fn real(&self) -> Value {
         self.api.object(REAL).expect("the data is lost")
     }
@@ -219,8 +219,8 @@ impl World {
     }
 }
 
-/// Set on a PV that names a claim of a user without a uid, and so is anybody's who gets that name,
-/// as in a namespace that was deleted in this moment.
+/// Set on a PV that names a user's claim without a uid, so that any later claim of that name could bind to
+/// it, for example after the namespace was deleted.
 pub(super) const ANYBODYS: &str = "anybodys";
 
 async fn kubernetes(api: Arc<FakeApi>) {
@@ -237,11 +237,11 @@ async fn kubernetes(api: Arc<FakeApi>) {
     }
 }
 
-/// What kube-controller-manager does about claims: it looks at those that have changed. (All of them
-/// it looks at every 15 seconds, which no test waits for.)
+/// Simulates kube-controller-manager for claims: it processes those that have changed. (It processes all of
+/// them every 15 seconds, for which no test waits.)
 #[derive(Default)]
 pub(super) struct VolumeController {
-    /// The versions that it has seen, by name.
+    /// The versions that it has processed, by name.
     seen: HashMap<String, Value>,
 }
 
@@ -250,7 +250,7 @@ impl VolumeController {
         for claim in api.store().below(CLAIMS) {
             let (metadata, spec) = (&claim["metadata"], &claim["spec"]);
             let path = format!("{CLAIMS}{}", metadata["name"].as_str().unwrap());
-            // A claim's finalizer holds it only while a pod uses it.
+            // Kubernetes removes the finalizer of a claim when no pod uses it.
             if !metadata["deletionTimestamp"].is_null() && api.object(POD).is_none() {
                 api.remove(&path);
                 continue;
@@ -282,8 +282,8 @@ fn bind(api: &FakeApi, volume: &Value, claim: &str, uid: &Value) {
     });
 }
 
-/// What kube-controller-manager does about a PV: it takes the claim that it names for its own, has
-/// one that names no PV bound to it, and notices when the claim is gone or has another PV.
+/// Simulates kube-controller-manager for a PV: it binds the claim in its `claimRef`, if that names no PV,
+/// and notices when the claim is gone or has another PV.
 pub(super) fn follow(api: &FakeApi, volume: &Value) {
     let path = format!("{VOLUMES}{}", volume["metadata"]["name"].as_str().unwrap());
     let named = &volume["spec"]["claimRef"];
@@ -323,7 +323,7 @@ pub(super) fn follow(api: &FakeApi, volume: &Value) {
     }
 }
 
-/// csi-provisioner in front of this driver, and the loop that ends imports.
+/// csi-provisioner in front of this driver, and the controller that completes imports.
 async fn driver(api: Arc<FakeApi>, home: Cluster) {
     loop {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -350,7 +350,7 @@ async fn provision_within(
     api: &FakeApi,
     home: &Cluster,
     claim: &Value,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), CreateError> {
     let uid = claim["metadata"]["uid"].as_str().unwrap();
     let name = format!("pvc-{uid}");
@@ -359,7 +359,7 @@ async fn provision_within(
     };
     let request = request(&name, node);
     let events = Events::new(home.client().clone());
-    let until = Instant::now() + patience;
+    let until = Instant::now() + timeout;
     let made = create(
         home,
         &Registry::default(),
@@ -442,10 +442,10 @@ fn pod(api: &FakeApi) {
     );
 }
 
-fn told(error: &TransferError) -> Vec<Obstacle> {
+fn reported(error: &TransferError) -> Vec<Obstacle> {
     match error {
         TransferError::NotImported(_, ImportRefusal::Obstacles(all))
-        | TransferError::TakenBack(_, _, Interruption::Obstacles(all)) => all.clone(),
+        | TransferError::RolledBack(_, _, Interruption::Obstacles(all)) => all.clone(),
         other => panic!("no obstacles: {other}"),
     }
 }
@@ -458,7 +458,7 @@ async fn a_claim_gets_a_class_of_this_driver_and_keeps_its_volume() {
         world.assert_imported(policy);
         let node = &world.claim()["metadata"]["annotations"]["volume.kubernetes.io/selected-node"];
         assert_eq!(node, "n2", "where the PV can be reached");
-        // Again, there is nothing to do.
+        // A second run has nothing to do.
         let writes = world.api.writes();
         world.import().await.unwrap();
         assert_eq!(world.api.writes(), writes);
@@ -506,7 +506,7 @@ async fn it_is_undone_wherever_it_died() {
 async fn an_undo_goes_on_wherever_it_died() {
     for until in 1..=8 {
         let world = World::new("Delete").await;
-        // With a twin that is bound, as when the controller died before it answered.
+        // With a bound twin, as if the controller crashed before it answered.
         world.import_and_die_after(MADE).await;
         let claim = world.claim();
         let _unanswered = provision(&world.api, &world.home, &claim).await;
@@ -573,7 +573,7 @@ async fn all_that_speaks_against_it_is_told_at_once_and_nothing_is_written() {
         claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
     });
     let error = world.import().await.unwrap_err();
-    assert_eq!(told(&error).len(), 5, "{error}");
+    assert_eq!(reported(&error).len(), 5, "{error}");
     world.assert_clean("Delete");
     assert_eq!(world.claim()["metadata"]["uid"], OLD_UID);
 }
@@ -595,9 +595,9 @@ async fn a_replica_that_is_wanted_is_not_taken() {
     let context = Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        patience: PATIENCE,
+        timeout: PATIENCE,
         dry_run: true,
-        tell: &|_| {},
+        report: &|_| {},
     };
     let request = ImportRequest {
         claim: "shop/data-db-0".parse().unwrap(),
@@ -610,7 +610,7 @@ async fn a_replica_that_is_wanted_is_not_taken() {
         ordinal: 0,
         deletes: false,
     };
-    assert!(told(&error).contains(&wanted), "{error}");
+    assert!(reported(&error).contains(&wanted), "{error}");
 }
 
 #[tokio::test]
@@ -619,7 +619,7 @@ async fn a_pod_that_comes_before_the_deletion_has_it_taken_back() {
     world.import_and_die_after(MARKED).await;
     pod(&world.api);
     let error = world.import().await.unwrap_err();
-    assert!(matches!(error, TransferError::TakenBack(..)), "{error}");
+    assert!(matches!(error, TransferError::RolledBack(..)), "{error}");
     world.assert_as_before("Delete");
 }
 
@@ -632,7 +632,7 @@ async fn a_claim_that_may_not_be_made_is_found_before() {
         .fault(Fault::new("POST", "persistentvolumeclaims", Act::Forbid(quota)));
     let error = world.import().await.unwrap_err();
     assert!(
-        matches!(&told(&error)[..], [Obstacle::NotAccepted(why)] if why.contains(quota)),
+        matches!(&reported(&error)[..], [Obstacle::NotAccepted(why)] if why.contains(quota)),
         "{error}"
     );
     world.assert_clean("Delete");
@@ -650,14 +650,14 @@ async fn a_claim_made_in_the_gap_gets_the_data_back() {
         "status": {"phase": "Pending"},
     });
     let collection = CLAIM.strip_suffix("/data").unwrap();
-    // The first POST is the one that is only tried.
+    // The first POST is the dry run.
     world.api.before("POST", collection, |_| {});
     world.api.before("POST", collection, move |store| {
         store.put(CLAIM, theirs);
     });
     let error = world.import().await.unwrap_err();
     assert!(
-        matches!(error, TransferError::TakenBack(_, _, Interruption::NameTaken)),
+        matches!(error, TransferError::RolledBack(_, _, Interruption::NameTaken)),
         "{error}"
     );
     assert_eq!(world.claim()["metadata"]["uid"], "theirs");
@@ -671,7 +671,8 @@ async fn a_claim_deleted_before_the_end_keeps_its_data() {
     world.import_and_die_after(MADE).await;
     let claim = world.claim();
     provision(&world.api, &world.home, &claim).await.unwrap();
-    // Its user deletes the claim, and csi-provisioner the volume, before the loop came by.
+    // The user deletes the claim, and csi-provisioner the volume, before the controller completes the
+    // import.
     world.api.remove(CLAIM);
     for twin in world.api.store().below(TWINS) {
         world
@@ -684,7 +685,7 @@ async fn a_claim_deleted_before_the_end_keeps_its_data() {
         .await;
     let virtual_volume = format!("{VOLUMES}pvc-{}", claim["metadata"]["uid"].as_str().unwrap());
     world.api.remove(&virtual_volume);
-    // The command makes the claim again.
+    // The command creates the claim again.
     let world = world.with_driver();
     world.import().await.unwrap();
     world.assert_imported("Delete");
@@ -717,9 +718,9 @@ async fn what_is_only_to_be_said_changes_nothing() {
     let context = Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        patience: PATIENCE,
+        timeout: PATIENCE,
         dry_run: true,
-        tell: &|what| assert!(what.contains("nothing speaks against it"), "{what}"),
+        report: &|what| assert!(what.contains("is possible (dry run)"), "{what}"),
     };
     let request = ImportRequest {
         claim: "shop/data".parse().unwrap(),

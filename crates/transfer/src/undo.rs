@@ -1,14 +1,14 @@
-//! The steps that undo an import, taken one after the other.
+//! Runs the steps that undo an import.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 use serde_json::json;
 
 use super::{
-    Context, TransferError, Waiting,
-    again::{make_again, wake},
-    look::{BOUND_BY_CONTROLLER, Looking, Scene},
-    writing::{Making, change_volume, delete, reference, touch},
+    Context, TransferError, Waiter,
+    observer::{BOUND_BY_CONTROLLER, Observed, Observer},
+    recreate::{recreate, trigger_binding},
+    writing::{Creation, change_volume, delete, reference, touch},
 };
 use crate::{
     cluster::ApiError,
@@ -18,62 +18,75 @@ use crate::{
     volume::{ClaimName, ImportRecord, mark},
 };
 
-/// Undoes the import of a claim, or goes on undoing it.
+/// Undoes the import of a claim, or continues an undo.
 pub async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
-    let mut looking = Looking::default();
-    let mut waiting = Waiting::new(context);
-    let mut making = Making::default();
+    let mut reads = Observer::default();
+    let mut waiter = Waiter::new(context);
+    let mut creation = Creation::default();
     let mut restored = false;
     loop {
-        let scene = Box::pin(looking.look(context.cluster, name)).await?;
-        if restored && scene.progress() == Progress::Permitted {
-            // Somebody has begun anew.
+        let observed = Box::pin(reads.observe(context.cluster, name)).await?;
+        if restored && observed.progress() == Progress::Permitted {
+            // Another import has begun.
             return Ok(());
         }
         let step = undo_step(&UndoFacts {
-            claim: scene.claim_now(),
-            progress: scene.progress(),
-            secured: scene.is_secured(),
-            holder: Box::pin(scene.holder(context)).await?,
-            overlooked: scene.is_overlooked(),
+            claim: observed.claim_now(),
+            progress: observed.progress(),
+            secured: observed.is_secured(),
+            holder: Box::pin(observed.holder(context)).await?,
+            needs_wake: observed.is_overlooked(),
         });
         if context.dry_run {
             return plan(context, name, step);
         }
         match step {
             UndoStep::Done => {
-                (context.tell)(if restored {
-                    "everything is as it was before the import"
+                (context.report)(if restored {
+                    "the state before the import is restored"
                 } else {
                     "there is no import to undo"
                 });
                 return Ok(());
             }
             UndoStep::Refuse(refusal) => return Err(TransferError::NotUndone(name.clone(), refusal)),
-            UndoStep::AwaitClaimGone => waiting.for_others("the claim is to be gone", None).await?,
+            UndoStep::AwaitClaimGone => {
+                waiter
+                    .wait_for("waiting for the claim to be deleted", None)
+                    .await?;
+            }
             UndoStep::AwaitTwinGone => {
-                Box::pin(let_go(context, &scene)).await?;
-                waiting.for_others("the twin is to be gone", None).await?;
+                Box::pin(remove_twin_finalizer(context, &observed)).await?;
+                waiter
+                    .wait_for("waiting for the twin to be deleted", None)
+                    .await?;
             }
             UndoStep::AwaitBound => {
-                waiting
-                    .for_others("Kubernetes is to bind the claim to its PersistentVolume", None)
+                waiter
+                    .wait_for(
+                        "waiting for Kubernetes to bind the claim to its PersistentVolume",
+                        None,
+                    )
                     .await?;
             }
             UndoStep::Restore => {
-                if Box::pin(restore(context, &scene)).await? {
+                if Box::pin(restore(context, &observed)).await? {
                     restored = true;
-                    // From now on its user may delete it.
-                    looking = Looking::default();
+                    // From now on its user may delete the PV.
+                    reads = Observer::default();
                 }
-                waiting.after(&step, &written(&scene, &step)).await?;
+                waiter
+                    .after_step(&step, &written_object(&observed, &step))
+                    .await?;
             }
             step => {
                 match step {
-                    UndoStep::Remake => Box::pin(remake(context, &scene, &mut making)).await?,
-                    _ => Box::pin(take(context, &scene, &step)).await?,
+                    UndoStep::Remake => Box::pin(remake(context, &observed, &mut creation)).await?,
+                    _ => Box::pin(take(context, &observed, &step)).await?,
                 }
-                waiting.after(&step, &written(&scene, &step)).await?;
+                waiter
+                    .after_step(&step, &written_object(&observed, &step))
+                    .await?;
             }
         }
     }
@@ -83,12 +96,12 @@ fn plan(context: &Context<'_>, name: &ClaimName, step: UndoStep) -> Result<(), T
     match step {
         UndoStep::Refuse(refusal) => Err(TransferError::NotUndone(name.clone(), refusal)),
         UndoStep::Done => {
-            (context.tell)("there is no import to undo");
+            (context.report)("there is no import to undo");
             Ok(())
         }
         step => {
-            (context.tell)(&format!(
-                "the claim would get its PersistentVolume back; next {}",
+            (context.report)(&format!(
+                "the claim would get its PersistentVolume back; the next step: {}",
                 step.in_words()
             ));
             Ok(())
@@ -96,16 +109,16 @@ fn plan(context: &Context<'_>, name: &ClaimName, step: UndoStep) -> Result<(), T
     }
 }
 
-async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(), TransferError> {
+async fn take(context: &Context<'_>, observed: &Observed, step: &UndoStep) -> Result<(), TransferError> {
     let claims = context
         .cluster
-        .within::<PersistentVolumeClaim>(&scene.name.namespace);
-    match (step, &scene.claim, &scene.volume, &scene.record) {
+        .within::<PersistentVolumeClaim>(&observed.name.namespace);
+    match (step, &observed.claim, &observed.volume, &observed.record) {
         (UndoStep::Forbid, _, Some(volume), Some(record)) => {
-            (context.tell)("the PersistentVolume is retained, and may not be adopted any more");
+            (context.report)("the PersistentVolume is retained, and the driver may not adopt it any more");
             let annotations =
                 json!({mark::ADOPT_FOR: null, mark::POLICY_BEFORE: null, BOUND_BY_CONTROLLER: null});
-            let spec = scene.secure_spec(volume, record);
+            let spec = observed.secure_spec(volume, record);
             change_volume(context, volume, &annotations, Some(spec), Step::UndoForbid).await?;
         }
         (UndoStep::Touch, Some(claim), ..) => {
@@ -115,14 +128,14 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
             touch(context, claim, mark::IMPORT_UNDONE, false, Step::UndoUntouch).await?;
         }
         (UndoStep::DeleteNew, Some(claim), ..) => {
-            (context.tell)("the claim that asks for the PersistentVolume is deleted");
-            // One that is bound meanwhile may be a volume whose import has ended, and whose PV is
-            // retained no more: that is another version.
+            (context.report)("deleting the claim that requests the PersistentVolume");
+            // If the claim was bound meanwhile, its import may be complete and the PV not retained any more.
+            // Then the claim has another version, and the deletion fails.
             delete(&claims, claim, Step::UndoDelete).await?;
         }
         (UndoStep::DeleteTwin, ..) => {
-            if let Some(twin) = scene.twin(context).await? {
-                (context.tell)("the twin is deleted; its PersistentVolume is retained");
+            if let Some(twin) = observed.twin(context).await? {
+                (context.report)("deleting the twin; its PersistentVolume is retained");
                 let twins = context
                     .cluster
                     .within::<PersistentVolumeClaim>(context.storage_namespace);
@@ -133,52 +146,56 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
             let spec = json!({"claimRef": reference(claim)});
             change_volume(context, volume, &json!({}), Some(spec), Step::UndoGiveBack).await?;
         }
-        (UndoStep::Wake, Some(claim), ..) => wake(context, claim, Step::UndoWake).await?,
-        // Steps come from what is there.
+        (UndoStep::Wake, Some(claim), ..) => trigger_binding(context, claim, Step::UndoWake).await?,
+        // Each step is decided from the objects it needs.
         _ => {}
     }
     Ok(())
 }
 
-/// What a step writes.
-fn written(scene: &Scene, step: &UndoStep) -> String {
-    match (step, &scene.volume) {
+/// The object that a step writes.
+fn written_object(observed: &Observed, step: &UndoStep) -> String {
+    match (step, &observed.volume) {
         (UndoStep::Forbid | UndoStep::GiveBack | UndoStep::Restore, Some(volume)) => {
             format!("the PersistentVolume {}", volume.name_any())
         }
-        (UndoStep::DeleteTwin, _) => format!("the twin of the claim {}", scene.name),
-        _ => format!("the claim {}", scene.name),
+        (UndoStep::DeleteTwin, _) => format!("the twin of the claim {}", observed.name),
+        _ => format!("the claim {}", observed.name),
     }
 }
 
-/// The claim comes back as it was.
-async fn remake(context: &Context<'_>, scene: &Scene, making: &mut Making) -> Result<(), TransferError> {
-    if let (Some(volume), Some(record)) = (&scene.volume, &scene.record) {
+/// Creates the original claim again.
+async fn remake(
+    context: &Context<'_>,
+    observed: &Observed,
+    creation: &mut Creation,
+) -> Result<(), TransferError> {
+    if let (Some(volume), Some(record)) = (&observed.volume, &observed.record) {
         let claim = record.claim.as_before(&volume.name_any());
-        make_again(context, claim, making, Step::UndoRemake).await?;
+        recreate(context, claim, creation, Step::UndoRemake).await?;
     }
     Ok(())
 }
 
-/// Takes our finalizer off the twin that is being deleted.
-async fn let_go(context: &Context<'_>, scene: &Scene) -> Result<(), ApiError> {
-    match scene.twin(context).await? {
+/// Removes the driver's finalizer from the twin that is being deleted.
+async fn remove_twin_finalizer(context: &Context<'_>, observed: &Observed) -> Result<(), ApiError> {
+    match observed.twin(context).await? {
         Some(twin) => remove_finalizer(context.cluster, &twin).await.map(drop),
         None => Ok(()),
     }
 }
 
-/// The PV gets its reclaim policy back, and forgets all the rest in the same write.
-async fn restore(context: &Context<'_>, scene: &Scene) -> Result<bool, TransferError> {
-    let (Some(volume), Some(ImportRecord { policy, .. })) = (&scene.volume, &scene.record) else {
+/// Restores the reclaim policy of the PV, and removes the record in the same write.
+async fn restore(context: &Context<'_>, observed: &Observed) -> Result<bool, TransferError> {
+    let (Some(volume), Some(ImportRecord { policy, .. })) = (&observed.volume, &observed.record) else {
         return Ok(false);
     };
     let annotations = json!({mark::IMPORT: null, mark::ADOPT_FOR: null});
     let spec = json!({"persistentVolumeReclaimPolicy": policy});
     let restored = change_volume(context, volume, &annotations, Some(spec), Step::UndoRestore).await?;
     if restored {
-        (context.tell)(&format!(
-            "the PersistentVolume has its reclaim policy {policy} back"
+        (context.report)(&format!(
+            "restored the reclaim policy {policy} of the PersistentVolume"
         ));
     }
     Ok(restored)

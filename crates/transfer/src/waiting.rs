@@ -1,5 +1,5 @@
-//! The one way of waiting: for others to do their part, and before a step that has been taken is
-//! taken again, for whoever takes back what it wrote would have it taken again for ever.
+//! Waits for other programs to do their part, and before a step is repeated: if another client reverts its
+//! write, it would be repeated without a pause forever.
 
 use std::{collections::HashMap, fmt::Debug, time::Duration};
 
@@ -7,53 +7,52 @@ use tokio::time::Instant;
 
 use super::{Context, TransferError};
 
-/// How often it is looked whether something has changed. Tests, which look a hundred times, stand in for
-/// others that are quick.
+/// How often the objects are observed. In tests, which observe them often, the other programs are fast.
 const LOOK_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 300 });
 
-/// How often at least a step is taken before it is given up, whatever the time.
+/// How often a step is repeated at least before the command fails, whatever the time.
 pub(super) const ATTEMPTS: u32 = 20;
 
-/// What is written does not stay.
+/// The written values do not persist.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{object} does not stay as this command writes it: it has tried {times} times within {:.1?}, and each time that was taken back, or the object \
-     changed meanwhile. Probably a mutating webhook does that (`kubectl get mutatingwebhookconfigurations`), or another controller (the managedFields of \
-     the object name it: `kubectl get -o yaml --show-managed-fields`). Stop it for this time, then run the same command again to go on, or with \
-     --undo to take it back",
+    "the changes of {object} do not persist: this command has tried {times} times within {:.1?}, and each time the change was reverted, or the object \
+     was changed concurrently. The cause is probably a mutating webhook (`kubectl get mutatingwebhookconfigurations`), or another controller (the managedFields of \
+     the object name it: `kubectl get -o yaml --show-managed-fields`). Stop it temporarily, then run the same command again to continue, or with \
+     --undo to undo it",
     .within
 )]
 pub struct NotKept {
-    /// What is written.
+    /// The object that is written.
     object: String,
-    /// How often it was.
+    /// The number of attempts.
     times: u32,
-    /// In which time.
+    /// The time since the first attempt.
     within: Duration,
 }
 
-/// Waits for others, and says once what for.
-pub(super) struct Waiting<'a> {
+/// Waits, and reports what for whenever that changes.
+pub(super) struct Waiter<'a> {
     context: &'a Context<'a>,
     began: Instant,
-    told: String,
-    /// The steps that were taken, each with what it writes, and how often.
+    reported: String,
+    /// The steps that were taken, each with the object that it writes, and how often.
     taken: HashMap<String, u32>,
 }
 
-impl<'a> Waiting<'a> {
+impl<'a> Waiter<'a> {
     pub(super) fn new(context: &'a Context<'a>) -> Self {
         Self {
             context,
             began: Instant::now(),
-            told: String::new(),
+            reported: String::new(),
             taken: HashMap::new(),
         }
     }
 
-    /// Says what is waited for, and waits a moment. False when time is up.
-    pub(super) async fn a_moment(&mut self, what: &str) -> bool {
-        self.tell(what);
+    /// Reports what it waits for, and pauses. False after the timeout.
+    pub(super) async fn pause(&mut self, what: &str) -> bool {
+        self.report(what);
         let has_time = self.has_time();
         if has_time {
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -61,22 +60,22 @@ impl<'a> Waiting<'a> {
         has_time
     }
 
-    /// Waits a moment; an error when time is up.
-    pub(super) async fn for_others(&mut self, what: &str, why: Option<String>) -> Result<(), TransferError> {
-        if self.a_moment(what).await {
+    /// Pauses; an error after the timeout.
+    pub(super) async fn wait_for(&mut self, what: &str, why: Option<String>) -> Result<(), TransferError> {
+        if self.pause(what).await {
             return Ok(());
         }
         Err(TransferError::StillWaiting {
             what: what.to_owned(),
-            patience: self.context.patience,
+            timeout: self.context.timeout,
             why,
         })
     }
 
-    /// After a step that writes on this object: goes on at once the first time. If the same step
-    /// had been taken before, what it did was taken back, or somebody else came before it: then it
-    /// waits a moment before the next look, and when time is up it is an error.
-    pub(super) async fn after(&mut self, step: &impl Debug, object: &str) -> Result<(), NotKept> {
+    /// To be called after a step that writes on this object: returns at once the first time. If the same
+    /// step was taken before, its write was reverted, or another client was faster: then it pauses before
+    /// the next observation, and is an error after the timeout.
+    pub(super) async fn after_step(&mut self, step: &impl Debug, object: &str) -> Result<(), NotKept> {
         let times = self.taken.entry(format!("{step:?} of {object}")).or_default();
         *times += 1;
         let times = *times;
@@ -90,10 +89,10 @@ impl<'a> Waiting<'a> {
                 within: self.began.elapsed(),
             });
         }
-        // One conflict is nobody's fault.
+        // A single conflict is normal.
         if times > 2 {
-            self.tell(&format!(
-                "{object} is not yet as it is to be: this is tried again"
+            self.report(&format!(
+                "the change of {object} was reverted or conflicted; retrying"
             ));
         }
         tokio::time::sleep(LOOK_AGAIN).await;
@@ -101,13 +100,13 @@ impl<'a> Waiting<'a> {
     }
 
     fn has_time(&self) -> bool {
-        self.began.elapsed() < self.context.patience
+        self.began.elapsed() < self.context.timeout
     }
 
-    fn tell(&mut self, what: &str) {
-        if self.told != what {
-            what.clone_into(&mut self.told);
-            (self.context.tell)(what);
+    fn report(&mut self, what: &str) {
+        if self.reported != what {
+            what.clone_into(&mut self.reported);
+            (self.context.report)(what);
         }
     }
 }

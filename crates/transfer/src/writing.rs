@@ -1,5 +1,5 @@
-//! The writes that imports, releases and their undoing have in common. Each is made on exactly
-//! what was looked at; whoever was faster is seen by the next look.
+//! The writes that imports, releases and their undo have in common. Each applies only to the observed
+//! version of an object; after a conflict the next observation shows the change.
 
 use std::fmt::Debug;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{
     Context, TransferError,
-    owners::{Why, drop_unseen_owners, keep_and_tell},
+    owners::{DropReason, drop_unseen_owners, keep_living_owners_once},
     waiting::ATTEMPTS,
 };
 use crate::{
@@ -21,22 +21,22 @@ use crate::{
     volume::OldClaim,
 };
 
-/// Makes the new claim, and remembers why that may not be.
+/// Creates the new claim, and keeps the reason if that is refused.
 #[derive(Default)]
-pub(super) struct Making {
+pub(super) struct Creation {
     attempts: u32,
-    /// The owners without which it is made.
+    /// The messages about dropped owners that were reported already.
     dropped: Vec<String>,
     pub(super) unmakeable: Option<String>,
 }
 
-impl Making {
-    /// Whether it is tried for the first time.
+impl Creation {
+    /// Whether the creation was not tried yet.
     pub(super) fn is_first(&self) -> bool {
         self.attempts == 0
     }
 
-    pub(super) async fn make(
+    pub(super) async fn create(
         &mut self,
         context: &Context<'_>,
         mut claim: PersistentVolumeClaim,
@@ -45,14 +45,14 @@ impl Making {
         let claims = context
             .cluster
             .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
-        keep_and_tell(context, &mut claim, &mut self.dropped).await?;
+        keep_living_owners_once(context, &mut claim, &mut self.dropped).await?;
         let made = crash::around(step, claims.create(&claim)).await;
         let Err(error) = made else {
-            // Or somebody was faster: the next look tells who.
+            // Or another client has created a claim: the next observation shows it.
             return Ok(());
         };
         self.attempts += 1;
-        // Quotas count the old claim for a moment after it is gone.
+        // A quota still counts the old claim for a moment after its deletion.
         let may_pass = error.is_forbidden() && self.attempts < ATTEMPTS;
         let why = refused(error)?;
         if !may_pass {
@@ -62,16 +62,16 @@ impl Making {
     }
 }
 
-/// What speaks against making a claim: owners that cannot be read; quotas, policies and rights,
-/// tried under another name.
-pub(super) async fn speaks_against(
+/// What prevents the creation of a claim: owners that cannot be read; quotas, policies and rights, by a dry
+/// run under another name.
+pub(super) async fn find_blockers(
     context: &Context<'_>,
     mut claim: PersistentVolumeClaim,
     what: &str,
 ) -> Result<Vec<Obstacle>, ApiError> {
     let mut found = Vec::new();
     for dropped in drop_unseen_owners(context, &mut claim).await {
-        if let Why::Unreadable(error) = dropped.why {
+        if let DropReason::Unreadable(error) = dropped.why {
             found.push(Obstacle::UnreadableOwner {
                 kind: dropped.kind,
                 name: dropped.name,
@@ -89,7 +89,7 @@ pub(super) async fn speaks_against(
     Ok(found)
 }
 
-/// What the API server says, if it is a refusal of this content.
+/// The message of the API server, if it refuses this content.
 pub(super) fn refused(error: ApiError) -> Result<String, ApiError> {
     if error.is_refusal() {
         Ok(error.to_string())
@@ -98,7 +98,7 @@ pub(super) fn refused(error: ApiError) -> Result<String, ApiError> {
     }
 }
 
-/// What is remembered of a claim.
+/// The record of a claim.
 pub(super) fn old_claim(claim: &PersistentVolumeClaim, namespace_uid: &str) -> OldClaim {
     let owners = claim.metadata.owner_references.iter().flatten();
     OldClaim {
@@ -119,8 +119,7 @@ pub(super) fn old_claim(claim: &PersistentVolumeClaim, namespace_uid: &str) -> O
     }
 }
 
-/// The old claim as it is now, if somebody has changed it since it was recorded, and it is not being
-/// deleted.
+/// The current old claim, if it was changed since it was recorded and is not being deleted.
 pub(super) fn changed_since(
     recorded: &OldClaim,
     claim: Option<&PersistentVolumeClaim>,
@@ -133,7 +132,7 @@ pub(super) fn changed_since(
     (now != *recorded).then_some(now)
 }
 
-/// How a PV names a claim that exists.
+/// The `claimRef` for an existing claim.
 pub(super) fn reference(claim: &PersistentVolumeClaim) -> Value {
     let mut reference = claim_ref(&claim.namespace().unwrap_or_default(), &claim.name_any());
     reference["uid"] = claim.uid().into();
@@ -151,8 +150,7 @@ pub(super) async fn change_volume(
     change(&context.cluster.all(), volume, annotations, spec, step).await
 }
 
-/// Changes an object in exactly this version. False if it has another one meanwhile and has to be
-/// looked at again.
+/// Changes an object in exactly this version. False after a conflict: it has to be observed again.
 pub(super) async fn change<K>(
     objects: &Objects<K>,
     object: &K,
@@ -190,8 +188,8 @@ where
     }
 }
 
-/// Writes the mark of an undo on a claim, so that whoever would delete it has an older version;
-/// or takes the mark off.
+/// Writes the mark of an undo on a claim, so that a concurrent deletion of the version before fails; or
+/// removes the mark.
 pub(super) async fn touch(
     context: &Context<'_>,
     claim: &PersistentVolumeClaim,

@@ -1,5 +1,5 @@
-//! Making a volume of an existing PV: looking at the PV that a claim asks to adopt, and having
-//! it name the twin. Whether that may be is decided in [`crate::placement`].
+//! Adopts an existing PV for a new twin: observes the PV that a claim names, and sets its `claimRef` to
+//! the twin. Whether the claim may have the PV is decided in [`crate::placement`].
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{
     CreateError, CreateRequest, Site, data_path,
-    not_taken::not_taken,
+    not_taken::rejected,
     observation::Observation,
     reading,
     record::{self, Adopted, Chosen},
@@ -18,31 +18,31 @@ use crate::{
     cluster::{ApiError, Cluster, facts, unless_conflict},
     observe::crash::{self, Step},
     placement::{
-        AdoptFacts, AdoptStep, AdoptableVolume, AskedOfAdopted, ReclaimPolicy, VolumeHeld, adopt_step,
+        AdoptFacts, AdoptRequest, AdoptStep, AdoptableVolume, ReclaimPolicy, VolumeOwner, adopt_step,
     },
     volume::{ClaimName, ImportRecord, adoptable_by, mark},
 };
 
-/// The PV that a claim asks to adopt, if it asks for one.
-pub(super) fn wish(claim: Option<&PersistentVolumeClaim>) -> Option<&str> {
+/// The PV that a claim asks to adopt.
+pub(super) fn pv_to_adopt(claim: Option<&PersistentVolumeClaim>) -> Option<&str> {
     let wanted = claim?.annotations().get(mark::ADOPT)?;
     Some(wanted.as_str())
 }
 
-/// The PV that a twin was made for, if it was made for one.
+/// The PV that a twin was created for.
 #[must_use]
 pub fn adopted(twin: &PersistentVolumeClaim) -> Option<&str> {
     twin.annotations().get(mark::ADOPTED).map(String::as_str)
 }
 
-/// Why this driver cannot mount a PV, if it cannot.
+/// Why this driver cannot mount a PV; `None` if it can.
 #[must_use]
 pub fn unmountable(volume: &PersistentVolume) -> Option<String> {
     data_path::of(volume, None).err()
 }
 
-/// Has a PV name the twin, or makes the twin that it names: one step, after which the caller
-/// looks again.
+/// Sets the `claimRef` of the PV to the twin or, if that is done, creates the twin. The caller then
+/// observes again.
 pub(super) async fn adopt(
     site: &Site,
     request: &CreateRequest,
@@ -53,10 +53,10 @@ pub(super) async fn adopt(
     let claim = observation.claim.as_ref();
     let facts = AdoptFacts {
         volume: match &found {
-            Some(volume) => Some(look(site, claim, volume).await?),
+            Some(volume) => Some(observe(site, claim, volume).await?),
             None => None,
         },
-        asked: asked(site, request),
+        asked: requirements(site, request),
         name: wanted,
     };
     let step = adopt_step(&facts);
@@ -72,20 +72,20 @@ pub(super) async fn adopt(
         AdoptStep::Reserve => {
             if !Box::pin(observation.is_within_reach(site, request, &volume)).await? {
                 return Err(CreateError::Elsewhere(format!(
-                    "the PersistentVolume {} cannot be reached from the selected node",
+                    "the PersistentVolume {} is not accessible from the selected node",
                     facts.name
                 )));
             }
             reserve(site, &volume).await?;
             Ok(())
         }
-        AdoptStep::Make => make(site, request, observation, &volume).await,
+        AdoptStep::Make => create_twin(site, request, observation, &volume).await,
     }
 }
 
-fn asked(site: &Site, request: &CreateRequest) -> AskedOfAdopted {
+fn requirements(site: &Site, request: &CreateRequest) -> AdoptRequest {
     let spec = &request.spec;
-    AskedOfAdopted {
+    AdoptRequest {
         claim: spec.parameters.claim.clone(),
         bytes: spec.size.request(),
         mode: spec.capabilities.volume_mode(),
@@ -100,7 +100,7 @@ fn asked(site: &Site, request: &CreateRequest) -> AskedOfAdopted {
     }
 }
 
-async fn look(
+async fn observe(
     site: &Site,
     claim: Option<&PersistentVolumeClaim>,
     volume: &PersistentVolume,
@@ -115,11 +115,11 @@ async fn look(
         mode: facts::volume_mode(spec.volume_mode.as_deref()),
         access_modes: facts::access_modes(spec.access_modes.iter().flatten()),
         unmountable: unmountable(volume),
-        held: held(site, claim, volume).await?,
+        held: claim_ref_state(site, claim, volume).await?,
     })
 }
 
-/// The claim that may adopt a PV, unless its namespace is another one by now.
+/// The claim that may adopt a PV, unless its namespace was deleted and created again since then.
 async fn permitted(site: &Site, volume: &PersistentVolume) -> Result<Option<ClaimName>, ApiError> {
     let Some(claim) = adoptable_by(volume.annotations()) else {
         return Ok(None);
@@ -132,25 +132,25 @@ async fn permitted(site: &Site, volume: &PersistentVolume) -> Result<Option<Clai
     Ok(is_the_same.then_some(claim))
 }
 
-/// Whom a PV names, seen from the twin that is to be made.
-async fn held(
+/// The claim that a PV names, compared with the future twin.
+async fn claim_ref_state(
     site: &Site,
     claim: Option<&PersistentVolumeClaim>,
     volume: &PersistentVolume,
-) -> Result<VolumeHeld, ApiError> {
+) -> Result<VolumeOwner, ApiError> {
     let Some(named) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
-        return Ok(VolumeHeld::ByNobody);
+        return Ok(VolumeOwner::None);
     };
     let uid = reading::holder_uid(volume).filter(|uid| !uid.is_empty());
     let name = facts::claim_name(named);
     if name.namespace == site.namespace() {
         if name.name == site.name() {
-            return Ok(VolumeHeld::ByTwin {
+            return Ok(VolumeOwner::Twin {
                 with_uid: uid.is_some(),
             });
         }
         let found = site.twins().get(&name.name).await?;
-        return Ok(VolumeHeld::ByEarlierTwin {
+        return Ok(VolumeOwner::EarlierTwin {
             exists: found.is_some(),
             name: name.to_string(),
         });
@@ -162,15 +162,15 @@ async fn held(
         }
     });
     Ok(if is_of_the_name {
-        VolumeHeld::ByClaimOfTheName {
+        VolumeOwner::SameName {
             is_it: uid.is_some() && uid == claim.and_then(|claim| claim.metadata.uid.as_deref()),
         }
     } else {
-        VolumeHeld::ByOther(name)
+        VolumeOwner::Other(name)
     })
 }
 
-/// Has a PV name the twin. Without a uid: Kubernetes writes that when it binds the two.
+/// Sets the `claimRef` of a PV to the twin, without a uid: Kubernetes writes that when it binds the two.
 async fn reserve(site: &Site, volume: &PersistentVolume) -> Result<(), ApiError> {
     let patch = json!({
         "metadata": {"uid": volume.uid(), "resourceVersion": volume.resource_version()},
@@ -179,7 +179,7 @@ async fn reserve(site: &Site, volume: &PersistentVolume) -> Result<(), ApiError>
     let volumes = site.volumes();
     let name = volume.name_any();
     let reserved = crash::around(Step::AdoptReserve, volumes.merge(&name, &patch)).await;
-    // Whoever was faster: the next look tells.
+    // On a conflict the caller reads the PV again.
     unless_conflict(reserved).map(drop)
 }
 
@@ -196,7 +196,7 @@ pub fn claim_ref(namespace: &str, name: &str) -> serde_json::Value {
     })
 }
 
-async fn make(
+async fn create_twin(
     site: &Site,
     request: &CreateRequest,
     observation: &Observation,
@@ -205,7 +205,7 @@ async fn make(
     let spec = volume.spec.clone().unwrap_or_default();
     let name = volume.name_any();
     let chosen = Chosen {
-        // An empty name means "no class", none at all would mean the default one.
+        // An empty name means "no class"; without a name Kubernetes would use the default class.
         class: spec.storage_class_name.as_deref().unwrap_or_default(),
         provisioner: None,
         node: None,
@@ -217,13 +217,13 @@ async fn make(
     };
     let twin = record::twin(site, request, observation.claim.as_ref(), &chosen);
     let created = crash::around(Step::TwinCreate, site.twins().create(&twin)).await;
-    created.map(drop).map_err(|error| not_taken(site, error))
+    created.map(drop).map_err(|error| rejected(site, error))
 }
 
-/// Takes the wish off a claim whose volume is made: a copy of the claim, as of a backup, is not
-/// to ask for the same PV. False if it has changed meanwhile and has to be looked at again.
-pub async fn forget_wish(home: &Cluster, claim: &PersistentVolumeClaim) -> Result<bool, ApiError> {
-    if wish(Some(claim)).is_none() {
+/// Removes the request to adopt from a claim whose volume exists: a copy of the claim, such as from a
+/// backup, must not ask for the same PV. False if the claim has changed since it was read.
+pub async fn remove_adopt_request(home: &Cluster, claim: &PersistentVolumeClaim) -> Result<bool, ApiError> {
+    if pv_to_adopt(Some(claim)).is_none() {
         return Ok(true);
     }
     let claims = home.within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
@@ -232,6 +232,6 @@ pub async fn forget_wish(home: &Cluster, claim: &PersistentVolumeClaim) -> Resul
         "resourceVersion": claim.resource_version(),
         "annotations": {mark::ADOPT: null},
     }});
-    let forgotten = crash::around(Step::SettleClaim, claims.merge(&claim.name_any(), &patch)).await;
-    Ok(unless_conflict(forgotten)?.is_some())
+    let removed = crash::around(Step::SettleClaim, claims.merge(&claim.name_any(), &patch)).await;
+    Ok(unless_conflict(removed)?.is_some())
 }

@@ -1,9 +1,8 @@
-//! Bringing a twin's volume to a node and away from it, through the real
-//! driver's own attacher.
+//! Attaches the PV of a twin to a node, and detaches it, through the real driver's own attacher.
 //!
-//! Our attachment names the twin's PV, so that it counts for the node's limit
-//! and protects the PV; but it has a name of its own, because Kubernetes deletes
-//! attachments that bear the name it would have given and that no pod needs.
+//! The driver's `VolumeAttachment` names the twin's PV, so that it counts for the limit of the node and
+//! protects the PV. It does not have the name that Kubernetes would give it: Kubernetes deletes
+//! attachments with such a name when no pod needs them.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -31,7 +30,7 @@ use crate::{
     },
     fleet::Registry,
     observe::crash::{self, Step},
-    placement::moving::{Caller, DetachBeside, NodeHealth, UserPod, detach_beside},
+    placement::moving::{Caller, DetachDecision, NodeHealth, UserPod, detach_decision},
     volume::{
         Access, AccessMode, Capabilities, Capability, DataPath, Owner, RealSource, VolumeId, VolumeMode,
         VolumeName, digest, mark,
@@ -39,29 +38,29 @@ use crate::{
     },
 };
 
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const RECHECK: Duration = Duration::from_secs(2);
 
-/// Name of our attachment of a PV to a node.
+/// Name of this driver's attachment of a PV to a node.
 #[must_use]
 pub fn attachment_name(volume: &str, node: &str) -> String {
     format!("liqo-{}", digest(40, [volume, node]))
 }
 
-/// Makes the volume usable on a node and says how to reach it from there.
+/// Attaches the volume to a node, and returns how the node reaches its data.
 pub async fn publish(
     home: &Cluster,
     registry: &Registry,
     id: &VolumeId,
     caller: &Caller,
     node: &str,
-    asked: &Capabilities,
+    requested: &Capabilities,
     deadline: Instant,
 ) -> Result<DataPath, PublishError> {
     let volume = &id.name;
     let twin = find_twin(home, id).await?;
     may_publish(home, registry, id, caller, &twin).await?;
     let capable = capabilities_of(&twin)?;
-    if !capable.contains(asked) {
+    if !capable.contains(requested) {
         let have = capable
             .access_modes()
             .iter()
@@ -86,20 +85,19 @@ pub async fn publish(
         None => None,
     };
     let mut path = data_path::of(&real, driver.as_ref()).map_err(PublishError::Unusable)?;
-    // Kubernetes takes a driver that says nothing for one whose volumes are attached.
+    // Kubernetes assumes that volumes are attached, unless the CSIDriver says otherwise.
     let attach = driver.is_none_or(|driver| driver.attach);
     if let (RealSource::Csi(source), true) = (&path.source, attach) {
         let wanted = attachment(home, id, &real.name_any(), node, &source.driver);
         path.attachment = Box::pin(attach_and_wait(home, volume, &wanted, deadline)).await?;
-        // It may have been gated meanwhile, by somebody who saw no attachment.
+        // A move may have gated the volume in the meantime, because it saw no attachment.
         let twin = find_twin(home, id).await?;
         may_publish(home, registry, id, caller, &twin).await?;
     }
     Ok(path)
 }
 
-/// Undoes what [`publish`] did for a node, or for every node. Needs neither the
-/// twin nor its PV.
+/// Undoes what [`publish`] did for a node, or for every node. Works without the twin and its PV.
 pub async fn unpublish(
     home: &Cluster,
     id: &VolumeId,
@@ -107,7 +105,7 @@ pub async fn unpublish(
     deadline: Instant,
 ) -> Result<(), UnpublishError> {
     let mut outcome = Ok(());
-    for attachment in held(home, id, node).await? {
+    for attachment in attachments_of(home, id, node).await? {
         if let Err(in_use) = may_detach(home, id, &attachment.spec.node_name).await {
             outcome = Err(in_use);
             continue;
@@ -121,15 +119,15 @@ pub async fn unpublish(
     outcome
 }
 
-/// Whether a volume may be taken from a node, read live. Kubernetes has one attachment for each handle
-/// and node, whichever PV it names: so it does not matter here whether that is the mover's.
+/// Whether a volume may be detached from a node, read live. Kubernetes has one attachment for each handle
+/// and node, whichever PV it names: so it does not matter whether the attachment is a mover's.
 async fn may_detach(home: &Cluster, id: &VolumeId, node: &str) -> Result<(), UnpublishError> {
-    let Some(outer) = virtual_volume(home, &id.name).await? else {
+    let Some(virtual_pv) = virtual_volume(home, &id.name).await? else {
         return Ok(());
     };
-    let mark = VolumeMark::read(outer.annotations());
-    let leads_elsewhere = epoch_served(&outer).is_some_and(|served| served != id.epoch);
-    let Some(claim) = outer.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+    let mark = VolumeMark::read(virtual_pv.annotations());
+    let leads_elsewhere = epoch_served(&virtual_pv).is_some_and(|served| served != id.epoch);
+    let Some(claim) = virtual_pv.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
         return Ok(());
     };
     if matches!(mark, Ok(None)) || leads_elsewhere {
@@ -145,9 +143,9 @@ async fn may_detach(home: &Cluster, id: &VolumeId, node: &str) -> Result<(), Unp
     let pods: Vec<UserPod> = pods.iter().map(|pod| user(pod, None)).collect();
     let found = home.all::<Node>().get(node).await?;
     let health = found.map_or(NodeHealth::NotReady, |found| health(&found));
-    match detach_beside(&mark, &pods, health) {
-        DetachBeside::Go => Ok(()),
-        DetachBeside::Later(pod) => Err(UnpublishError::InUse {
+    match detach_decision(&mark, &pods, health) {
+        DetachDecision::Allow => Ok(()),
+        DetachDecision::Later(pod) => Err(UnpublishError::InUse {
             volume: id.name.clone(),
             node: node.to_owned(),
             pod,
@@ -155,83 +153,87 @@ async fn may_detach(home: &Cluster, id: &VolumeId, node: &str) -> Result<(), Unp
     }
 }
 
-/// Our attachments of a volume to a node, or to all, read live. Those that are watched are
-/// read by name. A watch that shows none may lag: then the one is looked for whose name follows
-/// from the twin's PV. Where that is not known, or the watch does not work, all are listed that
-/// bear the volume's label.
-async fn held(home: &Cluster, id: &VolumeId, node: Option<&str>) -> Result<Vec<VolumeAttachment>, ApiError> {
+/// The driver's attachments of a volume to a node, or to all nodes, read live by the names that the watch
+/// shows. The watch may lag: if it shows none, the name follows from the twin's PV. If the PV is not
+/// known, or the watch is broken, all attachments with the label of the volume are listed.
+async fn attachments_of(
+    home: &Cluster,
+    id: &VolumeId,
+    node: Option<&str>,
+) -> Result<Vec<VolumeAttachment>, ApiError> {
     let attachments = home.all::<VolumeAttachment>();
-    let is_asked_for = |on: &str| node.is_none_or(|node| node == on);
+    let is_requested = |on: &str| node.is_none_or(|node| node == on);
     let watched = &home.views().attachments;
     let seen = watched.of_topic(id.name.as_str());
-    let is_its = |seen: &&Arc<Attachment>| seen.epoch == id.epoch && is_asked_for(&seen.node);
+    let is_its = |seen: &&Arc<Attachment>| seen.epoch == id.epoch && is_requested(&seen.node);
     let seen = seen.iter().filter(is_its);
     let mut names: Vec<String> = seen.map(|seen| seen.name.clone()).collect();
     if names.is_empty() {
-        match (node, known_volume(home, id).await?) {
+        match (node, real_volume_name(home, id).await?) {
             (Some(node), Some(real)) => names.push(attachment_name(&real, node)),
-            _ => return labelled(home, id, node).await,
+            _ => return list_attachments(home, id, node).await,
         }
     }
     let mut held = Vec::new();
     for name in names {
         let found = attachments.get(&name).await?;
-        held.extend(found.filter(|found| serves(found, id) && is_asked_for(&found.spec.node_name)));
+        held.extend(found.filter(|found| is_of_epoch(found, id) && is_requested(&found.spec.node_name)));
     }
     if held.is_empty() && watched.outdated_since().is_some() {
-        return labelled(home, id, node).await;
+        return list_attachments(home, id, node).await;
     }
     Ok(held)
 }
 
-/// Whether an attachment of ours is of this epoch of the volume: a volume that moves from node to
-/// node is attached in two of them.
-fn serves(found: &VolumeAttachment, id: &VolumeId) -> bool {
+/// Whether an attachment of this driver is of this epoch of the volume: a volume that moves from node to
+/// node is attached in two epochs.
+fn is_of_epoch(found: &VolumeAttachment, id: &VolumeId) -> bool {
     let epoch = epoch_of(found.annotations());
     marked_volume(found.labels()).as_ref() == Some(&id.name) && epoch == Ok(id.epoch)
 }
 
-/// Those that bear the volume's label. They are listed where neither the watch nor a name shows
-/// one: while the watch does not work, or when the twin and its PV are gone already.
-async fn labelled(
+/// The attachments with the label of the volume, listed where neither the watch nor a name shows one:
+/// while the watch is broken, or when the twin and its PV are deleted.
+async fn list_attachments(
     home: &Cluster,
     id: &VolumeId,
     node: Option<&str>,
 ) -> Result<Vec<VolumeAttachment>, ApiError> {
     let ours = mark::volume_selector(home.id(), &id.name);
     let mut found = home.all::<VolumeAttachment>().list(Some(&ours)).await?;
-    found.retain(|found| serves(found, id) && node.is_none_or(|node| found.spec.node_name == node));
+    found.retain(|found| is_of_epoch(found, id) && node.is_none_or(|node| found.spec.node_name == node));
     Ok(found)
 }
 
-/// The PV of the volume's twin, as the twin says or the PV that users see.
-async fn known_volume(home: &Cluster, id: &VolumeId) -> Result<Option<String>, ApiError> {
+/// The PV of the volume's twin: named by the twin or, without a twin, by the virtual PV.
+async fn real_volume_name(home: &Cluster, id: &VolumeId) -> Result<Option<String>, ApiError> {
     let twins = home.stored::<PersistentVolumeClaim>();
     let twin = twins.get(&id.name.home_twin(id.epoch)).await?;
     if let Some(name) = twin.as_ref().and_then(reading::volume_name) {
         return Ok(Some(name.to_owned()));
     }
-    let outer = virtual_volume(home, &id.name).await?;
-    let remembered = outer.as_ref().and_then(|outer| remembered(outer, id.epoch));
+    let virtual_pv = virtual_volume(home, &id.name).await?;
+    let remembered = virtual_pv
+        .as_ref()
+        .and_then(|virtual_pv| remembered(virtual_pv, id.epoch));
     Ok(remembered.and_then(twin_volume_in))
 }
 
-/// A node that a volume is attached to. That it is attached nowhere is taken from the watch
-/// while that works: csi-provisioner asks for a deletion only then, and for that of the twin's
-/// PV too.
+/// A node to which a volume is attached. "Attached nowhere" is taken from a working watch: csi-provisioner
+/// calls `DeleteVolume` only for a detached volume, and that of the real class only for a detached PV.
 pub(super) async fn attached_to(home: &Cluster, id: &VolumeId) -> Result<Option<String>, ApiError> {
     let watched = &home.views().attachments;
-    let is_believed = watched.outdated_since().is_none();
+    let is_current = watched.outdated_since().is_none();
     let seen = watched.of_topic(id.name.as_str());
-    if is_believed && !seen.iter().any(|seen| seen.epoch == id.epoch) {
+    if is_current && !seen.iter().any(|seen| seen.epoch == id.epoch) {
         return Ok(None);
     }
-    let held = held(home, id, None).await?;
+    let held = attachments_of(home, id, None).await?;
     Ok(held.into_iter().next().map(|held| held.spec.node_name))
 }
 
-/// Deletes one of our attachments in exactly the version that was found to be needed by
-/// nobody, and waits until it is gone. One that [`publish`] confirms meanwhile stays.
+/// Deletes an attachment of this driver in exactly the version that was found unused, and waits until it
+/// is deleted. An attachment that [`publish`] confirms in the meantime stays.
 pub async fn detach_unneeded(
     home: &Cluster,
     attachment: &VolumeAttachment,
@@ -261,7 +263,7 @@ async fn find_twin(home: &Cluster, id: &VolumeId) -> Result<PersistentVolumeClai
     };
     let name = id.name.home_twin(id.epoch);
     let found = home.stored::<PersistentVolumeClaim>().get(&name).await?;
-    let twin = found.ok_or_else(|| no_twin("there is none".to_owned()))?;
+    let twin = found.ok_or_else(|| no_twin("it does not exist".to_owned()))?;
     let owner = Owner::of_volume(home.id().clone(), id.name.clone(), id.epoch);
     owner
         .recognise(twin.labels(), twin.annotations())
@@ -283,24 +285,24 @@ async fn real_volume(
     };
     if reading::is_releasing(twin) {
         return Err(unusable(
-            "is being released (liqo-csi release pvc): the claim gets its real class and has to be used again then",
+            "is being released (liqo-csi release pvc): use the claim again when it has its real class",
         ));
     }
     if twin.metadata.deletion_timestamp.is_some() {
         return Err(unusable(
-            "is being deleted: its PV is to be retained, and the twin made again onto it",
+            "is being deleted: recovery retains its PV and creates the twin again",
         ));
     }
     let name = reading::real_volume(home, twin).ok_or_else(|| unusable("is not bound"))?;
     let found = home.all::<PersistentVolume>().get(&name).await?;
     let real = found.ok_or_else(|| unusable("has lost its PV: the data may be lost"))?;
     if !reading::is_bound_to(&real, twin) {
-        return Err(unusable("names a PV that belongs to another claim"));
+        return Err(unusable("names a PV that is bound to another claim"));
     }
     Ok(real)
 }
 
-/// A twin's capabilities, from what it was made with.
+/// The capabilities of a twin, from its spec.
 pub(super) fn capabilities_of(twin: &PersistentVolumeClaim) -> Result<Capabilities, PublishError> {
     let spec = twin.spec.as_ref();
     let modes = spec
@@ -321,11 +323,14 @@ pub(super) fn capabilities_of(twin: &PersistentVolumeClaim) -> Result<Capabiliti
             access: access.clone(),
         });
     Capabilities::new(capabilities).map_err(|error| {
-        PublishError::Unusable(format!("the twin {} makes no sense: {error}", twin.name_any()))
+        PublishError::Unusable(format!(
+            "the twin {} has an invalid spec: {error}",
+            twin.name_any()
+        ))
     })
 }
 
-/// The driver as it was a moment ago; one that is very new is waited for a little.
+/// The driver as the watch shows it; waits until the watch shows all drivers.
 async fn find_driver(home: &Cluster, name: &str) -> Result<Option<Driver>, ApiError> {
     home.views().drivers.complete().await;
     Ok(home
@@ -375,7 +380,7 @@ async fn attach_and_wait(
     let (attachments, name) = (home.all::<VolumeAttachment>(), wanted.name_any());
     let mut changes = home.views().attachments.subscribe(volume.as_str());
     let mut refused = None;
-    // Whether this call has written on the attachment.
+    // Whether this call has created or confirmed the attachment.
     let mut confirmed = false;
     loop {
         match attachments.get(&name).await? {
@@ -384,7 +389,7 @@ async fn attach_and_wait(
                 confirmed = created.is_some();
             }
             Some(found) if found.metadata.deletion_timestamp.is_some() => {
-                // On its way out, from an unpublish before us.
+                // An earlier unpublish is deleting it.
                 confirmed = false;
             }
             Some(found) if !confirmed => {
@@ -397,7 +402,7 @@ async fn attach_and_wait(
                     return Ok(status.attachment_metadata.unwrap_or_default());
                 }
                 if let Some(error) = status.attach_error {
-                    // The real attacher keeps trying; its word counts when our time is up.
+                    // The real attacher retries; its error is returned only when the deadline has passed.
                     refused = Some(PublishError::Refused {
                         node: wanted.spec.node_name.clone(),
                         driver: wanted.spec.attacher.clone(),
@@ -423,14 +428,14 @@ async fn attach_and_wait(
                 ))
             }));
         }
-        changes.next(left.min(LOOK_AGAIN)).await;
+        changes.next(left.min(RECHECK)).await;
     }
 }
 
-/// Writes on an attachment that was there before, so that nobody deletes it who saw it
-/// before it was needed again. False if it is not there any more.
+/// Writes to an existing attachment, so that the cleanup, which saw it unused, cannot delete it. False if
+/// the attachment no longer exists.
 async fn confirm(home: &Cluster, found: &VolumeAttachment) -> Result<bool, ApiError> {
-    // Another value each time: a patch that changes nothing leaves the version as it is.
+    // A new value each time: a patch that changes nothing leaves the resource version unchanged.
     let patch = json!({"metadata": {
         "uid": found.uid(),
         "annotations": {mark::CONFIRMED: found.resource_version()},
@@ -442,7 +447,7 @@ async fn confirm(home: &Cluster, found: &VolumeAttachment) -> Result<bool, ApiEr
     )
     .await;
     match confirmed {
-        // Another object of this name.
+        // Another object has this name.
         Err(error) if error.is_conflict() => Ok(false),
         other => Ok(other?.is_some()),
     }
@@ -459,7 +464,7 @@ async fn detach_and_wait(
     let mut changes = home.views().attachments.subscribe(volume);
     let deleted = crash::around(Step::AttachmentDelete, attachments.delete(&name, exactly)).await;
     match deleted {
-        // Another object of this name, so ours is gone; or another version, which stays.
+        // Another object has this name, so this one is deleted; or it has another version, and stays.
         Err(error) if error.is_conflict() => return Ok(()),
         other => other?,
     }
@@ -476,6 +481,6 @@ async fn detach_and_wait(
                 why: error.and_then(|error| error.message),
             });
         }
-        changes.next(left.min(LOOK_AGAIN)).await;
+        changes.next(left.min(RECHECK)).await;
     }
 }

@@ -1,5 +1,5 @@
-//! The attributes class of a twin (KEP-3751): which one it gets, whether there is such a class
-//! for its driver, and changing it while the volume lives.
+//! The `VolumeAttributesClass` of a twin (KEP-3751): which one it gets, whether its driver supports that
+//! class, and changing it later.
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim},
@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{ChangeError, Site, changing::Changing, reading, waiter::TwinWaiter};
+use super::{ChangeError, Site, changing::VolumeChange, reading, waiter::TwinWaiter};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     fleet::Registry,
@@ -18,63 +18,48 @@ use crate::{
     volume::VolumeId,
 };
 
-/// The class in the twin's cluster that `named` becomes there.
+/// The `VolumeAttributesClass` to which `named` is mapped in the twin's cluster.
 pub fn mapped<'a>(site: &'a Site, named: &'a str) -> &'a str {
     let remote = site.remote_cluster();
     let mapped = remote.and_then(|remote| remote.classes.attributes.get(named));
     mapped.map_or(named, String::as_str)
 }
 
-/// Why a twin cannot have an attributes class. Real controllers would wait for it for ever,
-/// or give the parameters to a driver they were not meant for.
+/// Why a twin cannot have a `VolumeAttributesClass`. Real controllers would wait for the class forever,
+/// or pass its parameters to a driver that they were not meant for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoAttributes {
-    /// There is none, or its API server is too old to know of any.
+    /// The class does not exist, or the API server is too old for the kind.
     #[error(
-        "the cluster {cluster} has no VolumeAttributesClass {class:?} (they exist from Kubernetes 1.34 on): create it \
+        "the cluster {cluster} has no VolumeAttributesClass {class:?} (the kind exists from Kubernetes 1.34 on): create it \
          there, or name another one in the parameter realVolumeAttributesClass"
     )]
-    Missing {
-        /// The class.
-        class: String,
-        /// The cluster of the twin.
-        cluster: String,
-    },
-    /// It may not be read.
-    #[error("it is not known whether it fits: {0}")]
+    Missing { class: String, cluster: String },
+    #[error("cannot check whether the VolumeAttributesClass fits: {0}")]
     Unreadable(String),
-    /// It is another driver's.
+    /// The class is of another driver.
     #[error(
-        "the VolumeAttributesClass {class:?} in the cluster {cluster} is for the driver {its}, and the real volume is of {real}"
+        "the VolumeAttributesClass {class:?} in the cluster {cluster} is of the driver {its}, and the real volume is of {real}"
     )]
     OtherDriver {
-        /// The class.
         class: String,
-        /// The cluster of the twin.
         cluster: String,
-        /// The driver of the class.
         its: String,
-        /// The driver of the volume.
         real: String,
     },
-    /// The volume is no driver's.
+    /// The real PV is not a CSI volume.
     #[error(
-        "the real volume {volume} in the cluster {cluster} is not a CSI driver's (local, hostPath, nfs, …), so nothing there \
-         can change it"
+        "the real volume {volume} in the cluster {cluster} is not a CSI volume (but local, hostPath, nfs, …), so no \
+         controller there can change it"
     )]
-    NoDriver {
-        /// The real PV.
-        volume: String,
-        /// Its cluster.
-        cluster: String,
-    },
-    /// The API server there does not take it for this volume.
+    NoDriver { volume: String, cluster: String },
+    /// The API server rejects the class for this volume.
     #[error("{0}")]
     NotAccepted(String),
 }
 
-/// Looks whether a twin whose volume is `driver`'s may have a class. A driver that is not known
-/// is left to its own controllers.
+/// Checks whether a twin of `driver` may have a class. Without a known driver the check is left to the
+/// controllers of the real driver.
 pub async fn check<E>(site: &Site, class: &str, driver: Option<&str>) -> Result<(), E>
 where
     E: From<NoAttributes> + From<ApiError>,
@@ -102,7 +87,7 @@ where
     }
 }
 
-/// Gives the volume the attributes of a class, or goes on doing so.
+/// Changes the attributes of the volume to those of a class, or continues to.
 pub async fn modify(
     home: &Cluster,
     registry: &Registry,
@@ -110,26 +95,26 @@ pub async fn modify(
     named: &str,
     deadline: Instant,
 ) -> Result<(), ChangeError> {
-    let changing = Changing::find(home, registry, id).await?;
-    let site = &changing.site;
+    let change = VolumeChange::find(home, registry, id).await?;
+    let site = &change.site;
     let wanted = mapped(site, named).to_owned();
     let mut waiter = TwinWaiter::of(site);
     loop {
-        let twin = changing.twin(deadline).await?;
+        let twin = change.twin(deadline).await?;
         match modify_step(&observed(&twin, &wanted)) {
             ModifyStep::Done => return Ok(()),
             ModifyStep::Request => {
-                let real = changing.real_volume(&twin).await?;
+                let real = change.real_volume(&twin).await?;
                 let driver = real.as_ref().map(|real| driver_of(site, real)).transpose()?;
                 check::<ChangeError>(site, &wanted, driver).await?;
                 let spec = |_: Option<&PersistentVolumeClaim>| json!({"volumeAttributesClassName": wanted});
                 let refused = |error: ApiError| NoAttributes::NotAccepted(error.to_string()).into();
-                changing.request(&twin, Step::Modify, spec, refused).await?;
+                change.request(&twin, Step::Modify, spec, refused).await?;
             }
             ModifyStep::Wait => {
                 if !waiter.wait(deadline, || true).await {
                     let awaited = format!("changed to the VolumeAttributesClass {wanted}");
-                    return Err(changing.still_waiting(&twin, awaited).await);
+                    return Err(change.still_waiting(&twin, awaited).await);
                 }
             }
             ModifyStep::Refused(refusal) => {
@@ -144,7 +129,7 @@ pub async fn modify(
     }
 }
 
-/// Others wait for a change that nobody makes, for ever: there is no way back to no class.
+/// Without a driver no controller would ever make the change, and the request cannot be withdrawn.
 fn driver_of<'a>(site: &Site, real: &'a PersistentVolume) -> Result<&'a str, NoAttributes> {
     reading::driver(real).ok_or_else(|| NoAttributes::NoDriver {
         volume: real.name_any(),

@@ -1,5 +1,5 @@
-//! The twin of a volume that is to be changed (grown, given another attributes class), found
-//! and read live, with what a change rests on.
+//! A volume that the user wants to change (expand, or give another attributes class), and its twin, read
+//! live.
 
 use std::sync::Arc;
 
@@ -22,76 +22,78 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         Class,
-        moving::{ChangeBeside, change_beside},
+        moving::{ChangeDecision, change_decision},
     },
     volume::{VolumeId, mark},
 };
 
-/// A volume that is to be changed.
-pub(super) struct Changing {
+/// A volume to change.
+pub(super) struct VolumeChange {
     pub(super) site: Site,
-    /// The PV that users see, if there is one.
-    pub(super) outer: Option<PersistentVolume>,
+    /// The virtual PV, if it exists.
+    pub(super) virtual_pv: Option<PersistentVolume>,
     id: VolumeId,
 }
 
-impl Changing {
-    /// Finds the volume, from what its PV remembers.
+impl VolumeChange {
+    /// Finds the twin through the attributes of the virtual PV.
     pub(super) async fn find(
         home: &Cluster,
         registry: &Registry,
         id: &VolumeId,
     ) -> Result<Self, ChangeError> {
-        let outer = virtual_volume(home, &id.name).await?;
-        let served = outer.as_ref().and_then(epoch_served).unwrap_or(id.epoch);
-        if let ChangeBeside::MovedOn(current) = change_beside(id.epoch, served, false, false) {
+        let virtual_pv = virtual_volume(home, &id.name).await?;
+        let served = virtual_pv.as_ref().and_then(epoch_served).unwrap_or(id.epoch);
+        if let ChangeDecision::MovedOn(current) = change_decision(id.epoch, served, false, false) {
             let id = id.clone();
             return Err(ChangeError::MovedOn { id, current });
         }
-        let remembered = outer.as_ref().and_then(|outer| remembered(outer, id.epoch));
+        let remembered = virtual_pv
+            .as_ref()
+            .and_then(|virtual_pv| remembered(virtual_pv, id.epoch));
         let remembered = remembered.and_then(twin_in);
         let site = Site::of_volume(home, registry, id, remembered.as_ref())?;
         let site = site.ok_or_else(|| ChangeError::NoVolume(id.clone()))?;
         Ok(Self {
             site,
-            outer,
+            virtual_pv,
             id: id.clone(),
         })
     }
 
-    /// The twin, as long as it lives and has its PV: Kubernetes changes nothing else.
+    /// The twin, if it is bound and not being deleted: Kubernetes changes no other claims.
     pub(super) async fn twin(&self, deadline: Instant) -> Result<PersistentVolumeClaim, ChangeError> {
         let site = &self.site;
         let found = settled_twin(site, deadline).await?;
         let Some(twin) = found.filter(|found| site.is_twin(&self.id.name, found)) else {
-            return Err(match self.outer {
-                // Nobody has such a volume.
+            return Err(match self.virtual_pv {
                 None => ChangeError::NoVolume(self.id.clone()),
-                Some(_) => self.not_now("is not there: the events of the volume's claim say why"),
+                Some(_) => self.not_now("does not exist: see the events of the volume's claim"),
             });
         };
         if reading::is_releasing(&twin) {
-            return Err(self
-                .not_now("is being released (liqo-csi release pvc): change the claim when that has ended"));
+            return Err(self.not_now(
+                "is being released (liqo-csi release pvc): change the claim when the release has ended",
+            ));
         }
         match may_change(site.home(), &self.id, &twin, false).await {
-            ChangeBeside::Go => {}
-            ChangeBeside::Later => {
+            ChangeDecision::Allow => {}
+            ChangeDecision::Later => {
                 return Err(
-                    self.not_now("belongs to a move of the volume: the claim is changed when that has ended")
+                    self.not_now("belongs to a move of the volume: change the claim when the move has ended")
                 );
             }
-            ChangeBeside::MovedOn(current) => {
+            ChangeDecision::MovedOn(current) => {
                 let id = self.id.clone();
                 return Err(ChangeError::MovedOn { id, current });
             }
         }
         if twin.metadata.deletion_timestamp.is_some() {
-            return Err(self.not_now("is being deleted: its data is to be rescued first"));
+            return Err(self.not_now("is being deleted: wait until recovery has created it again"));
         }
         if reading::phase(&twin) != "Bound" {
             return Err(self.not_now(if site.remote_cluster().is_some() {
-                "is bound when its pod arrives there, and changes then"
+                "is bound only when its pod arrives there, and changes then"
             } else {
                 "is not bound yet"
             }));
@@ -110,14 +112,14 @@ impl Changing {
         }
     }
 
-    /// Whether a move has locked the claim: what is copied must not change, and the target would stay
-    /// as it is. A change that had begun before is finished.
+    /// Whether a move has locked the claim: what is copied must not change, and the target would keep the
+    /// old value. A change that began before the lock is finished.
     async fn is_locked(&self, claim: Option<&PersistentVolumeClaim>) -> bool {
         let lock = claim.and_then(|claim| claim.annotations().get(mark::MOVE));
         match lock.map(|by| by.parse()) {
             None => false,
             Some(Ok(by)) => exists(self.site.home(), &by).await,
-            // It may be the lock of a newer version.
+            // A newer version of the driver may have written the lock.
             Some(Err(_)) => true,
         }
     }
@@ -127,9 +129,9 @@ impl Changing {
         reading::class(self.site.cluster(), twin)
     }
 
-    /// Asks for something else in the spec of exactly this version of the twin, by what its claim is now, as this step;
-    /// false if the twin has changed meanwhile, and has to be read again. What the API server does
-    /// not take as a matter of principle is `refused`.
+    /// Patches the spec of exactly this version of the twin, with values computed from the current claim.
+    /// False if the twin has changed since it was read, and has to be read again. A permanent rejection
+    /// by the API server becomes `refused`.
     pub(super) async fn request(
         &self,
         twin: &PersistentVolumeClaim,
@@ -137,12 +139,12 @@ impl Changing {
         spec: impl FnOnce(Option<&PersistentVolumeClaim>) -> Value,
         refused: impl FnOnce(ApiError) -> ChangeError,
     ) -> Result<bool, ChangeError> {
-        let claim = match &self.outer {
-            Some(outer) => named_claim(self.site.home(), outer).await?,
+        let claim = match &self.virtual_pv {
+            Some(virtual_pv) => named_claim(self.site.home(), virtual_pv).await?,
             None => None,
         };
         if self.is_locked(claim.as_ref()).await {
-            return Err(self.not_now("is being moved: the claim is changed when that has ended"));
+            return Err(self.not_now("is being moved: change the claim when the move has ended"));
         }
         let patch = json!({
             "metadata": {"uid": twin.uid(), "resourceVersion": twin.resource_version()},
@@ -155,7 +157,7 @@ impl Changing {
         }
     }
 
-    /// Time is up, and the twin is not what it is to be.
+    /// The error for a twin that did not reach the desired state before the deadline.
     pub(super) async fn still_waiting(&self, twin: &PersistentVolumeClaim, awaited: String) -> ChangeError {
         ChangeError::StillWaiting {
             twin: self.site.place(),

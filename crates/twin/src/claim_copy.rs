@@ -1,10 +1,10 @@
-//! What a fabric that copies claims (Kosmos) leaves behind: a copy of the claim in the place of the
-//! twin, and the marks of the twin on the claim at home.
+//! Cleans up after a fabric that copies claims (Kosmos): a copy of the claim under the name of the twin,
+//! and the marks of the twin on the claim at home.
 //!
-//! Kosmos copies the claims of a pod into the remote cluster where they are missing, and writes the
-//! changes of a claim there that bears its mark onto the claim at home. It looks for the mark on
-//! the object as it was before the change (Kosmos v0.5.0, `leaf_pvc_controller.go`), so the mark has
-//! to go before the copy does: else the twin that takes its place is written onto the claim at home.
+//! Kosmos copies the claims of a pod into the remote cluster where they are missing, and writes changes
+//! of a remote claim with its mark to the claim at home. It looks for the mark on the object before the
+//! change (Kosmos v0.5.0, `leaf_pvc_controller.go`), so the mark has to be removed before the copy is
+//! deleted: otherwise Kosmos writes the twin that replaces it to the claim at home.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// Whether what is in the place of the claim's twin is only a copy of the claim: made by the
+/// Whether the object with the name of the claim's twin is only a copy of the claim: created by the
 /// fabric of the cluster, of the claim's class, and without a PV.
 pub async fn is_copy(
     site: &Site,
@@ -49,8 +49,8 @@ pub async fn is_copy(
     }
 }
 
-/// Deletes exactly this copy, after its fabric's mark. If it has changed meanwhile nothing is
-/// deleted, and the caller reads it again.
+/// Removes the mark of the fabric from exactly this copy, then deletes it. If the copy has changed since
+/// it was read, nothing is deleted, and the caller reads it again.
 pub async fn remove_copy(site: &Site, copy: &PersistentVolumeClaim) -> Result<(), ApiError> {
     let Some(copies) = site
         .remote_cluster()
@@ -78,15 +78,15 @@ pub async fn remove_copy(site: &Site, copy: &PersistentVolumeClaim) -> Result<()
             tracing::info!(
                 twin = site.place(),
                 cluster = site.cluster_name(),
-                "deleted the copy of the claim that the fabric made in the place of the twin"
+                "deleted the copy of the claim that the fabric created under the name of the twin"
             );
             Ok(())
         }
     }
 }
 
-/// Removes the marks and the finalizer of a twin from the claim that the twin was made for, where
-/// they would keep the claim from being deleted, and names its own provisioner again.
+/// Removes the marks and the finalizer of a twin from the claim that the twin was created for, where they
+/// would block the deletion of the claim, and sets the claim's own provisioner again.
 pub async fn clean_claim(home: &Cluster, claim: &ClaimName) -> Result<(), ApiError> {
     let claims = home.within::<PersistentVolumeClaim>(&claim.namespace);
     let found = claims.get(&claim.name).await?;
@@ -118,7 +118,7 @@ pub async fn clean_claim(home: &Cluster, claim: &ClaimName) -> Result<(), ApiErr
         tracing::warn!(
             namespace = claim.namespace,
             claim = claim.name,
-            "removed the marks of the twin from the claim: a fabric had copied them from the twin"
+            "removed the marks of the twin, which a fabric had copied, from the claim"
         );
     }
     Ok(())

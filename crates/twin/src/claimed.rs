@@ -1,5 +1,5 @@
-//! Whether the claim of a volume exists, which is what keeps `DeleteVolume` from deleting
-//! its data. Everything is read live.
+//! Reads live whether the claim of a volume exists; while it does, `DeleteVolume` must not delete the
+//! data.
 
 use std::collections::BTreeMap;
 
@@ -29,20 +29,20 @@ pub(super) async fn virtual_volume(
     Ok(found.filter(is_ours))
 }
 
-/// The claim of the name that a virtual PV names, as it is now. Its uid may be another one: a move
-/// that gates the PV puts its own there.
+/// The claim whose name a virtual PV has in its `claimRef`, read live. Its uid may differ: a move that
+/// gates the PV writes its own uid there.
 pub(super) async fn named_claim(
     home: &Cluster,
-    outer: &PersistentVolume,
+    virtual_pv: &PersistentVolume,
 ) -> Result<Option<PersistentVolumeClaim>, ApiError> {
-    let Some(named) = outer.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+    let Some(named) = virtual_pv.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
         return Ok(None);
     };
     let claims = home.within::<PersistentVolumeClaim>(named.namespace.as_deref().unwrap_or_default());
     claims.get(named.name.as_deref().unwrap_or_default()).await
 }
 
-/// The virtual PV of a volume as it was read, if there was one.
+/// The virtual PV of a volume as it was read, if it exists.
 pub(super) struct VirtualPv(pub(super) Option<Box<PersistentVolume>>);
 
 impl VirtualPv {
@@ -50,34 +50,33 @@ impl VirtualPv {
         Ok(Self(virtual_volume(home, volume).await?.map(Box::new)))
     }
 
-    /// What it remembers of the twin of this epoch: after a move it remembers another one.
+    /// The attributes that describe the twin of this epoch: after a move the PV records another twin.
     pub(super) fn of_epoch(&self, epoch: Epoch) -> Option<&BTreeMap<String, String>> {
         remembered(self.0.as_deref()?, epoch)
     }
 }
 
-/// What a virtual PV remembers of the twin of this epoch; `None` if it is that of another one.
-pub(super) fn remembered(outer: &PersistentVolume, epoch: Epoch) -> Option<&BTreeMap<String, String>> {
-    let is_another = epoch_served(outer).is_some_and(|served| served != epoch);
-    reading::attributes(outer).filter(|_| !is_another)
+/// The attributes of a virtual PV that describe the twin; `None` if that is of another epoch.
+pub(super) fn remembered(virtual_pv: &PersistentVolume, epoch: Epoch) -> Option<&BTreeMap<String, String>> {
+    let is_another = epoch_served(virtual_pv).is_some_and(|served| served != epoch);
+    reading::attributes(virtual_pv).filter(|_| !is_another)
 }
 
-/// The epoch of the volume that a virtual PV leads to, if its handle can be read.
-pub(super) fn epoch_served(outer: &PersistentVolume) -> Option<Epoch> {
-    let source = outer.spec.as_ref()?.csi.as_ref()?;
+/// The epoch in the volume handle of a virtual PV, if the handle can be parsed.
+pub(super) fn epoch_served(virtual_pv: &PersistentVolume) -> Option<Epoch> {
+    let source = virtual_pv.spec.as_ref()?.csi.as_ref()?;
     let id: VolumeId = source.volume_handle.parse().ok()?;
     Some(id.epoch)
 }
 
-/// Asks for the claim of a volume again and again. One that is gone is not asked for
-/// twice: no other claim ever has its uid.
+/// Reads the claim of a volume repeatedly, until it is deleted: no other claim ever gets its uid.
 #[derive(Default)]
 pub(super) struct ClaimCheck {
-    gone: Option<ClaimMark>,
+    deleted: Option<ClaimMark>,
 }
 
 impl ClaimCheck {
-    /// The claim that a virtual PV belongs to, if it exists.
+    /// The claim that a virtual PV is bound to, if it exists.
     pub(super) async fn existing(
         &mut self,
         home: &Cluster,
@@ -87,14 +86,14 @@ impl ClaimCheck {
             return Ok(None);
         };
         let named = &volume.claim;
-        if self.gone.as_ref() == Some(named) {
+        if self.deleted.as_ref() == Some(named) {
             return Ok(None);
         }
         let claims = home.within::<PersistentVolumeClaim>(&named.namespace);
         let found = claims.get(&named.name).await?;
         let existing = found.filter(|found| volume.belongs_to(&existing(found)));
         if existing.is_none() {
-            self.gone = Some(volume.claim);
+            self.deleted = Some(volume.claim);
         }
         Ok(existing.as_ref().map(reading::claim_mark))
     }

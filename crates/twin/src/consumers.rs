@@ -1,5 +1,4 @@
-//! Who may still use a volume, as the API server shows it: the pods with its claim, and how their nodes
-//! are.
+//! The pods that may still use a volume, and the health of their nodes.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -13,12 +12,12 @@ use crate::{
     placement::moving::{NodeHealth, UserPod},
 };
 
-/// Whether a pod uses this claim, its own ephemeral one among them.
+/// Whether a pod uses this claim, including that of a generic ephemeral volume.
 pub fn uses(pod: &Pod, claim: &str) -> bool {
     claims_of(pod).iter().any(|one| one == claim)
 }
 
-/// The pods of a namespace that use the claim of this name, and have not ended.
+/// The pods of a namespace that use the claim of this name, and have not terminated.
 pub async fn pods(cluster: &Cluster, namespace: &str, claim: &str) -> Result<Vec<Pod>, ApiError> {
     cluster
         .within::<Pod>(namespace)
@@ -26,7 +25,7 @@ pub async fn pods(cluster: &Cluster, namespace: &str, claim: &str) -> Result<Vec
         .await
 }
 
-/// Pods of another cluster are told apart: they go when those of home go, and cannot be evicted.
+/// A pod of another cluster gets its cluster in its name: it ends with its home pod, and cannot be evicted.
 pub fn user(pod: &Pod, cluster: Option<&str>) -> UserPod {
     let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
     UserPod {

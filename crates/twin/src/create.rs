@@ -1,6 +1,6 @@
-//! Making a volume: look, decide, do one step, look again, until there is an
-//! answer or the caller's time is up. The twin carries all there is to know, so
-//! it does not matter which call, or which replica, takes the next step.
+//! `CreateVolume`: observe, decide, do one step, and repeat until the volume is ready, the request
+//! fails or the deadline has passed. The twin records all state, so any call, of any replica, can
+//! take the next step.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::{
     claim_copy::remove_copy,
     finalizer::remove_finalizer,
     moves::is_of_move,
-    not_taken::{not_taken, note_refusal},
+    not_taken::{record_refusal, rejected},
     observation::Observation,
     plan::plan,
     planned::Plan,
@@ -36,7 +36,7 @@ use crate::{
     volume::mark,
 };
 
-/// Makes the volume, or goes on making it.
+/// Creates the volume, or continues to.
 pub async fn create(
     home: &Cluster,
     registry: &Registry,
@@ -64,15 +64,15 @@ pub async fn create(
             Ok(Progress::Done(made)) => return Ok(made),
             Ok(Progress::Again) => {}
             Ok(Progress::Await(what)) => {
-                if !waiter.wait(deadline, || wants_attention(&site)).await {
+                if !waiter.wait(deadline, || may_need_step(&site)).await {
                     return Err(still_waiting(&site, what).await);
                 }
             }
             Err(error) => {
                 match &error {
-                    CreateError::Elsewhere(_) => note_refusal(&site, policy, request, &observation).await,
+                    CreateError::Elsewhere(_) => record_refusal(&site, policy, request, &observation).await,
                     CreateError::SourceElsewhere { cluster, .. } => {
-                        source::note_miss(home, observation.claim.as_ref(), cluster).await;
+                        source::record_source_cluster(home, observation.claim.as_ref(), cluster).await;
                     }
                     _ => {}
                 }
@@ -83,13 +83,13 @@ pub async fn create(
     }
 }
 
-/// How far a step has brought the volume.
+/// The outcome of one step.
 enum Progress {
-    /// The answer.
+    /// The volume is ready.
     Done(ProvisionedVolume),
-    /// Another look.
+    /// Observe again at once.
     Again,
-    /// Another look when something has changed; this is what is waited for.
+    /// Observe again after a change; the value is the state that is waited for.
     Await(&'static str),
 }
 
@@ -111,8 +111,8 @@ async fn take_step(
         return Err(refused(site, Refusal::Moves));
     }
     Ok(match observation.step(site, request).await? {
-        CreateStep::Create if adopt::wish(observation.claim.as_ref()).is_some() => {
-            let wanted = adopt::wish(observation.claim.as_ref()).unwrap_or_default();
+        CreateStep::Create if adopt::pv_to_adopt(observation.claim.as_ref()).is_some() => {
+            let wanted = adopt::pv_to_adopt(observation.claim.as_ref()).unwrap_or_default();
             let wanted = wanted.to_owned();
             Box::pin(adopt::adopt(site, request, observation, wanted)).await?;
             Progress::Again
@@ -120,8 +120,8 @@ async fn take_step(
         CreateStep::Create => {
             let make = make_twin(site, registry, policy, events, request, observation);
             match Box::pin(make).await? {
-                Next::Look => Progress::Again,
-                Next::Binding => Progress::Await("bound"),
+                Next::Observe => Progress::Again,
+                Next::AwaitBinding => Progress::Await("bound"),
             }
         }
         CreateStep::RemoveCopy => {
@@ -142,28 +142,28 @@ async fn take_step(
             Progress::Await("bound")
         }
         CreateStep::Withdraw(why) => {
-            take_back(site, request, observation, why, deadline).await?;
+            withdraw_twin(site, request, observation, why, deadline).await?;
             Progress::Again
         }
         CreateStep::Retain => {
-            retain_or_tell(site, events, request, observation).await?;
+            retain_or_warn(site, events, request, observation).await?;
             Progress::Again
         }
         CreateStep::HandOver => {
             if hand_over(site, observation).await? {
-                Progress::Done(made(site, request, observation))
+                Progress::Done(provisioned(site, request, observation))
             } else {
                 Progress::Again
             }
         }
-        CreateStep::Answer => Progress::Done(made(site, request, observation)),
+        CreateStep::Answer => Progress::Done(provisioned(site, request, observation)),
         CreateStep::Refuse(refusal) => return Err(refused(site, refusal)),
     })
 }
 
-/// Withdraws the twin; an error if that ends the matter. A twin that changed and
-/// still stands ends nothing: no final code is answered then.
-async fn take_back(
+/// Withdraws the twin; an error if the request fails with it. A twin that has changed in the meantime
+/// stays, and the call continues: it must not return a final code.
+async fn withdraw_twin(
     site: &Site,
     request: &CreateRequest,
     observation: &Observation,
@@ -187,13 +187,13 @@ async fn take_back(
     }
 }
 
-/// What to do after a twin was made.
+/// What to do after the twin was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// Wait for the real class's provisioner.
-    Binding,
-    /// Look again: it is ours to bind, or may be answered for.
-    Look,
+    /// Wait for the provisioner of the real class.
+    AwaitBinding,
+    /// Observe again: the driver binds the twin itself, or `CreateVolume` may return before it is bound.
+    Observe,
 }
 
 async fn make_twin(
@@ -204,8 +204,8 @@ async fn make_twin(
     request: &CreateRequest,
     observation: &Observation,
 ) -> Result<Next, CreateError> {
-    // First: in another cluster than its source's it would not be made, whatever the plan.
-    let source = source::within_reach(site, registry, request, observation).await?;
+    // Before the plan: a twin in another cluster than its source is impossible whatever the plan.
+    let source = source::find_source(site, registry, request, observation).await?;
     let planned = match plan(site, policy, request, observation).await? {
         Plan::Make(planned) => planned,
         Plan::Unfit(reason) => return Err(CreateError::Elsewhere(reason)),
@@ -219,7 +219,7 @@ async fn make_twin(
         check::<CreateError>(site, class, planned.provisioner.as_deref()).await?;
     }
     let source = match source {
-        Some(source) => Some(Box::pin(source::copied(site, request, &planned, source)).await?),
+        Some(source) => Some(Box::pin(source::data_source(site, request, &planned, source)).await?),
         None => None,
     };
     let chosen = Chosen {
@@ -233,22 +233,22 @@ async fn make_twin(
     };
     let twin = record::twin(site, request, observation.claim.as_ref(), &chosen);
     let created = crash::around(Step::TwinCreate, site.twins().create(&twin)).await;
-    // None: somebody was faster, most likely ourselves; the next look tells.
-    created.map_err(|error| not_taken(site, error))?;
+    // None: another call has created it, most likely an earlier one of ours; the caller reads it.
+    created.map_err(|error| rejected(site, error))?;
     if observation.facts.retain && !site.cluster().rights().volume_changes {
-        tell_not_retained(site, events, observation).await;
+        warn_not_retained(site, events, observation).await;
     }
     let ours_to_bind =
         planned.provisioner.as_deref() == Some(NO_PROVISIONER) && site.remote_cluster().is_none();
     Ok(if ours_to_bind || planned.answered_early {
-        Next::Look
+        Next::Observe
     } else {
-        Next::Binding
+        Next::AwaitBinding
     })
 }
 
-/// Binds the twin to a volume that nobody provisions: reserves the volume, and
-/// tells the twin, or Kubernetes would look at it again only after a while.
+/// Binds the twin to a static PV: reserves the PV, and writes its name to the twin, or Kubernetes would
+/// check the twin only after a while.
 async fn prebind(site: &Site, volume: &str, observation: &Observation) -> Result<(), CreateError> {
     let Some(twin) = &observation.twin else {
         return Ok(());
@@ -256,15 +256,14 @@ async fn prebind(site: &Site, volume: &str, observation: &Observation) -> Result
     if !reserve(site, volume, twin).await? {
         return Ok(());
     }
-    let told = json!({"metadata": {"uid": twin.uid()}, "spec": {"volumeName": volume}});
-    let told = crash::around(Step::TellVolume, site.twins().merge(&twin.name_any(), &told)).await;
-    unless_conflict(told)?;
+    let patch = json!({"metadata": {"uid": twin.uid()}, "spec": {"volumeName": volume}});
+    let named = crash::around(Step::TellVolume, site.twins().merge(&twin.name_any(), &patch)).await;
+    unless_conflict(named)?;
     Ok(())
 }
 
-/// Reserves a volume for the twin; false if somebody else was faster. Without the
-/// uid in `claimRef`: with it, a reservation whose twin went away would turn the
-/// PV Released for ever.
+/// Reserves a PV for the twin; false if another claim has it. Without the uid in `claimRef`: with a uid,
+/// a reservation whose twin is deleted would leave the PV Released forever.
 async fn reserve(site: &Site, volume: &str, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
     let volumes = site.volumes();
     let Some(found) = volumes.get(volume).await? else {
@@ -287,9 +286,9 @@ async fn reserve(site: &Site, volume: &str, twin: &PersistentVolumeClaim) -> Res
     Ok(unless_conflict(reserved)?.is_some())
 }
 
-/// Marks the twin as its user's. False if it is not the twin that was looked at,
-/// or on its way out. Its version does not matter: Kubernetes is still writing on
-/// it, and whoever withdraws it names the version he saw.
+/// Marks the twin as handed over. False if the twin was replaced or is being deleted. The resource
+/// version is not checked: Kubernetes is still writing to the twin, and a withdrawal only deletes the
+/// version that it has read.
 async fn hand_over(site: &Site, observation: &Observation) -> Result<bool, CreateError> {
     let Some(twin) = &observation.twin else {
         return Ok(false);
@@ -303,8 +302,8 @@ async fn hand_over(site: &Site, observation: &Observation) -> Result<bool, Creat
     Ok(marked.is_some_and(|twin| twin.metadata.deletion_timestamp.is_none()))
 }
 
-/// The user asked for Retain; where we lack the right to see to it, he must know.
-async fn retain_or_tell(
+/// Applies the user's reclaim policy Retain; without the right to do so, emits an event.
+async fn retain_or_warn(
     site: &Site,
     events: &Events,
     request: &CreateRequest,
@@ -323,16 +322,16 @@ async fn retain_or_tell(
             }
             Err(error.into())
         }
-        // One that has changed is looked at again, as is one that is retained.
+        // A PV that has changed, or is now retained, is observed again.
         other => Ok(other.map(drop)?),
     }
 }
 
-async fn tell_not_retained(site: &Site, events: &Events, observation: &Observation) {
+async fn warn_not_retained(site: &Site, events: &Events, observation: &Observation) {
     if let Some(claim) = &observation.claim {
         let note = format!(
             "The reclaim policy Retain is not enforced in the cluster {}: this driver may not change PersistentVolumes there, \
-             so what becomes of the data is up to the reclaim policy of the real class",
+             so the reclaim policy of the real class decides what happens to the data",
             site.cluster_name()
         );
         events
@@ -341,7 +340,7 @@ async fn tell_not_retained(site: &Site, events: &Events, observation: &Observati
     }
 }
 
-fn made(site: &Site, request: &CreateRequest, observation: &Observation) -> ProvisionedVolume {
+fn provisioned(site: &Site, request: &CreateRequest, observation: &Observation) -> ProvisionedVolume {
     let twin = observation.twin.as_ref();
     let of_volume = observation
         .volume
@@ -356,7 +355,7 @@ fn made(site: &Site, request: &CreateRequest, observation: &Observation) -> Prov
         .unwrap_or_default();
     ProvisionedVolume {
         cluster: site.cluster().id().clone(),
-        // What is answered for before it is bound will be as large as it was asked to be.
+        // A volume that is not bound yet will be as large as requested.
         bytes: capacity.unwrap_or_else(|| request.spec.size.request()),
         topology: if observation.topology.is_empty() {
             vec![Segments::of_cluster(site.cluster().id())]
@@ -396,7 +395,7 @@ async fn still_waiting(site: &Site, awaited: &'static str) -> CreateError {
     }
 }
 
-/// The newest warning about a twin: what the real provisioner says, the user must hear.
+/// The newest warning event about a twin: the error that the real provisioner reports to the user.
 pub async fn last_warning(site: &Site, twin: &PersistentVolumeClaim) -> Option<String> {
     site.cluster()
         .newest_warning(site.namespace(), &twin.uid()?)
@@ -410,8 +409,8 @@ fn with_reason(what: String, reason: Option<String>) -> String {
     }
 }
 
-/// Whether something has to be done: a twin on its way is changed several times before that.
-fn wants_attention(site: &Site) -> bool {
+/// Whether a step may be due: a twin changes several times while Kubernetes binds it.
+fn may_need_step(site: &Site) -> bool {
     let volumes = site.cluster().views().volumes.of_twin(site.name());
     if volumes.iter().any(|volume| !volume.twin_uid.is_empty()) {
         return true;

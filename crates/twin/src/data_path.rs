@@ -1,4 +1,4 @@
-//! From the PV of a twin to the way a node reaches its data.
+//! Translates the PV of a twin into what a node needs to reach its data.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::{
     volume::{CsiSource, DataPath, RealSource, SecretRef},
 };
 
-/// The way to the data of a PV, not attached yet.
+/// How a node reaches the data of a PV, before it is attached.
 pub(super) fn of(volume: &PersistentVolume, driver: Option<&Driver>) -> Result<DataPath, String> {
     let unusable = |what: &str| format!("the twin's PV {} {what}", volume.name_any());
     let spec = volume.spec.as_ref().ok_or_else(|| unusable("has no spec"))?;

@@ -1,6 +1,5 @@
-//! Deleting a volume: the twin at once, and then its PV is waited for, because
-//! only that says that the data is gone. Every fact is read live, but for that nothing is
-//! attached.
+//! `DeleteVolume`: deletes the twin, and waits until its PV is deleted, because only that proves that
+//! the data is deleted. Every fact is read live, except that the volume is attached nowhere.
 
 use std::sync::Arc;
 
@@ -34,7 +33,7 @@ use crate::{
     volume::{ClaimMark, VolumeId, VolumeName, mark, moving::is_gated},
 };
 
-/// Deletes the volume, or goes on deleting it.
+/// Deletes the volume, or continues to.
 pub async fn delete(
     home: &Cluster,
     registry: &Registry,
@@ -44,35 +43,37 @@ pub async fn delete(
 ) -> Result<(), DeleteError> {
     let volume = &id.name;
     let mut claim = ClaimCheck::default();
-    let Found { site, mut outer } = site::find(home, registry, id).await?;
+    let Found { site, mut virtual_pv } = site::find(home, registry, id).await?;
     let Some(site) = site else {
-        let outer = outer.and_then(|VirtualPv(outer)| outer);
+        let virtual_pv = virtual_pv.and_then(|VirtualPv(virtual_pv)| virtual_pv);
         let nowhere = || "not found".to_owned();
-        return match claim.existing(home, outer.as_deref()).await? {
-            Some(claim) => Err(claimed(events, id, nowhere(), claim).await),
-            None if outer.is_some_and(|outer| is_gated(outer.annotations())) => Err(DeleteError::Refused {
-                twin: nowhere(),
-                cluster: id.cluster.to_string(),
-                refusal: DeleteRefusal::Gated,
-            }),
+        return match claim.existing(home, virtual_pv.as_deref()).await? {
+            Some(claim) => Err(refuse_claimed(events, id, nowhere(), claim).await),
+            None if virtual_pv.is_some_and(|virtual_pv| is_gated(virtual_pv.annotations())) => {
+                Err(DeleteError::Refused {
+                    twin: nowhere(),
+                    cluster: id.cluster.to_string(),
+                    refusal: DeleteRefusal::Gated,
+                })
+            }
             None => Ok(()),
         };
     };
     let mut waiter = TwinWaiter::of(&site);
     let awaited_volumes = site.cluster().awaited_volumes();
     let mut real_volume = awaited_volumes.get(volume);
-    // Asked once: a twin that is being deleted is attached nowhere any more.
+    // Read once: a twin that is being deleted is not attached again.
     let mut attached = attached_to(home, id).await?;
     loop {
-        let look = look(
+        let observation = observe(
             &site,
             volume,
-            outer.take(),
+            virtual_pv.take(),
             &mut claim,
             attached.take(),
             &mut real_volume,
         );
-        let (facts, twin) = Box::pin(look).await?;
+        let (facts, twin) = Box::pin(observation).await?;
         let awaited = match delete_step(&facts) {
             DeleteStep::DeleteTwin => {
                 if let Some(twin) = &twin {
@@ -96,7 +97,7 @@ pub async fn delete(
                 continue;
             }
             DeleteStep::GiveBack(retained) => {
-                give_back(&site, volume, &retained).await?;
+                restore_policy(&site, volume, &retained).await?;
                 continue;
             }
             DeleteStep::Done => {
@@ -105,7 +106,7 @@ pub async fn delete(
             }
             DeleteStep::Unavailable(why) => return Err(DeleteError::Unknown(why)),
             DeleteStep::Refuse(DeleteRefusal::Claimed(claim)) => {
-                return Err(claimed(events, id, site.place(), claim).await);
+                return Err(refuse_claimed(events, id, site.place(), claim).await);
             }
             DeleteStep::Refuse(refusal) => {
                 return Err(DeleteError::Refused {
@@ -115,18 +116,18 @@ pub async fn delete(
                 });
             }
         };
-        if !waiter.wait(deadline, || awaited.may_be_over(&site)).await {
+        if !waiter.wait(deadline, || awaited.may_be_done(&site)).await {
             awaited_volumes.note(volume, real_volume);
-            return Err(awaited.still_there(&site).await);
+            return Err(awaited.into_error(&site).await);
         }
     }
 }
 
-/// The claim of the volume exists: whoever uses it hears what nearly happened.
-async fn claimed(events: &Events, id: &VolumeId, twin: String, claim: ClaimMark) -> DeleteError {
+/// Refuses to delete a volume whose claim exists, with an event for the users of the claim.
+async fn refuse_claimed(events: &Events, id: &VolumeId, twin: String, claim: ClaimMark) -> DeleteError {
     let note = format!(
-        "The volume {} of this claim was to be deleted, because its PersistentVolume was Released with the reclaim policy \
-         Delete, as when somebody changes its claimRef. Nothing was deleted, since this claim exists",
+        "The volume {} of this claim was not deleted. Kubernetes requested its deletion, because its PersistentVolume was \
+         Released with the reclaim policy Delete, for example after a change of its claimRef; but this claim exists",
         id.name
     );
     events.warn(&claim, "VolumeNotDeleted", &note).await;
@@ -137,9 +138,9 @@ async fn claimed(events: &Events, id: &VolumeId, twin: String, claim: ClaimMark)
     }
 }
 
-/// What has to go.
+/// The object whose deletion is waited for.
 enum Awaited {
-    /// The twin, and then its PV if that is known by now.
+    /// The twin, and then its PV if its name is known.
     Twin {
         volume: Option<String>,
     },
@@ -150,22 +151,22 @@ enum Awaited {
 }
 
 impl Awaited {
-    /// Whether it is gone, or will not go, as far as what is watched tells: both
-    /// are changed several times on their way.
-    fn may_be_over(&self, site: &Site) -> bool {
+    /// Whether the views suggest that the object is deleted, or will not be: both objects change several
+    /// times before.
+    fn may_be_done(&self, site: &Site) -> bool {
         match self {
             Self::Twin { volume } => {
-                let is_over = |twin: Arc<slim::Twin>| !twin.deleting;
+                let is_done = |twin: Arc<slim::Twin>| !twin.deleting;
                 let volume = volume.as_ref();
                 site.seen()
-                    .map_or_else(|| volume.is_none_or(|name| may_be_gone(site, name)), is_over)
+                    .map_or_else(|| volume.is_none_or(|name| may_be_deleted(site, name)), is_done)
             }
-            Self::Volume { name, .. } => may_be_gone(site, name),
+            Self::Volume { name, .. } => may_be_deleted(site, name),
         }
     }
 
-    /// What is still there, and why if its PV says so.
-    async fn still_there(self, site: &Site) -> DeleteError {
+    /// The error that names the object that still exists, and the reason that its PV reports.
+    async fn into_error(self, site: &Site) -> DeleteError {
         let (what, why) = match self {
             Self::Twin { volume: Some(name) } if site.seen().is_none() && site.shows_volumes() => {
                 let found = site.volumes().get(&name).await.ok().flatten();
@@ -183,44 +184,44 @@ impl Awaited {
     }
 }
 
-/// Whether a PV is gone, or will not go, as far as what is watched tells.
-fn may_be_gone(site: &Site, name: &str) -> bool {
+/// Whether the views suggest that a PV is deleted, or will not be.
+fn may_be_deleted(site: &Site, name: &str) -> bool {
     let seen = site.cluster().views().volumes.of_twin(site.name());
     let seen = seen.iter().find(|seen| seen.name == *name);
     seen.is_none_or(|seen| seen.phase == "Failed" || seen.retain)
 }
 
-async fn look(
+async fn observe(
     site: &Site,
     volume: &VolumeName,
-    outer: Option<VirtualPv>,
+    virtual_pv: Option<VirtualPv>,
     claim: &mut ClaimCheck,
     attached: Option<String>,
     real_volume: &mut Option<String>,
 ) -> Result<(DeleteFacts, Option<PersistentVolumeClaim>), ApiError> {
     let twins = site.twins();
-    let outer = async {
-        match outer {
+    let virtual_pv = async {
+        match virtual_pv {
             Some(read) => Ok(read),
             None => VirtualPv::read(site.home(), volume).await,
         }
     };
-    let (found, VirtualPv(outer)) = tokio::try_join!(twins.get(site.name()), outer)?;
-    let outer = outer.as_deref();
-    let claim = claim.existing(site.home(), outer).await?;
+    let (found, VirtualPv(virtual_pv)) = tokio::try_join!(twins.get(site.name()), virtual_pv)?;
+    let virtual_pv = virtual_pv.as_deref();
+    let claim = claim.existing(site.home(), virtual_pv).await?;
     let owner = site.owner(volume);
-    let is_moves = match &found {
+    let owned_by_move = match &found {
         Some(found) => is_of_move(site.home(), found).await,
         None => false,
     };
     let twin = match &found {
         None => DeleteTwin::Absent,
         Some(found) => match owner.recognise(found.labels(), found.annotations()) {
-            // Whoever made a claim of that name elsewhere did so after ours was gone.
+            // Another client created this claim after the twin was deleted.
             Err(_) if site.remote_cluster().is_some() => DeleteTwin::Absent,
             Err(foreign) => DeleteTwin::Foreign(foreign),
             Ok(_) if reading::is_releasing(found) => DeleteTwin::Releasing,
-            Ok(_) if is_moves => DeleteTwin::OfMove,
+            Ok(_) if owned_by_move => DeleteTwin::OfMove,
             Ok(_) => DeleteTwin::Ours {
                 deleting: found.metadata.deletion_timestamp.is_some(),
             },
@@ -231,8 +232,8 @@ async fn look(
     {
         *real_volume = Some(name.to_owned());
     } else if real_volume.is_none() {
-        *real_volume = outer
-            .and_then(|outer| remembered(outer, site.epoch()))
+        *real_volume = virtual_pv
+            .and_then(|virtual_pv| remembered(virtual_pv, site.epoch()))
             .and_then(twin_volume_in);
     }
     let seen = match twin {
@@ -240,13 +241,13 @@ async fn look(
             let occupant = found.as_ref().and_then(ResourceExt::uid);
             find_volume(site, volume, occupant.as_deref(), real_volume).await?
         }
-        // While there is a twin, the PV decides nothing.
+        // As long as the twin exists, the PV is not part of the decision.
         _ => TwinVolume::Absent,
     };
     Ok((
         DeleteFacts {
             claim,
-            gated: outer.is_some_and(|outer| is_gated(outer.annotations())),
+            gated: virtual_pv.is_some_and(|virtual_pv| is_gated(virtual_pv.annotations())),
             twin,
             volume: seen,
             attached,
@@ -267,10 +268,10 @@ async fn delete_twin(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), Ap
     }
 }
 
-/// The PV of a twin that is gone: the one whose name we know; without a name, what we watch,
-/// or else every PV there is. That is once for a volume: nobody knows the name only where the
-/// volume was answered for before it was bound, and its twin went before this process saw it.
-/// What belongs to the occupant, a later claim of the twin's name, is not ours.
+/// The PV of a deleted twin: by its name if that is known, otherwise from the view, otherwise by a list
+/// of all PVs. The list is needed once for a volume: the name is unknown only if `CreateVolume` succeeded
+/// before the twin was bound, and the twin was deleted before this process saw it bound. A PV that
+/// belongs to the occupant, a later claim with the twin's name, is excluded.
 async fn find_volume(
     site: &Site,
     volume: &VolumeName,
@@ -279,14 +280,14 @@ async fn find_volume(
 ) -> Result<TwinVolume, ApiError> {
     if !site.shows_volumes() && site.cluster().rights().uncertain {
         return Ok(TwinVolume::Unknown(format!(
-            "the twin {} is gone; it is not known whether its PersistentVolume is, for the API server of the cluster {} \
-             could not say whether it may be read",
+            "the twin {} is deleted; it is not known whether its PersistentVolume is, because the API server of the cluster {} did \
+             not say whether this driver may read it",
             site.place(),
             site.cluster_name()
         )));
     }
     if !site.shows_volumes() {
-        // A loss that was stated: with the twin gone, the rest is that cluster's own matter.
+        // The documented limit of these rights: with the twin deleted, its PV is left to that cluster.
         return Ok(TwinVolume::Absent);
     }
     let volumes = site.volumes();
@@ -310,19 +311,19 @@ async fn find_volume(
         *known = Some(ours.name_any());
         return Ok(describe(site, ours));
     }
-    // Nothing shows which one it is, if any: all of them have to be dealt with.
-    let of_the_name = found.iter().map(|real| doubted(site, volume, real));
+    // None of them is known to be this volume's: each has to be resolved before the deletion is done.
+    let of_the_name = found.iter().map(|real| possible_volume(site, volume, real));
     let mut open = of_the_name.filter(|it| without_twin(it) != DeleteStep::Done);
     Ok(open.next().unwrap_or(TwinVolume::Absent))
 }
 
-/// A PV that may be the twin's. Data that was retained is not deleted on a guess.
-fn doubted(site: &Site, volume: &VolumeName, real: &PersistentVolume) -> TwinVolume {
+/// A PV that may be the twin's. Retained data is not deleted on a guess.
+fn possible_volume(site: &Site, volume: &VolumeName, real: &PersistentVolume) -> TwinVolume {
     match describe(site, real) {
         TwinVolume::RetainedByUs(name) => TwinVolume::Present {
             message: Some(format!(
-                "this driver set it to Retain, and nothing shows whose data it has: annotate it with {}={} if it is this volume's, or \
-                 remove its annotation {} if it is not",
+                "this driver set it to Retain, and nothing shows whose data it has: annotate it with {}={} if it belongs to this \
+                 volume, or remove its annotation {} if it does not",
                 mark::DATA_OF,
                 data_of(site, volume),
                 mark::POLICY_BEFORE
@@ -335,32 +336,31 @@ fn doubted(site: &Site, volume: &VolumeName, real: &PersistentVolume) -> TwinVol
     }
 }
 
-/// Gives a PV that this driver retained the reclaim policy it had: whoever it was
-/// retained for deletes it now. One that waits for a twin is released for it, or
-/// Kubernetes would go on keeping it.
-async fn give_back(site: &Site, volume: &VolumeName, name: &str) -> Result<(), ApiError> {
+/// Restores the reclaim policy of a PV that this driver retained, so that its provisioner deletes it. A
+/// PV that waits for a new twin gets a uid in its `claimRef`, or Kubernetes would keep it reserved.
+async fn restore_policy(site: &Site, volume: &VolumeName, name: &str) -> Result<(), ApiError> {
     let volumes = site.volumes();
     let Some(real) = volumes.get(name).await? else {
         return Ok(());
     };
-    // No claim ever has this uid.
+    // No claim ever has the name of a volume as its uid.
     let holder = reading::holder_uid(&real)
         .filter(|uid| !uid.is_empty())
         .unwrap_or(volume.as_str());
     let spec = json!({"claimRef": {"uid": holder}});
-    // Whoever else was writing on it: the next look tells what it has become.
+    // On a conflict the caller observes the PV again.
     give_policy_back(site.cluster(), &real, spec).await.map(drop)
 }
 
 fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {
     let name = volume.name_any();
     let marked = |key| volume.annotations().contains_key(key);
-    // The Retain of an import or a release is for whoever does that, and nothing that a deletion gives back.
+    // An import or a release sets Retain for its own purpose; a deletion must not undo that.
     if marked(mark::POLICY_BEFORE) && !marked(mark::IMPORT) && !marked(mark::RELEASE) {
         return TwinVolume::RetainedByUs(name);
     }
     if is_reservation(volume, site.namespace(), site.name()) {
-        // Elsewhere we reserve nothing: whoever did may free it.
+        // This driver reserves no PVs in remote clusters: another client did, and may clear its reservation.
         return match site.remote_cluster() {
             Some(_) => TwinVolume::Absent,
             None => TwinVolume::Reserved(name),

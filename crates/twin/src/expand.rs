@@ -1,5 +1,5 @@
-//! Growing a volume: the twin is asked for more and its own driver's controllers do the work.
-//! Every call looks first, so it does not matter which one, or which replica, goes on with it.
+//! Expands a volume: requests more of the twin, whose own driver's controllers do the work. Every call
+//! reads the state first, so any call, of any replica, can continue.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition};
 use kube::ResourceExt;
@@ -7,26 +7,25 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    ChangeError, Site, changing::Changing, claimed::named_claim, reading, record, waiter::TwinWaiter,
+    ChangeError, Site, changing::VolumeChange, claimed::named_claim, reading, record, waiter::TwinWaiter,
 };
 use crate::{
     cluster::{ApiError, Cluster, facts, unless_conflict},
     fleet::Registry,
     observe::crash::{self, Step},
-    placement::{ExpandFacts, ExpandStep, SeenSize, expand_step, has_finished},
+    placement::{ExpandFacts, ExpandStep, ObservedSize, expand_step, has_finished},
     volume::{ResizeStage, SizeRange, VolumeId, VolumeName, quantity},
 };
 
-/// A volume that has grown.
+/// An expanded volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expanded {
-    /// Its size in bytes.
     pub bytes: u64,
-    /// Whether a node has to grow its file system.
+    /// Whether kubelet has to expand the file system on a node.
     pub on_node: bool,
 }
 
-/// Conditions of a claim while it grows, and after it could not.
+/// Conditions of a claim during an expansion, and after it failed.
 const RESIZE_CONDITIONS: [&str; 4] = [
     "Resizing",
     "FileSystemResizePending",
@@ -34,7 +33,7 @@ const RESIZE_CONDITIONS: [&str; 4] = [
     facts::NODE_RESIZE_ERROR,
 ];
 
-/// Grows the volume, or goes on growing it.
+/// Expands the volume, or continues to.
 pub async fn expand(
     home: &Cluster,
     registry: &Registry,
@@ -42,14 +41,14 @@ pub async fn expand(
     wanted: SizeRange,
     deadline: Instant,
 ) -> Result<Expanded, ChangeError> {
-    let changing = Changing::find(home, registry, id).await?;
-    let site = &changing.site;
+    let change = VolumeChange::find(home, registry, id).await?;
+    let site = &change.site;
     let mut waiter = TwinWaiter::of(site);
     loop {
-        let twin = changing.twin(deadline).await?;
-        let waits = match next_step(&changing, &twin, wanted).await? {
+        let twin = change.twin(deadline).await?;
+        let waits = match next_step(&change, &twin, wanted).await? {
             ExpandStep::Done { node } => {
-                let real = changing.real_volume(&twin).await?;
+                let real = change.real_volume(&twin).await?;
                 return Ok(expanded(&twin, real.as_ref(), node));
             }
             ExpandStep::Finish => {
@@ -57,11 +56,11 @@ pub async fn expand(
                 false
             }
             ExpandStep::Request(bytes) => {
-                allows_expansion(&changing, &twin).await?;
-                // More than it has, but maybe less than it was asked for before.
+                allows_expansion(&change, &twin).await?;
+                // More than its capacity, but maybe less than an earlier request.
                 let spec = |claim: Option<&PersistentVolumeClaim>| json!({"resources": {"requests": {"storage": record::size(bytes, claim)}}});
                 let refused = ChangeError::NotAccepted;
-                changing.request(&twin, Step::Expand, spec, refused).await?
+                change.request(&twin, Step::Expand, spec, refused).await?
             }
             ExpandStep::Wait => true,
             ExpandStep::TooLarge => {
@@ -79,16 +78,16 @@ pub async fn expand(
                 });
             }
         };
-        if waits && !waiter.wait(deadline, || wants_attention(site, wanted)).await {
+        if waits && !waiter.wait(deadline, || may_need_step(site, wanted)).await {
             let awaited = format!("as large as {}", quantity(wanted.required()));
-            return Err(changing.still_waiting(&twin, awaited).await);
+            return Err(change.still_waiting(&twin, awaited).await);
         }
     }
 }
 
-/// Whether there is something to do, as far as the twin is watched: while it grows it is changed
-/// several times.
-fn wants_attention(site: &Site, wanted: SizeRange) -> bool {
+/// Whether the view of the twin suggests that there is a step to take: during an expansion the twin
+/// changes several times.
+fn may_need_step(site: &Site, wanted: SizeRange) -> bool {
     site.seen().is_none_or(|twin| {
         let facts = ExpandFacts {
             wanted,
@@ -102,7 +101,7 @@ fn wants_attention(site: &Site, wanted: SizeRange) -> bool {
 }
 
 async fn next_step(
-    changing: &Changing,
+    change: &VolumeChange,
     twin: &PersistentVolumeClaim,
     wanted: SizeRange,
 ) -> Result<ExpandStep, ApiError> {
@@ -117,29 +116,29 @@ async fn next_step(
     if !waits || !matches!(step, ExpandStep::Request(_) | ExpandStep::Wait) {
         return Ok(step);
     }
-    // The claim is only read where something depends on it.
-    if let Some(outer) = &changing.outer {
-        facts.seen = seen(&changing.site, outer).await?;
+    // The claim is only read if the decision depends on it.
+    if let Some(virtual_pv) = &change.virtual_pv {
+        facts.seen = seen(&change.site, virtual_pv).await?;
     }
     Ok(expand_step(&facts))
 }
 
-/// What users see of a volume whose twin is at home: its virtual PV, and the claim as it is now.
-async fn seen(site: &Site, outer: &PersistentVolume) -> Result<Option<SeenSize>, ApiError> {
+/// What users see of a volume whose twin is at home: its virtual PV, and the claim, read live.
+async fn seen(site: &Site, virtual_pv: &PersistentVolume) -> Result<Option<ObservedSize>, ApiError> {
     if site.remote_cluster().is_some() {
         return Ok(None);
     }
-    let claim = named_claim(site.home(), outer).await?;
-    let claim = claim.filter(|claim| reading::holder_uid(outer) == claim.metadata.uid.as_deref());
-    Ok(claim.map(|claim| SeenSize {
+    let claim = named_claim(site.home(), virtual_pv).await?;
+    let claim = claim.filter(|claim| reading::holder_uid(virtual_pv) == claim.metadata.uid.as_deref());
+    Ok(claim.map(|claim| ObservedSize {
         claim: facts::claim_size(&claim),
-        volume: facts::volume_size(outer).unwrap_or_default(),
+        volume: facts::volume_size(virtual_pv).unwrap_or_default(),
     }))
 }
 
-/// Kubernetes says it too, but less clearly, and for some volumes not at all.
-async fn allows_expansion(changing: &Changing, twin: &PersistentVolumeClaim) -> Result<(), ChangeError> {
-    let cluster = changing.site.cluster_name();
+/// Kubernetes refuses these expansions, too, but with less clear messages, and for some volumes not at all.
+async fn allows_expansion(change: &VolumeChange, twin: &PersistentVolumeClaim) -> Result<(), ChangeError> {
+    let cluster = change.site.cluster_name();
     let class = reading::class_name(twin).unwrap_or_default();
     let refused = |why: String| Err(ChangeError::NotExpandable(why));
     if class.is_empty() {
@@ -147,38 +146,39 @@ async fn allows_expansion(changing: &Changing, twin: &PersistentVolumeClaim) -> 
             "the real volume in the cluster {cluster} has no storage class, and only a class can allow expansion"
         ));
     }
-    if changing.class(twin).is_some_and(|class| !class.allows_expansion) {
+    if change.class(twin).is_some_and(|class| !class.allows_expansion) {
         return refused(format!(
             "the real class {class:?} in the cluster {cluster} does not allow expansion (allowVolumeExpansion)"
         ));
     }
-    let real = changing.real_volume(twin).await?;
+    let real = change.real_volume(twin).await?;
     if let Some(real) = real.filter(|real| reading::driver(real).is_none()) {
         return refused(format!(
-            "the real volume {} of the class {class:?} in the cluster {cluster} is not a CSI driver's, so nothing there can \
-             grow it",
+            "the real volume {} of the class {class:?} in the cluster {cluster} is not a CSI volume, so no controller there can expand \
+             it",
             real.name_any()
         ));
     }
     Ok(())
 }
 
-/// Ends the expansion of the twin of a volume at home, if its claim tells that it is over. All
-/// is read live, the claim last: of two watches one may be behind, and a PV that has grown
-/// already beside a claim from before would look as if no node had to follow.
-pub async fn finish_expansion(site: &Site, volume: &VolumeName, virtual_pv: &str) -> Result<(), ApiError> {
+/// Ends the expansion of the twin of a volume at home, if its claim shows that it is finished. All is
+/// read live, the claim last: of two watches one may lag, and an expanded PV beside an older claim would
+/// look as if no node had to expand the file system.
+pub async fn finish_expansion(site: &Site, volume: &VolumeName, name: &str) -> Result<(), ApiError> {
     let found = site.twins().get(site.name()).await?;
-    let outer = site.home().all::<PersistentVolume>().get(virtual_pv).await?;
-    let (Some(twin), Some(outer)) = (found.filter(|found| site.is_twin(volume, found)), outer) else {
+    let virtual_pv = site.home().all::<PersistentVolume>().get(name).await?;
+    let (Some(twin), Some(virtual_pv)) = (found.filter(|found| site.is_twin(volume, found)), virtual_pv)
+    else {
         return Ok(());
     };
-    match seen(site, &outer).await? {
+    match seen(site, &virtual_pv).await? {
         Some(seen) if has_finished(facts::claim_size(&twin), seen) => finish(site, &twin).await,
         _ => Ok(()),
     }
 }
 
-/// A right that is missing is not there in a minute either, and nothing is under way.
+/// If a right is missing, retrying does not help, and nothing has begun.
 fn not_finished(error: ApiError) -> ChangeError {
     if error.is_forbidden() {
         ChangeError::NotAccepted(error)
@@ -187,7 +187,7 @@ fn not_finished(error: ApiError) -> ChangeError {
     }
 }
 
-/// Says on the twin what kubelet says on a claim whose file system it has grown.
+/// Writes to the status of the twin what kubelet writes to a claim whose file system it has expanded.
 async fn finish(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {
     let Some(bytes) = facts::claim_size(twin).allocated else {
         return Ok(());
@@ -218,7 +218,7 @@ pub fn grown(claim: &PersistentVolumeClaim, bytes: u64) -> Value {
     })
 }
 
-/// The PV may be larger than was asked for: drivers round.
+/// The PV may be larger than requested: drivers round up.
 fn expanded(twin: &PersistentVolumeClaim, real: Option<&PersistentVolume>, on_node: bool) -> Expanded {
     let size = facts::claim_size(twin);
     let real = real.and_then(facts::volume_size);

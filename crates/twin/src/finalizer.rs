@@ -1,4 +1,4 @@
-//! The finalizer of twins: put on while a twin lives, taken off once it may go.
+//! The finalizer of twins: added while a twin lives, removed when it may be deleted.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
@@ -10,8 +10,8 @@ use crate::{
     volume::{VolumeName, mark::TWIN_FINALIZER},
 };
 
-/// Puts our finalizer on the twin of a volume if it lacks it: it was made before the rights
-/// to protect it were granted or known, or somebody took it off.
+/// Adds the finalizer to the twin of a volume if it is missing: the twin was created before the rights
+/// for it were granted or known, or another client removed the finalizer.
 pub async fn add_finalizer(site: &Site, volume: &VolumeName) -> Result<(), ApiError> {
     let twins = site.twins();
     let found = twins.get(site.name()).await?;
@@ -23,15 +23,15 @@ pub async fn add_finalizer(site: &Site, volume: &VolumeName) -> Result<(), ApiEr
     let added = twins.set_finalizer(&twin, TWIN_FINALIZER, true);
     let added = crash::around(Step::AddFinalizer, added).await;
     if unless_conflict(added)?.is_none() {
-        // The change that came between is looked at in turn.
+        // The view reports the concurrent change, which triggers another attempt.
         return Ok(());
     }
-    tracing::info!(volume = %volume, twin = site.place(), cluster = site.cluster_name(), "the twin has its finalizer now");
+    tracing::info!(volume = %volume, twin = site.place(), cluster = site.cluster_name(), "added the finalizer to the twin");
     Ok(())
 }
 
-/// Takes our finalizer off a twin that is being deleted; false if the twin has
-/// changed meanwhile and has to be looked at again.
+/// Removes the finalizer from a twin that is being deleted; false if the twin has changed since it was
+/// read.
 pub async fn remove_finalizer(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
     if !has_finalizer(twin) || twin.metadata.deletion_timestamp.is_none() {
         return Ok(true);
@@ -44,7 +44,6 @@ pub async fn remove_finalizer(cluster: &Cluster, twin: &PersistentVolumeClaim) -
     }
 }
 
-/// Whether the twin has our finalizer.
 #[must_use]
 pub fn has_finalizer(twin: &PersistentVolumeClaim) -> bool {
     cluster::has_finalizer(twin, TWIN_FINALIZER)

@@ -1,6 +1,6 @@
-//! Whose data a PV holds. As long as the twin is there its uid says so; afterwards
-//! a `claimRef` is only a name. At home names of twins are uids, and say the epoch. In a remote cluster
-//! they are used again: there the PV is marked while its twin lives.
+//! To which volume the data of a PV belongs. While the twin exists its uid shows that; afterwards a
+//! `claimRef` is only a name. At home the name of a twin contains the uid of its claim and
+//! the epoch. In a remote cluster names are reused: there the PV is marked while its twin exists.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
@@ -14,8 +14,8 @@ use crate::{
     volume::{Epoch, VolumeName, mark},
 };
 
-/// Tells whose data a PV at the site holds. `remembered` is the PV that the
-/// volume had when it was answered for.
+/// Whether a PV at the site holds the data of the volume. `remembered` is the PV that the virtual PV
+/// records.
 #[must_use]
 pub fn holder(site: &Site, volume: &VolumeName, remembered: Option<&str>, real: &PersistentVolume) -> Holder {
     let claim = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
@@ -33,7 +33,7 @@ pub fn holder(site: &Site, volume: &VolumeName, remembered: Option<&str>, real: 
     })
 }
 
-/// What the PV of a volume is marked with. That of an earlier epoch holds older data.
+/// The value of the mark on the PV of a volume. A PV of an earlier epoch holds older data.
 #[must_use]
 pub fn data_of(site: &Site, volume: &VolumeName) -> String {
     let home = site.home().id();
@@ -43,14 +43,14 @@ pub fn data_of(site: &Site, volume: &VolumeName) -> String {
     format!("{home}/{volume}/{}", site.epoch())
 }
 
-/// Whether the PV of a twin says whose it is, as far as that is needed.
+/// Whether the PV of a twin is marked with its volume, where that is needed.
 #[must_use]
 pub fn is_marked(site: &Site, volume: &VolumeName, real: &PersistentVolume) -> bool {
     site.remote_cluster().is_none() || real.annotations().get(mark::DATA_OF) == Some(&data_of(site, volume))
 }
 
-/// Marks the PV of a twin with the volume, unless it is; the PV as it is then. `None` if it
-/// has changed meanwhile and has to be looked at again.
+/// Marks the PV of a twin with the volume if necessary, and returns the PV. `None` if it has changed
+/// since it was read.
 pub async fn mark_holder(
     site: &Site,
     volume: &VolumeName,

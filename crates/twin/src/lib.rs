@@ -1,7 +1,7 @@
-//! The life of a twin, in whatever cluster it lives: made, awaited, handed over,
-//! attached, deleted, listed. Decisions are the model's (`placement`)'s; here they are
-//! observed for and carried out. Nothing is remembered between calls: every
-//! operation may be the first one after a crash, and starts by looking.
+//! The life of a twin, in whichever cluster: `CreateVolume`, attach, expand, `DeleteVolume`, snapshots
+//! and lists. Here the facts are observed and the steps carried out; the decisions are in the model
+//! (`placement`). No state is kept between calls: any operation may be the first one after a crash, and
+//! starts by reading.
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 
@@ -54,7 +54,7 @@ use liqo_csi_observe as observe;
 
 pub use self::snapshot::CONTROLLER_SEES;
 pub use self::{
-    adopt::{adopted, claim_ref, forget_wish, unmountable},
+    adopt::{adopted, claim_ref, remove_adopt_request, unmountable},
     attach::{attachment_name, detach_unneeded, publish, unpublish},
     attributes::{NoAttributes, modify},
     claim_copy::{clean_claim, is_copy, remove_copy},
@@ -72,12 +72,12 @@ pub use self::{
     reclaim::{give_policy_back, reclaim_policy, retain},
     record::metadata,
     refusals::Refusals,
-    room::{Rooms, room},
+    room::{CapacityViews, real_drivers, room},
     site::Site,
     snapshot::{
         CutError, CutSnapshot, SnapshotDeleteError, SnapshotFilter, SnapshotHealth, SnapshotReadError,
-        SnapshotRequest, SnapshotSiteError, create_snapshot, delete_snapshot, find_snapshot, list_snapshots,
-        living_twins, look_after_snapshot, source_affinity,
+        SnapshotRequest, SnapshotSiteError, check_snapshot, create_snapshot, delete_snapshot, find_snapshot,
+        list_snapshots, living_twins, source_affinity,
     },
     withdraw::withdraw,
 };
@@ -87,39 +87,36 @@ use crate::{
     volume::{ClusterId, VolumeName, VolumeSpec},
 };
 
-/// What the operator allows.
+/// What the administrator allows.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    /// Real classes a claim may choose by annotation.
+    /// Real classes that claims may choose by annotation.
     pub allowed_classes: BTreeSet<String>,
-    /// Namespace of the driver, where users cannot write.
+    /// Namespace of the driver, to which users cannot write.
     pub namespace: String,
 }
 
-/// A volume to be made.
+/// A request for a new volume.
 #[derive(Clone, Debug)]
 pub struct CreateRequest {
-    /// Its name.
     pub volume: VolumeName,
-    /// Name of the request.
+    /// The name in the `CreateVolume` request.
     pub request_name: String,
-    /// What was asked for.
     pub spec: VolumeSpec,
-    /// Where it must be reachable from: one of these, or anywhere if there are none.
+    /// From where the volume must be accessible: from one of these, or from anywhere if empty.
     pub requisite: Vec<Segments>,
-    /// Where it should rather be reachable from, the best place first.
+    /// From where the volume should be accessible, best first.
     pub preferred: Vec<Segments>,
 }
 
-/// A volume that was made.
+/// The result of `CreateVolume`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProvisionedVolume {
     /// The cluster of its twin.
     pub cluster: ClusterId,
-    /// Its size.
     pub bytes: u64,
-    /// From where it can be reached.
+    /// From where the volume is accessible.
     pub topology: Vec<Segments>,
-    /// What the virtual PV remembers of it.
+    /// The volume context, which becomes the attributes of the virtual PV.
     pub context: BTreeMap<String, String>,
 }

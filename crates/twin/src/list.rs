@@ -1,35 +1,32 @@
-//! Which volumes there are, and what they can do. Read live: whoever lists expects to see what
-//! he has just made. No component of Kubernetes does while volumes come and go; a health
-//! monitor, if somebody runs one, does so every few minutes.
+//! Lists the volumes and their capabilities. Read live: a caller expects to see the volume that it has
+//! just created. No component of Kubernetes lists volumes as they come and go; a health monitor, if one
+//! is installed, does so every few minutes.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
-use super::{PublishError, attach::capabilities_of, site};
+use super::{DeleteError, PublishError, attach::capabilities_of, site};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     fleet::Registry,
     volume::{Capabilities, ClusterId, Epoch, Marks, VolumeId, VolumeName, mark, moving::SourceMark},
 };
 
-/// A volume of a list.
+/// A volume in a list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listed {
-    /// Its name.
     pub volume: VolumeName,
     /// How often it has moved.
     pub epoch: Epoch,
     /// The cluster of its twin.
     pub cluster: ClusterId,
-    /// Its size.
     pub bytes: u64,
 }
 
-/// All volumes with a twin that exist for their users, in the order of their
-/// names. Those of clusters that cannot be asked right now are left out: they
-/// are not gone, but a list that fails would tell nobody anything.
+/// All volumes whose twins are handed over, in the order of their names. Those of unreachable clusters
+/// are left out: a partial list is more useful than an error, although those volumes still exist.
 pub async fn list(home: &Cluster, registry: &Registry) -> Result<Vec<Listed>, ApiError> {
     let ours = mark::selector(home.id());
     let twins = home.stored::<PersistentVolumeClaim>().list(Some(&ours)).await?;
@@ -45,12 +42,12 @@ pub async fn list(home: &Cluster, registry: &Registry) -> Result<Vec<Listed>, Ap
         for place in places {
             match place.list(Some(&ours)).await {
                 Ok(twins) => volumes.extend(twins.iter().filter_map(|twin| listed(&cluster, twin))),
-                Err(error) => tracing::warn!(%error, "volumes of a remote cluster are missing in a list"),
+                Err(error) => tracing::warn!(%error, "a list lacks the volumes of a remote cluster"),
             }
         }
     }
     volumes.sort();
-    // What is kept of before a move is no volume.
+    // A source that was retained after a move is not a volume of its own.
     let latest: BTreeMap<_, _> = volumes.iter().map(|it| (it.volume.clone(), it.epoch)).collect();
     volumes.retain(|it| latest.get(&it.volume) == Some(&it.epoch));
     Ok(volumes)
@@ -75,15 +72,19 @@ fn listed(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Option<Listed> {
     })
 }
 
-/// What the volume can do; `None` if there is no such volume.
+/// The capabilities of the volume; `None` if the volume does not exist.
 pub async fn validate(
     home: &Cluster,
     registry: &Registry,
     id: &VolumeId,
 ) -> Result<Option<Capabilities>, PublishError> {
-    let site = site::find_again(home, registry, id)
-        .await
-        .map_err(|error| PublishError::Unreachable(error.to_string()))?;
+    let site = site::find_existing(home, registry, id).await.map_err(|error| {
+        PublishError::Unreachable(match error {
+            DeleteError::Unreachable(error) => error.to_string(),
+            DeleteError::Unknown(why) => why,
+            other => other.to_string(),
+        })
+    })?;
     let Some(site) = site else { return Ok(None) };
     let twin = site.twins().get(site.name()).await?;
     let twin = twin.filter(|twin| site.is_twin(&id.name, twin));

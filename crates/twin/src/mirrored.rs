@@ -1,7 +1,6 @@
-//! Virtual nodes that represent one node of their cluster, which has the same name, as in the
-//! one-to-one leaf model of Kosmos. Pods arrive there with `spec.nodeName`, so that no scheduler
-//! there tells a claim its node: this driver does, and keeps later pods from nodes that do not
-//! reach the volume.
+//! Virtual nodes that represent one node of their cluster with the same name, as in the one-to-one leaf
+//! model of Kosmos. Pods arrive there with `spec.nodeName`, so that no scheduler there selects a node for
+//! a claim: this driver does, and keeps later pods away from nodes that do not reach the volume.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +9,11 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use super::{Site, reading};
 use crate::topology::{CLUSTER_KEY, Node, NodeSelector, Segments};
 
-/// The label by which schedulers know a node.
+/// The label that identifies a node in scheduling.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// The node of the remote cluster for which a claim's volume is made, if the virtual node that was
-/// selected for the claim represents it alone.
+/// The node of the remote cluster for which the volume of a claim is created, if the virtual node
+/// selected for the claim represents exactly that node.
 pub(super) fn selected<'a>(site: &Site, claim: Option<&'a PersistentVolumeClaim>) -> Option<&'a str> {
     let selected = reading::selected_node(claim?)?;
     represents_one(site, selected).then_some(selected)
@@ -29,8 +28,8 @@ fn may_represent_one(site: &Site) -> bool {
     fabric.is_some_and(|fabric| fabric.mirrors_nodes)
 }
 
-/// From where at home a volume of the remote cluster can be used: the whole cluster, unless some of
-/// the nodes that are represented one by one do not reach it.
+/// From where at home a volume of the remote cluster is accessible: from the whole cluster, unless some
+/// of its nodes have virtual nodes of their own and do not reach the volume.
 pub(super) fn places(site: &Site, affinity: Option<&NodeSelector>) -> Vec<Segments> {
     let anywhere = Segments::of_cluster(site.cluster().id());
     let Some(affinity) = affinity.filter(|_| may_represent_one(site)) else {

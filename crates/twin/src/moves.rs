@@ -1,5 +1,5 @@
-//! What a volume may be used for beside a move, and after one: what stands on its twin, and on
-//! twins of it elsewhere, turned into the facts that [`crate::placement::moving`] decides by.
+//! What a volume may be used for during and after a move: turns the marks on its twin, and on its twins
+//! in other clusters, into the facts on which [`crate::placement::moving`] decides.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use crate::{
     cluster::{Cluster, slim},
     fleet::Registry,
     placement::moving::{
-        Beside, Caller, ChangeBeside, Live, PublishBeside, change_beside, is_left_alone, publish_beside,
+        AttachDecision, AttachFacts, Caller, ChangeDecision, Live, attach_decision, change_decision,
+        is_left_alone,
     },
     volume::{
         ClaimMark, ClaimName, Epoch, Marks, VolumeId,
@@ -22,12 +23,12 @@ use crate::{
     },
 };
 
-/// For twins of a namespace to be shown that was never looked at. After that a cluster that does
-/// not show them is like one that does not answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the first view of the twins of a namespace may take. After that a cluster that does not show
+/// them is treated as unreachable.
+const FIRST_VIEW: Duration = Duration::from_secs(2);
 
-/// Whether there may be a `VolumeMove` of this uid, which makes its marks count. They are few, and
-/// asked for only where there is a mark. What cannot be read, or has no kind, is no absence.
+/// Whether a `VolumeMove` of this uid may exist; only then its marks count. There are few, and they are
+/// read only where there is a mark. If they cannot be read, or the kind is unknown, it may exist.
 pub async fn exists(home: &Cluster, by: &MoveUid) -> bool {
     let moves = home.all::<PartialObjectMeta<VolumeMove>>();
     let is_it =
@@ -36,7 +37,7 @@ pub async fn exists(home: &Cluster, by: &MoveUid) -> bool {
     found.map_or(true, |found| !found.is_empty())
 }
 
-/// Whether there may be one of the moves that these marks are of.
+/// Whether one of the moves that wrote these marks may exist.
 async fn any_exists(home: &Cluster, marks: &Result<TwinMarks, TwinMarkError>) -> bool {
     let Ok(marks) = marks else { return true };
     let source = marks.source.as_ref().map(SourceMark::by);
@@ -49,12 +50,12 @@ async fn any_exists(home: &Cluster, marks: &Result<TwinMarks, TwinMarkError>) ->
     false
 }
 
-/// Whether a twin is nobody's but a move's, as it was read.
+/// Whether a move owns a twin, so that no other operation may use it; from the twin as it was read.
 pub async fn is_of_move(home: &Cluster, twin: &PersistentVolumeClaim) -> bool {
     is_left_alone_now(home, &marks_of(twin)).await
 }
 
-/// Only where that matters it is asked whether there is the move.
+/// Reads whether the move exists only if the decision depends on it.
 async fn is_left_alone_now(home: &Cluster, marks: &Result<TwinMarks, TwinMarkError>) -> bool {
     if is_left_alone(marks, |_| false) {
         return true;
@@ -62,7 +63,7 @@ async fn is_left_alone_now(home: &Cluster, marks: &Result<TwinMarks, TwinMarkErr
     is_left_alone(marks, |_| true) && any_exists(home, marks).await
 }
 
-/// The same of a twin as it was seen: a move of its marks may exist.
+/// The same for a twin in a view; assumes that the move exists.
 #[must_use]
 pub fn is_seen_of_move(twin: &slim::Twin) -> bool {
     is_left_alone(&twin.moves, |_| true)
@@ -72,13 +73,13 @@ fn marks_of(twin: &PersistentVolumeClaim) -> Result<TwinMarks, TwinMarkError> {
     TwinMarks::read(twin.labels(), twin.annotations())
 }
 
-/// Whether the twin may be changed, or its data be copied or snapshotted if that is what is asked.
+/// Whether the twin may be changed or, if `snapshot` is set, its data be copied or snapshotted.
 pub(super) async fn may_change(
     home: &Cluster,
     id: &VolumeId,
     twin: &PersistentVolumeClaim,
     snapshot: bool,
-) -> ChangeBeside {
+) -> ChangeDecision {
     let marks = marks_of(twin);
     let current = match &marks {
         Ok(TwinMarks {
@@ -88,10 +89,10 @@ pub(super) async fn may_change(
         _ => id.epoch,
     };
     let locked = is_left_alone_now(home, &marks).await;
-    change_beside(id.epoch, current, locked, snapshot)
+    change_decision(id.epoch, current, locked, snapshot)
 }
 
-/// Whether a volume at home may be attached, by its twin as it was read just now.
+/// Whether a volume at home may be attached, according to its twin as it was just read.
 pub(super) async fn may_publish(
     home: &Cluster,
     registry: &Registry,
@@ -101,16 +102,16 @@ pub(super) async fn may_publish(
 ) -> Result<(), PublishError> {
     let marks = Marks::read(twin.labels(), twin.annotations());
     let (claim, epoch) = marks.map_or((None, id.epoch), |marks| (marks.claim, marks.epoch));
-    let seen = Seen {
+    let seen = ObservedTwin {
         epoch,
         moves: &marks_of(twin),
         claim: claim.as_ref(),
     };
-    decide(home, registry, id, caller, seen).await
+    decide_publish(home, registry, id, caller, seen).await
 }
 
-/// Whether a pod in the cluster of the volume may have it, as far as is seen of its twin. Nothing
-/// is attached for it, and while that cluster is not reached no pod gets there either.
+/// Whether a pod in the remote cluster of the volume may use it, according to the view of its twin.
+/// Nothing is attached for that pod, and while that cluster is unreachable no pod starts there.
 pub async fn may_publish_elsewhere(
     home: &Cluster,
     registry: &Registry,
@@ -124,34 +125,34 @@ pub async fn may_publish_elsewhere(
     let Some(twin) = site.seen().filter(|twin| twin.volume == id.name) else {
         return Ok(());
     };
-    let seen = Seen {
+    let seen = ObservedTwin {
         epoch: twin.epoch,
         moves: &twin.moves,
         claim: twin.claim.as_ref(),
     };
-    decide(home, registry, id, caller, seen).await
+    decide_publish(home, registry, id, caller, seen).await
 }
 
-/// What a twin says.
-struct Seen<'a> {
+/// The marks of a twin.
+struct ObservedTwin<'a> {
     epoch: Epoch,
     moves: &'a Result<TwinMarks, TwinMarkError>,
-    /// The claim it was made for.
+    /// The claim for which the twin was created.
     claim: Option<&'a ClaimMark>,
 }
 
-async fn decide(
+async fn decide_publish(
     home: &Cluster,
     registry: &Registry,
     id: &VolumeId,
     caller: &Caller,
-    seen: Seen<'_>,
+    seen: ObservedTwin<'_>,
 ) -> Result<(), PublishError> {
     let volume = &id.name;
     let marks = seen.moves.as_ref().map_err(|error| {
         PublishError::Unusable(format!(
-            "it is not known whether the volume {volume} has moved: on its twin in the cluster {}, {error}. Install the version of \
-             this driver that has written it",
+            "it is not known whether the volume {volume} has moved: the marks on its twin in the cluster {} are not readable: \
+             {error}. Install the version of this driver that has written them",
             id.cluster
         ))
     })?;
@@ -159,7 +160,7 @@ async fn decide(
         Caller::User => any_exists(home, seen.moves).await,
         Caller::Mover { by, .. } => exists(home, by).await,
     };
-    let facts = Beside {
+    let facts = AttachFacts {
         asked: id.epoch,
         epoch: seen.epoch,
         source: marks.source.clone(),
@@ -167,28 +168,28 @@ async fn decide(
         exists,
         highest: highest(home, registry, id, seen.claim).await,
     };
-    match publish_beside(&Live::Known(facts), caller) {
-        PublishBeside::Go => Ok(()),
-        beside => Err(PublishError::Beside {
+    match attach_decision(&Live::Known(facts), caller) {
+        AttachDecision::Allow => Ok(()),
+        decision => Err(PublishError::Moved {
             volume: volume.clone(),
             cluster: id.cluster.clone(),
-            beside,
+            decision,
         }),
     }
 }
 
-/// The highest epoch of a twin of the volume that is handed over in a remote cluster that answers:
-/// of a home that was restored from a backup the PV is that of before the move. A twin that the
-/// volume got at home is not among them: it was lost with the newer PV.
+/// The highest epoch of a handed-over twin of the volume in the remote clusters that answer: after a
+/// restore of the home cluster from a backup, the PV is from before the move. Twins at home are not
+/// counted: they were lost together with the newer PV.
 pub async fn highest(home: &Cluster, registry: &Registry, id: &VolumeId, claim: Option<&ClaimMark>) -> Epoch {
     let Some(claim) = claim else { return id.epoch };
-    let looks = registry.all().into_iter().map(|remote| async move {
+    let epochs = registry.all().into_iter().map(|remote| async move {
         let cluster = remote.reach().ok()?;
         let namespace = remote.namespaces.remote(&claim.namespace, &remote.id).ok()?;
         let view = cluster.twins_in(namespace);
         if *view.version().borrow() == 0 {
             let began = view.outdated_since().unwrap_or_else(Instant::now);
-            tokio::time::timeout_at(began + PATIENCE, view.complete())
+            tokio::time::timeout_at(began + FIRST_VIEW, view.complete())
                 .await
                 .ok()?;
         }
@@ -196,6 +197,6 @@ pub async fn highest(home: &Cluster, registry: &Registry, id: &VolumeId, claim: 
         let is_its = twin.volume == id.name && twin.handed_over && cluster.id() != home.id();
         is_its.then_some(twin.epoch)
     });
-    let found = join_all(looks).await.into_iter().flatten().max();
+    let found = join_all(epochs).await.into_iter().flatten().max();
     found.map_or(id.epoch, |found| found.max(id.epoch))
 }

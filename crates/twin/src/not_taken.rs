@@ -1,5 +1,5 @@
-//! A twin that an API server does not take, and what that means for its claim. And
-//! what is remembered of a cluster that cannot have a twin.
+//! A twin that an API server rejects: what that means for its claim, and the remembered refusal of a
+//! remote cluster.
 
 use super::{CreateError, CreateRequest, Policy, Site, observation::Observation, reading, refusals};
 use crate::{
@@ -7,23 +7,22 @@ use crate::{
     volume::Refused,
 };
 
-/// Why the API server did not take a twin, and what that means for its claim.
-pub(super) fn not_taken(site: &Site, error: ApiError) -> CreateError {
+/// Turns the rejection of a twin by the API server into the error for its claim.
+pub(super) fn rejected(site: &Site, error: ApiError) -> CreateError {
     match (&error.cause, site.remote_cluster()) {
-        // At home only an administrator can mend it. Elsewhere there are other clusters.
+        // At home only an administrator can fix it. If a remote cluster rejects it, others may accept it.
         (Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_), None)
         | (Cause::Invalid(_), Some(_)) => CreateError::NotAccepted(error),
-        (Cause::Forbidden(message), Some(_)) if !may_pass(message) => {
+        (Cause::Forbidden(message), Some(_)) if !is_temporary(message) => {
             CreateError::Elsewhere(error.to_string())
         }
         _ => error.into(),
     }
 }
 
-/// Notes that this remote cluster cannot have the twin. A help for the scheduler: if
-/// it cannot be written, the pod only comes back sooner. At home the real driver is who
-/// tells what room there is.
-pub(super) async fn note_refusal(
+/// Remembers that this remote cluster refused the twin, as a hint for the scheduler: if it cannot be
+/// written, the pod only returns to the scheduler sooner. At home the real driver publishes capacity.
+pub(super) async fn record_refusal(
     site: &Site,
     policy: &Policy,
     request: &CreateRequest,
@@ -35,15 +34,14 @@ pub(super) async fn note_refusal(
     };
     let now = jiff::Timestamp::now().as_second();
     let refused = Refused::new(class, site.cluster().id(), request.spec.size.request(), now);
-    if let Err(error) = refusals::note(site.home(), &policy.namespace, &refused, now).await {
-        tracing::warn!(%error, "a refusal could not be noted");
+    if let Err(error) = refusals::record(site.home(), &policy.namespace, &refused, now).await {
+        tracing::warn!(%error, "failed to record the refusal of a remote cluster");
     }
 }
 
-/// Whether something forbidden may be allowed in a moment: a namespace that is
-/// not there yet, whose roles are not, or that is on its way out. Quotas, limits
-/// and admission stay as they are.
-fn may_pass(message: &str) -> bool {
+/// Whether something forbidden may soon be allowed: the namespace or its roles do not exist yet, or the
+/// namespace is being deleted. Quotas, limits and admission do not change on their own.
+fn is_temporary(message: &str) -> bool {
     ["cannot create resource", "is being terminated"]
         .iter()
         .any(|sign| message.contains(sign))

@@ -1,5 +1,5 @@
-//! What `CreateVolume` sees: claim, twin and PV, read live, turned into the facts
-//! that the decision rests on.
+//! What `CreateVolume` observes: claim, twin and PV, read live, as the facts on which the decision is
+//! based.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -25,21 +25,20 @@ use crate::{
     volume::Fingerprint,
 };
 
-/// One look at everything.
+/// The objects of one observation.
 pub(super) struct Observation {
     pub(super) facts: CreateFacts,
-    /// The claim, if it is the right one.
+    /// The claim, if it has the expected uid.
     pub(super) claim: Option<PersistentVolumeClaim>,
     pub(super) twin: Option<PersistentVolumeClaim>,
-    /// The copy of the claim that is in the twin's place.
+    /// The copy of the claim that has the twin's name.
     pub(super) copy: Option<PersistentVolumeClaim>,
-    /// The PV of a bound twin, and from where it can be reached.
+    /// The PV of a bound twin; `topology` is from where it is accessible.
     pub(super) volume: Option<PersistentVolume>,
     pub(super) topology: Vec<Segments>,
 }
 
 impl Observation {
-    /// Looks.
     pub(super) async fn take(
         site: &Site,
         registry: &Registry,
@@ -63,13 +62,12 @@ impl Observation {
             topology: Vec::new(),
         });
         if let Some(twin) = twin {
-            observation.look_at_twin(site, request, twin).await?;
+            observation.observe_twin(site, request, twin).await?;
         }
         Ok(observation)
     }
 
-    /// The next step. Whether a PV of the volume exists is only read when the
-    /// step depends on it.
+    /// The next step. Whether a virtual PV exists is read only if the step depends on it.
     pub(super) async fn step(
         &mut self,
         site: &Site,
@@ -88,7 +86,7 @@ impl Observation {
         Ok(create_step(&self.facts))
     }
 
-    async fn look_at_twin(
+    async fn observe_twin(
         &mut self,
         site: &Site,
         request: &CreateRequest,
@@ -126,8 +124,8 @@ impl Observation {
                 .map(|made| made.differences(&asked))
                 .unwrap_or_default(),
             provisioner: reading::provisioner(&twin).map(str::to_owned),
-            // One that is made for a PV is told no node, for it has one.
-            told_node: adopt::adopted(&twin).is_none()
+            // A twin for an existing PV gets no selected node, because the PV has its own.
+            created_with_node: adopt::adopted(&twin).is_none()
                 && !answered_early
                 && (waits || matches!(self.facts.target, Target::Node(_) | Target::OneOf(_))),
             node: reading::selected_node(&twin).map(str::to_owned),
@@ -166,14 +164,14 @@ impl Observation {
         name: &str,
     ) -> Result<Reach, ApiError> {
         if !site.shows_volumes() {
-            // Bound is all that can be known, and nothing could be done about the rest.
+            // Nothing but "bound" can be known, and the driver has no right to change the PV.
             return Ok(Reach::FromTarget { retained: true });
         }
         let found = site.volumes().get(name).await?;
         let Some(volume) = found.filter(|found| reading::is_bound_to(found, twin)) else {
             return Ok(Reach::Unread);
         };
-        if let Some(flaw) = source::flaw(request, twin, &volume) {
+        if let Some(flaw) = source::copy_defect(request, twin, &volume) {
             return Ok(Reach::NoCopy(flaw));
         }
         let policy = volume
@@ -191,8 +189,8 @@ impl Observation {
         Ok(reach)
     }
 
-    /// Whether a PV that is no twin's yet can be reached from the target. What stands in the
-    /// way altogether is a final error.
+    /// Whether a PV without a twin is accessible from the target. A PV that is accessible from nowhere is
+    /// a final error.
     pub(super) async fn is_within_reach(
         &mut self,
         site: &Site,
@@ -207,8 +205,8 @@ impl Observation {
         })
     }
 
-    /// From where a PV may be used; whether the target is among it. Where in a
-    /// remote cluster it is, is for the scheduler of that cluster.
+    /// Reads from where a PV is accessible; whether the target is among that. Within a remote cluster the
+    /// scheduler of that cluster decides.
     async fn topology_of(
         &mut self,
         site: &Site,
@@ -226,7 +224,7 @@ impl Observation {
             Err(error) => return Ok(Err(error)),
         };
         if matches!(self.facts.target, Target::OneOf(_)) {
-            // Whoever forbids a node does not want pods there, however far the storage reaches.
+            // If the request excludes a node, pods must not run there, even if the storage is accessible.
             self.topology = match allowed(&self.topology, &request.requisite, &nodes(home)) {
                 Ok(topology) => topology,
                 Err(error) => return Ok(Err(error)),

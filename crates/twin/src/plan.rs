@@ -1,5 +1,5 @@
-//! Before a twin is made: its real class, the node it is told, and whether that
-//! can work at all.
+//! Plans a new twin: its real class, its selected node, and whether that can work at all. Plans for
+//! remote clusters are in `remote_plan`.
 
 use kube::ResourceExt;
 
@@ -9,16 +9,17 @@ use super::{
     planned::{Plan, Planned},
     reading::{node, nodes},
     remote_plan,
-    surroundings::{Known, ask, classes},
+    surroundings::{ClassFacts, ask, classes},
 };
 use crate::{
     cluster::{ApiError, Cluster},
-    placement::{Ask, Asked, BindingMode, ChosenClass, Class, KnownClasses, Target, Wishes, choose_class},
+    placement::{
+        Asked, BindingMode, ChosenClass, Class, KnownClasses, Target, TwinRequest, Wishes, choose_class,
+    },
     topology::{CLUSTER_KEY, Node},
     volume::mark,
 };
 
-/// Makes the plan.
 pub(super) async fn plan(
     site: &Site,
     policy: &Policy,
@@ -60,10 +61,10 @@ pub(super) async fn plan(
     )
 }
 
-/// The node the twin is told, or why there is none.
+/// The selected node of the twin, or why no node fits.
 pub async fn node_for(
     home: &Cluster,
-    ask: &Ask<'_>,
+    ask: &TwinRequest<'_>,
     target: &Target,
     class: &Class,
 ) -> Result<Result<Option<String>, String>, ApiError> {
@@ -72,15 +73,15 @@ pub async fn node_for(
             let Some(node) = node(home, name).await? else {
                 return Ok(Err(format!("the node {name} does not exist any more")));
             };
-            let known = Known::about(home, class, Some(name)).await?;
+            let known = ClassFacts::about(home, class, Some(name)).await?;
             let unfit = known.surroundings(class).unfit(&node, ask);
             Ok(unfit.map_or_else(|| Ok(Some(name.clone())), |unfit| Err(unfit.to_string())))
         }
         Target::Any | Target::Disagrees { .. } if class.binding == BindingMode::Immediate => Ok(Ok(None)),
         target => {
-            let known = Known::about(home, class, None).await?;
+            let known = ClassFacts::about(home, class, None).await?;
             let mut nodes = nodes(home);
-            nodes.retain(|node| is_of(home, node) && target.allows(&node.name));
+            nodes.retain(|node| is_home_node(home, node) && target.allows(&node.name));
             let surroundings = known.surroundings(class);
             let choice = surroundings.choose_node(&nodes, ask);
             Ok(choice
@@ -90,8 +91,8 @@ pub async fn node_for(
     }
 }
 
-/// Whether a node is in this cluster, and does not stand for another one.
-fn is_of(home: &Cluster, node: &Node) -> bool {
+/// Whether a node belongs to this cluster, and does not represent another one.
+fn is_home_node(home: &Cluster, node: &Node) -> bool {
     let cluster = node.labels.get(CLUSTER_KEY);
     cluster.is_none_or(|cluster| cluster == home.id().as_str())
 }

@@ -1,25 +1,24 @@
-//! How a twin is to be made.
+//! The plan for a new twin.
 
 use crate::volume::AccessMode;
 
-/// How a twin is to be made.
+/// The plan for a new twin.
 #[derive(Debug)]
 pub enum Plan {
-    /// Like this.
     Make(Planned),
-    /// Not for this node, or for none.
+    /// The selected node cannot have the twin, or no node can; why.
     Unfit(String),
 }
 
-/// What is decided about a twin before it is made.
+/// What is decided about a twin before it is created.
 #[derive(Debug, Default)]
 pub struct Planned {
     pub class: String,
     pub provisioner: Option<String>,
-    /// The node it is told.
+    /// The node that is selected for the twin.
     pub node: Option<String>,
-    /// The access modes it has instead of those asked for.
+    /// Access modes, if they differ from those of the request.
     pub access_modes: Option<Vec<AccessMode>>,
-    /// Whether it may be answered for before it is bound.
+    /// Whether `CreateVolume` may succeed before the twin is bound.
     pub answered_early: bool,
 }

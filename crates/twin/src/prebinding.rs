@@ -1,4 +1,4 @@
-//! Who binds a twin that waits: its provisioner, or we ourselves where nobody provisions.
+//! Decides what binds a pending twin: its provisioner or, for a class without one, this driver.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use super::{
     CreateRequest, Site,
     reading::{self, node},
-    surroundings::{Known, ask},
+    surroundings::{ClassFacts, ask},
     withdraw::is_reservation,
 };
 use crate::{
@@ -15,14 +15,14 @@ use crate::{
     volume::ClaimName,
 };
 
-/// Who binds a pending twin; for a class nobody provisions, which volume it gets.
+/// What binds a pending twin; for a class without a provisioner, which PV it gets.
 pub(super) async fn prebinding(
     site: &Site,
     request: &CreateRequest,
     twin: &PersistentVolumeClaim,
     class: Option<&Class>,
 ) -> Result<Prebinding, ApiError> {
-    // In a remote cluster a pod will come, so Kubernetes binds it there.
+    // In a remote cluster a pod arrives with the claim, so Kubernetes binds it there.
     let ours = |class: &&Class| class.provisioner == NO_PROVISIONER && site.remote_cluster().is_none();
     let Some(class) = class.filter(ours) else {
         return Ok(Prebinding::Provisioner);
@@ -34,8 +34,8 @@ pub(super) async fn prebinding(
     if let Some(reserved) = reserved(home, twin).await? {
         return Ok(Prebinding::Found(reserved));
     }
-    let known = Known::about(home, class, None).await?;
-    let told = match reading::selected_node(twin) {
+    let known = ClassFacts::about(home, class, None).await?;
+    let selected = match reading::selected_node(twin) {
         Some(name) => node(home, name).await?,
         None => None,
     };
@@ -45,15 +45,15 @@ pub(super) async fn prebinding(
     };
     let found = known
         .surroundings(class)
-        .choose_volume(&name, told.as_ref(), &ask(request));
+        .choose_volume(&name, selected.as_ref(), &ask(request));
     Ok(match found {
         Some(volume) => Prebinding::Found(volume.name.clone()),
         None => Prebinding::NoneFits,
     })
 }
 
-/// The PV that was reserved for a twin before, as when this process died then. Kubernetes may
-/// have bound it meanwhile, and not have told the twin yet.
+/// The PV that was reserved for a twin before, for example by a process that died then. Kubernetes may
+/// have bound it since, without having updated the twin yet.
 async fn reserved(home: &Cluster, twin: &PersistentVolumeClaim) -> Result<Option<String>, ApiError> {
     let is_its = |found: &PersistentVolume| {
         is_reservation(found, home.storage_namespace(), &twin.name_any()) || reading::is_bound_to(found, twin)

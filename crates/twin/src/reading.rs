@@ -1,4 +1,4 @@
-//! What claims, PVs and nodes say, as the operations on twins read it.
+//! Reads fields of claims, PVs and nodes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -24,31 +24,31 @@ pub fn claim_mark(claim: &PersistentVolumeClaim) -> ClaimMark {
     }
 }
 
-/// The CSI driver of a PV; `None` if it is no CSI volume.
+/// The CSI driver of a PV; `None` if it is not a CSI volume.
 pub fn driver(volume: &PersistentVolume) -> Option<&str> {
     let source = volume.spec.as_ref()?.csi.as_ref()?;
     Some(&source.driver)
 }
 
-/// Whether Kubernetes says that a PV is bound: until then it may yet act on whom it named before.
+/// Whether the PV has phase Bound: before that Kubernetes may still act on its previous `claimRef`.
 #[must_use]
 pub fn is_bound(volume: &PersistentVolume) -> bool {
     let status = volume.status.as_ref();
     status.and_then(|status| status.phase.as_deref()) == Some("Bound")
 }
 
-/// The attributes by which the PV that users see remembers its twin.
-pub fn attributes(outer: &PersistentVolume) -> Option<&BTreeMap<String, String>> {
-    outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()
+/// The attributes in which the virtual PV records its twin.
+pub fn attributes(virtual_pv: &PersistentVolume) -> Option<&BTreeMap<String, String>> {
+    virtual_pv.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()
 }
 
-/// The twin's PV that a virtual PV remembers.
+/// The twin's PV that a virtual PV records.
 #[must_use]
-pub fn real_volume_of(outer: &PersistentVolume) -> Option<String> {
-    attributes(outer).and_then(twin_volume_in)
+pub fn real_volume_of(virtual_pv: &PersistentVolume) -> Option<String> {
+    attributes(virtual_pv).and_then(twin_volume_in)
 }
 
-/// Who provisions a twin, as Kubernetes or we noted on it.
+/// The provisioner of a twin, as annotated by Kubernetes or this driver.
 pub fn provisioner(twin: &PersistentVolumeClaim) -> Option<&str> {
     let annotations = twin.annotations();
     [PROVISIONER, PROVISIONER_BETA]
@@ -73,8 +73,8 @@ pub fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-/// The PV of a twin. Kubernetes writes it on the twin last of all; a PV that is
-/// made for exactly this twin is its PV before that.
+/// The PV of a twin. Kubernetes writes its name to the twin last; until then, a PV that was created for
+/// exactly this twin counts.
 pub fn real_volume(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Option<String> {
     if phase(twin) == "Bound" {
         return volume_name(twin).map(str::to_owned);
@@ -87,21 +87,20 @@ pub fn real_volume(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Option<St
     made.map(|volume| volume.name.clone())
 }
 
-/// Whether a PV is this twin's and no other's.
+/// Whether the `claimRef` of a PV has the uid of this twin.
 #[must_use]
 pub fn is_bound_to(volume: &PersistentVolume, twin: &PersistentVolumeClaim) -> bool {
     let uid = holder_uid(volume);
     uid.is_some() && uid == twin.metadata.uid.as_deref()
 }
 
-/// Whether the volume of a twin is being released: nothing of this driver touches the twin
-/// then but the command that releases it.
+/// Whether the volume of a twin is being released: only the command that releases it may change the twin.
 #[must_use]
 pub fn is_releasing(twin: &PersistentVolumeClaim) -> bool {
     twin.annotations().contains_key(mark::RELEASING)
 }
 
-/// The uid of the claim that a PV names.
+/// The uid in the `claimRef` of a PV.
 #[must_use]
 pub fn holder_uid(volume: &PersistentVolume) -> Option<&str> {
     volume.spec.as_ref()?.claim_ref.as_ref()?.uid.as_deref()
@@ -111,7 +110,7 @@ pub fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.storage_class_name.as_deref()
 }
 
-/// All nodes, as they were a moment ago.
+/// All nodes, from the view.
 pub fn nodes(home: &Cluster) -> Vec<Node> {
     home.views()
         .nodes
@@ -121,7 +120,7 @@ pub fn nodes(home: &Cluster) -> Vec<Node> {
         .collect()
 }
 
-/// A node; one that is very new is read live.
+/// A node from the view; read live if the view does not show it yet.
 pub async fn node(home: &Cluster, name: &str) -> Result<Option<Node>, ApiError> {
     if let Some(node) = home.views().nodes.get(name) {
         return Ok(Some(Node::clone(&node)));

@@ -1,5 +1,5 @@
-//! The reclaim policy of a twin's PV: replaced with Retain while the data has to stay, and
-//! given back afterwards. What was replaced is noted on the PV in the same write.
+//! The reclaim policy of a twin's PV: replaced with Retain while the data has to stay, and restored
+//! afterwards. The same write records the old policy on the PV.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
@@ -14,7 +14,7 @@ use crate::{
 
 const RETAIN: &str = "Retain";
 
-/// The reclaim policy of a PV; Kubernetes' default where it has none.
+/// The reclaim policy of a PV; the default of Kubernetes if it is unset.
 #[must_use]
 pub fn reclaim_policy(volume: &PersistentVolume) -> &str {
     let spec = volume.spec.as_ref();
@@ -22,9 +22,9 @@ pub fn reclaim_policy(volume: &PersistentVolume) -> &str {
     policy.unwrap_or("Delete")
 }
 
-/// Sees to it that the data of a twin's PV survives the deletion of the twin, as this
-/// step of its caller; the PV as it is then. `None` if it has changed meanwhile and has to be looked
-/// at again: its import or release may have ended, and given it a policy that is to stay.
+/// Sets a twin's PV to Retain, so that its data survives the deletion of the twin, with `step` as the
+/// caller's crash point; returns the PV. `None` if the PV has changed since it was read: its import or
+/// release may have ended, and set a policy that has to stay.
 pub async fn retain(
     site: &Site,
     volume: &VolumeName,
@@ -37,7 +37,7 @@ pub async fn retain(
     }
     let mut annotations = json!({mark::POLICY_BEFORE: policy});
     if site.remote_cluster().is_some() {
-        // Names of claims are used again there: later nothing else shows whose data this is.
+        // Names of claims are reused there: later nothing else shows whose data this is.
         annotations[mark::DATA_OF] = data_of(site, volume).into();
     }
     let patch = json!({
@@ -52,9 +52,8 @@ pub async fn retain(
     unless_conflict(retained)
 }
 
-/// Gives a PV the reclaim policy back that was replaced, together with what else `spec`
-/// says of it. One whose policy somebody changed since then keeps that. False if the PV
-/// has changed meanwhile and has to be looked at again.
+/// Restores the reclaim policy of a PV that this driver replaced, and applies `spec` in the same write. A
+/// policy that another client has set since then stays. False if the PV has changed since it was read.
 pub async fn give_policy_back(
     cluster: &Cluster,
     volume: &PersistentVolume,

@@ -1,5 +1,5 @@
-//! The twin as an object: everything this driver will ever know about the volume
-//! is written on it in its first version.
+//! Builds the twin as an object: its first version already records all that this driver needs to know
+//! about the volume.
 
 use std::collections::BTreeMap;
 
@@ -22,29 +22,28 @@ use crate::{
     volume::{AccessMode, Carried, Fingerprint, Marks, VolumeMode, mark, quantity},
 };
 
-/// The real class a twin is made with.
+/// What was chosen for a new twin.
 pub struct Chosen<'a> {
     pub class: &'a str,
     pub provisioner: Option<&'a str>,
-    /// The node it is told, as a scheduler would tell it.
+    /// The selected node, in the annotation that a scheduler would write.
     pub node: Option<&'a str>,
-    /// The access modes it has instead of those asked for.
+    /// Access modes, if they differ from those of the request.
     pub access_modes: Option<&'a [AccessMode]>,
-    /// The attributes class it is made with.
+    /// The `VolumeAttributesClass`.
     pub attributes: Option<&'a str>,
-    /// What it is a copy of.
+    /// The data source.
     pub source: Option<TypedLocalObjectReference>,
-    /// The PV that it is made for, if that is there already.
+    /// The existing PV to adopt.
     pub adopted: Option<Adopted<'a>>,
 }
 
-/// A PV that a twin is made for.
+/// A PV for which a twin is created.
 #[derive(Clone, Copy)]
 pub struct Adopted<'a> {
     pub volume: &'a str,
 }
 
-/// The twin to create.
 pub fn twin(
     site: &Site,
     request: &CreateRequest,
@@ -77,7 +76,7 @@ pub fn twin(
     }
 }
 
-/// Of a twin that is to be made: where it belongs, and held if it may be.
+/// The metadata of a new twin, with the finalizer where this driver protects twins.
 #[must_use]
 pub fn metadata(
     site: &Site,
@@ -127,8 +126,8 @@ fn spec(
     }
 }
 
-/// A size, written as the claim at home writes it if that is the size. Kosmos compares the requests
-/// of both claims as text, and writes the claim at home over the twin where they differ.
+/// A size in the notation of the claim at home, if the values are equal. Kosmos compares the requests of
+/// both claims as text, and overwrites the twin with the claim at home where they differ.
 #[must_use]
 pub(super) fn size(bytes: u64, claim: Option<&PersistentVolumeClaim>) -> Quantity {
     let written = claim
@@ -137,8 +136,8 @@ pub(super) fn size(bytes: u64, claim: Option<&PersistentVolumeClaim>) -> Quantit
     written.cloned().unwrap_or_else(|| Quantity(quantity(bytes)))
 }
 
-/// What the scheduler and the controller manager would write one after the
-/// other: written at once, the provisioner starts without waiting for them.
+/// The annotations that the scheduler and the controller manager would write one after the other: set at
+/// creation, so that the provisioner starts without waiting for them.
 fn binding_annotations(chosen: &Chosen<'_>) -> BTreeMap<String, String> {
     let mut annotations = BTreeMap::new();
     if let Some(node) = chosen.node {

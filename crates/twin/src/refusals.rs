@@ -1,10 +1,10 @@
-//! Where it is noted that a remote cluster did not take a twin: in a `ConfigMap` of the
-//! driver's own namespace. What is noted there makes the scheduler keep pods of all
-//! users away, so it is not kept on claims, which users write.
+//! The remembered refusals of twins by remote clusters, in a `ConfigMap` of the driver's own namespace:
+//! not on claims, which users can write, because a refusal makes the scheduler keep the pods of all users
+//! away.
 //!
-//! The replica that serves `CreateVolume` writes it and the one that publishes
-//! capacities reads it. It is a help for the scheduler and no record: if it is lost, a
-//! pod only comes back sooner.
+//! The replica that serves `CreateVolume` writes the `ConfigMap`; the one that publishes capacities reads
+//! it. It is a hint for the scheduler and not a record: if it is lost, pods only return to the scheduler
+//! sooner.
 
 use std::collections::BTreeMap;
 
@@ -22,15 +22,14 @@ use crate::{
     volume::Refused,
 };
 
-/// Name of the `ConfigMap`.
 const NAME: &str = "liqo-csi-refusals";
 
-/// The notes of the `ConfigMap`.
+/// The refusals in the `ConfigMap`.
 #[derive(Debug, Default, PartialEq)]
 pub struct Refusals(Vec<Refused>);
 
 impl Refusals {
-    /// Watches the notes in this namespace until `stop`.
+    /// Watches the `ConfigMap` in this namespace until `stop`.
     #[must_use]
     pub fn watch(home: &Cluster, namespace: &str, stop: &CancellationToken) -> View<Self> {
         let maps = Api::<Lean<ConfigMap>>::namespaced(home.client().clone(), namespace);
@@ -43,7 +42,6 @@ impl Refusals {
         )
     }
 
-    /// The notes.
     pub fn iter(&self) -> impl Iterator<Item = &Refused> {
         self.0.iter()
     }
@@ -60,14 +58,14 @@ fn read(map: &ConfigMap) -> Refusals {
     Refusals(notes.filter_map(|text| Refused::parse(text)).collect())
 }
 
-/// What is noted in this namespace.
-pub(super) async fn noted(home: &Cluster, namespace: &str) -> Result<Vec<Refused>, ApiError> {
+/// The refusals that are recorded in this namespace.
+pub(super) async fn recorded(home: &Cluster, namespace: &str) -> Result<Vec<Refused>, ApiError> {
     let map = home.within::<ConfigMap>(namespace).get(NAME).await?;
     Ok(map.map(|map| read(&map).0).unwrap_or_default())
 }
 
-/// Notes a refusal, and removes the notes that count no more.
-pub(super) async fn note(
+/// Records a refusal, and removes those that have expired.
+pub(super) async fn record(
     home: &Cluster,
     namespace: &str,
     refused: &Refused,
@@ -101,7 +99,7 @@ pub(super) async fn note(
     crash::around(Step::NoteRefusal, write(&maps, &patch, &first)).await
 }
 
-/// Changes the `ConfigMap`, or makes it.
+/// Patches the `ConfigMap`, or creates it.
 async fn write(
     maps: &Objects<ConfigMap>,
     patch: &serde_json::Value,
@@ -111,7 +109,7 @@ async fn write(
         return Ok(());
     }
     if maps.create(first).await?.is_none() {
-        // Somebody was faster.
+        // Another replica has created it.
         maps.merge(NAME, patch).await?;
     }
     Ok(())

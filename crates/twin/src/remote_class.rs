@@ -1,4 +1,4 @@
-//! Which real class a twin has in a remote cluster, and whether it is waited for there.
+//! Which real class a twin has in a remote cluster, and whether `CreateVolume` waits until it is bound.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
@@ -10,9 +10,9 @@ use crate::{
     volume::{BindingPolicy, mark},
 };
 
-/// Whether a twin may be answered for before it is bound. A class that binds at
-/// once is waited for whatever the policy: it costs nothing, and failures show. So is a twin whose
-/// node is known: later pods have to go where its volume is.
+/// Whether `CreateVolume` may succeed before the twin is bound. With a class that binds immediately it
+/// waits, whatever the policy: that costs nothing, and failures are reported. It also waits if the node
+/// of the twin is known: later pods have to run where the volume is.
 pub fn answered_early(
     site: &Site,
     request: &CreateRequest,
@@ -30,8 +30,8 @@ pub fn answered_early(
     policy == BindingPolicy::Optimistic && !immediate
 }
 
-/// The real class. An administrator who maps this very class for this very
-/// cluster means more by it than the parameter that holds for all clusters.
+/// Chooses the real class. A mapping of this virtual class for this cluster takes precedence over the
+/// parameter, which applies to all clusters.
 pub fn choose<'a>(
     remote: &Remote,
     policy: &Policy,

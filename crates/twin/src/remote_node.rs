@@ -1,6 +1,6 @@
-//! The node that a remote cluster is told for a volume that is waited for: the same
-//! for all claims of a pod, because that is where it will have to run. Each claim is
-//! asked for by itself and at the same time, so only what they all see alike decides.
+//! Selects the node in a remote cluster for a twin that is waited for: the same node for all claims of a
+//! pod, because the pod will have to run there. `CreateVolume` is called for each claim separately and in
+//! parallel, so only facts that all these calls observe equally count.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,28 +11,28 @@ use super::{
     CreateRequest, Policy, Site,
     observation::Observation,
     reading, remote_class,
-    surroundings::{self, Known},
+    surroundings::{self, ClassFacts},
 };
 use crate::{
     cluster::{ApiError, Cluster, facts, slim::PendingPod},
     fleet::Remote,
-    placement::{Ask, ChosenClass, Class, KnownClasses},
+    placement::{ChosenClass, Class, KnownClasses, TwinRequest},
     topology::Node,
     volume::{DRIVER_NAME, digest},
 };
 
-/// How long a pod that must be there is waited for.
-const LAG: Duration = Duration::from_millis(500);
+/// How long to wait for the view to show the pod of a claim with a selected node.
+const VIEW_LAG: Duration = Duration::from_millis(500);
 
 /// A pod that waits for its volumes.
-struct Waiting {
+struct WaitingPod {
     name: String,
-    /// The same for all its claims.
-    lot: String,
+    /// The uid of the pod, which is the same for all its claims.
+    uid: String,
     claims: Vec<PersistentVolumeClaim>,
 }
 
-/// The node, or why there is none.
+/// The node, or why no node fits.
 pub(super) async fn node(
     site: &Site,
     remote: &Remote,
@@ -42,39 +42,39 @@ pub(super) async fn node(
     class: &Class,
 ) -> Result<Result<String, String>, ApiError> {
     let cluster = site.cluster();
-    let known = Known::about(cluster, class, None).await?;
+    let known = ClassFacts::about(cluster, class, None).await?;
     let surroundings = known.surroundings(class);
     let ask = surroundings::ask(request);
     let takes_pods = &cluster.views().open_nodes;
     cluster.filled::<KubeNode, _>(takes_pods).await?;
     let mut open = reading::nodes(cluster);
     open.retain(|node| takes_pods.get(&node.name).is_some());
-    let roomiest = match surroundings.choose_node(&open, &ask) {
+    let best = match surroundings.choose_node(&open, &ask) {
         Ok(node) => node.name.clone(),
         Err(none) => return Ok(Err(format!("in the cluster {} {none}", cluster.id()))),
     };
     let Some(pod) = pod_of(site, observation.claim.as_ref()).await? else {
-        return Ok(Ok(roomiest));
+        return Ok(Ok(best));
     };
     for claim in &pod.claims {
         let twin = site.twins().get(&claim.name_any()).await?;
-        if let Some(told) = twin.as_ref().and_then(reading::selected_node)
-            && let Some(node) = open.iter().find(|node| node.name == told)
+        if let Some(selected) = twin.as_ref().and_then(reading::selected_node)
+            && let Some(node) = open.iter().find(|node| node.name == selected)
         {
             let unfit = surroundings.unfit(node, &ask);
-            return Ok(unfit.map_or_else(|| Ok(told.to_owned()), |unfit| Err(unfit.to_string())));
+            return Ok(unfit.map_or_else(|| Ok(selected.to_owned()), |unfit| Err(unfit.to_string())));
         }
     }
     let mut fitting: Vec<&Node> = open.iter().collect();
     fitting.retain(|node| surroundings.unfit(node, &ask).is_none());
-    for claim in pod.claims.iter().filter(|claim| !has_its_volume(claim)) {
+    for claim in pod.claims.iter().filter(|claim| !is_bound(claim)) {
         keep_fitting(site, remote, policy, request, claim, &mut fitting).await?;
     }
-    // Not the one with most room, which may be another one for each class.
-    let drawn = fitting
+    // Not the node with most free capacity, which may differ from class to class.
+    let chosen = fitting
         .into_iter()
-        .min_by_key(|node| digest(16, [pod.lot.as_str(), node.name.as_str()]));
-    Ok(drawn.map(|node| node.name.clone()).ok_or_else(|| {
+        .min_by_key(|node| digest(16, [pod.uid.as_str(), node.name.as_str()]));
+    Ok(chosen.map(|node| node.name.clone()).ok_or_else(|| {
         format!(
             "in the cluster {} no node can have the volumes of all claims of the pod {}",
             cluster.id(),
@@ -103,11 +103,11 @@ async fn keep_fitting(
     else {
         return Ok(());
     };
-    let known = Known::about(site.cluster(), class, None).await?;
+    let known = ClassFacts::about(site.cluster(), class, None).await?;
     let surroundings = known.surroundings(class);
-    // Made beforehand, it is chosen when the pod is there.
+    // A static PV is chosen when the pod arrives there.
     if !surroundings.is_static() {
-        let ask = Ask {
+        let ask = TwinRequest {
             size: size(claim),
             ..surroundings::ask(request)
         };
@@ -116,8 +116,8 @@ async fn keep_fitting(
     Ok(())
 }
 
-/// It needs no more room.
-fn has_its_volume(claim: &PersistentVolumeClaim) -> bool {
+/// A bound claim needs no more capacity.
+fn is_bound(claim: &PersistentVolumeClaim) -> bool {
     claim.spec.as_ref().is_some_and(|spec| spec.volume_name.is_some())
 }
 
@@ -127,8 +127,8 @@ fn size(claim: &PersistentVolumeClaim) -> u64 {
         .unwrap_or_default()
 }
 
-/// The pod that waits for this claim and others that go, or may go, to the same place.
-async fn pod_of(site: &Site, claim: Option<&PersistentVolumeClaim>) -> Result<Option<Waiting>, ApiError> {
+/// The pod that waits for this claim and for others that have the same selected node, or none yet.
+async fn pod_of(site: &Site, claim: Option<&PersistentVolumeClaim>) -> Result<Option<WaitingPod>, ApiError> {
     let Some(claim) = claim else { return Ok(None) };
     let namespace = claim.namespace().unwrap_or_default();
     let pods = waiting_pods(site.home(), claim, &namespace).await?;
@@ -138,22 +138,22 @@ async fn pod_of(site: &Site, claim: Option<&PersistentVolumeClaim>) -> Result<Op
     let all = site.home().within::<PersistentVolumeClaim>(&namespace);
     let mut claims = Vec::new();
     for name in &pod.consumer.claims {
-        // The scheduler notes its node on one after the other.
+        // The scheduler annotates the claims of a pod one after the other.
         let same_place = |found: &PersistentVolumeClaim| {
             let node = reading::selected_node(found);
             node.is_none() || node == reading::selected_node(claim)
         };
         claims.extend(all.get(name).await?.filter(same_place));
     }
-    Ok(Some(Waiting {
+    Ok(Some(WaitingPod {
         name: pod.consumer.name.clone(),
-        lot: pod.uid.clone(),
+        uid: pod.uid.clone(),
         claims,
     }))
 }
 
-/// The pods that wait for a claim, as they are watched from the first such claim on. If its node
-/// is selected there is one: what is watched may lag behind the scheduler.
+/// The pods that wait for a claim, from a watch that starts with the first such claim. If the claim has a
+/// selected node, its pod exists: the watch may lag behind the scheduler, so it is waited for.
 async fn waiting_pods(
     home: &Cluster,
     claim: &PersistentVolumeClaim,
@@ -167,6 +167,6 @@ async fn waiting_pods(
     if !waiting.is_empty() || reading::selected_node(claim).is_none() {
         return Ok(waiting);
     }
-    changes.next(LAG).await;
+    changes.next(VIEW_LAG).await;
     Ok(pods.of_topic(&of_claim))
 }

@@ -1,6 +1,5 @@
-//! Before a twin is made in a remote cluster: whether what was asked for can be
-//! had there, its real class and its access modes. The node for volumes that are
-//! waited for is chosen in `remote_node`.
+//! Plans a new twin in a remote cluster: whether that cluster can satisfy the request, the real class and
+//! the access modes. The node of a twin that is waited for is selected in `remote_node`.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
@@ -12,7 +11,7 @@ use super::{
     reading,
     remote_class::{answered_early, choose},
     remote_node,
-    surroundings::{Known, ask, classes},
+    surroundings::{ClassFacts, ask, classes},
 };
 use crate::{
     cluster::ApiError,
@@ -23,7 +22,6 @@ use crate::{
     volume::{AccessMode, SpecError, mark},
 };
 
-/// Makes the plan for a twin in a remote cluster.
 pub(super) async fn plan(
     site: &Site,
     remote: &Remote,
@@ -33,22 +31,22 @@ pub(super) async fn plan(
 ) -> Result<Plan, CreateError> {
     if let Some(closed) = remote.closed() {
         return Ok(Plan::Unfit(format!(
-            "the cluster {} takes no new volumes, for {closed}: let the pod run elsewhere",
+            "the cluster {} takes no new volumes, because of {closed}: let the pod run in another cluster",
             remote.id
         )));
     }
     if let Some(claim) = &observation.claim
         && let Some(pod) = ephemeral_of(claim)
     {
-        // Nobody else's room is to shrink for that.
+        // This claim's problem must not reduce the capacity that is published for others.
         return Err(CreateError::NotThisClaim(format!(
-            "the claim {} is the generic ephemeral volume of the pod {pod}, which cannot work in the cluster {}: the pod \
-             would make a claim of its own there. Use a claim of its own, or let the pod run elsewhere",
+            "the claim {} belongs to a generic ephemeral volume of the pod {pod}, which cannot work in the cluster {}: the pod \
+             would create another claim there. Use a claim that you create yourself, or let the pod run in another cluster",
             claim.name_any(),
             remote.id
         )));
     }
-    let modes = wished_modes(request, observation.claim.as_ref())?;
+    let modes = access_mode_override(request, observation.claim.as_ref())?;
     let classes = classes(site.cluster());
     let known = if site.cluster().rights().classes {
         KnownClasses::Listed(&classes)
@@ -58,9 +56,9 @@ pub(super) async fn plan(
     let parameter = request.spec.parameters.real_class.as_deref();
     let chosen = match choose(remote, policy, parameter, observation.claim.as_ref(), known) {
         Ok(chosen) => chosen,
-        // The claim's own mistake is one in every cluster.
+        // The claim names a class that it may not use, and that is so in every cluster.
         Err(error @ ClassError::NotAllowed { .. }) => return Err(error.into()),
-        // What other claims may get there is known without asking, see `reconcile::capacity`.
+        // The capacity for other claims there is computed without CreateVolume, see `controllers::capacity`.
         Err(error) => {
             let class = observation.claim.as_ref().and_then(reading::class_name);
             let ways = ways_out(remote, class.unwrap_or_default(), &policy.allowed_classes);
@@ -98,7 +96,7 @@ pub(super) async fn plan(
         };
     }
     if answered_early {
-        return Ok(match somewhere(site, request, class).await? {
+        return Ok(match fits_somewhere(site, request, class).await? {
             Ok(()) => Plan::Make(planned),
             Err(none) => Plan::Unfit(none),
         });
@@ -123,22 +121,22 @@ pub(super) async fn plan(
     )
 }
 
-/// Nobody makes volumes of that class. The one made beforehand is chosen where the pod
-/// is scheduled, and the pod is sent there when its claim here is bound.
+/// This class has no provisioner. Its static PV is chosen where the pod is scheduled, and the pod is sent
+/// there only after its claim at home is bound.
 const BINDS_WITH_ITS_POD: SpecError = SpecError::NotRemotely {
     field: "the binding policy WaitForBound for a class of kubernetes.io/no-provisioner that waits for its first consumer",
     why: "such a volume is bound when its pod arrives there, and the pod is sent when the volume is bound: use the policy \
           Optimistic",
 };
 
-/// A twin that is waited for has to be told a node, unless its class binds at once.
+/// A twin that is waited for needs a selected node, unless its class binds immediately.
 fn cannot_wait(unreadable: &'static str) -> CreateError {
     let why = if unreadable == "nodes" {
-        "a class that waits for its first consumer has to be told a node there, and this driver may not read the nodes of \
-         that cluster: grant it, or use the policy Optimistic"
+        "a class that waits for its first consumer needs a selected node there, and this driver may not read the nodes of that \
+         cluster: grant that right, or use the policy Optimistic"
     } else {
-        "whether a node has to be chosen there depends on the class, and this driver may not read the classes of that \
-         cluster: grant it, or use the policy Optimistic"
+        "the class decides whether a node has to be selected there, and this driver may not read the classes of that cluster: \
+         grant that right, or use the policy Optimistic"
     };
     CreateError::Spec(SpecError::NotRemotely {
         field: "the binding policy WaitForBound",
@@ -146,7 +144,7 @@ fn cannot_wait(unreadable: &'static str) -> CreateError {
     })
 }
 
-/// The pod whose generic ephemeral volume a claim is.
+/// The pod to whose generic ephemeral volume a claim belongs.
 fn ephemeral_of(claim: &PersistentVolumeClaim) -> Option<&str> {
     let owners = claim.metadata.owner_references.iter().flatten();
     owners
@@ -155,15 +153,15 @@ fn ephemeral_of(claim: &PersistentVolumeClaim) -> Option<&str> {
         .map(|owner| owner.name.as_str())
 }
 
-/// The access modes of the twin, where they are not those of the claim.
-fn wished_modes(
+/// The access modes of the twin, if they differ from those of the claim.
+fn access_mode_override(
     request: &CreateRequest,
     claim: Option<&PersistentVolumeClaim>,
 ) -> Result<Option<Vec<AccessMode>>, SpecError> {
     if !request.spec.capabilities.mount_flags().is_empty() {
         return Err(SpecError::NotRemotely {
             field: "mountOptions of the virtual class",
-            why: "the volume is mounted by the remote cluster, as its own class says: set them there",
+            why: "the remote cluster mounts the volume with the options of its own class: set them there",
         });
     }
     let text = claim.and_then(|claim| claim.annotations().get(mark::LIQO_ACCESS_MODES));
@@ -178,7 +176,7 @@ async fn fits(
     node: &str,
 ) -> Result<Result<(), String>, ApiError> {
     let cluster = site.cluster();
-    let known = Known::about(cluster, class, None).await?;
+    let known = ClassFacts::about(cluster, class, None).await?;
     let Some(node) = reading::node(cluster, node).await? else {
         return Ok(Err(format!("the cluster {} has no node {node}", cluster.id())));
     };
@@ -189,13 +187,13 @@ async fn fits(
 }
 
 /// Whether any node of the remote cluster can have the volume; if not, why.
-async fn somewhere(
+async fn fits_somewhere(
     site: &Site,
     request: &CreateRequest,
     class: &Class,
 ) -> Result<Result<(), String>, ApiError> {
     let cluster = site.cluster();
-    let known = Known::about(cluster, class, None).await?;
+    let known = ClassFacts::about(cluster, class, None).await?;
     let nodes = reading::nodes(cluster);
     let choice = known.surroundings(class).choose_node(&nodes, &ask(request));
     Ok(choice

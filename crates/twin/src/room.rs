@@ -1,6 +1,6 @@
-//! How much room there is for volumes of a virtual class: on the nodes here, and in each
-//! remote cluster. The loop `capacity` publishes it and `GetCapacity` answers with it; what
-//! follows from what is seen is decided in [`crate::placement`].
+//! The capacity for volumes of a virtual class: on the nodes at home, and in each remote cluster. The
+//! loop `capacity` publishes it and `GetCapacity` returns it; the computation is in
+//! [`crate::placement`].
 
 use std::{
     borrow::Cow,
@@ -13,28 +13,29 @@ use crate::{
     cluster::{ApiError, Cluster},
     fleet::{Registry, Remote, Unreachable},
     placement::{
-        BindingMode, Capacity, Class, ClassMap, KnownClasses, NO_PROVISIONER, NoClass, Published, RealDriver,
-        ReclaimPolicy, Room, StaticVolume, Surroundings, choose_class, publish, room_in, served, wishes,
+        AvailableCapacity, BindingMode, Capacity, Class, ClassContext, ClassMap, KnownClasses,
+        NO_PROVISIONER, NoClass, Published, RealDriver, ReclaimPolicy, StaticVolume, capacity_in,
+        choose_class, publish, served, wishes,
     },
     topology::{Node, Segments},
     volume::{ClusterId, DRIVER_NAME, Refused},
 };
 
-/// The room for volumes of a class with these parameters, in this place. A volume is on one
-/// node, so what several have is not added up: the best one counts.
+/// The capacity for volumes of a class with these parameters, in this topology segment. A volume is on
+/// one node, so the capacities of several are not added up: the largest one counts.
 pub async fn room(
     home: &Cluster,
     registry: &Registry,
     policy: &Policy,
     parameters: &BTreeMap<String, String>,
     place: &Segments,
-) -> Result<Room, ApiError> {
-    let noted = refusals::noted(home, &policy.namespace).await?;
+) -> Result<AvailableCapacity, ApiError> {
+    let recorded = refusals::recorded(home, &policy.namespace).await?;
     let now = jiff::Timestamp::now().as_second();
-    let refused: Vec<&Refused> = noted.iter().filter(|refused| refused.counts(now)).collect();
-    let rooms = Rooms::look(home, registry, beforehand(home).await?);
-    // A request has the parameters of a class and not its name, which is what clusters map.
-    let same = rooms
+    let refused: Vec<&Refused> = recorded.iter().filter(|refused| refused.counts(now)).collect();
+    let views = CapacityViews::collect(home, registry, static_volumes(home).await?);
+    // The request has the parameters of a class but not its name, to which the class mappings refer.
+    let same = views
         .virtual_classes()
         .filter(|class| class.parameters == *parameters);
     let mut asked: Vec<Cow<'_, Class>> = same.map(Cow::Borrowed).collect();
@@ -43,11 +44,14 @@ pub async fn room(
     }
     let published = asked
         .iter()
-        .flat_map(|class| rooms.of(class, &policy.allowed_classes, &refused, place));
-    Ok(published.map(|one| one.room).max().unwrap_or(Room::Zero))
+        .flat_map(|class| views.of(class, &policy.allowed_classes, &refused, place));
+    Ok(published
+        .map(|one| one.room)
+        .max()
+        .unwrap_or(AvailableCapacity::Zero))
 }
 
-/// A virtual class that nobody has made.
+/// A virtual class with these parameters and without a name.
 fn nameless(parameters: &BTreeMap<String, String>) -> Class {
     Class {
         name: String::new(),
@@ -62,8 +66,8 @@ fn nameless(parameters: &BTreeMap<String, String>) -> Class {
     }
 }
 
-/// The PVs that were made beforehand, if there is a class of such.
-async fn beforehand(home: &Cluster) -> Result<Vec<StaticVolume>, ApiError> {
+/// The static PVs, if there is a class for them.
+async fn static_volumes(home: &Cluster) -> Result<Vec<StaticVolume>, ApiError> {
     let mut found = Vec::new();
     for class in classes(home) {
         if class.provisioner == NO_PROVISIONER {
@@ -73,35 +77,33 @@ async fn beforehand(home: &Cluster) -> Result<Vec<StaticVolume>, ApiError> {
     Ok(found)
 }
 
-/// What there is room in, as it was a moment ago.
-pub struct Rooms {
+/// The views of home and of all remote clusters from which capacities are computed.
+pub struct CapacityViews {
     home: Cluster,
-    world: World,
-    there: Vec<There>,
+    views: ClusterViews,
+    remotes: Vec<RemoteViews>,
 }
 
-impl Rooms {
-    /// Looks at home, where these PVs are free, and at all remote clusters.
+impl CapacityViews {
+    /// Collects the views of home, with these free static PVs, and of all remote clusters.
     #[must_use]
-    pub fn look(home: &Cluster, registry: &Registry, free: Vec<StaticVolume>) -> Self {
+    pub fn collect(home: &Cluster, registry: &Registry, free: Vec<StaticVolume>) -> Self {
         Self {
             home: home.clone(),
-            world: World::of(home, free),
-            there: registry.all().into_iter().map(There::of).collect(),
+            views: ClusterViews::of(home, free),
+            remotes: registry.all().into_iter().map(RemoteViews::of).collect(),
         }
     }
 
-    /// The classes of this driver.
     pub fn virtual_classes(&self) -> impl Iterator<Item = &Class> {
-        self.world
+        self.views
             .classes
             .iter()
             .filter(|class| class.provisioner == DRIVER_NAME)
     }
 
-    /// What the scheduler is to be told of a virtual class, of this place only. `allowed` are
-    /// the real classes that claims may name, `refused` what remote clusters did not take a
-    /// moment ago.
+    /// The capacities to publish for a virtual class, limited to this topology segment. `allowed` are the
+    /// real classes that claims may name, `refused` the remembered refusals of remote clusters.
     #[must_use]
     pub fn of(
         &self,
@@ -112,30 +114,35 @@ impl Rooms {
     ) -> Vec<Published> {
         let one_namespace = !class.shares_namespace();
         let no_map = ClassMap::default();
-        let possible = self
-            .world
-            .possible(class, allowed, &no_map, one_namespace, &self.home);
+        let possible = possible(
+            &self.views.classes,
+            class,
+            allowed,
+            &no_map,
+            one_namespace,
+            self.home.id(),
+        );
         let surroundings: Vec<_> = possible
             .iter()
-            .map(|class| self.world.surroundings(class))
+            .map(|class| self.views.surroundings(class))
             .collect();
         let remotes: Vec<_> = self
-            .there
+            .remotes
             .iter()
-            .filter(|there| Segments::of_cluster(there.id()).is_within(place))
-            .map(|there| {
-                let room = there.room(class, allowed);
-                let smallest = smallest(refused, class, there.id());
-                // This one did not fit; what is smaller may.
+            .filter(|remote| Segments::of_cluster(remote.id()).is_within(place))
+            .map(|remote| {
+                let room = remote.room(class, allowed);
+                let smallest = smallest(refused, class, remote.id());
+                // This size did not fit; a smaller one may.
                 let room = smallest.map_or(room, |bytes| room.up_to(bytes.saturating_sub(1)));
-                (there.id().clone(), room)
+                (remote.id().clone(), room)
             })
             .collect();
         publish(&class.name, &surroundings, &self.nodes(place), &remotes)
     }
 
     fn nodes(&self, place: &Segments) -> Cow<'_, [Node]> {
-        let all = &self.world.nodes;
+        let all = &self.views.nodes;
         if all.iter().all(|node| place.admits(&node.labels)) {
             return Cow::Borrowed(all);
         }
@@ -144,7 +151,27 @@ impl Rooms {
     }
 }
 
-/// The smallest volume of a class that a cluster would not take.
+/// The CSI drivers whose volumes the claims of this driver can get at home.
+#[must_use]
+pub fn real_drivers(home: &Cluster, allowed: &BTreeSet<String>) -> BTreeSet<String> {
+    let classes = classes(home);
+    let of_class = |class: &Class| -> Vec<String> {
+        let map = ClassMap::default();
+        let possible = possible(
+            &classes,
+            class,
+            allowed,
+            &map,
+            !class.shares_namespace(),
+            home.id(),
+        );
+        possible.iter().map(|class| class.provisioner.clone()).collect()
+    };
+    let ours = classes.iter().filter(|class| class.provisioner == DRIVER_NAME);
+    ours.flat_map(of_class).collect()
+}
+
+/// The smallest volume of a class that a cluster has refused.
 fn smallest(refused: &[&Refused], class: &Class, cluster: &ClusterId) -> Option<u64> {
     let about = refused
         .iter()
@@ -152,8 +179,8 @@ fn smallest(refused: &[&Refused], class: &Class, cluster: &ClusterId) -> Option<
     about.map(|refused| refused.bytes).min()
 }
 
-/// The views of this moment, as the pure layer takes them.
-struct World {
+/// The views of one cluster, as the model takes them.
+struct ClusterViews {
     nodes: Vec<Node>,
     classes: Vec<Class>,
     drivers: HashMap<String, RealDriver>,
@@ -162,7 +189,7 @@ struct World {
     volumes: Vec<StaticVolume>,
 }
 
-impl World {
+impl ClusterViews {
     fn of(cluster: &Cluster, volumes: Vec<StaticVolume>) -> Self {
         let views = cluster.views();
         let mut drivers: HashMap<String, RealDriver> = HashMap::new();
@@ -196,24 +223,8 @@ impl World {
         }
     }
 
-    /// The real classes that claims of a virtual class may get.
-    fn possible(
-        &self,
-        class: &Class,
-        allowed: &BTreeSet<String>,
-        map: &ClassMap,
-        one_namespace: bool,
-        cluster: &Cluster,
-    ) -> Vec<&Class> {
-        let known = KnownClasses::Listed(&self.classes);
-        wishes(class, allowed, map, one_namespace)
-            .filter_map(|wishes| choose_class(&wishes, known, cluster.id()).ok())
-            .filter_map(|chosen| self.classes.iter().find(|class| class.name == chosen.name()))
-            .collect()
-    }
-
-    fn surroundings<'a>(&'a self, class: &'a Class) -> Surroundings<'a> {
-        Surroundings {
+    fn surroundings<'a>(&'a self, class: &'a Class) -> ClassContext<'a> {
+        ClassContext {
             class,
             driver: self.drivers.get(&class.provisioner).unwrap_or(&self.unknown),
             capacities: &self.capacities,
@@ -222,60 +233,76 @@ impl World {
     }
 }
 
-/// A remote cluster, as far as it can be looked into now.
-struct There {
+/// The real classes among these that claims of a virtual class can get in this cluster.
+fn possible<'a>(
+    classes: &'a [Class],
+    class: &Class,
+    allowed: &BTreeSet<String>,
+    map: &ClassMap,
+    one_namespace: bool,
+    cluster: &ClusterId,
+) -> Vec<&'a Class> {
+    let known = KnownClasses::Listed(classes);
+    wishes(class, allowed, map, one_namespace)
+        .filter_map(|wishes| choose_class(&wishes, known, cluster).ok())
+        .filter_map(|chosen| classes.iter().find(|class| class.name == chosen.name()))
+        .collect()
+}
+
+/// A remote cluster, as far as it can be observed now.
+struct RemoteViews {
     remote: Arc<Remote>,
-    look: Look,
+    visible: Visible,
 }
 
-/// What can be seen of a remote cluster.
-enum Look {
-    /// Its world.
-    World(Cluster, World),
-    /// That it is there, but not its classes.
-    Blind,
-    /// Nothing; this is the room it has whatever the class.
-    Nothing(Room),
+/// What can be observed of a remote cluster.
+enum Visible {
+    /// Nodes, classes and capacities.
+    Views(Cluster, ClusterViews),
+    /// The cluster is reachable, but its classes cannot be read.
+    NoClasses,
+    /// Nothing; the capacity is the same for all classes.
+    Fixed(AvailableCapacity),
 }
 
-impl There {
+impl RemoteViews {
     fn of(remote: Arc<Remote>) -> Self {
-        let look = match remote.reach() {
-            // It takes no new volumes.
-            _ if remote.closed().is_some() => Look::Nothing(Room::Zero),
+        let visible = match remote.reach() {
+            // The cluster takes no new volumes.
+            _ if remote.closed().is_some() => Visible::Fixed(AvailableCapacity::Zero),
             Ok(cluster) if cluster.rights().classes => {
-                let world = World::of(&cluster, Vec::new());
-                Look::World(cluster, world)
+                let views = ClusterViews::of(&cluster, Vec::new());
+                Visible::Views(cluster, views)
             }
-            Ok(_) => Look::Blind,
-            Err(Unreachable::Connecting { .. }) => Look::Nothing(Room::Unlimited),
-            // Pods that need a volume had better go elsewhere.
+            Ok(_) => Visible::NoClasses,
+            Err(Unreachable::Connecting { .. }) => Visible::Fixed(AvailableCapacity::Unlimited),
+            // Pods that need a new volume should run elsewhere.
             Err(Unreachable::NoAnswer { .. } | Unreachable::Refused { .. } | Unreachable::Unknown(_)) => {
-                Look::Nothing(Room::Zero)
+                Visible::Fixed(AvailableCapacity::Zero)
             }
         };
-        Self { remote, look }
+        Self { remote, visible }
     }
 
     fn id(&self) -> &ClusterId {
         &self.remote.id
     }
 
-    fn room(&self, class: &Class, allowed: &BTreeSet<String>) -> Room {
+    fn room(&self, class: &Class, allowed: &BTreeSet<String>) -> AvailableCapacity {
         let (id, map) = (self.id(), &self.remote.classes);
-        match &self.look {
-            Look::Nothing(room) => *room,
-            // A class that cannot be seen has to be named.
-            Look::Blind => match served(class, allowed, map, KnownClasses::Unreadable, id) {
-                Err(NoClass::All(_)) => Room::Zero,
-                Ok(()) | Err(NoClass::Unnamed(_)) => Room::Unlimited,
+        match &self.visible {
+            Visible::Fixed(room) => *room,
+            // A class that cannot be read has to be named explicitly.
+            Visible::NoClasses => match served(class, allowed, map, KnownClasses::Unreadable, id) {
+                Err(NoClass::All(_)) => AvailableCapacity::Zero,
+                Ok(()) | Err(NoClass::Unnamed(_)) => AvailableCapacity::Unlimited,
             },
-            Look::World(cluster, world) => {
-                let possible = world.possible(class, allowed, map, false, cluster);
-                let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
+            Visible::Views(cluster, views) => {
+                let possible = possible(&views.classes, class, allowed, map, false, cluster.id());
+                let surroundings: Vec<_> = possible.iter().map(|class| views.surroundings(class)).collect();
                 let rights = cluster.rights();
-                let nodes = (rights.nodes && rights.capacities).then_some(world.nodes.as_slice());
-                room_in(&surroundings, nodes)
+                let nodes = (rights.nodes && rights.capacities).then_some(views.nodes.as_slice());
+                capacity_in(&surroundings, nodes)
             }
         }
     }

@@ -1,6 +1,5 @@
-//! Where a twin lives, and how one gets there: in the storage namespace at home
-//! under the uid of its claim, or in a remote cluster under the claim's own name,
-//! because pods arrive there with their volumes as they were written.
+//! Where a twin lives: at home in the storage namespace under the uid of its claim, or in a remote
+//! cluster under the name of the claim, because pods there refer to their claims by that name.
 
 use std::sync::Arc;
 
@@ -45,14 +44,14 @@ impl Site {
         }
     }
 
-    /// The site of a claim's twin in a remote cluster, before the volume moves.
+    /// The site of a claim's twin in a remote cluster, for a volume that has not moved.
     pub fn remote(home: &Cluster, remote: Arc<Remote>, claim: &ClaimName) -> Result<Self, NoSite> {
         let namespace = remote.namespaces.remote(&claim.namespace, &remote.id)?.to_owned();
         let name = claim.name.clone();
         Ok(Self::recorded(home, remote, namespace, name, Epoch::NEVER_MOVED)?)
     }
 
-    /// The site of a twin in a remote cluster that was noted down before.
+    /// The site of a twin in a remote cluster whose namespace and name are recorded.
     pub fn recorded(
         home: &Cluster,
         remote: Arc<Remote>,
@@ -70,7 +69,7 @@ impl Site {
         })
     }
 
-    /// The site of a volume that was handed over, from what its PV remembers.
+    /// The site of a handed-over volume; `remembered` is the twin that its PV records.
     pub fn of_volume(
         home: &Cluster,
         registry: &Registry,
@@ -88,7 +87,7 @@ impl Site {
         Self::recorded(home, remote, namespace, name, id.epoch).map(Some)
     }
 
-    /// The cluster of the user.
+    /// The home cluster.
     #[must_use]
     pub fn home(&self) -> &Cluster {
         &self.home
@@ -100,37 +99,35 @@ impl Site {
         &self.cluster
     }
 
-    /// The remote cluster, if it is one.
+    /// The remote cluster; `None` at home.
     #[must_use]
     pub fn remote_cluster(&self) -> Option<&Arc<Remote>> {
         self.remote.as_ref()
     }
 
-    /// Namespace of the twin.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Name of the twin.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How often the volume had moved when its twin got there.
+    /// The epoch of the volume to which the twin belongs.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Namespace and name of the twin: how people are told of it, and its key in the view.
+    /// The twin as namespace/name, for messages; also its key in the view.
     #[must_use]
     pub fn place(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Name of its cluster, for people.
+    /// Name of the twin's cluster, for messages.
     #[must_use]
     pub fn cluster_name(&self) -> String {
         self.cluster.id().to_string()
@@ -148,39 +145,37 @@ impl Site {
         self.cluster.all()
     }
 
-    /// The view that shows the twin.
     #[must_use]
     pub fn view(&self) -> View<slim::Twin> {
         self.cluster.twins_in(&self.namespace)
     }
 
-    /// The twin as it was a moment ago.
+    /// The twin, from the view.
     #[must_use]
     pub fn seen(&self) -> Option<Arc<slim::Twin>> {
         self.view().get(&self.place())
     }
 
-    /// Whether what is at the site belongs to a volume of ours.
+    /// The expected owner of the object at the site.
     #[must_use]
     pub fn owner(&self, volume: &VolumeName) -> Owner {
         Owner::of_volume(self.home.id().clone(), volume.clone(), self.epoch)
     }
 
-    /// Whether a claim is the twin of this volume.
     #[must_use]
     pub fn is_twin(&self, volume: &VolumeName, claim: &PersistentVolumeClaim) -> bool {
         let owner = self.owner(volume);
         owner.recognise(claim.labels(), claim.annotations()).is_ok()
     }
 
-    /// Whether PVs can be read there.
+    /// Whether this driver may read the PVs of the twin's cluster.
     #[must_use]
     pub fn shows_volumes(&self) -> bool {
         self.cluster.rights().volumes
     }
 
-    /// Whether a living twin here has our finalizer: where we could do nothing for
-    /// its data it would only be in the way.
+    /// Whether a living twin here has the driver's finalizer: where the driver may not retain the data,
+    /// the finalizer would only block the deletion.
     #[must_use]
     pub fn protects(&self) -> bool {
         let wanted = self.remote.as_ref().is_none_or(|remote| remote.protect);
@@ -188,7 +183,7 @@ impl Site {
     }
 }
 
-/// Finds where the twin of a request is to be, from where its claim's pod was sent.
+/// The site of the twin of a request, from the node that was selected for its claim.
 pub(super) async fn find_new(
     home: &Cluster,
     registry: &Registry,
@@ -202,12 +197,12 @@ pub(super) async fn find_new(
     let Some(name) = &request.spec.parameters.claim else {
         return Err(CreateError::Spec(SpecError::NotRemotely {
             field: "a volume without a claim",
-            why: "its twin has the name of the claim; csi-provisioner tells it with --extra-create-metadata",
+            why: "its twin has the name of the claim, which csi-provisioner passes with --extra-create-metadata",
         }));
     };
     match Site::remote(home, remote, name) {
         Ok(site) => Ok(site),
-        // Nobody waits for it, and what may be left of it is found by the orphans' loop.
+        // No client waits for the volume, and the orphans' loop finds what may be left of it.
         Err(NoSite::Unmapped(_)) if *fact == ClaimFact::Gone => Err(CreateError::Refused {
             twin: name.to_string(),
             cluster: home.id().to_string(),
@@ -217,7 +212,6 @@ pub(super) async fn find_new(
     }
 }
 
-/// The remote cluster the volume is for; `None` for the home cluster.
 async fn remote_of(
     home: &Cluster,
     registry: &Registry,
@@ -243,7 +237,7 @@ async fn remote_of(
         NodeKind::Real => {
             let label = node.labels.get(CLUSTER_KEY).and_then(|id| id.parse().ok());
             match label.filter(|id: &ClusterId| id != home.id()) {
-                // It stood for a cluster that nobody declares any more.
+                // The node represented a cluster that is no longer declared.
                 Some(id) => Err(CreateError::NoSite(Unreachable::Unknown(id).into())),
                 None => Ok(None),
             }
@@ -251,8 +245,8 @@ async fn remote_of(
     }
 }
 
-/// The remote cluster of a request that names no place in the home cluster. Of several
-/// always the same one for a volume: the next call has to find the twin of this one.
+/// The remote cluster of a request whose topology excludes the home cluster. Among several, always the
+/// same one for a volume: the next call has to find the twin of this one.
 fn requested_cluster(home: &ClusterId, volume: &VolumeName, requisite: &[Segments]) -> Option<ClusterId> {
     let cluster = |place: &Segments| place.get(CLUSTER_KEY).and_then(|id| id.parse::<ClusterId>().ok());
     if requisite
@@ -261,26 +255,26 @@ fn requested_cluster(home: &ClusterId, volume: &VolumeName, requisite: &[Segment
     {
         return None;
     }
-    let whole = |id: &ClusterId, place: &Segments| {
-        // Where in a remote cluster a volume is to be cannot be asked for.
+    let is_whole_cluster = |id: &ClusterId, place: &Segments| {
+        // A request cannot select a place within a remote cluster.
         place.admits(&Segments::of_cluster(id).into_map())
     };
     requisite
         .iter()
-        .filter_map(|place| cluster(place).filter(|id| whole(id, place)))
+        .filter_map(|place| cluster(place).filter(|id| is_whole_cluster(id, place)))
         .min_by_key(|id| digest(16, [volume.as_str(), id.as_str()]))
 }
 
-/// Where the twin of a volume is.
+/// The site of an existing volume.
 pub(super) struct Found {
-    /// `None` if it is seen to be nowhere.
+    /// `None` if the twin exists nowhere.
     pub(super) site: Option<Site>,
-    /// The virtual PV, if it was read to find that.
-    pub(super) outer: Option<VirtualPv>,
+    /// The virtual PV, if it was read in the search.
+    pub(super) virtual_pv: Option<VirtualPv>,
 }
 
-/// Finds where the twin of a volume is; `None` if it is seen to be nowhere.
-pub(super) async fn find_again(
+/// The site of an existing volume; `None` if the twin exists nowhere.
+pub(super) async fn find_existing(
     home: &Cluster,
     registry: &Registry,
     id: &VolumeId,
@@ -288,29 +282,29 @@ pub(super) async fn find_again(
     Ok(find(home, registry, id).await?.site)
 }
 
-/// Finds where the twin of a volume is: as its PV remembers, or by looking for it.
+/// Finds the site of an existing volume: as its PV records it, otherwise by a search for the twin.
 pub(super) async fn find(home: &Cluster, registry: &Registry, id: &VolumeId) -> Result<Found, DeleteError> {
     if id.cluster == *home.id() {
         return Ok(Found {
             site: Some(Site::local(home, &id.name, id.epoch)),
-            outer: None,
+            virtual_pv: None,
         });
     }
     let remote = registry.get(&id.cluster)?;
     let cluster = remote.reach()?;
-    let outer = VirtualPv::read(home, &id.name).await?;
-    let site = match outer.of_epoch(id.epoch).and_then(twin_in) {
+    let virtual_pv = VirtualPv::read(home, &id.name).await?;
+    let site = match virtual_pv.of_epoch(id.epoch).and_then(twin_in) {
         Some(twin) => Some(Site::recorded(home, remote, twin.namespace, twin.name, id.epoch)?),
         None => search(home, &remote, &cluster, id).await?,
     };
     Ok(Found {
         site,
-        outer: Some(outer),
+        virtual_pv: Some(virtual_pv),
     })
 }
 
-/// Looks for the twin of a volume whose PV does not say where it is. Kubernetes asks for nothing
-/// of a volume without a PV, so this is not needed but for what people do by hand.
+/// Searches the twin of a volume whose PV does not record where it is. Kubernetes makes no calls for a
+/// volume without a PV, so this is needed only for requests that a user makes by hand.
 async fn search(
     home: &Cluster,
     remote: &Arc<Remote>,
@@ -321,7 +315,7 @@ async fn search(
         let namespace = twin.namespace().unwrap_or_default();
         Site::recorded(home, Arc::clone(remote), namespace, twin.name_any(), id.epoch)
     };
-    // A volume that moves has several twins for a time.
+    // During a move a volume has several twins.
     let is_its = |twin: &&PersistentVolumeClaim| {
         let marks = Marks::read(twin.labels(), twin.annotations());
         marks.is_ok_and(|marks| marks.epoch == id.epoch)
@@ -341,8 +335,8 @@ async fn search(
         }
     }
     Err(DeleteError::Unknown(format!(
-        "the PersistentVolume {} that says where its twin is is gone, and claims of the cluster {} can only be read in \
-         namespaces that are offloaded now",
+        "the PersistentVolume {}, which records where its twin is, does not exist, and claims of the cluster {} can only be read \
+         in namespaces that are offloaded now",
         id.name, id.cluster
     )))
 }

@@ -1,6 +1,6 @@
-//! A twin as a copy of a snapshot or of another twin: whether that can be asked for where the
-//! twin is to be, and whether it was made. Sources are read live, and a copy is asked for only
-//! where its driver is seen to make it: see [`crate::placement`].
+//! A twin as a copy of a snapshot or of another twin: whether the source is in the twin's cluster and
+//! namespace, and whether the copy was made. Sources are read live, and a copy is requested only if its
+//! driver is known to make it; that decision is in [`crate::placement`].
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{
     observation::Observation,
     planned::Planned,
     reading,
-    site::find_again,
+    site::find_existing,
     snapshot::{SnapshotSite, SnapshotSiteError, source_affinity, user_content},
     waiter::settled_twin,
 };
@@ -28,32 +28,32 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         CopyFacts, Original, SourceDriver, SourcePlace, SourceRefusal, copy_flaw, may_copy, mode_name,
-        moving::ChangeBeside,
+        moving::ChangeDecision,
     },
     topology::NodeSelector,
     volume::{ClusterId, ContentSource, SnapshotId, VolumeId, mark},
 };
 
-/// How long a source may take to be bound that was answered for just now.
+/// How long to wait for the twin of a new source volume to be bound.
 const BINDING: Duration = Duration::from_secs(5);
 const SNAPSHOT: &str = "VolumeSnapshot";
 const CLAIM: &str = "PersistentVolumeClaim";
 
-/// What a volume is to be a copy of, where a twin can be made of it.
+/// The source of a new volume.
 pub(super) struct Source {
-    /// Its name, for people.
+    /// The name of the source, for messages.
     name: String,
-    place: Place,
+    place: SourceSite,
 }
 
-enum Place {
+enum SourceSite {
     Snapshot(SnapshotSite),
     Volume(Site, VolumeId),
 }
 
-/// The source of a request, if it has one; an error unless it is in the cluster and the
-/// namespace where the twin is to be.
-pub(super) async fn within_reach(
+/// The source of a request, if it has one; an error unless the source is in the cluster and the namespace
+/// of the twin.
+pub(super) async fn find_source(
     site: &Site,
     registry: &Registry,
     request: &CreateRequest,
@@ -68,21 +68,21 @@ pub(super) async fn within_reach(
         ContentSource::Snapshot(id) => {
             let id: SnapshotId = id.parse().map_err(|_| missing())?;
             let found = SnapshotSite::of(site.home(), registry, &id).await;
-            Place::Snapshot(found.map_err(unknown_snapshot)?.ok_or_else(missing)?)
+            SourceSite::Snapshot(found.map_err(unknown_snapshot)?.ok_or_else(missing)?)
         }
         ContentSource::Volume(id) => {
             let id: VolumeId = id.parse().map_err(|_| missing())?;
-            let found = find_again(site.home(), registry, &id).await;
+            let found = find_existing(site.home(), registry, &id).await;
             let found = found.map_err(unknown_volume)?.ok_or_else(missing)?;
-            Place::Volume(found, id)
+            SourceSite::Volume(found, id)
         }
     };
     let (cluster, namespace) = match &place {
-        Place::Snapshot(there) => (there.cluster(), there.namespace()),
-        Place::Volume(there, _) => (there.cluster(), there.namespace()),
+        SourceSite::Snapshot(there) => (there.cluster(), there.namespace()),
+        SourceSite::Volume(there, _) => (there.cluster(), there.namespace()),
     };
     if cluster.id() != site.cluster().id() {
-        // Which nodes of its cluster that are is looked at when the pod is sent there.
+        // Which of the cluster's nodes are suitable is checked when the pod is sent there.
         let nodes = place_of(site, cluster.id(), &Original::Volume(None));
         return Err(elsewhere(name, &nodes, cluster.id()));
     }
@@ -97,7 +97,7 @@ pub(super) async fn within_reach(
     Ok(Some(Source { name, place }))
 }
 
-/// How people know a source: by the name that the claim has for it.
+/// The name of a source for messages: the one that the claim uses.
 fn name(asked: &ContentSource, claim: Option<&PersistentVolumeClaim>) -> String {
     let spec = claim.and_then(|claim| claim.spec.as_ref());
     let own = spec.and_then(|spec| spec.data_source.as_ref());
@@ -112,7 +112,7 @@ fn name(asked: &ContentSource, claim: Option<&PersistentVolumeClaim>) -> String 
     }
 }
 
-/// Where copies of what is in this cluster can be made, in nodes of the home cluster.
+/// The nodes of the home cluster where copies of a source in this cluster can be made.
 fn place_of(site: &Site, cluster: &ClusterId, original: &Original) -> SourcePlace {
     let home = site.home();
     SourcePlace::of(original, cluster, home.id(), &reading::nodes(home))
@@ -126,8 +126,8 @@ fn elsewhere(source_name: String, place: &SourcePlace, cluster: &ClusterId) -> C
     }
 }
 
-/// Refuses a node of this cluster that cannot have a copy. Where in another cluster it is
-/// made is for the scheduler there.
+/// Refuses a node of the home cluster that cannot have a copy. In a remote cluster the scheduler there
+/// chooses the node.
 fn check_node(site: &Site, planned: &Planned, name: &str, original: &Original) -> Result<(), CreateError> {
     let Some(node) = planned
         .node
@@ -144,10 +144,14 @@ fn check_node(site: &Site, planned: &Planned, name: &str, original: &Original) -
     Err(elsewhere(name.to_owned(), &place, cluster))
 }
 
-/// Notes on a claim that its pod was sent where its source is not: from then on a node is
-/// selected for it that can have the copy. If that cannot be written the scheduler tries
-/// on, as it would without.
-pub(super) async fn note_miss(home: &Cluster, claim: Option<&PersistentVolumeClaim>, cluster: &ClusterId) {
+/// Records on a claim that its pod was sent to another cluster than that of its source: from then on this
+/// driver selects a suitable node for it. If that cannot be written, the scheduler keeps trying, as it
+/// would without the record.
+pub(super) async fn record_source_cluster(
+    home: &Cluster,
+    claim: Option<&PersistentVolumeClaim>,
+    cluster: &ClusterId,
+) {
     let Some(claim) = claim else { return };
     if claim.annotations().get(mark::SOURCE_AT).map(String::as_str) == Some(cluster.as_str()) {
         return;
@@ -159,7 +163,7 @@ pub(super) async fn note_miss(home: &Cluster, claim: Option<&PersistentVolumeCla
     }});
     let name = claim.name_any();
     if let Err(error) = crash::around(Step::NoteSource, claims.merge(&name, &patch)).await {
-        tracing::warn!(claim = name, %error, "where the source of a claim is could not be noted on it");
+        tracing::warn!(claim = name, %error, "failed to record on a claim in which cluster its source is");
     }
 }
 
@@ -175,11 +179,12 @@ fn unknown_volume(error: DeleteError) -> CreateError {
     match error {
         DeleteError::Api(error) => error.into(),
         DeleteError::Unreachable(error) => NoSite::from(error).into(),
+        DeleteError::Unknown(why) => CreateError::SourceUnknown(why),
         other => CreateError::SourceUnknown(other.to_string()),
     }
 }
 
-/// A right that is missing is not there in a minute either, and nothing was made.
+/// If a right is missing, retrying does not help, and nothing was created.
 fn not_allowed(error: ApiError) -> CreateError {
     if error.is_forbidden() {
         CreateError::NotAccepted(error)
@@ -188,8 +193,8 @@ fn not_allowed(error: ApiError) -> CreateError {
     }
 }
 
-/// The source as the twin names it, once it is seen that the class of the plan copies it.
-pub(super) async fn copied(
+/// The reference to the source in the spec of the twin, if the planned class can copy the source.
+pub(super) async fn data_source(
     site: &Site,
     request: &CreateRequest,
     planned: &Planned,
@@ -201,7 +206,7 @@ pub(super) async fn copied(
         may_copy(&name, driver, class, provisioner, &site.cluster_name())
     };
     match place {
-        Place::Snapshot(there) => {
+        SourceSite::Snapshot(there) => {
             let twin = snapshot(&there, &name).await?;
             let content = match content(&there, &twin).await {
                 Ok(content) => content.ok_or_else(|| not_usable(&name, "is not bound to its content yet"))?,
@@ -220,7 +225,7 @@ pub(super) async fn copied(
             allow_mode(request, &name, &there, &content).await?;
             Ok(reference(Some(SNAPSHOT_GROUP), SNAPSHOT, there.name()))
         }
-        Place::Volume(there, id) => {
+        SourceSite::Volume(there, id) => {
             let twin = volume(&there, &name, &id).await?;
             let copier = copier(&there, &twin, &name).await?;
             allowed(copier.as_fact())?;
@@ -247,12 +252,12 @@ fn not_usable(name: &str, why: &str) -> SourceRefusal {
     }
 }
 
-/// The twin of a snapshot that volumes can be made of.
+/// The twin of a snapshot that is ready to be restored.
 async fn snapshot(there: &SnapshotSite, name: &str) -> Result<VolumeSnapshot, CreateError> {
     let found = there.snapshots().get(&there.name()).await.map_err(not_allowed)?;
     let Some(twin) = found.filter(|found| there.recognise(found).is_ok()) else {
         return Err(CreateError::NoSource(format!(
-            "{name} does not exist any more: there is no {} in the cluster {}",
+            "{name} does not exist any more: the VolumeSnapshot {} does not exist in the cluster {}",
             there.place(),
             there.cluster_name()
         )));
@@ -266,7 +271,7 @@ async fn snapshot(there: &SnapshotSite, name: &str) -> Result<VolumeSnapshot, Cr
     Ok(twin)
 }
 
-/// The content that a twin is bound to.
+/// The content to which a twin is bound.
 async fn content(
     there: &SnapshotSite,
     twin: &VolumeSnapshot,
@@ -278,8 +283,8 @@ async fn content(
     Ok(found.filter(|content| content.spec.volume_snapshot_ref.uid == twin.uid()))
 }
 
-/// csi-provisioner refuses a volume of another mode than its source's, unless the content
-/// allows it. The user's content may; the one of the twin has to say so, too.
+/// csi-provisioner refuses a volume whose mode differs from that of its source, unless the content allows
+/// it. If the user's content allows it, the twin's content gets the same annotation.
 async fn allow_mode(
     request: &CreateRequest,
     name: &str,
@@ -324,39 +329,35 @@ async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVol
         .map_err(not_allowed)?;
     let Some(twin) = found.filter(|found| there.is_twin(&id.name, found)) else {
         return Err(CreateError::NoSource(format!(
-            "{name} does not exist any more: its twin {} is not in the cluster {}",
+            "{name} does not exist any more: its twin {} does not exist in the cluster {}",
             there.place(),
             there.cluster_name()
         )));
     };
-    if let ChangeBeside::MovedOn(_) = may_change(there.home(), id, &twin, true).await {
-        return Err(not_usable(name, "has moved, and this is what is left of before").into());
+    if let ChangeDecision::MovedOn(_) = may_change(there.home(), id, &twin, true).await {
+        return Err(not_usable(name, "has moved, and the request names an earlier epoch").into());
     }
     if twin.metadata.deletion_timestamp.is_some() {
         return Err(not_usable(name, "is being deleted").into());
     }
     if reading::is_releasing(&twin) {
-        return Err(not_usable(
-            name,
-            "is being released: copy it with its real class when that has ended",
-        )
-        .into());
+        return Err(not_usable(name, "is being released: copy it with its real class after that").into());
     }
     if reading::phase(&twin) != "Bound" {
-        let why = "has no storage yet; in a remote cluster it may get it only when its pod arrives there";
+        let why = "is not bound yet; in a remote cluster it may be bound only when its pod arrives there";
         return Err(not_usable(name, why).into());
     }
     Ok(twin)
 }
 
-/// Who can copy a twin.
+/// The driver that can copy a twin.
 enum Copier {
     Driver {
         name: String,
-        /// From where its PV can be reached.
+        /// From where its PV is accessible.
         reached_from: Option<NodeSelector>,
     },
-    Nobody,
+    NoDriver,
     Unreadable,
 }
 
@@ -364,7 +365,7 @@ impl Copier {
     fn as_fact(&self) -> SourceDriver<'_> {
         match self {
             Self::Driver { name, .. } => SourceDriver::Csi(name),
-            Self::Nobody => SourceDriver::None,
+            Self::NoDriver => SourceDriver::None,
             Self::Unreadable => SourceDriver::Unreadable("PersistentVolumes"),
         }
     }
@@ -386,12 +387,12 @@ async fn copier(there: &Site, twin: &PersistentVolumeClaim, name: &str) -> Resul
             name: driver.to_owned(),
             reached_from: facts::affinity(&real),
         },
-        None => Copier::Nobody,
+        None => Copier::NoDriver,
     })
 }
 
-/// Why the PV of a twin does not hold a copy of the source that is asked for.
-pub(super) fn flaw(
+/// Why the PV of a twin is not a copy of the requested source.
+pub(super) fn copy_defect(
     request: &CreateRequest,
     twin: &PersistentVolumeClaim,
     volume: &PersistentVolume,

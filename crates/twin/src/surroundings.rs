@@ -1,22 +1,22 @@
-//! What decides where a real class works, as it was a moment ago: classes, nodes with its
-//! driver, published capacities, volumes that nobody provisions.
+//! What decides where a real class works, from the views: classes, nodes with its driver, published
+//! capacities, static PVs.
 
 use std::collections::BTreeSet;
 
 use super::CreateRequest;
 use crate::{
     cluster::{ApiError, Cluster},
-    placement::{Ask, Capacity, Class, NO_PROVISIONER, RealDriver, StaticVolume, Surroundings},
+    placement::{Capacity, Class, ClassContext, NO_PROVISIONER, RealDriver, StaticVolume, TwinRequest},
 };
 
-/// The classes of a cluster, as they were a moment ago.
+/// The classes of a cluster, from the view.
 pub fn classes(cluster: &Cluster) -> Vec<Class> {
     let seen = cluster.views().classes.all();
     seen.iter().map(|it| Class::clone(it)).collect()
 }
 
-pub fn ask(request: &CreateRequest) -> Ask<'_> {
-    Ask {
+pub fn ask(request: &CreateRequest) -> TwinRequest<'_> {
+    TwinRequest {
         volume: &request.volume,
         size: request.spec.size.request(),
         capabilities: &request.spec.capabilities,
@@ -24,15 +24,14 @@ pub fn ask(request: &CreateRequest) -> Ask<'_> {
     }
 }
 
-/// What decides where a class works.
-pub(super) struct Known {
+pub(super) struct ClassFacts {
     driver: RealDriver,
     capacities: Vec<Capacity>,
     volumes: Vec<StaticVolume>,
 }
 
-impl Known {
-    /// About a class, on one node only or on all of them.
+impl ClassFacts {
+    /// For a class, on one node only or on all of them.
     pub(super) async fn about(home: &Cluster, class: &Class, only: Option<&str>) -> Result<Self, ApiError> {
         let views = home.views();
         let capacities = views.capacities.of_topic(&class.name);
@@ -48,8 +47,8 @@ impl Known {
         })
     }
 
-    pub(super) fn surroundings<'a>(&'a self, class: &'a Class) -> Surroundings<'a> {
-        Surroundings {
+    pub(super) fn surroundings<'a>(&'a self, class: &'a Class) -> ClassContext<'a> {
+        ClassContext {
             class,
             driver: &self.driver,
             capacities: &self.capacities,

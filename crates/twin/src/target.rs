@@ -1,4 +1,4 @@
-//! For whom and for which nodes a volume is: as the request says, and its claim.
+//! The claim and the nodes for which a volume is requested.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::{
     topology::{CLUSTER_KEY, NODE_KEY, Node, Segments, node_value},
 };
 
-/// A claim is known by its uid: one of another uid, or on its way out, is gone.
+/// The claim of the request. A claim with another uid, or being deleted, counts as gone.
 pub(super) async fn claim(
     home: &Cluster,
     request: &CreateRequest,
@@ -38,9 +38,9 @@ pub(super) async fn claim(
     })
 }
 
-/// The node, or the nodes, the volume is for. The request names them by our topology
-/// keys, the claim by its selected node; where both speak they must agree. In a remote
-/// cluster any node will do that stands for it.
+/// The node, or the nodes, for which the volume is requested. The request names them by topology keys,
+/// the claim by its selected node; if both do, they must agree. For a remote cluster any virtual node
+/// that represents it will do.
 pub(super) async fn target(
     site: &Site,
     registry: &Registry,
@@ -66,7 +66,7 @@ pub(super) async fn target(
                 let standing = node(home, selected).await?.map(|node| registry.behind(&node));
                 match standing {
                     Some(NodeKind::Virtual(behind)) if behind.id == remote.id => {}
-                    // It was sent elsewhere meanwhile.
+                    // The pod was scheduled elsewhere in the meantime.
                     _ => return Ok(disagrees(Some(selected))),
                 }
                 Segments::of_cluster(&remote.id)
@@ -83,15 +83,14 @@ pub(super) async fn target(
     }
     let waits = virtual_class.is_some_and(|class| class.binding == BindingMode::WaitForFirstConsumer);
     if waits && !request.requisite.is_empty() {
-        // The scheduler took its choice back; the request is from before that.
+        // The scheduler has removed the selected node since the request was made.
         return Ok(disagrees(None));
     }
     Ok(requested(site, request))
 }
 
-/// The nodes that a request allows whose claim has none selected: it is of an
-/// `Immediate` class, or there is no claim. `allowedTopologies` of the virtual class
-/// reach us only here.
+/// The nodes that a request allows if its claim has no selected node: its class is `Immediate`, or there
+/// is no claim. Only here `allowedTopologies` of the virtual class reach the driver.
 fn requested(site: &Site, request: &CreateRequest) -> Target {
     let home = site.home();
     if site.remote_cluster().is_some() || request.requisite.is_empty() {
@@ -101,7 +100,7 @@ fn requested(site: &Site, request: &CreateRequest) -> Target {
     let nodes = nodes(home);
     let mut ours = nodes.iter().filter(|node| node.has_driver());
     if ours.all(may) && nodes.iter().any(may) {
-        // As good as none: the real class may choose.
+        // All nodes are allowed, so the real class may choose.
         return Target::Any;
     }
     let names = nodes.iter().filter(|node| node.has_driver() && may(node));
@@ -123,7 +122,7 @@ fn requested_node(home: &Cluster, request: &CreateRequest) -> Option<String> {
     let value = only.get(NODE_KEY)?;
     let nodes = home.views().nodes.all();
     let node = nodes.iter().find(|node| node_value(&node.name) == value);
-    // A node we do not see (yet) is still a node; its name is its value unless it is very long.
+    // The view may not show the node yet; the value is its name unless that is very long.
     Some(node.map_or_else(|| value.to_owned(), |node| node.name.clone()))
 }
 
@@ -131,6 +130,6 @@ fn describe(place: &Segments) -> String {
     match (place.get(NODE_KEY), place.get(CLUSTER_KEY)) {
         (Some(node), _) => format!("the node {node}"),
         (None, Some(cluster)) => format!("the cluster {cluster}"),
-        (None, None) => "a place this driver does not know".to_owned(),
+        (None, None) => "an unknown topology segment".to_owned(),
     }
 }

@@ -1,6 +1,5 @@
-//! Waiting for one twin and its PV: woken by what is watched, and now and then
-//! without it, since a watch may be cut. What woke us is only a hint; whoever is
-//! woken looks for himself.
+//! Waits for changes of one twin and its PV: woken by the views, and after some seconds without them,
+//! since a watch may be interrupted. A wake-up is only a hint: the caller reads the objects again.
 
 use std::time::Duration;
 
@@ -10,11 +9,11 @@ use tokio::time::Instant;
 use super::{Site, reading};
 use crate::cluster::{ApiError, slim, view::Changes};
 
-/// The longest time without a look of one's own.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// The longest time between two reads.
+const RECHECK: Duration = Duration::from_secs(5);
 
-/// The twin at a site, read live. A volume is answered for as soon as its twin has a PV, and
-/// Kubernetes says on the twin that it is bound a moment later: that is waited for.
+/// The twin at a site, read live. `CreateVolume` succeeds as soon as the twin has a PV, and Kubernetes
+/// sets its phase to Bound a moment later: that is waited for.
 pub(super) async fn settled_twin(
     site: &Site,
     deadline: Instant,
@@ -31,14 +30,12 @@ pub(super) async fn settled_twin(
     }
 }
 
-/// Waits for changes of one twin and its PV.
 pub(super) struct TwinWaiter {
     twins: Changes<slim::Twin>,
     volumes: Changes<slim::Volume>,
 }
 
 impl TwinWaiter {
-    /// A waiter for changes of the twin at this site, from now on.
     pub(super) fn of(site: &Site) -> Self {
         Self {
             twins: site.view().subscribe(site.name()),
@@ -46,12 +43,12 @@ impl TwinWaiter {
         }
     }
 
-    /// Waits for a reason to look again; false when time is up. Changes that are
-    /// not `worth_a_look` are slept through.
-    pub(super) async fn wait(&mut self, deadline: Instant, worth_a_look: impl Fn() -> bool) -> bool {
-        let look_again = deadline.min(Instant::now() + LOOK_AGAIN);
+    /// Waits for a reason to read again; false when the deadline has passed. Ignores changes for which
+    /// `is_relevant` is false.
+    pub(super) async fn wait(&mut self, deadline: Instant, is_relevant: impl Fn() -> bool) -> bool {
+        let recheck = deadline.min(Instant::now() + RECHECK);
         loop {
-            let left = look_again.saturating_duration_since(Instant::now());
+            let left = recheck.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Instant::now() < deadline;
             }
@@ -59,7 +56,7 @@ impl TwinWaiter {
                 () = self.twins.next(left) => {}
                 () = self.volumes.next(left) => {}
             }
-            if worth_a_look() {
+            if is_relevant() {
                 return true;
             }
         }

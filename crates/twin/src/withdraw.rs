@@ -1,4 +1,4 @@
-//! Taking back: a twin that nobody was given, a reservation.
+//! Deletes a twin that was never handed over, and clears the reservation of a static PV for it.
 
 use std::time::Duration;
 
@@ -14,16 +14,15 @@ use crate::{
     volume::mark,
 };
 
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const RECHECK: Duration = Duration::from_secs(2);
 
-/// Frees the static volume reserved for this twin, deletes exactly this twin in
-/// exactly this version unless somebody does already, and waits until it is gone. In
-/// this order: a crash in between leaves a twin that shows what is to be done. False if
-/// it changed meanwhile: it stands, and whoever called looks again and decides anew.
+/// Clears the reservation of a static PV for this twin, deletes exactly this version of the twin unless
+/// it is being deleted already, and waits until it is deleted. In this order: after a crash in between,
+/// the twin still shows what to do. False if the twin has changed: it stays, and the caller observes and
+/// decides again.
 ///
-/// Only for twins that were never handed over, or that somebody else deletes and
-/// nobody has any more: the caller has made sure, and the version makes sure that it
-/// stays true.
+/// Only for twins that were never handed over, or that another client is deleting and no volume uses: the
+/// caller has checked that, and the version guarantees that it is still true.
 pub async fn withdraw(
     cluster: &Cluster,
     twin: &PersistentVolumeClaim,
@@ -36,7 +35,7 @@ pub async fn withdraw(
     if !delete_exactly(cluster, twin).await? {
         return Ok(false);
     }
-    if !await_gone(cluster, twin, deadline).await? {
+    if !wait_until_deleted(cluster, twin, deadline).await? {
         return Err(CreateError::StillWaiting {
             twin: format!("{}/{}", twin.namespace().unwrap_or_default(), twin.name_any()),
             cluster: cluster.id().to_string(),
@@ -47,10 +46,10 @@ pub async fn withdraw(
     Ok(true)
 }
 
-/// Has the twin be deleted in exactly this version; false if there is another one.
+/// Deletes the twin in exactly this version; false if it has another one.
 async fn delete_exactly(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
     if twin.metadata.deletion_timestamp.is_some() {
-        // In a namespace that is being deleted the right to delete may be gone already.
+        // In a namespace that is being deleted this driver may have lost its right to delete.
         return remove_finalizer(cluster, twin).await;
     }
     let exactly = Precondition {
@@ -64,8 +63,8 @@ async fn delete_exactly(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Resu
     }
 }
 
-/// Waits until the twin is gone, taking our finalizer off; false when time is up.
-pub(super) async fn await_gone(
+/// Waits until the twin is deleted, and removes the driver's finalizer; false when the deadline has passed.
+pub(super) async fn wait_until_deleted(
     cluster: &Cluster,
     twin: &PersistentVolumeClaim,
     deadline: Instant,
@@ -85,11 +84,11 @@ pub(super) async fn await_gone(
         if left.is_zero() {
             return Ok(false);
         }
-        changes.next(left.min(LOOK_AGAIN)).await;
+        changes.next(left.min(RECHECK)).await;
     }
 }
 
-/// Frees the static volumes that are reserved for a twin but were never bound.
+/// Clears the reservations of static PVs for a twin that were never bound.
 pub async fn free_reserved(cluster: &Cluster, twin: &str) -> Result<(), ApiError> {
     for seen in cluster.views().volumes.of_twin(twin) {
         clear_claim_ref(cluster, &seen.name, twin).await?;
@@ -97,8 +96,8 @@ pub async fn free_reserved(cluster: &Cluster, twin: &str) -> Result<(), ApiError
     Ok(())
 }
 
-/// Takes a reservation for a twin off a PV. A `claimRef` with a uid is no
-/// reservation: it was bound, and what becomes of it is Kubernetes' decision.
+/// Clears the reservation of a PV for a twin. A `claimRef` with a uid is not a reservation: the PV was
+/// bound, and Kubernetes decides what happens to it.
 pub(super) async fn clear_claim_ref(cluster: &Cluster, volume: &str, twin: &str) -> Result<(), ApiError> {
     let volumes = cluster.all::<PersistentVolume>();
     let Some(found) = volumes.get(volume).await? else {
@@ -115,8 +114,8 @@ pub(super) async fn clear_claim_ref(cluster: &Cluster, volume: &str, twin: &str)
     outcome.map(|_| ())
 }
 
-/// Whether a PV is reserved for this twin and not bound. One that is being imported or
-/// released has somebody's data, and is never offered to others.
+/// Whether a PV is reserved for this twin and not bound. A PV that is being imported or released holds a
+/// user's data, and must never become available to other claims.
 pub(super) fn is_reservation(volume: &PersistentVolume, namespace: &str, twin: &str) -> bool {
     let marked = |key| volume.annotations().contains_key(key);
     if marked(mark::IMPORT) || marked(mark::ADOPT_FOR) || marked(mark::RELEASE) {

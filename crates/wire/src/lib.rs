@@ -1,6 +1,5 @@
-//! The wire interfaces, generated from `proto/`: CSI and kubelet's plugin
-//! registration. Served by `src/csi`, dialled by the node's client of real
-//! drivers; nothing else sees these types.
+//! gRPC types generated from `proto/`: CSI and the kubelet's plugin registration. Used only by `src/csi`,
+//! which serves them, and by the node plugin's client of real drivers.
 
 use std::fmt;
 
@@ -11,13 +10,13 @@ pub mod csi {
     include!(concat!(env!("OUT_DIR"), "/redacted.rs"));
 }
 
-/// Kubelet's `pluginregistration`, as served on sockets in `plugins_registry`.
+/// The kubelet's `pluginregistration`, served on sockets in `plugins_registry`.
 #[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub)]
 pub mod registration {
     tonic::include_proto!("pluginregistration");
 }
 
-/// Stands for a map of secrets in debug output: how many, never which values.
+/// Debug output of a map of secrets: their number, never their values.
 struct Redacted(usize);
 
 impl fmt::Debug for Redacted {

@@ -1,6 +1,6 @@
-//! The two sides of a move as programs: `liqo-csi mover` runs them in the pods of a move, and
-//! this crate's own program in its tests and benchmark. What they print on standard output, and
-//! answer on the target's port for orders, is JSON: see [`crate::control`].
+//! The two sides of a move as programs: `liqo-csi mover` runs them in the pods of a move, and this crate's
+//! own program in its tests and benchmark. Their output on standard output, and their answers on the
+//! target's port for orders, are JSON: see [`crate::control`].
 
 mod orders;
 mod receiver;
@@ -22,24 +22,24 @@ use crate::{
     error::Error,
 };
 
-/// The sides of a move, and what makes their certificates.
+/// The sides of a move, and the command that creates their certificates.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Make the certificates of a move: a folder `source`, a folder `target`.
+    /// Create the certificates of a move, in the directories `source` and `target`.
     Issue {
-        /// The move.
+        /// Uid of the move.
         #[arg(long)]
         r#move: String,
-        /// Where the folders go.
+        /// The parent of these directories.
         folder: PathBuf,
     },
-    /// Be the source. Ends when the target says that it has all it wants.
+    /// Run the source. It ends when the target reports that it is done.
     Source(source::Args),
-    /// Be the target.
+    /// Run the target.
     Target(target::Args),
 }
 
-/// Runs one side to its end. An error is printed as JSON, and its reason is the exit code.
+/// Runs one side to its end. An error is printed as JSON, and its reason determines the exit code.
 #[must_use]
 pub fn run(command: &Command) -> ExitCode {
     let outcome = match command {
@@ -50,7 +50,7 @@ pub fn run(command: &Command) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&Answer::from(&error));
+            log(&Answer::from(&error));
             ExitCode::from(Reason::of(&error).exit_code())
         }
     }
@@ -69,19 +69,19 @@ fn issue(id: &MoveId, folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// What both sides are told.
+/// The options of both sides.
 #[derive(clap::Args)]
 struct Common {
-    /// The volume.
+    /// Path of the volume.
     #[arg(long)]
     root: PathBuf,
-    /// The move.
+    /// Uid of the move.
     #[arg(long)]
     r#move: String,
     /// The volume's epoch.
     #[arg(long, default_value_t = 1)]
     epoch: u64,
-    /// `authority.pem`, `certificate.pem` and `key.pem` of this side: a Secret that is mounted.
+    /// Directory with `authority.pem`, `certificate.pem` and `key.pem` of this side: a mounted Secret.
     #[arg(long)]
     credentials: PathBuf,
 }
@@ -91,11 +91,11 @@ impl Common {
         MoveId::new(&self.r#move, self.epoch)
     }
 
-    /// The certificates as they are now, or those of before if they cannot be read: a Secret
-    /// that is mounted is renewed in place.
+    /// The current certificates, or the previous ones if they cannot be read: a mounted Secret is updated in
+    /// place.
     fn renewed(&self, before: Identity) -> Identity {
         self.identity().unwrap_or_else(|error| {
-            say(&Answer::from(&error));
+            log(&Answer::from(&error));
             before
         })
     }
@@ -114,10 +114,10 @@ impl Common {
     }
 }
 
-/// Says something to whoever reads the log.
-fn say(answer: &Answer) {
+/// Writes an answer to the log.
+fn log(answer: &Answer) {
     if let Ok(line) = serde_json::to_string(answer) {
-        // Nobody has to listen.
+        // Standard output may be closed.
         let _ = writeln!(std::io::stdout().lock(), "{line}");
     }
 }

@@ -1,6 +1,6 @@
-//! The port on which a target takes orders: one connection at a time, one order after the
-//! other. Who has gone away misses the answer, and finds the order's work done; but no source is
-//! waited for then.
+//! The port on which a target takes orders: one connection at a time, one order after the other. If the
+//! client disconnects, the order still completes and its answer is dropped; but then the program does not
+//! wait for a source any more.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -21,18 +21,18 @@ use crate::{
     verify::Scope,
 };
 
-use super::{receiver::Receiver, say};
+use super::{log, receiver::Receiver};
 
-/// Whoever waits for an order's end hears so often that it is under way.
+/// How often progress is sent to a client that waits for an order.
 const EVERY: Duration = Duration::from_secs(1);
-/// For whoever gave an order to take what is said of it.
+/// How long a client may take to read an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Does what it is told until it is told to finish.
-pub(super) fn obey(mut receiver: Receiver<'_>, listener: &TcpListener) -> Result<(), Error> {
+/// Carries out orders until it is ordered to finish.
+pub(super) fn serve_orders(mut receiver: Receiver<'_>, listener: &TcpListener) -> Result<(), Error> {
     loop {
         let (mut connection, _) = listener.accept().map_err(Error::Cut)?;
-        // Without a limit one who does not read would hold up the move.
+        // Without a limit a client that does not read would block the move.
         if connection.set_write_timeout(Some(PATIENCE)).is_err() {
             continue;
         }
@@ -43,29 +43,29 @@ pub(super) fn obey(mut receiver: Receiver<'_>, listener: &TcpListener) -> Result
         loop {
             match next(&mut orders) {
                 Ok(Some(Ok(Order::Finish))) => {
-                    let answer = receiver.finish().map(|()| Answer::Finished);
-                    let said = answer.as_ref().map_or_else(Answer::from, Answer::clone);
-                    tell(&mut connection, &said);
-                    return answer.map(drop);
+                    let finished = receiver.finish().map(|()| Answer::Finished);
+                    let answer = finished.as_ref().map_or_else(Answer::from, Answer::clone);
+                    send_answer(&mut connection, &answer);
+                    return finished.map(drop);
                 }
                 Ok(Some(Ok(order))) => {
                     let answer = carry_out(&mut receiver, order, &mut connection);
                     let answer = answer.unwrap_or_else(|error| Answer::from(&error));
-                    tell(&mut connection, &answer);
+                    send_answer(&mut connection, &answer);
                 }
                 Ok(Some(Err(message))) => {
                     let reason = Reason::Order;
-                    tell(&mut connection, &Answer::Failed { reason, message });
+                    send_answer(&mut connection, &Answer::Failed { reason, message });
                     break;
                 }
-                // They have gone; others may come.
+                // The client has disconnected; others may connect.
                 Ok(None) | Err(_) => break,
             }
         }
     }
 }
 
-/// The next line, as far as it is one.
+/// The next line; an error text if it is not an order.
 fn next(orders: &mut impl BufRead) -> io::Result<Option<Result<Order, String>>> {
     let mut line = String::new();
     if orders.take(LONGEST_ORDER).read_line(&mut line)? == 0 {
@@ -78,27 +78,27 @@ fn next(orders: &mut impl BufRead) -> io::Result<Option<Result<Order, String>>> 
 
 fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStream) -> Result<Answer, Error> {
     let progress: Mutex<Option<Progress>> = Mutex::new(None);
-    let is_heard = AtomicBool::new(true);
+    let is_connected = AtomicBool::new(true);
     let (done, waiting) = mpsc::channel::<()>();
     thread::scope(|scope| {
-        let told = connection.try_clone();
-        let (progress, is_heard) = (&progress, &is_heard);
+        let writer = connection.try_clone();
+        let (progress, is_connected) = (&progress, &is_connected);
         scope.spawn(move || {
-            let Ok(mut told) = told else {
-                is_heard.store(false, Ordering::Relaxed);
+            let Ok(mut writer) = writer else {
+                is_connected.store(false, Ordering::Relaxed);
                 return;
             };
             while waiting.recv_timeout(EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let known = lock(progress).clone();
-                let under_way = Answer::Progress {
+                let update = Answer::Progress {
                     connected: known.is_some(),
                     received_bytes: known.as_ref().map_or(0, Progress::received_bytes),
                     expected_bytes: known.as_ref().map_or(0, Progress::expected_bytes),
                     direct: known.as_ref().is_some_and(Progress::is_direct),
                     settled_bytes: known.as_ref().and_then(Progress::settled_bytes),
                 };
-                if write(&mut told, &under_way).is_err() {
-                    is_heard.store(false, Ordering::Relaxed);
+                if write(&mut writer, &update).is_err() {
+                    is_connected.store(false, Ordering::Relaxed);
                     return;
                 }
             }
@@ -106,7 +106,7 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
         let answer = match order {
             Order::Pass { last, reread } => {
                 let options = PassOptions { last, reread };
-                let is_wanted = || is_heard.load(Ordering::Relaxed);
+                let is_wanted = || is_connected.load(Ordering::Relaxed);
                 let passed = receiver.pass(options, is_wanted, |connected| *lock(progress) = connected);
                 passed.map(Answer::Passed)
             }
@@ -126,10 +126,10 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
     })
 }
 
-/// Says it to whoever gave the order, and to the log.
-fn tell(connection: &mut TcpStream, answer: &Answer) {
-    say(answer);
-    // They may have gone: the order can be given again.
+/// Sends an answer to the client, and writes it to the log.
+fn send_answer(connection: &mut TcpStream, answer: &Answer) {
+    log(answer);
+    // The client may have disconnected: the order can be given again.
     let _ = write(connection, answer);
 }
 

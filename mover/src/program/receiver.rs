@@ -1,5 +1,4 @@
-//! What a target's program has, however it is told what to do: the volume, and the door for the
-//! source.
+//! The state of a target's program, however it gets its orders: the volume, and the acceptor for the source.
 
 use std::{
     io,
@@ -18,14 +17,14 @@ use crate::{
     verify::{Scope, Verification},
 };
 
-use super::{Common, say};
+use super::{Common, log};
 
-/// After so long without a source the certificates are read again.
+/// The certificates are read again after this time without a source.
 const ROUND: Duration = Duration::from_mins(1);
-/// So often it is looked whether somebody still wants a source to come.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often it is checked whether the client still waits for a source.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A target that waits for its source.
+/// A target that accepts its source.
 pub(super) struct Receiver<'a> {
     common: &'a Common,
     identity: Identity,
@@ -33,13 +32,13 @@ pub(super) struct Receiver<'a> {
     volume: Volume,
 }
 
-/// What the source's content goes to.
+/// The volume for the source's content.
 enum Volume {
     Tree(Target),
     Device(BlockTarget),
 }
 
-/// A source that is connected.
+/// A session with a source.
 enum Session<'v> {
     Tree(target::Session<'v>),
     Device(BlockSession<'v>),
@@ -55,7 +54,7 @@ impl Volume {
 }
 
 impl Session<'_> {
-    /// Of a device every pass reads all, and what changes meanwhile is not seen.
+    /// For a device every pass reads everything, and concurrent changes are not noticed.
     fn pass(&mut self, options: PassOptions) -> Result<Passed, Error> {
         match self {
             Self::Tree(session) => session.pass(options).map(Passed::from),
@@ -79,7 +78,7 @@ impl Session<'_> {
 }
 
 impl<'a> Receiver<'a> {
-    /// `journal` is for the volume that is a device.
+    /// `journal` is for a volume that is a device.
     pub(super) fn open(
         common: &'a Common,
         listen: SocketAddr,
@@ -100,7 +99,7 @@ impl<'a> Receiver<'a> {
         })
     }
 
-    /// These passes, on one connection if that holds; then the source is let go.
+    /// Runs these passes, on one connection if that does not break; then ends the session.
     pub(super) fn passes(&mut self, mut all: impl Iterator<Item = PassOptions>) -> Result<(), Error> {
         let mut next = all.next();
         while next.is_some() {
@@ -109,10 +108,10 @@ impl<'a> Receiver<'a> {
             while let Some(options) = next {
                 match session.pass(options) {
                     Err(error) if error.is_cut() => {
-                        say(&Answer::from(&error));
+                        log(&Answer::from(&error));
                         break;
                     }
-                    passed => say(&Answer::Passed(passed?)),
+                    passed => log(&Answer::Passed(passed?)),
                 }
                 next = all.next();
             }
@@ -123,9 +122,9 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    /// One pass, on as many connections as it takes. Who wants to know how far it is hears of
-    /// each connection. Nobody is waited for whom nobody wants any more: the next order may be for
-    /// a source that has changed.
+    /// Runs one pass, on as many connections as necessary. `observer` gets the progress of each connection.
+    /// It stops waiting for a source when the client is gone: the next order may be for a source that has
+    /// changed.
     pub(super) fn pass(
         &mut self,
         options: PassOptions,
@@ -138,7 +137,7 @@ impl<'a> Receiver<'a> {
             let mut session = self.volume.session(lanes);
             connected(Some(session.progress()));
             match session.pass(options) {
-                Err(error) if error.is_cut() => say(&Answer::from(&error)),
+                Err(error) if error.is_cut() => log(&Answer::from(&error)),
                 passed => return passed,
             }
         }
@@ -162,10 +161,10 @@ impl<'a> Receiver<'a> {
         let mut read = Instant::now();
         loop {
             if !is_wanted() {
-                let gone = "whoever gave the order is gone, and so is the source";
+                let gone = "the client that gave the order and the source have disconnected";
                 return Err(Error::Cut(io::Error::other(gone)));
             }
-            if let Some(lanes) = self.acceptor.accept(LOOK)? {
+            if let Some(lanes) = self.acceptor.accept(CHECK_INTERVAL)? {
                 return Ok(lanes);
             }
             if read.elapsed() < ROUND {

@@ -1,6 +1,6 @@
-//! The source's program: dials the target, or is dialled by somebody who connects the two, and does
-//! what the target asks for. Where both may be, the one that leads to the target is taken, and after
-//! a break the other one is tried.
+//! The source's program: dials the target, or is dialled by a relay or port forwarder that connects the two,
+//! and answers the target's requests. If both are configured, the one that reaches the target is used, and
+//! after a break the other one is tried.
 
 use std::{
     io,
@@ -12,18 +12,18 @@ use std::{
 
 use crate::{control::Answer, error::Error, lanes, source::Source, throttle::Throttle};
 
-use super::{Common, say};
+use super::{Common, log};
 
-/// Before it dials again.
+/// The pause before it dials again.
 const PAUSE: Duration = Duration::from_millis(300);
-/// How long a target may take to be reached that is near.
-const REACHED: Duration = Duration::from_secs(3);
-/// How long somebody may take to pass on a connection, before another way is tried.
-const PASSED_ON: Duration = Duration::from_secs(20);
-/// Between looks for a connection.
-const LOOK: Duration = Duration::from_millis(20);
-/// A way is good that lasted longer than one takes to be found silent.
-const PROVED: Duration = Duration::from_mins(1);
+/// Timeout for dialling a target in the same network.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long it waits for a forwarded connection before another way is tried.
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(20);
+/// The interval of checks for a connection.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// A connection that lasted longer than this was working: a dead one is detected sooner.
+const WORKED_AFTER: Duration = Duration::from_mins(1);
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -34,7 +34,7 @@ pub struct Args {
     /// Data lanes.
     #[arg(long, default_value_t = 4)]
     lanes: u32,
-    /// Bytes a second.
+    /// Maximum number of bytes per second.
     #[arg(long)]
     bandwidth: Option<NonZeroU64>,
 }
@@ -42,11 +42,11 @@ pub struct Args {
 #[derive(clap::Args)]
 #[group(required = true, multiple = true)]
 struct Ways {
-    /// Where the target listens.
+    /// Address of the target.
     #[arg(long)]
     connect: Option<SocketAddr>,
-    /// Where to wait for connections that somebody passes on to the target. The loopback is
-    /// enough for forwarded ports. If the target may be dialled as well, that is tried first.
+    /// Address to listen on for connections that are forwarded to the target. The loopback address is enough
+    /// for forwarded ports. If the target may be dialled as well, that is tried first.
     #[arg(long)]
     listen: Option<SocketAddr>,
 }
@@ -62,30 +62,30 @@ impl Ways {
             listener.set_nonblocking(true).map_err(Error::Cut)?;
         }
         let direct = self.connect.map(Way::Direct);
-        Ok(direct.into_iter().chain(listener.map(Way::PassedOn)).collect())
+        Ok(direct.into_iter().chain(listener.map(Way::Forwarded)).collect())
     }
 }
 
-/// How connections to the target come about.
+/// How connections to the target are made.
 enum Way {
-    /// By dialling it.
+    /// By dialling the target.
     Direct(SocketAddr),
-    /// By being dialled by somebody who dials the target, too.
-    PassedOn(TcpListener),
+    /// By accepting a connection from a relay or port forwarder, which dials the target, too.
+    Forwarded(TcpListener),
 }
 
 impl Way {
     fn dial(&self) -> io::Result<TcpStream> {
         match self {
-            Self::Direct(address) => TcpStream::connect_timeout(address, REACHED),
-            Self::PassedOn(listener) => accept(listener),
+            Self::Direct(address) => TcpStream::connect_timeout(address, DIAL_TIMEOUT),
+            Self::Forwarded(listener) => accept(listener),
         }
     }
 }
 
-/// The next connection of a listener that does not block, if there is one in time.
+/// The next connection of a non-blocking listener, if one arrives in time.
 fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
-    let until = Instant::now() + PASSED_ON;
+    let until = Instant::now() + FORWARD_TIMEOUT;
     loop {
         match listener.accept() {
             Ok((socket, _)) => {
@@ -94,7 +94,7 @@ fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
             }
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             Err(_) if Instant::now() >= until => return Err(io::ErrorKind::TimedOut.into()),
-            Err(_) => thread::sleep(LOOK),
+            Err(_) => thread::sleep(CHECK_INTERVAL),
         }
     }
 }
@@ -106,22 +106,24 @@ pub(super) fn run(args: &Args) -> Result<(), Error> {
     let ways = args.ways.open()?;
     let mut identity = args.common.identity()?;
     for way in ways.iter().cycle() {
-        // One that has proved good is taken again when it breaks.
+        // A way that has worked is used again when it breaks.
         loop {
             let connected = lanes::connect(&id, &identity, args.lanes, || way.dial());
-            // Somebody else may have the target's address here.
+            // Another host may have the target's address here.
             let is_astray = connected.is_err() && ways.len() > 1 && matches!(way, Way::Direct(_));
             let began = Instant::now();
             match connected.and_then(|lanes| source.serve(lanes, &throttle)) {
-                Err(error) if error.is_cut() || is_astray => say(&Answer::from(&error)),
+                Err(error) if error.is_cut() || is_astray => log(&Answer::from(&error)),
                 served => return served,
             }
             thread::sleep(PAUSE);
             identity = args.common.renewed(identity);
-            if is_astray || began.elapsed() < PROVED {
+            if is_astray || began.elapsed() < WORKED_AFTER {
                 break;
             }
         }
     }
-    Err(Error::Credentials("nobody to connect to".to_owned()))
+    Err(Error::Credentials(
+        "neither a target to dial nor an address to listen on".to_owned(),
+    ))
 }

@@ -1,5 +1,4 @@
-//! The target's program: makes passes as it is told, either by its command line or, one by one,
-//! on a port of its own.
+//! The target's program: runs passes according to its command line, or according to orders on a port.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -15,40 +14,40 @@ use crate::{
     verify::Scope,
 };
 
-use super::{Common, orders, receiver::Receiver, say};
+use super::{Common, log, orders, receiver::Receiver};
 
 #[derive(clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct Args {
     #[command(flatten)]
     common: Common,
-    /// Where to wait for the source.
+    /// Address to listen on for the source.
     #[arg(long)]
     listen: SocketAddr,
-    /// The volume is a device: a folder for its journal, which a tree has in its root.
+    /// For a volume that is a device: directory of its journal (a tree has it in its root).
     #[arg(long)]
     journal: Option<PathBuf>,
-    /// Where to take orders. Whoever can connect there is obeyed: use the loopback, which
-    /// forwarded ports reach.
+    /// Address to listen on for orders. Every client that can connect is obeyed: use the loopback address,
+    /// which forwarded ports reach.
     #[arg(long, conflicts_with_all = ["passes", "live", "full", "unverified", "keep_journal"])]
     control: Option<SocketAddr>,
-    /// How many passes; the last is the final one.
+    /// Number of passes; the last one is the final one.
     #[arg(long, default_value_t = 1)]
     passes: u32,
-    /// Changes during the last pass are no error.
+    /// Do not treat changes during the last pass as an error.
     #[arg(long)]
     live: bool,
-    /// Read all content at both ends.
+    /// Read all content on both sides.
     #[arg(long)]
     full: bool,
-    /// Do not read back.
+    /// Do not verify.
     #[arg(long)]
     unverified: bool,
-    /// Leave the journal for another run.
+    /// Keep the journal for another run.
     #[arg(long)]
     keep_journal: bool,
-    /// How many milliseconds one write to the source may take: for the benchmark, which changes
-    /// files a moment before a pass.
+    /// Maximum duration of one write to the source in milliseconds: for the benchmark, which changes files
+    /// immediately before a pass.
     #[arg(long, hide = true, conflicts_with = "control")]
     longest_write: Option<u64>,
 }
@@ -59,7 +58,7 @@ pub(super) fn run(args: &Args) -> Result<(), Error> {
     let mut receiver = Receiver::open(&args.common, args.listen, journal, longest_write)?;
     if let Some(address) = args.control {
         let listener = TcpListener::bind(address).map_err(Error::Cut)?;
-        return orders::obey(receiver, &listener);
+        return orders::serve_orders(receiver, &listener);
     }
     let pass = |number| PassOptions {
         last: number == args.passes && !args.live,
@@ -70,7 +69,7 @@ pub(super) fn run(args: &Args) -> Result<(), Error> {
         let scope = if args.full { Scope::All } else { Scope::Touched };
         let found = receiver.verify(scope)?;
         let first = found.differences.first().cloned();
-        say(&Answer::Verified(Verified::from(found)));
+        log(&Answer::Verified(Verified::from(found)));
         if let Some(difference) = first {
             return Err(Error::Corrupt {
                 path: difference.path,

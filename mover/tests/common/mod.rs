@@ -1,5 +1,5 @@
-//! A source and a target in this process, connected over the loopback with TLS as two
-//! pods would be; and checkers that share nothing with the engine.
+//! A source and a target in this process, connected over the loopback interface with TLS as two pods would
+//! be; and checkers that are independent of the engine.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
 #![allow(dead_code, reason = "each test uses some of it")]
 
@@ -32,10 +32,10 @@ use mover::{
 };
 
 pub(crate) const UID: &str = "0b5c2e9a-7d1f-4a54-9a0e-2f3f3f1f0c11";
-/// For what must come about, on a busy machine too.
+/// Long enough for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Two empty directories that live as long as this.
+/// Two empty directories, deleted with this value.
 pub(crate) struct Pair {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) source: PathBuf,
@@ -55,15 +55,14 @@ impl Pair {
         }
     }
 
-    /// A target that takes stamps for settled that are a moment old: nothing in these tests takes
-    /// longer to be written.
+    /// A target for which stamps count as settled after a moment: no write in these tests takes longer.
     pub(crate) fn open(&self) -> Target {
         let has_whole_seconds = fs::metadata(&self.source).unwrap().ctime_nsec() == 0;
         let moment = Duration::from_millis(if has_whole_seconds { 3000 } else { 20 });
         self.open_patiently().with_longest_write(moment)
     }
 
-    /// A target as pods have it.
+    /// A target as in pods.
     pub(crate) fn open_patiently(&self) -> Target {
         Target::open(&self.target, &id()).unwrap()
     }
@@ -74,7 +73,7 @@ impl Pair {
         with_session(&self.source, &mut target, |session| session.pass(options)).unwrap()
     }
 
-    /// A pass that must leave both sides equal, by all who can tell.
+    /// A pass that must leave both sides equal, according to all checkers.
     pub(crate) fn last_pass(&self) -> PassReport {
         let report = self.pass(PassOptions {
             last: true,
@@ -106,24 +105,24 @@ pub(crate) fn identities() -> &'static (Identity, Identity) {
     IDENTITIES.get_or_init(|| issue(&id()).unwrap())
 }
 
-/// An address for a program that listens by itself. A port that was free a moment ago may be given
-/// to somebody else, for an outgoing connection too. So each process of tests takes ports of a
-/// loopback address of its own, which nothing else uses, and none of them twice.
+/// An address for a program that listens itself. A port that was free a moment ago may be taken by another
+/// process, also for an outgoing connection. So each test process uses ports of its own loopback address,
+/// and each of them only once.
 pub(crate) fn free() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(10_000);
-    // The ids of processes have at most 22 bits.
+    // Process ids have at most 22 bits.
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let host = Ipv4Addr::new(127, 64 + high, middle, low);
     loop {
         let address = SocketAddr::from((host, NEXT.fetch_add(1, Ordering::Relaxed)));
-        // Something else may listen on this port of all addresses.
+        // Another program may listen on this port of all addresses.
         if TcpListener::bind(address).is_ok() {
             return address;
         }
     }
 }
 
-/// A target's end of the wire, and where it listens.
+/// The target's end of the connection, and its address.
 pub(crate) fn acceptor() -> (Acceptor, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -134,7 +133,7 @@ pub(crate) fn dial(address: SocketAddr, lanes: u32) -> Result<SourceLanes, Error
     connect(&id(), &identities().0, lanes, || TcpStream::connect(address))
 }
 
-/// Runs a source beside `work`, which has the target's session.
+/// Runs a source concurrently with `work`, which has the target's session.
 pub(crate) fn with_session<T>(
     source: &Path,
     target: &mut Target,
@@ -161,7 +160,7 @@ pub(crate) fn with_session<T>(
     result
 }
 
-/// What a tree is, as told by the standard library and `getfattr`-like calls.
+/// The state of a tree, as read by the standard library and `getfattr`-like calls.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     kind: String,
@@ -246,8 +245,8 @@ fn xattrs(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
         .collect()
 }
 
-/// Both trees are the same in all that is kept, hard links included. The journal's own
-/// links count at the target, so groups are compared by their first path.
+/// Whether both trees are equal in everything that is copied, including hard links. The journal's own links
+/// count at the target, so groups are compared by their first path.
 pub(crate) fn assert_same_trees(source: &Path, target: &Path) {
     let (mut source, mut target) = (see(source), see(target));
     for tree in [&mut source, &mut target] {
@@ -283,7 +282,7 @@ pub(crate) fn assert_same_trees(source: &Path, target: &Path) {
     }
 }
 
-/// rsync, told to compare everything, would change nothing.
+/// Whether rsync, with a full comparison, would change nothing.
 pub(crate) fn assert_rsync_sees_nothing(source: &Path, target: &Path) {
     let output = Command::new("rsync")
         .args([
@@ -311,19 +310,19 @@ pub(crate) fn assert_rsync_sees_nothing(source: &Path, target: &Path) {
     );
 }
 
-/// Whether these tests may make devices and mount images.
+/// Whether these tests may create devices and mount images.
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A file system of its own, in a file. Taken down whatever happens.
+/// A separate file system in a file, which is always unmounted at the end.
 pub(crate) struct Image {
     pub(crate) at: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 impl Image {
-    /// `make` is the program that makes it, with its options.
+    /// `make` is the mkfs program, with its options.
     pub(crate) fn new(make: &[&str], megabytes: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (image, at) = (folder.path().join("image"), folder.path().join("mounted"));
@@ -355,7 +354,7 @@ pub(crate) fn run(command: &mut Command) {
     );
 }
 
-/// A relay between source and target, that can be told to do harm.
+/// A relay between source and target that can disturb the connection.
 pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
     state: Arc<std::sync::Mutex<RelayState>>,
@@ -364,9 +363,9 @@ pub(crate) struct Relay {
 #[derive(Default)]
 struct RelayState {
     sockets: Vec<TcpStream>,
-    /// Bytes after which everything is cut.
+    /// The number of bytes after which all connections are cut.
     budget: Option<u64>,
-    /// At which byte of the stream from source to target a bit is flipped.
+    /// The position in the stream from source to target at which a bit is flipped.
     flip_at: Option<u64>,
     passed: u64,
 }

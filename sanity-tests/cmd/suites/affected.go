@@ -40,13 +40,13 @@ var (
 	capacity = []someOf{{"driver", "Room|Placement|Node|Cordon"}, {"remote", "Left|Full|Quota|Refus"}, {"faults", "room|refuses"}}
 	deletion = []someOf{{"driver", "Delet|Retain|Claim|Rescued"}, {"remote", "Delet|Retain|Claim|Held"}, {"faults", "retain|deleted|abandoned|goes"}}
 
-	offloading = []someOf{{"offload", ""}}
+	offloading = []someOf{{"offload", ""}, {"faults", "FabricDying"}}
 	reflection = []someOf{{"offload", "Copied|Service|Quick|Manifests"}}
-	podsThere  = []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}, {"node conformance", ""}}
+	podsThere  = []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}, {"faults", "FabricDying.*pods"}, {"node conformance", ""}}
 	homeLives  = []someOf{{"driver", ""}, {"faults", "TestDying.*a_|Trouble"}}
 	everywhere = []someOf{{"driver", ""}, {"remote", ""}, {"faults", ""}}
 	otherSide  = []someOf{{"remote", ""}, {"faults", "another_cluster|Trouble"}}
-	connects   = []someOf{{"remote", "Connect|Session"}}
+	connects   = []someOf{{"remote", "Connect|Session"}, {"pages", "TwoClusters"}}
 	k8sTests   = []someOf{{"external storage", ""}, {"node conformance", ""}}
 	theLab     = []someOf{{"lab", ""}, {"storage", ""}, {"fabric", ""}}
 )
@@ -59,7 +59,7 @@ var coreOnly []someOf
 var table = []tableLine{
 	{prefix: "crates/fabric/src/streams/", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
 	{prefix: "crates/fabric/src/reflect/", tests: reflection},
-	{prefix: "crates/fabric/src/node/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}}},
+	{prefix: "crates/fabric/src/node/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}, {"faults", "FabricDying.*node_of"}}},
 	{prefix: "crates/fabric/src/pods/", tests: podsThere},
 	{prefix: "crates/fabric/src/rights", tests: []someOf{{"offload", "Fence|Rights"}}},
 	{prefix: "crates/fabric/src/", tests: offloading},
@@ -168,10 +168,10 @@ var table = []tableLine{
 	{prefix: "crates/controllers/src/serving", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
 	{prefix: "crates/controllers/src/metrics", tests: coreOnly},
 	{prefix: "src/inspect/", tests: []someOf{{"driver", "Doctor|VolumesShows|SpeaksAgainst"}, {"remote", "Shown|Said"}}},
-	{prefix: "src/cli/doctor", tests: []someOf{{"driver", "Doctor"}}},
+	{prefix: "src/cli/doctor", tests: []someOf{{"driver", "Doctor|HelmTest"}}},
 	{prefix: "src/cli/volumes", tests: []someOf{{"driver", "VolumesShows"}}},
 	{prefix: "src/cli/clusters", tests: []someOf{{"remote", "Shown"}}},
-	{prefix: "crates/observe/src/crash", tests: []someOf{{"faults", "TestDying"}}},
+	{prefix: "crates/observe/src/crash", tests: []someOf{{"faults", "Dying"}}},
 	{prefix: "crates/model/src/placement/", tests: everywhere},
 	{prefix: "crates/twin/src/", tests: everywhere},
 	{prefix: "crates/model/src/volume/", tests: everywhere},
@@ -183,7 +183,11 @@ var table = []tableLine{
 	{prefix: "crates/", tests: coreOnly},
 	{prefix: "build.rs", tests: coreOnly},
 
-	{prefix: "deploy/chart/", tests: slices.Concat([]someOf{{"driver", "Reinstall|Doctor|OneValue"}, {"remote", rights}, {"offload", rights}}, connects)},
+	{prefix: "deploy/chart/", tests: slices.Concat([]someOf{{"driver", "Reinstall|Doctor|HelmTest|OneValue"}, {"remote", rights}, {"offload", rights}}, connects)},
+
+	{prefix: "README.md", tests: []someOf{{"pages", "Readme"}}},
+	{prefix: "docs/remote/two-clusters.md", tests: []someOf{{"pages", "TwoClusters"}}},
+	{prefix: "sanity-tests/pages/", tests: []someOf{{"pages", ""}}},
 
 	{prefix: "sanity-tests/e2e/user/", tests: coreOnly},
 	{prefix: "sanity-tests/e2e/", own: true},

@@ -105,6 +105,7 @@ var suites = []suite{
 	labTestsOf(inPart, goTest("driver", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=16", "./e2e/driver")),
 	labTestsOf(inPart, goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/remote")),
 	labTestsOf(inPart, goTest("offload", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=6", "./e2e/offload")),
+	labTestsOf(inPart, goTest("pages", "sanity-tests", sharedLab, 25*time.Minute, "./e2e/pages")),
 	labTestsOf(inPart, goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move")),
 	labTestsOf(inPart, withLegs("-setup", goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"))),
 	labTestsOf(inPart, withLegs("", goTest("faults", "sanity-tests", sharedLab, 55*time.Minute, "-parallel=6", "./e2e/faults"))),

@@ -228,16 +228,16 @@ func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
 	}
 	for _, claim := range []string{"local", "static"} {
 		n.WriteSnapshot("of-"+claim, claim, snapshotClass)
-		n.WaitSnapshotError("of-"+claim, "no CSI volume")
+		n.WaitSnapshotError("of-"+claim, "not a CSI volume")
 	}
 
 	n.Snapshot("backup", "reference", snapshotClass)
 	for claim, one := range map[string]struct{ class, kind, source, says string }{
-		"cloned":          {"liqo-local-path", "PersistentVolumeClaim", "local", "no CSI volume"},
-		"cloned-static":   {"liqo-static-local", "PersistentVolumeClaim", "static", "no CSI volume"},
-		"cloned-to-local": {"liqo-local-path", "PersistentVolumeClaim", "reference", "is of the driver"},
-		"restored":        {"liqo-local-path", "VolumeSnapshot", "backup", "is of the driver"},
-		"of-another":      {"liqo-reference-attach", "VolumeSnapshot", "backup", "is of the driver"},
+		"cloned":          {"liqo-local-path", "PersistentVolumeClaim", "local", "not a CSI volume"},
+		"cloned-static":   {"liqo-static-local", "PersistentVolumeClaim", "static", "not a CSI volume"},
+		"cloned-to-local": {"liqo-local-path", "PersistentVolumeClaim", "reference", "belongs to the driver"},
+		"restored":        {"liqo-local-path", "VolumeSnapshot", "backup", "belongs to the driver"},
+		"of-another":      {"liqo-reference-attach", "VolumeSnapshot", "backup", "belongs to the driver"},
 	} {
 		n.Claim(claim, one.class, "64Mi", user.From(one.kind, one.source))
 		n.Pod(claim, claim)
@@ -254,7 +254,7 @@ func TestClassOfAnotherDriverTakesNoSnapshot(t *testing.T) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	n.WriteSnapshot("backup", "data", namedClass)
-	n.WaitSnapshotError("backup", "is of the driver", storage.Reference.Name, "but the volume is of")
+	n.WaitSnapshotError("backup", "belongs to the driver", storage.Reference.Name, "but the volume to")
 }
 
 // The user goes away while the real driver works: its snapshot must go, too, and nobody

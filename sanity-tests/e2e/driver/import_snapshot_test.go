@@ -192,7 +192,7 @@ func TestImportOfASnapshotThatIsNotAcceptedChangesNothing(t *testing.T) {
 
 	markSnapshotImport(t, n, before)
 	out, err := runSnapshotImport(t, n, "backup")
-	if err == nil || !strings.Contains(out, "exceeded quota") || !strings.Contains(out, "taken back") {
+	if err == nil || !strings.Contains(out, "exceeded quota") || !strings.Contains(out, "rolled back") {
 		t.Fatalf("%v: %s", err, out)
 	}
 	wantSnapshotAsBefore(t, n, before)
@@ -213,17 +213,27 @@ func TestImportOfASnapshotThatIsNotAcceptedChangesNothing(t *testing.T) {
 func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
 	n := home(t)
 	_, before := realSnapshot(t, n, "reference")
-	// Without time each run takes one step: it marks the content, makes that of the twin, and the twin.
-	for range 3 {
-		if out, err := runSnapshotImport(t, n, "backup", "--timeout", "0s"); err == nil || !strings.Contains(out, "run the same command again") {
+	// The twin never becomes ready, so that the import gets no further than that.
+	remove, err := storage.BackendOf(n.Cluster, storage.Reference).AddFault(storage.Fault{
+		RPC: "ListSnapshots", Match: before.Content.Status.Handle, Code: "Unavailable", Message: "not now",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = remove() })
+	var second string
+	n.Eventually("the twin of the snapshot to be created", func(context.Context) (string, error) {
+		out, err := runSnapshotImport(t, n, "backup", "--timeout", "0s")
+		if err == nil || !strings.Contains(out, "run the same command again") {
 			t.Fatalf("%v: %s", err, out)
 		}
-	}
-	others := otherContents(t, n, before)
-	if len(others) != 1 {
-		t.Fatalf("other contents of the data: %v", others)
-	}
-	second := others[0]
+		others := otherContents(t, n, before)
+		if len(others) != 1 || !strings.Contains(out, "its twin") {
+			return fmt.Sprintf("other contents of the data: %v; %s", others, out), nil
+		}
+		second = others[0]
+		return "", nil
+	})
 	if _, err := n.Kubectl("delete", "volumesnapshotcontent", before.Content.Metadata.Name, "--wait=false"); err != nil {
 		t.Fatal(err)
 	}
@@ -245,6 +255,9 @@ func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
 		}
 	}
 
+	if err := remove(); err != nil {
+		t.Fatal(err)
+	}
 	// The snapshot goes with that content, and the data stays until its last content is deleted.
 	data := storage.BackendOf(n.Cluster, storage.Reference).Data(before.Content.Status.Handle)
 	n.DeleteSnapshot("backup")

@@ -160,7 +160,7 @@ func TestImportKeepsTheData(t *testing.T) {
 			sum, real := filled(t, n, "data", class, func(claim *corev1.PersistentVolumeClaim) {
 				claim.Labels = map[string]string{"team": "blue"}
 			})
-			if out, err := runImport(t, n, "data", "--class", "liqo-"+class, "--dry-run"); err != nil || !strings.Contains(out, "nothing speaks against it") {
+			if out, err := runImport(t, n, "data", "--class", "liqo-"+class, "--dry-run"); err != nil || !strings.Contains(out, "is possible (dry run)") {
 				t.Fatalf("%v: %s", err, out)
 			}
 			wantAsBefore(t, n, "data", real)
@@ -293,7 +293,7 @@ func TestImportOfAStatefulSet(t *testing.T) {
 		reals["data-"+pod] = n.WaitBound("data-" + pod)
 	}
 	out, err := runImport(t, n, "data-db-1", "--class", "liqo-reference")
-	if err == nil || !strings.Contains(out, "the StatefulSet db wants its replica 1") {
+	if err == nil || !strings.Contains(out, "the StatefulSet db has a replica 1") {
 		t.Fatalf("%v: %s", err, out)
 	}
 	scale := func(replicas string) {

@@ -105,7 +105,7 @@ func TestReleaseKeepsTheData(t *testing.T) {
 		t.Run(class, func(t *testing.T) {
 			n := home(t)
 			sum, was := virtual(t, n, "data", "liqo-"+class)
-			if out, err := runRelease(t, n, "data", "--dry-run"); err != nil || !strings.Contains(out, "nothing speaks against it") {
+			if out, err := runRelease(t, n, "data", "--dry-run"); err != nil || !strings.Contains(out, "is possible (dry run)") {
 				t.Fatalf("%v: %s", err, out)
 			}
 			mustRelease(t, n, "data")
@@ -226,7 +226,7 @@ func TestReleaseIsUndone(t *testing.T) {
 	// A pod that comes now waits, and has the release taken back.
 	n.Pod("early", "data")
 	out, err := runRelease(t, n, "data")
-	if err == nil || !strings.Contains(out, "the pod early uses the claim") || !strings.Contains(out, "taken back") {
+	if err == nil || !strings.Contains(out, "the pod early uses the claim") || !strings.Contains(out, "rolled back") {
 		t.Errorf("%v: %s", err, out)
 	}
 	n.WaitReady("early")
@@ -272,7 +272,7 @@ func TestReleaseOfAStatefulSet(t *testing.T) {
 		volumes["data-"+pod] = n.Follow("data-" + pod)
 	}
 	out, err := runRelease(t, n, "data-db-1")
-	if err == nil || !strings.Contains(out, "the StatefulSet db wants its replica 1") {
+	if err == nil || !strings.Contains(out, "the StatefulSet db has a replica 1") {
 		t.Fatalf("%v: %s", err, out)
 	}
 	scale := func(replicas string) {

@@ -65,13 +65,14 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a PersistentVolume that is deleted while it is moved", w.moveOfADeletedVolume},
 		{"a move of a volume to be retained", w.moveRetained},
 		{"a move within another cluster", w.moveWithin},
+		{"a move whose target is lost after its commit", w.moveRecovered},
 	} {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster, user.Cluster(t, "remote"))
 			leg.run(t, newNeighbour(t))
 		})
 	}
-	w.report(t)
+	w.report(t, false)
 }
 
 func (w *walk) attached(t *testing.T, n *user.Namespace) {

@@ -1,10 +1,11 @@
 // Package faults lets processes die while volumes are made, used and deleted,
 // and takes stock in the end: nothing may be lost, nothing leaked.
 //
-// crash_walk_test.go dies at every crash point there is, snapshots_walk_test.go at those of
-// snapshots, remote_walk_test.go at those of volumes in another cluster; forgotten_test.go kills kubelet when that
-// hurts most; kills_test.go, after them, kills anything at any moment;
-// remote_test.go cuts, slows and stops what is between two clusters.
+// crash_walk_test.go dies at the crash points of the driver, snapshots_walk_test.go at those of
+// snapshots, remote_walk_test.go at those of volumes in another cluster, fabric_walk_test.go at
+// those of the fabric; forgotten_test.go kills kubelet when that hurts most; kills_test.go, after
+// them, kills anything at any moment; remote_test.go cuts, slows and stops what is between two
+// clusters.
 package faults
 
 import (

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -240,6 +241,69 @@ func (w *walk) moveWithin(t *testing.T, b *neighbour) {
 	b.there.WaitGone("pv", was.Real.Name)
 	b.oneTwinEach()
 	b.discard()
+}
+
+// The target of a committed move is lost, with its data. The user requests the recovery of the source, and the
+// controller dies around each write of it. Then the twin exists again, as restored from a backup.
+func (w *walk) moveRecovered(t *testing.T, b *neighbour) {
+	b.written(t)
+	b.here.DeletePod("writer")
+	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}")
+	b.here.WaitMove(aMove, "Retaining")
+	b.readThere(t)
+	target := b.follow("data")
+	b.lose(t, target)
+
+	controller := w.onController(t, b.here, both("move-recover-source", "move-recover-volume", "move-forget-source",
+		"move-supersede-target"))
+	b.here.EditMove(aMove, `{"recoverSource":true}`)
+	b.here.WaitMove(aMove, "Recovered")
+	b.here.Pod("reader", "data", user.OnNode("home-1"))
+	b.here.WaitReady("reader")
+	read(t, b.here, "reader", b.here.Name)
+
+	twins := b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name)
+	again := &corev1.PersistentVolumeClaim{Spec: target.Twin.Spec}
+	again.Name, again.Labels, again.Annotations = target.Twin.Name, target.Twin.Labels, target.Twin.Annotations
+	if _, err := twins.Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.there.Eventually("the twin that exists again is superseded", func(ctx context.Context) (string, error) {
+		found, err := twins.Get(ctx, again.Name, metav1.GetOptions{})
+		if err != nil || strings.HasPrefix(found.Annotations["storage.liqo.io/source-of-move"], "superseded:") {
+			return "", err
+		}
+		return fmt.Sprintf("it has %q", found.Annotations), nil
+	})
+	w.carriedOut(t, b.here, controller)
+	read(t, b.here, "reader", b.here.Name)
+	b.here.DeletePod("reader")
+	if err := twins.Delete(t.Context(), again.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.oneTwinEach()
+	b.discard()
+}
+
+// lose deletes a real volume of the other cluster without the driver, and its twin.
+func (b *neighbour) lose(t *testing.T, volume user.Volume) {
+	t.Helper()
+	core := b.there.Client.CoreV1()
+	if err := core.PersistentVolumes().Delete(t.Context(), volume.Real.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	free := []byte(`{"metadata":{"finalizers":null}}`)
+	if _, err := core.PersistentVolumes().Patch(t.Context(), volume.Real.Name, types.MergePatchType, free, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.there.WaitGone("pv", volume.Real.Name)
+	twins := core.PersistentVolumeClaims(b.there.Name)
+	b.there.Eventually("the twin is deleted", func(ctx context.Context) (string, error) {
+		if err := twins.Delete(ctx, volume.Twin.Name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
+			return "it is still there", err
+		}
+		return "", nil
+	})
 }
 
 // gated waits until the gate of a move is closed: the PersistentVolume names the move, and not its claim.

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,18 +62,25 @@ func (w *walk) onNode(t *testing.T, n *user.Namespace, name string, points []str
 // onController tells the controller where to die. There is one replica.
 func (w *walk) onController(t *testing.T, n *user.Namespace, points []string) order {
 	t.Helper()
+	return inEmptyDir(t, n, "controller", "socket", "csi.sock", points)
+}
+
+// inEmptyDir gives the only pod of a component orders in one of its emptyDirs, once that has this file. If file is
+// empty, once the emptyDir exists.
+func inEmptyDir(t *testing.T, n *user.Namespace, component, volume, file string, points []string) order {
+	t.Helper()
 	var folder string
 	var pod corev1.Pod
-	n.Eventually("the controller runs", func(ctx context.Context) (missing string, err error) {
-		if pod, missing, err = onlyPod(ctx, n, "controller", ""); err != nil || missing != "" {
+	n.Eventually("the "+component+" runs", func(ctx context.Context) (missing string, err error) {
+		if pod, missing, err = onlyPod(ctx, n, component, ""); err != nil || missing != "" {
 			return missing, err
 		}
-		node, err := w.cluster.Node(pod.Spec.NodeName)
+		node, err := n.Cluster.Node(pod.Spec.NodeName)
 		if err != nil {
 			return "", err
 		}
-		folder = filepath.Join(node.KubeletRoot(), "pods", string(pod.UID), "volumes/kubernetes.io~empty-dir/socket")
-		_, err = os.Stat(filepath.Join(folder, "csi.sock"))
+		folder = filepath.Join(node.KubeletRoot(), "pods", string(pod.UID), "volumes/kubernetes.io~empty-dir", volume)
+		_, err = os.Stat(filepath.Join(folder, file))
 		return "", err
 	})
 	return give(t, folder, pod, some(t, points))
@@ -93,30 +99,30 @@ func onlyPod(ctx context.Context, n *user.Namespace, component, node string) (po
 	return pods.Items[0], "", nil
 }
 
-// deaths counts how often the driver's container of a pod has been started again.
+// deaths counts how often the container of a pod that runs the driver's program has been started again.
 func deaths(pod *corev1.Pod) int32 {
 	for _, container := range pod.Status.ContainerStatuses {
-		if container.Name == "driver" {
+		if container.Name == "driver" || container.Name == "fabric" {
 			return container.RestartCount
 		}
 	}
 	return 0
 }
 
+// give orders a process to die at these points. It replaces the file with one that has a line less each time, which
+// in a folder of Kubernetes only the owner of the file may do.
 func give(t *testing.T, folder string, pod corev1.Pod, points []string) order {
 	t.Helper()
+	owner := 0
+	if as := pod.Spec.SecurityContext; as != nil && as.RunAsUser != nil {
+		owner = int(*as.RunAsUser)
+	}
 	file := filepath.Join(folder, "crash-at")
-	// Written beside and renamed: nobody may read half of it.
-	if err := os.WriteFile(file+".new", []byte(strings.Join(points, "\n")), 0o600); err != nil {
+	// Renamed, so that the process never reads half of it.
+	if err := os.WriteFile(file+".given", []byte(strings.Join(points, "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// The controller is not root, and crosses out what it has done: the file has to be its own.
-	socket, err := os.Stat(filepath.Join(folder, "csi.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	owner := int(socket.Sys().(*syscall.Stat_t).Uid)
-	if err := errors.Join(os.Chown(file+".new", owner, -1), os.Rename(file+".new", file)); err != nil {
+	if err := errors.Join(os.Chown(file+".given", owner, -1), os.Rename(file+".given", file)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(file) }) // of a test that failed
@@ -148,17 +154,12 @@ func (w *walk) carriedOut(t *testing.T, n *user.Namespace, orders ...order) {
 	}
 }
 
-// unreached are steps that no leg gets to yet: of the fabric, which does not run in this suite, and of tokens, which
-// live for days. Their unit tests die there.
-var unreached = both(
-	"offload-hold", "offload-label", "offload-status", "offload-create", "offload-evict", "offload-delete", "offload-let-go", "fabric-hold",
-	"offload-bind", "fabric-node-make", "fabric-node-write", "fabric-node-remember", "fabric-node-lease", "fabric-node-delete", "fabric-node-list", "open-claims-gate",
-	"pod-claim", "pod-make", "pod-started", "pod-ungate", "pod-status", "pod-change", "pod-delete-there", "pod-end", "pod-let-go", "pod-free",
-	"serving-request", "serving-approve", "token-renew", "token-write",
-	"reflect-bind", "reflect-unbind", "reflect-create", "reflect-patch", "reflect-delete")
+// unreached are steps that no leg gets to: of tokens, which live for days. Their unit tests die there.
+var unreached = both("token-renew", "token-write")
 
-// report names every crash point as a test of its own. Where legs are selected with -run, none of these is.
-func (w *walk) report(t *testing.T) {
+// report names every crash point of the driver, or of the fabric, as a test of its own. Where legs are
+// selected with -run, none of these is.
+func (w *walk) report(t *testing.T, ofFabric bool) {
 	program, err := driver.Compile(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -170,9 +171,12 @@ func (w *walk) report(t *testing.T) {
 	points := strings.Fields(string(all))
 	legFailed := t.Failed()
 	for _, point := range points {
+		if slices.Contains(fabricPoints, point) != ofFabric {
+			continue
+		}
 		t.Run(point, func(t *testing.T) {
 			if slices.Contains(unreached, point) && !slices.Contains(w.hit, point) {
-				t.Skip("no leg gets there yet")
+				t.Skip("no leg gets there")
 			}
 			if !slices.Contains(w.hit, point) && legFailed {
 				t.Skip("a leg failed, which may be the one that gets there: it waits for its points when it is run again")

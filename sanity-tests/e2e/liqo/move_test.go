@@ -34,7 +34,7 @@ func TestMoveThereAndBackWithTheRightsThatLiqoGives(t *testing.T) {
 	p.wantRead(pod, "moved")
 
 	p.remote.Exec(pod, "echo back > /data/file; sync")
-	p.move("back", "target: {nodeName: "+here+"}", "source")
+	p.move("back", "target: {nodeName: "+here+"}, acceptLoss: [LiveWrites]", "source")
 	p.home.WaitReady(pod)
 	if got := p.home.Exec(pod, "cat /data/file"); got != "back" {
 		user.Violated(t, "at home there is %q", got)

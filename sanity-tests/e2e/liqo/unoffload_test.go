@@ -26,7 +26,7 @@ func TestUnoffloadWithLiqosOwnIdentityTellsTheLoss(t *testing.T) {
 
 	p.unoffload()
 	p.condition("data", "TwinVanished", because("TwinVanished"))
-	p.home.WaitEvent("data", "TwinVanished", p.remote.Name+"/data", "is gone, not by this driver")
+	p.home.WaitEvent("data", "TwinVanished", p.remote.Name+"/data", "was deleted by another client")
 
 	p.offload()
 	p.condition("data", "which right is missing to know more", func(c corev1.PersistentVolumeClaimCondition) bool {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -26,44 +24,6 @@ const members = 3
 
 var trials = flag.Int("trials", 12, "how often TestPodsRunAtMostOnceWhateverFails throws the dice for another fault")
 
-// witness remembers which pods ran in the remote cluster for which pods at home. It asks that
-// cluster itself, not through the link that is cut.
-type witness struct {
-	mutex sync.Mutex
-	ran   map[string][]string
-}
-
-func (w *witness) watch(ctx context.Context, remote *user.Namespace) error {
-	pods := remote.Client.CoreV1().Pods(remote.Name)
-	all, err := pods.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	for _, pod := range all.Items {
-		w.note(&pod)
-	}
-	return user.Watch(ctx, all.ResourceVersion, pods.Watch, func(event watch.Event) {
-		if pod, is := event.Object.(*corev1.Pod); is {
-			w.note(pod)
-		}
-	})
-}
-
-func (w *witness) note(pod *corev1.Pod) {
-	started := func(status corev1.ContainerStatus) bool {
-		return status.State.Running != nil || status.State.Terminated != nil || status.LastTerminationState.Terminated != nil
-	}
-	if !slices.ContainsFunc(pod.Status.ContainerStatuses, started) {
-		return
-	}
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	of := pod.Name + " " + pod.Annotations["fabric.storage.liqo.io/home-pod-uid"]
-	if !slices.Contains(w.ran[of], string(pod.UID)) {
-		w.ran[of] = append(w.ran[of], string(pod.UID))
-	}
-}
-
 // Pods of a StatefulSet are deleted at both ends, by force as well, while the fabric is killed and
 // the link is cut: none of them ever runs twice, and in the end all run.
 func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
@@ -74,17 +34,7 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	proxy := user.Cluster(t, "remote").Proxy()
 	t.Cleanup(func() { _ = proxy.Set(user.Afterwards(t), faults.Setting{Mode: faults.Pass}) })
 
-	seen := witness{ran: map[string][]string{}}
-	watching, stop := context.WithCancel(t.Context())
-	var ended sync.WaitGroup
-	ended.Go(func() {
-		if err := seen.watch(watching, remote); err != nil && watching.Err() == nil {
-			t.Errorf("what ran there is not known: %v", err)
-		}
-	})
-	defer ended.Wait()
-	defer stop()
-
+	pods := user.WatchRuns(t, remote)
 	n.ring()
 	n.waitRing()
 	seed := sample.Seed()
@@ -114,15 +64,8 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	}
 	n.waitFabric()
 	n.waitRing()
-	stop()
-	ended.Wait()
-	for of, pods := range seen.ran {
-		if len(pods) > 1 {
-			user.Violated(t, "%s ran %d times: %v", of, len(pods), pods)
-		}
-	}
-	if len(seen.ran) <= members {
-		t.Errorf("nothing happened: only %d pods ran", len(seen.ran))
+	if ran := pods.NoneTwice(); ran <= members {
+		t.Errorf("no fault met a pod: only %d pods ran", ran)
 	}
 }
 

@@ -240,7 +240,7 @@ func TestForeignNamespaceIsRefused(t *testing.T) {
 	if err := ask(); err == nil || !strings.Contains(err.Error(), "which this driver did not make") {
 		t.Errorf("it is not refused: %v", err)
 	}
-	if out, err := n.program("doctor"); err == nil || !strings.Contains(out, n.Name+"/offloading") || !strings.Contains(out, "cannot be in the cluster "+name) {
+	if out, err := n.program("doctor"); err == nil || !strings.Contains(out, n.Name+"/offloading") || !strings.Contains(out, "cannot be created in the cluster "+name) {
 		t.Errorf("the doctor does not find it: %v: %s", err, out)
 	}
 	n.unoffload()

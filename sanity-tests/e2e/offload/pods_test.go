@@ -289,7 +289,7 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 		pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
 	})
 	n.Pod("taken", "", bare)
-	waits("taken", "RemoteNameTaken", "did not make")
+	waits("taken", "RemoteNameTaken", "did not create")
 	if out, err := remote.Kubectl("delete", "pod", "taken"); err != nil {
 		t.Fatal(err, out)
 	}

@@ -86,7 +86,7 @@ func TestUnoffloadDeletesVolumes(t *testing.T) {
 func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
 	n, remote, volume := written(t)
 	retain := []string{"unoffload", "namespace", n.Name, "--retain-volumes", "--force", "--timeout", "180s"}
-	if out, err := n.program(append(retain, "--dry-run")...); err != nil || !strings.Contains(out, "Claims that stay, with their data in other clusters: 1.") {
+	if out, err := n.program(append(retain, "--dry-run")...); err != nil || !strings.Contains(out, "Claims to be kept, with their data in other clusters: 1.") {
 		t.Errorf("%v: %s", err, out)
 	}
 	n.wantUntouched()

@@ -278,7 +278,7 @@ func TestRightsAreTakenAwayAndGivenBack(t *testing.T) {
 			found := p.written()
 			rights.take(bindings...)
 			p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
-			p.waitTold(p.remote.Name, p.cluster, "give them back")
+			p.waitTold(p.remote.Name, p.cluster, "restore them")
 			if level == "minimal" { // nothing protects twins there
 				rights.give()
 				p.waitCondition("data", corev1.ConditionTrue, "TwinBound")

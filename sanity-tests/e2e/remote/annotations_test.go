@@ -53,8 +53,8 @@ func TestLiqosAnnotations(t *testing.T) {
 	}
 	p.remote.Exec("user", "echo precious > /data/file")
 	p.home.WaitReady("here")
-	p.home.WaitEvent("denied", "ProvisioningFailed", "annotation "+liqoClass+` asks for the class "reference-ext4"`, "allow-list")
-	p.home.WaitEvent("odd", "ProvisioningFailed", `"RWY" is no access mode`)
+	p.home.WaitEvent("denied", "ProvisioningFailed", "annotation "+liqoClass+` requests the class "reference-ext4"`, "allow-list")
+	p.home.WaitEvent("odd", "ProvisioningFailed", `"RWY" is not an access mode`)
 	p.wantUnbound("denied")
 	p.wantUnbound("odd")
 

@@ -85,7 +85,7 @@ func TestAttributesNeedTheRightToReadTheirClass(t *testing.T) {
 	p, rights := restricted(t, "minimal")
 	p.unused("data")
 	p.home.SetAttributesClass("data", driver.Gold)
-	p.home.WaitEvent("data", "VolumeModifyFailed", "InvalidArgument", "it is not known whether it fits")
+	p.home.WaitEvent("data", "VolumeModifyFailed", "InvalidArgument", "cannot check whether the VolumeAttributesClass fits")
 	p.home.WaitModifying("data", corev1.PersistentVolumeClaimModifyVolumeInfeasible)
 	rights.raise("namespaced")
 	p.waitAttributes(driver.Gold, "reference-gold", "5000")

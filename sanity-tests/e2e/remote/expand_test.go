@@ -132,7 +132,7 @@ func TestVolumeThatIsNotMadeYetGrowsOnceItIs(t *testing.T) {
 	p.home.Pod("user", "data", p.there)
 	p.home.WaitBound("data")
 	p.home.Resize("data", "128Mi")
-	p.home.WaitEvent("data", "VolumeResizeFailed", "Internal", "is bound when its pod arrives there")
+	p.home.WaitEvent("data", "VolumeResizeFailed", "Internal", "is bound only when its pod arrives there")
 	if phase := claimIn(p.remote, t, "data").Status.Phase; phase != corev1.ClaimPending {
 		t.Errorf("the twin is %s without storage", phase)
 	}

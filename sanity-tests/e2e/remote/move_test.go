@@ -76,8 +76,8 @@ func TestDeviceMovesThereAndBack(t *testing.T) {
 		cold bool
 	}{{p.remote, p.node, true}, {p.home, here, false}} {
 		said := p.move(t, "data", "--target-node", leg.node, "--evict")
-		if cold := strings.Contains(said, "away for the whole copy"); cold != leg.cold {
-			t.Errorf("that its pods are away for the whole copy is said: %v", cold)
+		if cold := strings.Contains(said, "for the whole copy"); cold != leg.cold {
+			t.Errorf("the message about the stopped pods was printed: %v", cold)
 		}
 		p.home.WaitOn(pod, leg.node)
 		leg.to.WaitReady(pod)

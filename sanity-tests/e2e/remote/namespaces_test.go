@@ -12,7 +12,7 @@ func TestNamespaceIsMappedLater(t *testing.T) {
 	p := apart(t, mapped(map[string]any{"another": "another"}))
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	p.home.Pod("user", "data", p.there)
-	p.home.WaitEvent("data", p.home.Name+" is not offloaded to the cluster "+p.cluster, "offload it there, or let the pod run elsewhere")
+	p.home.WaitEvent("data", p.home.Name+" is not offloaded to the cluster "+p.cluster, "offload it there, or schedule the pod elsewhere")
 	p.wantUnbound("data")
 	p.declare(mapped(map[string]any{p.home.Name: p.remote.Name}))
 	p.home.WaitReady("user")

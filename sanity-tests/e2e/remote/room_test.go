@@ -59,7 +59,7 @@ func TestFullStorageThereSendsThePodHome(t *testing.T) {
 	p.home.Pod("user", "data", p.either)
 	p.home.Claim("early", "liqo-reference-local", "64Mi")
 	p.home.Pod("early", "early", p.there)
-	p.home.WaitEvent("data", "ProvisioningFailed", "cannot make the volume", full.Message)
+	p.home.WaitEvent("data", "ProvisioningFailed", "cannot provision the volume", full.Message)
 	if pod := p.home.WaitReady("user"); pod.Spec.NodeName == p.node {
 		t.Error("the pod runs where there is no room")
 	}

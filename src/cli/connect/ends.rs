@@ -22,7 +22,7 @@ use crate::{
 /// A page of a large cluster takes a while.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Every cluster has this namespace for as long as it exists, so its uid identifies the cluster.
-pub(super) const ETERNAL_NAMESPACE: &str = "kube-system";
+pub(super) const KUBE_SYSTEM: &str = "kube-system";
 
 /// How the user reaches the remote cluster.
 #[derive(clap::Args)]
@@ -51,7 +51,7 @@ impl Home {
         namespace: Option<&str>,
         id: Option<ClusterId>,
     ) -> Outcome<Self> {
-        Self::of(args.visit().await?, namespace, id).await
+        Self::of(args.client().await?, namespace, id).await
     }
 
     pub(in crate::cli) async fn of(
@@ -104,11 +104,11 @@ impl RemoteArgs {
         let (entry_name, entry, _) = entries(&file, self.remote_context.as_deref())?;
         // First, because no right at either end makes an address usable for pods.
         let endpoint = Endpoint::of(&entry_name, &entry, server)?;
-        Ok((self.visit(file, name).await?, endpoint))
+        Ok((self.client(file, name).await?, endpoint))
     }
 
     /// The cluster.
-    pub(in crate::cli) async fn visit(&self, file: Kubeconfig, name: &ClusterId) -> Outcome<Remote> {
+    pub(in crate::cli) async fn client(&self, file: Kubeconfig, name: &ClusterId) -> Outcome<Remote> {
         let (_, _, user) = entries(&file, self.remote_context.as_deref())?;
         let command = user.exec.as_ref().and_then(|exec| exec.command.clone());
         let with = |error: &dyn std::fmt::Display| {
@@ -123,7 +123,7 @@ impl RemoteArgs {
         };
         let config = Config::from_custom_kubeconfig(file, &entry).await;
         let config = config.map_err(|error| with(&error))?;
-        let cluster = Cluster::visit_by(config, name.as_str(), CALL_TIMEOUT).await;
+        let cluster = Cluster::connect_unwatched_with(config, name.as_str(), CALL_TIMEOUT).await;
         Ok(Remote {
             cluster: cluster.map_err(|error| with(&error))?,
         })
@@ -196,9 +196,9 @@ impl Endpoint {
         if let Some(server) = server {
             of_server(server).map_err(|why| format!("--server: it {why}"))?;
             let same = entry.server.as_deref() == Some(server);
-            // That of what stands before the API server is not that of the API server itself.
+            // The tls-server-name of a proxy in front of the API server is not that of the API server.
             let judged = access::for_pods(entry.server.as_deref().unwrap_or_default());
-            let is_direct = !matches!(judged, Err(access::Unusable::Path(_)));
+            let is_direct = !matches!(judged, Err(access::UnusableAddress::Path(_)));
             return Ok(Self {
                 server: server.to_owned(),
                 authority: authority.filter(|_| same || is_direct),
@@ -240,7 +240,7 @@ impl Endpoint {
             "users": [{"name": ACCOUNT, "user": {"token": token}}],
             "contexts": [{"name": "remote", "context": {"cluster": "remote", "user": ACCOUNT}}],
         }))?;
-        // What the driver would refuse is not written.
+        // The driver would refuse the kubeconfig, so it is not written.
         vet(text.as_bytes(), Allowed::default())
             .map_err(|why| format!("the driver would refuse its new kubeconfig: {why}"))?;
         Ok(text)
@@ -249,7 +249,7 @@ impl Endpoint {
 
 /// The uid that identifies a cluster.
 pub(super) async fn uid(cluster: &Cluster) -> Outcome<Option<String>> {
-    let found = cluster.all::<Namespace>().get(ETERNAL_NAMESPACE).await?;
+    let found = cluster.all::<Namespace>().get(KUBE_SYSTEM).await?;
     Ok(found.and_then(|it| it.metadata.uid))
 }
 
@@ -269,8 +269,14 @@ mod tests {
     #[test]
     fn what_pods_cannot_use_is_named_and_server_is_the_way_out() {
         for (change, word) in [
-            (json!({"server": "https://127.0.0.1:6443"}), "means the machine"),
-            (json!({"server": "https://localhost:6443"}), "means the machine"),
+            (
+                json!({"server": "https://127.0.0.1:6443"}),
+                "is an address of the local machine",
+            ),
+            (
+                json!({"server": "https://localhost:6443"}),
+                "is an address of the local machine",
+            ),
             (json!({"server": "https://169.254.1.1"}), "link-local"),
             (json!({"server": "https://0.0.0.0:6443"}), "unspecified"),
             (

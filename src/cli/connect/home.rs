@@ -1,4 +1,4 @@
-//! This side: the Secret with the kubeconfig, and the `RemoteCluster`.
+//! The home side: the Secret with the kubeconfig, and the `RemoteCluster`.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ pub(in crate::cli) fn other_uid(
         .find(|known| known != remote)
 }
 
-/// The `RemoteCluster` that the user asks for.
+/// The `RemoteCluster` for the request.
 pub(super) fn declaration(request: &Request, level: Level) -> Outcome<Value> {
     let mut spec = json!({"kubeconfigSecretRef": {"name": format!("{SECRET_PREFIX}{}", request.name)}});
     if request.fabric {
@@ -136,7 +136,7 @@ impl Existing {
         Ok(has)
     }
 
-    /// An error if a `RemoteCluster` is missing and the user asks for too little to create it.
+    /// An error if a `RemoteCluster` is missing and the request is not enough to create it.
     pub(super) fn may_be_declared(&self, request: &Request, level: Level) -> Outcome {
         if self.object.is_none() {
             declaration(request, level)?;
@@ -239,7 +239,7 @@ impl Home {
             .ok_or_else(|| Self::meanwhile("Secret", &existing.reference.name))
     }
 
-    /// Creates the `RemoteCluster`. Of an existing one it changes only what the user asks for.
+    /// Creates the `RemoteCluster`. In an existing one it changes only the requested fields.
     pub(super) async fn declare(&self, request: &Request, level: Level, existing: &Existing) -> Outcome {
         let all = self.cluster.all::<RemoteCluster>();
         let name = request.name.as_str();

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::{
     Outcome,
-    ends::{ETERNAL_NAMESPACE, Endpoint, uid},
+    ends::{Endpoint, KUBE_SYSTEM, uid},
 };
 use crate::{
     access::{
@@ -44,7 +44,7 @@ pub(in crate::cli) struct Remote {
     pub(in crate::cli) cluster: Cluster,
 }
 
-/// The identity as it is before this run.
+/// The identity as it was before this run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Current {
     pub(super) level: Option<Level>,
@@ -124,11 +124,11 @@ fn is_of(account: &ServiceAccount, namespace: &NamespaceName, home: &ClusterId) 
 }
 
 impl Remote {
-    /// The uid that identifies the cluster, at whatever address.
+    /// The uid that identifies the cluster, whatever its address is.
     pub(in crate::cli) async fn uid(&self) -> Outcome<String> {
         let uid = uid(&self.cluster).await?;
         Ok(uid.ok_or_else(|| {
-            format!("the remote cluster has no namespace {ETERNAL_NAMESPACE}: is it a Kubernetes cluster?")
+            format!("the remote cluster has no namespace {KUBE_SYSTEM}: is it a Kubernetes cluster?")
         })?)
     }
 
@@ -138,7 +138,7 @@ impl Remote {
         Ok(self.cluster.dynamic(&kind, object.namespace.as_deref()))
     }
 
-    /// The identity as it is; an error if it belongs to another home cluster, or to Helm.
+    /// Reads the identity; an error if it belongs to another home cluster, or to Helm.
     pub(super) async fn identity(
         &self,
         namespace: &NamespaceName,
@@ -283,7 +283,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Says which twins the driver could not serve at a level with a list of namespaces.
+    /// Reports which twins the driver could not serve at a level with a list of namespaces.
     async fn warn_of_twins_elsewhere(&self, level: Level, identity: &Identity) -> Outcome {
         let ours = twins_of(&identity.home);
         let twins = self
@@ -322,7 +322,7 @@ impl Remote {
             let Some(found) = found else { continue };
             match mark::manager(found.labels()) {
                 Some(MANAGED_BY_CONNECT) => {}
-                // It existed before; its owner knows.
+                // The namespace existed before, so it is not deleted.
                 _ if object.kind == "Namespace" => continue,
                 Some(HELM) => {
                     deletion
@@ -353,7 +353,7 @@ impl Remote {
         Ok(deletion)
     }
 
-    /// What is in a namespace that this command created, if anything is.
+    /// Which objects are in a namespace that this command created, if there are any.
     async fn is_used(&self, namespace: &str) -> Outcome<Option<String>> {
         let pods = self.cluster.within::<Pod>(namespace).list(None).await?;
         let claims = self

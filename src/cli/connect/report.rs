@@ -1,4 +1,4 @@
-//! What the command prints about what it did, and what comes next.
+//! What the command prints about its results and the next steps.
 
 use k8s_openapi::api::apps::v1::Deployment;
 
@@ -11,7 +11,7 @@ use crate::{
 
 const FABRIC: &str = "app.kubernetes.io/name=liqo-csi,app.kubernetes.io/component=fabric";
 
-/// What exists now.
+/// The objects that exist now.
 pub(super) fn made(secret: &str, request: &Request, level: Level, identity: &Identity, token: &str) {
     let name = &request.name;
     let account = format!("{}/{ACCOUNT}", identity.namespace);
@@ -28,7 +28,7 @@ pub(super) fn made(secret: &str, request: &Request, level: Level, identity: &Ide
     println!("Here: Secret {secret}{until}, and RemoteCluster {name}.");
 }
 
-/// What the identity may do, and which rights the controller misses.
+/// What the identity may do, and which rights the controller lacks.
 pub(super) fn rights(level: Level, identity: &Identity, cluster: &RemoteCluster) {
     let status = cluster.status.clone().unwrap_or_default();
     println!(

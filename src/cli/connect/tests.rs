@@ -57,7 +57,7 @@ impl Two {
         (home, remote)
     }
 
-    /// What the controller says of the kubeconfig that is there now.
+    /// The status that the controller reports for the current kubeconfig.
     fn say(&self, status: &str, reason: &str, message: &str) {
         let Some(secret) = self.home.object(SECRET) else {
             return;
@@ -75,7 +75,7 @@ impl Two {
         });
     }
 
-    /// Connects, while the controller says this of what is there.
+    /// Runs `connect` while the controller reports this status.
     async fn connect_as(&self, request: &Request, said: (&str, &str, &str)) -> Outcome<ExitCode> {
         let (home, remote) = self.ends().await;
         let endpoint = endpoint();
@@ -94,7 +94,7 @@ impl Two {
         }
     }
 
-    /// Whether the status is about the Secret as it is.
+    /// Whether the status is about the current Secret.
     fn is_said(&self, object: &Value) -> bool {
         let Some(secret) = self.home.object(SECRET) else {
             return true;
@@ -108,7 +108,6 @@ impl Two {
         self.connect_as(request, ("True", "Usable", "")).await
     }
 
-    /// The token of the kubeconfig at home.
     fn token(&self) -> String {
         let secret = self.home.object(SECRET).unwrap();
         let text: k8s_openapi::ByteString =
@@ -117,7 +116,7 @@ impl Two {
         file["users"][0]["user"]["token"].as_str().unwrap().to_owned()
     }
 
-    /// The names of all that the identity has there.
+    /// The names of all objects of the identity in the remote cluster.
     pub(in crate::cli) fn identity(&self) -> Vec<String> {
         let mut all = self.remote.store().below("/");
         all.retain(|it| {
@@ -208,7 +207,7 @@ async fn the_second_run_repairs_and_gives_another_token() {
     two.remote.remove(&role);
     two.remote
         .remove(&format!("{NAMESPACE}/secrets/liqo-csi-session"));
-    // What somebody has said of it since stays.
+    // Later changes of the object are kept.
     two.home.change(DECLARED, |it| {
         it["spec"]["storageClasses"] = json!({"default": "fast"});
     });
@@ -288,7 +287,7 @@ async fn another_level_takes_away_what_the_first_gave() {
         |namespace: &str| format!("{RBAC}namespaces/{namespace}/roles/liqo-csi-remote.liqo-csi-remote");
     assert!(two.remote.object(&role("apps")).is_some());
 
-    // Without the flags it stays as it is.
+    // Without the flags the level stays the same.
     two.connect(&Request {
         level: None,
         ..leveled(Level::Namespaced)
@@ -348,7 +347,7 @@ async fn the_level_of_a_fabric_with_namespaces_is_not_lowered() {
 
 #[tokio::test]
 async fn what_is_not_to_be_touched_is_named() {
-    // Both lead to the same cluster.
+    // Both kubeconfigs lead to the same cluster.
     let two = Two::new().await;
     two.remote.put(
         "/api/v1/namespaces/kube-system",
@@ -368,7 +367,7 @@ async fn what_is_not_to_be_touched_is_named() {
         "{why}"
     );
 
-    // Helm looks after it.
+    // Helm manages the identity.
     let two = Two::new().await;
     two.remote.put(
         ACCOUNT,
@@ -377,12 +376,12 @@ async fn what_is_not_to_be_touched_is_named() {
     let why = said(two.connect(&request()).await);
     assert!(why.contains("Helm") && why.contains("--token-only"), "{why}");
 
-    // A Secret that somebody else has made.
+    // A Secret that this command did not create.
     let two = Two::new().await;
     two.home.put(SECRET, json!({"data": {}}));
     assert!(said(two.connect(&request()).await).contains("liqo-csi/remote-milan"));
 
-    // Nothing says which nodes it has.
+    // No option selects the nodes of the cluster.
     let two = Two::new().await;
     let why = said(
         two.connect(&Request {
@@ -396,7 +395,7 @@ async fn what_is_not_to_be_touched_is_named() {
         assert_eq!(api.writes(), 0, "nothing was made {which}");
     }
 
-    // The fabric makes its node.
+    // The fabric creates its node.
     two.connect(&request()).await.unwrap();
     let writes = two.home.writes() + two.remote.writes();
     let why = said(
@@ -478,7 +477,7 @@ async fn with_helm_only_the_token_is_made() {
     assert_eq!(two.connect(&only).await.unwrap(), ExitCode::SUCCESS);
     assert_eq!(two.identity(), Vec::<String>::new());
 
-    // A token that the policy of the release would not let the driver renew is of no use.
+    // A token is useless if the policy of the release does not let the driver renew it.
     two.remote.change(ACCOUNT, |it| {
         it["metadata"]["annotations"] = json!({access::TOKEN_SECONDS: "86400", access::LEVEL: "fabric"});
     });
@@ -548,7 +547,7 @@ async fn what_pods_do_not_reach_is_a_failure_in_time() {
         two.connect_as(&impatient, refused).await.unwrap(),
         ExitCode::FAILURE
     );
-    // A kubeconfig that cannot be used will not be by waiting.
+    // Waiting does not help with a kubeconfig that the driver refuses.
     let patient = Request {
         timeout: Duration::from_mins(10),
         ..request()

@@ -1,5 +1,5 @@
-//! Waits until the controller reports that its pods reach a cluster. Whether the user's machine reaches it
-//! says nothing about them.
+//! Waits until the controller reports that its pods reach a cluster. That the user's machine reaches
+//! it does not prove that.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
 
 const POLL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 });
 
-/// What the controller reports, if it is about this kubeconfig.
+/// The condition Ready, if the controller wrote it for this kubeconfig.
 fn reported<'a>(object: &'a RemoteCluster, fingerprint: &str) -> Option<&'a Condition> {
     let status = object.status.as_ref()?;
     let credentials = status.credentials.as_ref()?;
@@ -24,14 +24,14 @@ fn reported<'a>(object: &'a RemoteCluster, fingerprint: &str) -> Option<&'a Cond
     condition(object).filter(|_| is_current)
 }
 
-/// The condition Ready, whatever it is about.
+/// The condition Ready, for whatever kubeconfig.
 fn condition(object: &RemoteCluster) -> Option<&Condition> {
     let conditions = &object.status.as_ref()?.conditions;
     conditions.iter().find(|it| it.type_ == READY)
 }
 
-/// The object, once the controller reaches its cluster by this kubeconfig; `None` if it does not in time,
-/// after saying why.
+/// The object, once the controller reaches its cluster by this kubeconfig; `None` if it does not in
+/// time, after printing the reason.
 pub(super) async fn until_reached(
     home: &Home,
     name: &ClusterId,
@@ -70,7 +70,7 @@ pub(super) async fn until_reached(
     }
 }
 
-/// Why it is not reached, and what to do.
+/// Why the cluster is not reached, and what to do.
 async fn explain(
     home: &Home,
     name: &ClusterId,

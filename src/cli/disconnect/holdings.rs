@@ -1,4 +1,4 @@
-//! What this home cluster has in a remote one, by the objects here and by those there.
+//! The objects of this home cluster in a remote one, as the objects in both clusters show them.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
 use crate::{
-    access::Holding,
+    access::DisconnectBlocker,
     api::namespace_offloading::{NAME, NamespaceOffloading, READY},
     cli::connect::{Home, fabric_namespaces, twins_of},
     cluster::{
@@ -28,29 +28,29 @@ fn installed<T>(found: Result<Vec<T>, ApiError>) -> Result<Vec<T>, ApiError> {
     }
 }
 
-fn unknown(what: &str, why: &dyn std::fmt::Display) -> Vec<Holding> {
+fn unknown(what: &str, why: &dyn std::fmt::Display) -> Vec<DisconnectBlocker> {
     let what = format!("{what}: {why}");
-    vec![Holding::Unknown { what }]
+    vec![DisconnectBlocker::Unknown { what }]
 }
 
-/// What the objects here say.
+/// The result of reading the objects at home.
 pub(super) struct AtHome {
-    pub(super) holding: Vec<Holding>,
+    pub(super) holding: Vec<DisconnectBlocker>,
     /// Volumes in clusters of other names, of which one may be the same API server.
     pub(super) elsewhere: BTreeSet<String>,
 }
 
-/// What the objects here say. What cannot be read counts as something that is there.
+/// Reads the objects at home. What cannot be read counts as existing.
 pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
     let (cluster, namespace, id) = (&home.cluster, &home.storage_namespace, Some(home.id.clone()));
     let (storage, snapshots) = tokio::join!(
         Storage::read(cluster, &Scope::All, namespace, id.clone()),
         Snapshots::read(cluster, &Scope::All, namespace, id),
     );
-    let mut found: Vec<Holding> = Vec::new();
+    let mut found: Vec<DisconnectBlocker> = Vec::new();
     let mut elsewhere = BTreeSet::new();
     for what in storage.unknown().into_iter().chain(snapshots.unknown()) {
-        found.push(Holding::Unknown { what });
+        found.push(DisconnectBlocker::Unknown { what });
     }
     let is_there = |cluster: Option<&str>| cluster == Some(name.as_str());
     for row in rows(&storage, &Scope::All) {
@@ -63,18 +63,18 @@ pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
             continue;
         }
         found.push(match row.claim {
-            Some(claim) if row.state != State::Retained => Holding::Volume {
+            Some(claim) if row.state != State::Retained => DisconnectBlocker::Volume {
                 claim: format!("{}/{}", claim.namespace, claim.name),
                 state: row.state.name().to_owned(),
             },
-            _ => Holding::Kept { volume: row.volume },
+            _ => DisconnectBlocker::Kept { volume: row.volume },
         });
     }
     for row in snapshot_rows(&snapshots, &Scope::All) {
         if is_there(row.cluster.as_deref()) {
             let name = row.snapshot.map(|it| format!("{}/{}", it.namespace, it.name));
             let name = name.or(row.id).unwrap_or_default();
-            found.push(Holding::Snapshot { name });
+            found.push(DisconnectBlocker::Snapshot { name });
         }
     }
     let offloaded = cluster.all::<NamespaceOffloading>().select(None, None).await;
@@ -85,7 +85,7 @@ pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
             found.extend(
                 existing
                     .filter_map(ResourceExt::namespace)
-                    .map(|name| Holding::Namespace { name }),
+                    .map(|name| DisconnectBlocker::Namespace { name }),
             );
         }
         Err(error) => found.extend(unknown("which namespaces are offloaded", &error)),
@@ -96,13 +96,13 @@ pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
     }
 }
 
-/// What the objects there say, also those of which nothing is left here.
+/// Reads the objects in the remote cluster, also those without a counterpart at home.
 pub(super) async fn in_remote(
     remote: &Cluster,
     home: &ClusterId,
     name: &ClusterId,
     elsewhere: &BTreeSet<String>,
-) -> Vec<Holding> {
+) -> Vec<DisconnectBlocker> {
     let ours = twins_of(home);
     let mut found = Vec::new();
     match remote.all::<PersistentVolumeClaim>().list(Some(&ours)).await {
@@ -113,8 +113,8 @@ pub(super) async fn in_remote(
     let released = |volume: PersistentVolume| {
         let data_of = volume.annotations().get(mark::DATA_OF)?;
         let phase = volume.status.as_ref().and_then(|it| it.phase.as_deref());
-        // A bound one is listed as its claim.
-        (data_of.starts_with(&kept) && phase != Some("Bound")).then(|| Holding::Released {
+        // A Bound PersistentVolume is listed with its claim.
+        (data_of.starts_with(&kept) && phase != Some("Bound")).then(|| DisconnectBlocker::Released {
             volume: volume.name_any(),
             data_of: data_of.clone(),
         })
@@ -124,7 +124,7 @@ pub(super) async fn in_remote(
         Err(error) => found.extend(unknown("which volumes are there", &error)),
     }
     match installed(remote.all::<VolumeSnapshot>().list(Some(&ours)).await) {
-        Ok(snapshots) => found.extend(snapshots.iter().map(|it| Holding::Snapshot {
+        Ok(snapshots) => found.extend(snapshots.iter().map(|it| DisconnectBlocker::Snapshot {
             name: format!("{}/{} there", it.namespace().unwrap_or_default(), it.name_any()),
         })),
         Err(error) => found.extend(unknown("which snapshots are there", &error)),
@@ -133,7 +133,7 @@ pub(super) async fn in_remote(
     let retained = |content: VolumeSnapshotContent| {
         let data_of = content.annotations().get(mark::DATA_OF)?;
         let may_be_ours = data_of.split(':').nth(1) == Some(name.as_str());
-        may_be_ours.then(|| Holding::Content {
+        may_be_ours.then(|| DisconnectBlocker::Content {
             name: content.name_any(),
             data_of: data_of.clone(),
         })
@@ -148,25 +148,29 @@ pub(super) async fn in_remote(
         Err(error) => found.extend(unknown("which contents of snapshots are there", &error)),
     }
     match fabric_namespaces(remote, home).await {
-        Ok(names) => found.extend(names.into_iter().map(|name| Holding::RemoteNamespace { name })),
+        Ok(names) => found.extend(
+            names
+                .into_iter()
+                .map(|name| DisconnectBlocker::RemoteNamespace { name }),
+        ),
         Err(error) => found.extend(unknown("which namespaces are there", &error)),
     }
     found
 }
 
-/// A claim there that the driver created, unless its volume is in a cluster of another name, which is then the
-/// same API server. The source or target of a move may be here although its volume is elsewhere, and so
-/// may a claim whose marks cannot be read.
-fn twin(twin: &PersistentVolumeClaim, elsewhere: &BTreeSet<String>) -> Option<Holding> {
+/// A claim there that the driver created. Not if its volume is in a cluster of another name, which is
+/// the same API server then. But the source or target of a move may be here although its volume is
+/// elsewhere, and so may a claim whose marks cannot be read.
+fn twin(twin: &PersistentVolumeClaim, elsewhere: &BTreeSet<String>) -> Option<DisconnectBlocker> {
     let marks = TwinMarks::read(twin.labels(), twin.annotations());
     let is_ordinary = marks.as_ref().is_ok_and(|it| {
-        it.target.is_none() && matches!(it.source, None | Some(SourceMark::GivenBack { .. }))
+        it.target.is_none() && matches!(it.source, None | Some(SourceMark::RolledBack { .. }))
     });
     let volume = twin.labels().get(mark::VOLUME);
     if is_ordinary && volume.is_some_and(|it| elsewhere.contains(it)) {
         return None;
     }
-    Some(Holding::Twin {
+    Some(DisconnectBlocker::Twin {
         claim: format!("{}/{}", twin.namespace().unwrap_or_default(), twin.name_any()),
         superseded: marks.is_ok_and(|it| matches!(it.source, Some(SourceMark::Superseded { .. }))),
     })

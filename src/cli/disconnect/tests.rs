@@ -158,7 +158,7 @@ async fn a_volume_that_only_home_knows_holds_it() {
         volume_in(&two, "milan", policy);
         assert_eq!(take_off(&two).await.unwrap(), ExitCode::from(REFUSED), "{policy}");
         assert!(is_whole(&two), "{policy}");
-        // The user's word ends it all the same.
+        // With --local-only the user's declaration overrides that.
         assert_eq!(take_off_here(&two).await.unwrap(), ExitCode::SUCCESS, "{policy}");
     }
 }
@@ -236,7 +236,7 @@ async fn an_identity_that_another_cluster_uses_stays() {
         disconnect(&home, Some(&remote), &mistyped).await.unwrap(),
         ExitCode::SUCCESS
     );
-    assert!(is_whole(&two), "it was not asked for");
+    assert!(is_whole(&two), "it was not changed");
     assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
     assert_eq!(two.identity(), Vec::<String>::new());
 }
@@ -275,7 +275,7 @@ async fn a_cluster_that_is_gone_is_let_go_without_it() {
     let here = two.remote.requests().len();
     assert_eq!(take_off_here(&two).await.unwrap(), ExitCode::SUCCESS);
     assert_eq!((two.home.object(DECLARED), two.home.object(SECRET)), (None, None));
-    assert_eq!(two.remote.requests().len(), here, "it is not asked");
+    assert_eq!(two.remote.requests().len(), here, "it gets no request");
 }
 
 #[tokio::test]

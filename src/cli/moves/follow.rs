@@ -1,5 +1,4 @@
-//! Following a move: a line for each thing that begins, a bar for the copying where there is a
-//! terminal, and its end as the exit status.
+//! Follows a move: prints its changes, shows a progress bar on a terminal, and returns the exit status.
 
 use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
@@ -7,8 +6,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
     Place,
+    describe::{End, cold, copied, end, sentence},
     orders::named,
-    words::{End, cold, copied, end, sentence},
 };
 use crate::{
     api::volume_move::{UNSEEN, VolumeMove},
@@ -19,15 +18,16 @@ use crate::{
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const BAR: &str = "{bar:30} {binary_bytes} of {binary_total_bytes} ({percent} %){msg}";
 
-/// Says how a move is, and follows it to its end unless it is not waited for. Ctrl-C ends only that.
+/// Prints the state of a move and, unless `waits` is false, follows it to its end. Ctrl-C only ends the
+/// following.
 pub(super) async fn follow(place: &Place, name: &str, waits: bool) -> Outcome<ExitCode> {
-    let mut said = Said::new();
+    let mut printed = Printed::new();
     loop {
         let of = named(place, name).await?;
-        said.show(&format!("{}/{name}", place.namespace), &of);
+        printed.show(&format!("{}/{name}", place.namespace), &of);
         let ended = end(&of);
         if let Some(ended) = ended {
-            said.end(&of, ended);
+            printed.end(&of, ended);
             return Ok(ExitCode::from(ended.code()));
         }
         if !waits {
@@ -37,16 +37,16 @@ pub(super) async fn follow(place: &Place, name: &str, waits: bool) -> Outcome<Ex
             () = tokio::time::sleep(LOOK_AGAIN) => {}
             interrupted = tokio::signal::ctrl_c() => {
                 interrupted?;
-                said.bar.finish_and_clear();
-                eprintln!("the move goes on; liqo-csi move status {name} -n {} follows it", place.namespace);
+                printed.bar.finish_and_clear();
+                eprintln!("the move continues; liqo-csi move status {name} -n {} follows it", place.namespace);
                 return Ok(ExitCode::SUCCESS);
             }
         }
     }
 }
 
-/// What was said already.
-struct Said {
+/// What was printed already.
+struct Printed {
     last: String,
     waiting: Option<String>,
     losses: BTreeSet<String>,
@@ -55,7 +55,7 @@ struct Said {
     bar: ProgressBar,
 }
 
-impl Said {
+impl Printed {
     fn new() -> Self {
         let bar = ProgressBar::new(0);
         if let Ok(style) = ProgressStyle::with_template(BAR) {
@@ -85,20 +85,20 @@ impl Said {
         }
         for loss in of.status.iter().flat_map(|status| &status.lossy) {
             if self.losses.insert(loss.clone()) {
-                self.line(&format!("{name}: it loses, of the claim {loss}"));
+                self.line(&format!("{name}: it loses data of the claim {loss}"));
             }
         }
         for (claim, why) in cold(of) {
             if self.cold.insert(claim.to_owned()) {
                 let most = &of.spec.cutover.max_downtime;
                 self.line(&format!(
-                    "{name}: nothing of {claim} is copied while its pods run, for {why}: they are away for the whole copy, \
-                     and are given it back when that takes longer than {most} (--max-downtime)"
+                    "{name}: {claim} cannot be copied while its pods run: {why}. They are stopped for the whole copy, \
+                     and get the volume back if that takes longer than {most} (--max-downtime)"
                 ));
             }
         }
         let is_copying = matches!(
-            super::words::phase(of),
+            super::describe::phase(of),
             Some(Phase::Copying | Phase::Finishing | Phase::Ready)
         );
         match copied(of).filter(|_| is_copying) {
@@ -119,8 +119,8 @@ impl Said {
         let found = of.status.as_ref().and_then(|status| status.preflight.as_ref());
         match ended {
             End::Possible => {
-                println!("nothing speaks against the move; nothing was changed");
-                println!("as always: {UNSEEN}");
+                println!("the move is possible; nothing was changed (dry run)");
+                println!("not checked: {UNSEEN}");
             }
             End::Refused => {
                 println!("the move is refused, and nothing was changed:");
@@ -128,7 +128,7 @@ impl Said {
                     println!("- {finding}");
                 }
             }
-            End::Moved | End::Cancelled | End::Failed => {}
+            End::Moved | End::Cancelled | End::Failed | End::Recovered => {}
         }
     }
 

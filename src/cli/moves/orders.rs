@@ -1,11 +1,11 @@
-//! What people may order of a move that goes on. The way back from one that has ended is in `back`.
+//! Changes that a user can request of a move that has not ended. Undoing one that has ended is in
+//! `undo`.
 
 use serde_json::{Value, json};
 
-use super::{Place, words};
+use super::{Place, describe};
 use crate::{api::volume_move::VolumeMove, cli::Outcome, volume::moving::Phase};
 
-/// An order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Pause,
@@ -24,22 +24,26 @@ impl Order {
         }
     }
 
-    /// Why it comes too late, if it does.
+    /// Why the order is too late, if it is.
     fn too_late(self, of: &VolumeMove) -> Option<&'static str> {
-        let phase = words::phase(of)?;
+        let phase = describe::phase(of)?;
         match (self, phase) {
-            (_, Phase::Done | Phase::Cancelled | Phase::Failed) => Some("it has ended"),
-            (Self::Resume, _) => None,
-            (Self::Cancel, Phase::Committing | Phase::Retaining) => {
-                Some("the volumes are at the target already: move them back with liqo-csi move undo")
+            (_, Phase::Done | Phase::Cancelled | Phase::Failed | Phase::Recovered) => {
+                Some("the move has ended")
             }
+            (Self::Resume, _) => None,
+            (Self::Cancel, Phase::Committing | Phase::Retaining) => Some(
+                "the volumes are at the target already: move them back with liqo-csi move undo or, if the target is lost, \
+                     liqo-csi move recover-source",
+            ),
+            (_, Phase::Recovering) => Some("the source is being recovered"),
             (_, Phase::Committing | Phase::Retaining) => Some("the volumes are at the target already"),
             _ => None,
         }
     }
 }
 
-/// Gives an order.
+/// Writes the order into the `VolumeMove`.
 pub(super) async fn give(place: &Place, name: &str, order: Order) -> Outcome {
     let of = named(place, name).await?;
     if let Some(why) = order.too_late(&of) {
@@ -47,6 +51,43 @@ pub(super) async fn give(place: &Place, name: &str, order: Order) -> Outcome {
     }
     place.moves.merge(name, &order.patch()).await?;
     Ok(())
+}
+
+/// Requests the recovery of the source, if the user accepts the loss.
+pub(super) async fn recover(place: &Place, name: &str, accepts: bool) -> Outcome {
+    let of = named(place, name).await?;
+    let full = format!("{}/{name}", place.namespace);
+    let loss = loss_text(&of).map_err(|why| format!("{full}: {why}"))?;
+    eprintln!("{full}: {loss}");
+    if !accepts {
+        return Err("nothing was changed: add --accept-loss to recover the source".into());
+    }
+    place
+        .moves
+        .merge(name, &json!({"spec": {"recoverSource": true}}))
+        .await?;
+    Ok(())
+}
+
+fn loss_text(of: &VolumeMove) -> Result<String, &'static str> {
+    match describe::phase(of) {
+        Some(Phase::Committing | Phase::Retaining | Phase::Recovering) => {}
+        Some(Phase::Done) => return Err("its source is not kept any longer"),
+        Some(Phase::Cancelled | Phase::Failed | Phase::Recovered) => {
+            return Err("the volumes are where they were already");
+        }
+        _ => {
+            return Err(
+                "it is not committed: the volumes are where they were. Cancel it with liqo-csi move cancel",
+            );
+        }
+    }
+    let committed = of.status.as_ref().and_then(|status| status.committed_at.as_ref());
+    let since = committed.map_or_else(String::new, |committed| format!(", {}", committed.0));
+    Ok(format!(
+        "everything written to {} since the commit{since} is lost when the source is recovered",
+        of.spec.claims.join(", ")
+    ))
 }
 
 pub(super) async fn named(place: &Place, name: &str) -> Outcome<VolumeMove> {
@@ -73,6 +114,26 @@ mod tests {
             "status": {"phase": phase},
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn the_loss_is_reported_while_the_source_is_kept() {
+        let mut committed = of("Retaining");
+        committed.status.as_mut().unwrap().committed_at = from_value(json!("2026-11-26T12:00:00Z")).unwrap();
+        let said = loss_text(&committed).unwrap();
+        assert!(
+            said.contains("written to data") && said.contains("2026-11-26T12:00:00Z"),
+            "{said}"
+        );
+        for (phase, why) in [
+            ("Copying", "move cancel"),
+            ("Done", "not kept"),
+            ("Failed", "where they were"),
+            ("Recovered", "where they were"),
+        ] {
+            let said = loss_text(&of(phase)).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        }
     }
 
     #[test]

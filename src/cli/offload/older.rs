@@ -1,37 +1,43 @@
-//! Pods that were there before their namespace was offloaded, or before its strategy was
-//! another one: what new pods get, they lack. They are listed, and left as they are.
+//! Pods that existed before their namespace was offloaded, or before its strategy changed: they lack the
+//! node affinity and tolerations of new pods. They are listed and not changed.
 
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod};
-use kube::ResourceExt;
+use kube::{
+    ResourceExt,
+    api::{ApiResource, DynamicObject},
+};
+use serde_json::json;
 
 use crate::{
     api::namespace_offloading::PodOffloadingStrategy,
     cluster::{ApiError, Cluster, slim},
+    offload::pods::is_homebound,
 };
 
 const TAINT: &str = "virtual-node.liqo.io/not-allowed";
 const NODE_TYPE: &str = "liqo.io/type";
 const CLASS: &str = "liqo";
-/// So many are named.
+/// How many pods are named.
 const MOST_NAMED: usize = 10;
 
-/// Says which pods of the namespace are not where new ones would be; nothing, if there are none.
+/// Prints which pods of the namespace may run on other nodes than new ones; nothing, if there are none.
 pub(super) async fn print(
     cluster: &Cluster,
     namespace: &str,
     strategy: PodOffloadingStrategy,
 ) -> Result<(), ApiError> {
+    // Untyped: the typed Pod drops fields that it does not know, and one of them may keep the pod at home.
     let older = cluster
-        .within::<Pod>(namespace)
+        .dynamic(&ApiResource::erase::<Pod>(&()), Some(namespace))
         .find(|pod| differs(pod, strategy))
         .await?;
-    if let Some(words) = words(&older) {
-        println!("{namespace}: {words}");
+    if let Some(text) = describe(&older) {
+        println!("{namespace}: {text}");
     }
     Ok(())
 }
 
-fn words(older: &[Pod]) -> Option<String> {
+fn describe(older: &[DynamicObject]) -> Option<String> {
     let names: Vec<String> = older.iter().take(MOST_NAMED).map(ResourceExt::name_any).collect();
     let more = older.len().saturating_sub(MOST_NAMED);
     let and = if more > 0 {
@@ -41,15 +47,19 @@ fn words(older: &[Pod]) -> Option<String> {
     };
     (!older.is_empty()).then(|| {
         format!(
-            "the podOffloadingStrategy is for new pods; these were there before and stay as they are: {}{and}. To have \
-             them made again: kubectl rollout restart",
+            "the podOffloadingStrategy applies to new pods only; these existed before: {}{and}. To \
+             replace them: kubectl rollout restart",
             names.join(", ")
         )
     })
 }
 
-/// Whether a new pod would have been given something else.
-fn differs(pod: &Pod, strategy: PodOffloadingStrategy) -> bool {
+/// Whether the strategy gives a new pod other tolerations or node affinity.
+fn differs(object: &DynamicObject, strategy: PodOffloadingStrategy) -> bool {
+    let Ok(pod) = object.clone().try_parse::<Pod>() else {
+        return false;
+    };
+    let pod = &pod;
     let Some(spec) = &pod.spec else { return false };
     let owners = pod.metadata.owner_references.iter().flatten();
     let is_aside = pod.annotations().contains_key("kubernetes.io/config.mirror")
@@ -68,12 +78,12 @@ fn differs(pod: &Pod, strategy: PodOffloadingStrategy) -> bool {
         PodOffloadingStrategy::Local => tolerates && !requires(pod, "NotIn"),
         PodOffloadingStrategy::Remote => !tolerates || !requires(pod, "In"),
         PodOffloadingStrategy::LocalAndRemote => {
-            !tolerates && !is_homebound(pod) || requires(pod, "In") || requires(pod, "NotIn")
+            !tolerates && !is_homebound(&json!(object)) || requires(pod, "In") || requires(pod, "NotIn")
         }
     }
 }
 
-/// Whether the pod can be on nodes only that are virtual, or are not.
+/// Whether the pod can run only on virtual nodes (`In`), or only on real ones (`NotIn`).
 fn requires(pod: &Pod, operator: &str) -> bool {
     let affinity = pod.spec.as_ref().and_then(|it| it.affinity.as_ref());
     let node = affinity.and_then(|it| it.node_affinity.as_ref());
@@ -85,29 +95,14 @@ fn requires(pod: &Pod, operator: &str) -> bool {
     required.is_some_and(|it| it.node_selector_terms.iter().all(says))
 }
 
-/// Whether no strategy lets the pod leave this cluster; as the policy of new pods tells it.
-fn is_homebound(pod: &Pod) -> bool {
-    let Some(spec) = &pod.spec else { return false };
-    let mut volumes = spec.volumes.iter().flatten();
-    [spec.host_network, spec.host_pid, spec.host_ipc].contains(&Some(true))
-        || spec.resource_claims.as_ref().is_some_and(|it| !it.is_empty())
-        || volumes.any(|it| {
-            let sources = it.projected.iter().flat_map(|it| it.sources.iter().flatten());
-            let is_own = !it.name.starts_with("kube-api-access-");
-            it.host_path.is_some()
-                || it.ephemeral.is_some()
-                || is_own && sources.into_iter().any(|one| one.service_account_token.is_some())
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, from_value, json};
 
     use super::*;
 
-    fn pod(spec: &Value) -> Pod {
-        let mut pod = json!({"metadata": {"name": "web"}, "spec": spec});
+    fn pod(spec: &Value) -> DynamicObject {
+        let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": spec});
         pod["spec"]["containers"] = json!([]);
         from_value(pod).unwrap()
     }
@@ -140,6 +135,11 @@ mod tests {
                 vec![LocalAndRemote, Remote],
             ),
             (json!({"hostNetwork": true}), vec![Remote]),
+            (json!({"schedulingGroup": {"podGroupName": "a"}}), vec![Remote]),
+            (
+                json!({"volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"path": "a"}}]}}]}),
+                vec![Remote],
+            ),
             (json!({"runtimeClassName": "liqo"}), vec![]),
         ] {
             for strategy in [Local, LocalAndRemote, Remote] {
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn pods_of_nodes_and_pods_that_ended_never_do() {
         let mut ended = pod(&json!({}));
-        ended.status = from_value(json!({"phase": "Succeeded"})).unwrap();
+        ended.data["status"] = json!({"phase": "Succeeded"});
         let mut agent = pod(&json!({}));
         let owner = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "a", "uid": "b", "controller": true}]);
         agent.metadata.owner_references = from_value(owner).unwrap();
@@ -163,8 +163,8 @@ mod tests {
 
     #[test]
     fn not_all_names_are_told() {
-        assert_eq!(words(&[]), None);
+        assert_eq!(describe(&[]), None);
         let many = vec![pod(&json!({})); MOST_NAMED + 2];
-        assert!(words(&many).unwrap().contains("web and 2 more"));
+        assert!(describe(&many).unwrap().contains("web and 2 more"));
     }
 }

@@ -9,7 +9,6 @@ fn claim(name: &str) -> String {
     format!("/api/v1/namespaces/shop/persistentvolumeclaims/{name}")
 }
 
-/// The name of the volume.
 fn named(claim: &str) -> String {
     let last = match claim {
         "data" => 1,
@@ -152,16 +151,16 @@ async fn claims_are_deleted_when_no_twin_is_made_there_any_more() {
     assert!(at(OFFLOADING) < at(&claim("data")), "{done:?}");
     assert!(
         home.object(&claim("logs")).is_none(),
-        "one that fails keeps no other"
+        "an error of one does not stop the others"
     );
 
     home.heal();
     unoffload(&home, wanted()).await.unwrap();
     assert!(home.object(&claim("data")).is_none());
-    assert!(home.object(&claim("far")).is_some(), "its cluster is not left");
+    assert!(home.object(&claim("far")).is_some(), "its cluster stays selected");
     assert!(
         home.object(&volume("data")).is_some(),
-        "its end is the controller's"
+        "the controller deletes it"
     );
 }
 
@@ -188,7 +187,7 @@ async fn volumes_are_retained_before_anything_is_unoffloaded() {
         (policy("data"), policy("logs")),
         (json!("Retain"), json!("Retain"))
     );
-    assert_eq!(policy("far"), "Delete", "its cluster is not left");
+    assert_eq!(policy("far"), "Delete", "its cluster stays selected");
     for name in ["data", "logs", "far"] {
         assert!(home.object(&claim(name)).is_some(), "{name}");
     }
@@ -201,7 +200,7 @@ async fn a_volume_in_a_cluster_that_is_not_left_holds_nothing() {
         home.remove(&claim(name));
         home.remove(&volume(name));
     }
-    // What Liqo takes away is not known.
+    // What Liqo would delete is unknown.
     let liqo = "/apis/offloading.liqo.io/v1beta1/namespaces/liqo/virtualnodes/milan";
     home.put(liqo, json!({}));
     assert_eq!(unoffload(&home, args()).await.unwrap(), ExitCode::from(REFUSED));
@@ -224,7 +223,7 @@ async fn all_names_are_known_before_anything_is_done() {
         .to_string();
     assert!(error.contains("shpo: there is no such namespace"), "{error}");
     assert!(writes(&home).is_empty(), "{:?}", writes(&home));
-    // One that has ended before is no error, unless there is no other.
+    // A namespace that is not offloaded any more is an error only if there is no other.
     home.put("/api/v1/namespaces/ended", json!({}));
     let error = unoffload_all(&home, &["ended"], retain()).await.unwrap_err();
     assert_eq!(error.to_string(), "ended: not offloaded");

@@ -1,5 +1,5 @@
-//! What becomes of the volumes in remote clusters that a namespace leaves, as far as it is done at
-//! home. The rest is the fabric's, which looks there again before it deletes a namespace.
+//! The part of unoffloading at home that concerns volumes in the remote clusters. The fabric does the rest,
+//! and checks there again before it deletes a namespace.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
@@ -39,31 +39,31 @@ pub(super) async fn table(cluster: &Cluster, volumes: &[&Row]) -> Outcome<Table<
     Ok(table)
 }
 
-/// What would be done about them.
+/// What would happen to the volumes.
 pub(super) fn prospect(fate: Volumes, namespaces: &[String], volumes: &[&Row]) -> String {
     let namespaces = namespaces.join(", ");
     match fate {
         Volumes::Delete => format!(
-            "Claims to be deleted with their data: {}. Data of PersistentVolumes that have Retain stay. Also to be deleted: the namespaces that were made for {namespaces} \
-             in other clusters, with all claims that somebody has made there.",
+            "Claims to be deleted with their data: {}. The data of PersistentVolumes with the policy Retain is kept. Also deleted: the namespaces that were created for {namespaces} \
+             in other clusters, with all claims in them.",
             volumes.len()
         ),
         Volumes::Retain => format!(
-            "Claims that stay, with their data in other clusters: {}. To be deleted: the namespaces that were made for \
-             {namespaces} there, unless somebody has made claims in them.",
+            "Claims to be kept, with their data in other clusters: {}. To be deleted: the namespaces that were created for \
+             {namespaces} there, unless claims were created directly in them.",
             volumes.len()
         ),
-        Volumes::Hold => format!("No volume of this driver holds {namespaces}."),
+        Volumes::Hold => format!("No volume of this driver blocks unoffloading {namespaces}."),
     }
 }
 
-/// Sets the virtual `PersistentVolumes` to Retain, which the controller does to those there. Nothing
-/// is deleted by that, so one that fails ends it all.
+/// Sets the virtual `PersistentVolumes` to Retain, which the controller copies to those of the twins. That
+/// deletes nothing, so the first error ends the command.
 pub(super) async fn retain(cluster: &Cluster, volumes: &[&Row], storage: &Storage) -> Outcome {
     let all = cluster.all::<PersistentVolume>();
     for row in volumes {
         let found = claim_and_volume(row, storage);
-        // What its owner has given up is not kept for him.
+        // The user has deleted this claim, so its volume is not retained.
         let Some((_, volume)) = found.filter(|(claim, _)| claim.metadata.deletion_timestamp.is_none()) else {
             continue;
         };
@@ -84,7 +84,7 @@ pub(super) async fn retain(cluster: &Cluster, volumes: &[&Row], storage: &Storag
     Ok(())
 }
 
-/// Deletes the claims. One that fails does not keep the others; it holds its namespace there.
+/// Deletes the claims. An error of one does not stop the others, but blocks its namespace there.
 pub(super) async fn delete(cluster: &Cluster, volumes: &[&Row], storage: &Storage) -> Outcome {
     let mut failed = Vec::new();
     for row in volumes {
@@ -101,11 +101,11 @@ pub(super) async fn delete(cluster: &Cluster, volumes: &[&Row], storage: &Storag
         let claims = cluster.within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
         match claims.delete(&claim.name_any(), exactly).await {
             Ok(()) if has_retain(volume) => println!(
-                "{}: deleted; its data stay, for its PersistentVolume {} has Retain",
+                "{}: deleted; its data is kept, because the policy of its PersistentVolume {} is Retain",
                 named(row),
                 volume.name_any()
             ),
-            Ok(()) => println!("{}: deleted, and its data go", named(row)),
+            Ok(()) => println!("{}: deleted with its data", named(row)),
             Err(error) => failed.push(format!("{}: {error}", named(row))),
         }
     }
@@ -113,7 +113,7 @@ pub(super) async fn delete(cluster: &Cluster, volumes: &[&Row], storage: &Storag
         return Ok(());
     }
     Err(format!(
-        "claims could not be deleted, and hold their namespaces in other clusters, which are being unoffloaded: {}. Run \
+        "claims could not be deleted, so that their namespaces in other clusters are not unoffloaded: {}. Run \
          this again",
         failed.join("; ")
     )
@@ -125,8 +125,8 @@ fn has_retain(volume: &PersistentVolume) -> bool {
     spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref()) == Some("Retain")
 }
 
-/// The claim of a volume and its `PersistentVolume`, while both are there. A claim of that name may be another
-/// one, with another volume.
+/// The claim of a volume and its `PersistentVolume`, if both exist. A claim of that name may be a later one,
+/// with another volume.
 fn claim_and_volume<'a>(
     row: &Row,
     storage: &'a Storage,

@@ -96,7 +96,7 @@ async fn volumes_that_do_not_exist() {
     }
 }
 
-/// After a downgrade "there is no such volume" would be a lie, and would leak it.
+/// After a downgrade "there is no such volume" would be false, and would leak the volume.
 #[tokio::test]
 async fn volumes_of_a_newer_driver_are_neither_there_nor_gone() {
     let (api, controller) = controller().await;
@@ -128,12 +128,12 @@ async fn another_clusters_volume_is_neither_there_nor_gone() {
     let elsewhere = id(1).replace(":home:", ":away:");
     assert_eq!(delete(&controller, &elsewhere).await, Code::Unavailable);
     assert_eq!(validate(&controller, &elsewhere, true).await, Code::Unavailable);
-    // Nothing was ever attached for it here, and never is.
+    // Nothing is ever attached for it here.
     assert_eq!(unpublish(&controller, &elsewhere).await, Code::Ok);
     assert_eq!(publish(&controller, &elsewhere, "n", true).await, Code::NotFound);
 }
 
-/// What an orchestrator asks that knows nothing of us, as csi-sanity does.
+/// The request of an orchestrator that does not know this driver, such as csi-sanity.
 #[tokio::test]
 async fn capacity_is_told_whatever_is_left_out() {
     let (_api, controller) = controller().await;

@@ -1,5 +1,5 @@
-//! Requests of the Node service as what they mean. Missing fields come first, then
-//! ids that cannot be a volume of ours: csi-sanity holds us to that order.
+//! Parses the requests of the Node service. Missing fields are reported first, then ids that are not
+//! of this driver: csi-sanity tests that order.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -79,14 +79,14 @@ pub(super) fn stats(request: wire::NodeGetVolumeStatsRequest) -> Result<InUse, S
     in_use(request.volume_id, request.volume_path)
 }
 
-/// With the required and the highest size.
+/// With the required and the maximum size.
 pub(super) fn expand(request: wire::NodeExpandVolumeRequest) -> Result<(InUse, (i64, i64)), Status> {
     let range = request.capacity_range.unwrap_or_default();
     let size = (range.required_bytes, range.limit_bytes);
     Ok((in_use(request.volume_id, request.volume_path)?, size))
 }
 
-/// A path that is none of ours is answered by saying so, however odd it looks.
+/// For an id of another driver the answer is that the volume does not exist, however odd the path is.
 fn in_use(volume_id: String, volume_path: String) -> Result<InUse, Status> {
     let volume_id = required(volume_id, "volume_id")?;
     let path = required(volume_path, "volume_path")?.into();
@@ -101,7 +101,7 @@ fn required(value: String, field: &str) -> Result<String, Status> {
     Ok(value)
 }
 
-/// Written as the mount table writes it: without doubled or closing slashes.
+/// Written as in the mount table: without double or trailing slashes.
 fn path(value: &str, field: &str) -> Result<PathBuf, Status> {
     if value.is_empty() {
         return Err(Status::invalid_argument(format!("{field} is missing")));
@@ -142,7 +142,7 @@ fn access_mode(mode: Mode) -> Result<AccessMode, Status> {
     Ok(match mode {
         Mode::Unknown => {
             return Err(Status::invalid_argument(
-                "volume_capability.access_mode is one this driver does not know",
+                "volume_capability.access_mode is not known to this driver",
             ));
         }
         Mode::SingleNodeWriter => AccessMode::SingleNodeWriter,

@@ -1,6 +1,6 @@
-//! Which gRPC code each failure of the node plugin has. Kubelet takes CANCELLED,
-//! `DEADLINE_EXCEEDED`, UNAVAILABLE, `RESOURCE_EXHAUSTED` and ABORTED to mean that the
-//! work may have been done, and any other code that it was not.
+//! The gRPC code of each failure of the node plugin. Kubelet takes CANCELLED, `DEADLINE_EXCEEDED`,
+//! UNAVAILABLE, `RESOURCE_EXHAUSTED` and ABORTED to mean that the operation may have been done, and
+//! any other code that it was not.
 
 use tonic::Code;
 
@@ -23,7 +23,7 @@ use crate::node::{
 impl Coded for StageError {
     fn code(&self) -> Code {
         match self {
-            Self::VolumeError(it) => trouble(it),
+            Self::VolumeError(it) => volume_code(it),
             Self::VolumeMode { .. } => Code::InvalidArgument,
             Self::Elsewhere { .. } | Self::OtherSource { .. } => Code::FailedPrecondition,
         }
@@ -33,7 +33,7 @@ impl Coded for StageError {
 impl Coded for UnstageError {
     fn code(&self) -> Code {
         match self {
-            Self::VolumeError(it) => trouble(it),
+            Self::VolumeError(it) => volume_code(it),
             Self::Published { .. } | Self::Unrecorded { .. } => Code::FailedPrecondition,
         }
     }
@@ -42,7 +42,7 @@ impl Coded for UnstageError {
 impl Coded for PublishError {
     fn code(&self) -> Code {
         match self {
-            Self::VolumeError(it) => trouble(it),
+            Self::VolumeError(it) => volume_code(it),
             Self::Stage(it) => it.code(),
             Self::Different { .. } => Code::AlreadyExists,
             Self::SingleWriter { .. } => Code::FailedPrecondition,
@@ -53,7 +53,7 @@ impl Coded for PublishError {
 impl Coded for UnpublishError {
     fn code(&self) -> Code {
         match self {
-            Self::VolumeError(it) => trouble(it),
+            Self::VolumeError(it) => volume_code(it),
             Self::Unrecorded { .. } => Code::FailedPrecondition,
         }
     }
@@ -62,14 +62,14 @@ impl Coded for UnpublishError {
 impl Coded for UpkeepError {
     fn code(&self) -> Code {
         match self {
-            Self::VolumeError(it) => trouble(it),
+            Self::VolumeError(it) => volume_code(it),
             Self::NoVolume(_) | Self::NoPath { .. } => Code::NotFound,
             Self::Measure { .. } => Code::Internal,
         }
     }
 }
 
-fn trouble(error: &VolumeError) -> Code {
+fn volume_code(error: &VolumeError) -> Code {
     match error {
         VolumeError::Busy(_) => Code::Aborted,
         VolumeError::Stuck(Stuck::Slow { .. }) => Code::DeadlineExceeded,
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn every_trouble_has_its_code_and_kubelet_reads_it_as_we_do() {
         for (it, code) in [ours(), drivers(), mounting()].into_iter().flatten() {
-            assert_eq!(trouble(&it), code, "{it:?}");
+            assert_eq!(volume_code(&it), code, "{it:?}");
             let open = matches!(
                 code,
                 Code::Cancelled

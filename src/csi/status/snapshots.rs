@@ -1,7 +1,7 @@
-//! The part of the table that is about snapshots, and about what volumes are copies of.
+//! The part of the table for snapshots, and for volumes that are created from them.
 //!
-//! For csi-snapshotter `RESOURCE_EXHAUSTED` too means "still working on it"; after every
-//! other code it forgets the snapshot that it asked for.
+//! csi-snapshotter takes `RESOURCE_EXHAUSTED`, too, to mean that the snapshot is still being created;
+//! after every other code it forgets the snapshot that it requested.
 
 use tonic::Code;
 
@@ -16,7 +16,7 @@ impl Coded for SnapshotIdError {
     fn code(&self) -> Code {
         match self {
             Self::Foreign(_) => Code::NotFound,
-            // After a downgrade: saying that there is no such snapshot would leak it.
+            // After a downgrade: reporting that there is no such snapshot would leak it.
             Self::UnknownVersion(_) => Code::Unavailable,
         }
     }

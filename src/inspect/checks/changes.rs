@@ -1,5 +1,4 @@
-//! Volumes that are to grow or to have other attributes: whether their classes let them, and
-//! those that try in vain.
+//! Volumes that are expanded or get other attributes: whether their classes allow it, and where it fails.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::VolumeAttributesClass};
@@ -8,12 +7,12 @@ use kube::ResourceExt;
 use super::{Finding, Installation, Severity, classes};
 use crate::{
     cluster::facts,
-    inspect::{cases, events, words::full_name},
+    inspect::{cases, events, names::full_name},
     placement::IN_USE,
     volume::{DRIVER_NAME, ResizeStage, attributes_class, quantity},
 };
 
-/// The sidecars try again each minute; what fails for longer needs somebody.
+/// The sidecars retry each minute; a failure that lasts longer needs an administrator.
 const LONG: SignedDuration = SignedDuration::from_mins(10);
 
 /// A virtual class and the real ones behind it agree about expansion.
@@ -28,17 +27,17 @@ pub(super) fn classes_agree(installation: &Installation) -> Vec<Finding> {
             (true, false) => Some(Finding::warning(
                 classes::title(ours),
                 format!(
-                    "It allows expansion, but the real class {name} does not: claims that are made larger stay as they are."
+                    "It allows expansion, but the real class {name} does not: claims that request more keep their size."
                 ),
                 format!(
-                    "If its driver can grow volumes: kubectl patch storageclass {name} -p '{{\"allowVolumeExpansion\": true}}'. If not, take allowVolumeExpansion off the virtual class."
+                    "If its driver can expand volumes: kubectl patch storageclass {name} -p '{{\"allowVolumeExpansion\": true}}'. If not, remove allowVolumeExpansion from the virtual class."
                 ),
             )),
             (false, true) => Some(Finding::note(
                 classes::title(ours),
                 format!("It does not allow expansion, and the real class {name} does."),
                 format!(
-                    "If its claims may grow: kubectl patch storageclass {} -p '{{\"allowVolumeExpansion\": true}}', and the same in the chart's value storageClasses.",
+                    "If its claims may be expanded: kubectl patch storageclass {} -p '{{\"allowVolumeExpansion\": true}}', and the same in the chart's value storageClasses.",
                     ours.name_any()
                 ),
             )),
@@ -48,7 +47,7 @@ pub(super) fn classes_agree(installation: &Installation) -> Vec<Finding> {
     disagreeing.collect()
 }
 
-/// Attributes classes of ours name one that volumes can have.
+/// A `VolumeAttributesClass` of this driver names one that volumes can have.
 pub(super) fn attributes_classes(installation: &Installation) -> Vec<Finding> {
     let all = &installation.attributes_classes;
     all.iter()
@@ -59,17 +58,17 @@ pub(super) fn attributes_classes(installation: &Installation) -> Vec<Finding> {
 
 fn attributes_class_finding(installation: &Installation, class: &VolumeAttributesClass) -> Option<Finding> {
     const ANOTHER: &str =
-        "Its parameters cannot be changed: delete it and create it again, or make another one.";
+        "Its parameters cannot be changed: delete it and create it again, or create another one.";
     let title = format!("VolumeAttributesClass {}", class.name_any());
     let all = &installation.attributes_classes;
     let named = match attributes_class(class.parameters.iter().flatten()) {
         Ok(Some(named)) => named,
         Ok(None) => {
-            let problem = "It does not say which attributes class twins get, so volumes cannot have it.";
+            let problem = "It does not name the attributes class of twins, so no volume can have it.";
             return Some(Finding::error(title, problem, ANOTHER));
         }
         Err(problem) => {
-            let problem = format!("Every claim of it is refused: {problem}.");
+            let problem = format!("Every claim with it is refused: {problem}.");
             return Some(Finding::error(title, problem, ANOTHER));
         }
     };
@@ -77,7 +76,7 @@ fn attributes_class_finding(installation: &Installation, class: &VolumeAttribute
         return all.is_complete().then(|| {
             Finding::warning(
                 title,
-                format!("It names {named}, which does not exist in this cluster: volumes that are here cannot have it."),
+                format!("It names {named}, which does not exist in this cluster: volumes in this cluster cannot have it."),
                 format!("Create the VolumeAttributesClass {named} of the real driver, unless only remote clusters have it."),
             )
         });
@@ -92,13 +91,13 @@ fn attributes_class_finding(installation: &Installation, class: &VolumeAttribute
         format!("It names {named}, which is virtual itself.")
     } else {
         format!(
-            "It names {named} of the driver {driver}, and no class behind a virtual one is of that driver: no volume here can have it."
+            "It names {named} of the driver {driver}, which is not the driver of any real class of this driver: no volume here can have it."
         )
     };
     Some(Finding::warning(title, problem, ANOTHER))
 }
 
-/// Claims that try to grow, in vain.
+/// Claims whose expansion fails.
 pub(super) fn failed_expansions(installation: &Installation) -> Vec<Finding> {
     our_claims(installation)
         .filter_map(|claim| failed_expansion(installation, claim))
@@ -119,32 +118,32 @@ fn failed_expansion(installation: &Installation, claim: &PersistentVolumeClaim) 
         return None;
     }
     let smaller = format!(
-        "ask for less, which may be any size above {}",
+        "request a smaller size, which may be any above {}",
         quantity(size.capacity)
     );
-    let mend = if kind == facts::NODE_RESIZE_ERROR {
-        "The volume has grown and its file system has not: see the events of its pod, in the cluster where the pod is. It is tried again when the pod starts again.".to_owned()
+    let fix = if kind == facts::NODE_RESIZE_ERROR {
+        "The volume is expanded, but its file system is not: see the events of its pod, in the cluster where the pod runs. The next start of a pod retries it.".to_owned()
     } else if why.contains(IN_USE) {
-        "End the pods that have it; it grows by itself then.".to_owned()
+        "Stop the pods that use it; then it is expanded automatically.".to_owned()
     } else if is_final {
-        format!("Mend what it says, or {smaller}.")
+        format!("Fix the cause, or {smaller}.")
     } else {
-        format!("Mend what it says; it is tried again each minute. Or {smaller}.")
+        format!("Fix the cause; the expansion is retried each minute. Or {smaller}.")
     };
-    Some(in_vain(
+    Some(failing(
         claim,
         is_final,
         format!(
-            "It does not grow from {} to {}: {}.",
+            "It cannot be expanded from {} to {}: {}.",
             quantity(size.capacity),
             quantity(wanted),
             why.trim_end_matches('.')
         ),
-        mend,
+        fix,
     ))
 }
 
-/// Claims that ask for attributes, in vain.
+/// Claims whose change of attributes fails.
 pub(super) fn failed_modifications(installation: &Installation) -> Vec<Finding> {
     let failed = |claim: &PersistentVolumeClaim| {
         let change = claim.status.as_ref()?.modify_volume_status.as_ref()?;
@@ -153,18 +152,18 @@ pub(super) fn failed_modifications(installation: &Installation) -> Vec<Finding> 
         if !is_final && !has_failed_for_long(installation, claim, "VolumeModifyFailed") {
             return None;
         }
-        Some(in_vain(
+        Some(failing(
             claim,
             is_final,
             format!(
-                "It does not get the attributes of {}: {}.",
+                "It cannot get the attributes of {}: {}.",
                 change
                     .target_volume_attributes_class_name
                     .as_deref()
                     .unwrap_or("its class"),
                 why.trim_end_matches('.')
             ),
-            "Mend what it says, or ask for another VolumeAttributesClass, which works at any time."
+            "Fix the cause, or choose another VolumeAttributesClass, which is possible at any time."
                 .to_owned(),
         ))
     };
@@ -177,19 +176,19 @@ fn our_claims(installation: &Installation) -> impl Iterator<Item = &PersistentVo
     claims.filter(|claim| cases::is_ours(claim, storage))
 }
 
-/// What is found about a claim that tries in vain; finally, if nothing changes by itself.
-fn in_vain(claim: &PersistentVolumeClaim, is_final: bool, problem: String, mend: String) -> Finding {
+/// A finding about a claim whose change fails: an error if retries cannot help.
+fn failing(claim: &PersistentVolumeClaim, is_final: bool, problem: String, fix: String) -> Finding {
     let severity = if is_final {
         Severity::Error
     } else {
         Severity::Warning
     };
     let title = format!("PersistentVolumeClaim {}", full_name(claim));
-    Finding::new(severity, title, problem, mend)
+    Finding::new(severity, title, problem, fix)
 }
 
-/// Since when a condition is met does not tell: it is written anew each time. Its events do,
-/// until they are forgotten.
+/// The transition time of a condition does not show since when it is true, because sidecars write the
+/// condition again each time. Its events do, until they expire.
 fn has_failed_for_long(installation: &Installation, claim: &PersistentVolumeClaim, reason: &str) -> bool {
     let first = events::first(&installation.storage.events, claim, reason);
     let age = |first: Timestamp| installation.now.duration_since(first);

@@ -1,4 +1,4 @@
-//! The virtual classes, and the real ones behind them.
+//! The virtual classes, and their real classes.
 
 use std::collections::BTreeSet;
 
@@ -16,10 +16,10 @@ use crate::{
     volume::{ClusterId, DRIVER_NAME, Parameters},
 };
 
-/// Parameters with this prefix are for csi-provisioner, which keeps them.
+/// Parameters with this prefix are read and removed by csi-provisioner.
 const SIDECARS: &str = "csi.storage.k8s.io/";
 
-/// The virtual classes.
+/// The virtual classes of this driver.
 pub(super) fn ours(installation: &Installation) -> impl Iterator<Item = &StorageClass> {
     installation
         .storage
@@ -28,7 +28,7 @@ pub(super) fn ours(installation: &Installation) -> impl Iterator<Item = &Storage
         .filter(|class| class.provisioner == DRIVER_NAME)
 }
 
-/// Each virtual class with every real class that a claim of it may get.
+/// Each virtual class with every real class that its claims may get.
 pub(super) fn pairs(installation: &Installation) -> Vec<(&StorageClass, &StorageClass)> {
     let classes = &installation.storage.classes;
     let allowed = installation.setup.allowed_classes();
@@ -55,7 +55,7 @@ pub(super) fn title(class: &StorageClass) -> String {
     format!("StorageClass {}", class.name_any())
 }
 
-/// The real class that a claim without wishes gets.
+/// The real class of a claim that does not choose one.
 fn choose(installation: &Installation, class: &StorageClass) -> Option<Result<String, ClassError>> {
     let classes: Vec<Class> = installation.storage.classes.iter().map(facts::class).collect();
     let wishes = Wishes {
@@ -74,7 +74,7 @@ fn choose(installation: &Installation, class: &StorageClass) -> Option<Result<St
     Some(chosen.map(|chosen| chosen.name().to_owned()))
 }
 
-/// There is a virtual class at all.
+/// At least one virtual class exists.
 pub(super) fn exist(installation: &Installation) -> Vec<Finding> {
     if !installation
         .storage
@@ -83,14 +83,14 @@ pub(super) fn exist(installation: &Installation) -> Vec<Finding> {
     {
         return Vec::new();
     }
-    vec![Finding::warning(
+    vec![Finding::error(
         format!("Driver {DRIVER_NAME}"),
-        "No storage class has this driver as its provisioner, so nobody can use it.",
+        "No storage class has this driver as its provisioner, so no claim can use it.",
         "List a class in the chart's value storageClasses.",
     )]
 }
 
-/// Virtual classes have parameters that the driver knows.
+/// Virtual classes have only parameters that the driver knows.
 pub(super) fn parameters(installation: &Installation) -> Vec<Finding> {
     let wrong = |class: &StorageClass| {
         let given = class
@@ -101,41 +101,43 @@ pub(super) fn parameters(installation: &Installation) -> Vec<Finding> {
         let problem = Parameters::parse(given).err()?;
         Some(Finding::error(
             title(class),
-            format!("Every claim of it is refused: {problem}."),
-            "Delete the class and create it with the right parameters; volumes that exist do not mind.",
+            format!("Every claim of this class is refused: {problem}."),
+            "Delete the class and create it with the right parameters; existing volumes are not affected.",
         ))
     };
     ours(installation).filter_map(wrong).collect()
 }
 
-/// Virtual classes lead to a real one.
+/// Virtual classes have a real class.
 pub(super) fn real_class(installation: &Installation) -> Vec<Finding> {
     if !installation.storage.classes.is_complete() {
         return Vec::new();
     }
     let wrong = |class: &StorageClass| {
         let problem = choose(installation, class)?.err()?;
-        let mend = match &problem {
+        let fix = match &problem {
             ClassError::NotFound { class, .. } => {
                 format!("Create the storage class {class}, or name another one.")
             }
             ClassError::Loop { .. } => {
-                "Name a class that stores: delete this one and create it again.".to_owned()
+                "Name a class of another driver: delete this class and create it again.".to_owned()
             }
             ClassError::ExpandsAnnotation { class, .. } | ClassError::ExpandsNamespace { class, .. } => {
-                format!("Make a class like {class} whose template has neither, and name it as the real one.")
+                format!(
+                    "Create a class like {class} whose template has neither, and name it as the real class."
+                )
             }
             _ => format!(
-                "Name one by the parameter {} of the class (delete it and create it again), or mark a class as the default.",
+                "Name a real class by the parameter {} (delete this class and create it again), or mark a class as the default.",
                 Parameters::REAL_CLASS
             ),
         };
-        Some(Finding::error(title(class), sentence(&problem.to_string()), mend))
+        Some(Finding::error(title(class), sentence(&problem.to_string()), fix))
     };
     ours(installation).filter_map(wrong).collect()
 }
 
-/// It is clear which class is the default.
+/// There is only one default class.
 pub(super) fn defaults(installation: &Installation) -> Vec<Finding> {
     let classes: Vec<Class> = installation.storage.classes.iter().map(facts::class).collect();
     let (ours, real): (Vec<&Class>, Vec<&Class>) = classes
@@ -156,8 +158,8 @@ pub(super) fn defaults(installation: &Installation) -> Vec<Finding> {
             if let Some(Ok(chosen)) = choose(installation, class) {
                 findings.push(Finding::warning(
                     title(class),
-                    format!("It stores in the default class, but there are several: {}. The newest is taken, {chosen}.", names(&real)),
-                    format!("Name the real class by the parameter {}, or leave the default mark on one class only.", Parameters::REAL_CLASS),
+                    format!("Its real class is the default class, but there are several: {}. The newest is used, {chosen}.", names(&real)),
+                    format!("Name the real class by the parameter {}, or mark only one class as the default.", Parameters::REAL_CLASS),
                 ));
             }
         }
@@ -166,11 +168,11 @@ pub(super) fn defaults(installation: &Installation) -> Vec<Finding> {
         findings.push(Finding::warning(
             format!("StorageClass {}", first.name),
             format!(
-                "It is a default class beside {}. Kubernetes gives claims without a class to the newest of them.",
+                "It is a default class, as well as {}. Kubernetes gives claims without a class to the newest of them.",
                 names(&real)
             ),
             format!(
-                "Name the real class by the parameter {} of {} and take the default mark off the others.",
+                "Name the real class by the parameter {} of {} and remove the default mark from the others.",
                 Parameters::REAL_CLASS,
                 first.name
             ),
@@ -179,7 +181,7 @@ pub(super) fn defaults(installation: &Installation) -> Vec<Finding> {
     findings
 }
 
-/// Classes that claims may ask for exist and store.
+/// Classes in the allow-list exist, and are usable as real classes.
 pub(super) fn allow_list(installation: &Installation) -> Vec<Finding> {
     let classes = &installation.storage.classes;
     let wrong = |name: String| {
@@ -199,8 +201,8 @@ pub(super) fn allow_list(installation: &Installation) -> Vec<Finding> {
         };
         Some(Finding::warning(
             format!("StorageClass {name}"),
-            format!("Claims may ask for it (allowedRealStorageClasses), but it {problem}."),
-            "Take it off the chart's value allowedRealStorageClasses, or create it.",
+            format!("Claims may choose it (allowedRealStorageClasses), but it {problem}."),
+            "Remove it from the chart's value allowedRealStorageClasses, or create it.",
         ))
     };
     installation
@@ -211,21 +213,21 @@ pub(super) fn allow_list(installation: &Installation) -> Vec<Finding> {
         .collect()
 }
 
-/// Volumes come where their pods are.
+/// Volumes are created where their pods run.
 pub(super) fn binding_mode(installation: &Installation) -> Vec<Finding> {
     ours(installation)
         .filter(|class| facts::class(class).binding == BindingMode::Immediate)
         .map(|class| {
             Finding::note(
                 title(class),
-                "Its binding mode is Immediate: volumes are made before any pod, in this cluster, and pods have to follow them.",
-                "Use volumeBindingMode WaitForFirstConsumer if the pod shall choose the place.",
+                "Its binding mode is Immediate: volumes are created in this cluster before any pod, so pods can run only there.",
+                "Use volumeBindingMode WaitForFirstConsumer if the volume should be created where its pod is scheduled.",
             )
         })
         .collect()
 }
 
-/// `allowedTopologies` of virtual classes use keys that nodes have for this driver.
+/// `allowedTopologies` of virtual classes use keys of this driver.
 pub(super) fn allowed_topologies(installation: &Installation) -> Vec<Finding> {
     let mut findings = Vec::new();
     for class in ours(installation) {
@@ -241,15 +243,15 @@ pub(super) fn allowed_topologies(installation: &Installation) -> Vec<Finding> {
             let foreign = foreign.into_iter().collect::<Vec<_>>().join(", ");
             findings.push(Finding::error(
                 title(class),
-                format!("Its allowedTopologies use {foreign}; csi-provisioner only knows the keys of this driver, so no claim is ever served."),
-                format!("Use {CLUSTER_KEY} and {NODE_KEY} only. Constraints of the real class are kept without being repeated."),
+                format!("Its allowedTopologies use {foreign}; csi-provisioner knows only the keys of this driver, so it serves no claim."),
+                format!("Use {CLUSTER_KEY} and {NODE_KEY} only. Constraints of the real class apply anyway."),
             ));
         }
     }
     findings
 }
 
-/// Somebody does the expansion that a class promises.
+/// A class that allows expansion has a csi-resizer.
 pub(super) fn expansion(installation: &Installation) -> Vec<Finding> {
     let setup = &installation.setup;
     if setup.controllers.iter().next().is_none() || setup.sidecar("csi-resizer").is_some() {
@@ -260,15 +262,15 @@ pub(super) fn expansion(installation: &Installation) -> Vec<Finding> {
         .map(|class| {
             Finding::warning(
                 title(class),
-                "It allows expansion, but the controller has no csi-resizer: claims that are made larger wait for ever.",
-                "Set the chart's value controller.resizer.enabled, or take allowVolumeExpansion off the class.",
+                "It allows expansion, but the controller has no csi-resizer: the expansion of a claim never begins.",
+                "Set the chart's value controller.resizer.enabled, or remove allowVolumeExpansion from the class.",
             )
         })
         .collect()
 }
 
-/// Nobody else serves a class of ours, and Liqo's storage does not share our namespace.
-pub(super) fn names_of_others(installation: &Installation) -> Vec<Finding> {
+/// No virtual class belongs to another provisioner now, and Liqo's storage uses another namespace.
+pub(super) fn conflicts(installation: &Installation) -> Vec<Finding> {
     let storage = &installation.storage;
     let mut findings = Vec::new();
     for class in storage
@@ -283,8 +285,8 @@ pub(super) fn names_of_others(installation: &Installation) -> Vec<Finding> {
         if volumes > 0 {
             findings.push(Finding::error(
                 title(class),
-                format!("{volumes} volumes of this driver are of this class, but it is served by {} now: new claims get no volume of ours.", class.provisioner),
-                "Give one of the two another name. Liqo's own class goes away when Liqo is installed with storage.enabled=false.",
+                format!("{volumes} volumes of this driver have this class, but its provisioner is {} now: new claims get no volume of this driver.", class.provisioner),
+                "Give one of the two another name. Liqo does not create its own class if it is installed with storage.enabled=false.",
             ));
         }
     }
@@ -295,8 +297,8 @@ pub(super) fn names_of_others(installation: &Installation) -> Vec<Finding> {
     if let Some(namespace) = shared {
         findings.push(Finding::note(
             format!("Namespace {}", namespace.name_any()),
-            "Liqo's own storage provisioner keeps its claims here too.",
-            "Both only touch what they made. For clear quotas and rights choose another storageNamespace before the first volume is made, or install Liqo with storage.enabled=false.",
+            "Liqo's own storage provisioner has its claims in this namespace, too.",
+            "Each of the two changes only its own claims. For clear quotas and rights choose another storageNamespace before the first volume is created, or install Liqo with storage.enabled=false.",
         ));
     }
     findings

@@ -1,5 +1,4 @@
-//! The controller: its Deployment, what its sidecars were told, and the pods of
-//! the driver.
+//! The controller: its Deployment, the options of its sidecars, and the pods of the driver.
 
 use std::time::Duration;
 
@@ -12,16 +11,16 @@ use kube::ResourceExt;
 use super::{Finding, Installation};
 use crate::{
     inspect::{
+        names::full_name,
         setup::{self, Flags},
-        words::full_name,
     },
     volume::DRIVER_NAME,
 };
 
 const PROVISIONER: &str = "csi-provisioner";
 const ATTACHER: &str = "csi-attacher";
-/// A twin that takes longer than the sidecar waits is asked for again and again;
-/// that works, but is noise.
+/// Shorter timeouts work, because the sidecar retries the call, but look like failures when a twin takes
+/// longer.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20.0;
 
@@ -33,13 +32,13 @@ fn title(deployment: &Deployment) -> String {
     format!("Deployment {}", full_name(deployment))
 }
 
-/// There is one controller, and it runs.
+/// There is one controller, and it is running.
 pub(super) fn deployment(installation: &Installation) -> Vec<Finding> {
     let all: Vec<&Deployment> = deployments(installation).collect();
     if all.is_empty() && installation.setup.controllers.is_complete() {
         return vec![Finding::error(
             format!("Driver {DRIVER_NAME}"),
-            "There is no controller (no Deployment with the labels app.kubernetes.io/name=liqo-csi and component=controller): claims wait for ever.",
+            "There is no controller (no Deployment with the labels app.kubernetes.io/name=liqo-csi and component=controller): claims stay Pending.",
             "Install the chart.",
         )];
     }
@@ -80,22 +79,22 @@ pub(super) fn deployment(installation: &Installation) -> Vec<Finding> {
     findings
 }
 
-/// csi-provisioner has the flags this driver rests on.
+/// csi-provisioner has the flags that this driver needs.
 pub(super) fn provisioner(installation: &Installation) -> Vec<Finding> {
     let mut findings = Vec::new();
     for deployment in deployments(installation) {
         let Some(flags) = setup::sidecar(deployment, PROVISIONER) else {
-            findings.push(missing(deployment, PROVISIONER, "claims wait for ever"));
+            findings.push(missing(deployment, PROVISIONER, "claims stay Pending"));
             continue;
         };
         let needed = [
             (
                 "strict-topology",
-                "the node that the scheduler picked is not told, and claims are refused or land elsewhere",
+                "the driver does not get the node that the scheduler selected, and claims are refused or served elsewhere",
             ),
             (
                 "extra-create-metadata",
-                "the claim of a volume is not told, so its node, labels and annotations are not known",
+                "the driver does not get the claim of a volume, so its node, labels and annotations are unknown",
             ),
         ];
         for (flag, effect) in needed {
@@ -103,7 +102,7 @@ pub(super) fn provisioner(installation: &Installation) -> Vec<Finding> {
                 findings.push(Finding::error(
                     title(deployment),
                     format!("{PROVISIONER} runs without --{flag}: {effect}."),
-                    format!("Add --{flag} to its arguments; the chart does."),
+                    format!("Add --{flag} to its arguments, as the chart does."),
                 ));
             }
         }
@@ -114,8 +113,8 @@ pub(super) fn provisioner(installation: &Installation) -> Vec<Finding> {
         {
             findings.push(Finding::error(
                 title(deployment),
-                format!("{PROVISIONER} runs with the feature gate Topology off: volumes would not stay where their data is."),
-                "Take Topology=false off --feature-gates.",
+                format!("{PROVISIONER} runs with the feature gate Topology off: pods would be scheduled without regard to where their data is."),
+                "Remove Topology=false from --feature-gates.",
             ));
         }
         findings.extend(sidecar(deployment, PROVISIONER, &flags));
@@ -123,13 +122,13 @@ pub(super) fn provisioner(installation: &Installation) -> Vec<Finding> {
     findings
 }
 
-/// csi-attacher is there and not too impatient.
+/// csi-attacher exists, and its timeout is long enough.
 pub(super) fn attacher(installation: &Installation) -> Vec<Finding> {
     let check = |deployment| match setup::sidecar(deployment, ATTACHER) {
         None => vec![missing(
             deployment,
             ATTACHER,
-            "pods wait for their volumes for ever",
+            "pods wait for their volumes forever",
         )],
         Some(flags) => sidecar(deployment, ATTACHER, &flags),
     };
@@ -144,7 +143,7 @@ fn missing(deployment: &Deployment, name: &str, effect: &str) -> Finding {
     )
 }
 
-/// What all sidecars have in common.
+/// Checks of all sidecars.
 fn sidecar(deployment: &Deployment, name: &str, flags: &Flags<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let replicas = deployment
@@ -163,13 +162,14 @@ fn sidecar(deployment: &Deployment, name: &str, flags: &Flags<'_>) -> Vec<Findin
     }
     let timeout = flags.get("timeout").and_then(duration);
     if timeout.is_none_or(|timeout| timeout < SHORTEST_TIMEOUT) {
-        let now = flags
-            .get("timeout")
-            .map_or_else(|| "its short default".to_owned(), |it| format!("--timeout={it}"));
+        let now = flags.get("timeout").map_or_else(
+            || "its short default timeout".to_owned(),
+            |it| format!("--timeout={it}"),
+        );
         findings.push(Finding::warning(
             title(deployment),
-            format!("{name} runs with {now}: one call waits for the twin's own driver and may take longer, which shows as failures that are none."),
-            "Give it --timeout=60s; the chart does.",
+            format!("{name} runs with {now}: a call waits for the real driver and may take longer, which is then reported as a failure."),
+            "Set --timeout=60s, as the chart does.",
         ));
     }
     let rate = flags
@@ -185,7 +185,7 @@ fn sidecar(deployment: &Deployment, name: &str, flags: &Flags<'_>) -> Vec<Findin
     findings
 }
 
-/// Durations as Go writes them, as far as people use them here: `60s`, `2m`, `1m30s`.
+/// Durations as Go writes them, with the units that are usual here: `60s`, `2m`, `1m30s`.
 fn duration(text: &str) -> Option<Duration> {
     let mut total = Duration::ZERO;
     let mut rest = text;
@@ -208,7 +208,7 @@ fn duration(text: &str) -> Option<Duration> {
     (total > Duration::ZERO).then_some(total)
 }
 
-/// Every pod of the driver is ready, or says why not.
+/// Pods of the driver that are not ready, and why.
 pub(super) fn pods(installation: &Installation) -> Vec<Finding> {
     installation
         .pods
@@ -226,7 +226,9 @@ fn unready(pod: &Pod) -> Option<Finding> {
         return None;
     }
     let containers = status.container_statuses.iter().flatten();
-    let reason = containers.filter(|container| !container.ready).find_map(trouble);
+    let reason = containers
+        .filter(|container| !container.ready)
+        .find_map(container_problem);
     let unscheduled = conditions
         .filter(|it| it.type_ == "PodScheduled" && it.status == "False")
         .find_map(|it| it.message.clone());
@@ -246,7 +248,7 @@ fn unready(pod: &Pod) -> Option<Finding> {
 }
 
 /// What a container waits for, or how it ended.
-fn trouble(container: &ContainerStatus) -> Option<String> {
+fn container_problem(container: &ContainerStatus) -> Option<String> {
     let name = &container.name;
     let last = container
         .last_state

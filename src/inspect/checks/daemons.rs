@@ -1,5 +1,5 @@
-//! `DaemonSets` that Kubernetes counts virtual nodes for. The pods that it makes there wait for
-//! ever, and rollouts on real nodes wait for them.
+//! `DaemonSets` whose pods Kubernetes creates for virtual nodes. The pods never start there, and rollouts on
+//! real nodes wait for them.
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -11,15 +11,15 @@ use super::{Finding, Installation};
 use crate::{
     api::{fabric::TaintEffect, remote_cluster::RemoteCluster},
     cluster::facts,
-    inspect::words::full_name,
+    inspect::names::full_name,
     topology::{Labels, Node},
 };
 
 const TAINT: (&str, &str, &str) = ("virtual-node.liqo.io/not-allowed", "true", "NoExecute");
-/// So many clusters are named.
+/// How many clusters are named.
 const MOST_NAMED: usize = 3;
 
-/// A virtual node as the fabric makes it, or is going to.
+/// A virtual node that the fabric has created or will create.
 struct Virtual {
     cluster: String,
     node: Node,
@@ -27,8 +27,8 @@ struct Virtual {
     taints: Vec<(String, String, String)>,
 }
 
-/// No `DaemonSet` runs on the nodes of the fabric.
-pub(super) fn stay_at_home(installation: &Installation) -> Vec<Finding> {
+/// No `DaemonSet` creates pods for virtual nodes of the fabric.
+pub(super) fn virtual_nodes(installation: &Installation) -> Vec<Finding> {
     let clusters = installation.offloading.clusters.iter();
     let nodes: Vec<Virtual> = clusters.filter_map(|it| node_of(it, installation)).collect();
     let daemons = installation.offloading.daemons.iter();
@@ -55,7 +55,7 @@ fn unprotected(daemon: &DaemonSet, nodes: &[Virtual]) -> Option<Finding> {
     Some(Finding::warning(
         format!("DaemonSet {}", full_name(daemon)),
         format!(
-            "It tolerates virtual nodes, and nothing keeps it off those of {}{and}: its pods there wait for ever, and its \
+            "It tolerates virtual nodes, and no affinity excludes those of {}{and}: its pods there never start, and its \
              rollouts wait for them.",
             on.join(", ")
         ),
@@ -64,7 +64,7 @@ fn unprotected(daemon: &DaemonSet, nodes: &[Virtual]) -> Option<Finding> {
     ))
 }
 
-/// The node of a cluster, if the fabric makes one.
+/// The virtual node of a cluster, if the fabric creates one.
 fn node_of(cluster: &RemoteCluster, installation: &Installation) -> Option<Virtual> {
     let fabric = cluster.spec.fabric.as_ref()?;
     if cluster.spec.node_selector.is_some() {
@@ -72,7 +72,9 @@ fn node_of(cluster: &RemoteCluster, installation: &Installation) -> Option<Virtu
     }
     let name = fabric.node_name.clone().unwrap_or_else(|| cluster.name_any());
     let there = installation.storage.nodes.iter().find(|it| it.name == name);
-    let node = there.cloned().unwrap_or_else(|| to_be(&name, &fabric.labels));
+    let node = there
+        .cloned()
+        .unwrap_or_else(|| planned_node(&name, &fabric.labels));
     let owned = |(key, value, effect): (&str, &str, &str)| (key.into(), value.into(), effect.into());
     let others = fabric.taints.iter().map(|taint| {
         let effect = match taint.effect {
@@ -89,8 +91,8 @@ fn node_of(cluster: &RemoteCluster, installation: &Installation) -> Option<Virtu
     })
 }
 
-/// A node that was not made yet. Most clusters are of this operating system.
-fn to_be(name: &str, labels: &Labels) -> Node {
+/// The node as the fabric will create it. Most clusters have this operating system.
+fn planned_node(name: &str, labels: &Labels) -> Node {
     let own = [
         ("liqo.io/type", "virtual-node"),
         ("type", "virtual-kubelet"),
@@ -105,7 +107,7 @@ fn to_be(name: &str, labels: &Labels) -> Node {
     }
 }
 
-/// What the controller of `DaemonSets` asks of a node.
+/// Whether the `DaemonSet` controller would create the pod on a node.
 fn runs_on(pod: &PodSpec, at: &Virtual) -> bool {
     let has = |(key, value): (&String, &String)| at.node.labels.get(key) == Some(value);
     let is_selected = pod.node_selector.iter().flatten().all(has);

@@ -1,4 +1,4 @@
-//! Our `CSIDriver` object, alone and beside those of the real drivers.
+//! The `CSIDriver` object of this driver, alone and compared with those of the real drivers.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::volume::DRIVER_NAME;
 const FS_TYPE: &str = "csi.storage.k8s.io/fstype";
 const DEFAULT_POLICY: &str = "ReadWriteOnceWithFSType";
 
-/// The object is there and says what the driver needs.
+/// The object exists and has the fields that the driver needs.
 pub(super) fn object(installation: &Installation) -> Vec<Finding> {
     let title = format!("CSIDriver {DRIVER_NAME}");
     if installation
@@ -30,14 +30,13 @@ pub(super) fn object(installation: &Installation) -> Vec<Finding> {
     let Some(spec) = spec(installation, DRIVER_NAME) else {
         return Vec::new();
     };
-    let again =
-        "The field cannot be changed: delete the object and apply the chart again. Running pods do not mind.";
+    let again = "The field cannot be changed: delete the object and apply the chart again. Running pods are not affected.";
     let apply = "Apply the chart again (helm upgrade).";
     let mut findings = Vec::new();
     if spec.attach_required == Some(false) {
         findings.push(Finding::error(
             title.as_str(),
-            "attachRequired is false: nodes are not told where the data is, and no pod starts.",
+            "attachRequired is false: node plugins do not get the location of the data, and no pod starts.",
             again,
         ));
     }
@@ -62,21 +61,21 @@ pub(super) fn object(installation: &Installation) -> Vec<Finding> {
     if spec.pod_info_on_mount != Some(true) {
         findings.push(Finding::warning(
             title.as_str(),
-            "podInfoOnMount is not true: real drivers that ask who mounts are not told.",
+            "podInfoOnMount is not true: real drivers that need information about the pod do not get it.",
             apply,
         ));
     }
     findings
 }
 
-/// fsGroup is applied where the real driver would have it applied, and nowhere else.
+/// fsGroup is applied to the volumes for which the real driver wants it, and to no others.
 pub(super) fn fs_group(installation: &Installation) -> Vec<Finding> {
     let Some(ours) = spec(installation, DRIVER_NAME).map(policy) else {
         return Vec::new();
     };
     let (mut findings, mut seen) = (Vec::new(), BTreeSet::new());
     for (class, real_class) in pairs(installation) {
-        // Several real classes of one driver are one matter.
+        // Several real classes of one driver are one finding.
         if !seen.insert((class.name_any(), &real_class.provisioner)) {
             continue;
         }
@@ -90,9 +89,9 @@ pub(super) fn fs_group(installation: &Installation) -> Vec<Finding> {
             _ => fs_type,
         };
         let driver = &real_class.provisioner;
-        let (problem, mend) = match theirs {
+        let (problem, fix) = match theirs {
             "None" if applies => (
-                format!("kubelet changes the group of its files, but the driver {driver} says that its volumes cannot do that (fsGroupPolicy None): pods with an fsGroup may fail to start."),
+                format!("kubelet changes the group of its files, but the driver {driver} does not support that (fsGroupPolicy None): pods with an fsGroup may fail to start."),
                 if ours == "File" {
                     "Set the chart's value csiDriver.fsGroupPolicy to ReadWriteOnceWithFSType, and leave fsType empty in this class.".to_owned()
                 } else {
@@ -100,15 +99,15 @@ pub(super) fn fs_group(installation: &Installation) -> Vec<Finding> {
                 },
             ),
             "File" if !applies => (
-                format!("kubelet leaves the group of its files alone, but the driver {driver} wants fsGroup to be applied (fsGroupPolicy File): pods that do not run as root may not be able to write."),
+                format!("kubelet does not change the group of its files, but the driver {driver} requires fsGroup to be applied (fsGroupPolicy File): pods that do not run as root may not be able to write."),
                 "Set fsType in this class, or the chart's value csiDriver.fsGroupPolicy to File if volumes are shared by several nodes.".to_owned(),
             ),
             "File" if ours != "File" => (
-                format!("fsGroup is applied to volumes of one node only, but the driver {driver} wants it for ReadWriteMany too (fsGroupPolicy File)."),
+                format!("fsGroup is applied to volumes of one node only, but the driver {driver} requires it for ReadWriteMany as well (fsGroupPolicy File)."),
                 "If such volumes are shared by several nodes, set the chart's value csiDriver.fsGroupPolicy to File.".to_owned(),
             ),
             DEFAULT_POLICY if !applies => (
-                format!("kubelet leaves the group of its files alone; with the class of {driver} itself fsGroup is applied."),
+                format!("kubelet does not change the group of its files; with the class of {driver} itself fsGroup is applied."),
                 "Set fsType in this class (delete it and create it again).".to_owned(),
             ),
             _ => continue,
@@ -119,16 +118,16 @@ pub(super) fn fs_group(installation: &Installation) -> Vec<Finding> {
         );
         let harmful = theirs != "File" || !applies;
         findings.push(if harmful {
-            Finding::warning(title(class), problem, mend)
+            Finding::warning(title(class), problem, fix)
         } else {
-            Finding::note(title(class), problem, mend)
+            Finding::note(title(class), problem, fix)
         });
     }
     findings
 }
 
-/// What real drivers ask of kubelet, kubelet gives to ours.
-pub(super) fn wishes(installation: &Installation) -> Vec<Finding> {
+/// What the `CSIDriver` objects of real drivers request of kubelet, that of this driver requests as well.
+pub(super) fn kubelet_features(installation: &Installation) -> Vec<Finding> {
     let Some(ours) = spec(installation, DRIVER_NAME) else {
         return Vec::new();
     };
@@ -149,7 +148,7 @@ pub(super) fn wishes(installation: &Installation) -> Vec<Finding> {
             findings.push(Finding::warning(
                 format!("CSIDriver {DRIVER_NAME}"),
                 format!(
-                    "The real driver {name} needs service account tokens for {}, which are not requested.",
+                    "The real driver {name} needs service account tokens for {}, which this driver does not request.",
                     missing.join(", ")
                 ),
                 "Add these audiences to the chart's value csiDriver.tokenRequests.",
@@ -159,7 +158,7 @@ pub(super) fn wishes(installation: &Installation) -> Vec<Finding> {
             findings.push(Finding::warning(
                 format!("CSIDriver {DRIVER_NAME}"),
                 format!(
-                    "The real driver {name} wants mounts to be refreshed (requiresRepublish); ours are not."
+                    "The real driver {name} needs its mounts to be refreshed (requiresRepublish), which this driver does not request."
                 ),
                 format!(
                     "kubectl patch csidriver {DRIVER_NAME} -p '{{\"spec\":{{\"requiresRepublish\":true}}}}'"
@@ -169,7 +168,7 @@ pub(super) fn wishes(installation: &Installation) -> Vec<Finding> {
         if ours.se_linux_mount == Some(true) && theirs.se_linux_mount != Some(true) {
             findings.push(Finding::error(
                 format!("CSIDriver {DRIVER_NAME}"),
-                format!("seLinuxMount is true, but the real driver {name} does not mount with a label: its files are never relabelled."),
+                format!("seLinuxMount is true, but the real driver {name} does not support mounting with a label: its files are never relabelled."),
                 format!("kubectl patch csidriver {DRIVER_NAME} -p '{{\"spec\":{{\"seLinuxMount\":false}}}}'"),
             ));
         }

@@ -1,5 +1,5 @@
-//! What `liqo-csi doctor` looks for. Each check is a function from what is known
-//! to what is wrong; none of them asks the cluster anything.
+//! The checks of `liqo-csi doctor`. Each check is a function from the observed installation to its findings;
+//! no check calls an API server.
 
 mod changes;
 mod classes;
@@ -19,7 +19,6 @@ use serde::Serialize;
 
 use super::Installation;
 
-/// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Severity {
@@ -27,11 +26,11 @@ pub(crate) enum Severity {
     Error,
     /// Something will not work, or not as its user expects.
     Warning,
-    /// Worth knowing.
+    /// For information.
     Note,
 }
 
-/// What is wrong with an object, and how to mend it.
+/// A problem of an object, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
@@ -40,40 +39,40 @@ pub(crate) struct Finding {
     /// One or two sentences.
     pub(crate) problem: String,
     /// One or two sentences, or a command.
-    pub(crate) mend: String,
+    #[serde(rename = "mend")]
+    pub(crate) fix: String,
 }
 
 impl Finding {
-    fn error(object: impl Into<String>, problem: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self::new(Severity::Error, object, problem, mend)
+    fn error(object: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::new(Severity::Error, object, problem, fix)
     }
 
-    fn warning(object: impl Into<String>, problem: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self::new(Severity::Warning, object, problem, mend)
+    fn warning(object: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::new(Severity::Warning, object, problem, fix)
     }
 
-    fn note(object: impl Into<String>, problem: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self::new(Severity::Note, object, problem, mend)
+    fn note(object: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::new(Severity::Note, object, problem, fix)
     }
 
     fn new(
         severity: Severity,
         object: impl Into<String>,
         problem: impl Into<String>,
-        mend: impl Into<String>,
+        fix: impl Into<String>,
     ) -> Self {
         Self {
             severity,
             object: object.into(),
             problem: problem.into(),
-            mend: mend.into(),
+            fix: fix.into(),
         }
     }
 }
 
 type Check = fn(&Installation) -> Vec<Finding>;
 
-/// All checks.
 pub(crate) const ALL: &[Check] = &[
     namespaces::storage_namespace,
     namespaces::quotas_on_twins,
@@ -85,7 +84,7 @@ pub(crate) const ALL: &[Check] = &[
     rights::controller,
     driver::object,
     driver::fs_group,
-    driver::wishes,
+    driver::kubelet_features,
     classes::exist,
     classes::parameters,
     classes::real_class,
@@ -94,7 +93,7 @@ pub(crate) const ALL: &[Check] = &[
     classes::binding_mode,
     classes::allowed_topologies,
     classes::expansion,
-    classes::names_of_others,
+    classes::conflicts,
     changes::classes_agree,
     changes::attributes_classes,
     nodes::registration,
@@ -102,29 +101,29 @@ pub(crate) const ALL: &[Check] = &[
     nodes::plugins,
     nodes::real_drivers,
     nodes::capacity,
-    volumes::unwell,
+    volumes::problems,
     changes::failed_expansions,
     changes::failed_modifications,
-    snapshots::unwell,
+    snapshots::problems,
     snapshots::unfinished_imports,
     volumes::pods_on_twins,
     volumes::stray_attachments,
     volumes::attach_errors,
     volumes::failed_mounts,
     offloading::carried_out,
-    offloading::liqo_beside,
+    offloading::liqo_installed,
     offloading::defined,
     offloading::certificates,
     offloading::namespaces,
     offloading::clusters,
     offloading::networks,
     sessions::expiry,
-    daemons::stay_at_home,
+    daemons::virtual_nodes,
     transfers::unfinished_imports,
     transfers::unfinished_releases,
 ];
 
-/// Everything that is wrong, the worst first.
+/// The findings of all checks, errors first.
 pub(crate) fn examine(installation: &Installation) -> Vec<Finding> {
     let mut findings: Vec<Finding> = ALL.iter().flat_map(|check| check(installation)).collect();
     findings.sort();

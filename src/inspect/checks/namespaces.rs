@@ -1,4 +1,4 @@
-//! The namespace of the twins, and quotas: which count, and which do not.
+//! The namespace of the twins, and quotas: which ones limit twins, and which do not.
 
 use std::collections::BTreeSet;
 
@@ -8,21 +8,21 @@ use kube::ResourceExt;
 use super::{Finding, Installation, classes::pairs};
 use crate::{
     cluster::facts,
-    inspect::{cases, words::full_name},
+    inspect::{cases, names::full_name},
 };
 
 const PER_CLASS: &str = ".storageclass.storage.k8s.io/";
-/// From here on a quota is worth a word.
+/// A quota that is used up to this share is reported.
 const NEARLY_FULL: f64 = 0.9;
 
-/// The namespace is there, and stays.
+/// The namespace exists, and is not being deleted.
 pub(super) fn storage_namespace(installation: &Installation) -> Vec<Finding> {
     let name = &installation.storage.namespace;
     let title = format!("Namespace {name}");
     match installation.namespace.named(None, name) {
         None if installation.namespace.is_complete() => vec![Finding::error(
             title,
-            "It does not exist, so no twin can be made: every new claim fails.",
+            "It does not exist, so no twin can be created: every new claim fails.",
             format!("kubectl create namespace {name}"),
         )],
         Some(namespace) if namespace.metadata.deletion_timestamp.is_some() => vec![Finding::error(
@@ -31,7 +31,7 @@ pub(super) fn storage_namespace(installation: &Installation) -> Vec<Finding> {
                 "It is being deleted, with the data of {} twins.",
                 installation.storage.twins.iter().len()
             ),
-            "A deletion cannot be taken back; the twins' finalizers hold it. Set the PVs of all twins to Retain now, and back the data up.",
+            "A deletion cannot be undone; the finalizers of the twins delay it. Set the PVs of all twins to Retain now, and back the data up.",
         )],
         _ => Vec::new(),
     }
@@ -48,28 +48,28 @@ pub(super) fn quotas_on_twins(installation: &Installation) -> Vec<Finding> {
         for (key, hard, used) in on_storage(quota) {
             let title = format!("ResourceQuota {}", full_name(quota));
             let problem = format!(
-                "{key} of all users' volumes together: {} of {} are used",
+                "{key} of the volumes of all users together: {} of {} are used",
                 used.0, hard.0
             );
             let full = share(used, hard) >= 1.0;
-            let mend = "Raise it. Limit single users in their own namespaces, on the virtual class.";
+            let fix = "Raise the quota. Limit each user in the user's own namespaces, by the virtual class.";
             if full {
                 findings.push(Finding::error(
                     title,
-                    format!("{problem}, so no more twins can be made."),
-                    mend,
+                    format!("{problem}, so no more twins can be created."),
+                    fix,
                 ));
             } else if share(used, hard) >= NEARLY_FULL {
-                findings.push(Finding::warning(title, format!("{problem}."), mend));
+                findings.push(Finding::warning(title, format!("{problem}."), fix));
             } else {
-                findings.push(Finding::note(title, format!("{problem}."), mend));
+                findings.push(Finding::note(title, format!("{problem}."), fix));
             }
         }
     }
     findings
 }
 
-/// Quotas of users on a real class, which the twins in another namespace do not see.
+/// Quotas of users for a real class, which do not limit the twins in another namespace.
 pub(super) fn quotas_that_do_not_apply(installation: &Installation) -> Vec<Finding> {
     let storage = &installation.storage;
     let users: BTreeSet<String> = storage

@@ -1,5 +1,4 @@
-//! Nodes: whether kubelets know the driver, the labels fit, and the scheduler
-//! sees room.
+//! Nodes: whether kubelets know the driver, the labels are right, and the scheduler sees capacity.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +12,7 @@ use super::{
 use crate::{
     cluster::facts,
     fleet::is_virtual,
-    inspect::words::full_name,
+    inspect::names::full_name,
     placement::BindingMode,
     topology::{CLUSTER_KEY, NODE_KEY, Node, node_value},
     volume::DRIVER_NAME,
@@ -34,7 +33,7 @@ fn plugin_on<'a>(installation: &'a Installation, node: &Node) -> Option<&'a Pod>
     installation.pods.iter().filter(is_plugin).find(is_there)
 }
 
-/// On real nodes, kubelet knows the driver and its labels are right.
+/// On real nodes, kubelet knows the driver and its label is right.
 pub(super) fn registration(installation: &Installation) -> Vec<Finding> {
     if !installation.csi_nodes.is_complete() {
         return Vec::new();
@@ -49,7 +48,8 @@ fn unregistered(installation: &Installation, node: &Node) -> Option<Finding> {
         return None;
     }
     let title = format!("Node {}", node.name);
-    let effect = "its CSINode has no entry of the driver: volumes cannot be made for pods there, nor mounted";
+    let effect =
+        "its CSINode has no entry of the driver: volumes can neither be created nor mounted for pods there";
     Some(match plugin_on(installation, node) {
         None if !installation.pods.is_complete() => Finding::error(
             title,
@@ -59,12 +59,12 @@ fn unregistered(installation: &Installation, node: &Node) -> Option<Finding> {
         None => Finding::warning(
             title,
             format!("No pod of the node plugin runs there; {effect}."),
-            "If pods with volumes may run there: see the chart's values node.nodeSelector and virtualNodes, and whether the pod was refused for lack of room.",
+            "If pods with volumes may run there: see the chart's values node.nodeSelector and virtualNodes, and whether the pod could not be scheduled for lack of resources.",
         ),
         Some(pod) => Finding::error(
             title,
             format!(
-                "Kubelet does not know the driver, though the pod {} is there; {effect}.",
+                "Kubelet does not know the driver, though the pod {} runs there; {effect}.",
                 full_name(pod)
             ),
             format!(
@@ -88,15 +88,15 @@ fn mislabelled(installation: &Installation, node: &Node) -> Option<Finding> {
         .map_or_else(|| "is missing".to_owned(), |it| format!("is {it}"));
     Some(Finding::error(
         format!("Node {}", node.name),
-        format!("Its label {key} {now} and should be {value}: volumes are not made for pods there."),
+        format!("Its label {key} {now} and should be {value}: volumes are not created for pods there."),
         format!(
-            "kubectl label node {} {key}- and restart the node plugin there: kubelet writes it again.",
+            "kubectl label node {} {key}- and restart the node plugin there: kubelet sets it again.",
             node.name
         ),
     ))
 }
 
-/// On virtual nodes nobody but us tells that the driver is there.
+/// On virtual nodes, the controller announces the driver in the `CSINode`.
 pub(super) fn virtual_nodes(installation: &Installation) -> Vec<Finding> {
     if !installation.csi_nodes.is_complete() {
         return Vec::new();
@@ -107,14 +107,14 @@ pub(super) fn virtual_nodes(installation: &Installation) -> Vec<Finding> {
         .map(|node| {
             Finding::warning(
                 format!("Node {}", node.name),
-                "It is virtual, and its CSINode has no entry of the driver: claims of pods that are scheduled there wait for ever.",
+                "It is virtual, and its CSINode has no entry of the driver: claims of pods that are scheduled there stay Pending.",
                 "Keep pods with such claims away from it (node affinity), unless the controller is set up to serve its cluster; then see the controller's log.",
             )
         })
         .collect()
 }
 
-/// The node plugin is deployed, wherever it should be.
+/// The node plugin is deployed and ready on its nodes.
 pub(super) fn plugins(installation: &Installation) -> Vec<Finding> {
     if installation.node_plugins.lacks(|_| true) {
         return vec![Finding::error(
@@ -137,7 +137,7 @@ pub(super) fn plugins(installation: &Installation) -> Vec<Finding> {
     short.collect()
 }
 
-/// Behind each virtual class the real driver runs somewhere.
+/// The real driver of each virtual class runs on some node.
 pub(super) fn real_drivers(installation: &Installation) -> Vec<Finding> {
     if !installation.csi_nodes.is_complete() || installation.storage.nodes.iter().len() == 0 {
         return Vec::new();
@@ -146,14 +146,14 @@ pub(super) fn real_drivers(installation: &Installation) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (_, real) in pairs(installation) {
         let name = real.provisioner.as_str();
-        // Without a CSIDriver object it may be no CSI driver at all.
+        // Without a CSIDriver object it may be an in-tree provisioner.
         let known = installation.drivers.named(None, name).is_some();
         let runs = installation.csi_nodes.iter().any(|node| serves(Some(node), name));
         if known && !runs && seen.insert(name) {
             findings.push(Finding::error(
                 format!("CSIDriver {name}"),
                 format!(
-                    "No kubelet knows the real driver behind the class {}: nothing of it can be mounted.",
+                    "No kubelet knows the real driver behind the class {}: none of its volumes can be mounted.",
                     real.name_any()
                 ),
                 "See its node plugin.",
@@ -163,7 +163,7 @@ pub(super) fn real_drivers(installation: &Installation) -> Vec<Finding> {
     findings
 }
 
-/// The scheduler leaves out every node for which no room is published.
+/// The scheduler ignores every node for which no capacity is published.
 pub(super) fn capacity(installation: &Installation) -> Vec<Finding> {
     let counts = installation
         .drivers
@@ -193,7 +193,7 @@ pub(super) fn capacity(installation: &Installation) -> Vec<Finding> {
         if !hidden.is_empty() {
             findings.push(Finding::error(
                 title(class),
-                format!("No CSIStorageCapacity of it covers {}: the scheduler never picks that node for its claims.", list(&hidden)),
+                format!("No CSIStorageCapacity of it covers {}: the scheduler never selects that node for its claims.", list(&hidden)),
                 "The controller publishes them: see its log.",
             ));
         }
@@ -201,7 +201,7 @@ pub(super) fn capacity(installation: &Installation) -> Vec<Finding> {
     findings
 }
 
-/// The first of many names.
+/// The first of the names, and the number of the others.
 fn list(names: &[&str]) -> String {
     const SHOWN: usize = 5;
     let shown = names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! Offloaded namespaces, and the fabric that is to make them.
+//! Offloaded namespaces, and the fabric that creates them.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease};
@@ -11,29 +11,29 @@ use crate::{
         remote_cluster::{self, RemoteCluster},
     },
     fabric,
-    inspect::{offloading::Offloading, words::full_name},
+    inspect::{names::full_name, offloading::Offloading},
     offload::{Phase, PodNetwork},
 };
 
-/// A lease that was renewed before that is held by nobody who works.
+/// A lease that was renewed longer ago is not held by a running pod.
 const STALE: SignedDuration = SignedDuration::from_mins(1);
-/// What its pods say.
+/// How to read the logs of the fabric.
 const LOGS: &str = "kubectl logs -A -l app.kubernetes.io/component=fabric";
-/// What takes longer is not about to end by itself.
+/// What takes longer will not end without help.
 const LONG: SignedDuration = SignedDuration::from_mins(1);
 
-/// Namespaces are offloaded, and somebody sees to it.
+/// Namespaces are offloaded, and the fabric or Liqo carries that out.
 pub(super) fn carried_out(installation: &Installation) -> Vec<Finding> {
     let offloading = &installation.offloading;
     let Some(first) = offloading.asked.iter().next() else {
         return Vec::new();
     };
-    // They are Liqo's where it is installed; nothing is concluded where that is not known.
+    // Where Liqo is installed they are Liqo's; if that is unknown, nothing is reported.
     if !matches!(offloading.liqo, Ok(None)) {
         return Vec::new();
     }
-    match unattended(offloading, installation.now) {
-        Some(Unattended::NotInstalled) => {
+    match why_inactive(offloading, installation.now) {
+        Some(Inactive::NotInstalled) => {
             let others = offloading.asked.iter().len().saturating_sub(1);
             let and = if others > 0 {
                 format!(", like {others} more")
@@ -42,33 +42,33 @@ pub(super) fn carried_out(installation: &Installation) -> Vec<Finding> {
             };
             vec![Finding::error(
                 title(first),
-                format!("Nobody carries it out{and}: neither liqo-csi fabric nor Liqo is installed."),
-                "Set the chart's value fabric.enabled. Or remove the finalizer of one that nobody will carry out: \
+                format!("Nothing carries it out{and}: neither liqo-csi fabric nor Liqo is installed."),
+                "Set the chart's value fabric.enabled. To delete one that will never be carried out, remove its finalizer: \
                  docs/offloading.md#when-unoffloading-does-not-end.",
             )]
         }
-        Some(Unattended::Idle) => {
+        Some(Inactive::Idle) => {
             let of = offloading.fabrics.iter().next().map(full_name);
             vec![Finding::error(
                 format!("Deployment {}", of.unwrap_or_default()),
-                "None of its pods works: nobody holds its lease. Namespaces are neither offloaded nor unoffloaded.",
-                format!("See its pods, and what they say: {LOGS}"),
+                "None of its pods is active: its lease is not held. Namespaces are neither offloaded nor unoffloaded.",
+                format!("See its pods and their logs: {LOGS}"),
             )]
         }
         None => Vec::new(),
     }
 }
 
-/// Why nobody offloads namespaces.
-enum Unattended {
+/// Why namespaces are not offloaded.
+enum Inactive {
     NotInstalled,
     Idle,
 }
 
-/// Why the fabric does not, if that is certain.
-fn unattended(offloading: &Offloading, now: Timestamp) -> Option<Unattended> {
+/// Why the fabric does not offload namespaces, if that is certain.
+fn why_inactive(offloading: &Offloading, now: Timestamp) -> Option<Inactive> {
     if offloading.fabrics.lacks(|_| true) {
-        return Some(Unattended::NotInstalled);
+        return Some(Inactive::NotInstalled);
     }
     let is_held = |lease: &Lease| {
         let spec = lease.spec.as_ref();
@@ -76,35 +76,37 @@ fn unattended(offloading: &Offloading, now: Timestamp) -> Option<Unattended> {
         let holder = spec.and_then(|it| it.holder_identity.as_ref());
         holder.is_some_and(|it| !it.is_empty()) && renewed.is_some_and(|it| now.duration_since(it.0) < STALE)
     };
-    offloading.leases.lacks(is_held).then_some(Unattended::Idle)
+    offloading.leases.lacks(is_held).then_some(Inactive::Idle)
 }
 
-/// Why nobody has seen to an offloaded namespace yet, as far as that can be told.
-pub(in crate::inspect) fn why_nobody(offloading: &Offloading, now: Timestamp) -> String {
+/// Why an offloaded namespace has no status yet, as far as that is known.
+pub(in crate::inspect) fn why_not_offloaded(offloading: &Offloading, now: Timestamp) -> String {
     if let Ok(Some(how)) = &offloading.liqo {
-        return format!("Liqo is installed ({how}), and has not seen to it yet: see its controller-manager");
+        return format!(
+            "Liqo is installed ({how}), and has not processed it yet: see its controller-manager"
+        );
     }
-    match unattended(offloading, now) {
-        Some(Unattended::NotInstalled) => {
-            "nobody sees to it: neither liqo-csi fabric (fabric.enabled of the chart) nor \
+    match why_inactive(offloading, now) {
+        Some(Inactive::NotInstalled) => {
+            "nothing processes it: neither liqo-csi fabric (fabric.enabled of the chart) nor \
                                            Liqo is installed"
                 .to_owned()
         }
-        Some(Unattended::Idle) => {
-            format!("nobody sees to it: none of the pods of liqo-csi fabric works, see {LOGS}")
+        Some(Inactive::Idle) => {
+            format!("nothing processes it: no pod of liqo-csi fabric is active, see {LOGS}")
         }
         None if !offloading.fabrics.is_complete() || !offloading.leases.is_complete() => {
-            "nobody has seen to it yet, and whether liqo-csi fabric works may not be read".to_owned()
+            "it was not processed yet, and whether liqo-csi fabric runs cannot be read".to_owned()
         }
         None => format!(
-            "liqo-csi fabric works and has not seen to it yet. It goes on by itself: a kind that was defined just now is \
+            "liqo-csi fabric runs and has not processed it yet. It will: a kind that was just defined is \
              noticed within some seconds. If this lasts, see {LOGS}"
         ),
     }
 }
 
-/// The fabric and Liqo are not both there.
-pub(super) fn liqo_beside(installation: &Installation) -> Vec<Finding> {
+/// The fabric and Liqo are not both installed.
+pub(super) fn liqo_installed(installation: &Installation) -> Vec<Finding> {
     let Ok(Some(how)) = &installation.offloading.liqo else {
         return Vec::new();
     };
@@ -115,13 +117,13 @@ pub(super) fn liqo_beside(installation: &Installation) -> Vec<Finding> {
             format!(
                 "Liqo is installed ({how}), and NamespaceOffloadings are Liqo's: this fabric does nothing."
             ),
-            "Set the chart's value fabric.enabled to false. What the fabric made stays as it is.",
+            "Set the chart's value fabric.enabled to false. The objects that the fabric has created are kept.",
         )
     })
     .collect()
 }
 
-/// A fabric has the kind that asks it for namespaces.
+/// The kind `NamespaceOffloading` is defined where a fabric is installed.
 pub(super) fn defined(installation: &Installation) -> Vec<Finding> {
     let offloading = &installation.offloading;
     let fabrics = offloading.fabrics.iter();
@@ -131,14 +133,14 @@ pub(super) fn defined(installation: &Installation) -> Vec<Finding> {
             Finding::note(
                 format!("Deployment {}", full_name(fabric)),
                 "NamespaceOffloadings are not defined here, so no namespace is offloaded.",
-                "If one is to be: helm upgrade, with the chart's value fabric.definition not false; or \
+                "To offload namespaces: helm upgrade, with the chart's value fabric.definition not false; or \
                  liqo-csi crds --offloading | kubectl create -f -",
             )
         })
         .collect()
 }
 
-/// The serving certificates that the fabric asks for are approved.
+/// The serving certificates that the fabric requests are approved.
 pub(super) fn certificates(installation: &Installation) -> Vec<Finding> {
     let offloading = &installation.offloading;
     let accounts: Vec<String> = offloading.fabrics.iter().filter_map(account).collect();
@@ -159,7 +161,7 @@ pub(super) fn certificates(installation: &Installation) -> Vec<Finding> {
     };
     vec![Finding::note(
         format!("CertificateSigningRequest {first}"),
-        "Nobody has approved the serving certificate of the fabric. Where the API server verifies those of kubelets \
+        "The serving certificate of the fabric is not approved. Where the API server verifies those of kubelets \
          (--kubelet-certificate-authority), pods of virtual nodes have no logs, exec, attach and port-forward until then.",
         format!(
             "kubectl certificate approve {}; or set the chart's value fabric.streams.approveCertificates.",
@@ -168,7 +170,7 @@ pub(super) fn certificates(installation: &Installation) -> Vec<Finding> {
     )]
 }
 
-/// As whom the pods of a Deployment talk to the API server.
+/// The user of the pods of a Deployment in requests to the API server.
 fn account(fabric: &Deployment) -> Option<String> {
     let pods = fabric.spec.as_ref()?.template.spec.as_ref()?;
     let account = pods.service_account_name.as_deref()?;
@@ -176,7 +178,7 @@ fn account(fabric: &Deployment) -> Option<String> {
     Some(format!("system:serviceaccount:{namespace}:{account}"))
 }
 
-/// Each offloaded namespace is where it is to be.
+/// Each offloaded namespace exists in the selected clusters.
 pub(super) fn namespaces(installation: &Installation) -> Vec<Finding> {
     let all = installation.offloading.asked.iter();
     all.flat_map(|object| of_namespace(object, installation.now))
@@ -190,8 +192,8 @@ fn of_namespace(object: &NamespaceOffloading, now: Timestamp) -> Vec<Finding> {
     let conditions = &status.remote_namespaces_conditions;
     if status.offloading_phase == Some(Phase::NoClusterSelected) && !object.is_leaving() {
         let causes = conditions.iter().filter_map(|(cluster, all)| {
-            let said = all.iter().find(|it| it.status != "True")?;
-            Some(format!("{cluster}: {}", said.message))
+            let unmet = all.iter().find(|it| it.status != "True")?;
+            Some(format!("{cluster}: {}", unmet.message))
         });
         let causes: Vec<String> = causes.collect();
         let why = if causes.is_empty() {
@@ -202,7 +204,7 @@ fn of_namespace(object: &NamespaceOffloading, now: Timestamp) -> Vec<Finding> {
         return vec![Finding::warning(
             title(object),
             format!("No cluster is selected, so its pods stay here or wait: {why}."),
-            "Change its clusterSelector (liqo-csi offload namespace), or the labels of the nodes that stand for the clusters.",
+            "Change its clusterSelector (liqo-csi offload namespace), or the labels of the virtual nodes.",
         )];
     }
     let unready = conditions
@@ -222,27 +224,27 @@ fn unready_in(
 ) -> Option<Finding> {
     let since = ready.last_transition_time.parse::<Timestamp>();
     let is_long = since.is_ok_and(|then| now.duration_since(then) >= LONG);
-    let said = ready.message.trim_end_matches('.');
-    let (severity, problem, mend) = match ready.reason.as_str() {
+    let message = ready.message.trim_end_matches('.');
+    let (severity, problem, fix) = match ready.reason.as_str() {
         "CreationLoopBackOff" => (
             Severity::Error,
-            format!("It cannot be in the cluster {cluster}: {said}."),
-            "Mend what it says; it is tried again by itself. New pods are kept off that cluster until then.",
+            format!("It cannot be created in the cluster {cluster}: {message}."),
+            "Fix the cause; the fabric retries. Until then no new pods run in that cluster.",
         ),
         "Terminating" if is_long => (
             Severity::Warning,
-            format!("Its namespace in the cluster {cluster} does not go: {said}."),
-            "liqo-csi unoffload namespace --dry-run lists the volumes that hold it; the ways out are in \
+            format!("Its namespace in the cluster {cluster} is not deleted: {message}."),
+            "liqo-csi unoffload namespace --dry-run lists the volumes that block it; the solutions are in \
              docs/offloading.md#when-unoffloading-does-not-end.",
         ),
         _ if is_long => (
             Severity::Warning,
-            format!("It is still not in the cluster {cluster}: {said}."),
-            "liqo-csi clusters shows how it is with the cluster.",
+            format!("It is still not ready in the cluster {cluster}: {message}."),
+            "liqo-csi clusters shows the state of the cluster.",
         ),
         _ => return None,
     };
-    Some(Finding::new(severity, title(object), problem, mend))
+    Some(Finding::new(severity, title(object), problem, fix))
 }
 
 /// The clusters into which namespaces are offloaded can be used.
@@ -259,7 +261,7 @@ fn unusable(cluster: &RemoteCluster) -> Option<Finding> {
     let why = match conditions.find(|it| it.type_ == remote_cluster::READY) {
         Some(ready) if ready.status == "True" => return None,
         Some(ready) => ready.message.trim_end_matches('.').to_owned(),
-        None => "the controller has not looked at it yet".to_owned(),
+        None => "the controller has not written its status yet".to_owned(),
     };
     Some(Finding::error(
         format!("RemoteCluster {}", cluster.name_any()),
@@ -268,7 +270,7 @@ fn unusable(cluster: &RemoteCluster) -> Option<Finding> {
     ))
 }
 
-/// What is said of the addresses of remote pods can be: no two clusters have the same.
+/// The ranges of addresses of remote pods are valid, and no two clusters share addresses.
 pub(super) fn networks(installation: &Installation) -> Vec<Finding> {
     let all = installation.offloading.clusters.iter();
     let routed = all.filter_map(|it| Some((it.name_any(), it.spec.fabric.as_ref()?.network.routed()?)));
@@ -280,7 +282,7 @@ pub(super) fn networks(installation: &Installation) -> Vec<Finding> {
             Finding::error(
                 format!("RemoteCluster {cluster}"),
                 format!(
-                    "spec.fabric.network.podCIDRs has what is no range of addresses: {}. Pods there have no address here.",
+                    "spec.fabric.network.podCIDRs has invalid ranges: {}. Pods there have no address here.",
                     network.unread().join(", ")
                 ),
                 "Write them as 10.64.0.0/16 or fd00:64::/48.",
@@ -295,10 +297,10 @@ pub(super) fn networks(installation: &Installation) -> Vec<Finding> {
         Some(Finding::warning(
             format!("RemoteCluster {one}"),
             format!(
-                "Its podCIDRs ({a}) and those of {other} ({b}) have addresses in common: either cluster can lead Services of \
+                "Its podCIDRs ({a}) and those of {other} ({b}) overlap: either cluster can direct Services of \
                  this one to pods of the other."
             ),
-            "List in spec.fabric.network.podCIDRs what pods of each cluster have; pod networks that are routed are disjoint.",
+            "List the addresses of the pods of each cluster in spec.fabric.network.podCIDRs; routed pod networks must not overlap.",
         ))
     });
     unread.chain(shared).collect()

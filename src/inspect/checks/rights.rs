@@ -1,24 +1,24 @@
-//! What the controller's service account must be allowed. The chart grants it;
-//! a policy of the cluster, or a role somebody cut down, may take it away.
+//! The rights that the controller's service account needs. The chart grants them; an authorizer of the
+//! cluster, or a role that was edited, may take them away.
 
 use std::collections::BTreeMap;
 
 use super::{Finding, Installation};
 
-/// One thing an account may do or not.
+/// A verb that an account needs on a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::inspect) struct Right {
     pub(in crate::inspect) verb: &'static str,
     pub(in crate::inspect) group: &'static str,
     pub(in crate::inspect) resource: &'static str,
-    /// Everywhere if there is none.
+    /// The whole cluster, if none.
     pub(in crate::inspect) namespace: Option<String>,
 }
 
 const STORAGE: &str = "storage.k8s.io";
 const SNAPSHOTS: &str = "snapshot.storage.k8s.io";
 
-/// What the driver itself needs, beside its sidecars.
+/// The rights that the driver itself needs, without those of its sidecars.
 pub(in crate::inspect) fn needed(own: &str, twins: &str) -> Vec<Right> {
     let everywhere: &[(&str, &str, &[&str])] = &[
         ("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
@@ -76,7 +76,7 @@ pub(in crate::inspect) fn needed(own: &str, twins: &str) -> Vec<Right> {
     .concat()
 }
 
-/// The controller may do what it has to.
+/// The controller has its rights.
 pub(super) fn controller(installation: &Installation) -> Vec<Finding> {
     let Some((namespace, account)) = installation.setup.service_account() else {
         return Vec::new();
@@ -103,7 +103,7 @@ pub(super) fn controller(installation: &Installation) -> Vec<Finding> {
             Finding::error(
                 format!("ServiceAccount {namespace}/{account}"),
                 format!("The controller may not {} {resource} {place}.", verbs.join(", ")),
-                "Apply the roles of the chart again (helm upgrade), and see what took the right away.",
+                "Apply the roles of the chart again (helm upgrade), and find out what has removed the right.",
             )
         })
         .collect()

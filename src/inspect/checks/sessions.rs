@@ -6,9 +6,9 @@ use kube::ResourceExt;
 use super::Finding;
 use crate::{api::remote_cluster::RemoteCluster, inspect::Installation};
 
-/// Renewal may be slow, but not as late as this.
+/// A renewal may be delayed, but not until this long before the end.
 const LATE: SignedDuration = SignedDuration::from_hours(1);
-/// Enough time for an administrator to write another one.
+/// Enough time for an administrator to create another token.
 const SOON: SignedDuration = SignedDuration::from_hours(7 * 24);
 
 /// Tokens that are not valid, or were not renewed in time.
@@ -24,37 +24,37 @@ fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
         return None;
     }
     let credentials = cluster.status.as_ref()?.credentials.as_ref()?;
-    let told = credentials.expires.as_ref()?;
-    let expires: Timestamp = told.parse().ok()?;
+    let text = credentials.expires.as_ref()?;
+    let expires: Timestamp = text.parse().ok()?;
     let renews: Option<Timestamp> = credentials.renews.as_ref().and_then(|it| it.parse().ok());
     let name = cluster.name_any();
     let object = format!("RemoteCluster {name}");
-    let mend = format!(
+    let fix = format!(
         "liqo-csi connect {name} gives the driver another one. Pods and volumes there are not affected."
     );
     if expires <= now {
         return Some(Finding::error(
             object,
-            format!("The token with which the driver reaches the cluster expired at {told}."),
-            mend,
+            format!("The token with which the driver reaches the cluster expired at {text}."),
+            fix,
         ));
     }
     match renews {
         Some(renews) if now.duration_since(renews) > LATE => Some(Finding::warning(
             object,
             format!(
-                "The token with which the driver reaches the cluster was not renewed in time; it expires at {told}. The log of the \
+                "The token with which the driver reaches the cluster was not renewed in time; it expires at {text}. The log of the \
                  controller says why (token of a remote cluster)."
             ),
-            mend,
+            fix,
         )),
         None if expires.duration_since(now) < SOON => Some(Finding::warning(
             object,
             format!(
-                "The token with which the driver reaches the cluster expires at {told}, and the driver cannot renew it: it is not \
+                "The token with which the driver reaches the cluster expires at {text}, and the driver cannot renew it: it is not \
                  bound to the Secret liqo-csi-session there."
             ),
-            mend,
+            fix,
         )),
         _ => None,
     }

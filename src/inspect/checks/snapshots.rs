@@ -1,4 +1,4 @@
-//! Single snapshots that are not well, or that somebody has to decide about.
+//! Snapshots that have a problem, or about which a user has to decide.
 
 use kube::ResourceExt;
 
@@ -8,13 +8,13 @@ use crate::{
     volume::SnapshotImport,
 };
 
-/// Snapshots whose state needs somebody, and what is kept of those that are gone.
-pub(super) fn unwell(installation: &Installation) -> Vec<Finding> {
+/// Snapshots with a problem, and those whose data is kept after their deletion.
+pub(super) fn problems(installation: &Installation) -> Vec<Finding> {
     let rows = snapshot_rows(&installation.snapshots, &Scope::All);
     rows.into_iter().filter_map(finding).collect()
 }
 
-/// Contents that are recorded as being imported, and the command that ends that.
+/// Contents with the record of an import, and the command that completes it.
 pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
     let contents = installation.snapshots.contents.iter();
     let recorded = contents.filter_map(|content| {
@@ -24,16 +24,16 @@ pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
             Err(error) => Some(Finding::error(
                 object,
                 format!("It is being imported, and {error}. It is retained meanwhile."),
-                "Use the version of liqo-csi that began the import to end it.",
+                "Use the version of liqo-csi that began the import to complete it.",
             )),
             Ok(Some(record)) => {
                 let snapshot = format!("{}/{}", record.namespace, record.name);
                 Some(Finding::warning(
                     object,
-                    format!("The import of the snapshot {snapshot} has not ended. The data is safe: the content is retained."),
+                    format!("The import of the snapshot {snapshot} is not complete. The data is safe: the content is retained."),
                     format!(
-                        "liqo-csi import snapshot {snapshot} goes on with it, and liqo-csi import snapshot {snapshot} --undo \
-                         takes it back as long as the VolumeSnapshot is the one of before."
+                        "liqo-csi import snapshot {snapshot} continues it, and liqo-csi import snapshot {snapshot} --undo \
+                         undoes it, as long as the original VolumeSnapshot exists."
                     ),
                 ))
             }
@@ -45,14 +45,14 @@ pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
 fn finding(row: SnapshotRow) -> Option<Finding> {
     let severity = match row.state {
         SnapshotState::Ready | SnapshotState::Guest | SnapshotState::Unknown => return None,
-        // It is on its way.
+        // It is being created.
         SnapshotState::Pending if row.message.is_empty() => return None,
         SnapshotState::TwinVanished => Severity::Error,
         SnapshotState::Pending | SnapshotState::Orphaned => Severity::Warning,
         SnapshotState::Deleting | SnapshotState::Retained => Severity::Note,
     };
     let name = |name: &Name| format!("VolumeSnapshot {}/{}", name.namespace, name.name);
-    // Of one that is gone, the twin is what there is to look at.
+    // If the VolumeSnapshot is gone, the finding is about the twin.
     let object = match (&row.twin, &row.snapshot) {
         (Some(twin), _) if row.state == SnapshotState::Orphaned => Some(name(twin)),
         (_, Some(snapshot)) => Some(name(snapshot)),

@@ -1,4 +1,4 @@
-//! Imports and releases that have begun and not ended.
+//! Imports and releases that have begun and are not complete.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use super::{Finding, Installation};
 use crate::volume::{ImportRecord, ReleaseRecord, adoptable_by, mark};
 
-/// PVs that are recorded as being imported, and the command that ends that.
+/// PVs with the record of an import, and the command that completes it.
 pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
     let volumes = installation.storage.volumes.iter();
     let recorded = volumes.filter(|volume| volume.annotations().contains_key(mark::IMPORT));
@@ -22,7 +22,7 @@ pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
                 return Finding::error(
                     object,
                     format!("It is being imported, and {error}. It is retained meanwhile."),
-                    "Use the version of liqo-csi that began the import to end it.",
+                    "Use the version of liqo-csi that began the import to complete it.",
                 );
             }
         };
@@ -30,21 +30,21 @@ pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
         if adoptable_by(volume.annotations()).is_none() {
             return Finding::warning(
                 object,
-                format!("The import of the claim {claim} is being undone and has not ended. The data is safe: the PersistentVolume is retained."),
+                format!("The import of the claim {claim} is being undone. The data is safe: the PersistentVolume is retained."),
                 format!("liqo-csi import pvc {claim} --undo"),
             );
         }
         Finding::warning(
             object,
-            format!("The import of the claim {claim} has not ended. The data is safe: the PersistentVolume is retained."),
-            format!("liqo-csi import pvc {claim} goes on with it, and liqo-csi import pvc {claim} --undo takes it back."),
+            format!("The import of the claim {claim} is not complete. The data is safe: the PersistentVolume is retained."),
+            format!("liqo-csi import pvc {claim} continues it, and liqo-csi import pvc {claim} --undo undoes it."),
         )
     });
     found.collect()
 }
 
-/// PVs that are recorded as being released, twins that are marked so although their PV is not
-/// recorded, and the command that ends that.
+/// PVs with the record of a release, twins with the mark of one although their PV has no record, and the
+/// command that completes it.
 pub(super) fn unfinished_releases(installation: &Installation) -> Vec<Finding> {
     let volumes = installation.storage.volumes.iter();
     let mut recorded = BTreeSet::new();
@@ -58,7 +58,7 @@ pub(super) fn unfinished_releases(installation: &Installation) -> Vec<Finding> {
             Err(error) => Finding::error(
                 object,
                 format!("It is being released, and {error}. It is retained meanwhile."),
-                "Use the version of liqo-csi that began the release to end it.",
+                "Use the version of liqo-csi that began the release to complete it.",
             ),
         });
     }
@@ -73,8 +73,8 @@ pub(super) fn unfinished_releases(installation: &Installation) -> Vec<Finding> {
         }
         found.push(Finding::warning(
             format!("PersistentVolumeClaim {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()),
-            format!("The release of the claim {claim} has begun and not ended. Until it has, the driver neither uses nor repairs this twin."),
-            format!("liqo-csi release pvc {claim} goes on with it, and liqo-csi release pvc {claim} --undo takes it back."),
+            format!("The release of the claim {claim} is not complete. Until it is, the driver neither uses nor repairs this twin."),
+            format!("liqo-csi release pvc {claim} continues it, and liqo-csi release pvc {claim} --undo undoes it."),
         ));
     }
     found
@@ -86,7 +86,7 @@ fn unfinished_release(object: String, record: &ReleaseRecord) -> Finding {
         return Finding::warning(
             object,
             format!(
-                "The release of the claim {claim} is being undone and has not ended. The data is safe: the PersistentVolume is retained."
+                "The release of the claim {claim} is being undone. The data is safe: the PersistentVolume is retained."
             ),
             format!("liqo-csi release pvc {claim} --undo"),
         );
@@ -94,10 +94,10 @@ fn unfinished_release(object: String, record: &ReleaseRecord) -> Finding {
     Finding::warning(
         object,
         format!(
-            "The release of the claim {claim} has not ended. The data is safe: the PersistentVolume is retained."
+            "The release of the claim {claim} is not complete. The data is safe: the PersistentVolume is retained."
         ),
         format!(
-            "liqo-csi release pvc {claim} goes on with it, and liqo-csi release pvc {claim} --undo takes it back."
+            "liqo-csi release pvc {claim} continues it, and liqo-csi release pvc {claim} --undo undoes it."
         ),
     )
 }

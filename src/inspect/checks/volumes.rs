@@ -1,4 +1,4 @@
-//! Single volumes that are not well, and whoever disturbs them.
+//! Volumes that have a problem, and pods and attachments that interfere with them.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ use crate::{
     cluster::slim::marked_volume,
     inspect::{
         Scope, State, cases, events,
+        names::{Name, full_name},
         rows::{Row, rows},
-        words::{Name, full_name},
     },
     twin::consumers::uses,
     volume::DRIVER_NAME,
 };
 
-/// Kubelet repeats itself every two minutes at most; what it said before is past.
+/// Kubelet repeats its events every two minutes at most; an older event is about a problem that is over.
 const RECENT: SignedDuration = SignedDuration::from_mins(10);
 
-/// Volumes whose state needs somebody, and claims that wait.
-pub(super) fn unwell(installation: &Installation) -> Vec<Finding> {
+/// Volumes with a problem, and claims that wait.
+pub(super) fn problems(installation: &Installation) -> Vec<Finding> {
     let rows = rows(&installation.storage, &Scope::All);
     rows.into_iter().filter_map(finding).collect()
 }
@@ -52,26 +52,26 @@ fn finding(row: Row) -> Option<Finding> {
     ))
 }
 
-/// Nobody mounts a twin: Kubernetes would detach it under the pod that owns the volume.
+/// No pod mounts a twin: when it ended, Kubernetes would detach the storage of the pod that owns the volume.
 pub(super) fn pods_on_twins(installation: &Installation) -> Vec<Finding> {
     let twins = &installation.storage.twins;
     let mut findings = Vec::new();
-    for pod in &installation.strangers {
+    for pod in &installation.storage_pods {
         let on_it = |twin: &&PersistentVolumeClaim| {
             twin.namespace() == pod.namespace() && uses(pod, &twin.name_any())
         };
         for twin in twins.iter().filter(on_it) {
             findings.push(Finding::error(
                 format!("Pod {}", full_name(pod)),
-                format!("It uses the twin {} itself; when it goes, Kubernetes detaches the storage under the pod that owns the volume.", twin.name_any()),
-                "Delete the pod and use the claim in its own namespace. The chart's admission policy (admission.enabled) keeps such pods out.",
+                format!("It uses the twin {} directly; when this pod ends, Kubernetes detaches the storage of the pod that owns the volume.", twin.name_any()),
+                "Delete the pod and use the claim in its own namespace. The chart's admission policy (admission.enabled) rejects such pods.",
             ));
         }
     }
     findings
 }
 
-/// An attachment inside stands for one outside.
+/// Every attachment of a real volume belongs to one of the virtual volume.
 pub(super) fn stray_attachments(installation: &Installation) -> Vec<Finding> {
     if !installation.attachments.is_complete() || !installation.storage.volumes.is_complete() {
         return Vec::new();
@@ -90,14 +90,14 @@ pub(super) fn stray_attachments(installation: &Installation) -> Vec<Finding> {
         .map(|(it, volume)| {
             Finding::warning(
                 format!("VolumeAttachment {}", it.name_any()),
-                format!("It holds the storage of {volume} on node {}, but the volume is not attached there: other nodes may not get it.", it.spec.node_name),
-                "The controller takes it back after a while. If it stays, see the controller's log and that of the real attacher.",
+                format!("It attaches the storage of {volume} to node {}, but the volume is not attached there: other nodes may be unable to attach it.", it.spec.node_name),
+                "The controller removes it after a while. If it stays, see the controller's log and that of the real attacher.",
             )
         })
         .collect()
 }
 
-/// Which volume of ours a `VolumeAttachment` of Kubernetes brings to which node.
+/// The volume of this driver, and the node, of a `VolumeAttachment` of Kubernetes.
 fn outer<'a>(installation: &Installation, attachment: &'a VolumeAttachment) -> Option<(String, &'a str)> {
     if attachment.spec.attacher != DRIVER_NAME {
         return None;
@@ -110,7 +110,7 @@ fn outer<'a>(installation: &Installation, attachment: &'a VolumeAttachment) -> O
     ))
 }
 
-/// Attachments that fail, in the words of the driver.
+/// Attachments that fail, with the error of the driver.
 pub(super) fn attach_errors(installation: &Installation) -> Vec<Finding> {
     let ours = installation
         .attachments
@@ -119,25 +119,25 @@ pub(super) fn attach_errors(installation: &Installation) -> Vec<Finding> {
     ours.filter_map(|it| {
         let status = it.status.as_ref()?;
         let (verb, error) = match (&status.attach_error, &status.detach_error) {
-            (Some(error), _) if !status.attached => ("to", error),
-            (_, Some(error)) => ("away from", error),
+            (Some(error), _) if !status.attached => ("attached to", error),
+            (_, Some(error)) => ("detached from", error),
             _ => return None,
         };
         let volume = it.spec.source.persistent_volume_name.as_deref().unwrap_or("?");
         Some(Finding::error(
             format!("VolumeAttachment {}", it.name_any()),
             format!(
-                "The volume {volume} cannot be brought {verb} the node {}: {}",
+                "The volume {volume} cannot be {verb} the node {}: {}",
                 it.spec.node_name,
                 error.message.as_deref().unwrap_or("no reason given")
             ),
-            "It is tried again until it works. See the real driver's attacher.",
+            "It is retried. See the attacher of the real driver.",
         ))
     })
     .collect()
 }
 
-/// Pods that cannot start because of the driver, as kubelet says it.
+/// Pods that cannot start because of the driver, as reported by kubelet.
 pub(super) fn failed_mounts(installation: &Installation) -> Vec<Finding> {
     let recent = |event: &&Event| {
         let age = events::time(event).map(|time| installation.now.duration_since(time));
@@ -174,7 +174,7 @@ pub(super) fn failed_mounts(installation: &Installation) -> Vec<Finding> {
         .into_iter()
         .map(|(pod, event)| {
             let message = event.message.as_deref().unwrap_or_default();
-            let mend = if message.contains("not found in the list of registered CSI drivers") {
+            let fix = if message.contains("not found in the list of registered CSI drivers") {
                 "The node plugin is not registered on that node: see its pod there, and kubelet's log."
             } else {
                 "See the log of the node plugin on that node, and that of the real driver."
@@ -185,7 +185,7 @@ pub(super) fn failed_mounts(installation: &Installation) -> Vec<Finding> {
                     "{} a volume could not be mounted: {message}",
                     ago(installation, event)
                 ),
-                mend,
+                fix,
             )
         })
         .collect()

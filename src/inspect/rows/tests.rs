@@ -1,4 +1,4 @@
-//! The rows of volumes that are well, that wait, and that are ill.
+//! The rows of volumes that are bound, that wait, and that have a problem.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     inspect::{
         Listing, Storage,
-        fixtures::{UID, claim_with, node, real, storage, told, twin, twin_with, volume},
+        fixtures::{UID, claim_with, listing, node, real, storage, twin, twin_with, volume},
     },
     placement::Diagnosis,
 };
@@ -29,7 +29,7 @@ fn pending(claim: &mut Value) {
 fn volumes(change: impl FnOnce(&mut Value, &mut Value)) -> Listing<PersistentVolume> {
     let (mut outer, mut inner) = (volume(), real());
     change(&mut outer, &mut inner);
-    told([outer, inner])
+    listing([outer, inner])
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn claims_of_others_are_none_of_ours() {
     assert_eq!(rows(&storage, &Scope::All), []);
 }
 
-/// What is broken, the state it leads to, and a word of the message.
+/// The change, the resulting state, and a part of the message.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one table")]
 fn every_state_is_told_from_the_objects() {
@@ -77,7 +77,7 @@ fn every_state_is_told_from_the_objects() {
             "claim deleted",
             |it| it.claims = claim_with(deleting),
             State::Deleting,
-            "pods still hold it",
+            "pods still block that",
         ),
         (
             "claim lost",
@@ -98,7 +98,7 @@ fn every_state_is_told_from_the_objects() {
         ),
         (
             "PV gone",
-            |it| it.volumes = told([real()]),
+            |it| it.volumes = listing([real()]),
             State::Lost,
             "does not exist",
         ),
@@ -112,7 +112,7 @@ fn every_state_is_told_from_the_objects() {
             "twin and its PV gone",
             |it| {
                 it.twins = Listing::default();
-                it.volumes = told([volume()]);
+                it.volumes = listing([volume()]);
             },
             State::Twin(Diagnosis::Vanished),
             "may be lost",
@@ -121,7 +121,7 @@ fn every_state_is_told_from_the_objects() {
             "twin deleted",
             |it| it.twins = twin_with(deleting),
             State::Twin(Diagnosis::Terminating),
-            "this driver still hold it",
+            "this driver still block that",
         ),
         (
             "real PV deleted",
@@ -131,7 +131,7 @@ fn every_state_is_told_from_the_objects() {
         ),
         (
             "real PV gone",
-            |it| it.volumes = told([volume()]),
+            |it| it.volumes = listing([volume()]),
             State::Twin(Diagnosis::Lost),
             "may be lost",
         ),
@@ -151,13 +151,13 @@ fn every_state_is_told_from_the_objects() {
             "other cluster",
             |it| it.home = "away".parse().ok(),
             State::Unknown,
-            "in cluster home",
+            "names the cluster home",
         ),
         (
             "twins unreadable",
             |it| it.twins = Listing::refused("no"),
             State::Unknown,
-            "twin may not be read",
+            "twin cannot be read",
         ),
         (
             "no pod yet",
@@ -194,7 +194,7 @@ fn every_state_is_told_from_the_objects() {
             "restored etcd",
             |it| {
                 it.claims = Listing::default();
-                it.volumes = told([real()]);
+                it.volumes = listing([real()]);
             },
             State::Orphaned,
             "etcd was restored",
@@ -203,7 +203,7 @@ fn every_state_is_told_from_the_objects() {
             "never served",
             |it| {
                 it.claims = Listing::default();
-                it.volumes = told([real()]);
+                it.volumes = listing([real()]);
                 it.twins = twin_with(|it| {
                     it["metadata"]["annotations"]
                         .as_object_mut()
@@ -215,10 +215,10 @@ fn every_state_is_told_from_the_objects() {
             "deletes it after",
         ),
         (
-            "made for nobody who can be told",
+            "the claim for which the twin was created is unknown",
             |it| {
                 it.claims = Listing::default();
-                it.volumes = told([real()]);
+                it.volumes = listing([real()]);
                 it.twins = twin_with(|it| {
                     let annotations = it["metadata"]["annotations"].as_object_mut().unwrap();
                     annotations
@@ -226,13 +226,13 @@ fn every_state_is_told_from_the_objects() {
                 });
             },
             State::Orphaned,
-            "is not known",
+            "is unknown",
         ),
         (
-            "somebody else's twin",
+            "the twin of another cluster",
             |it| {
                 it.claims = Listing::default();
-                it.volumes = told([real()]);
+                it.volumes = listing([real()]);
                 it.twins =
                     twin_with(|it| it["metadata"]["labels"]["storage.liqo.io/home-cluster"] = "away".into());
             },
@@ -244,7 +244,7 @@ fn every_state_is_told_from_the_objects() {
             |it| {
                 it.claims = Listing::default();
                 it.twins = Listing::default();
-                it.volumes = told([{
+                it.volumes = listing([{
                     let mut real = real();
                     real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
                     real
@@ -254,11 +254,11 @@ fn every_state_is_told_from_the_objects() {
             "pvc-twin",
         ),
         (
-            "static PV reserved for nobody",
+            "static PV reserved for a missing twin",
             |it| {
                 it.claims = Listing::default();
                 it.twins = Listing::default();
-                it.volumes = told([{
+                it.volumes = listing([{
                     let mut real = real();
                     real["spec"]["claimRef"]["uid"] = Value::Null;
                     real
@@ -272,10 +272,10 @@ fn every_state_is_told_from_the_objects() {
             |it| {
                 it.claims = Listing::default();
                 it.twins = Listing::default();
-                it.volumes = told([volume()]);
+                it.volumes = listing([volume()]);
             },
             State::Twin(Diagnosis::Vanished),
-            "nothing is left",
+            "only the PV",
         ),
         (
             "a remote volume that is kept",
@@ -322,7 +322,7 @@ fn elsewhere(storage: &mut Storage) {
     let mut volume = volume();
     volume["spec"]["csi"]["volumeHandle"] = format!("v1:milan:pvc-{UID}").into();
     volume["status"]["phase"] = "Released".into();
-    storage.volumes = told([volume]);
+    storage.volumes = listing([volume]);
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_pending_claim_says_why() {
     storage.claims = claim_with(pending);
     storage.volumes = Listing::default();
     storage.twins = Listing::default();
-    storage.consumers = told([json!({
+    storage.consumers = listing([json!({
         "metadata": {"namespace": "shop", "name": "web-0"},
         "spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
         "status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]},
@@ -342,7 +342,7 @@ fn a_pending_claim_says_why() {
             .contains("web-0 cannot be scheduled: 0/2 nodes")
     );
     let event = |uid: &str, message: &str| json!({"metadata": {"name": uid}, "involvedObject": {"uid": uid}, "type": "Warning", "message": message});
-    storage.events = told([event(UID, "no room")]);
+    storage.events = listing([event(UID, "no room")]);
     let message = one(&storage).message;
     assert!(
         message.contains("0/2 nodes") && message.ends_with("the last attempt: no room"),
@@ -365,7 +365,7 @@ fn a_pending_claim_says_why() {
             .contains("waits for the driver of class fast")
     );
 
-    storage.events = told([event("twin", "pool is full")]);
+    storage.events = listing([event("twin", "pool is full")]);
     let row = one(&storage);
     assert!(
         row.message.contains("pool is full") && row.message.contains(UID),
@@ -373,7 +373,7 @@ fn a_pending_claim_says_why() {
         row.message
     );
 
-    storage.events = told([event("twin", "pool is full"), event(UID, "quota exceeded")]);
+    storage.events = listing([event("twin", "pool is full"), event(UID, "quota exceeded")]);
     let row = one(&storage);
     assert_eq!(
         (row.state, row.message.as_str()),
@@ -389,7 +389,7 @@ fn all_nodes_of_the_cluster_are_written_as_a_star() {
             json!({"key": "topology.storage.liqo.io/cluster", "operator": "In", "values": ["home"]});
     });
     let names: Listing<PersistentVolume> =
-        told(["one", "virtual"].map(|name| json!({"metadata": {"name": name}})));
+        listing(["one", "virtual"].map(|name| json!({"metadata": {"name": name}})));
     storage.nodes = names.map(|named| {
         let name = named.metadata.name.unwrap();
         let mut node = node(&name);
@@ -407,21 +407,21 @@ fn leftovers_belong_to_the_namespace_of_their_claim() {
     storage.claims = Listing::default();
     let in_namespace = |name: &str| rows(&storage, &Scope::Namespace(name.into())).len();
     assert_eq!((in_namespace("shop"), in_namespace("other")), (1, 0));
-    storage.twins = told([twin()]);
+    storage.twins = listing([twin()]);
 }
 
 #[test]
 fn why_a_pod_waits_is_known_whatever_else_is_wrong() {
     let mut storage = storage();
     storage.twins = twin_with(deleting);
-    storage.consumers = told([json!({
+    storage.consumers = listing([json!({
         "metadata": {"namespace": "shop", "name": "web-0"},
         "spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
         "status": {"phase": "Pending"},
     })]);
     let row = one(&storage);
     assert!(
-        row.message.contains("this driver still hold it"),
+        row.message.contains("this driver still block that"),
         "{}",
         row.message
     );
@@ -441,7 +441,7 @@ fn the_cluster_of_a_claim_that_waits_is_where_its_pod_was_sent() {
                 None => json!({}),
             };
         });
-        let named: Listing<PersistentVolume> = told([
+        let named: Listing<PersistentVolume> = listing([
             json!({"metadata": {"name": "one"}}),
             json!({"metadata": {"name": "to-milan"}}),
         ]);
@@ -452,7 +452,7 @@ fn the_cluster_of_a_claim_that_waits_is_where_its_pod_was_sent() {
             }
             node
         });
-        storage.consumers = told([json!({
+        storage.consumers = listing([json!({
             "metadata": {"namespace": "shop", "name": "user"},
             "spec": {"nodeName": pod_on, "containers": [],
                 "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
@@ -463,7 +463,7 @@ fn the_cluster_of_a_claim_that_waits_is_where_its_pod_was_sent() {
     assert_eq!(with(None, Some("to-milan")).as_deref(), Some("milan"));
     assert_eq!(with(Some("to-milan"), None).as_deref(), Some("milan"));
     assert_eq!(with(Some("one"), None).as_deref(), Some("home"));
-    assert_eq!(with(None, None), None, "nobody knows yet");
+    assert_eq!(with(None, None), None, "unknown until a node is selected");
 }
 
 #[test]
@@ -487,7 +487,7 @@ fn a_volume_that_grows_tells_from_what_to_what() {
         sizes("2Gi", json!({"capacity": has("1Gi")})),
         growing("1Gi", "2Gi")
     );
-    // Its user asks for less again, and the node still grows it.
+    // The user requests less again, and the node expansion is still in progress.
     let lowered = json!({
         "capacity": has("1Gi"), "allocatedResources": has("3Gi"),
         "allocatedResourceStatuses": has("NodeResizePending"),

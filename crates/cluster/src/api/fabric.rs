@@ -1,5 +1,5 @@
-//! `spec.fabric` of a `RemoteCluster`: what the fabric of this driver does in the cluster, which
-//! node stands for it, and how pods run there.
+//! `spec.fabric` of a `RemoteCluster`: what the fabric of this driver does in the cluster, the virtual node
+//! of the cluster, and how pods run there.
 
 // KubeSchema copies each struct into a function to read its schema.
 #![allow(unreachable_pub)]
@@ -15,38 +15,39 @@ use serde::{Deserialize, Serialize};
 use crate::offload::{MappingStrategy, PodNetwork};
 
 const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
-// What is no address for all that is found when it is read; `isCIDR` is not in all API servers.
+// Invalid addresses that match this are detected when the object is read; not all API servers have `isCIDR`.
 const CIDR: &str = r"^(((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])/(3[0-2]|[12]?[0-9])|[0-9a-fA-F:]+/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$";
 const MOST_CIDRS: u32 = 16;
 
-/// What the fabric of this driver does in a cluster.
+/// Settings of this driver's fabric in a cluster.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.nodeName) == has(oldSelf.nodeName) && (!has(self.nodeName) || self.nodeName == oldSelf.nodeName)").message("nodeName cannot be changed: pods would lose their node. Delete the RemoteCluster first"))]
 pub struct Fabric {
-    /// The node that the fabric makes for the cluster, unless spec.nodeSelector selects those that
-    /// somebody else makes. By default it is called as the RemoteCluster. It cannot be changed.
+    /// Name of the virtual node that the fabric creates for the cluster, unless spec.nodeSelector
+    /// selects nodes of another tool. By default the name of the RemoteCluster. It cannot be
+    /// changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), regex(pattern = DNS_SUBDOMAIN))]
     pub node_name: Option<String>,
 
-    /// Labels of that node, beside the fabric's own. Clusters are selected by them.
+    /// Labels of that node, in addition to the fabric's own. They select clusters.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "labels")]
     pub labels: BTreeMap<String, String>,
 
-    /// Labels that the cluster suggests for that node: the data of a ConfigMap there, such as the
-    /// chart makes with remoteAccess.labels. What is in `labels` counts more.
+    /// Labels that the remote cluster suggests for that node: the data of a ConfigMap there, such
+    /// as the one that the chart creates with remoteAccess.labels. `labels` takes precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels_from: Option<LabelSource>,
 
-    /// Taints of that node, beside virtual-node.liqo.io/not-allowed. Pods need tolerations of
-    /// their own for them.
+    /// Taints of that node, in addition to virtual-node.liqo.io/not-allowed. Pods need their own
+    /// tolerations for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["key", "effect"]))]
     pub taints: Vec<NodeTaint>,
 
-    /// What that node offers.
+    /// Capacity of that node.
     #[serde(default)]
     pub capacity: Capacity,
 
@@ -58,7 +59,7 @@ pub struct Fabric {
     #[serde(default)]
     pub pods: RemotePods,
 
-    /// Which namespaces may come.
+    /// Which namespaces may be offloaded.
     #[serde(default)]
     pub offload: OffloadRules,
 }
@@ -84,11 +85,11 @@ pub struct NodeTaint {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub value: Option<String>,
-    /// What it does to pods that do not tolerate it.
+    /// Its effect on pods that do not tolerate it.
     pub effect: TaintEffect,
 }
 
-/// What a taint does.
+/// Effect of a taint.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum TaintEffect {
@@ -98,7 +99,6 @@ pub enum TaintEffect {
 }
 
 impl TaintEffect {
-    /// As nodes have it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -109,22 +109,22 @@ impl TaintEffect {
     }
 }
 
-/// What the node of a cluster offers to the scheduler.
+/// Capacity of the virtual node of a cluster.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[x_kube(validation = Rule::new("self.source != 'Static' || (has(self.amounts) && self.amounts.size() > 0)").message("the source Static needs amounts"))]
 pub struct Capacity {
-    /// Nodes: a share of what all nodes there offer that take pods. Static: the amounts.
+    /// Nodes: a share of the capacity of all nodes there that accept pods. Static: the amounts.
     #[serde(default)]
     pub source: CapacitySource,
 
-    /// How much of what the nodes there offer is ours, in percent.
+    /// Share of the capacity of the nodes there, in percent.
     #[serde(default = "all")]
-    // Kubernetes warns of a format that it does not know, such as uint32.
+    // Kubernetes warns of formats that it does not know, such as uint32.
     #[schemars(with = "i32", range(min = 1, max = 100))]
     pub share: u32,
 
-    /// With Static: how much of each resource there is, such as cpu: "16". Of what is not
-    /// listed there is none; pods are 110 unless they are.
+    /// With Static: the amount of each resource, such as cpu: "16". Resources that are not listed
+    /// have the amount 0, except pods with 110.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "amounts")]
     pub amounts: BTreeMap<String, String>,
@@ -144,7 +144,7 @@ const fn all() -> u32 {
     100
 }
 
-/// Where the capacity is known from.
+/// Source of the capacity.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum CapacitySource {
@@ -153,21 +153,21 @@ pub enum CapacitySource {
     Static,
 }
 
-/// How pods of the two clusters reach each other. The fabric makes no network: it says which
-/// addresses are told.
+/// How pods of the two clusters reach each other. The fabric does not create a network: this
+/// decides which addresses it publishes.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.mode != 'Routed' || (has(self.podCIDRs) && self.podCIDRs.size() > 0)").message("the mode Routed needs podCIDRs: those of the pods of the remote cluster"))]
 pub struct Network {
-    /// Isolated: addresses of pods mean nothing in the other cluster, and none are told. Routed:
-    /// an administrator has made the pod networks of both clusters disjoint, with routes between
-    /// them in both directions and without NAT. Pods of this node have their addresses here then,
-    /// and EndpointSlices are copied there.
+    /// Isolated: addresses of pods are not valid in the other cluster, and not published. Routed:
+    /// an administrator has set up disjoint pod networks in both clusters, with routes between them
+    /// in both directions and without NAT. Then pods of this node have their addresses here, and
+    /// EndpointSlices are copied there.
     #[serde(default)]
     pub mode: NetworkMode,
 
-    /// With Routed: the addresses that pods of the remote cluster have, such as 10.64.0.0/16, and
-    /// no others. Within them that cluster decides where Services of this one lead.
+    /// With Routed: the address ranges of pods of the remote cluster, such as 10.64.0.0/16, and no
+    /// others. Within these ranges that cluster decides where Services of this one lead.
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "cidrs")]
     pub pod_cidrs: Vec<String>,
@@ -183,7 +183,7 @@ pub enum NetworkMode {
 }
 
 impl Network {
-    /// The addresses of remote pods that lead there from here; `None` if none do.
+    /// The addresses of remote pods that are reachable from here; `None` if none are.
     #[must_use]
     pub fn routed(&self) -> Option<PodNetwork> {
         (self.mode == NetworkMode::Routed).then(|| PodNetwork::read(&self.pod_cidrs))
@@ -194,12 +194,12 @@ impl Network {
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RemotePods {
-    /// Labels of the nodes there that they may run on.
+    /// Labels of the nodes there on which they may run.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "labels")]
     pub node_selector: BTreeMap<String, String>,
 
-    /// Tolerations that they get.
+    /// Tolerations that are added to them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub tolerations: Vec<Toleration>,
@@ -209,7 +209,7 @@ pub struct RemotePods {
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub priority_class_name: Option<String>,
 
-    /// Their runtime class there, unless a pod has one of its own other than liqo.
+    /// Their runtime class there, unless a pod names another one than liqo.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub runtime_class_name: Option<String>,
@@ -233,10 +233,10 @@ pub struct Toleration {
     pub effect: Option<String>,
 }
 
-/// Which namespaces may come.
+/// Which namespaces may be offloaded.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffloadRules {
-    /// How they may be named there; in any way, if none is listed.
+    /// Allowed naming strategies; all, if none is listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 3))]
     pub strategies: Vec<MappingStrategy>,

@@ -1,4 +1,4 @@
-//! The kinds of objects that this driver defines, as the API server knows them.
+//! The custom resources of this driver.
 
 pub mod fabric;
 pub mod namespace_offloading;
@@ -7,7 +7,7 @@ pub mod volume_move;
 
 use schemars::{Schema, json_schema};
 
-/// As Kubernetes itself describes conditions.
+/// The schema of Kubernetes' own conditions.
 fn conditions(_: &mut schemars::SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",

@@ -1,6 +1,6 @@
-//! `NamespaceOffloading`: the wish that a namespace has one in remote clusters as well. Group,
-//! version, names and shape are Liqo's, so that its manifests serve unchanged. Liqo's own
-//! definition of the kind is never replaced by this one, see `liqo-csi crds --help`.
+//! `NamespaceOffloading`: requests that a namespace exists in remote clusters as well. Group, version, names
+//! and fields are those of Liqo, so that its manifests can be used unchanged. Liqo's own definition of the
+//! kind is never replaced by this one, see `liqo-csi crds --help`.
 
 // KubeSchema copies each struct into a function to read its schema.
 #![allow(unreachable_pub)]
@@ -18,14 +18,14 @@ use crate::{
     topology::{NodeSelector, Operator, Requirement, Term},
 };
 
-/// The name that each such object has: there is one in a namespace.
+/// The name of every such object: there is one in a namespace.
 pub const NAME: &str = "offloading";
-/// Annotation of one that is being deleted: what becomes of the claims in remote clusters, `Delete` or
-/// `Retain`. `liqo-csi unoffload` writes it after the deletion, so that it counts for this one only.
+/// Annotation on an object that is being deleted: what happens to the claims in remote clusters, `Delete` or
+/// `Retain`. `liqo-csi unoffload` writes it after the deletion, so that it applies to this deletion only.
 pub const VOLUMES: &str = "fabric.storage.liqo.io/volumes";
-/// Condition of a cluster in which the namespace is to be.
+/// Condition of a cluster in which the namespace is requested.
 pub const REQUIRED: &str = "OffloadingRequired";
-/// Condition of a cluster in which the namespace is.
+/// Condition of a cluster in which the namespace exists.
 pub const READY: &str = "Ready";
 
 /// How a namespace is offloaded.
@@ -52,8 +52,8 @@ pub const READY: &str = "Ready";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceOffloadingSpec {
-    /// How the namespace in remote clusters is named. DefaultName: after the namespace and the
-    /// id of this cluster. EnforceSameName: as here. SelectedName: as remoteNamespaceName says.
+    /// How the namespace in remote clusters is named. DefaultName: after the namespace and the id
+    /// of this cluster. EnforceSameName: as here. SelectedName: the value of remoteNamespaceName.
     /// It cannot be changed.
     #[serde(default)]
     pub namespace_mapping_strategy: MappingStrategy,
@@ -64,14 +64,14 @@ pub struct NamespaceOffloadingSpec {
     #[schemars(length(max = 63), regex(pattern = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"))]
     pub remote_namespace_name: Option<String>,
 
-    /// Where new pods of the namespace run. LocalAndRemote: here, or in clusters that are
-    /// selected, as the scheduler decides. Remote: in these only. Local: here, but for pods of
-    /// the RuntimeClass liqo. Pods that are there are not evicted when it changes.
+    /// Where new pods of the namespace run. LocalAndRemote: here or in the selected clusters, as
+    /// the scheduler decides. Remote: only in the selected clusters. Local: here, except for pods
+    /// of the RuntimeClass liqo. Existing pods are not evicted when this changes.
     #[serde(default)]
     pub pod_offloading_strategy: PodOffloadingStrategy,
 
-    /// Which clusters the namespace is extended into: those for which a node stands that meets
-    /// a term; all, without terms.
+    /// The clusters into which the namespace is extended: those whose virtual node matches one of
+    /// the terms; all, without terms.
     #[serde(default)]
     pub cluster_selector: ClusterSelector,
 }
@@ -86,17 +86,17 @@ pub enum PodOffloadingStrategy {
     Remote,
 }
 
-/// A selector of the nodes that stand for clusters.
+/// A selector of virtual nodes.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterSelector {
-    /// Terms, of which one must be met.
+    /// Terms, of which one must match.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub node_selector_terms: Vec<ClusterTerm>,
 }
 
-/// Requirements on a node, which must all be met.
+/// Requirements on a node, which must all match.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.matchExpressions) && self.matchExpressions.size() > 0) || (has(self.matchFields) && self.matchFields.size() > 0)").message("an empty term selects nothing: set matchExpressions or matchFields"))]
@@ -122,8 +122,8 @@ pub struct ClusterRequirement {
     /// How its value is compared.
     pub operator: ClusterOperator,
 
-    /// With what: at least one value for In and NotIn, one integer for Gt and Lt, none for the
-    /// others.
+    /// Values to compare with: at least one for In and NotIn, one integer for Gt and Lt, none for
+    /// the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 253)))]
     pub values: Vec<String>,
@@ -141,7 +141,7 @@ pub enum ClusterOperator {
     Lt,
 }
 
-/// What became of an offloaded namespace.
+/// State of an offloaded namespace.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceOffloadingStatus {
@@ -153,17 +153,17 @@ pub struct NamespaceOffloadingStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_namespace_name: Option<String>,
 
-    /// How it is, all in all.
+    /// Summary of the state in all clusters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offloading_phase: Option<Phase>,
 
-    /// How it is in each cluster, by the id of the cluster.
+    /// Conditions of each cluster, by the id of the cluster.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "by_cluster")]
     pub remote_namespaces_conditions: BTreeMap<String, Vec<RemoteCondition>>,
 }
 
-/// What is said of the namespace in a cluster.
+/// A condition of the namespace in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RemoteCondition {
@@ -175,30 +175,30 @@ pub struct RemoteCondition {
     /// Since when.
     #[serde(default)]
     pub last_transition_time: String,
-    /// Why, for programs.
+    /// Reason, for programs.
     #[serde(default)]
     pub reason: String,
-    /// Why, for people.
+    /// Reason, for users.
     #[serde(default)]
     pub message: String,
 }
 
 impl NamespaceOffloading {
-    /// What its status says under this condition of a cluster.
+    /// The condition of this type of a cluster in the status.
     #[must_use]
     pub fn condition(&self, cluster: &str, type_: &str) -> Option<&RemoteCondition> {
         let all = &self.status.as_ref()?.remote_namespaces_conditions;
         all.get(cluster)?.iter().find(|it| it.type_ == type_)
     }
 
-    /// How the namespace in a cluster is, as the status says.
+    /// The state of the namespace in a cluster, by its status.
     #[must_use]
     pub fn readiness(&self, cluster: &str) -> Option<Readiness> {
         let ready = self.condition(cluster, READY)?;
         Readiness::read(&ready.reason, &ready.message)
     }
 
-    /// What is to become of the claims in remote clusters.
+    /// What happens to the claims in remote clusters.
     #[must_use]
     pub fn volumes(&self) -> Volumes {
         let asked = self
@@ -210,7 +210,6 @@ impl NamespaceOffloading {
         asked.map_or(Volumes::Hold, |text| Volumes::read(text))
     }
 
-    /// Whether it is being deleted.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
@@ -218,7 +217,7 @@ impl NamespaceOffloading {
 }
 
 impl ClusterSelector {
-    /// The selector, as the pure layer reads it.
+    /// The selector, as a type of the model.
     #[must_use]
     pub fn selector(&self) -> NodeSelector {
         let all = |some: &[ClusterRequirement]| some.iter().map(ClusterRequirement::requirement).collect();
@@ -279,7 +278,7 @@ impl ClusterRequirement {
 fn by_cluster(_: &mut schemars::SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
-        "description": "How it is in each cluster, by the id of the cluster.",
+        "description": "Conditions of each cluster, by the id of the cluster.",
         "additionalProperties": {
             "type": "array",
             "items": {

@@ -1,7 +1,6 @@
-//! `RemoteCluster`: a cluster that an administrator declares, or one that a fabric does and
-//! this driver has found. The type is the custom resource definition: its comments are what
-//! `kubectl explain` says, its rules are what the API server enforces. Following
-//! these objects and connecting are not done here.
+//! `RemoteCluster`: a cluster that an administrator declares, or one that a fabric declares and this driver
+//! has discovered. The type is the custom resource definition: `kubectl explain` prints its comments, and
+//! the API server enforces its rules. Watching these objects and connecting are in `fleet`.
 
 // KubeSchema copies each struct into a function to read its schema.
 #![allow(unreachable_pub)]
@@ -18,21 +17,21 @@ use serde::{Deserialize, Serialize};
 use super::{conditions, fabric::Fabric};
 use crate::topology::{LabelSelector, Operator, Requirement};
 
-/// Condition of a cluster in which twins can be made: its kubeconfig is accepted,
-/// it answers, and what we may do there suffices.
+/// Condition of a cluster in which twins can be created: its kubeconfig is accepted, it answers, and the
+/// rights of the driver there are sufficient.
 pub const READY: &str = "Ready";
 
-/// Condition of a cluster whose API server answers us.
+/// Condition of a cluster whose API server answers.
 pub const REACHABLE: &str = "Reachable";
 
-// Bounds below are wide for people and narrow enough for the API server to
-// estimate what evaluating the rules may cost.
+// These bounds are large enough for all uses, and small enough for the API server to estimate the cost of
+// evaluating the rules.
 const MOST_ENTRIES: u32 = 512;
 const DNS_LABEL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
 const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 
-/// What is wanted of a remote cluster.
+/// Desired state of a remote cluster.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[kube(
     group = "storage.liqo.io",
@@ -45,84 +44,82 @@ const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
     doc = "A cluster behind virtual nodes of this one, where claims of the virtual storage class may have their twins. Its name is the id of the cluster.",
     validation = Rule::new("self.metadata.name.size() <= 63").message("the name is the id of the cluster, which nodes carry as a label: at most 63 characters"),
     validation = Rule::new("has(self.spec.discoveredFrom) || (has(self.spec.kubeconfigSecretRef) && (has(self.spec.nodeSelector) || has(self.spec.fabric)))").message("kubeconfigSecretRef and nodeSelector or fabric are needed, or discoveredFrom"),
-    validation = Rule::new("!has(self.spec.discoveredFrom) || !(has(self.spec.kubeconfigSecretRef) || has(self.spec.nodeSelector) || has(self.spec.namespaces.mapping) || self.spec.namespaces.strategy != 'SameName')").message("the fabric of a discovered cluster says how it is reached and what its nodes and namespaces are: leave out kubeconfigSecretRef, nodeSelector and namespaces"),
-    validation = Rule::new("!has(self.spec.fabric) || !(has(self.spec.discoveredFrom) || has(self.spec.namespaces.mapping) || self.spec.namespaces.strategy != 'SameName')").message("with fabric, NamespaceOffloadings say which namespaces are there: leave out namespaces; a discovered cluster has a fabric of its own"),
-    validation = Rule::new("has(self.spec.fabric) == has(oldSelf.spec.fabric)").message("fabric cannot be added or taken away, because namespaces would be others then: delete the RemoteCluster first"),
-    validation = Rule::new("!has(self.spec.fabric) || !has(oldSelf.spec.fabric) || has(self.spec.nodeSelector) == has(oldSelf.spec.nodeSelector)").message("who makes the node of a cluster with fabric cannot be changed: pods would lose their node. Delete the RemoteCluster first"),
+    validation = Rule::new("!has(self.spec.discoveredFrom) || !(has(self.spec.kubeconfigSecretRef) || has(self.spec.nodeSelector) || has(self.spec.namespaces.mapping) || self.spec.namespaces.strategy != 'SameName')").message("the fabric of a discovered cluster determines how it is reached, and its nodes and namespaces: leave out kubeconfigSecretRef, nodeSelector and namespaces"),
+    validation = Rule::new("!has(self.spec.fabric) || !(has(self.spec.discoveredFrom) || has(self.spec.namespaces.mapping) || self.spec.namespaces.strategy != 'SameName')").message("with fabric, NamespaceOffloadings determine the namespaces: leave out namespaces; a discovered cluster has a fabric of its own"),
+    validation = Rule::new("has(self.spec.fabric) == has(oldSelf.spec.fabric)").message("fabric cannot be added or removed, because the namespaces would change: delete the RemoteCluster first"),
+    validation = Rule::new("!has(self.spec.fabric) || !has(oldSelf.spec.fabric) || has(self.spec.nodeSelector) == has(oldSelf.spec.nodeSelector)").message("nodeSelector of a cluster with fabric cannot be added or removed: pods would lose their node. Delete the RemoteCluster first"),
     validation = Rule::new("has(self.spec.discoveredFrom) == has(oldSelf.spec.discoveredFrom)").message("a declared cluster cannot become a discovered one, nor the other way round: delete it first"),
-    printcolumn(name = "Fabric", type_ = "string", json_path = ".spec.discoveredFrom.fabric", description = "Who declares it, if no administrator does"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "Whether twins can be made there"),
+    printcolumn(name = "Fabric", type_ = "string", json_path = ".spec.discoveredFrom.fabric", description = "The fabric that declares it, if no administrator does"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "Whether twins can be created there"),
     printcolumn(name = "Reachable", type_ = "string", json_path = ".status.conditions[?(@.type==\"Reachable\")].status", description = "Whether its API server answers"),
-    printcolumn(name = "Since", type_ = "date", json_path = ".status.conditions[?(@.type==\"Reachable\")].lastTransitionTime", description = "For how long that is so"),
+    printcolumn(name = "Since", type_ = "date", json_path = ".status.conditions[?(@.type==\"Reachable\")].lastTransitionTime", description = "Time since the last change of Reachable"),
     printcolumn(name = "Version", type_ = "string", json_path = ".status.serverVersion", description = "Its Kubernetes version"),
-    printcolumn(name = "Policy", type_ = "string", json_path = ".spec.bindingPolicy", description = "When a claim is Bound whose twin is there"),
-    printcolumn(name = "Volumes", type_ = "integer", json_path = ".status.volumes", description = "How many volumes have their twin there"),
+    printcolumn(name = "Policy", type_ = "string", json_path = ".spec.bindingPolicy", description = "When a claim with a twin there is Bound"),
+    printcolumn(name = "Volumes", type_ = "integer", json_path = ".status.volumes", description = "Number of volumes with their twin there"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "Error", type_ = "string", json_path = ".status.lastError", description = "What went wrong last", priority = 1)
+    printcolumn(name = "Error", type_ = "string", json_path = ".status.lastError", description = "Last error", priority = 1)
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RemoteClusterSpec {
-    /// Who declares the cluster, if that is not this object. The driver makes such an object
-    /// for each cluster that it finds. The fabric says how the cluster is reached, and
-    /// what its nodes and namespaces are; the rest of the spec is yours to change.
+    /// What declares the cluster, if that is not this object. The driver creates such an object for
+    /// each cluster that it discovers. The fabric determines how the cluster is reached, and its
+    /// nodes and namespaces; you can change the rest of the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discovered_from: Option<DiscoveredFrom>,
 
-    /// The Secret with the kubeconfig. It lives in the namespace of the driver.
+    /// The Secret with the kubeconfig, in the namespace of the driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubeconfig_secret_ref: Option<KubeconfigSecretRef>,
 
-    /// Which nodes of this cluster stand for the remote one: all that it selects.
+    /// The virtual nodes of the remote cluster: all nodes that this selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<VirtualNodes>,
 
-    /// Which namespace there a namespace here becomes.
+    /// Mapping from namespaces here to namespaces there.
     #[serde(default)]
     pub namespaces: Namespaces,
 
-    /// Has the fabric of this driver make namespaces there: a namespace here has the one there
-    /// that its NamespaceOffloading asks for, and `namespaces` does not count. Without
-    /// nodeSelector the fabric also makes the node that stands for the cluster, and runs its pods
-    /// there; with it, whoever makes the nodes runs the pods.
+    /// Lets the fabric of this driver create namespaces there, as the NamespaceOffloadings here
+    /// request; `namespaces` is not used then. Without nodeSelector the fabric also creates the
+    /// virtual node of the cluster, and runs its pods there; with it, the tool that creates the
+    /// nodes runs the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
 
-    /// Which real storage class there a virtual class becomes.
+    /// Mapping from virtual classes to real storage classes there.
     #[serde(default)]
     pub storage_classes: StorageClasses,
 
-    /// Which VolumeAttributesClass there one becomes that the parameter
-    /// realVolumeAttributesClass of a VolumeAttributesClass of ours names.
+    /// Mapping from the parameter realVolumeAttributesClass of a VolumeAttributesClass of this
+    /// driver to a VolumeAttributesClass there.
     #[serde(default)]
     pub volume_attributes_classes: ClassNames,
 
-    /// Which VolumeSnapshotClass there one becomes that the parameter realSnapshotClass of a
-    /// VolumeSnapshotClass of ours names.
+    /// Mapping from the parameter realSnapshotClass of a VolumeSnapshotClass of this driver to a
+    /// VolumeSnapshotClass there.
     #[serde(default)]
     pub snapshot_classes: ClassNames,
 
-    /// When a claim is Bound whose twin is there. Optimistic: as soon as the remote
-    /// cluster has accepted the twin; a failure after that is reported on the claim.
-    /// WaitForBound: not before the twin is Bound. Either way, classes that bind
-    /// immediately are waited for.
+    /// When a claim with a twin there is Bound. Optimistic: as soon as the remote cluster has
+    /// accepted the twin; a later failure is reported on the claim. WaitForBound: not before the
+    /// twin is Bound. With both, claims of classes that bind immediately wait for the twin.
     #[serde(default)]
     pub binding_policy: BindingPolicy,
 
-    /// Whether twins there get a finalizer of ours, so that nobody else deletes the
-    /// data of a living claim. It is set where our rights there suffice to save the
-    /// volume.
+    /// Whether twins there get a finalizer, so that no other client deletes the data of a claim in
+    /// use. It is set if the driver's rights there are sufficient to save the volume.
     #[serde(default = "yes")]
     pub protect_twins: bool,
 }
 
-/// Who declares a cluster that was found.
+/// What declares a discovered cluster.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiscoveredFrom {
     /// The fabric whose objects declare it.
     pub fabric: DiscoveringFabric,
 }
 
-/// A fabric whose clusters are found.
+/// A fabric whose clusters the driver discovers.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum DiscoveringFabric {
@@ -143,7 +140,7 @@ pub struct KubeconfigSecretRef {
     pub key: String,
 }
 
-/// A selector of nodes by their labels. All of it must be met.
+/// A selector of nodes by their labels. All parts must match.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.matchLabels) && self.matchLabels.size() > 0) || (has(self.matchExpressions) && self.matchExpressions.size() > 0)").message("an empty selector would select every node: set matchLabels or matchExpressions"))]
@@ -170,7 +167,7 @@ pub struct NodeRequirement {
     /// How its value is compared.
     pub operator: NodeOperator,
 
-    /// With what: at least one value for In and NotIn, none for the others.
+    /// Values to compare with: at least one for In and NotIn, none for the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 63), regex(pattern = LABEL_VALUE)))]
     pub values: Vec<String>,
@@ -186,12 +183,12 @@ pub enum NodeOperator {
     DoesNotExist,
 }
 
-/// Which namespace there a namespace here becomes.
+/// Mapping from namespaces here to namespaces there.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[x_kube(validation = Rule::new("self.strategy != 'Mapped' || (has(self.mapping) && self.mapping.size() > 0)").message("the strategy Mapped needs a mapping: without one no namespace could be used"))]
 pub struct Namespaces {
-    /// SameName: the one of the same name, unless the mapping says otherwise.
-    /// Mapped: only namespaces in the mapping are known there.
+    /// SameName: the namespace of the same name, unless the mapping has another one. Mapped: only
+    /// namespaces in the mapping can be used.
     #[serde(default)]
     pub strategy: NamespaceStrategy,
 
@@ -202,7 +199,7 @@ pub struct Namespaces {
     pub mapping: BTreeMap<String, String>,
 }
 
-/// What becomes of a namespace that is not in the mapping.
+/// Treatment of a namespace that is not in the mapping.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum NamespaceStrategy {
@@ -211,7 +208,7 @@ pub enum NamespaceStrategy {
     Mapped,
 }
 
-/// Which real storage class there a virtual class becomes.
+/// Mapping from virtual classes to real storage classes there.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StorageClasses {
     /// From virtual classes here to real classes there.
@@ -220,26 +217,25 @@ pub struct StorageClasses {
     #[x_kube(validation = Rule::new("self.all(here, here.size() > 0 && here.size() <= 253)").message("the keys are names of storage classes of this cluster: 1 to 253 characters"))]
     pub mapping: BTreeMap<String, String>,
 
-    /// The real class there of virtual classes that are not in the mapping. Without
-    /// it the one that the fabric names is taken, or the default class of the remote
-    /// cluster, if we may read it.
+    /// The real class there of virtual classes that are not in the mapping. By default the one that
+    /// the fabric names, or the default class of the remote cluster, if the driver may read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "storage_class")]
     pub default: Option<String>,
 }
 
-/// From real classes, as a class of ours names them in a parameter, to those there. What is
-/// not in it has the same name there.
+/// Mapping from the real classes that a class of this driver names in a parameter to those
+/// there. Classes without an entry have the same name there.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassNames {
-    /// From names that a class of ours has in its parameter to names there.
+    /// From names in the parameter of a class of this driver to names there.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "storage_classes")]
     #[x_kube(validation = Rule::new("self.all(here, here.size() > 0 && here.size() <= 253)").message("the keys are names of classes: 1 to 253 characters"))]
     pub mapping: BTreeMap<String, String>,
 }
 
-/// When a claim is Bound whose twin is in a remote cluster.
+/// When a claim with a twin in a remote cluster is Bound.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum BindingPolicy {
@@ -248,7 +244,7 @@ pub enum BindingPolicy {
     WaitForBound,
 }
 
-/// What is known of a remote cluster.
+/// Observed state of a remote cluster.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RemoteClusterStatus {
@@ -256,7 +252,7 @@ pub struct RemoteClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// Ready: twins can be made there. Reachable: its API server answers.
+    /// Ready: twins can be created there. Reachable: its API server answers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
@@ -266,15 +262,15 @@ pub struct RemoteClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub declared_by: Option<String>,
 
-    /// The nodes that stand for it.
+    /// Its virtual nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
 
-    /// How many volumes have their twin there.
+    /// Number of volumes with their twin there.
     #[serde(default)]
     pub volumes: i64,
 
-    /// How many snapshots have their twin there.
+    /// Number of snapshots with their twin there.
     #[serde(default)]
     pub snapshots: i64,
 
@@ -282,15 +278,15 @@ pub struct RemoteClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_version: Option<String>,
 
-    /// The storage classes seen there.
+    /// The storage classes there, as far as the driver may read them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<String>,
 
-    /// What we may not do there, and what that costs.
+    /// Rights that the driver lacks there, and the consequences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<String>,
 
-    /// What went wrong last, as long as it is not overcome.
+    /// The last error, until it is resolved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 
@@ -298,53 +294,53 @@ pub struct RemoteClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<CredentialsStatus>,
 
-    /// What the fabric has to know of the node that it makes, whatever becomes of the node.
+    /// State of the virtual node that the fabric needs even if the node is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub virtual_node: Option<VirtualNodeStatus>,
 }
 
-/// What is known of credentials.
+/// Observed state of the credentials.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CredentialsStatus {
-    /// Which kubeconfig the rest of the status is about: the beginning of the SHA-256 of its text.
+    /// The kubeconfig that this status describes: the beginning of the SHA-256 of its text.
     pub kubeconfig: String,
 
-    /// When its token expires, if it says so.
+    /// When its token expires, if the token contains that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<String>,
 
-    /// From when on the driver renews the token, if it does: one that is bound to the Secret
+    /// When the driver renews the token, if it does: only tokens that are bound to the Secret
     /// liqo-csi-session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renews: Option<String>,
 }
 
-/// What is kept of a node that the fabric makes.
+/// Stored state of a virtual node of the fabric.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualNodeStatus {
-    /// Which cluster it stands for: the uid of the namespace kube-system there. Another cluster
-    /// under its address is not taken for it.
+    /// The cluster that it represents: the uid of the namespace kube-system there. Another cluster
+    /// at the same address is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub cluster_uid: Option<String>,
 
-    /// The port of the fabric's pods at which the API server finds the logs of its pods, and no
-    /// other node's.
+    /// The port of the fabric's pods that serves the logs of the pods of this node, and of no other
+    /// node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i32>", range(min = 1, max = 65535))]
     pub port: Option<u16>,
 
-    /// Labels that the cluster said of itself last: they stay while it cannot be asked.
+    /// Labels that the cluster suggested last, kept while it is unreachable.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cluster_labels: BTreeMap<String, String>,
 
-    /// Labels that others have put on it: a node that is made again gets them back.
+    /// Labels that other clients have set on it, restored when the node is created again.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 
-    /// Taints that others have put on it.
+    /// Taints that other clients have set on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<KeptTaint>,
 
@@ -361,7 +357,7 @@ pub struct KeptTaint {
     /// Its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
-    /// What it does.
+    /// Its effect.
     pub effect: String,
 }
 
@@ -376,7 +372,7 @@ impl From<&Taint> for KeptTaint {
 }
 
 impl RemoteCluster {
-    /// The node that the fabric makes for the cluster, if it makes one.
+    /// The virtual node that the fabric creates for the cluster, if any.
     #[must_use]
     pub fn fabric_node(&self) -> Option<String> {
         let fabric = self.spec.fabric.as_ref()?;
@@ -386,7 +382,7 @@ impl RemoteCluster {
 }
 
 impl RemoteClusterSpec {
-    /// What the driver writes for a cluster that it has found.
+    /// The object that the driver creates for a discovered cluster.
     #[must_use]
     pub fn discovered(fabric: DiscoveringFabric) -> Self {
         Self {
@@ -405,7 +401,7 @@ impl RemoteClusterSpec {
 }
 
 impl DiscoveringFabric {
-    /// Its name, as in messages and in the output of commands.
+    /// Its name in messages and in the output of commands.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -414,7 +410,6 @@ impl DiscoveringFabric {
         }
     }
 
-    /// The fabric of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         [Self::Liqo, Self::Kosmos]
@@ -422,7 +417,6 @@ impl DiscoveringFabric {
             .find(|fabric| fabric.name() == name)
     }
 
-    /// The API group of its objects.
     #[must_use]
     pub const fn api_group(self) -> &'static str {
         match self {
@@ -433,7 +427,7 @@ impl DiscoveringFabric {
 }
 
 impl VirtualNodes {
-    /// The selector, as the pure layer reads it.
+    /// The selector, as a type of the model.
     #[must_use]
     pub fn selector(&self) -> LabelSelector {
         let equal = self

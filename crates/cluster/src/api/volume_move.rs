@@ -1,11 +1,12 @@
-//! `VolumeMove`: the wish that the volumes of some claims be moved, and how far that is. The type
-//! is the custom resource definition: its comments are what `kubectl explain` says, its rules are
-//! what the API server enforces. What a spec says is parsed in `request`; the status is in
-//! `status`, and what the driver reads of it in `stage`, `plan` and `memory`. What is done next is decided
-//! in `placement::moving`, and done by `reconcile::moves`.
+//! `VolumeMove`: a request to move the volumes of some claims, and its state. The type is the custom
+//! resource definition: `kubectl explain` prints its comments, and the API server enforces its rules.
+//! `request` parses the spec; the status is in `status`, and the driver's state in it in `stage`, `plan` and
+//! `memory`. `placement::moving` decides the next steps, and the controller of moves runs them.
 
 // KubeSchema copies each struct into a function to read its schema.
 #![allow(unreachable_pub)]
+// An attribute of the struct does not reach these copies. Each of its bools is set independently.
+#![allow(clippy::struct_excessive_bools)]
 // kubectl shows the comments as they are.
 #![allow(clippy::doc_markdown)]
 
@@ -28,11 +29,12 @@ pub use self::{
 };
 
 const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
-/// What Go's ParseDuration takes of it and people write: hours, minutes and seconds, in this order.
+/// The durations that Go's ParseDuration accepts and that are usual: hours, minutes and seconds, in this
+/// order.
 const DURATION: &str = "^([0-9]{1,5}h)?([0-9]{1,5}m)?([0-9]{1,5}s)?$";
 const QUANTITY: &str = r"^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$";
 
-/// What is to be moved, where to, and how.
+/// The claims to move, the target, and options.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[kube(
     group = "storage.liqo.io",
@@ -43,113 +45,122 @@ const QUANTITY: &str = r"^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|P
     namespaced,
     status = "VolumeMoveStatus",
     derive = "PartialEq",
-    doc = "A move of the volumes of some claims of its namespace to another node, cluster or storage class. The claims stay as they are, with their names and uids.",
+    doc = "A move of the volumes of some claims of its namespace to another node, cluster or storage class. The claims keep their names and uids.",
     validation = Rule::new("!oldSelf.spec.cancel || self.spec.cancel").message("a move that was cancelled stays cancelled"),
-    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "How far it is"),
-    printcolumn(name = "Claims", type_ = "string", json_path = ".spec.claims", description = "What is moved"),
-    printcolumn(name = "Node", type_ = "string", json_path = ".spec.target.nodeName", description = "The node that it is moved to"),
-    printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.target.cluster", description = "The cluster that it is moved to"),
-    printcolumn(name = "Left", type_ = "string", json_path = ".status.timeLeft", description = "How long the copying will take"),
-    printcolumn(name = "Downtime", type_ = "string", json_path = ".status.downtime.actual", description = "For how long nobody could use the volumes"),
+    validation = Rule::new("!self.spec.recoverSource || (has(self.status) && has(self.status.committedAt))").message("the source can be recovered only after the commit: cancel the move, or do not set recoverSource"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "Its phase"),
+    printcolumn(name = "Claims", type_ = "string", json_path = ".spec.claims", description = "The claims"),
+    printcolumn(name = "Node", type_ = "string", json_path = ".spec.target.nodeName", description = "The target node"),
+    printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.target.cluster", description = "The target cluster"),
+    printcolumn(name = "Left", type_ = "string", json_path = ".status.timeLeft", description = "Estimated remaining time of the current pass"),
+    printcolumn(name = "Downtime", type_ = "string", json_path = ".status.downtime.actual", description = "How long the volumes were unavailable"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "Route", type_ = "string", json_path = ".status.route", description = "How the data travels", priority = 1),
-    printcolumn(name = "Why", type_ = "string", json_path = ".status.stage.why.reason", description = "Why it was given up, or is tried again", priority = 1)
+    printcolumn(name = "Route", type_ = "string", json_path = ".status.route", description = "Route of the data", priority = 1),
+    printcolumn(name = "Why", type_ = "string", json_path = ".status.stage.why.reason", description = "Why it failed or is retried", priority = 1)
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("self.claims == oldSelf.claims").message("the claims of a move cannot be changed: cancel it and make another one"),
-    validation = Rule::new("self.target == oldSelf.target").message("the target of a move cannot be changed: cancel it and make another one"),
-    validation = Rule::new("self.quiesce == oldSelf.quiesce").message("how the users go cannot be changed: cancel the move and make another one"),
-    validation = Rule::new("self.warm == oldSelf.warm && self.verify == oldSelf.verify && self.dryRun == oldSelf.dryRun").message("warm, verify and dryRun cannot be changed: cancel the move and make another one"),
+    validation = Rule::new("self.claims == oldSelf.claims").message("the claims of a move cannot be changed: cancel it and create another one"),
+    validation = Rule::new("self.target == oldSelf.target").message("the target of a move cannot be changed: cancel it and create another one"),
+    validation = Rule::new("self.quiesce == oldSelf.quiesce").message("quiesce cannot be changed: cancel the move and create another one"),
+    validation = Rule::new("self.warm == oldSelf.warm && self.verify == oldSelf.verify && self.dryRun == oldSelf.dryRun").message("warm, verify and dryRun cannot be changed: cancel the move and create another one"),
     validation = Rule::new("self.transport.allow == oldSelf.transport.allow").message("of transport only the bandwidth can be changed"),
-    validation = Rule::new("has(self.mover) == has(oldSelf.mover) && (!has(self.mover) || self.mover == oldSelf.mover)").message("the movers cannot be changed: cancel the move and make another one")
+    validation = Rule::new("has(self.mover) == has(oldSelf.mover) && (!has(self.mover) || self.mover == oldSelf.mover)").message("the movers cannot be changed: cancel the move and create another one")
 )]
 pub struct VolumeMoveSpec {
-    /// The claims whose volumes are moved, by name. What one pod mounts is moved together:
-    /// with its volumes in two places it would fit nowhere.
+    /// The claims whose volumes are moved, by name. All claims of one pod have to be moved
+    /// together: with volumes in two places the pod could not run anywhere.
     #[schemars(length(min = 1, max = 8), inner(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN)))]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub claims: Vec<String>,
 
-    /// Where the volumes are to be.
+    /// The target of the volumes.
     pub target: Target,
 
-    /// When the users are sent away.
+    /// When the cut-over begins.
     #[serde(default)]
     pub cutover: Cutover,
 
-    /// How the users of the volumes go.
+    /// How the pods that use the volumes are stopped.
     #[serde(default)]
     pub quiesce: QuiesceSpec,
 
-    /// What is copied while pods use the volumes. Auto: the volume itself, where another pod can read
-    /// it beside them; otherwise nothing before the pods have stopped. Live: the volume itself, or the
-    /// move is refused. Snapshot: not implemented, refused. None: nothing before the pods have stopped.
+    /// What is copied while pods use the volumes. Auto: the volume itself, if another pod can read
+    /// it at the same time; otherwise nothing before the pods have stopped. Live: the volume
+    /// itself, or the move is refused. Snapshot: not implemented, refused. None: nothing before the
+    /// pods have stopped.
     #[serde(default)]
     pub warm: Warm,
 
-    /// What is compared before the volumes are used at the target. Incremental: what the last
-    /// pass has touched is read back from the disk; the rest was, when it was written. Full:
-    /// everything is read again, while nobody can use the volumes.
+    /// What is verified before the volumes are used at the target. Incremental: only what the last
+    /// pass has touched is read back from disk; the rest was verified before. Full: everything is
+    /// read again while the volumes are unavailable.
     #[serde(default)]
     pub verify: Verify,
 
-    /// How the data travels.
+    /// Route of the data.
     #[serde(default)]
     pub transport: Transport,
 
-    /// What may be lost. Nothing that the move sees is lost without being named here. It does not see
-    /// attributes of the namespace trusted, which are lost: do not move volumes with directories of
-    /// overlayfs (as container engines have them) or gluster.
+    /// Accepted losses. The move is refused if it detects other ones. It does not detect attributes
+    /// of the namespace trusted, which are lost: do not move volumes with directories of overlayfs
+    /// (as container engines have them) or gluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4))]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub accept_loss: Vec<Loss>,
 
-    /// The pods that copy.
+    /// The movers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mover: Option<Mover>,
 
-    /// For how long the source is kept after the move.
+    /// How long the source is kept after the move.
     #[serde(default = "one_day")]
     #[schemars(schema_with = "duration")]
     pub retain_source: String,
 
-    /// Whether nothing new is begun. It counts as long as the users have their volumes.
+    /// Pauses the move; ignored once the volumes are gated.
     #[serde(default)]
     pub paused: bool,
 
-    /// Whether the move is undone. Once it was committed it cannot be. It stays true.
+    /// Cancels the move; impossible after the commit. It cannot be set back to false.
     #[serde(default)]
     pub cancel: bool,
 
-    /// Whether only what speaks against the move is looked for.
+    /// If true, the driver recovers the source as it was at the commit, because the target is lost: its
+    /// twin does not exist, its RemoteCluster was deleted, or its cluster is unreachable and its virtual
+    /// node has the taint node.kubernetes.io/out-of-service. What was written at the target since the
+    /// commit (status.committedAt) is lost. While the target is not lost, nothing is changed.
+    #[serde(default)]
+    pub recover_source: bool,
+
+    /// If true, only the preflight checks run.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// Where volumes are to be: on a node, which may be a virtual one, or anywhere in a cluster.
+/// The target: a node, which may be a virtual one, or any node of a cluster.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.nodeName) != has(self.cluster)").message("name one target: nodeName or cluster"))]
 pub struct Target {
-    /// The node from which the volumes can be used then.
+    /// The node on which the volumes will be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub node_name: Option<String>,
 
-    /// The id of the cluster in which they are then, as `kubectl get remoteclusters` lists them.
+    /// The id of the target cluster, as `kubectl get remoteclusters` lists it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub cluster: Option<String>,
 
-    /// The real storage class there: the one of a new claim, or one that the driver's allow-list has.
-    /// Without it the class is chosen as for a new claim.
+    /// The real storage class there: that of a new claim, or one in the driver's allow-list. By
+    /// default it is chosen as for a new claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub storage_class_name: Option<String>,
 
-    /// The access modes of the twins there. Without them they are those of the claims.
+    /// The access modes of the twins there. By default those of the claims.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4))]
     #[x_kube(merge_strategy = ListMerge::Set)]
@@ -166,7 +177,7 @@ pub enum TargetAccessMode {
     ReadWriteOncePod,
 }
 
-/// When the users are sent away.
+/// When the cut-over begins.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cutover {
@@ -174,18 +185,19 @@ pub struct Cutover {
     #[serde(default)]
     pub mode: CutoverMode,
 
-    /// Whether the users are to be sent away now, whatever the mode is.
+    /// Whether to begin the cut-over now, whatever the mode is.
     #[serde(default)]
     pub requested: bool,
 
-    /// For how long nobody may be able to use the volumes. After that they are given back where
-    /// they were, and the move goes on copying.
+    /// For how long the volumes may be unavailable. After that the move rolls back: pods get their
+    /// volumes where they were, and copying continues.
     #[serde(default = "ten_minutes")]
     #[schemars(schema_with = "duration")]
     #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("without any downtime nothing can be moved"))]
     pub max_downtime: String,
 
-    /// After how many passes beside the users the rest counts as little, however much it is.
+    /// Number of passes beside running pods after which the rest counts as little, however much it
+    /// is.
     #[serde(default = "five")]
     #[schemars(range(min = 1, max = 100))]
     pub max_passes: i32,
@@ -200,16 +212,16 @@ pub enum CutoverMode {
     Manual,
 }
 
-/// How the users of volumes go.
+/// How the pods that use the volumes are stopped.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuiesceSpec {
-    /// Wait: you stop the pods, and the driver waits for that. Evict: they are evicted; what
-    /// their controllers make anew starts at the target.
+    /// Wait: you stop the pods, and the driver waits for that. Evict: they are evicted; the pods
+    /// that their controllers create instead start at the target.
     #[serde(default)]
     pub mode: QuiesceMode,
 
-    /// How long it may take the pods to go. After that the volumes are given back where they
-    /// were, and the move goes on copying.
+    /// How long the pods may take to stop. After that the move rolls back: pods get their volumes
+    /// where they were, and copying continues.
     #[serde(default = "a_quarter_of_an_hour")]
     #[schemars(schema_with = "duration")]
     #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("pods take time to go"))]
@@ -225,7 +237,7 @@ pub enum QuiesceMode {
     Evict,
 }
 
-/// From what is copied while volumes are in use.
+/// What is copied while volumes are in use.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Warm {
@@ -236,7 +248,7 @@ pub enum Warm {
     None,
 }
 
-/// What is compared.
+/// What is verified.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Verify {
@@ -245,18 +257,18 @@ pub enum Verify {
     Full,
 }
 
-/// How the data travels.
+/// Route of the data.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transport {
-    /// The routes that may be taken. Direct: from pod to pod, which is tried first. ApiServer: by
-    /// port-forwards through the API servers of both clusters, where pods do not reach each other.
+    /// The allowed routes. Direct: from pod to pod, which is tried first. ApiServer: by
+    /// port-forwards through the API servers of both clusters, if pods do not reach each other.
     #[serde(default = "all_routes")]
     #[schemars(length(min = 1, max = 2))]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub allow: Vec<Route>,
 
-    /// How many bytes are sent in a second at most, such as 64Mi. Without it there is no limit,
-    /// but for the one that the driver has for data through API servers.
+    /// Maximum number of bytes per second, such as 64Mi. By default there is no limit, except the
+    /// driver's limit for data through API servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "quantity")]
     pub bandwidth: Option<Quantity>,
@@ -270,15 +282,17 @@ pub enum Route {
     ApiServer,
 }
 
-/// What a move cannot say of the volume at hand, and so says of all.
+/// Printed for every move, because the driver cannot detect it.
 pub const UNSEEN: &str = "attributes of the namespace trusted are neither seen nor carried over: do not move volumes with \
                           directories of overlayfs (as container engines have them) or gluster";
 
-/// What a move may lose. ExtendedAttributes: those of the namespace security, but for
-/// security.capability, which is kept. Attributes of the namespace trusted are lost in any case: a move
-/// does not see them. InodeFlags: the flags immutable, append-only, nodump, encrypted and verity.
-/// Snapshots: those of the volume stay with its source, and go with it. LiveWrites: what pods of a
-/// remote cluster write during the last pass, where the rights there only allow to detect such pods.
+/// What a move may lose. ExtendedAttributes: those of the namespace security, except
+/// security.capability, which is copied. Attributes of the namespace trusted are always lost: a
+/// move does not see them. InodeFlags: the flags immutable, append-only, nodump, encrypted and
+/// verity. Snapshots: those of the volume stay with its source, and are deleted with it.
+/// LiveWrites: what pods of a remote cluster write to a source there during the last pass, if the
+/// driver has no rights on PersistentVolumes and nodes there and detects only pods that exist while
+/// it lists them. Unless it is accepted, such a move waits before its cut-over.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Loss {
@@ -288,16 +302,16 @@ pub enum Loss {
     LiveWrites,
 }
 
-/// The pods that copy.
+/// The movers.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mover {
-    /// What they request and are limited to, where the driver's own settings do not fit.
+    /// Their requests and limits, instead of the driver's defaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<MoverResources>,
 
-    /// The user that they run as, in namespaces that admit no other. Every file of the volumes
-    /// has to belong to it, and container runtimes have to give it their devices.
+    /// The user that they run as, in namespaces that admit no other. Every file of the volumes has
+    /// to belong to this user, and container runtimes have to give it access to devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4_294_967_294_i64))]
     pub run_as_user: Option<i64>,
@@ -306,11 +320,11 @@ pub struct Mover {
 /// Requests and limits of a pod.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MoverResources {
-    /// What they are certain to get.
+    /// The guaranteed amounts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<Amounts>,
 
-    /// What they get at most.
+    /// The maximum amounts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Amounts>,
 }
@@ -409,7 +423,7 @@ fn duration(_: &mut schemars::SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "minLength": 2, "maxLength": 18, "pattern": DURATION })
 }
 
-/// As Kubernetes itself takes quantities: whole numbers without quotes, too.
+/// As Kubernetes accepts quantities: whole numbers without quotes, too.
 fn quantity(_: &mut schemars::SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,

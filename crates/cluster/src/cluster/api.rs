@@ -1,5 +1,5 @@
-//! Calls to an API server that always end: each within a bounded time, transient
-//! failures retried inside it, every error naming object, cluster and cause.
+//! Calls to an API server, each within a bounded time. Transient failures are retried within it; every error
+//! names object, cluster and cause.
 
 use std::{fmt::Debug, io, sync::Arc, time::Duration};
 
@@ -14,40 +14,39 @@ use tokio::{sync::Semaphore, time::Instant};
 use super::{Calls, Cluster, HOME_PAGE, REMOTE_PAGE, lean::Lean, pages::next_page};
 use crate::volume::DRIVER_NAME;
 
-/// More than any cluster has of what we list: a list that does not end is none.
+/// More objects than any cluster has of the listed kinds: a longer list is an error.
 const MOST_OBJECTS: u32 = 250_000;
-/// What a list of a remote cluster may hold, as JSON: tens of thousands of claims.
+/// Maximum size of a list of a remote cluster, as JSON: tens of thousands of claims.
 const MOST_LISTED: usize = 32 << 20;
-/// As much as people read of what an API server says. Some send whole web pages,
-/// and what they say becomes part of our objects.
+/// Maximum length of a message of an API server. Some servers send entire web pages, and messages become
+/// part of objects.
 const LONGEST_MESSAGE: usize = 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What went wrong with one call.
+/// The error of one call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {verb} {object} in cluster {cluster}: {cause}")]
 pub struct ApiError {
     verb: &'static str,
     object: String,
     cluster: String,
-    /// Why.
     pub cause: Cause,
 }
 
-/// Why a call failed, as far as callers tell cases apart.
+/// Why a call failed, as far as callers distinguish it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
-    /// No answer in time.
+    /// No answer within the timeout.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
-    /// The server cannot be reached, is overloaded or broken. It may recover.
+    /// The server cannot be reached, is overloaded or fails. It may recover.
     #[error("{0}")]
     Unavailable(String),
-    /// The object is not what the caller thought it was.
+    /// The object has changed since it was read.
     #[error("{0}")]
     Conflict(String),
-    /// We lack a permission, or a quota or admission policy forbids it.
+    /// The driver lacks a permission, or a quota or admission policy forbids the call.
     #[error("{0}; check this driver's role, quotas and admission policies")]
     Forbidden(String),
     /// The server refuses this content.
@@ -56,32 +55,31 @@ pub enum Cause {
     /// There is no such resource or namespace.
     #[error("{0}")]
     NotFound(String),
-    /// The answer makes no sense, or is far too long.
+    /// The answer is malformed, or too long.
     #[error("the answer cannot be used: {0}")]
     Malformed(String),
 }
 
 impl ApiError {
-    /// Whether to read again and decide anew.
+    /// Whether the caller should read again and decide again.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self.cause, Cause::Conflict(_))
     }
 
-    /// Whether we lack a permission, or something forbids it.
+    /// Whether the driver lacks a permission, or a policy forbids the call.
     #[must_use]
     pub fn is_forbidden(&self) -> bool {
         matches!(self.cause, Cause::Forbidden(_))
     }
 
-    /// Whether the API server does not take what was sent: something forbids it, or it is invalid.
+    /// Whether the API server refuses the content: a policy forbids it, or it is invalid.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         matches!(self.cause, Cause::Forbidden(_) | Cause::Invalid(_))
     }
 
-    /// Whether the object would become larger than one can be. API servers and etcd say so with
-    /// different codes.
+    /// Whether the object would be too large. API servers and etcd report that with different codes.
     #[must_use]
     pub fn is_too_large(&self) -> bool {
         self.cause.to_string().contains("too large")
@@ -107,7 +105,7 @@ impl ApiError {
     }
 }
 
-/// Nothing was done where somebody changed the object meanwhile: the next look tells.
+/// `None` after a conflict: the object was changed concurrently, and nothing was written.
 pub fn unless_conflict<T>(outcome: Result<Option<T>, ApiError>) -> Result<Option<T>, ApiError> {
     match outcome {
         Err(error) if error.is_conflict() => Ok(None),
@@ -115,12 +113,12 @@ pub fn unless_conflict<T>(outcome: Result<Option<T>, ApiError>) -> Result<Option
     }
 }
 
-/// Which object exactly to delete.
+/// Identifies the object to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Precondition {
-    /// Its uid: never another object of the same name.
+    /// The uid, so that no other object of the same name is deleted.
     pub uid: String,
-    /// Its version, when it must not have changed since it was read.
+    /// The version, if the object must not have changed since it was read.
     pub resource_version: Option<String>,
 }
 
@@ -128,13 +126,12 @@ pub struct Precondition {
 pub struct Objects<K> {
     api: Api<Lean<K>>,
     kind: String,
-    /// Its name in paths.
+    /// The plural name in API paths.
     plural: String,
     namespace: Option<String>,
     cluster: String,
     calls: Calls,
-    /// Who may list now, where that is limited: remote clusters are not believed to be as
-    /// large as they please.
+    /// Limits concurrent lists, because remote clusters may be arbitrarily large.
     lists: Option<Arc<Semaphore>>,
 }
 
@@ -173,7 +170,7 @@ impl<K> Objects<K> {
         }
     }
 
-    /// That something cannot be done with objects of this kind.
+    /// The error that an operation on objects of this kind failed.
     #[must_use]
     pub fn failure(&self, verb: &'static str, cause: Cause) -> ApiError {
         self.error(verb, "", cause)
@@ -193,14 +190,14 @@ impl<K> Objects<K>
 where
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,
 {
-    /// The object of this name, read live.
+    /// Reads the object of this name live.
     pub async fn get(&self, name: &str) -> Result<Option<K>, ApiError> {
         let found = self.bounded("read", name, || self.api.get_opt(name)).await?;
         Ok(unwrapped(found))
     }
 
-    /// The object of this name, read live. `None` only if the API server itself says that this very
-    /// object is not there: a proxy that knows no such path says nothing about it.
+    /// Reads the object of this name live. `None` only if the API server itself reports that exactly this
+    /// object does not exist, not if a proxy has no such path.
     pub async fn get_or_gone(&self, name: &str) -> Result<Option<K>, ApiError> {
         let found = self.bounded("read", name, || async {
             match self.api.get(name).await {
@@ -211,24 +208,24 @@ where
         found.await
     }
 
-    /// Every object with these labels, read live, page by page.
+    /// Lists all objects with these labels live, page by page.
     pub async fn list(&self, labels: Option<&str>) -> Result<Vec<K>, ApiError> {
         self.select(labels, None).await
     }
 
-    /// Every object with these labels and fields, read live, page by page.
+    /// Lists all objects with these labels and fields live, page by page.
     pub async fn select(&self, labels: Option<&str>, fields: Option<&str>) -> Result<Vec<K>, ApiError> {
         self.pick(labels, fields, Some).await
     }
 
-    /// Every object that is wanted, read live; of the others no more than a page is held.
+    /// Lists the objects that match `wanted` live; at most one page of others is in memory.
     pub async fn find(&self, wanted: impl Fn(&K) -> bool) -> Result<Vec<K>, ApiError> {
         self.pick(None, None, |object| wanted(&object).then_some(object))
             .await
     }
 
-    /// What is wanted of all objects with these labels and fields, read live; of the others no
-    /// more than a page is held.
+    /// Lists the objects with these labels and fields live, and keeps what `wanted` returns; at most one
+    /// page of others is in memory.
     pub async fn pick<T>(
         &self,
         labels: Option<&str>,
@@ -257,8 +254,8 @@ where
             params.limit = limit;
             let Some(page) = page else { continue };
             if let Some(name) = page.too_large {
-                // Whoever acts on a list must not take what is not in it for what is not there.
-                let why = format!("{name} is larger than what is read of one");
+                // Callers must not assume that an object that is missing in the list does not exist.
+                let why = format!("{name} exceeds the size limit for one object");
                 return Err(self.error("list", "", Cause::Malformed(why)));
             }
             seen += limit.unwrap_or(size);
@@ -281,8 +278,8 @@ where
         Err(self.error("list", "", Cause::Malformed("the list does not end".to_owned())))
     }
 
-    /// Creates the object; `None` when that name is taken, be it by ourselves in
-    /// an attempt whose answer got lost.
+    /// Creates the object; `None` if the name is taken, possibly by an earlier attempt whose answer was
+    /// lost.
     pub async fn create(&self, object: &K) -> Result<Option<K>, ApiError> {
         let name = object.meta().name.clone().unwrap_or_default();
         let params = PostParams {
@@ -299,7 +296,7 @@ where
         .await
     }
 
-    /// Asks whether the API server would accept the object, without creating it.
+    /// Checks by a dry run whether the API server would accept the object.
     pub async fn try_create(&self, object: &K) -> Result<(), ApiError> {
         let name = object.meta().name.clone().unwrap_or_default();
         let params = PostParams {
@@ -311,8 +308,8 @@ where
         tried.await.map(drop)
     }
 
-    /// Creates or changes the object as `kubectl apply --server-side` does, with force. Fields that we
-    /// applied before and that are missing in `object` are removed.
+    /// Creates or changes the object as `kubectl apply --server-side` does, with force. Fields that this
+    /// driver applied before and that are missing in `object` are removed.
     pub async fn apply(&self, name: &str, object: &serde_json::Value) -> Result<K, ApiError> {
         let params = PatchParams::apply(DRIVER_NAME).force();
         let applied = self.bounded("apply", name, || async {
@@ -321,8 +318,8 @@ where
         applied.await.map(|Lean(object)| object)
     }
 
-    /// Applies a JSON merge patch; `None` when there is no such object. With
-    /// `metadata.resourceVersion` in it, a change in between is a conflict.
+    /// Applies a JSON merge patch; `None` if there is no such object. If the patch contains
+    /// `metadata.resourceVersion`, a concurrent change is a conflict.
     pub async fn merge(&self, name: &str, patch: &serde_json::Value) -> Result<Option<K>, ApiError> {
         let params = PatchParams {
             field_manager: Some(DRIVER_NAME.to_owned()),
@@ -334,13 +331,13 @@ where
         .await
     }
 
-    /// Applies a JSON merge patch to the status; `None` when there is no such object.
+    /// Applies a JSON merge patch to the status; `None` if there is no such object.
     pub async fn merge_status(&self, name: &str, patch: &serde_json::Value) -> Result<Option<K>, ApiError> {
         self.change_status(name, &Patch::Merge(patch)).await
     }
 
-    /// Applies a strategic merge patch to the status of a built-in kind, where lists are merged
-    /// by the key of their items; `None` when there is no such object.
+    /// Applies a strategic merge patch to the status of a built-in kind, which merges lists by the key of
+    /// their items; `None` if there is no such object.
     pub async fn merge_status_lists(
         &self,
         name: &str,
@@ -349,14 +346,14 @@ where
         self.change_status(name, &Patch::Strategic(patch)).await
     }
 
-    /// Applies a JSON merge patch to the approval of a `CertificateSigningRequest`; `None` when
-    /// there is no such object.
+    /// Applies a JSON merge patch to the approval of a `CertificateSigningRequest`; `None` if there is no
+    /// such object.
     pub async fn merge_approval(&self, name: &str, patch: &serde_json::Value) -> Result<Option<K>, ApiError> {
         self.merge_below("approve", "approval", name, patch).await
     }
 
-    /// Applies a JSON merge patch to a part of the object that is changed by itself, as the API
-    /// names it; `None` when there is no such object, or no such part.
+    /// Applies a JSON merge patch to a subresource of the object; `None` if there is no such object or
+    /// subresource.
     pub async fn merge_subresource(
         &self,
         part: &str,
@@ -402,12 +399,12 @@ where
         .await
     }
 
-    /// Deletes exactly this object. One that is gone already is deleted.
+    /// Deletes exactly this object. Success if it is gone already.
     pub async fn delete(&self, name: &str, exactly: Precondition) -> Result<(), ApiError> {
         self.delete_within(name, exactly, None).await
     }
 
-    /// Deletes exactly this object, which is given at most so many seconds to end.
+    /// Deletes exactly this object, with this grace period in seconds at most.
     pub async fn delete_within(
         &self,
         name: &str,
@@ -437,7 +434,7 @@ where
     }
 }
 
-/// Makes a call that always ends, retried while its failure may pass.
+/// Makes a call within a bounded time, and retries it while its failure is transient.
 pub(super) async fn bounded<T, F>(
     calls: &Calls,
     cluster: &str,
@@ -449,7 +446,7 @@ where
     F: Future<Output = Result<T, kube::Error>>,
 {
     let (began, Calls { timeout, metrics }) = (Instant::now(), calls);
-    // Futures of kube are large, and every operation awaits many of them.
+    // Futures of kube are large, and every operation awaits several of them.
     let outcome = Box::pin(tokio::time::timeout(*timeout, retried(call))).await;
     let outcome = outcome.unwrap_or(Err(Cause::Timeout(*timeout)));
     let answer = outcome.as_ref().map(|_| ());
@@ -462,7 +459,7 @@ where
     })
 }
 
-/// How long an object is as JSON.
+/// The length of an object as JSON.
 fn length(object: &impl Serialize) -> usize {
     struct Counter(usize);
     impl io::Write for Counter {
@@ -486,13 +483,13 @@ fn unwrapped<K>(object: Option<Lean<K>>) -> Option<K> {
     object.map(|Lean(object)| object)
 }
 
-/// Whether nothing is served under a path. API servers say so in plain text, which kube's
+/// Whether nothing is served under a path. API servers report that in plain text, which kube's
 /// `is_not_found` does not recognize.
 pub(super) fn is_unserved(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
-/// Whether the API server says that an object of this kind and name is not there.
+/// Whether the API server reports that an object of this kind and name does not exist.
 fn is_gone(status: &Status, plural: &str, name: &str) -> bool {
     let details = status.details.as_ref();
     status.is_not_found() && details.is_some_and(|it| it.name == name && it.kind == plural)
@@ -505,7 +502,7 @@ fn absent_is_none<T>(outcome: Result<T, kube::Error>) -> Result<Option<T>, kube:
     }
 }
 
-/// Repeats while the failure may pass; the caller bounds the time.
+/// Repeats the call while its failure is transient; the caller bounds the time.
 async fn retried<T, F>(call: impl Fn() -> F) -> Result<T, Cause>
 where
     F: Future<Output = Result<T, kube::Error>>,
@@ -517,8 +514,7 @@ where
             Ok(answer) => return Ok(answer),
             Err(error) => cause(error),
         };
-        // Whoever waits half a minute for an overloaded server makes it worse;
-        // our callers come back by themselves.
+        // Waiting half a minute for an overloaded server would make it worse; the callers retry themselves.
         let Cause::Unavailable(_) = cause else {
             return Err(cause);
         };
@@ -536,17 +532,17 @@ fn cause(error: kube::Error) -> Cause {
             let message = short(&status.message);
             match status.code {
                 409 => Cause::Conflict(message),
-                // A patch names the uid: it is another object of that name.
+                // The patch has the uid of another object of that name.
                 422 if is_another(&status) => Cause::Conflict(message),
                 403 => Cause::Forbidden(message),
                 404 => Cause::NotFound(message),
-                // A credential that expired (401) is renewed; what it would allow is not known.
+                // An expired credential (401) is renewed; what it would allow is unknown.
                 401 | 408 | 429 | 500..=599 => Cause::Unavailable(message),
                 _ => Cause::Invalid(message),
             }
         }
         kube::Error::SerdeError(error) => Cause::Malformed(short(&error.to_string())),
-        kube::Error::Service(error) if super::cap::is_too_much(error.as_ref()) => {
+        kube::Error::Service(error) if super::cap::is_limit_exceeded(error.as_ref()) => {
             Cause::Malformed(error.to_string())
         }
         kube::Error::FromUtf8(error) => Cause::Malformed(error.to_string()),
@@ -560,8 +556,8 @@ fn is_another(status: &Status) -> bool {
     causes.any(|cause| cause.field == "metadata.uid")
 }
 
-/// What happened, in the words of whoever it happened to. The words that kube puts
-/// before them name its own types and repeat the answer as Rust prints it.
+/// The message of an error, without the text that kube puts before it: that names kube's own types and
+/// repeats the answer as Rust prints it.
 #[must_use]
 pub fn plain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut said: Vec<String> = Vec::new();
@@ -594,7 +590,7 @@ fn answer<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status
     }
 }
 
-/// A message as far as it is kept.
+/// A message, cut to the length that is kept.
 #[must_use]
 pub fn short(message: &str) -> String {
     let end = message.floor_char_boundary(LONGEST_MESSAGE);

@@ -1,6 +1,5 @@
-//! The PVs whose end somebody waits for. Nothing rests on this but what a call costs: whoever
-//! deletes a volume whose twin is gone would otherwise look for its PV among all there are,
-//! again in every call.
+//! The PVs whose deletion a call waits for. This only saves time: without it, each `DeleteVolume` call for a
+//! volume whose twin is gone would search all PVs for the one of the twin.
 
 use std::{
     collections::HashMap,
@@ -9,22 +8,22 @@ use std::{
 
 use crate::volume::VolumeName;
 
-/// Deletions that another replica ended are forgotten when there are so many.
+/// Entries of deletions that another replica has completed are dropped at this number.
 const MOST: usize = 20_000;
 
-/// The names of twins' PVs, by the volumes that are being deleted.
+/// The names of the twins' PVs, by the volumes that are being deleted.
 #[derive(Default)]
 pub struct AwaitedVolumes(Mutex<HashMap<VolumeName, String>>);
 
 impl AwaitedVolumes {
-    /// The PV that was the twin's when it was seen last.
+    /// The last known PV of the twin.
     #[must_use]
     pub fn get(&self, volume: &VolumeName) -> Option<String> {
         let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         names.get(volume).cloned()
     }
 
-    /// Notes the PV that a call has waited for in vain; `None` when the volume is gone.
+    /// Sets the PV that a call has waited for; `None` once the volume is gone.
     pub fn note(&self, volume: &VolumeName, name: Option<String>) {
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if names.len() >= MOST {

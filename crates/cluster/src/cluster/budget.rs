@@ -1,6 +1,6 @@
-//! How much of one cluster is kept in memory: objects and bytes, over all its views. A
-//! cluster that is larger than that, be it out of malice or because it is broken, is not
-//! followed further, and says so; the others never notice.
+//! Limits how much of one cluster is kept in memory: objects and bytes, over all its views. A larger
+//! cluster, whether malicious or broken, is not watched further, and its status says so; other clusters are
+//! not affected.
 
 use std::sync::{
     Arc,
@@ -9,10 +9,10 @@ use std::sync::{
 
 use tokio::sync::watch;
 
-/// What one object costs beyond its text: keys, hash tables, reference counts.
+/// The memory of one object in addition to its text: keys, hash tables, reference counts.
 const OVERHEAD: usize = 256;
 
-/// How much is kept of one cluster. Cheap to clone.
+/// The budget of one cluster. Cheap to clone.
 #[derive(Clone)]
 pub struct Budget(Arc<Shared>);
 
@@ -24,13 +24,13 @@ struct Shared {
     exhausted: watch::Sender<Option<String>>,
 }
 
-/// What one object takes of it, given back when it is dropped.
-pub(super) struct Place {
+/// The share of one object, returned when it is dropped.
+pub(super) struct Reservation {
     budget: Budget,
     bytes: usize,
 }
 
-impl Drop for Place {
+impl Drop for Reservation {
     fn drop(&mut self) {
         let Shared { objects, bytes, .. } = &*self.budget.0;
         objects.fetch_sub(1, Ordering::Relaxed);
@@ -39,21 +39,21 @@ impl Drop for Place {
 }
 
 impl Budget {
-    /// Of the cluster we live in: more objects than any cluster has of what we watch.
+    /// For the home cluster: more objects than any cluster has of the watched kinds.
     #[must_use]
     pub fn home() -> Self {
         Self::new(250_000, usize::MAX)
     }
 
-    /// Of any other: a hundred of them must not fill our memory, yet tens of thousands of
-    /// twins and thousands of nodes must fit.
+    /// For a remote cluster: a hundred of them must fit into memory, and so must tens of thousands of twins
+    /// and thousands of nodes of one.
     #[must_use]
     pub fn remote() -> Self {
         Self::new(60_000, 48 << 20)
     }
 
-    /// Of one kind of object that a namespace has in its own hands: as many as anybody needs, and not so
-    /// many that others notice.
+    /// For the objects of one kind that a namespace controls: enough for any use, and few enough not to
+    /// affect others.
     #[must_use]
     pub fn of_namespace(most_objects: usize) -> Self {
         Self::new(most_objects, 16 << 20)
@@ -69,10 +69,10 @@ impl Budget {
         }))
     }
 
-    /// A place for an object whose text has so many bytes, if there is one left.
-    pub(super) fn take(&self, text: usize) -> Option<Place> {
+    /// Reserves the share of an object with this many bytes of text; `None` if the budget is exhausted.
+    pub(super) fn reserve(&self, text: usize) -> Option<Reservation> {
         let bytes = text.saturating_add(OVERHEAD);
-        let place = Place {
+        let reservation = Reservation {
             budget: self.clone(),
             bytes,
         };
@@ -82,21 +82,21 @@ impl Budget {
             .bytes
             .fetch_add(bytes, Ordering::Relaxed)
             .saturating_add(bytes);
-        (objects <= shared.most_objects && held <= shared.most_bytes).then_some(place)
+        (objects <= shared.most_objects && held <= shared.most_bytes).then_some(reservation)
     }
 
-    /// How many objects are kept.
+    /// The number of objects that are kept.
     #[must_use]
     pub fn objects(&self) -> usize {
         self.0.objects.load(Ordering::Relaxed)
     }
 
-    /// The most objects there may be, wanted or not.
+    /// The maximum number of objects that are read, including those that are not kept.
     pub(super) fn most_objects(&self) -> usize {
         self.0.most_objects
     }
 
-    /// Notes that there is more than fits.
+    /// Records that the budget is exhausted.
     pub(super) fn exhaust(&self, kind: &str) {
         let Shared {
             most_objects,
@@ -104,13 +104,13 @@ impl Budget {
             ..
         } = &*self.0;
         let why = format!(
-            "its list of {kind} is more than this driver keeps of one cluster, which is {most_objects} objects and {} MiB",
+            "its list of {kind} exceeds what this driver keeps of one cluster: {most_objects} objects and {} MiB",
             most_bytes >> 20
         );
         self.0.exhausted.send_replace(Some(why));
     }
 
-    /// Returns when there is more than fits, and what it was.
+    /// Returns the reason once the budget is exhausted.
     pub async fn exhausted(&self) -> String {
         let mut news = self.0.exhausted.subscribe();
         loop {
@@ -118,7 +118,7 @@ impl Budget {
                 return why.clone();
             }
             if news.changed().await.is_err() {
-                // Never: we hold the sender.
+                // Never: this value holds the sender.
                 std::future::pending::<()>().await;
             }
         }
@@ -132,11 +132,11 @@ mod tests {
     #[test]
     fn a_place_is_given_back() {
         let budget = Budget::new(2, usize::MAX);
-        let one = budget.take(1).unwrap();
-        let two = budget.take(1).unwrap();
-        assert!(budget.take(1).is_none());
+        let one = budget.reserve(1).unwrap();
+        let two = budget.reserve(1).unwrap();
+        assert!(budget.reserve(1).is_none());
         drop(one);
-        let three = budget.take(1);
+        let three = budget.reserve(1);
         assert!(three.is_some());
         drop((two, three));
         assert_eq!(budget.0.objects.load(Ordering::Relaxed), 0);
@@ -146,7 +146,11 @@ mod tests {
     #[test]
     fn bytes_count_as_well() {
         let budget = Budget::new(100, 10_000);
-        assert!(budget.take(9_000).is_some_and(|_| budget.take(10_000).is_none()));
-        assert!(budget.take(9_000).is_some());
+        assert!(
+            budget
+                .reserve(9_000)
+                .is_some_and(|_| budget.reserve(10_000).is_none())
+        );
+        assert!(budget.reserve(9_000).is_some());
     }
 }

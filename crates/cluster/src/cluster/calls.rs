@@ -1,5 +1,5 @@
-//! How calls to an API server are made: for how long at most, and where the time and outcome of
-//! each are recorded. A watch is recorded when it has begun, or failed to.
+//! The timeout of calls to an API server, and the metrics of their duration and outcome. For a watch, the
+//! duration until it has begun, or failed to.
 
 use std::time::Duration;
 
@@ -17,14 +17,12 @@ const SECONDS: [f64; 8] = [0.002, 0.01, 0.05, 0.2, 1.0, 3.0, 10.0, 30.0];
 /// How calls to an API server are made.
 #[derive(Clone)]
 pub struct Calls {
-    /// Longest time for one call.
     pub timeout: Duration,
-    /// Where its time and outcome are recorded.
     pub metrics: Metrics,
 }
 
 impl Calls {
-    /// Calls that are recorded nowhere.
+    /// Calls without exported metrics.
     #[must_use]
     pub fn without_metrics(timeout: Duration) -> Self {
         Self {
@@ -34,7 +32,7 @@ impl Calls {
     }
 }
 
-/// Times of calls to API servers. Cheap to clone; exported only if registered.
+/// Durations of calls to API servers. Cheap to clone; exported only if registered.
 #[derive(Clone)]
 pub struct Metrics {
     took: Family<Call, Histogram, fn() -> Histogram>,
@@ -60,7 +58,6 @@ fn times() -> Histogram {
 }
 
 impl Metrics {
-    /// Registers them.
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
@@ -73,7 +70,7 @@ impl Metrics {
         metrics
     }
 
-    /// Records a call, by the verb that errors name it with.
+    /// Records a call, by its verb in error messages.
     pub(crate) fn record(
         &self,
         cluster: &str,
@@ -90,7 +87,6 @@ impl Metrics {
         self.observe(cluster, verb, outcome, took);
     }
 
-    /// Records a call.
     pub(super) fn observe(&self, cluster: &str, verb: &'static str, outcome: &'static str, took: Duration) {
         let call = Call {
             cluster: cluster.to_owned(),

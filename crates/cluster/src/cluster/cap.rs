@@ -1,10 +1,9 @@
-//! Limits on what an API server may send, so that no cluster can make us swallow more
-//! than we can hold. Watches are endless by nature and read line by line: each line
-//! has the limits of an answer.
+//! Limits on the answers of an API server, so that no cluster can exhaust the memory of this process.
+//! Watches have no end and are read line by line: each line has the limits of an answer.
 //!
-//! Text is not all that counts. What is read becomes values in memory, and a value of
-//! three bytes of JSON may become a struct of hundreds: so values are limited too. And
-//! an endless stream costs time, which is everybody's: so it is read only so fast.
+//! The size of the text is not enough. Parsed, a JSON value of three bytes may become a struct of hundreds
+//! of bytes, so the number of values is limited too. And an endless stream takes time of the whole process,
+//! so the rate is limited.
 
 use std::{
     error::Error,
@@ -26,25 +25,24 @@ use kube::client::Body;
 use tokio::time::Instant;
 use tower::{BoxError, Layer, Service};
 
-/// What a cluster may send.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Bytes of a page of a list.
     list: usize,
     /// Bytes of a single object, or of one line of a watch.
     object: usize,
-    /// Bytes of an answer that says no.
+    /// Bytes of an error answer.
     refusal: usize,
     /// JSON values in any of them.
     values: usize,
-    /// Bytes in a second, and how many may come at once before that counts.
+    /// Bytes per second, and the size of a burst.
     pace: Option<(usize, usize)>,
 }
 
 impl Limits {
-    /// Of the cluster we live in. It is trusted, and may be large.
+    /// For the home cluster, which is trusted and may be large.
     pub(super) const HOME: Self = Self {
-        // Pages are made smaller until they fit. Parsed, this may be ten times as much.
+        // Pages are made smaller until they fit. Parsed, a page may take ten times as much.
         list: 8 << 20,
         object: 32 << 20,
         refusal: 32 << 20,
@@ -52,8 +50,8 @@ impl Limits {
         pace: None,
     };
 
-    /// Of any other. An object is at most 1.5 MiB large where etcd keeps it, which is more as JSON:
-    /// copies of large Secrets are answered whole. What else we read seldom has more than some KiB.
+    /// For a remote cluster. An object in etcd is at most 1.5 MiB, and more as JSON: writing a large copy of
+    /// a Secret returns all of it. Other objects that are read seldom have more than some KiB.
     pub(super) const REMOTE: Self = Self {
         list: 4 << 20,
         object: 3 << 20,
@@ -62,7 +60,7 @@ impl Limits {
         pace: Some((4 << 20, 64 << 20)),
     };
 
-    /// The bytes that the answer to a request may have.
+    /// The maximum number of bytes in the answer to a request.
     fn longest(&self, query: &str, refused: bool) -> usize {
         if refused {
             self.refusal
@@ -76,16 +74,16 @@ impl Limits {
     }
 }
 
-/// The cap speaking.
+/// An exceeded limit.
 #[derive(Debug, thiserror::Error)]
-enum TooMuch {
+enum LimitExceeded {
     #[error("it is longer than {0} bytes")]
     Bytes(usize),
     #[error("it has more than {0} values")]
     Values(usize),
 }
 
-/// Caps the answers of the service below.
+/// Applies the limits to the answers of the inner service.
 #[derive(Clone)]
 pub(super) struct Cap {
     limits: Limits,
@@ -176,7 +174,7 @@ where
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// How far an answer, or a line of a watch, has been read.
+/// How much of an answer, or of a line of a watch, was read.
 #[derive(Default)]
 struct Reading {
     endless: bool,
@@ -189,26 +187,26 @@ struct Reading {
 }
 
 impl Reading {
-    fn take(&mut self, data: &[u8]) -> Result<(), TooMuch> {
+    fn take(&mut self, data: &[u8]) -> Result<(), LimitExceeded> {
         if self.most_values == usize::MAX {
             let end = || data.iter().rposition(|&byte| byte == b'\n');
             let line = self.endless.then(end).flatten();
             self.bytes = line.map_or(self.bytes + data.len(), |end| data.len() - end - 1);
         } else {
             for &byte in data {
-                self.look_at(byte)?;
+                self.count_byte(byte)?;
             }
         }
         if self.bytes > self.longest {
-            return Err(TooMuch::Bytes(self.longest));
+            return Err(LimitExceeded::Bytes(self.longest));
         }
         Ok(())
     }
 
-    fn look_at(&mut self, byte: u8) -> Result<(), TooMuch> {
+    fn count_byte(&mut self, byte: u8) -> Result<(), LimitExceeded> {
         self.bytes += 1;
         match byte {
-            // No text of JSON has a line's end in it.
+            // JSON text contains no literal newline.
             b'\n' if self.endless => {
                 (self.bytes, self.values) = (0, 0);
                 (self.in_text, self.escaped) = (false, false);
@@ -220,20 +218,20 @@ impl Reading {
             _ => {}
         }
         if self.values > self.most_values {
-            return Err(TooMuch::Values(self.most_values));
+            return Err(LimitExceeded::Values(self.most_values));
         }
         if self.bytes > self.longest {
-            return Err(TooMuch::Bytes(self.longest));
+            return Err(LimitExceeded::Bytes(self.longest));
         }
         Ok(())
     }
 }
 
-/// How fast a cluster is read: whoever sends without end waits, and nobody else does.
+/// Limits the rate at which a cluster is read, so that an endless answer delays only its own reader.
 struct Pace {
-    /// Bytes in a second, and as many at once.
+    /// Bytes per second, and the size of a burst.
     limits: Option<(usize, usize)>,
-    /// When all that was read would have been read at that pace.
+    /// When everything that was read would have been read at that rate.
     until: Mutex<Instant>,
 }
 
@@ -266,14 +264,14 @@ impl Pace {
     }
 }
 
-/// Whether this is the cap speaking.
-pub(super) fn is_too_much(error: &(dyn Error + 'static)) -> bool {
+/// Whether the error is an exceeded limit.
+pub(super) fn is_limit_exceeded(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
-        if error.is::<TooMuch>() {
+        if error.is::<LimitExceeded>() {
             return true;
         }
-        // It says that it is the error which it wraps, and hides that.
+        // An `io::Error` returns the source of its inner error, and hides the inner error itself.
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         next = match wrapped {
             Some(wrapped) => Some(wrapped),
@@ -306,7 +304,7 @@ mod tests {
             let long = || vec![b'x'; limits.list + 1];
             for endless in [true, false] {
                 let error = read(long(), limits, endless).await.unwrap_err();
-                assert!(is_too_much(error.as_ref()));
+                assert!(is_limit_exceeded(error.as_ref()));
             }
             let mut lines = long();
             lines[10] = b'\n';
@@ -321,7 +319,7 @@ mod tests {
         let most = Limits::REMOTE.values;
         assert!(read(items(most / 3).into(), Limits::REMOTE, false).await.is_ok());
         let error = read(items(most / 2 + 1).into(), Limits::REMOTE, false).await;
-        assert!(is_too_much(error.unwrap_err().as_ref()));
+        assert!(is_limit_exceeded(error.unwrap_err().as_ref()));
         let text = format!("\"\\\"{}\"", "{,".repeat(most));
         assert!(
             read(text.into(), Limits::REMOTE, false).await.is_ok(),

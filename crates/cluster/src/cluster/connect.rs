@@ -1,4 +1,4 @@
-//! Connecting to the cluster this process runs in, or to the one of a kubeconfig.
+//! Connects to the cluster in which this process runs, or to that of a kubeconfig.
 
 use std::{
     path::Path,
@@ -27,59 +27,52 @@ use super::{
 };
 use crate::volume::{CarriedAnnotations, ClusterId, ClusterIdError};
 
-/// How audit logs know us.
-const OUR_AGENT: &str = concat!("liqo-csi/", env!("CARGO_PKG_VERSION"));
+/// The user agent in audit logs.
+const AGENT: &str = concat!("liqo-csi/", env!("CARGO_PKG_VERSION"));
 
-/// The peer of a stream that is as quiet as this is probed.
+/// An idle stream is probed after this time.
 pub const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Between two probes.
+/// The interval of the probes.
 pub const KEEPALIVE_PROBES: Duration = Duration::from_secs(10);
-/// Who answers none of so many is gone.
+/// After this many unanswered probes the connection is closed.
 pub const MOST_PROBES: u32 = 4;
 
 /// Name of a cluster in messages before its id is known.
 const UNKNOWN: &str = "unknown";
 
-/// Lives as long as its cluster, in every cluster.
-const ETERNAL_NAMESPACE: &str = "kube-system";
+/// This namespace exists in every cluster as long as the cluster.
+const KUBE_SYSTEM: &str = "kube-system";
 
-/// How to treat a cluster.
+/// Settings of a connection.
 #[derive(Clone)]
 pub struct Settings {
-    /// Its id; the uid of its namespace kube-system when not given.
+    /// The id of the cluster; by default the uid of its namespace kube-system.
     pub id: Option<ClusterId>,
-    /// Namespace of the twins.
     pub storage_namespace: String,
-    /// The annotations of claims that twins carry.
+    /// The annotations of claims that are copied to twins.
     pub carried: CarriedAnnotations,
-    /// The annotations by which a node says which cluster is behind it.
+    /// The annotations by which a node names the cluster that it represents.
     pub node_annotations: &'static [&'static str],
-    /// How calls on it are made.
     pub calls: Calls,
 }
 
-/// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Not in a pod, and no kubeconfig given.
-    #[error("this is no pod with a service account ({0}); outside a cluster pass --kubeconfig")]
+    /// The process is not in a pod, and no kubeconfig is given.
+    #[error("this is not a pod with a service account ({0}); outside a cluster pass --kubeconfig")]
     InCluster(#[from] InClusterError),
-    /// The kubeconfig is unusable.
     #[error("the kubeconfig cannot be used: {0}")]
     Kubeconfig(#[from] KubeconfigError),
-    /// The client cannot be built from it.
-    #[error("no client can be made: {0}")]
+    #[error("cannot create a client: {0}")]
     Client(#[from] kube::Error),
-    /// There is nothing to connect to.
     #[error("no cluster is configured: {0}; pass --kubeconfig")]
     Unconfigured(#[from] InferConfigError),
-    /// There is no answer.
     #[error("the API server does not answer: {0}")]
-    Silent(String),
-    /// The cluster's identity cannot be read.
-    #[error("the cluster's id is not known: {0}; pass --cluster-id")]
+    NoAnswer(String),
+    /// The cluster's id cannot be read.
+    #[error("the cluster's id is unknown: {0}; pass --cluster-id")]
     Unidentified(#[from] ApiError),
-    /// The cluster's identity makes no id.
+    /// The uid is not a valid cluster id.
     #[error(transparent)]
     Id(#[from] ClusterIdError),
 }
@@ -98,15 +91,17 @@ impl Cluster {
         Self::from_config(config, settings, stop).await
     }
 
-    /// Connects only to look around, with the rights of whoever looks: nothing
-    /// is watched, and the cluster is not asked who it is. Without a kubeconfig
-    /// it is found as kubectl does.
-    pub async fn visit(kubeconfig: Option<&Path>, call_timeout: Duration) -> Result<Self, ConnectError> {
-        Self::visit_as(kubeconfig, &KubeConfigOptions::default(), call_timeout).await
+    /// Connects for a command, with the rights of the user: without watches, and without reading the
+    /// cluster's id. Without a kubeconfig argument it is found as by kubectl.
+    pub async fn connect_unwatched(
+        kubeconfig: Option<&Path>,
+        call_timeout: Duration,
+    ) -> Result<Self, ConnectError> {
+        Self::connect_unwatched_as(kubeconfig, &KubeConfigOptions::default(), call_timeout).await
     }
 
-    /// As `visit`, by another entry of the kubeconfig than its current one.
-    pub async fn visit_as(
+    /// The same, with a context, cluster and user of the kubeconfig.
+    pub async fn connect_unwatched_as(
         kubeconfig: Option<&Path>,
         entry: &KubeConfigOptions,
         call_timeout: Duration,
@@ -117,17 +112,23 @@ impl Cluster {
             None if is_chosen => Config::from_kubeconfig(entry).await?,
             None => Config::infer().await?,
         };
-        Self::visit_by(config, UNKNOWN, call_timeout).await
+        Self::connect_unwatched_with(config, UNKNOWN, call_timeout).await
     }
 
-    /// As `visit`, with these settings. Errors name the cluster by `name`.
-    pub async fn visit_by(config: Config, name: &str, call_timeout: Duration) -> Result<Self, ConnectError> {
+    /// The same, with this configuration. Errors name the cluster by `name`.
+    pub async fn connect_unwatched_with(
+        config: Config,
+        name: &str,
+        call_timeout: Duration,
+    ) -> Result<Self, ConnectError> {
         let client = client(config, call_timeout, Limits::HOME, &Watches::default())?;
         let answer = tokio::time::timeout(call_timeout, client.apiserver_version()).await;
         match answer {
-            Err(_) => Err(ConnectError::Silent(format!("nothing within {call_timeout:?}"))),
+            Err(_) => Err(ConnectError::NoAnswer(format!(
+                "no answer within {call_timeout:?}"
+            ))),
             Ok(Err(error)) if !matches!(error, kube::Error::Api(_)) => {
-                Err(ConnectError::Silent(super::plain(&error)))
+                Err(ConnectError::NoAnswer(super::plain(&error)))
             }
             Ok(_) => unwatched(client, name, call_timeout),
         }
@@ -206,29 +207,26 @@ impl Cluster {
     }
 }
 
-/// A client of a remote cluster, which is believed little.
+/// A client of a remote cluster, with limits because that is not trusted.
 pub fn remote_client(config: Config, id: &ClusterId, calls: &Calls) -> Result<Client, kube::Error> {
     let watches = Watches::of(id.as_str(), &calls.metrics);
     client(config, calls.timeout, Limits::REMOTE, &watches)
 }
 
-/// A client of a remote cluster for streams of bytes that may be as long as they like, and be quiet
-/// for as long: there is no cap on answers and no timeout but that of connecting. Nothing is to be
-/// parsed of what it brings.
+/// A client of a remote cluster for byte streams of any length, which may be idle for any time: without
+/// limits on answers, and without a timeout except for connecting. Data from it must not be parsed.
 pub fn stream_client(mut config: Config, connect_timeout: Duration) -> Result<Client, kube::Error> {
     config.default_retry = false;
     config.connect_timeout = Some(connect_timeout);
     config.read_timeout = None;
-    // What is compressed comes when there is enough of it, and a log is to come as it is written.
+    // Compression would delay lines of a log until there are enough of them.
     config.disable_compression = true;
-    config
-        .headers
-        .push((USER_AGENT, HeaderValue::from_static(OUR_AGENT)));
+    config.headers.push((USER_AGENT, HeaderValue::from_static(AGENT)));
     if config.proxy_url.is_some() {
         return Ok(ClientBuilder::try_from(config)?.build());
     }
-    // As kube would make it, but for the options of its sockets: key strokes are sent at once, and
-    // a peer that is gone without a word is found out.
+    // As kube does, but with other socket options: key strokes are sent at once, and a lost peer is
+    // detected.
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);
     connector.set_connect_timeout(config.connect_timeout);
@@ -247,8 +245,8 @@ pub fn stream_client(mut config: Config, connect_timeout: Duration) -> Result<Cl
     Ok(ClientBuilder::new(service, config.default_namespace).build())
 }
 
-/// A client of the cluster of a kubeconfig, or of the one we run in, which is believed little
-/// either way.
+/// A client of the cluster of a kubeconfig, or of the one in which this process runs, with the limits for
+/// remote clusters in both cases.
 pub async fn client_for(kubeconfig: Option<&Path>, call_timeout: Duration) -> Result<Client, ConnectError> {
     let config = match kubeconfig {
         Some(path) => from_file(path).await?,
@@ -257,22 +255,20 @@ pub async fn client_for(kubeconfig: Option<&Path>, call_timeout: Duration) -> Re
     Ok(client(config, call_timeout, Limits::REMOTE, &Watches::default())?)
 }
 
-/// A client that is bounded in time and size, and tells the audit log who asks.
+/// A client with limits on time and size, and the user agent of this driver.
 pub(super) fn client(
     mut config: Config,
     call_timeout: Duration,
     limits: Limits,
     watches: &Watches,
 ) -> Result<Client, kube::Error> {
-    // kube would retry for minutes; sidecars give up after seconds.
+    // kube would retry for minutes; sidecars time out after seconds.
     config.default_retry = false;
     config.connect_timeout = Some(call_timeout);
-    // A request whose connection died in silence would otherwise hold a watch for many minutes.
+    // Otherwise a request on a dead connection would block a watch for many minutes.
     config.read_timeout = Some(SILENCE);
     config.reset_reader_on_write = true;
-    config
-        .headers
-        .push((USER_AGENT, HeaderValue::from_static(OUR_AGENT)));
+    config.headers.push((USER_AGENT, HeaderValue::from_static(AGENT)));
     Ok(ClientBuilder::try_from(config)?
         .with_layer(&Cap::new(limits))
         .with_layer(watches)
@@ -286,12 +282,12 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
 
 async fn identify(client: Client, call_timeout: Duration) -> Result<ClusterId, ConnectError> {
     let cluster = unwatched(client, UNKNOWN, call_timeout)?;
-    let namespace = cluster.all::<Namespace>().get(ETERNAL_NAMESPACE).await?;
+    let namespace = cluster.all::<Namespace>().get(KUBE_SYSTEM).await?;
     let uid = namespace.and_then(|it| it.metadata.uid).unwrap_or_default();
     Ok(uid.parse()?)
 }
 
-/// A cluster to read from, of which nothing is watched.
+/// A cluster without watches.
 fn unwatched(client: Client, name: &str, call_timeout: Duration) -> Result<Cluster, ConnectError> {
     let id: ClusterId = name.parse()?;
     let none = Rights::default();

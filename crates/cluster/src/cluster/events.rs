@@ -1,4 +1,4 @@
-//! Events on the user's claim: what went wrong, in the words of its cause.
+//! Writes events on the user's claim and other objects: what failed, with the message of the cause.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -29,19 +29,19 @@ use crate::{
     volume::{ClaimMark, DRIVER_NAME},
 };
 
-/// An event is a courtesy: nobody waits long for it.
+/// Events are informational: no operation waits long for them.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// An event that is repeated within this time is counted, not written anew. Kubernetes
-/// keeps events for an hour.
+/// A repeated event within this time increases the count of the first one. Kubernetes keeps events for an
+/// hour.
 const SERIES: Duration = Duration::from_mins(6);
-/// What the API accepts as the name of an object.
+/// Maximum length of an object name in the API.
 const LONGEST_NAME: usize = 253;
-/// What it accepts as the note of an event, in bytes.
+/// Maximum length of the note of an event in the API, in bytes.
 const LONGEST_NOTE: usize = 1024;
-/// Where Kubernetes keeps events on cluster-scoped objects.
+/// The namespace of events on cluster-scoped objects.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// What an event tells: something expected, or something to look at.
+/// Normal or Warning.
 pub use kube::runtime::events::EventType as Weight;
 
 /// Writes events. Cheap to clone.
@@ -52,7 +52,7 @@ pub struct Events {
     written: Arc<Mutex<HashMap<Key, Written>>>,
 }
 
-/// What makes two events the same. The note of one that was written cannot be changed.
+/// The identity of an event. The note of a written event cannot be changed.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     uid: String,
@@ -61,7 +61,6 @@ struct Key {
     warning: bool,
 }
 
-/// An event that was written.
 #[derive(Clone)]
 struct Written {
     name: String,
@@ -70,7 +69,6 @@ struct Written {
 }
 
 impl Events {
-    /// A writer of events in the cluster of this client.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
@@ -80,13 +78,12 @@ impl Events {
         }
     }
 
-    /// Warns on a claim. Never fails: what cannot be written is logged. Says whether it was.
+    /// Writes a warning on a claim. Never fails: errors are logged. Returns whether it was written.
     pub async fn warn(&self, claim: &ClaimMark, reason: &str, note: &str) -> bool {
         self.tell(claim, Weight::Warning, reason, note).await
     }
 
-    /// Tells something on a claim. Never fails: what cannot be written is logged. Says whether
-    /// it was.
+    /// Writes an event on a claim. Never fails: errors are logged. Returns whether it was written.
     pub async fn tell(&self, claim: &ClaimMark, weight: Weight, reason: &str, note: &str) -> bool {
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -99,7 +96,7 @@ impl Events {
         self.write(about, weight, reason, note).await
     }
 
-    /// Warns on the content of a snapshot. Never fails: what cannot be written is logged.
+    /// Writes a warning on the content of a snapshot. Never fails: errors are logged.
     pub async fn warn_content(&self, content: &VolumeSnapshotContent, reason: &str, note: &str) {
         let about = ObjectReference {
             api_version: Some(format!("{SNAPSHOT_GROUP}/v1")),
@@ -111,7 +108,7 @@ impl Events {
         self.write(about, Weight::Warning, reason, note).await;
     }
 
-    /// Tells something on a `VolumeMove`. Never fails: what cannot be written is logged.
+    /// Writes an event on a `VolumeMove`. Never fails: errors are logged.
     pub async fn tell_move(&self, of: &VolumeMove, weight: Weight, reason: &str, note: &str) {
         let about = ObjectReference {
             api_version: Some(VolumeMove::api_version(&()).into_owned()),
@@ -124,13 +121,13 @@ impl Events {
         self.write(about, weight, reason, note).await;
     }
 
-    /// Warns on an object of any kind, as this refers to it. Never fails: what cannot be written is
-    /// logged. Says whether it was.
+    /// Writes a warning on the object of this reference. Never fails: errors are logged. Returns whether it
+    /// was written.
     pub async fn warn_object(&self, about: ObjectReference, reason: &str, note: &str) -> bool {
         self.write(about, Weight::Warning, reason, note).await
     }
 
-    /// Whether it could be written.
+    /// Returns whether the event was written.
     async fn write(&self, about: ObjectReference, weight: Weight, reason: &str, note: &str) -> bool {
         let name = about.name.clone().unwrap_or_default();
         let namespace = about.namespace.clone().unwrap_or_default();
@@ -140,7 +137,7 @@ impl Events {
             Ok(Err(error)) => plain(&error),
             Err(_) => "the API server does not answer in time".to_owned(),
         };
-        tracing::warn!(object = %name, %namespace, reason, note, why, "an event could not be written");
+        tracing::warn!(object = %name, %namespace, reason, note, why, "cannot write an event");
         false
     }
 
@@ -171,7 +168,7 @@ impl Events {
                 .patch(&again.name, &PatchParams::default(), &Patch::Merge(&patch))
                 .await;
             match patched {
-                // Somebody deleted it: it is written again.
+                // The event was deleted: it is written again.
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
                 other => return other.map(|_| ()),
             }
@@ -203,7 +200,7 @@ impl Events {
         Ok(())
     }
 
-    /// The event as it was written before, counted once more.
+    /// The earlier event, with an increased count.
     fn counted(&self, key: &Key) -> Option<Written> {
         let mut written = self.lock();
         written.retain(|_, one| one.last.elapsed() < SERIES);
@@ -231,11 +228,10 @@ fn shortened(note: &str) -> String {
     format!("{}…", &note[..end])
 }
 
-/// The name of a claim, as far as there is room for it, and when: unique, as with
-/// events of Kubernetes itself.
+/// The name of a claim, cut if it is too long, and a time: unique, as the names of Kubernetes' own events.
 fn event_name(claim: &str, now: Timestamp) -> String {
     let when = format!(".{:x}", now.as_nanosecond());
-    // What is left of a name must end as a name may.
+    // The cut name must end with an allowed character.
     let kept = claim[..claim.floor_char_boundary(LONGEST_NAME - when.len())].trim_end_matches(['-', '.']);
     format!("{kept}{when}")
 }

@@ -1,4 +1,4 @@
-//! Evicting a pod: Kubernetes deletes it, unless a `PodDisruptionBudget` has it stay for now.
+//! Evicts a pod: Kubernetes deletes it, unless a `PodDisruptionBudget` forbids that for now.
 
 use http::{Request, header::CONTENT_TYPE};
 use k8s_openapi::api::core::v1::Pod;
@@ -7,17 +7,16 @@ use serde_json::json;
 
 use super::{ApiError, Cluster, api::bounded, short};
 
-/// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Eviction {
-    /// The pod goes, or is gone.
+    /// The pod is being deleted, or gone.
     Accepted,
-    /// It stays for now, for this reason.
+    /// The pod stays for now, for this reason.
     Refused(String),
 }
 
 impl Cluster {
-    /// Asks for the eviction of exactly this pod, or only whether it would be accepted.
+    /// Evicts exactly this pod, or only checks by a dry run whether that would be accepted.
     pub async fn evict(
         &self,
         namespace: &str,
@@ -28,7 +27,8 @@ impl Cluster {
         let described = || format!("Pod {namespace}/{pod}");
         let asks = if only_ask { "?dryRun=All" } else { "" };
         let path = format!("{}/{pod}/eviction{asks}", Pod::url_path(&(), Some(namespace)));
-        // kube's own request names the options as the API does not: the uid would be ignored.
+        // The request type of kube names the options differently from the API, so that the uid would be
+        // ignored.
         let eviction = json!({
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -42,7 +42,7 @@ impl Cluster {
                 .map_err(kube::Error::HttpError)?;
             match self.client().request::<Status>(request).await {
                 Ok(_) => Ok(Eviction::Accepted),
-                // It is gone, or another one has its name by now.
+                // The pod is gone, or another one has its name by now.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Eviction::Accepted),
                 Err(kube::Error::Api(status)) if status.code == 429 => {
                     Ok(Eviction::Refused(short(&status.message)))

@@ -1,5 +1,5 @@
-//! From objects of Kubernetes to the facts that the pure layer decides on.
-//! Nothing is decided here. What cannot be understood becomes what admits less.
+//! Converts objects of Kubernetes to the types of the model, on which it decides. Nothing is decided here.
+//! An unknown value becomes the more restrictive one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,7 +30,7 @@ const IS_DEFAULT: [&str; 2] = [
     "storageclass.beta.kubernetes.io/is-default-class",
 ];
 
-/// A node with these of its annotations.
+/// A node with these annotations.
 #[must_use]
 pub fn node(metadata: ObjectMeta, annotations: &[&str]) -> Node {
     let told = metadata.annotations.unwrap_or_default();
@@ -47,7 +47,7 @@ pub fn node(metadata: ObjectMeta, annotations: &[&str]) -> Node {
 /// Taint by which an administrator says that nothing runs on a node any more (KEP 2268).
 pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// Whether the kubelet of a node says that it is ready.
+/// Whether the kubelet of a node reports that it is ready.
 pub fn is_ready(node: &KubeNode) -> bool {
     let conditions = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
     conditions
@@ -61,7 +61,6 @@ pub fn is_out_of_service(node: &KubeNode) -> bool {
     taints.into_iter().any(|it| it.key == OUT_OF_SERVICE)
 }
 
-/// A storage class.
 #[must_use]
 pub fn class(class: &StorageClass) -> Class {
     let marked = |key: &&str| class.annotations().get(*key).is_some_and(|value| value == "true");
@@ -87,7 +86,7 @@ pub fn class(class: &StorageClass) -> Class {
     }
 }
 
-/// A reclaim policy; the API's default is Delete, and Recycle has the same end.
+/// A reclaim policy; the API's default is Delete, and Recycle deletes the data as well.
 #[must_use]
 pub fn reclaim_policy(policy: Option<&str>) -> ReclaimPolicy {
     match policy {
@@ -105,7 +104,7 @@ fn allowed_topology(term: &TopologySelectorTerm) -> AllowedTopology {
     )
 }
 
-/// What a real driver published about its capacity.
+/// The published capacity of a real driver.
 #[must_use]
 pub fn capacity(capacity: &CSIStorageCapacity) -> Capacity {
     Capacity {
@@ -116,7 +115,7 @@ pub fn capacity(capacity: &CSIStorageCapacity) -> Capacity {
     }
 }
 
-/// A PV as one that nobody provisions.
+/// A PV, as one that was provisioned statically.
 #[must_use]
 pub fn static_volume(volume: &PersistentVolume) -> StaticVolume {
     let spec = volume.spec.clone().unwrap_or_default();
@@ -138,7 +137,7 @@ pub fn static_volume(volume: &PersistentVolume) -> StaticVolume {
     }
 }
 
-/// The claim an object refers to.
+/// The claim that an object refers to.
 #[must_use]
 pub fn claim_name(reference: &ObjectReference) -> ClaimName {
     ClaimName {
@@ -147,7 +146,7 @@ pub fn claim_name(reference: &ObjectReference) -> ClaimName {
     }
 }
 
-/// The access modes this driver knows.
+/// The access modes that this driver knows.
 pub fn access_modes<'a>(modes: impl IntoIterator<Item = &'a String>) -> BTreeSet<AccessMode> {
     modes.into_iter().filter_map(|mode| mode.parse().ok()).collect()
 }
@@ -167,20 +166,20 @@ pub fn bytes(quantity: &Quantity) -> Option<u64> {
     parse_quantity(&quantity.0)
 }
 
-/// Whether a claim is a twin: it bears our label, and was made for another claim.
+/// Whether a claim is a twin: it has the driver's label, and was created for another claim.
 #[must_use]
 pub fn is_twin(claim: &PersistentVolumeClaim) -> bool {
     mark::manager(claim.labels()) == Some(mark::MANAGED_BY_US) && !bears_marks_of_its_twin(claim)
 }
 
-/// Whether a claim bears the marks of the twin that was made for it: Kosmos copies them.
+/// Whether a claim has the marks of its own twin: Kosmos copies them.
 #[must_use]
 pub fn bears_marks_of_its_twin(claim: &PersistentVolumeClaim) -> bool {
     let made_for = claim.annotations().get(mark::CLAIM_UID);
     made_for.is_some() && made_for == claim.metadata.uid.as_ref()
 }
 
-/// The class of a claim. The annotation, which was there before the field, wins.
+/// The class of a claim. The annotation, which is older than the field, takes precedence.
 #[must_use]
 pub fn claim_class(claim: &PersistentVolumeClaim) -> Option<&str> {
     let annotated = claim.annotations().get("volume.beta.kubernetes.io/storage-class");
@@ -188,14 +187,14 @@ pub fn claim_class(claim: &PersistentVolumeClaim) -> Option<&str> {
     class.map(String::as_str)
 }
 
-/// The size that a claim requests, as it is written.
+/// The size that a claim requests, as written.
 #[must_use]
 pub fn storage_request(claim: &PersistentVolumeClaim) -> Option<&Quantity> {
     let spec = claim.spec.as_ref()?;
     spec.resources.as_ref()?.requests.as_ref()?.get(STORAGE)
 }
 
-/// How large a claim is, and how far its expansion has come.
+/// The size of a claim, and the state of its expansion.
 #[must_use]
 pub fn claim_size(claim: &PersistentVolumeClaim) -> ClaimSize {
     let storage = |of: Option<&BTreeMap<String, Quantity>>| of.and_then(|of| bytes(of.get(STORAGE)?));
@@ -220,7 +219,7 @@ fn hash(said: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// How large a PV is, in bytes.
+/// The size of a PV, in bytes.
 #[must_use]
 pub fn volume_size(volume: &PersistentVolume) -> Option<u64> {
     bytes(volume.spec.as_ref()?.capacity.as_ref()?.get(STORAGE)?)
@@ -243,16 +242,16 @@ pub fn message_if_true<'a>(claim: &'a PersistentVolumeClaim, of_type: &str) -> O
     condition.message.as_deref()
 }
 
-/// Condition of a claim whose volume the driver's controller could not grow.
+/// Condition of a claim whose volume the controller could not expand.
 pub const CONTROLLER_RESIZE_ERROR: &str = "ControllerResizeError";
 
-/// Condition of a claim whose file system a node could not grow.
+/// Condition of a claim whose file system the node could not expand.
 pub const NODE_RESIZE_ERROR: &str = "NodeResizeError";
 
 /// Conditions of a claim whose expansion failed.
 pub const RESIZE_ERRORS: [&str; 2] = [CONTROLLER_RESIZE_ERROR, NODE_RESIZE_ERROR];
 
-/// Condition of a claim whose attributes change.
+/// Condition of a claim whose attributes are being changed.
 pub const MODIFYING_VOLUME: &str = "ModifyingVolume";
 
 /// Condition of a claim whose attributes could not be changed.
@@ -260,7 +259,7 @@ pub const MODIFY_VOLUME_ERROR: &str = "ModifyVolumeError";
 
 const STORAGE: &str = "storage";
 
-/// From where a PV can be reached; `None` means anywhere.
+/// The nodes that can reach a PV; `None` means any node.
 #[must_use]
 pub fn affinity(volume: &PersistentVolume) -> Option<NodeSelector> {
     let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
@@ -305,7 +304,7 @@ fn requirement(key: &str, operator: &str, values: Option<&Vec<String>>) -> Requi
             operator,
             values: values.cloned().unwrap_or_default(),
         },
-        // An operator of a later Kubernetes: what is not understood admits nobody.
+        // An operator of a later Kubernetes version: an unknown operator matches no node.
         Err(_) => Requirement::is_in(key, [] as [String; 0]),
     }
 }

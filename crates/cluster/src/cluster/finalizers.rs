@@ -18,8 +18,8 @@ impl<K> Objects<K>
 where
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,
 {
-    /// Puts the finalizer on exactly this version of the object, or takes it off. A change in
-    /// between is a conflict; `None` when there is no such object.
+    /// Adds the finalizer to exactly this version of the object, or removes it. A concurrent change is a
+    /// conflict; `None` if there is no such object.
     pub async fn set_finalizer(
         &self,
         object: &K,

@@ -1,5 +1,5 @@
-//! Reading objects without `metadata.managedFields`, which is half of most objects,
-//! costs more to parse than all the rest, and is never used here.
+//! Reads objects without `metadata.managedFields`, which are half of most objects, cost more to parse than
+//! all the rest, and are never used here.
 
 use std::{borrow::Cow, fmt};
 
@@ -27,7 +27,7 @@ impl<K: Resource> Resource for Lean<K> {
     type DynamicType = K::DynamicType;
     type Scope = K::Scope;
 
-    /// Of what is read for its metadata no more is sent.
+    /// Only the metadata is requested of objects that are read for their metadata.
     fn metadata_api() -> bool {
         K::metadata_api()
     }
@@ -57,8 +57,8 @@ impl<K: Resource> Resource for Lean<K> {
     }
 }
 
-/// Deserializes a struct, or a map, as if it had no field `managedFields`, neither by
-/// itself nor in its `metadata`. Anything else passes unchanged.
+/// Deserializes a struct, or a map, as if it had no field `managedFields`, neither directly nor in its
+/// `metadata`. Any other value is unchanged.
 struct Skipping<T>(T);
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Skipping<D> {
@@ -121,7 +121,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Skipping<V> {
 /// The fields of a struct, without `managedFields`.
 struct Fields<A> {
     fields: A,
-    /// Whether the value that is read next is the object's metadata.
+    /// Whether the next value is the object's metadata.
     is_metadata: bool,
 }
 
@@ -159,7 +159,7 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Skipping<S> {
     }
 }
 
-/// The name of a field, borrowed from the input where it can be.
+/// The name of a field, borrowed from the input if possible.
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 

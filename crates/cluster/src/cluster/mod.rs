@@ -1,6 +1,5 @@
-//! Clusters: a handle on one, bounded calls to its API server, and slim views of
-//! what happens there. Whoever reads or writes a twin takes a [`Cluster`]; there
-//! is no global client.
+//! Clusters: a handle on one, bounded calls to its API server, and views of its objects with few fields.
+//! Code that reads or writes a twin gets a [`Cluster`] as an argument; there is no global client.
 
 mod api;
 mod awaited;
@@ -75,10 +74,10 @@ use crate::{
     volume::{CarriedAnnotations, ClusterId},
 };
 
-/// Objects in one page of a list of the cluster we live in.
+/// Objects in one page of a list of the home cluster.
 const HOME_PAGE: u32 = 250;
-/// Objects in one page of a list of a remote cluster. A page must not be too large for us,
-/// however fat the objects are that honest clusters have.
+/// Objects in one page of a list of a remote cluster: few, so that a page fits into memory however large the
+/// objects are.
 const REMOTE_PAGE: u32 = 50;
 /// How many lists of one remote cluster are read at the same time.
 const REMOTE_LISTS: usize = 2;
@@ -94,18 +93,17 @@ struct Inner {
     carried: CarriedAnnotations,
     calls: Calls,
     views: Views,
-    /// The cluster whose twins are looked for: itself, or the one of our users.
+    /// The home cluster of the twins: this cluster or, for a remote one, that in which the driver runs.
     home: ClusterId,
     rights: Rights,
-    /// What may be kept of it.
     budget: Budget,
-    /// Who may list something of it now, if that is limited.
+    /// Limits concurrent lists, in a remote cluster.
     lists: Option<Arc<Semaphore>>,
     recent: RecentLists,
     awaited: AwaitedVolumes,
-    /// The annotations of its nodes that are kept.
+    /// The annotations of nodes that are kept.
     node_annotations: &'static [&'static str],
-    /// Watches of single namespaces, where not all may be watched.
+    /// Watches of single namespaces, if the driver may not watch all.
     by_namespace: Mutex<BTreeMap<String, View<slim::Twin>>>,
     /// Counts the changes in those.
     by_namespace_changes: watch::Sender<u64>,
@@ -113,7 +111,7 @@ struct Inner {
     _stops: DropGuard,
 }
 
-/// What was listed there a moment ago.
+/// Recent lists.
 #[derive(Default)]
 struct RecentLists {
     warnings: Recent<Warnings>,
@@ -122,57 +120,53 @@ struct RecentLists {
 }
 
 impl Cluster {
-    /// The cluster's id.
     #[must_use]
     pub fn id(&self) -> &ClusterId {
         &self.0.id
     }
 
-    /// Where twins of home claims live.
+    /// The namespace of the twins of home claims.
     #[must_use]
     pub fn storage_namespace(&self) -> &str {
         &self.0.storage_namespace
     }
 
-    /// The annotations of home claims that their twins carry.
+    /// The annotations of home claims that are copied to their twins.
     #[must_use]
     pub fn carried_annotations(&self) -> &CarriedAnnotations {
         &self.0.carried
     }
 
-    /// Whether this is the very same handle: one that was connected anew, or has other rights,
-    /// is another.
+    /// Whether this is the same handle: after a reconnect or a change of rights there is another one.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The raw client, for watches and event recorders. Calls on it know no timeout.
+    /// The raw client, for watches and event recorders. It has no timeouts.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.0.client
     }
 
-    /// What the cluster looks like, a moment ago. Hints and wake-ups: whatever
-    /// deletes or hands over reads live.
+    /// Recent copies of objects, for hints and wake-ups: code that deletes or hands over reads live.
     #[must_use]
     pub fn views(&self) -> &Views {
         &self.0.views
     }
 
-    /// How calls on it are made.
     #[must_use]
     pub fn calls(&self) -> &Calls {
         &self.0.calls
     }
 
-    /// What we may do there.
+    /// The rights of the driver in the cluster.
     #[must_use]
     pub fn rights(&self) -> Rights {
         self.0.rights
     }
 
-    /// The view that shows the twins of a namespace, from now on if not yet.
+    /// The view of the twins in a namespace, which is watched from now on.
     #[must_use]
     pub fn twins_in(&self, namespace: &str) -> View<slim::Twin> {
         let inner = &self.0;
@@ -193,7 +187,7 @@ impl Cluster {
         views.entry(namespace.to_owned()).or_insert_with(start).clone()
     }
 
-    /// Changes whenever a twin that is watched does.
+    /// Changes whenever a watched twin changes.
     #[must_use]
     pub fn twin_changes(&self) -> watch::Receiver<u64> {
         if self.0.rights.all_claims {
@@ -203,20 +197,20 @@ impl Cluster {
         }
     }
 
-    /// The PVs there whose end somebody waits for.
+    /// The PVs whose deletion a call waits for.
     #[must_use]
     pub fn awaited_volumes(&self) -> &AwaitedVolumes {
         &self.0.awaited
     }
 
-    /// A node with this metadata, as far as it is kept.
+    /// A node with this metadata, without the annotations that are not kept.
     #[must_use]
     pub fn node(&self, metadata: ObjectMeta) -> Node {
         facts::node(metadata, self.0.node_annotations)
     }
 
-    /// Waits until a view of objects of this kind, which nobody may have asked before, has seen
-    /// all of them, for as long as a call may take.
+    /// Waits for the first complete list of a view, which may begin only now, for at most the timeout of a
+    /// call.
     pub async fn filled<K, S>(&self, view: &View<S>) -> Result<(), ApiError>
     where
         K: Resource<DynamicType = ()>,
@@ -227,13 +221,12 @@ impl Cluster {
         filled.map_err(|_| self.all::<K>().error("watch", "", Cause::Timeout(most)))
     }
 
-    /// What may be kept of it.
     #[must_use]
     pub fn budget(&self) -> &Budget {
         &self.0.budget
     }
 
-    /// All twins that are watched.
+    /// All watched twins.
     #[must_use]
     pub fn all_twins(&self) -> Vec<Arc<slim::Twin>> {
         let mut twins = self.views().twins.all();
@@ -285,7 +278,7 @@ impl Cluster {
         api::bounded(self.calls(), self.id().as_str(), "get", described, call).await
     }
 
-    /// Objects of the namespace of twins.
+    /// Objects of the namespace of the twins.
     #[must_use]
     pub fn stored<K>(&self) -> Objects<K>
     where

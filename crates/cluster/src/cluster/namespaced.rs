@@ -1,4 +1,4 @@
-//! Views of one namespace, for whoever needs them for a while: they end when they are dropped.
+//! Views of one namespace for temporary use: they end when they are dropped.
 
 use std::{fmt::Debug, ops::Deref};
 
@@ -26,8 +26,8 @@ impl<S> Deref for Watched<S> {
 }
 
 impl Cluster {
-    /// Watches those objects of a kind in a namespace, from the first question on. What is kept counts as
-    /// all that is kept of this cluster, but for what has a room of its own.
+    /// Watches the matching objects of a kind in a namespace, beginning with the first read. They count
+    /// towards the budget of the cluster, except for those with a budget of their own.
     pub fn watch_in<K, S, F>(
         &self,
         namespace: &str,

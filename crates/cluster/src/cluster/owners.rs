@@ -1,5 +1,4 @@
-//! Whether the owner of an object is still there. Owners are of any kind, so it is asked first
-//! where objects of their kind are (discovery).
+//! Whether the owner of an object exists. Owners are of any kind, so their path is read first (discovery).
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{
@@ -13,21 +12,19 @@ use super::{
     api::{bounded, is_unserved},
 };
 
-/// How it stands with the owner of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerNow {
-    /// It exists.
-    There,
-    /// It does not, or another object has its name: garbage collection deletes what it owned.
+    Exists,
+    /// It does not exist, or another object has its name: garbage collection deletes its dependents.
     Gone,
-    /// The cluster serves no such kind. Garbage collection does not know where to look for it, and
-    /// keeps what it owned; until the kind is served again, as by an operator that is installed
-    /// anew: objects go with their kind, so the owner is gone then.
+    /// The cluster does not serve the kind, for example while an operator is being reinstalled. Garbage
+    /// collection cannot look the owner up, and keeps the dependents until the kind is served again. Objects
+    /// are deleted with their kind, so the owner is gone then.
     Unserved,
 }
 
 impl Cluster {
-    /// How it stands with the owner of an object of this namespace.
+    /// The state of the owner of an object in this namespace.
     pub async fn owner_now(&self, namespace: &str, owner: &OwnerReference) -> Result<OwnerNow, ApiError> {
         let described = || format!("{} {namespace}/{}", owner.kind, owner.name);
         bounded(self.calls(), self.id().as_str(), "read", described, || {
@@ -59,5 +56,5 @@ async fn owner_now(
     };
     let found = objects.get_metadata_opt(&owner.name).await?;
     let is_it = found.is_some_and(|found| found.metadata.uid.as_ref() == Some(&owner.uid));
-    Ok(if is_it { OwnerNow::There } else { OwnerNow::Gone })
+    Ok(if is_it { OwnerNow::Exists } else { OwnerNow::Gone })
 }

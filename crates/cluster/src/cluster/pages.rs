@@ -1,23 +1,23 @@
-//! Pages of lists: how many objects fit into an answer depends on how large they are, and others decide
-//! that.
+//! Pages of lists: how many objects fit into an answer depends on their sizes, which other clients
+//! determine.
 
 use std::fmt::Debug;
 
 use kube::{Api, Resource, ResourceExt, api::ListParams, core::ListMeta};
 use serde::de::DeserializeOwned;
 
-use super::{cap::is_too_much, lean::Lean};
+use super::{cap::is_limit_exceeded, lean::Lean};
 
 /// A part of a list.
 pub(super) struct Page<K> {
     pub(super) objects: Vec<Lean<K>>,
-    /// The object in their place that is larger than what is read of one, as `namespace/name`.
+    /// The key of an object in this range that exceeds the limit for one object.
     pub(super) too_large: Option<String>,
     pub(super) metadata: ListMeta,
 }
 
-/// Reads a page. If it is too large there is none, and what is asked for next is half as large; after each page
-/// that fits it is twice as large again, up to `full`. Of an object that is too large by itself only the name is
+/// Reads a page. If it is too large, there is no page, and the next one is half as large; after each page
+/// that fits it is doubled again, up to `full`. Of an object that is too large by itself only the name is
 /// read.
 pub(super) async fn next_page<K>(
     api: &Api<Lean<K>>,
@@ -28,7 +28,7 @@ where
     K: Resource + Clone + Debug + DeserializeOwned,
 {
     match api.list(params).await {
-        Err(error) if is_too_much(&error) => {}
+        Err(error) if is_limit_exceeded(&error) => {}
         listed => {
             let list = listed?;
             params.limit = params.limit.map(|size| size.saturating_mul(2)).min(full);

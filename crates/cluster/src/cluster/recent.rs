@@ -1,5 +1,5 @@
-//! Lists that only a failure or a rare request needs. However many ask at once, each is read
-//! at most every two seconds and shared: its cost must not grow with how many fail.
+//! Lists that are needed only after a failure or for a rare request. Callers share a list, which is read at
+//! most every two seconds: its cost must not grow with the number of failures.
 
 use std::{
     collections::HashMap,
@@ -9,13 +9,13 @@ use std::{
 
 use tokio::time;
 
-/// For how long what was read is not read again.
+/// How long a list is reused.
 const AGE: Duration = Duration::from_secs(2);
 
-/// What was read a moment ago, by where it was read. Nothing is held for longer than that.
+/// Recent lists, by their key. None is kept longer than that.
 pub(super) struct Recent<T>(Mutex<HashMap<String, Slot<T>>>);
 
-/// What was read at one place. Who asks while it is read waits for that.
+/// A list; callers during a read wait for its result.
 type Slot<T> = Arc<tokio::sync::Mutex<Option<Arc<T>>>>;
 
 impl<T> Default for Recent<T> {
@@ -25,8 +25,8 @@ impl<T> Default for Recent<T> {
 }
 
 impl<T: Send + Sync + 'static> Recent<T> {
-    /// What is to be read at a place, unless it was read a moment ago. A failure is shared like
-    /// any other outcome: those who wait do not all wait for a server that does not answer.
+    /// The list of this key, read unless it is recent. A failure is shared as well, so that waiting callers
+    /// do not all wait for a server that does not answer.
     pub(super) async fn get<F>(&self, place: &str, read: impl FnOnce() -> F) -> Arc<T>
     where
         F: Future<Output = T>,
@@ -69,13 +69,13 @@ mod tests {
             *recent.get(place, read).await
         };
         let (first, second, elsewhere) = tokio::join!(ask("a"), ask("a"), ask("b"));
-        assert_eq!((first, second), (first, first), "who comes meanwhile shares it");
+        assert_eq!((first, second), (first, first), "concurrent callers share it");
         assert_ne!(elsewhere, first);
         assert_eq!(ask("a").await, first);
         time::sleep(AGE + Duration::from_millis(10)).await;
-        assert_eq!(ask("a").await, 3, "it is old by now");
+        assert_eq!(ask("a").await, 3, "the list has expired");
         time::sleep(AGE + Duration::from_millis(10)).await;
         ask("c").await;
-        assert_eq!(recent.0.lock().unwrap().len(), 1, "nothing is held of the others");
+        assert_eq!(recent.0.lock().unwrap().len(), 1, "other lists are dropped");
     }
 }

@@ -1,7 +1,6 @@
-//! What we may do in a cluster. At home that is what the chart gives us; a remote
-//! cluster gives what it likes, at least claims in the namespaces offloaded to
-//! it, and the API server is asked what that is. What is missing costs
-//! something, which is said rather than found out.
+//! The rights of the driver in a cluster. At home the chart grants them; in a remote cluster they may be
+//! fewer, at least for claims in the namespaces offloaded to it, and the API server is asked which they are.
+//! The consequences of a missing right are reported in advance.
 
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReviewStatus,
@@ -9,7 +8,7 @@ use k8s_openapi::api::authorization::v1::{
 
 use super::{ApiError, Cluster, snapshots::SNAPSHOT_GROUP};
 
-/// What we may do in a cluster beyond managing claims where twins are.
+/// The rights of the driver, in addition to managing claims in the namespaces of twins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -20,7 +19,7 @@ pub struct Rights {
     pub classes: bool,
     /// Watch nodes.
     pub nodes: bool,
-    /// Watch drivers, where they run and what room they have.
+    /// Watch drivers, the nodes where they run, and their capacities.
     pub capacities: bool,
     /// Read and list PVs.
     pub volumes: bool,
@@ -30,17 +29,17 @@ pub struct Rights {
     pub all_claims: bool,
     /// Read and change the contents of snapshots.
     pub snapshot_contents: bool,
-    /// The API server could not tell about some of what is not granted here: it is not
-    /// used, but nothing is concluded from its absence either.
+    /// The API server could not answer for some of the rights that are false here: they are not used, but
+    /// also not assumed to be missing.
     pub uncertain: bool,
 }
 
-/// What an API server says of one right.
+/// The answer of an API server about one right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Granted,
     Missing,
-    /// It could not find out.
+    /// It could not evaluate the right.
     Unknown,
 }
 
@@ -62,7 +61,7 @@ impl Answer {
         }
     }
 
-    /// What is known of several rights that are only of use together.
+    /// The combined answer for several rights that are only useful together.
     fn all(answers: &[Self]) -> Self {
         let any = |answer| answers.contains(&answer);
         match (any(Self::Missing), any(Self::Unknown)) {
@@ -74,7 +73,6 @@ impl Answer {
 }
 
 impl Rights {
-    /// Everything.
     pub const ALL: Self = Self {
         classes: true,
         nodes: true,
@@ -86,20 +84,20 @@ impl Rights {
         uncertain: false,
     };
 
-    /// Asks the API server. What it cannot tell is as it was `before`.
-    pub(crate) async fn ask(cluster: &Cluster, before: Option<Self>) -> Result<Self, ApiError> {
+    /// Asks the API server. Rights that it cannot evaluate are as in `before`.
+    pub(crate) async fn review_all(cluster: &Cluster, before: Option<Self>) -> Result<Self, ApiError> {
         let may = |verb, group, resource| Box::pin(may(cluster, verb, group, resource));
-        Self::told_by(may, before.unwrap_or_default()).await
+        Self::from_answers(may, before.unwrap_or_default()).await
     }
 
-    async fn told_by<F>(
+    async fn from_answers<F>(
         may: impl Fn(&'static str, &'static str, &'static str) -> F,
         before: Self,
     ) -> Result<Self, ApiError>
     where
         F: Future<Output = Result<Answer, ApiError>>,
     {
-        // Whatever is watched is listed first.
+        // Watched objects are listed first.
         let watch = async |group, resource| {
             let (list, watch) =
                 tokio::try_join!(may("list", group, resource), may("watch", group, resource))?;
@@ -141,17 +139,17 @@ impl Rights {
         })
     }
 
-    /// What is missing, and what that costs.
+    /// The missing rights, and their consequences.
     #[must_use]
     pub fn losses(self) -> Vec<&'static str> {
         let costs = [
             (
                 !self.uncertain,
-                "the API server could not tell about some of these rights (evaluationError, see this driver's log): until it can, no volume is called deleted because its PersistentVolume cannot be read",
+                "the API server could not evaluate some of these rights (evaluationError, see this driver's log): until it can, no volume counts as deleted because its PersistentVolume cannot be read",
             ),
             (
                 self.classes,
-                "storage classes cannot be read: a class has to be named, whether it exists is not known beforehand, and volumes of immediate classes are not waited for",
+                "storage classes cannot be read: a class has to be named, whether it exists is unknown in advance, and the driver does not wait for volumes of immediate classes",
             ),
             (
                 self.nodes,
@@ -159,7 +157,7 @@ impl Rights {
             ),
             (
                 self.capacities,
-                "capacities cannot be read: a pod may be sent where there is no room",
+                "capacities cannot be read: a pod may be scheduled where there is no capacity",
             ),
             (
                 self.volumes,
@@ -167,7 +165,7 @@ impl Rights {
             ),
             (
                 self.volume_changes,
-                "PersistentVolumes cannot be changed: the reclaim policy Retain is not enforced, and data of a twin that somebody deletes cannot be rescued",
+                "PersistentVolumes cannot be changed: the reclaim policy Retain is not enforced, and the data of a twin that is deleted by another client cannot be recovered",
             ),
             (
                 self.all_claims,
@@ -175,7 +173,7 @@ impl Rights {
             ),
             (
                 self.snapshot_contents,
-                "VolumeSnapshotContents cannot be read and changed: the deletion policy Retain is not enforced, and whoever deletes the twin of a snapshot, as by deleting its namespace, deletes its data",
+                "VolumeSnapshotContents cannot be read and changed: the deletion policy Retain is not enforced, and deleting the twin of a snapshot, for example with its namespace, deletes its data",
             ),
         ];
         let missing = costs.into_iter().filter(|(granted, _)| !granted);
@@ -183,7 +181,7 @@ impl Rights {
     }
 }
 
-/// Whether we may do this to objects of a kind in a namespace.
+/// Whether the driver may do this with objects of a kind in a namespace.
 pub async fn may_within(
     cluster: &Cluster,
     namespace: &str,
@@ -195,7 +193,7 @@ pub async fn may_within(
     Ok(answer == Answer::Granted)
 }
 
-/// Whether we may do this to all objects of a kind.
+/// Whether the driver may do this with all objects of a kind.
 async fn may(cluster: &Cluster, verb: &str, group: &str, resource: &str) -> Result<Answer, ApiError> {
     review(cluster, None, verb, group, resource).await
 }
@@ -232,7 +230,7 @@ async fn review(
             group,
             resource,
             error,
-            "the API server could not tell whether this is allowed"
+            "the API server could not evaluate whether this is allowed"
         );
     }
     Ok(told)
@@ -267,7 +265,10 @@ mod tests {
                 nodes: false,
                 ..Rights::ALL
             };
-            assert_eq!(Rights::told_by(but_nodes, Rights::default()).await, Ok(expected));
+            assert_eq!(
+                Rights::from_answers(but_nodes, Rights::default()).await,
+                Ok(expected)
+            );
         }
     }
 
@@ -304,9 +305,12 @@ mod tests {
             nodes: false,
             ..Rights::ALL
         };
-        assert_eq!(Rights::told_by(failing, Rights::ALL).await, Ok(without_nodes));
+        assert_eq!(
+            Rights::from_answers(failing, Rights::ALL).await,
+            Ok(without_nodes)
+        );
 
-        let told = Rights::told_by(failing, Rights::default()).await.unwrap();
+        let told = Rights::from_answers(failing, Rights::default()).await.unwrap();
         assert!(!told.volumes && !told.volume_changes && told.uncertain);
         assert!(told.losses()[0].contains("evaluationError"));
     }

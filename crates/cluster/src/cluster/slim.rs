@@ -1,4 +1,4 @@
-//! What this driver keeps of the objects of a cluster.
+//! The fields that this driver keeps of the objects of a cluster.
 
 mod moves;
 mod pods;
@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::{
     core::v1::{Node as KubeNode, PersistentVolumeClaim},
-    storage::v1::{CSINode, VolumeAttachment},
+    storage::v1::{CSINode, CSINodeDriver, VolumeAttachment},
 };
 use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
 pub use self::{
     moves::SeenMove,
-    pods::{OpenNode, PendingPod, claims_of, has_ended, toleration},
+    pods::{GATED, OpenNode, PendingPod, claims_of, has_ended, toleration},
     volumes::{MoversVolume, RealVolume, VirtualVolume, Volume, free_volume},
 };
 pub(super) use self::{
@@ -29,13 +29,13 @@ use crate::{
     placement::{Capacity, Class, Phase, TwinHealth},
     topology::Node,
     volume::{
-        Carried, ClaimMark, ClaimSize, DRIVER_NAME, DriverWants, Epoch, Marks, TokenWish, VolumeName, digest,
-        mark,
+        Carried, ClaimMark, ClaimSize, DRIVER_NAME, DriverRequirements, Epoch, Marks, TokenRequests,
+        VolumeName, digest, mark,
         moving::{TwinMarkError, TwinMarks, epoch_of},
     },
 };
 
-/// Annotation by which a scheduler (or we, playing one) says where a claim's consumer runs.
+/// Annotation by which a scheduler (or this driver in its place) names the node of a claim's consumer.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// A twin. Its topic is its name.
@@ -45,44 +45,34 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
     reason = "facts about one object, each seen by itself"
 )]
 pub struct Twin {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// The volume it holds.
     pub volume: VolumeName,
-    /// Its phase.
     pub phase: Phase,
-    /// The node it was told.
+    /// The selected node, if any.
     pub node: Option<String>,
-    /// The PV it is bound to.
     pub real_volume: Option<String>,
-    /// Whether it is being deleted.
     pub deleting: bool,
-    /// Whether it has our finalizer.
+    /// Whether it has the driver's finalizer.
     pub protected: bool,
-    /// Whether it was handed over.
     pub handed_over: bool,
-    /// Its uid.
     pub uid: String,
-    /// The claim it was made for.
+    /// The claim for which it was created.
     pub claim: Option<ClaimMark>,
-    /// Digest of what it carries of its claim.
+    /// Digest of the labels and annotations that it carries of its claim.
     pub carried: String,
-    /// Its size.
     pub size: ClaimSize,
-    /// Digest of what its status says of its attributes class, if it says anything.
+    /// Digest of the attributes class in its status, if there is one.
     pub attributes: Option<String>,
-    /// Whether its volume is being released.
     pub releasing: bool,
-    /// How often its volume had moved when it was made.
+    /// The epoch of its volume.
     pub epoch: Epoch,
-    /// What it says about moves.
+    /// Its marks about moves.
     pub moves: Result<TwinMarks, TwinMarkError>,
 }
 
 impl Twin {
-    /// What a diagnosis rests on.
+    /// The facts for a diagnosis.
     #[must_use]
     pub fn health(&self) -> TwinHealth {
         TwinHealth {
@@ -93,44 +83,38 @@ impl Twin {
     }
 }
 
-/// Which drivers run on a node. Its topic is the node's name.
+/// The drivers on a node. Its topic is the node's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsiNode {
-    /// The node.
     pub node: String,
-    /// Names of the drivers.
     pub drivers: Vec<String>,
     /// The topology keys of this driver, if it is among them.
     pub our_keys: Option<Vec<String>>,
+    /// The number of volumes that those of them with a limit can have on the node.
+    pub limits: BTreeMap<String, u32>,
 }
 
-/// What a driver's `CSIDriver` says. Its topic is its name.
+/// A `CSIDriver`. Its topic is its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Driver {
-    /// The driver.
     pub name: String,
-    /// Whether volumes have to be attached.
     pub attach: bool,
-    /// Whether its capacity is published and counts.
+    /// Whether its capacity is published, and the scheduler considers it.
     pub publishes_capacity: bool,
-    /// What it wants of kubelet.
-    pub wants: DriverWants,
+    /// What it requests of kubelet.
+    pub wants: DriverRequirements,
 }
 
-/// An attachment of a twin's volume, made by us. Its topic is the volume.
+/// An attachment of a real volume that this driver has created. Its topic is the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// Its name.
     pub name: String,
-    /// The volume it serves.
+    /// The volume that it attaches.
     pub volume: VolumeName,
-    /// How often that had moved.
+    /// The epoch of that volume.
     pub epoch: Epoch,
-    /// The node.
     pub node: String,
-    /// Whether the volume is there.
     pub attached: bool,
-    /// Whether it is being deleted.
     pub deleting: bool,
 }
 
@@ -153,7 +137,7 @@ impl Slim for Attachment {
     }
 }
 
-// What remote clusters have as well says how much text it holds.
+// Values of remote clusters report the size of their text.
 
 impl Slim for Twin {
     fn topic(&self) -> &str {
@@ -192,7 +176,8 @@ impl Slim for CsiNode {
     }
 
     fn text(&self) -> usize {
-        self.node.len() + texts(&self.drivers) + self.our_keys.as_deref().map_or(0, texts)
+        let limits: usize = self.limits.keys().map(|driver| driver.len() + ENTRY).sum();
+        self.node.len() + texts(&self.drivers) + limits + self.our_keys.as_deref().map_or(0, texts)
     }
 }
 
@@ -233,7 +218,7 @@ impl Slim for Capacity {
     }
 }
 
-/// What an entry of a list or map costs beside its text.
+/// The memory of an entry of a list or map, in addition to its text.
 const ENTRY: usize = 48;
 
 fn texts(all: &[String]) -> usize {
@@ -246,7 +231,7 @@ fn pairs(all: &BTreeMap<String, String>) -> usize {
         .sum()
 }
 
-/// What is kept of a twin; `None` of a claim that is none.
+/// The twin; `None` if the claim is not a twin.
 #[must_use]
 pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
     if facts::bears_marks_of_its_twin(claim) {
@@ -275,7 +260,7 @@ pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
     })
 }
 
-/// Whoever changes attributes waits for this to become another one.
+/// A digest that changes when the attributes class in the status changes.
 fn attributes(claim: &PersistentVolumeClaim) -> Option<String> {
     let status = claim.status.as_ref()?;
     let current = status.current_volume_attributes_class_name.as_deref();
@@ -293,7 +278,7 @@ fn attributes(claim: &PersistentVolumeClaim) -> Option<String> {
     Some(digest(16, parts.into_iter().chain(messages)))
 }
 
-/// Only the metadata is kept: the status of a node is large and changes all the time.
+/// Only the metadata is kept: the status of a node is large and changes often.
 pub(super) fn node(node: PartialObjectMeta<KubeNode>, annotations: &[&str]) -> Node {
     facts::node(node.metadata, annotations)
 }
@@ -303,12 +288,18 @@ pub(super) fn csi_node(node: CSINode) -> CsiNode {
     CsiNode {
         our_keys: ours.map(|driver| driver.topology_keys.clone().unwrap_or_default()),
         node: node.metadata.name.unwrap_or_default(),
+        limits: node.spec.drivers.iter().filter_map(limit).collect(),
         drivers: node.spec.drivers.into_iter().map(|driver| driver.name).collect(),
     }
 }
 
-/// Read as plain JSON: `serviceAccountTokenInSecrets` is newer than the oldest
-/// Kubernetes whose types we are built with.
+fn limit(driver: &CSINodeDriver) -> Option<(String, u32)> {
+    let count = driver.allocatable.as_ref()?.count?;
+    Some((driver.name.clone(), count.try_into().ok()?))
+}
+
+/// Read as plain JSON: `serviceAccountTokenInSecrets` is newer than the Kubernetes version of the types in
+/// use.
 pub(super) fn driver(driver: &DynamicObject) -> Driver {
     let spec = &driver.data["spec"];
     let flag = |name: &str, default| spec[name].as_bool().unwrap_or(default);
@@ -322,10 +313,10 @@ pub(super) fn driver(driver: &DynamicObject) -> Driver {
         name: driver.name_any(),
         attach: flag("attachRequired", true),
         publishes_capacity: flag("storageCapacity", false),
-        wants: DriverWants {
+        wants: DriverRequirements {
             pod_info: flag("podInfoOnMount", false),
             republish: flag("requiresRepublish", false),
-            tokens: audiences.map(|audiences| TokenWish {
+            tokens: audiences.map(|audiences| TokenRequests {
                 audiences,
                 in_secrets: flag("serviceAccountTokenInSecrets", false),
             }),
@@ -344,7 +335,7 @@ pub(super) fn attachment(attachment: &VolumeAttachment) -> Option<Attachment> {
     })
 }
 
-/// The volume that an object of ours serves, by its label.
+/// The volume of an object of this driver, by its label.
 #[must_use]
 pub fn marked_volume(labels: &BTreeMap<String, String>) -> Option<VolumeName> {
     VolumeName::parse(labels.get(mark::VOLUME)?)

@@ -1,7 +1,7 @@
-//! The objects of Kubernetes' snapshots, with the fields that are used here. Their kinds are
-//! no part of Kubernetes itself: where nobody has installed them, there are none.
+//! The objects of Kubernetes' snapshots, with the fields that are used here. Their kinds are not part of
+//! Kubernetes: where they are not installed, there are no objects.
 
-// What Kubernetes documents is not documented again.
+// The fields are documented by Kubernetes.
 #![allow(missing_docs)]
 
 use std::borrow::Cow;
@@ -22,10 +22,9 @@ const VERSION: &str = "v1";
 
 /// Annotation of a default class.
 const IS_DEFAULT: &str = "snapshot.storage.kubernetes.io/is-default-class";
-/// Annotation of a content whose volume mode may be another one after a restore.
+/// Annotation of a content that may be restored with another volume mode.
 pub const ALLOW_MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
 
-/// What is wanted of a `VolumeSnapshot`.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "snapshot.storage.k8s.io",
@@ -44,7 +43,7 @@ pub struct VolumeSnapshotSpec {
     pub volume_snapshot_class_name: Option<String>,
 }
 
-/// What a snapshot is of.
+/// The source of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SnapshotOf {
@@ -54,7 +53,6 @@ pub struct SnapshotOf {
     pub volume_snapshot_content_name: Option<String>,
 }
 
-/// What became of a `VolumeSnapshot`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeSnapshotStatus {
@@ -70,7 +68,7 @@ pub struct VolumeSnapshotStatus {
     pub error: Option<SnapshotFault>,
 }
 
-/// What went wrong with a snapshot last.
+/// The last error of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SnapshotFault {
@@ -78,7 +76,6 @@ pub struct SnapshotFault {
     pub message: Option<String>,
 }
 
-/// What a `VolumeSnapshotContent` is about.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "snapshot.storage.k8s.io",
@@ -101,7 +98,7 @@ pub struct VolumeSnapshotContentSpec {
     pub volume_snapshot_ref: ObjectReference,
 }
 
-/// What a content is of: a volume, or a snapshot that was there before.
+/// The source of a content: a volume, or an existing snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContentOf {
@@ -111,7 +108,6 @@ pub struct ContentOf {
     pub volume_handle: Option<String>,
 }
 
-/// What became of a `VolumeSnapshotContent`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeSnapshotContentStatus {
@@ -160,7 +156,7 @@ impl Resource for VolumeSnapshotClass {
 }
 
 impl VolumeSnapshotClass {
-    /// The class, as the pure layer reads it.
+    /// The class, as a type of the model.
     #[must_use]
     pub fn read(&self) -> SnapshotClass {
         SnapshotClass {
@@ -174,8 +170,8 @@ impl VolumeSnapshotClass {
     }
 }
 
-/// The classes of snapshots of a cluster, as they were at most two seconds ago. They are not
-/// watched: a snapshot needs them once, and only if its class names none of them.
+/// The snapshot classes of a cluster, at most two seconds old. They are not watched: a snapshot needs them
+/// once, and only if it names no class.
 pub async fn classes(cluster: &Cluster) -> Result<Vec<SnapshotClass>, ApiError> {
     let read = || async {
         let all = cluster.all::<VolumeSnapshotClass>();
@@ -185,15 +181,15 @@ pub async fn classes(cluster: &Cluster) -> Result<Vec<SnapshotClass>, ApiError> 
     Result::clone(&classes)
 }
 
-/// Whether volumes can be made of a snapshot.
+/// Whether volumes can be created from a snapshot.
 #[must_use]
 pub fn is_ready(snapshot: &VolumeSnapshot) -> bool {
     let status = snapshot.status.as_ref();
     status.is_some_and(|status| status.ready_to_use == Some(true))
 }
 
-/// Whether the kinds of snapshots are seen not to be installed in a cluster. Asked for when
-/// something is missing, to say what it is.
+/// Whether the kinds of snapshots are certainly not installed in a cluster. For the message when a snapshot
+/// object is missing.
 pub async fn not_installed(cluster: &Cluster) -> bool {
     let group = format!("{SNAPSHOT_GROUP}/{VERSION}");
     let asked = cluster.client().list_api_group_resources(&group);

@@ -1,4 +1,4 @@
-//! PVs of classes that nobody provisions, from which the driver chooses one by itself.
+//! PVs of classes without a provisioner, from which the driver chooses one itself.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 
@@ -6,9 +6,8 @@ use super::{ApiError, Cluster, slim::free_volume};
 use crate::placement::StaticVolume;
 
 impl Cluster {
-    /// The free PVs of a class. PVs of remote clusters are not watched, for nearly all of them
-    /// are not our business: those that are free are listed, for all claims of two seconds at
-    /// once.
+    /// The available PVs of a class. PVs of remote clusters are not watched, because nearly all of them
+    /// belong to others: the available ones are listed, at most every two seconds for all claims.
     pub async fn static_volumes(&self, class: &str) -> Result<Vec<StaticVolume>, ApiError> {
         if self.0.id == self.0.home {
             let seen = &self.views().volumes;

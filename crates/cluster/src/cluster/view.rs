@@ -1,9 +1,7 @@
-//! A view: a watch whose objects are kept as slim values, with wake-ups for
-//! those who wait for one of them to change.
+//! A view: a watch that keeps a few fields of each object, and wakes up waiters when an object changes.
 //!
-//! A full object costs ten to thirty KiB; a slim value a few hundred bytes. That, and one
-//! connection per kind instead of one per waiter, is what lets one controller wait for
-//! thousands of volumes.
+//! A full object takes ten to thirty KiB, the kept fields a few hundred bytes. That, and one connection per
+//! kind instead of one per waiter, lets one controller wait for thousands of volumes.
 
 mod feed;
 mod watching;
@@ -13,7 +11,7 @@ use std::{
     iter,
     sync::{
         Arc, Mutex, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -25,26 +23,26 @@ use self::feed::Feeds;
 pub use self::feed::{Changed, Feed};
 pub use self::watching::RUNS_AGAIN;
 pub(super) use self::watching::SILENCE;
-use super::budget::{Budget, Place};
+use super::budget::{Budget, Reservation};
 
-/// What a view keeps of an object.
+/// The kept fields of an object.
 pub trait Slim: PartialEq + Send + Sync + 'static {
-    /// What those who wait for it wait on. Several objects may share a topic.
+    /// The key by which waiters subscribe. Several objects may share a topic.
     fn topic(&self) -> &str;
 
-    /// All of these, where there is more than one.
+    /// All topics, if there are several.
     fn topics(&self) -> impl Iterator<Item = &str> {
         iter::once(self.topic())
     }
 
-    /// How many bytes of text it holds. It matters for objects of remote clusters, which
-    /// are believed nothing.
+    /// The number of bytes of text in it. It counts for objects of remote clusters, which may be arbitrarily
+    /// large.
     fn text(&self) -> usize {
         0
     }
 }
 
-/// A kept watch. Cheap to clone.
+/// A watch with its objects. Cheap to clone.
 pub struct View<S>(Arc<Shared<S>>);
 
 impl<S> Clone for View<S> {
@@ -56,7 +54,7 @@ impl<S> Clone for View<S> {
 type Begin<S> = Box<dyn FnOnce(View<S>) + Send>;
 
 struct Shared<S> {
-    /// Begins the watch; taken by whoever asks first.
+    /// Begins the watch; taken at the first read.
     begin: Mutex<Option<Begin<S>>>,
     begun: Once,
     state: RwLock<State<S>>,
@@ -66,42 +64,49 @@ struct Shared<S> {
     counters: Mutex<Vec<Counter<S>>>,
     /// The keys of objects that are too large to be read.
     too_large: RwLock<BTreeSet<String>>,
-    is_full: AtomicBool,
-    /// Since when what is kept may not be what is there.
+    /// The size of the smallest object that was omitted since the last list, because the separate budget was
+    /// exhausted; [`NOT_FULL`] if none was.
+    smallest_omitted: AtomicUsize,
+    /// Since when the view may be outdated.
     outdated: RwLock<Option<Instant>>,
-    /// How many objects were given out.
+    /// How many objects were returned.
     #[cfg(any(test, feature = "testkit"))]
-    given: std::sync::atomic::AtomicUsize,
+    given: AtomicUsize,
 }
 
-/// Counts the changes of the objects that matter to somebody.
+const NOT_FULL: usize = usize::MAX;
+
+/// Counts the changes of matching objects.
 struct Counter<S> {
     matters: Box<dyn Fn(&S) -> bool + Send + Sync>,
     count: watch::Sender<u64>,
 }
 
 struct State<S> {
-    objects: HashMap<String, Kept<S>>,
+    objects: HashMap<String, KeptObject<S>>,
     topics: HashMap<String, BTreeSet<String>>,
     listeners: HashMap<String, watch::Sender<()>>,
 }
 
-/// An object, and the place that it takes of its cluster's room.
-struct Kept<S> {
+/// An object, and its share of the cluster's budget.
+struct KeptObject<S> {
     value: Arc<S>,
-    place: Arc<Place>,
+    reservation: Arc<Reservation>,
 }
 
-/// Its cluster is larger than what is kept of one.
+/// The budget of the cluster is exhausted.
 struct Exhausted;
 
-/// Where what a view keeps has its place: in the room of its cluster, but for what it has of whom we
-/// serve. That has a room of its own, for what some of them put there must not take the cluster from the
-/// others: when it is full, the view shows no more of theirs, and goes on.
+/// A budget does not allow an object of this many bytes.
+struct OverBudget(usize);
+
+/// The budgets of a view: that of its cluster, and a separate one for the objects of a served namespace. Its
+/// users must not use up the budget of the whole cluster: when the separate budget is exhausted, the view
+/// shows no more of these objects, and continues.
 pub struct Room<S> {
     cluster: Budget,
     own: Option<(Budget, IsOwn<S>)>,
-    /// Until then nothing is watched: it cannot be told whose things are.
+    /// The watch begins after this: before, it is unknown which objects have the separate budget.
     ready: Mutex<Option<BoxFuture<'static, ()>>>,
 }
 
@@ -118,7 +123,7 @@ impl<S> From<&Budget> for Room<S> {
 }
 
 impl<S: Slim> Room<S> {
-    /// What this holds for has this room.
+    /// Matching objects have this separate budget.
     #[must_use]
     pub fn and_own(self, own: Budget, is_own: impl Fn(&S) -> bool + Send + Sync + 'static) -> Self {
         Self {
@@ -127,7 +132,7 @@ impl<S: Slim> Room<S> {
         }
     }
 
-    /// It is told whose things are once this is so.
+    /// Delays the watch until it is known which objects match.
     #[must_use]
     pub fn once(self, ready: impl Future<Output = ()> + Send + 'static) -> Self {
         Self {
@@ -136,16 +141,25 @@ impl<S: Slim> Room<S> {
         }
     }
 
-    fn keep(&self, key: &str, value: S) -> Result<Option<Kept<S>>, Exhausted> {
+    fn keep(&self, key: &str, value: S) -> Result<Result<KeptObject<S>, OverBudget>, Exhausted> {
         match &self.own {
-            Some((own, is_own)) if is_own(&value) => Ok(Kept::new(own, key, value).ok()),
-            _ => Kept::new(&self.cluster, key, value).map(Some),
+            Some((own, is_own)) if is_own(&value) => Ok(KeptObject::new(own, key, value)),
+            _ => KeptObject::new(&self.cluster, key, value)
+                .map(Ok)
+                .map_err(|_| Exhausted),
         }
+    }
+
+    /// Whether the separate budget allows an object of this many bytes.
+    fn own_allows(&self, bytes: usize) -> bool {
+        self.own
+            .as_ref()
+            .is_some_and(|(own, _)| own.reserve(bytes).is_some())
     }
 }
 
 impl<S: Slim> View<S> {
-    /// A view of nothing, for ever complete.
+    /// An empty view, which is complete.
     #[must_use]
     pub fn none() -> Self {
         let view = Self::begun_by(None);
@@ -167,10 +181,10 @@ impl<S: Slim> View<S> {
             feeds: Feeds::default(),
             counters: Mutex::default(),
             too_large: RwLock::default(),
-            is_full: AtomicBool::default(),
+            smallest_omitted: AtomicUsize::new(NOT_FULL),
             outdated: RwLock::new(Some(Instant::now())),
             #[cfg(any(test, feature = "testkit"))]
-            given: std::sync::atomic::AtomicUsize::default(),
+            given: AtomicUsize::default(),
         }))
     }
 
@@ -186,9 +200,8 @@ impl<S: Slim> View<S> {
         });
     }
 
-    /// Since when this may not show what is there: from its start until the first list is
-    /// complete, and from the first failure since the watch last worked. `None` while the
-    /// watch works.
+    /// Since when the view may be outdated: from its start until the first list is complete, and from the
+    /// first failure since the watch last worked. `None` while the watch works.
     #[must_use]
     pub fn outdated_since(&self) -> Option<Instant> {
         self.begin();
@@ -200,14 +213,14 @@ impl<S: Slim> View<S> {
         *since = outdated.then(|| since.unwrap_or_else(Instant::now));
     }
 
-    /// Whether there is an object of this key that is not shown, because it is too large to be read.
+    /// Whether the object with this key exists and is not shown, because it is too large to be read.
     #[must_use]
     pub fn is_too_large(&self, key: &str) -> bool {
         let keys = self.0.too_large.read().unwrap_or_else(PoisonError::into_inner);
         keys.contains(key)
     }
 
-    /// As if it had been outdated for so long.
+    /// Makes the view outdated since this long ago.
     #[cfg(any(test, feature = "testkit"))]
     #[allow(
         clippy::missing_panics_doc,
@@ -219,33 +232,38 @@ impl<S: Slim> View<S> {
         *since = since.and_then(|since| since.checked_sub(by));
     }
 
-    /// An object of a new list, if there is a place for it. One that is as it was takes no second place,
-    /// or a cluster could be listed again only while its room is half empty.
-    fn kept(&self, room: &Room<S>, key: &str, value: S) -> Result<Option<Kept<S>>, Exhausted> {
+    /// Keeps an object of a new list, if the budget allows it. An unchanged object is not counted twice, or
+    /// a cluster could be listed again only while half of its budget is free.
+    fn kept(
+        &self,
+        room: &Room<S>,
+        key: &str,
+        value: S,
+    ) -> Result<Result<KeptObject<S>, OverBudget>, Exhausted> {
         match self.read().objects.get(key) {
-            Some(before) if *before.value == value => Ok(Some(before.again())),
+            Some(before) if *before.value == value => Ok(Ok(before.again())),
             _ => room.keep(key, value),
         }
     }
 
-    /// Whether objects are not shown because what they belong to has no room left.
+    /// Whether objects are not shown because their separate budget is exhausted.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.0.is_full.load(Ordering::Relaxed)
+        self.smallest_omitted() != NOT_FULL
     }
 
-    fn set_full(&self, is_full: bool) {
-        self.0.is_full.store(is_full, Ordering::Relaxed);
+    fn smallest_omitted(&self) -> usize {
+        self.0.smallest_omitted.load(Ordering::Relaxed)
     }
 
-    fn replace(&self, listed: HashMap<String, Kept<S>>) {
+    fn replace(&self, listed: HashMap<String, KeptObject<S>>) {
         let mut state = self.write();
         state.topics.clear();
         for (key, kept) in &listed {
             state.enter(&*kept.value, key);
         }
         state.objects = listed;
-        // What vanished during a gap in the watch must wake its waiters too.
+        // Objects that were deleted during a gap in the watch must wake their waiters, too.
         for listener in state.listeners.values() {
             listener.send_replace(());
         }
@@ -255,8 +273,8 @@ impl<S: Slim> View<S> {
         self.0.version.send_modify(|version| *version += 1);
     }
 
-    /// An update that changes nothing of what is kept wakes nobody.
-    fn set(&self, key: &str, kept: Option<Kept<S>>) {
+    /// An update that changes none of the kept fields wakes no waiters.
+    fn set(&self, key: &str, kept: Option<KeptObject<S>>) {
         let mut state = self.write();
         let before = state.objects.get(key).map(|it| &*it.value);
         if before == kept.as_ref().map(|it| &*it.value) {
@@ -283,7 +301,7 @@ impl<S: Slim> View<S> {
         self.0.version.send_modify(|version| *version += 1);
     }
 
-    /// Counts one more change for all to whom what has changed matters.
+    /// Counts one more change for each counter that matches.
     fn count(&self, has_changed: impl Fn(&dyn Fn(&S) -> bool) -> bool) {
         let mut counters = self.0.counters.lock().unwrap_or_else(PoisonError::into_inner);
         counters.retain(|counter| !counter.count.is_closed());
@@ -296,49 +314,45 @@ impl<S: Slim> View<S> {
     #[must_use]
     pub fn get(&self, key: &str) -> Option<Arc<S>> {
         self.begin();
-        let found = self.read().objects.get(key).map(Kept::value);
+        let found = self.read().objects.get(key).map(KeptObject::value);
         self.given(found.iter().len());
         found
     }
 
-    /// Everything.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<S>> {
         self.begin();
-        let all: Vec<_> = self.read().objects.values().map(Kept::value).collect();
+        let all: Vec<_> = self.read().objects.values().map(KeptObject::value).collect();
         self.given(all.len());
         all
     }
 
-    /// The objects of a topic.
     #[must_use]
     pub fn of_topic(&self, topic: &str) -> Vec<Arc<S>> {
         self.begin();
         let state = self.read();
         let keys = state.topics.get(topic).into_iter().flatten();
         let found: Vec<_> = keys
-            .filter_map(|key| state.objects.get(key).map(Kept::value))
+            .filter_map(|key| state.objects.get(key).map(KeptObject::value))
             .collect();
         self.given(found.len());
         found
     }
 
     #[cfg(not(any(test, feature = "testkit")))]
-    #[expect(clippy::unused_self, reason = "tests count what is given out")]
+    #[expect(clippy::unused_self, reason = "tests count the returned objects")]
     const fn given(&self, _objects: usize) {}
 
     #[cfg(any(test, feature = "testkit"))]
     fn given(&self, objects: usize) {
-        self.0
-            .given
-            .fetch_add(objects, std::sync::atomic::Ordering::Relaxed);
+        self.0.given.fetch_add(objects, Ordering::Relaxed);
     }
 
-    /// How many objects were given out so far: what it has cost those who asked.
+    /// How many objects were returned so far: the cost of the reads.
     #[cfg(any(test, feature = "testkit"))]
     #[must_use]
     pub fn objects_given(&self) -> usize {
-        self.0.given.load(std::sync::atomic::Ordering::Relaxed)
+        self.0.given.load(Ordering::Relaxed)
     }
 
     /// How many objects a topic has.
@@ -348,7 +362,7 @@ impl<S: Slim> View<S> {
         self.read().topics.get(topic).map_or(0, BTreeSet::len)
     }
 
-    /// From now on, changes of a topic.
+    /// The changes of a topic from now on.
     #[must_use]
     pub fn subscribe(&self, topic: &str) -> Changes<S> {
         self.begin();
@@ -361,14 +375,14 @@ impl<S: Slim> View<S> {
         }
     }
 
-    /// All changes, one by one where that is possible.
+    /// All changes, individually if possible.
     #[must_use]
     pub fn feed(&self) -> Feed<S> {
         self.begin();
         self.0.feeds.add()
     }
 
-    /// Counts the changes of objects for which this holds, before the change or after it.
+    /// Counts the changes of objects that match before or after the change.
     #[must_use]
     pub fn changes_of(&self, matters: impl Fn(&S) -> bool + Send + Sync + 'static) -> watch::Receiver<u64> {
         self.begin();
@@ -392,7 +406,7 @@ impl<S: Slim> View<S> {
     /// Waits for the first complete list.
     pub async fn complete(&self) {
         let mut version = self.version();
-        // Only fails when the view is gone, and we hold it.
+        // Fails only if the view is dropped, and `self` holds it.
         let _held = version.wait_for(|version| *version > 0).await;
     }
 
@@ -405,22 +419,22 @@ impl<S: Slim> View<S> {
     }
 }
 
-impl<S: Slim> Kept<S> {
-    fn new(budget: &Budget, key: &str, value: S) -> Result<Self, Exhausted> {
-        // The key is kept twice, and often again as the topic.
+impl<S: Slim> KeptObject<S> {
+    fn new(budget: &Budget, key: &str, value: S) -> Result<Self, OverBudget> {
+        // The key is stored twice, and often again as the topic.
         let bytes = 3 * key.len() + size_of::<S>() + value.text();
         Ok(Self {
-            place: Arc::new(budget.take(bytes).ok_or(Exhausted)?),
+            reservation: Arc::new(budget.reserve(bytes).ok_or(OverBudget(bytes))?),
             value: Arc::new(value),
         })
     }
 }
 
-impl<S> Kept<S> {
+impl<S> KeptObject<S> {
     fn again(&self) -> Self {
         Self {
             value: Arc::clone(&self.value),
-            place: Arc::clone(&self.place),
+            reservation: Arc::clone(&self.reservation),
         }
     }
 
@@ -451,7 +465,7 @@ impl<S: Slim> State<S> {
     }
 }
 
-/// Changes of one topic since the last look.
+/// Changes of one topic since the last call.
 pub struct Changes<S: Slim> {
     receiver: Option<watch::Receiver<()>>,
     topic: String,
@@ -459,8 +473,8 @@ pub struct Changes<S: Slim> {
 }
 
 impl<S: Slim> Changes<S> {
-    /// Returns after a change, or after `at_most`: a watch may lag or be cut, so
-    /// the caller looks for himself every now and then.
+    /// Returns after a change, or after `at_most`: a watch may be delayed or interrupted, so the caller has
+    /// to read live now and then.
     pub async fn next(&mut self, at_most: Duration) {
         if let Some(receiver) = &mut self.receiver {
             let _timed_out = tokio::time::timeout(at_most, receiver.changed()).await;

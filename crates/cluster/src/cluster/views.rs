@@ -1,4 +1,4 @@
-//! The views of one cluster: what is watched there.
+//! The views of one cluster: its watched objects.
 
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity, StorageClass};
 use kube::{Api, Client, api::ApiResource, runtime::watcher};
@@ -21,32 +21,26 @@ use crate::{
     volume::{ClusterId, mark},
 };
 
-/// The views of one cluster.
 pub struct Views {
-    /// The twins.
     pub twins: View<Twin>,
-    /// PVs, at home only: those of twins, those that users see, and those that are free.
+    /// PVs, at home only: real, virtual and available ones.
     pub volumes: View<Volume>,
     /// All nodes.
     pub nodes: View<Node>,
-    /// Nodes that take pods. Few installations need them.
+    /// Nodes that accept pods. Few installations need them.
     pub open_nodes: View<OpenNode>,
-    /// All `RemoteCluster`s, at home only. Nobody may have installed their kind.
+    /// All `RemoteCluster`s, at home only. Their kind may not be installed.
     pub remote_clusters: View<RemoteCluster>,
-    /// All `NamespaceOffloading`s, at home only. Nobody may have installed their kind.
+    /// All `NamespaceOffloading`s, at home only. Their kind may not be installed.
     pub offloadings: View<NamespaceOffloading>,
-    /// All `VolumeMove`s, at home only, for the loop that follows them. Nobody may have installed
-    /// their kind.
+    /// All `VolumeMove`s, at home only, for their controller. Their kind may not be installed.
     pub moves: View<SeenMove>,
     /// Pods that wait for claims, at home only. Few installations need all of them.
     pub pending_pods: View<PendingPod>,
-    /// All `CSINodes`.
     pub csi_nodes: View<CsiNode>,
-    /// All storage classes.
     pub classes: View<Class>,
-    /// All `CSIDrivers`.
     pub drivers: View<Driver>,
-    /// Our attachments.
+    /// The attachments that this driver has created.
     pub attachments: View<Attachment>,
     /// The capacities of real classes.
     pub capacities: View<Capacity>,
@@ -112,8 +106,7 @@ impl Views {
         }
     }
 
-    /// Of a remote cluster: what is watched there depends on our rights, and the
-    /// volumes and attachments of others are not our business.
+    /// The views of a remote cluster: they depend on the rights there; PVs and attachments are not watched.
     pub(super) fn start_remote(
         client: &Client,
         home: &ClusterId,
@@ -168,7 +161,7 @@ impl Views {
         }
     }
 
-    /// Waits until every view has been filled once, but for those that few installations need.
+    /// Waits for the first complete list of every view, except for those that few installations need.
     pub async fn complete(&self) {
         tokio::join!(
             self.twins.complete(),
@@ -183,7 +176,7 @@ impl Views {
     }
 }
 
-/// The twins of one namespace, where no others may be watched.
+/// The twins of one namespace, if the driver may not watch those of all.
 pub(super) fn twins_of(
     client: &Client,
     home: &ClusterId,

@@ -1,6 +1,5 @@
-//! What controllers of a cluster complain about, for the answer to a call that failed. Events
-//! are only listed for that: nobody watches them, and of many failures at once the first lists
-//! for all.
+//! The warning events of a cluster, for the message of a call that failed. They are only listed for that,
+//! not watched, and concurrent failures share one list.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! How long watches take to begin, or to fail: what they send later comes when it happens.
+//! Metrics of the time until watches begin or fail; their later events do not count.
 
 use std::{
     future::Future,
@@ -78,7 +78,7 @@ where
     }
 }
 
-/// The name of an outcome, as those of other calls have.
+/// The name of an outcome, as for other calls.
 fn outcome(status: StatusCode) -> &'static str {
     match status.as_u16() {
         200..=299 => "success",

@@ -1,4 +1,4 @@
-//! What a fabric says of its clusters, and where it says that.
+//! The declaration of a cluster by a fabric, and its credentials.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
     volume::ClusterId,
 };
 
-/// A secret as part of a namespace.
+/// A Secret, by namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct SecretRef {
     pub(super) namespace: String,
@@ -26,59 +26,57 @@ impl fmt::Display for SecretRef {
     }
 }
 
-/// Where the credentials of a cluster are.
+/// The location of the credentials of a cluster.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Credentials {
     /// In a key of a Secret.
     Secret {
         secret: SecretRef,
         key: String,
-        /// The Secret in which this driver keeps what it has renewed, if it renews any.
+        /// The Secret in which this driver keeps a renewed kubeconfig, if it renews any.
         renewed: Option<SecretRef>,
     },
     /// In the declaring object itself.
     Inline(Arc<[u8]>),
-    /// Nowhere, for this reason.
+    /// Missing, for this reason.
     Missing(String),
 }
 
-/// What a source says about one cluster.
+/// One cluster, as one fabric declares it.
 #[derive(Clone)]
 pub(super) struct ClusterDeclaration {
     pub(super) declared: Declared,
-    /// Whether the declaration is being deleted.
     pub(super) leaving: bool,
     pub(super) credentials: Credentials,
     pub(super) allowed: Allowed,
-    /// Whether it was written by whom this cluster is to be declared. What is not believed
-    /// is shown, so that it can be mended, unless somebody else declares the cluster.
+    /// Whether the author may declare this cluster. A declaration that is not trusted is shown in the
+    /// status, so that the user can fix it, unless another fabric declares the cluster.
     pub(super) believed: bool,
 }
 
-/// What the sources need to know.
+/// The inputs of the sources.
 #[derive(Clone)]
 pub(super) struct Context {
     pub(super) client: Client,
-    /// The `RemoteCluster`s of this cluster.
+    /// The `RemoteCluster`s of the home cluster.
     pub(super) remote_clusters: View<RemoteCluster>,
-    /// The `NamespaceOffloading`s of this cluster.
+    /// The `NamespaceOffloading`s of the home cluster.
     pub(super) offloadings: View<NamespaceOffloading>,
-    /// Namespace of this driver.
     pub(super) namespace: String,
     /// What kubeconfigs of `RemoteCluster`s and Kosmos may contain.
     pub(super) allowed: Allowed,
-    /// The namespaces in which Liqo's objects are believed.
+    /// The namespaces in which Liqo's objects are trusted.
     pub(super) liqo_tenants: BTreeSet<String>,
 }
 
-/// The objects of one fabric, watched.
+/// The watched objects of one fabric.
 pub(super) trait Source: Send {
-    /// What they declare now; `None` until all of them have been seen.
+    /// The clusters that they declare; `None` until all objects have been read.
     fn declarations(&self) -> Option<Vec<ClusterDeclaration>>;
-    /// What they say of clusters that others declare.
+    /// Settings for clusters that other fabrics declare.
     fn adjustments(&self) -> Vec<(ClusterId, Adjustments)> {
         Vec::new()
     }
-    /// Change whenever that may have changed.
+    /// They change whenever the declarations may have changed.
     fn triggers(&self) -> Vec<watch::Receiver<u64>>;
 }

@@ -1,5 +1,4 @@
-//! The fabrics that are installed: the objects of each are watched while it is. A fabric
-//! that is not costs nothing.
+//! The installed fabrics. The objects of a fabric are watched only while it is installed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +19,7 @@ use crate::{api::remote_cluster::DiscoveringFabric, placement::Adjustments, volu
 /// The API group of `RemoteCluster`s.
 pub(super) const NATIVE: &str = "storage.liqo.io";
 
-/// The fabrics this driver knows, by the API group that tells whether they are installed.
+/// The fabrics that this driver knows, by the API group that shows whether they are installed.
 const FABRICS: [(&str, Start); 3] = [
     (NATIVE, |context, _| Box::new(Native::start(context))),
     (DiscoveringFabric::Liqo.api_group(), |context, stop| {
@@ -31,48 +30,46 @@ const FABRICS: [(&str, Start); 3] = [
     }),
 ];
 
-/// How long all wait for one: its clusters may be those that another declares too.
+/// How long all fabrics wait for one of them, which may declare the same clusters.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 type Start = fn(&Context, &CancellationToken) -> Box<dyn Source>;
 
-/// The fabrics that are installed.
 #[derive(Default)]
 pub(super) struct Installed {
-    /// Whether it was ever told which are: before that none is no answer.
-    told: bool,
-    sources: Vec<Watched>,
+    /// Whether the installed fabrics were ever read: before that, an empty list means nothing.
+    groups_known: bool,
+    sources: Vec<WatchedFabric>,
 }
 
-/// A fabric that is installed.
-struct Watched {
+struct WatchedFabric {
     group: &'static str,
     since: Instant,
     source: Box<dyn Source>,
     _stops: DropGuard,
 }
 
-/// What is declared, as far as it can be read.
-pub(super) struct Heard {
+/// All declarations that could be read.
+pub(super) struct AllDeclarations {
     pub(super) declared: Vec<ClusterDeclaration>,
-    /// What is said besides of clusters that a fabric declares.
+    /// Settings for clusters that a fabric declares.
     pub(super) adjustments: BTreeMap<ClusterId, Adjustments>,
-    /// The API groups of fabrics whose objects cannot be.
+    /// The API groups of fabrics whose objects cannot be read.
     pub(super) unread: BTreeSet<&'static str>,
 }
 
 impl Installed {
-    /// Watches what is installed now, and forgets what is no longer.
+    /// Watches the fabrics that are installed now, and drops the others.
     pub(super) fn follow(&mut self, groups: &BTreeSet<String>, context: &Context) {
-        self.told = true;
+        self.groups_known = true;
         self.sources.retain(|one| groups.contains(one.group));
         for (group, start) in FABRICS {
             let known = self.sources.iter().any(|one| one.group == group);
             if groups.contains(group) && !known {
-                tracing::info!(group, "a fabric is installed: its clusters are looked for");
+                tracing::info!(group, "a fabric is installed; reading its clusters");
                 let stop = CancellationToken::new();
                 let source = start(context, &stop);
-                self.sources.push(Watched {
+                self.sources.push(WatchedFabric {
                     group,
                     since: Instant::now(),
                     source,
@@ -82,28 +79,28 @@ impl Installed {
         }
     }
 
-    /// What they declare; `None` while one of them may still be heard. One that
-    /// never is, such as a fabric that is half installed, does not stop the others.
-    pub(super) fn heard(&self) -> Option<Heard> {
-        if !self.told {
+    /// All declarations; `None` while a fabric may still be read. A fabric that cannot be read, for example
+    /// because it is only partly installed, does not stop the others.
+    pub(super) fn all_declarations(&self) -> Option<AllDeclarations> {
+        if !self.groups_known {
             return None;
         }
-        let mut heard = Heard {
+        let mut all = AllDeclarations {
             declared: Vec::new(),
             adjustments: BTreeMap::new(),
             unread: BTreeSet::new(),
         };
         for one in &self.sources {
-            heard.adjustments.extend(one.source.adjustments());
+            all.adjustments.extend(one.source.adjustments());
             match one.source.declarations() {
-                Some(declared) => heard.declared.extend(declared),
+                Some(declared) => all.declared.extend(declared),
                 None if one.since.elapsed() < PATIENCE => return None,
                 None => {
-                    heard.unread.insert(one.group);
+                    all.unread.insert(one.group);
                 }
             }
         }
-        Some(heard)
+        Some(all)
     }
 
     pub(super) fn triggers(&self) -> Vec<watch::Receiver<u64>> {
@@ -122,9 +119,9 @@ mod tests {
         placement::Declared,
     };
 
-    struct Says(Option<Vec<ClusterDeclaration>>);
+    struct FixedSource(Option<Vec<ClusterDeclaration>>);
 
-    impl Source for Says {
+    impl Source for FixedSource {
         fn declarations(&self) -> Option<Vec<ClusterDeclaration>> {
             self.0.clone()
         }
@@ -134,11 +131,11 @@ mod tests {
         }
     }
 
-    fn watched(group: &'static str, says: Option<Vec<ClusterDeclaration>>) -> Watched {
-        Watched {
+    fn watched(group: &'static str, says: Option<Vec<ClusterDeclaration>>) -> WatchedFabric {
+        WatchedFabric {
             group,
             since: Instant::now(),
-            source: Box::new(Says(says)),
+            source: Box::new(FixedSource(says)),
             _stops: CancellationToken::new().drop_guard(),
         }
     }
@@ -155,22 +152,22 @@ mod tests {
 
     #[test]
     fn nothing_is_heard_before_it_is_told_what_is_installed() {
-        assert!(Installed::default().heard().is_none());
+        assert!(Installed::default().all_declarations().is_none());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_fabric_that_cannot_be_read_does_not_stop_the_others() {
         let installed = Installed {
-            told: true,
+            groups_known: true,
             sources: vec![
                 watched("storage.liqo.io", Some(vec![milan()])),
                 watched("kosmos.io", None),
             ],
         };
-        assert!(installed.heard().is_none(), "it may just be slow");
+        assert!(installed.all_declarations().is_none(), "it may just be slow");
         tokio::time::sleep(PATIENCE).await;
-        let heard = installed.heard().unwrap();
-        assert_eq!(heard.declared.len(), 1);
-        assert_eq!(heard.unread, ["kosmos.io"].into());
+        let all = installed.all_declarations().unwrap();
+        assert_eq!(all.declared.len(), 1);
+        assert_eq!(all.unread, ["kosmos.io"].into());
     }
 }

@@ -1,5 +1,5 @@
-//! Keeps the registry as the declarations say: a link for each cluster, made again
-//! when its credentials change, ended when nobody declares it any more.
+//! Keeps the registry equal to the declarations: creates a link for each cluster, replaces it when the
+//! credentials change, and ends it when the cluster is not declared any more.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     declaration::{ClusterDeclaration, Context, Credentials, SecretRef},
-    installed::{Heard, Installed, NATIVE},
+    installed::{AllDeclarations, Installed, NATIVE},
     link::{self, Access, Link},
     liqo,
     registry::{AccessFacts, Closed, Registry, Remote},
@@ -32,26 +32,25 @@ use crate::{
     volume::ClusterId,
 };
 
-/// How soon a fabric that is installed later is noticed.
-const LOOK_FOR_FABRICS: Duration = Duration::from_secs(20);
-/// How long credentials may take to be read.
+/// How soon a new fabric is noticed.
+const FABRICS_INTERVAL: Duration = Duration::from_secs(20);
+/// How long to wait for the credentials of a cluster.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Changes come in bursts.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// How remote clusters are treated.
+/// Settings for remote clusters.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Namespace of this driver: where Secrets of `RemoteCluster`s are.
+    /// The namespace of the driver, with the Secrets of `RemoteCluster`s.
     pub namespace: String,
     /// Whether kubeconfigs that are not Liqo's may name a proxy.
     pub allow_proxy: bool,
-    /// The namespaces that Liqo has for remote clusters: its objects elsewhere are not
-    /// believed.
+    /// The namespaces that Liqo has for remote clusters: its objects in other namespaces are not trusted.
     pub liqo_tenants: BTreeSet<String>,
 }
 
-/// Keeps the registry up to date, for ever.
+/// Keeps the registry up to date, forever.
 pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
     let mut keeper = Keeper {
         context: Context {
@@ -73,12 +72,12 @@ pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
         declared: Vec::new(),
     };
     loop {
-        keeper.look_for_fabrics().await;
-        let next = time::Instant::now() + LOOK_FOR_FABRICS;
+        keeper.detect_fabrics().await;
+        let next = time::Instant::now() + FABRICS_INTERVAL;
         while time::Instant::now() < next {
             let mut triggers = keeper.triggers();
             keeper.apply();
-            // A Secret that is watched from now on is awaited as well.
+            // A Secret that is watched from now on has to be waited for, too.
             if keeper.triggers().len() == triggers.len() {
                 wait(&mut triggers, next).await;
             }
@@ -102,44 +101,40 @@ struct Keeper {
     context: Context,
     installed: Installed,
     secrets: Secrets,
-    links: BTreeMap<ClusterId, Held>,
-    /// Since when credentials are waited for.
+    links: BTreeMap<ClusterId, OpenLink>,
+    /// Since when the credentials of each cluster are missing.
     awaited: BTreeMap<ClusterId, time::Instant>,
-    /// What the registry was made of last, and what closes each cluster.
+    /// The last content of the registry, with the reason why a cluster is closed.
     declared: Vec<(Declared, Option<Closed>)>,
 }
 
-/// A link, and what it was made with.
-struct Held {
+/// A link, and its inputs.
+struct OpenLink {
     access: Result<Access, NoAccess>,
     facts: Option<Arc<AccessFacts>>,
     link: watch::Receiver<Link>,
     _ends: Option<DropGuard>,
 }
 
-/// Why a cluster cannot be connected to.
 #[derive(Clone, PartialEq, Eq)]
 enum NoAccess {
-    /// Not everything about it was seen yet.
+    /// Not all inputs were read yet.
     NotYet(String),
-    /// What was seen cannot be used.
+    /// The inputs cannot be used.
     Refused(String),
-    /// Nobody can tell which cluster is meant.
+    /// Several declarations contradict each other.
     Disputed(String),
 }
 
 impl Keeper {
-    async fn look_for_fabrics(&mut self) {
-        match time::timeout(self.home.calls().timeout, served(self.home.client())).await {
+    async fn detect_fabrics(&mut self) {
+        match time::timeout(self.home.calls().timeout, served_groups(self.home.client())).await {
             Ok(Ok(groups)) => self.installed.follow(&groups, &self.context),
-            // What was installed a moment ago still is.
+            // Fabrics that were installed before still are.
             Ok(Err(error)) => {
-                tracing::warn!(
-                    error = plain(&error),
-                    "it is not known which fabrics are installed"
-                );
+                tracing::warn!(error = plain(&error), "cannot read which fabrics are installed");
             }
-            Err(_) => tracing::warn!("it was not answered in time which fabrics are installed"),
+            Err(_) => tracing::warn!("reading which fabrics are installed timed out"),
         }
     }
 
@@ -153,11 +148,11 @@ impl Keeper {
     }
 
     fn apply(&mut self) {
-        let Some(Heard {
+        let Some(AllDeclarations {
             declared,
             mut adjustments,
             unread,
-        }) = self.installed.heard()
+        }) = self.installed.all_declarations()
         else {
             return;
         };
@@ -166,7 +161,7 @@ impl Keeper {
             let groups = format!("{unread:?}");
             tracing::warn!(
                 groups,
-                "clusters that these fabrics declare are not known: they cannot be read"
+                "the clusters of these fabrics are unknown, because their objects cannot be read"
             );
         }
         let declared = without_disputes(declared, self.home.id());
@@ -184,9 +179,9 @@ impl Keeper {
                 Ok((access, seed)) => (Ok(access), Some(seed)),
                 Err(why) => (Err(why), None),
             };
-            let access = self.impatient(&one.declared.id, access);
+            let access = self.refuse_after_timeout(&one.declared.id, access);
             let id = &one.declared.id;
-            let as_before = |held: &Held| {
+            let as_before = |held: &OpenLink| {
                 held.access == access && held.facts.as_ref().map(|it| &it.seed) == seed.as_ref()
             };
             if !self.links.get(id).is_some_and(as_before) {
@@ -216,8 +211,12 @@ impl Keeper {
         }
     }
 
-    /// Credentials that do not come are as good as none.
-    fn impatient(&mut self, id: &ClusterId, access: Result<Access, NoAccess>) -> Result<Access, NoAccess> {
+    /// After a timeout, missing credentials are an error.
+    fn refuse_after_timeout(
+        &mut self,
+        id: &ClusterId,
+        access: Result<Access, NoAccess>,
+    ) -> Result<Access, NoAccess> {
         let Err(NoAccess::NotYet(why)) = access else {
             self.awaited.remove(id);
             return access;
@@ -230,7 +229,7 @@ impl Keeper {
         })
     }
 
-    /// How to reach a cluster, and the fingerprint of the kubeconfig that was written for that.
+    /// The access to a cluster, and the fingerprint of the kubeconfig that a user wrote for it.
     fn access(&self, declared: &ClusterDeclaration) -> Result<(Access, String), NoAccess> {
         let written = match &declared.credentials {
             Credentials::Inline(text) => Arc::clone(text),
@@ -254,7 +253,7 @@ impl Keeper {
         Ok((access, seed))
     }
 
-    fn link(&self, id: &ClusterId, access: Result<Access, NoAccess>, seed: Option<String>) -> Held {
+    fn link(&self, id: &ClusterId, access: Result<Access, NoAccess>, seed: Option<String>) -> OpenLink {
         let link = match &access {
             Ok(access) => {
                 let stop = CancellationToken::new();
@@ -291,7 +290,7 @@ impl Keeper {
                 token: token.and_then(|token| TokenFacts::read(token.expose_secret())),
             })
         });
-        Held {
+        OpenLink {
             access,
             facts,
             link: link.0,
@@ -300,16 +299,16 @@ impl Keeper {
     }
 }
 
-/// The API groups that are served. That of Liqo counts only where its virtual nodes are: the
-/// fabric of this driver has a kind in it as well.
-async fn served(client: &Client) -> Result<BTreeSet<String>, kube::Error> {
+/// The API groups that are served. That of Liqo counts only if it has virtual nodes: the fabric of this
+/// driver has a kind in this group as well.
+async fn served_groups(client: &Client) -> Result<BTreeSet<String>, kube::Error> {
     let found = client.list_api_groups().await?;
     let mut groups: BTreeSet<String> = found.groups.into_iter().map(|group| group.name).collect();
     if groups.contains(liqo::GROUP) {
         match client.list_api_group_resources(liqo::GROUP_VERSION).await {
             Ok(kinds) if kinds.resources.iter().any(|it| it.name == liqo::VIRTUAL_NODES) => {}
             Ok(_) => drop(groups.remove(liqo::GROUP)),
-            // An older or newer Liqo: its clusters are said to be unread.
+            // An older or newer Liqo: its clusters are reported as unreadable.
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => return Err(error),
         }
@@ -317,8 +316,8 @@ async fn served(client: &Client) -> Result<BTreeSet<String>, kube::Error> {
     Ok(groups)
 }
 
-/// A cluster with what its `RemoteCluster` says of it, and what closes it. As long as that
-/// cannot be read, nothing is done that it may forbid.
+/// A cluster with the settings of its `RemoteCluster`, and the reason why it is closed. While the settings
+/// cannot be read, nothing is done that they may forbid.
 fn with_settings(
     one: ClusterDeclaration,
     adjustments: &mut BTreeMap<ClusterId, Adjustments>,
@@ -340,7 +339,7 @@ fn with_settings(
     }
 }
 
-/// Declarations, each with what forbids to use it.
+/// The declarations, each with the reason why it must not be used.
 fn without_disputes(
     declared: Vec<ClusterDeclaration>,
     home: &ClusterId,
@@ -371,20 +370,20 @@ fn without_disputes(
     judged.collect()
 }
 
-/// The Secrets that are needed, each watched by itself.
+/// The required Secrets, each with its own watch.
 #[derive(Default)]
 struct Secrets {
-    watched: BTreeMap<SecretRef, (View<Text>, DropGuard)>,
+    watched: BTreeMap<SecretRef, (View<SecretContent>, DropGuard)>,
 }
 
 /// The content of a Secret. It has no `Debug`, so that it is never logged.
 #[derive(PartialEq)]
-struct Text {
+struct SecretContent {
     name: String,
     data: BTreeMap<String, Arc<[u8]>>,
 }
 
-impl Slim for Text {
+impl Slim for SecretContent {
     fn topic(&self) -> &str {
         &self.name
     }
@@ -417,7 +416,7 @@ impl Secrets {
         self.watched.values().map(|(view, _)| view.version())
     }
 
-    /// The kubeconfig that the controller renewed from the one with the fingerprint `seed`, if it did.
+    /// The kubeconfig that the controller renewed from the one with the fingerprint `seed`, if any.
     fn renewed(&self, secret: &SecretRef, cluster: &str, seed: &str) -> Result<Option<Arc<[u8]>>, NoAccess> {
         let view = self.watched.get(secret).map(|(view, _)| view);
         let Some(view) = view.filter(|view| *view.version().borrow() > 0) else {
@@ -436,7 +435,7 @@ impl Secrets {
         let view = self.watched.get(secret).map(|(view, _)| view);
         let Some(view) = view.filter(|view| *view.version().borrow() > 0) else {
             return Err(NoAccess::NotYet(format!(
-                "the {secret} with its kubeconfig was not read yet; if this lasts, see whether this driver may watch it"
+                "the {secret} with its kubeconfig was not read yet; if this persists, check whether this driver may watch it"
             )));
         };
         let found = view.of_topic(&secret.name);
@@ -449,9 +448,9 @@ impl Secrets {
     }
 }
 
-fn text(secret: Secret) -> Text {
+fn text(secret: Secret) -> SecretContent {
     let data = secret.data.unwrap_or_default();
-    Text {
+    SecretContent {
         name: secret.metadata.name.unwrap_or_default(),
         data: data
             .into_iter()
@@ -504,7 +503,7 @@ mod tests {
         assert_eq!((declared.classes.real(None), closed), (Some("gold"), None));
         assert_eq!(declared.policy, BindingPolicy::WaitForBound);
         let (declared, _) = with_settings(found(None), &mut said(), false);
-        assert_eq!(declared.classes.real(None), None, "that one speaks for itself");
+        assert_eq!(declared.classes.real(None), None, "it has its own declaration");
     }
 
     #[test]
@@ -577,7 +576,7 @@ mod tests {
         assert_eq!(
             until(2000).await,
             fingerprint(written.as_bytes()),
-            "it says what it was renewed from"
+            "it has the fingerprint of the original"
         );
 
         let another = kubeconfig("a", 3000);

@@ -1,5 +1,5 @@
-//! Clusters that Kosmos declares: a `Cluster` carries its kubeconfig itself, its
-//! nodes carry its name in an annotation, and namespaces keep their names.
+//! Clusters that Kosmos declares: a `Cluster` contains its kubeconfig, its nodes have its name in an
+//! annotation, and namespaces keep their names.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ use crate::{
     volume::BindingPolicy,
 };
 
-/// Annotation of a node that names the cluster behind it.
+/// Annotation of a node with the name of its cluster.
 pub(super) const CLUSTER: &str = "kosmos-io/owned-by-cluster";
-/// Label of a node that stands for a cluster.
+/// Label of virtual nodes.
 const VIRTUAL_NODE: &str = "kosmos.io/node";
 
-/// What the rest of the driver is to know of Kosmos.
+/// The properties of Kosmos for other modules.
 #[allow(unreachable_pub, reason = "public for the tests of other crates")]
 pub static KOSMOS: Fabric = Fabric {
     name: DiscoveringFabric::Kosmos.name(),
@@ -43,7 +43,7 @@ pub static KOSMOS: Fabric = Fabric {
     mirrors_nodes: true,
 };
 
-/// Whether Kosmos made a node to stand for a cluster.
+/// Whether a node is a virtual node of Kosmos.
 pub(super) fn is_virtual(node: &Node) -> bool {
     node.labels.contains_key(VIRTUAL_NODE)
 }
@@ -54,7 +54,6 @@ pub(super) struct Kosmos {
     allowed: Allowed,
 }
 
-/// A `Cluster`.
 #[derive(PartialEq)]
 struct Member {
     name: String,
@@ -86,7 +85,7 @@ impl Source for Kosmos {
             return None;
         }
         let members = self.clusters.all();
-        // Without its tree a cluster has no nodes here: it shares a network, no pods.
+        // A cluster without a tree has no nodes here: it shares only a network, not pods.
         let offloading = members.iter().filter(|member| member.trees);
         Some(
             offloading
@@ -102,7 +101,7 @@ impl Source for Kosmos {
 
 fn declaration(member: &Member, allowed: Allowed) -> Option<ClusterDeclaration> {
     let object = format!("Cluster {}", member.name);
-    // A longer name is no label, and so no id.
+    // A longer name is not a valid label value, and so not a valid id.
     let Ok(id) = member.name.parse() else {
         tracing::warn!(object, "its name cannot be a cluster id: at most 63 characters");
         return None;

@@ -1,11 +1,10 @@
-//! Vetting of kubeconfigs that come from objects in a cluster: text in, a value
-//! that is safe to connect with out, or a refusal that says what to change.
+//! Vets kubeconfigs from objects in a cluster: returns a kubeconfig that is safe to connect with, or an
+//! error that says what to change.
 //!
-//! Whoever may write such an object must not act through us: run commands, read
-//! our files, speak as somebody else, or reach what only we can reach. What is
-//! returned is built anew from the fields judged here, so nothing passes unseen.
-//! Connecting is not done here, and a name that resolves to a forbidden address
-//! is found only when somebody connects.
+//! An author of such an object must not be able to make the driver run commands, read local files, use
+//! another identity, or connect to addresses that only the driver can reach. The result is built only from
+//! the fields that are checked here. This code does not connect: a name that resolves to a forbidden address
+//! is detected only when connecting.
 
 mod address;
 mod refused;
@@ -23,19 +22,18 @@ pub use self::{
     refused::{Field, KubeconfigRefused},
 };
 
-/// A Secret holds no more.
+/// The maximum size of a Secret.
 const LONGEST: usize = 1 << 20;
 
-/// What a kubeconfig may contain beyond the plain, according to who gave it to us.
+/// What a kubeconfig may contain in addition, depending on its source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// Whether it may send us through a proxy.
+    /// Whether it may name a proxy.
     pub proxy: bool,
 }
 
-/// Reads a kubeconfig and refuses what would let its author act through us. Only
-/// the current context with its cluster and user is judged and kept; a single
-/// context needs no `current-context`.
+/// Reads a kubeconfig, and refuses what would let its author act through the driver. Only the current
+/// context with its cluster and user is checked and kept; a single context needs no `current-context`.
 pub fn vet(text: &[u8], allowed: Allowed) -> Result<Kubeconfig, KubeconfigRefused> {
     let file = read(text)?;
     names_are_unique(&file)?;
@@ -68,7 +66,7 @@ pub fn vet(text: &[u8], allowed: Allowed) -> Result<Kubeconfig, KubeconfigRefuse
     })
 }
 
-/// The token of the one user of a kubeconfig that was vetted.
+/// The token of the user in a vetted kubeconfig.
 #[must_use]
 pub fn token(vetted: &Kubeconfig) -> Option<&SecretString> {
     vetted.auth_infos.first()?.auth_info.as_ref()?.token.as_ref()
@@ -85,15 +83,14 @@ pub fn with_token(mut vetted: Kubeconfig, token: &SecretString) -> Kubeconfig {
     vetted
 }
 
-/// Unlike kube's own reader this one takes exactly one document, as kube would
-/// merge several.
+/// Unlike kube's own reader, this accepts exactly one document; kube would merge several.
 fn read(text: &[u8]) -> Result<Kubeconfig, KubeconfigRefused> {
     if text.len() > LONGEST {
         return Err(KubeconfigRefused::TooLarge);
     }
     let text = std::str::from_utf8(text).map_err(|_| KubeconfigRefused::NotText)?;
     let options = serde_saphyr::options! { merge_keys: MergeKeyPolicy::Error, with_snippet: false };
-    // The error itself quotes values, which may be secrets.
+    // The original error quotes values, which may be secrets.
     serde_saphyr::from_str_with_options(text, options).map_err(|error| KubeconfigRefused::NotYaml {
         line: error.location().map_or(0, |it| it.line()),
     })
@@ -129,8 +126,8 @@ fn current_context(file: &Kubeconfig) -> Result<&NamedContext, KubeconfigRefused
     }
 }
 
-// The functions below take the structs of kube apart without `..`: a field that
-// kube learns to obey does not compile until it is judged here.
+// The functions below destructure the types of kube without `..`: a new field does not compile until it is
+// checked here.
 
 fn vet_context(at: &Field, context: &Context) -> Result<Context, KubeconfigRefused> {
     let Context {
@@ -319,7 +316,7 @@ fn all_is_known<V>(at: &Field, unknown: &BTreeMap<String, V>) -> Result<(), Kube
     }
 }
 
-/// As for kubectl, an empty text is none.
+/// As for kubectl, an empty text counts as missing.
 fn given(text: Option<&String>) -> Option<&String> {
     text.filter(|it| !it.is_empty())
 }

@@ -1,6 +1,6 @@
-//! The connection to one remote cluster: its kubeconfig vetted, a client made, and
-//! then asked every now and then whether it answers and what we may do there.
-//! Each has a task of its own, so that one that hangs holds up no other.
+//! The connection to one remote cluster: vets its kubeconfig, creates a client, and then probes periodically
+//! whether it answers and which rights the driver has there. Each connection has its own task, so that one
+//! that hangs does not delay the others.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -22,24 +22,24 @@ use crate::{
     volume::ClusterId,
 };
 
-/// Between two questions to a cluster that answers.
-const REST: Duration = Duration::from_secs(15);
-/// Between two questions to one that does not.
+/// The interval of probes while the cluster answers.
+const PROBE_INTERVAL: Duration = Duration::from_secs(15);
+/// The interval while it does not.
 const RETRY: Duration = Duration::from_secs(3);
-/// Rights change seldom: they are asked for every so many answers.
+/// Rights change seldom: they are checked with every fourth probe.
 const RIGHTS_EVERY: u32 = 4;
-/// Before a cluster that sends too much is looked at again.
+/// The pause before a cluster that exceeded a limit is used again.
 const TOO_MUCH: Duration = Duration::from_mins(5);
-/// A single answer that gets lost says little.
+/// A single failed probe may be an accident.
 const LOST_IN_A_ROW: u32 = 2;
 
-/// Counts what has changed about remote clusters.
+/// Counts the changes of remote clusters.
 pub(super) type Changes = watch::Sender<u64>;
 
-/// How it is with the connection to a cluster.
+/// The state of the connection to a cluster.
 #[derive(Clone)]
 pub enum Link {
-    /// It was not reached yet, and what is waited for.
+    /// It was not reached yet, and what it waits for.
     Connecting(String),
     /// It answers.
     Up(Arc<Connected>),
@@ -47,12 +47,11 @@ pub enum Link {
     Unreachable(String),
     /// Its credentials cannot be used, and why.
     Refused(String),
-    /// Its declaration is at odds with another one, and how.
+    /// Its declaration contradicts another one, and how.
     Disputed(String),
 }
 
 impl Link {
-    /// The cluster, if it answers.
     fn connected(&self) -> Option<&Connected> {
         match self {
             Self::Up(connected) => Some(connected),
@@ -61,16 +60,16 @@ impl Link {
     }
 }
 
-/// Why a cluster cannot be used after it was asked.
+/// Why a probe failed.
 #[derive(Debug, PartialEq, Eq)]
-enum Trouble {
-    /// It does not answer as it should.
+enum ProbeError {
+    /// It does not answer, or not as expected.
     Lost(String),
-    /// It is larger than what is kept of one cluster.
+    /// It exceeds the budget of one cluster.
     TooMuch(String),
 }
 
-impl From<String> for Trouble {
+impl From<String> for ProbeError {
     fn from(why: String) -> Self {
         Self::Lost(why)
     }
@@ -78,22 +77,20 @@ impl From<String> for Trouble {
 
 /// A cluster that answers.
 pub struct Connected {
-    /// The cluster.
     pub cluster: Cluster,
-    /// Version of its API server.
     pub version: String,
-    /// The kubeconfig by which it is reached, as it was vetted.
+    /// The vetted kubeconfig.
     pub kubeconfig: Option<SecretString>,
 }
 
-/// The credentials of a cluster and what they may contain.
+/// The credentials of a cluster, and what they may contain.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Access {
     pub(super) text: Arc<[u8]>,
     pub(super) allowed: Allowed,
 }
 
-/// Connects, and watches over the connection until `stop`.
+/// Connects, and keeps the state of the connection up to date until `stop`.
 pub(super) fn start(
     changes: Changes,
     twin_changes: TwinChanges,
@@ -104,80 +101,80 @@ pub(super) fn start(
     stop: CancellationToken,
 ) -> watch::Receiver<Link> {
     let (link, known) = watch::channel(Link::Connecting("it has not answered yet".to_owned()));
-    let keeper = Keeper {
+    let prober = Prober {
         changes,
         twin_changes,
         id,
         home,
         calls,
-        rest: REST,
+        interval: PROBE_INTERVAL,
         link,
         kubeconfig: OnceLock::new(),
     };
     tokio::spawn(async move {
-        stop.run_until_cancelled(Box::pin(keeper.keep(access))).await;
+        stop.run_until_cancelled(Box::pin(prober.run(access))).await;
     });
     known
 }
 
-struct Keeper {
+struct Prober {
     changes: Changes,
     twin_changes: TwinChanges,
     id: ClusterId,
     home: ClusterId,
     calls: Calls,
-    /// Between two questions to it while it answers.
-    rest: Duration,
+    /// The interval of probes while the cluster answers.
+    interval: Duration,
     link: watch::Sender<Link>,
-    /// What was vetted of its credentials.
+    /// The vetted kubeconfig.
     kubeconfig: OnceLock<SecretString>,
 }
 
-impl Keeper {
-    async fn keep(self, access: Access) {
+impl Prober {
+    async fn run(self, access: Access) {
         let client = match self.client(&access).await {
             Ok(client) => client,
             Err(why) => {
                 tracing::warn!(cluster = %self.id, why, "the kubeconfig of a remote cluster is refused");
-                return self.tell(Link::Refused(why));
+                return self.set_link(Link::Refused(why));
             }
         };
-        self.look_after(&client).await;
+        self.probe_and_notify(&client).await;
     }
 
-    async fn look_after(&self, client: &Client) {
+    async fn probe_and_notify(&self, client: &Client) {
         tokio::select! {
-            () = self.keep_asking(client) => {}
-            () = self.pass_changes_on() => {}
+            () = self.probe_forever(client) => {}
+            () = self.forward_twin_changes() => {}
         }
     }
 
-    async fn keep_asking(&self, client: &Client) {
+    async fn probe_forever(&self, client: &Client) {
         let (mut answered, mut lost) = (0_u32, 0_u32);
         loop {
-            match self.ask(client, answered).await {
+            match self.probe(client, answered).await {
                 Ok(()) => {
                     answered = answered.wrapping_add(1);
                     lost = 0;
-                    if let Some(why) = self.rest().await {
+                    if let Some(why) = self.wait_for_next_probe().await {
                         answered = 0;
-                        self.give_up(why).await;
+                        self.stop_using(why).await;
                     }
                 }
-                Err(Trouble::TooMuch(why)) => {
+                Err(ProbeError::TooMuch(why)) => {
                     answered = 0;
-                    self.give_up(why).await;
+                    self.stop_using(why).await;
                 }
-                Err(Trouble::Lost(why)) => {
+                Err(ProbeError::Lost(why)) => {
                     lost += 1;
                     if lost >= LOST_IN_A_ROW || answered == 0 {
-                        // Whoever is back is asked everything again.
+                        // After a reconnect all checks run again.
                         answered = 0;
-                        let goes_on =
+                        let is_unchanged =
                             matches!(&*self.link.borrow(), Link::Unreachable(before) if *before == why);
-                        if !goes_on {
+                        if !is_unchanged {
                             tracing::warn!(cluster = %self.id, why, "a remote cluster does not answer");
-                            self.tell(Link::Unreachable(why));
+                            self.set_link(Link::Unreachable(why));
                         }
                     }
                     time::sleep(RETRY).await;
@@ -186,25 +183,25 @@ impl Keeper {
         }
     }
 
-    /// Rests until it is asked again; or says why it must not be used any longer.
-    async fn rest(&self) -> Option<String> {
+    /// Waits for the next probe; returns the reason if the cluster exceeds its budget meanwhile.
+    async fn wait_for_next_probe(&self) -> Option<String> {
         let budget = self
             .link
             .borrow()
             .connected()
             .map(|connected| connected.cluster.budget().clone());
         let Some(budget) = budget else {
-            time::sleep(self.rest).await;
+            time::sleep(self.interval).await;
             return None;
         };
-        time::timeout(self.rest, budget.exhausted()).await.ok()
+        time::timeout(self.interval, budget.exhausted()).await.ok()
     }
 
-    /// What sends too much is not used, and let go, until it may have been mended.
-    async fn give_up(&self, why: String) {
+    /// Stops using a cluster that sends too much, drops its data, and pauses.
+    async fn stop_using(&self, why: String) {
         let why = format!("it sends too much: {why}");
         tracing::warn!(cluster = %self.id, why, "a remote cluster is not used");
-        self.tell(Link::Refused(why));
+        self.set_link(Link::Refused(why));
         time::sleep(TOO_MUCH).await;
     }
 
@@ -214,11 +211,11 @@ impl Keeper {
         let text = text.map_err(|error| format!("its kubeconfig cannot be used: {error}"))?;
         self.kubeconfig.get_or_init(|| text.into());
         remote_client(config_of(vetted).await?, &self.id, &self.calls)
-            .map_err(|error| format!("no client can be made: {error}"))
+            .map_err(|error| format!("cannot create a client: {error}"))
     }
 
-    /// Asks whether the cluster answers, and now and then what we may do there.
-    async fn ask(&self, client: &Client, answered: u32) -> Result<(), Trouble> {
+    /// Probes whether the cluster answers, and now and then which rights the driver has there.
+    async fn probe(&self, client: &Client, answered: u32) -> Result<(), ProbeError> {
         let version = self.version(client).await?;
         if !answered.is_multiple_of(RIGHTS_EVERY) {
             return Ok(());
@@ -232,7 +229,7 @@ impl Keeper {
             .borrow()
             .connected()
             .map(|connected| connected.cluster.rights());
-        let rights = Rights::ask(&connect(Rights::default()), before)
+        let rights = Rights::review_all(&connect(Rights::default()), before)
             .await
             .map_err(|error| error.to_string())?;
         if let Some(connected) = self.link.borrow().connected()
@@ -246,7 +243,7 @@ impl Keeper {
         self.fill(&cluster).await?;
         tracing::info!(cluster = %self.id, version, ?rights, "a remote cluster answers");
         let kubeconfig = self.kubeconfig.get().cloned();
-        self.tell(Link::Up(Arc::new(Connected {
+        self.set_link(Link::Up(Arc::new(Connected {
             cluster,
             version,
             kubeconfig,
@@ -254,8 +251,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Asks for the version of its API server: whether it answers at all.
-    async fn version(&self, client: &Client) -> Result<String, Trouble> {
+    /// Reads the version of its API server.
+    async fn version(&self, client: &Client) -> Result<String, ProbeError> {
         let (began, Calls { timeout, metrics }) = (time::Instant::now(), &self.calls);
         let answer = match time::timeout(*timeout, client.apiserver_version()).await {
             Err(_) => Err(Cause::Timeout(*timeout)),
@@ -264,19 +261,19 @@ impl Keeper {
         };
         let outcome = answer.as_ref().map(|_| ());
         metrics.record(self.id.as_str(), "read", outcome, began.elapsed());
-        answer.map_err(|cause| Trouble::Lost(cause.to_string()))
+        answer.map_err(|cause| ProbeError::Lost(cause.to_string()))
     }
 
-    /// Waits until what is watched there is listed, for as long as there is progress: a
-    /// large cluster that is far away needs many pages.
-    async fn fill(&self, cluster: &Cluster) -> Result<(), Trouble> {
+    /// Waits until the watched objects are listed, as long as there is progress: a large and distant cluster
+    /// needs many pages.
+    async fn fill(&self, cluster: &Cluster) -> Result<(), ProbeError> {
         let complete = cluster.views().complete();
         tokio::pin!(complete);
         loop {
             let before = cluster.budget().objects();
             tokio::select! {
                 () = &mut complete => return Ok(()),
-                why = cluster.budget().exhausted() => return Err(Trouble::TooMuch(why)),
+                why = cluster.budget().exhausted() => return Err(ProbeError::TooMuch(why)),
                 () = time::sleep(self.calls.timeout * 3) => {}
             }
             if cluster.budget().objects() <= before {
@@ -287,13 +284,13 @@ impl Keeper {
         }
     }
 
-    /// Passes on that twins there change, also while the cluster is asked something.
-    async fn pass_changes_on(&self) {
+    /// Notifies of changes of twins there, also during a probe.
+    async fn forward_twin_changes(&self) {
         let mut links = self.link.subscribe();
         loop {
             let link = links.borrow_and_update().clone();
             let twins = link.connected().map(|connected| connected.cluster.twin_changes());
-            // They may have changed before we listened.
+            // They may have changed before this subscription.
             self.twin_changes.notify();
             let pass_on = async {
                 if let Some(mut twins) = twins {
@@ -310,13 +307,13 @@ impl Keeper {
         }
     }
 
-    fn tell(&self, link: Link) {
+    fn set_link(&self, link: Link) {
         self.link.send_replace(link);
         self.changes.send_modify(|count| *count += 1);
     }
 }
 
-/// What a kubeconfig says, once it is vetted.
+/// The configuration of a vetted kubeconfig.
 pub(super) async fn config_of(vetted: Kubeconfig) -> Result<Config, String> {
     let proxied = vetted
         .clusters
@@ -326,7 +323,7 @@ pub(super) async fn config_of(vetted: Kubeconfig) -> Result<Config, String> {
     let config = Config::from_custom_kubeconfig(vetted, &KubeConfigOptions::default()).await;
     let mut config = config.map_err(|error| format!("its kubeconfig cannot be used: {error}"))?;
     if !proxied {
-        // kube takes the one of our environment, which nobody meant for this.
+        // kube would take the proxy of this process's environment, which is not meant for this cluster.
         config.proxy_url = None;
     }
     Ok(config)
@@ -334,7 +331,7 @@ pub(super) async fn config_of(vetted: Kubeconfig) -> Result<Config, String> {
 
 #[cfg(any(test, feature = "testkit"))]
 impl Link {
-    /// The way to the cluster `milan`, which answers.
+    /// A connection to the cluster `milan`, which answers.
     pub async fn up(there: &crate::cluster::testing::FakeApi, rights: crate::cluster::Rights) -> Self {
         Self::Up(Arc::new(Connected {
             cluster: there.remote_cluster("milan", rights).await,

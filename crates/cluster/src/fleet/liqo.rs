@@ -1,6 +1,6 @@
-//! Clusters that Liqo declares: a `VirtualNode` names the Secret with the
-//! kubeconfig and the classes of the other side, a `NamespaceMap` what became of
-//! each namespace there, and nodes are labelled with the cluster's id.
+//! Clusters that Liqo declares: a `VirtualNode` names the Secret with the kubeconfig and the classes of the
+//! remote cluster, a `NamespaceMap` has the state of each namespace there, and nodes have a label with the
+//! cluster's id.
 
 use std::{
     collections::BTreeMap,
@@ -33,29 +33,29 @@ use crate::{
 
 /// The API group of its objects.
 pub(super) const GROUP: &str = DiscoveringFabric::Liqo.api_group();
-/// Its version in which they are read.
+/// The version in which they are read.
 pub(super) const GROUP_VERSION: &str = "offloading.liqo.io/v1beta1";
-/// The resource that nobody else has in that group.
+/// A resource in that group that only Liqo has.
 pub(super) const VIRTUAL_NODES: &str = "virtualnodes";
 const CLUSTER_LABEL: &str = "liqo.io/remote-cluster-id";
 const TYPE_LABEL: &str = "liqo.io/type";
 const VIRTUAL_NODE: &str = "virtual-node";
-/// Liqo copies `NamespaceMap`s to the other side; ours are those meant for it.
+/// Liqo copies `NamespaceMap`s to the remote cluster; those with this label are for it.
 const MAP_OF: &str = "liqo.io/remoteID";
 const REPLICATES: &str = "liqo.io/replication=true";
 /// Liqo's own virtual class.
 const VIRTUAL_CLASS: &str = "liqo";
-/// What Liqo calls the namespace of a cluster begins so, and ends with its id.
+/// Prefix of the namespace that Liqo creates for a cluster, followed by the id.
 const TENANT: &str = "liqo-tenant-";
-/// As many clusters are shown whose objects are not believed: anybody who may write such objects
-/// could make as many as he likes.
+/// How many clusters with untrusted objects are shown: a user who may write such objects could create any
+/// number.
 const MOST_NOT_BELIEVED: usize = 20;
 /// Argument of Liqo's virtual kubelet.
 const HOME: &str = "--home-cluster-id=";
 /// Data key of a kubeconfig in a Secret of Liqo.
 const KEY: &str = "kubeconfig";
 
-/// What the rest of the driver is to know of Liqo.
+/// The properties of Liqo for other modules.
 pub(super) static LIQO: Fabric = Fabric {
     name: DiscoveringFabric::Liqo.name(),
     class_annotations: &[mark::LIQO_REAL_CLASS],
@@ -64,21 +64,21 @@ pub(super) static LIQO: Fabric = Fabric {
     mirrors_nodes: false,
 };
 
-/// Whether Liqo made a node to stand for a cluster.
+/// Whether a node is a virtual node of Liqo.
 pub(super) fn is_virtual(node: &Node) -> bool {
     node.labels.get(TYPE_LABEL).is_some_and(|it| it == VIRTUAL_NODE)
 }
 
 /// The clusters of Liqo.
 ///
-/// A peer may write into the namespace that Liqo has for it here, its tenant namespace.
-/// So an object there speaks for that peer only, and in any other namespace for nobody.
+/// A peer may write into the namespace that Liqo has for it here, its tenant namespace. So an object there
+/// may declare only that peer, and an object in another namespace nothing.
 pub(super) struct Liqo {
     nodes: View<VirtualNode>,
     maps: View<NamespaceMap>,
     /// By the name of each namespace that the administrator listed.
     tenants: BTreeMap<String, View<Tenant>>,
-    /// Why which nodes were not believed last, so that it is logged once.
+    /// The untrusted nodes and reasons, so that each is logged once.
     logged: Mutex<BTreeMap<String, String>>,
 }
 
@@ -90,7 +90,7 @@ struct VirtualNode {
     cluster: String,
     secret: Option<SecretRef>,
     default_class: Option<String>,
-    /// What Liqo calls the home cluster.
+    /// The id of the home cluster in Liqo.
     home: Option<String>,
 }
 
@@ -117,7 +117,7 @@ impl Slim for NamespaceMap {
 /// A tenant namespace.
 #[derive(PartialEq)]
 struct Tenant {
-    /// The cluster that it is for. No peer may write this label.
+    /// The cluster that the namespace belongs to. No peer may write this label.
     cluster: Option<String>,
 }
 
@@ -160,18 +160,18 @@ impl Liqo {
         }
     }
 
-    /// Logs which nodes are not believed, each once for each reason.
+    /// Logs which nodes are not trusted, each once for each reason.
     fn log(&self, not_believed: BTreeMap<String, String>) {
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         for (node, why) in &not_believed {
             if logged.get(node) != Some(why) {
-                tracing::warn!(node, why, "a VirtualNode is not believed");
+                tracing::warn!(node, why, "a VirtualNode is not trusted");
             }
         }
         *logged = not_believed;
     }
 
-    /// Whether a node may speak for its cluster, or why not.
+    /// Whether a node may declare its cluster, or why not.
     fn belief(&self, node: &VirtualNode) -> Result<(), String> {
         let VirtualNode {
             namespace, cluster, ..
@@ -181,7 +181,7 @@ impl Liqo {
             .get(namespace)
             .ok_or_else(|| {
                 format!(
-                    "its namespace {namespace} is not among those that this driver was given as Liqo's: put it into \
+                    "its namespace {namespace} is not in this driver's list of Liqo's namespaces: add it to \
                      liqo.tenantNamespaces of the chart"
                 )
             })?
@@ -189,10 +189,10 @@ impl Liqo {
         match tenant.as_ref().and_then(|tenant| tenant.cluster.as_ref()) {
             Some(owner) if owner == cluster => Ok(()),
             Some(owner) => Err(format!(
-                "its namespace {namespace} is that of the cluster {owner}, which cannot speak for another one"
+                "its namespace {namespace} belongs to the cluster {owner}, which cannot declare another one"
             )),
             None => Err(format!(
-                "its namespace {namespace} has no label {CLUSTER_LABEL}, by which Liqo says whose it is"
+                "its namespace {namespace} has no label {CLUSTER_LABEL}, with which Liqo names its cluster"
             )),
         }
     }
@@ -215,7 +215,7 @@ impl Source for Liqo {
         }
         let (mut all, mut doubtful, mut others) = (Vec::new(), Vec::new(), BTreeMap::new());
         for ((cluster, namespace), mut nodes) in by_place {
-            // Several virtual nodes may stand for one cluster: any of them reaches it.
+            // Several virtual nodes may represent one cluster: each of them has credentials for it.
             nodes.sort_by(|a, b| (a.secret.is_none(), &a.name).cmp(&(b.secret.is_none(), &b.name)));
             let Some(node) = nodes.first() else {
                 continue;
@@ -227,9 +227,9 @@ impl Source for Liqo {
                     let mapping = maps.flat_map(|map| map.mapping.clone()).collect();
                     all.extend(declaration(node, mapping));
                 }
-                // In a namespace of Liqo's name for its cluster it is most likely what Liqo made,
-                // and an administrator has to list that namespace. Anything else may be there to
-                // be taken for another cluster.
+                // In the tenant namespace of its cluster it was most likely created by Liqo, and an
+                // administrator has to list that namespace. An object in another namespace may be an attempt
+                // to impersonate the cluster.
                 Err(why) if namespace == format!("{TENANT}{cluster}") => {
                     doubtful.extend(not_believed(node, why));
                 }
@@ -252,7 +252,7 @@ impl Source for Liqo {
     }
 }
 
-/// What is shown of a cluster whose object cannot be relied on.
+/// The declaration for the status of a cluster whose object is not trusted.
 fn not_believed(node: &VirtualNode, why: String) -> Option<ClusterDeclaration> {
     let nothing = VirtualNode {
         namespace: node.namespace.clone(),
@@ -309,7 +309,7 @@ fn declaration(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<
         },
         leaving: false,
         credentials,
-        // Liqo itself puts its gateway's proxy there.
+        // Liqo itself sets the proxy of its gateway there.
         allowed: Allowed { proxy: true },
         believed: true,
     })
@@ -326,7 +326,7 @@ fn virtual_node(node: &DynamicObject) -> Option<VirtualNode> {
         .flatten()
         .find(|class| class["default"].as_bool() == Some(true))
         .and_then(|class| class["storageClassName"].as_str())
-        // Where the other side has no default, Liqo marks the first by name: maybe its own.
+        // If the remote cluster has no default class, Liqo marks the first by name, which may be its own.
         .filter(|name| *name != VIRTUAL_CLASS);
     Some(VirtualNode {
         namespace: node.namespace().unwrap_or_default(),
@@ -341,8 +341,8 @@ fn virtual_node(node: &DynamicObject) -> Option<VirtualNode> {
     })
 }
 
-/// What the virtual kubelet of a node is told that the home cluster is called. Liqo says it in no
-/// other field of an object of its peers.
+/// The id of the home cluster in the arguments of the virtual kubelet. Liqo has it in no other field of the
+/// objects for its peers.
 fn home(spec: &serde_json::Value) -> Option<String> {
     let containers = spec.pointer("/template/spec/template/spec/containers")?;
     let told = containers
@@ -360,7 +360,7 @@ fn namespace_map(map: &DynamicObject) -> Option<NamespaceMap> {
     let cluster = labels.get(MAP_OF).or_else(|| labels.get(CLUSTER_LABEL))?;
     let desired = map.data["spec"]["desiredMapping"].as_object();
     let current = &map.data["status"]["currentMapping"];
-    // The other side writes the status: what this side did not ask for does not count.
+    // The remote cluster writes the status: only namespaces that this cluster requested count.
     let mapping = desired
         .into_iter()
         .flatten()
@@ -372,10 +372,10 @@ fn namespace_map(map: &DynamicObject) -> Option<NamespaceMap> {
     })
 }
 
-/// What became of a namespace that is wanted there under this name.
+/// The state of the namespace that is requested there under this name.
 fn mapped(wanted: Option<&str>, current: Option<&Value>) -> Mapped {
     let (Some(wanted), Some(current)) = (wanted, current) else {
-        return Mapped::Not("Liqo has not made it there".to_owned());
+        return Mapped::Not("Liqo has not created it there".to_owned());
     };
     let text = |key: &str| short(current[key].as_str().unwrap_or_default());
     let (phase, remote) = (text("phase"), text("remoteNamespace"));
@@ -383,9 +383,9 @@ fn mapped(wanted: Option<&str>, current: Option<&Value>) -> Mapped {
         return Mapped::To(remote);
     }
     Mapped::Not(if phase == "Accepted" {
-        format!("Liqo asked for the namespace {wanted:?} there, and that cluster answers with {remote:?}")
+        format!("Liqo requested the namespace {wanted:?} there, and that cluster reports {remote:?}")
     } else {
-        format!("Liqo says {phase} of the namespace {remote:?} there")
+        format!("Liqo reports {phase} for the namespace {remote:?} there")
     })
 }
 

@@ -1,6 +1,6 @@
-//! The remote clusters, whoever declared them. Three questions are answered: which
-//! cluster is this node, which namespace there is this namespace, how is it
-//! reached. Nobody else knows which fabric is installed.
+//! The remote clusters, from all sources of declarations. This module answers: which cluster a node
+//! represents, which namespace there corresponds to a namespace here, and how the cluster is reached. No
+//! other module knows which fabric is installed.
 //!
 //! ```text
 //!  RemoteCluster ─┐
@@ -27,14 +27,13 @@ pub use self::{
 };
 use crate::topology::{Node, VIRTUAL_NODE};
 
-/// The annotations by which a node says which cluster is behind it.
+/// The annotations by which a node names the cluster that it represents.
 pub const NODE_ANNOTATIONS: &[&str] = &[kosmos::CLUSTER];
 
-/// The label of virtual nodes that this driver's documentation advises, and its value.
+/// The label of virtual nodes that the documentation recommends, and its value.
 const ADVISED: (&str, &str) = ("type", "virtual-kubelet");
 
-/// Whether a node stands for another cluster, by what it says itself: no kubelet of ours runs
-/// there.
+/// Whether a node is a virtual node, by its own labels: no kubelet runs there.
 #[must_use]
 pub fn is_virtual(node: &Node) -> bool {
     let (key, value) = ADVISED;

@@ -1,5 +1,5 @@
-//! Clusters that an administrator declares by a `RemoteCluster` each, and what
-//! is said in those of clusters that another fabric declares.
+//! Clusters that an administrator declares by a `RemoteCluster`, and settings in a `RemoteCluster` for
+//! clusters that another fabric declares.
 
 use std::sync::Arc;
 
@@ -31,11 +31,10 @@ pub(super) struct Native {
 enum Object {
     /// It declares a cluster.
     Declaring(Box<Declaration>),
-    /// Its cluster is declared by somebody else.
+    /// Another fabric declares its cluster.
     Discovered(ClusterId, Adjustments),
 }
 
-/// What a `RemoteCluster` declares.
 struct Declaration {
     declared: Declared,
     leaving: bool,
@@ -59,8 +58,7 @@ impl Native {
             .filter_map(|cluster| object(&cluster, || self.offloadings.all()))
     }
 
-    /// Whether any cluster has its namespaces from `NamespaceOffloading`s: they are only
-    /// watched then.
+    /// Whether the fabric of this driver serves any cluster: `NamespaceOffloading`s are watched only then.
     fn has_fabric(&self) -> bool {
         self.clusters.all().iter().any(|it| it.spec.fabric.is_some())
     }
@@ -115,7 +113,7 @@ impl Source for Native {
     }
 }
 
-/// What became of each offloaded namespace in a cluster, as the fabric says.
+/// The state of each offloaded namespace in a cluster, as the fabric reports it.
 fn offloaded(cluster: &str, all: &[Arc<NamespaceOffloading>]) -> Namespaces {
     let mapped = |one: &NamespaceOffloading| {
         let status = one.status.as_ref();
@@ -127,7 +125,7 @@ fn offloaded(cluster: &str, all: &[Arc<NamespaceOffloading>]) -> Namespaces {
             (Some(ready), _) => Mapped::Not(ready.words().1.to_owned()),
             (None, _) => Mapped::Not(match selected {
                 Some(condition) => condition.message.clone(),
-                None => "the fabric (liqo-csi fabric) has not seen its NamespaceOffloading".to_owned(),
+                None => "the fabric (liqo-csi fabric) has not processed its NamespaceOffloading".to_owned(),
             }),
         }
     };
@@ -146,7 +144,7 @@ fn object(
     offloadings: impl FnOnce() -> Vec<Arc<NamespaceOffloading>>,
 ) -> Option<Object> {
     let name = cluster.name_any();
-    // The API server refuses longer names; one that came from elsewhere is no label.
+    // The API server refuses longer names; an object that was stored otherwise has no valid id.
     let id = name.parse().ok()?;
     let leaving = cluster.metadata.deletion_timestamp.is_some();
     let spec = cluster.spec.clone();
@@ -169,7 +167,7 @@ fn object(
         };
         return Some(Object::Discovered(id, adjustments));
     }
-    // The API server demands the Secret, and one of the two.
+    // The schema requires the Secret, and one of the two.
     let secret = spec.kubeconfig_secret_ref?;
     let nodes = match (&spec.node_selector, &spec.fabric) {
         (Some(nodes), _) => nodes.selector(),

@@ -1,5 +1,5 @@
-//! What is known of the remote clusters now: which there are, which nodes stand for them, and
-//! how each is reached.
+//! The current state of the remote clusters: which exist, which nodes represent them, and how each is
+//! reached.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,23 +22,23 @@ use crate::{
     volume::ClusterId,
 };
 
-/// The remote clusters of this moment. Cheap to clone.
+/// The remote clusters. Cheap to clone.
 #[derive(Clone)]
 pub struct Registry {
     remotes: watch::Sender<Arc<Remotes>>,
-    /// Changes whenever anything about a remote cluster does.
+    /// Changes whenever anything about a remote cluster changes.
     changes: Changes,
-    /// Changes whenever a twin in that cluster does.
+    /// Changes whenever a twin in that cluster changes.
     twins: Arc<Mutex<BTreeMap<ClusterId, TwinChanges>>>,
-    /// Changes whenever a twin in any of them does.
+    /// Changes whenever a twin in any of them changes.
     all_twins: Changes,
-    /// The API groups whose declarations cannot be read; `None` before any were.
+    /// The API groups whose declarations cannot be read; `None` before the first read.
     unread: watch::Sender<Option<BTreeSet<&'static str>>>,
 }
 
 type Remotes = BTreeMap<ClusterId, Arc<Remote>>;
 
-/// Counts what has changed about the twins of a cluster.
+/// Counts the changes of twins in a cluster.
 #[derive(Clone)]
 pub(super) struct TwinChanges {
     cluster: Changes,
@@ -53,22 +53,22 @@ impl TwinChanges {
     }
 }
 
-/// A remote cluster: as it was declared, and how it is reached.
+/// A remote cluster: its declaration and its connection.
 pub struct Remote {
     pub(super) declared: Declared,
-    /// Why no new volumes are made there, if they are not.
+    /// Why no new volumes are created there, if so.
     pub(super) closed: Option<Closed>,
     pub(super) link: watch::Receiver<Link>,
     pub(super) access: Option<Arc<AccessFacts>>,
 }
 
-/// What is known of the credentials with which the driver reaches a cluster.
+/// Facts about the credentials with which the driver reaches a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessFacts {
     /// The fingerprint of the kubeconfig that a user or a repository wrote.
     pub seed: String,
-    /// The claims of the token in use, which the driver may have renewed; `None` if it is not of a service
-    /// account.
+    /// The claims of the token in use, which the driver may have renewed; `None` if it does not belong to a
+    /// service account.
     pub token: Option<TokenFacts>,
 }
 
@@ -80,12 +80,12 @@ impl Deref for Remote {
     }
 }
 
-/// Why a cluster takes no new volumes, but goes on serving those that are there.
+/// Why a cluster accepts no new volumes, while existing ones are still served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// Its declaration is being deleted, and only what is there holds it.
+    /// Its declaration is being deleted, and waits for the existing volumes.
     Leaving,
-    /// What its `RemoteCluster` says of classes, policy and protection cannot be read.
+    /// The classes, policy and protection in its `RemoteCluster` cannot be read.
     Unread,
 }
 
@@ -93,43 +93,29 @@ impl fmt::Display for Closed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Leaving => "its RemoteCluster is being deleted",
-            Self::Unread => {
-                "the RemoteClusters cannot be read, and what this one says of classes is not known"
-            }
+            Self::Unread => "the RemoteClusters cannot be read, and the classes in this one are unknown",
         })
     }
 }
 
-/// Why nothing can be done in a remote cluster right now.
+/// Why a remote cluster cannot be used now.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreachable {
-    /// There is no such cluster, or none any more.
-    #[error("the cluster {0} is not known to this driver: `liqo-csi clusters` lists those that are")]
+    /// It is not declared, or not any more.
+    #[error("the cluster {0} is not known to this driver: `liqo-csi clusters` lists the known ones")]
     Unknown(ClusterId),
-    /// Its declaration or its credentials cannot be used.
     #[error("the cluster {cluster} ({object}) cannot be used: {why}")]
     Refused {
-        /// The cluster.
         cluster: ClusterId,
-        /// The object that declares it.
         object: String,
-        /// What is wrong.
         why: String,
     },
-    /// It was not asked yet.
     #[error("the cluster {cluster} was not reached yet: {why}")]
-    Connecting {
-        /// The cluster.
-        cluster: ClusterId,
-        /// What is waited for.
-        why: String,
-    },
-    /// It does not answer.
+    Connecting { cluster: ClusterId, why: String },
     #[error("the cluster {cluster} is unreachable: {why}")]
     NoAnswer {
-        /// The cluster.
         cluster: ClusterId,
-        /// What came of the last attempt.
+        /// The error of the last attempt.
         why: String,
     },
 }
@@ -156,7 +142,7 @@ impl Remote {
         }
     }
 
-    /// The kubeconfig by which it is reached, as it was vetted; `None` while it does not answer.
+    /// The vetted kubeconfig; `None` while the cluster does not answer.
     #[must_use]
     pub fn kubeconfig(&self) -> Option<SecretString> {
         match &*self.link.borrow() {
@@ -165,7 +151,7 @@ impl Remote {
         }
     }
 
-    /// A client of its API server for streams, which knows no timeout but this for connecting: see
+    /// A client of its API server for streams, without timeouts except for connecting: see
     /// [`stream_client`].
     pub async fn stream_client(&self, connect_timeout: Duration) -> Result<Client, Unreachable> {
         let refused = |why: String| Unreachable::Refused {
@@ -173,31 +159,30 @@ impl Remote {
             object: self.object.clone(),
             why,
         };
-        // Why it is not reached, if it is not.
+        // The reason, if the cluster is not reached.
         self.reach()?;
         let text = self.kubeconfig();
         let text = text.ok_or_else(|| refused("its kubeconfig is not kept".to_owned()))?;
         let vetted = serde_json::from_str(text.expose_secret());
-        // Errors of serde quote what they read.
+        // Errors of serde quote the input.
         let vetted = vetted.map_err(|_| refused("its kubeconfig cannot be read again".to_owned()))?;
         let config = config_of(vetted).await.map_err(refused)?;
         stream_client(config, connect_timeout)
-            .map_err(|error| refused(format!("no client can be made: {}", plain(&error))))
+            .map_err(|error| refused(format!("cannot create a client: {}", plain(&error))))
     }
 
-    /// Why no new volumes are made there, if they are not.
+    /// Why no new volumes are created there, if so.
     #[must_use]
     pub fn closed(&self) -> Option<Closed> {
         self.closed
     }
 
-    /// What is known of its credentials; `None` while there are none.
+    /// Facts about its credentials; `None` while there are none.
     #[must_use]
     pub fn access(&self) -> Option<&AccessFacts> {
         self.access.as_deref()
     }
 
-    /// How it is with the connection.
     #[must_use]
     pub fn link(&self) -> Link {
         self.link.borrow().clone()
@@ -223,19 +208,17 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// All remote clusters.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Remote>> {
         self.remotes.borrow().values().cloned().collect()
     }
 
-    /// The remote cluster of this id.
     pub fn get(&self, id: &ClusterId) -> Result<Arc<Remote>, Unreachable> {
         let known = self.remotes.borrow().get(id).cloned();
         known.ok_or_else(|| Unreachable::Unknown(id.clone()))
     }
 
-    /// Who stands behind a node of the home cluster.
+    /// The kind of a node of the home cluster, with the cluster that it represents.
     #[must_use]
     pub fn behind(&self, node: &Node) -> NodeKind {
         if node.has_driver() {
@@ -255,44 +238,43 @@ impl Registry {
         }
     }
 
-    /// Changes whenever anything about a remote cluster does, but for the twins there.
+    /// Changes whenever anything about a remote cluster changes, except for the twins there.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Changes whenever a twin in this cluster does, however often it is connected anew.
+    /// Changes whenever a twin in this cluster changes, also after it is connected again.
     #[must_use]
     pub fn twin_changes(&self, cluster: &ClusterId) -> watch::Receiver<u64> {
         self.twin_notifier(cluster).cluster.subscribe()
     }
 
-    /// Changes whenever a twin in any remote cluster does.
+    /// Changes whenever a twin in any remote cluster changes.
     #[must_use]
     pub fn all_twin_changes(&self) -> watch::Receiver<u64> {
         self.all_twins.subscribe()
     }
 
-    /// Whether all declarations have been seen: before that a cluster that is
-    /// missing may well be there.
+    /// Whether all declarations were read: before that, a missing cluster may exist.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.unread().is_some_and(|groups| groups.is_empty())
     }
 
-    /// The API groups of fabrics that are installed and whose objects cannot be
-    /// read; `None` as long as they may just not have been read yet.
+    /// The API groups of installed fabrics whose objects cannot be read; `None` while they may not have been
+    /// read yet.
     #[must_use]
     pub fn unread(&self) -> Option<BTreeSet<&'static str>> {
         self.unread.borrow().clone()
     }
 
-    /// By which links tell that something about them has changed.
+    /// For links, to signal a change of their state.
     pub(super) fn notifier(&self) -> Changes {
         self.changes.clone()
     }
 
-    /// By which the link to a cluster tells that a twin there has changed.
+    /// For the link to a cluster, to signal a change of a twin there.
     pub(super) fn twin_notifier(&self, cluster: &ClusterId) -> TwinChanges {
         let mut twins = self.twins.lock().unwrap_or_else(PoisonError::into_inner);
         let known = twins.entry(cluster.clone()).or_insert_with(|| TwinChanges {
@@ -309,20 +291,19 @@ impl Registry {
     }
 }
 
-/// What a node of the home cluster is.
 #[derive(Clone, Debug)]
 pub enum NodeKind {
-    /// Itself.
+    /// A real node.
     Real,
-    /// A stand-in for this cluster.
+    /// A virtual node of this cluster.
     Virtual(Arc<Remote>),
-    /// A stand-in claimed by all of these.
+    /// A node that the declarations of several clusters select.
     Disputed(String),
 }
 
 #[cfg(any(test, feature = "testkit"))]
 impl Registry {
-    /// A registry of clusters that are as they are.
+    /// A registry of clusters that do not change.
     pub fn fixed(remotes: impl IntoIterator<Item = (Declared, Link)>) -> Self {
         Self::partial(remotes, [])
     }
@@ -357,7 +338,7 @@ impl Registry {
         self
     }
 
-    /// Such a registry where some fabrics cannot be read.
+    /// The same registry, where the objects of some fabrics cannot be read.
     pub fn partial(
         remotes: impl IntoIterator<Item = (Declared, Link)>,
         unread: impl IntoIterator<Item = &'static str>,

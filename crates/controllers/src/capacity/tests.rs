@@ -1,4 +1,4 @@
-//! What is published of a few nodes and classes, and what becomes of it when they change.
+//! What is published of a few nodes and classes, and what happens when they change.
 
 use serde_json::Value;
 
@@ -24,6 +24,7 @@ fn settings() -> Settings {
         allowed_classes: BTreeSet::new(),
         movers: None,
         approves_serving: false,
+        limits_attachments: true,
     }
 }
 
@@ -194,13 +195,13 @@ async fn where_classes_cannot_be_seen_one_has_to_be_named() {
     let unnamed = milan(&there, Rights::default(), None).await;
     round_with(&api, &unnamed, &settings()).await.unwrap();
     assert_eq!(published(&api), ["milan=0"]);
-    // Claims may do it.
+    // Claims may name one.
     let mut by_claims = settings();
     by_claims.allowed_classes = ["gold".to_owned()].into();
     round_with(&api, &unnamed, &by_claims).await.unwrap();
     assert_eq!(published(&api), ["milan=4Ei"]);
 
-    // They are seen, and there is none; nodes do not matter then.
+    // The classes are readable, and the default one does not exist; then nodes do not matter.
     let mut without_nodes = Rights::ALL;
     without_nodes.nodes = false;
     let none = milan(&there, without_nodes, None).await;
@@ -267,7 +268,7 @@ async fn what_was_refused_is_too_large_for_a_while() {
     capacities.round().await.unwrap();
     let less = format!("milan={}", GIB - 1);
     assert_eq!(published(&api), [less.as_str(), "milan=4Ei"]);
-    // It is opened again when that is over, and not only when something changes.
+    // It is published again when the refusal expires, not only after a change.
     let due = capacities.due().unwrap();
     assert!(
         due > Duration::from_mins(1) && due <= Duration::from_mins(2),
@@ -288,7 +289,7 @@ async fn only_a_volume_that_nobody_has_wakes_it() {
     watched.complete().await;
     let (registry, settings) = (Registry::default(), settings());
     let capacities = Capacities::new(&home, &registry, &watched, &settings);
-    capacities.shown.complete().await;
+    capacities.current.complete().await;
     capacities.refusals.complete().await;
     let triggers = capacities.triggers();
     let mut version = watched.volumes.version();

@@ -1,4 +1,4 @@
-//! What there is to say about a remote cluster.
+//! Collects what the status of a remote cluster reports.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -18,63 +18,58 @@ use crate::{
     watched::Watched,
 };
 
-/// As many volumes as a message names.
+/// The most volumes that a message names.
 const NAMED: usize = 5;
-/// As many classes, and nodes, as are shown.
+/// The most classes, and nodes, in the status.
 const MOST_NAMES: usize = 200;
-/// Of an object in Kubernetes.
+/// The longest name of an object in Kubernetes.
 const LONGEST_NAME: usize = 253;
 
-/// How it is with one cluster.
+/// The observed state of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ClusterReport {
-    /// Its id.
     pub(super) id: ClusterId,
-    /// The fabric that declares it, if one does.
+    /// The fabric that declares it, if it is discovered.
     pub(super) fabric: Option<&'static Fabric>,
-    /// The object that does.
+    /// The object that declares it.
     pub(super) object: String,
-    /// Its state.
     pub(super) state: State,
-    /// Why, when it is not ready.
+    /// Why it is not ready.
     pub(super) message: String,
-    /// Version of its API server.
     pub(super) server_version: Option<String>,
-    /// The nodes that stand for it.
+    /// The nodes that represent it.
     pub(super) nodes: Vec<String>,
-    /// The storage classes seen there.
+    /// The storage classes in the cluster.
     pub(super) classes: Vec<String>,
-    /// What we may not do there, and what that costs.
+    /// The rights that the driver lacks there, and the consequences.
     pub(super) limits: Vec<String>,
-    /// The credentials with which the driver reaches it.
     pub(super) credentials: Option<CredentialsStatus>,
 }
 
-/// How it is with the connection.
+/// The state of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Twins can be made there.
+    /// Twins can be created there.
     Ready,
-    /// It was not reached yet.
+    /// Not contacted yet.
     Connecting,
-    /// It does not answer.
+    /// The API server does not answer.
     Unreachable,
-    /// Its declaration or credentials cannot be used.
     Refused,
 }
 
-/// What there is to say of a cluster that is declared.
+/// Observes a declared cluster.
 pub(super) fn report(home: &Cluster, remote: &Remote, settings: &Settings) -> ClusterReport {
     let nodes = home.views().nodes.all();
     let selected = nodes.iter().filter(|node| remote.nodes.admits(node));
-    let (real, standing): (Vec<_>, Vec<_>) = selected.partition(|node| node.has_driver());
-    let mut report = connection(remote, names(&standing));
+    let (real, virtual_nodes): (Vec<_>, Vec<_>) = selected.partition(|node| node.has_driver());
+    let mut report = connection(remote, names(&virtual_nodes));
     let unserved = unserved(home, remote, settings);
     report.limits.extend(unserved.into_iter().map(|one| one.message));
     if !real.is_empty() {
         report.limits.push(format!(
-            "these nodes are selected, but are real and stand for nothing: {}. Narrow the selector",
-            some_of(&names(&real))
+            "these nodes match the selector, but are real nodes and do not represent the cluster: {}. Narrow the selector",
+            list_some(&names(&real))
         ));
     }
     report
@@ -120,7 +115,7 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
             report.server_version = Some(connected.version.clone());
             let classes = connected.cluster.views().classes.all();
             let names = classes.iter().map(|class| class.name.clone());
-            // The API server there may say anything, and who reads this is an object of ours.
+            // The API server there is not trusted, and these names go into an object of the home cluster.
             report.classes = names.filter(|name| name.len() <= LONGEST_NAME).collect();
             report.classes.sort();
             report.classes.truncate(MOST_NAMES);
@@ -131,7 +126,6 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
     report
 }
 
-/// The status of the credentials.
 fn credentials(access: &AccessFacts) -> CredentialsStatus {
     let token = access.token.as_ref();
     let renewed = token.filter(|token| token.is_renewed());
@@ -142,14 +136,14 @@ fn credentials(access: &AccessFacts) -> CredentialsStatus {
     }
 }
 
-/// As Kubernetes writes it.
+/// Formats a time like Kubernetes.
 fn moment(second: i64) -> String {
     let at = jiff::Timestamp::from_second(second).unwrap_or(jiff::Timestamp::MAX);
     at.strftime("%FT%TZ").to_string()
 }
 
-/// The first of them, and how many more there are.
-pub(super) fn some_of(claims: &[String]) -> String {
+/// The first names, and how many more there are.
+pub(super) fn list_some(claims: &[String]) -> String {
     let named: Vec<&str> = claims.iter().take(NAMED).map(String::as_str).collect();
     match claims.len().saturating_sub(NAMED) {
         0 => named.join(", "),
@@ -157,7 +151,7 @@ pub(super) fn some_of(claims: &[String]) -> String {
     }
 }
 
-/// Claims whose twins nobody was given, or a move has left.
+/// Claims of twins that are not handed over, or that a move has left.
 pub(super) fn unfinished(twins: &[Arc<Twin>], moves: &Moves) -> Vec<String> {
     let unfinished = twins.iter().filter(|twin| moves.leave_unfinished(twin));
     let mut claims: Vec<String> = unfinished
@@ -168,8 +162,8 @@ pub(super) fn unfinished(twins: &[Arc<Twin>], moves: &Moves) -> Vec<String> {
     claims
 }
 
-/// The moves that there are, by whether they lead to or from a cluster. What is at an API server
-/// may be the twins of another `RemoteCluster` that leads to the same one.
+/// The existing moves, by whether their source or target is in a cluster. The same API server may also
+/// contain twins of another `RemoteCluster`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moves {
     pub(super) with_it: BTreeSet<MoveUid>,
@@ -177,7 +171,7 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// By what their status remembers. One that cannot be read may lead there.
+    /// Sorts moves by the plan in their status. A move whose plan cannot be read may involve the cluster.
     pub(super) fn of(all: &[VolumeMove], id: &ClusterId) -> Self {
         let mut moves = Self::default();
         for one in all {
@@ -204,17 +198,17 @@ impl Moves {
     }
 }
 
-/// The move that is making a twin, or has left it behind.
+/// The move that is creating a twin, or has left it behind.
 pub(super) fn mover_of(twin: &Twin) -> Option<&MoveUid> {
     let marks = twin.moves.as_ref().ok()?;
     match (&marks.target, &marks.source) {
         (Some(target), _) => Some(&target.by),
         (None, Some(SourceMark::Superseded { by, .. })) => Some(by),
-        (None, Some(SourceMark::Moving { .. } | SourceMark::GivenBack { .. }) | None) => None,
+        (None, Some(SourceMark::Moving { .. } | SourceMark::RolledBack { .. }) | None) => None,
     }
 }
 
-/// The volumes in a cluster, as claims that people know.
+/// The volumes in a cluster, named by their claims.
 pub(super) fn claims_in(watched: &Watched, cluster: &ClusterId) -> Vec<String> {
     let volumes = watched.volumes.virtual_volumes_in(cluster);
     let named = volumes.iter().map(|volume| match &volume.claim {

@@ -1,47 +1,46 @@
-//! What the status of a `RemoteCluster` says, and whether it may go: not while
-//! something of ours is there.
+//! The status of a `RemoteCluster`, and whether it needs its finalizer: as long as objects of this driver
+//! exist in the cluster.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::{Value, json};
 
 use super::{
     FINALIZER,
-    report::{ClusterReport, State, some_of},
+    report::{ClusterReport, State, list_some},
 };
 use crate::{
     api::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterStatus},
     cluster::short,
 };
 
-/// What of ours is in a cluster.
+/// The objects of this driver in a cluster.
 #[derive(Debug)]
-pub(super) struct Holdings {
-    /// How many volumes live there.
+pub(super) struct RemainingObjects {
     pub(super) volumes: usize,
-    /// The snapshots whose twins are there; `None` if that is not known.
+    /// The snapshots whose twins are there; `None` if unknown.
     pub(super) snapshots: Option<Vec<String>>,
-    /// The claims of the volumes, where they are to be named.
+    /// The claims of the volumes, if a message has to name them.
     pub(super) claims: Vec<String>,
-    /// Where neither are: claims for which there are twins that nobody was given (yet), or
-    /// why that is not known.
+    /// Without volumes and snapshots: claims of twins that are not handed over (yet), or why they are not
+    /// known.
     pub(super) unfinished: Result<Vec<String>, String>,
-    /// Whether somebody else declares the cluster too.
+    /// Whether another object declares the cluster too.
     pub(super) disputed: bool,
 }
 
-impl Holdings {
-    /// Whether its `RemoteCluster` is to be held; what is not known changes
-    /// nothing. Deleting a disputed one is the way out of the dispute.
-    pub(super) fn hold(&self, held: bool, leaving: bool) -> bool {
+impl RemainingObjects {
+    /// Whether its `RemoteCluster` needs the finalizer; unknown facts change nothing. A disputed one can
+    /// be deleted, because that resolves the dispute.
+    pub(super) fn needs_finalizer(&self, present: bool, leaving: bool) -> bool {
         if self.disputed {
-            return held && !leaving;
+            return present && !leaving;
         }
         let is_used = |names: &Vec<String>| !names.is_empty();
         if self.volumes > 0 || self.snapshots.as_ref().is_some_and(is_used) {
             return true;
         }
         match (&self.snapshots, &self.unfinished) {
-            (None, _) | (_, Err(_)) => held,
+            (None, _) | (_, Err(_)) => present,
             (Some(_), Ok(twins)) => is_used(twins),
         }
     }
@@ -49,41 +48,41 @@ impl Holdings {
     fn message(&self) -> String {
         match (&self.unfinished, &self.snapshots) {
             _ if self.volumes > 0 => format!(
-                "it is being deleted, but volumes live there and would be out of reach: {}. Delete their claims, or move \
-                 their data, and it goes",
-                some_of(&self.claims)
+                "it is being deleted, but volumes exist in the cluster and would become inaccessible: {}. It is deleted when their \
+                 claims are deleted or their data is moved",
+                list_some(&self.claims)
             ),
             (_, Some(snapshots)) if !snapshots.is_empty() => format!(
-                "it is being deleted, but snapshots are there and would be out of reach: {}. Delete them, and their contents \
-                 if those stay, and it goes",
-                some_of(snapshots)
+                "it is being deleted, but snapshots exist in the cluster and would become inaccessible: {}. It is deleted when they \
+                 are, and their contents if those are retained",
+                list_some(snapshots)
             ),
             (_, None) => {
-                "it is being deleted, but it is not known whether snapshots are there: their contents in this \
-                          cluster cannot be read. It goes when none is there"
+                "it is being deleted, but it is not known whether snapshots exist in the cluster: their contents in this \
+                  cluster cannot be read. It is deleted when no snapshot is left"
                     .to_owned()
             }
             (Ok(twins), _) => format!(
-                "it is being deleted, but twins that nobody was given, or that a move has left, are there, of the claims {}. \
-                 They are removed when the grace period of the driver or the move is over, and it goes",
-                some_of(twins)
+                "it is being deleted, but twins that were never handed over, or that a move has left, exist in the cluster, of the \
+                 claims {}. They are removed after the grace period of the driver or the end of the move; then it is deleted",
+                list_some(twins)
             ),
             (Err(why), _) => format!(
-                "it is being deleted, but it is not known whether twins that nobody uses are there: {why}. It goes when \
-                 they are gone; if that cluster is gone for good, take off the finalizer {FINALIZER}"
+                "it is being deleted, but it is not known whether unused twins exist in the cluster: {why}. It is deleted when no twin \
+                 is left; if that cluster does not exist any more, remove the finalizer {FINALIZER}"
             ),
         }
     }
 }
 
-/// A condition as it should be: status, reason and message.
+/// The desired status, reason and message of a condition.
 type Wanted<'a> = (&'static str, &'static str, &'a str);
 
-/// The status of a cluster that is declared.
+/// The status of a declared cluster.
 pub(super) fn declared(
     object: &RemoteCluster,
     report: &ClusterReport,
-    holdings: &Holdings,
+    remaining: &RemainingObjects,
 ) -> RemoteClusterStatus {
     let (reachable, reason) = match report.state {
         State::Ready => ("True", "Answers"),
@@ -94,7 +93,7 @@ pub(super) fn declared(
     let discovered = report.fabric.is_some();
     let leaving = object.metadata.deletion_timestamp.is_some() && !discovered;
     let held = if leaving {
-        holdings.message()
+        remaining.message()
     } else {
         String::new()
     };
@@ -106,30 +105,30 @@ pub(super) fn declared(
         (
             "True",
             "Usable",
-            "no node stands for it yet: no pod can get there",
+            "no virtual node represents it yet: no pod can run there",
         )
     } else if report.limits.is_empty() {
-        ("True", "Usable", "twins can be made there")
+        ("True", "Usable", "twins can be created there")
     } else {
-        let message = "twins can be made there, within the limits that the status names";
+        let message = "twins can be created there, within the limits in the status";
         ("True", "Usable", message)
     };
     if let (State::Connecting, Some(before), false) = (report.state, &object.status, leaving)
         && !before.conditions.is_empty()
     {
-        // The leader has just begun: what was known is known until there is an answer.
+        // A new leader is still connecting: the previous status is kept until the cluster answers.
         return RemoteClusterStatus {
             nodes: report.nodes.clone(),
-            volumes: count(holdings.volumes),
-            snapshots: count(holdings.snapshots.as_ref().map_or(0, Vec::len)),
+            volumes: count(remaining.volumes),
+            snapshots: count(remaining.snapshots.as_ref().map_or(0, Vec::len)),
             ..before.clone()
         };
     }
     RemoteClusterStatus {
         declared_by: discovered.then(|| report.object.clone()),
         nodes: report.nodes.clone(),
-        volumes: count(holdings.volumes),
-        snapshots: count(holdings.snapshots.as_ref().map_or(0, Vec::len)),
+        volumes: count(remaining.volumes),
+        snapshots: count(remaining.snapshots.as_ref().map_or(0, Vec::len)),
         server_version: report.server_version.clone(),
         classes: report.classes.clone(),
         limits: report.limits.clone(),
@@ -139,8 +138,8 @@ pub(super) fn declared(
     }
 }
 
-/// The status of a discovered cluster that is declared no longer, or not yet; `unread`: as far
-/// as can be read.
+/// The status of a discovered cluster that is not declared any more, or not yet; `unread`: whose
+/// declaration cannot be read.
 pub(super) fn undeclared(
     object: &RemoteCluster,
     claims: &[String],
@@ -157,13 +156,13 @@ pub(super) fn undeclared(
     let are_there: Vec<String> = [("Volumes", claims), ("Snapshots", snapshots)]
         .into_iter()
         .filter(|(_, names)| !names.is_empty())
-        .map(|(what, names)| format!("{what} are there: {}", some_of(names)))
+        .map(|(what, names)| format!("{what} are there: {}", list_some(names)))
         .collect();
     let message = if are_there.is_empty() {
         why
     } else {
         format!(
-            "{why}. {}. They can be neither used anew nor deleted until it is declared again, under this very id",
+            "{why}. {}. They cannot be used by new pods or deleted until it is declared again, with the same id",
             are_there.join(". ")
         )
     };
@@ -176,7 +175,7 @@ pub(super) fn undeclared(
     }
 }
 
-/// Conditions that say what they said keep their age.
+/// Conditions whose status is unchanged keep their transition time.
 fn with_conditions(object: &RemoteCluster, ready: Wanted<'_>, reachable: Wanted<'_>) -> RemoteClusterStatus {
     let before = object.status.as_ref().map(|status| status.conditions.as_slice());
     let condition = |kind: &str, (status, reason, message): Wanted<'_>| {
@@ -206,8 +205,8 @@ fn count(objects: usize) -> i64 {
     objects.try_into().unwrap_or(i64::MAX)
 }
 
-/// The merge patch that makes the status this one: what it does not say is taken out. What is
-/// known of the virtual node is the fabric's to write.
+/// The merge patch that sets this status: missing fields are removed. The status of the virtual node is
+/// written by the fabric.
 pub(super) fn patch(status: &RemoteClusterStatus) -> Value {
     let mut whole = json!({
         "declaredBy": null, "nodes": null, "serverVersion": null, "classes": null, "limits": null, "lastError": null,

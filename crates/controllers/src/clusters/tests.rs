@@ -1,4 +1,4 @@
-//! What a cluster's object and the list of clusters say, and when the object may go.
+//! The status of a `RemoteCluster`, the list of clusters, and when the object may be deleted.
 
 use std::collections::BTreeSet;
 
@@ -47,7 +47,7 @@ async fn up(there: &FakeApi) -> Link {
     Link::up(there, Rights::ALL).await
 }
 
-/// Deletes the `RemoteCluster` if it is not held.
+/// Deletes the `RemoteCluster` unless it has the finalizer.
 fn delete(api: &FakeApi) {
     api.change(OBJECT, |object| {
         object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
@@ -78,12 +78,13 @@ fn settings() -> Settings {
         allowed_classes: BTreeSet::new(),
         movers: None,
         approves_serving: false,
+        limits_attachments: true,
     }
 }
 
 async fn round(api: &FakeApi, registry: &Registry) {
     let (settings, metrics) = (settings(), Metrics::default());
-    // What is written is looked at again, as it would be.
+    // The write of the first round triggers another one.
     for _ in 0..2 {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
@@ -105,7 +106,7 @@ fn status(api: &FakeApi) -> Value {
     api.object(OBJECT).unwrap()["status"].clone()
 }
 
-/// The same cluster, as Liqo declares it.
+/// The same cluster, discovered from Liqo.
 fn found(link: Link) -> Registry {
     Registry::fixed([(by_liqo(), link)])
 }
@@ -172,7 +173,7 @@ async fn a_cluster_with_twins_that_became_no_volumes_is_held() {
     let (_, message) = condition(&api, 0);
     assert!(is_held(&api) && message.contains("shop/data"), "{message}");
 
-    // Out of sight is not gone.
+    // Unreachable twins still count.
     there.remove(TWIN);
     round(&api, &registry(Link::Unreachable("no route".into()))).await;
     let (_, message) = condition(&api, 0);
@@ -354,7 +355,7 @@ async fn what_is_declared_twice_can_be_taken_back() {
         object["metadata"]["finalizers"] = json!([FINALIZER]);
     });
     round(&api, &disputed).await;
-    assert!(is_held(&api), "nobody takes it back");
+    assert!(is_held(&api), "the finalizer stays");
     delete(&api);
     round(&api, &disputed).await;
     assert!(!is_held(&api));
@@ -386,7 +387,7 @@ async fn a_cluster_that_is_found_gets_an_object_for_as_long_as_it_is_declared() 
     assert_eq!(condition(&api, 0), ("False".into(), "no route".into()));
     assert!(!is_held(&api), "its fabric declares it, whatever becomes of this");
 
-    // It was made for another fabric, as by somebody who did not know.
+    // It was created for another fabric by mistake.
     api.change(OBJECT, |object| {
         object["spec"]["discoveredFrom"]["fabric"] = "Kosmos".into();
     });
@@ -467,7 +468,7 @@ async fn a_leader_that_has_just_begun_does_not_forget_how_it_was() {
     assert_eq!(status(&api), before);
 }
 
-/// The PV that users see of a volume in this cluster.
+/// The virtual PV of a volume in this cluster.
 fn put_volume_in(api: &FakeApi, cluster: &str, number: usize) -> String {
     let name = format!("pvc-0c4f3f2e-8a51-4f0e-9f0f-{number:012}");
     api.put(

@@ -1,6 +1,6 @@
-//! Which volumes a round looks at: those about which something changed, and those that
-//! were not well when they were last looked at. Now and then, and whenever a round failed,
-//! all of them. So one change costs the same however many volumes there are.
+//! Decides which volumes a round checks: those that have changed, and those that were unhealthy in the
+//! last check. All of them every 30 seconds, and after a failed round. So the cost of a change does not
+//! depend on the number of volumes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -19,51 +19,50 @@ use crate::{
     watched::{Claim, Watched},
 };
 
-/// All volumes are looked at so often, whatever the feeds say.
+/// All volumes are checked this often, whatever the feeds report.
 const ALL: Duration = Duration::from_secs(30);
 
-/// What has changed about the volumes of a cluster.
-pub(super) struct Due {
-    /// The cluster as it was reached last, and what has changed there.
-    reached: Option<Reached>,
+/// The changes about the volumes of a cluster.
+pub(super) struct DueVolumes {
+    /// The cluster as it was last reachable, with its changes.
+    reached: Option<ReachedCluster>,
     volumes: Feed<slim::Volume>,
     claims: Feed<Claim>,
-    /// When all volumes were to be looked at last.
+    /// When all volumes were checked last.
     all: Option<Instant>,
-    /// Whether this round looks at all.
+    /// Whether this round checks all volumes.
     is_all: bool,
-    /// Whether the last round came to a good end.
+    /// Whether the last round succeeded.
     is_done: bool,
 }
 
-/// A cluster that is reached.
-struct Reached {
+/// A reachable cluster.
+struct ReachedCluster {
     cluster: Cluster,
     twins: Feed<slim::Twin>,
     /// PVs are watched at home only.
     real: Feed<slim::Volume>,
 }
 
-/// What a round looks at.
+/// The volumes that a round checks.
 pub(super) enum Scope {
-    /// All volumes.
     All,
     /// The volumes whose PVs have these names.
     Some(BTreeSet<String>),
 }
 
-impl Reached {
+impl ReachedCluster {
     fn new(cluster: Cluster) -> Self {
         let (twins, real) = (cluster.views().twins.feed(), cluster.views().volumes.feed());
-        // All volumes are looked at now.
+        // This round checks all volumes.
         let _everything = (twins.take(), real.take());
         Self { cluster, twins, real }
     }
 
-    /// The volumes about which something has changed there; `None` if that may be all.
+    /// The volumes with changes in that cluster; `None` if all may have changed.
     fn take(&self) -> Option<BTreeSet<String>> {
         if !self.cluster.rights().all_claims {
-            // What changes in single namespaces is not told.
+            // The feeds do not report changes in single namespaces.
             return None;
         }
         let (Changed::These(twins), Changed::These(real)) = (self.twins.take(), self.real.take()) else {
@@ -71,7 +70,7 @@ impl Reached {
         };
         let mut names: BTreeSet<String> = twins.iter().map(|twin| twin.volume.to_string()).collect();
         for real in real.iter().filter_map(|volume| volume.as_real()) {
-            // A twin is named after its volume.
+            // The name of a twin contains that of its volume.
             names.extend(VolumeName::of_home_twin(&real.twin).map(|(volume, _)| volume.to_string()));
             let twins = self.cluster.views().twins.of_topic(&real.twin);
             names.extend(twins.iter().map(|twin| twin.volume.to_string()));
@@ -80,7 +79,7 @@ impl Reached {
     }
 }
 
-impl Due {
+impl DueVolumes {
     pub(super) fn new(watched: &Watched) -> Self {
         Self {
             reached: None,
@@ -92,16 +91,20 @@ impl Due {
         }
     }
 
-    /// What the next round looks at. `cluster` is the cluster of the twins, if it is reached.
+    /// The volumes that the next round checks. `cluster` is the cluster of the twins, if it is reachable.
     pub(super) fn take(&mut self, cluster: Option<Cluster>) -> Scope {
         let is_known = match (&self.reached, &cluster) {
             (Some(reached), Some(cluster)) => reached.cluster.is_same(cluster),
             (_, None) | (None, Some(_)) => false,
         };
         if !is_known {
-            self.reached = cluster.map(Reached::new);
+            self.reached = cluster.map(ReachedCluster::new);
         }
-        let names = self.reached.as_ref().and_then(Reached::take).filter(|_| is_known);
+        let names = self
+            .reached
+            .as_ref()
+            .and_then(ReachedCluster::take)
+            .filter(|_| is_known);
         let changes = (self.volumes.take(), self.claims.take());
         let is_time = self.all.is_none_or(|when| when.elapsed() >= ALL);
         let is_done = std::mem::take(&mut self.is_done);
@@ -115,58 +118,58 @@ impl Due {
         self.is_all = false;
         let virtual_volumes = volumes.iter().filter_map(|volume| volume.as_virtual());
         names.extend(virtual_volumes.map(|volume| volume.name.clone()));
-        // A PV of another name, as after a restore or where it was given to another claim, is
-        // looked at when all are.
+        // A PV with another name, for example after a restore or a bind to another claim, is checked
+        // together with all others.
         names.extend(claims.iter().map(|claim| VolumeName::requested_for(&claim.uid)));
         Scope::Some(names)
     }
 
-    /// In what time all volumes are looked at again.
+    /// The time until all volumes are checked again.
     pub(super) fn left(&self) -> Duration {
         self.all
             .map_or(Duration::ZERO, |when| ALL.saturating_sub(when.elapsed()))
     }
 
-    /// What the round was to look at is seen to. Without this word, be it that the round
-    /// failed or was given up, the next one looks at all volumes.
+    /// The round succeeded. Without this call, because the round failed or was cancelled, the next round
+    /// checks all volumes.
     pub(super) fn done(&mut self) {
         self.is_done = true;
         if self.is_all {
-            // It may have taken long, and is not to begin again at once.
+            // A long round does not start again at once.
             self.all = Some(Instant::now());
         }
     }
 }
 
-/// How each volume was when it was last seen, by the name of its PV.
+/// The last diagnosis of each volume, by the name of its PV, and the number of volumes per diagnosis.
 #[derive(Default)]
-pub(super) struct Census {
+pub(super) struct VolumeCounts {
     seen: HashMap<String, Kind>,
     counts: BTreeMap<Kind, usize>,
-    /// Those that are looked at in every round.
-    unwell: BTreeSet<String>,
+    /// The volumes that are checked in every round.
+    unhealthy: BTreeSet<String>,
 }
 
-/// What is counted together: the virtual class, and how a volume is.
+/// What is counted together: the virtual class and the diagnosis.
 type Kind = (String, Diagnosis);
 
-impl Census {
-    /// Forgets all volumes, but not of which kinds there were.
+impl VolumeCounts {
+    /// Forgets all volumes, but keeps the kinds, with a count of zero.
     pub(super) fn clear(&mut self) {
         self.seen.clear();
-        self.unwell.clear();
+        self.unhealthy.clear();
         self.counts.values_mut().for_each(|count| *count = 0);
     }
 
-    /// Notes how a volume is now; `None` if there is no such volume, or nothing can be said.
-    pub(super) fn note(&mut self, name: &str, kind: Option<Kind>) {
+    /// Records the diagnosis of a volume; `None` if the volume does not exist or its state is unknown.
+    pub(super) fn record(&mut self, name: &str, kind: Option<Kind>) {
         match &kind {
-            // A twin that is not bound yet tells when it is.
+            // The view reports when a pending twin is bound.
             None
             | Some((_, Diagnosis::Bound | Diagnosis::Ending | Diagnosis::Moving | Diagnosis::Pending)) => {
-                self.unwell.remove(name)
+                self.unhealthy.remove(name)
             }
-            Some(_) => self.unwell.insert(name.to_owned()),
+            Some(_) => self.unhealthy.insert(name.to_owned()),
         };
         let before = match &kind {
             Some(kind) => self.seen.insert(name.to_owned(), kind.clone()),
@@ -180,14 +183,14 @@ impl Census {
         }
     }
 
-    /// How many volumes there are of each kind that ever was.
-    pub(super) fn counts(&self) -> impl Iterator<Item = (&Kind, &usize)> {
+    /// The number of volumes of each kind that was ever recorded.
+    pub(super) fn by_kind(&self) -> impl Iterator<Item = (&Kind, &usize)> {
         self.counts.iter()
     }
 
-    /// Volumes that were not well.
-    pub(super) fn unwell(&self) -> impl Iterator<Item = &String> {
-        self.unwell.iter()
+    /// Volumes that were unhealthy.
+    pub(super) fn unhealthy(&self) -> impl Iterator<Item = &String> {
+        self.unhealthy.iter()
     }
 }
 
@@ -197,27 +200,27 @@ mod tests {
 
     #[test]
     fn a_census_counts_volumes_by_how_they_were_last_seen() {
-        let mut census = Census::default();
+        let mut counts = VolumeCounts::default();
         let kind = |diagnosis| Some(("liqo".to_owned(), diagnosis));
-        let count = |census: &Census, diagnosis| {
-            let counts = census.counts().find(|((_, one), _)| *one == diagnosis);
+        let count = |counts: &VolumeCounts, diagnosis| {
+            let counts = counts.by_kind().find(|((_, one), _)| *one == diagnosis);
             counts.map(|(_, count)| *count)
         };
-        census.note("a", kind(Diagnosis::Bound));
-        census.note("b", kind(Diagnosis::Vanished));
-        census.note("b", kind(Diagnosis::Vanished));
-        census.note("c", kind(Diagnosis::Ending));
-        assert_eq!(count(&census, Diagnosis::Bound), Some(1));
-        assert_eq!(count(&census, Diagnosis::Vanished), Some(1));
-        assert_eq!(census.unwell().collect::<Vec<_>>(), ["b"]);
-        census.note("b", kind(Diagnosis::Bound));
-        census.note("a", None);
-        census.note("never seen", None);
-        assert_eq!(count(&census, Diagnosis::Bound), Some(1));
-        assert_eq!(count(&census, Diagnosis::Vanished), Some(0));
-        assert_eq!(count(&census, Diagnosis::Lost), None);
-        assert_eq!(census.unwell().count(), 0);
-        census.clear();
-        assert_eq!(count(&census, Diagnosis::Ending), Some(0));
+        counts.record("a", kind(Diagnosis::Bound));
+        counts.record("b", kind(Diagnosis::Vanished));
+        counts.record("b", kind(Diagnosis::Vanished));
+        counts.record("c", kind(Diagnosis::Ending));
+        assert_eq!(count(&counts, Diagnosis::Bound), Some(1));
+        assert_eq!(count(&counts, Diagnosis::Vanished), Some(1));
+        assert_eq!(counts.unhealthy().collect::<Vec<_>>(), ["b"]);
+        counts.record("b", kind(Diagnosis::Bound));
+        counts.record("a", None);
+        counts.record("never seen", None);
+        assert_eq!(count(&counts, Diagnosis::Bound), Some(1));
+        assert_eq!(count(&counts, Diagnosis::Vanished), Some(0));
+        assert_eq!(count(&counts, Diagnosis::Lost), None);
+        assert_eq!(counts.unhealthy().count(), 0);
+        counts.clear();
+        assert_eq!(count(&counts, Diagnosis::Ending), Some(0));
     }
 }

@@ -1,4 +1,4 @@
-//! What volumes need that are well: seldom anything.
+//! Upkeep of healthy volumes, which rarely need any.
 
 use std::sync::Mutex;
 
@@ -7,8 +7,8 @@ use crate::{
     cluster::{ApiError, slim::Twin},
     imported, mirror,
     placement::{
-        ClaimNews, Diagnosis, Phase, PolicyFacts, PolicyStep, ReclaimPolicy, SeenSize, claim_news,
-        has_finished, policy_step, shows_less,
+        ClaimUpdate, Diagnosis, ObservedSize, Phase, PolicyFacts, PolicyStep, ReclaimPolicy, claim_update,
+        has_finished, must_be_raised, policy_step,
     },
     retention,
     rounds::each,
@@ -17,11 +17,10 @@ use crate::{
     watched::{Claim, VirtualVolume},
 };
 
-/// How often others may write on a PV at the very same time.
+/// How often a write is retried after a conflict.
 const ATTEMPTS: usize = 3;
 
 impl Health<'_> {
-    /// Sees to volumes that are well.
     pub(super) async fn maintain_all(&mut self, by_need: &ByNeed) -> Result<(), ApiError> {
         let this = &*self;
         let settled = Mutex::new(Vec::new());
@@ -34,10 +33,10 @@ impl Health<'_> {
                 }
                 let mut done = maintained.map(|_| ());
                 if volume_status.diagnosis == Diagnosis::Bound {
-                    // People are told how it is, whatever cannot be seen to.
-                    done = done.and(this.show(volume_status).await);
+                    // The condition is updated even if the upkeep failed.
+                    done = done.and(this.show_bound(volume_status).await);
                 }
-                volume_status.alone(done)
+                volume_status.tolerate(done)
             },
         )
         .await;
@@ -45,8 +44,8 @@ impl Health<'_> {
         maintained
     }
 
-    /// What a healthy volume needs, seldom anything. Tells of a remote one when there is
-    /// nothing more to see to.
+    /// Upkeep of a healthy volume. Returns a value for a remote volume that needs no further check of its
+    /// PV.
     async fn maintain(&self, volume_status: &VolumeStatus) -> Result<Option<Settled>, ApiError> {
         let (Ok(site), Some(twin)) = (&volume_status.site, &volume_status.twin) else {
             return Ok(None);
@@ -67,8 +66,8 @@ impl Health<'_> {
         Ok(settled)
     }
 
-    /// Ends expansions that nobody else ends: of twins at home, which pods never mount by
-    /// themselves, and of claims whose pods are in another cluster.
+    /// Ends expansions that no kubelet ends: of twins at home, which no pod mounts, and of claims whose
+    /// pods run in another cluster.
     async fn follow_size(
         &self,
         site: &Site,
@@ -77,7 +76,7 @@ impl Health<'_> {
         twin: &Twin,
     ) -> Result<(), ApiError> {
         if site.remote_cluster().is_none() {
-            let seen = SeenSize {
+            let seen = ObservedSize {
                 claim: claim.size,
                 volume: volume.bytes,
             };
@@ -86,20 +85,20 @@ impl Health<'_> {
             }
             return Ok(());
         }
-        if shows_less(claim.size, volume.bytes, twin.size) {
+        if must_be_raised(claim.size, volume.bytes, twin.size) {
             return mirror::capacity(self.home, volume, twin.size.capacity).await;
         }
         let Some(mark) = &volume.claim else {
             return Ok(());
         };
-        match claim_news(claim.size, twin.size) {
-            Some(ClaimNews::Grown(_)) => mirror::growth(self.home, mark, twin.size).await,
-            Some(ClaimNews::NodeInfeasible) => mirror::node_refusal(site, mark).await,
+        match claim_update(claim.size, twin.size) {
+            Some(ClaimUpdate::Grown(_)) => mirror::growth(self.home, mark, twin.size).await,
+            Some(ClaimUpdate::NodeInfeasible) => mirror::node_refusal(site, mark).await,
             None => Ok(()),
         }
     }
 
-    /// What the PV of a healthy twin needs.
+    /// Upkeep of the PV of a healthy twin.
     async fn maintain_volume(
         &self,
         site: &Site,
@@ -112,7 +111,7 @@ impl Health<'_> {
         if site.remote_cluster().is_some() {
             let wanted = (twin.uid.clone(), volume.retain);
             let settled = self.settled.get(&volume.name) == Some(&wanted)
-                || Box::pin(self.settle(site, volume, twin)).await?;
+                || Box::pin(self.check_remote_pv(site, volume, twin)).await?;
             return Ok(settled.then_some(wanted));
         }
         let real = twin
@@ -123,7 +122,7 @@ impl Health<'_> {
             return Ok(None);
         };
         if real.released {
-            // Its record says which policy it gets, and when.
+            // The record of the release determines its policy.
             return Ok(None);
         }
         if real.imported {
@@ -149,11 +148,16 @@ impl Health<'_> {
         Ok(None)
     }
 
-    /// Looks at the PV of a remote twin once it is bound: nobody watches it. False if
-    /// it has to be looked at again.
-    async fn settle(&self, site: &Site, volume: &VirtualVolume, twin: &Twin) -> Result<bool, ApiError> {
+    /// Checks the PV of a remote twin once it is bound, because PVs there are not watched. False if it
+    /// has to be checked again.
+    async fn check_remote_pv(
+        &self,
+        site: &Site,
+        volume: &VirtualVolume,
+        twin: &Twin,
+    ) -> Result<bool, ApiError> {
         let (Some(name), true) = (&twin.real_volume, site.cluster().rights().volume_changes) else {
-            // Rights may come.
+            // The right may be granted later.
             return Ok(false);
         };
         for _ in 0..ATTEMPTS {

@@ -1,11 +1,12 @@
-//! One move: its objects are read, then its status, then one decision is taken and carried out,
-//! again and again until something has to be waited for. What is decided is
-//! `placement::moving`'s; what is read and written of a claim is `gate`'s.
+//! Runs one move: reads its objects, then its status, decides, and carries out the decision, until it
+//! has to wait. The decisions are in `placement::moving`; a claim is read and written through
+//! `MovedVolume`.
 
 use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::{
@@ -15,50 +16,53 @@ use tokio::{
 
 use super::{
     Context,
+    events::emit_events,
     evict::evict,
     preflight::preflight,
     progress::Copies,
-    status::{self, Entered, entered, is_held_off},
-    telling::tell,
+    status::{self, StageEntry, backs_off_cutover, entered},
     volumes::{recorded, records, volumes},
-    waits::{Look, Since, look},
+    waits::{NextCheck, WaitClock, next_check},
 };
 use crate::{
-    api::volume_move::{MoveRequest, RequestError, UnreadableMove, VolumeMove, VolumeMoveStatus},
+    api::volume_move::{Loss, MoveRequest, RequestError, UnreadableMove, VolumeMove, VolumeMoveStatus},
     cluster::{
         ApiError,
         events::Weight,
+        facts::{is_out_of_service, is_ready},
         slim::{SeenMove, Volume},
         unless_conflict,
     },
-    gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Place, ReadsOn, Records},
+    fleet::NodeKind,
+    gate::{Applied, ClaimObjects, GateError, MovedSide, MovedVolume, Movers, Place, ReadsOn, Records},
     movers::MoveHelpers,
     observe::crash::{self, Step},
     placement::moving::{
-        BackTo, ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Outcome, Side, Stage,
-        StatusChange, VolumeNow, Waiting, Why, move_step,
+        ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Outcome, RollbackReason, RollbackTo, Side,
+        Stage, StatusChange, VolumeNow, Waiting, move_step, policy_wanted,
     },
     rounds::Rounds,
     volume::{
         ClaimName, mark,
         moving::{CommitRecord, Condition, SourceRecord},
     },
+    watched::NodeAttachment,
 };
 
-/// Looks of one round. A move that goes on after that does so in the next one.
-const LOOKS: usize = 50;
-/// What Kubernetes does at once is looked at so soon, and so often.
+/// Steps of one round. A move with more steps continues in the next round.
+const STEPS_PER_ROUND: usize = 50;
+/// Pause, and number of pauses, before a re-read while Kubernetes takes a step that is usually fast.
 const SOON: Duration = Duration::from_millis(100);
-const SOON_LOOKS: usize = 20;
-/// For what waits, between two looks that changes cause.
+const SOON_STEPS: usize = 20;
+/// The shortest pause of a waiting move between two rounds that changes trigger.
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
-/// Between two reports of what is not news.
+/// The shortest time between two writes that only report progress.
 const REPORT: Duration = Duration::from_secs(5);
-/// Until what only people can mend is looked at again.
-const TROUBLED: Duration = Duration::from_mins(1);
+/// The pause after an error that only a user can fix.
+const ERROR_PAUSE: Duration = Duration::from_mins(1);
 const REFUSED_EVICTION: Duration = Duration::from_secs(5);
 
-/// Which `VolumeMove` this is. Names are used again.
+/// Identifies a `VolumeMove`; the uid is needed because names are reused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct MoveKey {
     pub(super) namespace: String,
@@ -77,53 +81,50 @@ impl MoveKey {
     }
 }
 
-/// The loop that follows one move.
-pub(super) struct Following<'a, H> {
+/// The loop that runs one move.
+pub(super) struct MoveLoop<'a, H> {
     context: &'a Context<'a, H>,
     key: MoveKey,
     /// Changes when the `VolumeMove` does.
     own: watch::Receiver<u64>,
-    /// Until when other changes do not matter.
+    /// Until when other changes are ignored.
     quiet_until: Instant,
     due: Instant,
-    /// Whether something failed that is tried again by itself.
-    troubled: bool,
-    since: Since,
+    /// Whether a step failed and will be retried.
+    failed: bool,
+    since: WaitClock,
     reported: Option<Instant>,
 }
 
-/// What came of a look.
+/// The result of one step.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Looked {
-    /// Something was done, or has changed meanwhile.
+pub(super) enum StepOutcome {
+    /// Something was written, or has changed.
     Again,
-    /// Something is waited for.
-    Wait(Look),
-    /// There is nothing to do.
+    Wait(NextCheck),
     Over,
 }
 
-/// Why a move does not go on.
+/// Why a move cannot continue.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Trouble {
-    /// An API server does not answer, or refuses.
+pub(super) enum FollowError {
+    /// An API server does not answer, or rejects a request.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// What is written somewhere cannot be read.
+    /// The status or spec of the move cannot be read.
     #[error(transparent)]
     Unreadable(#[from] UnreadableMove),
     /// Objects of a claim cannot be read or written.
     #[error(transparent)]
     Objects(GateError),
-    /// A remote cluster was not asked yet.
+    /// A remote cluster is still being contacted.
     #[error("{0}")]
     NotYet(String),
-    /// The status cannot be written.
     #[error("the status cannot be written as JSON: {0}")]
     Unwritable(#[from] serde_json::Error),
 }
 
-impl From<GateError> for Trouble {
+impl From<GateError> for FollowError {
     fn from(error: GateError) -> Self {
         match error {
             GateError::Api(error) => Self::Api(error),
@@ -132,24 +133,24 @@ impl From<GateError> for Trouble {
     }
 }
 
-impl From<RequestError> for Trouble {
+impl From<RequestError> for FollowError {
     fn from(error: RequestError) -> Self {
         Self::Unreadable(error.into())
     }
 }
 
-/// A move as it was read, and what is known of its claims.
-struct Seen {
+/// A move as it was read, with the facts about its claims.
+struct ObservedMove {
     of: VolumeMove,
     request: MoveRequest,
     stage: Stage,
     moved: Vec<MovedVolume>,
     facts: Vec<ClaimFacts>,
-    /// Where the sources are read.
+    /// The nodes where the sources are read.
     reads_on: Vec<Option<ReadsOn>>,
 }
 
-impl<'a, H: MoveHelpers> Following<'a, H> {
+impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
     pub(super) fn new(context: &'a Context<'a, H>, key: MoveKey) -> Self {
         let (namespace, name) = (key.namespace.clone(), key.name.clone());
         let is_it = move |seen: &SeenMove| seen.name.namespace == namespace && seen.name.name == name;
@@ -159,8 +160,8 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             key,
             quiet_until: Instant::now(),
             due: Instant::now(),
-            troubled: false,
-            since: Since::now(),
+            failed: false,
+            since: WaitClock::now(),
             reported: None,
         }
     }
@@ -171,54 +172,77 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
         Ok(found.filter(|found| found.uid().as_ref() == Some(&self.key.uid)))
     }
 
-    /// One look, and what follows from it.
-    pub(super) async fn look(&mut self) -> Result<Looked, Trouble> {
+    /// Observes, decides and takes one step.
+    pub(super) async fn step(&mut self) -> Result<StepOutcome, FollowError> {
         let Some(first) = self.read().await? else {
-            return Ok(Looked::Over);
+            return Ok(StepOutcome::Over);
         };
-        if is_to_be_checked(&first)? {
+        if needs_preflight(&first)? {
             let status = preflight(self.context, &first).await?;
             return self.write_status(&first, &status).await;
         }
         let (plan, stage) = (first.plan()?, first.stage()?);
         let mut moved = volumes(self.context.home, self.context.registry, &first, &plan)?;
         let request = MoveRequest::try_from(&first)?;
+        for moved in moved
+            .iter_mut()
+            .filter(|_| request.recover_source && !stage.is_recovered())
+        {
+            moved.target_out_of_service = self.is_out_of_service(&moved.target).await?;
+        }
         let observed = moved.iter().map(|moved| self.observed(moved, &request, &stage));
         let observed = try_join_all(observed).await?;
-        // Last of all: what this says was still true after all of that was read.
+        // Last: all facts above were read while this version of the status was current.
         let Some(of) = self.read().await? else {
-            return Ok(Looked::Over);
+            return Ok(StepOutcome::Over);
         };
         if of.plan()? != plan || of.stage()? != stage {
-            return Ok(Looked::Again);
+            return Ok(StepOutcome::Again);
         }
+        let request = MoveRequest::try_from(&of)?;
         let (mut facts, mut reads_on) = (Vec::new(), Vec::new());
         for (volume, (objects, movers)) in moved.iter_mut().zip(observed) {
             reads_on.push(movers.reads_on.clone());
             volume.records = records(&of, &volume.claim.name.name)?;
             let recorded = recorded(&volume.records);
-            facts.push(objects.facts(volume, movers, recorded));
+            let unwatched = volume.unwatched();
+            facts.push(ClaimFacts {
+                unwatched: unwatched.filter(|_| !request.accept_loss.contains(&Loss::LiveWrites)),
+                ..objects.facts(volume, movers, recorded)
+            });
         }
         let now = Timestamp::now();
-        let seen = Seen {
-            request: MoveRequest::try_from(&of)?,
+        let seen = ObservedMove {
+            of,
+            request,
             stage,
             moved,
             facts,
             reads_on,
-            of,
         };
         self.context
             .metrics
             .moves()
             .seen(&seen.of, &seen.stage, recorded_bytes(&seen.moved));
-        let status = seen.of.facts(now, is_held_off(&seen.of, now))?;
+        let status = seen.of.facts(now, backs_off_cutover(&seen.of, now))?;
         match move_step(&status, &seen.facts) {
             MoveStep::Write { change, .. } => self.change(&seen, &status, change).await,
             MoveStep::Act(steps) => self.act(&seen, &steps).await,
             MoveStep::Wait(waiting) => self.wait(&seen, &waiting).await,
-            MoveStep::Over => Ok(Looked::Over),
+            MoveStep::Over => Ok(StepOutcome::Over),
         }
+    }
+
+    /// Whether an administrator declared all virtual nodes of the cluster out of service.
+    async fn is_out_of_service(&self, side: &MovedSide) -> Result<bool, ApiError> {
+        let Context { home, registry, .. } = self.context;
+        let nodes = home.all::<Node>().list(None).await?;
+        let mut virtual_nodes = nodes.into_iter().filter(|node| {
+            let behind = registry.behind(&home.node(node.metadata.clone()));
+            matches!(behind, NodeKind::Virtual(remote) if remote.id == side.id.cluster)
+        });
+        let is_off = |node: &Node| is_out_of_service(node) && !is_ready(node);
+        Ok(virtual_nodes.next().is_some_and(|node| is_off(&node)) && virtual_nodes.all(|node| is_off(&node)))
     }
 
     async fn observed(
@@ -227,36 +251,37 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
         request: &MoveRequest,
         stage: &Stage,
     ) -> Result<(ClaimObjects, Movers), GateError> {
-        // The movers first: what they say of a pass is older then than what is seen of its users.
+        // The movers first: what they report of a pass is then older than what is observed of the users.
         let movers = self.context.helpers.observe(moved, request, stage).await?;
         Ok((moved.observe().await?, movers))
     }
 
-    /// Changes the `VolumeMove`, in exactly the version that was decided on.
+    /// Changes exactly the version of the `VolumeMove` on which the decision was based.
     async fn change(
         &mut self,
-        seen: &Seen,
+        seen: &ObservedMove,
         status: &MoveFacts,
         change: StatusChange,
-    ) -> Result<Looked, Trouble> {
+    ) -> Result<StepOutcome, FollowError> {
         let change = match change {
-            StatusChange::AddFinalizer => return self.hold(&seen.of, true).await,
-            StatusChange::RemoveFinalizer => return self.hold(&seen.of, false).await,
-            StatusChange::Enter(stage) => Entered::Stage(stage),
+            StatusChange::AddFinalizer => return self.set_finalizer(&seen.of, true).await,
+            StatusChange::RemoveFinalizer => return self.set_finalizer(&seen.of, false).await,
+            StatusChange::Enter(stage) => StageEntry::Stage(stage),
             StatusChange::OpenGate(gate) => {
                 let Some(records) = self.source_records(seen).await? else {
-                    return Ok(Looked::Again);
+                    return Ok(StepOutcome::Again);
                 };
-                Entered::Gate(gate, records)
+                StageEntry::Gate(gate, records)
             }
+            StatusChange::Recover(gate) => StageEntry::Recover(gate, current_records(seen)?),
             StatusChange::Commit(gate) => match commit_records(seen).await {
-                Ok(records) => Entered::Commit(gate, records),
+                Ok(records) => StageEntry::Commit(gate, records),
                 Err(GateError::Api(error)) if !status.overdue.downtime => return Err(error.into()),
-                // Nobody is kept away for what does not end by itself.
-                Err(error) => Entered::Stage(Stage::Back {
+                // Users must not wait for an error that does not resolve itself.
+                Err(error) => StageEntry::Stage(Stage::Rollback {
                     gate: Some(gate),
-                    to: BackTo::Start,
-                    why: Why::Refused(vec![error.to_string()]),
+                    to: RollbackTo::Start,
+                    why: RollbackReason::Refused(vec![error.to_string()]),
                 }),
             },
         };
@@ -269,24 +294,24 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             &copies,
             Timestamp::now(),
         )?;
-        if let (Entered::Stage(Stage::Ended(Outcome::Done)), Some(left)) = (&change, sources_left(seen)) {
+        if let (StageEntry::Stage(Stage::Ended(Outcome::Done)), Some(left)) = (&change, sources_left(seen)) {
             let released = Condition::SourceReleased.to_string();
-            let said = next.conditions.iter_mut().find(|said| said.type_ == released);
-            if let Some(said) = said {
-                said.message = left;
+            let condition = next.conditions.iter_mut().find(|one| one.type_ == released);
+            if let Some(condition) = condition {
+                condition.message = left;
             }
         }
-        self.since.happened();
-        self.note(seen, &change, &next);
+        self.since.reset();
+        self.count(seen, &change, &next);
         self.write_status(&seen.of, &next).await
     }
 
-    /// The PVs of all claims, none of which has changed since it was decided on. Whether they can
-    /// be replaced is found out before anybody is kept away.
-    async fn source_records(&self, seen: &Seen) -> Result<Option<Vec<SourceRecord>>, GateError> {
+    /// The PVs of all claims, if none has changed since the decision. Checks that they can be replaced
+    /// before any user loses access.
+    async fn source_records(&self, seen: &ObservedMove) -> Result<Option<Vec<SourceRecord>>, GateError> {
         let mut records = Vec::new();
         for (moved, facts) in seen.moved.iter().zip(&seen.facts) {
-            let VolumeNow::There(volume) = &facts.volume else {
+            let VolumeNow::Exists(volume) = &facts.volume else {
                 return Ok(None);
             };
             let Some(record) = moved.source_record(volume).await? else {
@@ -298,10 +323,10 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
         Ok(Some(records))
     }
 
-    async fn hold(&mut self, of: &VolumeMove, held: bool) -> Result<Looked, Trouble> {
+    async fn set_finalizer(&mut self, of: &VolumeMove, present: bool) -> Result<StepOutcome, FollowError> {
         let mut finalizers = of.finalizers().to_vec();
         finalizers.retain(|one| one != mark::MOVE);
-        if held {
+        if present {
             finalizers.push(mark::MOVE.to_owned());
         }
         let patch = json!({"metadata": {
@@ -310,38 +335,46 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             "finalizers": finalizers,
         }});
         let moves = self.context.home.within::<VolumeMove>(&self.key.namespace);
-        let step = if held { Step::MoveHold } else { Step::MoveLetGo };
+        let step = if present { Step::MoveHold } else { Step::MoveLetGo };
         let written = crash::around(step, moves.merge(&self.key.name, &patch)).await;
         unless_conflict(written)?;
-        Ok(Looked::Again)
+        Ok(StepOutcome::Again)
     }
 
-    async fn write_status(&mut self, of: &VolumeMove, next: &VolumeMoveStatus) -> Result<Looked, Trouble> {
+    async fn write_status(
+        &mut self,
+        of: &VolumeMove,
+        next: &VolumeMoveStatus,
+    ) -> Result<StepOutcome, FollowError> {
         let mut patch = status::patch(of.status.as_ref(), next)?;
         patch["metadata"] = json!({"uid": of.uid(), "resourceVersion": of.resource_version()});
         let moves = self.context.home.within::<VolumeMove>(&self.key.namespace);
         let written = crash::around(Step::MoveStatus, moves.merge_status(&self.key.name, &patch)).await;
         if let Some(written) = unless_conflict(written)? {
-            tell(self.context.events, of, &written).await;
+            emit_events(self.context.events, of, &written).await;
         }
-        Ok(Looked::Again)
+        Ok(StepOutcome::Again)
     }
 
-    /// Takes steps, which are independent of each other.
-    async fn act(&mut self, seen: &Seen, steps: &[(usize, ClaimStep)]) -> Result<Looked, Trouble> {
+    /// Takes steps that are independent of each other.
+    async fn act(
+        &mut self,
+        seen: &ObservedMove,
+        steps: &[(usize, ClaimStep)],
+    ) -> Result<StepOutcome, FollowError> {
         let taken = steps.iter().map(async |(index, step)| {
             let moved = &seen.moved[*index];
             if let Some(why) = journal_left(seen, *index, step) {
                 let (claim, by) = (&moved.claim.name, &moved.by);
                 let note = format!(
-                    "the journal of the move could not be taken off the new volume of the claim {claim}: {why}. Its data is \
+                    "the journal of the move could not be removed from the new volume of the claim {claim}: {why}. Its data is \
                      complete; delete .liqo-move-{by} in its root when its pods run"
                 );
                 let events = self.context.events;
                 events.tell_move(&seen.of, Weight::Warning, "MoveJournalLeft", &note).await;
             }
             match moved.apply(step).await? {
-                Applied::NotHere => {}
+                Applied::NotHandled => {}
                 Applied::Done | Applied::ChangedMeanwhile => return Ok(Vec::new()),
             }
             if let ClaimStep::Evict(pods) = step {
@@ -350,27 +383,31 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             self.context.helpers.apply(moved, &seen.request, step).await?;
             Ok(Vec::new())
         });
-        let mut stay = Vec::new();
+        let mut refused = Vec::new();
         for taken in join_all(taken).await {
-            stay.extend(taken?);
+            refused.extend(taken?);
         }
-        if stay.is_empty() {
-            return Ok(Looked::Again);
+        if refused.is_empty() {
+            return Ok(StepOutcome::Again);
         }
-        let waiting = vec![(0, Waiting::Users(stay))];
+        let waiting = vec![(0, Waiting::Users(refused))];
         self.wait(seen, &waiting).await?;
-        Ok(Looked::Wait(Look::Within(REFUSED_EVICTION)))
+        Ok(StepOutcome::Wait(NextCheck::Within(REFUSED_EVICTION)))
     }
 
-    /// Says what is waited for, where that is news.
-    async fn wait(&mut self, seen: &Seen, waiting: &[(usize, Waiting)]) -> Result<Looked, Trouble> {
-        let told = self.since.told(&seen.stage, waiting);
+    /// Writes to the status what the move waits for, if that has changed.
+    async fn wait(
+        &mut self,
+        seen: &ObservedMove,
+        waiting: &[(usize, Waiting)],
+    ) -> Result<StepOutcome, FollowError> {
+        let report = self.since.report(&seen.stage, waiting);
         let copies = self.copies(seen);
         let next = status::waiting(
             &seen.of,
             &seen.request,
             &seen.stage,
-            &told,
+            &report,
             &copies,
             Timestamp::now(),
         );
@@ -380,11 +417,14 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             self.reported = Some(Instant::now());
             return self.write_status(&seen.of, &next).await;
         }
-        Ok(Looked::Wait(look(&seen.stage, waiting)))
+        Ok(StepOutcome::Wait(next_check(&seen.stage, waiting)))
     }
 
-    /// How far the copies are, as far as this replica was told.
-    fn copies(&self, seen: &Seen) -> Copies {
+    /// The progress of the copies, as far as this replica knows it.
+    fn copies(&self, seen: &ObservedMove) -> Copies {
+        if seen.stage.is_recovered() {
+            return Copies::default();
+        }
         let helpers = self.context.helpers;
         let claims = seen.moved.iter().filter_map(|moved| {
             let progress = helpers.progress(moved)?;
@@ -392,38 +432,44 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
         });
         let movers = seen.moved.iter().zip(&seen.reads_on);
         let movers = movers.filter_map(|(moved, on)| Some((moved.claim.name.name.clone(), on.clone()?)));
+        let unwatched = seen.moved.iter().filter(|_| !seen.stage.is_committed());
+        let unwatched = unwatched.filter_map(|moved| {
+            let why = moved.unwatched()?;
+            Some(format!("{}: {why}", moved.claim.name.name))
+        });
         Copies {
             claims: claims.collect(),
             movers: movers.collect(),
+            unwatched: unwatched.collect(),
         }
     }
 
-    /// Goes on until something is waited for, and for how long.
-    async fn go_on(&mut self) -> Result<Duration, Trouble> {
+    /// Takes steps until the move has to wait; returns for how long.
+    async fn run_until_waiting(&mut self) -> Result<Duration, FollowError> {
         let mut soon = 0;
-        for _ in 0..LOOKS {
-            match Box::pin(self.look()).await? {
-                Looked::Again => {}
-                Looked::Wait(Look::Soon) if soon < SOON_LOOKS => {
+        for _ in 0..STEPS_PER_ROUND {
+            match Box::pin(self.step()).await? {
+                StepOutcome::Again => {}
+                StepOutcome::Wait(NextCheck::Soon) if soon < SOON_STEPS => {
                     soon += 1;
                     sleep(SOON).await;
                 }
-                Looked::Wait(Look::Soon) => return Ok(LEAST_PAUSE),
-                Looked::Wait(Look::Within(pause)) => return Ok(pause),
-                Looked::Over => return Ok(Self::RESYNC),
+                StepOutcome::Wait(NextCheck::Soon) => return Ok(LEAST_PAUSE),
+                StepOutcome::Wait(NextCheck::Within(pause)) => return Ok(pause),
+                StepOutcome::Over => return Ok(Self::RESYNC),
             }
         }
         Ok(Duration::ZERO)
     }
 
-    /// What only people can mend, they have to hear.
-    async fn complain(&self, trouble: &Trouble) {
-        let why = trouble.to_string();
+    /// Logs and emits an event for an error that only a user can fix.
+    async fn report_stalled(&self, error: &FollowError) {
+        let why = error.to_string();
         tracing::warn!(
             namespace = self.key.namespace,
             name = self.key.name,
             why,
-            "a move does not go on"
+            "a move is stalled"
         );
         if let Ok(Some(of)) = self.read().await {
             let events = self.context.events;
@@ -431,30 +477,29 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
         }
     }
 
-    /// Left alone for so long, unless it is changed itself; what changes elsewhere is looked at a
-    /// bit sooner.
-    fn rest(&mut self, pause: Duration) {
+    /// Pauses the loop, unless the `VolumeMove` itself changes; other changes wake it a bit earlier.
+    fn pause(&mut self, pause: Duration) {
         let now = Instant::now();
         self.due = now + pause;
         self.quiet_until = if pause > LEAST_PAUSE { now + pause / 4 } else { now };
     }
 
-    /// Counts what is worth counting.
-    fn note(&self, seen: &Seen, change: &Entered, next: &VolumeMoveStatus) {
+    /// Updates the metrics.
+    fn count(&self, seen: &ObservedMove, change: &StageEntry, next: &VolumeMoveStatus) {
         let metrics = self.context.metrics.moves();
         match change.stage() {
-            Stage::Back { to, why, .. } => {
-                if to == BackTo::Copying {
-                    metrics.retried();
+            Stage::Rollback { to, why, .. } => {
+                if to == RollbackTo::Copying {
+                    metrics.rolled_back();
                 }
-                if matches!(why, Why::Differs(_)) {
+                if matches!(why, RollbackReason::Differs(_)) {
                     metrics.differed();
                 }
             }
             Stage::Retaining(_) => {
                 let gated = seen.of.status.as_ref().and_then(|status| status.gated_at.clone());
                 if let Some(gated) = gated {
-                    metrics.kept_users_away(Timestamp::now().duration_since(gated.0));
+                    metrics.record_downtime(Timestamp::now().duration_since(gated.0));
                 }
             }
             stage => tracing::info!(
@@ -462,13 +507,13 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
                 name = self.key.name,
                 ?stage,
                 phase = next.phase,
-                "a move goes on"
+                "a move enters its next stage"
             ),
         }
     }
 }
 
-impl<H: MoveHelpers> Rounds for Following<'_, H> {
+impl<H: MoveHelpers> Rounds for MoveLoop<'_, H> {
     const NAME: &'static str = "moves";
     const RESYNC: Duration = Duration::from_mins(10);
     const GATHER: Duration = Duration::from_millis(10);
@@ -478,7 +523,7 @@ impl<H: MoveHelpers> Rounds for Following<'_, H> {
     }
 
     fn has_failed(&self) -> bool {
-        self.troubled
+        self.failed
     }
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
@@ -500,7 +545,7 @@ impl<H: MoveHelpers> Rounds for Following<'_, H> {
                 .claims
                 .changes_of(move |claim| claim.name.namespace == namespace),
             watched.volumes.changes_of(of_claims),
-            watched.outer.version(),
+            watched.attachments.changes_of(NodeAttachment::is_virtual),
             home.twin_changes(),
             registry.all_twin_changes(),
         ]
@@ -511,34 +556,34 @@ impl<H: MoveHelpers> Rounds for Following<'_, H> {
             return Ok(());
         }
         self.own.mark_unchanged();
-        (self.troubled, self.due, self.quiet_until) = (false, Instant::now(), Instant::now());
-        let pause = match self.go_on().await {
+        (self.failed, self.due, self.quiet_until) = (false, Instant::now(), Instant::now());
+        let pause = match self.run_until_waiting().await {
             Ok(pause) => pause,
-            Err(Trouble::Api(error)) => return Err(error),
-            Err(Trouble::NotYet(why)) => {
+            Err(FollowError::Api(error)) => return Err(error),
+            Err(FollowError::NotYet(why)) => {
                 let (namespace, name) = (&self.key.namespace, &self.key.name);
-                tracing::info!(namespace, name, why, "a move waits");
+                tracing::info!(namespace, name, why, "a move waits for a cluster");
                 LEAST_PAUSE
             }
-            Err(trouble) => {
-                self.troubled = true;
-                self.complain(&trouble).await;
-                TROUBLED
+            Err(error) => {
+                self.failed = true;
+                self.report_stalled(&error).await;
+                ERROR_PAUSE
             }
         };
-        self.rest(pause);
+        self.pause(pause);
         Ok(())
     }
 }
 
-/// Whether it has yet to be looked for what speaks against a move.
-fn is_to_be_checked(of: &VolumeMove) -> Result<bool, Trouble> {
+/// Whether the preflight of a move is still to be run.
+fn needs_preflight(of: &VolumeMove) -> Result<bool, FollowError> {
     let facts = of.facts(Timestamp::now(), false)?;
-    let is_wanted = !facts.deleting && !facts.wishes.cancel && !facts.wishes.paused;
+    let is_wanted = !facts.deleting && !facts.requested.cancel && !facts.requested.paused;
     Ok(facts.finalizer && is_wanted && facts.stage == Stage::Checking && facts.obstacles.is_none())
 }
 
-/// How large the volumes are, as far as they are recorded.
+/// The total size of the volumes, as far as it is recorded.
 fn recorded_bytes(moved: &[MovedVolume]) -> u64 {
     let sizes = moved.iter().map(|moved| match &moved.records {
         Records::Nothing => 0,
@@ -548,8 +593,8 @@ fn recorded_bytes(moved: &[MovedVolume]) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// What the move leaves in clusters that are no longer declared, where it can release nothing.
-fn sources_left(seen: &Seen) -> Option<String> {
+/// What the move leaves in clusters that are no longer declared, where it cannot release the source.
+fn sources_left(seen: &ObservedMove) -> Option<String> {
     let claims = seen.of.status.iter().flat_map(|status| &status.claims);
     let sources = claims.zip(&seen.moved).filter_map(|(claim, moved)| {
         let source = claim.source.as_ref()?;
@@ -563,15 +608,15 @@ fn sources_left(seen: &Seen) -> Option<String> {
     let sources: Vec<String> = sources.collect();
     (!sources.is_empty()).then(|| {
         format!(
-            "a cluster that is no longer declared keeps what the move left there: the claim {}, with its PersistentVolume and its \
-             data. Declare the cluster again and delete the claim, or delete both there",
+            "a cluster that is no longer declared still contains the source: the claim {}, with its PersistentVolume and its data. \
+             Declare the cluster again and delete the claim, or delete both there",
             sources.join(", ")
         )
     })
 }
 
-/// Why the mover of the target goes without having taken the journal off, if it has failed to.
-fn journal_left<'s>(seen: &'s Seen, index: usize, step: &ClaimStep) -> Option<&'s str> {
+/// Why the mover of the target failed to remove the journal, if this step removes that mover.
+fn journal_left<'s>(seen: &'s ObservedMove, index: usize, step: &ClaimStep) -> Option<&'s str> {
     let facts = &seen.facts[index];
     let goes = matches!(
         (&seen.stage, step, &facts.target_helpers),
@@ -582,12 +627,29 @@ fn journal_left<'s>(seen: &'s Seen, index: usize, step: &ClaimStep) -> Option<&'
         )
     );
     match &facts.copied {
-        Live::Silent(why) if goes => Some(why),
+        Live::Unknown(why) if goes => Some(why),
         _ => None,
     }
 }
 
-async fn commit_records(seen: &Seen) -> Result<Vec<CommitRecord>, GateError> {
+/// The records in the status, with the reclaim policies that the user has set since.
+fn current_records(seen: &ObservedMove) -> Result<Vec<CommitRecord>, GateError> {
+    let records = seen.moved.iter().zip(&seen.facts).map(|(moved, facts)| {
+        let Records::Committed(record) = &moved.records else {
+            return Err(GateError::NoRecord(moved.source.id.name.clone()));
+        };
+        let record = CommitRecord::clone(record);
+        Ok(match &facts.volume {
+            VolumeNow::Exists(volume) => {
+                record.with_policy(policy_wanted(volume.policy, volume.mark.as_ref()))
+            }
+            VolumeNow::Absent => record,
+        })
+    });
+    records.collect()
+}
+
+async fn commit_records(seen: &ObservedMove) -> Result<Vec<CommitRecord>, GateError> {
     let records = seen.moved.iter().map(async |moved| match &moved.records {
         Records::Source(record) => moved.commit_record(record).await,
         Records::Committed(_) | Records::Nothing => Err(GateError::NoRecord(moved.source.id.name.clone())),

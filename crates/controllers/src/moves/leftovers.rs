@@ -1,6 +1,6 @@
-//! What is left of moves whose `VolumeMove` is gone: somebody took its finalizer off by force, or
-//! a leader was late. Locks and marks do not count then, but they are in the way of users and of
-//! other loops, so they are taken off: the claim is given back where its data is.
+//! Cleans up after moves whose `VolumeMove` was deleted: its finalizer was removed by force, or an old
+//! leader wrote late. Their locks and marks do not count any more, but block users and other loops, so
+//! they are removed, and the claim is bound again to the volume with its data.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::{
     Context,
-    follow::Trouble,
+    follow::FollowError,
     volumes::{recorded, side},
 };
 use crate::{
@@ -31,17 +31,17 @@ use crate::{
     },
 };
 
-/// Steps for one claim in one round.
+/// The most steps for one claim in one round.
 const STEPS: usize = 30;
 
-/// The loop that cleans up after moves that are gone.
+/// The loop that cleans up after deleted moves.
 pub(super) struct Leftovers<'a, H> {
     context: &'a Context<'a, H>,
 }
 
-/// A claim, or what was one, on whose objects there is something of a move.
+/// A claim, possibly deleted, whose objects still have the marks of a move.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Left {
+struct Leftover {
     by: MoveUid,
     namespace: String,
     name: String,
@@ -54,7 +54,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
         Self { context }
     }
 
-    /// The twins that are watched, in whatever cluster.
+    /// The watched twins of all clusters.
     fn twins(&self) -> Vec<(crate::volume::ClusterId, Arc<Twin>)> {
         let home = self.context.home;
         let mut twins: Vec<_> = home
@@ -75,8 +75,8 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
         twins
     }
 
-    /// What bears the mark of a move that is not seen. What cannot be read is left alone.
-    async fn found(&self) -> Result<BTreeSet<Left>, ApiError> {
+    /// Finds the objects with marks of a move that the view does not show. Unreadable marks are ignored.
+    async fn find(&self) -> Result<BTreeSet<Leftover>, ApiError> {
         let Context { home, watched, .. } = self.context;
         let seen: BTreeSet<String> = home
             .views()
@@ -92,8 +92,8 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             let (Ok(marks), Some(claim)) = (&twin.moves, &twin.claim) else {
                 continue;
             };
-            for by in movers_of(marks).into_iter().filter(is_unseen) {
-                found.insert(Left::of(by, claim, twin.volume.as_str()));
+            for by in locking_moves(marks).into_iter().filter(is_unseen) {
+                found.insert(Leftover::of(by, claim, twin.volume.as_str()));
             }
         }
         for claim in watched.claims.all() {
@@ -113,7 +113,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
                 name: claim.name.name.clone(),
                 uid: claim.uid.clone(),
             };
-            found.insert(Left::of(by, &mark, &volume));
+            found.insert(Leftover::of(by, &mark, &volume));
         }
         for volume in volumes.iter().filter(|volume| volume.gated) {
             let Some(read) = home.all::<PersistentVolume>().get(&volume.name).await? else {
@@ -129,15 +129,15 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
                 name: claim.name.unwrap_or_default(),
                 uid: note.claim_uid.clone(),
             };
-            found.insert(Left::of(note.by, &mark, &volume.name));
+            found.insert(Leftover::of(note.by, &mark, &volume.name));
         }
         Ok(found)
     }
 
-    async fn clean(&self, left: &Left) -> Result<(), Trouble> {
+    async fn clean(&self, left: &Leftover) -> Result<(), FollowError> {
         let stage = Stage::Ended(Outcome::Failed);
         for _ in 0..STEPS {
-            let Some(moved) = self.moved(left).await? else {
+            let Some(moved) = self.moved_volume(left).await? else {
                 return Ok(());
             };
             let request = MoveRequest::of_nobody(&moved.claim.name, &moved.target.id.cluster);
@@ -147,32 +147,34 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             let step = match leftover_step(&left.by, &facts) {
                 ClaimDecision::Do(step) => step,
                 ClaimDecision::Await(what) => {
-                    tracing::warn!(claim = %moved.claim.name, by = %left.by, %what, "something is left of a move whose VolumeMove is gone");
+                    tracing::warn!(claim = %moved.claim.name, by = %left.by, %what, "objects of a deleted VolumeMove are left");
                     return Ok(());
                 }
-                ClaimDecision::Reached | ClaimDecision::Back(..) | ClaimDecision::GateAnew => return Ok(()),
+                ClaimDecision::Reached | ClaimDecision::Rollback(..) | ClaimDecision::Regate => return Ok(()),
             };
-            tracing::info!(claim = %moved.claim.name, by = %left.by, ?step, "cleaning up after a move whose VolumeMove is gone");
-            if moved.apply(&step).await? == Applied::NotHere {
+            tracing::info!(claim = %moved.claim.name, by = %left.by, ?step, "cleaning up after a deleted VolumeMove");
+            if moved.apply(&step).await? == Applied::NotHandled {
                 self.context.helpers.apply(&moved, &request, &step).await?;
             }
         }
         Ok(())
     }
 
-    /// The volume, as its PV and the marks on its twins have it: there is no status any more. `None`
-    /// if neither is there.
-    async fn moved(&self, left: &Left) -> Result<Option<MovedVolume>, Trouble> {
+    /// The volume, from its PV and the marks on its twins, because the status does not exist any more.
+    /// `None` if neither exists.
+    async fn moved_volume(&self, left: &Leftover) -> Result<Option<MovedVolume>, FollowError> {
         let Some(volume) = VolumeName::parse(&left.volume) else {
             return Ok(None);
         };
-        let outer = self
+        let virtual_pv = self
             .context
             .home
             .all::<PersistentVolume>()
             .get(&left.volume)
             .await?;
-        let served = outer.as_ref().and_then(|outer| served(&volume, outer));
+        let served = virtual_pv
+            .as_ref()
+            .and_then(|virtual_pv| served(&volume, virtual_pv));
         let mut twins = BTreeMap::new();
         let (mut source, mut target) = (None, None);
         for (cluster, twin) in self.twins() {
@@ -218,7 +220,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
         }
         let (home, registry) = (self.context.home, self.context.registry);
         let known = |id: &VolumeId| twins.get(id).map(|twin| side(home, registry, twin));
-        let nowhere = |epoch| MovedSide {
+        let unknown_side = |epoch| MovedSide {
             id: VolumeId {
                 cluster: home.id().clone(),
                 name: volume.clone(),
@@ -247,15 +249,17 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
                 },
                 uid: left.claim_uid.clone(),
             },
-            source: source.unwrap_or_else(|| nowhere(epoch)),
-            target: target.unwrap_or_else(|| nowhere(next)),
+            source: source.unwrap_or_else(|| unknown_side(epoch)),
+            target: target.unwrap_or_else(|| unknown_side(next)),
             records: Records::Nothing,
             mover_node: None,
+            recovers: false,
+            target_out_of_service: false,
         }))
     }
 }
 
-impl Left {
+impl Leftover {
     fn of(by: MoveUid, claim: &ClaimMark, volume: &str) -> Self {
         Self {
             by,
@@ -267,19 +271,19 @@ impl Left {
     }
 }
 
-/// The moves by which a twin is kept from its users. What was given back or superseded is not.
-fn movers_of(marks: &TwinMarks) -> Vec<MoveUid> {
+/// The moves that lock a twin against its users. A twin that was rolled back or is superseded is not locked.
+fn locking_moves(marks: &TwinMarks) -> Vec<MoveUid> {
     let source = match &marks.source {
         Some(SourceMark::Moving { by, .. }) => Some(by.clone()),
-        Some(SourceMark::GivenBack { .. } | SourceMark::Superseded { .. }) | None => None,
+        Some(SourceMark::RolledBack { .. } | SourceMark::Superseded { .. }) | None => None,
     };
     let target = marks.target.as_ref().map(|target| target.by.clone());
     source.into_iter().chain(target).collect()
 }
 
-/// The twin that a PV leads to.
-fn served(volume: &VolumeName, outer: &PersistentVolume) -> Option<PlannedTwin> {
-    let csi = outer
+/// The twin in the volume handle of a PV.
+fn served(volume: &VolumeName, virtual_pv: &PersistentVolume) -> Option<PlannedTwin> {
+    let csi = virtual_pv
         .spec
         .as_ref()?
         .csi
@@ -321,8 +325,8 @@ impl<H: MoveHelpers> Rounds for Leftovers<'_, H> {
     async fn round(&mut self) -> Result<(), ApiError> {
         let mut gone = BTreeMap::new();
         let mut all = Vec::new();
-        for left in self.found().await? {
-            // What is not seen may have been made a moment ago.
+        for left in self.find().await? {
+            // The view may not show a new move yet.
             let is_gone = match gone.get(&left.by) {
                 Some(is_gone) => *is_gone,
                 None => !exists(self.context.home, &left.by).await,
@@ -336,9 +340,9 @@ impl<H: MoveHelpers> Rounds for Leftovers<'_, H> {
         each(all, |left| async move {
             match this.clean(&left).await {
                 Ok(()) => Ok(()),
-                Err(Trouble::Api(error)) => Err(error),
-                Err(trouble) => {
-                    tracing::warn!(claim = left.name, namespace = left.namespace, by = %left.by, %trouble, "what is left of a move cannot be cleaned up");
+                Err(FollowError::Api(error)) => Err(error),
+                Err(error) => {
+                    tracing::warn!(claim = left.name, namespace = left.namespace, by = %left.by, %error, "cannot clean up after a deleted VolumeMove");
                     Ok(())
                 }
             }

@@ -1,4 +1,4 @@
-//! What moves tell Prometheus.
+//! The Prometheus metrics of moves.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,10 +14,10 @@ use prometheus_client::{
 
 use crate::{api::volume_move::VolumeMove, placement::moving::Stage};
 
-/// From a small volume to the longest downtime that people allow.
+/// Buckets from a small volume to the longest usual `maxDowntime`.
 const SECONDS: [f64; 11] = [1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0];
 
-/// The families of moves. Cheap to clone.
+/// The metric families of moves. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct MoveMetrics {
     active: Family<Phase, Gauge>,
@@ -25,7 +25,7 @@ pub(crate) struct MoveMetrics {
     downtime: Histogram,
     retries: Counter,
     differences: Counter,
-    /// How each move was last seen, by its uid.
+    /// The last observation of each move, by its uid.
     seen: Arc<Mutex<HashMap<String, Seen>>>,
 }
 
@@ -35,9 +35,9 @@ struct Phase {
 }
 
 struct Seen {
-    /// Its phase; `None` if it is over.
+    /// `None` if the move has ended.
     phase: Option<String>,
-    /// The bytes that are kept at its source.
+    /// The size of its retained sources in bytes.
     retained: u64,
 }
 
@@ -58,34 +58,34 @@ impl MoveMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register(
             "liqo_csi_move_active",
-            "Moves of volumes that are under way, by phase",
+            "Moves of volumes in progress, by phase",
             self.active.clone(),
         );
         registry.register_with_unit(
             "liqo_csi_move_retained",
-            "Size of the volumes that are kept at the sources of moves",
+            "Size of the volumes that are retained at the sources of moves",
             Unit::Bytes,
             self.retained.clone(),
         );
         registry.register_with_unit(
             "liqo_csi_move_downtime",
-            "For how long nobody could use the volumes of a move",
+            "How long the volumes of a move could not be used",
             Unit::Seconds,
             self.downtime.clone(),
         );
         registry.register(
             "liqo_csi_move_retries",
-            "How often volumes were given back where they were, to be moved later",
+            "How often a cut-over was rolled back, to be tried again later",
             self.retries.clone(),
         );
         registry.register(
             "liqo_csi_move_verify_failures",
-            "How often both sides of a move differed after the last pass",
+            "How often source and target of a move differed after the last pass",
             self.differences.clone(),
         );
     }
 
-    /// How a move is. `bytes` is the size of its volumes.
+    /// Records the state of a move. `bytes` is the size of its volumes.
     pub(super) fn seen(&self, of: &VolumeMove, stage: &Stage, bytes: u64) {
         let Some(uid) = of.metadata.uid.clone() else {
             return;
@@ -102,28 +102,28 @@ impl MoveMetrics {
         self.count();
     }
 
-    /// There is no such move any more.
+    /// Removes a deleted move.
     pub(super) fn forget(&self, uid: &str) {
         self.lock().remove(uid);
         self.count();
     }
 
-    /// Users have their volumes again, at the target, after so long.
-    pub(super) fn kept_users_away(&self, for_so_long: SignedDuration) {
+    /// Records the downtime of a move whose volumes are at the target.
+    pub(super) fn record_downtime(&self, for_so_long: SignedDuration) {
         self.downtime.observe(for_so_long.as_secs_f64());
     }
 
-    /// Volumes are given back, and moved later.
-    pub(super) fn retried(&self) {
+    /// Counts a rollback that will be tried again.
+    pub(super) fn rolled_back(&self) {
         self.retries.inc();
     }
 
-    /// Both sides differ.
+    /// Counts a comparison that found a difference.
     pub(super) fn differed(&self) {
         self.differences.inc();
     }
 
-    /// Whoever leads now knows better.
+    /// Removes all moves: the new leader publishes them.
     pub(crate) fn clear(&self) {
         self.lock().clear();
         self.count();

@@ -1,18 +1,19 @@
-//! What speaks against a move, all of it at once, and which volumes it is about: looked for before
-//! anything is done, and noted in the status in one write. Nothing here changes anything.
+//! Finds everything that blocks a move, and plans its volumes, before anything is done. The result is one
+//! write of the status; nothing else is changed here.
 //!
-//! Where the volumes are to be is found in `target`, where they are in `claims`, who uses them in
-//! `users`. Whether the API servers would take twins and movers is asked by those who make them.
+//! `target` finds where the volumes shall be, `claims` where they are, `users` which pods use them. The
+//! dry runs of the twins and movers are made by the code that creates them.
 
 mod claims;
 mod target;
 mod users;
 
 use futures::future::try_join_all;
+use itertools::Itertools;
 use jiff::Timestamp;
 
-use self::claims::{choose_nodes, look_at};
-use super::{Context, follow::Trouble, status::checked, volumes::side};
+use self::claims::{choose_nodes, read_claim};
+use super::{Context, follow::FollowError, status::checked, volumes::side};
 use crate::{
     api::volume_move::{ClaimStatus, MoveRequest, PlannedClaim, VolumeMove, VolumeMoveStatus},
     gate::{ClaimObjects, GateError, MovedVolume, Records},
@@ -22,36 +23,36 @@ use crate::{
     volume::moving::{SourceMark, VolumeMark},
 };
 
-/// The status with everything that speaks against the move; or with its plan, if nothing does.
+/// The status with everything that blocks the move or, if nothing does, with its plan.
 pub(super) async fn preflight<H: MoveHelpers>(
     context: &Context<'_, H>,
     of: &VolumeMove,
-) -> Result<VolumeMoveStatus, Trouble> {
+) -> Result<VolumeMoveStatus, FollowError> {
     let request = MoveRequest::try_from(of)?;
     let policy = Policy {
         allowed_classes: context.settings.allowed_classes.clone(),
         namespace: context.settings.namespace.clone(),
     };
     let mut findings = Vec::new();
-    let whereto = match target::find(context, &request).await? {
-        Ok(whereto) => Some(whereto),
+    let target = match target::find(context, &request).await? {
+        Ok(target) => Some(target),
         Err(found) => {
             findings.extend(found);
             None
         }
     };
-    let looks = request.claims.iter().map(|name| look_at(context.home, name));
-    let named = whereto.as_ref().zip(request.storage_class.as_ref());
-    let missing = named.and_then(|(whereto, class)| target::class_missing(context.home, whereto, class));
+    let claims = request.claims.iter().map(|name| read_claim(context.home, name));
+    let named = target.as_ref().zip(request.storage_class.as_ref());
+    let missing = named.and_then(|(target, class)| target::class_missing(context.home, target, class));
     let has_class = missing.is_none();
     findings.extend(missing);
     let mut plan: Vec<(PlannedClaim, ClaimStatus)> = Vec::new();
-    for look in try_join_all(looks).await? {
-        match (look, &whereto) {
+    for read in try_join_all(claims).await? {
+        match (read, &target) {
             (Err(found), _) => findings.extend(found),
-            (Ok(source), Some(whereto)) => {
+            (Ok(source), Some(target)) => {
                 let (size, class, nodes) = (source.size(), source.class(), source.nodes(context).await);
-                match source.planned(context, &request, whereto) {
+                match source.planned(context, &request, target) {
                     Ok(planned) => {
                         let mut status = planned.to_status();
                         status.size = size;
@@ -74,11 +75,11 @@ pub(super) async fn preflight<H: MoveHelpers>(
     for (planned, status) in &mut plan {
         let moved = moved(context, of, planned)?;
         let objects = moved.observe().await?;
-        let mut against = of_objects(planned, &request, objects);
+        let mut blocking = object_findings(planned, &request, objects);
         let name = &planned.claim.name;
         let class = match target_class(&moved, &policy, &request).await {
-            // What cannot be read is among the findings already.
-            Err(GateError::Api(_)) if !against.is_empty() => None,
+            // The unreadable object is among the findings already.
+            Err(GateError::Api(_)) if !blocking.is_empty() => None,
             class => class?,
         };
         match class {
@@ -88,24 +89,24 @@ pub(super) async fn preflight<H: MoveHelpers>(
                 }
             }
             Some(Err(why @ TargetError::NotAllowed { .. })) => {
-                against.push(format!("the claim {name}: {why}"));
+                blocking.push(format!("the claim {name}: {why}"));
             }
-            // Whoever tries to make the twin says it, too.
+            // The dry run of the twin reports it, too.
             Some(Err(_)) | None => {}
         }
-        if against.is_empty() && has_class {
-            // Who cannot have the twin or a mover says so to a trial of it.
+        if blocking.is_empty() && has_class {
+            // The dry run shows whether the cluster accepts the twin and the mover.
             let refused = context.helpers.obstacles(&moved, &request).await?;
             findings.extend(refused.iter().map(|why| format!("the claim {name}: {why}")));
             let cold = context.helpers.cold(&moved, &request).await?;
             status.cold = cold.map(|why| why.to_string());
         }
-        findings.extend(against);
+        findings.extend(blocking);
     }
     let (plan, statuses): (Vec<PlannedClaim>, Vec<ClaimStatus>) = plan.into_iter().unzip();
-    findings.extend(users::findings(context.home, &request, whereto.as_ref()).await?);
+    findings.extend(users::findings(context.home, &request, target.as_ref()).await?);
     findings.extend(claims::snapshots_left_behind(context.home, &request, &plan).await?);
-    findings.dedup();
+    let findings: Vec<String> = findings.into_iter().unique().collect();
     Ok(checked(of, &findings, statuses, Timestamp::now()))
 }
 
@@ -113,7 +114,7 @@ fn moved<H>(
     context: &Context<'_, H>,
     of: &VolumeMove,
     planned: &PlannedClaim,
-) -> Result<MovedVolume, Trouble> {
+) -> Result<MovedVolume, FollowError> {
     Ok(MovedVolume {
         home: context.home.clone(),
         by: of.move_uid()?,
@@ -122,15 +123,17 @@ fn moved<H>(
         target: side(context.home, context.registry, &planned.target),
         records: Records::Nothing,
         mover_node: None,
+        recovers: false,
+        target_out_of_service: false,
     })
 }
 
-/// What the objects of a claim have against it.
-fn of_objects(planned: &PlannedClaim, request: &MoveRequest, objects: ClaimObjects) -> Vec<String> {
+/// What blocks the move according to the objects of a claim.
+fn object_findings(planned: &PlannedClaim, request: &MoveRequest, objects: ClaimObjects) -> Vec<String> {
     let name = &planned.claim.name;
     let mut found = Vec::new();
     let mut find = |what: String| found.push(format!("the claim {name}: {what}"));
-    if let ClaimNow::There { lock, changing, .. } = objects.claim {
+    if let ClaimNow::Exists { lock, changing, .. } = objects.claim {
         if let Lock::Theirs { by, counts: true } = lock {
             find(format!("the VolumeMove with the uid {by} is moving it"));
         }
@@ -138,7 +141,7 @@ fn of_objects(planned: &PlannedClaim, request: &MoveRequest, objects: ClaimObjec
             find("its size or its attributes are being changed: wait until that is done".to_owned());
         }
     }
-    if let VolumeNow::There(volume) = objects.volume {
+    if let VolumeNow::Exists(volume) = objects.volume {
         if let Some(VolumeMark::Gated(note)) = &volume.mark {
             let by = &note.by;
             find(format!(
@@ -152,30 +155,32 @@ fn of_objects(planned: &PlannedClaim, request: &MoveRequest, objects: ClaimObjec
         }
     }
     match objects.source {
-        Live::Silent(why) => find(format!("its twin cannot be read: {why}")),
-        Live::Known(SourceTwin::Gone) => find("its twin is gone".to_owned()),
-        Live::Known(SourceTwin::There { deleting: true, .. }) => find("its twin is being deleted".to_owned()),
-        Live::Known(SourceTwin::There {
+        Live::Unknown(why) => find(format!("its twin cannot be read: {why}")),
+        Live::Known(SourceTwin::Gone | SourceTwin::Recovered) => find("its twin does not exist".to_owned()),
+        Live::Known(SourceTwin::Exists { deleting: true, .. }) => {
+            find("its twin is being deleted".to_owned());
+        }
+        Live::Known(SourceTwin::Exists {
             mark: Some(SourceMark::Superseded { epoch, .. }),
             ..
         }) => find(format!(
-            "its data is elsewhere by now, in epoch {epoch}: the cluster was restored from a backup"
+            "its data has moved to epoch {epoch}: the cluster was restored from an older backup"
         )),
-        Live::Known(SourceTwin::There { .. }) => {}
+        Live::Known(SourceTwin::Exists { .. }) => {}
     }
     match objects.target {
-        Live::Silent(why) => find(format!("the place of its new twin cannot be read: {why}")),
+        Live::Unknown(why) => find(format!("it cannot be read whether its new twin exists: {why}")),
         Live::Known(TargetTwin::Gone) => {
             find("the cluster of the target is not declared any more".to_owned());
         }
         Live::Known(TargetTwin::Foreign(what)) => find(format!("the place of its new twin is taken: {what}")),
-        Live::Known(TargetTwin::There { .. } | TargetTwin::TakesName(_)) => {
-            find("there is a twin of its next epoch already, which another move has left".to_owned());
+        Live::Known(TargetTwin::Exists { .. } | TargetTwin::TakesName(_) | TargetTwin::Superseded) => {
+            find("a twin of its next epoch exists already, which another move has left".to_owned());
         }
         Live::Known(TargetTwin::Absent) => {}
     }
     match objects.users {
-        Live::Silent(why) => find(format!("it is not known who uses it: {why}")),
+        Live::Unknown(why) => find(format!("it is not known which pods use it: {why}")),
         Live::Known(users) => {
             if let (Some(set), Quiesce::Wait) = (users.deletes_claim, request.quiesce) {
                 find(format!(

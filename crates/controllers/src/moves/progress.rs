@@ -1,4 +1,4 @@
-//! How far the copies of a move are, as its status says it: for people. Nothing is decided by it.
+//! The progress of the copies in the status of a move, for users only: no decision is based on it.
 
 use std::time::Duration;
 
@@ -11,37 +11,39 @@ use crate::{
     movers::CopyProgress,
 };
 
-/// Shorter passes say nothing about how fast the data travels.
-const TELLING: Duration = Duration::from_secs(2);
+/// A shorter pass does not show how fast the data travels.
+const MIN_MEASURED: Duration = Duration::from_secs(2);
 
-/// How far the copies of all claims are.
+/// The progress of the copies of all claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Copies {
-    /// By the names of the claims. A replica that has just begun to lead knows none.
+    /// By the names of the claims. A new leader knows none yet.
     pub(super) claims: Vec<(String, CopyProgress)>,
-    /// Where their sources are read, if their movers run.
+    /// The nodes where the sources of claims are read, if their movers run.
     pub(super) movers: Vec<(String, ReadsOn)>,
+    /// Possible losses of sources whose writers the driver may not detect.
+    pub(super) unwatched: Vec<String>,
 }
 
 impl Copies {
-    /// Notes it. What is not known stays as it was noted.
-    pub(super) fn note(&self, status: &mut VolumeMoveStatus) {
+    /// Writes the progress to the status. What is unknown keeps its previous value.
+    pub(super) fn write(&self, status: &mut VolumeMoveStatus) {
         let route = self.claims.iter().find_map(|(_, progress)| progress.route);
         status.route = route.or(status.route.take());
         let mut left = None;
         for (name, progress) in &self.claims {
             if let Some(claim) = status.claims.iter_mut().find(|claim| claim.name == *name) {
-                left = left.max(note(claim, progress));
+                left = left.max(write_claim(claim, progress));
             }
         }
         if !self.claims.is_empty() {
-            status.time_left = left.map(words);
+            status.time_left = left.map(duration_text);
         }
-        self.note_losses(&mut status.lossy);
+        self.write_losses(&mut status.lossy);
         if status.gated_at.is_none()
             && let Some(predicted) = self.predicted()
         {
-            status.downtime.get_or_insert_with(Downtime::default).predicted = Some(words(predicted));
+            status.downtime.get_or_insert_with(Downtime::default).predicted = Some(duration_text(predicted));
         }
         if !self.movers.is_empty() {
             let reason = self
@@ -56,8 +58,8 @@ impl Copies {
         }
     }
 
-    /// Remembers where the sources were read when a gate is closed.
-    pub(super) fn remember_nodes(&self, status: &mut VolumeMoveStatus) {
+    /// Records where the sources were read when the gate is closed.
+    pub(super) fn record_nodes(&self, status: &mut VolumeMoveStatus) {
         for (name, on) in &self.movers {
             if let Some(claim) = status.claims.iter_mut().find(|claim| claim.name == *name) {
                 claim.mover_node = Some(on.node.clone());
@@ -65,19 +67,21 @@ impl Copies {
         }
     }
 
-    /// Of claims that had no pass yet, what was noted before stays: a replica that has just begun to
-    /// lead was told of none.
-    fn note_losses(&self, lossy: &mut Vec<String>) {
+    /// Losses of claims without a completed pass keep their previous value: a new leader does not know
+    /// them yet.
+    fn write_losses(&self, lossy: &mut Vec<String>) {
         for (name, progress) in self.claims.iter().filter(|(_, progress)| progress.passes > 0) {
-            // No name of a claim has a colon.
+            // Names of claims do not contain colons.
             let claim = format!("{name}: ");
             lossy.retain(|said| !said.starts_with(&claim));
             lossy.extend(progress.losses.iter().map(|lost| claim.clone() + &sentence(lost)));
         }
+        lossy.extend(self.unwatched.iter().cloned());
         lossy.sort();
+        lossy.dedup();
     }
 
-    /// What is done once more when nobody uses the volumes takes as long as the last time.
+    /// The last pass, after the drain, is expected to take as long as the previous pass.
     fn predicted(&self) -> Option<Duration> {
         let took = self
             .claims
@@ -87,8 +91,8 @@ impl Copies {
     }
 }
 
-/// Why the last pass reads all of a source, and not only what has changed: what was read on one node
-/// tells nothing on another. A device, which has no files, is always read whole.
+/// Why the last pass has to read all of a source instead of the changes: what was read on one node is not
+/// known on another. A device, which has no files, is always read completely.
 fn reads_all(status: &VolumeMoveStatus, name: &str, on: &ReadsOn) -> Option<String> {
     let claim = status.claims.iter().find(|claim| claim.name == name)?;
     claim.files.as_ref()?;
@@ -96,7 +100,7 @@ fn reads_all(status: &VolumeMoveStatus, name: &str, on: &ReadsOn) -> Option<Stri
     if status.gated_at.is_none() {
         let unfit = on.unfit.as_ref()?;
         return Some(format!(
-            "the claim {name} is read on the node {node}, where it cannot be read when its pods have gone ({unfit}): all of it \
+            "the claim {name} is read on the node {node}, where it cannot be read after its pods have terminated ({unfit}): all of it \
              is read once more then"
         ));
     }
@@ -115,8 +119,8 @@ fn sentence(lost: &Lost) -> String {
     format!("{what} of {} names, such as {example}", lost.count)
 }
 
-/// How far one claim is, and how long its first pass will take.
-fn note(claim: &mut ClaimStatus, progress: &CopyProgress) -> Option<Duration> {
+/// Writes the progress of one claim; returns how long its first pass will take.
+fn write_claim(claim: &mut ClaimStatus, progress: &CopyProgress) -> Option<Duration> {
     claim.passes = i32::try_from(progress.passes).unwrap_or(i32::MAX);
     let running = progress.running;
     let received = running.and_then(|running| rate(running.received, running.since));
@@ -126,7 +130,7 @@ fn note(claim: &mut ClaimStatus, progress: &CopyProgress) -> Option<Duration> {
     }
     let sent = number(progress.received);
     let running = running.filter(|running| running.expected > 0);
-    // Every pass over a device reads all of it, and knows how far it is.
+    // Every pass over a device reads all of it, and its progress is known.
     if let Some((running, settled)) = running.and_then(|running| Some((running, running.settled?))) {
         let left = running.expected.saturating_sub(settled);
         claim.bytes = Some(Progress {
@@ -143,7 +147,7 @@ fn note(claim: &mut ClaimStatus, progress: &CopyProgress) -> Option<Duration> {
             done: bytes,
             sent,
         });
-        // A device has none.
+        // A device has no files.
         claim.files = (files > 0).then(|| Progress {
             total: files,
             done: files,
@@ -166,9 +170,9 @@ fn note(claim: &mut ClaimStatus, progress: &CopyProgress) -> Option<Duration> {
     Some(Duration::from_secs((total - running.received).div_ceil(rate)))
 }
 
-/// Bytes in a second, if there is something to tell it by.
+/// Bytes per second, if the time is long enough for an estimate.
 fn rate(bytes: u64, since: Duration) -> Option<u64> {
-    if since < TELLING {
+    if since < MIN_MEASURED {
         return None;
     }
     let rate = u128::from(bytes) * 1000 / since.as_millis();
@@ -179,8 +183,8 @@ fn number(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// As people write it: `1m 5s`.
-fn words(time: Duration) -> String {
+/// Formats a duration as `1m 5s`.
+fn duration_text(time: Duration) -> String {
     let seconds = time.as_millis().div_ceil(1000);
     let time = SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX));
     format!("{time:#}")
@@ -212,9 +216,9 @@ mod tests {
         let mut status = status();
         let copies = Copies {
             claims: vec![("data".into(), progress)],
-            movers: Vec::new(),
+            ..Copies::default()
         };
-        copies.note(&mut status);
+        copies.write(&mut status);
         status
     }
 
@@ -350,8 +354,8 @@ mod tests {
             unfit: unfit.map(str::to_owned),
         };
         Copies {
-            claims: Vec::new(),
             movers: vec![("data".into(), on)],
+            ..Copies::default()
         }
     }
 
@@ -369,15 +373,15 @@ mod tests {
     #[test]
     fn nothing_is_predicted_of_a_source_that_is_read_on_another_node() {
         let mut status = predicted();
-        on("n1", None).remember_nodes(&mut status);
+        on("n1", None).record_nodes(&mut status);
         status.gated_at = Some(Time(Timestamp::UNIX_EPOCH));
-        on("n1", None).note(&mut status);
+        on("n1", None).write(&mut status);
         let downtime = status.downtime.clone().unwrap();
         assert_eq!(
             (downtime.predicted.as_deref(), downtime.reason),
             (Some("3s"), None)
         );
-        on("n2", None).note(&mut status);
+        on("n2", None).write(&mut status);
         let downtime = status.downtime.unwrap();
         let reason = downtime.reason.unwrap();
         assert_eq!(downtime.predicted, None);
@@ -387,17 +391,17 @@ mod tests {
     #[test]
     fn that_it_will_be_is_said_before_the_gate() {
         let mut status = predicted();
-        on("n1", Some("it is not Ready")).note(&mut status);
+        on("n1", Some("it is not Ready")).write(&mut status);
         let downtime = status.downtime.clone().unwrap();
         let reason = downtime.reason.unwrap();
         assert_eq!(downtime.predicted, None);
         assert!(reason.contains("n1") && reason.contains("not Ready"), "{reason}");
-        on("n1", None).note(&mut status);
+        on("n1", None).write(&mut status);
         assert_eq!(status.downtime.unwrap().reason, None);
-        // A device is read whole wherever that is, and so was the pass that tells how long it takes.
+        // A device is read completely on every node, and so was the pass on which the prediction is based.
         let mut device = predicted();
         device.claims[0].files = None;
-        on("n1", Some("it is not Ready")).note(&mut device);
+        on("n1", Some("it is not Ready")).write(&mut device);
         assert!(device.downtime.unwrap().predicted.is_some());
     }
 
@@ -409,7 +413,7 @@ mod tests {
             ..CopyProgress::default()
         });
         let before = status.clone();
-        Copies::default().note(&mut status);
+        Copies::default().write(&mut status);
         assert_eq!(status, before);
     }
 
@@ -432,9 +436,9 @@ mod tests {
             let claims = vec![("data".into(), data), ("logs".into(), logs)];
             Copies {
                 claims,
-                movers: Vec::new(),
+                ..Copies::default()
             }
-            .note(&mut status);
+            .write(&mut status);
             status.lossy.clone()
         };
         let both = [(LostKind::Xattrs, 12_000), (LostKind::Flags, 1)];
@@ -445,8 +449,30 @@ mod tests {
         ];
         let logs = progress(1, &[(LostKind::Flags, 2)]);
         assert_eq!(noted(progress(1, &both), logs.clone()), all);
-        // Another leader, before its first pass is over.
+        // A new leader, before its first pass has completed.
         assert_eq!(noted(progress(0, &[]), logs.clone()), all);
         assert_eq!(noted(progress(1, &[]), logs), [all[2]]);
+    }
+
+    #[test]
+    fn a_possible_loss_is_reported_once_and_until_the_rights_are_granted() {
+        let mut status = status();
+        let mut reported = |unwatched: &[&str]| {
+            let passed = CopyProgress {
+                passes: 1,
+                ..CopyProgress::default()
+            };
+            Copies {
+                claims: vec![("data".into(), passed)],
+                unwatched: unwatched.iter().map(|&why| why.to_owned()).collect(),
+                ..Copies::default()
+            }
+            .write(&mut status);
+            status.lossy.clone()
+        };
+        let why = "data: what pods write may be lost";
+        assert_eq!(reported(&[why]), [why]);
+        assert_eq!(reported(&[why]), [why]);
+        assert!(reported(&[]).is_empty(), "the rights were granted");
     }
 }

@@ -1,10 +1,10 @@
-//! The status of a `VolumeMove` after each change of its stage, and what is told of it meanwhile.
-//! When it changes is decided in `placement::moving`; nothing is read or written here.
+//! Computes the status of a `VolumeMove` after each change of its stage, and while it waits. The stages
+//! are decided in `placement::moving`; nothing is read or written here.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition as Said, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition as StatusCondition, Time};
 use serde_json::{Map, Value, json};
 
 use super::progress::Copies;
@@ -13,91 +13,91 @@ use crate::{
         BackReason, ClaimStatus, Downtime, MoveRequest, Overruns, UNSEEN, UnreadableMove, VolumeMove,
         VolumeMoveSpec, VolumeMoveStatus,
     },
-    placement::moving::{Outcome, Stage, Why},
+    placement::moving::{Outcome, RollbackReason, Stage},
     volume::moving::{CommitRecord, Condition, GateNumber, SourceRecord},
 };
 
-/// After a cut-over that failed, the next one is not begun by itself for so long.
-const HELD_OFF: SignedDuration = SignedDuration::from_mins(5);
+/// How long after a rollback the next cut-over does not start on its own.
+const CUTOVER_BACKOFF: SignedDuration = SignedDuration::from_mins(5);
 
-/// A change of the stage, with what the status is to remember of it.
+/// A change of the stage, with what the status records about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Entered {
+pub(super) enum StageEntry {
     /// `Gating` with this number, and the PVs of all claims.
     Gate(GateNumber, Vec<SourceRecord>),
     /// `Committed` with this number, and the PVs that replace them.
     Commit(GateNumber, Vec<CommitRecord>),
-    /// This stage.
+    /// `Recovering` with this number, and the records with the current reclaim policies.
+    Recover(GateNumber, Vec<CommitRecord>),
     Stage(Stage),
 }
 
-impl Entered {
-    /// The stage.
+impl StageEntry {
     pub(super) fn stage(&self) -> Stage {
         match self {
             Self::Gate(gate, _) => Stage::Gating(*gate),
             Self::Commit(gate, _) => Stage::Committed(*gate),
+            Self::Recover(gate, _) => Stage::Recovering(*gate),
             Self::Stage(stage) => stage.clone(),
         }
     }
 }
 
-/// What came of the look at what speaks against a move.
-/// `claims` are those that it is about.
+/// The status after the preflight, with its findings or, without findings, with the plan for the claims.
 pub(super) fn checked(
     of: &VolumeMove,
     findings: &[String],
     claims: Vec<ClaimStatus>,
     now: Timestamp,
 ) -> VolumeMoveStatus {
-    let mut next = Next::of(of, now);
+    let mut next = NextStatus::of(of, now);
     if findings.is_empty() {
         next.status.claims = claims;
-        let away = next.status.claims.iter().filter_map(|claim| {
+        let cold = next.status.claims.iter().filter_map(|claim| {
             let (name, why) = (&claim.name, claim.cold.as_ref()?);
             let most = &of.spec.cutover.max_downtime;
             Some(format!(
-                "; nothing of the claim {name} is copied while its pods run, for {why}: they are away for the whole copy. If \
-                 that takes longer than cutover.maxDowntime ({most}), they are given it back, and what was copied is not sent again"
+                "; the data of the claim {name} is not copied while its pods run, because {why}: they are stopped for the whole copy. If \
+                 that takes longer than cutover.maxDowntime ({most}), it is rolled back, and what was copied is not sent again"
             ))
         });
         let message = format!(
-            "nothing speaks against it, as far as is seen: {UNSEEN}{}",
-            away.collect::<String>()
+            "preflight found nothing that blocks the move; note that {UNSEEN}{}",
+            cold.collect::<String>()
         );
-        next.say(Condition::Checked, true, "NothingFound", &message);
+        next.set_condition(Condition::Checked, true, "NothingFound", &message);
     } else {
         let message = findings.join("; ");
-        next.say(Condition::Checked, false, "Refused", &message);
+        next.set_condition(Condition::Checked, false, "Refused", &message);
     }
     next.status.preflight = Some(findings.to_vec());
     next.status.enter(&Stage::Checking, false);
     next.status
 }
 
-/// The status in the next stage.
+/// The status after a change of the stage.
 pub(super) fn entered(
     of: &VolumeMove,
     request: &MoveRequest,
     before: &Stage,
-    change: &Entered,
+    change: &StageEntry,
     copies: &Copies,
     now: Timestamp,
 ) -> Result<VolumeMoveStatus, UnreadableMove> {
-    let mut next = Next::of(of, now);
-    copies.note(&mut next.status);
+    let mut next = NextStatus::of(of, now);
+    copies.write(&mut next.status);
     next.status.waiting_for = None;
     match change {
-        Entered::Gate(_, records) => {
-            copies.remember_nodes(&mut next.status);
-            next.remember(records, |record| (&record.claim.name.name, record.to_text()))?;
+        StageEntry::Gate(_, records) => {
+            copies.record_nodes(&mut next.status);
+            next.record(records, |record| (&record.claim.name.name, record.to_text()))?;
         }
-        Entered::Commit(_, records) => {
-            next.remember(records, |record| {
+        StageEntry::Commit(_, records) | StageEntry::Recover(_, records) => {
+            next.record(records, |record| {
                 (&record.source().claim.name.name, record.to_text())
             })?;
         }
-        Entered::Stage(_) => {}
+        StageEntry::Stage(_) => {}
     }
     let after = change.stage();
     next.times(request, before, &after);
@@ -107,7 +107,7 @@ pub(super) fn entered(
     Ok(next.status)
 }
 
-/// Why the pods are not sent away again by themselves, and what to do about it.
+/// Why the cut-over is not tried again on its own, and what to do.
 fn too_often(spec: &VolumeMoveSpec, overruns: &Overruns) -> String {
     let count = overruns.count;
     let by_hand = if spec.cutover.requested {
@@ -118,77 +118,77 @@ fn too_often(spec: &VolumeMoveSpec, overruns: &Overruns) -> String {
     if overruns.reason == BackReason::DrainDeadlineExceeded {
         let deadline = &spec.quiesce.deadline;
         return format!(
-            "{count} times the pods have not gone within spec.quiesce.deadline ({deadline}), and were given their volumes back: \
-             this is not tried again by itself. Stop them, and {by_hand}"
+            "{count} times the pods have not terminated within spec.quiesce.deadline ({deadline}), and got their volumes back: the \
+             cut-over is not tried again on its own. Stop the pods, and {by_hand}"
         );
     }
     let most = &spec.cutover.max_downtime;
     format!(
-        "{count} times the last pass and the comparison took longer than spec.cutover.maxDowntime ({most}), and the pods were \
-         given their volumes back: this is not tried again by itself. Raise spec.cutover.maxDowntime, or {by_hand}"
+        "{count} times the last pass and the comparison took longer than spec.cutover.maxDowntime ({most}), and the pods got \
+         their volumes back: the cut-over is not tried again on its own. Raise spec.cutover.maxDowntime, or {by_hand}"
     )
 }
 
-/// What is told of a move that waits.
+/// The status of a waiting move.
 pub(super) fn waiting(
     of: &VolumeMove,
     request: &MoveRequest,
     stage: &Stage,
-    told: &Told,
+    report: &WaitReport,
     copies: &Copies,
     now: Timestamp,
 ) -> VolumeMoveStatus {
-    let mut next = Next::of(of, now);
-    copies.note(&mut next.status);
-    next.status.waiting_for.clone_from(&told.waiting_for);
-    if told.ready {
+    let mut next = NextStatus::of(of, now);
+    copies.write(&mut next.status);
+    next.status.waiting_for.clone_from(&report.waiting_for);
+    if report.ready {
         next.converged();
     }
-    let stopped = of.stopped_by().filter(|_| told.ready);
-    match (stopped, &told.stalled) {
+    let stopped = of.stopped_by().filter(|_| report.ready);
+    match (stopped, &report.stalled) {
         (Some(overruns), _) => {
             let why = too_often(&of.spec, overruns);
-            next.say(Condition::Stalled, true, "CutoverOverruns", &why);
+            next.set_condition(Condition::Stalled, true, "CutoverOverruns", &why);
         }
-        (None, Some(why)) => next.say(Condition::Stalled, true, "NothingHappens", why),
-        (None, None) => next.no_longer(Condition::Stalled, "GoesOn", "it goes on"),
+        (None, Some(why)) => next.set_condition(Condition::Stalled, true, "NothingHappens", why),
+        (None, None) => next.clear_condition(Condition::Stalled, "GoesOn", "the move continues"),
     }
     let status = &mut next.status;
-    if let (Some(committed), true) = (&status.committed_at, *stage != Stage::Ended(Outcome::Done)) {
+    let keeps_source = !(stage.is_recovered() || *stage == Stage::Ended(Outcome::Done));
+    if let (Some(committed), true) = (&status.committed_at, keeps_source) {
         status.retained_until = Some(Time(later(committed.0, request.retain_source)));
-    } else if told.kept {
+    } else if report.kept {
         let since = status.gated_at.as_ref().map_or(now, |gated| gated.0);
         status.retained_until = Some(Time(later(since, request.retain_source)));
     }
-    status.enter(stage, told.ready);
+    status.enter(stage, report.ready);
     next.status
 }
 
-/// What a move that waits tells.
+/// What a waiting move reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Told {
-    /// All is copied, and only the cut-over is waited for.
+pub(super) struct WaitReport {
+    /// All is copied, and only the cut-over is missing.
     pub(super) ready: bool,
-    /// Both copies are kept, for a claim was deleted.
+    /// Both copies are kept, because a claim was deleted.
     pub(super) kept: bool,
-    /// What is waited for.
     pub(super) waiting_for: Option<String>,
-    /// Nothing has happened for a while, for this reason.
+    /// Why nothing has happened for a while.
     pub(super) stalled: Option<String>,
 }
 
-/// Whether a cut-over has failed a moment ago.
-pub(super) fn is_held_off(of: &VolumeMove, now: Timestamp) -> bool {
+/// Whether a cut-over was rolled back a moment ago.
+pub(super) fn backs_off_cutover(of: &VolumeMove, now: Timestamp) -> bool {
     let conditions = of.status.iter().flat_map(|status| &status.conditions);
     let mut gated = conditions.filter(|one| one.type_ == Condition::Gated.as_str() && one.status == "False");
     let opened = gated.next().map(|one| one.last_transition_time.0);
     opened.is_some_and(|opened| {
         let passed = now.duration_since(opened);
-        passed >= SignedDuration::ZERO && passed < HELD_OFF
+        passed >= SignedDuration::ZERO && passed < CUTOVER_BACKOFF
     })
 }
 
-/// The merge patch that makes the status this one: what it does not say is taken out.
+/// The merge patch that sets this status: missing fields are removed.
 pub(super) fn patch(
     before: Option<&VolumeMoveStatus>,
     after: &VolumeMoveStatus,
@@ -198,7 +198,7 @@ pub(super) fn patch(
     Ok(json!({"status": change.unwrap_or(json!({}))}))
 }
 
-/// What has changed, as RFC 7386 writes it; `None` if nothing has.
+/// The difference as a JSON merge patch (RFC 7386); `None` if there is none.
 fn difference(before: &Value, after: &Value) -> Option<Value> {
     let (Value::Object(old), Value::Object(new)) = (before, after) else {
         return (before != after).then(|| after.clone());
@@ -212,14 +212,14 @@ fn difference(before: &Value, after: &Value) -> Option<Value> {
     (!changes.is_empty()).then_some(Value::Object(changes))
 }
 
-/// A status that is being written.
-struct Next {
+/// A status that is being computed.
+struct NextStatus {
     status: VolumeMoveStatus,
     generation: Option<i64>,
     now: Timestamp,
 }
 
-impl Next {
+impl NextStatus {
     fn of(of: &VolumeMove, now: Timestamp) -> Self {
         let mut status = of.status.clone().unwrap_or_default();
         status.observed_generation = of.metadata.generation;
@@ -230,7 +230,7 @@ impl Next {
         }
     }
 
-    fn remember<'a, R>(
+    fn record<'a, R>(
         &mut self,
         records: &'a [R],
         text: impl Fn(&'a R) -> (&'a String, Result<String, serde_json::Error>),
@@ -249,12 +249,14 @@ impl Next {
         Ok(())
     }
 
-    /// Counts how often the same has taken too long with the same spec.
+    /// Counts the overruns of the same deadline with the same spec.
     fn overruns(&mut self, after: &Stage) {
-        let Stage::Back { why, .. } = after else { return };
+        let Stage::Rollback { why, .. } = after else {
+            return;
+        };
         let reason = match why {
-            Why::DrainOverdue => BackReason::DrainDeadlineExceeded,
-            Why::DowntimeOverdue => BackReason::MaxDowntimeExceeded,
+            RollbackReason::DrainOverdue => BackReason::DrainDeadlineExceeded,
+            RollbackReason::DowntimeOverdue => BackReason::MaxDowntimeExceeded,
             _ => return,
         };
         let generation = self.generation;
@@ -267,12 +269,12 @@ impl Next {
         });
     }
 
-    /// When what has begun from which deadlines count.
+    /// Sets the times from which deadlines count.
     fn times(&mut self, request: &MoveRequest, before: &Stage, after: &Stage) {
         let (now, status) = (self.now, &mut self.status);
         match after {
             Stage::Gating(_) => {
-                // A gate that follows another one at once does not give the users more time to go.
+                // A gate that directly follows another one does not extend the users' deadline.
                 if !is_gated(before) || status.gated_at.is_none() {
                     status.gated_at = Some(Time(now));
                 }
@@ -301,6 +303,12 @@ impl Next {
                     ..downtime
                 });
             }
+            Stage::Recovering(_) => {
+                status.gated_at = Some(Time(now));
+                // The source is in use again; the copy at the target is not needed.
+                status.retained_until = None;
+            }
+            Stage::Ended(Outcome::Recovered) => status.gated_at = None,
             Stage::Copying { .. } | Stage::Ended(Outcome::Cancelled | Outcome::Failed) => {
                 status.gated_at = None;
                 status.downtime = None;
@@ -309,35 +317,37 @@ impl Next {
             | Stage::Preparing
             | Stage::Draining(_)
             | Stage::Verifying(_)
-            | Stage::Back { .. }
+            | Stage::Rollback { .. }
             | Stage::Ended(Outcome::Done) => {}
         }
     }
 
     fn conditions(&mut self, after: &Stage) {
-        self.no_longer(Condition::Stalled, "GoesOn", "it goes on");
+        self.clear_condition(Condition::Stalled, "GoesOn", "the move continues");
         match after {
             Stage::Gating(gate) => {
                 self.converged();
-                let message = format!("the claims are being taken from their users, for the time {gate}");
-                self.no_longer(Condition::Drained, "NotYet", &message);
-                self.no_longer(Condition::Verified, "NotYet", &message);
+                let message = format!("the claims are being gated (gate {gate})");
+                self.clear_condition(Condition::Drained, "NotYet", &message);
+                self.clear_condition(Condition::Verified, "NotYet", &message);
             }
             Stage::Draining(gate) => {
                 let message = format!(
-                    "Kubernetes starts no pod with the claims (gate {gate}): it calls them Lost meanwhile, and the events \
-                     ClaimMisbound and ClaimLost on them are expected. Do not delete the claims"
+                    "Kubernetes starts no pod with the claims (gate {gate}): it sets their phase to Lost until the gate is removed, and the \
+                     events ClaimMisbound and ClaimLost on them are expected. Do not delete the claims"
                 );
-                self.say(Condition::Gated, true, "Gated", &message);
+                self.set_condition(Condition::Gated, true, "Gated", &message);
             }
             Stage::Finishing(gate) => {
-                let message = format!("nobody uses the claims (gate {gate}): what is left is copied");
-                self.say(Condition::Drained, true, "Unused", &message);
+                let message = format!(
+                    "no pod or node uses the claims (gate {gate}): the last changes are being copied"
+                );
+                self.set_condition(Condition::Drained, true, "Unused", &message);
             }
             Stage::Committed(gate) => {
-                let message = format!("both sides hold the same (gate {gate})");
-                self.say(Condition::Verified, true, "Equal", &message);
-                self.say(
+                let message = format!("source and target are equal (gate {gate})");
+                self.set_condition(Condition::Verified, true, "Equal", &message);
+                self.set_condition(
                     Condition::Committed,
                     true,
                     "Committed",
@@ -346,52 +356,74 @@ impl Next {
             }
             Stage::Retaining(_) => {
                 let message = "the claims are bound to their volumes at the target";
-                self.no_longer(Condition::Gated, "Bound", message);
+                self.clear_condition(Condition::Gated, "Bound", message);
+            }
+            Stage::Recovering(_) => {
+                let committed = self.status.committed_at.as_ref();
+                let since = committed.map_or_else(String::new, |committed| format!(" ({})", committed.0));
+                for claim in &self.status.claims {
+                    let lost = "what was written at the target since the commit";
+                    self.status.lossy.push(format!("{}: {lost}{since}", claim.name));
+                }
+                self.status.lossy.sort();
+                let message =
+                    "the target is lost: the volumes are restored at the source, as they were at the commit";
+                self.clear_condition(Condition::Committed, "SourceRecovered", message);
+                let message = "Kubernetes starts no pod with the claims until then. Do not delete the claims";
+                self.set_condition(Condition::Gated, true, "Gated", message);
+            }
+            Stage::Ended(Outcome::Recovered) => {
+                let message = "the claims are bound to their volumes at the source";
+                self.clear_condition(Condition::Gated, "GivenBack", message);
             }
             Stage::Ended(Outcome::Done) => {
-                let message = "what was left at the source is gone, or kept if that is its reclaim policy";
-                self.say(Condition::SourceReleased, true, "Released", message);
+                let message = "the source was deleted, or retained if that is its reclaim policy";
+                self.set_condition(Condition::SourceReleased, true, "Released", message);
             }
-            Stage::Back { why, .. } => {
+            Stage::Rollback { why, .. } => {
                 let message = why.to_string();
                 match why {
-                    Why::Refused(_) => self.say(Condition::Checked, false, "Refused", &message),
-                    Why::Differs(_) => self.say(Condition::Verified, false, "Differs", &message),
+                    RollbackReason::Refused(_) => {
+                        self.set_condition(Condition::Checked, false, "Refused", &message);
+                    }
+                    RollbackReason::Differs(_) => {
+                        self.set_condition(Condition::Verified, false, "Differs", &message);
+                    }
                     _ => {}
                 }
             }
             Stage::Copying { last: Some(_) } | Stage::Ended(_) => {
                 let message = "the claims are bound to their volumes at the source";
                 for condition in [Condition::Gated, Condition::Drained, Condition::Verified] {
-                    self.no_longer(condition, "GivenBack", message);
+                    self.clear_condition(condition, "GivenBack", message);
                 }
             }
             Stage::Checking | Stage::Preparing | Stage::Copying { last: None } | Stage::Verifying(_) => {}
         }
     }
 
-    /// There is nothing to be done any more as long as the users have their volumes.
+    /// Nothing is left to copy while the users have their volumes.
     fn converged(&mut self) {
         let mut claims = self.status.claims.iter();
         let (reason, message) = if claims.any(|claim| claim.cold.is_some()) {
-            let message = "what can be copied before the pods have gone is copied";
+            let message = "all that can be copied while the pods run is copied";
             ("RestLater", message)
         } else {
-            ("LittleLeft", "the last pass found little to copy")
+            ("LittleLeft", "the last pass found few changes")
         };
-        self.say(Condition::Converged, true, reason, message);
+        self.set_condition(Condition::Converged, true, reason, message);
     }
 
-    /// What was never so is not said not to be so.
-    fn no_longer(&mut self, condition: Condition, reason: &str, message: &str) {
+    /// Sets a condition to False only if it was True before.
+    fn clear_condition(&mut self, condition: Condition, reason: &str, message: &str) {
         let mut said = self.status.conditions.iter();
         if said.any(|one| one.type_ == condition.as_str() && one.status == "True") {
-            self.say(condition, false, reason, message);
+            self.set_condition(condition, false, reason, message);
         }
     }
 
-    /// A condition that says what it said keeps its age.
-    fn say(&mut self, condition: Condition, is_so: bool, reason: &str, message: &str) {
+    /// A condition whose status is unchanged keeps its transition time.
+    fn set_condition(&mut self, condition: Condition, is_so: bool, reason: &str, message: &str) {
         let status = if is_so { "True" } else { "False" };
         let conditions = &mut self.status.conditions;
         let known = conditions.iter().position(|one| one.type_ == condition.as_str());
@@ -399,7 +431,7 @@ impl Next {
             .map(|at| &conditions[at])
             .filter(|one| one.status == status)
             .map_or(Time(self.now), |one| one.last_transition_time.clone());
-        let said = Said {
+        let wanted = StatusCondition {
             type_: condition.as_str().to_owned(),
             status: status.to_owned(),
             reason: reason.to_owned(),
@@ -408,32 +440,36 @@ impl Next {
             observed_generation: self.generation,
         };
         match known {
-            Some(at) => conditions[at] = said,
-            None => conditions.push(said),
+            Some(at) => conditions[at] = wanted,
+            None => conditions.push(wanted),
         }
     }
 }
 
-/// Whether a gate is closed, or being closed.
+/// Whether the gate is closed or being closed.
 pub(super) fn is_gated(stage: &Stage) -> bool {
     match stage {
-        Stage::Gating(_) | Stage::Draining(_) | Stage::Finishing(_) | Stage::Verifying(_) => true,
+        Stage::Gating(_)
+        | Stage::Draining(_)
+        | Stage::Finishing(_)
+        | Stage::Verifying(_)
+        | Stage::Recovering(_) => true,
         Stage::Checking
         | Stage::Preparing
         | Stage::Copying { .. }
-        | Stage::Back { .. }
+        | Stage::Rollback { .. }
         | Stage::Committed(_)
         | Stage::Retaining(_)
         | Stage::Ended(_) => false,
     }
 }
 
-/// Whether users wait for their volumes in this stage.
-pub(super) fn keeps_users_away(stage: &Stage) -> bool {
-    is_gated(stage) || matches!(stage, Stage::Committed(_) | Stage::Back { gate: Some(_), .. })
+/// Whether users have no access to their volumes in this stage.
+pub(super) fn blocks_users(stage: &Stage) -> bool {
+    is_gated(stage) || matches!(stage, Stage::Committed(_) | Stage::Rollback { gate: Some(_), .. })
 }
 
-/// A time that lies further away than there are times is the last one.
+/// Adds to a time; the latest possible time on overflow.
 fn later(time: Timestamp, by: Duration) -> Timestamp {
     SignedDuration::try_from(by)
         .ok()
@@ -457,21 +493,21 @@ mod tests {
         .unwrap()
     }
 
-    /// The move after its gate was opened again for this reason.
-    fn overrun(of: &mut VolumeMove, why: Why) {
+    /// Rolls the cut-over of the move back for this reason.
+    fn overrun(of: &mut VolumeMove, why: RollbackReason) {
         let request = MoveRequest::try_from(&*of).unwrap();
         let gate = GateNumber::FIRST;
         let stages = [
             Stage::Finishing(gate),
-            Stage::Back {
+            Stage::Rollback {
                 gate: Some(gate),
-                to: crate::placement::moving::BackTo::Copying,
+                to: crate::placement::moving::RollbackTo::Copying,
                 why,
             },
             Stage::Copying { last: Some(gate) },
         ];
         for stages in stages.windows(2) {
-            let change = Entered::Stage(stages[1].clone());
+            let change = StageEntry::Stage(stages[1].clone());
             let next = entered(
                 of,
                 &request,
@@ -485,14 +521,14 @@ mod tests {
     }
 
     fn cuts_over(of: &VolumeMove) -> bool {
-        of.facts(Timestamp::now(), false).unwrap().wishes.cutover
+        of.facts(Timestamp::now(), false).unwrap().requested.cutover
     }
 
     #[test]
     fn after_three_overruns_of_a_kind_nobody_is_sent_away_before_the_spec_is_changed() {
         for (why, field) in [
-            (Why::DowntimeOverdue, "maxDowntime"),
-            (Why::DrainOverdue, "quiesce.deadline"),
+            (RollbackReason::DowntimeOverdue, "maxDowntime"),
+            (RollbackReason::DrainOverdue, "quiesce.deadline"),
         ] {
             let mut of = read(1);
             for _ in 0..2 {
@@ -501,13 +537,20 @@ mod tests {
             }
             overrun(&mut of, why.clone());
             assert!(!cuts_over(&of));
-            let told = Told {
+            let report = WaitReport {
                 ready: true,
-                ..Told::default()
+                ..WaitReport::default()
             };
             let request = MoveRequest::try_from(&of).unwrap();
             let stage = of.stage().unwrap();
-            let said = waiting(&of, &request, &stage, &told, &Copies::default(), Timestamp::now());
+            let said = waiting(
+                &of,
+                &request,
+                &stage,
+                &report,
+                &Copies::default(),
+                Timestamp::now(),
+            );
             assert_eq!(said.phase.as_deref(), Some("Ready"));
             let mut said = said.conditions.into_iter();
             let stalled = said.find(|one| one.type_ == "Stalled").unwrap();
@@ -516,24 +559,24 @@ mod tests {
                 ("True", "CutoverOverruns")
             );
             assert!(stalled.message.contains(field), "{}", stalled.message);
-            // Also an order that was given before counts no more; a change of the spec does.
+            // A request from before does not count any more either; a change of the spec does.
             of.spec.cutover.requested = true;
             assert!(!cuts_over(&of));
             of.metadata.generation = Some(2);
             assert!(cuts_over(&of));
             overrun(&mut of, why);
-            assert!(cuts_over(&of), "it is counted anew");
+            assert!(cuts_over(&of), "the count starts again");
         }
     }
 
     #[test]
     fn overruns_of_another_kind_and_other_ways_back_do_not_add_up() {
         let mut of = read(1);
-        overrun(&mut of, Why::DowntimeOverdue);
-        overrun(&mut of, Why::DowntimeOverdue);
-        overrun(&mut of, Why::GateOpen);
-        overrun(&mut of, Why::DrainOverdue);
-        overrun(&mut of, Why::DowntimeOverdue);
+        overrun(&mut of, RollbackReason::DowntimeOverdue);
+        overrun(&mut of, RollbackReason::DowntimeOverdue);
+        overrun(&mut of, RollbackReason::GateOpen);
+        overrun(&mut of, RollbackReason::DrainOverdue);
+        overrun(&mut of, RollbackReason::DowntimeOverdue);
         assert!(cuts_over(&of));
         assert_eq!(of.status.unwrap().overruns.unwrap().count, 1);
     }

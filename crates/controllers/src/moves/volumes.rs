@@ -1,5 +1,5 @@
-//! From what the status of a move remembers to the volumes that are moved: where their twins are
-//! now, and how they are reached.
+//! Builds the volumes of a move from its status: where their twins are now, and how their clusters are
+//! reached.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     twin::Site,
 };
 
-/// The volumes of a move whose plan is this one.
+/// The volumes of a move with this plan.
 pub(super) fn volumes(
     home: &Cluster,
     registry: &Registry,
@@ -31,12 +31,14 @@ pub(super) fn volumes(
                 mover_node: of
                     .claim_status(&planned.claim.name.name)
                     .and_then(|claim| claim.mover_node.clone()),
+                recovers: of.stage()?.is_recovered(),
+                target_out_of_service: false,
             })
         })
         .collect()
 }
 
-/// One side of a volume, as its cluster is reached now.
+/// The source or target of a volume, with the current connection to its cluster.
 pub(super) fn side(home: &Cluster, registry: &Registry, twin: &PlannedTwin) -> MovedSide {
     let id = twin.id.clone();
     let place = if id.cluster == *home.id() {
@@ -51,7 +53,7 @@ pub(super) fn side(home: &Cluster, registry: &Registry, twin: &PlannedTwin) -> M
     MovedSide { id, place }
 }
 
-/// What the status remembers of the PV of a claim.
+/// What the status records of the PV of a claim.
 pub(super) fn records(of: &VolumeMove, claim: &str) -> Result<Records, UnreadableMove> {
     let Some(status) = of.claim_status(claim) else {
         return Ok(Records::Nothing);
@@ -66,7 +68,7 @@ pub(super) fn records(of: &VolumeMove, claim: &str) -> Result<Records, Unreadabl
     Ok(record.unwrap_or(Records::Nothing))
 }
 
-/// The fact that decisions rest on.
+/// The recorded facts on which decisions are based.
 pub(super) fn recorded(records: &Records) -> Option<Recorded> {
     let source = match records {
         Records::Nothing => return None,

@@ -1,60 +1,61 @@
-//! For how long a move is left alone that waits, and when that is worth telling.
+//! How long a waiting move pauses before the next step, and when its status reports the wait.
 
 use std::{
     mem::{Discriminant, discriminant},
     time::Duration,
 };
 
+use itertools::Itertools;
 use tokio::time::Instant;
 
-use super::status::{Told, keeps_users_away};
+use super::status::{WaitReport, blocks_users};
 use crate::placement::moving::{Pass, Stage, Waiting};
 
-/// After so long in which nothing happens, that is said.
-const STALLED: Duration = Duration::from_mins(2);
+/// A move without a change for this long is reported as stalled.
+const STALLED_AFTER: Duration = Duration::from_mins(2);
 
-/// What is waited for is told after so long: most of it is over by then.
-const WORTH_TELLING: Duration = Duration::from_secs(3);
+/// What a move waits for is reported after this time: most waits are over by then.
+const REPORTED_AFTER: Duration = Duration::from_secs(3);
 
 const SECOND: Duration = Duration::from_secs(1);
 const A_FEW_SECONDS: Duration = Duration::from_secs(5);
 const HALF_A_MINUTE: Duration = Duration::from_secs(30);
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// When to look again, at the latest.
+/// When to observe again, at the latest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
-    /// In a moment: Kubernetes does this at once.
+pub(super) enum NextCheck {
+    /// Within a moment: Kubernetes takes this step at once.
     Soon,
-    /// After this time, or when something changes.
+    /// After this time, or after a change.
     Within(Duration),
 }
 
-/// When to look again at a move that waits for all this.
-pub(super) fn look(stage: &Stage, waiting: &[(usize, Waiting)]) -> Look {
+/// When to observe again a move that waits for all this.
+pub(super) fn next_check(stage: &Stage, waiting: &[(usize, Waiting)]) -> NextCheck {
     let pauses = waiting.iter().map(|(_, what)| of(stage, what));
-    pauses.min_by_key(length).unwrap_or(Look::Within(SECOND))
+    pauses.min_by_key(length).unwrap_or(NextCheck::Within(SECOND))
 }
 
-fn length(look: &Look) -> Duration {
-    match look {
-        Look::Soon => Duration::ZERO,
-        Look::Within(pause) => *pause,
+fn length(check: &NextCheck) -> Duration {
+    match check {
+        NextCheck::Soon => Duration::ZERO,
+        NextCheck::Within(pause) => *pause,
     }
 }
 
-fn of(stage: &Stage, what: &Waiting) -> Look {
-    let away = keeps_users_away(stage);
+fn of(stage: &Stage, what: &Waiting) -> NextCheck {
+    let blocked = blocks_users(stage);
     match what {
-        Waiting::Lost | Waiting::Bound | Waiting::TakesName(_) => Look::Soon,
+        Waiting::Lost | Waiting::Bound | Waiting::TakesName(_) => NextCheck::Soon,
         Waiting::HelpersGone(_) | Waiting::TwinGone(_) | Waiting::Detached(_) | Waiting::ClaimGone
-            if away =>
+            if blocked =>
         {
-            Look::Soon
+            NextCheck::Soon
         }
-        Waiting::Users(_) if away => Look::Within(SECOND),
+        Waiting::Users(_) if blocked => NextCheck::Within(SECOND),
         Waiting::Pass(Pass::Final(_) | Pass::Verify(_) | Pass::Finish(_)) | Waiting::Preflight => {
-            Look::Within(SECOND)
+            NextCheck::Within(SECOND)
         }
         Waiting::Pass(Pass::Warm)
         | Waiting::Users(_)
@@ -62,36 +63,40 @@ fn of(stage: &Stage, what: &Waiting) -> Look {
         | Waiting::TwinGone(_)
         | Waiting::Detached(_)
         | Waiting::ClaimGone
-        | Waiting::Silent(..)
+        | Waiting::Unknown(..)
         | Waiting::SourceGone
+        | Waiting::Consent(_)
         | Waiting::TargetGone
+        | Waiting::NotRecovered(_)
         | Waiting::Changing
         | Waiting::VolumeTaken(_)
-        | Waiting::NoManifest => Look::Within(A_FEW_SECONDS),
-        Waiting::Paused | Waiting::CutOver | Waiting::CommittedWithoutMove => Look::Within(HALF_A_MINUTE),
-        Waiting::Retention | Waiting::BothKept => Look::Within(MINUTE),
+        | Waiting::NoManifest => NextCheck::Within(A_FEW_SECONDS),
+        Waiting::Paused | Waiting::CutOver | Waiting::CommittedWithoutMove => {
+            NextCheck::Within(HALF_A_MINUTE)
+        }
+        Waiting::Retention | Waiting::BothKept => NextCheck::Within(MINUTE),
     }
 }
 
-/// Whether this may take as long as it takes.
-fn is_meant(stage: &Stage, what: &Waiting) -> bool {
+/// Whether a long wait is intended.
+fn is_intended(stage: &Stage, what: &Waiting) -> bool {
     match what {
         Waiting::Retention | Waiting::BothKept | Waiting::Paused | Waiting::CutOver | Waiting::Pass(_) => {
             true
         }
-        // They are stopped by whoever began the move.
-        Waiting::Users(_) => !keeps_users_away(stage),
+        // The user who started the move stops them.
+        Waiting::Users(_) => !blocks_users(stage),
         _ => false,
     }
 }
 
-/// Since when a move waits for the same, whatever the words in which that is said.
-pub(super) struct Since {
+/// Since when a move waits for the same thing, whatever its message.
+pub(super) struct WaitClock {
     what: Vec<(usize, Discriminant<Waiting>)>,
     began: Instant,
 }
 
-impl Since {
+impl WaitClock {
     pub(super) fn now() -> Self {
         Self {
             what: Vec::new(),
@@ -99,13 +104,13 @@ impl Since {
         }
     }
 
-    /// Something has happened.
-    pub(super) fn happened(&mut self) {
+    /// Restarts the clock after a change.
+    pub(super) fn reset(&mut self) {
         *self = Self::now();
     }
 
-    /// What is told of a move that waits for this.
-    pub(super) fn told(&mut self, stage: &Stage, waiting: &[(usize, Waiting)]) -> Told {
+    /// What to report of a move that waits for this.
+    pub(super) fn report(&mut self, stage: &Stage, waiting: &[(usize, Waiting)]) -> WaitReport {
         let kinds: Vec<_> = waiting
             .iter()
             .map(|(claim, what)| (*claim, discriminant(what)))
@@ -116,25 +121,24 @@ impl Since {
                 began: Instant::now(),
             };
         }
-        let all = words(waiting.iter().map(|(_, what)| what));
-        let unmeant = waiting.iter().map(|(_, what)| what);
-        let unmeant = words(unmeant.filter(|what| !is_meant(stage, what)));
-        let for_so_long = self.began.elapsed();
+        let all = join_messages(waiting.iter().map(|(_, what)| what));
+        let unintended = waiting.iter().map(|(_, what)| what);
+        let unintended = join_messages(unintended.filter(|what| !is_intended(stage, what)));
+        let waited = self.began.elapsed();
         let any = |wanted: &Waiting| waiting.iter().any(|(_, what)| what == wanted);
-        Told {
+        WaitReport {
             ready: any(&Waiting::CutOver),
             kept: any(&Waiting::BothKept),
-            waiting_for: all.filter(|_| for_so_long >= WORTH_TELLING),
-            stalled: unmeant.filter(|_| for_so_long >= STALLED),
+            waiting_for: all.filter(|_| waited >= REPORTED_AFTER),
+            stalled: unintended.filter(|_| waited >= STALLED_AFTER),
         }
     }
 }
 
-/// All of it in a sentence, each thing once.
-fn words<'a>(waiting: impl Iterator<Item = &'a Waiting>) -> Option<String> {
-    let mut words: Vec<String> = waiting.map(ToString::to_string).collect();
-    words.dedup();
-    (!words.is_empty()).then(|| words.join("; "))
+/// Joins the messages, each once.
+fn join_messages<'a>(waiting: impl Iterator<Item = &'a Waiting>) -> Option<String> {
+    let messages = waiting.map(ToString::to_string).unique().join("; ");
+    (!messages.is_empty()).then_some(messages)
 }
 
 #[cfg(test)]
@@ -147,39 +151,57 @@ mod tests {
         let copying = Stage::Copying { last: None };
         let draining = Stage::Draining(GateNumber::FIRST);
         let users = || (0, Waiting::Users(vec!["web-0".into()]));
-        assert_eq!(look(&draining, &[users()]), Look::Within(SECOND));
-        assert_eq!(look(&copying, &[users()]), Look::Within(A_FEW_SECONDS));
+        assert_eq!(next_check(&draining, &[users()]), NextCheck::Within(SECOND));
+        assert_eq!(next_check(&copying, &[users()]), NextCheck::Within(A_FEW_SECONDS));
         let both = [(0, Waiting::Retention), (1, Waiting::Bound)];
-        assert_eq!(look(&copying, &both), Look::Soon);
+        assert_eq!(next_check(&copying, &both), NextCheck::Soon);
+    }
+
+    #[test]
+    fn each_message_is_joined_once() {
+        let all = [Waiting::Bound, Waiting::Changing, Waiting::Bound];
+        assert_eq!(
+            join_messages(all.iter()),
+            Some(format!("{}; {}", Waiting::Bound, Waiting::Changing))
+        );
+        assert_eq!(join_messages([].iter()), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_waited_for_is_told_when_it_lasts_whatever_its_words() {
-        let mut since = Since::now();
+        let mut since = WaitClock::now();
         let preparing = Stage::Preparing;
-        let silent = |why: &str| [(0, Waiting::Silent(Side::Target, why.into()))];
-        assert_eq!(since.told(&preparing, &silent("ErrImagePull")).waiting_for, None);
-        tokio::time::advance(WORTH_TELLING).await;
-        let told = since.told(&preparing, &silent("Back-off pulling image"));
+        let silent = |why: &str| [(0, Waiting::Unknown(Side::Target, why.into()))];
         assert_eq!(
-            told.waiting_for.as_deref(),
+            since.report(&preparing, &silent("ErrImagePull")).waiting_for,
+            None
+        );
+        tokio::time::advance(REPORTED_AFTER).await;
+        let report = since.report(&preparing, &silent("Back-off pulling image"));
+        assert_eq!(
+            report.waiting_for.as_deref(),
             Some("at the target: Back-off pulling image")
         );
-        tokio::time::advance(STALLED).await;
-        assert!(since.told(&preparing, &silent("ErrImagePull")).stalled.is_some());
+        tokio::time::advance(STALLED_AFTER).await;
+        assert!(
+            since
+                .report(&preparing, &silent("ErrImagePull"))
+                .stalled
+                .is_some()
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn only_what_should_not_last_is_called_stalled() {
-        let mut since = Since::now();
+        let mut since = WaitClock::now();
         let copying = Stage::Copying { last: None };
         let silent = [(0, Waiting::Changing)];
-        assert_eq!(since.told(&copying, &silent).stalled, None);
-        tokio::time::advance(STALLED).await;
-        assert!(since.told(&copying, &silent).stalled.is_some());
+        assert_eq!(since.report(&copying, &silent).stalled, None);
+        tokio::time::advance(STALLED_AFTER).await;
+        assert!(since.report(&copying, &silent).stalled.is_some());
         let meant = [(0, Waiting::CutOver)];
-        assert!(since.told(&copying, &meant).ready);
-        tokio::time::advance(STALLED).await;
-        assert_eq!(since.told(&copying, &meant).stalled, None);
+        assert!(since.report(&copying, &meant).ready);
+        tokio::time::advance(STALLED_AFTER).await;
+        assert_eq!(since.report(&copying, &meant).stalled, None);
     }
 }

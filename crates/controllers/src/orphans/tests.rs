@@ -1,4 +1,4 @@
-//! Which twins are collected, which are reported, and which are let be.
+//! Which twins are deleted, which are reported, and which are kept.
 
 use serde_json::{Value, json};
 
@@ -64,7 +64,7 @@ fn put_volume(api: &FakeApi) {
     );
 }
 
-/// A round when everything looks as it looks for this long.
+/// A round in which everything has been in its state for this long.
 async fn round_after(api: &FakeApi, looked: Duration) -> Result<(), ApiError> {
     let home = api.cluster().await;
     let watched = Watched::start(&home);
@@ -78,17 +78,9 @@ async fn round_with(
     registry: &Registry,
     looked: Duration,
 ) -> Result<(), ApiError> {
-    let settings = Settings {
-        namespace: "ours".into(),
-        identity: "a".into(),
-        grace: Duration::from_mins(10),
-        allowed_classes: BTreeSet::new(),
-        movers: None,
-        approves_serving: false,
-    };
-    let metrics = Metrics::default();
+    let (settings, metrics) = (settings(), Metrics::default());
     let reports = Reports::new(Events::new(home.client().clone()));
-    // What a test has elsewhere is in `milan`.
+    // A twin in another cluster is in `milan`.
     let elsewhere = registry.all().first().map(|remote| remote.id.clone());
     let cluster = elsewhere.unwrap_or_else(|| home.id().clone());
     let mut orphans = Orphans::new(home, registry, watched, reports, &settings, &metrics, cluster);
@@ -97,6 +89,18 @@ async fn round_with(
         *since -= looked;
     }
     orphans.round().await
+}
+
+fn settings() -> Settings {
+    Settings {
+        namespace: "ours".into(),
+        identity: "a".into(),
+        grace: Duration::from_mins(10),
+        allowed_classes: BTreeSet::new(),
+        movers: None,
+        approves_serving: false,
+        limits_attachments: true,
+    }
 }
 
 const LONG: Duration = Duration::from_mins(11);
@@ -138,8 +142,8 @@ async fn a_twin_with_claim_or_volume_stays() {
     assert!(api.object(TWIN).is_some());
 }
 
-/// The PV of the volume is elsewhere, or of another epoch, while a move makes its twin here, reads
-/// it, or keeps it for a time.
+/// The PV of the volume is in another cluster, or of another epoch, while a move creates its twin here,
+/// reads it, or retains it.
 #[tokio::test]
 async fn what_is_a_moves_is_neither_collected_nor_reported() {
     const MOVE: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
@@ -166,7 +170,7 @@ async fn what_is_a_moves_is_neither_collected_nor_reported() {
             });
             round_after(&api, LONG).await.unwrap();
             assert!(api.object(TWIN).is_some());
-            // Somebody deletes it.
+            // Another client deletes it.
             api.change(TWIN, |twin| {
                 twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
             });
@@ -177,7 +181,7 @@ async fn what_is_a_moves_is_neither_collected_nor_reported() {
     }
 }
 
-/// Nothing else releases it, and in a remote cluster it costs money and has the claim's name.
+/// Nothing else releases it, and in a remote cluster it costs money and has the name of the claim.
 #[tokio::test]
 async fn what_a_move_has_left_whose_object_is_gone_is_reported_and_may_be_deleted() {
     for handed_over in [true, false] {
@@ -206,10 +210,10 @@ async fn what_a_move_has_left_whose_object_is_gone_is_reported_and_may_be_delete
         let told = events(&api);
         assert_eq!(told.len(), 1);
         assert!(
-            told[0]["note"].as_str().unwrap().contains("before a move"),
+            told[0]["note"].as_str().unwrap().contains("source of a move"),
             "{told:#?}"
         );
-        // Its data stays when somebody deletes it.
+        // Its data is retained when another client deletes it.
         api.change(TWIN, |twin| {
             twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         });
@@ -233,7 +237,7 @@ async fn a_twin_of_another_epoch_than_its_volume_that_nobody_was_given_is_collec
     assert!(api.object(TWIN).is_none());
 }
 
-/// After a downgrade: where its data is, only the version that made the volume knows.
+/// After a downgrade: only the version that created the volume knows where its data is.
 #[tokio::test]
 async fn the_twin_of_a_volume_of_another_version_is_neither_collected_nor_reported() {
     for handed_over in [false, true] {
@@ -257,7 +261,7 @@ async fn what_is_read_live_decides() {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
         watched.complete().await;
-        // From now on the views see nothing new.
+        // From now on the views show no changes.
         for kind in ["persistentvolumes", "persistentvolumeclaims"] {
             api.fault(Fault::new("GET", kind, Act::Gone));
         }
@@ -316,9 +320,9 @@ async fn who_deletes_a_reported_twin_is_not_held_up() {
 
 const REAL: &str = "/api/v1/persistentvolumes/real";
 
-/// A bound twin that was handed over by a cluster with our id, whose volume we do not
-/// know, and that somebody deletes: after home was restored from a backup, or with two
-/// homes of one id.
+/// A bound twin that was handed over by a cluster with the same id, whose volume is unknown here, and
+/// that another client is deleting: after home was restored from a backup, or with two home clusters of
+/// one id.
 fn put_dying(api: &FakeApi) {
     put_twin(api, true, true);
     api.change(TWIN, |twin| {
@@ -340,7 +344,7 @@ fn put_dying(api: &FakeApi) {
     );
 }
 
-/// A round of a home cluster that knows nothing of what is in the cluster `milan`.
+/// A round of a home cluster that does not know the objects in the cluster `milan`.
 async fn round_there(there: &FakeApi, rights: Rights) {
     let empty = FakeApi::start().await;
     let home = empty.cluster().await;
@@ -351,14 +355,49 @@ async fn round_there(there: &FakeApi, rights: Rights) {
 }
 
 #[tokio::test]
+async fn orphans_keep_their_age_while_their_cluster_is_unreachable() {
+    let there = FakeApi::start().await;
+    put_twin(&there, false, true);
+    let empty = FakeApi::start().await;
+    let home = empty.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let reachable = Registry::fixed([(Declared::plain("milan"), Link::up(&there, Rights::ALL).await)]);
+    let unreachable = Registry::fixed([(Declared::plain("milan"), Link::Unreachable("timeout".into()))]);
+    let (settings, metrics) = (settings(), Metrics::default());
+    let reports = Reports::new(Events::new(home.client().clone()));
+    let mut orphans = Orphans::new(
+        &home,
+        &reachable,
+        &watched,
+        reports,
+        &settings,
+        &metrics,
+        "milan".parse().unwrap(),
+    );
+    orphans.round().await.unwrap();
+    for (_, since) in orphans.since.values_mut() {
+        *since -= LONG;
+    }
+    orphans.registry = &unreachable;
+    orphans.round().await.unwrap();
+    orphans.registry = &reachable;
+    orphans.round().await.unwrap();
+    assert!(
+        there.object(TWIN).is_none(),
+        "it was orphaned for the grace period"
+    );
+}
+
+#[tokio::test]
 async fn the_data_of_a_twin_that_was_given_away_is_kept_when_it_is_deleted() {
     let there = FakeApi::start().await;
     put_dying(&there);
     round_there(&there, Rights::ALL).await;
-    assert!(there.object(TWIN).is_none(), "nobody is held up");
+    assert!(there.object(TWIN).is_none(), "its deletion is not blocked");
     let real = there.object(REAL).unwrap();
     assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
-    // Whoever does know the volume finds it, and gives the policy back.
+    // The cluster that knows the volume finds the PV, and restores its policy.
     let annotations = &real["metadata"]["annotations"];
     assert_eq!(annotations[mark::POLICY_BEFORE], "Delete");
     assert_eq!(annotations[mark::DATA_OF], format!("home/pvc-{UID}"));
@@ -371,7 +410,7 @@ async fn the_data_of_a_twin_that_was_given_away_is_kept_when_it_is_deleted() {
     assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
 }
 
-/// Its namespace is being deleted, and the right to delete went with a Role in it.
+/// The namespace of the twin is being deleted, and the right to delete was lost with a Role in it.
 #[tokio::test]
 async fn a_dying_twin_is_let_go_without_the_right_to_delete() {
     let there = FakeApi::start().await;
@@ -381,7 +420,7 @@ async fn a_dying_twin_is_let_go_without_the_right_to_delete() {
     assert!(there.object(TWIN).is_none());
 }
 
-/// They are told that deleting it keeps the data.
+/// The report says that deleting it retains the data.
 #[tokio::test]
 async fn the_data_of_every_reported_twin_is_kept_when_it_is_deleted() {
     for (handed_over, with_claim, claim_lives) in [

@@ -1,4 +1,4 @@
-//! Which snapshots are looked after, and what is told.
+//! Which snapshots are checked, and what is reported.
 
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ fn put_twin(api: &FakeApi) {
     );
 }
 
-/// A snapshot that was made before its data could be kept.
+/// A snapshot that was created before its data could be retained.
 async fn world() -> FakeApi {
     let api = FakeApi::start().await;
     api.put(
@@ -61,7 +61,7 @@ async fn world() -> FakeApi {
 async fn rounds(api: &FakeApi, steps: &[&dyn Fn(&FakeApi)]) {
     let home = api.cluster().await;
     let watched = Watched::start(&home);
-    watched.snapshots.look(&home).await;
+    watched.snapshots.watch_if_installed(&home).await;
     let (registry, events) = (Registry::default(), Events::new(home.client().clone()));
     let reports = Reports::new(events);
     let mut twins = SnapshotTwins::new(&home, &registry, &watched, reports, home.id().clone());
@@ -125,7 +125,7 @@ async fn what_is_being_deleted_is_not_kept() {
         content["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         content["metadata"]["finalizers"] = json!(["snapshotter"]);
     });
-    // Another content that leads there does not matter.
+    // Another content with the same twin does not matter.
     let mut other = api.object(&content("users")).unwrap();
     other["metadata"] = json!({});
     api.put(&content("others"), other);

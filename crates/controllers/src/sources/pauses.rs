@@ -1,4 +1,4 @@
-//! How long each claim is left alone before it is looked at again.
+//! How long to wait before a claim is checked again.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -7,114 +7,114 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Until a source that is not there, or a node, is looked for again.
+/// The first pause before a missing source, or a node, is searched again.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_mins(1);
-/// Until a claim that lost its node again is given another.
+/// The first pause before another node is selected for a claim that lost its node.
 const FIRST_SELECTED: Duration = Duration::from_secs(3);
 const LONGEST_SELECTED: Duration = Duration::from_mins(5);
 
-/// What is remembered of claims that were looked at.
+/// The pauses of claims that were checked.
 #[derive(Default)]
 pub(super) struct Pauses(HashMap<String, Pause>);
 
 struct Pause {
-    /// The claim: names are used again.
+    /// The uid of the claim, because names are reused.
     uid: String,
-    /// Until when it gets no node.
-    rest: Instant,
-    /// When it is to be looked at, although nothing changes.
-    again: Option<Instant>,
-    /// How often it was in vain since a node was selected last.
-    looks: u32,
+    /// Until when no node is selected for it.
+    paused_until: Instant,
+    /// When to check it although nothing changes.
+    next_check: Option<Instant>,
+    /// Checks without a result since a node was last selected.
+    tries: u32,
     /// How many nodes were selected for it.
     selected: u32,
 }
 
 impl Pauses {
-    /// The claims whose time has come.
-    pub(super) fn over(&self) -> BTreeSet<String> {
+    /// The claims whose pause is over.
+    pub(super) fn due(&self) -> BTreeSet<String> {
         let now = Instant::now();
-        let over = self
+        let due = self
             .0
             .iter()
-            .filter(|(_, pause)| pause.again.is_some_and(|again| again <= now));
-        over.map(|(key, _)| key.clone()).collect()
+            .filter(|(_, pause)| pause.next_check.is_some_and(|again| again <= now));
+        due.map(|(key, _)| key.clone()).collect()
     }
 
-    /// In what time the next one's will have.
+    /// The time until the next pause is over.
     pub(super) fn left(&self) -> Option<Duration> {
         let now = Instant::now();
-        let left = self.0.values().filter_map(|pause| pause.again);
+        let left = self.0.values().filter_map(|pause| pause.next_check);
         left.map(|again| again.saturating_duration_since(now)).min()
     }
 
-    /// Whether a claim that lost its node is to be left alone; then it comes up again.
-    pub(super) fn rests(&mut self, key: &str, uid: &str) -> bool {
+    /// Whether a claim that lost its node still pauses; then it is checked after the pause.
+    pub(super) fn is_paused(&mut self, key: &str, uid: &str) -> bool {
         let Some(pause) = self.0.get_mut(key).filter(|pause| pause.uid == uid) else {
             return false;
         };
-        let rests = pause.rest > Instant::now();
-        if rests {
-            pause.again = Some(pause.rest);
+        let is_paused = pause.paused_until > Instant::now();
+        if is_paused {
+            pause.next_check = Some(pause.paused_until);
         }
-        rests
+        is_paused
     }
 
-    /// Nothing is to be done until it changes.
+    /// Nothing to do until the claim changes.
     pub(super) fn settle(&mut self, key: &str) {
         if let Some(pause) = self.0.get_mut(key) {
-            pause.again = None;
+            pause.next_check = None;
         }
     }
 
-    /// How many nodes were selected for it.
+    /// How many nodes were selected for the claim.
     pub(super) fn selected(&self, key: &str, uid: &str) -> usize {
         let selected = self.of(key, uid).map_or(0, |pause| pause.selected);
         usize::try_from(selected).unwrap_or(usize::MAX)
     }
 
-    /// It was given a node.
+    /// Records that a node was selected.
     pub(super) fn select(&mut self, key: &str, uid: &str) {
         let selected = self.of(key, uid).map_or(0, |pause| pause.selected);
         let pause = FIRST_SELECTED * 2u32.saturating_pow(selected.min(10));
         let pause = Pause {
             uid: uid.to_owned(),
-            rest: Instant::now() + pause.min(LONGEST_SELECTED),
-            again: None,
-            looks: 0,
+            paused_until: Instant::now() + pause.min(LONGEST_SELECTED),
+            next_check: None,
+            tries: 0,
             selected: selected + 1,
         };
         self.0.insert(key.to_owned(), pause);
     }
 
-    /// It is to be looked at again; whether that was so before.
-    pub(super) fn again(&mut self, key: &str, uid: &str) -> bool {
+    /// Schedules another check; whether one was scheduled before.
+    pub(super) fn retry(&mut self, key: &str, uid: &str) -> bool {
         let before = self.of(key, uid);
-        let (looks, selected) = before.map_or((0, 0), |pause| (pause.looks, pause.selected));
-        let pause = FIRST * 2u32.saturating_pow(looks.min(10));
+        let (tries, selected) = before.map_or((0, 0), |pause| (pause.tries, pause.selected));
+        let pause = FIRST * 2u32.saturating_pow(tries.min(10));
         let now = Instant::now();
         let pause = Pause {
             uid: uid.to_owned(),
-            rest: now,
-            again: Some(now + pause.min(LONGEST)),
-            looks: looks + 1,
+            paused_until: now,
+            next_check: Some(now + pause.min(LONGEST)),
+            tries: tries + 1,
             selected,
         };
         self.0.insert(key.to_owned(), pause);
-        looks > 0
+        tries > 0
     }
 
     pub(super) fn forget(&mut self, key: &str) {
         self.0.remove(key);
     }
 
-    /// As if all were over.
+    /// Ends all pauses.
     #[cfg(test)]
     pub(super) fn end(&mut self) {
         for pause in self.0.values_mut() {
-            pause.rest = Instant::now();
-            pause.again = Some(pause.rest);
+            pause.paused_until = Instant::now();
+            pause.next_check = Some(pause.paused_until);
         }
     }
 
@@ -130,15 +130,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn pauses_grow_and_end() {
         let mut pauses = Pauses::default();
-        assert!(!pauses.again("shop/data", "u"), "it is news");
-        assert!(pauses.over().is_empty());
-        assert!(!pauses.rests("shop/data", "u"), "whoever changes it is looked at");
+        assert!(!pauses.retry("shop/data", "u"), "it is news");
+        assert!(pauses.due().is_empty());
+        assert!(!pauses.is_paused("shop/data", "u"), "a change is checked at once");
         tokio::time::advance(FIRST).await;
-        assert_eq!(pauses.over().len(), 1);
-        assert!(pauses.again("shop/data", "u"));
+        assert_eq!(pauses.due().len(), 1);
+        assert!(pauses.retry("shop/data", "u"));
         assert_eq!(pauses.left(), Some(FIRST * 2));
         for _ in 0..20 {
-            pauses.again("shop/data", "u");
+            pauses.retry("shop/data", "u");
         }
         assert_eq!(pauses.left(), Some(LONGEST));
     }
@@ -147,14 +147,14 @@ mod tests {
     async fn a_claim_that_loses_its_node_is_not_given_one_at_once() {
         let mut pauses = Pauses::default();
         pauses.select("shop/data", "u");
-        assert!(pauses.rests("shop/data", "u"));
-        assert!(!pauses.rests("shop/data", "another"));
+        assert!(pauses.is_paused("shop/data", "u"));
+        assert!(!pauses.is_paused("shop/data", "another"));
         assert_eq!(pauses.selected("shop/data", "u"), 1);
         tokio::time::advance(FIRST_SELECTED).await;
-        assert!(!pauses.rests("shop/data", "u"));
+        assert!(!pauses.is_paused("shop/data", "u"));
         pauses.select("shop/data", "u");
         assert_eq!(pauses.left(), None, "it has a node");
-        assert!(pauses.rests("shop/data", "u"));
+        assert!(pauses.is_paused("shop/data", "u"));
         assert_eq!(pauses.left(), Some(FIRST_SELECTED * 2));
         pauses.settle("shop/data");
         assert_eq!(pauses.left(), None);

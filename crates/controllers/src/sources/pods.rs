@@ -1,4 +1,4 @@
-//! The pods that wait to be scheduled, by the claims they wait for.
+//! The pods that wait to be scheduled, by their claims.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -12,7 +12,6 @@ use crate::{
     volume::ClaimName,
 };
 
-/// The pods that wait to be scheduled.
 pub(super) struct WaitingPods {
     pods: View<PendingPod>,
     changes: Feed<PendingPod>,

@@ -1,4 +1,4 @@
-//! Where the source of a claim is, read live: only claims that wait for one are looked at.
+//! Where the source of a claim is, read live; only sources of pending claims are read.
 
 use std::fmt;
 
@@ -17,13 +17,13 @@ use crate::{
     watched::ClaimSource,
 };
 
-/// What was found of a source.
+/// The result of the search for a source.
 pub(super) enum Found {
-    /// It can be copied here.
+    /// The source can be copied at this place.
     At(SourcePlace),
-    /// It is not there, or not done.
+    /// The source does not exist, or is not ready.
     NotYet,
-    /// Nobody can copy it for us; csi-provisioner says so.
+    /// The source is not of this driver and cannot be copied; csi-provisioner reports that.
     NotOurs,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for ClaimSource {
     }
 }
 
-/// Finds where the source of a claim of this namespace and class is.
+/// Finds the source of a claim of this namespace and class.
 pub(super) async fn find(
     home: &Cluster,
     namespace: &str,

@@ -1,5 +1,5 @@
-//! The loop against a fake API server: a home cluster with three nodes, and two that stand
-//! for another.
+//! The loop against a fake API server: a home cluster with three nodes, and two that represent another
+//! cluster.
 
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ fn class(api: &FakeApi, parameters: &Value) {
     );
 }
 
-/// A claim of ours that is a copy of the snapshot `backup`.
+/// A claim of this driver's class that is a copy of the snapshot `backup`.
 fn claim(api: &FakeApi, annotations: &Value) {
     let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "backup"});
     api.put(
@@ -57,7 +57,7 @@ fn snapshot(api: &FakeApi, handle: &str) {
     );
 }
 
-/// Its twin at home, of a volume that only this node could reach, if one is named.
+/// Its twin at home, of a volume that is accessible from this node only, if one is named.
 fn twin(api: &FakeApi, only: Option<&str>) {
     let mut annotations = json!({});
     if let Some(node) = only {
@@ -85,7 +85,7 @@ fn pod(api: &FakeApi, name: &str, spec: &Value, claims: &[&str]) {
     );
 }
 
-/// A home cluster with a claim of a copy of a snapshot that is in this cluster.
+/// A home cluster with a claim for a copy of a snapshot that is in this cluster.
 async fn world(cluster: &str) -> FakeApi {
     let api = FakeApi::start().await;
     for (name, cluster) in [
@@ -130,7 +130,7 @@ fn told(api: &FakeApi) -> Vec<String> {
     told.collect()
 }
 
-/// So many looks at what there is.
+/// Runs this many rounds.
 async fn looks(api: &FakeApi, count: usize) {
     let home = api.cluster().await;
     let watched = Watched::start(&home);
@@ -201,7 +201,7 @@ async fn a_node_is_selected_that_the_pod_may_use() {
     looks(&api, 1).await;
     assert_eq!(selected(&api), "n3");
 
-    // Its other claims have to be there, too.
+    // The other claims of its pod must be accessible there, too.
     let api = world("home").await;
     claim(&api, &missed());
     let other = "/api/v1/namespaces/shop/persistentvolumeclaims/other";
@@ -312,7 +312,7 @@ async fn others_are_left_alone() {
     assert!(selected(&api).is_null() && told(&api).is_empty());
 }
 
-/// Kubernetes writes on a new claim in the same moment.
+/// Kubernetes writes to a new claim at the same moment.
 #[tokio::test]
 async fn a_claim_that_changes_meanwhile_is_looked_at_again() {
     let api = world("home").await;
@@ -328,7 +328,7 @@ async fn a_claim_that_changes_meanwhile_is_looked_at_again() {
     looks(&api, 1).await;
     assert_eq!(selected(&api), "n2");
 
-    // That was the scheduler.
+    // This time the scheduler has selected a node.
     claim(&api, &json!({}));
     now("annotations", json!({SELECTED_NODE: "n1"}));
     looks(&api, 1).await;

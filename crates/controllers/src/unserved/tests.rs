@@ -1,4 +1,4 @@
-//! Which claims are told, and when.
+//! Which claims get a warning, and when.
 
 use std::collections::BTreeSet;
 
@@ -22,6 +22,7 @@ fn settings() -> Settings {
         allowed_classes: BTreeSet::new(),
         movers: None,
         approves_serving: false,
+        limits_attachments: true,
     }
 }
 
@@ -52,7 +53,7 @@ async fn world(same_name: bool) -> (FakeApi, Registry) {
     (api, registry)
 }
 
-/// What is told after two rounds, with enough time between them or not.
+/// The warnings after two rounds, with enough time between them or not.
 async fn told(api: &FakeApi, registry: &Registry, patient: bool) -> Vec<String> {
     told_with(api, registry, &settings(), patient).await
 }
@@ -64,10 +65,10 @@ async fn told_with(api: &FakeApi, registry: &Registry, settings: &Settings, pati
     let reports = Reports::new(Events::new(home.client().clone()));
     let mut told = MissingClasses::new(&home, registry, &watched, settings, reports);
     told.round().await.unwrap();
-    assert!(told.waiting.is_empty() || told.due().is_some_and(|due| due <= PATIENCE));
+    assert!(told.waiting.is_empty() || told.due().is_some_and(|due| due <= WARN_AFTER));
     if patient {
         for since in told.waiting.values_mut() {
-            *since -= PATIENCE;
+            *since -= WARN_AFTER;
         }
     }
     told.round().await.unwrap();
@@ -92,7 +93,7 @@ async fn claims_that_wait_in_vain_are_told_the_ways_out() {
     }
 }
 
-/// Where its pod may run is not known: a claim is told of each cluster.
+/// Where the pod may run is not known: a claim gets a warning for each cluster.
 #[tokio::test]
 async fn a_claim_is_told_of_every_cluster_that_does_not_serve_it() {
     let (api, _) = world(true).await;
@@ -121,7 +122,7 @@ async fn claims_of_namespaces_that_are_not_offloaded_are_not_told() {
     assert_eq!(told(&api, &registry, true).await, [""; 0]);
 }
 
-/// Their volumes are made at home, before there is a pod.
+/// Their volumes are created at home, before there is a pod.
 #[tokio::test]
 async fn claims_of_immediate_classes_are_not_told() {
     let (api, registry) = world(true).await;
@@ -144,7 +145,7 @@ async fn a_class_is_served_by_annotation_only_where_what_it_may_name_exists() {
     assert!(unserved(&home, &remote, &settings)[0].all, "gold is not there");
 }
 
-/// What its annotation names may have no room there, and then no pod is sent there either.
+/// The class of its annotation may have no capacity there, and then no pod is sent there either.
 #[tokio::test]
 async fn a_claim_is_told_unless_it_names_a_class_that_is_there() {
     let (api, there) = (world(true).await.0, FakeApi::start().await);

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use tokio::time::Instant;
 
-use super::{AT_ONCE, FINALIZER, News, Offloadings, conditions};
+use super::{AT_ONCE, FINALIZER, News, Offloadings};
 use crate::{
     api::{
         namespace_offloading::{NAME, NamespaceOffloading, READY},
@@ -299,7 +299,7 @@ impl Controller for InCluster<'_> {
         };
         let status = object.status.as_ref();
         let published = status.and_then(|it| it.remote_namespaces_conditions.get(&self.id));
-        let is_said = published == Some(&conditions(&object, &self.id, &state))
+        let is_said = published == Some(&self.all.conditions(&object, &self.id, &state))
             && status.is_some_and(|it| it.remote_namespace_name == name.clone().ok());
         let (Some(step), Ok(name), true) = (step, name, is_said) else {
             return Ok(again);

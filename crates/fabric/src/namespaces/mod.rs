@@ -16,8 +16,10 @@ use std::{
 };
 
 use jiff::Timestamp;
-use kube::ResourceExt;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::{Api, ResourceExt, core::PartialObjectMeta, runtime::watcher};
 use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
 
 use self::{in_cluster::InCluster, statuses::Statuses};
 use super::{Idle, places::Places};
@@ -28,7 +30,7 @@ use crate::{
     },
     cluster::{
         Cluster, has_finalizer, short,
-        view::{Changed, Feed, Slim},
+        view::{Changed, Feed, Slim, View},
     },
     controller::control,
     fleet::NodeKind,
@@ -56,6 +58,20 @@ struct Offloadings<'a> {
     reserved: &'a BTreeSet<String>,
     decided: Mutex<Decided>,
     news: watch::Sender<u64>,
+    policies: View<Policy>,
+}
+
+/// The name of a `NetworkPolicy` of this cluster, for a condition.
+#[derive(Debug, PartialEq, Eq)]
+struct Policy {
+    namespace: String,
+    name: String,
+}
+
+impl Slim for Policy {
+    fn topic(&self) -> &str {
+        &self.namespace
+    }
 }
 
 /// What was decided last of each namespace in each cluster, by namespace and cluster.
@@ -73,7 +89,16 @@ pub(super) async fn run(
     reserved: &BTreeSet<String>,
     metrics: &LoopMetrics,
 ) {
+    let stop = CancellationToken::new();
+    let policy = |it: PartialObjectMeta<NetworkPolicy>| {
+        Some(Policy {
+            namespace: it.namespace()?,
+            name: it.name_any(),
+        })
+    };
+    let policies = Api::all(places.home.client().clone());
     let all = Offloadings {
+        policies: View::start(policies, watcher::Config::default(), policy, &stop),
         home: places.home,
         places,
         idle,
@@ -81,6 +106,7 @@ pub(super) async fn run(
         decided: Mutex::default(),
         news: watch::Sender::default(),
     };
+    let _stops = stop.drop_guard();
     let all = &all;
     let clusters = &all.home.views().remote_clusters;
     let served = || {
@@ -162,6 +188,19 @@ impl Offloadings<'_> {
         } else {
             "no node that stands for it meets the clusterSelector"
         })
+    }
+
+    /// The conditions of a namespace in a cluster.
+    fn conditions(
+        &self,
+        object: &NamespaceOffloading,
+        cluster: &str,
+        state: &ClusterState,
+    ) -> Vec<RemoteCondition> {
+        let policies = self.policies.of_topic(&object.namespace().unwrap_or_default());
+        let is_read = *self.policies.version().borrow() > 0;
+        let names = is_read.then(|| policies.iter().map(|it| it.name.as_str()).collect());
+        conditions(object, cluster, state, names.as_ref())
     }
 
     fn stands_for(&self, node: &Node, id: &str) -> bool {
@@ -246,7 +285,14 @@ impl News {
     }
 }
 
-fn conditions(object: &NamespaceOffloading, cluster: &str, state: &ClusterState) -> Vec<RemoteCondition> {
+/// The CRD, also Liqo's, allows two types of conditions only: therefore the message of one of them names the
+/// `NetworkPolicies` of the namespace, which restrict no pods in the remote cluster.
+fn conditions(
+    object: &NamespaceOffloading,
+    cluster: &str,
+    state: &ClusterState,
+    policies: Option<&BTreeSet<&str>>,
+) -> Vec<RemoteCondition> {
     let condition = |type_: &str, holds: bool, reason: &str, message: &str| {
         let status = if holds { "True" } else { "False" };
         let before = object.condition(cluster, type_);
@@ -262,7 +308,26 @@ fn conditions(object: &NamespaceOffloading, cluster: &str, state: &ClusterState)
         }
     };
     let mut all = vec![match &state.selected {
-        Ok(()) => condition(REQUIRED, true, "ClusterSelected", "the cluster is selected"),
+        Ok(()) => {
+            let before = object
+                .condition(cluster, REQUIRED)
+                .filter(|it| it.status == "True");
+            let selected = "the cluster is selected";
+            let message = match policies {
+                // The first list is not complete: the last message is kept.
+                None => before.map_or(selected, |it| &it.message).to_owned(),
+                Some(names) if names.is_empty() => selected.to_owned(),
+                Some(names) => {
+                    let names: Vec<&str> = names.iter().copied().collect();
+                    format!(
+                        "{selected}; NetworkPolicies are not copied, and protect no pods in that cluster until they are \
+                         created there, too: {}",
+                        names.join(", ")
+                    )
+                }
+            };
+            condition(REQUIRED, true, "ClusterSelected", &message)
+        }
         Err(why) => {
             let (reason, message) = why.words();
             condition(REQUIRED, false, reason, message)

@@ -11,14 +11,17 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
-use super::{AT_ONCE, FINALIZER, News, Offloadings, conditions};
+use super::{AT_ONCE, FINALIZER, News, Offloadings, Policy};
 use crate::{
     Rest,
     api::{
         namespace_offloading::{NAME, NamespaceOffloading, NamespaceOffloadingStatus, READY},
         remote_cluster::RemoteCluster,
     },
-    cluster::{ApiError, Cause, has_finalizer, unless_conflict},
+    cluster::{
+        ApiError, Cause, has_finalizer, unless_conflict,
+        view::{Changed, Feed, Slim},
+    },
     controller::{Controller, Next},
     leaving, liqo,
     observe::crash::{self, Step as Write},
@@ -36,6 +39,7 @@ const SOON: Duration = Duration::from_secs(1);
 pub(super) struct Statuses<'a> {
     all: &'a Offloadings<'a>,
     news: News,
+    policies: Feed<Policy>,
     asked: Mutex<Asked>,
 }
 
@@ -54,6 +58,7 @@ impl<'a> Statuses<'a> {
     pub(super) fn new(all: &'a Offloadings<'a>) -> Self {
         Self {
             news: News::new(all),
+            policies: all.policies.feed(),
             asked: Mutex::new(Asked {
                 liqo: None,
                 is_defined: true,
@@ -125,6 +130,25 @@ impl<'a> Statuses<'a> {
         }
     }
 
+    /// The desired status.
+    fn status(
+        &self,
+        object: &NamespaceOffloading,
+        decided: &BTreeMap<String, ClusterState>,
+    ) -> NamespaceOffloadingStatus {
+        let leaving = object.is_leaving();
+        let conditions = decided
+            .iter()
+            .filter(|(_, it)| !leaving || it.ready.is_some())
+            .map(|(id, it)| (id.clone(), self.all.conditions(object, id, it)));
+        NamespaceOffloadingStatus {
+            observed_generation: object.metadata.generation,
+            remote_namespace_name: self.all.name(object).ok(),
+            offloading_phase: Some(offload::phase(leaving, decided.values())),
+            remote_namespaces_conditions: conditions.collect(),
+        }
+    }
+
     /// The clusters in which this fabric makes namespaces.
     fn clusters(&self) -> Vec<Arc<RemoteCluster>> {
         let mut all = self.all.home.views().remote_clusters.all();
@@ -144,7 +168,7 @@ impl Controller for Statuses<'_> {
 
     async fn changes(&self, queue: &mut Queue) -> Next {
         let mut triggers = News::triggers(self.all);
-        triggers.push(self.all.news.subscribe());
+        triggers.extend([self.all.news.subscribe(), self.all.policies.version()]);
         let asked = self.ask().await;
         if let Err(error) = &asked {
             tracing::warn!(%error, "nothing is done before it is known whether Liqo is installed");
@@ -170,6 +194,20 @@ impl Controller for Statuses<'_> {
             at = at.min(self.news.take(self.all, queue).0);
             for namespace in std::mem::take(&mut self.all.decided().changed) {
                 queue.add(namespace);
+            }
+            let offloadings = &self.all.home.views().offloadings;
+            match self.policies.take() {
+                Changed::These(policies) => {
+                    let namespaces = policies.iter().map(|it| it.topic());
+                    for namespace in namespaces.filter(|it| offloadings.count_of_topic(it) > 0) {
+                        queue.add(namespace);
+                    }
+                }
+                Changed::Everything => {
+                    for object in offloadings.all() {
+                        queue.add(object.topic());
+                    }
+                }
             }
         }
         Next { triggers, at, works }
@@ -203,7 +241,7 @@ impl Controller for Statuses<'_> {
         let decided = clusters
             .iter()
             .map(|cluster| (cluster.name_any(), self.state(&object, cluster)));
-        let status = status(&object, self.all.name(&object).ok(), &decided.collect());
+        let status = self.status(&object, &decided.collect());
         if object.status.as_ref() != Some(&status) {
             let patch = patch(&object, &status);
             let written = crash::around(Write::OffloadStatus, objects.merge_status(NAME, &patch)).await;
@@ -223,25 +261,6 @@ impl Controller for Statuses<'_> {
             unless_conflict(crash::around(Write::OffloadLetGo, freed).await)?;
         }
         Ok(None)
-    }
-}
-
-/// What is to stand in the status.
-fn status(
-    object: &NamespaceOffloading,
-    name: Option<String>,
-    decided: &BTreeMap<String, ClusterState>,
-) -> NamespaceOffloadingStatus {
-    let leaving = object.is_leaving();
-    let conditions = decided
-        .iter()
-        .filter(|(_, it)| !leaving || it.ready.is_some())
-        .map(|(id, it)| (id.clone(), conditions(object, id, it)));
-    NamespaceOffloadingStatus {
-        observed_generation: object.metadata.generation,
-        remote_namespace_name: name,
-        offloading_phase: Some(offload::phase(leaving, decided.values())),
-        remote_namespaces_conditions: conditions.collect(),
     }
 }
 

@@ -22,9 +22,9 @@ use crate::{
     marks::{HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE},
     observe::crash::{self, Step},
     offload::pods::{
-        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemoteSettings, There, UNSCHEDULABLE, Waiting,
-        decide_pod, final_status, is_transition, least_final_status, not_kept, remote_pod, remote_status,
-        started_status, unreachable_status, waiting_status,
+        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings, UNSCHEDULABLE, Waiting,
+        caveats, decide_pod, final_status, is_transition, least_final_status, not_kept, remote_pod,
+        remote_status, started_status, unreachable_status, waiting_status,
     },
     places::Place,
     raw::RawPod,
@@ -47,7 +47,7 @@ impl Writer<'_> {
         {
             return match self.make(home, place, namespace).await? {
                 Made::Now => Ok(Some(SOON)),
-                Made::Refused(waiting) => self.act(facts, Act::Say(waiting)).await,
+                Made::Refused(waiting) => self.act(facts, Act::ReportWaiting(waiting)).await,
                 // Pods of others are not watched, and one of its own is not seen yet if the answer got lost.
                 Made::Taken(found) => {
                     let home = home.clone();
@@ -76,7 +76,7 @@ impl Writer<'_> {
     }
 
     async fn act(&self, facts: &PodFacts, act: Act) -> Result<Option<Duration>, ApiError> {
-        if !matches!(act, Act::Say(_) | Act::Rest) {
+        if !matches!(act, Act::ReportWaiting(_) | Act::Nothing) {
             self.pods.waits.forget(self.look.key);
         }
         if let Act::DeleteThere(grace) = act {
@@ -86,7 +86,7 @@ impl Writer<'_> {
             return Ok(None);
         };
         match act {
-            Act::Say(waiting) => return self.say(home, &waiting).await.map(Some),
+            Act::ReportWaiting(waiting) => return self.say(home, &waiting).await.map(Some),
             Act::Claim => self.claim(home).await?,
             Act::MarkStarted => {
                 if let Some(remote) = &self.look.remote {
@@ -97,8 +97,8 @@ impl Writer<'_> {
             Act::Ungate => self.ungate().await?,
             Act::Reflect => return self.reflect(home).await,
             Act::End(end) => self.end(home, end).await?,
-            Act::Free => self.free(home).await?,
-            Act::Rest => return self.rest(home, facts).await,
+            Act::RemoveFinalizer => self.free(home).await?,
+            Act::Nothing => return self.rest(home, facts).await,
             // Nobody answers whom it could be asked of, or it was made a moment ago.
             Act::Make | Act::DeleteThere(_) => return Ok(Some(POLL)),
         }
@@ -111,10 +111,13 @@ impl Writer<'_> {
         if written.is_some() {
             self.tell(home, waiting.reason, &waiting.message).await;
         }
-        Ok(self
-            .pods
-            .waits
-            .note(self.look.key, self.look.prints, waiting.reason))
+        let Look {
+            key,
+            prints,
+            read_live,
+            ..
+        } = &self.look;
+        Ok(self.pods.waits.note(key, *prints, waiting.reason, *read_live))
     }
 
     /// Tells in an event why a home pod, as it was, now waits, if that is new.
@@ -127,8 +130,8 @@ impl Writer<'_> {
 
     /// What waits for its cluster is not ready meanwhile, and is looked at again.
     async fn rest(&self, home: &RawPod, facts: &PodFacts) -> Result<Option<Duration>, ApiError> {
-        let There::Unknown(why) = &facts.there else {
-            let may_come = facts.there == There::Unseen && !home.as_home().ended;
+        let RemotePod::Unknown(why) = &facts.there else {
+            let may_come = facts.there == RemotePod::Unseen && !home.as_home().ended;
             return Ok(may_come.then_some(POLL));
         };
         tracing::debug!(pod = self.look.key, why, "it is not known how a pod is");
@@ -141,6 +144,7 @@ impl Writer<'_> {
                     self.look.key,
                     self.look.prints,
                     "RemoteUnreachable",
+                    false,
                 )));
             }
         }
@@ -166,7 +170,13 @@ impl Writer<'_> {
         let pods = self.home_pods(home);
         let patch = json!({ "metadata": metadata });
         let written = crash::around(Step::PodClaim, pods.merge(&home.name_any(), &patch)).await;
-        unless_conflict(written).map(drop)
+        if unless_conflict(written)?.is_some() {
+            for (reason, note) in caveats(&home.json(), self.pods.cluster.as_str()) {
+                let events = &self.pods.events;
+                events.warn_object(reference(home), reason, &note).await;
+            }
+        }
+        Ok(())
     }
 
     async fn make(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Made, ApiError> {

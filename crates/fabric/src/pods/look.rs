@@ -24,7 +24,7 @@ use crate::{
     offload::{
         Readiness,
         pods::{
-            Act, HomePod, PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, not_kept, remote_pod,
+            Act, HomePod, PodFacts, RemoteMarks, RemotePod, Waiting, claims, decide_pod, not_kept, remote_pod,
         },
     },
     places::Place,
@@ -47,6 +47,8 @@ pub(super) struct Look<'a> {
     pub(super) claims: BTreeMap<String, String>,
     /// What was known without asking.
     pub(super) prints: Prints,
+    /// Whether live reads found what it waits for, which no watch shows.
+    pub(super) read_live: bool,
 }
 
 impl Pods<'_> {
@@ -87,6 +89,7 @@ impl Pods<'_> {
             home_uid,
             claims: BTreeMap::new(),
             prints,
+            read_live: false,
         };
         if look.namespace.is_err()
             && !state.claimed
@@ -103,12 +106,12 @@ impl Pods<'_> {
             there,
         };
         let act = decide_pod(&facts);
-        if matches!(act, Act::Say(_)) && !state.claimed {
+        if matches!(act, Act::ReportWaiting(_)) && !state.claimed {
             self.state().admitted.give_back(key);
         }
-        let may_rest = state.deleting.is_none() && matches!(act, Act::Reflect | Act::Rest);
+        let may_rest = state.deleting.is_none() && matches!(act, Act::Reflect | Act::Nothing);
         let again = Writer { pods: self, look }.carry_out(&facts, act).await?;
-        if remote.is_none() && matches!(facts.there, There::Ours { .. }) {
+        if remote.is_none() && matches!(facts.there, RemotePod::Ours { .. }) {
             // No watch tells of it, or not yet.
             if is_hidden {
                 self.tell_unwatched(&home).await;
@@ -178,36 +181,40 @@ impl Pods<'_> {
 
     /// What the cluster has under the pod's name, if something was seen there, or it matters that nothing
     /// is.
-    async fn there(&self, look: &mut Look<'_>, home: &RawPod, is_seen: bool) -> Result<There, ApiError> {
+    async fn there(&self, look: &mut Look<'_>, home: &RawPod, is_seen: bool) -> Result<RemotePod, ApiError> {
         let may_run = home.as_home().may_run();
         let (Ok(namespace), Ok(place)) = (&look.namespace, &look.place) else {
             let why = [look.namespace.as_ref().err(), look.place.as_ref().err()];
             let why = why.into_iter().flatten().next().cloned().unwrap_or_default();
             return Ok(if may_run {
-                There::Unknown(why)
+                RemotePod::Unknown(why)
             } else {
-                There::Unseen
+                RemotePod::Unseen
             });
         };
         if !may_run && !is_seen {
-            return Ok(There::Unseen);
+            return Ok(RemotePod::Unseen);
         }
         // Whatever was seen before, or elsewhere, frees no name.
         let found = match self.live(place, namespace, &home.name_any()).await {
             Err(error) if error.is_forbidden() || matches!(error.cause, Cause::Malformed(_)) => {
-                return Ok(There::Unknown(error.to_string()));
+                return Ok(RemotePod::Unknown(error.to_string()));
             }
             found => found?,
         };
         look.remote = found.map(Arc::new);
         let there = look.classified();
-        if !may_run || matches!(there, There::Ours { .. }) {
+        if !may_run || matches!(there, RemotePod::Ours { .. }) {
             return Ok(there);
         }
         if let Err(why) = place.is_cluster(home.annotation(REMOTE_CLUSTER_UID)).await {
-            return Ok(There::Unknown(why));
+            return Ok(RemotePod::Unknown(why));
         }
-        Ok(if look.remote.is_none() { There::Gone } else { there })
+        Ok(if look.remote.is_none() {
+            RemotePod::Gone
+        } else {
+            there
+        })
     }
 
     /// The remote pod of this name, read live. Nothing is in a namespace that is gone, whose rights went
@@ -272,6 +279,7 @@ impl Pods<'_> {
                 home_uid,
                 claims: BTreeMap::new(),
                 prints: Prints { waiting: 0, whole: 0 },
+                read_live: false,
             };
             let facts = PodFacts {
                 home: None,
@@ -292,8 +300,9 @@ impl Pods<'_> {
         Waiting {
             reason: "RemoteRefused",
             message: format!(
-                "the cluster {} does not keep {field}, which protects this pod or others from it: its API server may be older \
-                 than this one, or have that feature switched off. Keep the pod on nodes of this cluster",
+                "the cluster {} does not keep {field} as it was sent: its API server may be older than this one or have the \
+                 feature disabled, or an admission webhook or policy there changes the field. Keep the pod on nodes of this \
+                 cluster",
                 self.cluster
             ),
         }
@@ -305,11 +314,11 @@ impl Pods<'_> {
         &self,
         look: &Look<'_>,
         home: &RawPod,
-        there: &There,
+        there: &RemotePod,
     ) -> Result<bool, ApiError> {
         let node = home.spec["nodeName"].as_str();
         let ends = home.as_home().deleting;
-        let (There::Unknown(_), Err(_), Some(_), Some(node)) = (there, &look.place, ends, node) else {
+        let (RemotePod::Unknown(_), Err(_), Some(_), Some(node)) = (there, &look.place, ends, node) else {
             return Ok(false);
         };
         let node = self.places.home.all::<Node>().get(node).await?;
@@ -321,14 +330,14 @@ impl Pods<'_> {
         &self,
         look: &mut Look<'_>,
         home: &RawPod,
-        there: &There,
+        there: &RemotePod,
     ) -> Result<Option<Waiting>, ApiError> {
         let state = home.as_home();
         if state.started || state.deleting.is_some() {
             return Ok(None);
         }
         if let (
-            There::Ours {
+            RemotePod::Ours {
                 gated: true,
                 deleting: None,
                 ..
@@ -342,7 +351,7 @@ impl Pods<'_> {
             let lost = wanted.ok().and_then(|wanted| not_kept(&wanted, &remote.json()));
             return Ok(lost.map(|field| self.drops(&field)));
         }
-        if *there != There::Unseen {
+        if *there != RemotePod::Unseen {
             return Ok(None);
         }
         let waiting = |reason, message| Ok(Some(Waiting { reason, message }));
@@ -369,6 +378,7 @@ impl Pods<'_> {
             };
         }
         if let Some(why) = self.cannot_have(home, place).await? {
+            look.read_live = true;
             return waiting("PodNotSupported", why);
         }
         for claim in claims(&home.json()) {
@@ -400,9 +410,9 @@ pub(super) fn plausible(pods: &Objects<RawPod>, found: RawPod) -> Result<RawPod,
 
 impl Look<'_> {
     /// What the remote pod is, as far as it was seen.
-    pub(super) fn classified(&self) -> There {
+    pub(super) fn classified(&self) -> RemotePod {
         let Some(remote) = &self.remote else {
-            return There::Unseen;
+            return RemotePod::Unseen;
         };
         let is_ours = remote.annotation(HOME_UID) == Some(self.home_uid);
         remote.as_there(is_ours, self.key, self.home.as_deref())

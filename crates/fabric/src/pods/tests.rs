@@ -518,3 +518,26 @@ async fn addresses_come_home_where_there_are_routes() {
     assert!(world.home_pod()["status"]["podIPs"].is_null());
     assert_eq!(told(&world).len(), 1, "once for an address");
 }
+
+#[tokio::test]
+async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() {
+    let world = World::with_pod(true).await;
+    world.home.change(POD, |pod| {
+        let required = json!([{"topologyKey": "kubernetes.io/hostname"}]);
+        pod["spec"]["affinity"] =
+            json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
+        pod["spec"]["dnsPolicy"] = "None".into();
+        pod["spec"]["dnsConfig"] = json!({"nameservers": ["10.0.0.53"]});
+    });
+    for _ in 0..2 {
+        world.run_until(World::is_running).await;
+    }
+    let events = world
+        .home
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let mut reasons: Vec<_> = events.iter().filter_map(|it| it["reason"].as_str()).collect();
+    reasons.sort_unstable();
+    assert_eq!(reasons, ["NameserversOfHome", "PodAffinityIgnored"]);
+    assert_eq!(world.there.object(THERE).unwrap()["spec"]["dnsPolicy"], "None");
+}

@@ -21,7 +21,7 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 pub(super) const CLAIM_NOT_READY: &str = "ClaimNotReady";
 /// What waits for a claim waits for something that comes by itself, and that nobody watches there.
 const LONGEST_FOR_CLAIMS: Duration = Duration::from_secs(8);
-/// What waits for this waits for something that is seen without asking.
+/// Pods with these reasons wait for objects that are watched, unless a live read gave the reason.
 const SEEN: [&str; 4] = [
     "DaemonSetNotOffloaded",
     "OffloadingBackOff",
@@ -59,11 +59,11 @@ impl Waits {
         waits.or_else(|| known.settled.holds(key, &prints.whole))
     }
 
-    /// A pod waits for this reason, of which this is known; for how long it is left alone.
-    pub(super) fn note(&self, key: &str, prints: Prints, reason: &str) -> Duration {
+    /// Records that the pod waits, and whether live reads gave the reason; returns when to reconcile it again.
+    pub(super) fn note(&self, key: &str, prints: Prints, reason: &str, read_live: bool) -> Duration {
         let longest = match reason {
             CLAIM_NOT_READY => LONGEST_FOR_CLAIMS,
-            seen if SEEN.contains(&seen) => SETTLED,
+            seen if SEEN.contains(&seen) && !read_live => SETTLED,
             _ => LONGEST_PAUSE,
         };
         let mut known = self.lock();
@@ -154,9 +154,21 @@ mod tests {
     async fn claims_come_by_themselves() {
         let waits = Waits::default();
         let pauses: Vec<u64> = (0..4)
-            .map(|_| waits.note("a", of(1), CLAIM_NOT_READY).as_secs())
+            .map(|_| waits.note("a", of(1), CLAIM_NOT_READY, false).as_secs())
             .collect();
         assert_eq!(pauses, [2, 4, 8, 8]);
+    }
+
+    /// No watch shows that a driver was installed there, or a Secret replaced here.
+    #[tokio::test(start_paused = true)]
+    async fn reasons_from_live_reads_are_checked_again_soon() {
+        let waits = Waits::default();
+        let longest = |key: &str, read_live| {
+            let pauses = (0..20).map(|_| waits.note(key, of(1), "PodNotSupported", read_live));
+            pauses.max().unwrap()
+        };
+        assert_eq!(longest("driver", true), LONGEST_PAUSE);
+        assert_eq!(longest("field", false), SETTLED);
     }
 
     #[tokio::test(start_paused = true)]
@@ -165,16 +177,16 @@ mod tests {
         assert_eq!(waits.holds("a", of(1)), None);
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            let pause = waits.note("a", of(1), "RemoteRefused");
+            let pause = waits.note("a", of(1), "RemoteRefused", false);
             assert_eq!(waits.holds("a", of(1)), Some(pause));
             tokio::time::advance(pause).await;
             assert_eq!(waits.holds("a", of(1)), None);
             pauses.push(pause.as_secs());
         }
         assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60, 60]);
-        waits.note("a", of(1), "RemoteRefused");
+        waits.note("a", of(1), "RemoteRefused", false);
         assert_eq!(waits.holds("a", of(2)), None, "it has changed");
-        assert_eq!(waits.note("a", of(2), "RemoteRefused"), FIRST_PAUSE);
+        assert_eq!(waits.note("a", of(2), "RemoteRefused", false), FIRST_PAUSE);
         assert_eq!(waits.keys(), ["a".to_owned()].into());
         waits.forget("a");
         assert_eq!(waits.holds("a", of(2)), None);

@@ -202,7 +202,7 @@ fn stream_headers(asked: &HeaderMap) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// The protocols of a WebSocket, without those that are credentials.
+/// The protocols of a `WebSocket`, without those that are credentials.
 fn without_tokens(asked: &HeaderMap) -> Option<HeaderValue> {
     let protocols: Vec<&str> = asked
         .get_all(SEC_WEBSOCKET_PROTOCOL)

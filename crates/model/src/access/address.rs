@@ -1,31 +1,31 @@
-//! Addresses of API servers that work for a user and not for pods. The check of every kubeconfig refuses
-//! loopback and the like; this one refuses what only looks like an address for everybody.
+//! Addresses of API servers that work on the user's machine but not in pods. The check of every kubeconfig
+//! rejects loopback and the like; this one rejects names and paths that only look generally reachable.
 
 /// Why pods cannot use an address, or may not be able to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
-    /// A name that only the machine of its user knows.
-    #[error("the name {0} is only known on the machine that runs the cluster, and not to pods")]
-    OfThisMachine(String),
-    /// Of something before the API server.
+pub enum UnusableAddress {
+    /// A host name that resolves only on the user's machine.
+    #[error("the name {0} resolves only on the machine that runs the cluster, not in pods")]
+    LocalName(String),
+    /// A URL with a path: a proxy in front of the API server.
     #[error(
-        "it has the path {0}, so something before the API server (Rancher, Teleport, …) answers there, which knows your \
-         login and no service accounts"
+        "it has the path {0}, so it is a proxy in front of the API server (Rancher, Teleport, …), which accepts your \
+         login but no tokens of service accounts"
     )]
     Path(String),
 }
 
-const NAMES_OF_DESKTOPS: [&str; 4] = [
+const DESKTOP_HOSTS: [&str; 4] = [
     "host.docker.internal",
     "kubernetes.docker.internal",
     "gateway.docker.internal",
     "host.containers.internal",
 ];
-/// Such names are resolved by multicast, which pods do not use.
+/// Resolved by multicast DNS, which pods do not use.
 const MULTICAST_DNS: &str = ".local";
 
-/// Judges the address of an API server that was taken from somebody's own kubeconfig.
-pub fn for_pods(server: &str) -> Result<(), Unusable> {
+/// Checks the API server address of a user's own kubeconfig.
+pub fn for_pods(server: &str) -> Result<(), UnusableAddress> {
     let rest = server.split_once("://").map_or(server, |(_, rest)| rest);
     let (authority, path) = match rest.split_once('/') {
         Some((authority, path)) => (authority, path.trim_end_matches('/')),
@@ -38,11 +38,11 @@ pub fn for_pods(server: &str) -> Result<(), Unusable> {
         authority.split(':').next().unwrap_or_default()
     };
     let host = host.trim_end_matches('.').to_ascii_lowercase();
-    if NAMES_OF_DESKTOPS.contains(&host.as_str()) || host.ends_with(MULTICAST_DNS) {
-        return Err(Unusable::OfThisMachine(host));
+    if DESKTOP_HOSTS.contains(&host.as_str()) || host.ends_with(MULTICAST_DNS) {
+        return Err(UnusableAddress::LocalName(host));
     }
     if !path.is_empty() {
-        return Err(Unusable::Path(format!("/{path}")));
+        return Err(UnusableAddress::Path(format!("/{path}")));
     }
     Ok(())
 }

@@ -2,10 +2,10 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-/// Enough to tell kubeconfigs apart. A hash does not reveal a token, which is too long to guess.
+/// Enough to distinguish kubeconfigs. The hash does not reveal the token, which is too long to guess.
 const BYTES: usize = 12;
 
-/// Which kubeconfig it is: the beginning of the SHA-256 of its text.
+/// Identifies a kubeconfig: the first bytes of the SHA-256 of its text.
 #[must_use]
 pub fn fingerprint(text: &[u8]) -> String {
     let digest = Sha256::digest(text);

@@ -1,89 +1,87 @@
-//! Whether a cluster may be disconnected: not while it has data of this home cluster, in whatever state.
+//! Whether a cluster may be disconnected: not while it has data of this home cluster, in any state.
 
-/// Something that is in the cluster, or that cannot be read.
+/// An object that blocks the disconnect, or one that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Holding {
-    /// A volume of a claim at home.
+pub enum DisconnectBlocker {
+    /// The volume of a claim at home.
     Volume { claim: String, state: String },
-    /// The data of a volume whose claim at home is deleted, and which its PV at home retains.
+    /// Data whose claim at home is deleted, and whose PV at home is retained.
     Kept { volume: String },
-    /// A claim there that this driver created: bound, or superseded by a move.
+    /// A claim in the remote cluster that this driver created: bound, or superseded by a move.
     Twin { claim: String, superseded: bool },
-    /// A `PersistentVolume` there that holds data of this home cluster and has no claim any more.
+    /// A `PersistentVolume` in the remote cluster that holds data of this home cluster and has no claim any
+    /// more.
     Released { volume: String, data_of: String },
-    /// A snapshot, here or there.
+    /// A snapshot, at home or in the remote cluster.
     Snapshot { name: String },
-    /// The retained data of a snapshot there, by the id of the snapshot.
+    /// The retained data of a snapshot in the remote cluster, by the id of the snapshot.
     Content { name: String, data_of: String },
-    /// A namespace that is offloaded there.
+    /// A namespace that is offloaded to the cluster.
     Namespace { name: String },
-    /// A namespace there that the fabric of this home cluster created.
+    /// A remote namespace that the fabric of this home cluster created.
     RemoteNamespace { name: String },
     /// What cannot be read, and why.
     Unknown { what: String },
 }
 
-/// Why a cluster cannot be disconnected, and the way out.
+/// Why a cluster cannot be disconnected, and what the user can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// What it is.
+pub struct BlockerText {
     pub what: String,
-    /// What to do about it.
     pub way_out: String,
 }
 
-impl Holding {
-    fn held(&self, cluster: &str) -> Held {
+impl DisconnectBlocker {
+    fn held(&self, cluster: &str) -> BlockerText {
         let (what, way_out) = match self {
             Self::Volume { claim, state } => (
                 format!("the volume of the claim {claim} ({state})"),
                 "move it (liqo-csi move volume), or delete the claim".to_owned(),
             ),
             Self::Kept { volume } => (
-                format!("data that the PersistentVolume {volume} here retains"),
-                format!("set its reclaim policy to Delete to give the data up, or give it to a claim: kubectl describe pv {volume}"),
+                format!("data that the PersistentVolume {volume} at home retains"),
+                format!("set its reclaim policy to Delete to delete the data, or bind it to a claim: kubectl describe pv {volume}"),
             ),
             Self::Twin { claim, superseded: true } => (
-                format!("the claim {claim} there, superseded by a move, with its data"),
+                format!("the claim {claim} in {cluster}, superseded by a move, with its data"),
                 format!("check the volume where it is now, then in {cluster}: kubectl delete pvc {}", in_namespace(claim)),
             ),
             Self::Twin { claim, superseded: false } => (
-                format!("the claim {claim} there, which serves this home cluster"),
-                "liqo-csi volumes -A lists the claim here that it serves; the driver deletes one that serves none after a while, \
+                format!("the claim {claim} in {cluster}, which serves this home cluster"),
+                "liqo-csi volumes -A shows the claim at home that it serves; after some time the driver deletes one that serves none, \
                  unless it may hold data (liqo-csi doctor)"
                     .to_owned(),
             ),
             Self::Released { volume, data_of } => (
-                format!("the PersistentVolume {volume} there, with data of {data_of}"),
-                format!("if nobody needs the data, in {cluster}: kubectl delete pv {volume}, and delete it in the real storage"),
+                format!("the PersistentVolume {volume} in {cluster}, with data of {data_of}"),
+                format!("if the data is no longer needed, in {cluster}: kubectl delete pv {volume}, and delete it in the real storage"),
             ),
             Self::Snapshot { name } => (
                 format!("the snapshot {name}"),
                 "delete it, or restore it elsewhere first".to_owned(),
             ),
             Self::Content { name, data_of } => (
-                format!("the VolumeSnapshotContent {name} there, with the data of the snapshot {data_of}"),
+                format!("the VolumeSnapshotContent {name} in {cluster}, with the data of the snapshot {data_of}"),
                 format!("if no home cluster needs the data, in {cluster}: kubectl delete volumesnapshotcontent {name}"),
             ),
             Self::Namespace { name } => (
-                format!("the namespace {name}, which is offloaded there"),
-                format!("liqo-csi unoffload namespace {name}, or take the cluster out of the selector of its NamespaceOffloading"),
+                format!("the namespace {name}, which is offloaded to {cluster}"),
+                format!("liqo-csi unoffload namespace {name}, or exclude the cluster by the selector of its NamespaceOffloading"),
             ),
             Self::RemoteNamespace { name } => (
-                format!("the namespace {name} there, which the fabric of this home cluster created"),
-                "unoffload its namespace here; if there is none, check what is in it and delete it there"
-                    .to_owned(),
+                format!("the namespace {name} in {cluster}, which the fabric of this home cluster created"),
+                format!("unoffload its namespace at home; if there is none, check its contents and delete it in {cluster}"),
             ),
             Self::Unknown { what } => (
-                format!("it is not known {what}"),
-                "fix that and run this again; for a cluster that is gone for good: --local-only".to_owned(),
+                format!("cannot determine {what}"),
+                "fix that and run this again; for a cluster that no longer exists: --local-only".to_owned(),
             ),
         };
-        Held { what, way_out }
+        BlockerText { what, way_out }
     }
 }
 
-/// `-n namespace name`, as kubectl wants it.
+/// `-n namespace name`, the arguments of kubectl.
 fn in_namespace(name: &str) -> String {
     match name.split_once('/') {
         Some((namespace, name)) => format!("-n {namespace} {name}"),
@@ -91,8 +89,8 @@ fn in_namespace(name: &str) -> String {
     }
 }
 
-/// Whether both sides may be deleted; if not, why, and the way out of each.
-pub fn may_disconnect(cluster: &str, mut found: Vec<Holding>) -> Result<(), Vec<Held>> {
+/// Whether the driver's objects in both clusters may be deleted; if not, what blocks it.
+pub fn may_disconnect(cluster: &str, mut found: Vec<DisconnectBlocker>) -> Result<(), Vec<BlockerText>> {
     found.sort();
     found.dedup();
     if found.is_empty() {
@@ -113,37 +111,37 @@ mod tests {
     #[test]
     fn whatever_is_there_holds_it_and_has_a_way_out() {
         let all = [
-            Holding::Volume {
+            DisconnectBlocker::Volume {
                 claim: "shop/data".into(),
                 state: "Bound".into(),
             },
-            Holding::Kept {
+            DisconnectBlocker::Kept {
                 volume: "pvc-1".into(),
             },
-            Holding::Twin {
+            DisconnectBlocker::Twin {
                 claim: "shop/data".into(),
                 superseded: false,
             },
-            Holding::Twin {
+            DisconnectBlocker::Twin {
                 claim: "shop/old".into(),
                 superseded: true,
             },
-            Holding::Released {
+            DisconnectBlocker::Released {
                 volume: "real-1".into(),
                 data_of: "home/pvc-1".into(),
             },
-            Holding::Snapshot {
+            DisconnectBlocker::Snapshot {
                 name: "shop/before".into(),
             },
-            Holding::Content {
+            DisconnectBlocker::Content {
                 name: "content-1".into(),
                 data_of: "s1:milan:shop:x".into(),
             },
-            Holding::Namespace { name: "shop".into() },
-            Holding::RemoteNamespace {
+            DisconnectBlocker::Namespace { name: "shop".into() },
+            DisconnectBlocker::RemoteNamespace {
                 name: "shop-home".into(),
             },
-            Holding::Unknown {
+            DisconnectBlocker::Unknown {
                 what: "which volumes there are".into(),
             },
         ];
@@ -156,7 +154,7 @@ mod tests {
 
     #[test]
     fn commands_are_as_kubectl_wants_them() {
-        let old = Holding::Twin {
+        let old = DisconnectBlocker::Twin {
             claim: "shop/old".into(),
             superseded: true,
         };

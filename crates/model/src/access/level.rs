@@ -19,16 +19,15 @@ const CLUSTER: &str = "read classes, nodes and capacity, and set the reclaim pol
 const RENEW: &str = "request a new token for itself, bound to the Secret liqo-csi-session";
 const OUTLIVE: &str = "request a token that outlives that Secret";
 
-/// There is no such level.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no level: it is fabric, full, namespaced or minimal")]
+#[error("{0:?} is not a level: use fabric, full, namespaced or minimal")]
 pub struct LevelError(String);
 
 impl Level {
-    /// All of them, the one with most rights first.
+    /// All levels, most rights first.
     pub const ALL: [Self; 4] = [Self::Fabric, Self::Full, Self::Namespaced, Self::Minimal];
 
-    /// As the chart and the command line name it.
+    /// The name in the chart and on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,13 +38,13 @@ impl Level {
         }
     }
 
-    /// Whether its namespaces are listed.
+    /// Whether the level is limited to listed namespaces.
     #[must_use]
     pub const fn is_listed(self) -> bool {
         matches!(self, Self::Namespaced | Self::Minimal)
     }
 
-    /// What the identity may do there, in a few words.
+    /// What the identity may do in the remote cluster.
     #[must_use]
     pub const fn may(self) -> &'static [&'static str] {
         match self {
@@ -71,7 +70,7 @@ impl Level {
         }
     }
 
-    /// What it may not do there.
+    /// What the identity may not do there.
     #[must_use]
     pub const fn may_not(self) -> &'static [&'static str] {
         match self {
@@ -81,7 +80,7 @@ impl Level {
                 OUTLIVE,
             ],
             Self::Full => &[
-                "create namespaces or pods, or read Secrets: the fabric runs no pods there, and no volume moves there",
+                "create namespaces or pods, or read Secrets: the fabric runs no pods there, and volumes cannot be moved there",
                 OUTLIVE,
             ],
             Self::Namespaced => &[

@@ -19,23 +19,21 @@ const LISTED: &str = "placeholder-listed";
 const SEPARATOR: &str = "\n---\n";
 const SOURCE: &str = "# Source: ";
 
-/// Words that YAML does not read as strings.
+/// Words that YAML reads as other types than strings.
 const NO_TEXTS: [&str; 9] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
 
-/// The name of a namespace that can stand in a manifest as it is.
+/// The name of a namespace that needs no quotes in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamespaceName(String);
 
-/// Not the name of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} cannot be the name of a namespace here: at most 63 lower-case letters, digits and hyphens, the first a letter, the \
-     last no hyphen, and no word that YAML takes for something else"
+    "{0:?} is not a valid namespace name here: at most 63 lower-case letters, digits and hyphens, starting with a letter, \
+     not ending with a hyphen, and not a word that YAML does not read as a string"
 )]
 pub struct NamespaceNameError(String);
 
 impl NamespaceName {
-    /// As text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -74,7 +72,7 @@ pub struct Identity {
     pub listed: BTreeSet<NamespaceName>,
 }
 
-/// An object, by its name.
+/// The kind and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectRef {
     pub kind: String,
@@ -83,7 +81,6 @@ pub struct ObjectRef {
 }
 
 impl ObjectRef {
-    /// Reads it from a manifest.
     fn of(document: &str) -> Option<Self> {
         let top = |key: &str| document.lines().find_map(|line| line.strip_prefix(key));
         let metadata = document

@@ -1,5 +1,5 @@
-//! What a home cluster has in a remote one: an identity with the rights of a level, and tokens of it.
-//! `liqo-csi connect` creates it, `liqo-csi disconnect` deletes it.
+//! The identity of a home cluster in a remote one: the manifests of each level, and its tokens. API calls are
+//! in the commands: `liqo-csi connect` creates it, `liqo-csi disconnect` deletes it.
 
 mod address;
 mod fingerprint;
@@ -9,9 +9,9 @@ mod manifests;
 mod token;
 
 pub use self::{
-    address::{Unusable, for_pods},
+    address::{UnusableAddress, for_pods},
     fingerprint::fingerprint,
-    leaving::{Held, Holding, may_disconnect},
+    leaving::{BlockerText, DisconnectBlocker, may_disconnect},
     level::{Level, LevelError},
     manifests::{Identity, NamespaceName, NamespaceNameError, ObjectRef, document, every, render},
     token::TokenFacts,
@@ -22,33 +22,33 @@ pub use self::token::token_saying;
 
 /// The service account in the remote cluster, as the chart names it.
 pub const ACCOUNT: &str = "liqo-csi-remote";
-/// The Secret there that all tokens of the account are bound to.
+/// The Secret in the remote cluster that all tokens of the account are bound to.
 pub const SESSION: &str = "liqo-csi-session";
-/// Value of the label `app.kubernetes.io/managed-by` on all that `liqo-csi connect` creates.
+/// Value of the label `app.kubernetes.io/managed-by` on every object that `liqo-csi connect` creates.
 pub const MANAGED_BY_CONNECT: &str = "liqo-csi-connect";
-/// Annotation of the account there: the level of its rights.
+/// Annotation of that account: the level of its rights.
 pub const LEVEL: &str = "storage.liqo.io/level";
-/// Annotation of the account there: the longest life of a token in seconds that its policy allows.
+/// Annotation of that account: the longest lifetime of a token in seconds that the admission policy allows.
 pub const TOKEN_SECONDS: &str = "storage.liqo.io/token-seconds";
-/// Annotation of the account there: the home cluster to which it belongs.
+/// Annotation of that account: the home cluster to which it belongs.
 pub const HOME: &str = crate::volume::mark::HOME_CLUSTER;
-/// Annotation of the Secret at home with the kubeconfig: the uid of the namespace kube-system of the
-/// cluster that it leads to.
+/// Annotation of the Secret at home with the kubeconfig: the uid of the namespace kube-system of the cluster
+/// that the kubeconfig connects to.
 pub const CLUSTER_UID: &str = "storage.liqo.io/cluster-uid";
 
-/// The longest that a token may be valid, in seconds: the policy there refuses more.
+/// The longest lifetime of a token in seconds: the admission policy in the remote cluster refuses more.
 pub const LONGEST_TOKEN: u64 = 30 * 24 * 3600;
-/// The Secret at home in which the controller keeps the kubeconfigs with the tokens that it has renewed.
+/// The Secret at home in which the controller keeps kubeconfigs with renewed tokens.
 pub const RENEWED: &str = "liqo-csi-sessions";
 
-/// Key of that Secret under which the renewed kubeconfig of a cluster is.
+/// Key in that Secret of the renewed kubeconfig of a cluster.
 #[must_use]
 pub fn renewed_key(cluster: &str) -> String {
     format!("kubeconfig_{cluster}")
 }
 
-/// Key of that Secret with the fingerprint of the kubeconfig from which it was renewed. The renewed one is
-/// used only while the written one has this fingerprint.
+/// Key in that Secret of the fingerprint of the kubeconfig from which it was renewed. The renewed one is used
+/// only while the user's kubeconfig has this fingerprint.
 #[must_use]
 pub fn seed_key(cluster: &str) -> String {
     format!("seed_{cluster}")

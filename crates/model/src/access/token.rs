@@ -1,26 +1,26 @@
-//! What a token of a service account says of itself. It is read to know when it ends and what it may be
-//! renewed with, and never to decide what it allows: that is the API server's to say.
+//! The payload of a service account token. It is read to know when the token expires and whether it can be
+//! renewed, never to decide what it allows: that is up to the API server.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::Value;
 
-/// What a token says of itself.
+/// The payload of a token, unverified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenFacts {
-    /// Namespace of its account.
+    /// Namespace of its service account.
     pub namespace: String,
-    /// Its account.
+    /// Name of its service account.
     pub account: String,
-    /// When it was given, in seconds since 1970.
+    /// When it was issued, in seconds since 1970.
     pub issued: i64,
-    /// When it ends, if it ever does.
+    /// When it expires, if ever.
     pub expires: Option<i64>,
-    /// The Secret that it is bound to, if it is to one.
+    /// The Secret that it is bound to, if any.
     pub bound_to: Option<String>,
 }
 
 impl TokenFacts {
-    /// Reads them; `None` if it is no token of a service account.
+    /// `None` if it is not a token of a service account.
     #[must_use]
     pub fn read(token: &str) -> Option<Self> {
         let payload = token.trim().split('.').nth(1)?;
@@ -38,34 +38,32 @@ impl TokenFacts {
         })
     }
 
-    /// Whether the driver renews it: one that ends, and is bound to the Secret of its session.
+    /// Whether the driver renews it: only a token that expires and is bound to the session Secret.
     #[must_use]
     pub fn is_renewed(&self) -> bool {
         self.expires.is_some() && self.bound_to.as_deref() == Some(super::SESSION)
     }
 
-    /// How long it is valid from its beginning, in seconds.
+    /// Lifetime in seconds.
     #[must_use]
     pub fn lifetime(&self) -> Option<i64> {
         Some(self.expires?.saturating_sub(self.issued).max(0))
     }
 
-    /// When it is time to renew it: after a third of its life. Two thirds are left for clusters that cannot
-    /// be reached.
+    /// When to renew it: after a third of its lifetime. Two thirds remain for clusters that are unreachable.
     #[must_use]
     pub fn due(&self) -> Option<i64> {
         let lifetime = self.lifetime().filter(|_| self.is_renewed())?;
         Some(self.issued.saturating_add(lifetime / 3))
     }
 
-    /// Whether it is time.
     #[must_use]
     pub fn is_due(&self, now: i64) -> bool {
         self.due().is_some_and(|due| now >= due)
     }
 }
 
-/// A token that says this of itself.
+/// A token with this payload.
 #[cfg(any(test, feature = "testkit"))]
 #[must_use]
 pub fn token_saying(payload: &Value) -> String {

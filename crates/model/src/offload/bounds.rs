@@ -1,26 +1,26 @@
-//! How much of what a remote cluster says is taken: its texts and objects become part of objects here,
-//! and its names parts of requests.
+//! Limits for data from remote clusters: its texts and objects become part of objects at home, and its names
+//! part of requests.
 
 use serde_json::{Map, Value};
 
-/// The longest message, as kubelets have it.
+/// The kubelet's limit.
 const LONGEST_MESSAGE: usize = 4096;
-/// The longest of other texts, such as the id of an image.
+/// For other texts, such as the id of an image.
 const LONGEST_TEXT: usize = 1024;
 const LONGEST_REASON: usize = 128;
 const LONGEST_KEY: usize = 253;
 const LONGEST_LABEL: usize = 63;
 const LONGEST_UID: usize = 64;
-/// The entries of a list, and the fields of an object.
+/// For lists, and for the fields of an object.
 const MOST_ENTRIES: usize = 256;
-/// How deep objects lie in each other.
+/// Nesting depth.
 const DEEPEST: usize = 8;
-/// All that a remote pod says of itself, as JSON.
+/// Total size of a remote pod's status, as JSON.
 pub(super) const MOST: usize = 64 << 10;
-/// What is too much all together is cut to less and less.
+/// Limits that are tried in turn until the total fits.
 const LENGTHS: [usize; 4] = [LONGEST_MESSAGE, LONGEST_TEXT, 256, 64];
 
-/// A text of at most so many bytes.
+/// Cuts a text to at most so many bytes.
 #[must_use]
 pub fn cut(text: &str, longest: usize) -> String {
     let end = text.floor_char_boundary(longest);
@@ -28,7 +28,7 @@ pub fn cut(text: &str, longest: usize) -> String {
     format!("{}{cut}", &text[..end])
 }
 
-/// Whether an object can be called so. A name becomes part of a path, so nothing else may.
+/// Whether it is a valid object name. Names become part of URL paths, so nothing else is accepted.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let edge = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit();
@@ -38,14 +38,14 @@ pub fn is_name(name: &str) -> bool {
         && name.chars().all(|it| edge(it) || matches!(it, '-' | '.'))
 }
 
-/// Whether it looks like the uid of an object.
+/// Whether it has the form of a uid.
 #[must_use]
 pub fn is_uid(uid: &str) -> bool {
     let is_plain = |it: u8| it.is_ascii_alphanumeric() || it == b'-';
     !uid.is_empty() && uid.len() <= LONGEST_UID && uid.bytes().all(is_plain)
 }
 
-/// Whether a label can be called so, without a prefix, or have this value.
+/// Whether it is a valid label key without a prefix, or a valid label value.
 #[must_use]
 pub fn is_label(text: &str) -> bool {
     let edge = |it: char| it.is_ascii_alphanumeric();
@@ -55,7 +55,7 @@ pub fn is_label(text: &str) -> bool {
         && text.chars().all(|it| edge(it) || matches!(it, '-' | '_' | '.'))
 }
 
-/// Whether a resource of nodes can be called so, with a prefix or without.
+/// Whether it is a valid name of a node resource, with or without a prefix.
 #[must_use]
 pub fn is_resource(name: &str) -> bool {
     let (prefix, name) = name
@@ -64,7 +64,7 @@ pub fn is_resource(name: &str) -> bool {
     prefix.is_none_or(is_name) && is_label(name)
 }
 
-/// What a remote pod says of itself, with cut texts and lists, and of no more than [`MOST`].
+/// The status of a remote pod, with texts and lists cut so that it is no larger than [`MOST`].
 #[must_use]
 pub(super) fn bounded(said: &Map<String, Value>) -> Map<String, Value> {
     let mut least = Map::new();
@@ -74,7 +74,7 @@ pub(super) fn bounded(said: &Map<String, Value>) -> Map<String, Value> {
             return least;
         }
     }
-    // What does not fit is left out, the largest list first.
+    // What still does not fit is dropped, the longest list first.
     while length(&least) > MOST {
         let lists = least.values_mut().filter_map(Value::as_array_mut);
         match lists

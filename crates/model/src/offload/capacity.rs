@@ -1,18 +1,18 @@
-//! What the node of a remote cluster offers: a share of what the nodes there do. Quantities are
-//! those of Kubernetes: `250m`, `16Gi`, `1.5`.
+//! The resources that a virtual node offers: a share of those of the remote nodes. Quantities are those of
+//! Kubernetes: `250m`, `16Gi`, `1.5`.
 
 use std::collections::BTreeMap;
 
 use super::is_resource;
 
-/// Amounts of resources, by name.
+/// Quantities by resource name.
 pub type Amounts = BTreeMap<String, String>;
 
 const NANO: i128 = 1_000_000_000;
 const MILLI: i128 = 1_000_000;
-/// So many resources a node offers at most.
+/// Resources per node.
 const MOST_RESOURCES: usize = 64;
-/// How many pods a node takes of which nobody has said it.
+/// Pods of a node where none are declared: the kubelet's default.
 const PODS: &str = "110";
 const UNITS: [(&str, i128); 16] = [
     ("n", 1),
@@ -33,7 +33,7 @@ const UNITS: [(&str, i128); 16] = [
     ("Ei", NANO << 60),
 ];
 
-/// The share, in percent, of the sum of what nodes offer. What cannot be read counts nothing.
+/// This percentage of the sum over the nodes. An unreadable quantity counts as zero.
 pub fn share_of<'a>(nodes: impl IntoIterator<Item = &'a Amounts>, percent: u32) -> Amounts {
     let mut sums: BTreeMap<&str, i128> = BTreeMap::new();
     for (resource, amount) in nodes.into_iter().flatten().filter(|(name, _)| is_resource(name)) {
@@ -42,7 +42,7 @@ pub fn share_of<'a>(nodes: impl IntoIterator<Item = &'a Amounts>, percent: u32) 
     }
     let share = |sum: i128| sum.saturating_mul(i128::from(percent)) / 100;
     let mut sums: Vec<_> = sums.into_iter().collect();
-    // Kubernetes' own first: everybody here watches the node.
+    // Those of Kubernetes first. Their number is limited: every kubelet and controller at home gets the node.
     sums.sort_by_key(|(resource, _)| resource.contains('/'));
     sums.into_iter()
         .take(MOST_RESOURCES)
@@ -50,7 +50,7 @@ pub fn share_of<'a>(nodes: impl IntoIterator<Item = &'a Amounts>, percent: u32) 
         .collect()
 }
 
-/// What was written down, with a number of pods.
+/// The declared amounts, with the default for pods.
 #[must_use]
 pub fn stated(amounts: &Amounts) -> Amounts {
     let mut all = amounts.clone();
@@ -58,13 +58,13 @@ pub fn stated(amounts: &Amounts) -> Amounts {
     all
 }
 
-/// Whether two quantities are the same amount, as `1` and `1000m` are.
+/// Whether two quantities are equal, as `1` and `1000m` are.
 #[must_use]
 pub fn same_amount(one: &str, other: &str) -> bool {
     one == other || nanos(one).is_some_and(|amount| Some(amount) == nanos(other))
 }
 
-/// A quantity in billionths.
+/// Parses a quantity into billionths.
 pub(super) fn nanos(quantity: &str) -> Option<i128> {
     let digits = quantity
         .find(|it: char| !it.is_ascii_digit() && it != '.')
@@ -90,7 +90,7 @@ pub(super) fn nanos(quantity: &str) -> Option<i128> {
     whole.checked_add(part)
 }
 
-/// Whole units, or thousandths of a CPU.
+/// In whole units, or millicores for CPU.
 pub(super) fn written(resource: &str, nanos: i128) -> String {
     if resource == "cpu" && nanos % NANO != 0 {
         return format!("{}m", nanos / MILLI);

@@ -1,20 +1,20 @@
-//! The claims of a remote namespace that is to go: which hold it, because their data would be lost
-//! with it.
+//! The claims of a remote namespace that is unoffloaded: which of them block its deletion, because their data
+//! would be lost.
 
-/// What becomes of the claims of a namespace that is unoffloaded.
+/// What happens to the claims of a namespace that is unoffloaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Volumes {
-    /// Each holds the namespace until it is gone.
+    /// Every claim blocks the deletion of the namespace until the claim is deleted.
     #[default]
     Hold,
-    /// Twins go with their claims at home; those that somebody made there go with the namespace.
+    /// Twins are deleted with their claims at home, claims of others with the namespace.
     Delete,
-    /// Twins go with the namespace, and their data stay there for the next offloading.
+    /// Twins are deleted with the namespace; their data is retained there for the next offloading.
     Retain,
 }
 
 impl Volumes {
-    /// As it is written in the annotation of a `NamespaceOffloading`.
+    /// Parses the annotation of a `NamespaceOffloading`.
     #[must_use]
     pub fn read(text: &str) -> Self {
         match text {
@@ -24,7 +24,7 @@ impl Volumes {
         }
     }
 
-    /// How it is written there; nothing for the default.
+    /// The value of that annotation; none for the default.
     #[must_use]
     pub const fn written(self) -> Option<&'static str> {
         match self {
@@ -34,12 +34,12 @@ impl Volumes {
         }
     }
 
-    /// Whether a claim may be deleted with its namespace.
+    /// Whether a claim may be deleted together with its namespace.
     #[must_use]
-    pub const fn let_go(self, claim: &Claim) -> bool {
+    pub const fn may_delete(self, claim: &Claim) -> bool {
         match self {
             Self::Hold => false,
-            // The class of one whose claim at home is gone may say Retain: nobody deletes its twin.
+            // A class may say Retain: then nothing deletes the twin after its claim at home was deleted.
             Self::Delete => !claim.is_twin || (claim.leaving && claim.retained),
             Self::Retain => claim.is_twin && claim.retained,
         }
@@ -49,29 +49,29 @@ impl Volumes {
 /// A claim in the remote namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Its name, which is that of the claim at home whose twin it is.
+    /// Its name: the same as that of the claim at home whose twin it is.
     pub name: String,
-    /// Whether this driver made it as a twin.
+    /// Whether this driver created it as a twin.
     pub is_twin: bool,
-    /// The `PersistentVolume` at home that leads to it, if it is a twin.
+    /// The `PersistentVolume` at home of which it is the twin.
     pub volume: Option<String>,
-    /// Whether the claim at home is being deleted, gone, or another one by now.
+    /// Whether the claim at home is being deleted, deleted, or replaced by another of the same name.
     pub leaving: bool,
-    /// Whether its `PersistentVolume` there is bound to it and stays when it goes; looked at only if
-    /// that is asked for.
+    /// Whether the remote `PersistentVolume` is bound to it and outlives it; read only if [`Volumes`] depends
+    /// on it.
     pub retained: bool,
 }
 
 impl Claim {
-    /// How it is called where people read it.
+    /// Its name in messages for the user.
     pub(super) fn described(&self, volumes: Volumes) -> String {
         let name = &self.name;
         match volumes {
             _ if !self.is_twin => format!("{name} (not a twin)"),
             Volumes::Retain if !self.retained => {
-                format!("{name} (its PersistentVolume there is not retained yet)")
+                format!("{name} (its remote PersistentVolume is not retained yet)")
             }
-            Volumes::Delete if !self.leaving => format!("{name} (its claim here is not deleted)"),
+            Volumes::Delete if !self.leaving => format!("{name} (its claim at home is not deleted)"),
             Volumes::Hold | Volumes::Delete | Volumes::Retain => name.clone(),
         }
     }
@@ -98,12 +98,12 @@ mod tests {
                 leaving,
                 retained,
             };
-            assert!(!Volumes::Hold.let_go(&claim), "{claim:?}");
-            // Data of a twin never go with the namespace.
+            assert!(!Volumes::Hold.may_delete(&claim), "{claim:?}");
+            // The data of a twin is never deleted with the namespace.
             let safe = is_twin && retained;
-            assert_eq!(Volumes::Retain.let_go(&claim), safe, "{claim:?}");
+            assert_eq!(Volumes::Retain.may_delete(&claim), safe, "{claim:?}");
             let deleted = !is_twin || (leaving && retained);
-            assert_eq!(Volumes::Delete.let_go(&claim), deleted, "{claim:?}");
+            assert_eq!(Volumes::Delete.may_delete(&claim), deleted, "{claim:?}");
         }
     }
 

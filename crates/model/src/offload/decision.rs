@@ -1,95 +1,86 @@
-//! What is to be done about one namespace in one cluster, and what is said of it.
+//! The next step for one namespace in one remote cluster, and its status.
 
 use std::time::Duration;
 
 use super::{Claim, ClusterState, Readiness, Unselected, Volumes};
 
-/// Before a namespace is deleted its end has been in the status for so long: who makes twins
-/// has read by then that none are to be made there.
+/// The status announces the deletion of a namespace for this long before it happens: until then every replica
+/// that creates twins has read that it must not create any there.
 const NOTICE: Duration = Duration::from_secs(5);
-/// As many claims or pods are listed.
+/// Claims or pods listed in a message.
 const MOST_LISTED: usize = 10;
 
-/// What a remote cluster has under the name that the namespace is to have there.
+/// What the remote cluster has under the name of the remote namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// Nothing.
     Absent,
-    /// The namespace that was made for the one here.
+    /// The namespace that was created for the one at home.
     Ours {
-        /// Its uid.
         uid: String,
         /// Whether it is being deleted.
         deleting: bool,
-        /// The claims in it; looked for only when it is to go.
+        /// The claims in it; read only when it is to be deleted.
         claims: Vec<Claim>,
-        /// Whether twins can be made in it; if not (yet), what is said of that.
+        /// Whether twins can be created in it; if not (yet), the condition to publish.
         usable: Result<(), Readiness>,
     },
-    /// One that is not ours, as this says.
+    /// A namespace that is not ours, and why.
     Foreign(String),
-    /// It is not known, for this reason.
+    /// The namespace could not be read, and why.
     Unknown(String),
 }
 
-/// A pod at home that may run in the cluster, or waits for it.
+/// A pod at home that may run in the cluster, or waits to run there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Its name.
     pub name: String,
-    /// Its uid.
     pub uid: String,
-    /// The claims that it uses.
+    /// The claims that it mounts.
     pub claims: Vec<String>,
     /// Whether it is being deleted.
     pub leaving: bool,
 }
 
-/// What is known of a namespace in a cluster.
+/// What the controller observed of a namespace in one cluster.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// Whether it is to be there, or why not.
+    /// Whether the namespace should exist there, or why not.
     pub wanted: Result<(), Unselected>,
-    /// What the status says of it.
+    /// The condition in the published status.
     pub published: Option<Readiness>,
-    /// For how long it has said that.
+    /// For how long it has been published.
     pub since: Duration,
-    /// Why what was asked for last was refused, if it was: the namespace to be made, or pods to be
-    /// evicted.
+    /// The error of the last attempt to create the namespace or to evict pods, if it was refused.
     pub refused: Option<String>,
-    /// The pods at home that have a node of that cluster; looked for only when the namespace is to go
-    /// and the status says so.
+    /// The pods at home on a node of that cluster; read only when the namespace is to be deleted and the
+    /// status announces it.
     pub pods: Vec<Placed>,
-    /// Whether an administrator has declared its node out of service: nothing runs there any more, which
-    /// nobody can be asked.
+    /// Whether an administrator has declared its node out of service: nothing runs there any more, although
+    /// the cluster cannot confirm it.
     pub out_of_service: bool,
-    /// What is to become of the claims there when the namespace goes.
+    /// What happens to its claims when the namespace is deleted.
     pub volumes: Volumes,
-    /// What is there.
     pub seen: Seen,
 }
 
-/// What is to be done in the cluster.
+/// The change to make in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make the namespace.
     Create,
     /// Evict these pods at home, so that they run elsewhere.
     Evict(Vec<Placed>),
-    /// Delete the namespace of this uid.
+    /// Delete the namespace with this uid.
     Delete(String),
 }
 
-/// What is to be said, and then done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What is said. It is written before anything is done.
+    /// The status, which is written before the step is executed.
     pub state: ClusterState,
-    /// What is done once that stands in the status.
+    /// The step, executed once the status is written.
     pub step: Option<Step>,
 }
 
-/// Decides about one namespace in one cluster.
 #[must_use]
 pub fn decide(facts: Facts) -> Decision {
     let selected = facts.wanted.clone();
@@ -110,15 +101,16 @@ fn keep(
 ) -> (Option<Readiness>, Option<Step>) {
     let ready = match seen {
         Seen::Absent => {
-            let creating = || Readiness::Creating("the namespace is being made".to_owned());
+            let creating = || Readiness::Creating("the namespace is being created".to_owned());
             let ready = refused.map_or_else(creating, Readiness::Failed);
             return (Some(ready), Some(Step::Create));
         }
         Seen::Ours { deleting: true, .. } => Readiness::Terminating(
-            "the namespace is being deleted there; it is made again when it is gone".to_owned(),
+            "the namespace is being deleted there; it is created again after that".to_owned(),
         ),
         Seen::Foreign(why) => Readiness::Failed(why),
-        // What was there a moment ago is not given up because nobody answers, or a right is given again.
+        // A namespace that existed a moment ago still counts while the cluster is unreachable, or while a
+        // right is being granted again.
         Seen::Unknown(why)
         | Seen::Ours {
             usable: Err(Readiness::Creating(why)),
@@ -140,14 +132,14 @@ fn remove(facts: Facts) -> (Option<Readiness>, Option<Step>) {
     let announced = matches!(facts.published, Some(Readiness::Terminating(_))) && facts.since >= NOTICE;
     match facts.seen {
         Seen::Unknown(why) if facts.published.is_some() && !facts.out_of_service => (terminating(why), None),
-        Seen::Absent | Seen::Foreign(_) | Seen::Unknown(_) => let_go(facts),
+        Seen::Absent | Seen::Foreign(_) | Seen::Unknown(_) => evict_leftover_pods(facts),
         Seen::Ours { deleting: true, .. } => (
             terminating("the namespace is being deleted there".to_owned()),
             None,
         ),
         Seen::Ours { .. } if !announced => (
             terminating(
-                "the namespace is about to be deleted there, and its pods are to be evicted".to_owned(),
+                "the namespace is about to be deleted there, and its pods will be evicted".to_owned(),
             ),
             None,
         ),
@@ -155,9 +147,9 @@ fn remove(facts: Facts) -> (Option<Readiness>, Option<Step>) {
     }
 }
 
-/// Evicts the pods that would wait for a namespace that is not there; what becomes of them then is
-/// for the loop of the pods.
-fn let_go(facts: Facts) -> (Option<Readiness>, Option<Step>) {
+/// Evicts the pods that would wait for a namespace that does not exist. The loop of the pods decides what
+/// happens to them afterwards.
+fn evict_leftover_pods(facts: Facts) -> (Option<Readiness>, Option<Step>) {
     match facts.published {
         None => (None, None),
         Some(Readiness::Terminating(_)) => {
@@ -170,7 +162,7 @@ fn let_go(facts: Facts) -> (Option<Readiness>, Option<Step>) {
             (Some(Readiness::Terminating(why)), Some(Step::Evict(pods)))
         }
         Some(_) => {
-            let why = "the namespace is not there any more; its pods are to be evicted".to_owned();
+            let why = "the namespace does not exist any more; its pods will be evicted".to_owned();
             (Some(Readiness::Terminating(why)), None)
         }
     }
@@ -181,11 +173,11 @@ fn evicting(pods: &[Placed], refused: Option<String>) -> String {
         return format!("pods cannot be evicted: {refused}");
     }
     let names = listed(pods.iter().map(|pod| pod.name.clone()).collect());
-    format!("pods are being evicted: {names}. The namespace goes when they are gone")
+    format!("pods are being evicted: {names}. The namespace is deleted after them")
 }
 
-/// Evicts the pods, and deletes the namespace when no pod is in it and no claim that holds it. A pod
-/// whose claim stays could run nowhere else: it stays too.
+/// Evicts the pods, and deletes the namespace once it has no pods and no claims that block it. A pod whose
+/// claim stays could run nowhere else: it stays too.
 fn empty(
     uid: String,
     claims: &[Claim],
@@ -193,9 +185,10 @@ fn empty(
     pods: Vec<Placed>,
     refused: Option<String>,
 ) -> (Option<Readiness>, Option<Step>) {
-    let (going, holding): (Vec<&Claim>, Vec<&Claim>) = claims.iter().partition(|claim| volumes.let_go(claim));
-    // Retained volumes serve their pods until nothing holds the namespace any more.
-    let is_kept = |it: &Claim| !volumes.let_go(it) || (volumes == Volumes::Retain && !holding.is_empty());
+    let (going, holding): (Vec<&Claim>, Vec<&Claim>) =
+        claims.iter().partition(|claim| volumes.may_delete(claim));
+    // Retained volumes serve their pods until nothing blocks the deletion of the namespace.
+    let is_kept = |it: &Claim| !volumes.may_delete(it) || (volumes == Volumes::Retain && !holding.is_empty());
     let stays = |name: &String| {
         let mut named = claims.iter().filter(|it| it.name == *name);
         named.any(|it| !it.leaving && is_kept(it))
@@ -210,8 +203,8 @@ fn empty(
     } else if !holding.is_empty() {
         let holding = describe(&holding);
         format!(
-            "the namespace would be deleted with the data of its claims: {holding}. Move or delete the claims; the \
-             namespace goes then"
+            "the namespace would be deleted with the data of its claims: {holding}. Move or delete the claims; then the \
+             namespace is deleted"
         )
     } else if !free.is_empty() {
         evicting(&free, None)
@@ -219,7 +212,7 @@ fn empty(
         let with = match (going.is_empty(), volumes) {
             (true, _) => String::new(),
             (false, Volumes::Retain) => {
-                format!(", and its claims, whose data are retained: {}", describe(&going))
+                format!(", and its claims, whose data is retained: {}", describe(&going))
             }
             (false, _) => format!(", and its claims: {}", describe(&going)),
         };
@@ -469,7 +462,7 @@ mod tests {
         ) {
             let claim = |name: &String| Claim { is_twin, retained, ..claim(name, leaving) };
             let claims: Vec<_> = names.iter().map(claim).collect();
-            let holds = claims.iter().any(|claim| !volumes.let_go(claim));
+            let holds = claims.iter().any(|claim| !volumes.may_delete(claim));
             let pods: Vec<_> = (0..pods).map(|it| pod(&it.to_string(), &[])).collect();
             let seen = Seen::Ours { uid: "u".into(), deleting, claims, usable: Ok(()) };
             let facts = facts(wanted, Some(terminating()), since, seen);

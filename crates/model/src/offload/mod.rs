@@ -1,6 +1,6 @@
-//! Which namespaces of this cluster become which namespaces of remote ones, decided from facts:
-//! names, the selector of clusters, which addresses lead there, which port a node has, what is to be done in a cluster
-//! next, and what the status says. Nothing is read or written here.
+//! Offloading of namespaces and pods into remote clusters, decided from facts: names, cluster selectors,
+//! routes, ports of virtual nodes, resources, the next step in a cluster, and the status. `pods` and
+//! `reflection` have the pods and the copies. Nothing is read or written here.
 
 mod bounds;
 mod capacity;

@@ -1,49 +1,48 @@
-//! How a namespace is named in remote clusters.
+//! The name of a namespace in remote clusters.
 
 use std::collections::BTreeSet;
 
 use super::MappingStrategy;
 use crate::volume::digest;
 
-/// The longest name of a namespace.
 const LONGEST: usize = 63;
-/// Digits of the hash that takes the place of what does not fit.
+/// Digits of the hash that replaces what does not fit.
 const DIGITS: usize = 10;
 
-/// Why a namespace cannot be offloaded under the name that was asked for.
+/// Why a namespace cannot be offloaded under the requested name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameRefused {
-    /// No name is given.
     #[error("namespaceMappingStrategy SelectedName needs a remoteNamespaceName")]
     Missing,
-    /// No namespace can be called so.
-    #[error("{0:?} is no name of a namespace: lower case letters, digits and '-', at most 63 characters")]
+    #[error(
+        "{0:?} is not a valid name of a namespace: lower case letters, digits and '-', at most 63 characters"
+    )]
     Invalid(String),
-    /// It is one of Kubernetes itself.
+    /// A namespace of Kubernetes itself.
     #[error("the namespace {0} of a remote cluster belongs to that cluster itself: choose another name")]
     Reserved(String),
-    /// It is the one that the strategy `DefaultName` has for another namespace.
+    /// The name that the strategy `DefaultName` gives to another namespace.
     #[error(
-        "names that end in -{1}, as {0:?} does, are those of namespaces with the strategy DefaultName: choose another name"
+        "names that end with -{1}, like {0:?}, are reserved for namespaces with the strategy DefaultName: choose another name"
     )]
     OfAnother(String, String),
 }
 
-/// Why a namespace is offloaded nowhere, if it is not. What it has would be copied: these are reserved for
-/// what this driver keeps, such as kubeconfigs.
+/// Why a namespace is never offloaded, if so. Its objects would be copied: the reserved ones hold what this
+/// driver keeps, such as kubeconfigs.
 #[must_use]
 pub fn never_offloaded(namespace: &str, reserved: &BTreeSet<String>) -> Option<String> {
     let whose = if namespace.starts_with("kube-") {
-        "it is one of Kubernetes itself"
+        "it belongs to Kubernetes"
     } else if reserved.contains(namespace) {
-        "its Secrets and claims are those with which this driver works"
+        "it holds the Secrets and claims of this driver"
     } else {
         return None;
     };
     Some(format!("the namespace {namespace} is never offloaded: {whose}"))
 }
 
-/// The name that a namespace gets in remote clusters, by the id of this one.
+/// The name of a namespace in remote clusters; `home` is the id of the home cluster.
 pub fn remote_name(
     strategy: MappingStrategy,
     namespace: &str,
@@ -64,7 +63,7 @@ pub fn remote_name(
     if name == "default" || name.starts_with("kube-") {
         return Err(NameRefused::Reserved(name));
     }
-    // Another namespace that took this name would keep that namespace out.
+    // A namespace that took the default name of another one would block that one.
     if name.strip_suffix(home).is_some_and(|rest| rest.ends_with('-'))
         && name != default_name(namespace, home)
     {
@@ -73,8 +72,7 @@ pub fn remote_name(
     Ok(name)
 }
 
-/// The id may be longer than fits, and may hold what no name does: a hash of both keeps names
-/// apart then.
+/// The id may be too long, or contain characters that no name may: then a hash of both keeps names unique.
 fn default_name(namespace: &str, home: &str) -> String {
     let plain = format!("{namespace}-{home}");
     if is_label(&plain) {

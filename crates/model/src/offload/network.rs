@@ -1,65 +1,65 @@
-//! Pod networks that are routed: which addresses of remote pods are believed, and which pods are
-//! reached from which cluster. Who makes the routes is not known here.
+//! Routed pod networks: which addresses of remote pods are accepted, and which pods are reachable from which
+//! cluster. Creating the routes is the administrator's task.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 use ipnet::IpNet;
 use serde_json::Value;
 
-/// As many addresses a pod has at most: one of each family.
+/// Addresses per pod: one of each family.
 const MOST: usize = 2;
-/// So many of a pod's addresses are quoted.
+/// Addresses quoted in an error.
 const QUOTED: usize = 4;
 /// The longest text of an address.
 const LONGEST: usize = 45;
 
-/// The addresses that pods of a cluster have, as its administrator says.
+/// The pod addresses of a cluster, as declared by its administrator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodNetwork {
     ranges: Vec<IpNet>,
     unread: Vec<String>,
 }
 
-/// A pod says that it has addresses which the pods of its cluster do not have.
+/// A pod reports addresses outside of the pod network of its cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join(", "))]
 pub struct NotRouted(Vec<String>);
 
-/// Which nodes of this cluster stand for which others, and whether there are routes to these.
+/// The remote cluster of each virtual node, and whether it is routed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Routes(BTreeMap<String, Stands>);
+pub struct Routes(BTreeMap<String, Represented>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Stands {
+struct Represented {
     cluster: String,
     routed: bool,
 }
 
 impl FromIterator<(String, String, bool)> for Routes {
-    /// From nodes, the clusters for which they stand, and whether these are routed.
+    /// From nodes, the clusters that they represent, and whether these are routed.
     fn from_iter<I: IntoIterator<Item = (String, String, bool)>>(all: I) -> Self {
         let all = all.into_iter();
         Self(
-            all.map(|(node, cluster, routed)| (node, Stands { cluster, routed }))
+            all.map(|(node, cluster, routed)| (node, Represented { cluster, routed }))
                 .collect(),
         )
     }
 }
 
 impl Routes {
-    /// Whether a cluster, which is routed itself, is to be told of pods on this node of ours. Those
-    /// that run in that very cluster it finds by itself.
+    /// Whether a routed cluster gets the endpoints on this node of ours. It finds the pods that run in it by
+    /// itself.
     #[must_use]
     pub fn lead(&self, cluster: &str, node: Option<&str>) -> bool {
         match node.and_then(|node| self.0.get(node)) {
-            Some(stands) => stands.routed && stands.cluster != cluster,
+            Some(it) => it.routed && it.cluster != cluster,
             None => true,
         }
     }
 }
 
 impl PodNetwork {
-    /// Reads CIDRs, of IPv4 and IPv6. What is none counts for nothing: see [`Self::unread`].
+    /// Parses CIDRs of IPv4 and IPv6. Invalid ones are ignored: see [`Self::unread`].
     #[must_use]
     pub fn read(cidrs: &[String]) -> Self {
         let mut network = Self::default();
@@ -72,19 +72,19 @@ impl PodNetwork {
         network
     }
 
-    /// What was given and is no CIDR.
+    /// The texts that are not CIDRs.
     #[must_use]
     pub fn unread(&self) -> &[String] {
         &self.unread
     }
 
-    /// Whether pods there have this address.
+    /// Whether the address belongs to this pod network.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         self.ranges.iter().any(|range| range.contains(&address))
     }
 
-    /// A range of this one that has addresses of the other as well, and that of the other.
+    /// A range of this network that overlaps one of the other, with that one.
     #[must_use]
     pub fn overlap(&self, other: &Self) -> Option<(IpNet, IpNet)> {
         let pairs = self
@@ -95,11 +95,11 @@ impl PodNetwork {
         common.next().map(|(a, b)| (*a, *b))
     }
 
-    /// The addresses of a remote pod, as its status has them, in their order.
+    /// The addresses of a remote pod in the order of its status.
     ///
     /// # Errors
-    /// One of them is none that pods there have. None is believed then: whoever has the other
-    /// cluster must not say where Services of this one lead.
+    /// One of them is outside of this pod network. Then none is accepted: the owner of the remote cluster
+    /// must not decide where Services of the home cluster lead.
     pub fn addresses(&self, status: &Value) -> Result<Vec<IpAddr>, NotRouted> {
         let said = said(status);
         let refused = || {
@@ -122,7 +122,7 @@ impl fmt::Display for PodNetwork {
     }
 }
 
-/// API servers give both fields; the list says more.
+/// API servers fill in both fields; the list is more complete.
 fn said(status: &Value) -> Vec<&str> {
     let list = status["podIPs"].as_array().into_iter().flatten();
     let list: Vec<&str> = list.map(|it| it["ip"].as_str().unwrap_or_default()).collect();

@@ -1,19 +1,16 @@
-//! Which port of the kubelet's API each virtual node has. One that is remembered stays; a port is
-//! never of two nodes.
+//! The port of each virtual node's kubelet API. A remembered port stays; no two nodes share a port.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The port of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
-    /// It is remembered, so whoever is called there knows for which node.
+    /// It is remembered for this node, so a connection to it identifies the node.
     Held(u16),
-    /// It is free, and has to be remembered before it is used.
+    /// It is free, and must be remembered before it is used.
     Free(u16),
 }
 
 impl Port {
-    /// Its number.
     #[must_use]
     pub fn number(self) -> u16 {
         match self {
@@ -22,8 +19,8 @@ impl Port {
     }
 }
 
-/// Gives each node one of these ports: those of `nodes` with the port that each remembers, the
-/// first in line first. Nodes that are missing in the answer have none, for there are too few.
+/// Assigns one of these ports to each node, in the order of `nodes`, which has the port that each remembers.
+/// Nodes that are missing in the answer get none: there are too few ports.
 #[must_use]
 pub fn assigned<'a>(ports: &[u16], nodes: &[(&'a str, Option<u16>)]) -> BTreeMap<&'a str, Port> {
     let mut taken = BTreeSet::new();
@@ -94,7 +91,7 @@ mod tests {
             prop_assert_eq!(used.len(), assigned.len());
             prop_assert_eq!(used.len(), nodes.len().min(ports.len()));
             prop_assert!(used.iter().all(|port| ports.contains(port)));
-            // Remembered, it is the same.
+            // A remembered port stays.
             let again: Vec<_> = nodes.iter().map(|(node, _)| (*node, assigned.get(node).map(|it| it.number()))).collect();
             for (node, port) in super::assigned(&ports, &again) {
                 prop_assert_eq!(Some(Port::Held(port.number())), assigned.get(node).map(|it| Port::Held(it.number())));

@@ -1,5 +1,5 @@
-//! What pods ask of their node, as the scheduler counts it, and whether a node has that left. Pods that
-//! name their node go past the scheduler, and no kubelet is there to refuse them.
+//! The resource requests of pods, as the scheduler counts them, and whether a node has enough left. Pods with
+//! `spec.nodeName` bypass the scheduler, and a virtual node has no kubelet to reject them.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use super::{
 const ONE: i128 = 1_000_000_000;
 const PODS: &str = "pods";
 
-/// Amounts in billionths, by resource.
+/// Quantities in billionths, by resource.
 pub type Requests = BTreeMap<Box<str>, i128>;
 
-/// What of a pod's spec says what it asks for.
+/// The part of a pod's spec that determines its requests.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Requesting {
@@ -40,15 +40,15 @@ struct Resources {
 }
 
 impl Requesting {
-    /// What the pod asks for: the sum of its containers, or more while it begins, or what it says itself,
-    /// and one place.
+    /// The request of the pod: the sum of its containers, or of its init containers if larger, or that of the
+    /// pod itself; and one pod.
     #[must_use]
     pub fn requests(&self) -> Requests {
         let mut sum = Requests::new();
         for container in &self.containers {
             add(&mut sum, &read(&container.resources.requests));
         }
-        // Sidecars run on; each of the others runs beside the sidecars before it.
+        // Sidecars keep running; each other init container runs beside the sidecars before it.
         let (mut sidecars, mut begins) = (Requests::new(), Requests::new());
         for container in &self.init_containers {
             let mut now = read(&container.resources.requests);
@@ -81,7 +81,6 @@ fn read(amounts: &Amounts) -> Requests {
         .collect()
 }
 
-/// Adds these to a sum.
 pub fn add(sum: &mut Requests, more: &Requests) {
     for (resource, amount) in more {
         let sum = sum.entry(resource.clone()).or_default();
@@ -89,7 +88,6 @@ pub fn add(sum: &mut Requests, more: &Requests) {
     }
 }
 
-/// Takes these from a sum again.
 pub fn subtract(sum: &mut Requests, less: &Requests) {
     for (resource, amount) in less {
         if let Some(sum) = sum.get_mut(resource) {
@@ -99,7 +97,7 @@ pub fn subtract(sum: &mut Requests, less: &Requests) {
     sum.retain(|_, amount| *amount != 0);
 }
 
-/// What a node that offers this has too little of for a pod, beside others that ask for so much.
+/// Which resource a node lacks for a pod, given the requests of other pods.
 #[must_use]
 pub fn exceeded(offered: &Amounts, others: &Requests, asked: &Requests) -> Option<String> {
     asked.iter().find_map(|(resource, asked)| {
@@ -112,10 +110,10 @@ pub fn exceeded(offered: &Amounts, others: &Requests, asked: &Requests) -> Optio
         (*asked > left && *asked > 0).then(|| {
             let amount = |nanos| written(resource, nanos);
             format!(
-                "it asks for {} {resource}, of {} that its node offers {} are left",
+                "it requests {} {resource}, but its node has only {} of {} left",
                 amount(*asked),
-                amount(offers),
-                amount(left)
+                amount(left),
+                amount(offers)
             )
         })
     })
@@ -177,10 +175,7 @@ mod tests {
         assert_eq!(exceeded(&offered, &others, &asks("1")), None);
         add(&mut others, &asks("600m"));
         let why = exceeded(&offered, &others, &asks("500m")).unwrap();
-        assert_eq!(
-            why,
-            "it asks for 500m cpu, of 1 that its node offers 400m are left"
-        );
+        assert_eq!(why, "it requests 500m cpu, but its node has only 400m of 1 left");
         add(&mut others, &asks("0"));
         assert!(
             exceeded(&offered, &others, &asks("0"))

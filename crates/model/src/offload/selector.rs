@@ -1,24 +1,24 @@
-//! Which clusters are selected: terms over the labels of the nodes that stand for them, as
-//! the scheduler reads them, how people write such terms, and which labels a cluster may suggest.
+//! Which clusters a selector selects: terms over the labels of their virtual nodes, as the scheduler reads
+//! them; how users write such terms, and which labels a cluster may suggest.
 
 use std::collections::BTreeMap;
 
 use super::is_label;
 use crate::topology::{Node, NodeSelector, Operator, Requirement, Term};
 
-/// A cluster suggests at most as many labels.
+/// Labels that a cluster may suggest.
 const MOST_SUGGESTED: usize = 64;
 
-/// What is wrong with a selector that somebody wrote.
+/// A syntax error in a user's selector.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no selector: {why}, as in 'region in (europe,us-west), !staging'")]
+#[error("{text:?} is not a selector: {why}. Example: 'region in (europe,us-west), !staging'")]
 pub struct ParseError {
     text: String,
     why: &'static str,
 }
 
-/// Whether a cluster is selected for which these nodes stand: one that meets a term is enough.
-/// Without terms every cluster is. `before` counts while no node stands for it.
+/// Whether a cluster with these virtual nodes is selected: one node that meets a term is enough. Without
+/// terms every cluster is. `before` is the answer while the cluster has no virtual node.
 #[must_use]
 pub fn selects(selector: &NodeSelector, nodes: &[&Node], before: bool) -> bool {
     selector.terms.is_empty()
@@ -29,7 +29,7 @@ pub fn selects(selector: &NodeSelector, nodes: &[&Node], before: bool) -> bool {
         }
 }
 
-/// Reads a label selector as kubectl does: one term, whose requirements must all be met.
+/// Parses a label selector with kubectl's syntax: one term, whose requirements must all be met.
 pub fn parse(text: &str) -> Result<Term, ParseError> {
     let wrong = |why| ParseError {
         text: text.to_owned(),
@@ -37,7 +37,7 @@ pub fn parse(text: &str) -> Result<Term, ParseError> {
     };
     let mut expressions = Vec::new();
     for part in split(text).ok_or_else(|| wrong("its brackets do not match"))? {
-        expressions.push(requirement(part.trim()).ok_or_else(|| wrong("a requirement is not understood"))?);
+        expressions.push(requirement(part.trim()).ok_or_else(|| wrong("a requirement is invalid"))?);
     }
     Ok(Term {
         expressions,
@@ -45,7 +45,7 @@ pub fn parse(text: &str) -> Result<Term, ParseError> {
     })
 }
 
-/// At commas outside of brackets.
+/// Splits at commas outside of brackets.
 fn split(text: &str) -> Option<Vec<&str>> {
     let (mut parts, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, it) in text.char_indices() {
@@ -111,8 +111,8 @@ fn requirement(text: &str) -> Option<Requirement> {
     of(text, Operator::Exists, Vec::new())
 }
 
-/// The labels that a cluster suggests for the node that stands for it: those without a prefix,
-/// for a remote cluster does not say of itself what only Kubernetes or an administrator here may.
+/// The labels that a cluster suggests for its virtual node: only those without a prefix, because prefixed
+/// ones are reserved for Kubernetes and for the administrator of the home cluster.
 #[must_use]
 pub fn suggested(data: BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut labels = data;

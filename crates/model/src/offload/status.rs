@@ -1,4 +1,4 @@
-//! What is said of an offloaded namespace: how it is in each cluster, and all in all.
+//! The status of an offloaded namespace: in each cluster, and in total.
 
 use std::fmt;
 
@@ -28,16 +28,16 @@ impl fmt::Display for Phase {
     }
 }
 
-/// How the namespace in a cluster is.
+/// The state of the namespace in one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It is there, and twins can be made in it.
+    /// It exists, and twins can be created in it.
     Created,
-    /// It is being made, or waited for.
+    /// It is being created, or waited for.
     Creating(String),
-    /// It cannot be made.
+    /// It cannot be created.
     Failed(String),
-    /// It is being taken away, or held by what is in it.
+    /// It is being deleted, or its contents block that.
     Terminating(String),
 }
 
@@ -46,14 +46,14 @@ impl Readiness {
     #[must_use]
     pub fn words(&self) -> (&'static str, &str) {
         match self {
-            Self::Created => ("NamespaceCreated", "the namespace is there"),
+            Self::Created => ("NamespaceCreated", "the namespace exists"),
             Self::Creating(why) => ("Creating", why),
             Self::Failed(why) => ("CreationLoopBackOff", why),
             Self::Terminating(why) => ("Terminating", why),
         }
     }
 
-    /// What a condition of this reason and message says.
+    /// The inverse of [`Self::words`].
     #[must_use]
     pub fn read(reason: &str, message: &str) -> Option<Self> {
         let message = message.to_owned();
@@ -70,10 +70,9 @@ impl Readiness {
 /// Why a cluster is not selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unselected {
-    /// The namespace is not to be there.
+    /// The namespace should not exist there.
     Unmet(String),
-    /// It would be, but the cluster's `RemoteCluster` does not admit it: pods are not to be sent
-    /// to its nodes, although these meet the selector.
+    /// The selector selects it, but its `RemoteCluster` does not allow pods of this namespace on its nodes.
     NotAdmitted(String),
 }
 
@@ -88,16 +87,15 @@ impl Unselected {
     }
 }
 
-/// How an offloaded namespace is in one cluster.
+/// The state of an offloaded namespace in one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterState {
     /// Whether the cluster is selected, or why not.
     pub selected: Result<(), Unselected>,
-    /// How the namespace there is, if there is, was or is to be one.
+    /// The state of the remote namespace, if one exists, existed or should exist.
     pub ready: Option<Readiness>,
 }
 
-/// How the namespace is, all in all.
 pub fn phase<'a>(deleting: bool, clusters: impl IntoIterator<Item = &'a ClusterState>) -> Phase {
     if deleting {
         return Phase::Terminating;

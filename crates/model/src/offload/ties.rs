@@ -1,42 +1,42 @@
-//! Whether the claims of a pod tie it to the home cluster. Policies cannot look claims up: pods of a
-//! `LocalAndRemote` namespace that have any get a scheduling gate, which is opened by what is decided
-//! here. A `StatefulSet` of another class would wait for ever on a virtual node otherwise.
+//! Whether the claims of a pod tie it to the home cluster. Admission policies cannot read claims: pods with
+//! claims in `LocalAndRemote` namespaces get a scheduling gate, which is removed by the decision here.
+//! Otherwise a `StatefulSet` of another class would wait forever on a virtual node.
 
 use serde_json::{Value, json};
 
-/// The scheduling gate of a pod whose claims are not looked up yet.
+/// The scheduling gate of a pod until its claims were looked up.
 pub const CLAIMS_GATE: &str = "fabric.storage.liqo.io/claims";
-/// Annotation of a claim, or of its class: "true" if remote clusters have a claim of this name, too.
+/// Annotation of a claim or its class: "true" if remote clusters have a claim of the same name.
 pub const IN_BOTH_CLUSTERS: &str = "fabric.storage.liqo.io/in-both-clusters";
 
 const NODE_KIND: &str = "liqo.io/type";
 const VIRTUAL_NODE: &str = "virtual-node";
 
-/// Whose a claim's volume is, or will be.
+/// Which driver provides the volume of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tie {
-    /// This driver's: it is where its pod is sent, or the pod is sent where it is.
+    /// This driver: the volume follows its pod, or the pod is scheduled to the volume.
     Ours,
-    /// Another driver's, which is in the home cluster alone.
+    /// Another driver, in the home cluster only.
     Home,
-    /// An administrator says that it is in both clusters.
+    /// An administrator declares that the volume is in both clusters.
     Both,
-    /// That is not known yet, for this reason.
+    /// Not known yet, and why.
     Unknown(String),
 }
 
-/// What becomes of a pod with the gate.
+/// What happens to a pod with the gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GateStep {
-    /// It may run wherever the scheduler sends it.
+    /// Remove the gate: the pod may run on any node.
     Open,
-    /// It may run in the home cluster only.
+    /// The pod may run in the home cluster only.
     HoldHome,
-    /// It waits, for this reason.
+    /// The pod waits, for this reason.
     Wait(String),
 }
 
-/// Decides about a pod by all of its claims.
+/// Considers all claims of a pod.
 #[must_use]
 pub fn gate_step(ties: &[Tie]) -> GateStep {
     if ties.contains(&Tie::Home) {
@@ -49,8 +49,8 @@ pub fn gate_step(ties: &[Tie]) -> GateStep {
     unknown.next().map_or(GateStep::Open, GateStep::Wait)
 }
 
-/// The node selector terms of a gated pod that is held at home: its own, each with one more requirement,
-/// for Kubernetes takes nothing but additions.
+/// The node selector terms of a gated pod that must stay at home: its own, each with one more requirement,
+/// because Kubernetes allows only additions.
 #[must_use]
 pub fn held_at_home(terms: Option<&Value>) -> Value {
     let home = json!({"key": NODE_KIND, "operator": "NotIn", "values": [VIRTUAL_NODE]});
@@ -60,7 +60,7 @@ pub fn held_at_home(terms: Option<&Value>) -> Value {
     };
     let held = own.iter().cloned().map(|mut term| {
         let has = |key: &str| term[key].as_array().is_some_and(|all| !all.is_empty());
-        // One without requirements meets no node, and one with this alone would meet many.
+        // A term without requirements matches no node; with this one alone it would match many.
         if has("matchExpressions") || has("matchFields") {
             match term["matchExpressions"].as_array_mut() {
                 Some(all) if all.contains(&home) => {}

@@ -1,13 +1,12 @@
-//! Services at home whose pods run where no route leads: which are to hear of it, once whenever
-//! that begins.
+//! Services at home with pods to which there is no route: which of them get an event, once each time that
+//! this begins.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Labels, or a selector of them.
+/// Labels, or a selector.
 pub type Labels = BTreeMap<String, String>;
 
-/// What is known of one cluster: by namespace and name, Services and the pods there that they
-/// select.
+/// The Services of one cluster's pods, by namespace and name, with the pods there that they select.
 #[derive(Clone, Debug, Default)]
 pub struct Unreached(BTreeMap<String, BTreeMap<String, Selected>>);
 
@@ -18,8 +17,8 @@ struct Selected {
 }
 
 impl Unreached {
-    /// Notes a Service, or that there is none of that name with a selector; `pods` are all that
-    /// run there in its namespace. Whether it is to hear of them.
+    /// Records a Service; `None` if it was deleted or has no selector. `pods` are all pods of its namespace
+    /// in the cluster. Returns whether to emit an event for it.
     pub fn note_service<'a>(
         &mut self,
         namespace: &str,
@@ -29,7 +28,7 @@ impl Unreached {
     ) -> bool {
         let services = self.0.entry(namespace.to_owned()).or_default();
         let before = services.remove(name);
-        // What selects nothing has its endpoints from somebody.
+        // The endpoints of a Service without a selector are managed by others.
         let Some(selector) = selector.filter(|it| !it.is_empty()) else {
             return false;
         };
@@ -43,7 +42,7 @@ impl Unreached {
         is_news
     }
 
-    /// Notes a pod: its labels if it runs there. The Services that are to hear of it.
+    /// Records a pod: its labels if it runs in the cluster. Returns the Services to emit an event for.
     pub fn note_pod(&mut self, namespace: &str, name: &str, labels: Option<&Labels>) -> Vec<String> {
         let mut news = Vec::new();
         for (service, selected) in self.0.get_mut(namespace).into_iter().flatten() {
@@ -60,14 +59,13 @@ impl Unreached {
         news
     }
 
-    /// The Services of a namespace that are known.
     #[must_use]
     pub fn services(&self, namespace: &str) -> Vec<String> {
         let services = self.0.get(namespace).into_iter().flatten();
         services.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Forgets other namespaces.
+    /// Drops all other namespaces.
     pub fn keep_namespaces(&mut self, which: impl Fn(&str) -> bool) {
         self.0.retain(|namespace, _| which(namespace));
     }
@@ -101,7 +99,7 @@ mod tests {
         assert_eq!(known.note_pod("shop", "web-0", Some(&web)), ["web"]);
         assert!(
             known.note_pod("shop", "web-0", Some(&web)).is_empty(),
-            "it has heard of it"
+            "the event was emitted before"
         );
         assert!(known.note_pod("shop", "web-1", Some(&web)).is_empty());
         for gone in ["web-0", "web-1"] {

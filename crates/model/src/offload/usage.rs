@@ -1,7 +1,7 @@
-//! What pods of a virtual node use, as kubelets say it. A remote cluster tells how much CPU a
-//! container used on average of late; whoever collects metrics wants counters of nodes. They are
-//! integrated here, and written in Prometheus' text format, for `prometheus-client` writes no
-//! times beside values. Nothing is read or sent here.
+//! Resource usage of the pods of a virtual node, in the format of kubelets. A remote cluster reports the
+//! recent average CPU of a container, but collectors expect counters. They are integrated here, and written
+//! in Prometheus' text format, because `prometheus-client` cannot write timestamps. Nothing is read or sent
+//! here.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,46 +10,40 @@ use std::{
 
 use super::capacity;
 
-/// Milliseconds of a second.
 const MILLIS: u128 = 1000;
 const NANOS: u128 = 1_000_000_000;
-/// What a counter begins with, in nanoseconds: metrics-server takes none for a container that
-/// has not run yet.
+/// Initial value of a counter, in nanoseconds: metrics-server ignores containers with zero CPU usage.
 const LEAST: u128 = 1_000_000;
-/// More cores than there are anywhere, in billionths.
+/// Implausible values are rejected: a million cores, in billionths.
 const MOST_CPU: u128 = 1_000_000 * NANOS;
 
 /// A container of a home pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Container {
-    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
     pub pod: String,
-    /// The name of the container.
     pub name: String,
 }
 
-/// What a remote cluster said that a container uses. Times are in milliseconds since 1970, by its
+/// The usage of a container as reported by a remote cluster. Times are in milliseconds since 1970, by its
 /// clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Which.
     pub container: Container,
-    /// The uid of its remote pod, and when it was started there, if that is known.
+    /// The uid of its remote pod, and when the container was started, if known.
     pub run: (String, Option<i64>),
     /// When it was measured.
     pub at: i64,
-    /// For how long before that, in milliseconds.
+    /// The measured period before that, in milliseconds.
     pub window: u64,
-    /// The CPU that it used meanwhile on average, in billionths of a core.
+    /// Average CPU usage in that period, in billionths of a core.
     pub cpu: u64,
-    /// The memory that it uses, in bytes.
+    /// Memory usage, in bytes.
     pub memory: u64,
 }
 
 impl Sample {
-    /// Amounts in the words of Kubernetes, such as `12m` and `64Mi`; `None` if they make no sense.
+    /// Parses quantities such as `12m` and `64Mi`; `None` if implausible.
     #[must_use]
     pub fn amounts(cpu: &str, memory: &str) -> Option<(u64, u64)> {
         let nanos = |text| u128::try_from(capacity::nanos(text)?).ok();
@@ -70,15 +64,15 @@ struct Counter {
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     containers: BTreeMap<Container, Counter>,
-    /// Of all containers that there ever were, in nanoseconds of a core.
+    /// Of all containers ever, in nanoseconds of a core.
     used: u128,
-    /// When the latest was measured.
+    /// When the latest sample was measured.
     at: i64,
 }
 
 impl Counters {
-    /// Takes all samples that there are now. Containers without one are forgotten; a container
-    /// that was started anew begins anew.
+    /// Replaces the samples. Containers without one are dropped; the counter of a restarted container starts
+    /// again.
     pub fn take(&mut self, samples: Vec<Sample>) {
         let named: BTreeSet<Container> = samples.iter().map(|it| it.container.clone()).collect();
         self.containers.retain(|container, _| named.contains(container));
@@ -100,7 +94,7 @@ impl Counters {
         }
     }
 
-    /// Writes them: containers, pods, and the node.
+    /// Writes the metrics of containers, pods, and the node.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -204,12 +198,12 @@ impl Counters {
     }
 }
 
-/// The CPU that was used in so many milliseconds, in nanoseconds of a core.
+/// CPU time in that many milliseconds, in nanoseconds of a core.
 fn spent(sample: &Sample, millis: u64) -> u128 {
     u128::from(sample.cpu).saturating_mul(u128::from(millis)) / MILLIS
 }
 
-/// For how long a container was measured that has no counter yet, in milliseconds.
+/// The measured time of a container without a counter, in milliseconds.
 fn lived(sample: &Sample) -> u64 {
     let age = sample.run.1.map(|started| sample.at.saturating_sub(started));
     let age = age.and_then(|it| u64::try_from(it).ok());
@@ -275,7 +269,7 @@ mod tests {
         assert_eq!(
             value(&counters, web).unwrap(),
             "1.000000000 72000",
-            "it was started anew"
+            "it was restarted"
         );
         assert_eq!(
             value(&counters, "node_cpu_usage_seconds_total").unwrap(),

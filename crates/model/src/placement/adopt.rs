@@ -1,15 +1,15 @@
-//! A volume that is not made, but is an existing PV: the third source of `CreateVolume`,
-//! beside nothing and a copy. The claim wishes it and the PV permits it; one without the
-//! other is nothing, or any user could have the data of any PV.
+//! Adopting an existing PV instead of provisioning: the third source of `CreateVolume`, beside an empty
+//! volume and a copy. Both the claim must request it and the PV permit it; otherwise any user could get the
+//! data of any PV.
 //!
 //! ```text
-//!  PV ── of the old claim, which is gone ──Reserve──▶ of the twin, by name ──Make──▶ the twin
-//!     ── of an earlier twin that is gone ──Reserve──▶
-//!     ── anybody else's, not permitted, not retained, too small, ... ──▶ Refuse
+//!  PV ── of the old, deleted claim ──Reserve──▶ of the twin, by name ──Make──▶ the twin
+//!     ── of an earlier, deleted twin ──Reserve──▶
+//!     ── of others, not permitted, not retained, too small, ... ──▶ Refuse
 //! ```
 //!
-//! First the PV names the twin, without a uid, and then the twin is made: so Kubernetes binds
-//! it at once. The PV names somebody all the time, so that nobody else is bound to it.
+//! First the PV names the twin, without a uid, then the twin is created: so Kubernetes binds it at once. The
+//! `claimRef` is never empty in between, so that no other claim is bound.
 
 use std::collections::BTreeSet;
 
@@ -18,178 +18,145 @@ use crate::volume::{AccessMode, ClaimName, VolumeMode, quantity};
 /// Why a PV is not adopted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptRefusal {
-    /// It does not exist, or nobody permits it. Which of the two is nothing that whoever may
-    /// make claims is told: PVs have no namespace.
+    /// It does not exist, or does not permit the adoption. The error is the same for both: PVs have no
+    /// namespace, and a user who may create claims must not learn which exist.
     #[error(
         "there is no PersistentVolume {volume} that may be adopted by this claim: only an annotation storage.liqo.io/adopt-for={claim} on it, \
          which `liqo-csi import pvc` sets, permits that"
     )]
-    NotPermitted {
-        /// The PV.
-        volume: String,
-        /// The claim.
-        claim: ClaimName,
-    },
-    /// The request is not from csi-provisioner, or without its extra metadata.
+    NotPermitted { volume: String, claim: ClaimName },
     #[error(
         "a PersistentVolume can be adopted only for a claim that the request names: csi-provisioner does with --extra-create-metadata"
     )]
     NoClaim,
-    /// It should be filled with something as well.
+    /// The volume should have a content source as well.
     #[error("a volume cannot both adopt the PersistentVolume {0} and be a copy of a source")]
     HasSource(String),
     /// It is in another cluster.
     #[error(
-        "the PersistentVolume {0} is in the home cluster, and the claim's selected node stands for another one: it cannot be adopted there"
+        "the PersistentVolume {0} is in the home cluster, and the claim's selected node represents a remote one: it cannot be adopted there"
     )]
     Remote(String),
-    /// It is being deleted.
     #[error("the PersistentVolume {0} is being deleted")]
     Deleting(String),
-    /// Its data is not safe meanwhile.
+    /// Its data could be deleted before it is adopted.
     #[error(
-        "the PersistentVolume {0} has to have the reclaim policy Retain until it is adopted, or its data could be deleted: \
+        "the PersistentVolume {0} must have the reclaim policy Retain until it is adopted, or its data could be deleted: \
          run `liqo-csi import pvc` again"
     )]
     NotRetained(String),
-    /// It is somebody else's.
+    /// Its `claimRef` names another object.
     #[error("the PersistentVolume {volume} belongs to {holder}")]
     Held {
-        /// The PV.
         volume: String,
-        /// Whose it is.
+        /// The owner, in words.
         holder: String,
     },
-    /// It is smaller than what is asked for.
-    #[error("the PersistentVolume {volume} has {has}, and the claim asks for {wanted}")]
+    /// It is smaller than requested.
+    #[error("the PersistentVolume {volume} has {has}, and the claim requests {wanted}")]
     TooSmall {
-        /// The PV.
         volume: String,
-        /// Its size.
         has: String,
-        /// What is asked for.
         wanted: String,
     },
-    /// A file system is asked for, and it is a device, or the other way round.
-    #[error("the PersistentVolume {volume} has the volume mode {has:?}, and the claim asks for {wanted:?}")]
+    /// The volume modes differ.
+    #[error("the PersistentVolume {volume} has the volume mode {has:?}, and the claim requests {wanted:?}")]
     OtherMode {
-        /// The PV.
         volume: String,
-        /// Its mode.
         has: VolumeMode,
-        /// The mode asked for.
         wanted: VolumeMode,
     },
-    /// It cannot be used so.
-    #[error("the PersistentVolume {volume} lacks the access mode {missing} that the claim asks for")]
-    NoAccess {
-        /// The PV.
-        volume: String,
-        /// What it lacks.
-        missing: AccessMode,
-    },
-    /// This driver cannot mount it.
+    /// It lacks an access mode.
+    #[error("the PersistentVolume {volume} lacks the access mode {missing} that the claim requests")]
+    NoAccess { volume: String, missing: AccessMode },
+    /// This driver cannot mount it, for this reason.
     #[error("{0}")]
     Unmountable(String),
 }
 
-/// Whom a PV names in its `claimRef`.
+/// What a PV names in its `claimRef`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VolumeHeld {
-    /// Nobody.
-    ByNobody,
-    /// A claim with the name of the one that is to adopt it.
-    ByClaimOfTheName {
-        /// Whether it is that very claim, by its uid.
+pub enum VolumeOwner {
+    /// There is no `claimRef`.
+    None,
+    /// A claim with the name of the one that adopts the PV.
+    SameName {
+        /// Whether the uid is that of this claim.
         is_it: bool,
     },
-    /// The twin that is to be made.
-    ByTwin {
-        /// Whether it names the uid of one, which is gone.
+    /// The twin of the volume, by name.
+    Twin {
+        /// Whether with a uid, which is that of a deleted twin.
         with_uid: bool,
     },
-    /// Another twin, made in an earlier try.
-    ByEarlierTwin {
-        /// Its name.
-        name: String,
-        /// Whether it exists.
-        exists: bool,
-    },
+    /// Another twin, from an earlier attempt.
+    EarlierTwin { name: String, exists: bool },
     /// Another claim.
-    ByOther(ClaimName),
+    Other(ClaimName),
 }
 
-/// A PV that a claim asks to adopt.
+/// A PV that a claim requests to adopt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdoptableVolume {
     /// The claim that may adopt it.
     pub permitted: Option<ClaimName>,
     /// Whether its reclaim policy is Retain.
     pub retained: bool,
-    /// Whether it is being deleted.
     pub deleting: bool,
-    /// Its size in bytes.
     pub bytes: u64,
-    /// Its volume mode.
     pub mode: VolumeMode,
-    /// What it can be used for.
     pub access_modes: BTreeSet<AccessMode>,
-    /// Why this driver cannot mount it, if it cannot.
+    /// Why this driver cannot mount it, if so.
     pub unmountable: Option<String>,
-    /// Whom it names.
-    pub held: VolumeHeld,
+    pub held: VolumeOwner,
 }
 
-/// What a claim asks of the volume that it adopts.
+/// The request for a volume that adopts a PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AskedOfAdopted {
+pub struct AdoptRequest {
     /// The claim, if the request names one.
     pub claim: Option<ClaimName>,
     /// Least size in bytes.
     pub bytes: u64,
-    /// Volume mode.
     pub mode: VolumeMode,
-    /// Access modes.
     pub access_modes: BTreeSet<AccessMode>,
-    /// Whether the volume is to be a copy as well.
+    /// Whether the volume has a content source as well.
     pub has_source: bool,
-    /// Whether its selected node is one of the home cluster.
+    /// Whether the selected node is in the home cluster.
     pub at_home: bool,
 }
 
-/// What the decision rests on, while there is no twin.
+/// What the decision depends on, while there is no twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdoptFacts {
     /// Name of the PV.
     pub name: String,
     /// The PV, if it exists.
     pub volume: Option<AdoptableVolume>,
-    /// What is asked of it.
-    pub asked: AskedOfAdopted,
+    pub asked: AdoptRequest,
 }
 
-/// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdoptStep {
-    /// Have the PV name the twin, without a uid.
+    /// Make the PV name the twin, without a uid.
     Reserve,
-    /// Make the twin.
+    /// Create the twin.
     Make,
     /// Answer a final error.
     Refuse(AdoptRefusal),
 }
 
-/// Decides. The claim was read live, and has the uid that the request is for.
+/// The claim was read live, and has the uid that the request is for.
 #[must_use]
 pub fn adopt_step(facts: &AdoptFacts) -> AdoptStep {
     match refusal(facts) {
         Err(refusal) => AdoptStep::Refuse(refusal),
-        Ok(VolumeHeld::ByTwin { with_uid: false }) => AdoptStep::Make,
+        Ok(VolumeOwner::Twin { with_uid: false }) => AdoptStep::Make,
         Ok(_) => AdoptStep::Reserve,
     }
 }
 
-fn refusal(facts: &AdoptFacts) -> Result<&VolumeHeld, AdoptRefusal> {
+fn refusal(facts: &AdoptFacts) -> Result<&VolumeOwner, AdoptRefusal> {
     let AdoptFacts { name, volume, asked } = facts;
     let volume_name = || name.clone();
     let Some(claim) = &asked.claim else {
@@ -198,7 +165,7 @@ fn refusal(facts: &AdoptFacts) -> Result<&VolumeHeld, AdoptRefusal> {
     if asked.has_source {
         return Err(AdoptRefusal::HasSource(volume_name()));
     }
-    // Before anything that would tell a stranger about it.
+    // First, so that no other error reveals the PV to users who may not adopt it.
     let permitted = |volume: &&AdoptableVolume| volume.permitted.as_ref() == Some(claim);
     let Some(volume) = volume.as_ref().filter(permitted) else {
         return Err(AdoptRefusal::NotPermitted {
@@ -243,46 +210,45 @@ fn refusal(facts: &AdoptFacts) -> Result<&VolumeHeld, AdoptRefusal> {
         holder,
     };
     match &volume.held {
-        VolumeHeld::ByNobody => Err(held_by(
-            "nobody: it is offered to all claims, and may be bound at any moment".to_owned(),
+        VolumeOwner::None => Err(held_by(
+            "no claim: any claim may be bound to it at any moment".to_owned(),
         )),
-        VolumeHeld::ByClaimOfTheName { is_it: true } => Err(held_by("the claim itself".to_owned())),
-        VolumeHeld::ByEarlierTwin { name, exists: true } => Err(held_by(format!(
-            "the twin {name} of an earlier try, which still exists: `liqo-csi import pvc {claim} --undo` takes it away, then import it again"
+        VolumeOwner::SameName { is_it: true } => Err(held_by("the claim itself".to_owned())),
+        VolumeOwner::EarlierTwin { name, exists: true } => Err(held_by(format!(
+            "the twin {name} of an earlier attempt, which still exists: `liqo-csi import pvc {claim} --undo` deletes it; then import the claim again"
         ))),
-        VolumeHeld::ByOther(other) => Err(held_by(format!("the claim {other}"))),
+        VolumeOwner::Other(other) => Err(held_by(format!("the claim {other}"))),
         held => Ok(held),
     }
 }
 
-/// What is seen of an imported PV whose twin is bound.
+/// The state of an imported PV whose twin is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "facts about several objects, each seen by itself"
 )]
 pub struct SettleFacts {
-    /// Whether it carries the record of an import.
     pub imported: bool,
     /// Whether it is bound to the twin, which was handed over and is not being deleted.
     pub is_twins: bool,
     /// Whether the virtual PV is Bound, to a claim that exists and names it.
     pub is_users: bool,
-    /// Whether the virtual PV is to be retained.
+    /// Whether the reclaim policy of the virtual PV is Retain.
     pub retain: bool,
 }
 
-/// What an import leaves on the PV in the end.
+/// The reclaim policy that the PV has after the import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
-    /// The reclaim policy that it had before.
+    /// The one before the import.
     PolicyBefore,
-    /// Retain, and a note of the policy that it had before.
+    /// Retain, and a record of the one before the import.
     Retain,
 }
 
-/// Whether an import has come to its end. Before the virtual PV is bound nothing but the
-/// record keeps the data: csi-provisioner may still take back what it was given.
+/// Whether an import is complete. Until the virtual PV is bound only the record protects the data:
+/// csi-provisioner may still delete the volume that it was given.
 #[must_use]
 pub fn settle_step(facts: SettleFacts) -> Option<Settle> {
     if !(facts.imported && facts.is_twins && facts.is_users) {
@@ -303,7 +269,7 @@ mod tests {
         "shop/data".parse().unwrap()
     }
 
-    fn facts(held: VolumeHeld) -> AdoptFacts {
+    fn facts(held: VolumeOwner) -> AdoptFacts {
         AdoptFacts {
             name: "pv".into(),
             volume: Some(AdoptableVolume {
@@ -316,7 +282,7 @@ mod tests {
                 unmountable: None,
                 held,
             }),
-            asked: AskedOfAdopted {
+            asked: AdoptRequest {
                 claim: Some(claim()),
                 bytes: 1 << 30,
                 mode: VolumeMode::Filesystem,
@@ -330,29 +296,29 @@ mod tests {
     #[test]
     fn first_the_volume_names_the_twin_and_then_it_is_made() {
         for held in [
-            VolumeHeld::ByClaimOfTheName { is_it: false },
-            VolumeHeld::ByTwin { with_uid: true },
-            VolumeHeld::ByEarlierTwin {
+            VolumeOwner::SameName { is_it: false },
+            VolumeOwner::Twin { with_uid: true },
+            VolumeOwner::EarlierTwin {
                 name: "liqo-storage/u0".into(),
                 exists: false,
             },
         ] {
             assert_eq!(adopt_step(&facts(held.clone())), AdoptStep::Reserve, "{held:?}");
         }
-        let reserved = VolumeHeld::ByTwin { with_uid: false };
+        let reserved = VolumeOwner::Twin { with_uid: false };
         assert_eq!(adopt_step(&facts(reserved)), AdoptStep::Make);
     }
 
     #[test]
     fn what_is_somebody_elses_is_left_to_them() {
         for held in [
-            VolumeHeld::ByNobody,
-            VolumeHeld::ByClaimOfTheName { is_it: true },
-            VolumeHeld::ByEarlierTwin {
+            VolumeOwner::None,
+            VolumeOwner::SameName { is_it: true },
+            VolumeOwner::EarlierTwin {
                 name: "liqo-storage/u0".into(),
                 exists: true,
             },
-            VolumeHeld::ByOther("bank/data".parse().unwrap()),
+            VolumeOwner::Other("bank/data".parse().unwrap()),
         ] {
             let step = adopt_step(&facts(held.clone()));
             assert!(
@@ -365,7 +331,7 @@ mod tests {
     #[test]
     fn a_wish_without_permission_is_nothing() {
         for permitted in [None, Some("bank/data".parse().unwrap())] {
-            let mut facts = facts(VolumeHeld::ByTwin { with_uid: false });
+            let mut facts = facts(VolumeOwner::Twin { with_uid: false });
             facts.volume.as_mut().unwrap().permitted = permitted;
             let step = adopt_step(&facts);
             assert!(
@@ -427,7 +393,7 @@ mod tests {
             ),
         ];
         for (what, break_it, expected) in table {
-            let mut facts = facts(VolumeHeld::ByClaimOfTheName { is_it: false });
+            let mut facts = facts(VolumeOwner::SameName { is_it: false });
             break_it(&mut facts);
             let step = adopt_step(&facts);
             assert!(
@@ -435,7 +401,7 @@ mod tests {
                 "{what}: {step:?}"
             );
         }
-        let mut facts = facts(VolumeHeld::ByClaimOfTheName { is_it: false });
+        let mut facts = facts(VolumeOwner::SameName { is_it: false });
         facts.asked.access_modes = [AccessMode::ReadOnlyMany].into();
         assert!(matches!(
             adopt_step(&facts),

@@ -1,41 +1,40 @@
-//! What the scheduler has to know about our classes: `CSIStorageCapacity` for
-//! every node, grouped into few objects.
+//! What the scheduler must know about our classes: `CSIStorageCapacity` for every node, grouped into few
+//! objects.
 //!
-//! A node without an object is hidden from claims of the class, one with too
-//! little room is passed over. So a node is shown with the room its real class
-//! has there: what the real driver publishes, nothing where the class can never
-//! work, and no limit where nobody says.
+//! The scheduler filters out nodes without an object, and those with too little capacity. So a node is
+//! published with the capacity of the real class there: what the real driver publishes, zero where the class
+//! can never work, and no limit where no capacity is published.
 
 use std::collections::BTreeMap;
 
-use super::Surroundings;
+use super::ClassContext;
 use crate::{
     topology::{CLUSTER_KEY, NODE_KEY, Node},
     volume::{ClusterId, digest},
 };
 
-/// Stands for "no limit": the API wants a number, and this one is a valid quantity.
+/// "No limit": the API needs a number, and this one is a valid quantity.
 const NO_LIMIT: u64 = 1 << 62;
-/// Nodes per object, which keeps one well below what etcd stores.
+/// Nodes per object, which keeps it well below the size limit of etcd.
 const NODES_MAX: usize = 1000;
 
-/// Room for volumes of a class on a node.
+/// Capacity for volumes of a class on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Room {
-    /// None, ever.
+pub enum AvailableCapacity {
+    /// None: the class can never work there.
     Zero,
-    /// As much as the real driver, or the volumes made beforehand, offer.
+    /// What the real driver, or the static volumes, offer.
     Limited {
         /// Bytes of the largest volume.
         maximum: u64,
         /// Bytes in total, if known.
         capacity: Option<u64>,
     },
-    /// Nobody says.
+    /// No capacity is published.
     Unlimited,
 }
 
-impl Room {
+impl AvailableCapacity {
     /// `capacity` of the object.
     #[must_use]
     pub fn capacity(self) -> u64 {
@@ -66,49 +65,45 @@ impl Room {
     }
 }
 
-/// A `CSIStorageCapacity` to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// Its name: class and nodes, which cannot be changed, decide it.
+    /// Its name, derived from the class and the nodes, which cannot be changed.
     pub name: String,
-    /// The virtual class.
     pub class: String,
-    /// Label of the nodes it is about.
+    /// Label of the nodes.
     pub key: String,
-    /// Values of that label.
     pub values: Vec<String>,
-    /// The room on them.
-    pub room: Room,
+    /// The capacity on them.
+    pub room: AvailableCapacity,
 }
 
 /// What to publish for a virtual class.
 ///
-/// `possible` are the real classes its claims may get: the one chosen without
-/// an annotation, and those that annotations may name. A node is shown with the
-/// best of them, since a wrong "full" cannot be corrected by anybody, while a
-/// wrong "free" is, by the claim being rescheduled. Without any, `CreateVolume`
-/// is to tell the user why, so nothing is hidden.
+/// `possible` are the real classes its claims may get: the one chosen without an annotation, and those that
+/// annotations may name. A node is published with the best of them: a wrong "full" is never corrected, while
+/// a wrong "free" is, when the claim is rescheduled. Without any class nothing is hidden, so that
+/// `CreateVolume` can report the reason to the user.
 ///
-/// `remotes` is the room in each remote cluster, see [`room_in`]: its virtual
-/// nodes are told as one.
+/// `remotes` is the capacity in each remote cluster, see [`capacity_in`]: its virtual nodes are published
+/// together.
 #[must_use]
 pub fn publish(
     virtual_class: &str,
-    possible: &[Surroundings<'_>],
+    possible: &[ClassContext<'_>],
     nodes: &[Node],
-    remotes: &[(ClusterId, Room)],
+    remotes: &[(ClusterId, AvailableCapacity)],
 ) -> Vec<Published> {
-    let mut groups: BTreeMap<(&str, Room), Vec<String>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, AvailableCapacity), Vec<String>> = BTreeMap::new();
     for (cluster, room) in remotes {
         let values = groups.entry((CLUSTER_KEY, *room)).or_default();
         values.push(cluster.as_str().to_owned());
     }
     for node in nodes {
-        // The node plugin does not run elsewhere, so no claim of ours may go there.
+        // The node plugin runs on no other node, so no claim of ours may be scheduled there.
         if let Some(value) = node.labels.get(NODE_KEY) {
-            let best = possible.iter().map(|class| room_on(node, class)).max();
+            let best = possible.iter().map(|class| capacity_on(node, class)).max();
             groups
-                .entry((NODE_KEY, best.unwrap_or(Room::Unlimited)))
+                .entry((NODE_KEY, best.unwrap_or(AvailableCapacity::Unlimited)))
                 .or_default()
                 .push(value.clone());
         }
@@ -123,31 +118,30 @@ pub fn publish(
         .collect()
 }
 
-/// The room for a class anywhere in a remote cluster, with the nodes it has if
-/// they may be read. What a single volume can have is what counts. Where no class
-/// is possible there is none, and the pod had better go elsewhere.
+/// The capacity for a class anywhere in a remote cluster; `nodes` if they may be read. It is that of a single
+/// volume. Without a possible class it is zero, so that the pod is scheduled elsewhere.
 #[must_use]
-pub fn room_in(possible: &[Surroundings<'_>], nodes: Option<&[Node]>) -> Room {
+pub fn capacity_in(possible: &[ClassContext<'_>], nodes: Option<&[Node]>) -> AvailableCapacity {
     let Some(nodes) = nodes.filter(|_| !possible.is_empty()) else {
         return if possible.is_empty() {
-            Room::Zero
+            AvailableCapacity::Zero
         } else {
-            Room::Unlimited
+            AvailableCapacity::Unlimited
         };
     };
-    let best = |real: &Surroundings<'_>| {
-        // Volumes made beforehand are bound there, by whom their pods are scheduled.
+    let best = |real: &ClassContext<'_>| {
+        // Static volumes are bound in the remote cluster, where the pods are scheduled.
         if real.is_static() {
-            return Room::Unlimited;
+            return AvailableCapacity::Unlimited;
         }
-        let rooms = nodes.iter().map(|node| room_on(node, real));
-        rooms.max().unwrap_or(Room::Zero)
+        let rooms = nodes.iter().map(|node| capacity_on(node, real));
+        rooms.max().unwrap_or(AvailableCapacity::Zero)
     };
-    possible.iter().map(best).max().unwrap_or(Room::Zero)
+    possible.iter().map(best).max().unwrap_or(AvailableCapacity::Zero)
 }
 
-fn object(class: &str, key: &str, values: &[String], room: Room) -> Published {
-    // Nodes were there first, and are known by class and values alone.
+fn object(class: &str, key: &str, values: &[String], room: AvailableCapacity) -> Published {
+    // Only objects of other keys contain the key: those of real nodes existed first, and keep their names.
     let marked = (key != NODE_KEY).then_some(key);
     let parts = [class]
         .into_iter()
@@ -162,9 +156,9 @@ fn object(class: &str, key: &str, values: &[String], room: Room) -> Published {
     }
 }
 
-fn room_on(node: &Node, real: &Surroundings<'_>) -> Room {
+fn capacity_on(node: &Node, real: &ClassContext<'_>) -> AvailableCapacity {
     if real.excluded(node).is_some() {
-        return Room::Zero;
+        return AvailableCapacity::Zero;
     }
     if real.is_static() {
         let (mut maximum, mut total) = (0, 0_u64);
@@ -175,19 +169,19 @@ fn room_on(node: &Node, real: &Surroundings<'_>) -> Room {
         return limited(maximum, Some(total));
     }
     if !real.counts_capacity() {
-        return Room::Unlimited;
+        return AvailableCapacity::Unlimited;
     }
     real.capacities_on(node)
         .filter_map(|published| Some(limited(published.largest()?, published.capacity)))
         .max()
-        .unwrap_or(Room::Zero)
+        .unwrap_or(AvailableCapacity::Zero)
 }
 
-fn limited(maximum: u64, capacity: Option<u64>) -> Room {
+fn limited(maximum: u64, capacity: Option<u64>) -> AvailableCapacity {
     if maximum == 0 {
-        return Room::Zero;
+        return AvailableCapacity::Zero;
     }
-    Room::Limited { maximum, capacity }
+    AvailableCapacity::Limited { maximum, capacity }
 }
 
 #[cfg(test)]
@@ -217,8 +211,8 @@ mod tests {
         names.iter().map(|name| registered(name)).collect()
     }
 
-    fn surroundings<'a>(class: &'a Class, driver: &'a RealDriver) -> Surroundings<'a> {
-        Surroundings {
+    fn surroundings<'a>(class: &'a Class, driver: &'a RealDriver) -> ClassContext<'a> {
+        ClassContext {
             class,
             driver,
             capacities: &[],
@@ -226,7 +220,7 @@ mod tests {
         }
     }
 
-    fn rooms(published: &[Published]) -> Vec<(Room, Vec<&str>)> {
+    fn rooms(published: &[Published]) -> Vec<(AvailableCapacity, Vec<&str>)> {
         published
             .iter()
             .map(|one| (one.room, one.values.iter().map(String::as_str).collect()))
@@ -246,7 +240,10 @@ mod tests {
         let published = publish("liqo", &[surroundings(&real, &driver)], &all, &[]);
         assert_eq!(
             rooms(&published),
-            [(Room::Zero, vec!["n2"]), (Room::Unlimited, vec!["n1", "n3"])]
+            [
+                (AvailableCapacity::Zero, vec!["n2"]),
+                (AvailableCapacity::Unlimited, vec!["n1", "n3"])
+            ]
         );
         assert!(
             published
@@ -266,19 +263,19 @@ mod tests {
             capacity(&["n1", "n2"], 5 * GIB, Some(2 * GIB)),
             capacity(&["n2"], 3 * GIB, None),
         ];
-        let real = Surroundings {
+        let real = ClassContext {
             capacities: &capacities,
             ..surroundings(&real, &driver)
         };
         let published = publish("liqo", &[real], &nodes(&["n1", "n2", "n3"]), &[]);
-        let limited = |maximum, capacity| Room::Limited {
+        let limited = |maximum, capacity| AvailableCapacity::Limited {
             maximum: maximum * GIB,
             capacity: Some(capacity * GIB),
         };
         assert_eq!(
             rooms(&published),
             [
-                (Room::Zero, vec!["n3"]),
+                (AvailableCapacity::Zero, vec!["n3"]),
                 (limited(2, 5), vec!["n1"]),
                 (limited(3, 3), vec!["n2"]),
             ]
@@ -295,16 +292,19 @@ mod tests {
             name: "y".into(),
         });
         let volumes = [local("a", "n1", GIB), local("b", "n1", 2 * GIB), taken];
-        let real = Surroundings {
+        let real = ClassContext {
             volumes: &volumes,
             ..surroundings(&real, &driver)
         };
-        let room = Room::Limited {
+        let room = AvailableCapacity::Limited {
             maximum: 2 * GIB,
             capacity: Some(3 * GIB),
         };
         let published = publish("liqo", &[real], &nodes(&["n1", "n2"]), &[]);
-        assert_eq!(rooms(&published), [(Room::Zero, vec!["n2"]), (room, vec!["n1"])]);
+        assert_eq!(
+            rooms(&published),
+            [(AvailableCapacity::Zero, vec!["n2"]), (room, vec!["n1"])]
+        );
     }
 
     #[test]
@@ -314,11 +314,11 @@ mod tests {
         let both = [surroundings(&here, &driver), surroundings(&anywhere, &driver)];
         assert_eq!(
             rooms(&publish("liqo", &both, &nodes(&["n1"]), &[])),
-            [(Room::Unlimited, vec!["n1"])]
+            [(AvailableCapacity::Unlimited, vec!["n1"])]
         );
         assert_eq!(
             rooms(&publish("liqo", &[], &nodes(&["n1"]), &[])),
-            [(Room::Unlimited, vec!["n1"])]
+            [(AvailableCapacity::Unlimited, vec!["n1"])]
         );
     }
 
@@ -333,24 +333,28 @@ mod tests {
             capacity(&["r1"], 5 * GIB, Some(2 * GIB)),
             capacity(&["r2"], GIB, None),
         ];
-        let there = [Surroundings {
+        let there = [ClassContext {
             capacities: &capacities,
             ..surroundings(&real, &driver)
         }];
         let r_nodes = [node("r1"), node("r2"), node("r3")];
-        let room = room_in(&there, Some(&r_nodes));
+        let room = capacity_in(&there, Some(&r_nodes));
         assert_eq!((room.maximum(), room.capacity()), (2 * GIB, 5 * GIB));
-        // No class, or no node, is no room; what cannot be read is no limit.
-        assert_eq!(room_in(&[], Some(&r_nodes)), Room::Zero);
-        assert_eq!(room_in(&there, Some(&[])), Room::Zero);
-        assert_eq!(room_in(&there, None), Room::Unlimited);
-        assert_eq!(room_in(&[], None), Room::Zero);
-        // What was refused lately is too large.
+        // Without a class or a node there is no capacity; unreadable nodes mean no limit.
+        assert_eq!(capacity_in(&[], Some(&r_nodes)), AvailableCapacity::Zero);
+        assert_eq!(capacity_in(&there, Some(&[])), AvailableCapacity::Zero);
+        assert_eq!(capacity_in(&there, None), AvailableCapacity::Unlimited);
+        assert_eq!(capacity_in(&[], None), AvailableCapacity::Zero);
+        // A recently refused size is excluded.
         assert_eq!((room.up_to(GIB).maximum(), room.up_to(9 * GIB)), (GIB, room));
-        assert_eq!(Room::Unlimited.up_to(0), Room::Zero);
+        assert_eq!(AvailableCapacity::Unlimited.up_to(0), AvailableCapacity::Zero);
 
         let id = |id: &str| id.parse().unwrap();
-        let remotes = [(id("a"), room), (id("b"), Room::Zero), (id("c"), room)];
+        let remotes = [
+            (id("a"), room),
+            (id("b"), AvailableCapacity::Zero),
+            (id("c"), room),
+        ];
         let told: Vec<_> = publish("liqo", &[], &[], &remotes)
             .into_iter()
             .map(|one| (one.key, one.values, one.room))
@@ -359,7 +363,7 @@ mod tests {
         assert_eq!(
             told,
             [
-                (key.clone(), vec!["b".to_owned()], Room::Zero),
+                (key.clone(), vec!["b".to_owned()], AvailableCapacity::Zero),
                 (key, vec!["a".to_owned(), "c".to_owned()], room),
             ]
         );
@@ -374,7 +378,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every node with our plugin is in exactly one object, with its own room.
+        /// Every node with our plugin is in exactly one object, with its own capacity.
         #[test]
         fn no_node_is_hidden_or_told_twice(sizes in vec(select(vec![0, 1, 2, 3]), 0..12)) {
             let real = class("real", "real.example");
@@ -385,7 +389,7 @@ mod tests {
                 .zip(&sizes)
                 .map(|(name, size)| capacity(&[name], *size, None))
                 .collect();
-            let real = Surroundings { capacities: &capacities, ..surroundings(&real, &driver) };
+            let real = ClassContext { capacities: &capacities, ..surroundings(&real, &driver) };
             let all: Vec<Node> = names.iter().map(|name| registered(name)).collect();
             let published = publish("liqo", &[real], &all, &[]);
 

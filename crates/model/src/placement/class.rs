@@ -1,7 +1,6 @@
-//! Which real class a twin gets: the claim's annotation within the allow-list, the
-//! cluster's mapping of this virtual class, the parameter of the virtual class, or a
-//! default of the cluster, in this order; and never a class that would send the twin
-//! back to us.
+//! The real class of a twin: the claim's annotation within the allow-list, the cluster's mapping of the
+//! virtual class, the parameter of the virtual class, or a default of the cluster, in this order; never a
+//! virtual class, which would send the twin back to this driver.
 
 use std::{
     cmp::Reverse,
@@ -18,12 +17,12 @@ use crate::{
 /// Provisioner of Liqo's own virtual class.
 const LIQO_PROVISIONER: &str = "liqo.io/storage";
 
-/// When a class makes its volumes.
+/// The `volumeBindingMode` of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindingMode {
-    /// When the claim appears.
+    /// Volumes are provisioned when the claim is created.
     Immediate,
-    /// When the claim knows its node.
+    /// Volumes are provisioned when the claim has its node.
     WaitForFirstConsumer,
 }
 
@@ -42,28 +41,25 @@ impl AllowedTopology {
 /// A storage class of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
-    /// Its name.
     pub name: String,
-    /// Who makes its volumes.
+    /// Its provisioner.
     pub provisioner: String,
-    /// When.
     pub binding: BindingMode,
-    /// What becomes of them.
+    /// Its reclaim policy.
     pub reclaim: ReclaimPolicy,
-    /// Whether it is marked as the cluster's default.
+    /// Whether it is annotated as the default of the cluster.
     pub is_default: bool,
     /// When it was created, in seconds since 1970.
     pub created: i64,
-    /// Where it makes volumes; empty means anywhere.
+    /// Where it provisions volumes; empty means anywhere.
     pub allowed_topologies: Vec<AllowedTopology>,
-    /// Whether its volumes may grow.
+    /// Whether its volumes can be expanded.
     pub allows_expansion: bool,
-    /// Its parameters.
     pub parameters: BTreeMap<String, String>,
 }
 
 impl Class {
-    /// Whether the class makes volumes for a node with these labels.
+    /// Whether the class provisions volumes for a node with these labels.
     #[must_use]
     pub fn allows(&self, labels: &Labels) -> bool {
         self.allowed_topologies.is_empty() || self.allowed_topologies.iter().any(|one| one.admits(labels))
@@ -76,63 +72,61 @@ impl Class {
         (!named.is_empty()).then_some(named)
     }
 
-    /// Whether this virtual class says that twins of all namespaces here share one, and
-    /// may be of classes that expand it.
+    /// Whether this virtual class allows real classes that expand the namespace of a claim, although twins of
+    /// all namespaces share one at home.
     #[must_use]
     pub fn shares_namespace(&self) -> bool {
         let said = self.parameters.get(Parameters::SHARED_NAMESPACE);
         said.is_some_and(|said| said == "true")
     }
 
-    /// Whether a twin of this class would come back to a virtual class.
+    /// Whether this class is virtual, so that a twin of it would come back to a virtual provisioner.
     #[must_use]
     pub fn is_loop(&self) -> bool {
         is_loop(&self.provisioner)
     }
 }
 
-/// Whether this provisioner serves virtual classes: ours or Liqo's.
+/// Whether this provisioner serves virtual classes: this driver or Liqo's.
 #[must_use]
 pub fn is_loop(provisioner: &str) -> bool {
     provisioner == DRIVER_NAME || provisioner == LIQO_PROVISIONER
 }
 
-/// What is known of a cluster's classes.
+/// The classes of a cluster, as far as they can be read.
 #[derive(Clone, Copy, Debug)]
 pub enum KnownClasses<'a> {
-    /// All of them.
     Listed(&'a [Class]),
-    /// They may not be read: a minimal role in a remote cluster.
+    /// This driver may not read them: level `minimal` in a remote cluster.
     Unreadable,
 }
 
-/// Who asks for which class.
+/// The inputs of the choice.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes<'a> {
-    /// What the claim asks for.
+    /// The annotation of the claim that requests a class.
     pub annotation: Option<Asked<'a>>,
-    /// The classes an annotation may name; none means that annotations are refused.
+    /// The classes that annotations may request; an empty set means none.
     pub allowed: &'a BTreeSet<String>,
     /// The parameter of the virtual class.
     pub parameter: Option<&'a str>,
     /// The mapping of the cluster.
     pub mapping: Option<&'a str>,
-    /// Whether twins of many namespaces share one there, and the virtual class does not
-    /// say that this is known: then no class may expand the namespace of a claim.
+    /// Whether twins of many namespaces share one in the cluster, and the virtual class does not
+    /// [allow](Class::shares_namespace) that: then the class must not expand the namespace of a claim.
     pub one_namespace: bool,
 }
 
-/// A class that a claim asks for.
+/// A class that a claim requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
-    /// The annotation it does that with.
+    /// The key of the annotation.
     pub annotation: &'static str,
-    /// The class.
     pub class: &'a str,
 }
 
 impl<'a> Asked<'a> {
-    /// By the first of these annotations that the claim has.
+    /// The first of these annotations that the claim has.
     #[must_use]
     pub fn read(claim: &'a BTreeMap<String, String>, keys: &[&'static str]) -> Option<Self> {
         keys.iter().find_map(|&annotation| {
@@ -142,14 +136,14 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Where the name of a class came from.
+/// What named a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedBy {
-    /// The claim, with this annotation.
+    /// The claim, by this annotation.
     Annotation(&'static str),
-    /// The virtual class.
+    /// The parameter of the virtual class.
     Parameter,
-    /// The configuration of the cluster.
+    /// The class mapping of the cluster.
     Mapping,
 }
 
@@ -166,14 +160,13 @@ impl fmt::Display for NamedBy {
 /// The real class of a twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChosenClass<'a> {
-    /// One that was seen.
+    /// A class that was read.
     Known(&'a Class),
-    /// One that may not be read: its provisioner has to be watched on the twin.
+    /// A class that may not be read: its provisioner must be checked on the twin.
     Named(String),
 }
 
 impl ChosenClass<'_> {
-    /// Name of the class.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -186,27 +179,21 @@ impl ChosenClass<'_> {
 /// Why there is no real class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClassError {
-    /// The claim may not choose.
+    /// The allow-list does not contain the requested class.
     #[error(
-        "{by} asks for the class {class:?}, which is not in the allow-list of the driver ({}): remove the annotation or have the class allowed",
+        "{by} requests the class {class:?}, which is not in the allow-list of the driver ({}): remove the annotation or have the class allowed",
         if .allowed.is_empty() { "it is empty".to_owned() } else { .allowed.join(", ") }
     )]
     NotAllowed {
-        /// The class asked for.
         class: String,
-        /// By which annotation.
         by: NamedBy,
-        /// The classes that may be asked for.
+        /// The allow-list.
         allowed: Vec<String>,
     },
-    /// There is no such class.
     #[error("{by} names the storage class {class:?}, which does not exist in the cluster {cluster}")]
     NotFound {
-        /// The class named.
         class: String,
-        /// By whom.
         by: NamedBy,
-        /// Where it was looked for.
         cluster: ClusterId,
     },
     /// The class is virtual itself.
@@ -214,41 +201,32 @@ pub enum ClassError {
         "{by} names the storage class {class:?} of the cluster {cluster}, which is virtual itself (provisioner {provisioner}): name a real one"
     )]
     Loop {
-        /// The class named.
         class: String,
-        /// By whom.
         by: NamedBy,
-        /// Where.
         cluster: ClusterId,
-        /// Who would make the twin.
+        /// The provisioner of the class.
         provisioner: String,
     },
-    /// Its driver would look for annotations of the claim on the twin.
+    /// Its driver would read annotations of the claim from the twin.
     #[error(
         "the storage class {class} of the cluster {cluster} cannot be a real class: its parameter {parameter} expands annotations of the claim, which a twin does not have, so volumes of different users could meet. Use a class without such a template"
     )]
     ExpandsAnnotation {
-        /// The class.
         class: String,
-        /// Its parameter.
         parameter: String,
-        /// Where.
         cluster: ClusterId,
     },
-    /// Its driver would take the namespace of the twin for that of the claim.
+    /// Its driver would use the namespace of the twin as that of the claim.
     #[error(
-        "the storage class {class} of the cluster {cluster} cannot be a real class: its parameter {parameter} expands the namespace of the claim, which is the same for all twins in this cluster, so volumes of different users could meet. Use a class without such a template, or set the parameter {} of the virtual class to \"true\" if that is meant",
+        "the storage class {class} of the cluster {cluster} cannot be a real class: its parameter {parameter} expands the namespace of the claim, which is the same for all twins in this cluster, so volumes of different users could meet. Use a class without such a template, or set the parameter {} of the virtual class to \"true\" if that is intended",
         Parameters::SHARED_NAMESPACE
     )]
     ExpandsNamespace {
-        /// The class.
         class: String,
-        /// Its parameter.
         parameter: String,
-        /// Where.
         cluster: ClusterId,
     },
-    /// Nobody named a class and the cluster has no default.
+    /// No class is named and the cluster has no default.
     #[error(
         "no real storage class: neither the parameter {} of the virtual class nor a class mapping names one, and the cluster {cluster} has no default class{}",
         Parameters::REAL_CLASS,
@@ -256,20 +234,16 @@ pub enum ClassError {
         else { format!(" but {}, which is virtual itself", .virtual_defaults.join(", ")) }
     )]
     NoDefault {
-        /// Where it was looked for.
         cluster: ClusterId,
-        /// Defaults that would send the twin back to us.
+        /// Default classes that are virtual.
         virtual_defaults: Vec<String>,
     },
-    /// Nobody named a class and the default cannot be known.
+    /// No class is named, and the default cannot be read.
     #[error(
         "no real storage class: this driver may not read the classes of the cluster {cluster}, so one has to be named by the parameter {} or a class mapping",
         Parameters::REAL_CLASS
     )]
-    MustBeNamed {
-        /// Where it was looked for.
-        cluster: ClusterId,
-    },
+    MustBeNamed { cluster: ClusterId },
 }
 
 /// Chooses the real class of a twin in this cluster.
@@ -303,14 +277,14 @@ pub fn choose_class<'a>(
         }),
     }?;
     if let ChosenClass::Known(class) = chosen {
-        keeps_users_apart(class, wishes.one_namespace, cluster)?;
+        check_isolation(class, wishes.one_namespace, cluster)?;
     }
     Ok(chosen)
 }
 
-/// Whether the volumes of different users stay apart, whose twins look alike to the
-/// driver of the class.
-fn keeps_users_apart(class: &Class, one_namespace: bool, cluster: &ClusterId) -> Result<(), ClassError> {
+/// Refuses classes that would mix the volumes of different users, whose twins look alike to the driver of the
+/// class.
+fn check_isolation(class: &Class, one_namespace: bool, cluster: &ClusterId) -> Result<(), ClassError> {
     let (name, cluster) = (class.name.clone(), cluster.clone());
     if let Some(parameter) = expanding(&class.parameters, Expands::Annotation) {
         return Err(ClassError::ExpandsAnnotation {
@@ -351,9 +325,8 @@ fn find<'a>(
     }
 }
 
-/// Of several defaults Kubernetes takes the newest, and of those made in the
-/// same second the first by name. A virtual class may well be the default of
-/// its users; behind it we look for the next one.
+/// Like Kubernetes: of several defaults the newest, and of those created in the same second the first by
+/// name. A virtual class may be the default for users; it is skipped here.
 fn default<'a>(classes: &'a [Class], cluster: &ClusterId) -> Result<ChosenClass<'a>, ClassError> {
     let (virtual_ones, real): (Vec<&Class>, Vec<&Class>) = classes
         .iter()

@@ -1,16 +1,14 @@
-//! A pod that waits for its volumes, and which nodes its spec lets it run on: node selector,
-//! node affinity, taints. What else the scheduler weighs (room, other pods) is left to it.
+//! A pod that waits for its volumes, and on which nodes its spec allows it: node selector, node affinity,
+//! taints. Resources and everything else are left to the scheduler.
 
 use crate::topology::{Labels, Node, NodeSelector};
 
 /// A pod that has no node yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Consumer {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// The claims it waits for, of its namespace.
+    /// The claims it waits for, in its namespace.
     pub claims: Vec<String>,
     /// The labels its node must have.
     pub node_labels: Labels,
@@ -23,15 +21,13 @@ pub struct Consumer {
 /// A taint of a node that keeps pods away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taint {
-    /// Its key.
     pub key: String,
-    /// Its value.
     pub value: String,
-    /// What it does to pods that do not tolerate it.
+    /// Its effect on pods that do not tolerate it.
     pub effect: String,
 }
 
-/// Which taints a pod tolerates.
+/// The taints that a pod tolerates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toleration {
     /// Those with this key; `None` means all.
@@ -43,7 +39,7 @@ pub struct Toleration {
 }
 
 impl Taint {
-    /// The one that every cordoned node has.
+    /// The taint of every cordoned node.
     #[must_use]
     pub fn of_cordon() -> Self {
         Self {
@@ -67,7 +63,7 @@ impl Toleration {
 }
 
 impl Consumer {
-    /// Whether its node selector and its affinity admit a node.
+    /// Whether its node selector and its affinity match a node.
     #[must_use]
     pub fn selects(&self, node: &Node) -> bool {
         let mut labels = self.node_labels.iter();
@@ -78,7 +74,7 @@ impl Consumer {
                 .is_none_or(|affinity| affinity.admits(node))
     }
 
-    /// The first of these taints that keeps it away.
+    /// The first of these taints that it does not tolerate.
     #[must_use]
     pub fn kept_away_by<'a>(&self, taints: &'a [Taint]) -> Option<&'a Taint> {
         let tolerated = |taint: &Taint| self.tolerations.iter().any(|one| one.tolerates(taint));

@@ -1,6 +1,6 @@
-//! Whose turn is it in `CreateVolume`? One decision from what was observed; the
-//! caller does the step, looks again, and decides again, until something is to
-//! be answered or time is up. Any call may be the first one after a crash.
+//! Decides the next step of `CreateVolume` from observed facts. The caller executes the step, observes again,
+//! and decides again, until it can answer or its deadline expires. Any call may be the first one after a
+//! crash.
 //!
 //! ```text
 //!                    claim gone, nodes disagree ──▶ Refuse
@@ -21,7 +21,7 @@
 //!  │     ┌───▼─────────┐ deleted, lost, unreachable ──▶ Refuse, and report
 //!  │     │ handed over ├──▶ Answer
 //!  │     └─────────────┘
-//!  └── AwaitGone: a twin that nobody was given is on its way out
+//!  └── AwaitGone: a twin that was never handed over is being deleted
 //! ```
 
 mod refusal;
@@ -35,53 +35,52 @@ use crate::{
     volume::{Foreign, Part},
 };
 
-/// Everything the decision rests on. All of it is read live, except that a
-/// watched twin may serve while there is nothing to do but wait.
+/// The input of the decision. All of it is read live, except that a watched twin may be used while the next
+/// step is to wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreateFacts {
-    /// The claim the volume is for.
+    /// The claim of the volume.
     pub claim: ClaimFact,
-    /// The node that has to reach the volume.
+    /// The node that must reach the volume.
     pub target: Target,
-    /// What is in the twin's place.
+    /// What exists under the name of the twin.
     pub twin: TwinFact,
-    /// Whether a PV of the volume exists: then it was given to its user.
+    /// Whether a PV of the volume exists: then the volume was handed over to its user.
     pub virtual_pv: bool,
-    /// Whether the virtual class retains data.
+    /// Whether the virtual class has the reclaim policy Retain.
     pub retain: bool,
 }
 
-/// The claim, known by its uid.
+/// The claim, identified by its uid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimFact {
     /// The request names no claim.
     NotGiven,
-    /// It is there.
     Live,
-    /// It is absent, being deleted, or another one has its name.
+    /// It is absent, is being deleted, or was replaced by another one of the same name.
     Gone,
 }
 
-/// The node that has to reach the volume.
+/// The node that must reach the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// None in particular.
+    /// Any node.
     Any,
-    /// This one; claim and request agree.
+    /// This node; claim and request agree.
     Node(String),
-    /// One of these, which the request allows; no node was selected for the claim.
+    /// One of these nodes, which the request allows; no node was selected for the claim.
     OneOf(BTreeSet<String>),
-    /// The claim was given another node than the request, which thus is old.
+    /// Claim and request name different nodes, so the request is outdated.
     Disagrees {
-        /// Node selected for the claim; `None` if it lost its node.
+        /// Node selected for the claim; `None` if it was removed.
         selected: Option<String>,
-        /// Place the request asks for.
+        /// Topology in the request.
         requested: String,
     },
 }
 
 impl Target {
-    /// Whether the volume may be made for this node.
+    /// Whether the volume may be provisioned for this node.
     #[must_use]
     pub fn allows(&self, node: &str) -> bool {
         match self {
@@ -92,108 +91,103 @@ impl Target {
     }
 }
 
-/// What is in the twin's place.
+/// What exists under the name of the twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TwinFact {
-    /// Nothing.
     Absent,
-    /// Something that is not ours.
+    /// An object that is not ours.
     Foreign(Foreign),
-    /// A copy of the claim that a fabric made before there was a twin, and that has no PV.
+    /// A copy of the claim that a fabric created before the twin existed, and that has no PV.
     Copied {
         /// Whether it has a deletion timestamp.
         deleting: bool,
     },
-    /// The twin.
     Ours(Twin),
 }
 
-/// The twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "facts about one object, each seen by itself"
 )]
 pub struct Twin {
-    /// Whether success was answered before.
+    /// Whether it was handed over.
     pub handed_over: bool,
     /// Whether it has a deletion timestamp.
     pub deleting: bool,
-    /// In what the request differs from the one it was made for.
+    /// The parts in which the request differs from the one that the twin was created for.
     pub differences: Vec<Part>,
-    /// Who provisions it, as Kubernetes noted on it.
+    /// Its provisioner, as annotated by Kubernetes.
     pub provisioner: Option<String>,
-    /// Whether it was given a node, because its class waits for one or the request asks
-    /// for some.
-    pub told_node: bool,
-    /// The node it has now.
+    /// Whether it was created with a node, because its class needs one or the request lists some.
+    pub created_with_node: bool,
+    /// The node that it has now.
     pub node: Option<String>,
-    /// Whether it may be answered for before it is bound: its pod is what binds it.
+    /// Whether it may be handed over before it is bound, because only its pod binds it.
     pub answered_early: bool,
-    /// How far it is.
     pub state: TwinState,
 }
 
-/// How far a twin is.
+/// The binding of a twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TwinState {
     /// Not bound.
     Pending(Prebinding),
     /// Bound to its PV.
     Bound(Reach),
-    /// Its PV is gone.
+    /// Its PV was deleted.
     Lost,
 }
 
-/// Who binds a pending twin.
+/// How a pending twin is bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prebinding {
-    /// The real class's provisioner.
+    /// By the provisioner of the real class.
     Provisioner,
-    /// It was told its static volume; Kubernetes will bind it.
+    /// By Kubernetes: it names this static volume.
     Reserved(String),
-    /// We, and this static volume fits or is reserved for it already.
+    /// By this driver: this static volume fits, or is already reserved for it.
     Found(String),
-    /// We, and no static volume fits.
+    /// By this driver, but no static volume fits.
     NoneFits,
 }
 
-/// Who reaches the PV of a bound twin.
+/// From where the PV of a bound twin is accessible.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// The PV was not seen yet.
+    /// The PV was not read yet.
     Unread,
-    /// The target, or one of its nodes.
+    /// From the target, or one of its nodes.
     FromTarget {
         /// Whether the PV's reclaim policy is Retain.
         retained: bool,
     },
-    /// Others, but not the target.
+    /// From other nodes, but not from the target.
     NotFromTarget,
-    /// Nobody.
+    /// From no node.
     Nowhere(AffinityError),
-    /// Whoever does: it does not hold what it should be a copy of.
+    /// Wherever it is, the PV does not hold a copy of its source.
     NoCopy(&'static str),
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CreateStep {
-    /// Make the twin.
+    /// Create the twin.
     Create,
-    /// Delete the copy of the claim that is in the twin's place.
+    /// Delete the copy of the claim that has the name of the twin.
     RemoveCopy,
     /// Reserve this static volume for the twin: `claimRef` with namespace and name.
     PreBind {
         /// Name of the PV.
         volume: String,
     },
-    /// Wait until something changes; when time is up answer a code that is not final.
+    /// Wait until something changes; when the deadline expires answer a code that is not final.
     Wait,
-    /// Wait until the twin is gone; when time is up answer a code that is not final.
+    /// Wait until the twin is deleted; when the deadline expires answer a code that is not final.
     AwaitGone,
-    /// Free a reserved static volume, delete exactly this twin in exactly this
-    /// version, await that it is gone, then do as [`Withdrawal::afterwards`] says.
+    /// Release a reserved static volume, delete exactly this version of the twin, wait until it is deleted,
+    /// then do as [`Withdrawal::afterwards`] says.
     Withdraw(Withdrawal),
     /// Set the reclaim policy of the twin's PV to Retain.
     Retain,
@@ -205,44 +199,43 @@ pub enum CreateStep {
     Refuse(Refusal),
 }
 
-/// Why a twin that nobody was given is taken back.
+/// Why a twin that was never handed over is deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Withdrawal {
-    /// The claim is gone.
+    /// The claim was deleted.
     ClaimGone,
-    /// The request is old.
+    /// The request is outdated.
     NodeDisagrees,
-    /// It was made for another node.
+    /// It was created for another node.
     OtherNode,
-    /// It was made for another request.
+    /// It was created for a different request.
     Differs,
-    /// The real driver took the node away: it cannot make the volume there.
+    /// The real driver removed the selected node: it cannot provision the volume there.
     DriverRefused,
     /// No static volume fits.
     NoVolume,
-    /// The target does not reach its PV.
+    /// Its PV is not accessible from the target.
     OutOfReach,
     /// Its provisioner serves virtual classes.
     Loops(String),
-    /// Its PV is gone.
+    /// Its PV was deleted.
     Lost,
-    /// Its PV does not hold what it should be a copy of.
+    /// Its PV does not hold a copy of its source.
     NoCopy(&'static str),
 }
 
-/// What follows when a withdrawn twin is gone.
+/// What to do after a withdrawn twin was deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Afterwards {
-    /// The next decision.
+    /// Decide again.
     DecideAgain,
-    /// The answer that the node cannot work.
+    /// Answer that the volume cannot be on this node, for this reason.
     Elsewhere(String),
-    /// A final error.
+    /// Answer a final error.
     Refuse(Refusal),
 }
 
 impl Withdrawal {
-    /// What follows when the twin is gone.
     #[must_use]
     pub fn afterwards(&self) -> Afterwards {
         let elsewhere = |reason: &str| Afterwards::Elsewhere(reason.to_owned());
@@ -251,19 +244,18 @@ impl Withdrawal {
                 Afterwards::DecideAgain
             }
             Self::DriverRefused => {
-                elsewhere("the driver of the real class cannot make the volume for this node")
+                elsewhere("the driver of the real class cannot provision the volume for this node")
             }
             Self::NoVolume => elsewhere("no available volume of the real class fits on this node"),
-            Self::OutOfReach => {
-                elsewhere("the real class made the volume where no node reaches it that was asked for")
-            }
+            Self::OutOfReach => elsewhere(
+                "the real class provisioned the volume where none of the requested nodes can access it",
+            ),
             Self::Loops(provisioner) => Afterwards::Refuse(Refusal::Loops(provisioner.clone())),
             Self::NoCopy(flaw) => Afterwards::Refuse(Refusal::NoCopy(flaw)),
         }
     }
 }
 
-/// Decides the next step of `CreateVolume`.
 #[must_use]
 pub fn create_step(facts: &CreateFacts) -> CreateStep {
     match &facts.twin {
@@ -294,7 +286,7 @@ fn without_twin(facts: &CreateFacts) -> CreateStep {
     disagreement(&facts.target).map_or(CreateStep::Create, CreateStep::Refuse)
 }
 
-/// Nobody was given the volume: whatever is wrong with the twin, it may go.
+/// The volume was never handed over: whatever is wrong with the twin, it may be deleted.
 fn with_own_twin(facts: &CreateFacts, twin: &Twin) -> CreateStep {
     if twin.deleting {
         return CreateStep::AwaitGone;
@@ -326,7 +318,7 @@ fn pending(target: &Target, twin: &Twin, prebinding: &Prebinding) -> CreateStep 
     if disagreement(target).is_some() {
         return CreateStep::Withdraw(Withdrawal::NodeDisagrees);
     }
-    if twin.told_node && twin.node.is_none() {
+    if twin.created_with_node && twin.node.is_none() {
         return CreateStep::Withdraw(Withdrawal::DriverRefused);
     }
     if twin.node.as_ref().is_some_and(|node| !target.allows(node)) {
@@ -342,10 +334,10 @@ fn pending(target: &Target, twin: &Twin, prebinding: &Prebinding) -> CreateStep 
     }
 }
 
-/// The user was given the volume: nothing here may cost them their data.
+/// The volume was handed over: no step here may lose its data.
 ///
-/// If their claim is gone meanwhile, success is still the answer. The PV that
-/// csi-provisioner then makes is what the reclaim policy is applied to.
+/// If the claim was deleted meanwhile, success is still the answer. The reclaim policy is then applied to the
+/// PV that csi-provisioner creates.
 fn with_users_twin(facts: &CreateFacts, twin: &Twin) -> CreateStep {
     if twin.deleting {
         return CreateStep::Refuse(Refusal::Losing);
@@ -368,7 +360,7 @@ fn with_users_twin(facts: &CreateFacts, twin: &Twin) -> CreateStep {
     }
 }
 
-/// Nothing is known of the PV yet, so nothing about it can be wrong.
+/// The PV does not exist yet, so its facts cannot mismatch.
 fn early(facts: &CreateFacts, twin: &Twin) -> CreateStep {
     match mismatch(facts, twin) {
         Some(refusal) => CreateStep::Refuse(refusal),

@@ -1,73 +1,66 @@
-//! Whose turn is it in `DeleteVolume`? The twin goes at once, but the volume is
-//! deleted only when the twin's PV is gone: deleting the data behind it may fail
-//! for hours, and whoever hears "deleted" forgets about it.
+//! Decides the next step of `DeleteVolume`. The twin is deleted at once, but success is answered only after
+//! the twin's PV is deleted: deleting the data may fail for hours, and after a success csi-provisioner never
+//! asks again.
 //!
-//! csi-provisioner asks as soon as it sees a PV Released with the reclaim policy Delete,
-//! and so a PV looks for a moment when somebody gives it its claim back. While that claim
-//! exists, nothing is deleted.
+//! csi-provisioner calls `DeleteVolume` as soon as it sees a PV Released with the reclaim policy Delete. A PV
+//! looks like that for a moment while a user restores its claim. While that claim exists, nothing is deleted.
 //!
 //! ```text
 //!  the PV's claim exists, the volume is being released or moved ──▶ Refuse
 //!
-//!  twin there ──DeleteTwin──▶ twin deleting ──AwaitTwin──▶ twin gone
-//!                                                             │
-//!      PV gone, or Released and retained ──▶ Done ◀───────────┤
-//!      PV only reserved for it ──Unclaim──▶ Done              │
-//!      PV retained by us ──GiveBack──▶ AwaitVolume            │
-//!      PV still there ──AwaitVolume───────────────────────────┘
+//!  twin exists ──DeleteTwin──▶ twin deleting ──AwaitTwin──▶ twin deleted
+//!                                                               │
+//!      PV deleted, or Released and retained ──▶ Done ◀──────────┤
+//!      PV only reserved for it ──Unclaim──▶ Done                │
+//!      PV retained by us ──GiveBack──▶ AwaitVolume              │
+//!      PV still exists ──AwaitVolume────────────────────────────┘
 //!  anything that cannot be read ──▶ Unavailable, never Done
 //! ```
 
 use crate::volume::{ClaimMark, Foreign};
 
-/// Everything the decision rests on, read live but for what is attached.
+/// The input of the decision. All of it is read live, except attachments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeleteFacts {
     /// The claim that the volume belongs to, if it exists.
     pub claim: Option<ClaimMark>,
-    /// Whether a move keeps the users of the volume away: its virtual PV names no claim then.
+    /// Whether a move has gated the virtual PV: then its `claimRef` does not identify the claim.
     pub gated: bool,
-    /// What is in the twin's place.
+    /// What exists under the name of the twin.
     pub twin: DeleteTwin,
     /// The PV of the twin, found by the twin or by its `claimRef`.
     pub volume: TwinVolume,
-    /// A node that we still hold the volume attached to.
+    /// A node to which the volume is still attached.
     pub attached: Option<String>,
 }
 
-/// What is in the twin's place.
+/// What exists under the name of the twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeleteTwin {
-    /// Nothing.
     Absent,
-    /// Something that is not ours.
+    /// An object that is not ours.
     Foreign(Foreign),
-    /// The twin.
     Ours {
         /// Whether it has a deletion timestamp.
         deleting: bool,
     },
     /// The twin, whose volume is being released.
     Releasing,
-    /// The twin, which a move is making, is reading, or has left behind.
+    /// The twin, which is the source, the target or the retained source of a move.
     OfMove,
 }
 
-/// The PV of the twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TwinVolume {
-    /// It is not known, for this reason.
+    /// It could not be read, and why.
     Unknown(String),
-    /// There is none.
     Absent,
-    /// This one was reserved for the twin but never bound.
+    /// This PV was reserved for the twin but never bound.
     Reserved(String),
-    /// This one is retained only because this driver replaced its reclaim policy, for a
-    /// volume that is to be deleted now.
+    /// This PV is retained only because this driver replaced its reclaim policy, and the volume should now be
+    /// deleted.
     RetainedByUs(String),
-    /// There is one.
     Present {
-        /// Its name.
         name: String,
         /// Whether it is in phase Released or Failed.
         released: bool,
@@ -78,33 +71,32 @@ pub enum TwinVolume {
     },
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeleteStep {
     /// Delete the twin, by its uid.
     DeleteTwin,
-    /// Wait until the twin is gone.
+    /// Wait until the twin is deleted.
     AwaitTwin,
-    /// Wait until the PV is gone.
+    /// Wait until the PV is deleted.
     AwaitVolume {
-        /// Its name.
         name: String,
-        /// Why it is still there, if Kubernetes says.
+        /// Why it still exists, if its status says.
         message: Option<String>,
     },
-    /// Take our `claimRef` off this PV.
+    /// Remove our `claimRef` from this PV.
     Unclaim(String),
-    /// Give this PV the reclaim policy it had before this driver replaced it.
+    /// Restore the reclaim policy that this PV had before this driver replaced it.
     GiveBack(String),
     /// Answer success.
     Done,
-    /// Answer that it is not known now, for this reason.
+    /// Answer that the state is unknown now, for this reason.
     Unavailable(String),
-    /// Answer that it must not be deleted.
+    /// Answer that the volume must not be deleted.
     Refuse(DeleteRefusal),
 }
 
-/// What a virtual PV says about its claim.
+/// A virtual PV and its claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimedVolume {
     /// Name of the PV.
@@ -113,21 +105,20 @@ pub struct ClaimedVolume {
     pub claim: ClaimMark,
 }
 
-/// A claim of the name in that `claimRef`, which may be another one.
+/// A claim of the name in that `claimRef`, which may have another uid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExistingClaim {
-    /// Its uid.
     pub uid: String,
-    /// The PV that it names; `None` if it names none.
+    /// The PV that it names, if any.
     pub volume: Option<String>,
     /// Whether Kubernetes has bound it to that PV.
     pub bound: bool,
 }
 
 impl ClaimedVolume {
-    /// Whether this claim is the one that the PV belongs to. It is the one that the PV
-    /// names, unless it has another PV. It is also one that was bound to the PV, whatever
-    /// uid the PV names now: Kubernetes calls such a claim Lost, but its pods still run.
+    /// Whether this claim owns the PV. Either the PV names its uid, unless the claim has another PV; or the
+    /// claim was bound to the PV, whatever uid the PV names now: Kubernetes calls such a claim Lost, but its
+    /// pods still run.
     #[must_use]
     pub fn belongs_to(&self, claim: &ExistingClaim) -> bool {
         let is_named = claim.uid == self.claim.uid;
@@ -141,30 +132,29 @@ impl ClaimedVolume {
 /// Why a volume is not deleted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeleteRefusal {
-    /// Its claim exists.
     #[error(
         "the volume belongs to the claim {}/{}, which exists, so nothing is deleted. Its PersistentVolume was Released with the \
-         reclaim policy Delete, as when somebody changes its claimRef. To delete the volume, delete the claim",
+         reclaim policy Delete, which happens when a client changes its claimRef. To delete the volume, delete the claim",
         .0.namespace, .0.name
     )]
     Claimed(ClaimMark),
-    /// Something else is in the twin's place.
-    #[error("the twin's place is taken by an object that is not ours: {0}. It is left alone")]
+    /// Another object has the name of the twin.
+    #[error("the name of the twin is taken by an object that is not ours: {0}. It is not touched")]
     Foreign(Foreign),
-    /// Its claim is to have the real volume.
+    /// The claim gets the real volume.
     #[error(
-        "the volume is being released, and its data is to stay: `liqo-csi release pvc` ends that, and with --undo takes it back"
+        "the volume is being released, so its data must stay: `liqo-csi release pvc` completes that, and with --undo reverts it"
     )]
     Releasing,
     /// It is being moved.
     #[error(
-        "the volume is being moved, and its PersistentVolume names no claim until that is over or undone: nothing is deleted. If its \
-         claim was deleted, its data goes by its reclaim policy when the move has ended"
+        "the volume is being moved, and its PersistentVolume names no claim until the move is completed or undone: nothing is deleted. If its \
+         claim was deleted, its reclaim policy is applied after the move"
     )]
     Gated,
     /// The twin belongs to a move.
     #[error(
-        "the twin belongs to a move of the volume, which deletes it when it does not need it any more; nothing else does"
+        "the twin belongs to a move of the volume, and only the move deletes it, once it is no longer needed"
     )]
     Moves,
     /// It is in use.
@@ -172,7 +162,6 @@ pub enum DeleteRefusal {
     Attached(String),
 }
 
-/// Decides the next step of `DeleteVolume`.
 #[must_use]
 pub fn delete_step(facts: &DeleteFacts) -> DeleteStep {
     if let Some(claim) = &facts.claim {
@@ -194,7 +183,7 @@ pub fn delete_step(facts: &DeleteFacts) -> DeleteStep {
     }
 }
 
-/// What is left to do about the PV of a twin that is gone.
+/// The next step for the PV of a deleted twin.
 #[must_use]
 pub fn without_twin(volume: &TwinVolume) -> DeleteStep {
     match volume {
@@ -268,7 +257,7 @@ mod tests {
             "its claimRef was changed under it"
         );
         assert!(!belongs("u1", Some("another"), true));
-        // A StatefulSet makes a claim of that name again, and it names the old PV at most by hand.
+        // A StatefulSet creates a claim of that name again, without the name of the old PV.
         assert!(!belongs("u2", None, false));
         assert!(!belongs("u2", Some("pvc-1"), false));
         assert!(!belongs("u2", Some("another"), true));

@@ -1,19 +1,17 @@
-//! How the twin of a volume is. There is one name for each state: in events, in the condition
-//! of the claim, in metrics, and in commands, which show more states of claims than these.
+//! The health of a volume's twin. Each state has one name: in events, in the condition of the claim, in
+//! metrics, and in commands, which show further states of claims.
 
-/// How far a claim is.
+/// The phase of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// It waits for its PV.
     Pending,
-    /// It has its PV.
     Bound,
-    /// Its PV is gone.
+    /// Its PV was deleted.
     Lost,
 }
 
 impl Phase {
-    /// Reads `status.phase` of a claim; what it does not say is pending.
+    /// Parses `status.phase` of a claim; an unknown value is pending.
     #[must_use]
     pub fn read(phase: Option<&str>) -> Self {
         match phase {
@@ -24,44 +22,40 @@ impl Phase {
     }
 }
 
-/// What the diagnosis of a volume rests on: its twin, as it is now.
+/// The twin, the input of the diagnosis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TwinHealth {
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// How far it is.
     pub phase: Phase,
     /// Whether it names its PV.
     pub has_volume: bool,
 }
 
-/// How a volume is.
+/// The health of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Diagnosis {
-    /// All is well.
+    /// The twin is bound.
     Bound,
-    /// Its twin is not bound (yet): in another cluster, before its pod arrives there.
+    /// Its twin is not bound (yet): in a remote cluster, until its pod is created there.
     Pending,
     /// It is being deleted or released, or no claim uses it: what happens to its twin is intended.
     Ending,
-    /// A move has its twin: that is the move's to see to.
+    /// Its twin belongs to a move, which takes care of it.
     Moving,
-    /// Its cluster cannot be asked.
     Unreachable,
-    /// It has moved, and its PV is that of before: a cluster restored from a backup.
+    /// It has moved, but its PV is from before the move: the home cluster was restored from a backup.
     Superseded,
-    /// Somebody else deletes its twin.
+    /// Another client deletes its twin.
     Terminating,
-    /// It has no twin.
     Vanished,
-    /// Its twin was made again, and does not have its PV yet.
+    /// Its twin was created again, and does not have its PV yet.
     Returning,
     /// Its twin has lost its PV.
     Lost,
 }
 
 impl Diagnosis {
-    /// All of them.
     pub const ALL: [Self; 10] = [
         Self::Bound,
         Self::Pending,
@@ -75,7 +69,7 @@ impl Diagnosis {
         Self::Lost,
     ];
 
-    /// Its name: reason of events and conditions, label of metrics, state in commands.
+    /// Reason of events and conditions, label of metrics, state in commands.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -92,13 +86,12 @@ impl Diagnosis {
         }
     }
 
-    /// The diagnosis of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
     }
 
-    /// Status of the condition that says whether the twin can be used.
+    /// Status of the condition for whether the twin can be used.
     #[must_use]
     pub const fn condition_status(self) -> &'static str {
         match self {
@@ -114,7 +107,7 @@ impl Diagnosis {
     }
 }
 
-/// Says how a volume in use is by its twin; `None` if it has none.
+/// Diagnoses a volume in use; `None` if it has no twin.
 #[must_use]
 pub fn diagnose(twin: Option<TwinHealth>) -> Diagnosis {
     let Some(twin) = twin else {

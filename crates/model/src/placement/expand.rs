@@ -1,69 +1,66 @@
-//! What to do next for a volume that is to grow, and what claim and twin have to say once it
-//! has. The twin grows by its own driver's controllers; here is decided what they are asked
-//! for, and what their word means to whoever asked us.
+//! The next step of an expansion, and what claim and twin report after it. The controllers of the real driver
+//! expand the twin; decided here is the size that is requested, and what their status means for the caller.
 
 use crate::volume::{ClaimSize, ResizeStage, SizeRange};
 
-/// What an expansion rests on.
+/// The input of the decision.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpandFacts<'a> {
-    /// How large the volume has to become.
+    /// The required size.
     pub wanted: SizeRange,
-    /// The twin, as it is now.
+    /// The twin, read live.
     pub twin: ClaimSize,
-    /// What users see of the volume, where the twin is at home and it matters.
-    pub seen: Option<SeenSize>,
-    /// What the driver's controller said when it failed, if it did.
+    /// The size that users see, where the twin is at home and its expansion may have to be finished.
+    pub seen: Option<ObservedSize>,
+    /// The error of the real driver's controller, if any.
     pub error: Option<&'a str>,
 }
 
-/// How large a volume is to its users.
+/// The size of a volume as users see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SeenSize {
+pub struct ObservedSize {
     /// Its claim.
     pub claim: ClaimSize,
     /// Its virtual PV, in bytes.
     pub volume: u64,
 }
 
-/// The next step of an expansion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExpandStep {
-    /// The twin's earlier expansion is over, which nobody has told it.
+    /// Complete the twin's earlier expansion: no kubelet does that for a twin.
     Finish,
-    /// Ask the twin's class for so many bytes.
+    /// Request this size of the twin.
     Request(u64),
-    /// Its controllers are at it.
+    /// Wait for the controllers of the real driver.
     Wait,
-    /// The volume has grown; whether a node has to follow.
+    /// The volume has the size.
     Done {
-        /// Whether a node has to grow the file system.
+        /// Whether a node must still grow the file system.
         node: bool,
     },
-    /// It is larger than it may become.
+    /// The volume is larger than the limit.
     TooLarge,
     /// The real driver refuses.
     Refused(RealRefusal),
 }
 
-/// Why the real driver does not let a volume grow.
+/// Why the real driver does not expand a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RealRefusal {
-    /// It never will to this size, for this reason.
+    /// This size is infeasible, for this reason.
     #[error("{0}")]
     Infeasible(String),
-    /// Not while pods use it.
+    /// The volume is in use, and the driver expands only unused ones.
     #[error("{0}")]
     InUse(String),
-    /// For another reason.
+    /// Another error.
     #[error("{0}")]
     Failed(String),
 }
 
-/// How csi-resizer writes the code of a driver that grows no volume in use.
+/// Part of csi-resizer's error if a driver cannot expand a volume in use.
 pub const IN_USE: &str = "code = FailedPrecondition";
 
-/// Decides what is next.
 #[must_use]
 pub fn expand_step(facts: &ExpandFacts<'_>) -> ExpandStep {
     let (need, twin) = (facts.wanted.required(), facts.twin);
@@ -83,7 +80,7 @@ pub fn expand_step(facts: &ExpandFacts<'_>) -> ExpandStep {
     if twin.requested != need {
         return ExpandStep::Request(need);
     }
-    // What is said of another size is about an earlier request.
+    // An error at another size is from an earlier request.
     let said = facts.error.filter(|_| allocated == need);
     let infeasible = twin.stage == Some(ResizeStage::ControllerInfeasible);
     match said.map(str::to_owned) {
@@ -94,47 +91,47 @@ pub fn expand_step(facts: &ExpandFacts<'_>) -> ExpandStep {
     }
 }
 
-/// Whether the expansion of a twin at home is over, as its claim tells: pods never mount the
-/// twin itself, so no kubelet ends its expansion, and until it is ended it does not grow again.
+/// Whether the expansion of a twin at home is complete, according to its claim. Pods never mount the twin
+/// itself, so no kubelet completes its expansion, and until that is done it cannot be expanded again.
 #[must_use]
-pub fn has_finished(twin: ClaimSize, seen: SeenSize) -> bool {
+pub fn has_finished(twin: ClaimSize, seen: ObservedSize) -> bool {
     let waits = twin.stage.is_some_and(ResizeStage::waits_for_node);
     let Some(allocated) = twin.allocated.filter(|_| waits) else {
         return false;
     };
-    // A claim that was lowered after the volume had grown never has all of it.
+    // A claim whose request was lowered after the expansion never gets all of it.
     let is_over = seen.claim.stage.is_none() && seen.claim.capacity >= seen.claim.requested;
     seen.claim.capacity >= allocated || (is_over && seen.volume >= allocated)
 }
 
-/// What a claim has to say because of its twin in another cluster, where no kubelet of ours
-/// sees its pods.
+/// An update of a claim by its remote twin, because the kubelet that mounts the twin is in the remote
+/// cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimNews {
-    /// It has grown to so many bytes.
+pub enum ClaimUpdate {
+    /// The claim has grown to this size.
     Grown(u64),
-    /// The node there does not grow the file system.
+    /// The remote node cannot grow the file system.
     NodeInfeasible,
 }
 
-/// What is new for the claim of a remote twin.
+/// The update for the claim of a remote twin.
 #[must_use]
-pub fn claim_news(claim: ClaimSize, twin: ClaimSize) -> Option<ClaimNews> {
+pub fn claim_update(claim: ClaimSize, twin: ClaimSize) -> Option<ClaimUpdate> {
     let waits = claim.stage.is_some_and(ResizeStage::waits_for_node);
     let allocated = claim.allocated.filter(|_| waits)?;
     if twin.capacity >= allocated && twin.stage.is_none() {
-        return Some(ClaimNews::Grown(allocated));
+        return Some(ClaimUpdate::Grown(allocated));
     }
     let failed = twin.stage == Some(ResizeStage::NodeInfeasible);
-    // csi-resizer tries again each time the claim says so, and keeps what it said.
+    // csi-resizer retries each time the claim reports this, and keeps the error.
     let is_new = twin.node_error.is_some() && twin.node_error != claim.node_error;
-    (failed && is_new).then_some(ClaimNews::NodeInfeasible)
+    (failed && is_new).then_some(ClaimUpdate::NodeInfeasible)
 }
 
-/// Whether a claim that says less than its twin in another cluster is to say as much. Never
-/// while an expansion is under way, which would be set back, and never less.
+/// Whether a claim must be raised to the size of its remote twin. Never during an expansion, which would be
+/// reverted, and never lowered.
 #[must_use]
-pub fn shows_less(claim: ClaimSize, volume: u64, twin: ClaimSize) -> bool {
+pub fn must_be_raised(claim: ClaimSize, volume: u64, twin: ClaimSize) -> bool {
     let settled = claim.stage.is_none() && twin.stage.is_none() && claim.requested <= claim.capacity;
     settled && twin.capacity > volume
 }
@@ -159,7 +156,7 @@ mod tests {
         }
     }
 
-    fn step(need: u64, twin: ClaimSize, seen: Option<SeenSize>, error: Option<&str>) -> ExpandStep {
+    fn step(need: u64, twin: ClaimSize, seen: Option<ObservedSize>, error: Option<&str>) -> ExpandStep {
         expand_step(&ExpandFacts {
             wanted: SizeRange::new(need.try_into().unwrap(), 0).unwrap(),
             twin,
@@ -189,7 +186,7 @@ mod tests {
         ] {
             let twin = staged(20, 10, 20, stage);
             assert_eq!(step(20, twin, None, None), ExpandStep::Done { node: true });
-            // The claim was lowered after the volume had grown.
+            // The claim was lowered after the expansion.
             assert_eq!(step(15, twin, None, None), ExpandStep::Done { node: true });
         }
     }
@@ -197,15 +194,15 @@ mod tests {
     #[test]
     fn an_earlier_expansion_is_finished_first() {
         let pending = staged(20, 10, 20, ResizeStage::NodePending);
-        let seen = |claim, volume| Some(SeenSize { claim, volume });
+        let seen = |claim, volume| Some(ObservedSize { claim, volume });
         let ended = seen(size(30, 20), 20);
         assert_eq!(step(30, pending, ended, None), ExpandStep::Finish);
-        // The node has not grown it yet, or it is not ours to finish.
+        // The node has not grown the file system yet, or the expansion is not ours to complete.
         let pending_too = seen(staged(30, 10, 20, ResizeStage::NodePending), 20);
         assert_eq!(step(30, pending, pending_too, None), ExpandStep::Request(30));
         assert_eq!(step(30, pending, None, None), ExpandStep::Request(30));
-        // By the size alone nothing is finished: after NodeResizeInfeasible csi-resizer calls
-        // again with the same size.
+        // Size alone completes nothing: after NodeResizeInfeasible csi-resizer calls again with the same
+        // size.
         let refused = staged(20, 10, 20, ResizeStage::NodeInfeasible);
         assert_eq!(step(30, refused, ended, None), ExpandStep::Request(30));
     }
@@ -214,11 +211,11 @@ mod tests {
     fn a_claim_that_was_lowered_ends_the_expansion_of_its_twin() {
         let twin = staged(15, 10, 20, ResizeStage::NodePending);
         let claim = size(15, 15);
-        assert!(has_finished(twin, SeenSize { claim, volume: 20 }));
-        // Somebody grew the twin by itself: no node has been told.
-        assert!(!has_finished(twin, SeenSize { claim, volume: 15 }));
+        assert!(has_finished(twin, ObservedSize { claim, volume: 20 }));
+        // Another client has expanded the twin alone: no node was asked to grow the file system.
+        assert!(!has_finished(twin, ObservedSize { claim, volume: 15 }));
         let claim = staged(15, 10, 15, ResizeStage::NodePending);
-        assert!(!has_finished(twin, SeenSize { claim, volume: 20 }));
+        assert!(!has_finished(twin, ObservedSize { claim, volume: 20 }));
     }
 
     #[test]
@@ -265,9 +262,9 @@ mod tests {
     #[test]
     fn a_claim_follows_its_twin_elsewhere() {
         let waits = staged(20, 10, 20, ResizeStage::NodePending);
-        assert_eq!(claim_news(waits, size(20, 20)), Some(ClaimNews::Grown(20)));
+        assert_eq!(claim_update(waits, size(20, 20)), Some(ClaimUpdate::Grown(20)));
         assert_eq!(
-            claim_news(waits, staged(20, 10, 20, ResizeStage::NodePending)),
+            claim_update(waits, staged(20, 10, 20, ResizeStage::NodePending)),
             None
         );
         let refused = |words| ClaimSize {
@@ -278,22 +275,22 @@ mod tests {
             node_error: Some(1),
             ..waits
         };
-        let news = Some(ClaimNews::NodeInfeasible);
-        assert_eq!(claim_news(waits, refused(Some(1))), news);
-        assert_eq!(claim_news(told, refused(Some(1))), None);
-        assert_eq!(claim_news(told, refused(Some(2))), news);
-        assert_eq!(claim_news(waits, refused(None)), None);
-        assert_eq!(claim_news(size(20, 20), size(20, 20)), None);
+        let news = Some(ClaimUpdate::NodeInfeasible);
+        assert_eq!(claim_update(waits, refused(Some(1))), news);
+        assert_eq!(claim_update(told, refused(Some(1))), None);
+        assert_eq!(claim_update(told, refused(Some(2))), news);
+        assert_eq!(claim_update(waits, refused(None)), None);
+        assert_eq!(claim_update(size(20, 20), size(20, 20)), None);
     }
 
     #[test]
     fn a_claim_only_grows_and_not_into_an_expansion() {
-        assert!(shows_less(size(10, 10), 10, size(10, 12)));
-        assert!(!shows_less(size(10, 12), 12, size(10, 10)));
-        assert!(!shows_less(size(20, 10), 10, size(20, 20)));
+        assert!(must_be_raised(size(10, 10), 10, size(10, 12)));
+        assert!(!must_be_raised(size(10, 12), 12, size(10, 10)));
+        assert!(!must_be_raised(size(20, 10), 10, size(20, 20)));
         let waits = staged(20, 10, 20, ResizeStage::NodePending);
-        assert!(!shows_less(waits, 10, size(20, 20)));
-        assert!(!shows_less(
+        assert!(!must_be_raised(waits, 10, size(20, 20)));
+        assert!(!must_be_raised(
             size(10, 10),
             10,
             staged(20, 12, 20, ResizeStage::NodePending)

@@ -1,6 +1,6 @@
-//! Does a node fit a real class? A twin has no pod, so no scheduler ever asked:
-//! what it would have checked for the real class is checked here, for the one
-//! node our own claim was given, or to choose a node where there is none.
+//! Whether a node suits a real class. A twin has no pod, so the scheduler never checked that: its checks for
+//! the real class are repeated here, for the selected node of the virtual claim, or to choose a node where
+//! none is selected.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
@@ -10,53 +10,46 @@ use crate::{
     volume::{AccessMode, Capabilities, ClaimName, VolumeMode, VolumeName, digest},
 };
 
-/// Provisioner of classes whose volumes somebody made beforehand.
+/// Provisioner of classes with static volumes.
 pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
-/// What a cluster says about the driver behind a real class.
+/// The driver of a real class, as its cluster describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealDriver {
-    /// The nodes whose `CSINode` has it; `None` when it is no CSI driver or not known.
+    /// The nodes whose `CSINode` lists it; `None` if it is not a CSI driver, or unknown.
     pub registered_on: Option<BTreeSet<String>>,
-    /// Whether its `CSIDriver` says that capacity is published and counts.
+    /// Whether its `CSIDriver` has `storageCapacity: true`.
     pub publishes_capacity: bool,
 }
 
 /// A `CSIStorageCapacity` of a real driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// The class it is about.
     pub class: String,
-    /// The nodes it is about; `None` means none.
+    /// Its `nodeTopology`; `None` means no nodes.
     pub nodes: Option<LabelSelector>,
-    /// Bytes left in total.
     pub capacity: Option<u64>,
-    /// Bytes of the largest volume that can be made.
+    /// Bytes of the largest volume that can be provisioned.
     pub maximum: Option<u64>,
 }
 
 impl Capacity {
-    /// Size of the largest volume, as the scheduler reads it.
+    /// Size of the largest volume, computed as the scheduler does.
     #[must_use]
     pub fn largest(&self) -> Option<u64> {
         self.maximum.or(self.capacity)
     }
 }
 
-/// A PV that nobody provisions, waiting for a claim.
+/// A static PV that waits for a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StaticVolume {
-    /// Its name.
     pub name: String,
-    /// Its class.
     pub class: String,
-    /// Its size in bytes.
     pub capacity: u64,
-    /// What it can be used for.
     pub access_modes: BTreeSet<AccessMode>,
-    /// File system or raw device.
     pub volume_mode: VolumeMode,
-    /// Where it can be reached; `None` means anywhere.
+    /// Where it is accessible; `None` means anywhere.
     pub affinity: Option<NodeSelector>,
     /// Whether it is in phase Available and not being deleted.
     pub available: bool,
@@ -64,21 +57,19 @@ pub struct StaticVolume {
     pub claim: Option<ClaimName>,
 }
 
-/// What a twin needs.
+/// The requirements of a twin.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
-    /// The volume it will hold.
+pub struct TwinRequest<'a> {
+    /// The volume whose data it holds.
     pub volume: &'a VolumeName,
-    /// Its size in bytes.
     pub size: u64,
-    /// Its capabilities.
     pub capabilities: &'a Capabilities,
-    /// Where it should rather be, the best place first.
+    /// Preferred topologies, best first.
     pub preferred: &'a [Segments],
 }
 
-impl Ask<'_> {
-    /// How far down the list of preferred places a node is.
+impl TwinRequest<'_> {
+    /// The position of a node in the list of preferred topologies.
     fn rank(&self, node: &Node) -> usize {
         let found = self.preferred.iter().position(|place| place.admits(&node.labels));
         found.unwrap_or(self.preferred.len())
@@ -87,75 +78,51 @@ impl Ask<'_> {
 
 /// A real class with everything that decides where it works.
 #[derive(Clone, Copy, Debug)]
-pub struct Surroundings<'a> {
-    /// The class.
+pub struct ClassContext<'a> {
     pub class: &'a Class,
-    /// The driver behind it.
     pub driver: &'a RealDriver,
-    /// The capacities of the cluster, of any class.
+    /// The `CSIStorageCapacity` objects of the cluster, of any class.
     pub capacities: &'a [Capacity],
     /// The PVs of the cluster, of any class; only needed for [`NO_PROVISIONER`].
     pub volumes: &'a [StaticVolume],
 }
 
-/// Why a real class cannot make a volume for a node.
+/// Why a real class cannot provision a volume for a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    /// Excluded by the class.
+    /// The `allowedTopologies` exclude the node.
     #[error("the allowedTopologies of the class {class} exclude the node {node}")]
-    Topology {
-        /// The real class.
-        class: String,
-        /// The node.
-        node: String,
-    },
-    /// The real driver is not there.
+    Topology { class: String, node: String },
+    /// The real driver does not run on the node.
     #[error("the driver {driver} of the class {class} does not run on the node {node}")]
     NoDriver {
-        /// The real class.
         class: String,
-        /// Its driver.
         driver: String,
-        /// The node.
         node: String,
     },
-    /// No room.
-    #[error("the class {class} has no room for {size} bytes on the node {node}")]
-    NoRoom {
-        /// The real class.
-        class: String,
-        /// The node.
-        node: String,
-        /// What is needed.
-        size: u64,
-    },
-    /// No volume was made beforehand.
+    /// Not enough capacity.
+    #[error("the class {class} has less than {size} bytes of capacity on the node {node}")]
+    NoCapacity { class: String, node: String, size: u64 },
+    /// No static volume fits.
     #[error(
         "no available volume of the class {class} on the node {node} has {size} bytes, the access modes and the volume mode of the claim"
     )]
-    NoVolume {
-        /// The real class.
-        class: String,
-        /// The node.
-        node: String,
-        /// What is needed.
-        size: u64,
-    },
+    NoVolume { class: String, node: String, size: u64 },
 }
 
 /// Why no node can be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no node can have the volume: {}",
-    if .0.is_empty() { "the cluster has no node where this driver runs, or none of those that are asked for".to_owned() }
+    "no node is suitable for the volume: {}",
+    if .0.is_empty() { "the cluster has no node where this driver runs, or none of the requested ones".to_owned() }
     else { .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ") }
 )]
 pub struct NoNode(pub Vec<Unfit>);
 
-impl<'a> Surroundings<'a> {
-    /// Why the class cannot make this volume for the node, if so.
+impl<'a> ClassContext<'a> {
+    /// Why the class cannot provision this volume for the node, if so.
     #[must_use]
-    pub fn unfit(&self, node: &Node, ask: &Ask<'_>) -> Option<Unfit> {
+    pub fn unfit(&self, node: &Node, ask: &TwinRequest<'_>) -> Option<Unfit> {
         let class = || self.class.name.clone();
         if let Some(excluded) = self.excluded(node) {
             return Some(excluded);
@@ -169,14 +136,14 @@ impl<'a> Surroundings<'a> {
             });
         }
         let room = self.largest_on(node);
-        (room < ask.size).then(|| Unfit::NoRoom {
+        (room < ask.size).then(|| Unfit::NoCapacity {
             class: class(),
             node: node.name.clone(),
             size: ask.size,
         })
     }
 
-    /// Why the class never makes any volume for the node, if so.
+    /// Why the class can never provision a volume for the node, if so.
     pub(super) fn excluded(&self, node: &Node) -> Option<Unfit> {
         let (class, node_name) = (self.class.name.clone(), node.name.clone());
         if !self.class.allows(&node.labels) {
@@ -197,18 +164,18 @@ impl<'a> Surroundings<'a> {
         })
     }
 
-    /// Whether the volumes of the class are made beforehand.
+    /// Whether the class has static volumes.
     #[must_use]
     pub fn is_static(&self) -> bool {
         self.class.provisioner == NO_PROVISIONER
     }
 
-    /// Whether the scheduler would look at the capacity of this class.
+    /// Whether the scheduler would check the capacity of this class.
     pub(super) fn counts_capacity(&self) -> bool {
         self.driver.publishes_capacity && self.class.binding == BindingMode::WaitForFirstConsumer
     }
 
-    /// The capacities published for the class on a node.
+    /// The capacities that are published for the class on a node.
     pub(super) fn capacities_on(&self, node: &Node) -> impl Iterator<Item = &'a Capacity> {
         let class = &self.class.name;
         self.capacities.iter().filter(move |capacity| {
@@ -217,7 +184,8 @@ impl<'a> Surroundings<'a> {
         })
     }
 
-    /// Size of the largest volume the class can make for a node; unlimited where nothing counts.
+    /// Size of the largest volume that the class can provision for a node; unlimited where no capacity
+    /// counts.
     fn largest_on(&self, node: &Node) -> u64 {
         if !self.counts_capacity() {
             return u64::MAX;
@@ -228,9 +196,9 @@ impl<'a> Surroundings<'a> {
             .unwrap_or_default()
     }
 
-    /// Chooses a node for a volume that nobody's pod waits for: one that is preferred,
-    /// of those the one with most room, and among equals a different one for each volume.
-    pub fn choose_node<'n>(&self, nodes: &'n [Node], ask: &Ask<'_>) -> Result<&'n Node, NoNode> {
+    /// Chooses a node for a volume without a pod: a preferred one, of those the one with the most capacity,
+    /// and among equals a different one for each volume.
+    pub fn choose_node<'n>(&self, nodes: &'n [Node], ask: &TwinRequest<'_>) -> Result<&'n Node, NoNode> {
         let mut reasons = Vec::new();
         let mut fitting = Vec::new();
         for node in nodes {
@@ -248,14 +216,14 @@ impl<'a> Surroundings<'a> {
             .ok_or(NoNode(reasons))
     }
 
-    /// Chooses the volume made beforehand that the twin gets: one that is already
-    /// reserved for it, else the smallest that fits.
+    /// Chooses the static volume of a twin: one that is already reserved for it, or else the smallest that
+    /// fits.
     #[must_use]
     pub fn choose_volume(
         &self,
         twin: &ClaimName,
         node: Option<&Node>,
-        ask: &Ask<'_>,
+        ask: &TwinRequest<'_>,
     ) -> Option<&'a StaticVolume> {
         let reserved =
             |volume: &&StaticVolume| volume.claim.as_ref() == Some(twin) && volume.class == self.class.name;
@@ -265,7 +233,11 @@ impl<'a> Surroundings<'a> {
         })
     }
 
-    fn available(&self, node: Option<&Node>, ask: &Ask<'_>) -> impl Iterator<Item = &'a StaticVolume> {
+    fn available(
+        &self,
+        node: Option<&Node>,
+        ask: &TwinRequest<'_>,
+    ) -> impl Iterator<Item = &'a StaticVolume> {
         self.free_on(node).filter(move |volume| {
             volume.capacity >= ask.size
                 && volume.volume_mode == ask.capabilities.volume_mode()
@@ -273,7 +245,7 @@ impl<'a> Surroundings<'a> {
         })
     }
 
-    /// Volumes of the class that nobody has and the node reaches.
+    /// Unclaimed volumes of the class that are accessible from the node.
     pub(super) fn free_on(&self, node: Option<&Node>) -> impl Iterator<Item = &'a StaticVolume> {
         let class = &self.class.name;
         self.volumes.iter().filter(move |volume| {

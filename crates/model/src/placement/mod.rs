@@ -1,8 +1,9 @@
-//! Where a claim goes, or why not: which real class, which node, which static
-//! volume, whose turn it is, and what the scheduler has to know beforehand.
-//! Pure: facts in, a decision out; no Kubernetes client, no gRPC, no clock.
+//! The decisions about placement: real classes, nodes, static volumes, capacity for the scheduler, the next
+//! step of each CSI call, imports and releases, recovery, and moves. Pure: facts in, a decision out; no
+//! Kubernetes client, no gRPC, no clock.
 
 mod adopt;
+mod attach_limit;
 mod capacity;
 mod class;
 mod consumer;
@@ -10,6 +11,8 @@ mod create;
 mod delete;
 mod diagnosis;
 mod expand;
+#[cfg(test)]
+mod exploration;
 mod fit;
 mod modify;
 pub mod moving;
@@ -26,10 +29,11 @@ pub mod transfer;
 
 pub use crate::volume::ReclaimPolicy;
 pub use adopt::{
-    AdoptFacts, AdoptRefusal, AdoptStep, AdoptableVolume, AskedOfAdopted, Settle, SettleFacts, VolumeHeld,
+    AdoptFacts, AdoptRefusal, AdoptRequest, AdoptStep, AdoptableVolume, Settle, SettleFacts, VolumeOwner,
     adopt_step, settle_step,
 };
-pub use capacity::{Published, Room, publish, room_in};
+pub use attach_limit::{AttachedVolume, attach_limit};
+pub use capacity::{AvailableCapacity, Published, capacity_in, publish};
 pub use class::{
     AllowedTopology, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy, Wishes,
     choose_class, is_loop,
@@ -45,10 +49,10 @@ pub use delete::{
 };
 pub use diagnosis::{Diagnosis, Phase, TwinHealth, diagnose};
 pub use expand::{
-    ClaimNews, ExpandFacts, ExpandStep, IN_USE, RealRefusal, SeenSize, claim_news, expand_step, has_finished,
-    shows_less,
+    ClaimUpdate, ExpandFacts, ExpandStep, IN_USE, ObservedSize, RealRefusal, claim_update, expand_step,
+    has_finished, must_be_raised,
 };
-pub use fit::{Ask, Capacity, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, Surroundings, Unfit};
+pub use fit::{Capacity, ClassContext, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, TwinRequest, Unfit};
 pub use modify::{ModifyFacts, ModifyStage, ModifyStep, modify_step};
 pub use offload::{
     Adjustments, Behind, ClassMap, CopiedClaims, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped,
@@ -63,10 +67,10 @@ pub use snapshot::{
     UserSnapshot, choose_snapshot_class, is_kept, snapshot_import_step, snapshot_step, snapshot_undo_step,
 };
 pub use source::{CopyFacts, SourceDriver, SourceRefusal, copy_flaw, may_copy, mode_name};
-pub use steer::{Original, SourcePlace, Steer, steer};
+pub use steer::{NodeSelection, Original, SourcePlace, select_node_for_copy};
 pub use template::{Expands, expanding};
 
-/// Each on a line of its own.
+/// One per line.
 fn lines(items: &[impl ToString]) -> String {
     let lines: Vec<String> = items.iter().map(ToString::to_string).collect();
     lines.join("\n")

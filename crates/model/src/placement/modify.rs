@@ -1,40 +1,39 @@
-//! What to do next for a volume that is to have other attributes: the twin is given another
-//! attributes class, and the real driver's controllers do the work.
+//! The next step when a volume gets another `VolumeAttributesClass`: the class of the twin is changed, and
+//! the controllers of the real driver do the work.
 
 use super::RealRefusal;
 
-/// How far Kubernetes is with a change of attributes (`status.modifyVolumeStatus`).
+/// The state of a change (`status.modifyVolumeStatus`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModifyStage {
-    /// It is worked on, or waits for its class.
+    /// In progress, or pending because the class does not exist.
     Underway,
-    /// The driver will not do it.
+    /// The driver rejects it.
     Infeasible,
 }
 
-/// What a change of attributes rests on.
+/// The input of the decision.
 #[derive(Clone, Copy, Debug)]
 pub struct ModifyFacts<'a> {
-    /// The class that the twin is to have.
+    /// The desired class of the twin.
     pub wanted: &'a str,
-    /// The class that it asks for.
+    /// The class in the spec of the twin.
     pub requested: Option<&'a str>,
-    /// The class that it has.
+    /// The class in the status of the twin.
     pub current: Option<&'a str>,
-    /// The change that is not over, and its class.
+    /// The unfinished change and its class.
     pub change: Option<(ModifyStage, &'a str)>,
-    /// What the driver said when it failed, if it did.
+    /// The error of the driver, if any.
     pub error: Option<&'a str>,
-    /// What is said about the change.
+    /// The message of the change.
     pub progress: Option<&'a str>,
 }
 
-/// The next step of a change of attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModifyStep {
-    /// Ask for the class.
+    /// Request the class.
     Request,
-    /// Its controllers are at it.
+    /// Wait for the controllers of the real driver.
     Wait,
     /// The twin has the class.
     Done,
@@ -42,17 +41,16 @@ pub enum ModifyStep {
     Refused(RealRefusal),
 }
 
-/// How csi-resizer writes that a change has failed, while it says that it goes on otherwise. The
-/// error itself may be left from an earlier change.
+/// How csi-resizer reports that a change has failed and will be retried. The error itself may be from an
+/// earlier change.
 const HAS_FAILED: &str = "failed. Waiting for retry";
 
-/// Decides what is next.
 #[must_use]
 pub fn modify_step(facts: &ModifyFacts<'_>) -> ModifyStep {
     if facts.requested != Some(facts.wanted) {
         return ModifyStep::Request;
     }
-    let words = || facts.error.unwrap_or("it does not say why").to_owned();
+    let words = || facts.error.unwrap_or("no reason is given").to_owned();
     match facts.change {
         None if facts.current == Some(facts.wanted) => ModifyStep::Done,
         Some((ModifyStage::Infeasible, class)) if class == facts.wanted => {
@@ -100,7 +98,7 @@ mod tests {
             ..FACTS
         };
         assert_eq!(modify_step(&there), ModifyStep::Done);
-        // It goes back to the class that it has: that change is not over either.
+        // The change back to the current class is not complete either.
         let back = ModifyFacts {
             change: Some((ModifyStage::Underway, "silver")),
             ..there

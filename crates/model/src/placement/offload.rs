@@ -1,7 +1,6 @@
-//! What a remote cluster is to this one, as its fabric or its administrator
-//! declared it: which nodes stand for it, which namespace there a namespace here
-//! has, which real class a virtual one, and whether a volume is answered before
-//! it is bound. How the cluster is reached is not said here.
+//! A remote cluster as its fabric or an administrator declared it: its virtual nodes, its namespaces, its
+//! real classes, and whether a volume is handed over before it is bound. How the cluster is reached is not
+//! part of this.
 
 use std::collections::BTreeMap;
 
@@ -10,71 +9,65 @@ use crate::{
     volume::{AccessMode, BindingPolicy, ClusterId, SpecError, mark},
 };
 
-/// Which nodes of the home cluster stand for a remote one.
+/// Which nodes of the home cluster represent a remote one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeRule {
-    /// Those with these labels.
+    /// Nodes with these labels.
     Labels(LabelSelector),
-    /// Those with this annotation.
-    Annotation {
-        /// Its key.
-        key: String,
-        /// Its value.
-        value: String,
-    },
+    /// Nodes with this annotation.
+    Annotation { key: String, value: String },
 }
 
 impl NodeRule {
-    /// Whether the node stands for the cluster.
+    /// Whether the node represents the cluster.
     #[must_use]
     pub fn admits(&self, node: &Node) -> bool {
         match self {
-            // One that is empty would take every node for a virtual one.
+            // An empty selector would match every node.
             Self::Labels(selector) => !selector.0.is_empty() && selector.admits(&node.labels),
             Self::Annotation { key, value } => node.annotations.get(key) == Some(value),
         }
     }
 }
 
-/// What became of a namespace in a remote cluster.
+/// What a namespace is mapped to in a remote cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mapped {
-    /// It is this one.
+    /// This remote namespace.
     To(String),
-    /// It is not there (yet), for this reason.
+    /// None (yet), for this reason.
     Not(String),
 }
 
-/// Which namespace of a remote cluster a namespace here has.
+/// The mapping of namespaces at home to those of a remote cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Namespaces {
-    /// Those that are spelt out.
+    /// The explicit mappings.
     pub mapping: BTreeMap<String, Mapped>,
-    /// Whether all others have the same name there.
+    /// Whether all other namespaces have the same name there.
     pub same_name: bool,
 }
 
-/// Why a namespace has none in a remote cluster.
+/// Why a namespace has no remote namespace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the namespace {namespace} is not offloaded to the cluster {cluster}{}", because(.why.as_deref()))]
 pub struct Unmapped {
-    /// The namespace here.
+    /// The namespace at home.
     pub namespace: String,
-    /// The remote cluster.
     pub cluster: ClusterId,
-    /// What the fabric says about it.
+    /// The reason that the fabric gives.
     pub why: Option<String>,
 }
 
 fn because(why: Option<&str>) -> String {
     why.map_or_else(
-        || ": offload it there, or let the pod run elsewhere".to_owned(),
+        || ": offload it there, or schedule the pod elsewhere".to_owned(),
         |why| format!(" yet: {why}"),
     )
 }
 
 impl Namespaces {
-    /// The namespace that this one has in a remote cluster.
+    /// The remote namespace of this namespace.
     pub fn remote<'a>(&'a self, namespace: &'a str, cluster: &ClusterId) -> Result<&'a str, Unmapped> {
         let unmapped = |why: Option<&String>| Unmapped {
             namespace: namespace.to_owned(),
@@ -89,7 +82,7 @@ impl Namespaces {
         }
     }
 
-    /// The remote namespaces that are spelt out.
+    /// The explicitly mapped remote namespaces.
     pub fn named(&self) -> impl Iterator<Item = &str> {
         self.mapping.values().filter_map(|mapped| match mapped {
             Mapped::To(remote) => Some(remote.as_str()),
@@ -98,21 +91,21 @@ impl Namespaces {
     }
 }
 
-/// Which real class of a remote cluster a virtual class gets there.
+/// The class mapping of a remote cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassMap {
     /// By the name of the virtual class.
     pub mapping: BTreeMap<String, String>,
     /// For all others.
     pub default: Option<String>,
-    /// Which attributes class there one named here becomes, if not the one of that name.
+    /// The attributes class in the remote cluster for one at home, where the names differ.
     pub attributes: BTreeMap<String, String>,
-    /// Which snapshot class there a real snapshot class that is named here becomes.
+    /// The snapshot class in the remote cluster for a real snapshot class at home.
     pub snapshots: BTreeMap<String, String>,
 }
 
 impl ClassMap {
-    /// The real class for a virtual one, if the map says.
+    /// The real class for a virtual one, if the map has one.
     #[must_use]
     pub fn real(&self, virtual_class: Option<&str>) -> Option<&str> {
         let named = virtual_class.and_then(|name| self.mapping.get(name));
@@ -120,35 +113,33 @@ impl ClassMap {
     }
 }
 
-/// A fabric that declares clusters, as far as it matters here. Which there are is known to
-/// `fleet` alone.
+/// The properties of a fabric that declares clusters. Only `fleet` knows which fabrics exist.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fabric {
-    /// Its name.
     pub name: &'static str,
-    /// Annotations of its own by which claims name a real class.
+    /// Annotations of the fabric by which claims request a real class.
     pub class_annotations: &'static [&'static str],
-    /// If the object that declares a cluster names the default class there: what that takes.
+    /// What names the default class in the object that declares a cluster, if it can; part of a message.
     pub default_class: Option<&'static str>,
-    /// If it copies claims into its clusters: how such a copy is known.
+    /// How copied claims are recognised, if the fabric copies claims into its clusters.
     pub copies: Option<CopiedClaims>,
     /// Whether a virtual node may represent the one node of its cluster that has the same name.
     pub mirrors_nodes: bool,
 }
 
-/// How a claim is known that a fabric copied into a remote cluster.
+/// How to recognise a claim that a fabric copied into a remote cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CopiedClaims {
-    /// Annotation of a copy, with the value `true`. The fabric writes changes of a claim that bears
-    /// it onto the claim at home.
+    /// Annotation of a copy, with the value `true`. The fabric writes changes of a claim with it back to the
+    /// claim at home.
     pub mark: &'static str,
-    /// Annotation of a copy: the clusters, separated by commas, that the claim was copied to.
+    /// Annotation of a copy: the clusters, separated by commas, to which the claim was copied.
     pub clusters: &'static str,
 }
 
 impl CopiedClaims {
-    /// Whether the annotations are those of a copy that was made in this cluster. One that this
-    /// driver removes no longer bears the fabric's mark.
+    /// Whether the annotations are those of a copy in this cluster. A copy that this driver removes no longer
+    /// has the fabric's mark.
     #[must_use]
     pub fn made(&self, annotations: &BTreeMap<String, String>, cluster: &ClusterId) -> bool {
         let clusters = annotations.get(self.clusters).map_or("", String::as_str);
@@ -161,31 +152,28 @@ impl CopiedClaims {
 /// A remote cluster as it was declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declared {
-    /// Its id.
     pub id: ClusterId,
     /// The fabric that declared it; `None` if an administrator did.
     pub fabric: Option<&'static Fabric>,
-    /// The object that did, as kind and name.
+    /// The object that declared it, as kind and name.
     pub object: String,
-    /// The nodes that stand for it.
+    /// Its virtual nodes.
     pub nodes: NodeRule,
-    /// Its namespaces.
     pub namespaces: Namespaces,
-    /// Its classes.
     pub classes: ClassMap,
-    /// When its volumes are answered for, unless the class says otherwise.
+    /// Its binding policy, unless the class has one.
     pub policy: BindingPolicy,
-    /// Whether twins there get our finalizer, where we can rescue their data.
+    /// Whether twins there get our finalizer, where this driver has the rights to rescue their data.
     pub protect: bool,
-    /// What Liqo there calls the home cluster. Its identity may not make pods, but `ShadowPod`s,
-    /// which have to say this. `None` where pods are made as such.
+    /// The name of the home cluster in Liqo's remote cluster. There the identity may not create pods, but
+    /// `ShadowPod`s, which must contain this name. `None` where pods are created directly.
     pub shadow_pods_of: Option<String>,
 }
 
-/// What an administrator may say of a cluster, whoever declares it.
+/// Settings of an administrator for a cluster, independent of what declared it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adjustments {
-    /// Its classes. They go before the one that the fabric names.
+    /// Its classes. They take precedence over the one that the fabric names.
     pub classes: ClassMap,
     /// As in [`Declared`].
     pub policy: BindingPolicy,
@@ -194,7 +182,7 @@ pub struct Adjustments {
 }
 
 impl Declared {
-    /// The same cluster with what an administrator says of it.
+    /// The same cluster with these settings.
     #[must_use]
     pub fn adjusted(mut self, by: Adjustments) -> Self {
         let named_by_fabric = self.classes.default.take();
@@ -205,18 +193,18 @@ impl Declared {
     }
 }
 
-/// Who stands behind a node of the home cluster.
+/// What a node of the home cluster represents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Behind<'a, D = Declared> {
-    /// Nobody: it is a real node.
+    /// No cluster: it is a real node.
     Itself,
     /// This cluster.
     Remote(&'a D),
-    /// Several claim it: nothing is done there until that is resolved.
+    /// Several clusters declare it: nothing is created there until that is resolved.
     Disputed(Vec<&'a ClusterId>),
 }
 
-/// Finds out who stands behind a node.
+/// Determines what a node represents.
 pub fn behind<'a>(node: &Node, declared: impl IntoIterator<Item = &'a Declared>) -> Behind<'a> {
     let all: Vec<&Declared> = declared
         .into_iter()
@@ -229,8 +217,7 @@ pub fn behind<'a>(node: &Node, declared: impl IntoIterator<Item = &'a Declared>)
     }
 }
 
-/// Reads Liqo's annotation `liqo.io/remote-access-modes`: modes in short or in
-/// full, separated by commas.
+/// Parses Liqo's annotation `liqo.io/remote-access-modes`: short or long names of modes, separated by commas.
 pub fn access_modes(text: &str) -> Result<Vec<AccessMode>, SpecError> {
     let mode = |word: &str| match word.trim() {
         "RWO" => Ok(AccessMode::ReadWriteOnce),
@@ -249,8 +236,7 @@ pub fn access_modes(text: &str) -> Result<Vec<AccessMode>, SpecError> {
     reason = "only tests call it"
 )]
 impl Declared {
-    /// A cluster of which no more is said than must be, behind the nodes that are
-    /// labelled `to` with its id.
+    /// A cluster with defaults, represented by the nodes with its id in the label `to`.
     #[must_use]
     pub fn plain(id: &str) -> Self {
         Self {
@@ -269,7 +255,7 @@ impl Declared {
         }
     }
 
-    /// The same, with namespaces of the same names.
+    /// The same, with remote namespaces of the same names.
     #[must_use]
     pub fn with_same_names(id: &str) -> Self {
         Self {

@@ -1,47 +1,46 @@
-//! Twins that look forgotten. One that nobody was given, whose claim and PV are
-//! gone, is collected after a grace period, by what is read live at that moment.
-//! Everything else that looks so (a cluster restored from a backup, a retained PV
-//! somebody removed) may be all that is left of somebody's data: it is reported.
-//! So it is with twins in remote clusters, as far as they can be seen; and one
-//! that was left behind when its claim was served elsewhere is collected too.
+//! Orphaned twins. One that was never handed over, and whose claim and PV were deleted, is deleted after a
+//! grace period, based on a live read at that moment. Every other twin without a volume (the home cluster was
+//! restored from a backup, a retained PV was deleted) may hold the only copy of a user's data: it is
+//! reported. The same applies to twins in remote clusters, as far as they can be read; and a twin whose claim
+//! was served in another cluster afterwards is deleted, too.
 //!
-//! Whoever deletes a reported twin is not held up, but its data is kept: it may be
-//! a fabric that takes down a namespace, and the volume may be known to a backup of
-//! this cluster, or to another cluster that has the same id by mistake.
+//! A client that deletes a reported twin is not blocked, but the data is kept: the client may be a fabric
+//! that deletes a namespace, and the volume may be known to a backup of the home cluster, or to another
+//! cluster that has the same id by mistake.
 
-use super::recovery::{Keep, Read, Reals, Safety, safety};
+use super::recovery::{FoundVolumes, Keep, Read, Safety, safety};
 
-/// What a twin without a PV of its volume looks like.
+/// The state of a twin whose volume has no PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OrphanState {
-    /// On its way to its user.
-    InTheMaking,
-    /// Nobody was given it, and nobody will be.
+    /// Being created for its claim.
+    BeingCreated,
+    /// Never handed over, and never will be.
     Collectable,
-    /// Nobody was given it, but it is not known for whom it was made.
+    /// Never handed over, but the claim that it was created for is unknown.
     Unclaimed,
-    /// Somebody was given it, and it has no PV (any more).
-    GivenAway,
-    /// It has what its volume was before a move whose `VolumeMove` is gone.
+    /// Handed over, and it has no PV (any more).
+    HandedOver,
+    /// The source of a move whose `VolumeMove` was deleted.
     LeftByMove,
 }
 
 impl OrphanState {
-    pub const REPORTED: [Self; 3] = [Self::Unclaimed, Self::GivenAway, Self::LeftByMove];
+    pub const REPORTED: [Self; 3] = [Self::Unclaimed, Self::HandedOver, Self::LeftByMove];
 
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
-            Self::InTheMaking => "in-the-making",
+            Self::BeingCreated => "in-the-making",
             Self::Collectable => "collectable",
             Self::Unclaimed => "unclaimed",
-            Self::GivenAway => "given-away",
+            Self::HandedOver => "given-away",
             Self::LeftByMove => "left-by-move",
         }
     }
 }
 
-/// What became of the claim a twin was made for.
+/// The state of the claim that a twin was created for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     Unknown,
@@ -49,68 +48,74 @@ pub enum Origin {
     Gone,
 }
 
-/// Where the data of the twin's volume is, according to the PV of that.
+/// Where the data of the twin's volume is, according to the virtual PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// It has no PV.
+    /// There is no virtual PV.
     Nowhere,
-    /// On this twin.
     Here,
     /// In another cluster, or on a twin of another epoch.
     Elsewhere,
-    /// Another version of this driver made the PV, and knows.
+    /// Another version of this driver created the PV, so it is not interpreted.
     Unreadable,
 }
 
-/// What moves have to do with a twin.
+/// Whether a twin belongs to a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OfMove {
+pub enum MoveRole {
     No,
-    /// It is, or may be, a move's to see to.
+    /// It does, or may.
     Yes,
-    /// A move has taken its data elsewhere, and there is no such move any more.
+    /// It was the source of a move that no longer exists.
     Left,
 }
 
-/// A twin as it is seen, or was read.
+/// A twin, from the cache or read live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OrphanTwin {
     pub handed_over: bool,
     pub deleting: bool,
-    /// Whether the command that releases its volume sees to it.
+    /// Whether a release of its volume is under way, which takes care of it.
     pub releasing: bool,
-    pub of_move: OfMove,
+    pub of_move: MoveRole,
 }
 
-/// Says how a twin looks by what is seen; `None` if it is not forgotten.
+/// The state of a twin by cached facts; `None` if it is not orphaned.
 #[must_use]
 pub fn seen_state(twin: OrphanTwin, place: Place, origin: Origin) -> Option<OrphanState> {
-    let origin = match (place, origin) {
-        (Place::Here | Place::Unreadable, _) => return None,
-        (Place::Elsewhere, Origin::Live) => Origin::Gone,
-        (Place::Elsewhere | Place::Nowhere, origin) => origin,
-    };
+    let origin = origin_by(place, origin)?;
     match twin.of_move {
         _ if twin.releasing => None,
-        OfMove::Yes => None,
-        OfMove::Left if twin.deleting => Some(OrphanState::Collectable),
-        OfMove::Left => Some(OrphanState::LeftByMove),
-        OfMove::No => Some(state(twin, origin)),
+        MoveRole::Yes => None,
+        MoveRole::Left if twin.deleting => Some(OrphanState::Collectable),
+        MoveRole::Left => Some(OrphanState::LeftByMove),
+        MoveRole::No => Some(state(twin, origin)),
+    }
+}
+
+/// The claim that may still get the twin; `None` if the volume uses the twin, or may use it. Once the
+/// volume is elsewhere its claim never gets this twin.
+fn origin_by(place: Place, origin: Origin) -> Option<Origin> {
+    match (place, origin) {
+        (Place::Here | Place::Unreadable, _) => None,
+        (Place::Elsewhere, Origin::Live) => Some(Origin::Gone),
+        (Place::Elsewhere | Place::Nowhere, origin) => Some(origin),
     }
 }
 
 fn state(twin: OrphanTwin, origin: Origin) -> OrphanState {
     match (twin.handed_over, origin) {
-        // Somebody deletes what was reported to them: our finalizer is not to be in the way.
+        // The reported twin is being deleted: our finalizer must not block that.
         (true, _) | (_, Origin::Unknown) if twin.deleting => OrphanState::Collectable,
-        (true, _) => OrphanState::GivenAway,
-        (false, Origin::Live) => OrphanState::InTheMaking,
+        (true, _) => OrphanState::HandedOver,
+        (false, Origin::Live) => OrphanState::BeingCreated,
         (false, Origin::Gone) => OrphanState::Collectable,
         (false, Origin::Unknown) => OrphanState::Unclaimed,
     }
 }
 
-/// A twin that is to be collected, read live. `T` and `V` are it and its PV, in the version that was read.
+/// A twin to collect, read live. `T` and `V` are the objects of the twin and its PV, in the version that was
+/// read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OrphanFacts<T, V> {
     pub object: T,
@@ -119,49 +124,51 @@ pub struct OrphanFacts<T, V> {
     pub real: Option<String>,
     pub place: Read<Place>,
     pub origin: Read<Origin>,
-    /// Whether PVs may be read and changed where it is.
+    /// Whether this driver may read and change PVs in its cluster.
     pub rights: bool,
-    pub reals: Read<Reals<V>>,
+    pub reals: Read<FoundVolumes<V>>,
 }
 
-/// Something to read, something to write, or the end.
+/// Something to read, something to write, or the result.
 #[derive(Debug, PartialEq, Eq)]
 pub enum OrphanStep<'a, T, V> {
     ReadPlace,
     ReadOrigin,
-    /// The PV of this name, which may be out of reach.
+    /// Read the PV of this name, which may be out of reach.
     ReadReal(&'a str),
     Keep(Keep<'a, V>),
-    /// Let it go if it is being deleted, or delete it. If somebody may have been given it, its data
-    /// is safe on `kept`.
+    /// Remove the finalizer if it is being deleted, otherwise delete it. If it may have been handed over,
+    /// `kept` is the PV that retains its data.
     Withdraw {
         twin: &'a T,
         kept: Option<&'a str>,
     },
-    /// Our finalizer, if it is there, holds the twin: this PV cannot be retained, for this reason.
-    Hold {
+    /// Keep our finalizer on the twin, if it has one: this PV cannot be retained, for this reason.
+    KeepFinalizer {
         real: &'a str,
         why: &'a str,
     },
     Leave,
 }
 
-/// Decides what is next for a twin that was seen to be collectable.
+/// Decides the next step for a twin that looked collectable.
 #[must_use]
 pub fn orphan_step<T, V>(facts: &OrphanFacts<T, V>) -> OrphanStep<'_, T, V> {
     let twin = facts.twin;
     let is_left = match twin.of_move {
         _ if twin.releasing => return OrphanStep::Leave,
-        OfMove::No => false,
-        OfMove::Left if twin.deleting => true,
-        OfMove::Left | OfMove::Yes => return OrphanStep::Leave,
+        MoveRole::No => false,
+        MoveRole::Left if twin.deleting => true,
+        MoveRole::Left | MoveRole::Yes => return OrphanStep::Leave,
     };
-    let origin = match (facts.place, facts.origin) {
-        (Read::NotYet, _) => return OrphanStep::ReadPlace,
-        (Read::Known(Place::Here | Place::Unreadable), _) => return OrphanStep::Leave,
-        (Read::Known(Place::Elsewhere), _) => Origin::Gone,
-        (Read::Known(Place::Nowhere), Read::NotYet) => return OrphanStep::ReadOrigin,
-        (Read::Known(Place::Nowhere), Read::Known(origin)) => origin,
+    let Read::Known(place) = facts.place else {
+        return OrphanStep::ReadPlace;
+    };
+    let Read::Known(origin) = facts.origin else {
+        return OrphanStep::ReadOrigin;
+    };
+    let Some(origin) = origin_by(place, origin) else {
+        return OrphanStep::Leave;
     };
     if !is_left && state(twin, origin) != OrphanState::Collectable {
         return OrphanStep::Leave;
@@ -184,7 +191,7 @@ pub fn orphan_step<T, V>(facts: &OrphanFacts<T, V>) -> OrphanStep<'_, T, V> {
         Safety::Write(write) => OrphanStep::Keep(write),
         Safety::Safe(real) => withdraw(Some(real)),
         Safety::Nothing => withdraw(None),
-        Safety::OutOfReach { real, why } => OrphanStep::Hold { real, why },
+        Safety::OutOfReach { real, why } => OrphanStep::KeepFinalizer { real, why },
     }
 }
 

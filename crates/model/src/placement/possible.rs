@@ -1,13 +1,13 @@
-//! Which real classes the claims of a virtual class can get in a cluster, and what
-//! people can do where there is none.
+//! Which real classes the claims of a virtual class can get in a cluster, and what users and administrators
+//! can do where there is none.
 
 use std::collections::BTreeSet;
 
 use super::{Asked, Class, ClassError, ClassMap, Declared, KnownClasses, Wishes, choose_class};
 use crate::volume::{ClusterId, Parameters, mark};
 
-/// All that claims of a virtual class may wish for, first what one does that names no
-/// class. `one_namespace` is as in [`Wishes`].
+/// Everything that claims of a virtual class may request, first that of a claim without an annotation.
+/// `one_namespace` is that of [`Wishes`].
 pub fn wishes<'a>(
     class: &'a Class,
     allowed: &'a BTreeSet<String>,
@@ -30,12 +30,12 @@ pub fn wishes<'a>(
         })
 }
 
-/// For which claims of a virtual class there is no real one.
+/// Which claims of a virtual class cannot get a real one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoClass {
-    /// For none of them.
+    /// All of them.
     All(ClassError),
-    /// For those that name none; others may.
+    /// Those without an annotation; others may get one.
     Unnamed(ClassError),
 }
 
@@ -56,7 +56,7 @@ pub fn served(
     }
 }
 
-/// What can be done for claims of a virtual class to get a real one in this cluster.
+/// A message about how claims of a virtual class can get a real one in this cluster.
 #[must_use]
 pub fn ways_out(cluster: &Declared, virtual_class: &str, allowed: &BTreeSet<String>) -> String {
     let mut ways = vec![format!(

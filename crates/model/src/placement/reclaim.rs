@@ -1,9 +1,9 @@
-//! Which reclaim policy the PV of a twin has to have: Retain while the user wants the data
-//! to stay, or else the one that its real class gave it.
+//! The reclaim policy of a twin's PV: Retain while the user wants to keep the data, or else the one from its
+//! real class.
 
 use crate::volume::ReclaimPolicy;
 
-/// What the decision rests on.
+/// The input of the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyFacts {
     /// The policy of the virtual PV: what the user wants.
@@ -12,22 +12,21 @@ pub struct PolicyFacts {
     pub has: ReclaimPolicy,
     /// Whether this driver replaced the policy of the twin's PV.
     pub replaced: bool,
-    /// Whether the PV is bound to its twin, and nobody deletes that.
+    /// Whether the PV is bound to its twin, which is not being deleted.
     pub bound: bool,
 }
 
-/// What to do about it.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyStep {
-    /// Set it to Retain, and note what it was.
+    /// Set it to Retain, and record the previous policy.
     Retain,
-    /// Give it the policy back that was replaced.
+    /// Restore the policy that was replaced.
     GiveBack,
-    /// Nothing.
     Leave,
 }
 
-/// Decides. The PV of a twin that is not well is a matter of its rescue.
+/// Leaves the PV of an unhealthy twin to the recovery.
 #[must_use]
 pub fn policy_step(facts: PolicyFacts) -> PolicyStep {
     match (facts.wanted, facts.has) {

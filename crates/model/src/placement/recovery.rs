@@ -1,28 +1,28 @@
-//! Getting the data of a volume back when its twin was deleted behind our back.
+//! Recovers the data of a volume whose twin was deleted by another client.
 //!
-//! A deletion cannot be taken back, but our finalizer keeps the twin until its PV
-//! is safe; where the rights for that are missing it keeps the twin until they are
-//! given (back). Each step can be the first one after a crash:
+//! A deletion cannot be undone, but our finalizer keeps the twin until its PV is retained; where the rights
+//! for that are missing it keeps the twin until they are granted (again). Each step can be the first one
+//! after a crash:
 //!
 //! ```text
-//! twin being deleted ── PV: whose it is, Retain, and remember what it was before
-//!                    ── twin: finalizer off                 (rescue)
-//! twin gone          ── make the twin again, onto that PV   (restore)
-//! twin pending       ── PV: belongs to the new twin, by uid (reunite)
-//! twin bound         ── PV: policy as before                (`reclaim`)
+//! twin being deleted ── PV: mark with volume, Retain, record the old policy
+//!                    ── twin: remove finalizer               (rescue)
+//! twin deleted       ── create the twin again for that PV    (restore)
+//! twin pending       ── PV: name the new twin, by uid        (reunite)
+//! twin bound         ── PV: restore the policy               (`reclaim`)
 //! ```
 //!
-//! The PV names a uid all the time, so nobody else can be bound to it. A claim that
-//! asks for a PV which names another uid waits; it is lost only if it was bound before.
+//! The PV names a uid at all times, so no other claim can be bound to it. A claim with a PV that names
+//! another uid stays Pending; it becomes Lost only if it was bound before.
 //!
-//! `T` and `V` are twins and PVs in the version that was read. Nothing is known of them here: a
-//! step hands on the one that it was decided for, and writing it is refused if it has changed.
+//! `T` and `V` are the objects of twins and PVs, in the version that was read. They are opaque here: a step
+//! contains the version it was decided for, and the write is refused if the object has changed.
 
 use crate::volume::{Epoch, Foreign};
 
 const NO_RIGHT: &str = "this driver may not get, list and patch PersistentVolumes there";
 
-/// What is read live, and only once a decision needs it. Until then nothing is known of it.
+/// A fact that is read live, and only once a decision needs it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Read<T> {
     #[default]
@@ -33,24 +33,24 @@ pub enum Read<T> {
 /// Whose data a PV holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// This volume's.
+    /// That of this volume.
     Ours,
-    /// That of a claim with the name of this volume's twin; nothing says which.
+    /// That of a claim with the name of this volume's twin; which volume is not recorded.
     Unknown,
-    /// Somebody else's.
+    /// That of another volume.
     Other,
 }
 
-/// What says whose data a PV holds.
+/// The evidence for whose data a PV holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HolderFacts {
-    /// Whether it names a claim with the namespace and the name of the twin.
+    /// Whether its `claimRef` has the namespace and the name of the twin.
     pub names_twin: bool,
     /// Whether such a name is used only once, as at home.
     pub once: bool,
-    /// Whether it is marked as the volume's; `None` if it has no mark.
+    /// Whether its mark is that of the volume; `None` if it has no mark.
     pub marked: Option<bool>,
-    /// Whether it is the PV that the volume had when it was answered for; `None` if that is not known.
+    /// Whether it is the PV that was recorded when the volume was handed over; `None` if none was.
     pub remembered: Option<bool>,
 }
 
@@ -76,24 +76,24 @@ pub struct RealVolume<V> {
     /// Whether it names the uid of the twin.
     pub bound: bool,
     pub holder: Holder,
-    /// Whether it says whose it is, should the twin be gone.
+    /// Whether it is marked with its volume, so that the data can be identified without the twin.
     pub marked: bool,
     pub retained: bool,
     pub deleting: bool,
-    /// Whether it is being released: then it is to have no twin any more.
+    /// Whether it is being released: then it must not get a twin.
     pub releasing: bool,
 }
 
 impl<V> RealVolume<V> {
-    /// One that is not retained is being deleted: whoever binds it binds nothing.
+    /// A PV that is not retained is about to be deleted: binding it would be pointless.
     fn is_kept(&self) -> bool {
         self.retained && !self.deleting && !self.releasing
     }
 }
 
-/// The PVs that were looked for.
+/// The result of looking for PVs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Reals<V> {
+pub enum FoundVolumes<V> {
     Found(Vec<RealVolume<V>>),
     /// This one may not be read or changed.
     OutOfReach {
@@ -102,12 +102,12 @@ pub enum Reals<V> {
     },
 }
 
-/// A write that keeps the data of a PV.
+/// A write that protects the data of a PV.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Keep<'a, V> {
     pub write: KeepWrite,
     pub real: &'a RealVolume<V>,
-    /// Whether a right that is missing for it puts the PV out of reach, or else is a failure.
+    /// Whether to treat a missing right as out of reach instead of as a failure.
     pub or_out_of_reach: bool,
 }
 
@@ -115,12 +115,12 @@ pub struct Keep<'a, V> {
 pub enum KeepWrite {
     /// Mark it with the volume.
     MarkHolder,
-    /// Set it to Retain, and note what it was.
+    /// Set it to Retain, and record the previous policy.
     Retain,
 }
 
-/// What is still to be written; `None` if its data is safe.
-fn unsafe_yet<V>(real: &RealVolume<V>) -> Option<KeepWrite> {
+/// The next write that protects the PV; `None` if it is protected.
+fn missing_protection<V>(real: &RealVolume<V>) -> Option<KeepWrite> {
     match (real.marked, real.retained) {
         (false, _) => Some(KeepWrite::MarkHolder),
         (true, false) => Some(KeepWrite::Retain),
@@ -128,12 +128,12 @@ fn unsafe_yet<V>(real: &RealVolume<V>) -> Option<KeepWrite> {
     }
 }
 
-/// How it stands with the PV of a twin that is being deleted.
+/// The protection of the PV of a twin that is being deleted.
 pub(super) enum Safety<'a, V> {
     Read(&'a str),
     Write(Keep<'a, V>),
     Safe(&'a str),
-    /// The twin never had one, or it is gone or another's.
+    /// The twin never had a PV, or the PV was deleted or is that of another volume.
     Nothing,
     OutOfReach {
         real: &'a str,
@@ -141,12 +141,12 @@ pub(super) enum Safety<'a, V> {
     },
 }
 
-/// Says so of the PV that the twin names. `is_its` recognises one that no longer names the twin's
-/// uid; `holds` is whether the twin is held without the right to retain it.
+/// Determines it for the PV that the twin names. `is_its` recognises one that no longer names the twin's uid;
+/// `holds` is whether our finalizer keeps the twin while a right is missing.
 pub(super) fn safety<'a, V>(
     named: Option<&'a str>,
     rights: bool,
-    reals: &'a Read<Reals<V>>,
+    reals: &'a Read<FoundVolumes<V>>,
     is_its: impl Fn(&RealVolume<V>) -> bool,
     holds: bool,
 ) -> Safety<'a, V> {
@@ -161,14 +161,14 @@ pub(super) fn safety<'a, V>(
             };
         }
         Read::NotYet => return Safety::Read(name),
-        Read::Known(Reals::OutOfReach { real, why }) => return Safety::OutOfReach { real, why },
-        Read::Known(Reals::Found(found)) => found,
+        Read::Known(FoundVolumes::OutOfReach { real, why }) => return Safety::OutOfReach { real, why },
+        Read::Known(FoundVolumes::Found(found)) => found,
     };
     let is_its = |real: &&RealVolume<V>| real.name == name && (real.bound || is_its(real));
     let Some(real) = found.iter().find(is_its) else {
         return Safety::Nothing;
     };
-    match unsafe_yet(real) {
+    match missing_protection(real) {
         Some(write) => Safety::Write(Keep {
             write,
             real,
@@ -178,16 +178,16 @@ pub(super) fn safety<'a, V>(
     }
 }
 
-/// The PV that users see.
+/// The virtual PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "facts about one object, each seen by itself"
 )]
 pub struct VirtualVolume {
-    /// Whether it leads to where it led when it was seen.
+    /// Whether it refers to the same twin as when it was cached.
     pub same: bool,
-    /// Whether a move keeps its users away.
+    /// Whether a move has gated it.
     pub gated: bool,
     pub bound: bool,
     pub deleting: bool,
@@ -195,18 +195,18 @@ pub struct VirtualVolume {
     pub releasing: bool,
 }
 
-/// Who has a volume.
+/// Who uses a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
     /// Its claim.
     InUse,
-    /// Nobody any more, but its data is to stay, so `DeleteVolume` is never called for it.
+    /// No claim any more, but the data is retained, so `DeleteVolume` is never called for it.
     Left,
-    /// A call or a move is seeing to it, or it is gone.
+    /// A CSI call or a move takes care of it, or it does not exist.
     Neither,
 }
 
-/// Says so. `claimed` is whether there is the claim of its uid, and nobody deletes that.
+/// `claimed` is whether the claim of its uid exists and is not being deleted.
 #[must_use]
 pub fn usage(claimed: bool, volume: Option<VirtualVolume>) -> Usage {
     match volume.filter(|volume| volume.same && !volume.gated && !volume.deleting) {
@@ -216,19 +216,18 @@ pub fn usage(claimed: bool, volume: Option<VirtualVolume>) -> Usage {
     }
 }
 
-/// What is in the place of the twin.
+/// What exists under the name of the twin.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum TwinNow<T> {
     /// It may not be read (any more), for this reason.
     Unreadable(String),
     Absent,
-    /// A copy of the claim that a fabric made, without a PV.
+    /// A copy of the claim that a fabric created, without a PV.
     Copy(T),
     Foreign(Foreign),
     Ours(Twin<T>),
 }
 
-/// The twin.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -237,9 +236,9 @@ pub enum TwinNow<T> {
 pub struct Twin<T> {
     pub object: T,
     pub deleting: bool,
-    /// Whether it is released: then it is deleted on purpose, and its data is seen to.
+    /// Whether it is being released: then it is deleted on purpose, and its data is taken care of.
     pub releasing: bool,
-    /// Whether it is, or may be, nobody's but a move's.
+    /// Whether only a move may change it, or may be the only one.
     pub of_move: bool,
     pub finalizer: bool,
     pub pending: bool,
@@ -247,102 +246,103 @@ pub struct Twin<T> {
     pub real: Option<String>,
 }
 
-/// What is done about a volume whose twin is in trouble.
+/// What the recovery tries to achieve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Goal {
-    /// Make the data of a twin that is being deleted safe, then let the twin go. What is not safe
-    /// is not let go. Data of a twin that may not be read is kept, whatever becomes of the twin;
-    /// if that turns out to be well its PV gets its policy back.
+    /// Retain the data of a twin that is being deleted, then remove our finalizer; never before. If the twin
+    /// cannot be read its data is retained, whatever happens to the twin; if it turns out to be healthy its
+    /// PV gets its policy back.
     Rescue,
-    /// Make the twin again, if the PV of the old one is still there.
+    /// Create the twin again, if the PV of the old one still exists.
     Restore,
-    /// Give a twin that was made again its PV. It never belongs to nobody: whoever has a claim of
-    /// that name could have it then.
+    /// Make the PV name the twin that was created again. Its `claimRef` is never empty: otherwise any claim
+    /// of that name could get the data.
     Reunite,
-    /// Let a twin go that somebody deletes and nobody uses any more, but whose data is to stay.
+    /// Remove our finalizer from a twin that another client deletes and no claim uses any more, but whose
+    /// data must be retained.
     Release,
 }
 
-/// Everything about a volume whose twin is in trouble.
+/// A volume with an unhealthy twin; the input of the decision.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RecoveryFacts<T, V> {
     pub epoch: Epoch,
-    /// Whether PVs may be read and changed where the twin is.
+    /// Whether this driver may read and change PVs in the cluster of the twin.
     pub rights: bool,
-    /// Why what is under the name of the twin may be somebody else's: its namespace is not
-    /// offloaded there any more.
+    /// Why an object under the name of the twin may not be ours: its namespace is no longer offloaded to the
+    /// cluster.
     pub not_offloaded: Option<String>,
     pub usage: Read<Usage>,
     pub twin: Read<TwinNow<T>>,
-    /// The highest epoch of a twin that has the data.
+    /// The highest epoch of all twins that have the data.
     pub highest: Read<Epoch>,
-    pub reals: Read<Reals<V>>,
+    pub reals: Read<FoundVolumes<V>>,
 }
 
-/// How it stands with the data.
+/// Outcome of a recovery attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Rescue {
-    /// It is safe, and on its way back.
+    /// The data is retained, and the recovery continues.
     Underway,
-    /// It is safe on this PV, but the twin cannot be read or let go, for this reason.
+    /// The data is retained on this PV, but the twin cannot be read, or its finalizer not removed, for this
+    /// reason.
     Kept { real: String, why: String },
-    /// This PV cannot be retained, for this reason, so our finalizer holds the twin.
+    /// This PV cannot be retained, for this reason, so our finalizer keeps the twin.
     Held { real: String, why: String },
-    /// It is not known, for this reason, whether there is anything to get it back from.
+    /// It could not be determined whether the data can be recovered, for this reason.
     Unknown(String),
-    /// There is nothing to get it back from.
+    /// There is nothing to recover from.
     Hopeless,
-    /// There are these PVs, of claims with the name of the twin, but nothing shows
-    /// which one is its, if any.
+    /// These PVs belonged to claims with the name of the twin, but none can be identified as that of the
+    /// volume.
     Doubtful(Vec<String>),
-    /// Something that is not its twin is in the twin's place.
+    /// Another object has the name of the twin.
     Occupied(Foreign),
     /// A twin of this later epoch has the data.
     MovedOn(Epoch),
-    /// Nothing is wrong after all.
+    /// The twin is healthy.
     FalseAlarm,
 }
 
-/// Something to read, something to write, or the end.
+/// Something to read, something to write, or the result.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RecoveryStep<'a, T, V> {
     ReadUsage,
     ReadTwin,
     ReadHighest,
-    /// The PV of this name, which may be out of reach, or else must be read.
+    /// Read the PV of this name; if not permitted, it is out of reach or that is an error.
     ReadReal {
         name: &'a str,
         or_out_of_reach: bool,
     },
-    /// The PV that is remembered to be that of the twin, or else what `FindReals` finds.
+    /// Find the PV that is recorded as that of the twin, or else as `FindReals` does.
     FindRemembered,
-    /// The PVs of claims with the name of the twin.
+    /// Find the PVs of claims with the name of the twin.
     FindReals,
     Keep(Keep<'a, V>),
-    /// Take our finalizer off the twin; that was all. Where that is not allowed, its data is safe
-    /// on `kept` all the same.
-    LetGo {
+    /// Remove our finalizer from the twin; the outcome is then `then`. If that is not permitted, the data is
+    /// still retained on `kept`.
+    RemoveFinalizer {
         twin: &'a T,
         then: Rescue,
         kept: Option<&'a str>,
     },
     RemoveCopy(&'a T),
-    /// Make the twin again, onto this PV. Where something is by now, nothing is made.
-    MakeTwin(&'a V),
-    /// Have the PV name the uid of the twin.
+    /// Create the twin again for this PV. If an object of the name exists by now, nothing is created.
+    CreateTwin(&'a V),
+    /// Make the PV name the uid of the twin.
     PassOn {
         real: &'a V,
         twin: &'a T,
     },
-    Tell(Rescue),
+    Report(Rescue),
 }
 
-/// Decides what is next.
 #[must_use]
 pub fn recovery_step<T, V>(goal: Goal, facts: &RecoveryFacts<T, V>) -> RecoveryStep<'_, T, V> {
-    let tell = RecoveryStep::Tell;
+    let report = RecoveryStep::Report;
     if !facts.rights && matches!(facts.twin, Read::Known(TwinNow::Unreadable(_))) {
-        return tell(Rescue::Unknown(NO_RIGHT.to_owned()));
+        return report(Rescue::Unknown(NO_RIGHT.to_owned()));
     }
     let wanted = match goal {
         Goal::Rescue | Goal::Restore | Goal::Reunite => Usage::InUse,
@@ -350,7 +350,7 @@ pub fn recovery_step<T, V>(goal: Goal, facts: &RecoveryFacts<T, V>) -> RecoveryS
     };
     let twin = match (&facts.usage, &facts.twin) {
         (Read::NotYet, _) => return RecoveryStep::ReadUsage,
-        (Read::Known(usage), _) if *usage != wanted => return tell(Rescue::FalseAlarm),
+        (Read::Known(usage), _) if *usage != wanted => return report(Rescue::FalseAlarm),
         (Read::Known(_), Read::NotYet) => return RecoveryStep::ReadTwin,
         (Read::Known(_), Read::Known(twin)) => twin,
     };
@@ -359,21 +359,25 @@ pub fn recovery_step<T, V>(goal: Goal, facts: &RecoveryFacts<T, V>) -> RecoveryS
         (Goal::Rescue | Goal::Release, TwinNow::Ours(twin))
             if twin.deleting && !twin.releasing && !twin.of_move =>
         {
-            let_go(goal, facts, twin)
+            release_twin(goal, facts, twin)
         }
         (Goal::Restore, TwinNow::Absent) => restore(facts),
         (Goal::Restore, TwinNow::Copy(copy)) => RecoveryStep::RemoveCopy(copy),
-        (Goal::Restore, TwinNow::Foreign(foreign)) => tell(Rescue::Occupied(foreign.clone())),
+        (Goal::Restore, TwinNow::Foreign(foreign)) => report(Rescue::Occupied(foreign.clone())),
         (Goal::Reunite, TwinNow::Ours(twin))
             if twin.pending && !twin.deleting && !twin.of_move && facts.rights =>
         {
             reunite(facts, twin)
         }
-        _ => tell(Rescue::FalseAlarm),
+        _ => report(Rescue::FalseAlarm),
     }
 }
 
-fn let_go<'a, T, V>(goal: Goal, facts: &'a RecoveryFacts<T, V>, twin: &'a Twin<T>) -> RecoveryStep<'a, T, V> {
+fn release_twin<'a, T, V>(
+    goal: Goal,
+    facts: &'a RecoveryFacts<T, V>,
+    twin: &'a Twin<T>,
+) -> RecoveryStep<'a, T, V> {
     let is_its = |real: &RealVolume<V>| goal == Goal::Rescue && real.holder == Holder::Ours;
     let holds = goal == Goal::Rescue && twin.finalizer;
     let (then, kept) = match safety(twin.real.as_deref(), facts.rights, &facts.reals, is_its, holds) {
@@ -386,41 +390,41 @@ fn let_go<'a, T, V>(goal: Goal, facts: &'a RecoveryFacts<T, V>, twin: &'a Twin<T
         Safety::Write(write) => return RecoveryStep::Keep(write),
         Safety::OutOfReach { real, why } if twin.finalizer || goal == Goal::Release => {
             let (real, why) = (real.to_owned(), why.to_owned());
-            return RecoveryStep::Tell(Rescue::Held { real, why });
+            return RecoveryStep::Report(Rescue::Held { real, why });
         }
-        // Nothing of ours holds it.
-        Safety::OutOfReach { .. } => return RecoveryStep::Tell(Rescue::Hopeless),
+        // The twin does not have our finalizer.
+        Safety::OutOfReach { .. } => return RecoveryStep::Report(Rescue::Hopeless),
         Safety::Safe(real) => (Rescue::Underway, (goal == Goal::Rescue).then_some(real)),
         Safety::Nothing if goal == Goal::Rescue => (Rescue::Hopeless, None),
         Safety::Nothing => (Rescue::Underway, None),
     };
     match (twin.finalizer, goal) {
-        (true, _) => RecoveryStep::LetGo {
+        (true, _) => RecoveryStep::RemoveFinalizer {
             twin: &twin.object,
             then,
             kept,
         },
-        (false, Goal::Release) => RecoveryStep::Tell(Rescue::FalseAlarm),
-        (false, _) => RecoveryStep::Tell(then),
+        (false, Goal::Release) => RecoveryStep::Report(Rescue::FalseAlarm),
+        (false, _) => RecoveryStep::Report(then),
     }
 }
 
 fn keep_unread<'a, T, V>(facts: &'a RecoveryFacts<T, V>, why: &str) -> RecoveryStep<'a, T, V> {
-    let Read::Known(Reals::Found(found)) = &facts.reals else {
+    let Read::Known(FoundVolumes::Found(found)) = &facts.reals else {
         return RecoveryStep::FindRemembered;
     };
     let is_its = |real: &&RealVolume<V>| !real.deleting && (real.bound || real.holder == Holder::Ours);
     let Some(real) = found.iter().find(is_its) else {
-        let why = format!("{why}; no PersistentVolume is known to be its");
-        return RecoveryStep::Tell(Rescue::Unknown(why));
+        let why = format!("{why}; no PersistentVolume is known to belong to it");
+        return RecoveryStep::Report(Rescue::Unknown(why));
     };
-    match unsafe_yet(real) {
+    match missing_protection(real) {
         Some(write) => RecoveryStep::Keep(Keep {
             write,
             real,
             or_out_of_reach: false,
         }),
-        None => RecoveryStep::Tell(Rescue::Kept {
+        None => RecoveryStep::Report(Rescue::Kept {
             real: real.name.clone(),
             why: why.to_owned(),
         }),
@@ -428,20 +432,20 @@ fn keep_unread<'a, T, V>(facts: &'a RecoveryFacts<T, V>, why: &str) -> RecoveryS
 }
 
 fn restore<T, V>(facts: &RecoveryFacts<T, V>) -> RecoveryStep<'_, T, V> {
-    let tell = RecoveryStep::Tell;
+    let report = RecoveryStep::Report;
     let Read::Known(highest) = facts.highest else {
         return RecoveryStep::ReadHighest;
     };
     if highest > facts.epoch {
-        return tell(Rescue::MovedOn(highest));
+        return report(Rescue::MovedOn(highest));
     }
     if let Some(why) = &facts.not_offloaded {
-        return tell(Rescue::Unknown(why.clone()));
+        return report(Rescue::Unknown(why.clone()));
     }
     if !facts.rights {
-        return tell(Rescue::Unknown(NO_RIGHT.to_owned()));
+        return report(Rescue::Unknown(NO_RIGHT.to_owned()));
     }
-    let Read::Known(Reals::Found(found)) = &facts.reals else {
+    let Read::Known(FoundVolumes::Found(found)) = &facts.reals else {
         return RecoveryStep::FindReals;
     };
     let kept = |holder| {
@@ -449,9 +453,9 @@ fn restore<T, V>(facts: &RecoveryFacts<T, V>) -> RecoveryStep<'_, T, V> {
         found.iter().filter(is_its).collect::<Vec<_>>()
     };
     match (&kept(Holder::Ours)[..], &kept(Holder::Unknown)[..]) {
-        ([real], _) => RecoveryStep::MakeTwin(&real.object),
-        ([], []) => tell(Rescue::Hopeless),
-        ([], several) | (several, _) => tell(Rescue::Doubtful(
+        ([real], _) => RecoveryStep::CreateTwin(&real.object),
+        ([], []) => report(Rescue::Hopeless),
+        ([], several) | (several, _) => report(Rescue::Doubtful(
             several.iter().map(|real| real.name.clone()).collect(),
         )),
     }
@@ -459,22 +463,22 @@ fn restore<T, V>(facts: &RecoveryFacts<T, V>) -> RecoveryStep<'_, T, V> {
 
 fn reunite<'a, T, V>(facts: &'a RecoveryFacts<T, V>, twin: &'a Twin<T>) -> RecoveryStep<'a, T, V> {
     let Some(name) = twin.real.as_deref() else {
-        return RecoveryStep::Tell(Rescue::FalseAlarm);
+        return RecoveryStep::Report(Rescue::FalseAlarm);
     };
-    let Read::Known(Reals::Found(found)) = &facts.reals else {
+    let Read::Known(FoundVolumes::Found(found)) = &facts.reals else {
         return RecoveryStep::ReadReal {
             name,
             or_out_of_reach: false,
         };
     };
     match found.iter().find(|real| real.name == name) {
-        // Kubernetes does the rest.
-        Some(real) if real.bound => RecoveryStep::Tell(Rescue::FalseAlarm),
+        // Kubernetes binds it.
+        Some(real) if real.bound => RecoveryStep::Report(Rescue::FalseAlarm),
         Some(real) if real.holder == Holder::Ours && real.is_kept() => RecoveryStep::PassOn {
             real: &real.object,
             twin: &twin.object,
         },
-        _ => RecoveryStep::Tell(Rescue::Hopeless),
+        _ => RecoveryStep::Report(Rescue::Hopeless),
     }
 }
 

@@ -1,17 +1,16 @@
-//! Whose turn is it in `CreateSnapshot`? One decision from what was observed; the caller
-//! does the step, looks again, and decides again. As with volumes, any call may be the first
-//! one after a crash.
+//! Decides the next step of `CreateSnapshot` from observed facts. The caller executes the step, observes
+//! again, and decides again. As with volumes, any call may be the first one after a crash.
 //!
 //! ```text
-//!   absent ── the user's content lives ──▶ Create ──▶ not cut ──▶ Wait ──▶ cut ──▶ Answer
+//!   absent ── the user's content exists ──▶ Create ──▶ not cut ──▶ Wait ──▶ cut ──▶ Answer
 //!     │ deleted meanwhile: Refuse                        │ deleted meanwhile
 //!     │ answered before: Refuse                          ▼
 //!     └──────────────────── AwaitGone ◀────────────── GiveUp
 //! ```
 //!
-//! csi-snapshotter calls `CreateSnapshot` again until the snapshot is ready, so an answer may
-//! be repeated. As long as the answer may still come it also keeps a content whose user has
-//! deleted it: it goes on calling, and after a final error it never deletes anything.
+//! csi-snapshotter repeats `CreateSnapshot` until the snapshot is ready, so an answer may be repeated. Until
+//! it gets a final error it also keeps a content that the user has deleted, and repeats the call; after a
+//! final error it never deletes anything.
 
 mod class;
 mod import;
@@ -24,68 +23,63 @@ pub use self::import::{
 };
 use crate::volume::ForeignSnapshot;
 
-/// What the decision rests on; all of it is read live.
+/// The input of the decision; all of it is read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotFacts {
-    /// What is in the twin's place.
+    /// What exists under the name of the twin.
     pub twin: SnapshotTwin,
-    /// The content that Kubernetes made for the user's snapshot.
+    /// The content that Kubernetes created for the user's snapshot.
     pub content: UserContent,
-    /// Whether the twin's data would be deleted although it [is kept](is_kept).
+    /// Whether the deletion policy of the twin's content is Delete although the data [must be kept](is_kept).
     pub to_retain: bool,
 }
 
-/// What is in the place of a snapshot's twin.
+/// What exists under the name of a snapshot's twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotTwin {
-    /// Nothing.
     Absent,
-    /// Something that is not ours.
+    /// An object that is not ours.
     Foreign(ForeignSnapshot),
-    /// The twin.
     Ours {
         /// Whether it has a deletion timestamp.
         deleting: bool,
-        /// Whether it is of the volume that is asked for.
+        /// Whether its source is the requested volume.
         same_source: bool,
-        /// Whether the data is as it was at one point in time, which is known.
+        /// Whether its point in time is fixed and known.
         cut: bool,
     },
 }
 
-/// The content that Kubernetes made for the user's snapshot.
+/// The content that Kubernetes created for the user's snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserContent {
     /// The request does not come from csi-snapshotter.
     NotGiven,
-    /// It is there.
     Live {
         /// Whether success was answered before.
         answered: bool,
     },
-    /// It is being deleted.
     Deleting,
-    /// There is none.
     Gone,
 }
 
-/// Whether the real data of a snapshot is to be retained: because its user wants that, or as long
-/// as it is in use, where that is to protect it from whoever deletes the twin.
+/// Whether the real data of a snapshot must be retained: because its user wants that, or as long as it is in
+/// use, where it must be protected from clients that delete the twin.
 #[must_use]
 pub fn is_kept(retained_by_user: bool, protected: bool, content: UserContent) -> bool {
     retained_by_user || protected && matches!(content, UserContent::Live { .. })
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotStep {
-    /// Make the twin.
+    /// Create the twin.
     Create,
-    /// Wait until something changes; when time is up answer a code that is not final.
+    /// Wait until something changes; when the deadline expires answer a code that is not final.
     Wait,
-    /// Delete exactly this twin in exactly this version: nobody waits for it.
+    /// Delete exactly this version of the twin: the user's snapshot was deleted.
     GiveUp,
-    /// Wait until the twin is gone; when time is up answer a code that is not final.
+    /// Wait until the twin is deleted; when the deadline expires answer a code that is not final.
     AwaitGone,
     /// Set the deletion policy of the twin's content to Retain.
     Retain,
@@ -95,28 +89,25 @@ pub enum SnapshotStep {
     Refuse(SnapshotRefusal),
 }
 
-/// Why there will be no snapshot.
+/// Why the snapshot is not created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotRefusal {
-    /// Something else is in the twin's place.
-    #[error("its place is taken by an object that is not ours: {0}. Rename or remove it")]
+    /// Another object has the name of the twin.
+    #[error("the name of its twin is taken by an object that is not ours: {0}. Rename or delete it")]
     Foreign(ForeignSnapshot),
     /// The snapshot exists, of another volume.
     #[error("a snapshot of this name exists, of another volume")]
     OtherSource,
-    /// Nobody waits for it.
-    #[error(
-        "the VolumeSnapshotContent it is for is deleted or being deleted, so that nobody waits for it any more"
-    )]
+    /// The user's snapshot was deleted.
+    #[error("its VolumeSnapshotContent was deleted or is being deleted, so the snapshot is no longer needed")]
     GivenUp,
-    /// It was there and is gone.
+    /// It was answered before, and its twin is deleted.
     #[error(
-        "it was taken before and has vanished: the data may be lost, and one that is taken now would be of another time"
+        "it was taken before and its twin was deleted: the data may be lost, and a new one would be of another time"
     )]
     Vanished,
 }
 
-/// Decides the next step of `CreateSnapshot`.
 #[must_use]
 pub fn snapshot_step(facts: &SnapshotFacts) -> SnapshotStep {
     let given_up = matches!(facts.content, UserContent::Deleting | UserContent::Gone);
@@ -132,8 +123,8 @@ pub fn snapshot_step(facts: &SnapshotFacts) -> SnapshotStep {
         } => SnapshotStep::Refuse(SnapshotRefusal::OtherSource),
         SnapshotTwin::Ours { deleting: true, .. } => SnapshotStep::AwaitGone,
         SnapshotTwin::Ours { cut: true, .. } if facts.to_retain => SnapshotStep::Retain,
-        // Also if nobody seems to want it any more: with its id csi-snapshotter deletes it or,
-        // if the user's policy is Retain, leaves it. A deletion of ours could not tell.
+        // Even if the snapshot is no longer needed: with the id csi-snapshotter deletes it or, if the user's
+        // policy is Retain, keeps it. This driver could not know which.
         SnapshotTwin::Ours { cut: true, .. } => SnapshotStep::Answer,
         SnapshotTwin::Ours { .. } if given_up => SnapshotStep::GiveUp,
         SnapshotTwin::Ours { .. } => SnapshotStep::Wait,

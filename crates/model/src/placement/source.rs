@@ -1,95 +1,72 @@
-//! Whether a twin may be made as a copy of a snapshot or of another twin, and whether what
-//! was made is one. Provisioners that are no CSI drivers ignore the source of a claim: the
-//! claim is Bound, to an empty volume, and nobody says a word. So a copy is asked for only
-//! where the driver is seen to be the source's, and what was made is looked at.
+//! Whether a twin may be created as a copy of a snapshot or of another twin, and whether the result is a
+//! copy. Provisioners that are not CSI drivers ignore the source of a claim: it becomes Bound to an empty
+//! volume, without an error. So a copy is requested only where the driver is known to be that of the source,
+//! and the result is checked.
 
 use crate::volume::VolumeMode;
 
-/// Why no copy is made.
+/// Why no copy can be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceRefusal {
-    /// The source cannot be read from now.
+    /// The source is not usable now.
     #[error("{source_name} {why}")]
-    NotUsable {
-        /// The snapshot or volume.
-        source_name: String,
-        /// Why not.
-        why: String,
-    },
+    NotUsable { source_name: String, why: String },
     /// It is in another namespace than the twin would be.
     #[error(
-        "{source_name} is in the namespace {found} of the cluster {cluster}, and the volume would be in {wanted}: a volume can only be copied within one"
+        "{source_name} is in the namespace {found} of the cluster {cluster}, and the volume would be in {wanted}: a volume can only be copied within one namespace"
     )]
     OtherNamespace {
-        /// The snapshot or volume.
         source_name: String,
-        /// Its namespace.
         found: String,
-        /// The twin's.
+        /// The namespace of the twin.
         wanted: String,
-        /// Their cluster.
         cluster: String,
     },
-    /// Whether the class copies is not known.
+    /// Whether the class can copy it is unknown.
     #[error(
-        "it is not known whether the storage class {class} copies {source_name}, for this driver may not read {unread} in the cluster {cluster}; an empty volume would be the worse answer. Grant the right"
+        "cannot determine whether the storage class {class} can copy {source_name}, because this driver may not read {unread} in the cluster {cluster}; the volume could be empty. Grant the right"
     )]
     Unreadable {
-        /// The real class.
         class: String,
-        /// The snapshot or volume.
         source_name: String,
-        /// What cannot be read.
         unread: &'static str,
-        /// Where.
         cluster: String,
     },
-    /// Nobody can copy the source.
-    #[error("{source_name} is no CSI volume, which nobody can copy")]
-    NotCsi {
-        /// The volume.
-        source_name: String,
-    },
-    /// The class is another driver's.
+    /// No driver can copy the source.
+    #[error("{source_name} is not a CSI volume, so no driver can copy it")]
+    NotCsi { source_name: String },
+    /// The class belongs to another driver.
     #[error(
-        "{source_name} is of the driver {driver}, and the real storage class {class} of {provisioner}, which cannot copy it: use a class of the same driver"
+        "{source_name} belongs to the driver {driver}, and the real storage class {class} to {provisioner}, which cannot copy it: use a class of the same driver"
     )]
     OtherDriver {
-        /// The snapshot or volume.
         source_name: String,
-        /// Its driver.
         driver: String,
-        /// The real class.
         class: String,
-        /// Who makes its volumes.
         provisioner: String,
     },
-    /// The volume mode differs.
     #[error(
-        "{source_name} is of a volume with the mode {found}, and {wanted} is asked for: that needs the annotation snapshot.storage.kubernetes.io/allow-volume-mode-change=true on its VolumeSnapshotContent"
+        "{source_name} is of a volume with the mode {found}, and {wanted} is requested: that needs the annotation snapshot.storage.kubernetes.io/allow-volume-mode-change=true on its VolumeSnapshotContent"
     )]
     OtherMode {
-        /// The snapshot.
         source_name: String,
-        /// The mode of its volume.
         found: String,
-        /// The mode asked for.
+        /// The requested mode.
         wanted: &'static str,
     },
 }
 
-/// Who could copy a source, as far as it is known.
+/// Which driver can copy a source, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceDriver<'a> {
-    /// This CSI driver.
     Csi(&'a str),
-    /// Nobody: it is no CSI volume.
+    /// None: it is not a CSI volume.
     None,
-    /// It cannot be known: this may not be read.
+    /// Unknown: this driver may not read these objects.
     Unreadable(&'static str),
 }
 
-/// Refuses a copy that nobody would make.
+/// Refuses a request for a copy that no driver would create.
 pub fn may_copy(
     source_name: &str,
     driver: SourceDriver<'_>,
@@ -120,18 +97,18 @@ pub fn may_copy(
     }
 }
 
-/// What is seen of a twin that should be a copy, and of its PV.
+/// Facts about a twin that should be a copy, and its PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyFacts {
     /// Whether the twin still names its source.
     pub names_source: bool,
     /// When the twin was created, in seconds since 1970.
     pub twin_created: i64,
-    /// When its PV was.
+    /// When its PV was created.
     pub volume_created: i64,
 }
 
-/// Why the PV of a twin does not hold a copy of the source it was made for.
+/// Why the PV of a twin does not hold a copy of its source.
 #[must_use]
 pub fn copy_flaw(facts: CopyFacts) -> Option<&'static str> {
     if !facts.names_source {
@@ -143,7 +120,6 @@ pub fn copy_flaw(facts: CopyFacts) -> Option<&'static str> {
     }
 }
 
-/// A volume mode as Kubernetes spells it.
 #[must_use]
 pub fn mode_name(mode: VolumeMode) -> &'static str {
     match mode {

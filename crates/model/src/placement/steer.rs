@@ -1,8 +1,7 @@
-//! Where a copy of a snapshot or of a volume can be made, in nodes of the home cluster, and
-//! when the scheduler is told. It knows nothing of sources: all that it obeys is the node
-//! that is selected for a claim. So where only one node can have the copy it is selected at
-//! once; of several the scheduler may find one itself, and only after it has missed them one
-//! is selected that the pod may use.
+//! Where a copy of a snapshot or of a volume can be created, in nodes of the home cluster, and when this
+//! driver selects the node. The scheduler does not know sources: all it respects is the selected node of a
+//! claim. So a single possible node is selected at once; of several the scheduler may find one itself, and
+//! only after it has chosen a wrong one this driver selects one that the pod may use.
 
 use crate::{
     placement::Consumer,
@@ -10,19 +9,19 @@ use crate::{
     volume::{ClusterId, RestoreTopology},
 };
 
-/// As many nodes as a message names.
+/// Nodes that a message names.
 const NAMED: usize = 5;
 
-/// What a copy is made of, as far as that says where.
+/// The source of a copy, as far as it restricts the location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Original {
-    /// A volume, and from where it can be reached; `None` means anywhere in its cluster.
+    /// A volume, and from where it is accessible; `None` means anywhere in its cluster.
     Volume(Option<NodeSelector>),
     /// A snapshot.
     Snapshot {
-        /// From where the volume it is of could be reached, if that is known.
+        /// From where its volume was accessible, if known.
         reached_from: Option<NodeSelector>,
-        /// What the class of the new volume says.
+        /// The `restoreTopology` of the new volume's class.
         restore: Option<RestoreTopology>,
     },
 }
@@ -32,15 +31,14 @@ pub enum Original {
 pub struct SourcePlace {
     /// The cluster of the source, unless that is the home cluster.
     remote: Option<ClusterId>,
-    /// The nodes, by name.
     nodes: Vec<Node>,
-    /// Whether there are others in its cluster.
+    /// Whether its cluster has nodes that cannot.
     is_part: bool,
 }
 
 impl SourcePlace {
-    /// Where a copy can be made of what is in this cluster. For the storage of a remote
-    /// cluster it makes no difference which of the nodes is chosen that stand for it.
+    /// The nodes for a copy of a source in this cluster. For the storage of a remote cluster it does not
+    /// matter which of its virtual nodes is chosen.
     #[must_use]
     pub fn of(original: &Original, cluster: &ClusterId, home: &ClusterId, nodes: &[Node]) -> Self {
         let whole = Segments::of_cluster(cluster);
@@ -57,7 +55,7 @@ impl SourcePlace {
             } => None,
             Original::Snapshot { reached_from, .. } => reached_from.as_ref(),
         };
-        // The storage of a zone mostly restores its snapshots in others, too.
+        // Zonal storage can usually restore its snapshots in other zones, too.
         let may_reach_further = matches!(original, Original::Snapshot { restore: None, .. });
         let mut chosen = all.clone();
         if let Some(selector) = selector.filter(|_| is_home) {
@@ -80,7 +78,7 @@ impl SourcePlace {
         self.nodes.iter().any(|one| one.name == node)
     }
 
-    /// Where it is, behind "the snapshot backup is".
+    /// Where the copy can be; continues "the snapshot backup is".
     #[must_use]
     pub fn describe(&self) -> String {
         let mut names: Vec<&str> = self
@@ -95,11 +93,11 @@ impl SourcePlace {
         let names = names.join(" or ");
         match &self.remote {
             Some(cluster) if self.nodes.is_empty() => {
-                format!("in the cluster {cluster}, for which no node stands now")
+                format!("in the cluster {cluster}, which no node represents now")
             }
             Some(cluster) => format!("in the cluster {cluster}, reached through {names}"),
             None if self.is_part && self.nodes.is_empty() => {
-                "in this cluster, where no node that can have its copy is there now".to_owned()
+                "in this cluster, which now has no node that can have its copy".to_owned()
             }
             None if self.is_part => format!("in this cluster, where only {names} can have its copy"),
             None => "in this cluster".to_owned(),
@@ -107,43 +105,43 @@ impl SourcePlace {
     }
 }
 
-/// Who chooses the node of a claim.
+/// How the node of a claim is selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Steer {
-    /// The scheduler, or whatever changes next.
-    LeaveAlone,
-    /// We: the first of these that the pod may use, whatever their taints and its other claims
-    /// say.
+pub enum NodeSelection {
+    /// By the scheduler, or after the next change.
+    ByScheduler,
+    /// By this driver: the first of these that the pod may use, considering taints and the other claims of
+    /// the pod.
     FirstOf(Vec<String>),
-    /// Nobody: the pod may run on none of them.
+    /// Not at all: the pod can run on none of them.
     Nowhere,
 }
 
-/// Decides who chooses the node of a claim for one of the pods that wait for it, if there is
-/// any yet. `missed`: the scheduler has chosen a wrong one before. `waits`: its class waits
-/// for a pod. So many nodes as were `tried` before come last: they were of no use.
+/// Decides how the node of a claim is selected, for one of the pods that wait for it, if any. `missed`: the
+/// scheduler has chosen a wrong node before. `waits`: the class is `WaitForFirstConsumer`. The first `tried`
+/// nodes come last: they were selected before without success.
 #[must_use]
-pub fn steer(
+pub fn select_node_for_copy(
     place: &SourcePlace,
     consumer: Option<&Consumer>,
     missed: bool,
     waits: bool,
     tried: usize,
-) -> Steer {
+) -> NodeSelection {
     let (one, none) = (place.nodes.len() == 1, place.nodes.is_empty());
     let usable: Vec<&Node> = match consumer {
         Some(pod) => place.nodes.iter().filter(|node| pod.selects(node)).collect(),
         None => place.nodes.iter().collect(),
     };
     if none || (usable.is_empty() && (one || missed)) {
-        return Steer::Nowhere;
+        return NodeSelection::Nowhere;
     }
     if !one && (!missed || (consumer.is_none() && waits)) {
-        return Steer::LeaveAlone;
+        return NodeSelection::ByScheduler;
     }
     let first = tried % usable.len();
     let names = usable[first..].iter().chain(&usable[..first]);
-    Steer::FirstOf(names.map(|node| node.name.clone()).collect())
+    NodeSelection::FirstOf(names.map(|node| node.name.clone()).collect())
 }
 
 #[cfg(test)]
@@ -213,11 +211,7 @@ mod tests {
     #[test]
     fn a_clone_is_made_where_its_source_is_reached() {
         let zone = Original::Volume(Some(selector("zone", "a")));
-        assert_eq!(
-            names(&place(&zone, "home")),
-            ["n1", "n2"],
-            "not on nodes that stand for others"
-        );
+        assert_eq!(names(&place(&zone, "home")), ["n1", "n2"], "not on virtual nodes");
         assert_eq!(names(&place(&Original::Volume(None), "home")), ["n1", "n2", "n3"]);
         let there = Original::Volume(Some(selector(CLUSTER_KEY, "milan")));
         assert_eq!(names(&place(&there, "milan")), ["to-milan", "to-milan-2"]);
@@ -233,7 +227,7 @@ mod tests {
             (zone(), Some(RestoreTopology::Source), 2),
             (one(), Some(RestoreTopology::Cluster), 3),
             (None, Some(RestoreTopology::Source), 3),
-            // Its node is gone; whether its storage is, the real driver knows.
+            // Its node was deleted; the real driver may still have the storage.
             (Some(selector(NODE_KEY, "n9")), None, 3),
         ] {
             let place = place(&snapshot(reached_from, restore), "home");
@@ -259,7 +253,7 @@ mod tests {
             (
                 snapshot(None, None),
                 "rome",
-                "in the cluster rome, for which no node stands now",
+                "in the cluster rome, which no node represents now",
             ),
         ] {
             assert_eq!(place(&original, cluster).describe(), expected);
@@ -273,16 +267,25 @@ mod tests {
         }
     }
 
-    fn first_of(names: &[&str]) -> Steer {
-        Steer::FirstOf(names.iter().map(|&name| name.to_owned()).collect())
+    fn first_of(names: &[&str]) -> NodeSelection {
+        NodeSelection::FirstOf(names.iter().map(|&name| name.to_owned()).collect())
     }
 
     #[test]
     fn one_node_is_selected_at_once() {
         let place = place(&snapshot(Some(selector(NODE_KEY, "n2")), None), "home");
-        assert_eq!(steer(&place, None, false, true, 0), first_of(&["n2"]));
-        assert_eq!(steer(&place, Some(&pod("n2")), false, true, 0), first_of(&["n2"]));
-        assert_eq!(steer(&place, Some(&pod("n1")), false, true, 0), Steer::Nowhere);
+        assert_eq!(
+            select_node_for_copy(&place, None, false, true, 0),
+            first_of(&["n2"])
+        );
+        assert_eq!(
+            select_node_for_copy(&place, Some(&pod("n2")), false, true, 0),
+            first_of(&["n2"])
+        );
+        assert_eq!(
+            select_node_for_copy(&place, Some(&pod("n1")), false, true, 0),
+            NodeSelection::Nowhere
+        );
     }
 
     #[test]
@@ -290,24 +293,30 @@ mod tests {
         let place = place(&snapshot(None, None), "home");
         for consumer in [None, Some(pod("n1")), Some(pod("elsewhere"))] {
             assert_eq!(
-                steer(&place, consumer.as_ref(), false, true, 0),
-                Steer::LeaveAlone
+                select_node_for_copy(&place, consumer.as_ref(), false, true, 0),
+                NodeSelection::ByScheduler
             );
         }
         assert_eq!(
-            steer(&place, None, true, true, 0),
-            Steer::LeaveAlone,
+            select_node_for_copy(&place, None, true, true, 0),
+            NodeSelection::ByScheduler,
             "its pod may come"
         );
-        assert_eq!(steer(&place, None, true, false, 0), first_of(&["n1", "n2", "n3"]));
-        assert_eq!(steer(&place, Some(&pod("n3")), true, true, 0), first_of(&["n3"]));
         assert_eq!(
-            steer(&place, Some(&pod("elsewhere")), true, true, 0),
-            Steer::Nowhere
+            select_node_for_copy(&place, None, true, false, 0),
+            first_of(&["n1", "n2", "n3"])
+        );
+        assert_eq!(
+            select_node_for_copy(&place, Some(&pod("n3")), true, true, 0),
+            first_of(&["n3"])
+        );
+        assert_eq!(
+            select_node_for_copy(&place, Some(&pod("elsewhere")), true, true, 0),
+            NodeSelection::Nowhere
         );
         let any = Consumer::default();
         assert_eq!(
-            steer(&place, Some(&any), true, true, 4),
+            select_node_for_copy(&place, Some(&any), true, true, 4),
             first_of(&["n2", "n3", "n1"])
         );
     }
@@ -316,7 +325,10 @@ mod tests {
     fn no_node_is_nowhere() {
         let place = place(&snapshot(None, None), "rome");
         for missed in [false, true] {
-            assert_eq!(steer(&place, None, missed, true, 0), Steer::Nowhere);
+            assert_eq!(
+                select_node_for_copy(&place, None, missed, true, 0),
+                NodeSelection::Nowhere
+            );
         }
     }
 }

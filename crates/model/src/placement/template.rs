@@ -1,8 +1,7 @@
-//! Parameters of real classes that their driver expands with the claim's metadata, such
-//! as `${.PVC.namespace}` in the directory of a volume. The claim that such a driver
-//! sees is the twin: at home all twins share one namespace, and only allowed annotations
-//! are carried to a twin anywhere. A directory per namespace, or one named by an
-//! annotation, would become one directory for the volumes of all users.
+//! Parameters of real classes that their driver expands with metadata of the claim, such as
+//! `${.PVC.namespace}` in the directory of a volume. The claim that such a driver sees is the twin: at home
+//! all twins share one namespace, and only allowed annotations are carried to a twin. A directory per
+//! namespace, or per annotation, would become one directory for the volumes of all users.
 //!
 //! Known forms: nfs-subdir-external-provisioner `${.PVC.annotations.x}`, csi-driver-nfs
 //! and -smb `${pvc.metadata.namespace}`, csi-provisioner `${pvc.annotations['x']}`,
@@ -13,7 +12,7 @@ use std::collections::BTreeMap;
 /// Where a template begins and ends.
 const FORMS: [(&str, &str); 2] = [("${", "}"), ("{{", "}}")];
 
-/// What a parameter is expanded with, and a twin does not have as its claim has it.
+/// What a parameter is expanded with, if the twin has another value than its claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Expands {
     /// The namespace of the claim.
@@ -23,7 +22,7 @@ pub enum Expands {
 }
 
 impl Expands {
-    /// What a value is expanded with; annotations if with both.
+    /// What a value is expanded with; `Annotation` if with both.
     fn of(value: &str) -> Option<Self> {
         FORMS
             .into_iter()

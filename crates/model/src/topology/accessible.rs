@@ -1,7 +1,7 @@
 //! From the affinity of a twin's PV to the accessible topology of a CSI volume.
 //!
-//! CSI knows equality only: a volume is reachable from a place if every key of
-//! it has its one value. An affinity says more, so it is expanded:
+//! CSI topology knows only equality: a volume is accessible from a place if each of its keys has the one
+//! value. A node affinity is more expressive, so it is expanded:
 //!
 //! ```text
 //! zone In [a, b]              →  {cluster, zone: a} or {cluster, zone: b}
@@ -9,40 +9,39 @@
 //! host NotIn [x], name In [n] →  one place for each node that matches now
 //! ```
 //!
-//! The result is never wider than the affinity. It is narrower where equality
-//! has to name what is there now: a volume shown to fewer nodes than could reach
-//! it costs a pod some choice, one shown to more costs it its data.
+//! The result is never wider than the affinity. It is narrower where equality can only name what exists now:
+//! a volume offered to too few nodes costs a pod some choice, one offered to too many may cost a user the
+//! data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{CLUSTER_KEY, Labels, NODE_KEY, Node, NodeSelector, Operator, Segments, Term};
 use crate::volume::ClusterId;
 
-/// Most places a PV may list. Beyond that its affinity would be a burden for
-/// the scheduler and, with long names, for etcd.
+/// Places that a PV may list. With more its affinity would burden the scheduler and, with long names, exceed
+/// the size limit of etcd.
 pub const MAX_TOPOLOGIES: usize = 512;
 
 /// Why an affinity has no accessible topology.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AffinityError {
-    /// Nobody could use the volume.
+    /// No node can access the volume.
     #[error("the node affinity of the volume matches none of the {0} nodes of the cluster")]
     NoNode(usize),
-    /// The nodes are there, but a scheduler could not match our keys on them.
+    /// The nodes exist, but have no topology labels of this driver that the scheduler could match.
     #[error(
-        "the node affinity of the volume matches {}, but this driver is not registered there: see whether its node plugin runs",
+        "the node affinity of the volume matches {}, but this driver is not registered there: check whether its node plugin runs",
         .0.join(", ")
     )]
     NotRegistered(Vec<String>),
-    /// Too many alternatives.
-    #[error("the node affinity of the volume stands for more than {MAX_TOPOLOGIES} places")]
+    #[error("the node affinity of the volume expands to more than {MAX_TOPOLOGIES} topologies")]
     TooManyPlaces,
 }
 
-/// The places from which a volume with this affinity can be reached, within its cluster.
+/// The places from which a volume with this affinity is accessible, within its cluster.
 ///
-/// `nodes` are the real nodes of that cluster as they are now. Without an
-/// affinity the whole cluster reaches the volume, whatever its nodes.
+/// `nodes` are the current real nodes of that cluster. Without an affinity the volume is accessible from the
+/// whole cluster, whatever its nodes.
 pub fn accessible(
     cluster: &ClusterId,
     affinity: Option<&NodeSelector>,
@@ -78,8 +77,8 @@ pub fn accessible(
     Ok(places.into_iter().collect())
 }
 
-/// What of the accessible places a request allows; empty if that is nothing. `nodes` are
-/// the nodes of the cluster: a place that none of the forbidden ones is in stays as it is.
+/// The part of the accessible places that a request allows; empty if none. `nodes` are the nodes of the
+/// cluster: a place without any forbidden node is kept unchanged.
 ///
 /// # Errors
 /// [`AffinityError::TooManyPlaces`].
@@ -106,7 +105,7 @@ pub fn allowed(
     Ok(places.into_iter().collect())
 }
 
-/// The places of one term; `inside` are the nodes it admits.
+/// The places of one term; `inside` are the nodes it matches.
 fn places_of(term: &Term, inside: &[&Node], anywhere: &Segments) -> Result<Vec<Segments>, AffinityError> {
     match equalities(term, inside) {
         Some(choices) => product(&choices, anywhere),
@@ -117,13 +116,13 @@ fn places_of(term: &Term, inside: &[&Node], anywhere: &Segments) -> Result<Vec<S
     }
 }
 
-/// One registered node, as a place.
+/// The place of one registered node.
 fn place_of(node: &Node, anywhere: &Segments) -> Option<Segments> {
     let value = node.labels.get(NODE_KEY)?;
     Some(anywhere.clone().with(NODE_KEY, value.clone()))
 }
 
-/// The values each key may have, if equality can say what the term says.
+/// The values each key may have, if equality can express the term.
 fn equalities<'a>(term: &'a Term, inside: &[&'a Node]) -> Option<BTreeMap<&'a str, BTreeSet<&'a str>>> {
     if !term.fields.is_empty() || term.expressions.is_empty() {
         return None;
@@ -133,7 +132,7 @@ fn equalities<'a>(term: &'a Term, inside: &[&'a Node]) -> Option<BTreeMap<&'a st
         let values: BTreeSet<&str> = if one.operator == Operator::In {
             one.values.iter().map(String::as_str).collect()
         } else {
-            // What else a label may be is only known from the nodes that have it.
+            // Other operators allow only the values that nodes have now.
             values_on(inside, &one.key)?
         };
         choices
@@ -154,7 +153,7 @@ fn value_of<'a>(labels: &'a Labels, key: &str) -> Option<&'a str> {
     labels.get(key).map(String::as_str)
 }
 
-/// Every combination of the choices, within the cluster.
+/// All combinations of the choices, within the cluster.
 fn product(
     choices: &BTreeMap<&str, BTreeSet<&str>>,
     anywhere: &Segments,
@@ -196,7 +195,7 @@ mod tests {
         assert_eq!(allowed(&cluster, &[at("b"), at("a")]), Ok(vec![at("a"), at("b")]));
         assert_eq!(allowed(&[at("a"), at("b")], &[at("b")]), Ok(vec![at("b")]));
         assert_eq!(allowed(&[at("a")], &[at("b")]), Ok(vec![]));
-        // Nobody forbidden is there.
+        // No forbidden node is in that zone.
         assert_eq!(allowed(&[zone("y")], &[at("b"), at("c")]), Ok(vec![zone("y")]));
         assert_eq!(
             allowed(&[zone("x")], &[at("b"), at("c")]),
@@ -268,7 +267,7 @@ mod tests {
                 "cluster=home,zone=c"
             ]
         );
-        // Two requirements on one key: both must hold.
+        // Both requirements on one key must be met.
         assert_eq!(
             expanded(&[zones, one("zone", In, &["a", "d"])], &nodes).unwrap(),
             ["cluster=home,zone=a"]
@@ -407,9 +406,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// Against the brute-force evaluation of the affinity: whatever node is
-        /// asked about, also one that came later, it is admitted only if the
-        /// affinity admits it; and nobody who is there now is left out.
+        /// Compares with a brute-force evaluation of the affinity: any node, even one that is added later, is
+        /// admitted only if the affinity matches it; and no current node is left out.
         #[test]
         fn never_wider_than_the_truth(affinity in any_selector(), now in any_nodes(), later in any_nodes()) {
             let Ok(places) = accessible(&home(), Some(&affinity), &now) else {
@@ -420,8 +418,7 @@ mod tests {
             for node in &now {
                 prop_assert_eq!(reached(node), affinity.admits(node), "{}", node.name);
             }
-            // A node that returns under its name with other labels is out of the reach of
-            // equality; others are not.
+            // Equality cannot exclude a node that returns under its name with other labels.
             for node in later.iter().skip(now.len()) {
                 prop_assert!(!reached(node) || affinity.admits(node), "{}", node.name);
             }

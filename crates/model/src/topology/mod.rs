@@ -1,6 +1,5 @@
-//! Where data is reachable from: topology segments, our keys, the selectors of
-//! Kubernetes, and how a twin's affinity becomes the topology of a CSI volume.
-//! Pure: no Kubernetes client, no gRPC, no clock.
+//! Topology of volumes: segments, our keys, selectors of Kubernetes, and how the affinity of a twin becomes
+//! the topology of a CSI volume. Pure: no Kubernetes client, no gRPC, no clock.
 
 mod accessible;
 mod segments;

@@ -1,19 +1,19 @@
-//! Topology segments and the keys this driver puts on nodes.
+//! Topology segments, and the keys of labels that this driver sets on nodes.
 
 use std::{collections::BTreeMap, fmt};
 
 use super::Labels;
 use crate::volume::{ClusterId, digest};
 
-/// Key on every node: the cluster it runs in, or stands for.
+/// Key on every node: the cluster that it runs in or represents.
 pub const CLUSTER_KEY: &str = "topology.storage.liqo.io/cluster";
 /// Key on real nodes only: the node itself.
 pub const NODE_KEY: &str = "topology.storage.liqo.io/node";
 
-/// Label on virtual nodes that this driver's fabric makes: the cluster it stands for.
+/// Label on the virtual nodes of this driver's fabric: the cluster that it represents.
 pub const FABRIC_NODE: &str = "fabric.storage.liqo.io/cluster";
 
-/// Label on virtual nodes only, so that workloads of real nodes can stay away.
+/// Label on virtual nodes only, so that workloads for real nodes can avoid them.
 pub const VIRTUAL_NODE: &str = "storage.liqo.io/virtual-node";
 
 /// Longest value of a label.
@@ -21,8 +21,8 @@ const VALUE_MAX: usize = 63;
 const KEPT: usize = 50;
 const DIGITS: usize = 10;
 
-/// Value of [`NODE_KEY`] on the node of this name: the name, or if that is too
-/// long for a label its beginning and a hash.
+/// Value of [`NODE_KEY`] on the node of this name: the name, or if that is too long for a label its beginning
+/// and a hash.
 #[must_use]
 pub fn node_value(name: &str) -> String {
     if name.len() <= VALUE_MAX {
@@ -32,7 +32,7 @@ pub fn node_value(name: &str) -> String {
     format!("{start}-{}", digest(DIGITS, [name]))
 }
 
-/// One place: every key must have its value.
+/// The topology of one place: every key must have its value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Segments(BTreeMap<String, String>);
 
@@ -62,7 +62,7 @@ impl Segments {
         self.0.get(key).map(String::as_str)
     }
 
-    /// What is in both places; `None` if they have no node in common.
+    /// The intersection of both places; `None` if they have no node in common.
     #[must_use]
     pub fn and(&self, other: &Self) -> Option<Self> {
         let mut both = self.0.clone();
@@ -77,7 +77,7 @@ impl Segments {
         Some(Self(both))
     }
 
-    /// Whether every node of this place is in another one as well.
+    /// Whether every node of this place is also in the other one.
     #[must_use]
     pub fn is_within(&self, other: &Self) -> bool {
         other.0.iter().all(|(key, value)| self.0.get(key) == Some(value))
@@ -89,7 +89,6 @@ impl Segments {
         self.0.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
 
-    /// The keys and their values.
     #[must_use]
     pub fn into_map(self) -> BTreeMap<String, String> {
         self.0

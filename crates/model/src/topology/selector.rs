@@ -1,6 +1,6 @@
-//! The selectors of Kubernetes over labels and nodes, evaluated as the
-//! scheduler does. What it would reject admits nothing here: an object that is
-//! not understood must never widen where a volume is believed to be.
+//! The selectors of Kubernetes for labels and nodes, evaluated like the scheduler. A selector that the
+//! scheduler would reject matches nothing: an unknown feature must never widen the set of nodes that a volume
+//! is accessible from.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -11,20 +11,18 @@ pub type Labels = BTreeMap<String, String>;
 
 const NAME_FIELD: &str = "metadata.name";
 
-/// A node as the scheduler sees it.
+/// A node, as far as the scheduler needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
     pub name: String,
-    /// Its labels.
     pub labels: Labels,
-    /// Those of its annotations by which fabrics tell which cluster is behind it.
+    /// The annotations by which fabrics record which cluster the node represents.
     pub annotations: Labels,
 }
 
 impl Node {
-    /// Whether its kubelet has registered this driver: a real node, whatever a
-    /// selector says. One that only carries labels of another node is none.
+    /// Whether its kubelet has registered this driver: then it is a real node, whatever its other labels. A
+    /// node with a copied label of another one does not count.
     #[must_use]
     pub fn has_driver(&self) -> bool {
         self.labels.get(NODE_KEY) == Some(&node_value(&self.name))
@@ -48,7 +46,7 @@ pub enum Operator {
     Lt,
 }
 
-/// An operator Kubernetes did not have when this was written.
+/// An operator that this version does not know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown selector operator {0:?}")]
 pub struct UnknownOperator(String);
@@ -72,11 +70,9 @@ impl FromStr for Operator {
 /// One condition on one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
-    /// The key.
     pub key: String,
     /// How its value is compared.
     pub operator: Operator,
-    /// With what.
     pub values: Vec<String>,
 }
 
@@ -90,7 +86,7 @@ impl Requirement {
         }
     }
 
-    /// Whether these labels meet it.
+    /// Whether these labels meet the requirement.
     #[must_use]
     pub fn admits(&self, labels: &Labels) -> bool {
         self.is_valid() && self.admits_value(labels.get(&self.key).map(String::as_str))
@@ -122,7 +118,7 @@ impl Requirement {
         }
     }
 
-    /// On fields, Kubernetes knows the name and one value only.
+    /// For fields, Kubernetes supports only the name with a single value.
     fn admits_field(&self, node: &Node) -> bool {
         self.key == NAME_FIELD
             && self.values.len() == 1
@@ -141,7 +137,7 @@ pub struct Term {
 }
 
 impl Term {
-    /// Whether a node meets the term. One without requirements admits nobody.
+    /// Whether a node meets the term. A term without requirements matches no node.
     #[must_use]
     pub fn admits(&self, node: &Node) -> bool {
         let empty = self.expressions.is_empty() && self.fields.is_empty();
@@ -151,27 +147,24 @@ impl Term {
     }
 }
 
-/// Terms of which one must be met.
+/// Terms, at least one of which must be met.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSelector {
-    /// The terms.
     pub terms: Vec<Term>,
 }
 
 impl NodeSelector {
-    /// Whether a node is selected.
     #[must_use]
     pub fn admits(&self, node: &Node) -> bool {
         self.terms.iter().any(|term| term.admits(node))
     }
 }
 
-/// Requirements on labels that must all be met; none admits everything.
+/// Requirements on labels that must all be met; without any it matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelSelector(pub Vec<Requirement>);
 
 impl LabelSelector {
-    /// Whether these labels are selected.
     #[must_use]
     pub fn admits(&self, labels: &Labels) -> bool {
         self.0.iter().all(|one| one.admits(labels))

@@ -1,5 +1,5 @@
-//! Who may use a volume at once, and how: the capabilities of a request, known
-//! to agree with each other.
+//! The capabilities of a request, merged and validated: access modes, volume mode, file system type and mount
+//! flags.
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
@@ -26,7 +26,6 @@ impl AccessMode {
         Self::ReadWriteOncePod,
     ];
 
-    /// As Kubernetes spells it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -55,12 +54,12 @@ impl fmt::Display for AccessMode {
     }
 }
 
-/// How a consumer sees the volume.
+/// How a pod uses the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
     /// As a mounted file system.
     Mount {
-        /// Type of the file system, when the request cares.
+        /// File system type, if the request has one.
         fs_type: Option<String>,
         /// Mount options.
         flags: Vec<String>,
@@ -69,16 +68,14 @@ pub enum Access {
     Block,
 }
 
-/// One capability of a request; several stand for several access modes.
+/// One capability of a request, which has one for each access mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capability {
-    /// Who may use the volume at once.
     pub mode: AccessMode,
-    /// How it is used.
     pub access: Access,
 }
 
-/// All capabilities of a request, known to agree with each other.
+/// The merged capabilities of a request, which are consistent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     modes: BTreeSet<AccessMode>,
@@ -86,7 +83,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Brings the capabilities of a request together.
+    /// Merges the capabilities of a request.
     pub fn new(asked: impl IntoIterator<Item = Capability>) -> Result<Self, SpecError> {
         let mut asked = asked.into_iter();
         let first = asked.next().ok_or(SpecError::NoCapability)?;
@@ -129,7 +126,7 @@ impl Capabilities {
         }
     }
 
-    /// Who may use the volume at once; never empty.
+    /// Never empty.
     #[must_use]
     pub fn access_modes(&self) -> &BTreeSet<AccessMode> {
         &self.modes
@@ -144,7 +141,7 @@ impl Capabilities {
         }
     }
 
-    /// Type of the file system, when the request cares.
+    /// File system type, if the request has one.
     #[must_use]
     pub fn fs_type(&self) -> Option<&str> {
         match &self.access {
@@ -153,7 +150,6 @@ impl Capabilities {
         }
     }
 
-    /// Mount options.
     #[must_use]
     pub fn mount_flags(&self) -> &[String] {
         match &self.access {
@@ -162,10 +158,10 @@ impl Capabilities {
         }
     }
 
-    /// Whether a volume made for these capabilities also serves the asked ones.
+    /// Whether a volume created for these capabilities also satisfies the requested ones.
     ///
-    /// A file system type counts only where both name one; mount flags are
-    /// given per use and decide nothing.
+    /// A file system type counts only where both name one; mount flags are given at each use and do not
+    /// count.
     #[must_use]
     pub fn contains(&self, asked: &Self) -> bool {
         let same_type = match (self.fs_type(), asked.fs_type()) {
@@ -176,7 +172,7 @@ impl Capabilities {
     }
 }
 
-/// An empty file system type means that none was asked for.
+/// An empty file system type means none.
 fn normalised(access: Access) -> Access {
     match access {
         Access::Mount { fs_type, flags } => Access::Mount {

@@ -1,5 +1,5 @@
-//! Which labels and annotations of a claim its twin carries, and how they are
-//! kept in sync. Backup tools, cost reports and real drivers read them there.
+//! Which labels and annotations of a claim its twin carries, and how they are kept in sync. Backup tools,
+//! cost reports and real drivers read them on the twin.
 
 use std::collections::BTreeMap;
 
@@ -9,21 +9,21 @@ use super::{Marks, digest::digest, mark};
 
 type Map = BTreeMap<String, String>;
 
-/// Domains whose keys mean the claim itself, never its twin.
+/// Domains of keys that concern the claim itself, never its twin.
 const OWN_MEANING: [&str; 5] = [
     // Kubernetes acts on them; `volume.beta.kubernetes.io/storage-class` would even override the class.
     "kubernetes.io",
     "k8s.io",
-    // Ours and Liqo's: a copy could claim a twin for somebody else.
+    // Ours and Liqo's: a copy could mark a twin as that of another volume.
     "liqo.io",
-    // Kosmos writes changes of a claim that bears its mark onto the claim at home.
+    // Kosmos writes changes of a claim with its mark back to the claim at home.
     "kosmos.io",
     "kosmos-io",
 ];
 
-/// Domains by which deployment tools know what is theirs. A twin that carried
-/// them would be pruned, as an object missing from the tool's sources. (The
-/// keys of applysets and Helm's `managed-by` are in Kubernetes' own domain.)
+/// Domains of keys by which deployment tools recognise their objects. The tools would prune a twin with such
+/// a key, as an object missing from their sources. (The keys of applysets and Helm's `managed-by` are in
+/// Kubernetes' own domain.)
 const OWNERSHIP: [&str; 6] = [
     "argoproj.io",
     "fluxcd.io",
@@ -33,20 +33,20 @@ const OWNERSHIP: [&str; 6] = [
     "fleet.cattle.io",
 ];
 
-/// The annotations of claims that twins carry: those the operator lists. Real drivers
-/// and provisioners act on annotations, and at home they see the twins of all users in
-/// one namespace, so none is carried that nobody asked for.
+/// The annotations that are carried to twins: those in the operator's list. Real drivers and provisioners act
+/// on annotations, and at home they see the twins of all users in one namespace, so no other annotation is
+/// carried.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CarriedAnnotations(Vec<String>);
 
 impl CarriedAnnotations {
-    /// Those with these keys; a key that ends with `*` stands for all that begin so.
+    /// Annotations with these keys; a key that ends with `*` is a prefix.
     #[must_use]
     pub fn new(keys: impl IntoIterator<Item = String>) -> Self {
         Self(keys.into_iter().filter(|key| !key.is_empty()).collect())
     }
 
-    /// What the twin of a claim with this metadata carries.
+    /// The metadata that the twin of a claim with this metadata carries.
     #[must_use]
     pub fn carried(&self, labels: &Map, annotations: &Map) -> Carried {
         let mut annotations = annotations.clone();
@@ -65,30 +65,25 @@ impl CarriedAnnotations {
 /// The metadata of a claim that its twin carries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// Labels.
     pub labels: Map,
-    /// Annotations.
     pub annotations: Map,
 }
 
 /// A merge patch of metadata: `None` removes a key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetadataChanges {
-    /// Changes of labels.
     pub labels: BTreeMap<String, Option<String>>,
-    /// Changes of annotations.
     pub annotations: BTreeMap<String, Option<String>>,
 }
 
 impl MetadataChanges {
-    /// Whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.annotations.is_empty()
     }
 }
 
-/// The keys a twin carries, as recorded on it.
+/// The keys that a twin carries, as recorded on it.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 struct Record {
@@ -105,7 +100,7 @@ impl Record {
 }
 
 impl Carried {
-    /// All of this metadata that may be carried at all.
+    /// All of this metadata that may be carried.
     #[must_use]
     pub fn of(labels: &Map, annotations: &Map) -> Self {
         let carried = |map: &Map| {
@@ -120,7 +115,7 @@ impl Carried {
         }
     }
 
-    /// Labels and annotations of a new twin: what is carried, then ours, which win.
+    /// Labels and annotations of a new twin: the carried ones, overridden by ours.
     #[must_use]
     pub fn with(&self, marks: &Marks) -> (Map, Map) {
         let mut labels = self.labels.clone();
@@ -131,7 +126,7 @@ impl Carried {
         (labels, annotations)
     }
 
-    /// What a twin carries, according to the record on it.
+    /// What a twin carries, according to its record.
     #[must_use]
     pub fn on_twin(labels: &Map, annotations: &Map) -> Self {
         let record = Record::read(annotations);
@@ -148,7 +143,7 @@ impl Carried {
         }
     }
 
-    /// Stands for this metadata: claim and twin are in sync when theirs are equal.
+    /// A digest of this metadata: claim and twin are in sync when theirs are equal.
     #[must_use]
     pub fn digest(&self) -> String {
         let parts = |map: &Map| -> Vec<String> {
@@ -159,8 +154,8 @@ impl Carried {
         digest(16, all.iter().map(String::as_str))
     }
 
-    /// What has to change on a twin for it to carry this, and nothing that was
-    /// carried before and is gone from the claim. Keys of others stay.
+    /// The changes that make a twin carry this, and remove what was carried before and is no longer on the
+    /// claim. Keys of others stay.
     #[must_use]
     pub fn changes(&self, labels: &Map, annotations: &Map) -> MetadataChanges {
         let before = Record::read(annotations);
@@ -197,7 +192,7 @@ impl Carried {
 fn differences(now: &Map, wanted: &Map, before: &[String]) -> BTreeMap<String, Option<String>> {
     let gone = before
         .iter()
-        // The record is on an object others may write to: it never speaks for keys we do not carry.
+        // Others may write to the record, so keys that are never carried are ignored in it.
         .filter(|key| is_carried(key) && !wanted.contains_key(*key) && now.contains_key(*key))
         .map(|key| (key.clone(), None));
     let changed = wanted
@@ -217,7 +212,7 @@ fn is_carried(key: &str) -> bool {
         .any(|left_behind| is_within(domain, left_behind))
 }
 
-/// Whether deployment tools know by this key what is theirs.
+/// Whether deployment tools recognise their objects by this key.
 #[must_use]
 pub fn marks_ownership(key: &str) -> bool {
     let domain = key.split_once('/').map(|(domain, _)| domain);
@@ -328,7 +323,7 @@ mod tests {
 
     #[test]
     fn ours_are_written_last() {
-        // Not possible through `of`; whoever builds a `Carried` by hand must not win either.
+        // Impossible through `of`, but a manually created `Carried` must not win either.
         let carried = Carried {
             labels: map(&[(mark::VOLUME, "stolen"), ("app", "shop")]),
             annotations: map(&[(mark::REQUEST_NAME, "stolen")]),
@@ -383,7 +378,7 @@ mod tests {
     }
 
     proptest! {
-        /// A twin that was synchronised looks as if it had been made from the claim as it is now.
+        /// A synchronised twin equals one that is created from the current claim.
         #[test]
         fn synchronised_equals_new(
             old_labels in metadata(), old_annotations in metadata(),

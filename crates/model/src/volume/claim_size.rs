@@ -1,28 +1,27 @@
-//! How large a claim is, and how far an expansion of it has come: what its `spec` and
-//! `status` say together. Deciding what follows is done in [`crate::placement`].
+//! The size of a claim and the state of its expansion, from its `spec` and `status`. The decisions are in
+//! [`crate::placement`].
 
 use std::str::FromStr;
 
-/// How far the expansion of a claim has come, as `status.allocatedResourceStatuses` says
-/// (KEP-1790).
+/// The state of an expansion, as in `status.allocatedResourceStatuses` (KEP-1790).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeStage {
-    /// The driver's controller grows the volume.
+    /// The driver's controller expands the volume.
     ControllerInProgress,
-    /// The driver's controller refused, and will go on refusing.
+    /// The driver's controller rejects the size permanently.
     ControllerInfeasible,
     /// A node has to grow the file system.
     NodePending,
     /// A node grows the file system.
     NodeInProgress,
-    /// The node refused, and will go on refusing.
+    /// The node rejects the size permanently.
     NodeInfeasible,
     /// A stage that this driver does not know.
     Unknown,
 }
 
 impl ResizeStage {
-    /// Whether the volume itself has grown, and only the node has to follow.
+    /// Whether the volume itself has grown, and only the node is left.
     #[must_use]
     pub fn is_on_node(self) -> bool {
         match self {
@@ -31,7 +30,7 @@ impl ResizeStage {
         }
     }
 
-    /// Whether a node may still end it well.
+    /// Whether a node may still complete it.
     #[must_use]
     pub fn waits_for_node(self) -> bool {
         matches!(self, Self::NodePending | Self::NodeInProgress)
@@ -53,26 +52,25 @@ impl FromStr for ResizeStage {
     }
 }
 
-/// How large a claim is, in bytes.
+/// The size of a claim, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClaimSize {
-    /// What it asks for.
     pub requested: u64,
-    /// What it has; zero before it is bound.
+    /// Its capacity; zero before it is bound.
     pub capacity: u64,
-    /// What the last expansion is, or was, about.
+    /// The size of the current or last expansion.
     pub allocated: Option<u64>,
-    /// How far that expansion has come; `None` if it is over.
+    /// The state of that expansion; `None` if it is complete.
     pub stage: Option<ResizeStage>,
-    /// Whether the driver's controller, or the node, reported an error. Nobody decides by it: whoever
-    /// waits for the claim is woken when it changes.
+    /// Whether the driver's controller, or the node, reported an error. No decision depends on it, but it
+    /// makes a change of the claim visible to callers that wait for one.
     pub has_error: bool,
-    /// A hash of what the node reported, if it did: enough to see whether that is new.
+    /// A hash of the error that the node reported, to detect a new one.
     pub node_error: Option<u64>,
 }
 
 impl ClaimSize {
-    /// The size that the claim is growing to; `None` while it is as large as it asks to be.
+    /// The size to which the claim is growing; `None` while it has the requested size.
     #[must_use]
     pub fn growing_to(self) -> Option<u64> {
         let target = self.requested.max(self.stage.and(self.allocated).unwrap_or(0));

@@ -1,6 +1,6 @@
-//! How a node reaches the data of a twin: what `ControllerPublishVolume` resolves
-//! once and the node plugin needs later, when it may ask nobody. Travels as one
-//! JSON document in the `publish_context`.
+//! How a node accesses the data of a twin: `ControllerPublishVolume` resolves it once, and the node plugin
+//! needs it later, without access to the API server. Transported as one JSON document in the
+//! `publish_context`.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const VERSION: u8 = 1;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataPath {
     version: u8,
-    /// Where the bytes are.
+    /// The source of the data.
     pub source: RealSource,
     /// Whether the twin is a file system or a raw device.
     pub volume_mode: VolumeMode,
@@ -35,7 +35,7 @@ pub struct DataPath {
 pub enum VolumeMode {
     /// Mounted as a directory.
     Filesystem,
-    /// Handed over as a device.
+    /// Attached to the pod as a device.
     Block,
 }
 
@@ -60,7 +60,7 @@ pub enum RealSource {
     Local {
         /// Path on the host.
         path: String,
-        /// File system to make on a blank device; `None` means ext4.
+        /// File system to create on a blank device; `None` means ext4.
         fs_type: Option<String>,
     },
     /// An export of an NFS server.
@@ -76,13 +76,11 @@ pub enum RealSource {
     },
 }
 
-/// A volume of a real CSI driver, with what that driver's `CSIDriver` object asks for.
+/// A volume of a real CSI driver, with the settings of that driver's `CSIDriver` object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CsiSource {
-    /// Name of the real driver.
     pub driver: String,
-    /// Its volume handle.
     pub handle: String,
     /// Its `volume_context`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -102,27 +100,27 @@ pub struct CsiSource {
     /// Secret for `NodeExpandVolume`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expand_secret: Option<SecretRef>,
-    /// What the real driver's `CSIDriver` object asks kubelet for.
+    /// The requirements in the real driver's `CSIDriver` object.
     #[serde(default)]
-    pub wants: DriverWants,
+    pub wants: DriverRequirements,
 }
 
-/// The requests of a real driver's `CSIDriver` object that a node has to honour.
+/// The fields of a real driver's `CSIDriver` object that the node plugin has to implement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct DriverWants {
+pub struct DriverRequirements {
     /// The pod's name, namespace, uid and service account (`podInfoOnMount`).
     pub pod_info: bool,
     /// `NodePublishVolume` repeated periodically (`requiresRepublish`).
     pub republish: bool,
     /// Service account tokens (`tokenRequests`).
-    pub tokens: Option<TokenWish>,
+    pub tokens: Option<TokenRequests>,
 }
 
-/// Service account tokens a real driver asks for.
+/// The `tokenRequests` of a real driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct TokenWish {
+pub struct TokenRequests {
     /// Audiences of the tokens; the empty one is the API server itself.
     pub audiences: Vec<String>,
     /// In the secrets of the call instead of its volume context (`serviceAccountTokenInSecrets`).
@@ -132,32 +130,41 @@ pub struct TokenWish {
 /// A Secret a twin's PV refers to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretRef {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
-/// Why a `publish_context` is of no use.
+/// Why a `publish_context` is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum DataPathError {
-    /// Nothing of ours in it: the volume was never published to this node by our controller.
+    /// It has no data path: the volume was not published to this node by our controller.
     #[error(
         "the publish context has no {CONTEXT_KEY}: the volume was not published by this driver's controller"
     )]
     Missing,
-    /// Ours, but not readable.
+    /// The data path is malformed.
     #[error("the {CONTEXT_KEY} of the publish context cannot be read: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// Written by a newer controller.
+    /// A newer controller wrote it.
     #[error(
         "the {CONTEXT_KEY} of the publish context has version {0}, this node plugin knows {VERSION}: upgrade it"
     )]
     Version(u8),
 }
 
+impl RealSource {
+    /// The CSI driver of the volume, unless this driver itself mounts it.
+    #[must_use]
+    pub fn driver(&self) -> Option<&str> {
+        match self {
+            Self::Csi(source) => Some(&source.driver),
+            Self::HostPath { .. } | Self::Local { .. } | Self::Nfs { .. } => None,
+        }
+    }
+}
+
 impl DataPath {
-    /// A path to `source`, not attached, without options.
+    /// A data path that is not attached and has no options.
     #[must_use]
     pub fn new(source: RealSource, volume_mode: VolumeMode, access_modes: Vec<String>) -> Self {
         Self {
@@ -191,7 +198,7 @@ impl DataPath {
     }
 }
 
-/// Just enough to tell a newer document from a broken one.
+/// Only the version, to distinguish a newer document from a broken one.
 #[derive(Deserialize)]
 struct Versioned {
     version: u8,
@@ -214,10 +221,10 @@ mod tests {
             }),
             publish_secret: None,
             expand_secret: None,
-            wants: DriverWants {
+            wants: DriverRequirements {
                 pod_info: true,
                 republish: false,
-                tokens: Some(TokenWish {
+                tokens: Some(TokenRequests {
                     audiences: vec!["aud".into()],
                     in_secrets: false,
                 }),

@@ -1,4 +1,4 @@
-//! Short, stable names out of long or unbounded texts: one hash, written in hex.
+//! Short, stable names from long texts: a hash in hex.
 
 use sha2::{Digest, Sha256};
 

@@ -1,4 +1,4 @@
-//! How often a volume has moved: part of its id, and on its twins.
+//! The epoch of a volume: part of its id, and on its twins.
 
 use std::{fmt, str::FromStr};
 
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Epoch(u32);
 
-/// A text that is no epoch, or another way to write one.
+/// A text that is not an epoch in canonical form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no epoch of a volume")]
+#[error("{0:?} is not an epoch of a volume")]
 pub struct EpochError(String);
 
 impl Epoch {
-    /// That of a volume that has never moved.
+    /// The epoch of a volume that has never moved.
     pub const NEVER_MOVED: Self = Self(0);
 
-    /// The epoch after one more move; `None` if there is no number left.
+    /// The epoch after one more move; `None` on overflow.
     #[must_use]
     pub fn next(self) -> Option<Self> {
         self.0.checked_add(1).map(Self)
@@ -30,7 +30,7 @@ impl FromStr for Epoch {
 
     fn from_str(text: &str) -> Result<Self, EpochError> {
         let parsed = text.parse().ok().map(Self);
-        // `+1` and `01` are no second ways to write an epoch.
+        // `+1` and `01` are not canonical.
         let canonical = parsed.filter(|epoch| epoch.to_string() == text);
         canonical.ok_or_else(|| EpochError(text.to_owned()))
     }

@@ -1,8 +1,8 @@
-//! Fingerprint of a request: is a repeated `CreateVolume` still about the same
-//! volume, and if not, what changed? Kept in an annotation of the twin.
+//! Fingerprint of a request: whether a repeated `CreateVolume` is about the same volume, and if not, what
+//! changed. Kept in an annotation of the twin.
 //!
-//! Size, capabilities, content source and parameters count. Topology never does:
-//! a claim that is rescheduled asks for the same volume somewhere else.
+//! Size, capabilities, content source and parameters count. Topology does not: after rescheduling, the same
+//! volume is requested for another node.
 
 use std::{fmt, str::FromStr};
 
@@ -43,13 +43,12 @@ impl fmt::Display for Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint([String; 4]);
 
-/// An annotation that is no fingerprint of a version this driver writes.
+/// An annotation that is not a fingerprint of the version that this driver writes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no request fingerprint of version {VERSION}")]
+#[error("{0:?} is not a request fingerprint of version {VERSION}")]
 pub struct FingerprintError(String);
 
 impl Fingerprint {
-    /// The fingerprint of a request.
     #[must_use]
     pub fn of(spec: &VolumeSpec) -> Self {
         Self(Part::ALL.map(|part| {
@@ -57,17 +56,16 @@ impl Fingerprint {
                 Part::Size => size(spec),
                 Part::Capabilities => capabilities(spec),
                 Part::Source => source(spec),
-                // The claim's name is left out: the volume's own name says which claim it is.
-                // So is the binding policy: when a volume is answered for changes nothing about it.
-                // And where snapshots are restored, which is topology.
-                // And the attributes class, which may be another one any time.
+                // Excluded: the claim, which the volume's name identifies; the binding policy, which does not
+                // change the volume; the restore topology, which is topology; the attributes class, which may
+                // change at any time.
                 Part::Parameters => spec.parameters.real_class.iter().cloned().collect(),
             };
             digest(DIGITS, facts.iter().map(String::as_str))
         }))
     }
 
-    /// The parts in which two requests differ; none if they ask for the same.
+    /// The parts in which two requests differ; empty if they are for the same volume.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<Part> {
         Part::ALL
@@ -214,8 +212,8 @@ mod tests {
         }
     }
 
-    /// A changed digest would make every retried request of an upgraded driver
-    /// look like another volume: bump the version instead.
+    /// A changed digest would turn every retried request into one for another volume after an upgrade: bump
+    /// the version instead.
     #[test]
     fn the_text_of_version_1_never_changes() {
         assert_eq!(

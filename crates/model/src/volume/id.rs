@@ -1,11 +1,10 @@
-//! Identity: the cluster a volume lives in, its name there, and the id that CSI
-//! callers hand back to us.
+//! Identity of a volume: its cluster, its name there, and the id that CSI callers pass back to this driver.
 
 use std::{fmt, str::FromStr};
 
 use super::{Epoch, digest::digest};
 
-/// Longest value a Kubernetes label takes; cluster ids are label values.
+/// Maximum length of a label value; cluster ids are label values.
 const LABEL_VALUE_MAX: usize = 63;
 const ID_VERSION: &str = "v1";
 const MOVED_VERSION: &str = "v2";
@@ -19,7 +18,6 @@ const HASH_DIGITS: usize = 40;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(String);
 
-/// A text that cannot be a [`ClusterId`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{0:?} cannot be a cluster id: it must be 1 to 63 letters, digits, '-', '_' or '.', with a letter or digit at both ends"
@@ -27,7 +25,6 @@ pub struct ClusterId(String);
 pub struct ClusterIdError(String);
 
 impl ClusterId {
-    /// The id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -59,16 +56,16 @@ impl fmt::Display for ClusterId {
     }
 }
 
-/// Name of a volume: a DNS label, usable for objects, labels and ids alike.
+/// Name of a volume: a DNS label, valid in objects, labels and ids.
 ///
-/// csi-provisioner asks for `pvc-<claim uid>`, which is kept. Any other request
-/// name (csi-sanity uses 128 characters, capitals and odd signs) becomes
-/// `vol-<hash>`; the original is recorded in an annotation of the twin.
+/// csi-provisioner requests `pvc-<claim uid>`, which is kept. Any other request name (csi-sanity uses 128
+/// characters, capitals and special characters) becomes `vol-<hash>`; the original is recorded in an
+/// annotation of the twin.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeName(String);
 
 impl VolumeName {
-    /// The name of the volume that a `CreateVolume` request of this name asks for.
+    /// The name of the volume for a `CreateVolume` request of this name.
     #[must_use]
     pub fn from_request(request: &str) -> Self {
         if claim_uid_in(request).is_some() {
@@ -77,26 +74,26 @@ impl VolumeName {
         Self(format!("vol-{}", digest(HASH_DIGITS, [request])))
     }
 
-    /// The name under which csi-provisioner asks for the volume of a claim, and makes its PV.
+    /// The name of csi-provisioner's request for the volume of a claim, and of its PV.
     #[must_use]
     pub fn requested_for(claim_uid: &str) -> String {
         format!("{REQUEST_PREFIX}{claim_uid}")
     }
 
-    /// Reads a name back from a label or an id; `None` if no request leads to it.
+    /// Parses the name in a label or an id; `None` if no request results in it.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         Self::is_canonical(text).then(|| Self(text.to_owned()))
     }
 
-    /// The uid of the claim this volume was asked for, when the name carries one.
+    /// The uid of the volume's claim, if the name contains one.
     #[must_use]
     pub fn claim_uid(&self) -> Option<&str> {
         claim_uid_in(&self.0)
     }
 
-    /// Name of the volume's twin in its home cluster: the uid of the claim, or the volume's own
-    /// name when no claim is known, and the epoch behind it of one that has moved there.
+    /// Name of the volume's twin in its home cluster: the uid of the claim, or the volume's own name if no
+    /// claim is known, followed by the epoch if it has moved there.
     #[must_use]
     pub fn home_twin(&self, epoch: Epoch) -> String {
         let name = self.claim_uid().unwrap_or(&self.0);
@@ -106,7 +103,7 @@ impl VolumeName {
         format!("{name}-{epoch}")
     }
 
-    /// The volume whose twin has this name in its home cluster, and the epoch of that.
+    /// The inverse of [`Self::home_twin`].
     #[must_use]
     pub fn of_home_twin(twin: &str) -> Option<(Self, Epoch)> {
         let named = |name: &str| Self::parse(&Self::requested_for(name)).or_else(|| Self::parse(name));
@@ -118,7 +115,6 @@ impl VolumeName {
         Some((named(name)?, epoch)).filter(|_| epoch > Epoch::NEVER_MOVED)
     }
 
-    /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -138,27 +134,25 @@ impl fmt::Display for VolumeName {
     }
 }
 
-/// Only the hyphenated lower-case form counts: anything else would not survive
-/// the round trip through an object name.
+/// Only the hyphenated lower-case form counts: any other is not a valid object name.
 fn claim_uid_in(request: &str) -> Option<&str> {
     let uid = request.strip_prefix(REQUEST_PREFIX)?;
     let parsed = uuid::Uuid::try_parse(uid).ok()?;
     (parsed.hyphenated().to_string() == uid).then_some(uid)
 }
 
-/// The `volume_id` of CSI, which is also the `volumeHandle` of the virtual PV: which cluster holds
-/// the twin, the volume's name, and how often it has moved. By the last a node or a cluster is
-/// known that comes back with an id of before a move.
+/// The `volume_id` of CSI, which is also the `volumeHandle` of the virtual PV: the cluster of the twin, the
+/// volume's name, and its epoch. By the epoch this driver recognises the id of a node or a restored cluster
+/// that does not know about a move.
 ///
 /// Written `v1:<cluster id>:<volume name>`, at most 111 bytes (CSI allows 128), as long as the
 /// volume has never moved; `v2:<cluster id>:<volume name>:<epoch>`, at most 122 bytes, after that.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId {
-    /// The cluster where the twin lives.
+    /// The cluster of the twin.
     pub cluster: ClusterId,
     /// The volume's name, the same in every cluster.
     pub name: VolumeName,
-    /// How often it has moved.
     pub epoch: Epoch,
 }
 
@@ -174,16 +168,16 @@ impl VolumeId {
     }
 }
 
-/// A text that names no volume this driver can work with.
+/// A text that is not the id of a volume that this driver can work with.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum VolumeIdError {
-    /// No version of this driver handed it out. There is no such volume: `NOT_FOUND`, or
-    /// success where the call removes something.
+    /// No version of this driver created it. There is no such volume: `NOT_FOUND`, or success where the call
+    /// removes something.
     #[error("no volume has the id {0:?}")]
     Foreign(String),
-    /// Another version of this driver handed it out. There may well be such a volume.
+    /// Another version of this driver created it. The volume may exist.
     #[error(
-        "the volume id {0:?} was made by another version of this driver, which this one cannot read: install a version that can"
+        "the volume id {0:?} was created by another version of this driver and cannot be read by this one: install a version that can"
     )]
     UnknownVersion(String),
 }
@@ -210,14 +204,14 @@ impl FromStr for VolumeId {
     }
 }
 
-/// What the id of a volume that has moved says beside its epoch, and that.
+/// Splits the epoch from the id of a volume that has moved.
 fn moved(rest: &str) -> Option<(&str, Epoch)> {
     let (rest, epoch) = rest.rsplit_once(':')?;
     let epoch: Epoch = epoch.parse().ok()?;
     (epoch > Epoch::NEVER_MOVED).then_some((rest, epoch))
 }
 
-/// Every version of the id begins like this; what follows is that version's matter.
+/// Every version of the id starts like this; the rest depends on the version.
 fn is_version(text: &str) -> bool {
     text.strip_prefix('v')
         .is_some_and(|number| !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()))

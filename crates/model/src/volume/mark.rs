@@ -1,32 +1,32 @@
-//! The keys of the labels and annotations this driver writes or reads, and its finalizer
-//! of twins. What they mean together is said in `marks` and `carried`.
+//! The keys of labels and annotations that this driver writes or reads, and its finalizer of twins. `marks`
+//! and `carried` interpret them.
 
 use std::collections::BTreeMap;
 
 use super::{ClusterId, VolumeName};
 
-/// Annotation of a claim that chooses its real class.
+/// Annotation of a claim that requests its real class.
 pub const REAL_CLASS: &str = "storage.liqo.io/real-storage-class";
 
-/// Liqo's annotation of a claim that chooses its real class in a remote cluster.
+/// Liqo's annotation of a claim that requests its real class in a remote cluster.
 pub const LIQO_REAL_CLASS: &str = "liqo.io/remote-storage-class";
-/// Liqo's annotation of a claim that chooses the access modes of its twin there.
+/// Liqo's annotation of a claim that requests the access modes of its twin there.
 pub const LIQO_ACCESS_MODES: &str = "liqo.io/remote-access-modes";
 
-/// Finalizer: keeps a deleted twin in sight until this driver agrees. A twin has no pod, so
-/// nothing else would keep its data from going with it.
+/// Finalizer: keeps a deleted twin until this driver allows its deletion. A twin has no pod, so nothing else
+/// would delay the deletion of its data.
 pub const TWIN_FINALIZER: &str = "storage.liqo.io/twin";
 
-/// Label: the home cluster a twin serves.
+/// Label of a twin: its home cluster.
 pub const HOME_CLUSTER: &str = "storage.liqo.io/home-cluster";
-/// Label: the volume a twin holds.
+/// Label of a twin: its volume.
 pub const VOLUME: &str = "storage.liqo.io/volume";
-/// Label: who looks after a twin.
+/// Label of a twin: the tool that manages it.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Value of [`MANAGED_BY`] on everything this driver makes.
+/// Value of [`MANAGED_BY`] on every object that this driver creates.
 pub const MANAGED_BY_US: &str = super::DRIVER_NAME;
 
-/// Which tool manages the object with these labels.
+/// The tool that manages the object with these labels.
 #[must_use]
 pub fn manager(labels: &BTreeMap<String, String>) -> Option<&str> {
     labels.get(MANAGED_BY).map(String::as_str)
@@ -42,112 +42,110 @@ pub const CLAIM_UID: &str = "storage.liqo.io/claim-uid";
 pub const REQUEST_NAME: &str = "storage.liqo.io/request-name";
 /// Annotation: fingerprint of the `CreateVolume` request.
 pub const FINGERPRINT: &str = "storage.liqo.io/fingerprint";
-/// Annotation: success was answered, the volume belongs to its user now.
+/// Annotation: success was answered; from now on the volume belongs to its user.
 pub const HANDED_OVER: &str = "storage.liqo.io/handed-over";
-/// Annotation: which keys were carried from the claim, so that a key the user
-/// removes is removed from the twin too, and nobody else's key ever is.
+/// Annotation: the keys that were carried from the claim, so that a key that the user removes is removed from
+/// the twin, too, and a key of others never is.
 pub const CARRIED: &str = "storage.liqo.io/carried";
 
-/// Annotation of a twin's PV: the reclaim policy it had before this driver set it to
-/// Retain, because its volume is to be retained or its data was rescued. It gets that back
-/// when neither is so any more, and when its volume is deleted.
+/// Annotation of a twin's PV: the reclaim policy it had before this driver set it to Retain, because its
+/// volume is retained or its data was rescued. It is restored when neither applies any more, and when its
+/// volume is deleted.
 pub const POLICY_BEFORE: &str = "storage.liqo.io/reclaim-policy-before";
 
-/// Annotation of a claim: the existing PV that its volume is to be, instead of a new one.
+/// Annotation of a claim: the existing PV that its volume adopts, instead of a new one.
 pub const ADOPT: &str = "storage.liqo.io/adopt";
-/// Annotation of a claim that an import or a release makes again: the PV that it waits for. It is
-/// taken off once that names the claim, so that Kubernetes looks at the claim then.
+/// Annotation of a claim that an import or a release creates again: the PV that it waits for. It is removed
+/// once that PV names the claim: the change makes Kubernetes reconcile the claim.
 pub const AWAITS_VOLUME: &str = "storage.liqo.io/awaits-volume";
-/// Annotation of a PV: the claim, as namespace/name, that may adopt it. Without this permission
-/// any user could name any PV.
+/// Annotation of a PV: the claim, as namespace/name, that may adopt it. Without this permission any user
+/// could adopt any PV.
 pub const ADOPT_FOR: &str = "storage.liqo.io/adopt-for";
-/// Annotation of a twin: the PV that it was made for, which nobody provisions.
+/// Annotation of a twin: the PV that it adopts, so nothing is provisioned.
 pub const ADOPTED: &str = "storage.liqo.io/adopted";
-/// Annotation of a PV that is being imported: what it and its claim were before. Its reclaim
-/// policy is in here and not in [`POLICY_BEFORE`], for `DeleteVolume` gives that back.
+/// Annotation of a PV that is being imported: the PV and its claim before. Its reclaim policy is here and not
+/// in [`POLICY_BEFORE`], because `DeleteVolume` restores that one.
 pub const IMPORT: &str = "storage.liqo.io/import";
-/// Annotation of a content whose snapshot is being imported: what both were before.
+/// Annotation of a content whose snapshot is being imported: both objects before.
 pub const IMPORT_SNAPSHOT: &str = "storage.liqo.io/import-snapshot";
-/// Annotation of a claim or a snapshot whose import is being undone while it exists still: whoever wants to
-/// delete it for the import has an older version of it, and is refused.
+/// Annotation of a claim or a snapshot that still exists while its import is being undone: a concurrent
+/// import, which has an older version of the object, cannot delete it.
 pub const IMPORT_UNDONE: &str = "storage.liqo.io/import-undone";
 
-/// Annotation of a PV that is being released: what the volume and its claim were before. Its
-/// reclaim policy is in here, as that of an import is.
+/// Annotation of a PV that is being released: the volume and its claim before. Its reclaim policy is here, as
+/// for an import.
 pub const RELEASE: &str = "storage.liqo.io/release";
-/// Annotation of a twin whose volume is being released, as namespace/name of the claim: until
-/// it is off, this driver neither uses, changes, repairs nor deletes the twin.
+/// Annotation of a twin whose volume is being released, as namespace/name of the claim: until it is removed,
+/// this driver neither uses, changes, recovers nor deletes the twin.
 pub const RELEASING: &str = "storage.liqo.io/releasing";
-/// Annotation of a claim or a twin whose release is being undone while it exists still, as
-/// [`IMPORT_UNDONE`] is for an import.
+/// Annotation of a claim or a twin that still exists while its release is being undone, like
+/// [`IMPORT_UNDONE`] for an import.
 pub const RELEASE_UNDONE: &str = "storage.liqo.io/release-undone";
 
-/// Annotation of a twin's PV in a remote cluster: whose data it holds. Names of claims
-/// are used again there, so a `claimRef` alone says nothing once its claim is gone.
-/// Of a snapshot's content that is retained: the id of the snapshot.
+/// Annotation of a twin's PV in a remote cluster: the volume whose data it holds. Names of claims are reused
+/// there, so a `claimRef` alone proves nothing after its claim was deleted. On the retained content of a
+/// snapshot: the id of the snapshot.
 pub const DATA_OF: &str = "storage.liqo.io/data-of";
 
-/// Label: the snapshot that an object is the twin of.
+/// Label of a snapshot's twin: its snapshot.
 pub const SNAPSHOT: &str = "storage.liqo.io/snapshot";
-/// Annotation of a snapshot's twin: id of the volume it is of.
+/// Annotation of a snapshot's twin: id of its volume.
 pub const SNAPSHOT_SOURCE: &str = "storage.liqo.io/snapshot-source";
 /// Annotation of a snapshot's twin: namespace of the user's `VolumeSnapshot`.
 pub const SNAPSHOT_NAMESPACE: &str = "storage.liqo.io/snapshot-namespace";
 /// Annotation of a snapshot's twin: name of the user's `VolumeSnapshot`.
 pub const SNAPSHOT_NAME: &str = "storage.liqo.io/snapshot-name";
-/// Annotation of a snapshot's twin: from where the volume it is of could be reached, as the
-/// node affinity of a PV.
+/// Annotation of a snapshot's twin: from where its volume was accessible, as the node affinity of a PV.
 pub const SOURCE_AFFINITY: &str = "storage.liqo.io/source-affinity";
-/// Annotation of a claim with a data source whose pod was sent where no copy can be made:
-/// the cluster of its source. From then on this driver chooses the node.
+/// Annotation of a claim with a data source whose pod was scheduled to a node that cannot have a copy: the
+/// cluster of its source. From then on this driver selects the node.
 pub const SOURCE_AT: &str = "storage.liqo.io/source-at";
 
-/// Annotation of the content of a snapshot's twin: the deletion policy it had before this
-/// driver set it to Retain: so that the data stays if somebody else deletes the twin, or because
-/// the user's content has that policy.
+/// Annotation of the content of a snapshot's twin: the deletion policy it had before this driver set it to
+/// Retain, so that the data survives if another client deletes the twin, or because the user's content has
+/// that policy.
 pub const DELETION_POLICY_BEFORE: &str = "storage.liqo.io/deletion-policy-before";
 
-/// Annotation of the content of a user's snapshot: the content of its twin, which has the data
-/// also when the twin is gone.
+/// Annotation of the content of a user's snapshot: the content of its twin, which refers to the data even
+/// after the twin was deleted.
 pub const REAL_CONTENT: &str = "storage.liqo.io/real-content";
-/// Annotation of the content of a user's snapshot: what is wrong with its twin, in a sentence.
+/// Annotation of the content of a user's snapshot: what is wrong with its twin, as a sentence.
 pub const TWIN_TROUBLE: &str = "storage.liqo.io/twin-trouble";
 
-/// Annotation of our attachment of a twin's PV: the version of it that `ControllerPublish`
-/// found and needs again.
+/// Annotation of our attachment of a twin's PV: its version when `ControllerPublish` found it and needed it
+/// again.
 pub const CONFIRMED: &str = "storage.liqo.io/confirmed-version";
 
-/// Annotation and finalizer of a claim that is being moved, and finalizer of its virtual PV and
-/// of the `VolumeMove`. Label of the target's twin until it is handed over. As annotation and
-/// label: the uid of the move. It counts only while a `VolumeMove` of that uid exists.
+/// Annotation and finalizer of a claim that is being moved, and finalizer of its virtual PV and of the
+/// `VolumeMove`. Label of the target until it is handed over. As annotation and label: the uid of the move.
+/// It counts only while a `VolumeMove` of that uid exists.
 pub const MOVE: &str = "storage.liqo.io/move";
-/// Attribute of the PV of a mover: which side of which move it is of, as `source:` or `target:`
-/// and the uid of the move. No other PV has it.
+/// Attribute of the PV of a mover: the side and uid of its move, as `source:<uid>` or `target:<uid>`. No
+/// other PV has it.
 pub const MOVER: &str = "storage.liqo.io/mover";
-/// Label of what a move makes for its movers: the side that it is for, `source` or `target`.
+/// Label of the objects that a move creates for its movers: their side, `source` or `target`.
 pub const MOVE_SIDE: &str = "storage.liqo.io/move-side";
-/// Annotation of a pod of a move: a digest of what it was made as, by which one is known that is
-/// to be replaced.
+/// Annotation of a pod of a move: a digest of its desired spec, by which an outdated pod is recognised and
+/// replaced.
 pub const MADE_AS: &str = "storage.liqo.io/made-as";
-/// Annotation of a claim: the change of its virtual PV for which Kubernetes was last made to look
-/// at the claim.
+/// Annotation of a claim: the change of its virtual PV for which the claim was last changed, so that
+/// Kubernetes reconciles it.
 pub const MOVE_TOUCHED: &str = "storage.liqo.io/move-touched";
-/// Annotation of a virtual PV: what the gate of a move took from it, or that it has it back.
+/// Annotation of a virtual PV: the fields that the gate of a move replaced, or that they are restored.
 pub const GATE: &str = "storage.liqo.io/gate";
-/// Annotation of the source's twin: whether its volume is moving, has moved, or was given back.
+/// Annotation of the source: whether its volume is moving, has moved, or was rolled back.
 pub const SOURCE_OF: &str = "storage.liqo.io/source-of-move";
-/// Annotation of a twin, and of our attachment of one: how often its volume had moved when it was
-/// made. Absent: never.
+/// Annotation of a twin, and of our attachment of one: the epoch of the volume at its creation. Absent: it
+/// had never moved.
 pub const EPOCH: &str = "storage.liqo.io/epoch";
 
-/// Annotation of a copy that a fabric made of a claim, in the place of a twin, and that this driver is
-/// deleting.
+/// Annotation of a fabric's copy of a claim under the name of a twin, which this driver is deleting.
 pub const COPY_REMOVED: &str = "storage.liqo.io/copy-removed";
 
-/// Condition of a claim: how its twin is.
+/// Condition of a claim: the health of its twin.
 pub const TWIN_READY: &str = "storage.liqo.io/TwinReady";
 
-/// What a twin bears and no other claim: Kosmos copies it onto the claim that the twin was made for.
+/// The keys that only twins have: Kosmos copies them to the claim that the twin was created for.
 pub const ON_TWINS_ONLY: Marked = Marked {
     labels: &[MANAGED_BY, HOME_CLUSTER, VOLUME],
     annotations: &[
@@ -162,12 +160,9 @@ pub const ON_TWINS_ONLY: Marked = Marked {
     ],
 };
 
-/// Keys of labels and annotations.
 #[derive(Debug)]
 pub struct Marked {
-    /// Keys of labels.
     pub labels: &'static [&'static str],
-    /// Keys of annotations.
     pub annotations: &'static [&'static str],
 }
 
@@ -177,7 +172,7 @@ pub fn selector(home: &ClusterId) -> String {
     format!("{MANAGED_BY}={MANAGED_BY_US},{HOME_CLUSTER}={home}")
 }
 
-/// The labels of what belongs to one volume of this home cluster.
+/// Label selector of the objects of one volume of this home cluster.
 #[must_use]
 pub fn volume_selector(home: &ClusterId, volume: &VolumeName) -> String {
     format!("{},{VOLUME}={volume}", selector(home))

@@ -1,5 +1,5 @@
-//! How a twin says whose it is. Labels and annotations on the twin are the only
-//! record this driver keeps, so they decide what it may adopt, change or delete.
+//! The marks of a twin: its home cluster, volume and claim. Labels and annotations on the twin are the only
+//! record of this driver, so they decide what it may adopt, change or delete.
 
 use std::collections::BTreeMap;
 
@@ -10,33 +10,30 @@ use super::{
 
 type Map = BTreeMap<String, String>;
 
-/// The claim a twin was made for.
+/// The claim that a twin was created for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimMark {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its uid, which alone identifies it: names are used again.
+    /// Its uid, which alone identifies it: names are reused.
     pub uid: String,
 }
 
-/// Everything this driver writes about a twin onto it.
+/// Everything that this driver records on a twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marks {
     /// The cluster whose user owns the data.
     pub home: ClusterId,
-    /// The volume.
     pub volume: VolumeName,
-    /// The claim, when the request named one.
+    /// The claim, if the request named one.
     pub claim: Option<ClaimMark>,
-    /// Name of the request, before it was made fit for labels.
+    /// Name of the request, before it was converted to a volume name.
     pub request_name: String,
-    /// What was asked for; `None` when a newer driver wrote it in a way this one cannot read.
+    /// The request; `None` if a newer driver wrote it in an unknown format.
     pub fingerprint: Option<Fingerprint>,
-    /// Success was answered: the data may be in use, and only `DeleteVolume` ends it.
+    /// Success was answered: the data may be in use, and only `DeleteVolume` deletes it.
     pub handed_over: bool,
-    /// How often the volume had moved when the twin was made.
+    /// The epoch of the volume when the twin was created.
     pub epoch: Epoch,
 }
 
@@ -46,16 +43,15 @@ pub enum MarksError {
     /// A label is missing.
     #[error("it has no label {0}")]
     Missing(&'static str),
-    /// A label has a value this driver never writes.
+    /// A label has a value that this driver never writes.
     #[error("its label {0} has the value {1:?}, which this driver never writes")]
     Malformed(&'static str, String),
-    /// How often its volume has moved cannot be read, and so not whose data it is now.
+    /// The epoch cannot be read, so it is unknown whose data it is now.
     #[error(transparent)]
     Epoch(#[from] TwinMarkError),
 }
 
 impl Marks {
-    /// The labels to write.
     #[must_use]
     pub fn labels(&self) -> Map {
         [
@@ -67,7 +63,6 @@ impl Marks {
         .into()
     }
 
-    /// The annotations to write.
     #[must_use]
     pub fn annotations(&self) -> Map {
         let mut annotations = Map::from([(mark::REQUEST_NAME.to_owned(), self.request_name.clone())]);
@@ -86,8 +81,8 @@ impl Marks {
         annotations
     }
 
-    /// Reads the marks back. Only the labels have to be there: annotations that
-    /// were lost are not enough to disown a volume.
+    /// Reads the marks. Only the labels are required: without its annotations a twin is still that of the
+    /// volume.
     pub fn read(labels: &Map, annotations: &Map) -> Result<Self, MarksError> {
         let label = |key| labels.get(key).ok_or(MarksError::Missing(key));
         let malformed = |key, value: &String| MarksError::Malformed(key, value.clone());
@@ -113,48 +108,44 @@ impl Marks {
     }
 }
 
-/// Whom a twin must belong to, to be ours.
+/// The expected marks of a twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The home cluster.
     pub home: ClusterId,
-    /// The volume.
     pub volume: VolumeName,
-    /// Uid of the claim; `None` when the request has no claim or it cannot be known.
+    /// Uid of the claim; `None` if the request has no claim or it cannot be determined.
     pub claim_uid: Option<String>,
-    /// How often the volume has moved.
     pub epoch: Epoch,
 }
 
-/// Why an object in a twin's place is not ours, and thus is never adopted, changed or deleted.
+/// Why an object under the name of a twin is not ours, so that it is never adopted, changed or deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Foreign {
-    /// It was not made by this driver.
-    #[error("it was not made by this driver: {0}")]
+    /// Another client created it.
+    #[error("it was not created by this driver: {0}")]
     Unmarked(MarksError),
-    /// It serves another home cluster.
+    /// It belongs to another home cluster.
     #[error("it belongs to the home cluster {0}")]
     OtherHome(ClusterId),
-    /// It holds another volume.
-    #[error("it holds the volume {0}")]
+    /// It is the twin of another volume.
+    #[error("it is the twin of the volume {0}")]
     OtherVolume(VolumeName),
-    /// It was made for an earlier or another claim.
-    #[error("it was made for the claim with uid {0:?}")]
+    /// It was created for an earlier or another claim.
+    #[error("it was created for the claim with uid {0:?}")]
     OtherClaim(String),
-    /// It holds what the volume was before a move, or is after one.
+    /// It is from before or after a move.
     #[error(
-        "it is the twin of epoch {found} of the volume, which counts its moves, and not of epoch {wanted}"
+        "it is the twin of epoch {found} of the volume, not of epoch {wanted}; the epoch counts the moves of the volume"
     )]
     OtherEpoch {
-        /// Its epoch.
         found: Epoch,
-        /// The epoch of the twin that is looked for.
+        /// The expected epoch.
         wanted: Epoch,
     },
 }
 
 impl Owner {
-    /// The owner of a volume as far as its name tells.
+    /// The expected marks, as far as the volume's name determines them.
     #[must_use]
     pub fn of_volume(home: ClusterId, volume: VolumeName, epoch: Epoch) -> Self {
         let claim_uid = volume.claim_uid().map(str::to_owned);
@@ -166,7 +157,7 @@ impl Owner {
         }
     }
 
-    /// Reads the marks of an object in the twin's place, if it is this owner's twin.
+    /// Reads the marks of the object under the twin's name, if it is this owner's twin.
     pub fn recognise(&self, labels: &Map, annotations: &Map) -> Result<Marks, Foreign> {
         let marks = Marks::read(labels, annotations).map_err(Foreign::Unmarked)?;
         if marks.home != self.home {

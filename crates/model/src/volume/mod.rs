@@ -1,6 +1,5 @@
-//! What a volume is, independent of where it lives: its identity, what was asked
-//! for, how its twin is marked, and how its data is reached. Pure: no Kubernetes
-//! client, no gRPC, no clock.
+//! Volumes and snapshots, independent of their location: identity, requests, marks and records on objects,
+//! sizes, and the data path. Pure: no Kubernetes client, no gRPC, no clock.
 
 mod capabilities;
 mod carried;
@@ -31,7 +30,7 @@ pub use capabilities::{Access, AccessMode, Capabilities, Capability};
 pub use carried::{Carried, CarriedAnnotations, MetadataChanges, is_within, marks_ownership};
 pub use claim_size::{ClaimSize, ResizeStage};
 pub use data_path::{
-    CsiSource, DataPath, DataPathError, DriverWants, RealSource, SecretRef, TokenWish, VolumeMode,
+    CsiSource, DataPath, DataPathError, DriverRequirements, RealSource, SecretRef, TokenRequests, VolumeMode,
 };
 pub use digest::digest;
 pub use epoch::{Epoch, EpochError};
@@ -54,5 +53,5 @@ pub use spec::{
 };
 pub use transfer::{ClaimNameError, ImportRecord, OldClaim, RecordError, adoptable_by, managed_by};
 
-/// Name of the driver, as in `CSIDriver`, `CSINode` and every claim's provisioner.
+/// Name of the driver, as in `CSIDriver`, `CSINode` and the provisioner of claims.
 pub const DRIVER_NAME: &str = "storage.liqo.io";

@@ -1,9 +1,8 @@
-//! Sizes as Kubernetes writes them: `10Gi`, `1.5G`, `1e9`, `128974848000m`.
+//! Quantities of Kubernetes in bytes: `10Gi`, `1.5G`, `1e9`, `128974848000m`.
 
 const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 
-/// A quantity in whole bytes, rounded up; `None` if it is none, or negative.
-/// More than 64 bits hold is as much as they hold.
+/// A quantity in whole bytes, rounded up and saturating at 64 bits; `None` if it is invalid or negative.
 #[must_use]
 pub fn parse_quantity(text: &str) -> Option<u64> {
     let text = text.strip_prefix('+').unwrap_or(text);
@@ -24,7 +23,7 @@ pub fn parse_quantity(text: &str) -> Option<u64> {
     Some(bytes.map_or(u64::MAX, |bytes| u64::try_from(bytes).unwrap_or(u64::MAX)))
 }
 
-/// What a suffix multiplies and divides by.
+/// The factor and divisor of a suffix.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     if let Some(nth) = BINARY.iter().position(|binary| *binary == suffix) {
         return Some((1 << (10 * (nth + 1)), 1));
@@ -48,7 +47,7 @@ fn scale(suffix: &str) -> Option<(u128, u128)> {
     }
 }
 
-/// A size as a person would write it: with the largest binary suffix that is exact.
+/// A readable quantity: with the largest binary suffix that is exact.
 #[must_use]
 pub fn quantity(bytes: u64) -> String {
     let exact = |nth: &usize| bytes != 0 && bytes.is_multiple_of(1 << (10 * (nth + 1)));

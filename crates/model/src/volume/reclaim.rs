@@ -1,25 +1,22 @@
-//! What becomes of the data of a deleted claim.
-
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// What becomes of the data of a deleted claim.
+/// What happens to the data of a deleted claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReclaimPolicy {
     /// It is deleted.
     Delete,
-    /// It stays.
+    /// It is kept.
     Retain,
 }
 
-/// A reclaim policy that no volume of this driver has, as `Recycle`.
+/// A reclaim policy that no volume of this driver has, such as `Recycle`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is neither Delete nor Retain")]
 pub struct UnknownPolicy(String);
 
 impl ReclaimPolicy {
-    /// As Kubernetes writes it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,19 +1,17 @@
-//! What the PV that users see remembers of the twin: its volume attributes.
+//! The twin as recorded in the volume attributes of the virtual PV.
 
 use std::collections::BTreeMap;
 
 use super::ClaimName;
 
-/// Namespace of the twin.
 pub const TWIN_NAMESPACE: &str = "storage.liqo.io/twin-namespace";
-/// Name of the twin.
 pub const TWIN_NAME: &str = "storage.liqo.io/twin-name";
-/// The twin's PV. Without the twin, this is how it is found.
+/// The twin's PV, by which the data is found after the twin was deleted.
 pub const TWIN_VOLUME: &str = "storage.liqo.io/twin-volume";
-/// The real class, for people who cannot look at the twin.
+/// The real class, for users who may not read the twin.
 pub const TWIN_CLASS: &str = "storage.liqo.io/twin-class";
 
-/// The twin that the attributes of a PV name.
+/// The twin that these attributes name.
 #[must_use]
 pub fn twin_in(attributes: &BTreeMap<String, String>) -> Option<ClaimName> {
     Some(ClaimName {
@@ -22,7 +20,7 @@ pub fn twin_in(attributes: &BTreeMap<String, String>) -> Option<ClaimName> {
     })
 }
 
-/// The twin's PV that the attributes of a PV name, if it was known when they were written.
+/// The twin's PV that these attributes name, if it was known when they were written.
 #[must_use]
 pub fn twin_volume_in(attributes: &BTreeMap<String, String>) -> Option<String> {
     attributes

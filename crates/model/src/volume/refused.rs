@@ -1,33 +1,30 @@
-//! A note that a remote cluster did not take a twin a moment ago: a quota, a limit,
-//! an admission policy, a full driver. The scheduler has no memory and would send the
-//! pod straight back, so the capacity that it is shown takes the notes into account.
+//! A remembered refusal: a remote cluster refused a twin a moment ago, because of a quota, a limit, an
+//! admission policy, or a full driver. The scheduler has no memory and would send the pod straight back, so
+//! the published capacity takes refusals into account.
 //!
-//! What a note says holds for every user of the virtual class. So notes are never
-//! kept where users can write, see `twin::refusals`.
+//! A refusal affects every user of the virtual class. So refusals are never stored where users can write, see
+//! `twin::refusals`.
 
 use serde::{Deserialize, Serialize};
 
 use super::{ClusterId, digest::digest};
 
-/// How many seconds a refusal counts: quotas change, and nobody tells.
+/// How many seconds a refusal counts: quotas change without a notification.
 const COUNTS: i64 = 120;
 const KEY_DIGITS: usize = 20;
 
-/// What was refused, and until when that counts.
+/// The refused volume, and until when the refusal counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// The virtual class.
     class: String,
-    /// The remote cluster.
     cluster: String,
-    /// Size of the volume.
     pub bytes: u64,
     /// Seconds since 1970.
     pub until: i64,
 }
 
 impl Refused {
-    /// A refusal of this moment, in seconds since 1970.
+    /// A refusal at this time, in seconds since 1970.
     #[must_use]
     pub fn new(class: &str, cluster: &ClusterId, bytes: u64, now: i64) -> Self {
         Self {
@@ -38,15 +35,15 @@ impl Refused {
         }
     }
 
-    /// Under which key it is noted: one for each class, cluster and power of two of the
-    /// size, so that however many claims are refused, few notes are kept.
+    /// The key under which it is stored: one for each class, cluster and power of two of the size, so that
+    /// many refused claims result in few entries.
     #[must_use]
     pub fn key(&self) -> String {
         let magnitude = self.bytes.checked_ilog2().unwrap_or_default().to_string();
         digest(KEY_DIGITS, [self.class.as_str(), &self.cluster, &magnitude])
     }
 
-    /// Reads a note; what cannot be read says nothing.
+    /// Parses an entry; an unreadable one is ignored.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         serde_json::from_str(text).ok()
@@ -64,7 +61,7 @@ impl Refused {
         (1..=COUNTS).contains(&self.until.saturating_sub(now))
     }
 
-    /// Whether it says as much as a new one of the same key, and will for some time.
+    /// Whether it already covers a new refusal of the same key, and will for some time.
     #[must_use]
     pub fn covers(&self, new: &Self) -> bool {
         self.bytes <= new.bytes && self.counts(new.until - COUNTS / 2)
@@ -95,7 +92,7 @@ mod tests {
         assert!(!refused.is_about("liqo", &id("rome")) && !refused.is_about("other", &id("milan")));
         assert!(refused.counts(1000) && refused.counts(1000 + COUNTS - 1));
         assert!(!refused.counts(1000 + COUNTS));
-        // Noted by a clock that is far ahead.
+        // From a clock that is far ahead.
         assert!(!refused.counts(999));
         assert_eq!(Refused::parse("{}"), None);
     }
@@ -113,7 +110,7 @@ mod tests {
 
         let known = refused(1500, 0);
         assert!(known.covers(&refused(1500, 30)) && known.covers(&refused(1600, 30)));
-        assert!(!known.covers(&refused(1400, 30)), "a smaller one says more");
+        assert!(!known.covers(&refused(1400, 30)), "a smaller one covers more");
         assert!(!known.covers(&refused(1500, 90)), "it ends soon");
     }
 }

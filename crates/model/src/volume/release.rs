@@ -1,5 +1,5 @@
-//! What is written on the real PV of a volume that is being released: what the volume and its
-//! claim were before. This annotation, and a mark on the twin, are all that a release remembers.
+//! The record of a release on the real PV: the volume and its claim before. This annotation, and a mark on
+//! the twin, are the only state of a release.
 
 use std::collections::BTreeMap;
 
@@ -13,27 +13,23 @@ use super::{
 
 type Map = BTreeMap<String, String>;
 
-/// The virtual PV of a volume as it was.
+/// The virtual PV before the release.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OldVolume {
-    /// Its name.
     pub name: String,
-    /// Its reclaim policy.
     pub policy: String,
-    /// Its labels.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub labels: Map,
-    /// Its annotations.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub annotations: Map,
-    /// Its `spec`, without the claim that it had.
+    /// Its `spec`, without the `claimRef`.
     pub spec: Value,
 }
 
 impl OldVolume {
-    /// The PV as it was, but retained, and still that of the claim that is gone: by its name
-    /// only it would be that of whoever gets the name.
+    /// The PV as before, but retained, and with a `claimRef` to the deleted claim: with a name only, any new
+    /// claim of that name could be bound to it.
     #[must_use]
     pub fn again(&self, claim: &ClaimName, uid: &str) -> Value {
         let mut volume = json!({
@@ -54,7 +50,7 @@ impl OldVolume {
     }
 }
 
-/// What a volume and its claim were before a release.
+/// A volume and its claim before a release.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ReleaseRecord {
@@ -62,40 +58,33 @@ pub struct ReleaseRecord {
     /// Whether the release is being undone.
     #[serde(default)]
     pub undone: bool,
-    /// The reclaim policy that the real PV had.
+    /// The reclaim policy of the real PV.
     pub policy: String,
-    /// The one that it had before this driver replaced that.
+    /// The policy before this driver replaced it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaced: Option<String>,
-    /// Namespace of the twin.
     pub twin_namespace: String,
-    /// Name of the twin.
     pub twin_name: String,
-    /// Uid of the twin.
     pub twin_uid: String,
-    /// The virtual PV.
     pub volume: OldVolume,
-    /// The claim.
     pub claim: OldClaim,
 }
 
-/// What a record is made of.
+/// The content of a record.
 #[derive(Clone, Debug)]
 pub struct Released {
-    /// The reclaim policy that the real PV has.
+    /// The reclaim policy of the real PV.
     pub policy: String,
-    /// The one that it had before this driver replaced that.
+    /// The policy before this driver replaced it.
     pub replaced: Option<String>,
     /// Namespace, name and uid of the twin.
     pub twin: (String, String, String),
-    /// The virtual PV.
     pub volume: OldVolume,
-    /// The claim.
     pub claim: OldClaim,
 }
 
 impl ReleaseRecord {
-    /// A record of the version that this driver writes.
+    /// A record of the current version.
     #[must_use]
     pub fn new(of: Released) -> Self {
         let (twin_namespace, twin_name, twin_uid) = of.twin;
@@ -112,7 +101,6 @@ impl ReleaseRecord {
         }
     }
 
-    /// Where the twin is, or was.
     #[must_use]
     pub fn twin(&self) -> ClaimName {
         ClaimName {
@@ -121,8 +109,8 @@ impl ReleaseRecord {
         }
     }
 
-    /// The reclaim policy that the real PV has in the end: Retain if the user wanted that of
-    /// the virtual one, and otherwise its own.
+    /// The reclaim policy of the real PV after the release: Retain if the user chose that for the virtual
+    /// one, and otherwise its own.
     #[must_use]
     pub fn final_policy(&self) -> &str {
         if self.volume.policy == "Retain" {
@@ -131,20 +119,19 @@ impl ReleaseRecord {
         self.replaced.as_ref().unwrap_or(&self.policy)
     }
 
-    /// The reclaim policy that the real PV gets back when this driver has made its twin again,
-    /// if it is another one than Retain.
+    /// The reclaim policy to restore on the real PV after this driver has created its twin again, if it is
+    /// not Retain.
     #[must_use]
     pub fn given_back(&self) -> Option<&str> {
         let own = self.replaced.as_ref().unwrap_or(&self.policy);
         (own != "Retain").then_some(own)
     }
 
-    /// As it stands in the annotation.
     pub fn to_annotation(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string(self)
     }
 
-    /// Whether there is a record on a PV for the claim of this name, of whatever version.
+    /// Whether the PV has a record, of any version, for the claim of this name.
     #[must_use]
     pub fn is_for(annotations: &Map, claim: &ClaimName) -> bool {
         let text = annotations.get(mark::RELEASE).map(String::as_str);
@@ -155,7 +142,7 @@ impl ReleaseRecord {
         })
     }
 
-    /// The record on a PV, if there is one.
+    /// The record on a PV, if any.
     pub fn read(annotations: &Map) -> Result<Option<Self>, RecordError> {
         read_record(annotations, mark::RELEASE)
     }
@@ -207,10 +194,10 @@ mod tests {
     fn data_that_was_to_stay_still_is() {
         for (outer, real, replaced, expected) in [
             ("Delete", "Delete", None, "Delete"),
-            // An administrator retained it; the class did not ask for that.
+            // An administrator retained it, not the class.
             ("Delete", "Retain", None, "Retain"),
             ("Retain", "Retain", Some("Delete"), "Retain"),
-            // The class retained once, and does not any more.
+            // The class was Retain earlier, and is not any more.
             ("Delete", "Retain", Some("Delete"), "Delete"),
         ] {
             let record = record(outer, real, replaced);

@@ -1,23 +1,23 @@
-//! From where a snapshot can be restored, as a virtual class may say.
+//! From where a snapshot can be restored, as virtual classes can specify.
 
 use std::str::FromStr;
 
 use super::SpecError;
 
-/// From where the volumes of a snapshot can be made. Without this word of a class it is the
-/// node that alone could reach the volume it is of, or else its cluster.
+/// Where the volumes of a snapshot can be provisioned. Without this parameter it is the only node that the
+/// snapshot's volume was accessible from, or else its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestoreTopology {
-    /// Anywhere in its cluster, although the volume could be reached from fewer nodes.
+    /// Anywhere in its cluster, although the volume was accessible from fewer nodes.
     Cluster,
-    /// Where the volume could be reached.
+    /// Where the volume was accessible.
     Source,
 }
 
 impl RestoreTopology {
     const ALL: [Self; 2] = [Self::Cluster, Self::Source];
 
-    /// As classes spell it.
+    /// The value of the parameter.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,11 +1,9 @@
-//! How large a volume must and may be.
-
 use super::SpecError;
 
-/// Size of a twin whose request names none.
+/// Size of a twin whose request has none.
 const DEFAULT_SIZE: u64 = 1 << 30;
 
-/// How large the volume must and may be, in bytes.
+/// The size range of a volume, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeRange {
     required: u64,
@@ -13,7 +11,7 @@ pub struct SizeRange {
 }
 
 impl SizeRange {
-    /// The range of a request, where zero stands for "not given".
+    /// The range of a request, where zero means "not given".
     pub fn new(required: i64, limit: i64) -> Result<Self, SpecError> {
         let required = u64::try_from(required).map_err(|_| SpecError::NegativeSize("required size"))?;
         let limit = u64::try_from(limit).map_err(|_| SpecError::NegativeSize("size limit"))?;
@@ -26,19 +24,19 @@ impl SizeRange {
         })
     }
 
-    /// Bytes the volume must have; zero when nothing is required.
+    /// Minimum size; zero if none is required.
     #[must_use]
     pub fn required(self) -> u64 {
         self.required
     }
 
-    /// Bytes the volume may have.
+    /// Maximum size.
     #[must_use]
     pub fn limit(self) -> Option<u64> {
         self.limit
     }
 
-    /// What the twin asks its real class for: never nothing, a claim needs a size.
+    /// The size that the twin requests: never zero, because a claim needs a size.
     #[must_use]
     pub fn request(self) -> u64 {
         match (self.required, self.limit) {
@@ -47,7 +45,7 @@ impl SizeRange {
         }
     }
 
-    /// Whether a volume of this size answers the request.
+    /// Whether a volume of this size satisfies the request.
     #[must_use]
     pub fn accepts(self, bytes: u64) -> bool {
         bytes >= self.required && self.limit.is_none_or(|limit| bytes <= limit)

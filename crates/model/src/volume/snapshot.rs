@@ -1,42 +1,40 @@
-//! Identity of a snapshot: its name, and the id that CSI callers hand back to us. A
-//! `VolumeSnapshotContent` keeps no attributes, so the id alone leads to the twin.
+//! Identity of a snapshot: its name, and the id that CSI callers pass back to this driver. A
+//! `VolumeSnapshotContent` has no attributes, so the twin must be found by the id alone.
 
 use std::{fmt, str::FromStr};
 
 use super::{ClusterId, digest::digest};
 
 const ID_VERSION: &str = "s1";
-/// What CSI allows for an id, in bytes.
+/// The maximum length of an id in CSI, in bytes.
 const LONGEST_ID: usize = 128;
 const REQUEST_PREFIX: &str = "snapshot-";
 const CONTENT_PREFIX: &str = "snapcontent-";
 const KEY_DIGITS: usize = 40;
 const PLACE_DIGITS: usize = 16;
-/// Longest name of a namespace.
 const NAMESPACE_MAX: usize = 63;
 
-/// Name of a snapshot: fit for labels, and short, since ids have little room.
+/// Name of a snapshot: valid in labels, and short, because ids are limited.
 ///
-/// csi-snapshotter asks for `snapshot-<uid of the VolumeSnapshot>`, of which the uid is
-/// kept. Any other request name becomes a hash.
+/// csi-snapshotter requests `snapshot-<uid of the VolumeSnapshot>`, of which the uid is kept. Any other
+/// request name is hashed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SnapshotKey(String);
 
 impl SnapshotKey {
-    /// The key of the snapshot that a `CreateSnapshot` request of this name asks for.
+    /// The key of the snapshot for a `CreateSnapshot` request of this name.
     #[must_use]
     pub fn from_request(request: &str) -> Self {
         let uid = request.strip_prefix(REQUEST_PREFIX).filter(|uid| is_uid(uid));
         Self(uid.map_or_else(|| digest(KEY_DIGITS, [request]), str::to_owned))
     }
 
-    /// Reads a key back from a label or an id; `None` if no request leads to it.
+    /// Parses the key in a label or an id; `None` if no request results in it.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         (is_uid(text) || is_hash(text, KEY_DIGITS)).then(|| Self(text.to_owned()))
     }
 
-    /// The key as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -48,8 +46,8 @@ impl SnapshotKey {
         format!("{REQUEST_PREFIX}{}", self.0)
     }
 
-    /// Name of the content that Kubernetes made in the home cluster for the `VolumeSnapshot`
-    /// with the uid in the key; `None` if there is no uid in it.
+    /// Name of the content that Kubernetes created in the home cluster for the `VolumeSnapshot` with the uid
+    /// in the key; `None` if the key has no uid.
     #[must_use]
     pub fn content(&self) -> Option<String> {
         is_uid(&self.0).then(|| format!("{CONTENT_PREFIX}{}", self.0))
@@ -62,14 +60,14 @@ impl fmt::Display for SnapshotKey {
     }
 }
 
-/// Where in its cluster the twin of a snapshot is.
+/// The namespace of a snapshot's twin in its cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SnapshotPlace {
-    /// In the namespace of twins of the home cluster.
+    /// The storage namespace of the home cluster.
     Home,
-    /// In this namespace of a remote cluster.
+    /// This namespace of a remote cluster.
     Namespace(String),
-    /// In the namespace with this hash: its name is too long for an id.
+    /// The namespace with this hash: its name is too long for an id.
     Hashed(String),
 }
 
@@ -101,23 +99,22 @@ impl fmt::Display for SnapshotPlace {
 /// home, and `~` with a hash where its name would make the id too long.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SnapshotId {
-    /// The cluster where the twin is.
+    /// The cluster of the twin.
     pub cluster: ClusterId,
-    /// Where it is there.
+    /// Its namespace there.
     pub place: SnapshotPlace,
-    /// The snapshot.
     pub key: SnapshotKey,
 }
 
-/// A text that names no snapshot this driver can work with.
+/// A text that is not the id of a snapshot that this driver can work with.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SnapshotIdError {
-    /// No version of this driver handed it out: there is no such snapshot.
+    /// No version of this driver created it: there is no such snapshot.
     #[error("no snapshot has the id {0:?}")]
     Foreign(String),
-    /// Another version of this driver handed it out. There may well be such a snapshot.
+    /// Another version of this driver created it. The snapshot may exist.
     #[error(
-        "the snapshot id {0:?} was made by another version of this driver, which this one cannot read: install a version that can"
+        "the snapshot id {0:?} was created by another version of this driver and cannot be read by this one: install a version that can"
     )]
     UnknownVersion(String),
 }
@@ -186,14 +183,13 @@ fn place_of(text: &str) -> Option<SnapshotPlace> {
     fits.then(|| SnapshotPlace::Namespace(text.to_owned()))
 }
 
-/// Every version of the id begins like this; what follows is that version's matter.
+/// Every version of the id starts like this; the rest depends on the version.
 fn is_version(text: &str) -> bool {
     text.strip_prefix('s')
         .is_some_and(|number| !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()))
 }
 
-/// Only the hyphenated lower-case form counts: anything else would not survive the round
-/// trip through an object name.
+/// Only the hyphenated lower-case form counts: any other is not a valid object name.
 fn is_uid(text: &str) -> bool {
     uuid::Uuid::try_parse(text).is_ok_and(|uid| uid.hyphenated().to_string() == text)
 }

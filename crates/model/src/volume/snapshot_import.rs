@@ -1,5 +1,5 @@
-//! What is written on the content of a snapshot that is being imported: what it and the user's
-//! `VolumeSnapshot` were before. This annotation is all that such an import remembers.
+//! The record of a snapshot import on the real content: the content and the user's `VolumeSnapshot` before.
+//! This annotation is the only state of the import.
 
 use std::collections::BTreeMap;
 
@@ -11,27 +11,22 @@ use super::{ClaimName, SnapshotKey, mark};
 type Map = BTreeMap<String, String>;
 
 const VERSION: u8 = 1;
-/// What `kubectl apply` compares with: the source of a snapshot cannot be changed, so that a
-/// manifest of before can never be applied again.
+/// Used by `kubectl apply`: the source of a snapshot is immutable, so the previous manifest could not be
+/// applied again.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// A snapshot as it was before its import.
+/// A snapshot before its import.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SnapshotImport {
     version: u8,
-    /// Its namespace.
     pub namespace: String,
-    /// The uid of that: one made later under the same name may be somebody else's.
+    /// The uid of the namespace: a later one of the same name may belong to another user.
     pub namespace_uid: String,
-    /// Its name.
     pub name: String,
-    /// Its uid.
     pub uid: String,
-    /// Its labels.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub labels: Map,
-    /// Its annotations.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub annotations: Map,
     /// Its `ownerReferences`.
@@ -39,14 +34,14 @@ pub struct SnapshotImport {
     pub owners: Vec<Value>,
     /// The class of this driver that it gets.
     pub class: String,
-    /// The deletion policy that its content had.
+    /// The previous deletion policy of its content.
     pub policy: String,
 }
 
-/// A record that this program cannot read.
+/// A record that this version cannot read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the annotation {key} cannot be read ({why}): use the liqo-csi that began the import",
+    "the annotation {key} cannot be read ({why}): use the version of liqo-csi that started the import",
     key = mark::IMPORT_SNAPSHOT
 )]
 pub struct SnapshotRecordError {
@@ -54,7 +49,7 @@ pub struct SnapshotRecordError {
 }
 
 impl SnapshotImport {
-    /// The record of a snapshot of this name and uid that is to get this class.
+    /// The record of a snapshot with this name and uid that gets this class.
     #[must_use]
     pub fn new(
         snapshot: &ClaimName,
@@ -77,7 +72,7 @@ impl SnapshotImport {
         }
     }
 
-    /// The same, with what else its user wrote on it.
+    /// The same, with the other metadata of the user's object.
     #[must_use]
     pub fn with(mut self, labels: &Map, annotations: &Map, owners: Vec<Value>) -> Self {
         self.labels.clone_from(labels);
@@ -88,7 +83,7 @@ impl SnapshotImport {
         self
     }
 
-    /// Reads the record of a content, if it has one.
+    /// The record on a content, if any.
     pub fn read(annotations: &Map) -> Result<Option<Self>, SnapshotRecordError> {
         let Some(text) = annotations.get(mark::IMPORT_SNAPSHOT) else {
             return Ok(None);
@@ -101,37 +96,36 @@ impl SnapshotImport {
         Ok(Some(read))
     }
 
-    /// The annotation to write.
     pub fn text(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string(self)
     }
 
-    /// The name under which the driver knows it from now on.
+    /// The key of the imported snapshot.
     #[must_use]
     pub fn key(&self) -> SnapshotKey {
         import_key(&self.uid)
     }
 
-    /// What stands for the name of a request, for nobody asked for it.
+    /// A replacement for the name of the `CreateSnapshot` request, which an import does not have.
     #[must_use]
     pub fn request_name(&self) -> String {
         request_name(&self.uid)
     }
 
-    /// Name of the content that its twin gets.
+    /// Name of the twin's content.
     #[must_use]
     pub fn real_content(&self) -> String {
         self.key().twin()
     }
 
-    /// Name of the content that the user's snapshot gets.
+    /// Name of the user's new content.
     #[must_use]
     pub fn user_content(&self) -> String {
         imported_content(&self.key())
     }
 }
 
-/// The name under which the driver knows the snapshot of this uid, once it is imported.
+/// The key of the snapshot with this uid after its import.
 #[must_use]
 pub fn import_key(uid: &str) -> SnapshotKey {
     SnapshotKey::from_request(&request_name(uid))
@@ -141,7 +135,7 @@ fn request_name(uid: &str) -> String {
     format!("import-{uid}")
 }
 
-/// Name of the content of an imported snapshot: nothing else leads there from its key.
+/// Name of the content of an imported snapshot, by which it is found from the key.
 #[must_use]
 pub fn imported_content(key: &SnapshotKey) -> String {
     format!("imported-{key}")

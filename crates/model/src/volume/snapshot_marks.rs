@@ -1,5 +1,5 @@
-//! How the twin of a snapshot says whose it is, and of what. As with the twins of volumes,
-//! these labels and annotations are the only record there is.
+//! The marks of a snapshot's twin: its home cluster, snapshot and volume. As with the twins of volumes, these
+//! labels and annotations are the only record.
 
 use std::collections::BTreeMap;
 
@@ -7,46 +7,42 @@ use super::{ClusterId, MarksError, SnapshotKey, mark};
 
 type Map = BTreeMap<String, String>;
 
-/// The `VolumeSnapshot` that a user made.
+/// The user's `VolumeSnapshot`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
-/// Everything this driver writes about a snapshot onto its twin.
+/// Everything that this driver records on the twin of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotMarks {
     /// The cluster whose user owns the data.
     pub home: ClusterId,
-    /// The snapshot.
     pub key: SnapshotKey,
-    /// Id of the volume it is of.
+    /// Id of its volume.
     pub source: String,
     /// The user's object, if the request named it.
     pub snapshot: Option<SnapshotName>,
-    /// Name of the request, before it was made fit for labels.
+    /// Name of the request, before it was converted to a key.
     pub request_name: String,
 }
 
-/// Why an object in the place of a snapshot's twin is not ours.
+/// Why an object under the name of a snapshot's twin is not ours.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForeignSnapshot {
-    /// It was not made by this driver.
-    #[error("it was not made by this driver: {0}")]
+    /// Another client created it.
+    #[error("it was not created by this driver: {0}")]
     Unmarked(MarksError),
-    /// It serves another home cluster.
+    /// It belongs to another home cluster.
     #[error("it belongs to the home cluster {0}")]
     OtherHome(ClusterId),
-    /// It is another snapshot.
-    #[error("it is the snapshot {0}")]
+    /// It is the twin of another snapshot.
+    #[error("it is the twin of the snapshot {0}")]
     Other(SnapshotKey),
 }
 
 impl SnapshotMarks {
-    /// The labels to write.
     #[must_use]
     pub fn labels(&self) -> Map {
         [
@@ -58,7 +54,6 @@ impl SnapshotMarks {
         .into()
     }
 
-    /// The annotations to write.
     #[must_use]
     pub fn annotations(&self) -> Map {
         let mut annotations = Map::from([
@@ -72,8 +67,8 @@ impl SnapshotMarks {
         annotations
     }
 
-    /// Reads the marks back. Only the labels have to be there; without its annotations a
-    /// snapshot is of no known volume.
+    /// Reads the marks. Only the labels are required; without its annotations the volume of a snapshot is
+    /// unknown.
     pub fn read(labels: &Map, annotations: &Map) -> Result<Self, MarksError> {
         let label = |key| labels.get(key).ok_or(MarksError::Missing(key));
         let malformed = |key, value: &String| MarksError::Malformed(key, value.clone());
@@ -96,8 +91,8 @@ impl SnapshotMarks {
         })
     }
 
-    /// Reads the marks of an object in a snapshot's place, if it is the twin. The key has the
-    /// uid of the user's object in it, so that nothing else can be compared.
+    /// Reads the marks of the object under the twin's name, if it is the twin. The key contains the uid of
+    /// the user's object, so nothing else needs to be compared.
     pub fn recognise(
         home: &ClusterId,
         key: &SnapshotKey,

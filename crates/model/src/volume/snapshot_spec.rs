@@ -1,4 +1,4 @@
-//! The parameters of a snapshot: those of the user's `VolumeSnapshotClass`, and what
+//! The parameters of a snapshot request: those of the user's `VolumeSnapshotClass`, and those that
 //! csi-snapshotter adds about the user's object.
 
 use super::SnapshotName;
@@ -6,7 +6,7 @@ use super::SnapshotName;
 /// Why the parameters of a snapshot cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotSpecError {
-    /// A parameter this driver does not know.
+    /// A parameter that this driver does not know.
     #[error(
         "the VolumeSnapshotClass has an unknown parameter {0:?}; this driver knows {known:?}",
         known = SnapshotParameters::REAL_CLASS
@@ -17,24 +17,23 @@ pub enum SnapshotSpecError {
     Empty(&'static str),
 }
 
-/// The parameters of a snapshot.
+/// The parameters of a snapshot request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotParameters {
-    /// The real class that the user's class names.
+    /// The real class in the user's class.
     pub real_class: Option<String>,
     /// The user's object.
     pub snapshot: Option<SnapshotName>,
 }
 
 impl SnapshotParameters {
-    /// Parameter of a `VolumeSnapshotClass` of ours that names the real one.
+    /// Parameter of a `VolumeSnapshotClass` of this driver: the real class.
     pub const REAL_CLASS: &'static str = "realSnapshotClass";
     const NAMESPACE: &'static str = "csi.storage.k8s.io/volumesnapshot/namespace";
     const NAME: &'static str = "csi.storage.k8s.io/volumesnapshot/name";
     const CONTENT: &'static str = "csi.storage.k8s.io/volumesnapshotcontent/name";
 
-    /// Reads the parameters of a request; an unknown one is an error, because the user
-    /// meant something by it.
+    /// Parses the parameters; an unknown one is an error, because ignoring it could surprise the user.
     pub fn parse<'a>(
         parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<Self, SnapshotSpecError> {
@@ -47,7 +46,7 @@ impl SnapshotParameters {
                 }
                 Self::NAMESPACE => namespace = value,
                 Self::NAME => name = value,
-                // It follows from the name of the request.
+                // It is derived from the name of the request.
                 Self::CONTENT => {}
                 _ => return Err(SnapshotSpecError::Unknown(key.clone())),
             }

@@ -1,42 +1,36 @@
-//! What a volume was asked to be, as a whole, and the parameters of its class.
+//! The requested properties of a volume, and the parameters of its class.
 //!
-//! Values of these types cannot contradict themselves; whatever a request says
-//! that they cannot hold is a [`SpecError`]. Reading gRPC messages is not done here.
+//! Values of these types are consistent; a request that is not is a [`SpecError`]. gRPC messages are parsed
+//! elsewhere.
 
 use std::{fmt, str::FromStr};
 
 use super::{Capabilities, RestoreTopology, SizeRange};
 
-/// Why a request does not describe a volume.
+/// Why a request is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// A size below zero.
     #[error("the capacity range has a negative {0}")]
     NegativeSize(&'static str),
-    /// More is required than allowed.
+    /// The limit is below the required size.
     #[error("the capacity range requires {required} bytes but limits the volume to {limit}")]
-    EmptyRange {
-        /// Bytes required.
-        required: u64,
-        /// Bytes allowed.
-        limit: u64,
-    },
-    /// No capability at all.
+    EmptyRange { required: u64, limit: u64 },
     #[error("the request has no volume capability")]
     NoCapability,
     /// Mounted and raw at once.
-    #[error("the request asks for a file system and for a raw block device at once")]
+    #[error("the request is for a file system and for a raw block device at once")]
     MixedVolumeModes,
     /// Two file system types.
-    #[error("the request asks for two file system types at once: {0:?} and {1:?}")]
+    #[error("the request has two file system types: {0:?} and {1:?}")]
     TwoFsTypes(String, String),
     /// Two sets of mount flags.
-    #[error("the request asks for different mount flags at once: {0:?} and {1:?}")]
+    #[error("the request has different mount flags: {0:?} and {1:?}")]
     TwoSetsOfFlags(Vec<String>, Vec<String>),
-    /// An access mode nobody knows.
-    #[error("{0:?} is no access mode of a claim")]
+    /// An unknown access mode.
+    #[error("{0:?} is not an access mode of a claim")]
     UnknownAccessMode(String),
-    /// A parameter this driver does not know.
+    /// A parameter that this driver does not know.
     #[error(
         "the storage class has an unknown parameter {0:?}; this driver knows {known:?}",
         known = Parameters::OF_CLASSES
@@ -48,59 +42,52 @@ pub enum SpecError {
          {REAL_ATTRIBUTES_CLASS:?} names"
     )]
     UnknownAttribute(String),
-    /// Half a claim name.
+    /// An incomplete claim name.
     #[error("the request names the claim's {given} without its {missing}")]
     HalfAClaim {
-        /// What it has.
         given: &'static str,
-        /// What it lacks.
         missing: &'static str,
     },
-    /// A binding policy nobody knows.
-    #[error("{0:?} is no binding policy: it is Optimistic or WaitForBound")]
+    /// An unknown binding policy.
+    #[error("{0:?} is not a binding policy: use Optimistic or WaitForBound")]
     UnknownBindingPolicy(String),
-    /// A place that nobody knows.
-    #[error("the parameter restoreTopology is {0:?}: it is \"cluster\" or \"source\"")]
+    /// An unknown restore topology.
+    #[error("the parameter restoreTopology is {0:?}: use \"cluster\" or \"source\"")]
     UnknownRestoreTopology(String),
-    /// Something a volume in a remote cluster cannot have.
+    /// Something that a volume in a remote cluster cannot have.
     #[error("{field} cannot be honoured by a volume in a remote cluster: {why}")]
     NotRemotely {
-        /// Where it was asked for.
+        /// Where it was requested.
         field: &'static str,
         /// Why not, and what to do instead.
         why: &'static str,
     },
-    /// A parameter that is no truth value.
-    #[error("the parameter {parameter} is {value:?}: it is \"true\" or \"false\"")]
-    NoBoolean {
-        /// The parameter.
-        parameter: &'static str,
-        /// Its value.
-        value: String,
-    },
+    /// A parameter that is not a boolean.
+    #[error("the parameter {parameter} is {value:?}: use \"true\" or \"false\"")]
+    NoBoolean { parameter: &'static str, value: String },
     /// A parameter without a value.
     #[error("the parameter {0:?} is empty")]
     EmptyParameter(&'static str),
 }
 
-/// When a volume in a remote cluster is answered for.
+/// The binding policy of a volume with a remote twin.
 ///
-/// A remote class that waits for its first consumer binds only when the pod
-/// arrives there, and the pod arrives only when the claim here is bound.
+/// A remote class with `WaitForFirstConsumer` binds only after the pod is created there, and the pod is
+/// created there only after the claim at home is bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BindingPolicy {
-    /// As soon as the remote cluster has taken the twin. What goes wrong later is
-    /// told on the claim.
+    /// Hand the volume over as soon as the remote cluster has accepted the twin. Later problems are reported
+    /// on the claim.
     #[default]
     Optimistic,
-    /// When the twin is bound; a node is chosen for it there.
+    /// Hand it over when the twin is bound; this driver selects a node for it there.
     WaitForBound,
 }
 
 impl BindingPolicy {
     const ALL: [Self; 2] = [Self::Optimistic, Self::WaitForBound];
 
-    /// As parameters and objects spell it.
+    /// The value in parameters and objects.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -121,12 +108,10 @@ impl FromStr for BindingPolicy {
     }
 }
 
-/// Name of a claim in its cluster.
+/// Namespace and name of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
@@ -136,31 +121,31 @@ impl fmt::Display for ClaimName {
     }
 }
 
-/// The parameters of a request: those of the virtual class, and what
-/// csi-provisioner adds about the claim.
+/// The parameters of a request: those of the virtual class, and those that csi-provisioner adds about the
+/// claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// The real class named by the virtual one.
+    /// The real class in the virtual one.
     pub real_class: Option<String>,
-    /// When a volume in a remote cluster is answered for, if the class says.
+    /// The binding policy, if the class has one.
     pub binding_policy: Option<BindingPolicy>,
-    /// Whether real classes may expand the namespace that all twins here share.
+    /// Whether real classes may expand the namespace that all twins at home share.
     pub shared_namespace: bool,
-    /// From where snapshots can be restored, if the class says.
+    /// The restore topology, if the class has one.
     pub restore_topology: Option<RestoreTopology>,
-    /// The claim the volume is for.
+    /// The claim of the volume.
     pub claim: Option<ClaimName>,
-    /// Name of the PV that will be made.
+    /// Name of the PV that csi-provisioner will create.
     pub volume: Option<String>,
 }
 
 impl Parameters {
-    /// Parameter of the virtual class that names the real one.
+    /// Parameter of the virtual class: the real class.
     pub const REAL_CLASS: &'static str = "realStorageClass";
-    /// Parameter of the virtual class: when volumes in remote clusters are answered for.
+    /// Parameter of the virtual class: the binding policy of volumes in remote clusters.
     pub const BINDING_POLICY: &'static str = "remoteBindingPolicy";
-    /// Parameter of the virtual class: it is known that twins of all namespaces share one
-    /// in this cluster, and real classes may expand it.
+    /// Parameter of the virtual class: real classes may expand the namespace of a claim, although twins of
+    /// all namespaces share one in this cluster.
     pub const SHARED_NAMESPACE: &'static str = "allowSharedNamespace";
     /// Parameter of the virtual class: from where snapshots can be restored.
     pub const RESTORE_TOPOLOGY: &'static str = "restoreTopology";
@@ -174,8 +159,7 @@ impl Parameters {
     const CLAIM_NAME: &'static str = "csi.storage.k8s.io/pvc/name";
     const VOLUME: &'static str = "csi.storage.k8s.io/pv/name";
 
-    /// Reads the parameters of a request; an unknown one is an error, because
-    /// the user meant something by it.
+    /// Parses the parameters; an unknown one is an error, because ignoring it could surprise the user.
     pub fn parse<'a>(
         parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<Self, SpecError> {
@@ -225,7 +209,7 @@ fn half(given: &'static str, missing: &'static str) -> SpecError {
     SpecError::HalfAClaim { given, missing }
 }
 
-/// What the volume is filled with.
+/// The content source of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContentSource {
     /// The snapshot of this id.
@@ -234,26 +218,21 @@ pub enum ContentSource {
     Volume(String),
 }
 
-/// What a volume was asked to be.
+/// The requested volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeSpec {
-    /// How large.
     pub size: SizeRange,
-    /// For whom and how.
     pub capabilities: Capabilities,
-    /// By which class.
     pub parameters: Parameters,
-    /// Filled with what.
     pub source: Option<ContentSource>,
-    /// The attributes class that its twin is to have.
+    /// The attributes class of its twin.
     pub attributes: Option<String>,
 }
 
-/// Parameter of an attributes class of this driver: the one that twins get, in the cluster
-/// where they are.
+/// Parameter of an attributes class of this driver: the attributes class of the twins, in their cluster.
 const REAL_ATTRIBUTES_CLASS: &str = "realVolumeAttributesClass";
 
-/// The attributes class that the parameters of one of this driver name; `None` without any.
+/// The real attributes class in these parameters; `None` without any.
 pub fn attributes_class<'a>(
     parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
 ) -> Result<Option<String>, SpecError> {

@@ -1,6 +1,5 @@
-//! What is written on a PV whose claim is being imported: who may adopt it, and what it and
-//! its claim were before. These annotations are all that an import remembers. The record of a
-//! release is in `release`.
+//! The record of an import on the real PV: the claim that may adopt it, and the PV and its claim before.
+//! These annotations are the only state of an import. The record of a release is in `release`.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -11,11 +10,10 @@ use super::{ClaimName, mark};
 
 type Map = BTreeMap<String, String>;
 
-/// The version of the records that this driver writes.
 pub(super) const VERSION: u8 = 1;
 
-/// What Kubernetes and its sidecars note on a claim about its binding: true of that claim only,
-/// and part of nothing that a user asked for.
+/// Annotations of Kubernetes and its sidecars about the binding of a claim: they apply to that claim only,
+/// and are not part of what a user wrote.
 const BINDING: [&str; 11] = [
     "pv.kubernetes.io/bind-completed",
     "pv.kubernetes.io/bound-by-controller",
@@ -30,11 +28,11 @@ const BINDING: [&str; 11] = [
     "pv.kubernetes.io/migrated-to",
 ];
 
-/// Annotation that names the class of a claim as its spec does, and wins.
+/// Annotation with the class of a claim, which overrides its spec.
 const CLASS_BETA: &str = "volume.beta.kubernetes.io/storage-class";
 
-/// Keys by which deployment tools know what is theirs: the domain, or one key of it. (The
-/// label `app.kubernetes.io/managed-by` says only who once wrote a template.)
+/// Keys by which deployment tools recognise their objects: the domain, or one key of it. (The label
+/// `app.kubernetes.io/managed-by` only says which tool wrote a template.)
 const OWNED_BY: [(&str, &str); 8] = [
     ("meta.helm.sh/", "Helm"),
     ("argocd.argoproj.io/", "Argo CD"),
@@ -46,8 +44,7 @@ const OWNED_BY: [(&str, &str); 8] = [
     ("config.k8s.io/owning-inventory", "kpt"),
 ];
 
-/// The deployment tool that considers an object with this metadata its own, and the key that
-/// says so.
+/// The deployment tool that manages an object with this metadata, and the key that shows it.
 #[must_use]
 pub fn managed_by(labels: &Map, annotations: &Map) -> Option<(&'static str, String)> {
     labels.keys().chain(annotations.keys()).find_map(|key| {
@@ -60,15 +57,11 @@ pub fn managed_by(labels: &Map, annotations: &Map) -> Option<(&'static str, Stri
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OldClaim {
-    /// Its namespace.
     pub namespace: String,
-    /// The uid of that: one made later under the same name may be somebody else's.
+    /// The uid of the namespace: a later one of the same name may belong to another user.
     pub namespace_uid: String,
-    /// Its name.
     pub name: String,
-    /// Its uid.
     pub uid: String,
-    /// Its labels.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub labels: Map,
     /// Its annotations, without those about its binding.
@@ -82,7 +75,6 @@ pub struct OldClaim {
 }
 
 impl OldClaim {
-    /// How people know it.
     #[must_use]
     pub fn full_name(&self) -> ClaimName {
         ClaimName {
@@ -91,7 +83,7 @@ impl OldClaim {
         }
     }
 
-    /// The annotations of a claim that say nothing about its binding.
+    /// The annotations of a claim except those about its binding.
     #[must_use]
     pub fn own_annotations(annotations: &Map) -> Map {
         let mut own = annotations.clone();
@@ -99,10 +91,10 @@ impl OldClaim {
         own
     }
 
-    /// The claim of a virtual class that is to adopt this one's PV.
+    /// The claim of a virtual class that adopts this one's PV.
     ///
-    /// Its source, selector and attributes class are left out: they chose the volume that is
-    /// there already, and csi-provisioner would delete a volume that does not echo its source.
+    /// Its source, selector and attributes class are left out: they were for provisioning the existing
+    /// volume, and csi-provisioner would delete a volume whose response does not repeat its source.
     #[must_use]
     pub fn adopting(&self, class: &str, volume: &str) -> Value {
         let mut claim = self.manifest();
@@ -125,9 +117,9 @@ impl OldClaim {
         claim
     }
 
-    /// The claim of a real class that is to have the PV of this one's twin, as that PV is.
+    /// The claim of a real class that gets the PV of this one's twin.
     ///
-    /// What chose the virtual volume is left out.
+    /// The fields that selected the virtual volume are left out.
     #[must_use]
     pub fn released(&self, class: &str, volume: &str, attributes: Option<&str>) -> Self {
         let mut released = self.clone();
@@ -151,7 +143,7 @@ impl OldClaim {
         released
     }
 
-    /// The claim as it was, bound to its PV by name, and marked until that names it.
+    /// The claim as before, with the name of its PV, and a mark until the PV names it.
     #[must_use]
     pub fn as_before(&self, volume: &str) -> Value {
         let mut claim = self.manifest();
@@ -176,44 +168,33 @@ impl OldClaim {
     }
 }
 
-/// What a PV and its claim were before an import.
+/// A PV and its claim before an import.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ImportRecord {
     version: u8,
-    /// The virtual class that the claim is to have.
+    /// The virtual class that the claim gets.
     pub class: String,
-    /// The reclaim policy that the PV had.
+    /// The reclaim policy of the PV.
     pub policy: String,
-    /// The claim.
     pub claim: OldClaim,
 }
 
-/// A record that this driver cannot read.
+/// A record that this version cannot read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// It is none.
+    /// It is malformed.
     #[error("the annotation {key} cannot be read: {why}")]
-    Malformed {
-        /// The annotation.
-        key: &'static str,
-        /// Why not.
-        why: String,
-    },
-    /// It is of another version of this driver.
+    Malformed { key: &'static str, why: String },
+    /// Another version of this driver wrote it.
     #[error(
-        "the annotation {key} is of version {version}, and this program knows {VERSION}: use the liqo-csi that began the import, release or move"
+        "the annotation {key} is of version {version}, and this program knows {VERSION}: use the version of liqo-csi that started the import, release or move"
     )]
-    Version {
-        /// The annotation.
-        key: &'static str,
-        /// The version.
-        version: u8,
-    },
+    Version { key: &'static str, version: u8 },
 }
 
 impl ImportRecord {
-    /// A record of the version that this driver writes.
+    /// A record of the current version.
     #[must_use]
     pub fn new(class: String, policy: String, claim: OldClaim) -> Self {
         Self {
@@ -224,18 +205,17 @@ impl ImportRecord {
         }
     }
 
-    /// As it stands in the annotation.
     pub fn to_annotation(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string(self)
     }
 
-    /// The record on a PV, if there is one.
+    /// The record on a PV, if any.
     pub fn read(annotations: &Map) -> Result<Option<Self>, RecordError> {
         read_record(annotations, mark::IMPORT)
     }
 }
 
-/// The record in this annotation, if there is one.
+/// The record in this annotation, if any.
 pub(super) fn read_record<T: DeserializeOwned>(
     annotations: &Map,
     key: &'static str,
@@ -258,9 +238,8 @@ pub(super) fn read_record<T: DeserializeOwned>(
     serde_json::from_str(text).map(Some).map_err(malformed)
 }
 
-/// No name of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no name of a claim: it is NAMESPACE/NAME")]
+#[error("{0:?} is not the name of a claim: use NAMESPACE/NAME")]
 pub struct ClaimNameError(String);
 
 impl FromStr for ClaimName {

@@ -1,4 +1,4 @@
-//! How a volume is to be used, as its driver is to be told.
+//! The capability with which a volume is requested of its driver.
 
 use super::{DriverError, RealDriver};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl RealDriver {
-    /// What kubelet would derive from the twin's PV and this driver's capabilities.
+    /// The capability that kubelet would derive from the twin's PV and the driver's capabilities.
     pub(super) fn capability(
         &self,
         volume: &DataPath,
@@ -38,7 +38,7 @@ impl RealDriver {
     }
 }
 
-/// The twin's options first; ours add to them.
+/// The mount options of the twin first, then those of the virtual PV that are missing there.
 fn merged(twins: &[String], ours: &[String]) -> Vec<String> {
     let new = ours.iter().filter(|option| !twins.contains(option));
     twins.iter().chain(new).cloned().collect()

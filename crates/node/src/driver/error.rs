@@ -1,72 +1,51 @@
-//! What may go wrong with a real driver, in words for the user of its volume.
+//! The errors of calls to a real driver, with messages for the user of the volume.
 
 use std::fmt::Write as _;
 
 use tonic::Code;
 
-use super::PATIENCE;
+use super::CALL_TIMEOUT;
 use crate::{consumer::MalformedTokens, registry::RegistryError, secrets::SecretError, volume::DRIVER_NAME};
 
-/// Why the real driver did not do what it was asked.
+/// Why a call to the real driver failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// It cannot be reached.
+    /// The driver cannot be found or reached.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// It said no; its code means to our caller what it would mean to kubelet.
+    /// The driver returned an error; the code means the same to the caller as it would to kubelet.
     #[error("the driver {driver} refused {call}: {message}")]
     Refused {
-        /// The driver.
         driver: String,
-        /// What it was asked.
         call: &'static str,
-        /// Its code.
         code: Code,
-        /// Its words.
         message: String,
     },
-    /// It went away in the middle.
-    #[error("the driver {driver} broke off {call}: {reason}")]
+    /// The connection broke during the call.
+    #[error("the driver {driver} aborted {call}: {reason}")]
     Gone {
-        /// The driver.
         driver: String,
-        /// What it was asked.
         call: &'static str,
-        /// What the connection says.
+        /// The error of the connection.
         reason: String,
     },
-    /// It has not answered yet, and may still be working.
-    #[error("the driver {driver} has not answered {call} for {PATIENCE:?}")]
-    Slow {
-        /// The driver.
-        driver: String,
-        /// What it was asked.
-        call: &'static str,
-    },
-    /// A secret of the real volume is out of reach.
+    /// The driver has not answered yet, and may still be working.
+    #[error("the driver {driver} has not answered {call} for {CALL_TIMEOUT:?}")]
+    Slow { driver: String, call: &'static str },
+    /// A secret of the real volume cannot be read.
     #[error("the driver {driver} needs a secret: {error}")]
-    Secret {
-        /// The driver.
-        driver: String,
-        /// Why there is none.
-        error: SecretError,
-    },
-    /// The tokens for it make no sense.
-    #[error("the driver {driver} cannot be asked: {error}")]
-    Token {
-        /// The driver.
-        driver: String,
-        /// What is wrong.
-        error: MalformedTokens,
-    },
-    /// The twin's PV has access modes nobody knows.
-    #[error("the real volume has the access modes {0:?}, none of which can be asked for")]
+    Secret { driver: String, error: SecretError },
+    /// The service account tokens for it cannot be parsed.
+    #[error("the driver {driver} cannot be called: {error}")]
+    Token { driver: String, error: MalformedTokens },
+    /// The twin's PV has unknown access modes.
+    #[error("the real volume has the access modes {0:?}, none of which is supported")]
     AccessMode(Vec<String>),
 }
 
 impl DriverError {
-    /// A refusal may be due to tokens that we could not pass on.
-    pub(super) fn perhaps_for_want_of(mut self, tokens: &[String]) -> Self {
+    /// Adds the missing tokens to the message, because they may be the cause of the error.
+    pub(super) fn with_missing_tokens(mut self, tokens: &[String]) -> Self {
         if let Self::Refused { message, .. } = &mut self
             && !tokens.is_empty()
         {

@@ -1,4 +1,4 @@
-//! A real driver that does what a test tells it and remembers what it was asked.
+//! A real driver that fails as a test requests, and records its calls.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// One call as the driver saw it.
+/// One call that the driver received.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call {
     pub(crate) rpc: &'static str,
@@ -37,7 +37,7 @@ pub(crate) struct Call {
 }
 
 #[derive(Default)]
-struct Script {
+struct FakeState {
     can: Vec<Can>,
     calls: Vec<Call>,
     failures: HashMap<&'static str, VecDeque<Status>>,
@@ -45,17 +45,17 @@ struct Script {
     mounts: bool,
 }
 
-/// A real driver. Clones are the same one.
+/// A real driver. Clones share their state.
 #[derive(Clone)]
 pub(crate) struct FakeDriver {
     name: String,
     socket: PathBuf,
     registration: PathBuf,
-    script: Arc<Mutex<Script>>,
+    script: Arc<Mutex<FakeState>>,
 }
 
 impl FakeDriver {
-    /// Starts and registers a driver that stages, counts and expands.
+    /// Starts and registers a driver that stages, reports usage and expands.
     pub(crate) fn start(node: &Node, name: &str) -> Self {
         let driver = Self {
             name: name.into(),
@@ -63,19 +63,19 @@ impl FakeDriver {
             registration: node.path(&format!("plugins_registry/{name}-reg.sock")),
             script: Arc::default(),
         };
-        driver.can(&[Can::StageUnstageVolume, Can::GetVolumeStats, Can::ExpandVolume]);
-        driver.come_back(node);
+        driver.set_capabilities(&[Can::StageUnstageVolume, Can::GetVolumeStats, Can::ExpandVolume]);
+        driver.restart(node);
         driver
     }
 
-    /// Takes the driver's sockets away, as when its pod is being replaced.
-    pub(crate) fn go_away(&self) {
+    /// Removes the driver's sockets, as when its pod is being replaced.
+    pub(crate) fn stop(&self) {
         for socket in [&self.socket, &self.registration] {
             fs::remove_file(socket).unwrap();
         }
     }
 
-    pub(crate) fn come_back(&self, node: &Node) {
+    pub(crate) fn restart(&self, node: &Node) {
         let routes =
             Routes::new(IdentityServer::new(self.clone())).add_service(NodeServer::new(self.clone()));
         node.serve(&self.socket, routes);
@@ -87,12 +87,11 @@ impl FakeDriver {
         &self.socket
     }
 
-    pub(crate) fn can(&self, what: &[Can]) {
+    pub(crate) fn set_capabilities(&self, what: &[Can]) {
         self.script.lock().unwrap().can = what.to_vec();
     }
 
-    /// From now on it really mounts (a tmpfs): for tests that are root in a mount
-    /// namespace of their own.
+    /// From now on it really mounts (a tmpfs): for tests that run as root in their own mount namespace.
     pub(crate) fn mount_really(&self) {
         self.script.lock().unwrap().mounts = true;
     }
@@ -108,7 +107,7 @@ impl FakeDriver {
             .push_back(status);
     }
 
-    /// From now on it dies over calls of this kind, without an answer.
+    /// From now on it panics in calls of this kind, without an answer.
     pub(crate) fn crash(&self, rpc: &'static str) {
         self.script.lock().unwrap().crashes.push(rpc);
     }
@@ -117,8 +116,8 @@ impl FakeDriver {
         self.script.lock().unwrap().calls.clone()
     }
 
-    /// What it was asked since the last time, and whether each went well is left aside.
-    pub(crate) fn asked(&self) -> Vec<&'static str> {
+    /// The calls since the last time, whether they succeeded or not.
+    pub(crate) fn take_calls(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.script.lock().unwrap().calls)
             .iter()
             .map(|call| call.rpc)

@@ -1,4 +1,4 @@
-//! What is left behind, and what may be forgotten, when something is in the way.
+//! Which records and paths are left, and which may be removed, when a call fails.
 
 use tonic::{Code, Status};
 
@@ -11,24 +11,24 @@ async fn an_absent_driver_is_waited_for_as_long_as_there_is_something_to_undo() 
     let driver = FakeDriver::start(&node, DRIVER);
     let block = || publish(&node, "pod-1", csi_path(VolumeMode::Block));
     node.volumes().publish(block()).await.unwrap();
-    driver.go_away();
+    driver.stop();
 
-    // The target is only an empty directory by now: nothing to wait for.
+    // The target is only an empty directory now: nothing to wait for.
     node.volumes().unpublish(unpublish(&block())).await.unwrap();
     assert!(!block().target.exists());
-    // A device, though, may still be mapped.
+    // A device, however, may still be mapped.
     let error = node.volumes().unstage(unstage(&block().stage)).await.unwrap_err();
     assert!(
-        matches!(&error, UnstageError::VolumeError(trouble) if trouble.is_absent_driver()),
+        matches!(&error, UnstageError::VolumeError(error) if error.is_absent_driver()),
         "{error}"
     );
     let error = node.volumes().stage(block().stage).await.unwrap_err();
     assert!(
-        matches!(&error, StageError::VolumeError(trouble) if !trouble.is_final()),
+        matches!(&error, StageError::VolumeError(error) if !error.is_final()),
         "{error}"
     );
 
-    driver.come_back(&node);
+    driver.restart(&node);
     node.volumes().unstage(unstage(&block().stage)).await.unwrap();
     assert_eq!(node.records(), 0);
 }
@@ -37,16 +37,16 @@ async fn an_absent_driver_is_waited_for_as_long_as_there_is_something_to_undo() 
 async fn of_a_file_system_that_is_not_mounted_nothing_is_left() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
-    let wish = stage(&node, csi_path(VolumeMode::Filesystem));
-    node.volumes().stage(wish.clone()).await.unwrap();
-    driver.go_away();
-    node.volumes().unstage(unstage(&wish)).await.unwrap();
+    let request = stage(&node, csi_path(VolumeMode::Filesystem));
+    node.volumes().stage(request.clone()).await.unwrap();
+    driver.stop();
+    node.volumes().unstage(unstage(&request)).await.unwrap();
     assert_eq!(node.records(), 0);
 
-    driver.come_back(&node);
-    node.volumes().stage(wish.clone()).await.unwrap();
+    driver.restart(&node);
+    node.volumes().stage(request.clone()).await.unwrap();
     driver.fail("unstage", Status::not_found("what volume?"));
-    node.volumes().unstage(unstage(&wish)).await.unwrap();
+    node.volumes().unstage(unstage(&request)).await.unwrap();
     assert_eq!(node.records(), 0);
 }
 
@@ -55,10 +55,10 @@ async fn a_final_refusal_leaves_no_record_and_an_open_one_does() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let volumes = node.volumes();
-    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    let request = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
 
     driver.fail("stage", Status::invalid_argument("never"));
-    let error = volumes.stage(wish().stage).await.unwrap_err();
+    let error = volumes.stage(request().stage).await.unwrap_err();
     assert!(
         error
             .to_string()
@@ -68,18 +68,18 @@ async fn a_final_refusal_leaves_no_record_and_an_open_one_does() {
     assert_eq!(node.records(), 0);
 
     driver.fail("stage", Status::deadline_exceeded("later"));
-    volumes.stage(wish().stage).await.unwrap_err();
+    volumes.stage(request().stage).await.unwrap_err();
     assert_eq!(node.records(), 1, "it may have staged");
 
     driver.fail("publish", Status::new(Code::Internal, "no"));
-    volumes.publish(wish()).await.unwrap_err();
+    volumes.publish(request()).await.unwrap_err();
     driver.fail("publish", Status::aborted("busy"));
-    volumes.publish(wish()).await.unwrap_err();
+    volumes.publish(request()).await.unwrap_err();
     assert_eq!(node.records(), 1);
 
-    // A device driver that says no for good may not be forgotten once it was staged.
+    // The record of a staged device must not be removed because of a final error.
     driver.fail("stage", Status::invalid_argument("never"));
-    volumes.stage(wish().stage).await.unwrap_err();
+    volumes.stage(request().stage).await.unwrap_err();
     assert_eq!(node.records(), 1);
 }
 
@@ -88,13 +88,13 @@ async fn a_driver_that_dies_over_a_call_may_have_done_it() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     driver.crash("stage");
-    let wish = stage(&node, csi_path(VolumeMode::Filesystem));
-    let error = node.volumes().stage(wish).await.unwrap_err();
+    let request = stage(&node, csi_path(VolumeMode::Filesystem));
+    let error = node.volumes().stage(request).await.unwrap_err();
     assert!(
-        matches!(&error, StageError::VolumeError(trouble) if !trouble.is_final()),
+        matches!(&error, StageError::VolumeError(error) if !error.is_final()),
         "{error}"
     );
-    assert!(error.to_string().contains("broke off"), "{error}");
+    assert!(error.to_string().contains("aborted"), "{error}");
     assert_eq!(node.records(), 1);
 }
 
@@ -119,24 +119,24 @@ async fn busy_volumes_turn_callers_away() {
     let node = Node::new();
     let volumes = node.volumes();
     let _held = volumes.in_flight.enter(ID).unwrap();
-    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
-    let is_busy = |trouble: &VolumeError| matches!(trouble, VolumeError::Busy(_));
-    assert!(matches!(volumes.stage(wish().stage).await, Err(StageError::VolumeError(it)) if is_busy(&it)));
-    assert!(matches!(volumes.publish(wish()).await, Err(PublishError::VolumeError(it)) if is_busy(&it)));
+    let request = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    let is_busy = |error: &VolumeError| matches!(error, VolumeError::Busy(_));
+    assert!(matches!(volumes.stage(request().stage).await, Err(StageError::VolumeError(it)) if is_busy(&it)));
+    assert!(matches!(volumes.publish(request()).await, Err(PublishError::VolumeError(it)) if is_busy(&it)));
     assert!(
-        matches!(volumes.unpublish(unpublish(&wish())).await, Err(UnpublishError::VolumeError(it)) if is_busy(&it))
+        matches!(volumes.unpublish(unpublish(&request())).await, Err(UnpublishError::VolumeError(it)) if is_busy(&it))
     );
     assert!(
-        matches!(volumes.unstage(unstage(&wish().stage)).await, Err(UnstageError::VolumeError(it)) if is_busy(&it))
+        matches!(volumes.unstage(unstage(&request().stage)).await, Err(UnstageError::VolumeError(it)) if is_busy(&it))
     );
 }
 
 #[tokio::test]
 async fn a_device_is_not_a_file_system() {
     let node = Node::new();
-    let mut wish = stage(&node, csi_path(VolumeMode::Filesystem));
-    wish.access.volume_mode = VolumeMode::Block;
-    let error = node.volumes().stage(wish).await.unwrap_err();
+    let mut request = stage(&node, csi_path(VolumeMode::Filesystem));
+    request.access.volume_mode = VolumeMode::Block;
+    let error = node.volumes().stage(request).await.unwrap_err();
     assert!(matches!(error, StageError::VolumeMode { .. }), "{error}");
     assert_eq!(node.records(), 0);
 }
@@ -145,15 +145,15 @@ async fn a_device_is_not_a_file_system() {
 async fn a_corrupt_record_stops_everything_and_says_so() {
     let node = Node::new();
     let _driver = FakeDriver::start(&node, DRIVER);
-    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
-    node.volumes().publish(wish()).await.unwrap();
+    let request = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    node.volumes().publish(request()).await.unwrap();
     let record = std::fs::read_dir(node.path("plugins/storage.liqo.io/state"))
         .unwrap()
         .next()
         .unwrap();
     std::fs::write(record.unwrap().path(), "{").unwrap();
-    let error = node.volumes().unpublish(unpublish(&wish())).await.unwrap_err();
+    let error = node.volumes().unpublish(unpublish(&request())).await.unwrap_err();
     assert!(error.to_string().contains("corrupt"), "{error}");
-    assert!(node.volumes().unstage(unstage(&wish().stage)).await.is_err());
-    assert!(node.volumes().publish(wish()).await.is_err());
+    assert!(node.volumes().unstage(unstage(&request().stage)).await.is_err());
+    assert!(node.volumes().publish(request()).await.is_err());
 }

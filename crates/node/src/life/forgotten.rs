@@ -1,4 +1,4 @@
-//! What happens to volumes of which kubelet learns nothing any more.
+//! Volumes that kubelet has forgotten.
 
 use std::{fs, path::Path};
 
@@ -12,8 +12,8 @@ fn forgotten(node: &Node) -> Forgotten {
     Forgotten::new(node.volumes(), node.path(""))
 }
 
-/// What kubelet notes of a volume.
-fn note(folder: &Path) {
+/// Writes what kubelet records of a volume.
+fn write_volume_data(folder: &Path) {
     fs::create_dir_all(folder).unwrap();
     fs::write(
         folder.join("vol_data.json"),
@@ -27,34 +27,34 @@ async fn a_volume_that_nobody_has_nor_calls_for_is_taken_off_the_node() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let volumes = node.volumes();
-    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
-    volumes.publish(wish()).await.unwrap();
+    let request = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    volumes.publish(request()).await.unwrap();
     node.last_called(2 * FORGOTTEN_AFTER);
-    forgotten(&node).look().await;
+    forgotten(&node).check().await;
     assert_eq!(node.records(), 1, "a pod has it");
 
-    volumes.unpublish(unpublish(&wish())).await.unwrap();
-    forgotten(&node).look().await;
+    volumes.unpublish(unpublish(&request())).await.unwrap();
+    forgotten(&node).check().await;
     assert_eq!(node.records(), 1, "kubelet called just now, and calls again");
 
     node.last_called(2 * FORGOTTEN_AFTER);
     driver.fail("unstage", Status::unavailable("not now"));
-    forgotten(&node).look().await;
-    forgotten(&node).look().await;
+    forgotten(&node).check().await;
+    forgotten(&node).check().await;
     assert_eq!(node.records(), 1, "its driver still has it");
 
-    driver.asked();
+    driver.take_calls();
     node.last_called(2 * FORGOTTEN_AFTER);
-    let again = wish();
-    forgotten(&node).look().await;
-    assert_eq!((node.records(), driver.asked()), (0, vec!["unstage"]));
+    let again = request();
+    forgotten(&node).check().await;
+    assert_eq!((node.records(), driver.take_calls()), (0, vec!["unstage"]));
 
-    // Kubelet knew of it after all, and does not know that its folder is gone.
+    // Kubelet knows the volume after all, but not that its folder was removed.
     let staging = again.stage.staging.clone();
     fs::remove_dir(&staging).unwrap();
     volumes.publish(again).await.unwrap();
     assert!(staging.exists());
-    assert_eq!(driver.asked(), ["stage", "publish"]);
+    assert_eq!(driver.take_calls(), ["stage", "publish"]);
 }
 
 #[tokio::test]
@@ -75,12 +75,12 @@ async fn a_volume_of_which_a_pod_has_a_folder_is_kubelets() {
         node.last_called(2 * FORGOTTEN_AFTER);
         let [of_pod, noted] = folder;
         node.make(of_pod);
-        note(&node.path(noted));
-        forgotten(&node).look().await;
+        write_volume_data(&node.path(noted));
+        forgotten(&node).check().await;
         assert_eq!(node.records(), 1, "{of_pod}");
 
         fs::remove_dir_all(node.path("pods")).unwrap();
-        forgotten(&node).look().await;
+        forgotten(&node).check().await;
         assert_eq!(node.records(), 0, "{of_pod}");
     }
 }
@@ -89,11 +89,11 @@ async fn a_volume_of_which_a_pod_has_a_folder_is_kubelets() {
 async fn a_folder_that_says_nothing_stands_for_the_volume_of_its_name() {
     let node = Node::new();
     let _driver = FakeDriver::start(&node, DRIVER);
-    let wish = stage(&node, csi_path(VolumeMode::Filesystem));
-    node.volumes().stage(wish).await.unwrap();
+    let request = stage(&node, csi_path(VolumeMode::Filesystem));
+    node.volumes().stage(request).await.unwrap();
     node.last_called(2 * FORGOTTEN_AFTER);
     let name = ID.rsplit(':').next().unwrap();
     node.make(&format!("pods/pod-1/volumes/kubernetes.io~csi/{name}"));
-    forgotten(&node).look().await;
+    forgotten(&node).check().await;
     assert_eq!(node.records(), 1);
 }

@@ -1,5 +1,5 @@
-//! The tests that mount. Each runs once more, alone, in a mount namespace that dies
-//! with it, so that nothing stays behind; loop devices are detached on the way out.
+//! The tests that mount. Each runs once more, alone, in a mount namespace of its own, so that no mounts
+//! are left; loop devices are detached at the end.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use crate::mounts;
 
 const INSIDE: &str = "LIQO_CSI_TEST_OWN_NAMESPACE";
 
-/// True inside. Outside: runs the named test inside and reports its outcome.
+/// True inside the namespace. Outside: runs the named test inside and reports its outcome.
 fn in_own_namespace(test: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
@@ -33,7 +33,7 @@ fn in_own_namespace(test: &str) -> bool {
         .args(["--exact", &format!("{module}::{test}"), "--nocapture"])
         .env(INSIDE, "1")
         .stdin(Stdio::null());
-    // Its own summary must not be counted as another one of ours.
+    // The summary of the inner run must not be counted as another test.
     let output = again.output().unwrap();
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(output.status.success(), "{test} failed in its namespace:\n{said}");
@@ -44,7 +44,7 @@ fn in_own_namespace(test: &str) -> bool {
     false
 }
 
-/// A loop device over a sparse file; gone with this value.
+/// A loop device over a sparse file; detached on drop.
 struct Loop {
     device: PathBuf,
     image: PathBuf,
@@ -64,7 +64,7 @@ impl Loop {
         Self { device, image }
     }
 
-    /// Makes the device visible below the host's root, as `/dev` is in the pod.
+    /// Binds the device below the host's root, like `/dev` in the pod.
     fn shown_to(&self, node: &Node, name: &str) {
         let shown = node.path("host").join(name);
         File::create(&shown).unwrap();
@@ -102,28 +102,28 @@ async fn a_local_directory_is_bound_and_given_back_untouched() {
     }
     let node = Node::new();
     fs::write(node.make("host/mnt/disk").join("data"), "precious").unwrap();
-    let wish = |pod: &str, read_only| Publish {
+    let request = |pod: &str, read_only| Publish {
         read_only,
         ..publish(&node, pod, local("/mnt/disk", VolumeMode::Filesystem))
     };
-    let (writer, reader) = (wish("pod-1", false), wish("pod-2", true));
+    let (writer, reader) = (request("pod-1", false), request("pod-2", true));
     for _ in 0..2 {
-        node.volumes().publish(wish("pod-1", false)).await.unwrap();
-        node.volumes().publish(wish("pod-2", true)).await.unwrap();
+        node.volumes().publish(request("pod-1", false)).await.unwrap();
+        node.volumes().publish(request("pod-2", true)).await.unwrap();
     }
     fs::write(writer.target.join("more"), "data").unwrap();
     assert_eq!(fs::read_to_string(reader.target.join("more")).unwrap(), "data");
     let refused = fs::write(reader.target.join("more"), "x").unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
 
-    let other = node.volumes().publish(wish("pod-1", true)).await;
+    let other = node.volumes().publish(request("pod-1", true)).await;
     assert!(matches!(other, Err(PublishError::Different { .. })), "{other:?}");
     let early = node.volumes().unstage(unstage(&writer.stage)).await;
     assert!(matches!(early, Err(UnstageError::Published { .. })), "{early:?}");
 
-    for wish in [&writer, &reader, &writer] {
-        node.volumes().unpublish(unpublish(wish)).await.unwrap();
-        assert!(!wish.target.exists());
+    for request in [&writer, &reader, &writer] {
+        node.volumes().unpublish(unpublish(request)).await.unwrap();
+        assert!(!request.target.exists());
     }
     node.volumes().unstage(unstage(&writer.stage)).await.unwrap();
     assert_eq!(
@@ -140,33 +140,33 @@ async fn what_kubelet_forgot_in_a_pod_is_taken_away_when_it_wants_it_unstaged() 
     }
     let node = Node::new();
     fs::write(node.make("host/mnt/disk").join("data"), "precious").unwrap();
-    let wish = || publish(&node, "pod-1", local("/mnt/disk", VolumeMode::Filesystem));
+    let request = || publish(&node, "pod-1", local("/mnt/disk", VolumeMode::Filesystem));
     let patient = node.volumes();
     for _ in 0..3 {
-        patient.publish(wish()).await.unwrap();
+        patient.publish(request()).await.unwrap();
         for _ in 0..3 {
-            let early = patient.unstage(unstage(&wish().stage)).await;
+            let early = patient.unstage(unstage(&request().stage)).await;
             assert!(matches!(early, Err(UnstageError::Published { .. })), "{early:?}");
         }
     }
 
     let volumes = node.volumes_forgotten(Duration::ZERO);
     for _ in 0..3 {
-        volumes.unstage(unstage(&wish().stage)).await.unwrap_err();
-        // Kubelet knows of a pod after all.
-        volumes.publish(wish()).await.unwrap();
+        volumes.unstage(unstage(&request().stage)).await.unwrap_err();
+        // Kubelet does know of a pod.
+        volumes.publish(request()).await.unwrap();
     }
-    assert!(is_mounted(&wish().target));
-    volumes.unstage(unstage(&wish().stage)).await.unwrap_err();
-    volumes.unstage(unstage(&wish().stage)).await.unwrap();
-    assert!(!wish().target.exists() && !is_mounted(&wish().stage.staging));
+    assert!(is_mounted(&request().target));
+    volumes.unstage(unstage(&request().stage)).await.unwrap_err();
+    volumes.unstage(unstage(&request().stage)).await.unwrap();
+    assert!(!request().target.exists() && !is_mounted(&request().stage.staging));
     assert_eq!(
         fs::read_to_string(node.path("host/mnt/disk/data")).unwrap(),
         "precious"
     );
     assert_eq!(node.records(), 0);
-    // Kubelet remembers, after a restart.
-    volumes.unpublish(unpublish(&wish())).await.unwrap();
+    // Kubelet knows the pod again, after a restart.
+    volumes.unpublish(unpublish(&request())).await.unwrap();
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn a_bind_that_lost_its_read_only_to_a_crash_gets_it_back() {
         "{stranger:?}"
     );
 
-    // A read-only bind of a source that is nosuid keeps that too.
+    // A read-only bind of a nosuid source keeps nosuid, too.
     mounts::unmount(&target).unwrap();
     Command::new("mount")
         .args(["-t", "tmpfs", "-o", "nosuid,nodev", "x"])
@@ -213,19 +213,19 @@ async fn a_blank_device_is_formatted_once_and_keeps_its_data() {
     let disk = Loop::new(&node, 64 << 20);
     disk.shown_to(&node, "disk");
     for round in 0..2 {
-        let wish = || publish(&node, "pod-1", local("/disk", VolumeMode::Filesystem));
+        let request = || publish(&node, "pod-1", local("/disk", VolumeMode::Filesystem));
         for _ in 0..2 {
-            node.volumes().stage(wish().stage).await.unwrap();
-            node.volumes().publish(wish()).await.unwrap();
+            node.volumes().stage(request().stage).await.unwrap();
+            node.volumes().publish(request()).await.unwrap();
         }
-        let data = wish().target.join("data");
+        let data = request().target.join("data");
         if round == 0 {
             fs::write(&data, "precious").unwrap();
         }
         assert_eq!(fs::read_to_string(&data).unwrap(), "precious");
-        node.volumes().unpublish(unpublish(&wish())).await.unwrap();
-        node.volumes().unstage(unstage(&wish().stage)).await.unwrap();
-        assert!(!is_mounted(&wish().stage.staging));
+        node.volumes().unpublish(unpublish(&request())).await.unwrap();
+        node.volumes().unstage(unstage(&request().stage)).await.unwrap();
+        assert!(!is_mounted(&request().stage.staging));
     }
     assert_eq!(node.records(), 0);
 }
@@ -240,12 +240,12 @@ async fn a_device_with_anything_on_it_is_never_formatted() {
     disk.shown_to(&node, "disk");
     let mut device = File::options().write(true).open(&disk.device).unwrap();
     device.write_all(b"no file system, yet somebody's").unwrap();
-    // Else it may get to the image between the two looks at that.
+    // Otherwise the write may reach the image between the two reads.
     device.sync_all().unwrap();
     drop(device);
     let before = fs::read(&disk.image).unwrap();
-    let wish = stage(&node, local("/disk", VolumeMode::Filesystem));
-    node.volumes().stage(wish).await.unwrap_err();
+    let request = stage(&node, local("/disk", VolumeMode::Filesystem));
+    node.volumes().stage(request).await.unwrap_err();
     assert!(
         before == fs::read(&disk.image).unwrap(),
         "the device was written to"
@@ -261,19 +261,24 @@ async fn a_device_is_handed_over_raw() {
     let node = Node::new();
     let disk = Loop::new(&node, 8 << 20);
     disk.shown_to(&node, "disk");
-    let wish = || publish(&node, "pod-1", local("/disk", VolumeMode::Block));
+    let request = || publish(&node, "pod-1", local("/disk", VolumeMode::Block));
     for _ in 0..2 {
-        node.volumes().publish(wish()).await.unwrap();
+        node.volumes().publish(request()).await.unwrap();
     }
-    assert!(fs::metadata(wish().target).unwrap().file_type().is_block_device());
+    assert!(
+        fs::metadata(request().target)
+            .unwrap()
+            .file_type()
+            .is_block_device()
+    );
     let asked = InUse {
         volume_id: ID.into(),
-        path: wish().target,
+        path: request().target,
     };
     assert_eq!(node.volumes().stats(asked).await.unwrap()[0].total, 8 << 20);
-    node.volumes().unpublish(unpublish(&wish())).await.unwrap();
-    assert!(!wish().target.exists());
-    node.volumes().unstage(unstage(&wish().stage)).await.unwrap();
+    node.volumes().unpublish(unpublish(&request())).await.unwrap();
+    assert!(!request().target.exists());
+    node.volumes().unstage(unstage(&request().stage)).await.unwrap();
 }
 
 #[tokio::test]
@@ -282,19 +287,19 @@ async fn what_nobody_remembers_is_left_mounted() {
         return;
     }
     let node = Node::new();
-    let wish = publish(&node, "pod-1", local("/disk", VolumeMode::Filesystem));
-    for path in [&wish.target, &wish.stage.staging] {
+    let request = publish(&node, "pod-1", local("/disk", VolumeMode::Filesystem));
+    for path in [&request.target, &request.stage.staging] {
         fs::create_dir_all(path).unwrap();
         mounts::bind(&node.make("host"), path, &[], false).unwrap();
     }
-    let error = node.volumes().unpublish(unpublish(&wish)).await;
+    let error = node.volumes().unpublish(unpublish(&request)).await;
     assert!(
         matches!(error, Err(UnpublishError::Unrecorded { .. })),
         "{error:?}"
     );
-    let error = node.volumes().unstage(unstage(&wish.stage)).await;
+    let error = node.volumes().unstage(unstage(&request.stage)).await;
     assert!(matches!(error, Err(UnstageError::Unrecorded { .. })), "{error:?}");
-    assert!(is_mounted(&wish.target) && is_mounted(&wish.stage.staging));
+    assert!(is_mounted(&request.target) && is_mounted(&request.stage.staging));
 }
 
 #[tokio::test]
@@ -305,36 +310,39 @@ async fn a_driver_that_mounts_is_asked_again_only_if_it_wants_that() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     driver.mount_really();
-    let wish = |republish| {
-        let asks = DriverWants {
+    let request = |republish| {
+        let asks = DriverRequirements {
             republish,
             ..Default::default()
         };
         publish(&node, "pod-1", wants(csi_path(VolumeMode::Filesystem), asks))
     };
-    node.volumes().publish(wish(false)).await.unwrap();
-    driver.asked();
-    node.volumes().publish(wish(false)).await.unwrap();
-    assert!(driver.asked().is_empty());
-    // After a restart of kubelet both calls come again; the staging is renewed.
-    node.volumes().stage(wish(true).stage).await.unwrap();
-    node.volumes().publish(wish(true)).await.unwrap();
-    assert_eq!(driver.asked(), ["stage", "publish"]);
+    node.volumes().publish(request(false)).await.unwrap();
+    driver.take_calls();
+    node.volumes().publish(request(false)).await.unwrap();
+    assert!(driver.take_calls().is_empty());
+    // After a restart of kubelet both calls are repeated; staging is refreshed.
+    node.volumes().stage(request(true).stage).await.unwrap();
+    node.volumes().publish(request(true)).await.unwrap();
+    assert_eq!(driver.take_calls(), ["stage", "publish"]);
 
-    // While it is mounted an absent driver is waited for.
-    driver.go_away();
+    // As long as it is mounted, an absent driver is an error.
+    driver.stop();
     let error = node
         .volumes()
-        .unpublish(unpublish(&wish(true)))
+        .unpublish(unpublish(&request(true)))
         .await
         .unwrap_err();
     assert!(
-        matches!(&error, UnpublishError::VolumeError(trouble) if trouble.is_absent_driver()),
+        matches!(&error, UnpublishError::VolumeError(error) if error.is_absent_driver()),
         "{error}"
     );
-    driver.come_back(&node);
-    node.volumes().unpublish(unpublish(&wish(true))).await.unwrap();
-    node.volumes().unstage(unstage(&wish(true).stage)).await.unwrap();
+    driver.restart(&node);
+    node.volumes().unpublish(unpublish(&request(true))).await.unwrap();
+    node.volumes()
+        .unstage(unstage(&request(true).stage))
+        .await
+        .unwrap();
     assert_eq!(node.records(), 0);
 }
 
@@ -346,21 +354,21 @@ async fn one_writer_is_alone() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     driver.mount_really();
-    let wish = |pod: &str| {
-        let mut wish = publish(&node, pod, csi_path(VolumeMode::Filesystem));
-        wish.stage.access.mode = AccessMode::SingleNodeSingleWriter;
-        wish
+    let request = |pod: &str| {
+        let mut request = publish(&node, pod, csi_path(VolumeMode::Filesystem));
+        request.stage.access.mode = AccessMode::SingleNodeSingleWriter;
+        request
     };
-    node.volumes().publish(wish("pod-1")).await.unwrap();
-    let second = node.volumes().publish(wish("pod-2")).await;
+    node.volumes().publish(request("pod-1")).await.unwrap();
+    let second = node.volumes().publish(request("pod-2")).await;
     assert!(
         matches!(second, Err(PublishError::SingleWriter { .. })),
         "{second:?}"
     );
 
-    // The first pod's mount vanished behind our back: its place is free.
-    mounts::unmount(&wish("pod-1").target).unwrap();
-    node.volumes().publish(wish("pod-2")).await.unwrap();
+    // The first pod's mount was removed without an unpublish: the second pod may have the volume.
+    mounts::unmount(&request("pod-1").target).unwrap();
+    node.volumes().publish(request("pod-2")).await.unwrap();
 }
 
 #[tokio::test]
@@ -372,15 +380,15 @@ async fn an_id_that_changes_its_data_is_refused_while_in_use() {
     for disk in ["a", "b"] {
         node.make(&format!("host/{disk}"));
     }
-    let wish = |disk: &str| publish(&node, "pod-1", local(disk, VolumeMode::Filesystem));
-    node.volumes().publish(wish("/a")).await.unwrap();
-    let other = node.volumes().stage(wish("/b").stage).await;
+    let request = |disk: &str| publish(&node, "pod-1", local(disk, VolumeMode::Filesystem));
+    node.volumes().publish(request("/a")).await.unwrap();
+    let other = node.volumes().stage(request("/b").stage).await;
     assert!(matches!(other, Err(StageError::OtherSource { .. })), "{other:?}");
-    let mut moved = wish("/a").stage;
+    let mut moved = request("/a").stage;
     moved.staging = node.make("elsewhere");
     let moved = node.volumes().stage(moved).await;
     assert!(matches!(moved, Err(StageError::Elsewhere { .. })), "{moved:?}");
 
-    node.volumes().unpublish(unpublish(&wish("/a"))).await.unwrap();
-    node.volumes().stage(wish("/b").stage).await.unwrap();
+    node.volumes().unpublish(unpublish(&request("/a"))).await.unwrap();
+    node.volumes().stage(request("/b").stage).await.unwrap();
 }

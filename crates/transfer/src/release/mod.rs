@@ -1,6 +1,6 @@
-//! The steps of a release, taken one after the other.
+//! Runs the steps of a release.
 
-mod look;
+mod observer;
 mod sidecars;
 mod undo;
 
@@ -13,15 +13,14 @@ use serde_json::{Value, json};
 
 pub use self::undo::undo_release;
 use self::{
-    look::{Looking, Scene, class_of},
+    observer::{Observed, Observer, class_of},
     sidecars::Sidecars,
 };
 use super::{
-    Context, TransferError, Waiting,
-    again::wake,
-    look::BOUND_BY_CONTROLLER,
-    surroundings,
-    writing::{Making, change, change_volume, delete, old_claim, reference, speaks_against, touch},
+    Context, TransferError, Waiter, environment,
+    observer::BOUND_BY_CONTROLLER,
+    recreate::trigger_binding,
+    writing::{Creation, change, change_volume, delete, find_blockers, old_claim, reference, touch},
 };
 use crate::{
     cluster::ApiError,
@@ -34,35 +33,34 @@ use crate::{
     volume::{ClaimName, OldClaim, OldVolume, ReleaseRecord, Released, mark},
 };
 
-/// What is to be released.
 pub struct ReleaseRequest {
-    /// The claim.
     pub claim: ClaimName,
-    /// Whether also what a deployment tool manages is released.
+    /// Whether claims that a deployment tool manages are released, too.
     pub force_managed: bool,
 }
 
-/// Releases a claim, or goes on releasing it.
+/// Releases a claim, or continues a release.
 pub async fn release(context: &Context<'_>, request: &ReleaseRequest) -> Result<(), TransferError> {
-    let mut looking = Looking::default();
-    let mut waiting = Waiting::new(context);
+    let mut reads = Observer::default();
+    let mut waiter = Waiter::new(context);
     let mut sidecars = Sidecars::default();
     let mut run = Run {
         context,
         request,
         begun: false,
         seen_gone: false,
-        making: Making::default(),
+        creation: Creation::default(),
     };
     loop {
-        let scene = Box::pin(looking.look(context, &request.claim)).await?;
-        if unmark_stray(context, &mut waiting, &scene).await? {
+        let observed = Box::pin(reads.observe(context, &request.claim)).await?;
+        if unmark_stray(context, &mut waiter, &observed).await? {
             continue;
         }
-        let facts = Box::pin(run.facts(&scene)).await?;
+        let facts = Box::pin(run.facts(&observed)).await?;
         let is_over = matches!(facts.claim, ReleasedClaim::Real { bound: true, .. });
         if run.begun && facts.progress == ReleaseProgress::NotRecorded && !is_over {
-            // The claim is read before the PV: in between it may have been bound and settled.
+            // The claim is read before the PV: in between, the claim may have been bound and the record
+            // removed.
             if std::mem::replace(&mut run.seen_gone, true) {
                 return Err(TransferError::Undone("release", request.claim.clone()));
             }
@@ -70,86 +68,90 @@ pub async fn release(context: &Context<'_>, request: &ReleaseRequest) -> Result<
         }
         run.begun |= facts.progress == ReleaseProgress::Onward;
         let step = release_step(&facts);
-        if step == ReleaseStep::MarkTwin && scene.record.is_none() {
-            run.tell_snapshots().await?;
+        if step == ReleaseStep::MarkTwin && observed.record.is_none() {
+            run.report_snapshots().await?;
         }
         if context.dry_run {
-            return run.tell_plan(&scene, step);
+            return run.report_plan(&observed, step);
         }
         match step {
             ReleaseStep::Done => {
-                (context.tell)(&already(&scene));
+                (context.report)(&current_state(&observed));
                 return Ok(());
             }
             ReleaseStep::Refuse(refusal) => {
                 return Err(TransferError::NotReleased(request.claim.clone(), refusal));
             }
-            ReleaseStep::TakeBack(why) => return Err(run.take_back(why).await),
+            ReleaseStep::RollBack(why) => return Err(run.roll_back(why).await),
             ReleaseStep::AwaitClaimGone => {
-                let pods = surroundings::pods(context.cluster, &scene.name).await?;
+                let pods = environment::pods(context.cluster, &observed.name).await?;
                 let names: Vec<&str> = pods.iter().map(|(pod, _)| pod.as_str()).collect();
                 let what = match names.as_slice() {
-                    [] => "the claim is to be gone".to_owned(),
+                    [] => "waiting for the claim to be deleted".to_owned(),
                     names => format!(
-                        "the claim is to be gone, which the pods {} use: delete them, they cannot start on it any more",
+                        "waiting for the claim to be deleted; the pods {} use it: delete them, because they cannot start any more",
                         names.join(", ")
                     ),
                 };
-                waiting.for_others(&what, None).await?;
+                waiter.wait_for(&what, None).await?;
             }
             ReleaseStep::AwaitDetached(node) => {
-                let what = format!("the volume is to be detached from the node {node}");
-                waiting.for_others(&what, None).await?;
+                let what = format!("waiting for the volume to be detached from the node {node}");
+                waiter.wait_for(&what, None).await?;
             }
             ReleaseStep::AwaitFinalizer | ReleaseStep::AwaitVirtualGone => {
-                if let Some(outer) = &scene.outer {
-                    let secured = scene.is_secured();
-                    Box::pin(sidecars.let_go(context, &mut waiting, outer, secured)).await?;
+                if let Some(outer) = &observed.outer {
+                    let secured = observed.is_secured();
+                    Box::pin(sidecars.await_finalizers(context, &mut waiter, outer, secured)).await?;
                 }
             }
             ReleaseStep::AwaitTwinGone => {
-                if let Some(twin) = &scene.twin {
+                if let Some(twin) = &observed.twin {
                     remove_finalizer(context.cluster, twin).await?;
                 }
-                waiting.for_others("the twin is to be gone", None).await?;
+                waiter
+                    .wait_for("waiting for the twin to be deleted", None)
+                    .await?;
             }
             ReleaseStep::AwaitBound => {
-                let why = Box::pin(scene.last_warning(context)).await;
-                waiting
-                    .for_others("Kubernetes is to bind the claim to its PersistentVolume", why)
+                let why = Box::pin(observed.last_warning(context)).await;
+                waiter
+                    .wait_for(
+                        "waiting for Kubernetes to bind the claim to its PersistentVolume",
+                        why,
+                    )
                     .await?;
             }
             step => {
-                let taken = match Box::pin(run.take(&scene, &step)).await {
-                    Ok(()) => waiting
-                        .after(&step, &written(&scene, &step))
+                let taken = match Box::pin(run.take(&observed, &step)).await {
+                    Ok(()) => waiter
+                        .after_step(&step, &written_object(&observed, &step))
                         .await
                         .map_err(Into::into),
                     Err(error) => Err(error),
                 };
                 if let Err(error) = taken {
-                    return Err(run.stopped(&scene, &step, error).await);
+                    return Err(run.failed(&observed, &step, error).await);
                 }
             }
         }
     }
 }
 
-/// What a step writes.
-fn written(scene: &Scene, step: &ReleaseStep) -> String {
+/// The object that a step writes.
+fn written_object(observed: &Observed, step: &ReleaseStep) -> String {
     use ReleaseStep::{DeleteTwin, DeleteVirtual, GiveReal, MarkTwin, Record, RetainVirtual, Settle};
-    match (step, &scene.outer, &scene.twin, &scene.real) {
+    match (step, &observed.outer, &observed.twin, &observed.real) {
         (Record | GiveReal | Settle, _, _, Some(volume))
         | (RetainVirtual | DeleteVirtual, Some(volume), ..) => {
             format!("the PersistentVolume {}", volume.name_any())
         }
-        (MarkTwin | DeleteTwin, _, Some(twin), _) => in_words(twin),
-        _ => format!("the claim {}", scene.name),
+        (MarkTwin | DeleteTwin, _, Some(twin), _) => describe_twin(twin),
+        _ => format!("the claim {}", observed.name),
     }
 }
 
-/// A twin, as messages name it.
-fn in_words(twin: &PersistentVolumeClaim) -> String {
+fn describe_twin(twin: &PersistentVolumeClaim) -> String {
     format!(
         "the twin {}/{}",
         twin.namespace().unwrap_or_default(),
@@ -157,40 +159,40 @@ fn in_words(twin: &PersistentVolumeClaim) -> String {
     )
 }
 
-fn already(scene: &Scene) -> String {
-    let class = scene.real.as_ref().map(class_of).unwrap_or_default();
+fn current_state(observed: &Observed) -> String {
+    let class = observed.real.as_ref().map(class_of).unwrap_or_default();
     match class {
         "" => "the claim has no volume of this driver".to_owned(),
         class => format!("the claim has the class {class}, and no volume of this driver"),
     }
 }
 
-/// What is remembered between the steps; nothing that the next run would need.
+/// State between the steps of this run; a later run does not need it.
 struct Run<'a> {
     context: &'a Context<'a>,
     request: &'a ReleaseRequest,
     /// Whether a record was seen.
     begun: bool,
-    /// Whether the record was seen to be gone from a claim that was not bound.
+    /// Whether a claim that was not bound was observed without the record.
     seen_gone: bool,
-    making: Making,
+    creation: Creation,
 }
 
 impl Run<'_> {
-    async fn facts(&self, scene: &Scene) -> Result<ReleaseFacts, TransferError> {
-        let claim = scene.claim_now();
-        let progress = scene.progress();
+    async fn facts(&self, observed: &Observed) -> Result<ReleaseFacts, TransferError> {
+        let claim = observed.claim_now();
+        let progress = observed.progress();
         let mut facts = ReleaseFacts {
             progress,
-            secured: scene.is_secured() && scene.changed_record().is_none(),
-            virtual_volume: scene.virtual_now(),
-            twin: scene.twin_now(),
-            holder: scene.real_holder(),
-            overlooked: scene.is_overlooked(scene.real.as_ref()),
-            leaving: scene.is_leaving(),
+            secured: observed.is_secured() && observed.changed_record().is_none(),
+            virtual_volume: observed.virtual_now(),
+            twin: observed.twin_now(),
+            holder: observed.real_holder(),
+            needs_wake: observed.is_overlooked(observed.real.as_ref()),
+            leaving: observed.is_leaving(),
             obstacles: Vec::new(),
             attached: None,
-            unmakeable: self.making.unmakeable.clone(),
+            unmakeable: self.creation.unmakeable.clone(),
             claim,
         };
         match facts.claim {
@@ -199,14 +201,14 @@ impl Run<'_> {
             | ReleasedClaim::Real { bound: false, .. }
                 if progress == ReleaseProgress::NotRecorded =>
             {
-                facts.obstacles = self.obstacles(scene).await?;
+                facts.obstacles = self.obstacles(observed).await?;
             }
             ReleasedClaim::Virtual { deleting: false, .. } if progress == ReleaseProgress::Onward => {
-                facts.obstacles = self.obstacles(scene).await?;
+                facts.obstacles = self.obstacles(observed).await?;
             }
             _ => {
-                for volume in scene.volumes() {
-                    let nodes = surroundings::attached(self.context.cluster, &volume).await?;
+                for volume in observed.volumes() {
+                    let nodes = environment::attached(self.context.cluster, &volume).await?;
                     facts.attached = facts.attached.or_else(|| nodes.into_iter().next());
                 }
             }
@@ -214,23 +216,23 @@ impl Run<'_> {
         Ok(facts)
     }
 
-    /// All that speaks against it.
-    async fn obstacles(&self, scene: &Scene) -> Result<Vec<Obstacle>, TransferError> {
+    /// All obstacles to the release.
+    async fn obstacles(&self, observed: &Observed) -> Result<Vec<Obstacle>, TransferError> {
         let cluster = self.context.cluster;
-        let Some(claim) = &scene.claim else {
+        let Some(claim) = &observed.claim else {
             return Ok(Vec::new());
         };
-        let classes = surroundings::classes(cluster).await?;
-        let (seen, outer) = surroundings::read(cluster, claim, scene.outer.as_ref(), &classes).await?;
-        let twin = match &scene.twin {
+        let classes = environment::classes(cluster).await?;
+        let (seen, outer) = environment::read(cluster, claim, observed.outer.as_ref(), &classes).await?;
+        let twin = match &observed.twin {
             Some(twin) => {
                 let (claim, volume) =
-                    surroundings::read(cluster, twin, scene.real.as_ref(), &classes).await?;
+                    environment::read(cluster, twin, observed.real.as_ref(), &classes).await?;
                 Some(ReleasedTwin { claim, volume })
             }
             None => None,
         };
-        let twin_name = scene
+        let twin_name = observed
             .twin_name
             .as_ref()
             .map(ClaimName::to_string)
@@ -242,16 +244,22 @@ impl Run<'_> {
             twin.as_ref(),
             self.request.force_managed,
         );
-        if let (Some(real), true) = (&scene.real, scene.outer.is_some()) {
-            let new = new_claim(&old_claim(claim, &scene.namespace_uid), real)?;
-            found.extend(speaks_against(self.context, new, "release").await?);
+        if let (Some(real), true) = (&observed.real, observed.outer.is_some()) {
+            let new = new_claim(&old_claim(claim, &observed.namespace_uid), real)?;
+            found.extend(find_blockers(self.context, new, "release").await?);
         }
         Ok(found)
     }
 
-    async fn take(&mut self, scene: &Scene, step: &ReleaseStep) -> Result<(), TransferError> {
+    async fn take(&mut self, observed: &Observed, step: &ReleaseStep) -> Result<(), TransferError> {
         let context = self.context;
-        match (step, &scene.claim, &scene.outer, &scene.twin, &scene.real) {
+        match (
+            step,
+            &observed.claim,
+            &observed.outer,
+            &observed.twin,
+            &observed.real,
+        ) {
             (ReleaseStep::Untouch, Some(claim), ..) => {
                 touch(
                     context,
@@ -263,7 +271,7 @@ impl Run<'_> {
                 .await?;
             }
             (ReleaseStep::MarkTwin, _, _, Some(twin), _) => {
-                (context.tell)("the driver leaves the twin alone from now on");
+                (context.report)("the driver does not change the twin from now on");
                 mark_twin(
                     context,
                     twin,
@@ -273,36 +281,36 @@ impl Run<'_> {
                 .await?;
             }
             (ReleaseStep::Record, claim, outer, twin, Some(real)) => {
-                let record = match (&scene.record, claim, outer, twin) {
-                    (Some(record), ..) => scene.changed_record().unwrap_or_else(|| record.clone()),
+                let record = match (&observed.record, claim, outer, twin) {
+                    (Some(record), ..) => observed.changed_record().unwrap_or_else(|| record.clone()),
                     (None, Some(claim), Some(outer), Some(twin)) => {
-                        record(old_claim(claim, &scene.namespace_uid), outer, twin, real)?
+                        record(old_claim(claim, &observed.namespace_uid), outer, twin, real)?
                     }
                     _ => return Ok(()),
                 };
-                self.secure(scene, real, &record).await?;
+                self.secure(observed, real, &record).await?;
             }
             (ReleaseStep::RetainVirtual, _, Some(outer), ..) => {
                 let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
                 change_volume(context, outer, &json!({}), Some(spec), Step::ReleaseRetain).await?;
             }
             (ReleaseStep::DeleteClaim, Some(claim), ..) => {
-                (context.tell)(&format!(
-                    "the claim {} is deleted, to be made again",
+                (context.report)(&format!(
+                    "deleting the claim {}, to create it again",
                     self.request.claim
                 ));
                 let claims = context
                     .cluster
-                    .within::<PersistentVolumeClaim>(&scene.name.namespace);
+                    .within::<PersistentVolumeClaim>(&observed.name.namespace);
                 delete(&claims, claim, Step::ReleaseClaim).await?;
             }
             (ReleaseStep::DeleteVirtual, _, Some(outer), ..) => {
-                (context.tell)("the virtual PersistentVolume is deleted");
+                (context.report)("deleting the virtual PersistentVolume");
                 let volumes = context.cluster.all::<PersistentVolume>();
                 delete(&volumes, outer, Step::ReleaseVirtual).await?;
             }
             (ReleaseStep::DeleteTwin, _, _, Some(twin), _) => {
-                (context.tell)("the twin is deleted; its PersistentVolume is retained");
+                (context.report)("deleting the twin; its PersistentVolume is retained");
                 let twins = context
                     .cluster
                     .within::<PersistentVolumeClaim>(&twin.namespace().unwrap_or_default());
@@ -312,83 +320,86 @@ impl Run<'_> {
                 let spec = json!({"claimRef": reference(claim)});
                 change_volume(context, real, &json!({}), Some(spec), Step::ReleaseGive).await?;
             }
-            (ReleaseStep::Wake, Some(claim), ..) => wake(context, claim, Step::ReleaseWake).await?,
-            (ReleaseStep::MakeClaim, .., Some(real)) => self.make(scene, real).await?,
-            (ReleaseStep::Settle, .., Some(real)) => self.settle(scene, real).await?,
-            // Steps come from what is there.
+            (ReleaseStep::Wake, Some(claim), ..) => {
+                trigger_binding(context, claim, Step::ReleaseWake).await?;
+            }
+            (ReleaseStep::MakeClaim, .., Some(real)) => self.make(observed, real).await?,
+            (ReleaseStep::Settle, .., Some(real)) => self.settle(observed, real).await?,
+            // Each step is decided from the objects it needs.
             _ => {}
         }
         Ok(())
     }
 
-    /// Whatever happens from now on, the data stays.
+    /// From now on, the data is retained whatever happens.
     async fn secure(
         &self,
-        scene: &Scene,
+        observed: &Observed,
         real: &PersistentVolume,
         record: &ReleaseRecord,
     ) -> Result<(), TransferError> {
         let name = real.name_any();
-        (self.context.tell)(&format!("the PersistentVolume {name} is retained"));
+        (self.context.report)(&format!("the PersistentVolume {name} is retained"));
         let annotations = json!({
             mark::RELEASE: record.to_annotation()?,
             mark::POLICY_BEFORE: null,
             BOUND_BY_CONTROLLER: null,
         });
-        let spec = scene.secure_spec(real, record);
-        // What was written is read back by the next look.
+        let spec = observed.secure_spec(real, record);
+        // The next observation reads what was written.
         change_volume(self.context, real, &annotations, Some(spec), Step::ReleaseRecord).await?;
         Ok(())
     }
 
-    async fn make(&mut self, scene: &Scene, real: &PersistentVolume) -> Result<(), TransferError> {
-        let Some(record) = &scene.record else {
+    async fn make(&mut self, observed: &Observed, real: &PersistentVolume) -> Result<(), TransferError> {
+        let Some(record) = &observed.record else {
             return Ok(());
         };
         let claim = new_claim(&record.claim, real)?;
-        if self.making.is_first() {
-            (self.context.tell)(&format!("the claim is made with the class {}", class_of(real)));
+        if self.creation.is_first() {
+            (self.context.report)(&format!("creating the claim with the class {}", class_of(real)));
         }
-        self.making.make(self.context, claim, Step::ReleaseMake).await
+        self.creation.create(self.context, claim, Step::ReleaseMake).await
     }
 
-    /// The claim has its volume: the PV is as the user wanted it, and forgets all the rest in
-    /// the same write.
-    async fn settle(&self, scene: &Scene, real: &PersistentVolume) -> Result<(), TransferError> {
-        let Some(record) = &scene.record else {
+    /// The claim is bound: restores the PV as the user wants it, and removes the record in the same write.
+    async fn settle(&self, observed: &Observed, real: &PersistentVolume) -> Result<(), TransferError> {
+        let Some(record) = &observed.record else {
             return Ok(());
         };
         let policy = record.final_policy();
         let annotations = json!({mark::RELEASE: null, mark::POLICY_BEFORE: null});
         let spec = json!({"persistentVolumeReclaimPolicy": policy});
         if change_volume(self.context, real, &annotations, Some(spec), Step::ReleaseSettle).await? {
-            (self.context.tell)(&format!(
+            (self.context.report)(&format!(
                 "the claim is bound; its PersistentVolume has the reclaim policy {policy}"
             ));
         }
         Ok(())
     }
 
-    /// A release that cannot even be recorded has not begun: its mark does not stay either.
-    async fn stopped(&self, scene: &Scene, step: &ReleaseStep, error: TransferError) -> TransferError {
+    /// If the record could not be written, the release has not begun: removes the mark from the twin, too.
+    async fn failed(&self, observed: &Observed, step: &ReleaseStep, error: TransferError) -> TransferError {
         let refused = match &error {
             TransferError::Api(error) => error.is_refusal(),
             TransferError::NotKept(_) => true,
             _ => false,
         };
-        if let (true, ReleaseStep::Record, None, Some(twin)) = (refused, step, &scene.record, &scene.twin) {
-            // What fails here as well is told by the next run, and by `doctor`.
+        if let (true, ReleaseStep::Record, None, Some(twin)) =
+            (refused, step, &observed.record, &observed.twin)
+        {
+            // If this fails, the next run and `doctor` report the mark.
             let _ = mark_twin(self.context, twin, TwinMark::Off, Step::UnreleaseMark).await;
         }
         error
     }
 
-    async fn take_back(&self, why: Interruption) -> TransferError {
+    async fn roll_back(&self, why: Interruption) -> TransferError {
         let claim = self.request.claim.clone();
-        (self.context.tell)(&format!("it cannot go on, and is taken back: {why}"));
+        (self.context.report)(&format!("cannot continue, rolling back: {why}"));
         match Box::pin(undo_release(self.context, &claim)).await {
-            Ok(()) => TransferError::TakenBack("release", claim, why),
-            Err(error) => TransferError::NotTakenBack {
+            Ok(()) => TransferError::RolledBack("release", claim, why),
+            Err(error) => TransferError::RollbackFailed {
                 what: "release",
                 claim,
                 why,
@@ -397,71 +408,73 @@ impl Run<'_> {
         }
     }
 
-    async fn tell_snapshots(&self) -> Result<(), ApiError> {
-        let snapshots = surroundings::snapshots(self.context.cluster, &self.request.claim).await?;
+    async fn report_snapshots(&self) -> Result<(), ApiError> {
+        let snapshots = environment::snapshots(self.context.cluster, &self.request.claim).await?;
         if !snapshots.is_empty() {
-            (self.context.tell)(&format!(
-                "the VolumeSnapshots {} of the claim stay, as snapshots of this driver: as long as they are wanted, it has to stay too",
+            (self.context.report)(&format!(
+                "the VolumeSnapshots {} of the claim remain snapshots of this driver: do not uninstall it as long as they are needed",
                 snapshots.join(", ")
             ));
         }
         Ok(())
     }
 
-    fn tell_plan(&self, scene: &Scene, step: ReleaseStep) -> Result<(), TransferError> {
+    fn report_plan(&self, observed: &Observed, step: ReleaseStep) -> Result<(), TransferError> {
         let claim = &self.request.claim;
-        let told = match step {
+        let reported = match step {
             ReleaseStep::Refuse(refusal) => {
                 return Err(TransferError::NotReleased(claim.clone(), refusal));
             }
-            ReleaseStep::TakeBack(why) => format!("would be taken back: {why}"),
-            ReleaseStep::Done => format!("there is nothing to do: {}", already(scene)),
-            ReleaseStep::MarkTwin | ReleaseStep::Untouch if scene.record.is_none() => {
-                let real = scene.real.as_ref();
+            ReleaseStep::RollBack(why) => format!("would be rolled back: {why}"),
+            ReleaseStep::Done => format!("there is nothing to do: {}", current_state(observed)),
+            ReleaseStep::MarkTwin | ReleaseStep::Untouch if observed.record.is_none() => {
+                let real = observed.real.as_ref();
                 format!(
-                    "nothing speaks against it. The claim {claim} would be deleted and made again with the class {}, and its PersistentVolume would be {}, \
+                    "the release is possible (dry run). The claim {claim} would be deleted and created again with the class {}, and its PersistentVolume would be {}, \
                      which has the data",
                     real.map(class_of).unwrap_or_default(),
                     real.map(ResourceExt::name_any).unwrap_or_default()
                 )
             }
-            step => format!("the release has begun; next {}", step.in_words()),
+            step => format!("the release has begun; the next step: {}", step.in_words()),
         };
-        (self.context.tell)(&told);
+        (self.context.report)(&reported);
         Ok(())
     }
 }
 
-/// What stands on a twin about the release of its volume.
+/// The marks on a twin about the release of its volume.
 enum TwinMark<'a> {
     /// It is being released for this claim.
     Releasing(&'a ClaimName),
-    /// That is being undone: whoever would delete the twin has an older version.
+    /// That is being undone, so that a concurrent deletion of the version before fails.
     Undone,
-    /// Nothing.
+    /// No mark.
     Off,
 }
 
-/// Takes the mark off a twin whose release was never recorded, and whose claim is gone: the
-/// driver would leave it alone for ever. True if there is something to look at again.
+/// Removes the mark from a twin whose release was never recorded, and whose claim is gone: otherwise the
+/// driver would never manage the twin again. True if the objects have to be observed again.
 async fn unmark_stray(
     context: &Context<'_>,
-    waiting: &mut Waiting<'_>,
-    scene: &Scene,
+    waiter: &mut Waiter<'_>,
+    observed: &Observed,
 ) -> Result<bool, TransferError> {
-    let Some(stray) = scene.stray.as_ref().filter(|_| !context.dry_run) else {
+    let Some(stray) = observed.stray.as_ref().filter(|_| !context.dry_run) else {
         return Ok(false);
     };
-    (context.tell)(&format!(
-        "the twin {} was marked for an earlier claim of that name, and is so no more",
+    (context.report)(&format!(
+        "the twin {} was marked for an earlier claim of that name; removing the mark",
         stray.name_any()
     ));
     mark_twin(context, stray, TwinMark::Off, Step::UnreleaseMark).await?;
-    waiting.after(&Step::UnreleaseMark, &in_words(stray)).await?;
+    waiter
+        .after_step(&Step::UnreleaseMark, &describe_twin(stray))
+        .await?;
     Ok(true)
 }
 
-/// Marks the twin in exactly this version. False if it has another one meanwhile.
+/// Marks the twin in exactly this version. False after a conflict.
 async fn mark_twin(
     context: &Context<'_>,
     twin: &PersistentVolumeClaim,
@@ -513,7 +526,7 @@ fn record(
     }))
 }
 
-/// The claim that gets the real PV.
+/// The record of the claim that is bound to the real PV.
 fn real_claim(old: &OldClaim, real: &PersistentVolume) -> OldClaim {
     let spec = real.spec.as_ref();
     let attributes = spec.and_then(|spec| spec.volume_attributes_class_name.as_deref());

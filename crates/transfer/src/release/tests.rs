@@ -1,5 +1,5 @@
-//! Whole releases against a fake API server, with a stand-in for Kubernetes and csi-provisioner,
-//! whatever write is the last one.
+//! Complete releases against a fake API server, interrupted after every write. Kubernetes and
+//! csi-provisioner are simulated.
 
 mod reverted;
 
@@ -29,7 +29,7 @@ const VOLUMES: &str = "/api/v1/persistentvolumes/";
 const REAL: &str = "/api/v1/persistentvolumes/pv-1";
 const UID: &str = "11111111-1111-4111-8111-111111111111";
 const TWIN_UID: &str = "22222222-2222-4222-8222-222222222222";
-/// Writes of a whole release: the claim is tried before each step while it exists.
+/// The number of writes of a complete release: there is a dry run before each step while the claim exists.
 const ALL: usize = 17;
 
 mod by_others;
@@ -43,9 +43,9 @@ fn context(world: &World) -> Context<'_> {
     Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        patience: PATIENCE,
+        timeout: PATIENCE,
         dry_run: false,
-        tell: &|_| {},
+        report: &|_| {},
     }
 }
 
@@ -58,7 +58,7 @@ fn outer_path() -> String {
 }
 
 impl World {
-    /// A claim of this driver with its twin, which nobody uses.
+    /// A claim of this driver with its twin, which no pod uses.
     async fn new(outer_policy: &str, real_policy: &str) -> Self {
         Self::with_sidecars(outer_policy, real_policy, true).await
     }
@@ -146,17 +146,17 @@ impl World {
         self.run(true, PATIENCE).await
     }
 
-    /// Undoes it, as long as nobody has to be the controller: an undo that comes late imports the volume
-    /// again, which does not end without one. Of that it is heard what is said when time is up.
+    /// Undoes the release without a controller. A late undo imports the volume again, which does not
+    /// complete without one: then the error is that of the timeout.
     async fn undo_without_controller(&self) -> Result<(), TransferError> {
         let waits = Notify::new();
-        let tell = |what: &str| {
+        let report = |what: &str| {
             if what.starts_with(AWAITS_CONTROLLER) {
                 waits.notify_one();
             }
         };
         let context = Context {
-            tell: &tell,
+            report: &report,
             ..context(self)
         };
         let claim = "shop/data".parse().unwrap();
@@ -167,9 +167,9 @@ impl World {
         self.run(true, Duration::ZERO).await
     }
 
-    async fn run(&self, undo: bool, patience: Duration) -> Result<(), TransferError> {
+    async fn run(&self, undo: bool, timeout: Duration) -> Result<(), TransferError> {
         let context = Context {
-            patience,
+            timeout,
             ..context(self)
         };
         let claim: ClaimName = "shop/data".parse().unwrap();
@@ -183,7 +183,7 @@ impl World {
         Box::pin(release(&context, &request)).await
     }
 
-    /// Runs until so many writes are done, by whomever, and dies.
+    /// Runs until any clients have done this many writes, and stops.
     async fn die_after(&self, undo: bool, writes: usize) {
         let before = self.api.writes();
         let mut changes = self.api.store().changes();
@@ -202,7 +202,7 @@ impl World {
         self.api.object(CLAIM).unwrap()
     }
 
-    /// The PV, which nobody may ever delete.
+    /// The PV, which must never be deleted.
     fn real(&self) -> Value {
         self.api.object(REAL).expect("the data is lost")
     }
@@ -266,7 +266,7 @@ impl World {
     }
 }
 
-/// What kube-controller-manager and the sidecars do about claims and PVs.
+/// Simulates kube-controller-manager and the sidecars for claims and PVs.
 async fn kubernetes(api: Arc<FakeApi>, sidecars: bool) {
     let mut changes = api.store().changes();
     let mut controller = VolumeController::default();
@@ -342,7 +342,7 @@ async fn a_claim_gets_its_real_class_and_keeps_its_volume() {
         let world = World::new(outer, real).await;
         world.release().await.unwrap();
         world.assert_released(expected);
-        // Again, there is nothing to do.
+        // A second run has nothing to do.
         let writes = world.api.writes();
         world.release().await.unwrap();
         assert_eq!(world.api.writes(), writes);
@@ -373,7 +373,7 @@ async fn it_is_undone_wherever_it_died() {
                 world.assert_as_before("Delete");
                 outcomes[0] += 1;
             }
-            // It had ended, and there was nothing to undo.
+            // The release was complete, and there was nothing to undo.
             Ok(()) => world.assert_released("Delete"),
             Err(TransferError::StillReleased(_, ReleaseUndoRefusal::TooLate)) => {
                 world.release().await.unwrap();
@@ -455,10 +455,10 @@ async fn all_that_speaks_against_it_is_told_at_once_and_nothing_is_written() {
         twin["status"]["modifyVolumeStatus"] = json!({"status": "InProgress"});
     });
     let error = world.release().await.unwrap_err();
-    let TransferError::NotReleased(_, ReleaseRefusal::Obstacles(told)) = &error else {
+    let TransferError::NotReleased(_, ReleaseRefusal::Obstacles(reported)) = &error else {
         panic!("{error}");
     };
-    assert_eq!(told.len(), 5, "{error}");
+    assert_eq!(reported.len(), 5, "{error}");
     let twin = world.api.object(&twin_path()).unwrap();
     assert_eq!(twin["metadata"]["annotations"][mark::RELEASING], Value::Null);
     world.assert_clean();
@@ -475,7 +475,7 @@ async fn a_pod_that_comes_before_the_deletion_has_it_taken_back() {
         }
         pod(&world.api);
         let error = world.release().await.unwrap_err();
-        let is_told = matches!(error, TransferError::TakenBack(..))
+        let is_told = matches!(error, TransferError::RolledBack(..))
             || matches!(error, TransferError::NotReleased(_, ReleaseRefusal::Obstacles(_)));
         assert!(is_told, "after {writes} writes: {error}");
         world.assert_as_before("Delete");
@@ -560,7 +560,7 @@ async fn what_is_only_to_be_said_changes_nothing() {
     let world = World::new("Delete", "Delete").await;
     let context = Context {
         dry_run: true,
-        tell: &|what| assert!(what.contains("nothing speaks against it"), "{what}"),
+        report: &|what| assert!(what.contains("is possible (dry run)"), "{what}"),
         ..context(&world)
     };
     let request = ReleaseRequest {
@@ -626,7 +626,7 @@ async fn a_release_that_cannot_be_recorded_leaves_no_mark() {
     world.assert_as_before("Delete");
 }
 
-/// Between the mark and the record an undo has nothing to do but to take the mark off.
+/// Between the mark and the record an undo only removes the mark.
 #[tokio::test]
 async fn a_release_whose_undo_has_ended_is_not_gone_on_with() {
     let world = World::new("Delete", "Delete").await;
@@ -640,7 +640,7 @@ async fn a_release_whose_undo_has_ended_is_not_gone_on_with() {
     });
     let error = world.release().await.unwrap_err();
     assert!(
-        matches!(error, TransferError::TakenBack(_, _, Interruption::Unmarked)),
+        matches!(error, TransferError::RolledBack(_, _, Interruption::Unmarked)),
         "{error}"
     );
     world.assert_as_before("Delete");
@@ -656,7 +656,7 @@ async fn a_real_volume_that_is_being_deleted_keeps_its_twin() {
     });
     let error = world.release().await.unwrap_err();
     assert!(
-        matches!(error, TransferError::TakenBack(_, _, Interruption::VolumeLeaves)),
+        matches!(error, TransferError::RolledBack(_, _, Interruption::VolumeLeaves)),
         "{error}"
     );
     world.assert_as_before("Delete");
@@ -689,7 +689,7 @@ async fn only_owners_that_are_there_are_owners_again() {
     assert_eq!(world.claim()["metadata"]["ownerReferences"], json!([living]));
 }
 
-/// Kubernetes deletes a PV that has no claim any more as soon as its policy is Delete.
+/// Kubernetes deletes a PV without a claim as soon as its policy is Delete.
 #[tokio::test]
 async fn a_twin_that_somebody_deletes_meanwhile_takes_no_data_with_it() {
     for gone in [false, true] {
@@ -738,11 +738,11 @@ async fn snapshots_that_stay_are_named() {
             .api
             .put(&format!("{snapshots}/{name}"), json!({"spec": spec}));
     }
-    let told = std::sync::Mutex::new(String::new());
-    let tell = |what: &str| told.lock().unwrap().push_str(what);
+    let reported = std::sync::Mutex::new(String::new());
+    let report = |what: &str| reported.lock().unwrap().push_str(what);
     let context = Context {
         dry_run: true,
-        tell: &tell,
+        report: &report,
         ..context(&world)
     };
     let request = ReleaseRequest {
@@ -750,14 +750,14 @@ async fn snapshots_that_stay_are_named() {
         force_managed: false,
     };
     Box::pin(release(&context, &request)).await.unwrap();
-    let told = told.lock().unwrap();
+    let reported = reported.lock().unwrap();
     assert!(
-        told.contains("the VolumeSnapshots nightly of the claim"),
-        "{told}"
+        reported.contains("the VolumeSnapshots nightly of the claim"),
+        "{reported}"
     );
 }
 
-/// What an undo does elsewhere, in one moment: it says so, and then keeps the twin.
+/// The effect of a concurrent undo, in one step: it changes the record, and then marks the twin.
 fn keep_the_twin(store: &Store) {
     let mut real = store.get(REAL).unwrap();
     let record = real["metadata"]["annotations"][mark::RELEASE].as_str().unwrap();
@@ -783,7 +783,7 @@ async fn a_twin_that_an_undo_wants_to_keep_is_not_deleted() {
     world.assert_as_before("Delete");
 }
 
-/// One made later under the same name may be somebody else's.
+/// A later namespace of the same name may belong to another user.
 #[tokio::test]
 async fn a_namespace_made_anew_gets_nothing() {
     let world = World::new("Delete", "Delete").await;

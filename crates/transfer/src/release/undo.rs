@@ -1,123 +1,142 @@
-//! The steps that undo a release, taken one after the other.
+//! Runs the steps that undo a release.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use serde_json::json;
 
 use super::{
-    TwinMark, in_words,
-    look::{Looking, Scene},
-    mark_twin, real_claim,
+    TwinMark, describe_twin, mark_twin,
+    observer::{Observed, Observer},
+    real_claim,
     sidecars::Sidecars,
     unmark_stray,
 };
 use crate::{
-    Context, ImportRequest, TransferError, Waiting,
-    again::{make_again, wake},
+    Context, ImportRequest, TransferError, Waiter,
+    claim_ref::reference_to,
     import,
-    look::BOUND_BY_CONTROLLER,
-    naming::reference_to,
     observe::crash::{self, Step},
+    observer::BOUND_BY_CONTROLLER,
     placement::transfer::{ReleaseProgress, ReleaseUndoFacts, ReleaseUndoStep, release_undo_step},
+    recreate::{recreate, trigger_binding},
     twin::remove_finalizer,
     volume::{ClaimName, ImportRecord, ReleaseRecord, mark},
-    writing::{Making, change_volume, reference, touch},
+    writing::{Creation, change_volume, reference, touch},
 };
 
-/// Undoes the release of a claim, or goes on undoing it.
+/// Undoes the release of a claim, or continues an undo.
 pub async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
-    let mut looking = Looking::default();
-    let mut waiting = Waiting::new(context);
+    let mut reads = Observer::default();
+    let mut waiter = Waiter::new(context);
     let mut sidecars = Sidecars::default();
-    let mut making = Making::default();
+    let mut creation = Creation::default();
     let mut ended: Option<&'static str> = None;
     loop {
-        let scene = Box::pin(looking.look(context, name)).await?;
-        if unmark_stray(context, &mut waiting, &scene).await? {
+        let observed = Box::pin(reads.observe(context, name)).await?;
+        if unmark_stray(context, &mut waiter, &observed).await? {
             continue;
         }
-        if ended.is_some() && scene.progress() == ReleaseProgress::Onward {
-            // Somebody has begun anew.
+        if ended.is_some() && observed.progress() == ReleaseProgress::Onward {
+            // Another release has begun.
             return Ok(());
         }
         let step = release_undo_step(&ReleaseUndoFacts {
-            claim: scene.claim_now(),
-            progress: scene.progress(),
-            secured: scene.is_secured(),
-            virtual_volume: scene.virtual_now(),
-            twin: scene.twin_now(),
-            holder: scene.real_holder(),
-            overlooked: scene.is_overlooked(scene.outer.as_ref()),
-            importing: scene.importing,
+            claim: observed.claim_now(),
+            progress: observed.progress(),
+            secured: observed.is_secured(),
+            virtual_volume: observed.virtual_now(),
+            twin: observed.twin_now(),
+            holder: observed.real_holder(),
+            needs_wake: observed.is_overlooked(observed.outer.as_ref()),
+            importing: observed.importing,
         });
         if context.dry_run {
             return plan(context, name, &step);
         }
         match step {
             ReleaseUndoStep::Done => {
-                (context.tell)(ended.unwrap_or("there is no release to undo"));
+                (context.report)(ended.unwrap_or("there is no release to undo"));
                 return Ok(());
             }
             ReleaseUndoStep::Refuse(refusal) => {
                 return Err(TransferError::StillReleased(name.clone(), refusal));
             }
-            ReleaseUndoStep::Import => return again(context, name).await,
-            ReleaseUndoStep::AwaitClaimGone => waiting.for_others("the claim is to be gone", None).await?,
+            ReleaseUndoStep::Import => return reimport(context, name).await,
+            ReleaseUndoStep::AwaitClaimGone => {
+                waiter
+                    .wait_for("waiting for the claim to be deleted", None)
+                    .await?;
+            }
             ReleaseUndoStep::AwaitVirtualGone => {
-                if let Some(outer) = &scene.outer {
-                    let secured = scene.is_secured();
-                    Box::pin(sidecars.let_go(context, &mut waiting, outer, secured)).await?;
+                if let Some(outer) = &observed.outer {
+                    let secured = observed.is_secured();
+                    Box::pin(sidecars.await_finalizers(context, &mut waiter, outer, secured)).await?;
                 }
             }
             ReleaseUndoStep::AwaitTwinGone => {
-                if let Some(twin) = &scene.twin {
+                if let Some(twin) = &observed.twin {
                     remove_finalizer(context.cluster, twin).await?;
                 }
-                waiting.for_others("the twin is to be gone", None).await?;
+                waiter
+                    .wait_for("waiting for the twin to be deleted", None)
+                    .await?;
             }
             ReleaseUndoStep::AwaitBound => {
-                waiting
-                    .for_others("Kubernetes is to bind the claim to its PersistentVolume", None)
+                waiter
+                    .wait_for(
+                        "waiting for Kubernetes to bind the claim to its PersistentVolume",
+                        None,
+                    )
                     .await?;
             }
             ReleaseUndoStep::RemakeClaim => {
-                if let Some(record) = &scene.record {
+                if let Some(record) = &observed.record {
                     let claim = record.claim.as_before(&record.volume.name);
-                    Box::pin(make_again(context, claim, &mut making, Step::UnreleaseMake)).await?;
+                    Box::pin(recreate(context, claim, &mut creation, Step::UnreleaseMake)).await?;
                 }
-                waiting.after(&step, &written(&scene, &step)).await?;
+                waiter
+                    .after_step(&step, &written_object(&observed, &step))
+                    .await?;
             }
             step => {
-                let is_last = Box::pin(take(context, &scene, &step)).await?;
-                waiting.after(&step, &written(&scene, &step)).await?;
+                let is_last = Box::pin(take(context, &observed, &step)).await?;
+                waiter
+                    .after_step(&step, &written_object(&observed, &step))
+                    .await?;
                 if is_last {
                     ended = Some(match step {
                         ReleaseUndoStep::RestoreRetained => {
-                            "the release is undone; the driver makes the twin again, of the same PersistentVolume"
+                            "the release is undone; the driver creates the twin again, with the same PersistentVolume"
                         }
-                        _ => "everything is as it was before the release",
+                        _ => "the state before the release is restored",
                     });
-                    // From now on its user may delete it.
-                    looking = Looking::default();
+                    // From now on its user may delete the PV.
+                    reads = Observer::default();
                 }
             }
         }
     }
 }
 
-/// What a step writes.
-fn written(scene: &Scene, step: &ReleaseUndoStep) -> String {
+/// The object that a step writes.
+fn written_object(observed: &Observed, step: &ReleaseUndoStep) -> String {
     use ReleaseUndoStep::{
         GiveVirtual, RemakeVirtual, Restore, RestoreRetained, RestoreVirtual, ToImport, TouchTwin,
         UnmarkTwin, Withdraw,
     };
     let volume = |name: &str| format!("the PersistentVolume {name}");
-    match (step, &scene.outer, &scene.twin, &scene.real, &scene.record) {
+    match (
+        step,
+        &observed.outer,
+        &observed.twin,
+        &observed.real,
+        &observed.record,
+    ) {
         (Withdraw | Restore | RestoreRetained | ToImport, _, _, Some(real), _) => volume(&real.name_any()),
         (GiveVirtual | RestoreVirtual, Some(outer), ..) => volume(&outer.name_any()),
         (RemakeVirtual, .., Some(record)) => volume(&record.volume.name),
-        (TouchTwin | UnmarkTwin, _, Some(twin), ..) => in_words(twin),
-        _ => format!("the claim {}", scene.name),
+        (TouchTwin | UnmarkTwin, _, Some(twin), ..) => describe_twin(twin),
+        _ => format!("the claim {}", observed.name),
     }
 }
 
@@ -126,30 +145,34 @@ fn plan(context: &Context<'_>, name: &ClaimName, step: &ReleaseUndoStep) -> Resu
         ReleaseUndoStep::Refuse(refusal) => {
             return Err(TransferError::StillReleased(name.clone(), refusal.clone()));
         }
-        ReleaseUndoStep::Done => (context.tell)("there is no release to undo"),
-        step => (context.tell)(&format!(
-            "the claim would be a volume of this driver as before; next {}",
+        ReleaseUndoStep::Done => (context.report)("there is no release to undo"),
+        step => (context.report)(&format!(
+            "the claim would have a volume of this driver again; the next step: {}",
             step.in_words()
         )),
     }
     Ok(())
 }
 
-/// What the driver had made is gone: it makes it anew, of the same PV.
-async fn again(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
-    (context.tell)("the volume is imported again");
+/// The objects of the driver are gone: creates them again by an import of the same PV.
+async fn reimport(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
+    (context.report)("importing the volume again");
     let request = ImportRequest {
         claim: name.clone(),
         class: None,
-        // It was in nobody else's care, or that was accepted.
+        // When it was released, no tool managed it, or the user accepted that.
         force_managed: true,
     };
     Box::pin(import(context, &request)).await
 }
 
-/// Takes a step. True if there is nothing left to undo after it.
-async fn take(context: &Context<'_>, scene: &Scene, step: &ReleaseUndoStep) -> Result<bool, TransferError> {
-    match (step, &scene.claim, &scene.outer, &scene.twin) {
+/// Takes a step. True if nothing is left to undo after it.
+async fn take(
+    context: &Context<'_>,
+    observed: &Observed,
+    step: &ReleaseUndoStep,
+) -> Result<bool, TransferError> {
+    match (step, &observed.claim, &observed.outer, &observed.twin) {
         (ReleaseUndoStep::Touch, Some(claim), ..) => {
             touch(context, claim, mark::RELEASE_UNDONE, true, Step::UnreleaseTouch).await?;
         }
@@ -165,38 +188,39 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &ReleaseUndoStep) -> R
         }
         (ReleaseUndoStep::UnmarkTwin, _, _, Some(twin)) => {
             let unmarked = mark_twin(context, twin, TwinMark::Off, Step::UnreleaseMark).await?;
-            // Else it was marked, and not yet recorded.
-            return Ok(unmarked && scene.record.is_none());
+            // Otherwise it was marked, but not recorded yet.
+            return Ok(unmarked && observed.record.is_none());
         }
         (ReleaseUndoStep::TouchTwin, _, _, Some(twin)) => {
             mark_twin(context, twin, TwinMark::Undone, Step::UnreleaseTouchTwin).await?;
         }
-        (ReleaseUndoStep::Wake, Some(claim), ..) => wake(context, claim, Step::UnreleaseWake).await?,
+        (ReleaseUndoStep::Wake, Some(claim), ..) => {
+            trigger_binding(context, claim, Step::UnreleaseWake).await?;
+        }
         (ReleaseUndoStep::GiveVirtual, Some(claim), Some(outer), _) => {
             let spec = json!({"claimRef": reference(claim)});
             let annotations = json!({BOUND_BY_CONTROLLER: null});
             change_volume(context, outer, &annotations, Some(spec), Step::UnreleaseGive).await?;
         }
         _ => {
-            if let (Some(real), Some(record)) = (&scene.real, &scene.record) {
-                return from_record(context, scene, step, real, record).await;
+            if let (Some(real), Some(record)) = (&observed.real, &observed.record) {
+                return take_with_record(context, observed, step, real, record).await;
             }
         }
     }
     Ok(false)
 }
 
-/// The steps that need the record.
-async fn from_record(
+async fn take_with_record(
     context: &Context<'_>,
-    scene: &Scene,
+    observed: &Observed,
     step: &ReleaseUndoStep,
     real: &PersistentVolume,
     record: &ReleaseRecord,
 ) -> Result<bool, TransferError> {
-    match (step, &scene.outer) {
+    match (step, &observed.outer) {
         (ReleaseUndoStep::Withdraw, _) => {
-            (context.tell)("the release does not go on any more; the real PersistentVolume is retained");
+            (context.report)("the release is stopped; the real PersistentVolume is retained");
             let mut undone = record.clone();
             undone.undone = true;
             let annotations = json!({
@@ -204,19 +228,19 @@ async fn from_record(
                 mark::POLICY_BEFORE: null,
                 BOUND_BY_CONTROLLER: null,
             });
-            let spec = scene.secure_spec(real, record);
+            let spec = observed.secure_spec(real, record);
             change_volume(context, real, &annotations, Some(spec), Step::UnreleaseWithdraw).await?;
         }
         (ReleaseUndoStep::WithdrawVirtual, Some(outer)) => {
-            let spec = json!({"claimRef": reference_to(&scene.name, &record.claim.uid)});
+            let spec = json!({"claimRef": reference_to(&observed.name, &record.claim.uid)});
             let annotations = json!({BOUND_BY_CONTROLLER: null});
             change_volume(context, outer, &annotations, Some(spec), Step::UnreleaseGive).await?;
         }
         (ReleaseUndoStep::RemakeVirtual, _) => {
-            (context.tell)("the virtual PersistentVolume is made again");
-            let outer = serde_json::from_value(record.volume.again(&scene.name, &record.claim.uid))?;
+            (context.report)("creating the virtual PersistentVolume again");
+            let outer = serde_json::from_value(record.volume.again(&observed.name, &record.claim.uid))?;
             let volumes = context.cluster.all::<PersistentVolume>();
-            // None: somebody was faster; the next look tells who.
+            // `None`: another client was faster; the next observation shows it.
             crash::around(Step::UnreleaseVirtual, volumes.create(&outer)).await?;
         }
         (ReleaseUndoStep::RestoreVirtual, Some(outer)) => {
@@ -229,29 +253,29 @@ async fn from_record(
             let restored =
                 change_volume(context, real, &annotations, Some(spec), Step::UnreleaseRestore).await?;
             if restored {
-                (context.tell)("both PersistentVolumes have their reclaim policies back");
+                (context.report)("restored the reclaim policies of both PersistentVolumes");
             }
             return Ok(restored);
         }
         (ReleaseUndoStep::RestoreRetained, _) => {
-            (context.tell)(
-                "somebody has deleted the twin; the real PersistentVolume stays retained until the driver has made the twin again",
+            (context.report)(
+                "the twin was deleted; the real PersistentVolume stays retained until the driver has created the twin again",
             );
             let annotations = json!({mark::RELEASE: null, mark::POLICY_BEFORE: record.given_back()});
             return Ok(change_volume(context, real, &annotations, None, Step::UnreleaseRestore).await?);
         }
-        (ReleaseUndoStep::ToImport, _) => to_import(context, scene, real, record).await?,
-        // Steps come from what is there.
+        (ReleaseUndoStep::ToImport, _) => to_import(context, observed, real, record).await?,
+        // Each step is decided from the objects it needs.
         _ => {}
     }
     Ok(false)
 }
 
-/// The record of the release becomes that of an import: undone in turn, that would leave what
-/// the release was to leave.
+/// Turns the record of the release into that of an import: undoing that import would lead to the result of
+/// the release.
 async fn to_import(
     context: &Context<'_>,
-    scene: &Scene,
+    observed: &Observed,
     real: &PersistentVolume,
     record: &ReleaseRecord,
 ) -> Result<(), TransferError> {
@@ -264,9 +288,9 @@ async fn to_import(
     let annotations = json!({
         mark::RELEASE: null,
         mark::IMPORT: import.to_annotation()?,
-        mark::ADOPT_FOR: scene.name.to_string(),
+        mark::ADOPT_FOR: observed.name.to_string(),
     });
-    // Named by name only it would be bound to the claim, whatever its class, before it is adopted.
+    // Named without a uid, the claim would be bound to it before it is adopted, whatever its class.
     let spec = json!({"claimRef": reference_to(&record.twin(), &record.twin_uid)});
     change_volume(context, real, &annotations, Some(spec), Step::UnreleaseImport).await?;
     Ok(())

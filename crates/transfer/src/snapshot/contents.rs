@@ -1,4 +1,4 @@
-//! The contents of an import: those that it makes, and whether what has their names is them.
+//! The contents that an import creates, and whether a content of such a name is the expected one.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Resource, ResourceExt};
@@ -12,10 +12,10 @@ use crate::{
     volume::{ClusterId, DRIVER_NAME, SnapshotId, SnapshotImport, mark},
 };
 
-/// How a real driver is to delete the data.
+/// Annotations with the credentials with which the real driver deletes the data.
 const DELETION_SECRET: &str = "snapshot.storage.kubernetes.io/deletion-secret-";
 
-/// Where the data of a content is.
+/// The storage of a content's data.
 pub(super) fn stored_in(content: &VolumeSnapshotContent) -> StoredSnapshot {
     StoredSnapshot {
         content: content.name_any(),
@@ -25,8 +25,8 @@ pub(super) fn stored_in(content: &VolumeSnapshotContent) -> StoredSnapshot {
     }
 }
 
-/// How it stands with what has the name of a content that leads to this data, for the snapshot in
-/// this namespace and of this name. `holder` is what is there.
+/// Compares an existing content with the expected one, which refers to this data and to the snapshot of this
+/// namespace and name. `holder` is the existing snapshot of that name.
 pub(super) fn imported(
     found: &VolumeSnapshotContent,
     data: &StoredSnapshot,
@@ -60,8 +60,8 @@ pub(super) fn is_leaving<K: Resource>(object: &K) -> bool {
     object.meta().deletion_timestamp.is_some()
 }
 
-/// The second content of the data, for the twin. It is retained as that of every snapshot in use,
-/// and has its policy on record as those have.
+/// The second content of the data, for the twin. It is retained, and its policy is recorded, as for every
+/// snapshot in use.
 pub(super) fn twin_content(
     namespace: &str,
     real: &VolumeSnapshotContent,
@@ -88,13 +88,12 @@ pub(super) fn twin_content(
     content
 }
 
-/// What is noted of the policy that the data had, if that is not the one it has as long as it is in
-/// use.
+/// The original policy of the data, if it differs from that of a snapshot in use.
 pub(super) fn policy_before(record: &SnapshotImport) -> Option<&str> {
     Some(record.policy.as_str()).filter(|policy| *policy != RETAIN)
 }
 
-/// The content of the new snapshot, which leads to the twin.
+/// The content of the new snapshot, which refers to the twin.
 pub(super) fn user_content(
     home: &ClusterId,
     policy: String,
@@ -115,14 +114,14 @@ pub(super) fn user_content(
     content
 }
 
-/// The id that its driver knows the data of a content by.
+/// The CSI snapshot handle of a content.
 fn handle(content: &VolumeSnapshotContent) -> Option<String> {
     let status = content.status.as_ref();
     let given = content.spec.source.snapshot_handle.clone();
     given.or_else(|| status?.snapshot_handle.clone())
 }
 
-/// A retained content of what is there already.
+/// A retained content for existing data.
 fn second(
     real: &VolumeSnapshotContent,
     name: &str,

@@ -1,26 +1,26 @@
-//! What speaks against the import of a snapshot, as far as the objects tell that are there.
+//! The obstacles to the import of a snapshot, from the existing objects.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, TypedLocalObjectReference};
 use kube::ResourceExt;
 
-use super::{SnapshotImportRequest, contents::is_leaving, look::bound_content};
+use super::{SnapshotImportRequest, contents::is_leaving, observer::bound_content};
 use crate::{
     Context,
     cluster::{
         ApiError,
         snapshots::{VolumeSnapshot, VolumeSnapshotContent, is_ready},
     },
-    owners::{Why, drop_unseen_owners},
+    environment,
+    owners::{DropReason, drop_unseen_owners},
     placement::SnapshotObstacle,
-    surroundings,
     volume::{DRIVER_NAME, managed_by, mark},
 };
 
-/// Kubernetes' own finalizers of snapshots: `snapshot.storage.kubernetes.io/…`.
+/// The prefix of Kubernetes' own finalizers of snapshots.
 const OWN_FINALIZERS: &str = "snapshot.storage.kubernetes.io/";
 
-/// All that speaks against importing this object.
-pub(super) async fn against(
+/// All obstacles to importing this object.
+pub(super) async fn find_obstacles(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
     user: &VolumeSnapshot,
@@ -53,7 +53,7 @@ pub(super) async fn against(
             if status.is_none_or(|status| status.snapshot_handle.is_none()) {
                 obstacles.push(SnapshotObstacle::NotReady);
             }
-            let classes = surroundings::classes(context.cluster).await?;
+            let classes = environment::classes(context.cluster).await?;
             if !classes
                 .iter()
                 .any(|(_, provisioner)| *provisioner == real.spec.driver)
@@ -70,7 +70,7 @@ pub(super) async fn against(
         .await?;
     obstacles.extend(copies.iter().map(|copy| SnapshotObstacle::InUse(copy.name_any())));
     for dropped in drop_unseen_owners(context, &mut user.clone()).await {
-        if let Why::Unreadable(error) = dropped.why {
+        if let DropReason::Unreadable(error) = dropped.why {
             let why = error.to_string();
             obstacles.push(SnapshotObstacle::UnreadableOwner(dropped.kind, dropped.name, why));
         }
@@ -93,7 +93,7 @@ pub(super) async fn against(
     Ok(obstacles)
 }
 
-/// Whether a claim is still to be made of the snapshot.
+/// Whether a claim that is not bound yet uses the snapshot as its source.
 fn is_copy_of(claim: &PersistentVolumeClaim, snapshot: &str) -> bool {
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     let is_its =

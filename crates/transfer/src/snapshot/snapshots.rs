@@ -1,5 +1,5 @@
-//! The `VolumeSnapshot`s that an import makes: the twin, and the one that takes the place of the
-//! user's. Their contents are in `contents`.
+//! The `VolumeSnapshot`s that an import creates: the twin, and the replacement of the user's. Their contents
+//! are in `contents`.
 
 use kube::api::ObjectMeta;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::{
     volume::{SnapshotImport, SnapshotMarks, SnapshotName, mark},
 };
 
-/// The twin. Of which volume it is, only the storage knows.
+/// The twin. Only the storage knows the volume of which it is a snapshot.
 pub(super) fn twin(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
@@ -45,7 +45,7 @@ pub(super) fn twin(
     twin
 }
 
-/// The user's snapshot, of this driver.
+/// The user's snapshot with a class of this driver.
 pub(super) fn new_user(record: &SnapshotImport) -> Result<VolumeSnapshot, serde_json::Error> {
     let spec = VolumeSnapshotSpec {
         source: SnapshotOf {

@@ -1,7 +1,6 @@
-//! Whole imports of snapshots against a fake API server, with a stand-in for the controllers of
-//! snapshots, whatever write is the last one; `meanwhile` is what others do at the same time,
-//! `reverted` what they take back, `going` contents that are deleted, `refused` what the API server
-//! does not take.
+//! Complete imports of snapshots against a fake API server, interrupted after every write, with simulated
+//! snapshot controllers. `meanwhile`: concurrent writes; `reverted`: writes that are reverted; `going`:
+//! contents that are deleted; `refused`: objects that the API server refuses.
 
 mod going;
 mod meanwhile;
@@ -30,13 +29,13 @@ const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/
 const USER: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/shop/volumesnapshots/backup";
 const REAL: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/real";
 const LOST: &str = "/api/v1/namespaces/shop/configmaps/lost";
-/// How many writes it takes until the content is marked, until the twin is made, until the old object
-/// is deleted, and until the new one is made: four objects are tried first, and the last again.
+/// The numbers of writes until the content is marked, the twin is created, the old object is deleted, and
+/// the new one is created: there is a dry run of four objects first, and of the last one again.
 const MARKED: usize = 5;
 const TWIN_MADE: usize = MARKED + 2;
 const DELETED: usize = TWIN_MADE + 2;
 const MADE: usize = DELETED + 2;
-/// How late the snapshot-controller sees that a content has another policy.
+/// The delay until the snapshot-controller observes the changed policy of a content.
 const LATE: Duration = Duration::from_millis(400);
 
 struct World {
@@ -91,13 +90,13 @@ impl World {
         Self { api, home }
     }
 
-    async fn run(&self, undo: bool, patience: Duration) -> Result<(), SnapshotTransferError> {
+    async fn run(&self, undo: bool, timeout: Duration) -> Result<(), SnapshotTransferError> {
         let context = Context {
             cluster: &self.home,
             storage_namespace: "liqo-storage",
-            patience,
+            timeout,
             dry_run: false,
-            tell: &|_| {},
+            report: &|_| {},
         };
         let request = SnapshotImportRequest {
             snapshot: "shop/backup".parse().unwrap(),
@@ -119,7 +118,7 @@ impl World {
         self.run(true, PATIENCE).await
     }
 
-    /// Imports until so many writes are done, and dies.
+    /// Imports until this many writes are done, and stops.
     async fn import_and_die_after(&self, writes: usize) {
         let mut changes = self.api.store().changes();
         let enough = async {
@@ -131,11 +130,11 @@ impl World {
             _ = self.run(false, PATIENCE) => {}
             () = enough => {}
         }
-        // What was sent may still arrive.
+        // Requests that were sent may still arrive.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 
-    /// Whether the user's object is the one of before, and stays.
+    /// Whether the user's object is the original one, and is not being deleted.
     fn has_old(&self) -> bool {
         self.api.object(USER).is_some_and(|user| {
             user["spec"]["volumeSnapshotClassName"] == "fast"
@@ -143,14 +142,13 @@ impl World {
         })
     }
 
-    /// The path of the twin.
     fn twin(&self) -> String {
         let uid = self.api.object(USER).unwrap()["metadata"]["uid"].clone();
         let name = import_key(uid.as_str().unwrap()).twin();
         format!("{SNAPSHOTS}liqo-storage/volumesnapshots/{name}")
     }
 
-    /// The path of its content.
+    /// The path of the twin's content.
     fn twin_content(&self) -> String {
         let twin = self.twin();
         format!("{CONTENTS}{}", twin.rsplit('/').next().unwrap())
@@ -247,7 +245,8 @@ impl Policies {
         }
     }
 
-    /// Whether the data goes with the snapshot of this content, as it is seen by now.
+    /// Whether the data is deleted with the snapshot of this content, as far as the snapshot-controller has
+    /// observed its policy.
     fn is_delete(&self, name: &str) -> bool {
         let known = &self.0[name];
         let seen = known.iter().rfind(|(since, _)| since.elapsed() >= LATE);
@@ -255,7 +254,7 @@ impl Policies {
     }
 }
 
-/// What snapshot-controller and csi-snapshotter do.
+/// Simulates snapshot-controller and csi-snapshotter.
 async fn controllers(api: Arc<FakeApi>) {
     let mut changes = api.store().changes();
     let mut policies = Policies::default();
@@ -353,7 +352,7 @@ async fn it_is_undone_until_the_old_object_is_deleted() {
 async fn whoever_would_delete_what_is_being_undone_is_refused() {
     let world = World::new("Delete").await;
     let path = USER.to_owned();
-    // Between the last look and the deletion somebody begins to undo.
+    // Between the last observation and the deletion, an undo begins.
     world.api.before("DELETE", USER, move |store| {
         let mut user = store.get(&path).unwrap();
         user["metadata"]["annotations"][mark::IMPORT_UNDONE] = "true".into();

@@ -1,11 +1,11 @@
-//! Imports and undos while the claim is gone, and what others do to its name and to the PV then.
+//! Imports and undos during which other clients create a claim of the same name or change the PV.
 
 use super::*;
 
 /// How many writes it takes until the old claim is deleted.
 const DELETED: usize = 4;
 
-/// A claim of the name that somebody else makes, of the old class.
+/// A claim of the same name that another client creates, of the old class.
 fn theirs() -> Value {
     json!({
         "metadata": {"uid": "theirs"},
@@ -64,7 +64,7 @@ async fn an_undo_takes_the_volume_back_from_a_claim_that_got_another_one() {
     );
     assert_offered_to_nobody(&world);
     assert_eq!(world.claim()["spec"]["volumeName"], "theirs");
-    // Whoever deletes that claim gets everything back.
+    // After that claim is deleted, the undo restores everything.
     world.api.remove(CLAIM);
     world.undo().await.unwrap();
     assert_eq!(
@@ -91,11 +91,11 @@ async fn an_import_leaves_no_volume_to_whoever_gets_the_name() {
     }
 }
 
-/// What is to be fed to `kubectl create`.
+/// The input for `kubectl create`.
 fn manifest(error: &TransferError) -> Value {
-    let told = error.to_string();
-    let line = told.lines().find(|line| line.starts_with('{'));
-    serde_json::from_str(line.unwrap_or_else(|| panic!("there is no manifest: {told}"))).unwrap()
+    let reported = error.to_string();
+    let line = reported.lines().find(|line| line.starts_with('{'));
+    serde_json::from_str(line.unwrap_or_else(|| panic!("there is no manifest: {reported}"))).unwrap()
 }
 
 #[tokio::test]
@@ -104,8 +104,11 @@ async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_import_goes_on
     let collection = CLAIM.strip_suffix("/data").unwrap();
     world.api.before("POST", collection, |store| store.remove(REAL));
     let error = world.import().await.unwrap_err();
-    let told = error.to_string();
-    assert!(told.contains("driver real.test, volume handle h"), "{told}");
+    let reported = error.to_string();
+    assert!(
+        reported.contains("driver real.test, volume handle h"),
+        "{reported}"
+    );
     let manifest = manifest(&error);
     assert_eq!(manifest["metadata"]["uid"], Value::Null);
     assert_eq!(manifest["status"], Value::Null);
@@ -119,7 +122,7 @@ async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_import_goes_on
 async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_undo_goes_on() {
     let world = in_the_gap().await;
     let collection = CLAIM.strip_suffix("/data").unwrap();
-    // And makes another one of that name.
+    // And creates another one of that name.
     world.api.before("POST", collection, |store| {
         let mut real = store.get(REAL).unwrap();
         store.remove(REAL);
@@ -148,8 +151,11 @@ async fn an_undo_says_why_the_claim_cannot_be_made_again() {
     let world = in_the_gap().await;
     let refused = Fault::new("POST", "persistentvolumeclaims", Act::Refuse(422));
     world.api.fault(refused);
-    let told = world.undo().await.unwrap_err().to_string();
-    assert!(told.contains("shop/data cannot be made again"), "{told}");
+    let reported = world.undo().await.unwrap_err().to_string();
+    assert!(
+        reported.contains("shop/data cannot be created again"),
+        "{reported}"
+    );
     world.api.heal();
     world.undo().await.unwrap();
     world.assert_as_before("Delete");

@@ -10,7 +10,7 @@ fn owner(version: &str, kind: &str, name: &str) -> Value {
     json!({"apiVersion": version, "kind": kind, "name": name, "uid": format!("{name}-1")})
 }
 
-/// A claim with these owners, of which there is the `StatefulSet` db.
+/// A claim with these owners, of which only the `StatefulSet` db exists.
 async fn owned(owners: &[Value]) -> World {
     let world = World::new("Delete").await;
     let kinds = json!({
@@ -34,11 +34,11 @@ async fn an_owner_that_cannot_be_read_is_told_before_anything_is_deleted() {
         let world = owned(&[owner("apps/v1", "StatefulSet", "db")]).await;
         world.api.fault(why);
         let error = world.import().await.unwrap_err();
-        let told = &told(&error);
-        assert_eq!(told.len(), 1, "{error}");
-        let told = told[0].to_string();
-        assert!(told.contains("StatefulSet db, cannot be read"), "{told}");
-        assert!(told.contains("ownerReferences"), "no way out: {told}");
+        let reported = &reported(&error);
+        assert_eq!(reported.len(), 1, "{error}");
+        let reported = reported[0].to_string();
+        assert!(reported.contains("StatefulSet db, cannot be read"), "{reported}");
+        assert!(reported.contains("ownerReferences"), "no way out: {reported}");
         assert_eq!(world.claim()["metadata"]["uid"], OLD_UID);
         world.assert_clean("Delete");
 
@@ -66,14 +66,14 @@ async fn owners_that_are_dropped_are_told_once_and_why() {
         .api
         .fault(Fault::new("POST", "persistentvolumeclaims", quota).times(3));
     let world = world.with_driver();
-    let told = Mutex::new(Vec::new());
-    let tell = |what: &str| told.lock().unwrap().push(what.to_owned());
+    let reported = Mutex::new(Vec::new());
+    let report = |what: &str| reported.lock().unwrap().push(what.to_owned());
     let context = Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        patience: PATIENCE,
+        timeout: PATIENCE,
         dry_run: false,
-        tell: &tell,
+        report: &report,
     };
     let request = ImportRequest {
         claim: "shop/data".parse().unwrap(),
@@ -83,18 +83,18 @@ async fn owners_that_are_dropped_are_told_once_and_why() {
     import(&context, &request).await.unwrap();
     world.assert_imported("Delete");
     assert_eq!(world.claim()["metadata"]["ownerReferences"], json!([living]));
-    let told = told.lock().unwrap();
+    let reported = reported.lock().unwrap();
     let about = |name: &str| {
-        let found: Vec<_> = told.iter().filter(|what| what.contains(name)).collect();
-        assert_eq!(found.len(), 1, "{name}: {told:?}");
+        let found: Vec<_> = reported.iter().filter(|what| what.contains(name)).collect();
+        assert_eq!(found.len(), 1, "{name}: {reported:?}");
         found[0].clone()
     };
     assert!(about("StatefulSet gone").contains("is gone"));
     assert!(about("Database orders").contains("nobody.knows/v1"));
 }
 
-/// Whoever lost the right after the deletion gets the claim all the same: one that has an owner
-/// too few is never deleted for that.
+/// If the right is lost after the deletion, the claim is created all the same: a missing owner reference
+/// never leads to a deletion.
 #[tokio::test]
 async fn an_owner_that_cannot_be_read_any_more_does_not_keep_the_claim_from_being_made() {
     let world = owned(&[owner("apps/v1", "StatefulSet", "db")]).await;

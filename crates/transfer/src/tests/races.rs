@@ -1,12 +1,12 @@
-//! Imports and undos in whose way somebody comes between what is looked at and what is written.
+//! Imports and undos during which another client writes between an observation and a write.
 
 use super::*;
 
-/// The virtual PV of the claim that is made anew.
+/// The virtual PV of the claim that is created again.
 const VIRTUAL: &str = "/api/v1/persistentvolumes/pvc-new";
 
-/// What csi-provisioner and the loop that ends imports do, in one moment: the claim is bound
-/// and the PV forgets everything.
+/// The effect of csi-provisioner and the controller that completes imports, in one step: the claim is bound,
+/// and the record is removed from the PV.
 fn end(store: &Store) {
     let mut claim = store.get(CLAIM).unwrap();
     let uid = claim["metadata"]["uid"].clone();
@@ -47,7 +47,7 @@ fn end(store: &Store) {
 async fn an_import_that_ends_between_two_looks_is_no_undo() {
     let world = World::new("Delete").await;
     world.import_and_die_after(MADE).await;
-    // The first look lists PVs; the second one has read the claim when it ends.
+    // The first observation lists PVs; the second one has read the claim when the import ends.
     world.api.before("GET", REAL, end);
     world.import().await.unwrap();
 }
@@ -80,7 +80,7 @@ async fn an_undo_ends_when_it_has_restored_although_somebody_undoes_too() {
 async fn a_claim_with_a_volume_of_its_own_is_not_the_imported_one_for_its_wish() {
     let world = World::new("Delete").await;
     world.import_and_die_after(MADE).await;
-    // Somebody deletes the claim and makes another one, with a volume and with the wish.
+    // Another client deletes the claim and creates another one, with a volume and with the annotation.
     world.api.put(
         &format!("{VOLUMES}theirs"),
         json!({

@@ -1,5 +1,5 @@
-//! Making a snapshot: look, decide, do one step, look again, until it is cut or the caller's
-//! time is up.
+//! `CreateSnapshot`: observe, decide, do one step, and repeat until the snapshot is cut, the request
+//! fails or the deadline has passed.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use super::{
     CutError, CutSnapshot, SnapshotRequest,
-    observation::{Look, cut, said_about},
+    observation::{SnapshotObservation, cut, reported_error},
     record,
-    retain::keep,
+    retain::retain_data,
     site::SnapshotSite,
 };
 use crate::{
@@ -24,16 +24,15 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         KnownSnapshotClasses, SnapshotClass, SnapshotRefusal, SnapshotStep, choose_snapshot_class,
-        moving::ChangeBeside, snapshot_step,
+        moving::ChangeDecision, snapshot_step,
     },
     reading, site,
     volume::VolumeId,
     waiter::settled_twin,
 };
 
-/// Makes the snapshot, or goes on making it. It is answered for when it is cut, ready or not:
-/// from then on its data does not change any more, and csi-snapshotter asks again until it is
-/// ready.
+/// Creates the snapshot, or continues to. The call succeeds when the snapshot is cut, ready or not: from
+/// then on its data does not change, and csi-snapshotter calls again until it is ready.
 pub async fn create_snapshot(
     home: &Cluster,
     registry: &Registry,
@@ -42,74 +41,75 @@ pub async fn create_snapshot(
     deadline: Instant,
 ) -> Result<CutSnapshot, CutError> {
     let source = source(home, registry, &request.source).await?;
-    let site = SnapshotSite::beside(&source, request.key.clone());
+    let site = SnapshotSite::of_source(&source, request.key.clone());
     loop {
-        let mut look = Look::take(&site, request).await?;
-        let awaited = match snapshot_step(&look.facts) {
+        let mut observation = SnapshotObservation::take(&site, request).await?;
+        let awaited = match snapshot_step(&observation.facts) {
             SnapshotStep::Create => {
-                look.twin = make(&source, &site, request, deadline).await?;
-                // One that was there already, and is not shown, is not asked for without end.
-                if look.twin.is_none() && Instant::now() < deadline {
+                observation.twin = make(&source, &site, request, deadline).await?;
+                // A twin that exists but is not returned is not requested again without end.
+                if observation.twin.is_none() && Instant::now() < deadline {
                     continue;
                 }
                 "taken"
             }
             SnapshotStep::Wait => "taken",
             SnapshotStep::GiveUp => {
-                give_up(&site, look.twin.as_ref()).await?;
+                give_up(&site, observation.twin.as_ref()).await?;
                 continue;
             }
             SnapshotStep::AwaitGone => "gone",
             SnapshotStep::Retain => {
-                if retain_or_tell(&site, events, &look).await? {
-                    return answer(&site, &look, &request.source);
+                if retain_or_warn(&site, events, &observation).await? {
+                    return answer(&site, &observation, &request.source);
                 }
                 continue;
             }
-            SnapshotStep::Answer => return answer(&site, &look, &request.source),
+            SnapshotStep::Answer => return answer(&site, &observation, &request.source),
             SnapshotStep::Refuse(refusal) => return Err(refused(&site, refusal).await),
         };
-        if !site.changed(look.twin.as_ref(), deadline).await {
-            return Err(still_waiting(&site, look.twin.as_ref(), awaited).await);
+        if !site.changed(observation.twin.as_ref(), deadline).await {
+            return Err(still_waiting(&site, observation.twin.as_ref(), awaited).await);
         }
     }
 }
 
-/// Where the twin of the volume is.
+/// The site of the volume's twin.
 async fn source(home: &Cluster, registry: &Registry, id: &VolumeId) -> Result<Site, CutError> {
-    match site::find_again(home, registry, id).await {
+    match site::find_existing(home, registry, id).await {
         Ok(Some(site)) => Ok(site),
         Ok(None) => Err(CutError::NoVolume(id.to_string())),
         Err(DeleteError::Api(error)) => Err(error.into()),
         Err(DeleteError::Unreachable(error)) => Err(CutError::Unreachable(error.to_string())),
+        Err(DeleteError::Unknown(why)) => Err(CutError::Unreachable(why)),
         Err(other) => Err(CutError::Unreachable(other.to_string())),
     }
 }
 
-/// The claim that a snapshot is made of, and its PV where that may be read.
+/// The claim of which the snapshot is taken, and its PV where that may be read.
 struct Source {
     claim: PersistentVolumeClaim,
     volume: Option<PersistentVolume>,
 }
 
-/// Looks at the twin of the volume: what cannot have a snapshot is refused before anything
-/// is made.
-async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result<Source, CutError> {
+/// Reads the twin of the volume. A volume that cannot have a snapshot is refused before anything is
+/// created.
+async fn read_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result<Source, CutError> {
     let unsuitable = |why: String| Err(CutError::Unsuitable(why));
-    let found = settled_twin(site, deadline).await.map_err(not_taken)?;
+    let found = settled_twin(site, deadline).await.map_err(rejected)?;
     let Some(claim) = found.filter(|found| site.is_twin(&id.name, found)) else {
         return Err(CutError::NoVolume(id.to_string()));
     };
     let (place, cluster) = (site.place(), site.cluster_name());
     if reading::is_releasing(&claim) {
         return unsuitable(format!(
-            "its twin {place} in the cluster {cluster} is being released (liqo-csi release pvc): make a snapshot of the real class when that \
-             has ended"
+            "its twin {place} in the cluster {cluster} is being released (liqo-csi release pvc): create a snapshot with the real \
+             class after that"
         ));
     }
-    if let ChangeBeside::MovedOn(current) = may_change(site.home(), id, &claim, true).await {
+    if let ChangeDecision::MovedOn(current) = may_change(site.home(), id, &claim, true).await {
         return unsuitable(format!(
-            "it has moved, and {place} in the cluster {cluster} is what is left of before; the epoch of its data, which counts its \
+            "it has moved, and {place} in the cluster {cluster} is the source of a move; the epoch of its data, which counts its \
              moves, is {current}"
         ));
     }
@@ -120,21 +120,21 @@ async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result
     }
     let (true, Some(name)) = (reading::phase(&claim) == "Bound", reading::volume_name(&claim)) else {
         return unsuitable(format!(
-            "its twin {place} in the cluster {cluster} is not bound. In a remote cluster it may be bound only when its pod \
-             arrives there"
+            "its twin {place} in the cluster {cluster} is not bound. In a remote cluster it may be bound only when its pod arrives \
+             there"
         ));
     };
     if !site.shows_volumes() {
         return Ok(Source { claim, volume: None });
     }
-    let Some(volume) = site.volumes().get(name).await.map_err(not_taken)? else {
+    let Some(volume) = site.volumes().get(name).await.map_err(rejected)? else {
         return unsuitable(format!(
-            "its PersistentVolume {name} in the cluster {cluster} is gone"
+            "its PersistentVolume {name} in the cluster {cluster} does not exist"
         ));
     };
     if reading::driver(&volume).is_none() {
         return unsuitable(format!(
-            "its PersistentVolume {name} in the cluster {cluster} is no CSI volume, and only those have snapshots"
+            "its PersistentVolume {name} in the cluster {cluster} is not a CSI volume, and only those have snapshots"
         ));
     }
     Ok(Source {
@@ -143,14 +143,14 @@ async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result
     })
 }
 
-/// Makes the twin; `None` if somebody was faster, most likely ourselves: the next look tells.
+/// Creates the twin; `None` if it exists, most likely from an earlier call: the caller reads it.
 async fn make(
     source: &Site,
     site: &SnapshotSite,
     request: &SnapshotRequest,
     deadline: Instant,
 ) -> Result<Option<VolumeSnapshot>, CutError> {
-    let seen = look_at_source(source, &request.source, deadline).await?;
+    let seen = read_source(source, &request.source, deadline).await?;
     let class = class(source, request, seen.volume.as_ref().and_then(reading::driver)).await?;
     let claim = seen.claim.name_any();
     let twin = record::twin(site, request, &claim, seen.volume.as_ref(), class);
@@ -160,11 +160,11 @@ async fn make(
         Err(error) if matches!(error.cause, Cause::NotFound(_)) && not_installed(site.cluster()).await => {
             Err(CutError::NotInstalled(site.cluster_name()))
         }
-        Err(error) => Err(not_taken(error)),
+        Err(error) => Err(rejected(error)),
     }
 }
 
-/// The class of the twin, by the names of its cluster.
+/// The class of the twin, with the name that it has in its cluster.
 async fn class(
     source: &Site,
     request: &SnapshotRequest,
@@ -204,9 +204,9 @@ async fn class(
     Ok(choose_snapshot_class(named, known, driver, cluster.id())?)
 }
 
-/// What the API server does not take as a matter of principle it will not take in a minute
-/// either, and nothing was made: a final error. Everything else may pass.
-fn not_taken(error: ApiError) -> CutError {
+/// An object that the API server rejects as invalid or forbidden is rejected again on a retry, and
+/// nothing was created: a final error. All other errors may be temporary.
+fn rejected(error: ApiError) -> CutError {
     match error.cause {
         Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_) => CutError::NotAccepted(error),
         Cause::Timeout(_) | Cause::Unavailable(_) | Cause::Conflict(_) | Cause::Malformed(_) => {
@@ -215,14 +215,14 @@ fn not_taken(error: ApiError) -> CutError {
     }
 }
 
-/// Deletes exactly this version of a twin that nobody waits for: one that was cut meanwhile
-/// is another version, and is answered for.
+/// Deletes exactly this version of a twin for which no client waits: one that is cut in the meantime has
+/// another version, and is returned to the caller.
 async fn give_up(site: &SnapshotSite, twin: Option<&VolumeSnapshot>) -> Result<(), ApiError> {
     let Some(twin) = twin else { return Ok(()) };
     tracing::info!(
         snapshot = site.place(),
         cluster = site.cluster_name(),
-        "nobody waits for the snapshot any more: it is deleted"
+        "no client waits for the snapshot any more: deleting it"
     );
     let exactly = Precondition {
         uid: twin.uid().unwrap_or_default(),
@@ -235,14 +235,18 @@ async fn give_up(site: &SnapshotSite, twin: Option<&VolumeSnapshot>) -> Result<(
     }
 }
 
-/// The data is to be retained; where we lack the right to see to it, the user must know. False if
-/// somebody was faster, and all has to be read again.
-async fn retain_or_tell(site: &SnapshotSite, events: &Events, look: &Look) -> Result<bool, CutError> {
-    let Some(content) = &look.real_content else {
+/// Applies the user's deletion policy Retain; without the right to do so, emits an event. False if the
+/// content has changed since it was read.
+async fn retain_or_warn(
+    site: &SnapshotSite,
+    events: &Events,
+    observation: &SnapshotObservation,
+) -> Result<bool, CutError> {
+    let Some(content) = &observation.real_content else {
         return Ok(true);
     };
-    let user = look.user_content.as_ref();
-    match keep(site, user, content).await {
+    let user = observation.user_content.as_ref();
+    match retain_data(site, user, content).await {
         Err(error) if error.is_forbidden() => {
             if let Some(user) = user {
                 let note =
@@ -255,8 +259,12 @@ async fn retain_or_tell(site: &SnapshotSite, events: &Events, look: &Look) -> Re
     }
 }
 
-fn answer(site: &SnapshotSite, look: &Look, source: &VolumeId) -> Result<CutSnapshot, CutError> {
-    let twin = look.twin.as_ref();
+fn answer(
+    site: &SnapshotSite,
+    observation: &SnapshotObservation,
+    source: &VolumeId,
+) -> Result<CutSnapshot, CutError> {
+    let twin = observation.twin.as_ref();
     let marks = twin.and_then(|twin| site.recognise(twin).ok());
     twin.zip(marks)
         .and_then(|(twin, marks)| cut(site.id(), marks, twin))
@@ -264,7 +272,7 @@ fn answer(site: &SnapshotSite, look: &Look, source: &VolumeId) -> Result<CutSnap
 }
 
 async fn refused(site: &SnapshotSite, refusal: SnapshotRefusal) -> CutError {
-    // Without the kinds there is no content either.
+    // If the kinds are not installed, the content does not exist either.
     if refusal == SnapshotRefusal::GivenUp && not_installed(site.cluster()).await {
         return CutError::NotInstalled(site.cluster_name());
     }
@@ -281,12 +289,12 @@ async fn still_waiting(
     awaited: &'static str,
 ) -> CutError {
     let why = match twin {
-        Some(twin) => match said_about(twin) {
+        Some(twin) => match reported_error(twin) {
             None => {
                 let uid = twin.uid().unwrap_or_default();
                 site.cluster().newest_warning(site.namespace(), &uid).await
             }
-            said => said,
+            reported => reported,
         },
         None => None,
     };

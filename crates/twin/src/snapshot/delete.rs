@@ -1,5 +1,5 @@
-//! Deleting a snapshot: its twin, which Kubernetes keeps until its data is gone. Whatever
-//! deletes reads live.
+//! `DeleteSnapshot`: deletes the twin, which Kubernetes keeps until its data is deleted. Everything
+//! that a deletion depends on is read live.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::{
     SnapshotDeleteError,
-    observation::{said_about, user_content},
-    retain::{PolicyBack, give_policy_back, kept, would_be_deleted},
+    observation::{reported_error, user_content},
+    retain::{PolicyRestore, restore_policy, retained_content, would_be_deleted},
     site::SnapshotSite,
 };
 use crate::{
@@ -23,12 +23,12 @@ use crate::{
     volume::{SnapshotId, SnapshotImport, imported_content},
 };
 
-/// The snapshot-controller looks at the deletion policy of a content as it saw it last. If
-/// that is Retain when the twin goes, the content stays, and nobody ever deletes it; if it is
-/// Delete, the data goes.
+/// How long the snapshot-controller may need to see a changed deletion policy. If it still sees Retain
+/// when the twin is deleted, the content stays, and nothing ever deletes it; if it sees Delete, the data
+/// is deleted.
 pub const CONTROLLER_SEES: Duration = Duration::from_secs(1);
 
-/// Deletes the snapshot, or goes on deleting it.
+/// Deletes the snapshot, or continues to.
 pub async fn delete_snapshot(
     home: &Cluster,
     registry: &Registry,
@@ -41,16 +41,16 @@ pub async fn delete_snapshot(
     };
     let deleted = delete_at(&site, deadline).await;
     if let Err(error) = &deleted {
-        tell(&site, events, error).await;
+        warn_user(&site, events, error).await;
     }
     deleted
 }
 
 async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), SnapshotDeleteError> {
     loop {
-        let found = site.snapshots().get(&site.name()).await.map_err(not_taken)?;
+        let found = site.snapshots().get(&site.name()).await.map_err(rejected)?;
         let Some(twin) = found else {
-            return nothing_left_behind(site).await;
+            return check_data_deleted(site).await;
         };
         if let Err(foreign) = site.recognise(&twin) {
             return Err(SnapshotDeleteError::Foreign {
@@ -63,29 +63,29 @@ async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), Snapsho
             if let Some(content) = imported_from(site).await? {
                 return Err(SnapshotDeleteError::Importing { content });
             }
-            match give_policy_back(site, &twin).await.map_err(not_taken)? {
-                PolicyBack::Given => tokio::time::sleep(CONTROLLER_SEES).await,
-                PolicyBack::NoNeed => delete_twin(site, &twin).await.map_err(not_taken)?,
+            match restore_policy(site, &twin).await.map_err(rejected)? {
+                PolicyRestore::Restored => tokio::time::sleep(CONTROLLER_SEES).await,
+                PolicyRestore::Unnecessary => delete_twin(site, &twin).await.map_err(rejected)?,
             }
             if Instant::now() < deadline {
                 continue;
             }
         }
         if !site.changed(Some(&twin), deadline).await {
-            return Err(still_there(site, &twin).await);
+            return Err(still_exists(site, &twin).await);
         }
     }
 }
 
-/// Without its twin, the data of a snapshot may still be there: whoever deleted the twin did not
-/// delete that.
-async fn nothing_left_behind(site: &SnapshotSite) -> Result<(), SnapshotDeleteError> {
+/// Checks that the data is deleted, too, when the twin does not exist: if another client deleted the
+/// twin, the data may be retained.
+async fn check_data_deleted(site: &SnapshotSite) -> Result<(), SnapshotDeleteError> {
     let user = match user_content(site).await? {
         Some(user) => Some(user),
         None => imported(site).await?,
     };
     let Some(user) = user else { return Ok(()) };
-    match kept(site, &user).await.map_err(not_taken)? {
+    match retained_content(site, &user).await.map_err(rejected)? {
         Some(content) if would_be_deleted(&content) => Err(SnapshotDeleteError::LeftBehind {
             twin: site.place(),
             cluster: site.cluster_name(),
@@ -96,10 +96,10 @@ async fn nothing_left_behind(site: &SnapshotSite) -> Result<(), SnapshotDeleteEr
     }
 }
 
-/// The content that a snapshot is being imported from: until that ends, the data is its, too.
+/// The content from which a snapshot is being imported: until that ends, it has the same data.
 async fn imported_from(site: &SnapshotSite) -> Result<Option<String>, ApiError> {
     if site.user_content_name().is_some() {
-        // Made by a request: nothing was imported.
+        // The snapshot was created by a request, not imported.
         return Ok(None);
     }
     let key = site.id().key;
@@ -130,7 +130,7 @@ async fn delete_twin(site: &SnapshotSite, twin: &VolumeSnapshot) -> Result<(), A
     }
 }
 
-fn not_taken(error: ApiError) -> SnapshotDeleteError {
+fn rejected(error: ApiError) -> SnapshotDeleteError {
     if error.is_forbidden() {
         SnapshotDeleteError::NotAccepted(error)
     } else {
@@ -138,18 +138,18 @@ fn not_taken(error: ApiError) -> SnapshotDeleteError {
     }
 }
 
-async fn still_there(site: &SnapshotSite, twin: &VolumeSnapshot) -> SnapshotDeleteError {
+async fn still_exists(site: &SnapshotSite, twin: &VolumeSnapshot) -> SnapshotDeleteError {
     let uid = twin.uid().unwrap_or_default();
     let warning = site.cluster().newest_warning(site.namespace(), &uid).await;
     SnapshotDeleteError::StillWaiting {
         twin: site.place(),
         cluster: site.cluster_name(),
-        why: warning.or_else(|| said_about(twin)),
+        why: warning.or_else(|| reported_error(twin)),
     }
 }
 
-/// csi-snapshotter's own event says that the deletion failed, but not why.
-async fn tell(site: &SnapshotSite, events: &Events, error: &SnapshotDeleteError) {
+/// Emits an event with the reason: csi-snapshotter's own event says that the deletion failed, but not why.
+async fn warn_user(site: &SnapshotSite, events: &Events, error: &SnapshotDeleteError) {
     if let Ok(Some(content)) = user_content(site).await {
         events
             .warn_content(&content, "SnapshotNotDeleted", &error.to_string())

@@ -1,4 +1,4 @@
-//! What can go wrong with a snapshot, one enum per operation.
+//! The errors of the operations on snapshots, one enum per operation.
 
 use crate::{
     cluster::ApiError,
@@ -11,63 +11,53 @@ use crate::{
 /// Why it is not known where the twin of a snapshot is.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotSiteError {
-    /// Its cluster cannot be used right now.
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
-    /// Its namespace has to be looked for, and may be one that is not seen.
+    /// The namespace of the twin has to be searched, and may be one that this driver may not read.
     #[error("{0}")]
     Unknown(String),
-    /// The cluster cannot be asked right now.
     #[error(transparent)]
     Api(#[from] ApiError),
 }
 
-/// Why `CreateSnapshot` has no snapshot to answer with.
+/// Why `CreateSnapshot` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CutError {
-    /// There is no such volume.
     #[error("no volume has the id {0:?}")]
     NoVolume(String),
-    /// The volume is not such that a snapshot could be made of it.
-    #[error("no snapshot can be made of the volume: {0}")]
+    /// The volume cannot have a snapshot in its present state.
+    #[error("cannot create a snapshot of the volume: {0}")]
     Unsuitable(String),
-    /// No class.
     #[error(transparent)]
     Class(#[from] SnapshotClassError),
-    /// The cluster has no snapshots.
+    /// The kinds of snapshots are not installed in the cluster.
     #[error(
         "the cluster {0} has no VolumeSnapshots: install the custom resource definitions and the controller of kubernetes-csi/external-snapshotter there"
     )]
     NotInstalled(String),
-    /// There will be no snapshot.
+    /// The request has failed for this twin.
     #[error("{refusal} (snapshot {twin} in cluster {cluster})")]
     Refused {
-        /// The twin, or whatever has its place, as namespace/name.
+        /// The twin, or the object with its name, as namespace/name.
         twin: String,
-        /// Its cluster.
         cluster: String,
-        /// Why not.
         refusal: SnapshotRefusal,
     },
-    /// The API server does not take the twin, as a matter of principle: nothing was made.
+    /// The API server rejects the twin permanently: nothing was created.
     #[error("{0}")]
     NotAccepted(ApiError),
-    /// It is not known right now where the volume is.
+    /// It is not known where the volume is.
     #[error("{0}")]
     Unreachable(String),
-    /// The cluster cannot be asked right now.
     #[error("{0}")]
     Api(#[from] ApiError),
-    /// It takes longer than the caller has time.
+    /// The deadline has passed.
     #[error("the snapshot {twin} in cluster {cluster} is not {awaited} yet{}", because(.why.as_deref()))]
     StillWaiting {
-        /// The twin, as namespace/name.
         twin: String,
-        /// Its cluster.
         cluster: String,
-        /// What is waited for.
         awaited: &'static str,
-        /// What others say about it.
+        /// What the snapshot controllers report.
         why: Option<String>,
     },
 }
@@ -75,67 +65,60 @@ pub enum CutError {
 /// Why a snapshot is not deleted, or not yet.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotDeleteError {
-    /// It is not known where it is.
-    #[error("it is not known whether the snapshot is gone: {0}")]
+    /// It is not known where the snapshot is.
+    #[error("cannot confirm that the snapshot was deleted: {0}")]
     Site(#[from] SnapshotSiteError),
-    /// Something else is in its place.
+    /// Another object has the name of the twin.
     #[error(
         "its place is taken by an object that is not ours: {foreign} (snapshot {twin} in cluster {cluster})"
     )]
     Foreign {
-        /// What is in its place, as namespace/name.
+        /// The object, as namespace/name.
         twin: String,
-        /// The cluster.
         cluster: String,
-        /// What it is.
         foreign: ForeignSnapshot,
     },
-    /// Its import has not ended: the data is that of another content, too.
+    /// The import of the snapshot has not ended: the content from before the import has the same data.
     #[error(
-        "the snapshot is being imported, and the VolumeSnapshotContent {content} has the same data: run `liqo-csi import snapshot` for it to \
-         its end first"
+        "the snapshot is being imported, and the VolumeSnapshotContent {content} has the same data: complete `liqo-csi import \
+         snapshot` for it first"
     )]
     Importing {
-        /// The content of before the import.
+        /// The content from before the import.
         content: String,
     },
-    /// Somebody else deleted the twin, and its data was kept.
+    /// Another client deleted the twin, and its data was retained.
     #[error(
-        "somebody deleted {twin} in the cluster {cluster}, but its data is kept by the VolumeSnapshotContent {content} there: to discard it, set its deletionPolicy to Delete and delete it there"
+        "another client deleted {twin} in the cluster {cluster}, but its data is kept by the VolumeSnapshotContent {content} there: \
+         to discard it, set its deletionPolicy to Delete and delete it there"
     )]
     LeftBehind {
-        /// The twin that was, as namespace/name.
+        /// The deleted twin, as namespace/name.
         twin: String,
-        /// The cluster.
         cluster: String,
-        /// What keeps the data.
         content: String,
     },
-    /// The API server does not delete it, as a matter of principle.
+    /// The API server does not permit the deletion.
     #[error("{0}")]
     NotAccepted(ApiError),
-    /// The cluster cannot be asked right now.
     #[error("{0}")]
     Api(#[from] ApiError),
-    /// It takes longer than the caller has time.
+    /// The deadline has passed.
     #[error("the snapshot {twin} still exists in cluster {cluster}{}", because(.why.as_deref()))]
     StillWaiting {
-        /// The twin, as namespace/name.
         twin: String,
-        /// Its cluster.
         cluster: String,
-        /// What others say about it.
+        /// What the snapshot controllers report.
         why: Option<String>,
     },
 }
 
-/// Why it is not known what snapshots there are.
+/// Why snapshots cannot be listed or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotReadError {
-    /// It is not known where one is.
+    /// It is not known where a snapshot is.
     #[error(transparent)]
     Site(#[from] SnapshotSiteError),
-    /// The cluster cannot be asked right now.
     #[error(transparent)]
     Api(#[from] ApiError),
 }

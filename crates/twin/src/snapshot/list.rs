@@ -1,5 +1,5 @@
-//! Which snapshots there are, read live. Only those that are cut exist for their users.
-//! csi-snapshotter asks for one by its id, which is read by its name; only people list them all.
+//! Lists snapshots, read live. Users see only those that are cut. csi-snapshotter requests one by its id,
+//! which is read by its name; only users list them all.
 
 use std::collections::HashMap;
 
@@ -12,16 +12,15 @@ use crate::{
     volume::{ClusterId, SnapshotId, SnapshotKey, SnapshotMarks, mark},
 };
 
-/// Which snapshots are asked for.
+/// Which snapshots to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotFilter<'a> {
-    /// All of them.
     All,
-    /// Those of the volume with this id.
+    /// The snapshots of the volume with this id.
     Of(&'a str),
 }
 
-/// The snapshot of this id, if it is cut.
+/// The snapshot with this id, if it is cut.
 pub async fn find_snapshot(
     home: &Cluster,
     registry: &Registry,
@@ -37,8 +36,8 @@ pub async fn find_snapshot(
     }))
 }
 
-/// The snapshots, in the order of their ids. Those of clusters that cannot be asked right now
-/// are left out: they are not gone, but a list that fails would tell nobody anything.
+/// The snapshots, in the order of their ids. Those of unreachable clusters are left out: a partial list
+/// is more useful than an error, although those snapshots still exist.
 pub async fn list_snapshots(
     home: &Cluster,
     registry: &Registry,
@@ -46,7 +45,7 @@ pub async fn list_snapshots(
 ) -> Result<Vec<CutSnapshot>, SnapshotReadError> {
     let ours = mark::snapshot_selector(home.id());
     let twins = match home.stored::<VolumeSnapshot>().list(Some(&ours)).await {
-        // Nobody has installed the kinds of snapshots.
+        // The kinds of snapshots are not installed.
         Err(error) if matches!(error.cause, Cause::NotFound(_)) => Vec::new(),
         other => other?,
     };
@@ -57,7 +56,7 @@ pub async fn list_snapshots(
             match place.list(Some(&ours)).await {
                 Ok(twins) => snapshots.extend(twins.iter().filter_map(|twin| listed(home, &cluster, twin))),
                 Err(error) if matches!(error.cause, Cause::NotFound(_)) => {}
-                Err(error) => tracing::warn!(%error, "snapshots of a remote cluster are missing in a list"),
+                Err(error) => tracing::warn!(%error, "a list lacks the snapshots of a remote cluster"),
             }
         }
     }
@@ -68,8 +67,8 @@ pub async fn list_snapshots(
     Ok(snapshots)
 }
 
-/// The uids of the twins in a cluster that nobody deletes, by the snapshots they hold; of those
-/// that may not be listed there are none.
+/// The uids of the twins in a cluster that are not being deleted, by the key of their snapshot; none from
+/// namespaces that may not be listed.
 pub async fn living_twins(
     home: &Cluster,
     registry: &Registry,
@@ -92,13 +91,15 @@ pub async fn living_twins(
         };
         match place.pick(Some(&ours), None, alive).await {
             Ok(twins) => living.extend(twins),
-            Err(error) => tracing::debug!(%error, "the twins of snapshots are looked at one by one"),
+            Err(error) => {
+                tracing::debug!(%error, "failed to list the twins of snapshots: reading them one by one");
+            }
         }
     }
     living
 }
 
-/// Where the snapshots of a remote cluster are that we may see.
+/// The collections of a remote cluster that may contain our snapshots and that we may read.
 pub(super) fn places(cluster: &Cluster, remote: &Remote) -> Vec<Objects<VolumeSnapshot>> {
     if cluster.rights().all_claims {
         return vec![cluster.all()];

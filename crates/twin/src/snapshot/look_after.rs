@@ -1,12 +1,12 @@
-//! A snapshot that is in use: its data is kept, also where it was made before that could be, and
-//! somebody is told when its twin goes.
+//! Upkeep of a snapshot in use: retains its data, also if the snapshot was created before the driver
+//! could do that, and reports the deletion of its twin.
 
 use kube::ResourceExt;
 
 use super::{
     SnapshotSiteError,
     observation::real_content,
-    retain::{keep, kept, note},
+    retain::{annotate, retain_data, retained_content},
     site::SnapshotSite,
 };
 use crate::{
@@ -15,24 +15,23 @@ use crate::{
     volume::{SnapshotId, mark},
 };
 
-/// How it stands with a snapshot that is in use.
+/// The health of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotHealth {
-    /// It is not in use any more, or not yet.
+    /// The snapshot is not in use, or not yet.
     Unused,
-    /// Its twin, the object with this uid, is there.
-    Well {
-        /// The uid of the twin.
+    /// The twin exists.
+    Healthy {
         twin: String,
-        /// Whether the data survives that somebody deletes the twin.
+        /// Whether the data survives a deletion of the twin.
         is_kept: bool,
     },
-    /// Its twin is gone, or being deleted by somebody else; this says what of the data.
-    Trouble(String),
+    /// The twin is deleted, or being deleted by another client; the text says what happened to the data.
+    Problem(String),
 }
 
-/// Looks after the snapshot of this id, whose user has this content, and notes there how it is.
-pub async fn look_after_snapshot(
+/// Checks and retains the snapshot with this id, and records a problem on the user's content.
+pub async fn check_snapshot(
     home: &Cluster,
     registry: &Registry,
     content: &str,
@@ -50,36 +49,36 @@ pub async fn look_after_snapshot(
         return Ok(SnapshotHealth::Unused);
     };
     let Some(site) = SnapshotSite::of(home, registry, id).await? else {
-        return Ok(SnapshotHealth::Trouble(format!(
-            "nothing in the cluster {} has its id any more",
+        return Ok(SnapshotHealth::Problem(format!(
+            "the snapshot does not exist in the cluster {} any more",
             id.cluster
         )));
     };
     let health = examine(&site, &user).await?;
-    let trouble = match &health {
-        SnapshotHealth::Trouble(what) => Some(what.as_str()),
-        SnapshotHealth::Unused | SnapshotHealth::Well { .. } => None,
+    let problem = match &health {
+        SnapshotHealth::Problem(what) => Some(what.as_str()),
+        SnapshotHealth::Unused | SnapshotHealth::Healthy { .. } => None,
     };
-    note(&site, &user, mark::TWIN_TROUBLE, trouble).await?;
+    annotate(&site, &user, mark::TWIN_TROUBLE, problem).await?;
     Ok(health)
 }
 
 async fn examine(site: &SnapshotSite, user: &VolumeSnapshotContent) -> Result<SnapshotHealth, ApiError> {
     let (place, cluster) = (site.place(), site.cluster_name());
     let found = match site.snapshots().get(&site.name()).await {
-        // As in a namespace that is not offloaded any more.
+        // For example because the namespace is not offloaded any more.
         Err(error) if error.is_forbidden() => {
-            return Ok(SnapshotHealth::Trouble(format!(
-                "it is not known how its twin is: {error}{}",
-                left(site, user).await
+            return Ok(SnapshotHealth::Problem(format!(
+                "the state of its twin is unknown: {error}{}",
+                data_state(site, user).await
             )));
         }
         found => found?,
     };
     let Some(twin) = found.filter(|found| site.recognise(found).is_ok()) else {
-        return Ok(SnapshotHealth::Trouble(format!(
+        return Ok(SnapshotHealth::Problem(format!(
             "its twin {place} in the cluster {cluster} was deleted{}",
-            left(site, user).await
+            data_state(site, user).await
         )));
     };
     let real = if site.keeps_data() {
@@ -87,38 +86,38 @@ async fn examine(site: &SnapshotSite, user: &VolumeSnapshotContent) -> Result<Sn
     } else {
         None
     };
-    // What is being deleted cannot be kept any more.
+    // A content that is being deleted cannot be retained any more.
     let real = real.filter(|real| real.metadata.deletion_timestamp.is_none());
     if let Some(real) = &real {
-        keep(site, Some(user), real).await?;
+        retain_data(site, Some(user), real).await?;
     }
     if twin.metadata.deletion_timestamp.is_none() {
-        return Ok(SnapshotHealth::Well {
+        return Ok(SnapshotHealth::Healthy {
             twin: twin.uid().unwrap_or_default(),
             is_kept: real.is_some(),
         });
     }
     let data = real.map_or_else(
-        || ", and nothing keeps its data".to_owned(),
+        || ", and its data is not retained".to_owned(),
         |real| kept_by(&real.name_any()),
     );
-    Ok(SnapshotHealth::Trouble(format!(
-        "somebody deletes its twin {place} in the cluster {cluster}{data}"
+    Ok(SnapshotHealth::Problem(format!(
+        "another client is deleting its twin {place} in the cluster {cluster}{data}"
     )))
 }
 
-/// What is left of a snapshot whose twin is gone.
-async fn left(site: &SnapshotSite, user: &VolumeSnapshotContent) -> String {
-    match kept(site, user).await {
+/// Whether the data of a snapshot without a twin is retained, as the end of a sentence.
+async fn data_state(site: &SnapshotSite, user: &VolumeSnapshotContent) -> String {
+    match retained_content(site, user).await {
         Ok(Some(real)) => kept_by(&real.name_any()),
-        Ok(None) => ", and nothing there is known to keep its data".to_owned(),
-        Err(error) => format!("; it is not known whether its data is kept: {error}"),
+        Ok(None) => ", and no VolumeSnapshotContent there is known to keep its data".to_owned(),
+        Err(error) => format!("; it is not known whether its data is retained: {error}"),
     }
 }
 
 fn kept_by(content: &str) -> String {
     format!(
-        ". Its data is kept by the VolumeSnapshotContent {content} there: make the twin again from that \
-         (docs/snapshots.md, \"When a twin is deleted\") to use the snapshot"
+        ". Its data is kept by the VolumeSnapshotContent {content} there: to use the snapshot, create the twin again from that \
+         (docs/snapshots.md, \"When a twin is deleted\")"
     )
 }

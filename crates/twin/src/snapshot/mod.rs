@@ -1,6 +1,6 @@
-//! The life of a snapshot's twin: a `VolumeSnapshot` of the volume's twin, beside it, in
-//! whatever cluster that is. It is made, awaited, deleted and listed here; what is decided is
-//! in [`crate::placement`]. As with volumes, nothing is remembered between calls.
+//! The life of a snapshot's twin: a `VolumeSnapshot` of the volume's twin, in its namespace, in
+//! whichever cluster: created, awaited, deleted and listed. The decisions are in
+//! [`crate::placement`]. As with volumes, no state is kept between calls.
 
 mod create;
 mod delete;
@@ -20,36 +20,33 @@ pub use self::{
     delete::delete_snapshot,
     errors::{CutError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
     list::{SnapshotFilter, find_snapshot, list_snapshots, living_twins},
-    look_after::{SnapshotHealth, look_after_snapshot},
+    look_after::{SnapshotHealth, check_snapshot},
     record::source_affinity,
 };
 pub(super) use self::{observation::user_content, site::SnapshotSite};
 use crate::volume::{SnapshotId, SnapshotKey, SnapshotParameters, VolumeId};
 
-/// A snapshot to be made.
+/// A request for a new snapshot.
 #[derive(Clone, Debug)]
 pub struct SnapshotRequest {
-    /// Its key.
     pub key: SnapshotKey,
-    /// Name of the request.
+    /// The name in the `CreateSnapshot` request.
     pub request_name: String,
-    /// The volume it is of.
+    /// The volume of which to take the snapshot.
     pub source: VolumeId,
-    /// How.
     pub parameters: SnapshotParameters,
 }
 
 /// A snapshot that was cut, as the CSI specification calls it: its data is that of one point in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutSnapshot {
-    /// Its id.
     pub id: SnapshotId,
-    /// Id of the volume it is of.
+    /// Id of the volume of which it was taken.
     pub source: String,
-    /// The size that a volume of it has at least; zero if it is not known.
+    /// The minimum size of a volume restored from it; zero if unknown.
     pub bytes: u64,
     /// When it was cut, in seconds and nanoseconds since 1970.
     pub cut_at: (i64, i32),
-    /// Whether volumes can be made of it.
+    /// Whether volumes can be restored from it.
     pub ready: bool,
 }

@@ -1,5 +1,5 @@
-//! What `CreateSnapshot` sees, read live: the twin, and the content that Kubernetes made for
-//! the user's snapshot.
+//! What `CreateSnapshot` observes, read live: the twin, and the content that Kubernetes created for the
+//! user's snapshot.
 
 use kube::ResourceExt;
 
@@ -16,8 +16,8 @@ use crate::{
 /// As `deletionPolicy` spells it.
 pub(super) const RETAIN: &str = "Retain";
 
-/// One look at everything.
-pub(super) struct Look {
+/// The objects of one observation.
+pub(super) struct SnapshotObservation {
     pub(super) facts: SnapshotFacts,
     pub(super) twin: Option<VolumeSnapshot>,
     pub(super) user_content: Option<VolumeSnapshotContent>,
@@ -25,7 +25,7 @@ pub(super) struct Look {
     pub(super) real_content: Option<VolumeSnapshotContent>,
 }
 
-impl Look {
+impl SnapshotObservation {
     pub(super) async fn take(site: &SnapshotSite, request: &SnapshotRequest) -> Result<Self, CutError> {
         let (snapshots, name) = (site.snapshots(), site.name());
         let (twin, user_content) =
@@ -53,7 +53,9 @@ impl Look {
                 content,
                 to_retain: real_content.as_ref().is_some_and(|content| {
                     content.spec.deletion_policy != RETAIN
-                        || user_content.as_ref().is_some_and(|user| !is_noted(user, content))
+                        || user_content
+                            .as_ref()
+                            .is_some_and(|user| !is_recorded(user, content))
                 }),
             },
             twin,
@@ -63,7 +65,7 @@ impl Look {
     }
 }
 
-/// A right that is missing is not there in a minute either; nothing was made without it.
+/// If a right is missing, retrying does not help, and nothing was created.
 fn not_allowed(error: ApiError) -> CutError {
     if error.is_forbidden() {
         CutError::NotAccepted(error)
@@ -72,7 +74,7 @@ fn not_allowed(error: ApiError) -> CutError {
     }
 }
 
-/// The content that Kubernetes made for the user's snapshot, if the request is of one.
+/// The content that Kubernetes created for the user's snapshot, if the request is for one.
 pub(crate) async fn user_content(site: &SnapshotSite) -> Result<Option<VolumeSnapshotContent>, ApiError> {
     match site.user_content_name() {
         Some(name) => site.home().all::<VolumeSnapshotContent>().get(&name).await,
@@ -94,8 +96,8 @@ fn content_fact(site: &SnapshotSite, content: Option<&VolumeSnapshotContent>) ->
     }
 }
 
-/// The content of a twin, if it has one that names it. One that may not be read is none: whether
-/// it is retained is then up to its own class.
+/// The content of a twin, if it refers back to the twin. A content that may not be read counts as absent:
+/// whether it is retained then depends on its own class.
 pub(super) async fn real_content(
     site: &SnapshotSite,
     twin: &VolumeSnapshot,
@@ -121,12 +123,12 @@ pub(super) fn is_cut(twin: &VolumeSnapshot) -> bool {
         .is_some_and(|status| status.creation_time.is_some())
 }
 
-/// Whether the content of a user's snapshot says which content keeps the data.
-fn is_noted(user: &VolumeSnapshotContent, content: &VolumeSnapshotContent) -> bool {
+/// Whether the content of a user's snapshot records which content keeps the data.
+fn is_recorded(user: &VolumeSnapshotContent, content: &VolumeSnapshotContent) -> bool {
     user.annotations().get(mark::REAL_CONTENT) == content.metadata.name.as_ref()
 }
 
-/// The snapshot as it is answered for; `None` if it is not cut.
+/// The snapshot as the caller gets it; `None` if it is not cut.
 pub(super) fn cut(id: SnapshotId, marks: SnapshotMarks, twin: &VolumeSnapshot) -> Option<CutSnapshot> {
     let status = twin.status.as_ref()?;
     let cut_at = status.creation_time.as_ref()?.0;
@@ -143,7 +145,7 @@ pub(super) fn cut(id: SnapshotId, marks: SnapshotMarks, twin: &VolumeSnapshot) -
     })
 }
 
-/// What the controllers of snapshots say about a twin.
-pub(super) fn said_about(twin: &VolumeSnapshot) -> Option<String> {
+/// The error that the snapshot controllers report in the status of a twin.
+pub(super) fn reported_error(twin: &VolumeSnapshot) -> Option<String> {
     twin.status.as_ref()?.error.as_ref()?.message.clone()
 }

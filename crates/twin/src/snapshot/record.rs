@@ -1,5 +1,5 @@
-//! The twin of a snapshot as an object: everything this driver will ever know about the
-//! snapshot is written on it in its first version.
+//! Builds the twin of a snapshot as an object: its first version already records all that this driver
+//! needs to know about the snapshot.
 
 use k8s_openapi::api::core::v1::{NodeSelector as KubeSelector, PersistentVolume};
 use kube::ResourceExt;
@@ -14,8 +14,7 @@ use crate::{
     volume::{SnapshotMarks, mark},
 };
 
-/// The twin to create: a snapshot of the claim of this name, whose PV is `volume`, if that
-/// may be read.
+/// The twin to create: a snapshot of the claim of this name, whose PV is `volume` if that may be read.
 pub(super) fn twin(
     site: &SnapshotSite,
     request: &SnapshotRequest,
@@ -46,7 +45,7 @@ pub(super) fn twin(
     twin
 }
 
-/// From where the volume could be reached that a twin is a snapshot of, if that is on it.
+/// From where the source volume of a twin was accessible, if the twin records it.
 #[must_use]
 pub fn source_affinity(twin: &VolumeSnapshot) -> Option<NodeSelector> {
     let text = twin.annotations().get(mark::SOURCE_AFFINITY)?;
@@ -54,8 +53,8 @@ pub fn source_affinity(twin: &VolumeSnapshot) -> Option<NodeSelector> {
     Some(facts::node_selector(&read))
 }
 
-/// From where the volume could be reached. When it is gone, nothing else says where its
-/// snapshot may be restored.
+/// From where the volume is accessible. After the volume is deleted, only this shows where its snapshot
+/// can be restored.
 fn affinity(volume: &PersistentVolume) -> Option<(String, String)> {
     let required = volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?;
     let text = serde_json::to_string(required).ok()?;

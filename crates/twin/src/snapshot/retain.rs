@@ -1,7 +1,7 @@
-//! The real data of a snapshot is retained as long as the snapshot is in use: Kubernetes deletes
-//! it as soon as somebody begins to delete the twin, as whoever deletes its namespace does, and
-//! no finalizer of the twin holds that up. The policy that the content of the twin had is given
-//! back when the snapshot is to be deleted. Until then the user's content says where the data is.
+//! Retains the real data of a snapshot as long as the snapshot is in use: Kubernetes deletes the data as
+//! soon as a client begins to delete the twin, for example with its namespace, and no finalizer of the
+//! twin delays that. When the user's snapshot is deleted, the policy of the twin's content is restored.
+//! Until then the user's content records which content has the data.
 
 use kube::ResourceExt;
 use serde_json::json;
@@ -20,17 +20,16 @@ use crate::{
     volume::mark,
 };
 
-/// Sees to it that the data of a twin stays, whoever deletes the twin; false if somebody has
-/// changed its content meanwhile, which has to be read again. `user` is the content of the user's
-/// snapshot, if there is one.
-pub(super) async fn keep(
+/// Retains the data of a twin, so that it survives a deletion of the twin; false if its content has
+/// changed since it was read. `user` is the content of the user's snapshot, if it exists.
+pub(super) async fn retain_data(
     site: &SnapshotSite,
     user: Option<&VolumeSnapshotContent>,
     content: &VolumeSnapshotContent,
 ) -> Result<bool, ApiError> {
     let noted = async {
         match user {
-            Some(user) => note(site, user, mark::REAL_CONTENT, Some(&content.name_any())).await,
+            Some(user) => annotate(site, user, mark::REAL_CONTENT, Some(&content.name_any())).await,
             None => Ok(()),
         }
     };
@@ -44,8 +43,8 @@ pub(super) async fn keep(
     Ok(retained)
 }
 
-/// Notes something on the content of a user's snapshot, unless it is noted there.
-pub(super) async fn note(
+/// Sets an annotation on the content of a user's snapshot, unless it has that value.
+pub(super) async fn annotate(
     site: &SnapshotSite,
     user: &VolumeSnapshotContent,
     key: &str,
@@ -60,7 +59,7 @@ pub(super) async fn note(
     unless_conflict(crash::around(Step::SnapshotNote, noted).await).map(drop)
 }
 
-/// Sets the policy to Retain, and notes what it was; false if the content has changed meanwhile.
+/// Sets the policy to Retain, and records the old one; false if the content has changed since it was read.
 async fn retain(site: &SnapshotSite, content: &VolumeSnapshotContent) -> Result<bool, ApiError> {
     let patch = json!({
         "metadata": {
@@ -78,25 +77,25 @@ async fn retain(site: &SnapshotSite, content: &VolumeSnapshotContent) -> Result<
     Ok(unless_conflict(changed)?.is_some())
 }
 
-/// Whether a policy was given back.
+/// Whether a policy was restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PolicyBack {
-    /// None was replaced.
-    NoNeed,
-    /// It was, or somebody else has changed the content: it has to be looked at again.
-    Given,
+pub(super) enum PolicyRestore {
+    /// No policy had been replaced.
+    Unnecessary,
+    /// The policy was restored, or another client has changed the content: it has to be read again.
+    Restored,
 }
 
-/// Gives the content of a twin the policy back that was replaced, if one was.
-pub(super) async fn give_policy_back(
+/// Restores the policy of a twin's content, if it was replaced.
+pub(super) async fn restore_policy(
     site: &SnapshotSite,
     twin: &VolumeSnapshot,
-) -> Result<PolicyBack, ApiError> {
+) -> Result<PolicyRestore, ApiError> {
     let Some(content) = real_content(site, twin).await? else {
-        return Ok(PolicyBack::NoNeed);
+        return Ok(PolicyRestore::Unnecessary);
     };
     let Some(before) = content.annotations().get(mark::DELETION_POLICY_BEFORE) else {
-        return Ok(PolicyBack::NoNeed);
+        return Ok(PolicyRestore::Unnecessary);
     };
     let patch = json!({
         "metadata": {
@@ -108,12 +107,11 @@ pub(super) async fn give_policy_back(
     });
     let (contents, name) = (site.contents(), content.name_any());
     let changed = crash::around(Step::SnapshotPolicyBack, contents.merge(&name, &patch)).await;
-    unless_conflict(changed).map(|_| PolicyBack::Given)
+    unless_conflict(changed).map(|_| PolicyRestore::Restored)
 }
 
-/// The content that keeps the data of a twin which is gone, as the content of the user's snapshot
-/// has it on record.
-pub(super) async fn kept(
+/// The content that keeps the data of a deleted twin, as the content of the user's snapshot records it.
+pub(super) async fn retained_content(
     site: &SnapshotSite,
     user: &VolumeSnapshotContent,
 ) -> Result<Option<VolumeSnapshotContent>, ApiError> {
@@ -129,7 +127,7 @@ pub(super) async fn kept(
     }))
 }
 
-/// Whether it is only because of this driver that the data of a content is still there.
+/// Whether the data of a content would be deleted without this driver's Retain.
 pub(super) fn would_be_deleted(content: &VolumeSnapshotContent) -> bool {
     content.spec.deletion_policy != RETAIN || content.annotations().contains_key(mark::DELETION_POLICY_BEFORE)
 }

@@ -1,5 +1,5 @@
-//! Where the twin of a snapshot is: beside the twin of its volume, since snapshots do not
-//! leave their namespace. How long something there is waited for is said here, too.
+//! Where the twin of a snapshot is: in the namespace of its volume's twin, since a snapshot is always of
+//! a claim in its own namespace. Also waits for changes there.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{
     SnapshotSiteError,
     list::places,
-    observation::{is_cut, said_about},
+    observation::{is_cut, reported_error},
 };
 use crate::{
     Site,
@@ -25,26 +25,25 @@ use crate::{
     volume::{ForeignSnapshot, SnapshotId, SnapshotKey, SnapshotMarks, SnapshotPlace, mark},
 };
 
-/// The longest time without a look of one's own.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// Between looks where nothing can be watched.
+/// The longest time between two reads.
+const RECHECK: Duration = Duration::from_secs(5);
+/// Time between reads where a watch is not possible.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Where the twin of a snapshot is.
 #[derive(Clone)]
 pub(crate) struct SnapshotSite {
     home: Cluster,
     cluster: Cluster,
     is_home: bool,
-    /// Whether data there is to survive that somebody else deletes its twin.
+    /// Whether the data has to survive a deletion of the twin by another client.
     protect: bool,
     namespace: String,
     key: SnapshotKey,
 }
 
 impl SnapshotSite {
-    /// Beside the twin of a volume.
-    pub(super) fn beside(site: &Site, key: SnapshotKey) -> Self {
+    /// The site of a snapshot: the namespace of the volume's twin.
+    pub(super) fn of_source(site: &Site, key: SnapshotKey) -> Self {
         Self {
             home: site.home().clone(),
             cluster: site.cluster().clone(),
@@ -55,7 +54,7 @@ impl SnapshotSite {
         }
     }
 
-    /// Where an id leads; `None` if the snapshot is seen to be nowhere.
+    /// The site that an id names; `None` if the snapshot exists nowhere.
     pub(crate) async fn of(
         home: &Cluster,
         registry: &Registry,
@@ -70,7 +69,7 @@ impl SnapshotSite {
             key: id.key.clone(),
         };
         if id.cluster == *home.id() {
-            // No other place of this cluster is in any id of ours.
+            // This driver's ids name no other place in the home cluster.
             let is_there = id.place == SnapshotPlace::Home;
             return Ok(is_there.then(|| at(home, None, home.storage_namespace().to_owned())));
         }
@@ -96,28 +95,27 @@ impl SnapshotSite {
         &self.home
     }
 
-    /// Whether its data is kept if somebody else deletes the twin: Kubernetes deletes it at once
-    /// then, and no finalizer of the twin holds it up, so it is retained as long as it is there.
+    /// Whether the data is retained while the snapshot exists: if another client deletes the twin,
+    /// Kubernetes deletes the data at once, and no finalizer of the twin delays that.
     pub(super) fn keeps_data(&self) -> bool {
         self.protect && self.cluster.rights().snapshot_contents
     }
 
-    /// Name of its cluster, for people.
+    /// Name of its cluster, for messages.
     pub(crate) fn cluster_name(&self) -> String {
         self.cluster.id().to_string()
     }
 
-    /// Name of the twin.
     pub(crate) fn name(&self) -> String {
         self.key.twin()
     }
 
-    /// Name of the content that Kubernetes made for the user's snapshot.
+    /// Name of the content that Kubernetes created for the user's snapshot.
     pub(crate) fn user_content_name(&self) -> Option<String> {
         self.key.content()
     }
 
-    /// Namespace and name of the twin, for people.
+    /// Namespace and name of the twin, for messages.
     pub(crate) fn place(&self) -> String {
         format!("{}/{}", self.namespace, self.name())
     }
@@ -127,37 +125,35 @@ impl SnapshotSite {
         SnapshotId::new(self.cluster.id().clone(), namespace, self.key.clone())
     }
 
-    /// The snapshots of its namespace.
     pub(crate) fn snapshots(&self) -> Objects<VolumeSnapshot> {
         self.cluster.within(&self.namespace)
     }
 
-    /// The contents of its cluster.
     pub(crate) fn contents(&self) -> Objects<VolumeSnapshotContent> {
         self.cluster.all()
     }
 
-    /// The marks of what is there, if it is the twin.
+    /// The marks of an object, if it is the twin.
     pub(crate) fn recognise(&self, found: &VolumeSnapshot) -> Result<SnapshotMarks, ForeignSnapshot> {
         SnapshotMarks::recognise(self.home.id(), &self.key, found.labels(), found.annotations())
     }
 
-    /// Waits until the twin is gone, or another one than was `seen` where that matters; false when
-    /// time is up. It is only a hint: whoever is woken reads for himself. The watch begins at what
-    /// was seen, without a list: of a kind that seldom changes the API server lists only once its
-    /// cache is known to be current, which takes a tenth of a second.
+    /// Waits until the twin is deleted or differs from `seen` in a relevant way; false when the deadline
+    /// has passed. The watch is only a hint: the caller reads the twin again. It starts at the version
+    /// that was seen, without a list: for a kind that seldom changes the API server answers a list only
+    /// once its cache is known to be current, which takes a tenth of a second.
     pub(super) async fn changed(&self, seen: Option<&VolumeSnapshot>, deadline: Instant) -> bool {
-        let look_again = deadline.min(Instant::now() + LOOK_AGAIN);
-        let told = tokio::time::timeout_at(look_again, self.is_told(seen));
-        if let Ok(false) = told.await {
-            // It may not be watched, or not now.
-            tokio::time::sleep_until(look_again.min(Instant::now() + PAUSE)).await;
+        let recheck = deadline.min(Instant::now() + RECHECK);
+        let changed = tokio::time::timeout_at(recheck, self.watch_change(seen));
+        if let Ok(false) = changed.await {
+            // The twin cannot be watched, or not now.
+            tokio::time::sleep_until(recheck.min(Instant::now() + PAUSE)).await;
         }
         Instant::now() < deadline
     }
 
-    /// Whether a watch says that the twin is gone or has changed; false when the watch has ended.
-    async fn is_told(&self, seen: Option<&VolumeSnapshot>) -> bool {
+    /// Whether a watch reports that the twin is deleted or has changed; false when the watch has ended.
+    async fn watch_change(&self, seen: Option<&VolumeSnapshot>) -> bool {
         let Some((seen, version)) = seen.and_then(|seen| Some((seen, seen.resource_version()?))) else {
             return false;
         };
@@ -171,7 +167,7 @@ impl SnapshotSite {
         while let Some(Ok(event)) = events.next().await {
             match event {
                 WatchEvent::Added(Lean(now)) | WatchEvent::Modified(Lean(now)) => {
-                    if is_other(seen, &now) {
+                    if differs(seen, &now) {
                         return true;
                     }
                 }
@@ -184,17 +180,17 @@ impl SnapshotSite {
     }
 }
 
-/// Whether a twin has changed in what a call waits for, or is told when it has waited in vain.
-fn is_other(seen: &VolumeSnapshot, now: &VolumeSnapshot) -> bool {
+/// Whether a twin has changed in what a call waits for, or reports when the deadline has passed.
+fn differs(seen: &VolumeSnapshot, now: &VolumeSnapshot) -> bool {
     let state = |twin: &VolumeSnapshot| {
         let deleting = twin.metadata.deletion_timestamp.is_some();
-        (deleting, is_cut(twin), said_about(twin))
+        (deleting, is_cut(twin), reported_error(twin))
     };
     state(seen) != state(now)
 }
 
-/// The namespace whose name is too long for an id. Where it is offloaded no more, it is looked
-/// for among the snapshots that are there: nothing else has its name.
+/// The namespace whose name is too long for an id. If it is not offloaded any more, it is looked up among
+/// the existing snapshots: only those record its name.
 async fn hashed(
     home: &Cluster,
     remote: &Arc<Remote>,
@@ -216,7 +212,7 @@ async fn hashed(
         return Ok(None);
     }
     Err(SnapshotSiteError::Unknown(format!(
-        "the id {id} names its namespace in the cluster {} by a hash, and none of those that are offloaded now has it",
+        "the id {id} names its namespace in the cluster {} by a hash, and no namespace that is offloaded now has that hash",
         cluster.id()
     )))
 }

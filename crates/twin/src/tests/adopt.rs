@@ -1,4 +1,4 @@
-//! A volume that is an existing PV: whom it is given to, and that it is never offered to others.
+//! Adopting an existing PV: which claim gets it, and that it never becomes available to other claims.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ const OLD: &str = "/api/v1/persistentvolumes/old";
 
 const RECORD: &str = r#"{"version":1,"class":"liqo","policy":"Delete","claim":{"namespace":"shop","namespaceUid":"n","name":"data","uid":"u0","spec":{}}}"#;
 
-/// A claim that asks for a PV of an earlier claim of its name, which permits that.
+/// A claim that requests the PV of an earlier claim of its name, which permits that.
 async fn adopting(real: Real) -> World {
     let world = World::new(real).await;
     world
@@ -137,7 +137,7 @@ async fn it_names_its_twin_whatever_becomes_of_the_claim() {
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::Refused { .. }), "{error}");
     assert_eq!(world.twin(), None);
-    // Cleared, it would be anybody's.
+    // Without a claimRef, any claim could be bound to it.
     assert_eq!(held(&world)["name"], UID);
     let world = world.impatient();
     let _whatever_it_says = world.delete().await;

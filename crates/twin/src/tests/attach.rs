@@ -1,4 +1,4 @@
-//! Attaching a volume to a node, and taking it off again.
+//! Attaching a volume to a node, and detaching it.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ async fn publishing_attaches_under_a_name_of_our_own() {
         .unwrap();
 }
 
-/// A watch may lag, be cut, or have only just begun.
+/// A watch may lag, be interrupted, or have only just begun.
 #[tokio::test]
 async fn an_attachment_that_no_watch_shows_is_taken_off_all_the_same() {
     for twin_is_there in [true, false] {
@@ -65,8 +65,8 @@ async fn an_attachment_that_no_watch_shows_is_taken_off_all_the_same() {
     }
 }
 
-/// An attachment left from before may be about to be cleaned up: answering for it needs
-/// a new version of it.
+/// The cleanup may be about to delete an older attachment: publishing with it requires a new version of
+/// it.
 #[tokio::test]
 async fn an_attachment_that_was_there_before_is_confirmed() {
     let world = World::new(Real::Works).await;

@@ -1,4 +1,4 @@
-//! Attributes classes: at creation, and changed while the volume lives.
+//! The `VolumeAttributesClass` of a volume: at creation, and changed later.
 
 use serde_json::json;
 
@@ -33,7 +33,7 @@ impl World {
         self.twin().unwrap()["spec"]["volumeAttributesClassName"].clone()
     }
 
-    /// Has the resizer of the real driver say this once the twin asks for the class.
+    /// Has the resizer of the real driver write this status once the twin requests the class.
     fn modifier(&self, class: &'static str, status: Value) {
         let api = Arc::clone(&self.api);
         tokio::spawn(async move {
@@ -139,21 +139,21 @@ async fn whoever_waits_for_a_change_is_woken_by_it() {
             .api
             .until(|store| store.get(&twin_path()).is_some_and(|twin| asked(&twin)))
             .await;
-        // By then it most likely waits.
+        // By then the call most likely waits.
         let a_while = || std::thread::sleep(Duration::from_millis(200));
         tokio::task::spawn_blocking(a_while).await.unwrap();
         world
             .api
             .change(&twin_path(), |twin| merge(&mut twin["status"], &given("gold")));
     };
-    // On a clock that stands still nobody looks by himself.
+    // With a stopped clock the call is woken only by the watch.
     let clock = StoppedClock::new();
     let (modified, ()) = tokio::join!(world.modify("gold"), change);
     modified.unwrap();
     assert!(clock.stands_still(), "it looked by itself");
 }
 
-/// With another code than that of an unknown class csi-resizer would not say Infeasible.
+/// With another code than that of an unknown class, csi-resizer would not report Infeasible.
 #[tokio::test]
 async fn a_class_that_the_api_server_does_not_take_is_left_for_another_one() {
     let world = world().await;
@@ -167,7 +167,7 @@ async fn a_class_that_the_api_server_does_not_take_is_left_for_another_one() {
     assert!(refused.to_string().contains("exceeded quota"), "{refused}");
 }
 
-/// There is no way back to no class, and nobody would ever make the change.
+/// The request could not be withdrawn, and no controller would ever make the change.
 #[tokio::test]
 async fn a_volume_of_no_driver_is_given_no_class() {
     let world = world().await;
@@ -192,7 +192,7 @@ async fn a_change_that_takes_long_goes_on_with_the_next_call() {
     let waiting = world.modify("gold").await.unwrap_err();
     assert!(matches!(waiting, ChangeError::StillWaiting { .. }), "{waiting}");
     let world = world.patient();
-    // The user wants another class meanwhile.
+    // The user has requested another class in the meantime.
     world.modifier("silver", given("silver"));
     world.modify("silver").await.unwrap();
 }

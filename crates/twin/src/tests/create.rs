@@ -1,4 +1,4 @@
-//! Making a volume: where it is made, what is refused, and what is never done twice.
+//! Creating a volume: where it is created, what is refused, and what is never done twice.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     volume::{RealSource, mark},
 };
 
-/// Where the stand-in's volumes are: the real affinity and our cluster.
+/// Where the volumes of the fake controllers are: their affinity and the home cluster.
 fn here(node: &str) -> Segments {
     Segments::of_cluster(&"home".parse().unwrap()).with("kubernetes.io/hostname", node)
 }
@@ -38,7 +38,7 @@ async fn a_volume_is_made_where_its_consumer_is() {
     assert_eq!(
         annotations["nfs.io/storage-path"],
         Value::Null,
-        "nobody listed it"
+        "it is not among the carried annotations"
     );
     assert_eq!(annotations[mark::CLAIM_UID], UID);
     assert_eq!(annotations[mark::HANDED_OVER], "true");
@@ -75,7 +75,7 @@ async fn time_running_out_is_not_final_and_says_why() {
         "lastTimestamp": "2026-01-01T00:00:00Z",
     });
     world.api.put("/api/v1/namespaces/liqo-storage/events/e", event);
-    // This replica has just listed what there was to say.
+    // A new replica starts with a list of all events.
     world.home = world.api.cluster().await;
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::StillWaiting { .. }), "{error}");
@@ -84,7 +84,7 @@ async fn time_running_out_is_not_final_and_says_why() {
         "{error}"
     );
 
-    // Whoever comes later finds it and goes on.
+    // A later call finds the twin and continues.
     tokio::spawn(controllers(Arc::clone(&world.api), Real::Works));
     world.patient().create().await.unwrap();
 }
@@ -161,7 +161,7 @@ async fn another_node_means_another_twin() {
     world.request.requisite = vec![Segments::of_node(world.home.id(), "n2")];
     let world = world.patient();
     tokio::spawn(controllers(Arc::clone(&world.api), Real::Works));
-    // The stand-in may have bound the first twin on n1 meanwhile; both ways lead to n2 or say so.
+    // The fake controllers may have bound the first twin on n1 already; both ways lead to n2 or fail.
     match world.create().await {
         Ok(made) => assert_eq!(made.topology, [here("n2")]),
         Err(error) => assert!(matches!(error, CreateError::Elsewhere(_)), "{error}"),
@@ -293,7 +293,7 @@ async fn a_request_without_a_claim_gets_a_node_of_our_choice() {
     assert_eq!(made.topology, [Segments::of_cluster(world.home.id())]);
 }
 
-/// A world whose class is Immediate: the claim has no node.
+/// A world whose class is Immediate: the claim has no selected node.
 async fn immediate(real: Real, places: &[&str]) -> World {
     let mut world = World::new(real).await;
     let node = json!({"metadata": {"labels": {
@@ -320,7 +320,7 @@ async fn immediate(real: Real, places: &[&str]) -> World {
 
 #[tokio::test]
 async fn an_immediate_class_keeps_to_its_allowed_topologies() {
-    // Were it for the lot alone, some volumes would be elsewhere.
+    // If only the hash decided, some volumes would be elsewhere.
     for n in 0..8 {
         for real in ["real", "instant"] {
             let mut world = immediate(Real::Works, &["n2", "n3"]).await;
@@ -336,7 +336,7 @@ async fn an_immediate_class_keeps_to_its_allowed_topologies() {
                 made.topology == [here("n2")] || made.topology == [here("n3")],
                 "{made:?}"
             );
-            // Whatever is preferred comes first.
+            // A preferred node comes first.
             let mut world = immediate(Real::Works, &["n2", "n3"]).await;
             world.request.spec.parameters.real_class = Some(real.into());
             world.request.preferred = vec![Segments::of_node(world.home.id(), "n3")];
@@ -374,7 +374,7 @@ async fn where_every_node_is_allowed_the_real_class_chooses() {
     let annotations = &world.twin().unwrap()["metadata"]["annotations"];
     assert_eq!(annotations["volume.kubernetes.io/selected-node"], Value::Null);
 
-    // Never a node that stands for another cluster.
+    // Never a node that represents another cluster.
     let world = immediate(Real::Works, &[]).await;
     world.api.remove("/apis/storage.k8s.io/v1/csidrivers/real.test");
     let made = world.create().await.unwrap();
@@ -385,7 +385,7 @@ async fn where_every_node_is_allowed_the_real_class_chooses() {
 async fn what_is_made_outside_of_it_is_withdrawn() {
     let world = immediate(Real::Idle, &["n2", "n3"]).await.impatient();
     world.create().await.unwrap_err();
-    // The real driver has its own mind.
+    // The real driver may select another node.
     world.api.change(&twin_path(), |twin| {
         twin["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = json!("n1");
     });

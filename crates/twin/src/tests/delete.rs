@@ -1,4 +1,4 @@
-//! Deleting a volume: its data first, and never while somebody uses it.
+//! Deleting a volume: its data first, and never while its claim exists.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::{cluster::testing::StoppedClock, placement::DeleteRefusal};
 
 impl World {
-    /// Deletes the volume, with time until this has come about.
+    /// Deletes the volume; the deadline passes when `done` is true.
     async fn delete_until(&self, done: impl Future<Output = ()>) -> Result<(), DeleteError> {
         let time_is_up = async {
             done.await;
@@ -16,7 +16,7 @@ impl World {
         tokio::join!(self.delete(), time_is_up).0
     }
 
-    /// Waits until the driver has seen that the twin is gone.
+    /// Waits until the view shows that the twin is deleted.
     async fn twin_is_seen_gone(&self) {
         let twins = self.home.twins_in("liqo-storage");
         let mut changes = twins.subscribe(UID);
@@ -31,7 +31,7 @@ async fn deleted_means_that_the_real_volume_is_gone() {
     let world = World::new(Real::Works).await;
     let made = world.create().await.unwrap();
     let volume = format!("{VOLUMES}/{}", made.context[TWIN_VOLUME]);
-    // The real driver fails to delete: the stand-in leaves PVs in phase Released alone.
+    // The real driver fails to delete: the fake controllers do not change PVs in phase Released.
     world.api.change(&volume, |volume| {
         volume["status"] = json!({"phase": "Released", "message": "disk is busy"});
     });
@@ -62,7 +62,7 @@ async fn an_attached_volume_is_not_deleted() {
     assert!(world.twin().is_some());
 }
 
-/// The claim was deleted right after its user no longer wanted the data to stay.
+/// The claim was deleted right after its user changed the reclaim policy back to Delete.
 #[tokio::test]
 async fn what_this_driver_retained_is_deleted_all_the_same() {
     let world = World::new(Real::Works).await;
@@ -89,7 +89,7 @@ async fn what_this_driver_retained_is_deleted_all_the_same() {
     };
     assert_eq!(policy(), Some("Retain".into()));
     let world = world.impatient();
-    // The stand-in leaves a PV in phase Released alone.
+    // The fake controllers do not change a PV in phase Released.
     let given_back = world
         .api
         .until(|store| store.get(&real).unwrap()["spec"]["persistentVolumeReclaimPolicy"] == "Delete");
@@ -102,12 +102,12 @@ async fn what_this_driver_retained_is_deleted_all_the_same() {
     world.delete().await.unwrap();
 }
 
-/// csi-provisioner asks as soon as it sees Released and Delete, also when a PV is just
-/// given its claim back.
+/// csi-provisioner calls as soon as it sees Released and Delete, also when a user is just restoring the
+/// claimRef of a PV.
 #[tokio::test]
 async fn the_volume_of_a_claim_that_exists_is_not_deleted() {
     let virtual_volume = format!("{VOLUMES}/pvc-{UID}");
-    // As it is named while the claim is taken from it, and when it is given back.
+    // The claimRef while it is changed, and after it is restored.
     for uid in ["another", UID] {
         let world = World::new(Real::Works).await;
         let made = world.create().await.unwrap();

@@ -1,4 +1,4 @@
-//! Growing a volume, beside a stand-in for the resizer of the real driver.
+//! Expanding a volume, with a fake of the real driver's resizer.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ use crate::{
 
 const REAL_CLASS: &str = "/apis/storage.k8s.io/v1/storageclasses/real";
 
-/// A volume of one GiB whose real class lets it grow.
+/// A volume of one GiB whose real class allows expansion.
 async fn world() -> World {
     let world = World::new(Real::Works).await;
     world
@@ -47,7 +47,7 @@ impl World {
             .to_owned()
     }
 
-    /// Has the resizer of the real driver say this whenever the twin asks for `gib`.
+    /// Has the resizer of the real driver write this status whenever the twin requests `gib`.
     fn resizer(&self, gib: i64, status: Value) {
         let api = Arc::clone(&self.api);
         let asked = format!("{gib}Gi");
@@ -64,7 +64,7 @@ impl World {
         });
     }
 
-    /// The PV of the twin is so large now.
+    /// Sets the capacity of the twin's PV.
     fn real_is(&self, gib: i64) {
         let name = self.twin().unwrap()["spec"]["volumeName"]
             .as_str()
@@ -75,7 +75,7 @@ impl World {
         });
     }
 
-    /// The claim, and its PV, have grown to this.
+    /// Sets the capacity of the claim and its PV.
     fn claim_has(&self, gib: u64) {
         let size = json!({"storage": format!("{gib}Gi")});
         self.api.change(&format!("{VOLUMES}/pvc-{UID}"), |volume| {
@@ -121,7 +121,7 @@ fn failed(stage: &str, words: &str) -> Value {
 #[tokio::test]
 async fn a_volume_is_as_large_as_its_real_driver_made_it() {
     let world = world().await;
-    // Real drivers round.
+    // Real drivers round up.
     world.real_is(4);
     world.resizer(3, json!({"capacity": {"storage": "3Gi"}}));
     let expanded = world.expand(3).await.unwrap();
@@ -133,7 +133,7 @@ async fn a_volume_is_as_large_as_its_real_driver_made_it() {
     assert_eq!(world.api.writes(), writes, "nothing is asked for twice");
 }
 
-/// The target of a move is made once, as large as the claim was then.
+/// The target of a move is created once, with the size that the claim had then.
 #[tokio::test]
 async fn a_claim_that_is_being_moved_grows_when_the_move_has_ended() {
     const THE_MOVE: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/m";
@@ -146,14 +146,14 @@ async fn a_claim_that_is_being_moved_grows_when_the_move_has_ended() {
     let error = world.expand(2).await.unwrap_err();
     assert!(error.to_string().contains("is being moved"), "{error}");
     assert_eq!(world.requested(), "1Gi");
-    // What had begun before the lock goes on.
+    // An expansion that began before the lock continues.
     world.api.change(&twin_path(), |twin| {
         twin["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
     });
     world.resizer(2, json!({"capacity": {"storage": "2Gi"}}));
     world.real_is(2);
     world.expand(2).await.unwrap();
-    // A lock of a move that is gone does not count.
+    // The lock of a deleted move does not count.
     world.api.remove(THE_MOVE);
     world.resizer(3, json!({"capacity": {"storage": "3Gi"}}));
     world.real_is(3);
@@ -167,7 +167,7 @@ async fn a_twin_that_no_pod_mounts_grows_again_and_again() {
     world.real_is(2);
     let expanded = world.expand(2).await.unwrap();
     assert_eq!((expanded.bytes, expanded.on_node), (2 << 30, true));
-    // csi-resizer asks again before the node has grown anything.
+    // csi-resizer calls again before the node has expanded the file system.
     assert!(world.expand(2).await.unwrap().on_node);
 
     world.claim_says(&json!({"capacity": {"storage": "2Gi"}}));
@@ -179,7 +179,7 @@ async fn a_twin_that_no_pod_mounts_grows_again_and_again() {
     assert_eq!(status["capacity"]["storage"], "2Gi");
 }
 
-/// Nothing is under way then, and csi-resizer is to hear what is missing, not to wait.
+/// No expansion is in progress then, and csi-resizer must get the missing right as an error.
 #[tokio::test]
 async fn a_right_that_ends_an_expansion_and_is_missing_is_named() {
     let world = world().await;

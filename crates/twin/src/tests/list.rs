@@ -1,4 +1,4 @@
-//! Which volumes are listed, and found one by one.
+//! Listing volumes, and finding single ones.
 
 use super::*;
 

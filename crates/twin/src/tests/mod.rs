@@ -1,5 +1,5 @@
-//! Twins against a fake API server, with a stand-in for the controllers that a
-//! real cluster has. Here is the world that the tests of every operation share.
+//! Twins against a fake API server, with fakes of the controllers of a real cluster. The fixture that the
+//! tests of all operations share is here.
 
 mod adopt;
 mod attach;
@@ -39,10 +39,10 @@ const TWINS: &str = "/api/v1/namespaces/liqo-storage/persistentvolumeclaims";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
-/// For what must come about, on a busy machine too.
+/// The deadline for what must happen, even on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-/// For what is waited for in vain. That a deadline is over ends waiting and no call: however slow the
-/// machine is, all that is done before the first wait is done.
+/// The deadline for what must not happen. A passed deadline ends only waiting, no call: however slow the machine is,
+/// everything before the first wait is done.
 pub(super) const A_MOMENT: Duration = Duration::from_millis(300);
 
 struct World {
@@ -115,12 +115,12 @@ impl World {
         self.api.object(&twin_path())
     }
 
-    /// The PV that csi-provisioner makes, and the claim bound to it.
+    /// Creates the PV like csi-provisioner, and binds the claim to it.
     fn bind_claim(&self, made: &ProvisionedVolume) {
         bind_claim(&self.api, "home", made);
     }
 
-    /// Who waits in vain.
+    /// With a short deadline, for calls that must not succeed.
     fn impatient(mut self) -> Self {
         self.deadline = A_MOMENT;
         self
@@ -132,7 +132,7 @@ impl World {
     }
 }
 
-/// The virtual PV as csi-provisioner makes it for the claim, and the claim bound to it.
+/// Creates the virtual PV of the claim like csi-provisioner, and binds the claim to it.
 fn bind_claim(api: &FakeApi, cluster: &str, made: &ProvisionedVolume) {
     let name = format!("pvc-{UID}");
     api.put(

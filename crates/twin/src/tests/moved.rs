@@ -1,5 +1,5 @@
-//! Volumes that are being moved, or have moved: what their marks keep others from, and that
-//! nobody reaches the twin of another epoch.
+//! Volumes that are being moved, or have moved: which operations their marks refuse, and that no
+//! operation uses the twin of another epoch.
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use serde_json::json;
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     fleet::Link,
-    placement::{Declared, DeleteRefusal, moving::PublishBeside},
+    placement::{Declared, DeleteRefusal, moving::AttachDecision},
     volume::{Marks, mark},
 };
 
@@ -17,7 +17,7 @@ fn volume_path() -> String {
     format!("{VOLUMES}/pvc-{UID}")
 }
 
-/// A volume in use, and what a move has written on its twin.
+/// A volume in use whose twin has this mark of a move.
 async fn world(mark: &str) -> World {
     let world = World::new(Real::Works).await;
     let made = world.create().await.unwrap();
@@ -26,7 +26,7 @@ async fn world(mark: &str) -> World {
     world
 }
 
-/// The move of these marks, without which they do not count.
+/// The move that these marks name; without it they do not count.
 const THE_MOVE: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/m";
 
 fn mark_twin(world: &World, text: &str) {
@@ -48,9 +48,9 @@ fn attachments(world: &World) -> Vec<Value> {
     world.api.store().below(ATTACHMENTS)
 }
 
-fn refused(published: Result<crate::volume::DataPath, PublishError>) -> PublishBeside {
+fn refused(published: Result<crate::volume::DataPath, PublishError>) -> AttachDecision {
     match published {
-        Err(PublishError::Beside { beside, .. }) => beside,
+        Err(PublishError::Moved { decision, .. }) => decision,
         other => panic!("{other:?}"),
     }
 }
@@ -80,12 +80,12 @@ fn first() -> Epoch {
 #[tokio::test]
 async fn what_is_moving_is_attached_for_its_mover_only() {
     let world = world(&moving()).await;
-    assert_eq!(refused(world.publish("n1").await), PublishBeside::Moving);
+    assert_eq!(refused(world.publish("n1").await), AttachDecision::Moving);
     let other = Caller::read(Some(&format!("source:{}", MOVE.replace('6', "7")))).unwrap();
     let registry = Registry::default();
     assert_eq!(
         refused(publish_as(&world, &registry, &other).await),
-        PublishBeside::MoveOver
+        AttachDecision::MoveOver
     );
     assert!(attachments(&world).is_empty());
     let mover = Caller::read(Some(&format!("source:{MOVE}"))).unwrap();
@@ -102,18 +102,18 @@ async fn the_mark_of_a_move_that_is_gone_keeps_nobody_away() {
     let mover = Caller::read(Some(&format!("source:{MOVE}"))).unwrap();
     assert_eq!(
         refused(publish_as(&world, &Registry::default(), &mover).await),
-        PublishBeside::MoveOver
+        AttachDecision::MoveOver
     );
-    // Data that is elsewhere is elsewhere.
+    // The mark of a completed move counts without the move.
     mark_twin(&world, &superseded());
     world.api.remove(THE_MOVE);
     assert!(matches!(
         refused(world.publish("n1").await),
-        PublishBeside::MovedOn { .. }
+        AttachDecision::MovedOn { .. }
     ));
 }
 
-/// Whoever gates a volume looks for attachments, and sees none that is made after that.
+/// A move that gates a volume reads the attachments, but not those that are created later.
 #[tokio::test]
 async fn what_is_gated_while_it_is_attached_is_not_answered_for() {
     let world = World::new(Real::Works).await;
@@ -125,7 +125,7 @@ async fn what_is_gated_while_it_is_attached_is_not_answered_for() {
         twin["metadata"]["annotations"][mark::SOURCE_OF] = moving().into();
         store.put(&twin_path(), twin);
     });
-    assert_eq!(refused(world.publish("n1").await), PublishBeside::Moving);
+    assert_eq!(refused(world.publish("n1").await), AttachDecision::Moving);
     assert!(world.api.object(&format!("{ATTACHMENTS}/{name}")).is_some());
     unpublish(&world.home, &world.id(), Some("n1"), world.until())
         .await
@@ -136,7 +136,7 @@ async fn what_is_gated_while_it_is_attached_is_not_answered_for() {
 #[tokio::test]
 async fn what_a_move_has_left_behind_is_nobodys() {
     let world = world(&superseded()).await;
-    let moved_on = PublishBeside::MovedOn {
+    let moved_on = AttachDecision::MovedOn {
         asked: Epoch::NEVER_MOVED,
         current: first(),
     };
@@ -153,7 +153,7 @@ async fn what_a_move_has_left_behind_is_nobodys() {
     assert_eq!(list(&world.home, &registry).await.unwrap(), []);
 
     let twin = world.twin();
-    // A home that was restored from a backup of before the claim was bound.
+    // A home cluster that was restored from a backup from before the claim was bound.
     world.api.remove(&volume_path());
     let made_again = world.create().await;
     assert!(
@@ -229,7 +229,7 @@ async fn a_volume_is_not_deleted_while_its_pv_is_gated() {
             volume["metadata"]["annotations"] = json!({mark::GATE: gate});
             volume["spec"]["claimRef"]["uid"] = MOVE.into();
         });
-        // People read "Lost" as "the data is gone", and delete the claim.
+        // Users take "Lost" for lost data, and delete the claim.
         world.api.remove(CLAIM);
         let deleted = world.delete().await;
         assert!(
@@ -252,7 +252,7 @@ async fn a_volume_is_not_deleted_while_its_pv_is_gated() {
     }
 }
 
-/// The twin of the volume as it is after one move from node to node.
+/// The twin of the volume after one move from node to node.
 fn move_home(world: &World) -> VolumeId {
     let id = VolumeId {
         epoch: first(),
@@ -340,7 +340,7 @@ async fn a_handle_of_before_the_move_leads_to_nothing_of_after_it() {
     )
     .await;
     assert!(matches!(grown, Err(ChangeError::MovedOn { .. })), "{grown:?}");
-    // A csi-provisioner that lags: the claim exists.
+    // The claim exists; csi-provisioner lags.
     assert!(matches!(
         world.delete().await,
         Err(DeleteError::Refused {
@@ -365,7 +365,7 @@ async fn a_handle_of_before_the_move_leads_to_nothing_of_after_it() {
     );
 }
 
-/// The volume has moved to `milan`, and its home was restored from a backup of before that.
+/// The volume has moved to `milan`, and its home was restored from a backup from before that.
 #[tokio::test]
 async fn a_home_restored_from_a_backup_attaches_nothing_while_the_cluster_of_the_data_answers() {
     let world = world(&moving()).await;
@@ -388,14 +388,14 @@ async fn a_home_restored_from_a_backup_attaches_nothing_while_the_cluster_of_the
         let link = Link::up(&there, crate::cluster::Rights::ALL).await;
         Registry::fixed([(Declared::with_same_names("milan"), link)])
     };
-    let moved_on = PublishBeside::MovedOn {
+    let moved_on = AttachDecision::MovedOn {
         asked: Epoch::NEVER_MOVED,
         current: first(),
     };
     let published = publish_as(&world, &milan().await, &Caller::User).await;
     assert_eq!(refused(published), moved_on);
     assert!(attachments(&world).is_empty());
-    // One that is not handed over is still being copied.
+    // A twin that is not handed over is still being copied.
     there.change(path, |twin| {
         let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.remove(mark::HANDED_OVER);
@@ -451,8 +451,8 @@ async fn detach(world: &World) -> Result<(), UnpublishError> {
     unpublish(&world.home, &world.id(), Some("n1"), world.until()).await
 }
 
-/// Kubelet and kube-controller-manager that start again while the PV is gated have forgotten the pod,
-/// and have its volume detached.
+/// A kubelet and a kube-controller-manager that restart while the PV is gated no longer know the pod, and
+/// detach its volume.
 #[tokio::test]
 async fn a_gated_volume_stays_attached_where_a_pod_still_runs() {
     for mark in [gated(), "?".to_owned()] {
@@ -494,8 +494,8 @@ async fn it_is_detached_when_the_pod_has_gone_or_its_node_is_off() {
     }
 }
 
-/// Kubernetes has one attachment for one handle and one node: it may name the PV of a mover that
-/// came before the pod.
+/// Kubernetes has one attachment for one handle and one node: it may name the PV of a mover that was
+/// there before the pod.
 #[tokio::test]
 async fn it_stays_attached_too_when_the_attachment_names_the_pv_of_a_mover() {
     let world = used().await;
@@ -523,7 +523,7 @@ fn volume_name_of(world: &World) -> String {
         .to_owned()
 }
 
-/// An attachment whose detachment was refused stays being deleted when the claim has its PV again.
+/// After a refused detachment the attachment keeps its deletion timestamp when the gate is removed.
 #[tokio::test]
 async fn what_was_given_back_stays_attached_to_a_pod_that_has_started() {
     let world = used().await;
@@ -531,7 +531,7 @@ async fn what_was_given_back_stays_attached_to_a_pod_that_has_started() {
     let before = attachments(&world);
     detach(&world).await.unwrap_err();
     assert_eq!(attachments(&world), before);
-    // One that has yet to start waits until the volume is attached anew.
+    // A pod that has yet to start waits until the volume is attached again.
     pod_on(&world, "n1", "Pending");
     detach(&world).await.unwrap();
     assert!(attachments(&world).is_empty());
@@ -553,7 +553,7 @@ async fn an_attachment_without_its_outer_one_stays_where_a_pod_still_runs() {
     assert!(attachments(&world).is_empty());
 }
 
-/// The gate of a PV that leads to another epoch says nothing about this one.
+/// The gate of a PV whose handle names another epoch does not concern this one.
 #[tokio::test]
 async fn the_volume_of_before_a_move_is_detached_while_the_pv_of_after_it_is_still_marked() {
     let world = used().await;

@@ -1,4 +1,4 @@
-//! What the driver does with a volume that is being released: nothing.
+//! While a volume is being released, the driver does nothing with it.
 
 use super::*;
 use crate::{placement::DeleteRefusal, volume::mark};
@@ -41,7 +41,7 @@ async fn a_volume_that_is_being_released_is_left_alone() {
     assert!(changed.unwrap_err().to_string().contains("is being released"));
     let made_again = world.create().await;
     assert!(made_again.unwrap_err().to_string().contains("is being released"));
-    // csi-provisioner asks for this as soon as the claim is gone, if nobody has retained its PV.
+    // csi-provisioner calls this as soon as the claim is deleted, unless its PV is Retain.
     world.api.remove(CLAIM);
     let deleted = world.delete().await;
     assert!(

@@ -1,4 +1,4 @@
-//! The room that `GetCapacity` answers with, here and in another cluster.
+//! The capacity that `GetCapacity` returns, at home and in a remote cluster.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     cluster::Rights,
     fleet::Link,
-    placement::{ClassMap, Declared, NodeRule, Room},
+    placement::{AvailableCapacity, ClassMap, Declared, NodeRule},
     topology::LabelSelector,
     volume::Refused,
 };
@@ -14,7 +14,7 @@ use crate::{
 const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
 const GIB: u64 = 1 << 30;
 
-/// Two nodes, of which n1 has room for 7 GiB of the class `real`.
+/// Two nodes, of which n1 has a capacity of 7 GiB of the class `real`.
 async fn world() -> World {
     let world = World::new(Real::Idle).await;
     let capacity = json!({
@@ -45,7 +45,12 @@ async fn world() -> World {
 }
 
 impl World {
-    async fn room(&self, registry: &Registry, real_class: Option<&str>, place: &Segments) -> Room {
+    async fn room(
+        &self,
+        registry: &Registry,
+        real_class: Option<&str>,
+        place: &Segments,
+    ) -> AvailableCapacity {
         let named = real_class.map(|name| ("realStorageClass".to_owned(), name.to_owned()));
         let parameters = named.into_iter().collect();
         room(&self.home, registry, &self.policy, &parameters, place)
@@ -58,8 +63,8 @@ impl World {
     }
 }
 
-fn gibs(gib: u64) -> Room {
-    Room::Limited {
+fn gibs(gib: u64) -> AvailableCapacity {
+    AvailableCapacity::Limited {
         maximum: gib * GIB,
         capacity: Some(gib * GIB),
     }
@@ -85,11 +90,14 @@ async fn a_place_has_what_its_best_node_has() {
     let home = Segments::of_cluster(world.home.id());
     for (place, room) in [
         (world.node("n1"), gibs(7)),
-        (world.node("n2"), Room::Zero),
+        (world.node("n2"), AvailableCapacity::Zero),
         (home, gibs(7)),
         (anywhere.clone(), gibs(7)),
-        (anywhere.with("somebody/elses", "zone"), Room::Zero),
-        (Segments::of_cluster(&"rome".parse().unwrap()), Room::Zero),
+        (anywhere.with("other.test/key", "zone"), AvailableCapacity::Zero),
+        (
+            Segments::of_cluster(&"rome".parse().unwrap()),
+            AvailableCapacity::Zero,
+        ),
     ] {
         assert_eq!(world.room(&nobody, Some("real"), &place).await, room, "{place}");
     }
@@ -99,7 +107,7 @@ async fn a_place_has_what_its_best_node_has() {
 async fn no_class_is_no_limit_because_creation_says_why() {
     let (world, nobody) = (world().await, Registry::default());
     let room = world.room(&nobody, Some("missing"), &Segments::default()).await;
-    assert_eq!(room, Room::Unlimited);
+    assert_eq!(room, AvailableCapacity::Unlimited);
 }
 
 #[tokio::test]
@@ -126,19 +134,22 @@ async fn volumes_made_beforehand_are_found_without_a_loop() {
     assert_eq!((room.maximum(), room.capacity()), (3 * GIB, 5 * GIB));
 }
 
-/// A request has no class, and clusters map classes by their names.
+/// The request does not name a class, and clusters map classes by their names.
 #[tokio::test]
 async fn another_cluster_is_asked_for_the_class_of_these_parameters() {
     let (world, there) = (world().await, FakeApi::start().await);
     let registry = milan(&there).await;
     let milan = Segments::of_cluster(&"milan".parse().unwrap());
-    assert_eq!(world.room(&registry, None, &milan).await, Room::Unlimited);
+    assert_eq!(
+        world.room(&registry, None, &milan).await,
+        AvailableCapacity::Unlimited
+    );
     world.api.remove(&format!("{CLASSES}/liqo"));
     let world = World {
         home: world.api.cluster().await,
         ..world
     };
-    assert_eq!(world.room(&registry, None, &milan).await, Room::Zero);
+    assert_eq!(world.room(&registry, None, &milan).await, AvailableCapacity::Zero);
 }
 
 #[tokio::test]
@@ -156,5 +167,5 @@ async fn what_a_cluster_did_not_take_is_too_large_for_a_while() {
         world.room(&registry, None, &milan).await
     };
     assert_eq!(refused(0).await.maximum(), GIB - 1);
-    assert_eq!(refused(120).await, Room::Unlimited);
+    assert_eq!(refused(120).await, AvailableCapacity::Unlimited);
 }

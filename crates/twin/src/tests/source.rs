@@ -22,7 +22,7 @@ fn content(name: &str) -> String {
     format!("{KINDS}/volumesnapshotcontents/{name}")
 }
 
-/// A world with a snapshot of a driver, and a request for a volume made of it.
+/// A world with a snapshot of a driver, and a request for a volume restored from it.
 async fn with_snapshot(driver: &str) -> World {
     let mut world = World::new(Real::Works).await;
     let labels = json!({
@@ -83,7 +83,7 @@ async fn a_snapshot_is_restored_by_its_driver() {
         "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": format!("snapshot-{SNAPSHOT}"),
     });
     assert_eq!(world.twin().unwrap()["spec"]["dataSource"], source);
-    // The source is part of what was asked for.
+    // The source is part of the request.
     let mut other = world;
     other.request.spec.source = None;
     assert!(matches!(
@@ -200,12 +200,12 @@ async fn a_source_that_cannot_be_used_yet_or_any_more() {
     assert!(
         refused(clone.create().await)
             .to_string()
-            .contains("no storage yet")
+            .contains("not bound yet")
     );
     assert_eq!((world.api.writes(), clone.api.writes()), (0, 0));
 }
 
-/// A static volume may match a twin before its provisioner has seen it.
+/// A twin may be bound to a static PV before its provisioner has seen the twin.
 #[tokio::test]
 async fn a_volume_that_was_there_before_is_no_copy() {
     let world = with_snapshot("real.test").await;
@@ -227,10 +227,10 @@ async fn a_volume_that_was_there_before_is_no_copy() {
     );
     assert!(
         world.twin().is_some(),
-        "it was handed over: it is never taken back"
+        "a twin that was handed over is never withdrawn"
     );
 
-    // One that nobody was given is.
+    // A twin that was not handed over is deleted.
     world.api.change(&twin_path(), |twin| {
         let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.remove(mark::HANDED_OVER);
@@ -271,7 +271,7 @@ async fn another_volume_mode_has_to_be_allowed() {
     assert_eq!(real["metadata"]["annotations"], allowed);
 }
 
-/// From where the volume could be reached that the snapshot is of.
+/// From where the source volume of the snapshot was accessible.
 fn reached_from(world: &World, node: &str) {
     world.api.change(&twin_of_snapshot(), |twin| {
         let expression = json!({"key": NODE_KEY, "operator": "In", "values": [node]});

@@ -1,5 +1,5 @@
-//! Stands in for the controllers of a real cluster: a provisioner that binds twins
-//! and reclaims their PVs, and an attacher.
+//! Fakes of the controllers of a real cluster: a provisioner that binds twins and reclaims their PVs, and
+//! an attacher.
 
 use std::sync::Arc;
 
@@ -8,18 +8,18 @@ use serde_json::{Value, json};
 use super::{ATTACHMENTS, TWINS, VOLUMES};
 use crate::cluster::testing::FakeApi;
 
-/// What the stand-in controllers do.
+/// The behaviour of the fake controllers.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Real {
-    /// Their work.
+    /// They work.
     Works,
-    /// Nothing.
+    /// They do nothing.
     Idle,
-    /// Take the node away from twins.
+    /// They remove the selected node from twins.
     SaysElsewhere,
 }
 
-/// Stands in for controller manager, real provisioner and real attacher.
+/// Runs the fakes of controller manager, real provisioner and real attacher.
 pub(super) async fn controllers(api: Arc<FakeApi>, real: Real) {
     let mut changes = api.store().changes();
     loop {

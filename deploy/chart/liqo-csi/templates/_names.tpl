@@ -126,3 +126,12 @@ extraArgs, resources), args (its own flags).
 {{- define "liqo-csi.approvesCertificates" -}}
 {{- if and .Values.fabric.enabled .Values.fabric.streams.approveCertificates }}true{{ end }}
 {{- end }}
+
+{{/*
+Annotations of an object that exists during `helm test` only; a pod that failed stays until the next test. Argument: weight.
+*/}}
+{{- define "liqo-csi.testHook" -}}
+helm.sh/hook: test
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}

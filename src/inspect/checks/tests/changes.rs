@@ -1,4 +1,4 @@
-//! Volumes that are to grow or to change, and the classes that let them.
+//! Volumes that are expanded or modified, and their classes.
 
 use serde_json::json;
 
@@ -10,7 +10,7 @@ fn expansion(installation: &mut Installation, ours_allows: bool, real_allows: bo
     let [mut ours, mut real] = classes();
     ours["allowVolumeExpansion"] = ours_allows.into();
     real["allowVolumeExpansion"] = real_allows.into();
-    installation.storage.classes = told([ours, real]);
+    installation.storage.classes = listing([ours, real]);
     deployment_with(installation, |deployment| {
         let containers = deployment["spec"]["template"]["spec"]["containers"]
             .as_array_mut()
@@ -19,15 +19,15 @@ fn expansion(installation: &mut Installation, ours_allows: bool, real_allows: bo
     });
 }
 
-/// `liqo-gold` with these parameters, beside `gold` of the driver.
+/// `liqo-gold` with these parameters, and `gold` of the driver.
 fn attributes(installation: &mut Installation, parameters: &Value, driver: &str) {
-    installation.attributes_classes = told([
+    installation.attributes_classes = listing([
         json!({"metadata": {"name": "liqo-gold"}, "driverName": "storage.liqo.io", "parameters": parameters}),
         json!({"metadata": {"name": "gold"}, "driverName": driver, "parameters": {"iops": "9"}}),
     ]);
 }
 
-/// The claim grows to two GiB and cannot.
+/// The expansion of the claim to 2 GiB fails.
 fn stuck(installation: &mut Installation, stage: &str, condition: &str, why: &str) {
     installation.storage.claims = claim_with(|claim| {
         claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
@@ -48,7 +48,7 @@ fn unmodified(installation: &mut Installation, stage: &str) {
 }
 
 fn failed_since(installation: &mut Installation, reason: &str, time: &str) {
-    installation.storage.events = told([json!({
+    installation.storage.events = listing([json!({
         "metadata": {"name": "e", "namespace": "shop"}, "involvedObject": {"uid": UID},
         "reason": reason, "type": "Warning", "firstTimestamp": time, "lastTimestamp": "2026-01-01T11:59:59Z",
     })]);
@@ -127,7 +127,7 @@ fn classes_are_checked() {
             E,
             [
                 "VolumeAttributesClass liqo-gold",
-                "does not say which",
+                "does not name the attributes class",
                 "create it again",
             ],
         ),
@@ -150,8 +150,8 @@ fn claims_that_cannot_change_are_found() {
             E,
             [
                 "PersistentVolumeClaim shop/data",
-                "It does not grow from 1Gi to 2Gi: the disk is full.",
-                "any size above 1Gi",
+                "It cannot be expanded from 1Gi to 2Gi: the disk is full.",
+                "any above 1Gi",
             ],
         ),
         (
@@ -161,7 +161,7 @@ fn claims_that_cannot_change_are_found() {
                 stuck(it, "ControllerResizeInProgress", "ControllerResizeError", words);
             },
             W,
-            ["PersistentVolumeClaim shop/data", "mounted", "End the pods"],
+            ["PersistentVolumeClaim shop/data", "mounted", "Stop the pods"],
         ),
         (
             "for long",
@@ -178,7 +178,7 @@ fn claims_that_cannot_change_are_found() {
             [
                 "PersistentVolumeClaim shop/data",
                 "no luck",
-                "tried again each minute",
+                "retried each minute",
             ],
         ),
         (
@@ -217,7 +217,7 @@ fn what_fits_and_what_has_just_failed_is_no_finding() {
         |it| expansion(it, true, true),
         |it| attributes(it, &json!({"realVolumeAttributesClass": "gold"}), "real.example"),
         |it| {
-            // It may exist.
+            // The real class may exist, although it cannot be listed.
             attributes(it, &json!({"realVolumeAttributesClass": "gold"}), "real.example");
             it.storage.classes = Listing::refused("forbidden");
         },

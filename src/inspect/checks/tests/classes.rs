@@ -11,8 +11,8 @@ fn classes_are_checked() {
         (
             "none of ours",
             |it| it.storage.classes = Listing::default(),
-            W,
-            ["storage.liqo.io", "nobody", "storageClasses"],
+            E,
+            ["storage.liqo.io", "no claim can use it", "storageClasses"],
         ),
         (
             "unknown parameter",
@@ -42,14 +42,14 @@ fn classes_are_checked() {
                 });
             },
             E,
-            ["StorageClass liqo", "virtual itself", "stores"],
+            ["StorageClass liqo", "virtual itself", "another driver"],
         ),
         (
             "template of the namespace",
             |it| {
                 let [ours, mut real] = classes();
                 real["parameters"] = json!({"pathPattern": "${.PVC.namespace}/${.PVC.name}"});
-                it.storage.classes = told([ours, real]);
+                it.storage.classes = listing([ours, real]);
             },
             E,
             [
@@ -64,7 +64,7 @@ fn classes_are_checked() {
                 let [mut ours, mut real] = classes();
                 ours["parameters"]["allowSharedNamespace"] = "true".into();
                 real["parameters"] = json!({"subDir": "${pvc.annotations['dir']}"});
-                it.storage.classes = told([ours, real]);
+                it.storage.classes = listing([ours, real]);
             },
             E,
             [
@@ -88,10 +88,10 @@ fn classes_are_checked() {
                 };
                 let mut ours = classes()[0].clone();
                 ours["parameters"] = json!({});
-                it.storage.classes = told([ours, default("old", 1), default("new", 2)]);
+                it.storage.classes = listing([ours, default("old", 1), default("new", 2)]);
             },
             W,
-            ["StorageClass liqo", "The newest is taken, new", "one class only"],
+            ["StorageClass liqo", "The newest is used, new", "only one class"],
         ),
         (
             "virtual default beside a real one",
@@ -100,10 +100,10 @@ fn classes_are_checked() {
                 let [mut ours, mut real] = classes();
                 ours["metadata"]["annotations"] = mark.clone();
                 real["metadata"]["annotations"] = mark;
-                it.storage.classes = told([ours, real]);
+                it.storage.classes = listing([ours, real]);
             },
             W,
-            ["StorageClass liqo", "beside fast", "take the default mark off"],
+            ["StorageClass liqo", "as well as fast", "remove the default mark"],
         ),
         (
             "allow-list",
@@ -144,7 +144,7 @@ fn classes_are_checked() {
             E,
             [
                 "StorageClass liqo",
-                "served by liqo.io/storage",
+                "its provisioner is liqo.io/storage",
                 "storage.enabled=false",
             ],
         ),
@@ -152,7 +152,7 @@ fn classes_are_checked() {
             "namespace shared with Liqo",
             |it| {
                 let labels = json!({"liqo.io/storage-provisioner": "true"});
-                it.namespace = told([json!({"metadata": {"name": "liqo-storage", "labels": labels}})]);
+                it.namespace = listing([json!({"metadata": {"name": "liqo-storage", "labels": labels}})]);
             },
             N,
             ["Namespace liqo-storage", "Liqo", "storageNamespace"],
@@ -197,7 +197,7 @@ fn driver_objects_are_checked() {
             "fsGroup on what cannot",
             |it| drivers_with(it, |_, real| real["fsGroupPolicy"] = "None".into()),
             W,
-            ["StorageClass liqo", "cannot do that", "Leave fsType empty"],
+            ["StorageClass liqo", "does not support that", "Leave fsType empty"],
         ),
         (
             "fsGroup not on shared volumes",
@@ -209,7 +209,7 @@ fn driver_objects_are_checked() {
             "fsGroup never",
             |it| drivers_with(it, |ours, _| ours["fsGroupPolicy"] = "None".into()),
             W,
-            ["StorageClass liqo", "leaves the group", "fsType"],
+            ["StorageClass liqo", "does not change the group", "fsType"],
         ),
         (
             "fsGroup without fsType",
@@ -219,7 +219,7 @@ fn driver_objects_are_checked() {
                 });
             },
             W,
-            ["StorageClass liqo", "leaves the group", "Set fsType"],
+            ["StorageClass liqo", "does not change the group", "Set fsType"],
         ),
         (
             "tokens",

@@ -1,4 +1,4 @@
-//! Each test breaks one thing of a good installation and looks for the finding.
+//! Each test breaks one thing of a correct installation and expects the finding.
 
 mod changes;
 mod classes;
@@ -14,7 +14,7 @@ use super::*;
 use crate::inspect::{
     Listing,
     fixtures::{
-        UID, attachment, classes, csi_node, deployment, drivers, installation, object, told, twin_with,
+        UID, attachment, classes, csi_node, deployment, drivers, installation, listing, object, twin_with,
     },
 };
 
@@ -48,7 +48,7 @@ fn nothing_is_concluded_from_what_may_not_be_read() {
         quotas: Listing::refused("forbidden"),
         node_plugins: Listing::refused("forbidden"),
         pods: Listing::refused("forbidden"),
-        strangers: Listing::refused("forbidden"),
+        storage_pods: Listing::refused("forbidden"),
         failures: Listing::refused("forbidden"),
         ..Installation::default()
     };
@@ -56,13 +56,13 @@ fn nothing_is_concluded_from_what_may_not_be_read() {
     assert_eq!(blind.unknown().len(), 19, "{:#?}", blind.unknown());
 }
 
-/// Breaks a good installation.
+/// A change that breaks a correct installation.
 type Break = fn(&mut Installation);
-/// What is broken, how, how bad that is, and words of object, problem and way out.
+/// Name, change, severity, and parts of the object, the problem and the fix.
 type Case = (&'static str, Break, Severity, [&'static str; 3]);
 
 fn assert_found(cases: &[Case]) {
-    for (name, break_it, severity, [subject, problem, mend]) in cases {
+    for (name, break_it, severity, [subject, problem, fix]) in cases {
         let mut installation = installation();
         break_it(&mut installation);
         let findings = examine(&installation);
@@ -70,7 +70,7 @@ fn assert_found(cases: &[Case]) {
             finding.severity == *severity
                 && finding.object.contains(subject)
                 && finding.problem.contains(problem)
-                && finding.mend.contains(mend)
+                && finding.fix.contains(fix)
         };
         assert!(
             findings.iter().any(|finding| hit(&finding)),
@@ -82,19 +82,19 @@ fn assert_found(cases: &[Case]) {
 fn class_with(installation: &mut Installation, change: impl FnOnce(&mut Value)) {
     let [mut ours, real] = classes();
     change(&mut ours);
-    installation.storage.classes = told([ours, real]);
+    installation.storage.classes = listing([ours, real]);
 }
 
 fn drivers_with(installation: &mut Installation, change: impl FnOnce(&mut Value, &mut Value)) {
     let [mut ours, mut real] = drivers();
     change(&mut ours["spec"], &mut real["spec"]);
-    installation.drivers = told([ours, real]);
+    installation.drivers = listing([ours, real]);
 }
 
 fn deployment_with(installation: &mut Installation, change: impl FnOnce(&mut Value)) {
     let mut changed = deployment();
     change(&mut changed);
-    installation.setup.controllers = told([changed]);
+    installation.setup.controllers = listing([changed]);
 }
 
 fn container(deployment: &mut Value, at: usize) -> &mut Value {

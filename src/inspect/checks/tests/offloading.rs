@@ -45,21 +45,21 @@ fn lease(holder: &str, renewed: &str) -> Value {
 const LONG_AGO: &str = "2026-01-01T11:00:00Z";
 const JUST_NOW: &str = "2026-01-01T11:59:50Z";
 
-/// One namespace, offloaded to one cluster by a fabric that works.
+/// One namespace, offloaded to one cluster by a running fabric.
 fn good() -> Offloading {
     let met = json!([{"type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": LONG_AGO}]);
     Offloading {
-        asked: told([asked("Ready", &ready("True", "NamespaceCreated", "", LONG_AGO))]),
-        clusters: told([cluster(&met)]),
+        asked: listing([asked("Ready", &ready("True", "NamespaceCreated", "", LONG_AGO))]),
+        clusters: listing([cluster(&met)]),
         daemons: Listing::default(),
-        fabrics: told([json!({
+        fabrics: listing([json!({
             "metadata": {"name": "liqo-csi-fabric", "namespace": "liqo-csi"},
             "spec": {"selector": {}, "template": {"spec": {"serviceAccountName": "liqo-csi-fabric", "containers": []}}},
         })]),
-        leases: told([lease("a", "2026-01-01T11:59:50.000000Z")]),
+        leases: listing([lease("a", "2026-01-01T11:59:50.000000Z")]),
         liqo: Ok(None),
         is_undefined: false,
-        certificates: told([
+        certificates: listing([
             request(
                 "decided",
                 FABRIC,
@@ -86,7 +86,7 @@ fn with(installation: &mut Installation, change: impl FnOnce(&mut Offloading)) {
 
 fn unready(installation: &mut Installation, phase: &str, reason: &str, message: &str, since: &str) {
     with(installation, |it| {
-        it.asked = told([asked(phase, &ready("False", reason, message, since))]);
+        it.asked = listing([asked(phase, &ready("False", reason, message, since))]);
     });
 }
 
@@ -98,19 +98,23 @@ fn offloaded_namespaces_are_checked() {
             "a foreign namespace",
             |it| unready(it, "AllFailed", "CreationLoopBackOff", "it is taken.", JUST_NOW),
             E,
-            [OBJECT, "the cluster milan: it is taken.", "tried again"],
+            [OBJECT, "the cluster milan: it is taken.", "retries"],
         ),
         (
             "held by claims",
             |it| unready(it, "Terminating", "Terminating", "data", LONG_AGO),
             W,
-            [OBJECT, "does not go: data", "unoffload namespace"],
+            [OBJECT, "is not deleted: data", "unoffload namespace"],
         ),
         (
             "a cluster that does not answer",
             |it| unready(it, "InProgress", "Creating", "no answer", LONG_AGO),
             W,
-            [OBJECT, "still not in the cluster milan: no answer", "clusters"],
+            [
+                OBJECT,
+                "still not ready in the cluster milan: no answer",
+                "clusters",
+            ],
         ),
         (
             "nothing selected",
@@ -118,7 +122,7 @@ fn offloaded_namespaces_are_checked() {
                 with(it, |it| {
                     let unmet =
                         json!([{"type": "OffloadingRequired", "status": "False", "message": "no node"}]);
-                    it.asked = told([asked("NoClusterSelected", &unmet)]);
+                    it.asked = listing([asked("NoClusterSelected", &unmet)]);
                 });
             },
             W,
@@ -136,45 +140,45 @@ fn the_fabric_is_checked() {
             E,
             [
                 "NamespaceOffloading shop/offloading",
-                "Nobody carries it out",
+                "Nothing carries it out",
                 "fabric.enabled",
             ],
         ),
         (
-            "nobody holds the lease",
+            "a lease without a holder",
             |it| with(it, |it| it.leases = Listing::default()),
             E,
             [
                 "Deployment liqo-csi/liqo-csi-fabric",
-                "None of its pods works",
+                "None of its pods is active",
                 "logs",
             ],
         ),
         (
-            "a lease that was given back",
+            "a lease that was released",
             |it| {
                 with(it, |it| {
-                    it.leases = told([lease("", "2026-01-01T11:59:50.000000Z")]);
+                    it.leases = listing([lease("", "2026-01-01T11:59:50.000000Z")]);
                 });
             },
             E,
             [
                 "Deployment liqo-csi/liqo-csi-fabric",
-                "None of its pods works",
+                "None of its pods is active",
                 "logs",
             ],
         ),
         (
-            "a lease of one who died",
+            "a lease that was not renewed",
             |it| {
                 with(it, |it| {
-                    it.leases = told([lease("a", "2026-01-01T11:00:00.000000Z")]);
+                    it.leases = listing([lease("a", "2026-01-01T11:00:00.000000Z")]);
                 });
             },
             E,
             [
                 "Deployment liqo-csi/liqo-csi-fabric",
-                "None of its pods works",
+                "None of its pods is active",
                 "logs",
             ],
         ),
@@ -194,17 +198,17 @@ fn the_fabric_is_checked() {
                 with(it, |it| {
                     let unmet = json!([{"type": "Ready", "status": "False", "reason": "Denied", "message": "no right.",
                         "lastTransitionTime": LONG_AGO}]);
-                    it.clusters = told([cluster(&unmet)]);
+                    it.clusters = listing([cluster(&unmet)]);
                 });
             },
             E,
             ["RemoteCluster milan", "offloaded to it: no right.", "clusters"],
         ),
         (
-            "a cluster that nobody looked at",
-            |it| with(it, |it| it.clusters = told([cluster(&json!([]))])),
+            "a cluster without a status",
+            |it| with(it, |it| it.clusters = listing([cluster(&json!([]))])),
             E,
-            ["RemoteCluster milan", "not looked at it", "clusters"],
+            ["RemoteCluster milan", "not written its status", "clusters"],
         ),
     ]);
 }
@@ -226,7 +230,7 @@ fn what_the_fabric_waits_for_is_noted() {
             "certificates that wait",
             |it| {
                 with(it, |it| {
-                    it.certificates = told(["one", "two"].map(|name| request(name, FABRIC, &json!({}))));
+                    it.certificates = listing(["one", "two"].map(|name| request(name, FABRIC, &json!({}))));
                 });
             },
             N,
@@ -246,7 +250,8 @@ fn addresses_of_routed_clusters_are_checked() {
             "two clusters with the same addresses",
             |it| {
                 with(it, |it| {
-                    it.clusters = told([routed("milan", "10.64.0.0/16"), routed("turin", "10.64.128.0/20")]);
+                    it.clusters =
+                        listing([routed("milan", "10.64.0.0/16"), routed("turin", "10.64.128.0/20")]);
                 });
             },
             W,
@@ -258,11 +263,11 @@ fn addresses_of_routed_clusters_are_checked() {
         ),
         (
             "addresses that are none",
-            |it| with(it, |it| it.clusters = told([routed("milan", "fd00:::/8")])),
+            |it| with(it, |it| it.clusters = listing([routed("milan", "fd00:::/8")])),
             E,
             [
                 "RemoteCluster milan",
-                "no range of addresses: fd00:::/8.",
+                "invalid ranges: fd00:::/8.",
                 "10.64.0.0/16",
             ],
         ),
@@ -280,19 +285,19 @@ fn what_works_and_what_is_liqos_is_no_finding() {
                     cluster["spec"]["fabric"]["network"]["mode"] = "Isolated".into();
                     cluster
                 };
-                it.clusters = told([
+                it.clusters = listing([
                     routed("milan", "10.64.0.0/16"),
                     routed("turin", "10.65.0.0/16"),
                     isolated("bari"),
                 ]);
             });
         },
-        // It has just begun.
+        // The creation has just begun.
         |it| unready(it, "InProgress", "Creating", "it is being made", JUST_NOW),
         |it| unready(it, "Terminating", "Terminating", "it goes", JUST_NOW),
         |it| with(it, |it| it.fabrics = Listing::refused("forbidden")),
         |it| with(it, |it| it.leases = Listing::refused("forbidden")),
-        // It is not known whose they are.
+        // Whether they are Liqo's is unknown.
         |it| {
             with(it, |it| {
                 (it.fabrics, it.liqo) = (Listing::default(), Err("forbidden".into()));
@@ -323,10 +328,10 @@ fn daemon_sets_that_run_on_virtual_nodes_are_found() {
         with(&mut installation, |it| {
             let mut cluster = cluster(&json!([]));
             cluster["spec"]["fabric"] = fabric;
-            it.clusters = told([cluster]);
+            it.clusters = listing([cluster]);
             let metadata = json!({"name": "agent", "namespace": "monitoring"});
             let spec = json!({"selector": {}, "template": {"spec": pod}});
-            it.daemons = told([json!({"metadata": metadata, "spec": spec})]);
+            it.daemons = listing([json!({"metadata": metadata, "spec": spec})]);
         });
         let mut findings = examine(&installation).into_iter();
         findings.any(|it| it.object == "DaemonSet monitoring/agent" && it.problem.contains("those of milan"))
@@ -378,13 +383,13 @@ fn daemon_sets_that_run_on_virtual_nodes_are_found() {
 }
 
 #[test]
-fn it_is_said_why_nobody_sees_to_a_namespace() {
-    use crate::inspect::checks::offloading::why_nobody;
+fn the_reason_why_a_namespace_is_not_offloaded_is_reported() {
+    use crate::inspect::checks::offloading::why_not_offloaded;
     let now = "2026-01-01T12:00:00Z".parse().unwrap();
     let why = |change: fn(&mut Offloading)| {
         let mut offloading = good();
         change(&mut offloading);
-        why_nobody(&offloading, now)
+        why_not_offloaded(&offloading, now)
     };
     for (change, words) in [
         (
@@ -393,14 +398,14 @@ fn it_is_said_why_nobody_sees_to_a_namespace() {
         ),
         (
             |it| it.leases = Listing::default(),
-            "none of the pods of liqo-csi fabric works",
+            "no pod of liqo-csi fabric is active",
         ),
-        (|it| it.leases = Listing::refused("forbidden"), "may not be read"),
+        (|it| it.leases = Listing::refused("forbidden"), "cannot be read"),
         (
             |it| it.liqo = Ok(Some("its webhook".to_owned())),
             "Liqo is installed (its webhook)",
         ),
-        (|_| (), "a kind that was defined just now is noticed"),
+        (|_| (), "a kind that was just defined is noticed"),
     ] {
         let said = why(change);
         assert!(said.contains(words), "{said}");

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::inspect::offloading::Offloading;
 
-/// What is found of a cluster whose token is like this. It is noon.
+/// The findings about a cluster with such a token, at noon.
 fn found(expires: &str, renews: Option<&str>) -> Vec<Finding> {
     let cluster = json!({
         "apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster", "metadata": {"name": "milan"},
@@ -15,7 +15,7 @@ fn found(expires: &str, renews: Option<&str>) -> Vec<Finding> {
     let installation = Installation {
         now: "2026-01-01T12:00:00Z".parse().unwrap(),
         offloading: Offloading {
-            clusters: told([cluster]),
+            clusters: listing([cluster]),
             ..Offloading::default()
         },
         ..Installation::default()
@@ -55,9 +55,9 @@ fn tokens_that_end_are_named_with_the_way_out() {
         assert_eq!(finding.severity, severity);
         assert!(finding.problem.contains(word), "{}", finding.problem);
         assert!(
-            finding.mend.starts_with("liqo-csi connect milan"),
+            finding.fix.starts_with("liqo-csi connect milan"),
             "{}",
-            finding.mend
+            finding.fix
         );
     }
 }

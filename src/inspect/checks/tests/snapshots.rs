@@ -1,10 +1,10 @@
-//! Snapshots that need somebody.
+//! Snapshots with a problem.
 
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    inspect::checks::snapshots::{unfinished_imports, unwell},
+    inspect::checks::snapshots::{problems, unfinished_imports},
     volume::{DRIVER_NAME, mark},
 };
 
@@ -38,8 +38,8 @@ fn content(policy: &str) -> Value {
 fn what_is_left_of_a_retained_snapshot_is_named() {
     let mut installation = installation();
     installation.snapshots.home = Some("home".parse().unwrap());
-    installation.snapshots.twins = told([twin()]);
-    let found = unwell(&installation);
+    installation.snapshots.twins = listing([twin()]);
+    let found = problems(&installation);
     assert_eq!(found[0].severity, Severity::Warning);
     assert_eq!(
         found[0].object,
@@ -47,12 +47,12 @@ fn what_is_left_of_a_retained_snapshot_is_named() {
     );
     assert!(found[0].problem.starts_with("Orphaned"), "{found:?}");
     assert!(
-        found[0].mend.contains("kubectl delete volumesnapshot"),
+        found[0].fix.contains("kubectl delete volumesnapshot"),
         "{found:?}"
     );
 
-    installation.snapshots.contents = told([content("Retain")]);
-    let found = unwell(&installation);
+    installation.snapshots.contents = listing([content("Retain")]);
+    let found = problems(&installation);
     assert_eq!((found.len(), found[0].severity), (1, Severity::Note));
     assert_eq!(found[0].object, "VolumeSnapshot shop/backup");
 }
@@ -65,16 +65,16 @@ fn an_import_that_has_not_ended_is_named_with_its_commands() {
     recorded["metadata"]["annotations"] = json!({mark::IMPORT_SNAPSHOT: json!({
         "version": 1, "namespace": "shop", "namespaceUid": "n", "name": "backup", "uid": "u", "class": "liqo", "policy": "Delete",
     }).to_string()});
-    installation.snapshots.contents = told([recorded.clone()]);
+    installation.snapshots.contents = listing([recorded.clone()]);
     let found = unfinished_imports(&installation);
     assert_eq!((found.len(), found[0].severity), (1, Severity::Warning));
     assert!(
         found[0]
-            .mend
+            .fix
             .contains("liqo-csi import snapshot shop/backup --undo"),
         "{found:?}"
     );
     recorded["metadata"]["annotations"] = json!({mark::IMPORT_SNAPSHOT: "{}"});
-    installation.snapshots.contents = told([recorded]);
+    installation.snapshots.contents = listing([recorded]);
     assert_eq!(unfinished_imports(&installation)[0].severity, Severity::Error);
 }

@@ -1,4 +1,4 @@
-//! Single volumes, and the namespaces they are in.
+//! Volumes, and their namespaces.
 
 use serde_json::json;
 
@@ -25,7 +25,7 @@ fn namespaces_and_quotas_are_checked() {
             "being deleted",
             |it| {
                 let metadata = json!({"name": "liqo-storage", "deletionTimestamp": "2026-01-01T00:00:00Z"});
-                it.namespace = told([json!({"metadata": metadata})]);
+                it.namespace = listing([json!({"metadata": metadata})]);
             },
             E,
             ["Namespace liqo-storage", "1 twins", "Retain"],
@@ -33,7 +33,7 @@ fn namespaces_and_quotas_are_checked() {
         (
             "full",
             |it| {
-                it.quotas = told([json!({
+                it.quotas = listing([json!({
                     "metadata": {"namespace": "liqo-storage", "name": "q"},
                     "status": {"hard": {"requests.storage": "1Gi"}, "used": {"requests.storage": "1Gi"}},
                 })]);
@@ -45,7 +45,7 @@ fn namespaces_and_quotas_are_checked() {
             "on the real class",
             |it| {
                 let key = "fast.storageclass.storage.k8s.io/requests.storage";
-                it.quotas = told([json!({
+                it.quotas = listing([json!({
                     "metadata": {"namespace": "shop", "name": "q"},
                     "status": {"hard": {key: "1Gi"}, "used": {key: "0"}},
                 })]);
@@ -70,7 +70,7 @@ fn import(installation: &mut Installation, annotations: &Value) {
         "spec": {"persistentVolumeReclaimPolicy": "Retain", "csi": {"driver": "real.example", "volumeHandle": "2"}},
         "status": {"phase": "Released"},
     });
-    installation.storage.volumes = told([ours, real, third]);
+    installation.storage.volumes = listing([ours, real, third]);
 }
 
 /// The same PV, being released.
@@ -85,20 +85,20 @@ fn release(installation: &mut Installation, undone: bool) {
 }
 
 #[test]
-fn releases_that_have_not_ended_are_told() {
+fn unfinished_releases_are_reported() {
     assert_found(&[
         (
-            "release not ended",
+            "release not complete",
             |it| release(it, false),
             W,
             [
                 "PersistentVolume imported",
-                "shop/old has not ended",
+                "shop/old is not complete",
                 "release pvc shop/old --undo",
             ],
         ),
         (
-            "undo of a release not ended",
+            "undo of a release not complete",
             |it| release(it, true),
             W,
             [
@@ -116,7 +116,7 @@ fn releases_that_have_not_ended_are_told() {
             W,
             [
                 "PersistentVolumeClaim liqo-storage/",
-                "has begun and not ended",
+                "is not complete",
                 "release pvc shop/data --undo",
             ],
         ),
@@ -136,17 +136,17 @@ fn volumes_are_checked() {
             ["PersistentVolumeClaim shop/data", "TwinTerminating", "Retain"],
         ),
         (
-            "import not ended",
+            "import not complete",
             |it| import(it, &json!({mark::ADOPT_FOR: "shop/old", mark::IMPORT: RECORD})),
             W,
             [
                 "PersistentVolume imported",
-                "shop/old has not ended",
+                "shop/old is not complete",
                 "import pvc shop/old --undo",
             ],
         ),
         (
-            "undo not ended",
+            "undo not complete",
             |it| import(it, &json!({mark::IMPORT: RECORD})),
             W,
             [
@@ -165,7 +165,7 @@ fn volumes_are_checked() {
             "pod on twin",
             |it| {
                 let volume = json!({"name": "v", "persistentVolumeClaim": {"claimName": UID}});
-                it.strangers = told([json!({
+                it.storage_pods = listing([json!({
                     "metadata": {"namespace": "liqo-storage", "name": "thief"}, "spec": {"containers": [], "volumes": [volume]},
                 })]);
             },
@@ -174,16 +174,16 @@ fn volumes_are_checked() {
         ),
         (
             "nested attachment alone",
-            |it| it.attachments = told([attachment("liqo-1", "real.example", "pvc-twin", true)]),
+            |it| it.attachments = listing([attachment("liqo-1", "real.example", "pvc-twin", true)]),
             W,
-            ["VolumeAttachment liqo-1", "node one", "takes it back"],
+            ["VolumeAttachment liqo-1", "node one", "removes it"],
         ),
         (
             "attachment fails",
             |it| {
                 let mut outer = attachment("csi-1", "storage.liqo.io", &format!("pvc-{UID}"), false);
                 outer["status"] = json!({"attached": false, "attachError": {"message": "disk is away"}});
-                it.attachments = told([outer]);
+                it.attachments = listing([outer]);
             },
             E,
             ["VolumeAttachment csi-1", "disk is away", "attacher"],
@@ -191,7 +191,7 @@ fn volumes_are_checked() {
         (
             "mount fails",
             |it| {
-                it.failures = told([json!({
+                it.failures = listing([json!({
                     "metadata": {"name": "e", "namespace": "shop"}, "involvedObject": {"namespace": "shop", "name": "web-0"},
                     "lastTimestamp": "2026-01-01T11:59:00Z",
                     "message": "driver name storage.liqo.io not found in the list of registered CSI drivers",

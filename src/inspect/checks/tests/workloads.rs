@@ -1,4 +1,4 @@
-//! What runs: the controller, the node plugin, the nodes.
+//! The controller, the node plugin, and the nodes.
 
 use serde_json::{Value, json};
 
@@ -9,18 +9,18 @@ fn nodes_are_checked() {
     assert_found(&[
         (
             "no plugin",
-            |it| it.csi_nodes = told([csi_node("one", &["storage.liqo.io", "real.example"])]),
+            |it| it.csi_nodes = listing([csi_node("one", &["storage.liqo.io", "real.example"])]),
             W,
             ["Node two", "No pod of the node plugin", "node.nodeSelector"],
         ),
         (
             "not registered",
             |it| {
-                it.csi_nodes = told([
+                it.csi_nodes = listing([
                     csi_node("one", &["storage.liqo.io", "real.example"]),
                     csi_node("two", &[]),
                 ]);
-                it.pods = told([json!({
+                it.pods = listing([json!({
                     "metadata": {"namespace": "liqo-csi", "name": "node-2", "labels": {"app.kubernetes.io/component": "node"}},
                     "spec": {"nodeName": "two", "containers": []},
                 })]);
@@ -45,9 +45,9 @@ fn nodes_are_checked() {
                 nodes[1].labels = [("liqo.io/type".to_owned(), "virtual-node".to_owned())].into();
                 let mut both = nodes.into_iter();
                 let names: Listing<k8s_openapi::api::core::v1::Node> =
-                    told([json!({"metadata": {}}), json!({"metadata": {}})]);
+                    listing([json!({"metadata": {}}), json!({"metadata": {}})]);
                 it.storage.nodes = names.map(|_| both.next().unwrap());
-                it.csi_nodes = told([csi_node("one", &["storage.liqo.io", "real.example"])]);
+                it.csi_nodes = listing([csi_node("one", &["storage.liqo.io", "real.example"])]);
             },
             W,
             ["Node two", "virtual", "Keep pods"],
@@ -63,19 +63,19 @@ fn nodes_are_checked() {
             |it| {
                 let mut set: Value = serde_json::to_value(it.node_plugins.iter().next().unwrap()).unwrap();
                 set["status"]["numberReady"] = 1.into();
-                it.node_plugins = told([set]);
+                it.node_plugins = listing([set]);
             },
             W,
             ["DaemonSet liqo-csi/liqo-csi-node", "1 of 2", "pods"],
         ),
         (
             "real driver nowhere",
-            |it| it.csi_nodes = told(["one", "two"].map(|name| csi_node(name, &["storage.liqo.io"]))),
+            |it| it.csi_nodes = listing(["one", "two"].map(|name| csi_node(name, &["storage.liqo.io"]))),
             E,
             ["CSIDriver real.example", "No kubelet", "node plugin"],
         ),
         (
-            "no room published",
+            "no capacity published",
             |it| it.capacities = Listing::default(),
             E,
             ["StorageClass liqo", "one, two", "controller"],
@@ -98,7 +98,7 @@ fn the_controller_is_checked() {
             |it| {
                 let mut other = deployment();
                 other["metadata"]["namespace"] = "again".into();
-                it.setup.controllers = told([deployment(), other]);
+                it.setup.controllers = listing([deployment(), other]);
             },
             E,
             ["storage.liqo.io", "2 times", "Uninstall"],
@@ -142,7 +142,7 @@ fn the_controller_is_checked() {
             ],
         ),
         (
-            "nobody is elected",
+            "no leader election",
             |it| deployment_with(it, |it| container(it, 2)["args"] = json!([])),
             E,
             [
@@ -172,7 +172,7 @@ fn the_controller_is_checked() {
             |it| {
                 let state = json!({"waiting": {"reason": "CrashLoopBackOff"}});
                 let ended = json!({"terminated": {"exitCode": 7, "message": "no socket"}});
-                it.pods = told([json!({
+                it.pods = listing([json!({
                     "metadata": {"namespace": "liqo-csi", "name": "c-0"},
                     "spec": {"nodeName": "one", "containers": []},
                     "status": {

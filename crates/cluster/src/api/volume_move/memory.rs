@@ -1,5 +1,5 @@
-//! What the status of a `VolumeMove` remembers for the driver, read into and written from the
-//! types that decisions rest on. Without its status a move is at its beginning.
+//! The state of the driver in the status of a `VolumeMove`, converted from and to the types of the model. A
+//! move without a status is at its beginning.
 
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -9,68 +9,52 @@ use super::{
     request::RequestError,
 };
 use crate::{
-    placement::moving::{AsRead, MoveFacts, Recorded, Stage, Wishes},
+    placement::moving::{AsRead, MoveFacts, Recorded, Requested, Stage},
     volume::{
         mark,
         moving::{CommitRecord, MoveRecordError, MoveUid, MoveUidError, SourceRecord},
     },
 };
 
-/// After so many times in which the same thing took too long, it is not tried again by itself.
+/// After this many overruns of the same limit, the driver does not retry automatically.
 const MOST_OVERRUNS: i32 = 3;
 
-/// A `VolumeMove` that cannot be followed. Nothing is done for it, and nothing undone.
+/// A `VolumeMove` that cannot be reconciled. Nothing is done for it, and nothing undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnreadableMove {
-    /// The API server has not written it.
+    /// Its metadata does not come from an API server.
     #[error("the VolumeMove has no uid or no resourceVersion that the API server writes: {0}")]
     Identity(MoveUidError),
-    /// Its spec.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// Its stage.
     #[error("the status of the VolumeMove cannot be read: {0}. Use the liqo-csi that began the move")]
     Stage(#[from] UnreadableStage),
-    /// Which volume it is about.
     #[error("the status of the VolumeMove, claim {claim}: {why}. Use the liqo-csi that began the move")]
-    Plan {
-        /// The claim.
-        claim: String,
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// What it remembers of a claim.
+    Plan { claim: String, why: &'static str },
+    /// The record of a claim.
     #[error("the status of the VolumeMove, claim {claim}: {error}")]
-    Record {
-        /// The claim.
-        claim: String,
-        /// What is wrong.
-        error: MoveRecordError,
-    },
-    /// What it remembers of a claim is about another one.
+    Record { claim: String, error: MoveRecordError },
+    /// The record is that of another claim.
     #[error("the status of the VolumeMove has a record of the claim {found} where that of {claim} should be")]
     OtherClaim {
-        /// The claim.
         claim: String,
-        /// Whose record it is.
+        /// The claim in the record.
         found: String,
     },
 }
 
 impl VolumeMove {
-    /// Its uid.
     pub fn move_uid(&self) -> Result<MoveUid, UnreadableMove> {
         let uid = self.uid().unwrap_or_default();
         uid.parse().map_err(UnreadableMove::Identity)
     }
 
-    /// How far it is.
     pub fn stage(&self) -> Result<Stage, UnreadableMove> {
         let stage = self.status.as_ref().and_then(|status| status.stage.as_ref());
         Ok(stage.map_or(Ok(Stage::Checking), Stage::try_from)?)
     }
 
-    /// What has made the move stop to send the pods away by itself: with this spec it has taken too long
+    /// Why the move does not start a cut-over automatically any more: with this spec, the limit was exceeded
     /// each time.
     #[must_use]
     pub fn stopped_by(&self) -> Option<&Overruns> {
@@ -79,32 +63,31 @@ impl VolumeMove {
         (is_of_now && overruns.count >= MOST_OVERRUNS).then_some(overruns)
     }
 
-    /// The facts that decisions rest on, at this time. `held_off` says that a cut-over has failed
-    /// a moment ago.
+    /// The facts for decisions, at this time. `held_off` says that a cut-over has failed recently.
     pub fn facts(&self, now: Timestamp, held_off: bool) -> Result<MoveFacts, UnreadableMove> {
         let uid = self.move_uid()?;
         let request = MoveRequest::try_from(self)?;
         let none = VolumeMoveStatus::default();
         let status = self.status.as_ref().unwrap_or(&none);
-        let wishes = request.wishes(held_off);
+        let requested = request.requested(held_off);
         Ok(MoveFacts {
             at: AsRead::new(uid.to_string(), self.resource_version().unwrap_or_default()),
             uid,
             stage: self.stage()?,
             finalizer: self.finalizers().iter().any(|one| one == mark::MOVE),
             deleting: self.metadata.deletion_timestamp.is_some(),
-            wishes: Wishes {
-                // When it is known what speaks against it, a trial has served its purpose.
+            requested: Requested {
+                // A dry run is complete once the result of its preflight checks is known.
                 cancel: request.cancel || (request.dry_run && status.preflight.is_some()),
-                cutover: wishes.cutover && self.stopped_by().is_none(),
-                ..wishes
+                cutover: requested.cutover && self.stopped_by().is_none(),
+                ..requested
             },
             obstacles: status.preflight.clone(),
             overdue: request.overdue(status, now),
         })
     }
 
-    /// What is remembered of a claim; `None` if nothing is.
+    /// The status of a claim; `None` if there is none.
     #[must_use]
     pub fn claim_status(&self, name: &str) -> Option<&ClaimStatus> {
         let mut claims = self.status.iter().flat_map(|status| &status.claims);
@@ -113,8 +96,8 @@ impl VolumeMove {
 }
 
 impl VolumeMoveStatus {
-    /// Notes how far the move is, for the next leader and for people. `ready` says that all is
-    /// copied and only the cut-over is waited for.
+    /// Records the stage of the move, for the next leader and for users. `ready` says that everything is
+    /// copied and only the cut-over is missing.
     pub fn enter(&mut self, stage: &Stage, ready: bool) {
         self.phase = Some(stage.phase(ready).to_string());
         self.stage = Some(MoveStage::from(stage));
@@ -122,19 +105,19 @@ impl VolumeMoveStatus {
 }
 
 impl ClaimStatus {
-    /// Notes the PV as it is before the gate.
+    /// Records the PV before the gate.
     pub fn note_source(&mut self, record: &SourceRecord) -> Result<(), serde_json::Error> {
         self.record = Some(record.to_text()?);
         Ok(())
     }
 
-    /// Notes the PV that replaces it: the commit.
+    /// Records the PV that replaces it: the commit.
     pub fn note_commit(&mut self, record: &CommitRecord) -> Result<(), serde_json::Error> {
         self.record = Some(record.to_text()?);
         Ok(())
     }
 
-    /// The PV as it was before the gate; `None` before that was noted.
+    /// The PV before the gate; `None` before that was recorded.
     pub fn source_record(&self) -> Result<Option<SourceRecord>, UnreadableMove> {
         let record = self.read(SourceRecord::from_text)?;
         record
@@ -150,7 +133,7 @@ impl ClaimStatus {
             .transpose()
     }
 
-    /// The fact that decisions rest on.
+    /// The record, as a fact for decisions.
     pub fn recorded(&self) -> Result<Option<Recorded>, UnreadableMove> {
         let record = self.source_record()?;
         Ok(record.map(|record| Recorded {

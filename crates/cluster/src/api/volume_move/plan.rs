@@ -1,6 +1,5 @@
-//! Which volumes a move is about: the claims by their uids, and the two twins of each. It is
-//! settled once, before anything is done, and noted in the status: what the objects of a claim say
-//! changes while it moves.
+//! The volumes of a move: the claims by their uids, and the two twins of each. They are determined once,
+//! before anything else, and recorded in the status, because the objects of a claim change during the move.
 
 use super::{ClaimStatus, TwinReference, UnreadableMove, VolumeMove};
 use crate::{
@@ -8,28 +7,25 @@ use crate::{
     volume::{ClaimName, ClusterId, Epoch, VolumeId, moving::MovedClaim},
 };
 
-/// A claim of a move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedClaim {
-    /// The claim.
     pub claim: MovedClaim,
-    /// Where its volume is before the move.
+    /// The twin of its volume before the move.
     pub source: PlannedTwin,
-    /// Where it is to be.
+    /// The twin of its volume after the move.
     pub target: PlannedTwin,
 }
 
-/// One of its twins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedTwin {
-    /// What the PV says that leads there.
+    /// The volume id of its PV.
     pub id: VolumeId,
-    /// The twin itself, in that cluster.
+    /// The name of the twin in that cluster.
     pub place: ClaimName,
 }
 
 impl VolumeMove {
-    /// The claims, in the order of the status; none as long as nothing is settled.
+    /// The claims, in the order of the status; none until they are determined.
     pub fn plan(&self) -> Result<Vec<PlannedClaim>, UnreadableMove> {
         let claims = self.status.iter().flat_map(|status| &status.claims);
         let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
@@ -38,7 +34,7 @@ impl VolumeMove {
         let plan = plan?;
         let may_be_unsettled = matches!(
             self.stage()?,
-            Stage::Checking | Stage::Back { .. } | Stage::Ended(_)
+            Stage::Checking | Stage::Rollback { .. } | Stage::Ended(_)
         );
         let is_whole = self
             .spec
@@ -52,14 +48,14 @@ impl VolumeMove {
         }
         Err(UnreadableMove::Plan {
             claim: self.spec.claims.join(", "),
-            why: "they are not those of the spec",
+            why: "the claims are not those of the spec",
         })
     }
 }
 
 impl PlannedClaim {
-    /// As it stands in the status, but for the classes and the nodes: those are noted for people and for
-    /// the way back, and no step rests on them.
+    /// The status of the claim, without classes and nodes: those are recorded for users and for an undo, and
+    /// no step depends on them.
     #[must_use]
     pub fn to_status(&self) -> ClaimStatus {
         let twin = |twin: &PlannedTwin| TwinReference {
@@ -92,16 +88,16 @@ fn planned(namespace: &str, claim: &ClaimStatus) -> Result<PlannedClaim, Unreada
         &claim.source,
         &claim.target,
     ) else {
-        return Err(wrong("something of it is missing"));
+        return Err(wrong("a required field is missing"));
     };
-    let source_id: VolumeId = handle.parse().map_err(|_| wrong("its volumeHandle is none"))?;
+    let source_id: VolumeId = handle.parse().map_err(|_| wrong("its volumeHandle is invalid"))?;
     if source.cluster != source_id.cluster.as_str() || source_id.epoch.next() != Some(epoch) {
-        return Err(wrong("its volumeHandle is that of another volume"));
+        return Err(wrong("its volumeHandle belongs to another volume"));
     }
     let cluster: ClusterId = target
         .cluster
         .parse()
-        .map_err(|_| wrong("the cluster of its target is none"))?;
+        .map_err(|_| wrong("the cluster of its target is invalid"))?;
     let place = |twin: &TwinReference| ClaimName {
         namespace: twin.namespace.clone(),
         name: twin.name.clone(),

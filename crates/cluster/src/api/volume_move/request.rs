@@ -1,5 +1,5 @@
-//! What the spec of a `VolumeMove` asks for, parsed once. The API server refuses nearly all that
-//! is refused here; objects from before a rule was there are why it is said again.
+//! The spec of a `VolumeMove`, parsed. The API server refuses nearly everything that is refused here; the
+//! checks are repeated for objects from before a rule existed.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -11,72 +11,71 @@ use super::{
     VolumeMoveSpec, VolumeMoveStatus, Warm,
 };
 use crate::{
-    placement::moving::{OverDue, Quiesce, Wishes},
+    placement::moving::{OverDue, Quiesce, Requested},
     volume::{AccessMode, ClaimName, ClusterId, parse_quantity},
 };
 
-/// What one pod can be expected to mount.
+/// More claims than one pod usually mounts.
 const MOST_CLAIMS: usize = 8;
 
-/// What is asked for.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is asked for by itself, in any combination"
+    reason = "each is requested independently, in any combination"
 )]
 pub struct MoveRequest {
     /// The claims: at least one, each once.
     pub claims: Vec<ClaimName>,
-    /// Where their volumes are to be.
+    /// The target of their volumes.
     pub target: MoveTarget,
     /// The real storage class there, if one is named.
     pub storage_class: Option<String>,
     /// The access modes of the twins there, if any are named.
     pub access_modes: Option<BTreeSet<AccessMode>>,
-    /// Whether the users are sent away by itself, once little is left to copy.
+    /// Whether the cut-over starts automatically, once little is left to copy.
     pub cuts_over_by_itself: bool,
-    /// Whether they are to be sent away now.
+    /// Whether the cut-over is requested now.
     pub cutover_requested: bool,
-    /// For how long they may be away.
+    /// For how long the volumes may be unavailable.
     pub max_downtime: Duration,
-    /// After how many passes the rest counts as little.
+    /// The number of passes after which the rest counts as little.
     pub max_passes: u32,
-    /// How they go.
+    /// How the pods are stopped.
     pub quiesce: Quiesce,
     /// How long that may take.
     pub drain_deadline: Duration,
-    /// From what is copied beside them.
+    /// What is copied while pods use the volumes.
     pub warm: Warm,
-    /// What is compared.
+    /// What is verified.
     pub verify: Verify,
     /// The routes that may be taken.
     pub routes: Vec<Route>,
-    /// How many bytes are sent in a second at most.
+    /// Maximum number of bytes per second.
     pub bandwidth: Option<u64>,
-    /// What may be lost.
+    /// The accepted losses.
     pub accept_loss: Vec<Loss>,
-    /// The pods that copy.
+    /// The options of the movers.
     pub mover: Mover,
-    /// For how long the source is kept.
     pub retain_source: Duration,
-    /// Whether nothing new is begun.
+    /// Whether no new step is begun.
     pub paused: bool,
-    /// Whether it is undone.
+    /// Whether the move is cancelled.
     pub cancel: bool,
-    /// Whether only what speaks against it is looked for.
+    /// Whether the source is recovered if the target is lost.
+    pub recover_source: bool,
+    /// Whether this is a dry run.
     pub dry_run: bool,
 }
 
-/// Where volumes are to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoveTarget {
-    /// Where this node can use them.
+    /// A node that can use the volumes.
     Node(String),
-    /// Anywhere in this cluster.
+    /// Any node of this cluster.
     Cluster(ClusterId),
 }
 
-/// A spec that asks for nothing that can be done.
+/// An invalid spec.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("spec.{field} of the VolumeMove {name}: {why}")]
 pub struct RequestError {
@@ -101,19 +100,20 @@ impl TryFrom<&VolumeMove> for MoveRequest {
 }
 
 impl MoveRequest {
-    /// What the user wishes at this moment. `held_off` says that a cut-over has failed a moment
-    /// ago, so that the next one is not begun by itself at once.
+    /// The current request of the user. `held_off` says that a cut-over has failed recently, so that the
+    /// next one does not start automatically at once.
     #[must_use]
-    pub fn wishes(&self, held_off: bool) -> Wishes {
-        Wishes {
+    pub fn requested(&self, held_off: bool) -> Requested {
+        Requested {
             cancel: self.cancel,
+            recover: self.recover_source,
             paused: self.paused,
             cutover: self.cutover_requested || (self.cuts_over_by_itself && !held_off),
             quiesce: self.quiesce,
         }
     }
 
-    /// What is left to ask for when a `VolumeMove` is gone: nothing but that all be as before.
+    /// The request of a deleted `VolumeMove`: only that the previous state is restored.
     #[must_use]
     pub fn of_nobody(claim: &ClaimName, cluster: &ClusterId) -> Self {
         Self {
@@ -136,11 +136,12 @@ impl MoveRequest {
             retain_source: Duration::ZERO,
             paused: true,
             cancel: true,
+            recover_source: false,
             dry_run: false,
         }
     }
 
-    /// What has lasted too long, as far as the status says when it has begun.
+    /// Which limits are exceeded, as far as the status has their start times.
     #[must_use]
     pub fn overdue(&self, status: &VolumeMoveStatus, now: Timestamp) -> OverDue {
         let is_over = |since: Timestamp, most: Duration| {
@@ -177,7 +178,7 @@ fn parsed(namespace: &str, spec: &VolumeMoveSpec) -> Result<MoveRequest, Wrong> 
         max_passes: u32::try_from(cutover.max_passes)
             .ok()
             .filter(|passes| *passes > 0)
-            .ok_or_else(|| ("cutover.maxPasses", "it is at least 1".to_owned()))?,
+            .ok_or_else(|| ("cutover.maxPasses", "it must be at least 1".to_owned()))?,
         quiesce: match quiesce.mode {
             QuiesceMode::Wait => Quiesce::Wait,
             QuiesceMode::Evict => Quiesce::Evict,
@@ -192,6 +193,7 @@ fn parsed(namespace: &str, spec: &VolumeMoveSpec) -> Result<MoveRequest, Wrong> 
         retain_source: time("retainSource", &spec.retain_source)?,
         paused: spec.paused,
         cancel: spec.cancel,
+        recover_source: spec.recover_source,
         dry_run: spec.dry_run,
     })
 }
@@ -200,7 +202,7 @@ fn claims(namespace: &str, names: &[String]) -> Result<Vec<ClaimName>, Wrong> {
     let distinct: BTreeSet<&String> = names.iter().collect();
     let wrong = |why: &str| Err(("claims", why.to_owned()));
     if names.is_empty() || names.len() > MOST_CLAIMS {
-        return wrong("it names 1 to 8 claims");
+        return wrong("it must name 1 to 8 claims");
     }
     if distinct.len() < names.len() {
         return wrong("it names a claim twice");
@@ -220,7 +222,10 @@ fn target(target: &Target) -> Result<MoveTarget, Wrong> {
             id.map(MoveTarget::Cluster)
                 .map_err(|error| ("target.cluster", error.to_string()))
         }
-        _ => Err(("target", "it names one target: nodeName or cluster".to_owned())),
+        _ => Err((
+            "target",
+            "it must name one target: nodeName or cluster".to_owned(),
+        )),
     }
 }
 
@@ -234,12 +239,12 @@ fn access_modes(modes: &[TargetAccessMode]) -> BTreeSet<AccessMode> {
     modes.iter().map(mode).collect()
 }
 
-/// A limit of nothing a second would be a pause that nobody finds.
+/// A limit of zero bytes per second would be a hidden pause.
 fn bytes(quantity: &Quantity) -> Result<u64, Wrong> {
     parse_quantity(&quantity.0)
         .filter(|bytes| *bytes > 0)
         .ok_or_else(|| {
-            let why = "it is a number of bytes a second, such as 64Mi; set paused to stop the copying";
+            let why = "it must be a number of bytes per second, such as 64Mi; set paused to stop the copying";
             ("transport.bandwidth", why.to_owned())
         })
 }
@@ -247,14 +252,19 @@ fn bytes(quantity: &Quantity) -> Result<u64, Wrong> {
 fn some_time(field: &'static str, text: &str) -> Result<Duration, Wrong> {
     let time = time(field, text)?;
     if time.is_zero() {
-        return Err((field, "it is longer than nothing".to_owned()));
+        return Err((field, "it must be longer than zero".to_owned()));
     }
     Ok(time)
 }
 
-/// `90s`, `10m`, `1h30m`: hours, minutes and seconds, each once and in this order.
+/// `90s`, `10m`, `1h30m`: hours, minutes and seconds, each at most once and in this order.
 fn time(field: &'static str, text: &str) -> Result<Duration, Wrong> {
-    let wrong = || (field, format!("{text:?} is no duration: write 90s, 10m or 1h30m"));
+    let wrong = || {
+        (
+            field,
+            format!("{text:?} is not a duration: write 90s, 10m or 1h30m"),
+        )
+    };
     let (mut seconds, mut rest) = (0_u64, text);
     for (unit, length) in [('h', 3600), ('m', 60), ('s', 1)] {
         let Some((amount, after)) = rest.split_once(unit) else {
@@ -266,7 +276,7 @@ fn time(field: &'static str, text: &str) -> Result<Duration, Wrong> {
         } else {
             return Err(wrong());
         };
-        // 5 digits of hours are far from the end of 64 bits.
+        // Hours of 5 digits cannot overflow 64 bits.
         seconds += amount * length;
         rest = after;
     }

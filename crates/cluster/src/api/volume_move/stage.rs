@@ -1,40 +1,40 @@
-//! The stage of a move in its status: what the next leader goes on from. Each stage of
-//! `placement::moving` is written in one way; what is written otherwise is an error, so that
-//! nobody goes on from a guess.
+//! The stage of a move in its status, from which the next leader continues. Each stage of
+//! `placement::moving` has one representation; any other one is an error, so that no leader continues from a
+//! guess.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    placement::moving::{BackTo, Outcome, Stage, VolumeFault, Why},
+    placement::moving::{Outcome, RollbackReason, RollbackTo, Stage, VolumeFault},
     volume::moving::GateNumber,
 };
 
-/// What the driver goes on from.
+/// The stage from which the driver continues.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MoveStage {
-    /// The row of the protocol that it is in.
+    /// The step of the protocol.
     pub name: StageName,
 
-    /// The number of the last attempt to keep the users away.
+    /// The number of the last gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>", range(min = 1))]
     pub gate: Option<GateNumber>,
 
-    /// How far back it goes: to the copying beside the users, or to before the move.
+    /// How far it rolls back: to copying beside running pods, or to the state before the move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    // It is left out and never null, which kubectl refuses in the enum of a definition.
+    // It is omitted and never null, which kubectl refuses in an enum of a definition.
     #[schemars(with = "Destination")]
     pub back_to: Option<Destination>,
 
-    /// Why it goes back.
+    /// Why it rolls back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Cause>,
 }
 
-/// A row of the protocol.
+/// A step of the protocol.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum StageName {
@@ -51,9 +51,11 @@ pub enum StageName {
     Done,
     Cancelled,
     Failed,
+    Recovering,
+    Recovered,
 }
 
-/// How far back a move goes.
+/// How far a move rolls back.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Destination {
@@ -61,18 +63,18 @@ pub enum Destination {
     Start,
 }
 
-/// Why a move goes back.
+/// Why a move rolls back.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
-    /// What has happened.
+    /// The reason.
     pub reason: BackReason,
 
-    /// What it is about, such as pods.
+    /// The objects concerned, such as pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub details: Vec<String>,
 }
 
-/// What has happened to a move that goes back.
+/// The reason of a rollback.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum BackReason {
@@ -98,7 +100,7 @@ pub enum BackReason {
     MaxDowntimeExceeded,
 }
 
-/// A stage that this driver has never written.
+/// A stage that this driver never writes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is in the stage {name:?}, and {why}: this driver never writes that")]
 pub struct UnreadableStage {
@@ -122,17 +124,19 @@ impl From<&Stage> for MoveStage {
             Stage::Draining(gate) => plain(StageName::Draining, Some(*gate)),
             Stage::Finishing(gate) => plain(StageName::Finishing, Some(*gate)),
             Stage::Verifying(gate) => plain(StageName::Verifying, Some(*gate)),
-            Stage::Back { gate, to, why } => Self {
+            Stage::Rollback { gate, to, why } => Self {
                 name: StageName::Returning,
                 gate: *gate,
                 back_to: Some(match to {
-                    BackTo::Copying => Destination::Copying,
-                    BackTo::Start => Destination::Start,
+                    RollbackTo::Copying => Destination::Copying,
+                    RollbackTo::Start => Destination::Start,
                 }),
                 why: Some(Cause::of(why)),
             },
             Stage::Committed(gate) => plain(StageName::Committed, Some(*gate)),
             Stage::Retaining(gate) => plain(StageName::Retaining, Some(*gate)),
+            Stage::Recovering(gate) => plain(StageName::Recovering, Some(*gate)),
+            Stage::Ended(Outcome::Recovered) => plain(StageName::Recovered, None),
             Stage::Ended(Outcome::Done) => plain(StageName::Done, None),
             Stage::Ended(Outcome::Cancelled) => plain(StageName::Cancelled, None),
             Stage::Ended(Outcome::Failed) => plain(StageName::Failed, None),
@@ -146,7 +150,7 @@ impl TryFrom<&MoveStage> for Stage {
     fn try_from(of: &MoveStage) -> Result<Self, UnreadableStage> {
         let wrong = |why| UnreadableStage { name: of.name, why };
         if of.name != StageName::Returning && (of.back_to.is_some() || of.why.is_some()) {
-            return Err(wrong("it says how far it goes back"));
+            return Err(wrong("it has a destination of a rollback"));
         }
         let gated = |stage: fn(GateNumber) -> Self| of.gate.map(stage).ok_or(wrong("it has no gate"));
         let ungated = |stage| match of.gate {
@@ -163,22 +167,24 @@ impl TryFrom<&MoveStage> for Stage {
             StageName::Verifying => gated(Self::Verifying),
             StageName::Committed => gated(Self::Committed),
             StageName::Retaining => gated(Self::Retaining),
+            StageName::Recovering => gated(Self::Recovering),
+            StageName::Recovered => ungated(Self::Ended(Outcome::Recovered)),
             StageName::Done => ungated(Self::Ended(Outcome::Done)),
             StageName::Cancelled => ungated(Self::Ended(Outcome::Cancelled)),
             StageName::Failed => ungated(Self::Ended(Outcome::Failed)),
             StageName::Returning => {
                 let (Some(to), Some(cause)) = (of.back_to, &of.why) else {
-                    return Err(wrong("it does not say how far it goes back, or why"));
+                    return Err(wrong("the destination or the cause of the rollback is missing"));
                 };
-                Ok(Self::Back {
+                Ok(Self::Rollback {
                     gate: of.gate,
                     to: match to {
-                        Destination::Copying => BackTo::Copying,
-                        Destination::Start => BackTo::Start,
+                        Destination::Copying => RollbackTo::Copying,
+                        Destination::Start => RollbackTo::Start,
                     },
                     why: cause
                         .read()
-                        .ok_or(wrong("its cause has other details than it should"))?,
+                        .ok_or(wrong("the details of its cause are invalid"))?,
                 })
             }
         }
@@ -186,59 +192,59 @@ impl TryFrom<&MoveStage> for Stage {
 }
 
 impl Cause {
-    fn of(why: &Why) -> Self {
+    fn of(why: &RollbackReason) -> Self {
         let (reason, details) = match why {
-            Why::Cancelled => (BackReason::Cancelled, Vec::new()),
-            Why::Refused(obstacles) => (BackReason::Refused, obstacles.clone()),
-            Why::ClaimDeleted => (BackReason::ClaimDeleted, Vec::new()),
-            Why::Locked(by) => (BackReason::ClaimLocked, vec![by.to_string()]),
-            Why::Volume(VolumeFault::Gone) => (BackReason::VolumeGone, Vec::new()),
-            Why::Volume(VolumeFault::NotTheSource) => (BackReason::VolumeNotOfSource, Vec::new()),
-            Why::Volume(VolumeFault::Deleting) => (BackReason::VolumeDeleting, Vec::new()),
-            Why::Volume(VolumeFault::NotTheClaims) => (BackReason::VolumeNotOfClaim, Vec::new()),
-            Why::Volume(VolumeFault::GatedLate) => (BackReason::VolumeGatedLate, Vec::new()),
-            Why::Volume(VolumeFault::MovedOn) => (BackReason::VolumeMovedOn, Vec::new()),
-            Why::NotRecorded => (BackReason::VolumeNotRecorded, Vec::new()),
-            Why::Changing => (BackReason::ClaimChanging, Vec::new()),
-            Why::InUse(pods) => (BackReason::ClaimInUse, pods.clone()),
-            Why::GateOpen => (BackReason::GateOpened, Vec::new()),
-            Why::SourceGone => (BackReason::SourceGone, Vec::new()),
-            Why::TargetGone => (BackReason::TargetGone, Vec::new()),
-            Why::InTheWay(what) => (BackReason::TargetTaken, vec![what.clone()]),
-            Why::Differs(path) => (BackReason::ContentDiffers, vec![path.clone()]),
-            Why::DrainOverdue => (BackReason::DrainDeadlineExceeded, Vec::new()),
-            Why::DowntimeOverdue => (BackReason::MaxDowntimeExceeded, Vec::new()),
+            RollbackReason::Cancelled => (BackReason::Cancelled, Vec::new()),
+            RollbackReason::Refused(obstacles) => (BackReason::Refused, obstacles.clone()),
+            RollbackReason::ClaimDeleted => (BackReason::ClaimDeleted, Vec::new()),
+            RollbackReason::Locked(by) => (BackReason::ClaimLocked, vec![by.to_string()]),
+            RollbackReason::Volume(VolumeFault::Gone) => (BackReason::VolumeGone, Vec::new()),
+            RollbackReason::Volume(VolumeFault::NotTheSource) => (BackReason::VolumeNotOfSource, Vec::new()),
+            RollbackReason::Volume(VolumeFault::Deleting) => (BackReason::VolumeDeleting, Vec::new()),
+            RollbackReason::Volume(VolumeFault::NotTheClaims) => (BackReason::VolumeNotOfClaim, Vec::new()),
+            RollbackReason::Volume(VolumeFault::GatedLate) => (BackReason::VolumeGatedLate, Vec::new()),
+            RollbackReason::Volume(VolumeFault::MovedOn) => (BackReason::VolumeMovedOn, Vec::new()),
+            RollbackReason::NotRecorded => (BackReason::VolumeNotRecorded, Vec::new()),
+            RollbackReason::Changing => (BackReason::ClaimChanging, Vec::new()),
+            RollbackReason::InUse(pods) => (BackReason::ClaimInUse, pods.clone()),
+            RollbackReason::GateOpen => (BackReason::GateOpened, Vec::new()),
+            RollbackReason::SourceGone => (BackReason::SourceGone, Vec::new()),
+            RollbackReason::TargetGone => (BackReason::TargetGone, Vec::new()),
+            RollbackReason::InTheWay(what) => (BackReason::TargetTaken, vec![what.clone()]),
+            RollbackReason::Differs(path) => (BackReason::ContentDiffers, vec![path.clone()]),
+            RollbackReason::DrainOverdue => (BackReason::DrainDeadlineExceeded, Vec::new()),
+            RollbackReason::DowntimeOverdue => (BackReason::MaxDowntimeExceeded, Vec::new()),
         };
         Self { reason, details }
     }
 
-    fn read(&self) -> Option<Why> {
+    fn read(&self) -> Option<RollbackReason> {
         let none = |why| self.details.is_empty().then_some(why);
         let only = || match self.details.as_slice() {
             [only] => Some(only.clone()),
             _ => None,
         };
         match self.reason {
-            BackReason::Cancelled => none(Why::Cancelled),
-            BackReason::Refused => Some(Why::Refused(self.details.clone())),
-            BackReason::ClaimDeleted => none(Why::ClaimDeleted),
-            BackReason::ClaimLocked => only()?.parse().ok().map(Why::Locked),
-            BackReason::VolumeGone => none(Why::Volume(VolumeFault::Gone)),
-            BackReason::VolumeNotOfSource => none(Why::Volume(VolumeFault::NotTheSource)),
-            BackReason::VolumeDeleting => none(Why::Volume(VolumeFault::Deleting)),
-            BackReason::VolumeNotOfClaim => none(Why::Volume(VolumeFault::NotTheClaims)),
-            BackReason::VolumeGatedLate => none(Why::Volume(VolumeFault::GatedLate)),
-            BackReason::VolumeMovedOn => none(Why::Volume(VolumeFault::MovedOn)),
-            BackReason::VolumeNotRecorded => none(Why::NotRecorded),
-            BackReason::ClaimChanging => none(Why::Changing),
-            BackReason::ClaimInUse => Some(Why::InUse(self.details.clone())),
-            BackReason::GateOpened => none(Why::GateOpen),
-            BackReason::SourceGone => none(Why::SourceGone),
-            BackReason::TargetGone => none(Why::TargetGone),
-            BackReason::TargetTaken => only().map(Why::InTheWay),
-            BackReason::ContentDiffers => only().map(Why::Differs),
-            BackReason::DrainDeadlineExceeded => none(Why::DrainOverdue),
-            BackReason::MaxDowntimeExceeded => none(Why::DowntimeOverdue),
+            BackReason::Cancelled => none(RollbackReason::Cancelled),
+            BackReason::Refused => Some(RollbackReason::Refused(self.details.clone())),
+            BackReason::ClaimDeleted => none(RollbackReason::ClaimDeleted),
+            BackReason::ClaimLocked => only()?.parse().ok().map(RollbackReason::Locked),
+            BackReason::VolumeGone => none(RollbackReason::Volume(VolumeFault::Gone)),
+            BackReason::VolumeNotOfSource => none(RollbackReason::Volume(VolumeFault::NotTheSource)),
+            BackReason::VolumeDeleting => none(RollbackReason::Volume(VolumeFault::Deleting)),
+            BackReason::VolumeNotOfClaim => none(RollbackReason::Volume(VolumeFault::NotTheClaims)),
+            BackReason::VolumeGatedLate => none(RollbackReason::Volume(VolumeFault::GatedLate)),
+            BackReason::VolumeMovedOn => none(RollbackReason::Volume(VolumeFault::MovedOn)),
+            BackReason::VolumeNotRecorded => none(RollbackReason::NotRecorded),
+            BackReason::ClaimChanging => none(RollbackReason::Changing),
+            BackReason::ClaimInUse => Some(RollbackReason::InUse(self.details.clone())),
+            BackReason::GateOpened => none(RollbackReason::GateOpen),
+            BackReason::SourceGone => none(RollbackReason::SourceGone),
+            BackReason::TargetGone => none(RollbackReason::TargetGone),
+            BackReason::TargetTaken => only().map(RollbackReason::InTheWay),
+            BackReason::ContentDiffers => only().map(RollbackReason::Differs),
+            BackReason::DrainDeadlineExceeded => none(RollbackReason::DrainOverdue),
+            BackReason::MaxDowntimeExceeded => none(RollbackReason::DowntimeOverdue),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The status of a `VolumeMove`: how far it is, for people and for the next leader.
+//! The status of a `VolumeMove`: its progress, for users and for the next leader.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{BackReason, MoveStage, Route};
 use crate::{api::conditions, volume::Epoch};
 
-/// How far a move is.
+/// Progress of a move.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeMoveStatus {
@@ -16,13 +16,14 @@ pub struct VolumeMoveStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// How far it is: Checking, Preparing, Copying, Ready, Draining, Finishing, Committing,
-    /// Retaining and then Done; or Returning and then Copying, Cancelled or Failed. Whoever
-    /// waits for the end waits for one of Done, Cancelled and Failed.
+    /// The phase: Checking, Preparing, Copying, Ready, Draining, Finishing, Committing, Retaining
+    /// and then Done; or Returning and then Copying, Cancelled or Failed; or, if the target was lost
+    /// after the commit, Recovering and then Recovered. The move has ended in the phases Done,
+    /// Cancelled, Failed and Recovered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
 
-    /// What the driver goes on from.
+    /// The stage from which the driver continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<MoveStage>,
 
@@ -32,60 +33,60 @@ pub struct VolumeMoveStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 
-    /// What is waited for, in a sentence, when that takes longer than a few seconds.
+    /// What the move waits for, if that takes longer than a few seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
 
-    /// What speaks against it. Absent as long as that is not known; empty if it is nothing.
+    /// What blocks the move. Absent until the preflight checks are done; empty if nothing does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preflight: Option<Vec<String>>,
 
-    /// What is lost by it, claim by claim, as far as the passes have found it. The move does not go on
-    /// as long as acceptLoss does not name it.
+    /// Losses, by claim: those that the passes have detected, and what was written at a lost target.
+    /// The move does not continue until acceptLoss contains the detected ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lossy: Vec<String>,
 
-    /// The claims, and how far each is.
+    /// The claims, and the progress of each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub claims: Vec<ClaimStatus>,
 
-    /// How the data travels.
+    /// Route of the data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     // As in the stage.
     #[schemars(with = "Route")]
     pub route: Option<Route>,
 
-    /// How long the pass that is under way will take.
+    /// Estimated remaining time of the current pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_left: Option<String>,
 
-    /// For how long nobody can use the volumes.
+    /// For how long the volumes are unavailable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime: Option<Downtime>,
 
-    /// How often the pods were kept away for too long. After three times they are not sent away again
-    /// before the spec is changed.
+    /// How often the cut-over took too long. After three times there is no other one until the spec
+    /// is changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overruns: Option<Overruns>,
 
-    /// When Kubernetes stopped to start pods with the volumes.
+    /// Since when Kubernetes starts no pods with the volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time")]
     pub gated_at: Option<Time>,
 
-    /// When the volumes became those at the target.
+    /// When the move was committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time")]
     pub committed_at: Option<Time>,
 
-    /// Until when a copy is kept that is not needed.
+    /// Until when the copy that is not used any more is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time")]
     pub retained_until: Option<Time>,
 }
 
-/// How far one claim is.
+/// Progress of one claim.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimStatus {
@@ -100,16 +101,16 @@ pub struct ClaimStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_handle: Option<String>,
 
-    /// How often its volume has moved, this move included.
+    /// How often its volume has moved, including this move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>", range(min = 1))]
     pub epoch: Option<Epoch>,
 
-    /// Where its volume was.
+    /// The twin before the move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<TwinReference>,
 
-    /// Where it is to be.
+    /// The twin after the move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<TwinReference>,
 
@@ -117,12 +118,11 @@ pub struct ClaimStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<i64>,
 
-    /// Why nothing of it is copied while its pods run, if that is so: they are away for the
-    /// whole copy.
+    /// Why it cannot be copied while its pods run, if so: they are stopped for the whole copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold: Option<String>,
 
-    /// How many passes were made.
+    /// Number of passes.
     #[serde(default)]
     pub passes: i32,
 
@@ -134,20 +134,21 @@ pub struct ClaimStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<Progress>,
 
-    /// How many bytes are copied in a second.
+    /// Bytes copied per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<i64>,
 
-    /// What both sides hold, as hashes: the same if they are equal.
+    /// Hashes over the content of both sides, which are the same if the content is equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roots: Option<RootHashes>,
 
-    /// The node where the source was read before its pods were sent away: if it can be read there
-    /// again, only what has changed is read.
+    /// The node where the source was read before its pods were stopped: if it can be read there
+    /// again, only changes are read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mover_node: Option<String>,
 
-    /// The PersistentVolumes that its volume had and is to have, as the driver makes them again.
+    /// The old and the new PersistentVolume of its volume, from which the driver creates them
+    /// again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<String>,
 }
@@ -176,20 +177,20 @@ pub struct TwinReference {
     pub nodes: Vec<String>,
 }
 
-/// How much of something is copied.
+/// Progress of the copying.
 #[derive(KubeSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// How much there is.
+    /// Total amount.
     pub total: i64,
 
-    /// How much of it is the same on both sides.
+    /// Amount that is the same on both sides.
     pub done: i64,
 
-    /// How much was sent, all passes together.
+    /// Amount that was sent in all passes together.
     pub sent: i64,
 }
 
-/// What both sides hold.
+/// Hashes over the content of both sides.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RootHashes {
     /// The source.
@@ -199,37 +200,37 @@ pub struct RootHashes {
     pub target: String,
 }
 
-/// For how long nobody can use the volumes.
+/// For how long the volumes are unavailable.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Downtime {
-    /// How long copying what is left will take, as the passes so far tell.
+    /// Estimated time to copy the rest, based on the passes so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<String>,
 
-    /// Why nothing is predicted: all of a source has to be read again.
+    /// Why there is no prediction: all of a source has to be read again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 
-    /// Since when nobody uses them.
+    /// Since when they are not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time")]
     pub since: Option<Time>,
 
-    /// How long it took, from when Kubernetes started no pod with them any more until it did again.
+    /// The actual time during which Kubernetes started no pod with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub actual: Option<String>,
 }
 
-/// How often the pods were kept away for too long, one time after the other.
+/// How often the cut-over took too long in succession.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overruns {
-    /// What has taken too long.
+    /// Which limit was exceeded.
     pub reason: BackReason,
 
-    /// How often.
+    /// Number of times.
     pub count: i32,
 
-    /// The generation of the spec with which that was tried.
+    /// The generation of the spec of these attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
 }

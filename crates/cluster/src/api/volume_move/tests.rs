@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    placement::moving::{BackTo, Outcome, Quiesce, Stage, VolumeFault, Why},
+    placement::moving::{Outcome, Quiesce, RollbackReason, RollbackTo, Stage, VolumeFault},
     volume::{
         AccessMode, ReclaimPolicy,
         moving::{CommitRecord, GateNumber, Manifest, MoveUid, MovedClaim, SourceRecord},
@@ -17,12 +17,13 @@ use crate::{
 
 const UID: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
 
-/// What may be changed while a volume moves.
-const MUTABLE: [&str; 6] = [
+/// The fields that may be changed while a volume moves.
+const MUTABLE: [&str; 7] = [
     "acceptLoss",
     "cancel",
     "cutover",
     "paused",
+    "recoverSource",
     "retainSource",
     "transport",
 ];
@@ -137,11 +138,11 @@ fn durations_are_written_in_one_way() {
 #[test]
 fn a_cut_over_that_failed_is_not_begun_again_by_itself() {
     let by_itself = request(&with("cutover", json!({"mode": "Auto"})));
-    assert!(by_itself.wishes(false).cutover && !by_itself.wishes(true).cutover);
+    assert!(by_itself.requested(false).cutover && !by_itself.requested(true).cutover);
     let by_hand = request(&with("cutover", json!({"mode": "Manual"})));
-    assert!(!by_hand.wishes(false).cutover);
+    assert!(!by_hand.requested(false).cutover);
     let requested = request(&with("cutover", json!({"mode": "Manual", "requested": true})));
-    assert!(requested.wishes(true).cutover);
+    assert!(requested.requested(true).cutover);
 }
 
 #[test]
@@ -162,7 +163,7 @@ fn what_lasts_too_long_is_counted_from_what_the_status_says() {
     status.retained_until = at("2026-11-23T10:00:01Z");
     let overdue = request.overdue(&status, now);
     assert!(overdue.drain && !overdue.downtime && !overdue.retention);
-    // A clock that was set back is no reason to give up.
+    // A clock that was set back is not an error.
     status.gated_at = at("2026-11-24T10:00:00Z");
     status.retained_until = at("2026-11-23T10:00:00Z");
     let overdue = request.overdue(&status, now);
@@ -192,6 +193,8 @@ fn each_field_that_may_not_change_has_a_rule() {
     );
     let latched = &schema["x-kubernetes-validations"][0]["rule"];
     assert_eq!(latched, "!oldSelf.spec.cancel || self.spec.cancel");
+    let recovers = schema["x-kubernetes-validations"][1]["rule"].as_str().unwrap();
+    assert!(recovers.starts_with("!self.spec.recoverSource ||"), "{recovers}");
     assert_eq!(spec["properties"]["claims"]["x-kubernetes-list-type"], "set");
 }
 
@@ -202,7 +205,7 @@ fn a_move_without_a_status_is_at_its_beginning() {
         .unwrap();
     assert_eq!((facts.stage, facts.obstacles), (Stage::Checking, None));
     assert_eq!((facts.uid.as_str(), facts.at.version()), (UID, "7"));
-    assert!(facts.wishes.cancel && !facts.finalizer && !facts.deleting);
+    assert!(facts.requested.cancel && !facts.finalizer && !facts.deleting);
 }
 
 #[test]
@@ -280,31 +283,31 @@ fn source(
     }
 }
 
-fn any_why() -> impl Strategy<Value = Why> {
+fn any_why() -> impl Strategy<Value = RollbackReason> {
     let details = || prop::collection::vec(".{0,20}", 0..4);
     let uid: MoveUid = UID.parse().unwrap();
     prop_oneof![
-        details().prop_map(Why::Refused),
-        details().prop_map(Why::InUse),
-        ".{0,40}".prop_map(Why::InTheWay),
-        ".{0,40}".prop_map(Why::Differs),
+        details().prop_map(RollbackReason::Refused),
+        details().prop_map(RollbackReason::InUse),
+        ".{0,40}".prop_map(RollbackReason::InTheWay),
+        ".{0,40}".prop_map(RollbackReason::Differs),
         prop::sample::select(vec![
-            Why::Cancelled,
-            Why::ClaimDeleted,
-            Why::Locked(uid),
-            Why::Volume(VolumeFault::Gone),
-            Why::Volume(VolumeFault::NotTheSource),
-            Why::Volume(VolumeFault::Deleting),
-            Why::Volume(VolumeFault::NotTheClaims),
-            Why::Volume(VolumeFault::GatedLate),
-            Why::Volume(VolumeFault::MovedOn),
-            Why::NotRecorded,
-            Why::Changing,
-            Why::GateOpen,
-            Why::SourceGone,
-            Why::TargetGone,
-            Why::DrainOverdue,
-            Why::DowntimeOverdue,
+            RollbackReason::Cancelled,
+            RollbackReason::ClaimDeleted,
+            RollbackReason::Locked(uid),
+            RollbackReason::Volume(VolumeFault::Gone),
+            RollbackReason::Volume(VolumeFault::NotTheSource),
+            RollbackReason::Volume(VolumeFault::Deleting),
+            RollbackReason::Volume(VolumeFault::NotTheClaims),
+            RollbackReason::Volume(VolumeFault::GatedLate),
+            RollbackReason::Volume(VolumeFault::MovedOn),
+            RollbackReason::NotRecorded,
+            RollbackReason::Changing,
+            RollbackReason::GateOpen,
+            RollbackReason::SourceGone,
+            RollbackReason::TargetGone,
+            RollbackReason::DrainOverdue,
+            RollbackReason::DowntimeOverdue,
         ]),
     ]
 }
@@ -314,7 +317,7 @@ fn any_gate() -> impl Strategy<Value = GateNumber> {
 }
 
 fn any_stage() -> impl Strategy<Value = Stage> {
-    let to = prop::sample::select(vec![BackTo::Copying, BackTo::Start]);
+    let to = prop::sample::select(vec![RollbackTo::Copying, RollbackTo::Start]);
     let back = (prop::option::of(any_gate()), to, any_why());
     prop_oneof![
         Just(Stage::Checking),
@@ -326,8 +329,15 @@ fn any_stage() -> impl Strategy<Value = Stage> {
         any_gate().prop_map(Stage::Verifying),
         any_gate().prop_map(Stage::Committed),
         any_gate().prop_map(Stage::Retaining),
-        back.prop_map(|(gate, to, why)| Stage::Back { gate, to, why }),
-        prop::sample::select(vec![Outcome::Done, Outcome::Cancelled, Outcome::Failed]).prop_map(Stage::Ended),
+        any_gate().prop_map(Stage::Recovering),
+        back.prop_map(|(gate, to, why)| Stage::Rollback { gate, to, why }),
+        prop::sample::select(vec![
+            Outcome::Done,
+            Outcome::Cancelled,
+            Outcome::Failed,
+            Outcome::Recovered
+        ])
+        .prop_map(Stage::Ended),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! Answers, faults and conflicts of an API server, and what callers get to hear.
+//! Answers, faults and conflicts of an API server, and the resulting errors.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::json;

@@ -28,7 +28,7 @@ fn claim() -> Value {
     })
 }
 
-/// The same object, read with and without the crate's own way.
+/// The same object, read with and without [`Lean`].
 fn both_ways<K: DeserializeOwned>(object: &Value) -> (K, K) {
     let text = object.to_string();
     let Lean(lean) = serde_json::from_str(&text).unwrap();

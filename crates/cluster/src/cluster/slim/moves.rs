@@ -1,4 +1,4 @@
-//! What is kept of `VolumeMove`s at home: enough to know when to look at one.
+//! The fields of `VolumeMove`s that are kept at home: enough to know when to reconcile one.
 
 use kube::{ResourceExt, core::PartialObjectMeta};
 
@@ -11,14 +11,11 @@ use crate::{
 /// A `VolumeMove`. Its topic is its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenMove {
-    /// Its namespace and name.
     pub name: ClaimName,
-    /// Its uid.
     pub uid: String,
-    /// Counts the changes of what is asked for, and its deletion. What this driver writes into the
-    /// status is no news to it.
+    /// Counts the changes of the spec, and the deletion. Changes of the status by this driver do not count.
     generation: i64,
-    /// Whether our finalizer is on it.
+    /// Whether it has the driver's finalizer.
     held: bool,
 }
 
@@ -28,7 +25,7 @@ impl Slim for SeenMove {
     }
 }
 
-/// Only the metadata is read: one that this driver cannot read is seen all the same.
+/// Only the metadata is read, so that objects which this version cannot read are seen as well.
 pub(in crate::cluster) fn seen_move(of: &PartialObjectMeta<VolumeMove>) -> SeenMove {
     SeenMove {
         name: ClaimName {

@@ -1,4 +1,4 @@
-//! What is kept of pods that do not run yet, and of nodes that take pods.
+//! The fields of pods that do not run yet, and of nodes that accept pods.
 
 use std::iter;
 
@@ -15,30 +15,33 @@ use crate::{
 /// A pod with claims that does not run yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingPod {
-    /// Its uid.
     pub uid: String,
-    /// Its node, if it has one.
     pub node: Option<String>,
-    /// Whether it waits until its claims were looked up.
+    /// Whether it has the scheduling gate until its claims were looked up.
     pub waits_for_claims_gate: bool,
     /// Its claims, as `namespace/name`.
     pub claims: Vec<String>,
-    /// What it asks of a node.
+    /// Its constraints for nodes.
     pub consumer: Consumer,
 }
 
-/// It is about each of its claims.
+/// The topic of the pods with the gate for claims. No namespace has this name.
+pub const GATED: &str = "/gated";
+
+/// Its topics are its claims.
 impl Slim for PendingPod {
     fn topic(&self) -> &str {
         &self.consumer.namespace
     }
 
     fn topics(&self) -> impl Iterator<Item = &str> {
-        iter::once(self.topic()).chain(self.claims.iter().map(String::as_str))
+        iter::once(self.topic())
+            .chain(self.claims.iter().map(String::as_str))
+            .chain(self.waits_for_claims_gate.then_some(GATED))
     }
 }
 
-/// What is kept of a pod that does not run yet; `None` if it waits for no claim.
+/// The fields of a pod that does not run yet; `None` if it waits for no claim.
 pub(in crate::cluster) fn pending_pod(pod: &Pod) -> Option<PendingPod> {
     let spec = pod.spec.as_ref()?;
     let names = claims_of(pod);
@@ -68,7 +71,7 @@ pub(in crate::cluster) fn pending_pod(pod: &Pod) -> Option<PendingPod> {
     })
 }
 
-/// One of a kind that is not known tolerates nothing.
+/// A toleration of an unknown operator tolerates nothing.
 pub fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let key = given(&toleration.key);
@@ -84,7 +87,7 @@ pub fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
     })
 }
 
-/// Whether a pod has run to its end: it uses nothing any more.
+/// Whether a pod has ended, so that it uses nothing any more.
 #[must_use]
 pub fn has_ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -99,7 +102,7 @@ pub fn claims_of(pod: &Pod) -> Vec<String> {
     let claims = volumes.filter_map(
         |volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
             (Some(claim), _) => Some(claim.claim_name.clone()),
-            // Kubernetes names the claim of a generic ephemeral volume so.
+            // The name that Kubernetes gives the claim of a generic ephemeral volume.
             (None, Some(_)) => Some(format!("{name}-{}", volume.name)),
             (None, None) => None,
         },
@@ -107,7 +110,7 @@ pub fn claims_of(pod: &Pod) -> Vec<String> {
     claims.collect()
 }
 
-/// A node that an ordinary pod may be sent to.
+/// A node that accepts ordinary pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenNode {
     name: String,
@@ -123,7 +126,7 @@ impl Slim for OpenNode {
     }
 }
 
-/// What is kept of a node; `None` if an ordinary pod may not be sent there.
+/// The fields of a node; `None` if it does not accept ordinary pods.
 pub(in crate::cluster) fn open_node(node: &Node) -> Option<OpenNode> {
     let spec = node.spec.as_ref();
     let mut taints = spec.iter().flat_map(|spec| spec.taints.iter().flatten());

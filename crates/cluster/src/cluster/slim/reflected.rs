@@ -1,4 +1,4 @@
-//! What the fabric keeps of objects that it copies into remote namespaces, and of their copies.
+//! The fields of objects that the fabric copies into remote namespaces, and of their copies.
 
 use crate::{
     cluster::view::Slim,

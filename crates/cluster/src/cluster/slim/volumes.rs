@@ -1,6 +1,5 @@
-//! What is kept of PVs at home. There are three kinds that matter: those of twins, those that
-//! users of a volume see, and those that nobody has. One watch shows them all; the PVs of other
-//! drivers are dropped on arrival.
+//! The fields of PVs at home. Three kinds are kept: real PVs, virtual PVs, and available ones. One watch
+//! returns them all; other PVs are dropped on arrival.
 
 use std::{iter, sync::Arc};
 
@@ -19,7 +18,7 @@ use crate::{
     },
 };
 
-/// Topics of PVs that are in no cluster: no cluster has such an id.
+/// Topic of PVs that belong to no cluster: it is not a valid cluster id.
 const OTHER_VERSION: &str = "/other-version";
 const FREE: &str = "/free";
 const MOVERS: &str = "/movers";
@@ -27,91 +26,78 @@ const MOVERS: &str = "/movers";
 /// A PV that matters to this driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Volume {
-    /// It belongs to, or is reserved for, a claim of the storage namespace.
+    /// A real PV: it is bound to, or reserved for, a claim of the storage namespace.
     Real(Arc<RealVolume>),
-    /// The users of a volume see it.
     Virtual(Arc<VirtualVolume>),
-    /// The same, made by another version of this driver: the name of the PV is all that can be read.
+    /// A virtual PV that was created by another version of this driver: only its name can be read.
     OtherVersion(String),
-    /// The mover of a move has it for a time: what is wanted of the volume, it does not say.
+    /// A temporary PV of a mover. It does not show what the user wants of the volume.
     Movers(Arc<MoversVolume>),
-    /// Nobody has it.
+    /// An available PV.
     Free(Arc<StaticVolume>),
 }
 
 /// The PV through which a mover reads or writes a twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoversVolume {
-    /// Its name.
     pub name: String,
-    /// What it leads to.
+    /// The volume of its twin.
     pub id: VolumeId,
 }
 
-/// A PV that belongs to, or is reserved for, a claim of the storage namespace.
+/// A PV that is bound to, or reserved for, a claim of the storage namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "facts about one object, each seen by itself"
 )]
 pub struct RealVolume {
-    /// Its name.
     pub name: String,
-    /// The twin it is for.
+    /// The name of the twin.
     pub twin: String,
-    /// That twin's uid; empty while the PV is only reserved.
+    /// The uid of the twin; empty while the PV is only reserved.
     pub twin_uid: String,
-    /// Its phase.
     pub phase: String,
-    /// Whether it is being deleted.
     pub deleting: bool,
-    /// Whether its data stays when its twin goes.
+    /// Whether its reclaim policy is Retain.
     pub retain: bool,
     /// Whether this driver replaced its reclaim policy.
     pub policy_replaced: bool,
-    /// Whether it carries the record of an import.
+    /// Whether it has the record of an import.
     pub imported: bool,
-    /// Whether it carries the record of a release.
+    /// Whether it has the record of a release.
     pub released: bool,
 }
 
-/// The PV that users of a volume see.
+/// A virtual PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "facts about one object, each seen by itself"
 )]
 pub struct VirtualVolume {
-    /// Name of the PV.
     pub name: String,
-    /// The volume.
     pub volume: VolumeName,
-    /// The cluster of its twin.
     pub cluster: ClusterId,
-    /// How often it has moved.
     pub epoch: Epoch,
-    /// The twin, where its name does not follow from the volume's.
+    /// The twin, if its name does not follow from the volume's.
     pub twin: Option<ClaimName>,
-    /// The twin's PV, where it was known when the volume was answered for.
+    /// The twin's PV, if it was known when the volume was handed over.
     pub real: Option<String>,
-    /// Its size in bytes.
     pub bytes: u64,
-    /// Its virtual class.
     pub class: String,
-    /// The claim that it names.
+    /// The claim in its `claimRef`.
     pub claim: Option<ClaimMark>,
-    /// Whether it is bound to that.
+    /// Whether it is bound to that claim.
     pub bound: bool,
-    /// Whether it is being deleted.
     pub deleting: bool,
-    /// Whether its user wants its data to stay when its claim goes.
+    /// Whether the user has set its reclaim policy to Retain.
     pub retain: bool,
-    /// Whether a move keeps its users away.
+    /// Whether it has the gate of a move.
     pub gated: bool,
 }
 
 impl VirtualVolume {
-    /// What it leads to.
     #[must_use]
     pub fn id(&self) -> VolumeId {
         VolumeId {
@@ -122,8 +108,8 @@ impl VirtualVolume {
     }
 }
 
-/// The PV of a twin is about that; the one that users see about the cluster of its twin; a free
-/// one about its class.
+/// The topic of a real PV is its twin; that of a virtual one the cluster of its twin; that of an available
+/// one its class.
 impl Slim for Volume {
     fn topic(&self) -> &str {
         match self {
@@ -145,7 +131,18 @@ impl Slim for Volume {
 }
 
 impl Volume {
-    /// The PV of a twin.
+    /// The name of the `PersistentVolume`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Real(volume) => &volume.name,
+            Self::Virtual(volume) => &volume.name,
+            Self::OtherVersion(name) => name,
+            Self::Movers(volume) => &volume.name,
+            Self::Free(volume) => &volume.name,
+        }
+    }
+
     #[must_use]
     pub fn as_real(&self) -> Option<&Arc<RealVolume>> {
         match self {
@@ -154,7 +151,6 @@ impl Volume {
         }
     }
 
-    /// The PV that users of a volume see.
     #[must_use]
     pub fn as_virtual(&self) -> Option<&Arc<VirtualVolume>> {
         match self {
@@ -163,7 +159,6 @@ impl Volume {
         }
     }
 
-    /// The PV that nobody has.
     #[must_use]
     pub fn as_free(&self) -> Option<&Arc<StaticVolume>> {
         match self {
@@ -187,7 +182,7 @@ impl Volume {
     }
 }
 
-// One name may be that of a twin, a cluster and a class: what is of another kind is left out.
+// A twin, a cluster and a class may have the same name: PVs of other kinds are filtered out.
 impl View<Volume> {
     /// The PVs of the twin with this name, and those reserved for it.
     #[must_use]
@@ -198,19 +193,19 @@ impl View<Volume> {
             .collect()
     }
 
-    /// The PV of a twin, by its own name.
+    /// The real PV of this name.
     #[must_use]
     pub fn real(&self, name: &str) -> Option<Arc<RealVolume>> {
         self.get(name)?.as_real().cloned()
     }
 
-    /// The PV of this name that users of a volume see.
+    /// The virtual PV of this name.
     #[must_use]
     pub fn virtual_volume(&self, name: &str) -> Option<Arc<VirtualVolume>> {
         self.get(name)?.as_virtual().cloned()
     }
 
-    /// The PVs that users see of all volumes.
+    /// All virtual PVs.
     #[must_use]
     pub fn virtual_volumes(&self) -> Vec<Arc<VirtualVolume>> {
         let all = self.all();
@@ -219,8 +214,8 @@ impl View<Volume> {
             .collect()
     }
 
-    /// Whether this is a further PV of a volume, which somebody made beside the one that is
-    /// named after the volume. What is wanted of the volume, that one says.
+    /// Whether this is an additional PV of a volume, which a user has created besides the one that is named
+    /// after the volume. Only the latter counts for settings of the volume.
     #[must_use]
     pub fn is_further(&self, volume: &VirtualVolume) -> bool {
         let name = volume.volume.as_str();
@@ -229,7 +224,7 @@ impl View<Volume> {
         volume.name != name && own().is_some_and(same)
     }
 
-    /// The PVs that users see of volumes whose twins are in this cluster.
+    /// The virtual PVs of volumes whose twins are in this cluster.
     #[must_use]
     pub fn virtual_volumes_in(&self, cluster: &ClusterId) -> Vec<Arc<VirtualVolume>> {
         let all = self.of_topic(cluster.as_str());
@@ -238,7 +233,7 @@ impl View<Volume> {
             .collect()
     }
 
-    /// The PVs that movers have.
+    /// The PVs of movers.
     #[must_use]
     pub fn of_movers(&self) -> Vec<Arc<MoversVolume>> {
         let all = self.of_topic(MOVERS);
@@ -256,7 +251,7 @@ impl View<Volume> {
             .collect()
     }
 
-    /// The free PVs of a class; of all classes if none is given.
+    /// The available PVs of a class; of all classes if none is given.
     #[must_use]
     pub fn free(&self, class: Option<&str>) -> Vec<StaticVolume> {
         let all = self.of_topic(class.unwrap_or(FREE));
@@ -264,14 +259,14 @@ impl View<Volume> {
         free.map(|volume| StaticVolume::clone(volume)).collect()
     }
 
-    /// Counts the changes of free PVs.
+    /// Counts the changes of available PVs.
     #[must_use]
     pub fn changes_of_free(&self) -> watch::Receiver<u64> {
         self.changes_of(|volume| volume.as_free().is_some())
     }
 }
 
-/// What is kept of a PV at home.
+/// The fields of a PV at home.
 pub(in crate::cluster) fn volume(volume: &PersistentVolume, storage_namespace: &str) -> Option<Volume> {
     let spec = volume.spec.as_ref()?;
     if let Some(csi) = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME) {
@@ -337,8 +332,8 @@ fn reclaim_policy(volume: &PersistentVolume) -> ReclaimPolicy {
     facts::reclaim_policy(policy)
 }
 
-/// A PV that nobody has. One that a driver makes for a claim never is in that phase; those
-/// that say who made them, as sig-storage-local-static-provisioner's do, may be.
+/// A PV in the phase Available. One that is provisioned for a claim never has that phase; those with the
+/// annotation of a provisioner, such as sig-storage-local-static-provisioner, may have it.
 #[must_use]
 pub fn free_volume(volume: &PersistentVolume) -> Option<StaticVolume> {
     Some(facts::static_volume(volume)).filter(|read| read.available)

@@ -1,38 +1,38 @@
-//! Scripted faults: what happens to which requests, and how often; and what others do
-//! to the objects just before one.
+//! Scripted faults: which requests fail, how, and how often; and changes of other clients just before a
+//! request.
 
 use std::sync::Mutex;
 
 use super::store::Store;
 
-/// What a faulty API server does with a request.
+/// How a faulty API server handles a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     /// Answers with this code and does nothing.
     Refuse(u16),
-    /// Says of what has this text that the object would be too large.
+    /// Answers requests that contain this text with the error that the object would be too large.
     TooLarge(&'static str),
-    /// Stores what is sent without the field of this JSON pointer, as one that does not know it.
+    /// Stores the object without the field of this JSON pointer, as a server that does not know it.
     Drop(&'static str),
-    /// Forbids it with this message.
+    /// Forbids the request with this message.
     Forbid(&'static str),
-    /// Does it, then answers with this code: the answer got lost.
+    /// Handles the request, then answers with this code: the real answer is lost.
     DoAndRefuse(u16),
-    /// Answers a change with the object as it was: a webhook has taken the change out.
+    /// Answers a change with the unchanged object: a webhook has reverted the change.
     TakeOut,
     /// Never answers.
     Hang,
-    /// Answers with 40 MiB of nothing.
+    /// Answers with 40 MiB without content.
     Oversize,
-    /// Answers with something that is no object.
+    /// Answers with text that is not an object.
     Garbage,
-    /// Answers with a page of a list, and says for ever that there is another one.
+    /// Answers with a page of a list, and always reports another one.
     Endless,
-    /// Tells a watch that its version is too old.
+    /// Answers a watch that its version is too old.
     Gone,
     /// Answers a watch with this code.
     RefuseWatch(u16),
-    /// Tells a watch of more and more objects.
+    /// Sends more and more objects to a watch.
     Flood,
 }
 
@@ -58,13 +58,13 @@ impl Fault {
         }
     }
 
-    /// Only requests whose path ends with it: lists, and not the objects below.
+    /// Only requests whose path ends with it: lists, and not single objects.
     pub fn at_the_end(mut self) -> Self {
         self.only_the_end = true;
         self
     }
 
-    /// Only so many times.
+    /// Only this many times.
     pub fn times(mut self, times: usize) -> Self {
         self.times = times;
         self
@@ -83,7 +83,7 @@ impl Faults {
         self.0.lock().unwrap().clear();
     }
 
-    /// How many faults have not hit as often as they should.
+    /// The number of faults that were not used up.
     pub(super) fn left(&self) -> usize {
         self.0
             .lock()
@@ -107,7 +107,7 @@ impl Faults {
     }
 }
 
-/// What somebody else does.
+/// A change by another client.
 pub(super) type Deed = Box<dyn FnOnce(&Store) + Send>;
 
 #[derive(Default)]
@@ -118,7 +118,7 @@ impl Deeds {
         self.0.lock().unwrap().push((method, path.to_owned(), deed));
     }
 
-    /// What is done before this request, once.
+    /// Makes a change once, before this request.
     pub(super) fn due(&self, method: &str, path: &str) -> Option<Deed> {
         let mut deeds = self.0.lock().unwrap();
         let at = deeds.iter().position(|deed| deed.0 == method && deed.1 == path)?;

@@ -1,4 +1,4 @@
-//! The HTTP face of the fake API server.
+//! The HTTP interface of the fake API server.
 
 use std::{
     collections::HashMap,
@@ -131,7 +131,7 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
     }
 }
 
-/// One of endlessly many objects.
+/// One of the endless objects.
 fn invented(number: usize) -> Value {
     json!({
         "apiVersion": "v1",
@@ -159,8 +159,8 @@ fn act(
             return (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
         }
         Method::GET => store.get(object).ok_or(Refused::Absent),
-        // Whoever asks may do everything, but for what the object `/denied` names where the fabric
-        // has not bound its role.
+        // The caller has all rights, except for those that the object `/denied` names in namespaces where
+        // the fabric has not bound its role.
         Method::POST if path.ends_with("/selfsubjectaccessreviews") => {
             let mut review = sent();
             let asked = &review["spec"]["resourceAttributes"];
@@ -181,7 +181,7 @@ fn act(
             review["status"] = json!({ "userInfo": user });
             return (StatusCode::CREATED, Json(review)).into_response();
         }
-        // Whoever is of that group may do everything. What was asked last is kept.
+        // Members of that group have all rights. The last review is stored.
         Method::POST if path.ends_with("/subjectaccessreviews") => {
             let mut review = sent();
             store.put(&format!("{path}/last"), review.clone());
@@ -190,7 +190,7 @@ fn act(
             review["status"] = json!({"allowed": is_master});
             return (StatusCode::CREATED, Json(review)).into_response();
         }
-        // A token says who has it: `token-of:` and a group.
+        // The token names its user: `token-of:` and a group.
         Method::POST if path.ends_with("/tokenreviews") => {
             let mut review = sent();
             let token = review["spec"]["token"].as_str().unwrap_or_default();
@@ -202,7 +202,7 @@ fn act(
             };
             return (StatusCode::CREATED, Json(review)).into_response();
         }
-        // The token says which account it is of, until when, and to what it is bound.
+        // The token names its account, its expiry, and the object to which it is bound.
         Method::POST if path.ends_with("/token") => return token(store, path, sent()),
         Method::POST if path.ends_with("/eviction") => {
             let dry = query.contains_key("dryRun");
@@ -216,7 +216,7 @@ fn act(
             }
             store.create(&format!("{path}/{name}"), sent)
         }
-        // What is applied is made if it is not there.
+        // Applying creates the object if it does not exist.
         Method::PATCH if lists == Lists::Applied && store.get(path).is_none() => store.create(path, sent()),
         Method::PATCH => store.merge(object, &sent(), lists),
         Method::DELETE => store.delete(path, &sent()["preconditions"]),
@@ -250,7 +250,7 @@ fn act(
     }
 }
 
-/// A token of a service account that is there, bound to a Secret that is there, if it asks for one.
+/// A token of an existing service account, bound to an existing Secret if the request has one.
 fn token(store: &Store, path: &str, mut request: Value) -> Response {
     let parts: Vec<&str> = path.split('/').collect();
     let (namespace, account) = (parts[4], parts[6]);
@@ -356,7 +356,7 @@ fn line(happened: &Happened, query: &Parameters) -> Option<String> {
         (false, "MODIFIED") => "DELETED",
         (false, _) => return None,
     };
-    // In the order of API servers: what is sent is read as it comes.
+    // As in API servers, the body is read as it arrives.
     Some(format!(
         "{{\"type\":\"{kind}\",\"object\":{}}}\n",
         happened.object
@@ -405,7 +405,7 @@ fn status(code: u16, reason: &str, message: &str) -> Value {
     })
 }
 
-/// axum's own wants a feature we otherwise do not need.
+/// axum's own extractor requires a feature that is not needed otherwise.
 struct Json(Value);
 
 impl IntoResponse for Json {

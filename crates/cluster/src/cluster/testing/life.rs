@@ -1,5 +1,5 @@
-//! How long a client lives: after so many writes, on whatever server, nothing answers it any more,
-//! as if it had been killed.
+//! The lifetime of a client: after a number of writes, on any server, no request is answered any more, as if
+//! the client had been killed.
 
 use std::sync::{
     Arc, Mutex,
@@ -8,7 +8,7 @@ use std::sync::{
 
 use tokio::sync::watch;
 
-/// The life of a client that talks to all servers that were told of it.
+/// The lifetime of a client, shared by all servers that it calls.
 #[derive(Clone)]
 pub struct Life {
     left: Arc<AtomicUsize>,
@@ -16,7 +16,7 @@ pub struct Life {
 }
 
 impl Life {
-    /// One that ends before the write after so many.
+    /// A lifetime that ends after this many writes.
     pub fn of_writes(writes: usize) -> Self {
         Self {
             left: Arc::new(AtomicUsize::new(writes)),
@@ -24,7 +24,7 @@ impl Life {
         }
     }
 
-    /// Returns when it is over.
+    /// Returns when the lifetime has ended.
     pub async fn over(&self) {
         let mut over = self.over.subscribe();
         let _held = over.wait_for(|over| *over).await;
@@ -41,7 +41,7 @@ impl Life {
     }
 }
 
-/// The life that a server knows of.
+/// The lifetime that is set in a server.
 #[derive(Default)]
 pub(super) struct Lives(Mutex<Option<Life>>);
 
@@ -50,7 +50,7 @@ impl Lives {
         *self.0.lock().unwrap() = life;
     }
 
-    /// Events rest on nothing, and reviews change nothing.
+    /// Events and reviews do not count as writes.
     pub(super) fn go_on(&self, method: &str, path: &str) -> bool {
         let is_write = method != "GET" && !path.contains("/events") && !path.ends_with("reviews");
         let life = self.0.lock().unwrap().clone();

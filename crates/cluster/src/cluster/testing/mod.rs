@@ -1,9 +1,8 @@
 //! A fake API server for tests: an in-memory store of objects of any kind behind
 //! real HTTP, with the faults an API server can have.
-//!
-//! It keeps what clients rely on (uids, resource versions, optimistic locking,
-//! deletion preconditions, finalizers, selectors, watches) and knows nothing of
-//! any kind's own rules: no admission, no controllers, no validation.
+//! It implements what clients rely on (uids, resource versions, optimistic locking, deletion preconditions,
+//! finalizers, selectors, watches) but no rules of specific kinds: no admission, no controllers, no
+//! validation.
 
 mod faults;
 mod http;
@@ -22,7 +21,7 @@ pub use self::life::Life;
 pub use self::store::Store;
 use super::{Calls, Cluster, Rights, Settings, connect};
 
-/// How long a call to a fake API server may take. One that never answers is waited for so long.
+/// The timeout of calls to a fake API server.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// A running fake API server. It stops when dropped.
@@ -62,7 +61,7 @@ impl FakeApi {
         cluster
     }
 
-    /// The cluster, of which no call takes longer than a second: for an API server that does not answer.
+    /// The cluster, with a timeout of one second: for an API server that does not answer.
     pub async fn impatient_cluster(&self) -> Cluster {
         let calls = Calls::without_metrics(Duration::from_secs(1));
         let cluster = self.cluster_with(calls).await;
@@ -74,7 +73,7 @@ impl FakeApi {
         self.cluster_with(Calls::without_metrics(ANSWER)).await
     }
 
-    /// The cluster, called like this.
+    /// The cluster, with these settings for calls.
     pub async fn cluster_with(&self, calls: Calls) -> Cluster {
         let _installed = rustls::crypto::ring::default_provider().install_default();
         let config = Config::new(format!("http://{}", self.address).parse().unwrap());
@@ -104,7 +103,7 @@ impl FakeApi {
         &self.server.store
     }
 
-    /// Puts an object there, or replaces it, whatever its version.
+    /// Creates an object, or replaces it, whatever its version.
     pub fn put(&self, path: &str, object: Value) -> Value {
         self.store().put(path, object)
     }
@@ -113,7 +112,7 @@ impl FakeApi {
         self.store().get(path)
     }
 
-    /// Changes an object in place, if it is there.
+    /// Changes an object in place, if it exists.
     pub fn change(&self, path: &str, change: impl FnOnce(&mut Value)) -> bool {
         let Some(mut object) = self.object(path) else {
             return false;
@@ -123,7 +122,7 @@ impl FakeApi {
         true
     }
 
-    /// Removes an object, whatever its finalizers say.
+    /// Removes an object, ignoring its finalizers.
     pub fn remove(&self, path: &str) {
         self.store().remove(path);
     }
@@ -132,27 +131,27 @@ impl FakeApi {
         self.server.faults.add(fault);
     }
 
-    /// Takes all faults away.
+    /// Removes all faults.
     pub fn heal(&self) {
         self.server.faults.clear();
     }
 
-    /// Has everybody who calls it live as long as this; for ever, if it is `None`.
+    /// Sets the lifetime of all callers; unlimited, if it is `None`.
     pub fn live(&self, life: Option<Life>) {
         self.server.lives.set(life);
     }
 
-    /// Does this to the objects once, just before a request of this method to this very path.
+    /// Makes this change once, just before a request of this method to exactly this path.
     pub fn before(&self, method: &'static str, path: &str, deed: impl FnOnce(&Store) + Send + 'static) {
         self.server.deeds.add(method, path, Box::new(deed));
     }
 
-    /// How many faults have not hit as often as they should.
+    /// The number of faults that were not used up.
     pub fn faults_left(&self) -> usize {
         self.server.faults.left()
     }
 
-    /// Ends all running watches; clients come back and list or resume.
+    /// Ends all running watches; clients list again or resume.
     pub fn cut_watches(&self) {
         self.store().cut_watches();
     }
@@ -162,7 +161,7 @@ impl FakeApi {
         self.server.requests.lock().unwrap().clone()
     }
 
-    /// How many requests so far changed something.
+    /// The number of requests so far that changed something.
     pub fn writes(&self) -> usize {
         self.requests()
             .iter()
@@ -184,20 +183,20 @@ impl FakeApi {
     }
 }
 
-/// A clock that stands still while sockets work: what comes about was woken by somebody, for no timer
-/// fires. It goes on when this is dropped.
+/// A paused clock while sockets work: every event was triggered by another one, because no timer fires. It
+/// resumes when this is dropped.
 pub struct StoppedClock {
     since: Instant,
     _goes_on: std::sync::mpsc::Sender<()>,
 }
 
 impl StoppedClock {
-    /// Stops it, for a minute at most. Then timers fire as soon as nothing else is to be done, so that a
-    /// test that waits for one of them ends.
+    /// Pauses the clock, for a minute at most. Then timers fire as soon as nothing else can run, so that a
+    /// test that waits for a timer ends.
     pub fn new() -> Self {
         let (goes_on, stopped) = std::sync::mpsc::channel();
         tokio::time::pause();
-        // tokio lets no time pass as long as a thread works.
+        // tokio does not advance its clock as long as a thread works.
         drop(tokio::task::spawn_blocking(move || {
             let _: Result<(), _> = stopped.recv_timeout(Duration::from_mins(1));
         }));

@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-/// Objects, and everything that ever happened to them.
+/// Objects, and the history of their changes.
 pub struct Store {
     inner: Mutex<Inner>,
     version: watch::Sender<u64>,
@@ -30,15 +30,15 @@ pub(super) struct Happened {
     pub(super) object: Value,
 }
 
-/// Why a change did not happen.
+/// Why a change was refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     Absent,
     Exists,
     Conflict(String),
-    /// A patch names another uid, which cannot be changed.
+    /// The patch has another uid, which is immutable.
     Another,
-    /// A patch adds a finalizer to an object that is being deleted.
+    /// The patch adds a finalizer to an object that is being deleted.
     LateFinalizer,
 }
 
@@ -178,7 +178,7 @@ impl Store {
         Ok(object)
     }
 
-    /// A pod that is evicted is being deleted, until its kubelet has stopped it.
+    /// An evicted pod is being deleted until its kubelet has stopped it.
     pub(super) fn evict(&self, path: &str, dry: bool) -> Result<Value, Refused> {
         let mut pod = self.get(path).ok_or(Refused::Absent)?;
         if !dry {
@@ -212,14 +212,14 @@ impl Store {
     }
 }
 
-/// What a patch does to lists.
+/// How a patch handles lists.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lists {
     /// It replaces them, as RFC 7386 has it.
     Whole,
     /// It merges their items by `type`, as a strategic merge patch does with conditions.
     ByType,
-    /// It replaces them, and what it is about is made if it is not there.
+    /// It replaces them, and creates the object if it does not exist.
     Applied,
 }
 

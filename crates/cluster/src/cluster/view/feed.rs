@@ -1,21 +1,21 @@
-//! What has changed in a view, for those who act on that and on nothing else: what one
-//! change costs them does not depend on how much there is.
+//! The changes in a view, for consumers whose cost must depend only on the number of changes, not on the
+//! number of objects.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// More than this many changes at once are as much work as everything.
+/// More than this many changes count as a change of everything.
 const MOST: usize = 4096;
 
-/// What has changed since it was last asked for.
+/// The changes since the last call.
 #[derive(Debug)]
 pub enum Changed<S> {
-    /// More than can be told one by one: at first, after a new list, or after very many.
+    /// Anything may have changed: at first, after a new list, or after very many changes.
     Everything,
-    /// These objects, each as it was and as it is.
+    /// These objects have changed, each before and after the change.
     These(Vec<Arc<S>>),
 }
 
-/// The changes of a view, for one who takes them. They are gathered until it is dropped.
+/// The changes of a view for one consumer. They are collected until it is dropped.
 pub struct Feed<S>(Arc<Mutex<Changed<S>>>);
 
 impl<S> Feed<S> {
@@ -46,7 +46,7 @@ impl<S> Feeds<S> {
         Feed(feed)
     }
 
-    /// These objects have changed.
+    /// Adds changed objects.
     pub(super) fn note(&self, objects: &[Arc<S>]) {
         self.each(|changed| {
             if let Changed::These(all) = changed {

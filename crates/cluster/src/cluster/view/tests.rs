@@ -1,4 +1,4 @@
-//! What a view shows, when it is outdated, and how much of a cluster it keeps.
+//! The contents of a view, when it is outdated, and its budget.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{Api, runtime::watcher};
@@ -84,7 +84,7 @@ async fn a_change_before_the_wait_is_not_missed() {
         .expect("the change was missed");
 }
 
-/// What is kept of a config map is its colour alone.
+/// Only the colour of a config map is kept.
 #[tokio::test]
 async fn an_update_that_changes_nothing_of_what_is_kept_wakes_nobody() {
     let api = FakeApi::start().await;
@@ -99,7 +99,7 @@ async fn an_update_that_changes_nothing_of_what_is_kept_wakes_nobody() {
         "/api/v1/namespaces/ns/configmaps/a",
         json!({"metadata": {"labels": {"new": "label"}}, "data": {"color": "red"}}),
     );
-    // Once this is seen, so was the update before it.
+    // Once this change is observed, so was the update before it.
     paint(&api, "b", "blue");
     until(&view, "blue", 1).await;
     assert_eq!(*version.borrow(), before + 1);
@@ -107,7 +107,7 @@ async fn an_update_that_changes_nothing_of_what_is_kept_wakes_nobody() {
         panic!("it was one object")
     };
     let colors: Vec<_> = changed.iter().map(|color| color.0.as_str()).collect();
-    assert_eq!(colors, ["red", "blue"], "as it was and as it is");
+    assert_eq!(colors, ["red", "blue"], "before and after the change");
 }
 
 #[tokio::test]
@@ -122,7 +122,7 @@ async fn nothing_is_watched_before_the_first_question() {
     let color = || Some(Color("red".into()));
     let slim = move |_: ConfigMap| color();
     let view = View::start(Api::all(client.clone()), watcher::Config::default(), slim, &stop);
-    // One that begins later, and is asked, has its list before the first does.
+    // A view that begins later, and is read, has its list before the first one does.
     let slim = move |_: Secret| color();
     let later = View::start(Api::all(client), watcher::Config::default(), slim, &stop);
     later.complete().await;
@@ -148,7 +148,7 @@ async fn survives_cut_watches_and_versions_that_are_too_old() {
     assert!(view.get("ns/a").is_none());
 }
 
-/// Waits until the view is as outdated as it should be.
+/// Waits until the view has the expected state.
 async fn until_outdated(view: &View<Color>, outdated: bool) -> Option<Instant> {
     let wait = async {
         while view.outdated_since().is_some() != outdated {
@@ -168,7 +168,7 @@ async fn a_view_knows_since_when_its_watch_is_refused() {
     let (view, _stop) = colors(&api).await;
     assert_eq!(view.outdated_since(), None);
 
-    // A right that is taken away: the watch ends, and neither it nor a list is allowed.
+    // A revoked right: the watch ends, and neither a watch nor a list is allowed.
     api.fault(Fault::new("GET", "configmaps", Act::RefuseWatch(403)).times(2));
     api.fault(Fault::new("GET", "configmaps", Act::Refuse(403)).times(1));
     api.cut_watches();
@@ -179,7 +179,7 @@ async fn a_view_knows_since_when_its_watch_is_refused() {
         since,
         "the first failure counts"
     );
-    // It is allowed again, and nothing has changed meanwhile.
+    // The right is granted again, and nothing has changed meanwhile.
     until_outdated(&view, false).await;
     assert_eq!(view.all().len(), 1);
 }
@@ -206,7 +206,7 @@ async fn listeners_leave_nothing_behind() {
     assert_eq!(view.read().listeners.len(), 0);
 }
 
-/// A view of a cluster that is not believed to be as large as it pleases.
+/// A view with the budget of a remote cluster.
 async fn colors_within(api: &FakeApi, budget: &Budget) -> (View<Color>, CancellationToken) {
     let client = api.cluster_unwatched().await.client().clone();
     let stop = CancellationToken::new();
@@ -285,7 +285,7 @@ async fn fat_objects_are_as_good_as_many() {
     assert_eq!(view.all().len(), 1);
 }
 
-/// A thing with two topics.
+/// An object with two topics.
 #[derive(Debug, PartialEq)]
 struct Pair(String, String);
 
@@ -332,7 +332,7 @@ async fn an_object_is_found_under_all_its_topics_and_changes_are_counted_for_who
     );
 }
 
-/// A config map with this colour, and so many bytes beside it.
+/// A config map with this colour, and this many bytes in addition.
 fn paint_large(api: &FakeApi, name: &str, color: &str, bytes: usize) {
     let path = format!("/api/v1/namespaces/ns/configmaps/{name}");
     api.put(
@@ -370,7 +370,7 @@ async fn an_object_that_is_too_large_by_itself_hides_no_other() {
     assert_eq!(view.all().len(), 2);
     assert!(view.is_too_large("ns/b") && !view.is_too_large("ns/a"));
 
-    // A watch is told of one, and everything has to be told after it.
+    // A watch returns this object, and must return everything after it.
     paint_large(&api, "c", "blue", 5 << 20);
     paint(&api, "d", "red");
     until(&view, "red", 1).await;
@@ -406,11 +406,27 @@ async fn what_has_a_room_of_its_own_takes_none_of_others() {
     until(&view, "red", 2).await;
     assert_eq!(view.of_topic("blue").len(), 2);
     assert_eq!(cluster.objects(), 2, "what is blue counts elsewhere");
-    // When there is room again, it is used.
+    // While the separate budget is exhausted, nothing is listed again.
+    let lists = api.requests().len();
+    api.cut_watches();
+    paint(&api, "g", "red");
+    until(&view, "red", 3).await;
+    assert_eq!(api.requests().len(), lists);
+    // When the budget allows it again, objects are kept again.
     api.remove("/api/v1/namespaces/ns/configmaps/a");
     until(&view, "blue", 1).await;
-    paint(&api, "e", "blue");
-    api.fault(Fault::new("GET", "configmaps", Act::Gone).times(1));
+    assert!(view.is_full());
     api.cut_watches();
     until(&view, "blue", 2).await;
+    assert!(view.is_full(), "the budget allows one of two");
+    api.remove("/api/v1/namespaces/ns/configmaps/b");
+    until(&view, "blue", 1).await;
+    api.cut_watches();
+    let is_over = async {
+        while view.is_full() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let is_over = tokio::time::timeout(LONG, is_over).await;
+    is_over.expect("it stays full although the budget allows both");
 }

@@ -1,10 +1,10 @@
-//! Filling a view: the watch that runs behind it, and what becomes of it when the API server
-//! refuses, hangs, or sends more than is kept.
+//! Fills a view: the watch behind it, and its behaviour when the API server refuses, hangs, or sends more
+//! than the limits allow.
 
 use std::{
     collections::{BTreeSet, HashMap},
     fmt::Debug,
-    sync::PoisonError,
+    sync::{PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -18,13 +18,13 @@ use serde::de::DeserializeOwned;
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Exhausted, Room, Slim, View};
+use super::{Exhausted, NOT_FULL, OverBudget, Room, Slim, View};
 use crate::{
     cluster::{
         HOME_PAGE, REMOTE_PAGE,
         api::is_unserved,
         budget::Budget,
-        cap::is_too_much,
+        cap::is_limit_exceeded,
         lean::Lean,
         pages::{key, next_page},
         plain,
@@ -32,24 +32,26 @@ use crate::{
     observe::log::Ongoing,
 };
 
-/// A watch that goes silent is noticed this much later, plus a few seconds. Whoever waits also
-/// looks for himself, and whoever deletes or answers that nothing is there reads live.
+/// A dead watch is noticed after this time, plus a few seconds. Waiters also read live now and then, and so
+/// does code that deletes, or reports that an object does not exist.
 const WATCH_SECONDS: u32 = 60;
-/// Longest silence on a connection: API servers end each of our watches before.
+/// The same while a view is full: when a watch ends, the view lists again if the budget allows it.
+const WATCH_SECONDS_WHILE_FULL: u32 = 10;
+/// Longest silence on a connection: API servers end each watch of this driver before.
 pub(crate) const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
-/// A kind that is not served may be defined at any moment, and somebody wait for it. To be told so
-/// costs next to nothing.
+/// A kind that is not served may be defined at any moment, and a caller may wait for it. A request costs
+/// next to nothing.
 const PAUSE_WHILE_NOT_SERVED: Duration = Duration::from_secs(5);
-/// A watch that ends sooner is begun again after so long.
+/// A watch that ends sooner is restarted only after this time.
 const SHORTEST_WATCH: Duration = Duration::from_millis(250);
-/// Before it is tried again.
+/// The pause after a limit was exceeded.
 const PAUSE_AFTER_TOO_MUCH: Duration = Duration::from_mins(1);
-/// A watch that has not failed for longer than an attempt can be silent runs again.
+/// A watch without a failure for longer than an attempt can take is running again.
 pub const RUNS_AGAIN: Duration = SILENCE.saturating_add(Duration::from_secs(5));
 
 impl<S: Slim> View<S> {
-    /// Watches from the first question until `stop`, keeping what `slim` makes of the
-    /// objects it wants. A process that nobody asks anything holds nothing.
+    /// Watches from the first read until `stop`, and keeps what `slim` returns. A view that is never read
+    /// has no watch.
     pub fn start<K, F>(api: Api<Lean<K>>, config: watcher::Config, slim: F, stop: &CancellationToken) -> Self
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -63,7 +65,7 @@ impl<S: Slim> View<S> {
                 let Exhausted = keeper.keep(&api, &config, &slim, &room).await;
                 tracing::warn!(
                     url = api.resource_url(),
-                    "a list is longer than what is kept of a cluster: it is not used"
+                    "a list exceeds the limits for a cluster; ignoring it"
                 );
                 keeper.set_outdated(true);
                 time::sleep(PAUSE_AFTER_TOO_MUCH).await;
@@ -71,9 +73,8 @@ impl<S: Slim> View<S> {
         })
     }
 
-    /// Watches a remote cluster while there is room. When there is none, what is known of it
-    /// stays as it is, and whoever looks after the cluster hears of it. Pages may be asked for that
-    /// are smaller than others.
+    /// Watches a remote cluster within its budget. When that is exhausted, the view keeps its state, and the
+    /// owner of the budget is notified. The pages may be smaller.
     pub fn start_within<K, F>(
         api: Api<Lean<K>>,
         config: watcher::Config,
@@ -114,7 +115,7 @@ impl<S: Slim> View<S> {
         })))
     }
 
-    /// Lists and watches for ever; returns only when there is more than is kept.
+    /// Lists and watches forever; returns only when the budget is exhausted.
     async fn keep<K, F>(
         &self,
         api: &Api<Lean<K>>,
@@ -126,26 +127,26 @@ impl<S: Slim> View<S> {
         K: Resource + Clone + Debug + DeserializeOwned + 'static,
         F: Fn(K) -> Option<S>,
     {
-        let mut trouble = Trouble::default();
+        let mut failures = Failures::default();
         loop {
             let version = match self.list(api, config, slim, room).await {
                 Ok(Ok(version)) => version,
                 Ok(Err(error)) => {
-                    self.interrupted(api.resource_url(), &mut trouble, &error).await;
+                    self.interrupted(api.resource_url(), &mut failures, &error).await;
                     continue;
                 }
                 Err(exhausted) => return exhausted,
             };
             self.set_outdated(false);
-            trouble.is_over();
-            if let Err(exhausted) = self.watch(api, config, version, slim, room, &mut trouble).await {
+            failures.is_over();
+            if let Err(exhausted) = self.watch(api, config, version, slim, room, &mut failures).await {
                 return exhausted;
             }
         }
     }
 
-    /// Reads everything anew, page by page; the version to watch from. An object that is larger than what
-    /// is read of one is left out, or nothing that comes after it were ever seen.
+    /// Reads everything again, page by page; returns the version from which to watch. An object that exceeds
+    /// the limit is skipped, because otherwise nothing after it would ever be read.
     async fn list<K, F>(
         &self,
         api: &Api<Lean<K>>,
@@ -164,8 +165,8 @@ impl<S: Slim> View<S> {
             ..ListParams::default()
         };
         let (mut listed, mut too_large) = (HashMap::new(), BTreeSet::new());
-        // A list may also be endless with objects that nobody wants.
-        let (mut seen, mut is_full) = (0, false);
+        // A list may also be endless with objects that are not kept.
+        let (mut seen, mut smallest_omitted) = (0, NOT_FULL);
         loop {
             let page = match next_page(api, &mut params, config.page_size).await {
                 Ok(Some(page)) => page,
@@ -181,36 +182,36 @@ impl<S: Slim> View<S> {
                 let key = key(&object);
                 if let Some(value) = slim(object) {
                     match self.kept(room, &key, value)? {
-                        Some(kept) => drop(listed.insert(key, kept)),
-                        None => is_full = true,
+                        Ok(kept) => drop(listed.insert(key, kept)),
+                        Err(OverBudget(bytes)) => smallest_omitted = smallest_omitted.min(bytes),
                     }
                 }
             }
             params.continue_token = page.metadata.continue_.filter(|it| !it.is_empty());
             if params.continue_token.is_none() {
                 self.note_too_large(api.resource_url(), too_large);
-                self.set_full(is_full);
+                self.0.smallest_omitted.store(smallest_omitted, Ordering::Relaxed);
                 self.replace(listed);
                 return Ok(Ok(page.metadata.resource_version.unwrap_or_default()));
             }
         }
     }
 
-    /// Says once which objects are not shown, because they are too large to be read.
+    /// Logs once which objects are not shown, because they are too large to be read.
     fn note_too_large(&self, url: &str, now: BTreeSet<String>) {
         let mut known = self.0.too_large.write().unwrap_or_else(PoisonError::into_inner);
         for key in now.difference(&known) {
             tracing::warn!(
                 url,
                 object = key,
-                "an object is larger than what is read of one: it is left out, as if it were not there, wherever it is not \
-                 asked for by its name"
+                "an object exceeds the size limit: it is ignored, as if it did not exist, unless it is read \
+                 by its name"
             );
         }
         *known = now;
     }
 
-    /// Follows changes since this version, until everything has to be listed anew.
+    /// Follows changes since this version, until everything has to be listed again.
     async fn watch<K, F>(
         &self,
         api: &Api<Lean<K>>,
@@ -218,20 +219,24 @@ impl<S: Slim> View<S> {
         mut version: String,
         slim: &F,
         room: &Room<S>,
-        trouble: &mut Trouble,
+        failures: &mut Failures,
     ) -> Result<(), Exhausted>
     where
         K: Resource + Clone + Debug + DeserializeOwned + 'static,
         F: Fn(K) -> Option<S>,
     {
-        let params = WatchParams {
+        let mut params = WatchParams {
             label_selector: config.label_selector.clone(),
             field_selector: config.field_selector.clone(),
-            timeout: config.timeout,
             ..WatchParams::default()
         };
         let mut failed = None::<Instant>;
         loop {
+            params.timeout = if self.is_full() {
+                Some(WATCH_SECONDS_WHILE_FULL)
+            } else {
+                config.timeout
+            };
             let began = Instant::now();
             let error = match api.watch(&params, &version).await {
                 Ok(events) => {
@@ -245,15 +250,15 @@ impl<S: Slim> View<S> {
                             }
                             Ok(Some(Ok(event))) => Some(event),
                             Ok(Some(Err(error))) => break Some(error),
-                            // Nothing has failed for longer than an attempt can be silent.
+                            // No failure for longer than an attempt can take.
                             Err(_) if failed.is_some() => None,
-                            // It has ended, or hangs.
+                            // The watch has ended, or hangs.
                             Ok(None) | Err(_) => break None,
                         };
                         failed = None;
                         self.set_outdated(false);
                         if let Some(event) = event {
-                            trouble.was_refused = false;
+                            failures.was_refused = false;
                             let now = self.apply(event, slim, room)?;
                             version = now.filter(|it| !it.is_empty()).unwrap_or(version);
                         }
@@ -262,23 +267,27 @@ impl<S: Slim> View<S> {
                 Err(error) => Some(error),
             };
             let Some(error) = error else {
-                // An API server that ends each watch at once is not asked again as fast as it answers.
+                // An API server that ends each watch at once gets no more requests than this.
                 time::sleep(SHORTEST_WATCH.saturating_sub(began.elapsed())).await;
+                // Only a new list returns the objects that were omitted.
+                if self.is_full() && room.own_allows(self.smallest_omitted()) {
+                    return Ok(());
+                }
                 continue;
             };
             failed = Some(Instant::now());
-            self.interrupted(api.resource_url(), trouble, &error).await;
-            // A new list says when it is allowed again, which a resumed watch would not, and it gets past
-            // an object that is too large.
+            self.interrupted(api.resource_url(), failures, &error).await;
+            // A new list shows when the access is allowed again, which a resumed watch would not, and it
+            // gets past an object that is too large.
             let gone = matches!(&error, kube::Error::Api(status) if status.code == 410);
-            trouble.was_refused = is_refused(&error) || is_too_much(&error);
-            if gone || trouble.was_refused {
+            failures.was_refused = is_refused(&error) || is_limit_exceeded(&error);
+            if gone || failures.was_refused {
                 return Ok(());
             }
         }
     }
 
-    /// What a watch tells; the version that it has then.
+    /// Applies an event of the watch; returns the new version.
     fn apply<K: Resource>(
         &self,
         event: WatchEvent<Lean<K>>,
@@ -294,50 +303,50 @@ impl<S: Slim> View<S> {
         let (key, version) = (key(&object), object.meta().resource_version.clone());
         let value = is_there.then(|| slim(object)).flatten();
         let kept = value.map(|value| room.keep(&key, value)).transpose()?;
-        if matches!(kept, Some(None)) {
-            self.set_full(true);
+        if let Some(Err(OverBudget(bytes))) = kept {
+            self.0.smallest_omitted.fetch_min(bytes, Ordering::Relaxed);
         }
-        self.set(&key, kept.flatten());
+        self.set(&key, kept.and_then(Result::ok));
         Ok(version)
     }
 
-    /// What is shown is outdated from now on; returns when it may be tried again.
-    async fn interrupted(&self, url: &str, trouble: &mut Trouble, error: &kube::Error) {
+    /// Marks the view as outdated; returns when it may be retried.
+    async fn interrupted(&self, url: &str, failures: &mut Failures, error: &kube::Error) {
         let said = plain(error);
-        if trouble.news.is_news(&said) {
+        if failures.news.is_news(&said) {
             let kind = url.rsplit('/').next().unwrap_or_default();
             if is_unserved(error) {
-                // Nothing is wrong with that; whoever needs the kind says so.
-                tracing::debug!(kind, "a kind is not defined: it is looked for again");
+                // This is not an error; code that needs the kind reports it.
+                tracing::debug!(kind, "a kind is not defined; retrying");
             } else {
                 tracing::warn!(kind, error = said, "a watch was interrupted");
             }
         }
         self.set_outdated(true);
-        time::sleep(pause(error, &mut trouble.pauses)).await;
+        time::sleep(pause(error, &mut failures.pauses)).await;
     }
 }
 
-/// What went wrong of late.
+/// The recent failures of a watch.
 #[derive(Default)]
-struct Trouble {
+struct Failures {
     pauses: watcher::DefaultBackoff,
     was_refused: bool,
     news: Ongoing,
 }
 
-impl Trouble {
+impl Failures {
     /// Everything was listed.
     fn is_over(&mut self) {
         self.news.is_over();
-        // What may be listed and not watched must not be listed again and again.
+        // If listing is allowed and watching is not, the list must not be repeated without a pause.
         if !self.was_refused {
             self.pauses.reset();
         }
     }
 }
 
-/// Before it is tried again.
+/// The pause before a retry.
 fn pause(error: &kube::Error, pauses: &mut impl Backoff) -> Duration {
     if is_unserved(error) {
         return PAUSE_WHILE_NOT_SERVED;
@@ -345,7 +354,7 @@ fn pause(error: &kube::Error, pauses: &mut impl Backoff) -> Duration {
     pauses.next().unwrap_or(PAUSE_AFTER_TOO_MUCH)
 }
 
-/// Whether the API server answered that this must not, or cannot, be watched.
+/// Whether the API server answered that the kind must not, or cannot, be watched.
 fn is_refused(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404))
 }

@@ -1,11 +1,11 @@
-//! Addresses we may be sent to: not ourselves, not our node, and none that the
-//! resolver reads differently than we do.
+//! Checks addresses: not the loopback address, not the local link of the node, and none that the resolver
+//! interprets differently from this code.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::Uri;
 
-/// Names that mean this machine in the hosts files of common distributions.
+/// Names of the loopback address in the hosts files of common distributions.
 const NAMES_OF_LOOPBACK: [&str; 6] = [
     "localhost",
     "localhost4",
@@ -16,37 +16,33 @@ const NAMES_OF_LOOPBACK: [&str; 6] = [
 ];
 const DOMAINS_OF_LOOPBACK: [&str; 2] = [".localhost", ".localdomain"];
 
-/// What is wrong with an address. The address itself may hold a password and is
-/// never repeated.
+/// Why an address is refused. The message does not contain the address, which may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressRefused {
-    /// There is none, or no host in it.
-    #[error("names no host; write scheme://host:port")]
+    /// No address, or no host in it.
+    #[error("has no host; write scheme://host:port")]
     NoHost,
-    /// Not read alike by everybody.
-    #[error("is no plain URL; write scheme://host:port with a DNS name or a full IP address")]
+    /// Different parsers may read it differently.
+    #[error("is not a plain URL; write scheme://host:port with a DNS name or a full IP address")]
     NotPlain,
-    /// A server without TLS.
     #[error("is not https; the connection must be encrypted")]
     NotHttps,
-    /// A proxy of another kind.
-    #[error("is no proxy we can use; write http://, https:// or socks5://")]
+    #[error("is not a supported proxy; write http://, https:// or socks5://")]
     Scheme,
-    /// A password in the address.
-    #[error("carries credentials, which would end in logs; use an address without them")]
+    #[error("contains credentials, which would be logged; use an address without them")]
     Credentials,
-    /// Our own machine.
-    #[error("means the machine it is used on; write an address by which this cluster reaches the other")]
+    #[error(
+        "is an address of the local machine; write an address at which this cluster reaches the other one"
+    )]
     Loopback,
-    /// The network of our node alone, home of metadata services.
-    #[error("is a link-local address; write an address that is routed")]
+    /// An address on the local link, such as that of a metadata service.
+    #[error("is a link-local address; write a routable address")]
     LinkLocal,
-    /// No address at all.
-    #[error("is an unspecified address; write the one the server is reached by")]
+    #[error("is an unspecified address; write the address of the server")]
     Unspecified,
 }
 
-/// Judges the address of an API server.
+/// Checks the address of an API server.
 pub fn of_server(address: &str) -> Result<(), AddressRefused> {
     let uri = parse(address)?;
     if uri.scheme_str() != Some("https") {
@@ -55,7 +51,7 @@ pub fn of_server(address: &str) -> Result<(), AddressRefused> {
     vet(&uri)
 }
 
-/// Judges the address of a proxy; the schemes are those kube compares with.
+/// Checks the address of a proxy; the schemes are those that kube accepts.
 pub(super) fn of_proxy(address: &str) -> Result<(), AddressRefused> {
     let uri = parse(address)?;
     if !matches!(uri.scheme_str(), Some("http" | "https" | "socks5")) {
@@ -113,7 +109,7 @@ fn of_name(host: &str) -> Result<(), AddressRefused> {
     Ok(())
 }
 
-/// `127.1`, `0x7f000001` and `2130706433` are 127.0.0.1 to the resolver.
+/// The resolver reads `127.1`, `0x7f000001` and `2130706433` as 127.0.0.1.
 fn ends_in_a_number(host: &str) -> bool {
     let last = host.rsplit('.').next().unwrap_or_default();
     last.chars().all(|c| c.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X")
@@ -128,7 +124,7 @@ fn of_ip(address: IpAddr) -> Result<(), AddressRefused> {
         IpAddr::V4(four) => four.is_link_local(),
         IpAddr::V6(six) => six.is_unicast_link_local(),
     };
-    // Linux takes all of 0.0.0.0/8 for "this host".
+    // Linux treats all of 0.0.0.0/8 as "this host".
     let is_unspecified = match address {
         IpAddr::V4(four) => four.octets()[0] == 0,
         IpAddr::V6(six) => six.is_unspecified(),
@@ -141,7 +137,7 @@ fn of_ip(address: IpAddr) -> Result<(), AddressRefused> {
     }
 }
 
-/// The IPv4 address that an IPv6 address stands for: mapped, compatible, NAT64.
+/// The IPv4 address in an IPv6 address: mapped, compatible, NAT64.
 fn embedded(six: Ipv6Addr) -> Option<Ipv4Addr> {
     let [network @ .., high, low] = six.segments();
     let stands_for = match network {

@@ -1,5 +1,5 @@
-//! Why a kubeconfig is refused, and what to do about it. Nothing in here ever
-//! holds a value of the file: names of entries and names of fields at most.
+//! Why a kubeconfig is refused, and what to do. No variant contains a value of the file: only names of
+//! entries and fields.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::AddressRefused;
 /// Longer names are cut in messages; ARNs of clusters fit.
 const LONGEST_NAME: usize = 128;
 
-/// Every field that kubeconfigs are known to have where we look.
+/// All known fields of the checked parts of a kubeconfig.
 const KNOWN_FIELDS: [&str; 27] = [
     "as",
     "as-groups",
@@ -39,80 +39,63 @@ const KNOWN_FIELDS: [&str; 27] = [
     "username",
 ];
 
-/// Why a kubeconfig is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KubeconfigRefused {
-    /// Too much text.
     #[error("more than 1 MiB of text: keep only the cluster and the user it is for")]
     TooLarge,
-    /// Not text.
-    #[error("not UTF-8 text: base64 belongs around the file once, in the `data` of the Secret")]
+    #[error("not UTF-8 text: encode the file in base64 only once, in the `data` of the Secret")]
     NotText,
-    /// Not what a kubeconfig looks like. The line is 0 when it is not known.
+    /// Not a kubeconfig. The line is 0 if it is unknown.
     #[error("not a kubeconfig (one YAML document without repeated or merged keys){}", at_line(*.line))]
     NotYaml {
-        /// Where reading ended.
+        /// The line of the error.
         line: u64,
     },
-    /// Two entries of one name.
-    #[error("{0} is there twice: remove the one that is not meant")]
+    #[error("{0} exists twice: remove one of the two")]
     Twice(Field),
-    /// Nobody says which context is meant.
+    /// The context is ambiguous.
     #[error("current-context: not set, and there is not exactly one context; set it")]
     NoContext,
     /// An entry that another one refers to is missing or empty.
-    #[error("{0}: referred to, but not there; add it or correct the reference")]
+    #[error("{0}: referred to, but missing; add it or correct the reference")]
     Absent(Field),
     /// A field that Kubernetes does not know, or knows spelled differently.
     #[error("{within}: has a field that kubeconfigs do not have{}; correct or remove it", meant(*.near))]
     Unknown {
-        /// What has the field.
+        /// The parent of the field.
         within: Field,
-        /// The known field it looks like.
+        /// A known field with a similar name.
         near: Option<&'static str>,
     },
-    /// A command.
     #[error("{0}: commands are never run; use a client certificate or a token")]
     Exec(Field),
-    /// A plugin.
     #[error("{0}: authentication plugins are never used; use a client certificate or a token")]
     AuthProvider(Field),
-    /// A path.
     #[error("{field}: files are never read; put the content into `{instead}`")]
     File {
-        /// The field with the path.
         field: Field,
-        /// Where the content belongs.
+        /// The field for the content.
         instead: &'static str,
     },
-    /// The server could be anybody.
+    /// TLS verification is disabled.
     #[error(
-        "{0}: the server must prove who it is; set `certificate-authority-data` and, if needed, `tls-server-name`"
+        "{0}: the certificate of the server must be verified; set `certificate-authority-data` and, if needed, `tls-server-name`"
     )]
     InsecureTls(Field),
-    /// Acting as somebody else.
     #[error("{0}: impersonation is refused; use the credentials of the identity itself")]
     Impersonation(Field),
-    /// Basic authentication.
     #[error("{0}: no API server takes passwords since Kubernetes 1.19; use a client certificate or a token")]
     Password(Field),
-    /// Nothing to authenticate with.
     #[error("{0}: there are no credentials; set `token`, or `client-certificate-data` and `client-key-data`")]
     NoCredential(Field),
-    /// A certificate without key, or the other way round.
+    /// A certificate without key, or the reverse.
     #[error("{0}: missing; a client certificate and its key belong together")]
     HalfPair(Field),
-    /// A proxy where none is allowed.
     #[error("{0}: proxies are not allowed here; remove it, or allow them where the driver is deployed")]
     Proxy(Field),
-    /// An address that must not be reached through us.
+    /// An address that the driver must not connect to.
     #[error("{field}: {why}")]
-    Address {
-        /// The field with the address.
-        field: Field,
-        /// What is wrong with it.
-        why: AddressRefused,
-    },
+    Address { field: Field, why: AddressRefused },
 }
 
 impl KubeconfigRefused {
@@ -126,8 +109,8 @@ impl KubeconfigRefused {
         Self::File { field, instead }
     }
 
-    /// A slip like `{token:secret}` makes a field name of a secret: only names
-    /// from our own list are repeated.
+    /// A typing error such as `{token:secret}` makes a secret a field name: only names from the list of
+    /// known fields are repeated.
     pub(super) fn unknown(within: Field, name: &str) -> Self {
         let near = KNOWN_FIELDS
             .into_iter()
@@ -136,7 +119,7 @@ impl KubeconfigRefused {
     }
 }
 
-/// The letters that are left when people disagree about hyphens and capitals.
+/// The letters of a name, without hyphens and case.
 fn plain(name: &str) -> impl Iterator<Item = char> {
     name.chars()
         .filter(|it| !matches!(it, '-' | '_' | ' '))
@@ -155,7 +138,7 @@ fn meant(near: Option<&str>) -> String {
         .unwrap_or_default()
 }
 
-/// A place in a kubeconfig: `users[admin].user.exec`. Names, never values.
+/// A path in a kubeconfig: `users[admin].user.exec`. Names, never values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field(String);
 

@@ -1,4 +1,4 @@
-//! How a link is made, kept, and given up.
+//! Creating, keeping and ending a link.
 
 use serde_json::json;
 use tokio_util::sync::DropGuard;
@@ -33,23 +33,23 @@ async fn there() -> (FakeApi, Client) {
     (api, client)
 }
 
-fn keeper(registry: &Registry, call_timeout: Duration) -> Arc<Keeper> {
-    Arc::new(Keeper {
+fn prober(registry: &Registry, call_timeout: Duration) -> Arc<Prober> {
+    Arc::new(Prober {
         changes: registry.notifier(),
         twin_changes: registry.twin_notifier(&"milan".parse().unwrap()),
         id: "milan".parse().unwrap(),
         home: "home".parse().unwrap(),
         calls: Calls::without_metrics(call_timeout),
-        rest: Duration::from_millis(10),
+        interval: Duration::from_millis(10),
         link: watch::Sender::new(Link::Connecting(String::new())),
         kubeconfig: OnceLock::new(),
     })
 }
 
-fn run(keeper: &Arc<Keeper>, client: Client) -> DropGuard {
-    let (stop, keeper) = (CancellationToken::new(), Arc::clone(keeper));
+fn run(prober: &Arc<Prober>, client: Client) -> DropGuard {
+    let (stop, prober) = (CancellationToken::new(), Arc::clone(prober));
     let running = stop.clone();
-    tokio::spawn(running.run_until_cancelled_owned(async move { keeper.look_after(&client).await }));
+    tokio::spawn(running.run_until_cancelled_owned(async move { prober.probe_and_notify(&client).await }));
     stop.drop_guard()
 }
 
@@ -63,8 +63,8 @@ fn put_twin(api: &FakeApi) {
     );
 }
 
-async fn up(keeper: &Keeper) -> Arc<Connected> {
-    let mut links = keeper.link.subscribe();
+async fn up(prober: &Prober) -> Arc<Connected> {
+    let mut links = prober.link.subscribe();
     let is_up = links.wait_for(|link| matches!(link, Link::Up(_)));
     match &*tokio::time::timeout(LONG, is_up).await.unwrap().unwrap() {
         Link::Up(connected) => Arc::clone(connected),
@@ -75,16 +75,16 @@ async fn up(keeper: &Keeper) -> Arc<Connected> {
 #[tokio::test]
 async fn a_change_while_the_cluster_is_asked_is_passed_on() {
     let ((api, client), registry) = (there().await, Registry::default());
-    let keeper = keeper(&registry, Duration::from_hours(1));
-    let _runs = run(&keeper, client);
-    let connected = up(&keeper).await;
+    let prober = prober(&registry, Duration::from_hours(1));
+    let _runs = run(&prober, client);
+    let connected = up(&prober).await;
     api.fault(Fault::new("GET", "/version", Act::Hang).times(1));
     while api.faults_left() > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let mut seen = connected.cluster.twin_changes();
     seen.mark_unchanged();
-    let mut news = registry.twin_changes(&keeper.id);
+    let mut news = registry.twin_changes(&prober.id);
     put_twin(&api);
     tokio::time::timeout(LONG, seen.changed())
         .await
@@ -92,7 +92,7 @@ async fn a_change_while_the_cluster_is_asked_is_passed_on() {
         .unwrap();
     tokio::time::timeout(LONG, news.changed())
         .await
-        .expect("nobody heard of it")
+        .expect("there was no notification")
         .unwrap();
 }
 
@@ -100,14 +100,14 @@ async fn a_change_while_the_cluster_is_asked_is_passed_on() {
 async fn a_change_in_a_namespace_that_is_watched_by_itself_is_passed_on() {
     let (api, client) = there().await;
     let registry = Registry::default();
-    let keeper = keeper(&registry, LONG);
+    let prober = prober(&registry, LONG);
     let rights = Rights {
         all_claims: false,
         ..Rights::ALL
     };
     let cluster = Cluster::remote(
-        keeper.id.clone(),
-        &keeper.home,
+        prober.id.clone(),
+        &prober.home,
         client,
         rights,
         Calls::without_metrics(LONG),
@@ -117,13 +117,13 @@ async fn a_change_in_a_namespace_that_is_watched_by_itself_is_passed_on() {
         version: "1".into(),
         kubeconfig: None,
     };
-    keeper.tell(Link::Up(Arc::new(connected)));
-    let passing = Arc::clone(&keeper);
-    let _runs = tokio::spawn(async move { passing.pass_changes_on().await });
+    prober.set_link(Link::Up(Arc::new(connected)));
+    let passing = Arc::clone(&prober);
+    let _runs = tokio::spawn(async move { passing.forward_twin_changes().await });
     cluster.twins_in("shop").complete().await;
-    let mut news = registry.twin_changes(&keeper.id);
+    let mut news = registry.twin_changes(&prober.id);
     let hears = async {
-        // What was passed on before is not what is waited for.
+        // Earlier notifications do not count.
         while cluster.all_twins().is_empty() {
             news.changed().await.unwrap();
         }
@@ -131,32 +131,32 @@ async fn a_change_in_a_namespace_that_is_watched_by_itself_is_passed_on() {
     put_twin(&api);
     tokio::time::timeout(LONG, hears)
         .await
-        .expect("nobody heard of it");
+        .expect("there was no notification");
 }
 
 #[tokio::test]
 async fn what_a_cluster_refuses_is_said_in_its_own_words() {
     let ((api, client), registry) = (there().await, Registry::default());
-    let keeper = keeper(&registry, LONG);
+    let prober = prober(&registry, LONG);
     for (act, expected) in [
         (Act::Refuse(401), "scripted"),
         (Act::Forbid("not for you"), "not for you"),
     ] {
         api.fault(Fault::new("GET", "/version", act).times(1));
-        let why = keeper.ask(&client, 0).await.unwrap_err();
-        assert_eq!(why, Trouble::Lost(expected.to_owned()));
+        let why = prober.probe(&client, 0).await.unwrap_err();
+        assert_eq!(why, ProbeError::Lost(expected.to_owned()));
     }
 }
 
 #[tokio::test]
 async fn a_cluster_that_sends_without_end_is_not_used() {
     let ((api, client), registry) = (there().await, Registry::default());
-    let keeper = keeper(&registry, LONG);
-    let _runs = run(&keeper, client);
-    up(&keeper).await;
+    let prober = prober(&registry, LONG);
+    let _runs = run(&prober, client);
+    up(&prober).await;
     api.fault(Fault::new("GET", "/nodes", Act::Flood));
     api.cut_watches();
-    let mut links = keeper.link.subscribe();
+    let mut links = prober.link.subscribe();
     let refused = links.wait_for(|link| matches!(link, Link::Refused(_)));
     let link = tokio::time::timeout(LONG * 9, refused)
         .await
@@ -170,10 +170,10 @@ async fn a_cluster_that_sends_without_end_is_not_used() {
 #[tokio::test]
 async fn that_a_cluster_does_not_answer_is_said_once_for_as_long_as_it_goes_on() {
     let ((api, client), registry) = (there().await, Registry::default());
-    let keeper = keeper(&registry, LONG);
+    let prober = prober(&registry, LONG);
     api.fault(Fault::new("GET", "/version", Act::Refuse(500)));
-    let mut links = keeper.link.subscribe();
-    let _runs = run(&keeper, client);
+    let mut links = prober.link.subscribe();
+    let _runs = run(&prober, client);
     let lost = links.wait_for(|link| matches!(link, Link::Unreachable(_)));
     tokio::time::timeout(LONG, lost).await.unwrap().unwrap();
     let asked = || api.requests().iter().filter(|it| it.contains("/version")).count();
@@ -183,7 +183,7 @@ async fn that_a_cluster_does_not_answer_is_said_once_for_as_long_as_it_goes_on()
         }
     };
     tokio::time::timeout(LONG, asked_again).await.unwrap();
-    assert!(!links.has_changed().unwrap(), "it is said again");
+    assert!(!links.has_changed().unwrap(), "the same state is not sent again");
     api.heal();
-    up(&keeper).await;
+    up(&prober).await;
 }

@@ -1,4 +1,4 @@
-//! What Liqo's objects say, and whose word counts.
+//! The declarations of Liqo's objects, and which of them are trusted.
 
 use serde_json::json;
 
@@ -70,7 +70,7 @@ fn a_namespace_is_there_when_liqo_says_so() {
     ))
     .unwrap();
     assert_eq!(map.mapping["shop"], Mapped::To("shop-home".into()));
-    assert!(matches!(&map.mapping["new"], Mapped::Not(why) if why.contains("has not made it")));
+    assert!(matches!(&map.mapping["new"], Mapped::Not(why) if why.contains("has not created it")));
     assert!(matches!(&map.mapping["odd"], Mapped::Not(why) if why.contains("CreationLoopBackOff")));
     assert!(matches!(&map.mapping["other"], Mapped::Not(why) if why.contains("other-home")));
     assert!(!map.mapping.contains_key("never-asked-for"));
@@ -103,7 +103,7 @@ fn put_map(api: &FakeApi, namespace: &str, cluster: &str, remote: &str) {
     );
 }
 
-/// What is said of the clusters, by their ids.
+/// The declarations of the clusters, by their ids.
 async fn said(api: &FakeApi, listed: &[&str]) -> Vec<ClusterDeclaration> {
     let context = Context {
         remote_clusters: View::none(),

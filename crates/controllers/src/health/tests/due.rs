@@ -1,25 +1,25 @@
-//! What a round looks at.
+//! Which volumes a round checks.
 
 use std::collections::BTreeSet;
 
 use super::*;
 use crate::{
     cluster::Rights,
-    health::due::{Due, Scope},
+    health::due::{DueVolumes, Scope},
 };
 
-/// One volume that is well, watched.
-async fn begin(api: &FakeApi) -> (Cluster, Watched, Due) {
+/// One healthy volume, watched.
+async fn begin(api: &FakeApi) -> (Cluster, Watched, DueVolumes) {
     world(api);
     let home = api.cluster().await;
     let watched = Watched::start(&home);
     watched.complete().await;
-    let due = Due::new(&watched);
+    let due = DueVolumes::new(&watched);
     (home, watched, due)
 }
 
-/// Waits until something about volumes changes, and tells which ones.
-async fn next(due: &mut Due, home: &Cluster) -> Option<BTreeSet<String>> {
+/// Waits for a change of volumes, and returns their names.
+async fn next(due: &mut DueVolumes, home: &Cluster) -> Option<BTreeSet<String>> {
     let wait = async {
         loop {
             match due.take(Some(home.clone())) {
@@ -42,7 +42,7 @@ async fn each_change_is_a_reason_to_look_at_its_volume_alone() {
     assert_eq!(next(&mut due, &home).await, None, "at first all are looked at");
     due.done();
     let this = BTreeSet::from([format!("pvc-{UID}")]);
-    let looked_at = async |due: &mut Due, what: &str| {
+    let looked_at = async |due: &mut DueVolumes, what: &str| {
         let names = next(due, &home).await.expect("not all volumes");
         assert!(names.is_superset(&this), "{what}: {names:?}");
         due.done();

@@ -1,4 +1,4 @@
-//! Volumes whose twins are in another cluster, where names are used again.
+//! Volumes whose twins are in a remote cluster, where names are reused.
 
 mod rights;
 mod sizes;
@@ -97,14 +97,14 @@ pub(super) fn twin_there(number: usize) -> String {
     format!("/api/v1/namespaces/shop/persistentvolumeclaims/far-{number}")
 }
 
-/// The control loop of `home`, with `milan` beside it.
+/// The loop `health` of `home`, with the remote cluster `milan`.
 pub(super) struct Both {
     pub(super) home: FakeApi,
     pub(super) there: FakeApi,
     reports: Option<Reports>,
     settled: HashMap<String, Settled>,
     rights: Rights,
-    /// The link to `milan`, and with which rights it was made.
+    /// The link to `milan`, and the rights with which it was created.
     link: Option<(Rights, Registry)>,
     /// Whether the namespaces are offloaded to it.
     is_offloaded: bool,
@@ -126,7 +126,7 @@ impl Both {
         }
     }
 
-    /// The link to `milan`, made again when the rights have changed.
+    /// The link to `milan`, created again if the rights have changed.
     async fn registry(&mut self) -> Registry {
         match &self.link {
             Some((rights, registry)) if *rights == self.rights => registry.clone(),
@@ -149,13 +149,13 @@ impl Both {
         }
     }
 
-    /// What is watched of the namespace of the twins, where not all may be.
+    /// The view of the namespace of the twins, if not all namespaces may be watched.
     async fn view(&mut self) -> View<Twin> {
         let remote = self.registry().await.get(&cluster()).unwrap();
         remote.reach().unwrap().twins_in("shop")
     }
 
-    /// Only the namespace of the twins may be watched, and is.
+    /// Restricts the rights to one namespace, and watches it.
     async fn watch_one_namespace(&mut self) -> View<Twin> {
         self.rights.all_claims = false;
         let view = self.view().await;
@@ -164,7 +164,7 @@ impl Both {
     }
 
     pub(super) async fn round(&mut self) -> Result<(), ApiError> {
-        // What a test has changed is to be seen.
+        // The view must show what the test has changed.
         let fresh = self.rights.all_claims;
         if fresh {
             self.link = None;
@@ -188,7 +188,7 @@ impl Both {
         told(&self.home)
     }
 
-    /// What the claim says of its twin.
+    /// Status and reason of the condition of the claim.
     fn condition(&self, number: usize) -> (String, String) {
         let claim = self.home.object(&twin_there(number)).unwrap();
         let ours = &claim["status"]["conditions"][0];
@@ -196,7 +196,7 @@ impl Both {
         (text("status"), text("reason"))
     }
 
-    /// What the claim says about it in words.
+    /// The message of the condition of the claim.
     fn message(&self, number: usize) -> String {
         let claim = self.home.object(&twin_there(number)).unwrap();
         let text = claim["status"]["conditions"][0]["message"].as_str();
@@ -221,7 +221,7 @@ impl Both {
     }
 }
 
-/// The cluster of all volumes here.
+/// The cluster of all volumes in these tests.
 fn cluster() -> ClusterId {
     "milan".parse().unwrap()
 }
@@ -230,7 +230,7 @@ async fn milan(there: &FakeApi, rights: Rights) -> Registry {
     Registry::fixed([(Declared::with_same_names("milan"), Link::up(there, rights).await)])
 }
 
-/// What is there under the name of its namespace may be somebody else's by now.
+/// The namespace of that name may belong to another user now.
 #[tokio::test]
 async fn a_twin_is_made_again_only_where_its_namespace_is_offloaded() {
     let mut both = Both::start().await;
@@ -296,7 +296,7 @@ async fn data_that_nothing_shows_to_be_the_volumes_is_left_alone_and_told() {
     let (status, reason) = both.condition(0);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "TwinVanished"));
 
-    // What the volume was answered with is proof, for volumes older than the mark.
+    // For volumes older than the mark, the PV that the virtual PV records is the proof.
     let volume = format!("{REALS}/pvc-{UID}-0");
     both.home.change(&volume, |volume| {
         volume["spec"]["csi"]["volumeAttributes"][crate::twin::TWIN_VOLUME] = "a-older".into();
@@ -309,7 +309,7 @@ async fn data_that_nothing_shows_to_be_the_volumes_is_left_alone_and_told() {
 #[tokio::test]
 async fn the_twin_of_another_volume_is_not_taken_for_its_own() {
     let mut both = Both::bound().await;
-    // Two namespaces mapped to one: what is there now is the other one's.
+    // Two namespaces are mapped to one: the existing twin belongs to the other claim.
     both.there.change(&twin_there(0), |twin| {
         twin["metadata"]["labels"][mark::VOLUME] = format!("pvc-{UID}").into();
         twin["metadata"]["annotations"][mark::CLAIM_UID] = UID.into();
@@ -324,7 +324,7 @@ async fn the_twin_of_another_volume_is_not_taken_for_its_own() {
     assert!(both.real("real")["metadata"]["annotations"].is_null());
 }
 
-/// Kosmos copies the metadata of twins onto claims.
+/// Kosmos copies the metadata of twins to claims.
 #[tokio::test]
 async fn the_marks_of_a_twin_do_not_stay_on_its_claim() {
     let mut both = Both::bound().await;
@@ -474,7 +474,7 @@ async fn a_volume_that_cannot_be_helped_does_not_slow_the_others() {
             real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
         });
     }
-    // As an API server answers for a namespace that is gone.
+    // The response of an API server for a deleted namespace.
     let gone = Fault::new("POST", "persistentvolumeclaims", Act::Refuse(404));
     both.there.fault(gone.times(1));
     both.round().await.expect("only one of them failed");
@@ -507,7 +507,7 @@ async fn a_cluster_that_hangs_costs_a_round_one_call() {
     let all = asked();
     assert_eq!(all, 4, "each is asked for");
     there.fault(Fault::new("GET", "persistentvolumeclaims/far-", Act::Hang).times(100));
-    // All are looked at again after some time.
+    // All are checked again after some time.
     let mut health = Health::new(&home, &registry, &watched, health.reports, &metrics, cluster());
     health.round().await.unwrap();
     assert_eq!(asked() - all, 1);

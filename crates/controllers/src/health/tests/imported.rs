@@ -1,10 +1,10 @@
-//! The end of imports: when the record goes and which policy comes back.
+//! The completion of imports: when the record is removed and which policy is restored.
 
 use super::*;
 
 const RECORD: &str = r#"{"version":1,"class":"liqo","policy":"Delete","claim":{"namespace":"shop","namespaceUid":"n","name":"data","uid":"u0","spec":{}}}"#;
 
-/// A volume whose real PV was imported, and is retained still.
+/// A volume whose real PV was imported, and still has the policy Retain.
 fn imported(api: &FakeApi) {
     world(api);
     api.change(REAL, |real| {
@@ -70,7 +70,7 @@ async fn nothing_is_given_back_before() {
             api.change(REAL, |real| real["status"]["phase"] = "Released".into());
         }),
         ("the claim is being deleted", |api| delete(api, CLAIM)),
-        ("the twin was given to nobody", |api| {
+        ("the twin was not handed over", |api| {
             api.change(TWIN, |twin| {
                 twin["metadata"]["annotations"]
                     .as_object_mut()

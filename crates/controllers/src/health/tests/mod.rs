@@ -1,4 +1,4 @@
-//! Volumes whose twins are well, and what happens to the others.
+//! Volumes whose twins are healthy, and what happens to the others.
 
 mod due;
 mod elsewhere;
@@ -25,7 +25,7 @@ const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
 const REAL: &str = "/api/v1/persistentvolumes/real";
 
-/// A claim with its volume, twin and real PV, all well.
+/// A claim with its volume, twin and real PV, all healthy.
 fn world(api: &FakeApi) {
     let volume = format!("pvc-{UID}");
     let marks = Marks {
@@ -96,7 +96,7 @@ async fn round(api: &FakeApi) -> Result<(), ApiError> {
     round_after(api, &mut reports).await
 }
 
-/// A round that remembers what the ones before told.
+/// A round with the reports of the rounds before.
 async fn round_after(api: &FakeApi, reports: &mut Option<Reports>) -> Result<(), ApiError> {
     let home = api.cluster().await;
     let watched = Watched::start(&home);
@@ -199,7 +199,7 @@ async fn retain_is_enforced_on_the_twins_volume() {
     assert_eq!(api.writes(), writes);
 }
 
-/// Somebody writes on the PV between each look at it and the write.
+/// Another client changes the PV between each read and the write.
 fn settles(api: &FakeApi, times: u32) {
     for time in 0..times {
         api.before("PATCH", REAL, move |store| {
@@ -220,7 +220,7 @@ async fn what_has_changed_since_it_was_seen_is_looked_at_before_it_is_retained()
         } else {
             wish(&api, VOLUME, "Retain");
         }
-        // More often than it is looked at again at once.
+        // More often than the loop reads it again at once.
         settles(&api, if twin_goes { 3 } else { 1 });
         round(&api).await.unwrap();
         assert_eq!(
@@ -269,7 +269,7 @@ async fn retain_that_is_taken_back_is_taken_back_on_the_twins_volume() {
     wish(&api, VOLUME, "Retain");
     round(&api).await.unwrap();
     assert_eq!(policy(&api, REAL), "Retain");
-    // Somebody else writes on it at the same time.
+    // Another client changes it at the same time.
     api.fault(Fault::new("PATCH", REAL, Act::Refuse(409)).times(1));
     wish(&api, VOLUME, "Delete");
     round(&api).await.unwrap();
@@ -294,8 +294,8 @@ async fn what_others_retain_stays_retained() {
     assert_eq!(api.writes(), 1, "but for the condition of the claim");
 }
 
-/// The user wants the data to stay, and its twin is rescued: it stays, and still goes when
-/// the user wants that again.
+/// The user chooses Retain, and the twin's data is rescued: it is retained, and still deleted if the user
+/// chooses Delete again.
 #[tokio::test]
 async fn a_second_volume_of_the_same_data_changes_nothing_for_the_first() {
     let api = FakeApi::start().await;
@@ -310,7 +310,7 @@ async fn a_second_volume_of_the_same_data_changes_nothing_for_the_first() {
     let writes = api.writes();
     round(&api).await.unwrap();
     assert_eq!((policy(&api, REAL), api.writes()), ("Delete".into(), writes));
-    // Without the first, what the second says counts.
+    // Without the first volume, the second one decides.
     api.remove(VOLUME);
     round(&api).await.unwrap();
     assert_eq!(policy(&api, REAL), "Retain");
@@ -334,8 +334,8 @@ async fn a_rescue_does_not_forget_which_policy_was_replaced() {
     assert_eq!(policy(&api, REAL), "Delete");
 }
 
-/// A retained PV that its administrator gave to another claim, or that was restored from a
-/// backup: the twin that is made again is still its volume's.
+/// A retained PV that its administrator bound to another claim, or that was restored from a backup: the
+/// recreated twin is still that of its volume.
 #[tokio::test]
 async fn a_volume_that_belongs_to_another_claim_now_is_rescued_as_what_it_is() {
     let api = FakeApi::start().await;
@@ -392,7 +392,7 @@ async fn labels_follow_the_claim() {
     assert_eq!(api.writes(), writes);
 }
 
-/// What Kubernetes does with the PV of a claim that is gone, or has come.
+/// What Kubernetes does with the PV of a deleted or a new claim.
 fn kubernetes_binds(api: &FakeApi) {
     let uid = api.object(TWIN).map(|twin| twin["metadata"]["uid"].clone());
     api.change(REAL, |real| match uid {
@@ -458,12 +458,12 @@ async fn rescued_data_always_names_whose_it_is() {
     round_after(&api, &mut reports).await.unwrap();
     kubernetes_binds(&api);
 
-    // Its namespace is gone: no twin, and the PV waits for nobody else.
+    // The namespace of the twin does not exist: no twin, and the PV stays reserved for it.
     api.fault(Fault::new("POST", "persistentvolumeclaims", Act::Refuse(404)).times(1));
     round_after(&api, &mut reports).await.unwrap();
     assert_eq!(holder(), old);
 
-    // The twin is made, and then the driver dies.
+    // The twin is created, and then the driver dies.
     api.fault(Fault::new("PATCH", "persistentvolumes/real", Act::Refuse(403)).times(1));
     round_after(&api, &mut reports).await.unwrap();
     assert!(api.object(TWIN).is_some());

@@ -1,10 +1,10 @@
-//! Volumes that are being moved, or have moved: no loop repairs what is a move's.
+//! Volumes that are being moved, or have moved: no loop repairs the objects of a move.
 
 use super::{elsewhere::Both, *};
 
 const MOVE: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
 
-/// The PV as a gate leaves it.
+/// Gates the PV.
 fn gate(api: &FakeApi) {
     let note = json!({
         "version": 1, "move": MOVE, "gate": 1, "gated": {"policy": "Delete", "claimUid": UID},
@@ -18,7 +18,7 @@ fn gate(api: &FakeApi) {
     api.change(CLAIM, |claim| claim["status"]["phase"] = "Lost".into());
 }
 
-/// The PV names its claim again, and does not have its reclaim policy back.
+/// Rolls the gate back: the PV names its claim, but its reclaim policy is not restored yet.
 fn give_back(api: &FakeApi) {
     api.change(VOLUME, |volume| {
         volume["spec"]["claimRef"]["uid"] = UID.into();
@@ -51,12 +51,8 @@ async fn the_retain_of_a_gate_is_not_the_users() {
         volume["metadata"]["annotations"][mark::GATE] = "?".into();
     });
     round(&api).await.unwrap();
-    assert_eq!(
-        policy(&api, REAL),
-        "Delete",
-        "what cannot be read is nobody's wish"
-    );
-    // Without the gate it is.
+    assert_eq!(policy(&api, REAL), "Delete", "an unreadable mark changes nothing");
+    // Without the gate it is repaired.
     api.change(VOLUME, |volume| volume["metadata"]["annotations"] = Value::Null);
     round(&api).await.unwrap();
     assert_eq!(policy(&api, REAL), "Retain");
@@ -94,7 +90,7 @@ async fn the_twin_of_a_gated_volume_is_not_made_again() {
     give_back(&api);
     round(&api).await.unwrap();
     assert!(api.object(TWIN).is_none());
-    // It is the volume's again: so is the loop.
+    // The volume is not gated any more, and the loop repairs it again.
     api.change(VOLUME, |volume| volume["metadata"]["annotations"] = Value::Null);
     round(&api).await.unwrap();
     assert!(api.object(TWIN).is_some());
@@ -115,7 +111,7 @@ async fn what_a_move_has_left_behind_is_told_and_not_rescued() {
     assert_eq!(claim["status"]["conditions"][0]["reason"], "TwinSuperseded");
 }
 
-/// The PV was replaced by that of the next epoch, which is also at home.
+/// The PV was replaced with that of the next epoch, which is also at home.
 #[tokio::test]
 async fn the_twin_of_before_is_not_taken_for_that_of_now() {
     let api = FakeApi::start().await;
@@ -135,7 +131,7 @@ async fn the_twin_of_before_is_not_taken_for_that_of_now() {
 async fn a_twin_of_an_earlier_epoch_is_not_made_again_while_a_later_one_is_seen() {
     let mut both = Both::bound().await;
     both.round().await.unwrap();
-    // The later twin has the place of the earlier one, whose data was kept.
+    // The later twin has the name of the earlier one, whose data was retained.
     both.there.change(&format!("{}/real", elsewhere::REALS), |real| {
         real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
         real["status"]["phase"] = "Released".into();
@@ -149,7 +145,7 @@ async fn a_twin_of_an_earlier_epoch_is_not_made_again_while_a_later_one_is_seen(
     assert_eq!(both.there.object(&elsewhere::twin_there(0)), before);
 }
 
-/// The volume has moved to `milan`, and its home was restored from a backup of before that.
+/// The volume has moved to `milan`, and its home was restored from a backup from before that.
 #[tokio::test]
 async fn a_twin_is_not_made_again_at_home_while_a_remote_cluster_shows_a_later_one() {
     for handed_over in [true, false] {
@@ -193,7 +189,7 @@ async fn a_twin_is_not_made_again_at_home_while_a_remote_cluster_shows_a_later_o
 async fn data_of_an_earlier_epoch_is_not_the_volumes() {
     let mut both = Both::bound().await;
     both.round().await.unwrap();
-    // It has moved away and back, and its twin was lost; what is left there is of before.
+    // It has moved away and back, and its twin was lost; what is left there is of an earlier epoch.
     let volume = format!("{}/pvc-{UID}-0", elsewhere::REALS);
     let handle = both.home.object(&volume).unwrap()["spec"]["csi"]["volumeHandle"].clone();
     let handle = handle.as_str().unwrap().replace("v1:", "v2:") + ":2";
@@ -207,7 +203,7 @@ async fn data_of_an_earlier_epoch_is_not_the_volumes() {
     });
     both.round().await.unwrap();
     assert!(both.there.object(&elsewhere::twin_there(0)).is_none());
-    // That of its own epoch is.
+    // The PV of its own epoch is used.
     both.there.change(&format!("{}/real", elsewhere::REALS), |real| {
         let data_of = &mut real["metadata"]["annotations"][mark::DATA_OF];
         *data_of = format!("{}/2", data_of.as_str().unwrap()).into();

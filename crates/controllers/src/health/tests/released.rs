@@ -1,4 +1,4 @@
-//! Volumes that are being released: the command that does it sees to them, and no loop.
+//! Volumes that are being released: the command handles them, and no loop.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn mark_twin(api: &FakeApi) {
     });
 }
 
-/// What the real PV is like from the second step on.
+/// The real PV from the second step on.
 fn record(api: &FakeApi) {
     api.change(REAL, |real| {
         real["metadata"]["annotations"] = json!({mark::RELEASE: "{}"});
@@ -41,7 +41,7 @@ async fn a_twin_that_is_gone_is_not_made_again() {
     round(&api).await.unwrap();
     assert!(api.object(TWIN).is_none());
     assert_eq!(policy(&api, REAL), "Retain");
-    // Undone, it is left to the loop.
+    // After an undo the loop handles it.
     api.change(REAL, |real| {
         real["metadata"]["annotations"] = json!({mark::POLICY_BEFORE: "Delete"});
     });

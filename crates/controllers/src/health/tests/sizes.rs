@@ -1,8 +1,8 @@
-//! The twin at home of a volume that grows.
+//! Expansion of a volume whose twin is at home.
 
 use super::*;
 
-/// The twin waits for a node, its claim says `claim`, and its virtual PV is so large.
+/// The twin waits for a node, `claim` is the status of its claim, `volume` the size of its virtual PV.
 fn growing(api: &FakeApi, claim: &Value, volume: &str) {
     world(api);
     api.change(TWIN, |twin| {
@@ -47,7 +47,7 @@ async fn a_twin_has_grown_when_its_claim_has() {
     assert_eq!(api.writes(), writes);
 }
 
-/// Of two watches one may be behind: what looks like an expansion that is over may have begun.
+/// Of two watches one may lag: an expansion that looks finished may have just begun.
 #[tokio::test]
 async fn a_twin_is_not_finished_by_what_a_late_watch_shows() {
     let api = FakeApi::start().await;

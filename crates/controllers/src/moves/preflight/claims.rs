@@ -1,11 +1,11 @@
-//! The claims of a move, and where their volumes are: as claim and PV say it.
+//! The claims of a move and the sites of their volumes, from claim and PV.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::target::{Asked, Whereto, nodes};
+use super::target::{ApiResult, TargetSite, nodes};
 use crate::{
     api::volume_move::{Loss, MoveRequest, PlannedClaim, PlannedTwin},
     cluster::{Cause, Cluster, facts, snapshots::VolumeSnapshotContent},
@@ -16,38 +16,38 @@ use crate::{
     volume::{ClaimName, DRIVER_NAME, VolumeId, moving::MovedClaim, parse_quantity},
 };
 
-/// So many nodes are noted of a source.
+/// The most nodes of a source that the status records.
 const NODES_NOTED: usize = 16;
 
-/// A claim that has a volume of ours.
+/// A claim that is bound to a volume of this driver.
 pub(super) struct Source {
     claim: MovedClaim,
     id: VolumeId,
     volume: PersistentVolume,
 }
 
-/// Looks at a claim; or says what speaks against moving it.
-pub(super) async fn look_at(home: &Cluster, name: &ClaimName) -> Asked<Result<Source, Vec<String>>> {
+/// Reads a claim; or returns what blocks its move.
+pub(super) async fn read_claim(home: &Cluster, name: &ClaimName) -> ApiResult<Result<Source, Vec<String>>> {
     let refused = |why: &str| Ok(Err(vec![format!("the claim {name}: {why}")]));
     let Some(claim) = home
         .within::<PersistentVolumeClaim>(&name.namespace)
         .get(&name.name)
         .await?
     else {
-        return refused("there is none");
+        return refused("it does not exist");
     };
     if claim.metadata.deletion_timestamp.is_some() {
         return refused("it is being deleted");
     }
     if claim.owner_references().iter().any(|owner| owner.kind == "Pod") {
-        return refused("it is made for one pod (an ephemeral volume), and goes with it");
+        return refused("it belongs to a generic ephemeral volume, and is deleted with its pod");
     }
     let bound = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     let Some(bound) = bound.filter(|name| !name.is_empty()) else {
-        return refused("it has no volume yet: where it is to be, its first pod says");
+        return refused("it is not bound yet: its first pod decides where its volume will be");
     };
     let Some(volume) = home.all::<PersistentVolume>().get(bound).await? else {
-        return refused("its PersistentVolume is gone");
+        return refused("its PersistentVolume does not exist");
     };
     if !is_bound_to(&volume, &claim) {
         return refused("its PersistentVolume names another claim");
@@ -62,7 +62,7 @@ pub(super) async fn look_at(home: &Cluster, name: &ClaimName) -> Asked<Result<So
     };
     if id.name.as_str() != volume.name_any() {
         return refused(&format!(
-            "its PersistentVolume {} is not the one that is named after its volume ({})",
+            "its PersistentVolume {} does not have the name of its volume ({})",
             volume.name_any(),
             id.name
         ));
@@ -78,21 +78,20 @@ pub(super) async fn look_at(home: &Cluster, name: &ClaimName) -> Asked<Result<So
 }
 
 impl Source {
-    /// The size of its PV, in bytes.
     pub(super) fn size(&self) -> Option<i64> {
         let capacity = self.volume.spec.as_ref()?.capacity.as_ref()?;
         let bytes = parse_quantity(&capacity.get("storage")?.0)?;
         i64::try_from(bytes).ok()
     }
 
-    /// The real class of its volume, if its PV says so.
+    /// The real class of its volume, if its PV records it.
     pub(super) fn class(&self) -> Option<String> {
         let class = self.attributes()?.get(TWIN_CLASS)?;
         Some(class.clone()).filter(|class| !class.is_empty())
     }
 
-    /// The nodes of this cluster from which it can be used, if that are not all: what names the cluster
-    /// alone would not lead back there.
+    /// The nodes of the home cluster from which the volume is accessible; empty if all are. The status
+    /// records them for the undo, for which the name of the cluster alone would not be enough.
     pub(super) async fn nodes<H>(&self, context: &Context<'_, H>) -> Vec<String> {
         let home = context.home;
         let affinity = facts::affinity(&self.volume).filter(|_| self.id.cluster == *home.id());
@@ -101,7 +100,7 @@ impl Source {
         };
         home.views().nodes.complete().await;
         let is_real = |node: &Node| matches!(context.registry.behind(node), NodeKind::Real);
-        let all = nodes(home, &Whereto::Home(None)).into_iter().filter(is_real);
+        let all = nodes(home, &TargetSite::Home(None)).into_iter().filter(is_real);
         let (able, unable): (Vec<Node>, Vec<Node>) = all.partition(|node| affinity.admits(node));
         if unable.is_empty() {
             return Vec::new();
@@ -111,12 +110,12 @@ impl Source {
         names
     }
 
-    /// Its place in the plan; or why it is not really moved.
+    /// The plan for this claim; or why there is nothing to move.
     pub(super) fn planned<H>(
         self,
         context: &Context<'_, H>,
         request: &MoveRequest,
-        whereto: &Whereto,
+        target: &TargetSite,
     ) -> Result<PlannedClaim, String> {
         let home = context.home;
         let name = self.claim.name.clone();
@@ -128,35 +127,35 @@ impl Source {
             self.attributes().and_then(twin_in)
         };
         let Some(source_at) = source_at else {
-            return refused("its PersistentVolume does not say where its twin is");
+            return refused("its PersistentVolume does not record where its twin is");
         };
         let Some(epoch) = self.id.epoch.next() else {
-            return refused("it has moved as often as can be counted");
+            return refused("it has the highest possible epoch");
         };
-        let target = VolumeId {
-            cluster: whereto.cluster(home).clone(),
+        let target_id = VolumeId {
+            cluster: target.cluster(home).clone(),
             name: self.id.name.clone(),
             epoch,
         };
-        let target_at = match whereto {
-            Whereto::Remote(remote, namespace) => {
+        let target_at = match target {
+            TargetSite::Remote(remote, namespace) => {
                 let there = ClaimName {
                     namespace: namespace.clone(),
                     name: self.claim.name.name.clone(),
                 };
                 if remote.id == self.id.cluster && there == source_at {
-                    // The twin takes the claim's name over when the source has given it up.
+                    // The twin gets the name of the claim when the source has released it.
                     self.may_move_within(remote, request)
                         .map_err(|why| format!("the claim {name}: {why}"))?;
                     ClaimName {
-                        name: target.name.home_twin(target.epoch),
+                        name: target_id.name.home_twin(target_id.epoch),
                         ..there
                     }
                 } else {
                     there
                 }
             }
-            Whereto::Home(node) => {
+            TargetSite::Home(node) => {
                 let same_class = request.storage_class.is_none() || request.storage_class == self.class();
                 let affinity = facts::affinity(&self.volume);
                 let reaches = node
@@ -167,10 +166,10 @@ impl Source {
                         format!("the node {}", node.name)
                     });
                     return refused(&format!(
-                        "its volume can be used from {there} already: name another node, or a class"
+                        "its volume is accessible from {there} already: name another node, or a class"
                     ));
                 }
-                home_twin(home, &target)
+                home_twin(home, &target_id)
             }
         };
         Ok(PlannedClaim {
@@ -180,13 +179,13 @@ impl Source {
                 place: source_at,
             },
             target: PlannedTwin {
-                id: target,
+                id: target_id,
                 place: target_at,
             },
         })
     }
 
-    /// Whether it may move within a remote cluster: the data of the source is its PV alone for a time.
+    /// Whether it may move within a remote cluster: for a time, only the PV of the source has the data.
     fn may_move_within(&self, remote: &Remote, request: &MoveRequest) -> Result<(), String> {
         let id = &remote.id;
         if request.storage_class.is_none() || request.storage_class == self.class() {
@@ -216,8 +215,8 @@ impl Source {
     }
 }
 
-/// Leaves of the nodes of each source those that are noted. The way back needs one from which all can be
-/// used, so these come first.
+/// Limits the nodes of each source to those that the status records. The undo needs a node from which all
+/// sources are accessible, so the common ones come first.
 pub(super) fn choose_nodes(sources: &mut [&mut Vec<String>]) {
     let mut bound = sources.iter().filter(|nodes| !nodes.is_empty());
     let mut common: BTreeSet<String> = bound
@@ -241,12 +240,12 @@ fn home_twin(home: &Cluster, id: &VolumeId) -> ClaimName {
     }
 }
 
-/// Snapshots stay where their volume was: whoever needs them has to know.
+/// Snapshots stay at the source: a user who needs them has to know.
 pub(super) async fn snapshots_left_behind(
     home: &Cluster,
     request: &MoveRequest,
     plan: &[PlannedClaim],
-) -> Asked<Vec<String>> {
+) -> ApiResult<Vec<String>> {
     if request.accept_loss.contains(&Loss::Snapshots) {
         return Ok(Vec::new());
     }
@@ -269,8 +268,8 @@ pub(super) async fn snapshots_left_behind(
         let names: Vec<String> = of.map(|(_, snapshot)| facts::claim_name(snapshot).to_string()).collect();
         (!names.is_empty()).then(|| {
             format!(
-                "the claim {}: its snapshots stay where its volume was, and can be restored there only: {}. Say \
-                 acceptLoss: [Snapshots] if that may be",
+                "the claim {}: its snapshots stay at the source, and can be restored only there: {}. Set acceptLoss: [Snapshots] \
+                 if that is acceptable",
                 planned.claim.name,
                 names.join(", ")
             )

@@ -1,4 +1,4 @@
-//! Where the volumes of a move are to be: a node of this cluster, this cluster, or a remote one.
+//! The target of a move: a node of the home cluster, the home cluster, or a remote cluster.
 
 use std::sync::Arc;
 
@@ -8,21 +8,20 @@ use crate::{
     api::volume_move::{MoveRequest, MoveTarget},
     cluster::{ApiError, Cluster, facts::is_ready},
     fleet::{NodeKind, Remote, Unreachable},
-    moves::{Context, follow::Trouble},
+    moves::{Context, follow::FollowError},
     topology::Node,
     volume::ClusterId,
 };
 
-/// Where volumes are to be.
-pub(super) enum Whereto {
-    /// Where this node of the home cluster can use them, or any if none is named.
+/// The target of the volumes.
+pub(super) enum TargetSite {
+    /// Accessible from this node of the home cluster; from any node if `None`.
     Home(Option<Node>),
-    /// In this remote cluster, in this namespace.
+    /// In this namespace of this remote cluster.
     Remote(Arc<Remote>, String),
 }
 
-impl Whereto {
-    /// The cluster.
+impl TargetSite {
     pub(super) fn cluster<'a>(&'a self, home: &'a Cluster) -> &'a ClusterId {
         match self {
             Self::Home(_) => home.id(),
@@ -31,18 +30,18 @@ impl Whereto {
     }
 }
 
-/// Finds it; or what speaks against it.
+/// Finds the target; or what blocks it.
 pub(super) async fn find<H>(
     context: &Context<'_, H>,
     request: &MoveRequest,
-) -> Result<Result<Whereto, Vec<String>>, Trouble> {
+) -> Result<Result<TargetSite, Vec<String>>, FollowError> {
     let home = context.home;
     Ok(match &request.target {
-        MoveTarget::Cluster(id) if id == home.id() => Ok(Whereto::Home(None)),
+        MoveTarget::Cluster(id) if id == home.id() => Ok(TargetSite::Home(None)),
         MoveTarget::Cluster(id) => match context.registry.get(id) {
             Ok(remote) => of_remote(&remote, request)?,
             Err(error) if context.registry.is_complete() => Err(vec![error.to_string()]),
-            Err(error) => return Err(Trouble::NotYet(error.to_string())),
+            Err(error) => return Err(FollowError::NotYet(error.to_string())),
         },
         MoveTarget::Node(name) => of_node(context, name, request).await?,
     })
@@ -52,25 +51,25 @@ async fn of_node<H>(
     context: &Context<'_, H>,
     name: &str,
     request: &MoveRequest,
-) -> Result<Result<Whereto, Vec<String>>, Trouble> {
+) -> Result<Result<TargetSite, Vec<String>>, FollowError> {
     let Some(found) = context.home.all::<KubeNode>().get(name).await? else {
-        return Ok(Err(vec![format!("there is no node {name}")]));
+        return Ok(Err(vec![format!("the node {name} does not exist")]));
     };
     let is_ready = is_ready(&found);
     let node = context.home.node(found.metadata);
-    let whereto = match context.registry.behind(&node) {
+    let target = match context.registry.behind(&node) {
         NodeKind::Virtual(remote) => of_remote(&remote, request)?,
         NodeKind::Disputed(clusters) => Err(vec![format!(
             "the node {name} is claimed by several clusters ({clusters}): their node selectors must not overlap"
         )]),
         NodeKind::Real if !node.has_driver() => Err(vec![format!(
-            "this driver is not registered on the node {name}: see whether its node plugin runs there, or whether the cluster \
-             that the node stands for is declared"
+            "this driver is not registered on the node {name}: check whether its node plugin runs there or, for a virtual node, \
+             whether its cluster is declared"
         )]),
-        NodeKind::Real => Ok(Whereto::Home(Some(node))),
+        NodeKind::Real => Ok(TargetSite::Home(Some(node))),
     };
-    Ok(match (whereto, is_ready) {
-        (whereto, true) => whereto,
+    Ok(match (target, is_ready) {
+        (target, true) => target,
         (Ok(_), false) => Err(vec![format!("the node {name} is not Ready")]),
         (Err(mut found), false) => {
             found.push(format!("the node {name} is not Ready"));
@@ -79,8 +78,11 @@ async fn of_node<H>(
     })
 }
 
-/// A cluster that was not asked yet is waited for.
-fn of_remote(remote: &Arc<Remote>, request: &MoveRequest) -> Result<Result<Whereto, Vec<String>>, Trouble> {
+/// Waits for a cluster that is still being contacted.
+fn of_remote(
+    remote: &Arc<Remote>,
+    request: &MoveRequest,
+) -> Result<Result<TargetSite, Vec<String>>, FollowError> {
     let mut findings = Vec::new();
     if let Some(closed) = remote.closed() {
         findings.push(format!(
@@ -90,7 +92,7 @@ fn of_remote(remote: &Arc<Remote>, request: &MoveRequest) -> Result<Result<Where
     }
     match remote.reach() {
         Ok(_) => {}
-        Err(error @ Unreachable::Connecting { .. }) => return Err(Trouble::NotYet(error.to_string())),
+        Err(error @ Unreachable::Connecting { .. }) => return Err(FollowError::NotYet(error.to_string())),
         Err(error) => findings.push(error.to_string()),
     }
     // All claims are of the namespace of the move.
@@ -101,7 +103,7 @@ fn of_remote(remote: &Arc<Remote>, request: &MoveRequest) -> Result<Result<Where
         .unwrap_or_default();
     let mapped = remote.namespaces.remote(namespace, &remote.id).map(str::to_owned);
     Ok(match mapped {
-        Ok(namespace) if findings.is_empty() => Ok(Whereto::Remote(Arc::clone(remote), namespace)),
+        Ok(namespace) if findings.is_empty() => Ok(TargetSite::Remote(Arc::clone(remote), namespace)),
         Ok(_) => Err(findings),
         Err(error) => {
             findings.push(error.to_string());
@@ -110,11 +112,11 @@ fn of_remote(remote: &Arc<Remote>, request: &MoveRequest) -> Result<Result<Where
     })
 }
 
-/// Whether a class that is named can be the real one there, as far as classes may be read.
-pub(super) fn class_missing(home: &Cluster, whereto: &Whereto, class: &str) -> Option<String> {
-    let cluster = match whereto {
-        Whereto::Home(_) => home.clone(),
-        Whereto::Remote(remote, _) => remote.reach().ok()?,
+/// Why a named class cannot be the real class there, as far as classes may be read.
+pub(super) fn class_missing(home: &Cluster, target: &TargetSite, class: &str) -> Option<String> {
+    let cluster = match target {
+        TargetSite::Home(_) => home.clone(),
+        TargetSite::Remote(remote, _) => remote.reach().ok()?,
     };
     if !cluster.rights().classes && cluster.id() != home.id() {
         return None;
@@ -131,12 +133,12 @@ pub(super) fn class_missing(home: &Cluster, whereto: &Whereto, class: &str) -> O
     }
 }
 
-/// The nodes of the home cluster from which a volume there can be used.
-pub(super) fn nodes(home: &Cluster, whereto: &Whereto) -> Vec<Node> {
-    match whereto {
-        Whereto::Home(Some(node)) => vec![node.clone()],
-        Whereto::Home(None) => seen(home).into_iter().filter(Node::has_driver).collect(),
-        Whereto::Remote(remote, _) => {
+/// The nodes of the home cluster from which a volume at the target is accessible.
+pub(super) fn nodes(home: &Cluster, target: &TargetSite) -> Vec<Node> {
+    match target {
+        TargetSite::Home(Some(node)) => vec![node.clone()],
+        TargetSite::Home(None) => seen(home).into_iter().filter(Node::has_driver).collect(),
+        TargetSite::Remote(remote, _) => {
             let is_its = |node: &Node| remote.nodes.admits(node);
             seen(home).into_iter().filter(is_its).collect()
         }
@@ -148,5 +150,5 @@ fn seen(home: &Cluster) -> Vec<Node> {
     nodes.iter().map(|node| Node::clone(node)).collect()
 }
 
-/// What could not be asked is an error of the API.
-pub(super) type Asked<T> = Result<T, ApiError>;
+/// The result of a request to the API.
+pub(super) type ApiResult<T> = Result<T, ApiError>;

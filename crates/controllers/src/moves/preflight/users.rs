@@ -1,5 +1,5 @@
-//! The pods that use the claims of a move: whether they come back after they were sent away, and
-//! whether they find all that they mount in one place then.
+//! The pods that use the claims of a move: whether a controller recreates them after an eviction, and
+//! whether all volumes that they mount are accessible from one node then.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 
-use super::target::{Asked, Whereto};
+use super::target::{ApiResult, TargetSite};
 use crate::{
     api::volume_move::MoveRequest,
     cluster::{
@@ -18,12 +18,12 @@ use crate::{
     volume::DRIVER_NAME,
 };
 
-/// What the users of the claims have against their move.
+/// What blocks the move according to the pods that use the claims.
 pub(super) async fn findings(
     home: &Cluster,
     request: &MoveRequest,
-    whereto: Option<&Whereto>,
-) -> Asked<Vec<String>> {
+    target: Option<&TargetSite>,
+) -> ApiResult<Vec<String>> {
     let Some(namespace) = request.claims.first().map(|claim| claim.namespace.as_str()) else {
         return Ok(Vec::new());
     };
@@ -32,8 +32,8 @@ pub(super) async fn findings(
     let pods = home.within::<Pod>(namespace).find(uses).await?;
     let mut findings = Vec::new();
     if request.quiesce == Quiesce::Evict {
-        let asked = pods.iter().map(|pod| eviction(home, namespace, pod));
-        findings.extend(try_join_all(asked).await?.into_iter().flatten());
+        let evictions = pods.iter().map(|pod| eviction(home, namespace, pod));
+        findings.extend(try_join_all(evictions).await?.into_iter().flatten());
     }
     let mut others: BTreeSet<(String, String)> = BTreeSet::new();
     for pod in &pods {
@@ -42,22 +42,22 @@ pub(super) async fn findings(
             .filter(|name| !moved.contains(name.as_str()));
         others.extend(names.map(|name| (name, pod.name_any())));
     }
-    let looks = others
+    let siblings = others
         .iter()
-        .map(|(claim, pod)| sibling(home, namespace, claim, pod, whereto));
-    findings.extend(try_join_all(looks).await?.into_iter().flatten());
+        .map(|(claim, pod)| sibling(home, namespace, claim, pod, target));
+    findings.extend(try_join_all(siblings).await?.into_iter().flatten());
     Ok(findings)
 }
 
-/// What speaks against evicting a pod.
-async fn eviction(home: &Cluster, namespace: &str, pod: &Pod) -> Asked<Option<String>> {
+/// What blocks the eviction of a pod.
+async fn eviction(home: &Cluster, namespace: &str, pod: &Pod) -> ApiResult<Option<String>> {
     let name = pod.name_any();
     let controller = pod
         .owner_references()
         .iter()
         .find(|owner| owner.controller == Some(true));
     let stays_away = match controller {
-        None => Some("nobody would make it again".to_owned()),
+        None => Some("no controller would create it again".to_owned()),
         Some(owner) if owner.kind == "Job" => {
             Some(format!("it would count as a failure of the Job {}", owner.name))
         }
@@ -65,7 +65,7 @@ async fn eviction(home: &Cluster, namespace: &str, pod: &Pod) -> Asked<Option<St
     };
     if let Some(why) = stays_away {
         return Ok(Some(format!(
-            "the pod {name} uses a claim, and is not to be evicted, for {why}: stop it yourself, with quiesce.mode Wait"
+            "the pod {name} uses a claim, and must not be evicted, because {why}: stop it yourself, with quiesce.mode Wait"
         )));
     }
     let runs = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
@@ -79,14 +79,14 @@ async fn eviction(home: &Cluster, namespace: &str, pod: &Pod) -> Asked<Option<St
     })
 }
 
-/// Whether another claim of a pod can be used where the moved ones are to be.
+/// Whether another claim of a pod is accessible at the target of the moved ones.
 async fn sibling(
     home: &Cluster,
     namespace: &str,
     claim: &str,
     pod: &str,
-    whereto: Option<&Whereto>,
-) -> Asked<Option<String>> {
+    target: Option<&TargetSite>,
+) -> ApiResult<Option<String>> {
     let Some(found) = home.within::<PersistentVolumeClaim>(namespace).get(claim).await? else {
         return Ok(None);
     };
@@ -102,9 +102,9 @@ async fn sibling(
     };
     let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     let is_ours = csi.is_some_and(|csi| csi.driver == DRIVER_NAME);
-    let stays = match (facts::affinity(&volume), whereto) {
+    let stays = match (facts::affinity(&volume), target) {
         (None, _) | (_, None) => false,
-        (Some(affinity), Some(whereto)) => !super::target::nodes(home, whereto)
+        (Some(affinity), Some(target)) => !super::target::nodes(home, target)
             .iter()
             .any(|node| affinity.admits(node)),
     };
@@ -114,6 +114,6 @@ async fn sibling(
         } else {
             ""
         };
-        format!("the pod {pod} mounts the claim {claim}, too, which cannot be used at the target{way_out}")
+        format!("the pod {pod} mounts the claim {claim}, too, which is not accessible at the target{way_out}")
     }))
 }

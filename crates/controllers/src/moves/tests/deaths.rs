@@ -4,8 +4,8 @@ use crate::placement::moving::{Outcome, Stage};
 /// No move makes more writes than this.
 const MOST_WRITES: usize = 80;
 
-/// A controller dies before each of its writes, which is after the one before it; the next one
-/// goes on.
+/// A controller dies before each of its writes, one write later every time; the next controller
+/// continues.
 async fn dies_at(deaths: impl Iterator<Item = usize>, meanwhile: impl Fn(&World), check: impl Fn(&World)) {
     for writes in deaths {
         let world = World::evicting().await;
@@ -68,7 +68,7 @@ async fn a_move_that_is_deleted_is_cancelled_or_ends() {
     dies_at((1..MOST_WRITES).step_by(2), delete_move, check).await;
 }
 
-/// As the API server does it.
+/// Like the API server.
 fn delete_move(world: &World) {
     let of = world.home_api.object(THE_MOVE).unwrap();
     let is_held = of["metadata"]["finalizers"]

@@ -1,7 +1,7 @@
 use super::world::*;
 use crate::{moves::leftovers::Leftovers, placement::moving::Stage, rounds::Rounds};
 
-/// Somebody takes the finalizer off a move, and deletes it.
+/// A user removes the finalizer of a move, and deletes it.
 async fn forced(at: impl Fn(&Stage) -> bool) -> World {
     let world = World::evicting().await;
     world.carry(|world| at(&world.stage())).await;
@@ -47,7 +47,7 @@ async fn a_move_that_was_deleted_by_force_is_undone() {
         |stage| matches!(stage, Stage::Verifying(_)),
     ] {
         let world = forced(stage).await;
-        // Whoever has just begun has locked nothing yet.
+        // A move that has just begun has not locked anything yet.
         clean(&world, |world| {
             is_unlocked(world) && world.there.object(TARGET).is_none()
         })

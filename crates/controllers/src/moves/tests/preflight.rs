@@ -8,7 +8,7 @@ use crate::{
     volume::mark,
 };
 
-/// Everything that is said against a move like this.
+/// Everything that blocks such a move.
 async fn findings(spec: Value, change: impl Fn(&World)) -> Vec<String> {
     let world = World::new(spec).await;
     change(&world);
@@ -49,7 +49,7 @@ async fn all_that_speaks_against_a_move_is_said_at_once() {
     for words in [
         "the storage class \"odd\" does not exist in the cluster milan",
         "nor in the allow-list of the driver (fast)",
-        "shop/logs: there is none",
+        "shop/logs: it does not exist",
         "the pod web-0",
     ] {
         assert!(says(&found, words), "{words}: {found:?}");
@@ -63,10 +63,13 @@ async fn where_a_volume_cannot_go_is_said() {
         (json!({"cluster": "rome"}), "the cluster rome is not known"),
         (
             json!({"cluster": "home"}),
-            "can be used from this cluster already",
+            "is accessible from this cluster already",
         ),
-        (json!({"nodeName": "n1"}), "can be used from the node n1 already"),
-        (json!({"nodeName": "n7"}), "there is no node n7"),
+        (
+            json!({"nodeName": "n1"}),
+            "is accessible from the node n1 already",
+        ),
+        (json!({"nodeName": "n7"}), "the node n7 does not exist"),
         (
             json!({"nodeName": "bare"}),
             "this driver is not registered on the node bare",
@@ -93,7 +96,7 @@ async fn claims_that_cannot_be_moved_are_named() {
                     .home_api
                     .change(CLAIM, |claim| claim["spec"]["volumeName"] = Value::Null);
             },
-            "no volume yet",
+            "not bound yet",
         ),
         (
             |world| {
@@ -120,7 +123,10 @@ async fn claims_that_cannot_be_moved_are_named() {
             },
             "not of this driver",
         ),
-        (|world| world.home_api.remove(&source_path()), "its twin is gone"),
+        (
+            |world| world.home_api.remove(&source_path()),
+            "its twin does not exist",
+        ),
         (
             |world| {
                 world
@@ -159,7 +165,7 @@ async fn claims_that_cannot_be_moved_are_named() {
     }
 }
 
-/// The volume is in the cluster to which it is to be moved.
+/// The volume is already in the target cluster.
 fn is_in_milan(world: &World) {
     let source = world.home_api.object(&source_path()).unwrap();
     world.there.put(
@@ -210,7 +216,7 @@ async fn within_a_remote_cluster_a_volume_moves_to_another_class_only() {
     );
 }
 
-/// The way back needs it.
+/// The undo needs it.
 #[tokio::test]
 async fn it_is_noted_where_the_volumes_were() {
     let noted = async |places: Value| {

@@ -60,7 +60,7 @@ async fn where_the_source_was_read_is_remembered_for_after_the_drain() {
         .carry(|world| matches!(world.stage(), Stage::Draining(_)))
         .await;
     assert_eq!(remembered(&world).as_deref(), Some("n1"));
-    // That it runs elsewhere then does not make it forgotten.
+    // The record stays although the mover now runs on another node.
     world.movers.lock().node = Some("n2");
     world
         .carry(|world| matches!(world.stage(), Stage::Verifying(_)))
@@ -124,7 +124,7 @@ async fn users_that_are_waited_for_keep_their_volume() {
 #[tokio::test]
 async fn what_cannot_be_copied_beside_its_users_is_copied_when_they_have_gone() {
     let world = World::evicting().await;
-    world.movers.lock().cold = Some(Cold::Device);
+    world.movers.lock().cold = Some(Cold::Block);
     world.to_the_end().await;
     world.assert_moved();
     let gate = GateNumber::FIRST;
@@ -138,11 +138,11 @@ async fn what_cannot_be_copied_beside_its_users_is_copied_when_they_have_gone() 
         json!([]),
         "that is no reason not to move it"
     );
-    assert_eq!(of["status"]["claims"][0]["cold"], Cold::Device.to_string());
+    assert_eq!(of["status"]["claims"][0]["cold"], Cold::Block.to_string());
     let conditions = of["status"]["conditions"].as_array().unwrap();
     let said = |wanted: &str| conditions.iter().find(|one| one["type"] == wanted).unwrap();
     let checked = said("Checked")["message"].as_str().unwrap();
-    for words in ["mode Block", "away for the whole copy", "(10m)"] {
+    for words in ["mode Block", "stopped for the whole copy", "(10m)"] {
         assert!(checked.contains(words), "{words}: {checked}");
     }
     assert_eq!(said("Converged")["reason"], "RestLater");
@@ -167,8 +167,8 @@ async fn nothing_is_cut_over_before_that_is_asked_for() {
     world.assert_moved();
 }
 
-/// A move whose source is kept for now.
-async fn retaining() -> World {
+/// A move whose source is retained for now.
+pub(super) async fn retaining() -> World {
     let world = World::new(json!({
         "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
     }))

@@ -1,5 +1,5 @@
-//! A home cluster with a claim in use, the cluster `milan` that it is to be moved to, and those
-//! who act there beside this driver.
+//! A home cluster with a claim in use, the cluster `milan` as the target of its move, and fakes of the
+//! other controllers.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ use crate::{
     movers::{Cold, CopyProgress, MoveHelpers},
     moves::{
         Context,
-        follow::{Following, Looked, MoveKey, Trouble},
+        follow::{FollowError, MoveKey, MoveLoop, StepOutcome},
     },
     placement::{
         Declared,
@@ -41,10 +41,12 @@ pub(super) const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/d
 pub(super) const THE_MOVE: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/m";
 pub(super) const POD: &str = "/api/v1/namespaces/shop/pods/web-0";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
+/// The PV of the source.
+pub(super) const REAL: &str = "/api/v1/persistentvolumes/real-1";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
-/// In the remote cluster.
+/// The claim in the remote cluster.
 pub(super) const TARGET: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
-/// For a move to come to its end.
+/// How long a move may take until its end.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 fn the_move() -> MoveKey {
@@ -67,7 +69,12 @@ pub(super) fn source_path() -> String {
     format!("/api/v1/namespaces/liqo-storage/persistentvolumeclaims/{UID}")
 }
 
-/// A world that goes on by itself until it is dropped.
+/// The twin of the source after its recovery.
+pub(super) fn source_again() -> String {
+    format!("{}-2", source_path())
+}
+
+/// A world that runs on its own until it is dropped.
 pub(super) struct World {
     pub(super) home_api: Arc<FakeApi>,
     pub(super) there: Arc<FakeApi>,
@@ -90,16 +97,16 @@ pub(super) struct FakeMovers(Mutex<State>);
 pub(super) struct State {
     present: [bool; 2],
     copied: Copied,
-    /// Whether the target is made otherwise than the source is.
+    /// Whether source and target differ.
     pub(super) differs: bool,
-    /// Whether the passes beside the users come to an end.
+    /// Whether the passes before the cut-over never converge.
     pub(super) never_converges: bool,
     pub(super) passes: Vec<Pass>,
-    /// What an API server has against them.
+    /// Why an API server rejects them.
     pub(super) refused: Option<String>,
-    /// Why nothing is copied beside the users.
+    /// Why nothing is copied while the pods run.
     pub(super) cold: Option<Cold>,
-    /// Where the source is read.
+    /// The node where the source is read.
     pub(super) node: Option<&'static str>,
 }
 
@@ -120,7 +127,7 @@ pub(super) fn claim_marks(handed_over: bool, epoch: Epoch) -> Marks {
 }
 
 impl World {
-    /// A claim that a pod uses, and a move of it that has just been asked for.
+    /// A claim that a pod uses, and a new move of it.
     pub(super) async fn new(spec: Value) -> Self {
         let (home_api, there) = (Arc::new(FakeApi::start().await), Arc::new(FakeApi::start().await));
         populate(&home_api);
@@ -146,6 +153,7 @@ impl World {
                 allowed_classes: BTreeSet::from(["fast".to_owned()]),
                 movers: None,
                 approves_serving: false,
+                limits_attachments: true,
             },
             metrics: Metrics::default(),
             movers: FakeMovers::default(),
@@ -159,7 +167,7 @@ impl World {
         }
     }
 
-    /// To the cluster, with its users sent away, and nothing kept after that.
+    /// A move to the cluster that evicts the pods, and retains nothing.
     pub(super) async fn evicting() -> Self {
         Self::new(json!({
             "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"}, "retainSource": "0s",
@@ -187,7 +195,7 @@ impl World {
         self.read().expect("the move is gone").stage().unwrap()
     }
 
-    /// Carries the move on until `enough`, or it is over.
+    /// Runs the move until `enough`, or its end.
     pub(super) async fn carry(&self, enough: impl Fn(&Self) -> bool) {
         let carried = time::timeout(PATIENCE, Box::pin(self.carry_on(enough))).await;
         assert!(
@@ -199,31 +207,31 @@ impl World {
 
     async fn carry_on(&self, enough: impl Fn(&Self) -> bool) {
         let context = self.context();
-        let mut following = Following::new(&context, the_move());
+        let mut the_loop = MoveLoop::new(&context, the_move());
         while !enough(self) {
-            match Box::pin(following.look()).await {
-                Ok(Looked::Again) => {}
-                Ok(Looked::Over) => return,
-                Ok(Looked::Wait(_)) => time::sleep(Duration::from_millis(5)).await,
-                Err(Trouble::Api(error)) => panic!("{error}"),
+            match Box::pin(the_loop.step()).await {
+                Ok(StepOutcome::Again) => {}
+                Ok(StepOutcome::Over) => return,
+                Ok(StepOutcome::Wait(_)) => time::sleep(Duration::from_millis(5)).await,
+                Err(FollowError::Api(error)) => panic!("{error}"),
                 Err(trouble) => panic!("{trouble}"),
             }
             self.check();
         }
     }
 
-    /// Looks at the move so often that it would have gone on if anything let it, and sees that it waits.
+    /// Runs steps until the move would have continued if it could, and checks that it waits.
     pub(super) async fn waits(&self, why: &str) {
         let context = self.context();
-        let mut following = Following::new(&context, the_move());
+        let mut the_loop = MoveLoop::new(&context, the_move());
         let until = time::Instant::now() + PATIENCE;
         let mut waited = 0;
         while waited < 20 {
             assert!(time::Instant::now() < until, "it does not come to wait");
-            match Box::pin(following.look()).await.unwrap() {
-                Looked::Again => {}
-                Looked::Over => panic!("it is over: {why}"),
-                Looked::Wait(_) => {
+            match Box::pin(the_loop.step()).await.unwrap() {
+                StepOutcome::Again => {}
+                StepOutcome::Over => panic!("it is over: {why}"),
+                StepOutcome::Wait(_) => {
                     waited += 1;
                     time::sleep(Duration::from_millis(5)).await;
                 }
@@ -232,13 +240,13 @@ impl World {
         }
     }
 
-    /// Carries it to its end.
+    /// Runs the move to its end.
     pub(super) async fn to_the_end(&self) {
         self.carry(|_| false).await;
     }
 
-    /// Carries it on with a controller that dies with the write after so many. False if it was
-    /// over before that.
+    /// Runs the move with a controller that dies with the write after this many. False if the move has
+    /// ended before that.
     pub(super) async fn die_after(&self, writes: usize) -> bool {
         let life = Life::of_writes(writes);
         for api in [&self.home_api, &self.there] {
@@ -254,13 +262,13 @@ impl World {
         died
     }
 
-    /// What must always be true.
+    /// The invariants.
     pub(super) fn check(&self) {
         let broken = self.broken.lock().unwrap().clone();
         assert!(broken.is_empty(), "{broken:?}");
     }
 
-    /// The claim is like any other, and its data at the target.
+    /// The claim is like any other, and its data is at the target.
     pub(super) fn assert_moved(&self) {
         self.check();
         self.assert_whole("v2:milan:", ":1");
@@ -274,7 +282,7 @@ impl World {
         );
     }
 
-    /// The claim is like any other, and its data where it was.
+    /// The claim is like any other, and its data is at the source.
     pub(super) fn assert_back(&self) {
         self.check();
         self.assert_whole("v1:home:", "");
@@ -284,6 +292,23 @@ impl World {
             .as_str()
             .unwrap_or_default();
         assert!(!marked.starts_with("moving"), "{marked}");
+    }
+
+    /// The claim has the data of the source, in the epoch after the target's, and no mark of the move.
+    pub(super) fn assert_recovered(&self) {
+        self.check();
+        self.assert_whole("v2:home:", ":2");
+        assert_eq!(
+            self.home_api.object(&source_path()),
+            None,
+            "the previous twin still exists"
+        );
+        let twin = self.home_api.object(&source_again()).expect("the source is gone");
+        assert_eq!(twin["metadata"]["annotations"][mark::EPOCH], "2");
+        assert_eq!(twin["metadata"]["annotations"][mark::SOURCE_OF], Value::Null);
+        let real = self.home_api.object(REAL).expect("the data is gone");
+        assert_eq!(real["spec"]["claimRef"]["uid"], twin["metadata"]["uid"]);
+        assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Delete");
     }
 
     fn assert_whole(&self, start: &str, end: &str) {
@@ -386,7 +411,7 @@ fn populate(api: &FakeApi) {
     api.put(&format!("{ATTACHMENTS}/outer"), attacher);
 }
 
-/// What a user writes.
+/// Creates the move as a user would.
 fn ask(api: &FakeApi, spec: &Value) {
     api.put(
         THE_MOVE,
@@ -414,12 +439,17 @@ fn real_volume(api: &FakeApi, real: &str, twin: &str) {
     );
 }
 
-/// Kubernetes and the sidecars, for ever: each of them acts on what it sees.
+/// Kubernetes and the sidecars, forever: each of them reacts to what it sees.
 async fn keep(api: Arc<FakeApi>, broken: Arc<Mutex<Vec<String>>>) {
     let mut changes = api.store().changes();
     loop {
         changes.borrow_and_update();
-        while bind(&api, &broken) || stop_pods(&api) || provision(&api) || let_go(&api) {}
+        while bind(&api, &broken)
+            || bind_again(&api)
+            || stop_pods(&api)
+            || provision(&api)
+            || remove_volumes(&api)
+        {}
         if changes.changed().await.is_err() {
             return;
         }
@@ -464,8 +494,19 @@ fn bind(api: &FakeApi, broken: &Mutex<Vec<String>>) -> bool {
     claim["status"]["phase"] != phase && api.change(CLAIM, |claim| claim["status"]["phase"] = phase.into())
 }
 
-/// The kubelet, csi-attacher, and the `StatefulSet` that makes the pod again. It gets no node: the
-/// scheduler does not find its claim bound.
+/// The PV controller, for the new twin of a recovered source.
+fn bind_again(api: &FakeApi) -> bool {
+    let (Some(twin), Some(real)) = (api.object(&source_again()), api.object(REAL)) else {
+        return false;
+    };
+    let is_its = real["spec"]["claimRef"]["uid"] == twin["metadata"]["uid"];
+    is_its
+        && twin["status"]["phase"] != "Bound"
+        && api.change(&source_again(), |twin| twin["status"]["phase"] = "Bound".into())
+}
+
+/// The kubelet, csi-attacher, and the `StatefulSet` that recreates the pod. The pod gets no node: its
+/// claim is not bound.
 fn stop_pods(api: &FakeApi) -> bool {
     let Some(pod) = api
         .object(POD)
@@ -502,8 +543,8 @@ fn provision(api: &FakeApi) -> bool {
     })
 }
 
-/// The protection of PVs: one that is being deleted and not Bound goes.
-fn let_go(api: &FakeApi) -> bool {
+/// The protection of PVs: one that is being deleted and not Bound is removed.
+fn remove_volumes(api: &FakeApi) -> bool {
     let goes = |volume: &Value| {
         let only = volume["metadata"]["finalizers"] == json!(["kubernetes.io/pv-protection"]);
         !volume["metadata"]["deletionTimestamp"].is_null() && only && volume["status"]["phase"] != "Bound"
@@ -549,7 +590,7 @@ impl MoveHelpers for FakeMovers {
     ) -> Result<Movers, GateError> {
         let state = self.lock();
         let helpers = |side, place: &Place| match place {
-            Place::Silent(why) => Live::Silent(why.clone()),
+            Place::Unreachable(why) => Live::Unknown(why.clone()),
             _ if state.present[index(side)] => Live::Known(Helpers::Ready),
             _ => Live::Known(Helpers::Absent),
         };

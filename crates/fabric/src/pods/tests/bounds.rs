@@ -291,9 +291,7 @@ async fn a_node_takes_no_more_pods_than_it_offers() {
     let waiting = names.into_iter().find(|it| waits(&world, it)).unwrap();
     let said = world.home.object(&path(waiting)).unwrap()["status"]["message"].clone();
     assert!(
-        said.as_str()
-            .unwrap()
-            .contains("of 2 that its node offers 0 are left"),
+        said.as_str().unwrap().contains("its node has only 0 of 2 left"),
         "{said}"
     );
     // One of them ends, and there is room.

@@ -1,8 +1,7 @@
-//! What of a home pod changes after its remote pod was made, and how that goes there. What was
-//! carried is recorded on the remote pod, so that only changes at home go: what the remote
-//! cluster has put in the place of something (another registry, its own defaults) stays until home
-//! changes that very thing, and what it has added stays for good. Labels and annotations are put
-//! right.
+//! Changes of a home pod after its remote pod was created, and how they are applied to it. What was carried
+//! is recorded on the remote pod, so that only changes at home are carried: a value that the remote cluster
+//! has replaced (another registry, its own defaults) stays until home changes that same value, and additions
+//! there stay. Labels and annotations are corrected.
 
 use std::collections::BTreeMap;
 
@@ -11,30 +10,29 @@ use serde_json::{Map, Value, json};
 
 use super::spec;
 
-/// Annotation of a remote pod: what it has from its home pod, as far as that may change.
+/// Annotation of a remote pod: the mutable part of its home pod that was carried to it.
 pub const CARRIED: &str = "fabric.storage.liqo.io/carried";
 
 const CONTAINERS: [&str; 2] = ["containers", "initContainers"];
-/// What of a container's resources Kubernetes changes while it runs.
+/// The resources of a container that Kubernetes can resize in place.
 const RESIZABLE: [&str; 2] = ["cpu", "memory"];
-/// Annotations with such a key count when a pod is made: API servers refuse to change them.
+/// Annotations with this prefix count only when a pod is created: API servers refuse to change them.
 const LASTING: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// A change of a remote pod that is one request, and may be refused by itself.
+/// A change of a remote pod that is one request, and may be refused on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Change {
-    /// Of labels and annotations.
     Metadata,
-    /// Containers to look into it are added.
+    /// Containers for debugging are added.
     EphemeralContainers,
-    /// Of CPU and memory.
+    /// CPU and memory.
     Resources,
-    /// Of images, deadline and tolerations. Comes last, for it records what came of resources.
+    /// Images, deadline and tolerations. Last, because it records the outcome of the resize.
     Spec,
 }
 
 impl Change {
-    /// All of them, in the order in which they are made.
+    /// All changes, in the order in which they are applied.
     pub const ALL: [Self; 4] = [
         Self::Metadata,
         Self::EphemeralContainers,
@@ -42,7 +40,7 @@ impl Change {
         Self::Spec,
     ];
 
-    /// The part of the pod's API that takes it; `None` for the pod itself.
+    /// The subresource to patch; `None` for the pod itself.
     #[must_use]
     pub fn subresource(self) -> Option<&'static str> {
         match self {
@@ -52,7 +50,6 @@ impl Change {
         }
     }
 
-    /// What changes, for people.
     #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
@@ -63,9 +60,8 @@ impl Change {
         }
     }
 
-    /// The merge patches, without a precondition, of which each makes the remote pod follow its
-    /// home pod in a part of this; none if it does. After one was taken the others are to be asked
-    /// for anew.
+    /// The merge patches, without a precondition, each of which makes part of the remote pod follow its home
+    /// pod; none if it does already. After one patch was accepted, compute the others again.
     #[must_use]
     pub fn patches(self, home: &Value, remote: &Value) -> Vec<Patch> {
         let whole = |patch: Option<Value>| {
@@ -74,7 +70,7 @@ impl Change {
         };
         match self {
             Self::Metadata => whole(metadata(home, remote)),
-            // One that is refused can never be taken back, and must not hold others up.
+            // A refused one can never be removed, and must not block the others.
             Self::EphemeralContainers => ephemeral_containers(home, remote),
             Self::Resources => whole(resources(home, remote)),
             Self::Spec => whole(changed_spec(home, remote)),
@@ -82,12 +78,10 @@ impl Change {
     }
 }
 
-/// What is sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patch {
-    /// What it adds, where more than one thing may be added; empty otherwise.
+    /// The container that it adds, if it is one of several additions; otherwise empty.
     pub about: String,
-    /// A JSON merge patch.
     pub patch: Value,
 }
 
@@ -95,15 +89,13 @@ pub struct Patch {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct Record {
-    /// Keys.
     labels: Vec<String>,
-    /// Keys.
     annotations: Vec<String>,
-    /// What may change of the home pod's spec, as it was.
+    /// The mutable part of the home pod's spec, as it was carried.
     spec: Value,
 }
 
-/// The record of a remote pod that is made of this home pod.
+/// The record for a remote pod that is created from this home pod.
 pub(super) fn record(home: &Value) -> String {
     let keys = |pairs: BTreeMap<String, String>| pairs.into_keys().collect();
     let record = Record {
@@ -114,8 +106,8 @@ pub(super) fn record(home: &Value) -> String {
     json!(record).to_string()
 }
 
-/// That of a remote pod. Where somebody has taken it away, what home has now counts as carried:
-/// nothing is changed without a change.
+/// The record of a remote pod. If it was removed, the current home pod counts as carried: no change at home,
+/// no change there.
 fn record_of(home: &Value, remote: &Value) -> Record {
     let written = remote["metadata"]["annotations"][CARRIED].as_str();
     let read = written.and_then(|text| serde_json::from_str(text).ok());
@@ -125,7 +117,7 @@ fn record_of(home: &Value, remote: &Value) -> Record {
     })
 }
 
-/// What may change of a pod's spec, as far as it is carried.
+/// The mutable part of a pod's spec, as far as it is carried.
 fn changeable(home: &Value) -> Value {
     let spec = &home["spec"];
     let mut kept = Map::new();
@@ -184,7 +176,7 @@ fn metadata(home: &Value, remote: &Value) -> Option<Value> {
     Some(json!({"metadata": {"labels": changed_labels, "annotations": changed}}))
 }
 
-/// What makes labels or annotations there what they are to be; what others have put there stays.
+/// The changes to labels or annotations there; those of others stay.
 fn pairs(wanted: &BTreeMap<String, String>, before: &[String], there: &Value) -> Map<String, Value> {
     let set = wanted
         .iter()
@@ -196,7 +188,7 @@ fn pairs(wanted: &BTreeMap<String, String>, before: &[String], there: &Value) ->
     set.chain(gone.map(|key| (key.clone(), Value::Null))).collect()
 }
 
-/// Those that are there can be neither changed nor taken away, and go along as they are.
+/// Existing ones can be neither changed nor removed, and are sent unchanged.
 fn ephemeral_containers(home: &Value, remote: &Value) -> Vec<Patch> {
     let there = &remote["spec"]["ephemeralContainers"];
     let is_there = |name: &Value| list(there).any(|it| it["name"] == *name);
@@ -236,8 +228,8 @@ fn resources(home: &Value, remote: &Value) -> Option<Value> {
     (!patch.is_empty()).then(|| json!({ "spec": patch }))
 }
 
-/// Changes the amounts that have changed at home; whether any differed there. Kubernetes takes
-/// none away.
+/// Applies the amounts that have changed at home; returns whether any differed there. Kubernetes does not
+/// allow removing one.
 fn resize(there: &mut Value, wanted: &Value, before: &Value) -> bool {
     let mut is_changed = false;
     for (kind, key, amount) in amounts(wanted) {
@@ -269,7 +261,7 @@ fn changed_spec(home: &Value, remote: &Value) -> Option<Value> {
         }
     }
     let deadline = &wanted["activeDeadlineSeconds"];
-    // It can only come nearer.
+    // Kubernetes only allows shortening it.
     let is_nearer = match (deadline.as_i64(), there["activeDeadlineSeconds"].as_i64()) {
         (Some(wanted), Some(there)) => wanted < there,
         (wanted, None) => wanted.is_some(),
@@ -297,7 +289,7 @@ fn changed_spec(home: &Value, remote: &Value) -> Option<Value> {
     Some(json!({"metadata": {"annotations": annotations}, "spec": patch}))
 }
 
-/// The containers with the images that have changed at home, if any is another one there.
+/// The containers with the images that have changed at home, if any differs there.
 fn with_images(there: &Value, wanted: &Value, before: &Value) -> Option<Value> {
     let mut is_changed = false;
     let renewed = list(there).cloned().map(|mut one| {
@@ -313,7 +305,7 @@ fn with_images(there: &Value, wanted: &Value, before: &Value) -> Option<Value> {
     is_changed.then(|| renewed.into())
 }
 
-/// The tolerations with those that home has added, or given another time.
+/// The tolerations with those that home has added or whose time it has changed.
 fn with_tolerations(there: &Value, wanted: &Value, before: &Value) -> Option<Value> {
     let new = list(wanted).filter(|one| !list(before).any(|it| it == *one));
     let mut all: Vec<Value> = list(there).cloned().collect();
@@ -327,7 +319,7 @@ fn with_tolerations(there: &Value, wanted: &Value, before: &Value) -> Option<Val
     is_changed.then(|| all.into())
 }
 
-/// Whether two tolerations differ in their time only.
+/// Whether two tolerations differ only in their time.
 fn is_for_the_same(one: &Value, other: &Value) -> bool {
     let operator = |it: &Value| it["operator"].as_str().unwrap_or("Equal").to_owned();
     operator(one) == operator(other)
@@ -336,7 +328,7 @@ fn is_for_the_same(one: &Value, other: &Value) -> bool {
             .all(|&field| one[field] == other[field])
 }
 
-/// What counts as carried: all, but for amounts that were not taken (yet).
+/// What counts as carried: everything except amounts that the remote cluster has not accepted (yet).
 fn settled(mut wanted: Value, before: &Value, there: &Value) -> Value {
     let settle = |wanted: &mut Value, before: &Value, there: &Value| {
         for (kind, key, amount) in amounts(&wanted.clone()) {

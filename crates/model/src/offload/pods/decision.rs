@@ -1,200 +1,197 @@
-//! What is done next about one pod. See [`super`] for why in this order.
+//! The next step for one pod. [`super`] explains the order.
 
 impl HomePod {
-    /// Whether it was given to a cluster, and may have run there, or must not run any more. Until then
-    /// it is where its namespace is.
+    /// Whether it was assigned to a cluster, and either may have run there or must not run any more. Until
+    /// then its namespace decides where it runs.
     #[must_use]
     pub const fn may_run(&self) -> bool {
         self.claimed && (self.started || self.deleting.is_some())
     }
 }
 
-/// What is known of a home pod.
+/// What the controller observed of a home pod.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HomePod {
     /// The grace period in seconds, if it is being deleted.
     pub deleting: Option<i64>,
-    /// Whether it has our finalizer, and so may have a remote pod.
+    /// Whether it has our finalizer, so that its remote pod may exist.
     pub claimed: bool,
     /// Whether it may have run.
     pub started: bool,
-    /// Whether it has ended, for good.
+    /// Whether it has terminated (`Succeeded` or `Failed`).
     pub ended: bool,
-    /// Whether somebody makes another one when it is gone.
+    /// Whether a controller replaces it after its deletion.
     pub controlled: bool,
 }
 
-/// What the remote cluster has under the pod's name.
+/// What the remote cluster has under the name of the home pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum There {
-    /// Nothing was seen, a moment ago.
+pub enum RemotePod {
+    /// The cache has no such pod.
     Unseen,
-    /// Nothing: that very cluster has just said so.
+    /// A live read has just confirmed that there is no such pod.
     Gone,
-    /// The pod that was made for this one.
+    /// The pod that was created for this home pod.
     Ours {
-        /// Whether the gate still keeps it from starting.
+        /// Whether its scheduling gate is still set.
         gated: bool,
         /// The grace period in seconds, if it is being deleted.
         deleting: Option<i64>,
-        /// Whether it has ended.
+        /// Whether it has terminated.
         ended: bool,
     },
-    /// A pod that was made for an earlier one of this name, or for this one although another has
-    /// started for it.
+    /// A pod that was created for an earlier home pod of this name, or for this one although it has started
+    /// as another remote pod.
     Earlier {
         /// Whether it is being deleted.
         deleting: bool,
     },
-    /// A pod of somebody else.
+    /// A pod that the fabric did not create.
     Foreign,
-    /// It is not known, for this reason.
+    /// It could not be read, and why.
     Unknown(String),
 }
 
 /// Why a pod does not run (yet).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// For programs, in one word.
+    /// The reason in its status.
     pub reason: &'static str,
-    /// For people: what is in the way, and the way out.
+    /// The message in its status: what blocks the pod, and what the user can do.
     pub message: String,
 }
 
-/// All that is decided from.
 #[derive(Clone, Debug)]
 pub struct PodFacts {
     /// The home pod; `None` if there is none.
     pub home: Option<HomePod>,
-    /// What is there.
-    pub there: There,
-    /// What is in the way of a pod that was not made yet, or must not start as it was made.
+    pub there: RemotePod,
+    /// What blocks a pod that is not created yet, or must not start as it was created.
     pub obstacle: Option<Waiting>,
-    /// Whether an administrator has declared the node out of service: nothing runs there, which nobody
-    /// can be asked.
+    /// Whether an administrator has declared the node out of service: nothing runs there, although the
+    /// cluster cannot confirm it.
     pub out_of_service: bool,
 }
 
-/// How a home pod ends whose remote pod is gone without it.
+/// How a home pod ends whose remote pod was deleted in the remote cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It is deleted: its owner makes another one.
+    /// It is deleted: its controller creates another one.
     Deleted,
-    /// It has failed: nobody would make another one, and a record stays.
+    /// It becomes `Failed`: no controller would replace it, and the record stays.
     Failed,
 }
 
-/// What is done next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// The home pod says what it waits for.
-    Say(Waiting),
-    /// The home pod gets the finalizer, and is told where it is to run.
+    /// Report in the status what the home pod waits for.
+    ReportWaiting(Waiting),
+    /// Add the finalizer to the home pod, and record where it runs.
     Claim,
-    /// The remote pod is made, gated.
+    /// Create the remote pod, gated.
     Make,
-    /// The home pod is marked as one that may have run.
+    /// Record on the home pod that it may have run.
     MarkStarted,
-    /// The gate is taken off the remote pod.
+    /// Remove the gate of the remote pod.
     Ungate,
-    /// The home pod gets the status of the remote one.
+    /// Copy the status of the remote pod to the home pod.
     Reflect,
-    /// The remote pod is deleted, with at most this grace period in seconds; with its own, if
-    /// there is none.
+    /// Delete the remote pod, with at most this grace period in seconds; with its own, if `None`.
     DeleteThere(Option<i64>),
-    /// The home pod ends, because others have deleted the remote one.
+    /// End the home pod, because the remote one was deleted by others.
     End(End),
-    /// The home pod is let go: nothing runs for it any more.
-    Free,
-    /// Nothing.
-    Rest,
+    /// Remove the finalizer of the home pod: nothing runs for it any more.
+    RemoveFinalizer,
+    Nothing,
 }
 
-/// A container that is given no time is taken from the API server before it is killed, and its
-/// name is free while it still runs.
+/// A pod without a grace period is removed from the API server before its containers are killed, and its name
+/// is free while they still run.
 const LEAST_GRACE: i64 = 1;
 
-/// Decides about one pod.
 #[must_use]
 pub fn decide_pod(facts: &PodFacts) -> Act {
     match facts.home {
         None => sweep(&facts.there),
         Some(home) if home.deleting.is_some() => end(home, facts),
         Some(home) if !home.claimed => match (&facts.obstacle, home.ended) {
-            (_, true) => Act::Rest,
-            (Some(waiting), false) => Act::Say(waiting.clone()),
+            (_, true) => Act::Nothing,
+            (Some(waiting), false) => Act::ReportWaiting(waiting.clone()),
             (None, false) => Act::Claim,
         },
         Some(home) => run(home, facts),
     }
 }
 
-/// Nobody wants what is there: its home pod is no more.
-fn sweep(there: &There) -> Act {
+/// The home pod does not exist any more: deletes its remote pod.
+fn sweep(there: &RemotePod) -> Act {
     match there {
-        There::Ours { deleting: None, .. } | There::Earlier { deleting: false } => Act::DeleteThere(None),
-        _ => Act::Rest,
+        RemotePod::Ours { deleting: None, .. } | RemotePod::Earlier { deleting: false } => {
+            Act::DeleteThere(None)
+        }
+        _ => Act::Nothing,
     }
 }
 
 fn end(home: HomePod, facts: &PodFacts) -> Act {
     if !home.claimed {
-        return Act::Free;
+        return Act::RemoveFinalizer;
     }
     let grace = home.deleting.map(|it| it.max(LEAST_GRACE));
     match &facts.there {
-        There::Unknown(_) if facts.out_of_service => Act::Free,
-        There::Gone | There::Earlier { .. } | There::Foreign => Act::Free,
-        There::Ours { deleting: None, .. } => Act::DeleteThere(grace),
-        // Whoever deletes it once more, with less time, means it.
-        There::Ours {
+        RemotePod::Unknown(_) if facts.out_of_service => Act::RemoveFinalizer,
+        RemotePod::Gone | RemotePod::Earlier { .. } | RemotePod::Foreign => Act::RemoveFinalizer,
+        RemotePod::Ours { deleting: None, .. } => Act::DeleteThere(grace),
+        // A second deletion with a shorter grace period is passed on.
+        RemotePod::Ours {
             deleting: Some(before),
             ..
         } if grace.is_some_and(|now| now < *before) => Act::DeleteThere(grace),
-        There::Ours { .. } => Act::Reflect,
-        There::Unseen | There::Unknown(_) => Act::Rest,
+        RemotePod::Ours { .. } => Act::Reflect,
+        RemotePod::Unseen | RemotePod::Unknown(_) => Act::Nothing,
     }
 }
 
 fn run(home: HomePod, facts: &PodFacts) -> Act {
     match &facts.there {
-        There::Unknown(_) => Act::Rest,
-        // It is kept for its logs until the home pod is deleted.
-        There::Ours {
+        RemotePod::Unknown(_) => Act::Nothing,
+        // A terminated pod is kept for its logs until the home pod is deleted.
+        RemotePod::Ours {
             gated: false,
             deleting: None,
             ..
         } if home.ended => Act::Reflect,
-        _ if home.ended => Act::Rest,
-        // Somebody else has taken its gate off: it may have run, and must not be made again.
-        There::Ours { gated: false, .. } if !home.started => Act::MarkStarted,
-        There::Ours { deleting: Some(_), .. } if home.started && home.controlled => Act::End(End::Deleted),
-        There::Ours { deleting: Some(_), .. } => Act::Reflect,
-        There::Ours { gated: true, .. } if home.started => Act::Ungate,
-        // Its API server has dropped what protects it.
-        There::Ours { gated: true, .. } if facts.obstacle.is_some() => Act::DeleteThere(None),
-        There::Ours { gated: true, .. } => Act::MarkStarted,
-        There::Ours { .. } => Act::Reflect,
-        There::Unseen if home.started => Act::Rest,
-        There::Gone | There::Earlier { .. } | There::Foreign if home.started => Act::End(if home.controlled {
+        _ if home.ended => Act::Nothing,
+        // Another client has removed the gate: the pod may have run, and must not be created again.
+        RemotePod::Ours { gated: false, .. } if !home.started => Act::MarkStarted,
+        RemotePod::Ours { deleting: Some(_), .. } if home.started && home.controlled => Act::End(End::Deleted),
+        RemotePod::Ours { deleting: Some(_), .. } => Act::Reflect,
+        RemotePod::Ours { gated: true, .. } if home.started => Act::Ungate,
+        // The remote API server has dropped fields that protect the pod.
+        RemotePod::Ours { gated: true, .. } if facts.obstacle.is_some() => Act::DeleteThere(None),
+        RemotePod::Ours { gated: true, .. } => Act::MarkStarted,
+        RemotePod::Ours { .. } => Act::Reflect,
+        RemotePod::Unseen if home.started => Act::Nothing,
+        RemotePod::Gone | RemotePod::Earlier { .. } | RemotePod::Foreign if home.started => Act::End(if home.controlled {
             End::Deleted
         } else {
             End::Failed
         }),
-        There::Unseen | There::Gone => match &facts.obstacle {
-            Some(waiting) => Act::Say(waiting.clone()),
+        RemotePod::Unseen | RemotePod::Gone => match &facts.obstacle {
+            Some(waiting) => Act::ReportWaiting(waiting.clone()),
             None => Act::Make,
         },
-        There::Earlier { deleting: false } => Act::DeleteThere(None),
-        There::Earlier { deleting: true } => Act::Say(Waiting {
+        RemotePod::Earlier { deleting: false } => Act::DeleteThere(None),
+        RemotePod::Earlier { deleting: true } => Act::ReportWaiting(Waiting {
             reason: "RemotePodLeaving",
-            message: "the pod that ran for an earlier one of this name is still there; this one is made when it is gone"
+            message: "the remote pod of an earlier pod of this name still exists; this one is created after it is deleted"
                 .to_owned(),
         }),
-        There::Foreign => Act::Say(Waiting {
+        RemotePod::Foreign => Act::ReportWaiting(Waiting {
             reason: "RemoteNameTaken",
-            message: "the remote cluster has a pod of this name that the fabric did not make; it is left as it is. Delete it \
+            message: "the remote cluster has a pod of this name that the fabric did not create and does not touch. Delete it \
                       there, or give this pod another name"
                 .to_owned(),
         }),
@@ -218,18 +215,18 @@ mod tests {
         started: true,
         ..CLAIMED
     };
-    const GATED: There = There::Ours {
+    const GATED: RemotePod = RemotePod::Ours {
         gated: true,
         deleting: None,
         ended: false,
     };
-    const RUNNING: There = There::Ours {
+    const RUNNING: RemotePod = RemotePod::Ours {
         gated: false,
         deleting: None,
         ended: false,
     };
 
-    fn decided(home: HomePod, there: There) -> Act {
+    fn decided(home: HomePod, there: RemotePod) -> Act {
         decide_pod(&PodFacts {
             home: Some(home),
             there,
@@ -244,8 +241,8 @@ mod tests {
             claimed: false,
             ..CLAIMED
         };
-        assert_eq!(decided(new, There::Unseen), Act::Claim);
-        assert_eq!(decided(CLAIMED, There::Unseen), Act::Make);
+        assert_eq!(decided(new, RemotePod::Unseen), Act::Claim);
+        assert_eq!(decided(CLAIMED, RemotePod::Unseen), Act::Make);
         assert_eq!(decided(CLAIMED, GATED), Act::MarkStarted);
         assert_eq!(decided(STARTED, GATED), Act::Ungate);
         assert_eq!(decided(STARTED, RUNNING), Act::Reflect);
@@ -266,13 +263,16 @@ mod tests {
         ] {
             let facts = PodFacts {
                 home: Some(home),
-                there: There::Unseen,
+                there: RemotePod::Unseen,
                 obstacle: Some(waiting.clone()),
                 out_of_service: false,
             };
-            assert_eq!(decide_pod(&facts), Act::Say(waiting.clone()));
+            assert_eq!(decide_pod(&facts), Act::ReportWaiting(waiting.clone()));
         }
-        assert!(matches!(decided(CLAIMED, There::Foreign), Act::Say(_)));
+        assert!(matches!(
+            decided(CLAIMED, RemotePod::Foreign),
+            Act::ReportWaiting(_)
+        ));
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
             Act::DeleteThere(Some(1)),
             "never zero: the name would be free while it runs"
         );
-        let going = |grace| There::Ours {
+        let going = |grace| RemotePod::Ours {
             gated: false,
             deleting: Some(grace),
             ended: false,
@@ -295,24 +295,28 @@ mod tests {
         assert_eq!(decided(deleting(30), going(30)), Act::Reflect);
         assert_eq!(decided(deleting(5), going(30)), Act::DeleteThere(Some(5)));
         assert_eq!(decided(deleting(0), going(1)), Act::Reflect);
-        assert_eq!(decided(deleting(30), There::Unseen), Act::Rest, "not proved");
-        assert_eq!(decided(deleting(30), There::Gone), Act::Free);
+        assert_eq!(
+            decided(deleting(30), RemotePod::Unseen),
+            Act::Nothing,
+            "not proved"
+        );
+        assert_eq!(decided(deleting(30), RemotePod::Gone), Act::RemoveFinalizer);
         let mut silent = PodFacts {
             home: Some(deleting(30)),
-            there: There::Unknown("no answer".into()),
+            there: RemotePod::Unknown("no answer".into()),
             obstacle: None,
             out_of_service: false,
         };
-        assert_eq!(decide_pod(&silent), Act::Rest);
+        assert_eq!(decide_pod(&silent), Act::Nothing);
         silent.out_of_service = true;
-        assert_eq!(decide_pod(&silent), Act::Free);
+        assert_eq!(decide_pod(&silent), Act::RemoveFinalizer);
         silent.there = RUNNING;
         assert_eq!(decide_pod(&silent), Act::DeleteThere(Some(30)), "it answers");
     }
 
     #[test]
     fn what_may_have_run_is_marked_before_it_goes() {
-        let going = There::Ours {
+        let going = RemotePod::Ours {
             gated: false,
             deleting: Some(30),
             ended: false,
@@ -322,23 +326,23 @@ mod tests {
 
     #[test]
     fn what_others_delete_there_is_not_made_again() {
-        let going = There::Ours {
+        let going = RemotePod::Ours {
             gated: false,
             deleting: Some(30),
             ended: false,
         };
         assert_eq!(decided(STARTED, going), Act::End(End::Deleted));
-        assert_eq!(decided(STARTED, There::Gone), Act::End(End::Deleted));
+        assert_eq!(decided(STARTED, RemotePod::Gone), Act::End(End::Deleted));
         let bare = HomePod {
             controlled: false,
             ..STARTED
         };
-        assert_eq!(decided(bare, There::Gone), Act::End(End::Failed));
+        assert_eq!(decided(bare, RemotePod::Gone), Act::End(End::Failed));
         let ended = HomePod {
             ended: true,
             ..STARTED
         };
-        assert_eq!(decided(ended, There::Gone), Act::Rest);
+        assert_eq!(decided(ended, RemotePod::Gone), Act::Nothing);
     }
 
     /// A remote pod, and whether it can ever have run.
@@ -350,43 +354,43 @@ mod tests {
         ran: bool,
     }
 
-    /// One home pod after another of the same name, and the remote pod of that name. Posts may
-    /// arrive late, remote pods be deleted by others, looks be outdated.
+    /// Consecutive home pods of the same name, and the remote pod of that name. Requests may arrive late,
+    /// remote pods may be deleted by others, reads may be outdated.
     #[derive(Debug, Default)]
     struct World {
         home: Option<(u32, HomePod)>,
         remote: Option<Remote>,
         late: Vec<u32>,
         ran: Vec<u32>,
-        /// The remote pod that has started for the home pod.
+        /// The remote pod that was recorded as started for the home pod.
         named: Option<u32>,
         made: u32,
     }
 
     impl World {
-        fn there(&self, outdated: bool) -> There {
+        fn there(&self, outdated: bool) -> RemotePod {
             let Some((uid, home)) = self.home else {
                 return match self.remote {
-                    Some(_) => There::Ours {
+                    Some(_) => RemotePod::Ours {
                         gated: false,
                         deleting: None,
                         ended: false,
                     },
-                    None => There::Gone,
+                    None => RemotePod::Gone,
                 };
             };
             match self.remote {
-                None if home.started || home.deleting.is_some() => There::Gone,
-                _ if outdated && !home.started && home.deleting.is_none() => There::Unseen,
-                None => There::Unseen,
+                None if home.started || home.deleting.is_some() => RemotePod::Gone,
+                _ if outdated && !home.started && home.deleting.is_none() => RemotePod::Unseen,
+                None => RemotePod::Unseen,
                 Some(remote) if remote.of == uid && self.named.is_none_or(|id| id == remote.id) => {
-                    There::Ours {
+                    RemotePod::Ours {
                         gated: remote.gated,
                         deleting: None,
                         ended: false,
                     }
                 }
-                Some(_) => There::Earlier { deleting: false },
+                Some(_) => RemotePod::Earlier { deleting: false },
             }
         }
 
@@ -410,14 +414,14 @@ mod tests {
                 Act::DeleteThere(_) => self.remote = None,
                 Act::End(End::Deleted) => self.change(|home| home.deleting = Some(30)),
                 Act::End(End::Failed) => self.change(|home| home.ended = true),
-                Act::Free => {
+                Act::RemoveFinalizer => {
                     if let Some(remote) = self.remote {
                         let may_run = !remote.gated && Some(remote.of) == uid;
                         assert!(!may_run, "freed while its pod is there");
                     }
                     (self.home, self.named) = (None, None);
                 }
-                Act::Say(_) | Act::Reflect | Act::Rest => {}
+                Act::ReportWaiting(_) | Act::Reflect | Act::Nothing => {}
             }
         }
 
@@ -437,7 +441,7 @@ mod tests {
             change(&mut self.home.as_mut().unwrap().1);
         }
 
-        /// The remote cluster runs what is not gated.
+        /// The remote cluster runs a pod without the gate.
         fn tick(&mut self) {
             if let Some(remote) = &mut self.remote
                 && !remote.gated

@@ -1,65 +1,45 @@
-//! Whether a remote API server keeps what a pod asks for. One that is older, or has a feature switched
-//! off, drops the field without an error; what protects the pod, or others from it, must not get lost
-//! like that. Asked before the gate is taken off.
+//! Whether a remote API server stores all fields of a pod. An older one, or one with a feature gate off,
+//! drops unknown fields without an error, anywhere in the spec. Checked before the gate is removed.
 
 use serde_json::Value;
 
-/// Fields that protect, with everything below them, wherever they are in a pod's spec.
-const PROTECTING: [&str; 12] = [
-    "automountServiceAccountToken",
-    "defaultMode",
-    "hostUsers",
-    "mode",
-    "readOnly",
-    "recursiveReadOnly",
-    "runtimeClassName",
-    "securityContext",
-    "setHostnameAsFQDN",
-    "shareProcessNamespace",
-    "subPath",
-    "subPathExpr",
-];
-/// Fields of a pod's spec whose meaning this version knows. Any other may protect.
-const KNOWN: [&str; 37] = [
+/// Fields that remote policies and webhooks rewrite, or that the fabric writes for the remote cluster, with
+/// everything below them: another value is accepted, a missing field is not.
+const MAY_DIFFER: [&str; 27] = [
     "activeDeadlineSeconds",
     "affinity",
-    "automountServiceAccountToken",
-    "containers",
+    "args",
+    // Twins may have another name.
+    "claimName",
+    "command",
     "dnsConfig",
     "dnsPolicy",
     "enableServiceLinks",
-    "ephemeralContainers",
-    "hostAliases",
-    "hostIPC",
-    "hostNetwork",
-    "hostPID",
-    "hostUsers",
-    "hostname",
-    "hostnameOverride",
+    "image",
+    "imagePullPolicy",
     "imagePullSecrets",
-    "initContainers",
-    "nodeName",
+    "livenessProbe",
     "nodeSelector",
-    "os",
-    "overhead",
-    "preemptionPolicy",
-    "priority",
+    "postStart",
+    "preStop",
     "priorityClassName",
-    "readinessGates",
+    "readinessProbe",
     "resources",
-    "restartPolicy",
-    "runtimeClassName",
     "schedulerName",
     "schedulingGates",
-    "securityContext",
     "serviceAccount",
     "serviceAccountName",
-    "setHostnameAsFQDN",
-    "shareProcessNamespace",
-    "subdomain",
+    "sizeLimit",
+    "startupProbe",
     "terminationGracePeriodSeconds",
+    "tolerations",
+    "topologySpreadConstraints",
 ];
-/// Flags that protect when they are off.
+/// This field may be missing: API servers that know it write a default into every pod.
+const MAY_BE_MISSING: &str = "resizePolicy";
+/// Fields of a variable: webhooks that fetch secrets write another value, or a value instead of a reference.
+const OF_VARIABLES: [&str; 3] = ["configMapKeyRef", "secretKeyRef", "value"];
+/// Flags that protect when they are false.
 const PROTECTS_WHEN_OFF: [&str; 6] = [
     "allowPrivilegeEscalation",
     "automountServiceAccountToken",
@@ -68,51 +48,49 @@ const PROTECTS_WHEN_OFF: [&str; 6] = [
     "privileged",
     "shareProcessNamespace",
 ];
-/// By which of these an element of a list is known: API servers and webhooks may add further elements.
+/// The key that identifies an element of a list: API servers and webhooks may add further elements.
 const KEYS: [&str; 4] = ["mountPath", "devicePath", "name", "path"];
 
-/// The first protecting field of a pod that was sent and is not stored as it was sent.
+/// The first field of a pod that is not stored as it was sent.
 #[must_use]
 pub fn not_kept(sent: &Value, stored: &Value) -> Option<String> {
-    let spec = sent["spec"].as_object()?;
-    spec.iter().find_map(|(field, value)| {
-        let is_written_for_there = matches!(
-            field.as_str(),
-            "tolerations" | "topologySpreadConstraints" | "volumes"
-        );
-        let protects =
-            PROTECTING.contains(&field.as_str()) || !KNOWN.contains(&field.as_str()) && !is_written_for_there;
-        lost(value, &stored["spec"][field], protects, &format!("spec.{field}"))
-    })
+    lost(&sent["spec"], &stored["spec"], "spec")
 }
 
-fn lost(sent: &Value, stored: &Value, protects: bool, path: &str) -> Option<String> {
+fn lost(sent: &Value, stored: &Value, path: &str) -> Option<String> {
     match sent {
         Value::Null => None,
         Value::Object(fields) => fields.iter().find_map(|(field, value)| {
-            let protects = protects || PROTECTING.contains(&field.as_str());
-            lost(value, &stored[field], protects, &format!("{path}.{field}"))
+            let (name, stored) = (field.as_str(), &stored[field]);
+            let may_be_missing =
+                name == MAY_BE_MISSING || path.contains(".env[") && OF_VARIABLES.contains(&name);
+            if may_be_missing || MAY_DIFFER.contains(&name) && !stored.is_null() {
+                return None;
+            }
+            lost(value, stored, &format!("{path}.{field}"))
         }),
-        Value::Array(all) => {
-            let none = Vec::new();
-            let stored = stored.as_array().unwrap_or(&none);
-            all.iter().find_map(|one| {
-                let Some(key) = KEYS.into_iter().find(|key| one[*key].is_string()) else {
-                    let is_there = stored.iter().any(|it| lost(one, it, protects, path).is_none());
-                    return if is_there {
-                        None
-                    } else {
-                        lost(one, &Value::Null, protects, path)
-                    };
-                };
-                let path = format!("{path}[{}]", one[key].as_str().unwrap_or_default());
-                let same = stored.iter().find(|it| it[key] == one[key]);
-                lost(one, same.unwrap_or(&Value::Null), protects, &path)
-            })
-        }
-        // A policy there that asks for more is not in the way.
+        Value::Array(all) => all.iter().find_map(|one| {
+            let key = KEYS.into_iter().find(|key| one[*key].is_string());
+            let path = match key {
+                Some(key) => format!("{path}[{}]", one[key].as_str().unwrap_or_default()),
+                None => path.to_owned(),
+            };
+            let stored = stored.as_array().into_iter().flatten();
+            let same = stored.filter(|it| key.is_none_or(|key| it[key] == one[key]));
+            let mut losses: Vec<_> = same.map(|it| lost(one, it, &path)).collect();
+            if losses.is_empty() {
+                losses.push(lost(one, &Value::Null, &path).or_else(|| Some(path.clone())));
+            }
+            // Several elements may have the same name, and one without a name may be any of them.
+            let is_stored = losses.contains(&None);
+            let loss = losses.swap_remove(0).filter(|_| !is_stored);
+            loss.map(|inner| if key.is_some() { inner } else { path })
+        }),
+        // A stricter policy there is accepted.
         Value::Bool(flag) if is_lax(path, *flag) => None,
-        _ => (protects && sent != stored).then(|| path.to_owned()),
+        // API servers omit empty strings.
+        Value::String(text) if text.is_empty() && stored.is_null() => None,
+        _ => (sent != stored).then(|| path.to_owned()),
     }
 }
 
@@ -163,6 +141,15 @@ mod tests {
         spec["containers"][1]["securityContext"]["privileged"] = false.into();
         let mut sent = sent;
         sent["spec"]["containers"][0]["securityContext"]["privileged"] = true.into();
+        let claim = |name: &str| json!({"name": "data", "persistentVolumeClaim": {"claimName": name}});
+        sent["spec"]["volumes"]
+            .as_array_mut()
+            .unwrap()
+            .push(claim("data"));
+        stored["spec"]["volumes"]
+            .as_array_mut()
+            .unwrap()
+            .push(claim("prime"));
         assert_eq!(not_kept(&sent, &stored), None);
     }
 
@@ -191,10 +178,7 @@ mod tests {
                 "/spec/volumes/0/secret/defaultMode",
                 "spec.volumes[v].secret.defaultMode",
             ),
-            (
-                "/spec/containers",
-                "spec.containers[a].securityContext.allowPrivilegeEscalation",
-            ),
+            ("/spec/containers", "spec.containers[a].image"),
         ] {
             let mut stored = pod();
             *stored.pointer_mut(pointer).unwrap() = Value::Null;
@@ -203,5 +187,110 @@ mod tests {
         let mut stored = pod();
         stored["spec"]["hostUsers"] = true.into();
         assert_eq!(not_kept(&pod(), &stored).as_deref(), Some("spec.hostUsers"));
+    }
+
+    /// A pod with these fields of its container.
+    fn with(container: &Value) -> Value {
+        let mut pod = json!({"spec": {"containers": [{"name": "a", "image": "a:1"}]}});
+        let fields = container.as_object().unwrap();
+        pod["spec"]["containers"][0]
+            .as_object_mut()
+            .unwrap()
+            .extend(fields.clone());
+        pod
+    }
+
+    #[test]
+    fn a_dropped_field_is_found_also_deep_in_the_spec() {
+        for (container, gone, path) in [
+            (
+                json!({"restartPolicyRules": [{"action": "Restart"}]}),
+                "/restartPolicyRules",
+                "restartPolicyRules",
+            ),
+            (
+                json!({"restartPolicy": "Always"}),
+                "/restartPolicy",
+                "restartPolicy",
+            ),
+            (
+                json!({"lifecycle": {"stopSignal": "SIGUSR1", "preStop": {"sleep": {"seconds": 1}}}}),
+                "/lifecycle/stopSignal",
+                "lifecycle.stopSignal",
+            ),
+            (
+                json!({"lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}),
+                "/lifecycle/preStop",
+                "lifecycle.preStop.sleep.seconds",
+            ),
+            (
+                json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"key": "a"}}}]}),
+                "/env/0/valueFrom",
+                "env[A].valueFrom.fileKeyRef.key",
+            ),
+            (
+                json!({"volumeMounts": [{"mountPath": "/v", "mountPropagationMode": "New"}]}),
+                "/volumeMounts/0/mountPropagationMode",
+                "volumeMounts[/v].mountPropagationMode",
+            ),
+            (
+                json!({"ports": [{"containerPort": 80}, {"containerPort": 81, "share": false}]}),
+                "/ports/1/share",
+                "ports",
+            ),
+            (
+                json!({"resources": {"limits": {"cpu": "1"}}}),
+                "/resources",
+                "resources.limits.cpu",
+            ),
+        ] {
+            let sent = with(&container);
+            assert_eq!(not_kept(&sent, &sent), None, "{container}");
+            let mut stored = sent.clone();
+            *stored["spec"]["containers"][0].pointer_mut(gone).unwrap() = Value::Null;
+            let path = format!("spec.containers[a].{path}");
+            assert_eq!(not_kept(&sent, &stored), Some(path), "{container}");
+        }
+    }
+
+    #[test]
+    fn usual_changes_by_remote_admission_are_accepted() {
+        for (sent, stored) in [
+            // A policy there lowers the limit and adds a request.
+            (
+                json!({"resources": {"limits": {"cpu": "2"}}}),
+                json!({"resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}}),
+            ),
+            // A service mesh probes instead of the container.
+            (
+                json!({"livenessProbe": {"tcpSocket": {"port": 80}}}),
+                json!({"livenessProbe": {"httpGet": {"port": 15020, "path": "/app-health/a/livez"}}}),
+            ),
+            // A webhook that injects secrets replaces the command.
+            (
+                json!({"command": ["a"], "env": [
+                    {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "a"}}},
+                    {"name": "B", "value": "vault:b"},
+                ]}),
+                json!({"command": ["/vault/env"], "args": ["a"], "env": [{"name": "B", "value": "b"}, {"name": "A", "value": "a"}]}),
+            ),
+            // The same name twice.
+            (
+                json!({"env": [{"name": "A", "value": ""}, {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}),
+                json!({"env": [{"name": "A"}, {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}),
+            ),
+            // A default of newer API servers.
+            (
+                json!({"resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]}),
+                json!({}),
+            ),
+            (json!({"securityContext": {}, "resources": {}}), json!({})),
+            (
+                json!({"image": "a:1", "imagePullPolicy": "IfNotPresent"}),
+                json!({"image": "mirror/a:1", "imagePullPolicy": "Always"}),
+            ),
+        ] {
+            assert_eq!(not_kept(&with(&sent), &with(&stored)), None, "{sent}");
+        }
     }
 }

@@ -1,19 +1,17 @@
-//! A pod of a virtual node and the pod that runs for it in a remote cluster, decided from what
-//! both are: what is done next, what the remote pod looks like, and what the home pod's status
-//! says. Nothing is read or written here.
+//! A pod of a virtual node and its remote pod, decided from both objects: the next step, what the remote pod
+//! looks like, and the status of the home pod. Nothing is read or written here.
 //!
-//! Whatever crashes, an identity (a pod's namespace, name and uid) runs at most once:
+//! Whichever component crashes, a pod (namespace, name and uid) runs at most once:
 //!
-//! 1. The home pod gets a finalizer, and is told where it is to run.
-//! 2. The remote pod is made *gated*: a scheduling gate keeps it from starting.
+//! 1. The home pod gets a finalizer, and a record of where it runs.
+//! 2. The remote pod is created *gated*: a scheduling gate keeps it from starting.
 //! 3. The home pod gets `status.startTime`, and a condition that names the remote pod; from then
 //!    on it may have run.
-//! 4. The gate is taken off the remote pod that is named.
-//! 5. The home pod goes when the remote cluster says that its pod is gone, and not before.
+//! 4. The gate of that remote pod is removed.
+//! 5. The home pod is deleted once the remote cluster confirms that its pod is deleted, not before.
 //!
-//! A remote pod that is made late, by a request that was under way for long, stays gated and is
-//! deleted: its home pod went, or names another one. One that may have run and is gone is never
-//! made again.
+//! A remote pod that is created late, by a delayed request, stays gated and is deleted: its home pod was
+//! deleted, or names another one. A remote pod that may have run and is gone is never created again.
 
 mod changes;
 mod decision;
@@ -24,9 +22,12 @@ mod volumes;
 
 pub use self::{
     changes::{CARRIED, Change, Patch},
-    decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
+    decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
     kept::not_kept,
-    spec::{PodRefused, RemoteMarks, RemoteSettings, claims, inline_drivers, remote_pod, secrets},
+    spec::{
+        PodRefused, RemoteMarks, RemoteSettings, caveats, claims, inline_drivers, is_homebound, remote_pod,
+        secrets,
+    },
     status::{
         STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,
         started_status, unreachable_status, waiting_status,
@@ -35,5 +36,5 @@ pub use self::{
 
 /// The scheduling gate of a remote pod that must not start yet.
 pub const GATE: &str = "fabric.storage.liqo.io/home-pod-started";
-/// Keeps a home pod until its remote pod is gone.
+/// Finalizer of a home pod whose remote pod may exist.
 pub const FINALIZER: &str = "fabric.storage.liqo.io/remote-pod";

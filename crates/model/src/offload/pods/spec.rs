@@ -1,7 +1,7 @@
-//! What the remote pod looks like: what the home pod says, as it says it. The exceptions are here and
-//! in [`super::volumes`]: fields that are left out, changed, or refused. Pods are read field by field,
-//! because typed definitions drop what they do not know; what a remote API server does not know is
-//! found by [`super::kept`] before the pod starts.
+//! The spec of the remote pod: that of the home pod, unchanged. The exceptions are here and in
+//! [`super::volumes`]: fields that are left out, changed, or refused. Pods are read as JSON, because typed
+//! definitions drop unknown fields; fields that the remote API server drops are found by [`super::kept`]
+//! before the pod starts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,9 +19,9 @@ const NODE_KIND: &str = "liqo.io/type";
 const NODE_KIND_VIRTUAL: &str = "virtual-node";
 /// The taint that keeps other pods off virtual nodes.
 const TAINT: &str = "virtual-node.liqo.io/not-allowed";
-/// What a pod may ask of its node there.
+/// The node labels that a pod may select in the remote cluster.
 const CARRIED_NODE_LABELS: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
-/// Keys of labels and annotations that speak about the home cluster, or belong to the fabric.
+/// Prefixes of labels and annotations that describe the home cluster, or belong to the fabric.
 const OWN_KEYS: [&str; 4] = [
     "fabric.storage.liqo.io/",
     // Kubernetes copies these from the node.
@@ -29,8 +29,8 @@ const OWN_KEYS: [&str; 4] = [
     "liqo.io/shadowPod",
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
-/// Keys of annotations that were written about the pod here, by the kubelet, admission or the
-/// network: there they would lie.
+/// Prefixes of annotations that the kubelet, admission or the network wrote about the home pod: they would be
+/// wrong on the remote pod.
 const ABOUT_HOME: [&str; 8] = [
     "cni.projectcalico.org/containerID",
     "cni.projectcalico.org/podIP",
@@ -41,7 +41,7 @@ const ABOUT_HOME: [&str; 8] = [
     "kubernetes.io/limit-ranger",
     "ovn.kubernetes.io/",
 ];
-/// A pod that sets one of these would be bound to a machine or to objects of the home cluster.
+/// Fields that tie a pod to a machine or to objects of the home cluster.
 const AT_HOME_ONLY: [&str; 5] = [
     "hostIPC",
     "hostNetwork",
@@ -58,7 +58,7 @@ const DERIVED: [&str; 5] = [
     "volumes",
 ];
 
-/// Fields that have served when a pod has its node, or that concern the home cluster alone.
+/// Fields that have no effect once a pod has its node, or that concern the home cluster alone.
 const LEFT_OUT: [&str; 13] = [
     "ephemeralContainers",
     "nodeName",
@@ -75,15 +75,15 @@ const LEFT_OUT: [&str; 13] = [
     "automountServiceAccountToken",
 ];
 
-/// The largest pod, in KiB. Those with sidecars have 15.
+/// The largest pod, in KiB. Pods with sidecars have about 15.
 const LARGEST: usize = 256;
 
 /// Why a pod cannot run in a remote cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PodRefused {
-    /// It asks for what is only in the cluster that it was made in.
+    /// It uses a feature that exists only in the home cluster.
     #[error(
-        "it has spec.{0}, which means something in this cluster only: keep the pod on nodes of this cluster"
+        "it has spec.{0}, which has a meaning in this cluster only: keep the pod on nodes of this cluster"
     )]
     AtHomeOnly(String),
     /// The fabric does not know what the field means.
@@ -91,7 +91,7 @@ pub enum PodRefused {
         "it has spec.{0}, which this version of the fabric does not know: keep the pod on nodes of this cluster"
     )]
     Unknown(String),
-    /// It is larger than what anybody means by a pod: it would weigh on all that know of it.
+    /// Larger than any reasonable pod: it would burden every client that watches pods.
     #[error(
         "it has {0} KiB, and pods of more than {LARGEST} KiB are not sent: put large values into ConfigMaps or Secrets, or \
          keep the pod on nodes of this cluster"
@@ -99,27 +99,24 @@ pub enum PodRefused {
     TooLarge(usize),
 }
 
-/// By what the remote pod is known as ours.
+/// The marks by which the fabric recognises a remote pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteMarks {
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What the `RemoteCluster` says of pods there.
+/// The settings for pods in the `RemoteCluster`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteSettings {
-    /// Labels of the nodes that they may run on.
+    /// Labels of the remote nodes that the pods may run on.
     pub node_selector: BTreeMap<String, String>,
-    /// Tolerations that they get, as pods have them.
+    /// Tolerations that are added to the pods, as JSON.
     pub tolerations: Vec<Value>,
-    /// Their priority class.
     pub priority_class: Option<String>,
-    /// The id of the home cluster: the copy of its certificates is named after it.
+    /// The id of the home cluster: the copy of its root certificates is named after it.
     pub home: String,
-    /// The names that claims have there, where they are others.
+    /// The names of claims in the remote cluster, where they differ.
     pub claims: BTreeMap<String, String>,
     /// Their runtime class, unless the pod has one of its own other than `liqo`.
     pub runtime_class: Option<String>,
@@ -160,13 +157,13 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     if let Some(class) = &settings.priority_class {
         remote.insert("priorityClassName".into(), class.as_str().into());
     }
-    // With no time to end, its name would be free there while it still runs. Less than none
+    // With a grace period of 0 its name would be free there while its containers still run. A negative one
     // means one second.
     let grace = spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64);
     if grace.is_some_and(|seconds| seconds < 1) {
         remote.insert("terminationGracePeriodSeconds".into(), 1.into());
     }
-    // Who it is at home is nobody there.
+    // The service account of the home pod does not exist there.
     remote.insert("serviceAccountName".into(), "default".into());
     remote.insert("automountServiceAccountToken".into(), false.into());
     remote.insert("schedulingGates".into(), json!([{ "name": GATE }]));
@@ -188,20 +185,65 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     Ok(pod)
 }
 
-/// The labels of a home pod that its remote pod has.
+/// Whether every remote cluster refuses the pod, because it requires something of its own cluster. The
+/// policies of the chart keep exactly these pods at home.
+#[must_use]
+pub fn is_homebound(home: &Value) -> bool {
+    let spec = &home["spec"];
+    let mut volumes = spec["volumes"].as_array().into_iter().flatten();
+    AT_HOME_ONLY.iter().any(|field| !is_empty(&spec[field])) || volumes.any(volumes::is_homebound)
+}
+
+/// The fields of a pod that have another meaning in a remote cluster: for each the reason of an event, and its
+/// note.
+#[must_use]
+pub fn caveats(home: &Value, cluster: &str) -> Vec<(&'static str, String)> {
+    let spec = &home["spec"];
+    let mut all = Vec::new();
+    let mut required = vec!["podAffinity", "podAntiAffinity"];
+    required
+        .retain(|kind| !is_empty(&spec["affinity"][*kind]["requiredDuringSchedulingIgnoredDuringExecution"]));
+    if !required.is_empty() {
+        all.push((
+            "PodAffinityIgnored",
+            format!(
+                "the pod requires a {}, which counts the cluster {cluster} as one node and does not apply between pods \
+                 there: use topologySpreadConstraints to spread them over its nodes, or keep the pod on nodes of this \
+                 cluster",
+                required.join(" and a ")
+            ),
+        ));
+    }
+    if spec["dnsPolicy"] == "None" {
+        let servers = spec["dnsConfig"]["nameservers"].as_array().into_iter().flatten();
+        let servers: Vec<&str> = servers.filter_map(Value::as_str).collect();
+        all.push((
+            "NameserversOfHome",
+            format!(
+                "the pod has the dnsPolicy None, and queries its nameservers ({}) from the cluster {cluster}, where these \
+                 addresses may be other servers or none: use nameservers that the cluster reaches, or the dnsPolicy \
+                 ClusterFirst, or keep the pod on nodes of this cluster",
+                servers.join(", ")
+            ),
+        ));
+    }
+    all
+}
+
+/// The labels that are carried to the remote pod.
 pub(super) fn carried_labels(home: &Value) -> BTreeMap<String, String> {
     carried(&home["metadata"]["labels"])
 }
 
-/// The annotations of a home pod that its remote pod has. Tools there would take it for theirs by
-/// some of the others, and prune it.
+/// The annotations that are carried to the remote pod. Those that mark ownership are not: tools in the remote
+/// cluster would consider the pod theirs, and prune it.
 pub(super) fn carried_annotations(home: &Value) -> BTreeMap<String, String> {
     let mut carried = carried(&home["metadata"]["annotations"]);
     carried.retain(|key, _| !marks_ownership(key) && !ABOUT_HOME.iter().any(|one| key.starts_with(one)));
     carried
 }
 
-/// The tolerations of a home pod that its remote pod has.
+/// The tolerations that are carried to the remote pod.
 pub(super) fn carried_tolerations(spec: &Value) -> impl Iterator<Item = &Value> {
     let all = spec["tolerations"].as_array().into_iter().flatten();
     all.filter(|one| {
@@ -210,7 +252,7 @@ pub(super) fn carried_tolerations(spec: &Value) -> impl Iterator<Item = &Value> 
     })
 }
 
-/// The ephemeral containers of a home pod, as its remote pod has them.
+/// The ephemeral containers of a home pod, changed for its remote pod.
 pub(super) fn ephemeral_containers(home: &Value) -> Vec<Value> {
     let none = Map::new();
     let spec = home["spec"].as_object().unwrap_or(&none);
@@ -227,7 +269,6 @@ pub(super) fn ephemeral_containers(home: &Value) -> Vec<Value> {
     carried.collect()
 }
 
-/// The names of the claims that a pod uses.
 #[must_use]
 pub fn claims(home: &Value) -> Vec<String> {
     let volumes = home["spec"]["volumes"].as_array().into_iter().flatten();
@@ -237,7 +278,7 @@ pub fn claims(home: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The names of the Secrets that a pod cannot do without.
+/// The names of the Secrets that a pod requires.
 #[must_use]
 pub fn secrets(home: &Value) -> BTreeSet<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
@@ -282,7 +323,7 @@ fn carried(pairs: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Whether a list, an object or a flag asks for nothing.
+/// Whether a list, an object or a flag has no effect.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -305,7 +346,7 @@ fn array_mut<'a>(spec: &'a mut Map<String, Value>, field: &str) -> impl Iterator
         .flatten()
 }
 
-/// Takes the mounts of volumes out that the remote pod does not have.
+/// Removes the mounts of volumes that the remote pod does not have.
 fn without_mounts(container: &mut Value, volumes: &[String]) {
     if let Some(mounts) = container["volumeMounts"].as_array_mut() {
         mounts.retain(|mount| !volumes.iter().any(|name| mount["name"] == name.as_str()));
@@ -317,7 +358,7 @@ fn without_mounts(container: &mut Value, volumes: &[String]) {
     }
 }
 
-/// A variable that is to hold the pod's service account holds the one that it has at home.
+/// Variables for the name of the service account get the one that the pod has at home.
 fn tell_account(container: &mut Value, spec: &Map<String, Value>) {
     let Some(variables) = container["env"].as_array_mut() else {
         if let Some(container) = container.as_object_mut() {
@@ -336,8 +377,8 @@ fn tell_account(container: &mut Value, spec: &Map<String, Value>) {
     }
 }
 
-/// A directory of a volume is the same in every cluster: the variables that a `subPathExpr` uses have the
-/// home pod's values, also where the namespace or the node has another name there.
+/// Directories of a volume have the same name in every cluster: the variables that a `subPathExpr` uses get
+/// the values of the home pod, even where the namespace or the node has another name in the remote cluster.
 fn keep_paths(container: &mut Value, home: &Value) {
     let mounts = container["volumeMounts"].as_array().into_iter().flatten();
     let mut used: Vec<String> = mounts
@@ -350,7 +391,7 @@ fn keep_paths(container: &mut Value, home: &Value) {
     let mut next = 0;
     while let Some(name) = used.get(next).cloned() {
         next += 1;
-        // The last one of a name counts.
+        // Of variables with the same name the last one wins.
         let Some(variable) = variables.iter_mut().rfind(|one| one["name"] == name.as_str()) else {
             continue;
         };
@@ -383,7 +424,7 @@ fn references(text: &str) -> impl Iterator<Item = String> {
     found.into_iter()
 }
 
-/// What the downward API says of a home pod, as far as the pod's own spec and metadata tell.
+/// The value of a downward API field, as far as the home pod's own spec and metadata contain it.
 fn field_of(home: &Value, path: &str) -> Option<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     if let Some((map, key)) = path.strip_suffix("']").and_then(|path| path.split_once("['")) {
@@ -400,7 +441,7 @@ fn field_of(home: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// It never goes on from there to a third cluster, or back.
+/// A remote pod never runs on a virtual node, so it cannot move on to a third cluster, or back.
 fn real_nodes_only() -> Value {
     let real = json!({"key": NODE_KIND, "operator": "NotIn", "values": [NODE_KIND_VIRTUAL]});
     json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
@@ -430,9 +471,8 @@ fn tolerations(spec: &Value, settings: &RemoteSettings) -> Value {
         .into()
 }
 
-/// The pods of a workload may be in several clusters: there they can only be asked to spread. An API
-/// server takes one such constraint for each topology key; where a workload has a hard and a soft one,
-/// the hard one stays.
+/// The pods of a workload may be in several clusters: there they can only be spread as a preference. An API
+/// server accepts one such constraint for each topology key; of a hard and a soft one, the hard one stays.
 fn spread(home: &Value) -> Value {
     let all = home["spec"]["topologySpreadConstraints"].as_array();
     let mut all: Vec<Value> = all.into_iter().flatten().cloned().collect();
@@ -457,8 +497,8 @@ fn spread(home: &Value) -> Value {
     softened.into()
 }
 
-/// Puts the values of `matchLabelKeys` into the selector instead, where the home API server may have put
-/// them already: the one there refuses a key that is in both.
+/// Moves `matchLabelKeys` into the selector, where the home API server may have added them already: the
+/// remote one refuses a key that is in both.
 fn select_by_keys(constraint: &mut Value, labels: &Value) {
     let Some(keys) = constraint
         .as_object_mut()
@@ -471,7 +511,7 @@ fn select_by_keys(constraint: &mut Value, labels: &Value) {
         let expressions = selector["matchExpressions"].as_array().into_iter().flatten();
         let is_selected = selector["matchLabels"].get(key).is_some()
             || expressions.into_iter().any(|one| one["key"] == key);
-        // A key that the pod has no label of is ignored, as Kubernetes does.
+        // A key without a label on the pod is ignored, as in Kubernetes.
         let Some(value) = labels[key].as_str().filter(|_| !is_selected) else {
             continue;
         };
@@ -513,7 +553,7 @@ mod tests {
         remote_pod(&pod(spec), &RemoteMarks::default(), &RemoteSettings::default()).unwrap_err()
     }
 
-    /// As the API server has a pod of a `StatefulSet`.
+    /// A pod of a `StatefulSet`, as the API server returns it.
     fn usual() -> Value {
         json!({
             "automountServiceAccountToken": true,
@@ -602,6 +642,85 @@ mod tests {
             assert_eq!(refused(&spec), PodRefused::AtHomeOnly(field.into()));
         }
         made(&json!({"containers": containers, "hostNetwork": false, "resourceClaims": []}));
+    }
+
+    #[test]
+    fn fields_with_another_meaning_there_are_reported() {
+        let reasons = |spec: &Value| {
+            let all = caveats(&pod(spec), "milan");
+            all.into_iter()
+                .map(|(reason, note)| {
+                    assert!(note.contains("milan") && note.contains("keep the pod"), "{note}");
+                    reason
+                })
+                .collect::<Vec<_>>()
+        };
+        let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]});
+        let preferred = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]});
+        for (spec, said) in [
+            (usual(), vec![]),
+            (
+                json!({"affinity": {"podAntiAffinity": preferred}, "dnsPolicy": "Default"}),
+                vec![],
+            ),
+            (
+                json!({"affinity": {"podAntiAffinity": required}}),
+                vec!["PodAffinityIgnored"],
+            ),
+            (
+                json!({"affinity": {"podAffinity": required, "podAntiAffinity": required}}),
+                vec!["PodAffinityIgnored"],
+            ),
+            (
+                json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.53"]}}),
+                vec!["NameserversOfHome"],
+            ),
+        ] {
+            assert_eq!(reasons(&spec), said, "{spec}");
+        }
+    }
+
+    /// The names that follow `before` in a text.
+    fn names<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
+        let all = text.split(before).skip(1);
+        all.filter_map(|rest| rest.split(|it: char| !it.is_alphanumeric()).next())
+            .collect()
+    }
+
+    #[test]
+    fn the_policies_of_the_chart_hold_the_same_pods_at_home() {
+        let chart = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../deploy/chart/liqo-csi/templates/offloading.yaml"
+        );
+        let chart = std::fs::read_to_string(chart).unwrap();
+        let (_, policy) = chart.split_once("- name: whyHomebound").unwrap();
+        let (policy, _) = policy.split_once("- name: homebound").unwrap();
+        let mut fields = names(policy, "object.spec.?");
+        fields.extend(names(policy, "has(object.spec."));
+        assert_eq!(fields, AT_HOME_ONLY.into());
+        for field in fields {
+            for value in [json!(true), json!([{}]), json!({"podGroupName": "a"})] {
+                assert!(is_homebound(&pod(&json!({field: value}))), "{field}");
+            }
+        }
+        let (kinds, sources) = (names(policy, "has(v."), names(policy, "has(s."));
+        assert_eq!(kinds, volumes::AT_HOME_ONLY.into());
+        assert_eq!(sources, volumes::SOURCES_AT_HOME_ONLY.into());
+        let with = |volume: Value| json!({"containers": [], "volumes": [volume]});
+        let kinds = kinds.iter().map(|kind| with(json!({"name": "v", *kind: {}})));
+        let sources = sources.iter().map(|source| json!({"sources": [{*source: {}}]}));
+        let sources = sources.map(|sources| with(json!({"name": "v", "projected": sources})));
+        for spec in kinds.chain(sources) {
+            assert!(is_homebound(&pod(&spec)), "{spec}");
+            assert!(matches!(refused(&spec), PodRefused::AtHomeOnly(_)), "{spec}");
+        }
+        // The volume that Kubernetes adds for the token is omitted from the remote pod.
+        assert!(policy.contains("!v.name.startsWith('kube-api-access-')"));
+        assert!(!is_homebound(&pod(&usual())));
+        let mut token = usual();
+        token["volumes"][1]["projected"]["sources"][1] = json!({"podCertificate": {}});
+        assert!(is_homebound(&pod(&token)));
     }
 
     #[test]

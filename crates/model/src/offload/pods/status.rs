@@ -1,5 +1,5 @@
-//! What the status of a home pod says: that of its remote pod, but for what the home cluster
-//! knows better, and addresses: of these it has only what leads there from here.
+//! The status of a home pod: that of its remote pod, except for what the home cluster knows better, and for
+//! addresses, of which only those that are reachable from home are kept.
 
 use std::net::IpAddr;
 
@@ -9,17 +9,17 @@ use super::Waiting;
 use crate::offload::{bounds::bounded, cut};
 
 const PHASES: [&str; 5] = ["Pending", "Running", "Succeeded", "Failed", "Unknown"];
-/// How containers are, and where the spec lists them: of those that the home pod has. Others were put
-/// into the remote one there.
+/// The container statuses, and where the spec lists their containers. Only containers of the home pod count:
+/// others were added to the remote pod there.
 const CONTAINERS: [(&str, &str); 3] = [
     ("containerStatuses", "containers"),
     ("initContainerStatuses", "initContainers"),
     ("ephemeralContainerStatuses", "ephemeralContainers"),
 ];
-/// The longest text by which a pod says what it waits for.
+/// The longest message of a waiting pod.
 const LONGEST_WAIT: usize = 1024;
-/// Conditions that only the remote pod can have, or that it has told first: those that it has no
-/// more go.
+/// Conditions that only the remote pod can have, or that it reported: those that it no longer has are
+/// removed.
 const OF_REMOTE: [&str; 7] = [
     "AllContainersRestarting",
     "ContainersReady",
@@ -30,14 +30,14 @@ const OF_REMOTE: [&str; 7] = [
     READY,
 ];
 const READY: &str = "Ready";
-/// The reason of a pod that no node there takes; its message is that of the scheduler there.
+/// The reason of a pod that no remote node accepts; its message is that of the remote scheduler.
 pub const UNSCHEDULABLE: &str = "RemoteUnschedulable";
 const DISRUPTED: &str = "DisruptionTarget";
 /// Condition of a home pod that may have run: its message is the uid of the remote pod.
 pub const STARTED: &str = "fabric.storage.liqo.io/RemotePodStarted";
 
-/// What is taken of what the remote pod says of itself. It is stored with the home pod: what is known
-/// there, and not more than an honest cluster has to say.
+/// The part of the remote pod's status that is used. It is stored in the home pod, so it is limited to known
+/// fields and to the size that an honest cluster needs.
 fn said(home: &Value, remote: &Value) -> Map<String, Value> {
     let status = &remote["status"];
     let mut said = Map::new();
@@ -65,7 +65,7 @@ fn said(home: &Value, remote: &Value) -> Map<String, Value> {
     bounded(&said)
 }
 
-/// The first entry of a list for each key that is known.
+/// The first entry for each known key.
 fn first_of(list: &Value, key: &str, mut known: Vec<&str>) -> Vec<Value> {
     let list = list.as_array().into_iter().flatten();
     list.filter(|it| {
@@ -76,8 +76,8 @@ fn first_of(list: &Value, key: &str, mut known: Vec<&str>) -> Vec<Value> {
     .collect()
 }
 
-/// The merge patch of the home pod's status that makes it as the remote pod's, without metadata.
-/// These are the addresses by which the pod is reached from here.
+/// The merge patch that makes the home pod's status that of the remote pod, without metadata. `addresses` are
+/// those at which the pod is reachable from home.
 #[must_use]
 pub fn remote_status(home: &Value, remote: &Value, addresses: &[IpAddr]) -> Value {
     let mut status = said(home, remote);
@@ -115,7 +115,7 @@ pub fn waiting_status(waiting: &Waiting) -> Value {
     json!({"phase": "Pending", "reason": waiting.reason, "message": cut(&waiting.message, LONGEST_WAIT)})
 }
 
-/// The merge patch of a pod of which nobody knows how it is: its cluster does not answer.
+/// The merge patch of a pod whose cluster is unreachable, so that its state is unknown.
 #[must_use]
 pub fn unreachable_status(home: &Value, now: &str) -> Value {
     let conditions = own(home).cloned().map(|mut condition| {
@@ -131,8 +131,8 @@ pub fn unreachable_status(home: &Value, now: &str) -> Value {
     json!({ "conditions": conditions.collect::<Vec<_>>() })
 }
 
-/// The merge patch of a pod whose remote pod is gone and that has no other end: it has failed.
-/// `None` if it has ended already.
+/// The merge patch of a pod whose remote pod is gone without another end: it has failed. `None` if it has
+/// terminated already.
 #[must_use]
 pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Option<Value> {
     if matches!(home["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
@@ -155,13 +155,13 @@ pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Opt
     Some(json!({"phase": "Failed", "reason": reason, "message": message, "conditions": conditions}))
 }
 
-/// What is left of the patch of [`final_status`] where there is no room for it.
+/// The part of [`final_status`] that still fits into an object that has reached its size limit.
 #[must_use]
 pub fn least_final_status(status: &Value) -> Value {
     json!({"phase": status["phase"], "message": null, "containerStatuses": null, "initContainerStatuses": null})
 }
 
-/// Whether others act on what changes: the phase, the addresses, or whether the pod is ready.
+/// Whether controllers act on the change: the phase, the addresses, or readiness.
 #[must_use]
 pub fn is_transition(before: &Value, now: &Value) -> bool {
     let readiness = |status: &Value| -> Vec<Value> {
@@ -178,7 +178,7 @@ fn own(home: &Value) -> impl Iterator<Item = &Value> {
     home["status"]["conditions"].as_array().into_iter().flatten()
 }
 
-/// Why no node there takes the pod, if none does.
+/// The message of the remote scheduler, if it finds no node for the pod.
 fn unscheduled(remote: &Value) -> Option<String> {
     let all = remote["status"]["conditions"].as_array()?;
     let scheduled = all.iter().find(|it| it["type"] == "PodScheduled")?;
@@ -186,7 +186,7 @@ fn unscheduled(remote: &Value) -> Option<String> {
     waits.then(|| cut(scheduled["message"].as_str().unwrap_or_default(), LONGEST_WAIT))
 }
 
-/// Those of the home cluster stay; those of the remote pod take the place of what it said before.
+/// Conditions of the home cluster stay; those of the remote pod replace its previous ones.
 fn conditions(home: &Value, remote: &Value) -> Value {
     let remote_ones: Vec<&Value> = remote.as_array().into_iter().flatten().collect();
     let gates: Vec<&str> = home["spec"]["readinessGates"]
@@ -208,7 +208,7 @@ fn conditions(home: &Value, remote: &Value) -> Value {
         .map(|&it| {
             let mut condition = it.clone();
             if let Some(condition) = condition.as_object_mut() {
-                // It counts the changes of another object.
+                // It refers to the generation of another object.
                 condition.remove("observedGeneration");
             }
             if condition["type"] == READY && condition["status"] == "True" && !unmet.is_empty() {
@@ -302,7 +302,7 @@ mod tests {
         );
         assert!(
             status.as_object().unwrap().contains_key("podIP"),
-            "what was told before is taken back"
+            "the previous condition is removed"
         );
         let both = ["10.64.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         let status = remote_status(&home, &remote, &both);

@@ -8,8 +8,8 @@ use crate::offload::reflection::{Kind, name_of_copy};
 /// Kubernetes mounts the token of a service account by a volume with such a name.
 const TOKEN_VOLUME: &str = "kube-api-access-";
 
-/// Kinds that mean the same in any cluster: what they name is reflected, there by the same
-/// name, or outside of both.
+/// Volume sources that mean the same in every cluster: the objects they name are copied, exist there under
+/// the same name, or are outside of both clusters.
 const CARRIED: [&str; 22] = [
     "awsElasticBlockStore",
     "azureDisk",
@@ -34,11 +34,16 @@ const CARRIED: [&str; 22] = [
     "secret",
     "vsphereVolume",
 ];
-/// What a projected volume may be made of.
+/// Kinds that exist only in the home cluster.
+pub(super) const AT_HOME_ONLY: [&str; 2] = ["ephemeral", "hostPath"];
+/// Sources of a projected volume that exist only in the home cluster.
+pub(super) const SOURCES_AT_HOME_ONLY: [&str; 3] =
+    ["clusterTrustBundle", "podCertificate", "serviceAccountToken"];
+/// Allowed sources of a projected volume.
 const CARRIED_SOURCES: [&str; 3] = ["configMap", "downwardAPI", "secret"];
 
-/// The volumes of the remote pod, and the names of those that are left out: tokens that
-/// Kubernetes has mounted, which would be worth nothing there.
+/// The volumes of the remote pod, and the names of those that are left out: token volumes that Kubernetes has
+/// added, whose tokens are invalid there.
 pub(super) fn remote(
     volumes: Option<&Value>,
     settings: &RemoteSettings,
@@ -72,7 +77,7 @@ pub(super) fn tokens(volumes: Option<&Value>) -> Vec<String> {
         .collect()
 }
 
-/// The volume, with the names that its objects have there.
+/// The volume with the names of the copies.
 fn with_copies(mut volume: Value, home: &str) -> Value {
     let renamed = |source: &mut Value| {
         if let Some(name) = source["configMap"]["name"].as_str() {
@@ -96,7 +101,18 @@ fn with_copies(mut volume: Value, home: &str) -> Value {
 }
 
 fn is_token(name: &str, volume: &Value) -> bool {
-    name.starts_with(TOKEN_VOLUME) && sources(volume).any(|source| source.contains_key("serviceAccountToken"))
+    let has = |kind: &str| sources(volume).any(|source| source.contains_key(kind));
+    let has_other = has("clusterTrustBundle") || has("podCertificate");
+    name.starts_with(TOKEN_VOLUME) && has("serviceAccountToken") && !has_other
+}
+
+/// Whether a pod with this volume can run only in the home cluster.
+pub(super) fn is_homebound(volume: &Value) -> bool {
+    let has = |kind: &str| !volume[kind].is_null();
+    let name = volume["name"].as_str().unwrap_or_default();
+    let mut kinds = sources(volume).flat_map(Map::keys);
+    AT_HOME_ONLY.into_iter().any(has)
+        || !is_token(name, volume) && kinds.any(|kind| SOURCES_AT_HOME_ONLY.contains(&kind.as_str()))
 }
 
 fn sources(volume: &Value) -> impl Iterator<Item = &Map<String, Value>> {
@@ -114,7 +130,7 @@ fn check(name: &str, volume: &Value) -> Result<(), PodRefused> {
                     let source_name = described(&format!("projected.{source}"));
                     match source.as_str() {
                         known if CARRIED_SOURCES.contains(&known) => {}
-                        "clusterTrustBundle" | "podCertificate" | "serviceAccountToken" => {
+                        known if SOURCES_AT_HOME_ONLY.contains(&known) => {
                             return Err(PodRefused::AtHomeOnly(source_name));
                         }
                         _ => return Err(PodRefused::Unknown(source_name)),
@@ -122,7 +138,7 @@ fn check(name: &str, volume: &Value) -> Result<(), PodRefused> {
                 }
             }
             known if CARRIED.contains(&known) => {}
-            "hostPath" | "ephemeral" => return Err(PodRefused::AtHomeOnly(described(kind))),
+            known if AT_HOME_ONLY.contains(&known) => return Err(PodRefused::AtHomeOnly(described(kind))),
             _ => return Err(PodRefused::Unknown(described(kind))),
         }
     }

@@ -1,7 +1,6 @@
-//! What of a namespace is copied into remote clusters: `ConfigMap`s, Secrets and Services, and
-//! `EndpointSlice`s where pods reach each other. What a copy looks like, and what is to be done
-//! about one, decided from the objects alone; in `object` is how they are read, in `slices` which
-//! endpoints a cluster is told of. Nothing is fetched or written here.
+//! Copies in remote namespaces: `ConfigMap`s, Secrets and Services, and `EndpointSlice`s where pods reach
+//! each other. Decides what a copy looks like and the next step for it; `object` reads objects, `slices`
+//! selects the endpoints of each cluster. Nothing is fetched or written here.
 
 mod object;
 mod slices;
@@ -16,19 +15,19 @@ use crate::volume::digest;
 
 /// Annotation of a copy: the uid of the object at home.
 pub const HOME_OBJECT_UID: &str = "fabric.storage.liqo.io/home-object-uid";
-/// Annotation of a copy: the keys of the labels and annotations that were copied. What others
-/// add there stays theirs.
+/// Annotation of a copy: the keys of the labels and annotations that were copied. Others that are added there
+/// are not touched.
 pub const COPIED_KEYS: &str = "fabric.storage.liqo.io/copied-keys";
 /// Annotation or label of an object that is not copied. Liqo's.
 pub const SKIP: &str = "liqo.io/skip-reflection";
 
-/// Kubernetes puts a `ConfigMap` of this name into every namespace: the certificates by which the
-/// API server of that very cluster is known.
+/// Kubernetes creates a `ConfigMap` of this name in every namespace: the root certificates of the API server
+/// of its own cluster.
 const ROOT_CERTIFICATES: &str = "kube-root-ca.crt";
-/// Digits of the hash that such a copy is called by.
+/// Digits of the hash in the name of its copy.
 const DIGITS: usize = 10;
 
-/// What is copied.
+/// The kinds that are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Kind {
@@ -39,7 +38,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its API group and version.
     #[must_use]
     pub const fn api_version(self) -> &'static str {
         match self {
@@ -49,19 +47,17 @@ impl Kind {
     }
 }
 
-/// The labels and annotations by which copies are known that were made for one home cluster.
+/// The labels and annotations of the copies that were created for one home cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marks {
     /// The id of the home cluster.
     pub home: String,
-    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Annotations.
     pub annotations: BTreeMap<String, String>,
 }
 
 impl Marks {
-    /// Whether an object with this metadata is a copy that was made for this cluster.
+    /// Whether an object with this metadata is a copy for this home cluster.
     #[must_use]
     pub fn are_on(&self, labels: &BTreeMap<String, String>, annotations: &BTreeMap<String, String>) -> bool {
         let has = |all: &BTreeMap<String, String>, marks: &BTreeMap<String, String>| {
@@ -71,20 +67,19 @@ impl Marks {
     }
 }
 
-/// Stands for what an object says, as far as it is copied. Nobody can read it back.
+/// Fingerprint of the copied content of an object. The content cannot be restored from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Print {
-    /// Labels and annotations.
     metadata: String,
-    /// All the rest.
+    /// Everything else.
     content: String,
-    /// What the API server never changes: the type of a Secret, whether a Service is headless, the
-    /// family of addresses.
+    /// What the API server never changes: the type of a Secret, whether a Service is headless, the address
+    /// family.
     fixed: String,
 }
 
 impl Print {
-    /// How many bytes of text it holds.
+    /// Its size in bytes.
     #[must_use]
     pub fn text(&self) -> usize {
         self.metadata.len() + self.content.len() + self.fixed.len()
@@ -94,48 +89,44 @@ impl Print {
 /// An object at home that is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Original {
-    /// The name of its copy.
     pub copy: String,
-    /// What the copy is to say.
+    /// The content that the copy should have.
     pub print: Print,
-    /// Which pods it leads to, if it is a Service that selects some.
+    /// The selector of its pods, if it is a Service with a selector.
     pub selector: BTreeMap<String, String>,
 }
 
-/// An object in the remote namespace, as far as its metadata tells.
+/// The metadata of an object in the remote namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glimpse {
-    /// Its name.
     pub name: String,
-    /// Its version, which each change makes another.
+    /// Its `resourceVersion`.
     pub version: String,
-    /// Whether it is a copy of ours.
+    /// Whether it is a copy for this home cluster.
     pub ours: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
 }
 
-/// What a copy was known to say when it had this version.
+/// The content of a copy at a `resourceVersion`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// The version.
     pub version: String,
-    /// What it said.
     pub print: Print,
 }
 
-/// What can be told without reading the objects themselves.
+/// What the metadata alone shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outlook {
-    /// Nothing is to be done.
+    /// Nothing to do.
     Settled,
-    /// There is to be a copy, and none is seen.
+    /// The copy is missing.
     Missing,
-    /// Something may be to be done.
+    /// The object must be read to decide.
     Unclear,
 }
 
-/// What is to be done where this is at home, and that was seen and is known of the copy.
+/// Compares the original with the metadata and the known content of its copy.
 #[must_use]
 pub fn outlook(wanted: Option<&Print>, seen: Option<&Glimpse>, known: Option<&Known>) -> Outlook {
     match (wanted, seen) {
@@ -155,42 +146,37 @@ pub fn outlook(wanted: Option<&Print>, seen: Option<&Glimpse>, known: Option<&Kn
     }
 }
 
-/// An object in the remote namespace, read whole.
+/// A complete object in the remote namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its version.
+    /// Its `resourceVersion`.
     pub version: String,
-    /// Whether it is a copy of ours.
+    /// Whether it is a copy for this home cluster.
     pub ours: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// Whether its content cannot be changed.
+    /// Whether it has `immutable: true`.
     pub immutable: bool,
-    /// What it says.
     pub print: Print,
 }
 
-/// What is to be done about one copy.
+/// The next step for one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It is as it is to be, or there is none to be.
+    /// The copy is correct, or none should exist.
     Nothing,
-    /// It is made.
     Create,
-    /// It is changed.
     Patch,
-    /// It is deleted, and made again: what differs cannot be changed.
+    /// Delete it and create it again: the difference is in an immutable field.
     Replace,
-    /// It is deleted.
     Delete,
-    /// It is going, which has to be over first.
+    /// It is being deleted; wait for that first.
     Wait,
-    /// An object of others has its name.
+    /// An object of others has the name.
     Taken,
 }
 
-/// What is to be done where this is at home and that is there. An object of others is never
-/// touched.
+/// The next step for a copy. Objects of others are never changed.
 #[must_use]
 pub fn decide(wanted: Option<&Print>, found: Option<&Found>) -> Step {
     match (wanted, found) {
@@ -212,8 +198,8 @@ pub fn decide(wanted: Option<&Print>, found: Option<&Found>) -> Step {
     }
 }
 
-/// The name of the copy of an object. Only that of the certificates of this cluster differs:
-/// the remote cluster has its own of that name.
+/// The name of the copy of an object. It differs only for the root certificates: the remote cluster has its
+/// own `ConfigMap` of that name.
 #[must_use]
 pub fn name_of_copy(kind: Kind, name: &str, home: &str) -> String {
     if kind == Kind::ConfigMap && name == ROOT_CERTIFICATES {
@@ -223,7 +209,6 @@ pub fn name_of_copy(kind: Kind, name: &str, home: &str) -> String {
     }
 }
 
-/// The name of the object that a copy of this name is of.
 #[must_use]
 pub fn name_of_original(kind: Kind, copy: &str, home: &str) -> String {
     if kind == Kind::ConfigMap && copy == name_of_certificates(home) {

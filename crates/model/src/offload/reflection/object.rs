@@ -1,5 +1,5 @@
-//! How objects are read, as JSON: which parts of one at home are copied, and which parts of one
-//! there are a copy.
+//! Reads objects as JSON: which parts of an object at home are copied, and which parts of a remote object are
+//! a copy.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use super::{
 };
 use crate::volume::{digest, is_within, marks_ownership};
 
-/// Digits of the hashes in a print.
+/// Digits of the hashes in a [`Print`].
 const DIGITS: usize = 32;
-/// Domains whose keys mean the object itself, never its copy: ours and Liqo's, and those of tools
-/// that would prune the copy as an object missing from their sources.
+/// Domains of keys that concern the object itself, never its copy: ours and Liqo's, and those of tools that
+/// would prune the copy as missing from their sources.
 const OWN_MEANING: [&str; 4] = [
     "liqo.io",
     "kubectl.kubernetes.io",
@@ -27,23 +27,21 @@ type Pairs = BTreeMap<String, String>;
 /// Why an object is not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCopied {
-    /// Its user does not want it.
+    /// The user excluded it.
     #[error("it is marked {SKIP}")]
     Skipped,
-    /// It is for the cluster that it is in.
+    /// It belongs to its own cluster.
     #[error("it is for this cluster alone")]
     OfTheCluster,
-    /// The name is that of the copy of another object.
+    /// The name is reserved for the copy of another object.
     #[error("its name is that of the copy of {ROOT_CERTIFICATES}")]
     NameReserved,
 }
 
-/// What a copy is to be.
+/// The desired copy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
-    /// Stands for it.
     pub original: Original,
-    /// The copy, whole.
     pub object: Value,
 }
 
@@ -55,10 +53,10 @@ struct Record {
     annotations: Vec<String>,
 }
 
-/// What the copy of an object at home is to be.
+/// The desired copy of an object at home.
 ///
 /// # Errors
-/// There is to be none.
+/// The object is not copied.
 pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, NotCopied> {
     let (labels, annotations) = metadata(&object);
     let name = text(&object["metadata"]["name"]);
@@ -128,7 +126,7 @@ pub fn found(kind: Kind, object: Value, marks: &Marks) -> Found {
     }
 }
 
-/// The merge patch that makes a copy what it is to be: of exactly this object, as it was read.
+/// The merge patch from a copy to the desired one. It applies only to this version of the object.
 #[must_use]
 pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value {
     let (labels, annotations) = metadata(there);
@@ -147,7 +145,7 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
     patch
 }
 
-/// Whether an object belongs to the cluster that it is in.
+/// Whether an object is meaningful only in its own cluster.
 fn is_of_the_cluster(kind: Kind, object: &Value) -> bool {
     match kind {
         Kind::ConfigMap | Kind::EndpointSlice => false,
@@ -172,7 +170,7 @@ fn carried(all: Pairs, marks: &Marks) -> Pairs {
     all.into_iter().filter(|(key, _)| !stays(key)).collect()
 }
 
-/// The labels and annotations of an object there that are a copy, by its own record of them.
+/// The copied labels and annotations of a remote object, by its record of them.
 fn copied(labels: Pairs, annotations: Pairs, marks: &Marks) -> (Pairs, Pairs) {
     let record = annotations.get(COPIED_KEYS);
     let record: Record = record
@@ -194,7 +192,6 @@ fn copied(labels: Pairs, annotations: Pairs, marks: &Marks) -> (Pairs, Pairs) {
     )
 }
 
-/// Data is copied as it is.
 fn configuration(kind: Kind, mut object: Value) -> Value {
     let mut content = Map::new();
     if kind == Kind::Secret {
@@ -221,7 +218,7 @@ fn content_there(kind: Kind, object: Value) -> Value {
     }
 }
 
-/// Everything of a slice: what others add to one endpoint is seen as well.
+/// A slice completely: fields that others add to an endpoint are compared as well.
 fn endpoints(object: &Value) -> Value {
     let what_is_said = |of: &Value| -> Value {
         let all = of.as_object().into_iter().flatten();
@@ -242,7 +239,7 @@ fn endpoints(object: &Value) -> Value {
     content
 }
 
-/// What is asked of the remote cluster: addresses, node ports and load balancers are its own.
+/// The desired Service: addresses, node ports and load balancers are up to the remote cluster.
 fn service(spec: &Value) -> Value {
     let mut copy = service_parts(spec, &["name", "protocol", "port", "targetPort", "appProtocol"]);
     let of_type = if is_external_name(spec) {
@@ -254,7 +251,7 @@ fn service(spec: &Value) -> Value {
     copy.into()
 }
 
-/// The same of a copy, with what others may have added.
+/// The same part of a copy, with the fields that others may have added.
 fn service_there(spec: &Value) -> Value {
     let ports = [
         "name",
@@ -306,7 +303,7 @@ fn is_external_name(spec: &Value) -> bool {
     spec["type"] == "ExternalName"
 }
 
-/// API servers leave out what says nothing.
+/// API servers omit empty values.
 fn says_something(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,
@@ -359,7 +356,6 @@ fn extend(object: &mut Value, content: Value) {
     }
 }
 
-/// The merge patch from one object to another.
 fn difference(before: &Value, after: &Value) -> Value {
     let (Some(old), Some(new)) = (before.as_object(), after.as_object()) else {
         return after.clone();

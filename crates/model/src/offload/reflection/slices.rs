@@ -1,6 +1,6 @@
-//! `EndpointSlice`s: which endpoints of a Service another cluster is told of, where pods of this
-//! one and of others are reached from it. Its own pods it finds by itself: its copy of the Service
-//! has the same selector.
+//! `EndpointSlice`s: the endpoints of a Service that are copied to a cluster, which are those that are
+//! reachable from it, of the home cluster and of others. It finds its own pods itself: its copy of the
+//! Service has the same selector.
 
 use serde_json::{Value, json};
 
@@ -9,27 +9,26 @@ use super::{
     object::{metadata, text, wanted},
 };
 
-/// Label of a slice: the Service that it is of.
+/// Label of a slice: the name of its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Label of a slice: whose it is. Controllers leave those of others alone.
+/// Label of a slice: its manager. Controllers ignore the slices of others.
 pub const SLICE_MANAGER: &str = "endpointslice.kubernetes.io/managed-by";
-/// What the copies say there.
+/// Value of that label on the copies.
 pub const SLICES_OF_FABRIC: &str = "fabric.storage.liqo.io";
-/// Label of slices of headless Services, by which kube-proxy leaves them out.
+/// Label of slices of headless Services, which kube-proxy ignores.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// Types of addresses; names of other kinds are not copied.
+/// Address types that are copied; host names are not.
 const TYPES: [&str; 2] = ["IPv4", "IPv6"];
 const CONDITIONS: [&str; 3] = ["ready", "serving", "terminating"];
 
-/// What is kept of a slice at home.
+/// The part of a slice at home that is kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slice {
     /// Its name, and that of its copies.
     pub name: String,
-    /// The Service that it is of.
     pub service: String,
-    /// By which those of a Service are found: see [`slices_of`].
+    /// Index key of the slices of a Service: see [`slices_of`].
     pub of_service: String,
     uid: String,
     headless: Option<String>,
@@ -46,15 +45,15 @@ struct Endpoint {
     node: Option<String>,
 }
 
-/// The topic of all slices of a Service. No object can be called so.
+/// Index key of all slices of a Service. It is not a valid object name, so it cannot collide with one.
 #[must_use]
 pub fn slices_of(service: &str) -> String {
     format!("service/{service}")
 }
 
 impl Slice {
-    /// What there is to be copied of a slice; `None` if there is nothing: it is of no Service, its
-    /// user does not want it, or it is a copy itself, which whoever made it brings where it is due.
+    /// Reads a slice. `None` if it is not copied: it has no Service, the user excluded it, or it is a copy
+    /// itself, whose creator distributes it.
     #[must_use]
     pub fn read(object: &Value) -> Option<Self> {
         let (labels, annotations) = metadata(object);
@@ -78,8 +77,8 @@ impl Slice {
         })
     }
 
-    /// What its copy is to be, with the endpoints on nodes for which this holds; `None` is the node
-    /// of those that are on none. There is no copy without endpoints.
+    /// The desired copy, with the endpoints on nodes that satisfy `is_reached`, which gets `None` for
+    /// endpoints without a node. There is no copy without endpoints.
     #[must_use]
     pub fn copy(&self, is_reached: impl Fn(Option<&str>) -> bool, marks: &Marks) -> Option<Wanted> {
         let reached = self.endpoints.iter().filter(|it| is_reached(it.node.as_deref()));
@@ -110,7 +109,7 @@ impl Endpoint {
         }
     }
 
-    /// Node, zone, hints and pod mean something at home only.
+    /// Node, zone, hints and pod are meaningful at home only.
     fn object(&self) -> Value {
         let mut object = json!({"addresses": self.addresses});
         if let Some(hostname) = &self.hostname {

@@ -1,4 +1,4 @@
-//! Whatever is at home and there: copies become what they are to be, and objects of others stay.
+//! For arbitrary objects: copies become correct, and objects of others are not changed.
 
 use proptest::{collection::btree_map, prelude::*, sample::select};
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ fn copy_of(kind: Kind, original: Value) -> Value {
     wanted(kind, original, &marks()).unwrap().object
 }
 
-/// What an API server does with a merge patch.
+/// Applies a merge patch like an API server.
 fn merge(object: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *object = patch.clone();
@@ -61,7 +61,7 @@ fn merge(object: &mut Value, patch: &Value) {
     }
 }
 
-/// Does what is decided, as an API server would carry it out.
+/// Executes a step like an API server.
 fn act(kind: Kind, original: Option<&Value>, there: &mut Option<Value>) -> Step {
     let wanted = original.and_then(|it| wanted(kind, it.clone(), &marks()).ok());
     let seen = there.clone().map(|it| found(kind, it, &marks()));
@@ -84,7 +84,7 @@ fn act(kind: Kind, original: Option<&Value>, there: &mut Option<Value>) -> Step 
             let was = fixed(there);
             let patch = patch(kind, there, &wanted.as_ref().unwrap().object, &marks());
             merge(there, &patch);
-            // What an API server refuses to change.
+            // The API server refuses these changes.
             if let Some(sealed) = sealed {
                 let now = [&there["data"], &there["binaryData"], &there["immutable"]];
                 assert_eq!(now.map(Value::clone), sealed, "{patch}");
@@ -297,7 +297,7 @@ fn one_that_is_going_is_waited_for() {
     assert_eq!(act(Kind::ConfigMap, None, &mut there), Step::Wait);
 }
 
-/// What is settled by metadata alone is settled by all.
+/// If the metadata alone shows that nothing is to do, so does the whole object.
 #[test]
 fn what_is_known_is_not_read_again() {
     let original = named("a", Kind::ConfigMap, json!({"data": {"a": "b"}}));
@@ -419,7 +419,7 @@ fn content(kind: Kind) -> BoxedStrategy<Value> {
     }
 }
 
-/// An object of a kind, whoever made it.
+/// Any object of a kind, of any creator.
 fn any_object(kind: Kind) -> impl Strategy<Value = Value> {
     (pairs(), pairs(), content(kind)).prop_map(move |(labels, annotations, content)| {
         let metadata = json!({"name": "x", "uid": "u", "labels": labels, "annotations": annotations});
@@ -427,7 +427,7 @@ fn any_object(kind: Kind) -> impl Strategy<Value = Value> {
     })
 }
 
-/// An object at home, another one, something there, and what others do to a copy.
+/// An object at home, a second one, a remote object, and a change of the copy by others.
 fn worlds() -> impl Strategy<Value = (Kind, Value, Option<Value>, Option<Value>, Value)> {
     select(vec![
         Kind::ConfigMap,
@@ -443,7 +443,7 @@ fn worlds() -> impl Strategy<Value = (Kind, Value, Option<Value>, Option<Value>,
             prop::option::of(any_object(kind)),
             (pairs(), content(kind)).prop_map(move |(metadata, mut content)| {
                 content["metadata"] = json!({"labels": metadata, "annotations": metadata});
-                // Nobody can change these.
+                // Immutable fields.
                 if let Some(content) = content.as_object_mut() {
                     content.remove("type");
                     content.remove("immutable");
@@ -474,7 +474,7 @@ proptest! {
         }
         for original in [Some(&first), then.as_ref()] {
             act(kind, original, &mut now);
-            // Nothing more is done, and what is there is what was to be.
+            // No further step follows, and the copy is as desired.
             prop_assert_eq!(act(kind, original, &mut now), Step::Nothing);
             let wanted = original.and_then(|it| wanted(kind, it.clone(), &marks()).ok());
             prop_assert_eq!(wanted.is_some(), now.is_some());
@@ -491,7 +491,7 @@ proptest! {
                 let copy = now.clone().unwrap();
                 prop_assert_eq!(found(kind, copy, &marks()).print, wanted.original.print);
             } else {
-                prop_assert_eq!(&now, &met, "whoever takes the marks off has it");
+                prop_assert_eq!(&now, &met, "without its marks it is no longer ours");
                 return Ok(());
             }
         }

@@ -1,4 +1,4 @@
-//! Which class is chosen, which is refused, and which nodes a class allows.
+//! The choice of classes, its refusals, and the nodes that a class allows.
 
 use super::*;
 use crate::volume::mark;

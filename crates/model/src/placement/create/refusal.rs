@@ -1,67 +1,67 @@
-//! The final noes of `CreateVolume`, in words for whoever waits for the volume.
+//! The final errors of `CreateVolume`, as events for the user of the claim.
 
 use crate::{
     topology::AffinityError,
     volume::{Foreign, Part},
 };
 
-/// Why there will be no volume, or why it is not handed over (again).
+/// Why the volume is not created, or not handed over (again).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Something else is in the twin's place.
-    #[error("the twin's place is taken by an object that is not ours: {0}. Rename or remove it")]
+    /// Another object has the name of the twin.
+    #[error("the name of the twin is taken by an object that is not ours: {0}. Rename or delete it")]
     Foreign(Foreign),
-    /// The volume exists and is different.
-    #[error("a volume of this name exists, made with another {}", list(.0))]
+    /// The volume exists with other properties.
+    #[error("a volume of this name exists with another {}", list(.0))]
     Differs(Vec<Part>),
-    /// Nobody waits for it.
-    #[error("the claim is gone, or another one has its name now")]
+    /// The claim was deleted or replaced.
+    #[error("the claim was deleted, or replaced by another one of the same name")]
     ClaimGone,
-    /// The request is old.
+    /// The request is outdated.
     #[error(
-        "the request asks for {requested}, but the claim's selected node is {}: it has to be asked for again",
+        "the request is for {requested}, but the claim's selected node is {}: a new request is needed",
         .selected.as_deref().unwrap_or("no longer set")
     )]
     NodeDisagrees {
-        /// Node selected for the claim.
         selected: Option<String>,
-        /// Place the request asks for.
         requested: String,
     },
     /// The real class is virtual.
     #[error("the real class turned out to be virtual itself (provisioner {0}): name a real one")]
     Loops(String),
-    /// It was given away and is gone.
+    /// It was handed over, and its twin is deleted.
     #[error(
-        "the volume was handed over before, but its twin is gone: the data may be lost, and an empty volume in its place would hide that"
+        "the volume was handed over before, but its twin was deleted: the data may be lost, and an empty new volume would hide that"
     )]
     Vanished,
-    /// It was given away and is being deleted.
+    /// It was handed over, and its twin is being deleted.
     #[error(
-        "the volume was handed over before, but its twin is being deleted: its PV is to be retained, and the twin made again onto it"
+        "the volume was handed over before, but its twin is being deleted: the controller retains its PV and creates the twin again for it"
     )]
     Losing,
     /// It is being released.
-    #[error("the volume was handed over before, and is being released: `liqo-csi release pvc` ends that")]
+    #[error(
+        "the volume was handed over before, and is being released: `liqo-csi release pvc` completes that"
+    )]
     Releasing,
     /// It is being moved, or has moved.
     #[error(
-        "the volume was handed over before, and this twin of it belongs to a move: its data is not in it, or not for long. If this \
+        "the volume was handed over before, and this twin belongs to a move: it does not hold the data, or not for long. If this \
          cluster was restored from a backup, restore the claim together with its PersistentVolume"
     )]
     Moves,
-    /// It was given away and its PV is gone.
-    #[error("the volume was handed over before, but the PV of its twin is gone: the data may be lost")]
+    /// It was handed over, and its PV was deleted.
+    #[error("the volume was handed over before, but the PV of its twin was deleted: the data may be lost")]
     Lost,
-    /// It was given away and is somewhere else.
+    /// It was handed over, and is not accessible from the requested nodes.
     #[error(
-        "the volume was handed over before and cannot be reached from the node that was selected now, or from any that is asked for now"
+        "the volume was handed over before and cannot be accessed from the node that is selected now, or from any of the requested nodes"
     )]
     HandedOverElsewhere,
-    /// Nobody reaches it.
+    /// It is accessible from no node.
     #[error(transparent)]
     Nowhere(AffinityError),
-    /// It does not hold what it should be a copy of.
+    /// It does not hold a copy of its source.
     #[error("the volume does not hold a copy of its source: {0}")]
     NoCopy(&'static str),
 }

@@ -1,4 +1,4 @@
-//! Nodes that fit and nodes that do not.
+//! Suitable and unsuitable nodes.
 
 use std::collections::BTreeMap;
 
@@ -79,8 +79,8 @@ impl World {
         }
     }
 
-    fn surroundings(&self) -> Surroundings<'_> {
-        Surroundings {
+    fn surroundings(&self) -> ClassContext<'_> {
+        ClassContext {
             class: &self.class,
             driver: &self.driver,
             capacities: &self.capacities,
@@ -91,7 +91,7 @@ impl World {
     fn unfit(&self, node_name: &str, size: u64) -> Option<Unfit> {
         let capabilities = filesystem(&[AccessMode::ReadWriteOnce]);
         let volume = VolumeName::from_request("v");
-        let ask = Ask {
+        let ask = TwinRequest {
             volume: &volume,
             size,
             capabilities: &capabilities,
@@ -103,7 +103,7 @@ impl World {
     fn node_for(&self, request: &str, nodes: &[Node], size: u64) -> Result<String, NoNode> {
         let capabilities = filesystem(&[AccessMode::ReadWriteOnce]);
         let volume = VolumeName::from_request(request);
-        let ask = Ask {
+        let ask = TwinRequest {
             volume: &volume,
             size,
             capabilities: &capabilities,
@@ -117,7 +117,7 @@ impl World {
     fn volume_for(&self, node_name: Option<&str>, size: u64, modes: &[AccessMode]) -> Option<String> {
         let capabilities = filesystem(modes);
         let volume = VolumeName::from_request("v");
-        let ask = Ask {
+        let ask = TwinRequest {
             volume: &volume,
             size,
             capabilities: &capabilities,
@@ -169,21 +169,20 @@ fn capacity_counts_as_for_the_scheduler() {
             ..capacity(&["n2"], 99 * GIB, None)
         },
     ];
-    assert_eq!(
-        world.unfit("n3", GIB),
-        None,
-        "the driver does not say that it counts"
-    );
+    assert_eq!(world.unfit("n3", GIB), None, "storageCapacity is false");
 
     world.driver.publishes_capacity = true;
     assert_eq!(world.unfit("n1", 2 * GIB), None);
     assert!(
-        matches!(world.unfit("n1", 3 * GIB), Some(Unfit::NoRoom { .. })),
+        matches!(world.unfit("n1", 3 * GIB), Some(Unfit::NoCapacity { .. })),
         "the maximum decides"
     );
-    assert!(matches!(world.unfit("n2", 2 * GIB), Some(Unfit::NoRoom { .. })));
+    assert!(matches!(
+        world.unfit("n2", 2 * GIB),
+        Some(Unfit::NoCapacity { .. })
+    ));
     assert!(
-        matches!(world.unfit("n3", 1), Some(Unfit::NoRoom { .. })),
+        matches!(world.unfit("n3", 1), Some(Unfit::NoCapacity { .. })),
         "nothing published"
     );
 
@@ -191,7 +190,7 @@ fn capacity_counts_as_for_the_scheduler() {
     assert_eq!(
         world.unfit("n3", 99 * GIB),
         None,
-        "nobody looks for an Immediate class"
+        "the scheduler ignores it for an Immediate class"
     );
 }
 
@@ -204,7 +203,7 @@ fn the_node_with_most_room_is_chosen() {
     assert_eq!(world.node_for("v", &nodes, GIB).unwrap(), "n2");
     let none = world.node_for("v", &nodes, 10 * GIB).unwrap_err();
     assert_eq!(none.0.len(), 3);
-    assert!(none.to_string().contains("no room"), "{none}");
+    assert!(none.to_string().contains("bytes of capacity"), "{none}");
     assert!(
         world
             .node_for("v", &[], GIB)
@@ -292,7 +291,7 @@ fn preferred_places_come_first_and_room_second() {
     assert_eq!(world.node_for("v", &nodes, GIB).unwrap(), "n1");
     world.preferred = vec![place("n3"), place("n2"), place("n1")];
     assert_eq!(world.node_for("v", &nodes, GIB).unwrap(), "n3");
-    // The first that has room, of the nodes that may be chosen.
+    // The first allowed node with enough capacity.
     assert_eq!(world.node_for("v", &nodes, 2 * GIB).unwrap(), "n2");
     assert_eq!(world.node_for("v", &nodes[..1], GIB).unwrap(), "n1");
     world.preferred = vec![Segments::default().with("zone", "elsewhere")];

@@ -1,12 +1,13 @@
-//! Orphans in a small world, explored in full: whatever others do between each read and each write
-//! of ours, with any write of ours the last one before a crash. No data is lost that its user was
-//! given, nothing is collected that is on its way to its user, and once everybody else is quiet no
-//! twin is held and none is left that nobody was given.
-
-use std::collections::{HashMap, VecDeque};
+//! Explores all states of a small model of orphaned twins: others may act between each read and each write of
+//! ours, and any write of ours may be the last one before a crash. No data that was handed over to a user is
+//! lost, no twin that is still being created is deleted, and once the others stop, no finalizer blocks a twin
+//! and every twin that was never handed over is deleted.
 
 use super::*;
-use crate::placement::recovery::{Holder, KeepWrite, RealVolume};
+use crate::placement::{
+    exploration,
+    recovery::{Holder, KeepWrite, RealVolume},
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(
@@ -20,7 +21,7 @@ struct Claim {
     releasing: bool,
     /// Its data has moved.
     superseded: bool,
-    /// A move is making it.
+    /// A move is creating it.
     target: bool,
     /// Whether it names its PV.
     bound: bool,
@@ -28,19 +29,19 @@ struct Claim {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Pv {
-    /// Whether it is that of the twin.
+    /// Whether it belongs to the twin.
     its: bool,
     marked: bool,
     retained: bool,
 }
 
-/// Whether an object is in the version still that was read.
+/// Whether an object still has the version that was read.
 type Fresh = bool;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Run {
     Deciding(OrphanFacts<Fresh, Fresh>),
-    /// The twin is being deleted, and is waited for.
+    /// Waiting for the deletion of the twin.
     Withdrawing,
 }
 
@@ -51,21 +52,19 @@ enum Run {
 )]
 struct World {
     remote: bool,
-    /// Whether it is known for which claim it was made.
+    /// Whether the twin records its claim.
     named: bool,
     twin: Option<Claim>,
     real: Option<Pv>,
-    /// Whether its claim is there.
+    /// Whether its claim exists.
     claim: bool,
     place: Place,
-    /// Whether there is the `VolumeMove` of its marks.
+    /// Whether the `VolumeMove` of its marks exists.
     mv: bool,
     rights: bool,
-    /// Whether its claim is served elsewhere, so that nobody will be given it.
-    elsewhere: bool,
-    /// Whether a user may have written into it.
+    /// Whether a user may have written to it.
     given: bool,
-    /// Whether the user, or what the user asked for, has given its data up.
+    /// Whether the user, or a request of the user, has allowed the deletion of the data.
     waived: bool,
     budget: u8,
     run: Option<Run>,
@@ -82,12 +81,12 @@ enum Event {
     Provisioner,
     DeleteVolume,
     CommandEnds,
-    // What people and fabrics do.
+    // Events caused by users and fabrics.
     DeleteTwin,
     DeleteClaim,
-    /// A backup of home is restored, or its etcd is lost.
+    /// Home is restored from a backup, or its etcd is lost.
     HomeGoesBack,
-    /// A backup of home is restored in which the volume is.
+    /// Home is restored from a backup that contains the volume.
     HomeComesBack,
     DeleteVirtualVolume,
     ServeElsewhere,
@@ -149,7 +148,6 @@ impl World {
             place: if handed_over { Place::Here } else { Place::Nowhere },
             mv: false,
             rights: true,
-            elsewhere: false,
             given: handed_over,
             waived: false,
             budget,
@@ -188,7 +186,7 @@ impl World {
 
     fn touch_real(&mut self) {
         if let Some(Run::Deciding(facts)) = &mut self.run
-            && let Read::Known(Reals::Found(reals)) = &mut facts.reals
+            && let Read::Known(FoundVolumes::Found(reals)) = &mut facts.reals
         {
             for real in reals {
                 real.object = false;
@@ -196,13 +194,13 @@ impl World {
         }
     }
 
-    fn of_move(&self, twin: Claim, live: bool) -> OfMove {
+    fn of_move(&self, twin: Claim, live: bool) -> MoveRole {
         match twin.superseded {
-            true if self.mv => OfMove::Yes,
-            true => OfMove::Left,
-            // What is seen of a move may be there.
-            false if twin.target && (self.mv || !live) => OfMove::Yes,
-            false => OfMove::No,
+            true if self.mv => MoveRole::Yes,
+            true => MoveRole::Left,
+            // The cached move may still exist.
+            false if twin.target && (self.mv || !live) => MoveRole::Yes,
+            false => MoveRole::No,
         }
     }
 
@@ -223,7 +221,7 @@ impl World {
         }
     }
 
-    fn reals(&self) -> Reals<Fresh> {
+    fn reals(&self) -> FoundVolumes<Fresh> {
         let real = self.real.map(|real| RealVolume {
             object: true,
             name: "real".into(),
@@ -234,7 +232,7 @@ impl World {
             deleting: false,
             releasing: false,
         });
-        Reals::Found(real.into_iter().collect())
+        FoundVolumes::Found(real.into_iter().collect())
     }
 
     fn start(&mut self) {
@@ -295,7 +293,7 @@ impl World {
                 }
                 return Ok(());
             }
-            OrphanStep::Hold { .. } | OrphanStep::Leave => return Ok(()),
+            OrphanStep::KeepFinalizer { .. } | OrphanStep::Leave => return Ok(()),
         }
         self.run = Some(Run::Deciding(facts));
         Ok(())
@@ -311,29 +309,33 @@ impl World {
         Ok(())
     }
 
-    /// What was read may be old, but for the twin. What only comes to an end is still as it was then.
+    /// The facts may be outdated, except for the twin, if they can only have changed towards deletion.
     fn may_withdraw(&self) -> Result<(), String> {
         let Some(twin) = self.twin else {
-            return Err("what is gone was fresh".into());
+            return Err("the read object was deleted, but counted as unchanged".into());
         };
         if twin.releasing || (self.mv && (twin.target || twin.superseded)) {
-            return Err(format!("somebody else sees to it: {twin:?}"));
+            return Err(format!("it belongs to a move or a release: {twin:?}"));
         }
-        let is_somebodys = twin.handed_over || twin.superseded || !(self.named || self.elsewhere);
+        let is_somebodys = twin.handed_over || twin.superseded || !self.named;
         if !twin.deleting && is_somebodys {
             return Err(format!("it was collected: {twin:?}"));
         }
         if !twin.handed_over && !twin.superseded && self.claim && self.place == Place::Nowhere {
-            return Err(format!("it was on its way to its user: {twin:?}"));
+            return Err(format!("it was still being created: {twin:?}"));
         }
         let is_safe = |real: Pv| !real.its || (real.retained && real.marked);
         if self.given && !self.waived && !self.real.is_none_or(is_safe) {
             return Err(format!("its data is not safe: {twin:?}"));
         }
+        // Which is what the event says of a twin that is reported.
+        if !self.named && !self.waived && !self.real.is_none_or(is_safe) {
+            return Err(format!("its PV is not retained: {twin:?}"));
+        }
         Ok(())
     }
 
-    /// Whether the twin says that it may have been handed over: without its PV nothing else would.
+    /// Whether the twin records that it may have been handed over: without its PV nothing else would.
     fn says_so(&self) -> bool {
         !self.named || self.twin.is_none_or(|twin| twin.handed_over)
     }
@@ -350,7 +352,7 @@ impl World {
                 if self.twin.is_none() && self.real.is_some_and(|real| real.its && !real.retained) =>
             {
                 if self.given && !self.waived {
-                    return Err("the data is gone".into());
+                    return Err("the data is lost".into());
                 }
                 self.change_real(|real| *real = None);
             }
@@ -378,7 +380,7 @@ impl World {
                 self.change_real(|real| *real = None);
                 self.place = Place::Nowhere;
             }
-            // What was moved or released is elsewhere.
+            // A moved or released volume has its data in another place.
             Event::CommandEnds => {
                 let is_its = |twin: &Claim| twin.releasing || (twin.superseded && self.mv);
                 if self.twin.as_ref().is_some_and(is_its) {
@@ -401,7 +403,7 @@ impl World {
                 self.place = Place::Nowhere;
             }
             Event::ServeElsewhere if !self.given && self.place == Place::Nowhere => {
-                (self.place, self.elsewhere) = (Place::Elsewhere, true);
+                self.place = Place::Elsewhere;
             }
             Event::Upgrade if self.place != Place::Nowhere => self.place = Place::Unreadable,
             Event::Commit if self.place == Place::Here => {
@@ -415,7 +417,7 @@ impl World {
             Event::Rights => self.rights ^= true,
             Event::TouchTwin => self.touch_twin(),
             Event::TouchReal => self.touch_real(),
-            // The PV of this name is that of another claim by now.
+            // The PV of this name is that of another claim now.
             Event::OthersReal if self.waived || !self.given => self.change_real(|real| {
                 if let Some(real) = real {
                     *real = Pv { its: false, ..*real };
@@ -468,70 +470,52 @@ impl World {
         }
         let is_nobodys = !twin.handed_over && !twin.superseded && self.named;
         if is_nobodys && (!self.claim || self.place == Place::Elsewhere) {
-            return Err(format!("it is left, and nobody will be given it: {twin:?}"));
+            return Err(format!(
+                "it is not deleted, and will never be handed over: {twin:?}"
+            ));
         }
-        // Everything else is told to people.
+        // Everything else is reported.
         let state = self.seen();
         let is_told = state.is_some_and(|state| OrphanState::REPORTED.contains(&state));
-        let is_made = state == Some(OrphanState::InTheMaking);
-        if is_told || is_made || self.of_move(twin, false) == OfMove::Yes {
+        let is_made = state == Some(OrphanState::BeingCreated);
+        if is_told || is_made || self.of_move(twin, false) == MoveRole::Yes {
             return Ok(());
         }
-        Err(format!("nobody is told: {twin:?}"))
+        Err(format!("it is not reported: {twin:?}"))
     }
 }
 
-fn out_of_reach() -> Reals<Fresh> {
-    Reals::OutOfReach {
+fn out_of_reach() -> FoundVolumes<Fresh> {
+    FoundVolumes::OutOfReach {
         real: "real".into(),
         why: "forbidden".into(),
     }
 }
 
-/// Every state that can be reached from this one. How many there are.
+/// Explores every reachable state, and returns their number.
 fn explore(start: World) -> usize {
-    // Each state, and by what it was come to from which other one.
-    let mut known = HashMap::from([(start.clone(), 0)]);
-    let mut came_by: Vec<Option<(usize, Event)>> = vec![None];
-    let mut open = VecDeque::from([start]);
-    let fails = |came_by: &[Option<(usize, Event)>], mut at: usize, last: String| -> ! {
-        let mut way = vec![last];
-        while let Some((before, event)) = came_by[at] {
-            way.push(format!("{event:?}"));
-            at = before;
-        }
-        way.reverse();
-        panic!("{way:#?}");
-    };
-    while let Some(world) = open.pop_front() {
-        let at = known[&world];
-        if world.run.is_none()
-            && let Err(broken) = world.clone().comes_to_rest()
-        {
-            fails(&came_by, at, format!("{broken}: {world:#?}"));
-        }
-        let ours = if world.run.is_none() {
-            &[Event::Start][..]
-        } else {
-            &[Event::GoOn, Event::Crash]
-        };
-        let people = PEOPLE.iter().filter(|_| world.budget > 0);
-        for event in OTHERS.iter().chain(ours).chain(people) {
+    exploration::explore(
+        start,
+        |world| {
+            let ours: &[Event] = if world.run.is_none() {
+                &[Event::Start]
+            } else {
+                &[Event::GoOn, Event::Crash]
+            };
+            let people = PEOPLE.iter().filter(|_| world.budget > 0);
+            OTHERS.iter().chain(ours).chain(people).copied().collect()
+        },
+        |world, event| {
             let mut next = world.clone();
-            if PEOPLE.contains(event) {
-                next.budget -= 1;
-            }
-            if let Err(broken) = next.happens(*event) {
-                fails(&came_by, at, format!("{event:?}: {broken}: {world:#?}"));
-            }
-            if !known.contains_key(&next) {
-                known.insert(next.clone(), came_by.len());
-                came_by.push(Some((at, *event)));
-                open.push_back(next);
-            }
-        }
-    }
-    known.len()
+            next.budget -= u8::from(PEOPLE.contains(&event));
+            next.happens(event)?;
+            Ok(next)
+        },
+        |world| match world.run {
+            None => world.clone().comes_to_rest(),
+            Some(_) => Ok(()),
+        },
+    )
 }
 
 #[test]
@@ -544,7 +528,7 @@ fn whatever_happens_only_what_nobody_was_given_is_collected() {
     }
 }
 
-/// As long as there is the PV of its volume that says so; and so does a twin that has lost all.
+/// Holds as long as the PV of its volume shows it, and for a twin that has lost everything.
 #[test]
 fn a_twin_that_has_lost_the_mark_that_it_was_handed_over_is_kept() {
     for (remote, named) in [(false, true), (true, true), (false, false), (true, false)] {

@@ -1,17 +1,16 @@
-//! Recovery in a small world, explored in full: whatever others do between each read and each
-//! write of ours, with any write of ours the last one before a crash, and with another leader that
-//! acts late on what it read early. No data is lost that its user was given, no twin is made onto
-//! another's data, and once everybody else is quiet recovery comes to an end, with the twin back.
-
-use std::collections::{HashMap, VecDeque};
+//! Explores all states of a small model of recovery: others may act between each read and each write of ours,
+//! any write of ours may be the last one before a crash, and a second leader acts late on early reads. No
+//! data that was handed over to a user is lost, no twin is created for the data of another volume, and once
+//! the others stop, recovery terminates with the twin restored.
 
 use super::*;
+use crate::placement::exploration;
 
 /// An object in the version that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct AsRead {
     uid: u8,
-    /// Whether it is that version still.
+    /// Whether it still has that version.
     fresh: bool,
 }
 
@@ -48,13 +47,13 @@ struct Claim {
 )]
 struct Pv {
     uid: u8,
-    /// That of the volume's own is used again once that is gone.
+    /// The name of the volume's own PV is reused after its deletion.
     name: u8,
     /// The uid of the twin that it names. All have the name of the twin.
     claim: u8,
     marked: Option<bool>,
     retained: bool,
-    /// Whether Retain has replaced another policy.
+    /// Whether this driver replaced the policy by Retain.
     replaced: bool,
     deleting: bool,
     releasing: bool,
@@ -69,11 +68,11 @@ impl Pv {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Run {
     goal: Goal,
-    /// Whether the volume was the goal's business when this began: it never becomes that again.
+    /// Whether the goal applied to the volume at the start: it never applies again later.
     is_its: bool,
-    /// Whether its data was seen to be safe, and known to be its.
+    /// Whether its data was known to be retained and identified.
     seen_safe: bool,
-    /// Whether two PVs were seen, each as good as the other.
+    /// Whether two PVs were found without evidence for either.
     in_doubt: bool,
     facts: RecoveryFacts<AsRead, AsRead>,
 }
@@ -85,7 +84,7 @@ struct Run {
 )]
 struct World {
     remote: bool,
-    /// Whether it was recorded which PV the volume has.
+    /// Whether the PV of the volume is recorded.
     remembers: bool,
     moved_on: bool,
     offloaded: bool,
@@ -95,17 +94,17 @@ struct World {
     /// The uid of the last twin of ours.
     last: u8,
     reals: Vec<Pv>,
-    /// Whether this driver may change PVs, and read and change twins.
+    /// Whether this driver has the rights to change PVs, and to read and change twins.
     rights: bool,
     twin_rights: bool,
-    /// People have given the data up: their claim is deleted, or it was moved, or never protected.
+    /// The data may be deleted: users have deleted the claim, or the volume was moved, or never protected.
     waived: bool,
-    /// How often people and fabrics will act.
+    /// How often users and fabrics still act.
     budget: u8,
     runs: [Option<Run>; 2],
 }
 
-/// The PV with the volume's data; others are other volumes'.
+/// The PV with the volume's data; others belong to other volumes.
 const DATA: u8 = 1;
 const FOREIGN: u8 = 60;
 const FIRST: u8 = 10;
@@ -113,7 +112,7 @@ const FIRST: u8 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Event {
     Start(usize, Goal),
-    /// The twin could not be read before.
+    /// After the twin could not be read.
     StartUnread(usize),
     Crash(usize),
     GoOn(usize),
@@ -125,7 +124,7 @@ enum Event {
     MoveEnds,
     ReleaseGoesOn,
     ReleaseEnds,
-    // What people and fabrics do.
+    // Events caused by users and fabrics.
     DeleteTwin,
     DeleteClaim,
     TouchReal,
@@ -135,7 +134,7 @@ enum Event {
     Rights,
     TwinRights,
     Move,
-    /// The command that releases the volume begins; the twin it marks later.
+    /// The release of the volume starts; it marks the twin later.
     Release,
     ForeignClaim,
     CopyOfClaim,
@@ -165,7 +164,7 @@ const PEOPLE: [Event; 12] = [
 ];
 
 impl World {
-    /// A volume that is in use and well.
+    /// A healthy volume in use.
     fn new(remote: bool, remembers: bool, wants_retain: bool, budget: u8) -> Self {
         Self {
             remote,
@@ -209,7 +208,7 @@ impl World {
         }
     }
 
-    /// A PV of another volume, whose twin had this name before and whose data somebody wanted to stay.
+    /// A retained PV of another volume, whose twin had this name before.
     fn with_another(mut self, name: u8, marked: Option<bool>) -> Self {
         self.reals.push(Pv {
             uid: 2,
@@ -228,10 +227,10 @@ impl World {
         usage(self.claim, self.outer)
     }
 
-    /// Nobody may write what was read of this object before.
+    /// The object has changed: writes with an older version fail.
     fn changed(&mut self, uid: u8) {
         for run in self.runs.iter_mut().flatten() {
-            if let Read::Known(Reals::Found(reals)) = &mut run.facts.reals {
+            if let Read::Known(FoundVolumes::Found(reals)) = &mut run.facts.reals {
                 for real in reals.iter_mut().filter(|real| real.object.uid == uid) {
                     real.object.fresh = false;
                 }
@@ -277,19 +276,19 @@ impl World {
         self.reals.iter().find(|real| real.uid == DATA).copied()
     }
 
-    /// Whether people have marked two PVs with the volume.
+    /// Whether users have marked two PVs with the volume.
     fn is_doubtful(&self) -> bool {
         self.reals
             .iter()
             .any(|real| real.uid != DATA && real.marked == Some(true))
     }
 
-    /// Whether anything says of its PV that it has the volume's data, should the twin be gone.
+    /// Whether its PV could be identified after the deletion of the twin.
     fn is_known(&self, real: Pv) -> bool {
         !self.remote || real.marked == Some(true) || (real.marked.is_none() && self.remembers)
     }
 
-    // What a leader reads.
+    // Reads of a leader.
 
     fn real(&self, real: Pv, twin: Option<u8>) -> RealVolume<AsRead> {
         RealVolume {
@@ -309,14 +308,14 @@ impl World {
         }
     }
 
-    fn reals(&self, facts: &RecoveryFacts<AsRead, AsRead>, name: Option<&str>) -> Reals<AsRead> {
+    fn reals(&self, facts: &RecoveryFacts<AsRead, AsRead>, name: Option<&str>) -> FoundVolumes<AsRead> {
         let twin = match &facts.twin {
             Read::Known(TwinNow::Ours(twin)) => Some(twin.object.uid),
             Read::Known(TwinNow::Unreadable(_)) => Some(self.last),
             _ => None,
         };
         let all = self.reals.iter().map(|real| self.real(*real, twin));
-        Reals::Found(match name {
+        FoundVolumes::Found(match name {
             Some(name) => all.filter(|real| real.name == name).collect(),
             None => all
                 .filter(|real| real.bound || real.holder != Holder::Other)
@@ -346,7 +345,7 @@ impl World {
     fn start(&mut self, which: usize, goal: Goal, twin: Read<TwinNow<AsRead>>) {
         let outer = self.outer.filter(|outer| !outer.gated && !outer.deleting);
         let is_its = outer.is_some_and(|outer| match goal {
-            // Its claim may be deleted yet.
+            // Its claim may still be deleted.
             Goal::Release => outer.retained && !outer.releasing,
             Goal::Rescue | Goal::Restore | Goal::Reunite => self.claim && outer.bound,
         });
@@ -367,7 +366,7 @@ impl World {
         });
     }
 
-    /// One step of a leader; it ends with an outcome, a failure, or what has changed meanwhile.
+    /// One step of a leader, which results in an outcome, a failure, or a conflict.
     fn go_on(&mut self, which: usize) -> Result<(), String> {
         let Some(mut run) = self.runs[which].take() else {
             return Ok(());
@@ -377,8 +376,8 @@ impl World {
         let is_write = matches!(
             step,
             RecoveryStep::Keep(_)
-                | RecoveryStep::LetGo { .. }
-                | RecoveryStep::MakeTwin(_)
+                | RecoveryStep::RemoveFinalizer { .. }
+                | RecoveryStep::CreateTwin(_)
                 | RecoveryStep::PassOn { .. }
                 | RecoveryStep::RemoveCopy(_)
         );
@@ -386,11 +385,11 @@ impl World {
             return Err(format!("{step:?} for a volume that is none of its business"));
         }
         let then = match &step {
-            RecoveryStep::LetGo { then, .. } | RecoveryStep::Tell(then) => Some(then),
+            RecoveryStep::RemoveFinalizer { then, .. } | RecoveryStep::Report(then) => Some(then),
             _ => None,
         };
         if run.seen_safe && matches!(then, Some(Rescue::Hopeless | Rescue::Doubtful(_))) {
-            return Err(format!("people are told {then:?}, and the data is safe"));
+            return Err(format!("reported {then:?}, although the data is retained"));
         }
         let goes_on = match step {
             RecoveryStep::ReadUsage
@@ -405,7 +404,7 @@ impl World {
         Ok(())
     }
 
-    /// False if that fails.
+    /// False if the read fails.
     fn reads(&self, run: &mut Run, step: &RecoveryStep<'_, AsRead, AsRead>) -> bool {
         let is_known = |real: Pv| real.is_kept() && self.is_known(real);
         let (seen_safe, is_doubtful) = (self.data().is_some_and(is_known), self.is_doubtful());
@@ -441,7 +440,7 @@ impl World {
         true
     }
 
-    /// False if that fails, or was all.
+    /// False if the write fails, or was the last one.
     fn writes(
         &mut self,
         run: &mut Run,
@@ -468,17 +467,19 @@ impl World {
                 });
                 run.facts.reals = Read::Known(self.reals(facts, Some(&keep.real.name)));
             }
-            RecoveryStep::LetGo { twin, .. } => {
+            RecoveryStep::RemoveFinalizer { twin, .. } => {
                 if !twin.fresh || !self.twin_rights {
                     return Ok(false);
                 }
-                let now = self.twin.ok_or("what is gone was fresh")?;
+                let now = self
+                    .twin
+                    .ok_or("the read object was deleted, but counted as unchanged")?;
                 if now.kind != Kind::Ours || !now.deleting || now.releasing || now.of_move {
-                    return Err(format!("it was let go: {now:?}"));
+                    return Err(format!("its finalizer was removed: {now:?}"));
                 }
                 let is_safe = |real: Pv| real.retained && (!self.remote || real.marked == Some(true));
                 if !self.waived && !self.data().is_some_and(is_safe) {
-                    return Err("its twin was let go, and its data is not safe".into());
+                    return Err("the finalizer was removed, and the data is not retained".into());
                 }
                 self.change_twin(|twin| twin.finalizer = false);
                 return Ok(false);
@@ -492,16 +493,16 @@ impl World {
                 }
                 run.facts.twin = Read::NotYet;
             }
-            RecoveryStep::MakeTwin(real) => {
+            RecoveryStep::CreateTwin(real) => {
                 if self.moved_on || !self.offloaded {
-                    return Err("a twin was made where the volume is not any more".into());
+                    return Err("a twin was created where the volume was before its move".into());
                 }
                 if (real.uid != DATA && !self.is_doubtful()) || run.in_doubt {
-                    return Err("a twin was made onto what may be another's data".into());
+                    return Err("a twin was created for data that may be another volume's".into());
                 }
                 let now = self.reals.iter().find(|now| now.uid == real.uid);
                 if real.fresh && !now.is_some_and(|now| now.is_kept()) {
-                    return Err("a twin was made onto a PV that goes".into());
+                    return Err("a twin was created for a PV that is being deleted".into());
                 }
                 if self.twin.is_some() || !self.twin_rights {
                     return Ok(false);
@@ -522,7 +523,7 @@ impl World {
             RecoveryStep::PassOn { real, twin } => {
                 if real.fresh && self.rights {
                     let now = self.reals.iter().find(|now| now.uid == real.uid);
-                    let now = now.ok_or("what is gone was fresh")?;
+                    let now = now.ok_or("the read object was deleted, but counted as unchanged")?;
                     if (now.uid != DATA && !self.is_doubtful()) || !now.is_kept() {
                         return Err(format!("it was passed on: {now:?}"));
                     }
@@ -533,9 +534,9 @@ impl World {
                 }
                 return Ok(false);
             }
-            RecoveryStep::Tell(Rescue::Kept { real, .. }) => {
-                let Read::Known(Reals::Found(found)) = &facts.reals else {
-                    return Err(format!("{real} was not looked at"));
+            RecoveryStep::Report(Rescue::Kept { real, .. }) => {
+                let Read::Known(FoundVolumes::Found(found)) = &facts.reals else {
+                    return Err(format!("{real} was not read"));
                 };
                 let is_kept = |it: &RealVolume<AsRead>| it.object.uid == DATA && it.retained && it.marked;
                 if !self.is_doubtful() && !found.iter().any(|it| it.name == real && is_kept(it)) {
@@ -548,9 +549,9 @@ impl World {
         Ok(true)
     }
 
-    // Kubernetes, csi-provisioner, and what else this driver does.
+    // Kubernetes, csi-provisioner, and other controllers of this driver.
 
-    /// What nobody claims is released, and goes the way of its policy.
+    /// Releases an unclaimed PV and applies its policy.
     fn pv_controller(&mut self) -> Result<(), String> {
         if let Some(outer) = &mut self.outer {
             outer.bound &= self.claim;
@@ -560,7 +561,7 @@ impl World {
         let goes = |real: &&Pv| is_released(real) && (!real.retained || real.deleting);
         for real in self.reals.clone().iter().filter(goes) {
             if real.uid == DATA && !self.waived {
-                return Err("the data is gone".into());
+                return Err("the data is lost".into());
             }
             self.reals.retain(|it| it.uid != real.uid);
             self.changed(real.uid);
@@ -597,7 +598,7 @@ impl World {
         });
     }
 
-    /// csi-provisioner has it deleted, with its data, when its user wants that.
+    /// csi-provisioner deletes the volume and its data, according to the user's policy.
     fn delete_volume(&mut self) {
         let goes = |outer: VirtualVolume| !outer.bound && !outer.retained && !outer.gated && !outer.releasing;
         if !self.claim && self.outer.is_some_and(goes) {
@@ -609,7 +610,7 @@ impl World {
         }
     }
 
-    /// A move or a release that has seen to the data itself.
+    /// A move or a release that takes care of the data itself.
     fn ends(&mut self, has_it: fn(&Claim) -> bool) {
         if self.twin.as_ref().is_some_and(has_it) {
             self.twin_is_gone();
@@ -713,7 +714,7 @@ impl World {
         Ok(())
     }
 
-    /// What `health` does about the volume, by what it sees.
+    /// The goal that `health` derives from its cache.
     fn diagnosed(&self) -> Option<Goal> {
         let twin = self.twin.filter(|twin| twin.kind == Kind::Ours);
         if twin.is_some_and(|twin| twin.releasing || twin.of_move) {
@@ -728,7 +729,7 @@ impl World {
         }
     }
 
-    /// With everybody else quiet and all rights there, everything comes to an end, and to a good one.
+    /// When the others stop and all rights exist, every run terminates successfully.
     fn comes_to_rest(mut self) -> Result<(), String> {
         (self.rights, self.twin_rights) = (true, true);
         for _ in 0..12 {
@@ -779,14 +780,14 @@ impl World {
     }
 }
 
-fn out_of_reach(real: &str) -> Reals<AsRead> {
-    Reals::OutOfReach {
+fn out_of_reach(real: &str) -> FoundVolumes<AsRead> {
+    FoundVolumes::OutOfReach {
         real: real.to_owned(),
         why: "forbidden".into(),
     }
 }
 
-/// Every state that can be reached from this one. How many there are.
+/// Explores every reachable state, and returns their number.
 fn explore(start: World, leaders: usize) -> usize {
     let mut events: Vec<Event> = KUBERNETES.to_vec();
     events.extend([Event::MoveEnds, Event::ReleaseGoesOn, Event::ReleaseEnds]);
@@ -794,48 +795,27 @@ fn explore(start: World, leaders: usize) -> usize {
         events.extend(GOALS.map(|goal| Event::Start(which, goal)));
         events.extend([Event::StartUnread(which), Event::Crash(which), Event::GoOn(which)]);
     }
-    // Each state, and by what it was come to from which other one.
-    let mut known = HashMap::from([(start.clone(), 0)]);
-    let mut came_by: Vec<Option<(usize, Event)>> = vec![None];
-    let mut open = VecDeque::from([start]);
-    let fails = |came_by: &[Option<(usize, Event)>], mut at: usize, last: String| -> ! {
-        let mut way = vec![last];
-        while let Some((before, event)) = came_by[at] {
-            way.push(format!("{event:?}"));
-            at = before;
-        }
-        way.reverse();
-        panic!("{way:#?}");
-    };
-    while let Some(world) = open.pop_front() {
-        let at = known[&world];
-        if world.runs == [None, None]
-            && let Err(broken) = world.clone().comes_to_rest()
-        {
-            fails(&came_by, at, format!("{broken}: {world:#?}"));
-        }
-        let people = PEOPLE.iter().filter(|_| world.budget > 0);
-        for event in events.iter().chain(people) {
-            if let Event::Start(which, _) | Event::StartUnread(which) = event
-                && world.runs[*which].is_some()
-            {
-                continue;
-            }
+    exploration::explore(
+        start,
+        |world| {
+            let is_possible = |event: &&Event| match event {
+                Event::Start(which, _) | Event::StartUnread(which) => world.runs[*which].is_none(),
+                _ => true,
+            };
+            let people = PEOPLE.iter().filter(|_| world.budget > 0);
+            events.iter().filter(is_possible).chain(people).copied().collect()
+        },
+        |world, event| {
             let mut next = world.clone();
-            if PEOPLE.contains(event) {
-                next.budget -= 1;
-            }
-            if let Err(broken) = next.happens(*event) {
-                fails(&came_by, at, format!("{event:?}: {broken}: {world:#?}"));
-            }
-            if !known.contains_key(&next) {
-                known.insert(next.clone(), came_by.len());
-                came_by.push(Some((at, *event)));
-                open.push_back(next);
-            }
-        }
-    }
-    known.len()
+            next.budget -= u8::from(PEOPLE.contains(&event));
+            next.happens(event)?;
+            Ok(next)
+        },
+        |world| match world.runs {
+            [None, None] => world.clone().comes_to_rest(),
+            _ => Ok(()),
+        },
+    )
 }
 
 #[test]
@@ -856,7 +836,7 @@ fn no_twin_is_made_onto_anothers_data() {
             assert!(explore(start, 1) > 5_000);
         }
     }
-    // The PV that was the volume's is gone, and another's has its name.
+    // The volume's PV was deleted, and one of another volume has its name.
     for twin in [None, World::new(true, true, false, 0).twin] {
         let mut start = World::new(true, true, false, 2);
         (start.reals, start.twin, start.waived) = (Vec::new(), twin, true);

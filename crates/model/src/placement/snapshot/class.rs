@@ -1,83 +1,63 @@
-//! Which `VolumeSnapshotClass` the twin of a snapshot gets: the one that the user's class
-//! names, or none, which means the default of the real driver. Kubernetes does not compare
-//! the driver of a class with that of the volume: another driver would be handed the volume's
-//! handle, so that is done here.
+//! The `VolumeSnapshotClass` of a snapshot's twin: the one that the user's class names, or none, which means
+//! the default of the real driver. Kubernetes does not compare the driver of a class with that of the volume,
+//! and would pass the volume's handle to another driver, so that check is done here.
 
 use crate::volume::{ClusterId, SnapshotParameters};
 
-/// A `VolumeSnapshotClass`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotClass {
-    /// Its name.
     pub name: String,
-    /// Who makes its snapshots.
+    /// The CSI driver that takes its snapshots.
     pub driver: String,
-    /// Whether it is marked as default.
+    /// Whether it is annotated as default.
     pub is_default: bool,
 }
 
-/// What is known of the snapshot classes of a cluster.
+/// The snapshot classes of a cluster, as far as they can be read.
 #[derive(Clone, Copy, Debug)]
 pub enum KnownSnapshotClasses<'a> {
-    /// Those that matter.
+    /// The relevant ones.
     Listed(&'a [SnapshotClass]),
-    /// They may not be read.
+    /// This driver may not read them.
     Unreadable,
 }
 
-/// Why there is no class.
+/// Why no class can be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotClassError {
-    /// There is no such class.
     #[error("the real VolumeSnapshotClass {class:?} does not exist in the cluster {cluster}")]
-    NotFound {
-        /// The class named.
-        class: String,
-        /// Where it was looked for.
-        cluster: ClusterId,
-    },
-    /// It is another driver's.
+    NotFound { class: String, cluster: ClusterId },
+    /// It belongs to another driver.
     #[error(
-        "the real VolumeSnapshotClass {class:?} of the cluster {cluster} is of the driver {found}, but the volume is of {driver}: name a class of that one"
+        "the real VolumeSnapshotClass {class:?} of the cluster {cluster} belongs to the driver {found}, but the volume to {driver}: name a class of the latter"
     )]
     OtherDriver {
-        /// The class named.
         class: String,
-        /// Its driver.
         found: String,
-        /// The driver of the volume.
         driver: String,
-        /// Where.
         cluster: ClusterId,
     },
-    /// It cannot be known whose it is.
+    /// Its driver cannot be determined.
     #[error(
-        "it is not known whether the real VolumeSnapshotClass {class:?} is of the volume's driver in the cluster {cluster}, where this driver may not read PersistentVolumes or VolumeSnapshotClasses: leave out {}, which means the driver's default class, or grant the rights",
+        "cannot determine whether the real VolumeSnapshotClass {class:?} belongs to the volume's driver in the cluster {cluster}, because this driver may not read PersistentVolumes or VolumeSnapshotClasses there: omit {} to use the driver's default class, or grant the rights",
         SnapshotParameters::REAL_CLASS
     )]
-    Unreadable {
-        /// The class named.
-        class: String,
-        /// Where.
-        cluster: ClusterId,
-    },
-    /// Nobody named a class and the driver has no default.
+    Unreadable { class: String, cluster: ClusterId },
+    /// No class is named and the driver has no default.
     #[error(
-        "the cluster {cluster} has {} default VolumeSnapshotClass of the driver {driver}: name one with the parameter {} of your class, or mark one there as default",
+        "the cluster {cluster} has {} default VolumeSnapshotClass of the driver {driver}: name one with the parameter {} of your class, or annotate one there as default",
         if *.several { "more than one" } else { "no" },
         SnapshotParameters::REAL_CLASS
     )]
     NoDefault {
-        /// The driver of the volume.
         driver: String,
-        /// Where.
         cluster: ClusterId,
-        /// Whether it has more than one.
+        /// Whether there is more than one default.
         several: bool,
     },
 }
 
-/// Chooses the class of a snapshot's twin; `None` for the default of the driver.
+/// The class of a snapshot's twin; `None` for the default of the driver.
 pub fn choose_snapshot_class(
     named: Option<&str>,
     classes: KnownSnapshotClasses<'_>,

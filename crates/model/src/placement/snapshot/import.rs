@@ -1,6 +1,5 @@
-//! Whose turn is it when a snapshot of a real class becomes one of this driver, or when that is
-//! taken back? One decision from what was read; the caller does the step, looks again, and
-//! decides again.
+//! Decides the next step of the import of a snapshot of a real class, or of its undo, from observed facts.
+//! The caller executes the step, observes again, and decides again.
 //!
 //! ```text
 //!   Mark ─▶ MakeContent ─▶ MakeTwin ─▶ twin ready ─▶ DeleteUser ─▶ MakeUserContent ─▶ MakeUser
@@ -9,10 +8,10 @@
 //!   undo: Touch ─▶ DeleteTwin ─▶ DeleteContent ─▶ Restore ─▶ Untouch                   Forget
 //! ```
 //!
-//! The data is on a content that is retained from the first step to the last. Until the user's
-//! object is deleted, everything can be taken back, and is when the API server does not take what
-//! has to be made; then it only goes on. Before anything is deleted, all contents of the data are
-//! retained, for as long as the snapshot-controller needs to see it.
+//! One content keeps the data retained from the first step to the last. Until the user's object is deleted
+//! the import can be undone, and is undone when the API server refuses an object; after that it can only be
+//! completed. Before anything is deleted, all contents of the data are retained for as long as the
+//! snapshot-controller needs to observe it.
 
 mod undo;
 
@@ -22,86 +21,79 @@ mod tests;
 pub use self::undo::{SnapshotUndoRefusal, SnapshotUndoStep, snapshot_undo_step};
 use crate::volume::mark;
 
-/// What is under the name of the snapshot.
+/// What exists under the name of the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserSnapshot {
-    /// Nothing.
     Absent,
-    /// The snapshot that is to be imported.
+    /// The snapshot to import.
     Old {
-        /// Whether it is being deleted.
         deleting: bool,
         /// Whether its import is being undone.
         touched: bool,
     },
     /// The snapshot of this driver.
     New {
-        /// Whether volumes can be made of it.
+        /// Whether volumes can be created from it.
         ready: bool,
     },
-    /// Something else.
+    /// Another object.
     Other,
 }
 
-/// How it stands with the twin.
+/// The twin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImportedTwin {
-    /// There is none.
     Absent,
     /// It is not ready.
     Waiting,
-    /// Volumes can be made of it.
+    /// It is ready: volumes can be created from it.
     Ready,
-    /// It is being deleted.
     Deleting,
-    /// Something else has its place.
+    /// Another object has its name.
     Foreign,
 }
 
-/// How it stands with a content that the import makes: that of the twin, or that of the new
-/// snapshot.
+/// A content that the import creates: that of the twin, or that of the new snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImportedContent {
-    /// There is none.
     Absent,
-    /// It leads to the data, and is of its snapshot or free for it.
+    /// It refers to the data, and is bound to its snapshot or can be.
     Sound,
-    /// It leads to the data, which would be deleted with its snapshot.
+    /// It refers to the data, but its deletion policy is Delete.
     Unretained,
-    /// The one of this name is being deleted.
+    /// The content of this name is being deleted.
     Deleting(String),
-    /// The one of this name is of a snapshot that is gone.
+    /// The content of this name is bound to a snapshot that was deleted.
     Outlived(String),
-    /// Something else has its name, which is this.
+    /// Another object has this name.
     Foreign(String),
 }
 
 /// Where the data of a snapshot is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredSnapshot {
-    /// The content on which the import is recorded.
+    /// The content with the record of the import.
     pub content: String,
-    /// The real driver.
     pub driver: String,
-    /// The id that this driver knows it by.
+    /// The `snapshotHandle`.
     pub handle: String,
-    /// The content of the twin, if that is retained and leads there, too.
+    /// The content of the twin, if it is retained and refers to the same data.
     pub second: Option<String>,
 }
 
 impl StoredSnapshot {
-    /// What leads to the data besides the content with the record.
+    /// A sentence about the second content.
     fn also(&self) -> String {
         self.second.as_ref().map_or_else(String::new, |second| {
             format!(
-                ". The VolumeSnapshotContent {second} leads to the data, too. It is retained and left alone, and so is its twin: delete both \
-                 when you have the data back"
+                ". The VolumeSnapshotContent {second} refers to the same data. It is retained and not touched, nor is its twin: delete both \
+                 after you have recovered the data"
             )
         })
     }
 }
 
-/// What the decision rests on; all of it is read live.
+/// The input of the decision; all of it is read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -110,40 +102,37 @@ impl StoredSnapshot {
 pub struct SnapshotImportFacts {
     /// Whether the import is recorded on the real content.
     pub recorded: bool,
-    /// Whether this run has seen it recorded.
+    /// Whether this run of the command has observed the record.
     pub begun: bool,
-    /// The real content, and what it leads to.
+    /// The real content, and its data.
     pub data: StoredSnapshot,
-    /// Whether that content is retained, and has on record what the old snapshot is now, while that
-    /// is there.
+    /// Whether that content is retained, and its record matches the old snapshot, as long as that exists.
     pub secured: bool,
-    /// Whether it is being deleted, or gone since it was seen.
+    /// Whether it is being deleted, or was deleted since this run observed it.
     pub leaving: bool,
-    /// Whether the snapshot-controller had time to see that all contents of the data are retained.
+    /// Whether the snapshot-controller had enough time to observe that all contents of the data are retained.
     pub seen: bool,
-    /// What has the name.
+    /// What exists under the name of the user's snapshot.
     pub user: UserSnapshot,
-    /// The twin's content.
     pub content: ImportedContent,
-    /// The twin.
     pub twin: ImportedTwin,
     /// The content of the new snapshot.
     pub user_content: ImportedContent,
-    /// What speaks against beginning, or against deleting the user's object.
+    /// What blocks starting, or deleting the user's object.
     pub obstacles: Vec<SnapshotObstacle>,
-    /// What the API server has just said against an object that comes next.
+    /// Why the API server has just refused an object of a later step.
     pub unmakeable: Option<String>,
 }
 
 impl SnapshotImportFacts {
-    /// Whether the import begins now, unless something speaks against it.
+    /// Whether the import starts now, unless there are obstacles.
     #[must_use]
     pub fn would_begin(&self) -> bool {
         let is_old = matches!(self.user, UserSnapshot::Old { deleting: false, .. });
         is_old && !self.recorded && !self.begun && self.obstacles != [SnapshotObstacle::Ours]
     }
 
-    /// Whether something is there that the import makes before it deletes: the twin, or its content.
+    /// Whether an object exists that the import creates before it deletes any: the twin, or its content.
     fn has_made(&self) -> bool {
         match self.twin {
             ImportedTwin::Absent => !matches!(
@@ -156,169 +145,160 @@ impl SnapshotImportFacts {
     }
 }
 
-/// What speaks against an import.
+/// What blocks an import.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotObstacle {
-    /// It is not ready.
     #[error("it is not ready to use: wait until it is, or see its status")]
     NotReady,
     /// It, or its content, is being deleted.
     #[error("it is being deleted")]
     Deleting,
-    /// There is no content of it any more.
-    #[error("its content {0} is gone")]
+    /// Its content was deleted.
+    #[error("its VolumeSnapshotContent {0} was deleted")]
     ContentGone(String),
-    /// It is one of this driver's already, or a twin.
+    /// It already belongs to this driver, or is a twin.
     #[error("it is a snapshot of this driver")]
     Ours,
-    /// Its content does not name it.
-    #[error("its content {0} does not name it")]
+    /// Its content is not bound to it.
+    #[error("its VolumeSnapshotContent {0} is not bound to it")]
     Misbound(String),
-    /// It is one of a group.
-    #[error("it is a member of a group snapshot, and goes with that only")]
+    /// It is a member of a group snapshot.
+    #[error("it is a member of a group snapshot, and can only be deleted with the group")]
     Grouped,
-    /// A volume is being made of it.
-    #[error("the claim {0} is being made of it: wait until it is Bound, or delete it")]
+    /// A claim is being provisioned from it.
+    #[error("the claim {0} is being provisioned from it: wait until it is Bound, or delete it")]
     InUse(String),
-    /// No volume could be made of it.
-    #[error("no storage class has the provisioner {0}, so that no volume could be made of it: make one")]
-    NoRealClass(String),
-    /// A deployment tool would make it anew.
-    #[error("{0} manages it (it has the key {1}): take it out of its care first, or add --force-managed")]
-    Managed(&'static str, String),
-    /// A controller would make it anew.
+    /// No volume could be provisioned from it.
     #[error(
-        "{0} {1} controls it, and may make another one meanwhile: see to that first, or add --force-managed"
+        "no storage class has the provisioner {0}, so no volume could be provisioned from it: create one"
+    )]
+    NoRealClass(String),
+    /// A deployment tool would create it again.
+    #[error("{0} manages it (it has the key {1}): exclude it from {0} first, or add --force-managed")]
+    Managed(&'static str, String),
+    /// A controller would create it again.
+    #[error(
+        "{0} {1} controls it, and may create another one meanwhile: stop that controller first, or add --force-managed"
     )]
     Controlled(String, String),
-    /// Nobody can tell whether an owner of it is still there.
+    /// Whether its owner still exists cannot be determined.
     #[error(
-        "an owner of it, the {0} {1}, cannot be read, and Kubernetes would delete the new VolumeSnapshot if it is gone: see to it that you may          get it and that its API answers, or take it out of the ownerReferences ({2})"
+        "an owner of it, the {0} {1}, cannot be read, and Kubernetes would delete the new VolumeSnapshot if the owner does not exist: make sure \
+         that you may get the owner and that its API answers, or remove it from the ownerReferences ({2})"
     )]
     UnreadableOwner(String, String, String),
-    /// Somebody wants to see it go.
-    #[error("the finalizer {0} would hold it when it is deleted: whoever set it has to take it off first")]
+    /// A finalizer would block its deletion.
+    #[error("the finalizer {0} would block its deletion: its controller must remove it first")]
     Finalizer(String),
-    /// No class to give it.
+    /// No class can be chosen for it.
     #[error("{0}")]
     NoClass(String),
-    /// It has begun with another class.
-    #[error("its import has begun with the class {0}: go on with that, or take it back with --undo")]
+    /// The import was started with another class.
+    #[error("its import was started with the class {0}: continue with that class, or undo it with --undo")]
     BegunWith(String),
     /// It is being undone.
-    #[error("its import is being undone: run it with --undo until it is, then it can begin anew")]
+    #[error(
+        "its import is being undone: run the command with --undo until that is complete, then it can be imported again"
+    )]
     Undoing,
-    /// The API server does not take what would be made.
-    #[error("what it needs is not accepted: {0}")]
+    /// The API server refuses an object that the import creates.
+    #[error("the API server refuses an object that the import needs: {0}")]
     Unmakeable(String),
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotImportStep {
-    /// It is done.
     Done,
-    /// It is not begun, or cannot go on.
+    /// The import is not started, or cannot continue.
     Refuse(SnapshotImportRefusal),
     /// Retain the real content and record the import on it.
     Mark,
-    /// Retain the twin's content, which somebody has given another policy.
+    /// Retain the twin's content, whose policy another client has changed.
     RetainContent,
-    /// Make the twin's content: a second one for the same data.
+    /// Create the twin's content: a second one for the same data.
     MakeContent,
-    /// Make the twin.
     MakeTwin,
-    /// Wait until it is ready.
+    /// Wait until the twin is ready.
     AwaitTwin,
-    /// Wait until the snapshot-controller must have seen that the data is retained.
+    /// Wait until the snapshot-controller has surely observed that the data is retained.
     AwaitSeen,
-    /// Delete the user's object in the version that was read.
+    /// Delete this version of the user's object.
     DeleteUser,
-    /// Wait until it is gone.
+    /// Wait until it is deleted.
     AwaitUserGone,
-    /// Make the content of the new one.
+    /// Create the content of the new snapshot.
     MakeUserContent,
-    /// Make the new one.
+    /// Create the new snapshot.
     MakeUser,
     /// Wait until it is ready.
     AwaitUser,
-    /// Delete the real content of before, which is retained.
+    /// Delete the old real content, which is retained.
     Forget,
-    /// Wait until it is gone.
+    /// Wait until it is deleted.
     AwaitForgotten,
-    /// Undo it: the API server does not take what has to be made, and says this.
-    TakeBack(String),
+    /// Undo the import: the API server refuses an object, for this reason.
+    RollBack(String),
 }
 
-/// Why an import does not begin, or does not go on.
+/// Why an import is not started, or cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotImportRefusal {
     /// There is neither a snapshot nor an import.
     #[error("there is no such VolumeSnapshot, and no content that is being imported for it")]
     NoSnapshot,
-    /// All that speaks against it.
+    /// Everything that blocks it.
     #[error("{}", crate::placement::lines(.0))]
     Obstacles(Vec<SnapshotObstacle>),
-    /// The twin's place is taken.
-    #[error("something that is not its twin has the place of its twin: remove it")]
+    /// Another object has the name of the twin.
+    #[error("another object has the name of its twin: delete it")]
     TwinForeign,
-    /// The place of a content is taken.
+    /// Another content has the name.
     #[error(
-        "the VolumeSnapshotContent {0} has the name of one that is needed, and leads to something else: remove it (with it goes what it \
-         leads to, unless its deletionPolicy is Retain)"
+        "the VolumeSnapshotContent {0} has the name of one that is needed, but refers to other data: delete it (that also deletes its \
+         data, unless its deletionPolicy is Retain)"
     )]
     ContentForeign(String),
-    /// A content cannot be used again.
+    /// A content is bound to a deleted snapshot.
     #[error(
-        "the VolumeSnapshotContent {0} is of a snapshot that is gone: see that it goes, too, and run this again. The data is safe on the \
-         content of before, which is retained"
+        "the VolumeSnapshotContent {0} is bound to a snapshot that was deleted: delete it, too, and run this again. The data is safe on the \
+         previous content, which is retained"
     )]
     ContentOutlived(String),
-    /// The twin loses its content.
+    /// The content of the twin is being deleted.
     #[error(
-        "the VolumeSnapshotContent {content}, which leads its twin to the data, is being deleted. The data is safe on the \
-         VolumeSnapshotContent {}, which is retained (driver {}, snapshot handle {}). Take the import back with --undo; where that is too \
+        "the VolumeSnapshotContent {content} of its twin is being deleted. The data is safe on the \
+         VolumeSnapshotContent {}, which is retained (driver {}, snapshot handle {}). Undo the import with --undo; if that is too \
          late, delete the twin, too, and run this again", .data.content, .data.driver, .data.handle
     )]
-    TwinContentLeaving {
-        /// The content of the twin.
-        content: String,
-        /// Where the data is.
-        data: StoredSnapshot,
-    },
-    /// The record goes, and with it what leads to the data.
+    TwinContentLeaving { content: String, data: StoredSnapshot },
+    /// The content with the record is being deleted, and the reference to the data with it.
     #[error(
-        "the VolumeSnapshotContent {}, which the snapshot had before its import, is being deleted, or gone. Unless it had another deletionPolicy \
-         than Retain then, the data is in the storage: the driver {} has it under the snapshot handle {}. To have it back, make a \
+        "the VolumeSnapshotContent {}, which the snapshot had before its import, is being deleted, or was deleted. Unless it had another deletionPolicy \
+         than Retain then, the data is in the storage: the driver {} has it under the snapshot handle {}. To recover it, create a \
          VolumeSnapshotContent with this driver, this source.snapshotHandle and the deletionPolicy Retain, and a VolumeSnapshot of it, which \
-         can be imported then{}", .0.content, .0.driver, .0.handle, .0.also()
+         can then be imported{}", .0.content, .0.driver, .0.handle, .0.also()
     )]
     DataLeaving(StoredSnapshot),
-    /// It cannot be taken back any more, and the API server does not take what has to be made.
+    /// It is too late to undo the import, and the API server refuses an object.
     #[error(
-        "its import has begun, and its VolumeSnapshot of before is deleted already; but what it needs is not accepted: {why}. The data is \
-         safe on the VolumeSnapshotContent {content}, which is retained. Run this again when that is accepted, and the import comes to its \
-         end: it is too late to take it back"
+        "its import was started, and the previous VolumeSnapshot is already deleted; but the API server refuses an object: {why}. The data is \
+         safe on the VolumeSnapshotContent {content}, which is retained. Run this again when that is fixed, and the import is \
+         completed: it is too late to undo it"
     )]
-    NotAccepted {
-        /// Where the data is.
-        content: String,
-        /// What the API server says.
-        why: String,
-    },
-    /// Another snapshot of the name was made.
+    NotAccepted { content: String, why: String },
+    /// Another snapshot of the name was created.
     #[error(
-        "another VolumeSnapshot of that name was made while there was none. The data is safe on the VolumeSnapshotContent {content}, which is \
-         retained. Delete that snapshot, and run this again; or end the import by removing the annotation {key} of that content: then \
-         liqo-csi volumes lists its twin, which has the data, with what to do", key = mark::IMPORT_SNAPSHOT, content = .0
+        "another VolumeSnapshot of that name was created in the meantime. The data is safe on the VolumeSnapshotContent {content}, which is \
+         retained. Delete that snapshot, and run this again; or abandon the import by removing the annotation {key} of that content: then \
+         liqo-csi volumes lists its twin, which has the data, and what to do with it", key = mark::IMPORT_SNAPSHOT, content = .0
     )]
     NameTaken(String),
-    /// Somebody has taken it back.
-    #[error("somebody has undone its import meanwhile")]
+    /// Another run has undone it.
+    #[error("its import was undone by another run of liqo-csi meanwhile")]
     Undone,
 }
 
-/// Decides the next step of an import.
 #[must_use]
 pub fn snapshot_import_step(facts: &SnapshotImportFacts) -> SnapshotImportStep {
     use SnapshotImportRefusal as Refusal;
@@ -357,7 +337,7 @@ pub fn snapshot_import_step(facts: &SnapshotImportFacts) -> SnapshotImportStep {
         };
     }
     match (&facts.unmakeable, facts.user) {
-        (Some(why), UserSnapshot::Old { deleting: false, .. }) => return Step::TakeBack(why.clone()),
+        (Some(why), UserSnapshot::Old { deleting: false, .. }) => return Step::RollBack(why.clone()),
         (Some(why), UserSnapshot::Absent) => {
             return Step::Refuse(Refusal::NotAccepted {
                 content: facts.data.content.clone(),

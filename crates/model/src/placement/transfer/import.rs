@@ -9,99 +9,97 @@
 
 use super::{ClaimNow, Interruption, NamedVolume, Obstacle, Progress};
 
-/// What the decision rests on, read live.
+/// The input of the decision, read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportFacts {
-    /// What has the name of the claim.
+    /// What exists under the name of the claim.
     pub claim: ClaimNow,
-    /// How far the import is.
     pub progress: Progress,
-    /// Whether the PV's reclaim policy is Retain, nobody is offered it, and the old claim, while it
-    /// is there, is as it is on record.
+    /// Whether the PV's reclaim policy is Retain, it is available to no other claim, and its record matches
+    /// the old claim, as long as that exists.
     pub secured: bool,
-    /// What speaks against the import of the old claim.
+    /// What blocks the import of the old claim.
     pub obstacles: Vec<Obstacle>,
-    /// A node that the PV is attached to.
+    /// A node to which the PV is attached.
     pub attached: Option<String>,
-    /// Whether the claim of this driver's class cannot be made, and why.
+    /// Why the API server refuses the claim of this driver's class, if it does.
     pub unmakeable: Option<String>,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImportStep {
-    /// Retain the PV, record on it what it and its claim were, permit its adoption.
+    /// Retain the PV, record the PV and its claim on it, and permit its adoption.
     Mark,
-    /// Take the mark of an earlier undo off the old claim.
+    /// Remove the mark of an earlier undo from the old claim.
     Untouch,
-    /// Delete the old claim, in exactly this version.
+    /// Delete exactly this version of the old claim.
     DeleteClaim,
-    /// Wait until the claim is gone that is being deleted.
+    /// Wait until the claim is deleted.
     AwaitClaimGone,
-    /// Wait until the PV is attached to this node no more.
+    /// Wait until the PV is detached from this node.
     AwaitDetached(String),
-    /// Make the claim of this driver's class.
+    /// Create the claim of this driver's class.
     MakeClaim,
     /// Select a node for it.
     SelectNode,
     /// Wait until it is bound.
     AwaitAdopted,
-    /// Wait until the controller has taken the record off the PV.
+    /// Wait until the controller has removed the record from the PV.
     AwaitSettled,
-    /// There is nothing left to do.
     Done,
-    /// Undo it: it cannot be carried to its end.
-    TakeBack(Interruption),
-    /// Do nothing.
+    /// Undo the import, because it cannot be completed.
+    RollBack(Interruption),
     Refuse(ImportRefusal),
 }
 
 impl ImportStep {
-    /// What it would do, for whoever only asks.
+    /// Describes the step in a dry run.
     #[must_use]
     pub fn in_words(&self) -> &'static str {
         match self {
             Self::Mark => "the PersistentVolume would be retained and marked",
-            Self::Untouch => "the mark of an earlier undo would be taken off the claim",
-            Self::DeleteClaim => "the claim would be deleted, to be made again",
-            Self::AwaitClaimGone => "the claim is to be gone",
-            Self::AwaitDetached(_) => "the PersistentVolume is to be detached",
-            Self::MakeClaim => "the claim would be made again with a class of this driver",
+            Self::Untouch => "the mark of an earlier undo would be removed from the claim",
+            Self::DeleteClaim => "the claim would be deleted, to be created again",
+            Self::AwaitClaimGone => "the claim has to be deleted",
+            Self::AwaitDetached(_) => "the PersistentVolume has to be detached",
+            Self::MakeClaim => "the claim would be created again with a class of this driver",
             Self::SelectNode => "a node would be selected for the claim",
-            Self::AwaitAdopted => "the controller is to make the volume of the PersistentVolume",
-            Self::AwaitSettled => "the controller is to give the PersistentVolume its reclaim policy back",
-            Self::Done => "nothing is left to do",
-            Self::TakeBack(_) => "it would be taken back",
+            Self::AwaitAdopted => "the controller has to adopt the PersistentVolume",
+            Self::AwaitSettled => "the controller has to restore the reclaim policy of the PersistentVolume",
+            Self::Done => "nothing remains to be done",
+            Self::RollBack(_) => "it would be undone",
             Self::Refuse(_) => "it would be refused",
         }
     }
 }
 
-/// Why an import does not begin, or is not gone on with.
+/// Why an import is not started or continued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImportRefusal {
     /// There is neither a claim nor an import.
     #[error("there is no such claim, and no PersistentVolume that is being imported for it")]
     NoClaim,
-    /// All that speaks against it.
+    /// Everything that blocks it.
     #[error("{}", crate::placement::lines(.0))]
     Obstacles(Vec<Obstacle>),
     /// It is being undone.
-    #[error("this import is being undone: run it with --undo until it is, then it can begin anew")]
-    Undoing,
-    /// Another claim of the name has a volume of its own.
     #[error(
-        "a claim of that name was made while there was none, and has a volume of its own. The data is safe on its PersistentVolume, \
-         which is retained. Delete that claim (its volume goes with it), and run this again"
+        "this import is being undone: run the command with --undo until that is complete, then it can start again"
+    )]
+    Undoing,
+    /// Another claim of the name has its own volume.
+    #[error(
+        "another claim of that name was created in the meantime, and has a volume of its own. The data is safe on its PersistentVolume, \
+         which is retained. Delete that claim (this deletes its volume), and run this again"
     )]
     NameTaken,
 }
 
-/// Decides the next step.
 #[must_use]
 pub fn import_step(facts: &ImportFacts) -> ImportStep {
     match facts.progress {
-        Progress::NotRecorded => beginning(facts),
+        Progress::NotRecorded => not_started(facts),
         // The undo came too late.
         Progress::Withdrawn
             if matches!(
@@ -116,11 +114,11 @@ pub fn import_step(facts: &ImportFacts) -> ImportStep {
             ImportStep::AwaitSettled
         }
         Progress::Withdrawn => ImportStep::Refuse(ImportRefusal::Undoing),
-        Progress::Permitted => going_on(facts),
+        Progress::Permitted => started(facts),
     }
 }
 
-fn beginning(facts: &ImportFacts) -> ImportStep {
+fn not_started(facts: &ImportFacts) -> ImportStep {
     match facts.claim {
         ClaimNow::New { bound: true, .. } => ImportStep::Done,
         ClaimNow::Old { .. } | ClaimNow::New { .. } | ClaimNow::Other { .. }
@@ -128,26 +126,26 @@ fn beginning(facts: &ImportFacts) -> ImportStep {
         {
             ImportStep::Refuse(ImportRefusal::Obstacles(facts.obstacles.clone()))
         }
-        // What is left there from an undo must not be taken for that of the next one.
+        // Clear the mark of a previous undo, or the next undo would mistake it for its own.
         ClaimNow::Old { touched: true, .. } => ImportStep::Untouch,
         ClaimNow::Old { .. } => ImportStep::Mark,
-        // Without a record nobody permits the adoption.
+        // Without a record the adoption is not permitted.
         ClaimNow::Absent | ClaimNow::New { .. } | ClaimNow::Other { .. } => {
             ImportStep::Refuse(ImportRefusal::NoClaim)
         }
     }
 }
 
-fn going_on(facts: &ImportFacts) -> ImportStep {
+fn started(facts: &ImportFacts) -> ImportStep {
     if !facts.secured {
-        // Before anything else, whoever has changed it.
+        // First of all, because another client has changed it.
         return ImportStep::Mark;
     }
     match facts.claim {
         ClaimNow::Old { deleting: false, .. } if !facts.obstacles.is_empty() => {
-            ImportStep::TakeBack(Interruption::Obstacles(facts.obstacles.clone()))
+            ImportStep::RollBack(Interruption::Obstacles(facts.obstacles.clone()))
         }
-        // It may be touched in the same version that is looked at here, by an undo of now.
+        // A concurrent undo may touch the claim in the very version that was read here.
         ClaimNow::Old {
             deleting: false,
             touched: true,
@@ -157,16 +155,16 @@ fn going_on(facts: &ImportFacts) -> ImportStep {
         | ClaimNow::New { deleting: true, .. }
         | ClaimNow::Other { deleting: true, .. } => ImportStep::AwaitClaimGone,
         ClaimNow::Absent => match (&facts.attached, &facts.unmakeable) {
-            // Kubernetes would detach it under whoever has it next.
+            // Otherwise Kubernetes would detach it while the next claim uses it.
             (Some(node), _) => ImportStep::AwaitDetached(node.clone()),
-            (None, Some(why)) => ImportStep::TakeBack(Interruption::NotAccepted(why.clone())),
+            (None, Some(why)) => ImportStep::RollBack(Interruption::NotAccepted(why.clone())),
             (None, None) => ImportStep::MakeClaim,
         },
         ClaimNow::New { bound: true, .. } => ImportStep::AwaitSettled,
         ClaimNow::New { has_node: false, .. } => ImportStep::SelectNode,
         ClaimNow::New { .. } => ImportStep::AwaitAdopted,
         ClaimNow::Other { volume, .. } => match volume {
-            NamedVolume::None | NamedVolume::Imported { .. } => ImportStep::TakeBack(Interruption::NameTaken),
+            NamedVolume::None | NamedVolume::Imported { .. } => ImportStep::RollBack(Interruption::NameTaken),
             NamedVolume::Another => ImportStep::Refuse(ImportRefusal::NameTaken),
         },
     }
@@ -281,7 +279,7 @@ mod tests {
         facts.secured = true;
         assert_eq!(
             import_step(&facts),
-            ImportStep::TakeBack(Interruption::Obstacles(pod()))
+            ImportStep::RollBack(Interruption::Obstacles(pod()))
         );
     }
 
@@ -297,7 +295,7 @@ mod tests {
         let step = |volume| import_step(&facts(other(volume), Progress::Permitted));
         assert_eq!(
             step(NamedVolume::None),
-            ImportStep::TakeBack(Interruption::NameTaken)
+            ImportStep::RollBack(Interruption::NameTaken)
         );
         assert_eq!(
             step(NamedVolume::Another),
@@ -311,7 +309,7 @@ mod tests {
         facts.unmakeable = Some("quota".into());
         assert_eq!(
             import_step(&facts),
-            ImportStep::TakeBack(Interruption::NotAccepted("quota".into()))
+            ImportStep::RollBack(Interruption::NotAccepted("quota".into()))
         );
     }
 

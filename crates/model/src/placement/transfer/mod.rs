@@ -1,9 +1,9 @@
-//! What `liqo-csi import` and `liqo-csi release` do next, from what is there now. Neither
-//! remembers anything but what stands on the PVs, the twin and the claims, so whoever comes
-//! next, after a crash or beside another run for the same claim, decides the same.
+//! The next step of `liqo-csi import` and `liqo-csi release`, decided from the current objects. All state is
+//! in marks on the PVs, the twin and the claims, so the next run, after a crash or beside another run for the
+//! same claim, decides the same.
 //!
-//! Between the claim's deletion and the end, nobody's claim holds the data: it is the PV's
-//! reclaim policy Retain that keeps it, from before the first step to after the last one.
+//! Between the deletion of the claim and the end no claim holds the data: the reclaim policy Retain of the PV
+//! keeps it, from before the first step to after the last one.
 
 mod import;
 mod obstacle;
@@ -17,46 +17,45 @@ pub use obstacle::{
     wanted_replica,
 };
 pub use release::{
-    AsksFor, ReleaseFacts, ReleaseProgress, ReleaseRefusal, ReleaseStep, ReleasedClaim, TwinNow, VirtualNow,
-    release_step,
+    MatchingVolume, ReleaseFacts, ReleaseProgress, ReleaseRefusal, ReleaseStep, ReleasedClaim, TwinNow,
+    VirtualNow, release_step,
 };
 pub use release_undo::{ReleaseUndoFacts, ReleaseUndoRefusal, ReleaseUndoStep, release_undo_step};
 pub use undo::{Holder, UndoFacts, UndoRefusal, UndoStep, undo_step};
 
-/// Why an import or a release that has begun is undone.
+/// Why an import or a release that was started is undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Interruption {
-    /// Something has come in between.
+    /// Obstacles have appeared.
     #[error("{}", super::lines(.0))]
     Obstacles(Vec<Obstacle>),
-    /// Somebody made a claim of that name.
+    /// Another client created a claim of that name.
     #[error(
-        "somebody made a claim of that name while there was none, as a StatefulSet or a deployment tool does"
+        "another client created a claim of that name in the meantime, as a StatefulSet or a deployment tool does"
     )]
     NameTaken,
-    /// The real PV is being deleted: it would be gone with its twin.
+    /// The real PV is being deleted: it would be deleted with its twin.
     #[error(
-        "the real PersistentVolume is being deleted, and would be gone once its twin is, and with it all that tells where the data is"
+        "the real PersistentVolume is being deleted, and would disappear with its twin, and with it the only reference to the data"
     )]
     VolumeLeaves,
-    /// Somebody took the mark of the release off the twin, as its undoing does.
+    /// Another client removed the mark of the release from the twin, as an undo does.
     #[error("the twin is not marked as being released any more")]
     Unmarked,
-    /// The API server does not take the new claim.
-    #[error("the new claim is not accepted: {0}")]
+    /// The API server refuses the new claim.
+    #[error("the API server refuses the new claim: {0}")]
     NotAccepted(String),
 }
 
-/// What has the name of the claim that is imported.
+/// What exists under the name of the imported claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimNow {
-    /// Nothing.
     Absent,
-    /// The claim whose volume is to be imported.
+    /// The claim whose volume is imported.
     Old {
         /// Whether it is being deleted.
         deleting: bool,
-        /// Whether an undo has written on it.
+        /// Whether an undo has changed it.
         touched: bool,
     },
     /// The claim of this driver's class that adopts the PV.
@@ -68,13 +67,13 @@ pub enum ClaimNow {
         /// Whether it has a virtual PV.
         bound: bool,
     },
-    /// Another claim, as a controller makes one in the gap; or the old one made again.
+    /// Another claim, created in the meantime by a controller; or the old one, created again.
     Other {
         /// Whether it is being deleted.
         deleting: bool,
         /// The PV that it names.
         volume: NamedVolume,
-        /// Whether the imported PV is what it asks for.
+        /// Whether its spec matches the imported PV.
         fits: bool,
     },
 }
@@ -82,24 +81,22 @@ pub enum ClaimNow {
 /// The PV that a claim names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedVolume {
-    /// None.
     None,
     /// The imported one.
     Imported {
         /// Whether Kubernetes has bound the two.
         bound: bool,
     },
-    /// Another one.
     Another,
 }
 
-/// How far the import of a PV is.
+/// The record of an import on the PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It has no record: the import has not begun, or is at its end, or was undone.
+    /// There is none: the import was not started, is complete, or was undone.
     NotRecorded,
-    /// It may be adopted.
+    /// It permits the adoption.
     Permitted,
-    /// It may not be adopted any more: the import is being undone.
+    /// The adoption is no longer permitted: the import is being undone.
     Withdrawn,
 }

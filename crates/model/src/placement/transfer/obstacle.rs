@@ -1,28 +1,26 @@
-//! All that speaks against the import or the release of a claim, found before anything is
-//! changed, and told at once with the way out.
+//! Everything that blocks the import or the release of a claim, found before anything is changed, and
+//! reported together with what the user can do.
 
 use crate::volume::{ClaimName, DRIVER_NAME, VolumeMode, quantity};
 
 /// One reason not to import or release a claim, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
-    /// A pod names it.
-    #[error("the pod {pod} uses the claim{}", if *.over { ", although it has ended: delete it" } else { ": scale its workload down, or delete it" })]
+    /// A pod uses it.
+    #[error("the pod {pod} uses the claim{}", if *.over { ", although it has terminated: delete it" } else { ": scale its workload down, or delete it" })]
     Pod {
-        /// The pod.
         pod: String,
-        /// Whether it has ended.
+        /// Whether it has terminated.
         over: bool,
     },
-    /// A `StatefulSet` would make an empty claim of that name in the gap.
+    /// A `StatefulSet` would create an empty claim of that name in between.
     #[error(
-        "the StatefulSet {set} wants its replica {ordinal}, and would make an empty claim of that name in between: scale it to {ordinal} \
+        "the StatefulSet {set} has a replica {ordinal}, and would create an empty claim of that name in between: scale it to {ordinal} \
          replicas or fewer, counted from its first ordinal{}",
         if *.deletes { ". NOT YET: its persistentVolumeClaimRetentionPolicy.whenScaled is Delete, so that would delete the claim and its data. \
          Set it to Retain first" } else { "" }
     )]
     StatefulSet {
-        /// The set.
         set: String,
         /// The replica whose claim it is.
         ordinal: u64,
@@ -31,212 +29,159 @@ pub enum Obstacle {
     },
     /// It is attached.
     #[error(
-        "the PersistentVolume {volume} is attached to the node {node}: wait until it is detached, after the last pod has gone"
+        "the PersistentVolume {volume} is attached to the node {node}: wait until it is detached, after the last pod was deleted"
     )]
-    Attached {
-        /// The PV.
-        volume: String,
-        /// The node.
-        node: String,
-    },
+    Attached { volume: String, node: String },
     /// It is being resized.
-    #[error("the claim is being resized ({0}): wait for the end, or ask for the size that it has")]
+    #[error("the claim is being resized ({0}): wait until that is complete, or request its current size")]
     Resizing(String),
     /// Its attributes are being changed.
-    #[error("the attributes of the claim are being changed: wait for the end of it")]
+    #[error("the attributes of the claim are being changed: wait until that is complete")]
     Modifying,
-    /// A controller is at work on it.
+    /// A controller is working on it.
     #[error(
-        "the claim has the finalizer {0}, so something is at work on it, as a snapshot or a copy that is being made: wait for the end of it"
+        "the claim has the finalizer {0}, so a controller is working on it, for example taking a snapshot or a copy: wait until that is complete"
     )]
     InUse(String),
     /// It is being deleted.
     #[error("the {0} is being deleted")]
     Deleting(&'static str),
-    /// It has no volume.
+    /// It is not bound.
     #[error(
-        "the claim is not bound to a PersistentVolume: there is no data to keep. Make it anew, with the class that you want"
+        "the claim is not bound to a PersistentVolume: there is no data to keep. Create it again, with the class that you want"
     )]
     NotBound,
     /// This driver cannot mount it.
     #[error("{0}")]
     Unmountable(String),
-    /// It is of this driver.
-    #[error("the claim is a volume of this driver already")]
+    /// It already belongs to this driver.
+    #[error("the claim already has a volume of this driver")]
     Ours,
     /// It is a twin.
     #[error("the claim is the twin of a volume of this driver")]
     Twin,
-    /// It is a virtual volume of somebody else.
+    /// It is a virtual volume of another driver.
     #[error(
         "the class {class} of the claim is virtual itself (provisioner {provisioner}), and its data is that of another claim: it \
-         cannot be imported, and importing the other claim would not give this one its data. Make a new claim and copy the data"
+         cannot be imported, and importing the other claim would not give this one its data. Create a new claim and copy the data"
     )]
-    Virtual {
-        /// The class.
-        class: String,
-        /// Its provisioner.
-        provisioner: String,
-    },
-    /// It asks for more than there is.
+    Virtual { class: String, provisioner: String },
+    /// It requests more than its PV has.
     #[error(
-        "the claim asks for {wanted}, and its PersistentVolume has {has}: csi-provisioner would delete a volume that is too small"
+        "the claim requests {wanted}, and its PersistentVolume has {has}: csi-provisioner would delete a volume that is too small"
     )]
-    TooSmall {
-        /// What it asks for.
-        wanted: String,
-        /// What there is.
-        has: String,
-    },
-    /// It is made of something else than what the claim says.
+    TooSmall { wanted: String, has: String },
+    /// The volume modes of claim and PV differ.
     #[error("the claim has the volume mode {claim:?}, and its PersistentVolume {volume:?}")]
-    OtherMode {
-        /// The claim's.
-        claim: VolumeMode,
-        /// The PV's.
-        volume: VolumeMode,
-    },
-    /// A deployment tool has it.
+    OtherMode { claim: VolumeMode, volume: VolumeMode },
+    /// A deployment tool manages it.
     #[error(
-        "{tool} manages the claim (its key {key}): if it is applied in between, an empty volume takes its place, and a later one may delete it. \
-         Change the class in the sources and take the claim out of {tool}'s care; --force-managed goes on all the same"
+        "{tool} manages the claim (its key {key}): if the tool applies it in between, an empty volume replaces it, and later the tool may delete it. \
+         Change the class in the sources and exclude the claim from {tool}; --force-managed continues anyway"
     )]
-    Managed {
-        /// The tool.
-        tool: &'static str,
-        /// The label or annotation.
-        key: String,
-    },
-    /// A deployment tool has the PV.
+    Managed { tool: &'static str, key: String },
+    /// A deployment tool manages the PV.
     #[error(
-        "{tool} manages the PersistentVolume (its key {key}), and may set its claimRef and reclaim policy back or delete it: take it out of \
-         {tool}'s care; --force-managed goes on all the same"
+        "{tool} manages the PersistentVolume (its key {key}), and may revert its claimRef and reclaim policy or delete it: exclude it from \
+         {tool}; --force-managed continues anyway"
     )]
-    VolumeManaged {
-        /// The tool.
-        tool: &'static str,
-        /// The label or annotation.
-        key: String,
-    },
-    /// A controller has it.
+    VolumeManaged { tool: &'static str, key: String },
+    /// A controller owns it.
     #[error(
-        "the claim is controlled by the {kind} {name}, which may make it again or delete it: stop that controller; --force-managed goes on \
-         all the same"
+        "the claim is controlled by the {kind} {name}, which may create it again or delete it: stop that controller; --force-managed continues \
+         anyway"
     )]
-    Controlled {
-        /// Kind of the controller.
-        kind: String,
-        /// Its name.
-        name: String,
-    },
-    /// Nobody can tell whether an owner of it is still there.
+    Controlled { kind: String, name: String },
+    /// Whether its owner still exists cannot be determined.
     #[error(
-        "an owner of the claim, the {kind} {name}, cannot be read, and Kubernetes would delete the new claim if it is gone: see to it that you may get          it and that its API answers, or take it out of the claim's ownerReferences ({why})"
+        "an owner of the claim, the {kind} {name}, cannot be read, and Kubernetes would delete the new claim if the owner does not exist: make \
+         sure that you may get the owner and that its API answers, or remove it from the claim's ownerReferences ({why})"
     )]
-    UnreadableOwner {
-        /// Kind of the owner.
-        kind: String,
-        /// Its name.
-        name: String,
-        /// Why it cannot be read.
-        why: String,
-    },
-    /// It lives and dies with a pod.
+    UnreadableOwner { kind: String, name: String, why: String },
+    /// It is the ephemeral volume of a pod.
     #[error(
-        "the claim is the ephemeral volume of the pod {0}, and goes with it: change the class in the template of the pod"
+        "the claim is the ephemeral volume of the pod {0}, and is deleted with it: change the class in the template of the pod"
     )]
     Ephemeral(String),
-    /// No such class.
     #[error("there is no storage class {0}")]
     NoClass(String),
-    /// Not one of ours.
+    /// The class belongs to another driver.
     #[error(
         "the storage class {class} is not one of this driver (its provisioner is {provisioner}): name one with --class"
     )]
-    OtherClass {
-        /// The class.
-        class: String,
-        /// Its provisioner.
-        provisioner: String,
-    },
-    /// Several are possible.
-    #[error("name the class that the claim is to have with --class: this driver has {}", if .0.is_empty() { "none here".to_owned() } else { .0.join(", ") })]
+    OtherClass { class: String, provisioner: String },
+    /// Several classes are possible.
+    #[error("name the class of the claim with --class: this driver has {}", if .0.is_empty() { "none here".to_owned() } else { .0.join(", ") })]
     WhichClass(Vec<String>),
-    /// Begun with another class.
-    #[error("the import was begun with the class {0}: go on without --class, or undo it first")]
+    /// The import was started with another class.
+    #[error("the import was started with the class {0}: continue without --class, or undo it first")]
     BegunWith(String),
-    /// No node can have it.
+    /// No node is suitable.
     #[error("no node that runs this driver can use the PersistentVolume: {0}")]
     NoNode(String),
-    /// It is not of this driver.
-    #[error("the claim is no volume of this driver: there is nothing to release")]
+    /// It does not belong to this driver.
+    #[error("the claim has no volume of this driver: there is nothing to release")]
     NotOurs,
     /// Its twin is not in this cluster.
     #[error(
         "there is no twin {0} of the claim in this cluster. A volume whose data is in another cluster cannot be released yet; one whose \
-         twin is gone is to be repaired first, which the events of the claim tell about"
+         twin was deleted must be recovered first: see the events of the claim"
     )]
     NoTwin(String),
-    /// Something is the matter with its twin.
+    /// An obstacle of its twin.
     #[error("its twin {twin}: {what}")]
     OfTwin {
         /// The twin, as namespace/name.
         twin: String,
-        /// What it is.
         what: Box<Obstacle>,
     },
     /// It is being imported.
-    #[error("the import of the claim has not ended: run `liqo-csi import pvc` again until it has")]
+    #[error("the import of the claim is not complete: run `liqo-csi import pvc` again until it is")]
     Importing,
     /// It is being released.
-    #[error("the release of the claim has not ended: run `liqo-csi release pvc` again until it has")]
+    #[error("the release of the claim is not complete: run `liqo-csi release pvc` again until it is")]
     Releasing,
-    /// The new claim would not be accepted.
-    #[error("the API server would not accept the new claim: {0}")]
+    /// The API server would refuse the new claim.
+    #[error("the API server would refuse the new claim: {0}")]
     NotAccepted(String),
 }
 
-/// A claim that is to be imported.
+/// A claim to import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "facts about one object, each seen by itself"
 )]
 pub struct ImportedClaim {
-    /// Its name.
     pub name: ClaimName,
     /// Whether Kubernetes has bound it to its PV, and the PV to it.
     pub bound: bool,
-    /// Whether it is being deleted.
     pub deleting: bool,
     /// Whether it has the marks of a twin.
     pub is_twin: bool,
-    /// What it asks for, in bytes.
+    /// Its requested size in bytes.
     pub requested: u64,
-    /// Its volume mode.
     pub mode: VolumeMode,
-    /// What is said of a resize under way, if one is.
+    /// The state of an unfinished resize.
     pub resizing: Option<String>,
-    /// Whether its attributes are being changed.
     pub modifying: bool,
-    /// Its finalizers, but that which all claims have.
+    /// Its finalizers, except that of every claim.
     pub finalizers: Vec<String>,
-    /// The tool that manages it, and the key that says so.
+    /// The tool that manages it, and the key that shows it.
     pub managed: Option<(&'static str, String)>,
     /// Kind and name of its controller.
     pub controller: Option<(String, String)>,
-    /// Its class and the provisioner of that.
+    /// Its class and the provisioner of the class.
     pub class: Option<(String, String)>,
-    /// Pods that name it, and whether they have ended.
+    /// Pods that use it, and whether they have terminated.
     pub pods: Vec<(String, bool)>,
-    /// `StatefulSet`s that want it.
+    /// `StatefulSet`s with a replica that uses it.
     pub wanted_by: Vec<WantedBy>,
 }
 
-/// A `StatefulSet` that wants a claim.
+/// A `StatefulSet` with a replica that uses a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedBy {
-    /// The set.
     pub set: String,
     /// The replica whose claim it is.
     pub ordinal: u64,
@@ -244,46 +189,39 @@ pub struct WantedBy {
     pub deletes: bool,
 }
 
-/// The PV of a claim that is to be imported.
+/// The PV of a claim to import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "facts about one object, each seen by itself"
 )]
 pub struct RealVolume {
-    /// Its name.
     pub name: String,
-    /// Its size in bytes.
     pub bytes: u64,
-    /// Its volume mode.
     pub mode: VolumeMode,
-    /// Whether it is being deleted.
     pub deleting: bool,
-    /// Whether it is of this driver.
+    /// Whether it belongs to this driver.
     pub is_ours: bool,
-    /// Why this driver cannot mount it, if it cannot.
+    /// Why this driver cannot mount it, if so.
     pub unmountable: Option<String>,
-    /// The tool that manages it, and the key that says so.
+    /// The tool that manages it, and the key that shows it.
     pub managed: Option<(&'static str, String)>,
-    /// Nodes that it is attached to.
     pub attached: Vec<String>,
-    /// Whether an import of it has not ended.
+    /// Whether it has an unfinished import.
     pub importing: bool,
-    /// Whether a release of it has not ended.
+    /// Whether it has an unfinished release.
     pub releasing: bool,
 }
 
-/// The twin of a claim that is to be released, and its PV.
+/// The twin of a claim to release, and its PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleasedTwin {
-    /// The twin.
     pub claim: ImportedClaim,
-    /// Its PV.
     pub volume: Option<RealVolume>,
 }
 
-/// The class that an imported claim gets: the one that is asked for, or the only one of this
-/// driver, or the one with the usual name. `classes` are names and provisioners.
+/// The class of an imported claim: the requested one, or the only one of this driver, or the one with the
+/// default name. `classes` are names and provisioners.
 pub fn class_for(wanted: Option<&str>, classes: &[(String, String)]) -> Result<String, Obstacle> {
     const USUAL: &str = "liqo";
     if let Some(wanted) = wanted {
@@ -308,7 +246,7 @@ pub fn class_for(wanted: Option<&str>, classes: &[(String, String)]) -> Result<S
     }
 }
 
-/// The replica of a `StatefulSet` whose claim has this name, if the set wants that replica.
+/// The ordinal of the `StatefulSet` replica whose claim has this name, if the set has that replica.
 /// `templates` are the names of its claim templates.
 #[must_use]
 pub fn wanted_replica(
@@ -328,12 +266,12 @@ pub fn wanted_replica(
         .then_some(ordinal)
 }
 
-/// All that speaks against the import of this claim, as far as claim and PV tell.
+/// Everything that blocks the import of this claim, as far as claim and PV show it.
 #[must_use]
 pub fn obstacles(claim: &ImportedClaim, volume: Option<&RealVolume>, force_managed: bool) -> Vec<Obstacle> {
     let mut found = Vec::new();
     if claim.is_twin {
-        // Nothing else matters then.
+        // Other obstacles do not matter then.
         return vec![Obstacle::Twin];
     }
     if volume.is_some_and(|volume| volume.is_ours) {
@@ -361,8 +299,8 @@ pub fn obstacles(claim: &ImportedClaim, volume: Option<&RealVolume>, force_manag
     found
 }
 
-/// All that speaks against the release of this claim, as far as the claim, its virtual PV and
-/// its twin tell. `twin_name` is what the twin is called.
+/// Everything that blocks the release of this claim, as far as the claim, its virtual PV and its twin show
+/// it.
 #[must_use]
 pub fn release_obstacles(
     claim: &ImportedClaim,
@@ -388,7 +326,7 @@ pub fn release_obstacles(
         found.push(Obstacle::NoTwin(twin_name.to_owned()));
         return found;
     };
-    // Whoever made the twin is this driver, whatever it carries of its claim.
+    // A twin is managed by this driver, whatever marks it carries from its claim.
     let mut of_twin = of_claim(&twin.claim, true);
     match &twin.volume {
         Some(real) if twin.claim.bound => {
@@ -410,7 +348,7 @@ pub fn release_obstacles(
     found
 }
 
-/// What a claim itself tells.
+/// Obstacles that the claim itself shows.
 fn of_claim(claim: &ImportedClaim, force_managed: bool) -> Vec<Obstacle> {
     let mut found = Vec::new();
     if claim.deleting {
@@ -548,7 +486,7 @@ mod tests {
             ),
             (
                 |it, _| it.pods = vec![("job".into(), true)],
-                "it has ended: delete it",
+                "it has terminated: delete it",
             ),
             (
                 |it, _| it.wanted_by = vec![wanted(false)],
@@ -560,7 +498,7 @@ mod tests {
             ),
             (
                 |_, it| it.managed = Some(("Flux", "kustomize.toolkit.fluxcd.io/name".into())),
-                "out of Flux's care",
+                "exclude it from Flux",
             ),
             (
                 |_, it| it.attached = vec!["n1".into()],
@@ -568,7 +506,7 @@ mod tests {
             ),
             (
                 |it, _| it.resizing = Some("FileSystemResizePending".into()),
-                "wait for the end",
+                "wait until that is complete",
             ),
             (|it, _| it.modifying = true, "attributes"),
             (|it, _| it.finalizers = vec!["x/y".into()], "x/y"),
@@ -671,7 +609,7 @@ mod tests {
             ),
             (
                 |_, _, it| it.volume.as_mut().unwrap().importing = true,
-                "import of the claim has not ended",
+                "import of the claim is not complete",
             ),
         ];
         for (at, (break_it, expected)) in table.into_iter().enumerate() {

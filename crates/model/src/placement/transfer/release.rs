@@ -1,8 +1,8 @@
-//! The steps of a release: a claim of this driver's class becomes one of the real class, with
-//! the data where it is.
+//! The steps of a release: a claim of this driver's class becomes one of the real class, and the data is not
+//! copied.
 //!
 //! ```text
-//!  claim of this driver ──MarkTwin──▶ loops, ControllerPublish and the like keep off
+//!  claim of this driver ──MarkTwin──▶ the controllers and CSI calls no longer touch the twin
 //!      ──Record──▶ real PV retained, recorded ──RetainVirtual──▶ virtual PV retained
 //!      ──DeleteClaim──▶ ──DeleteVirtual──▶ ──DeleteTwin──▶ real PV Released, retained
 //!      ──MakeClaim──▶ exists ──GiveReal──▶ real PV names it by its uid ──Wake──▶ bound
@@ -11,40 +11,39 @@
 
 use super::{Holder, Interruption, Obstacle};
 
-/// What has the name of the claim that is released.
+/// What exists under the name of the claim that is released.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleasedClaim {
-    /// Nothing.
     Absent,
     /// The claim of this driver's class.
     Virtual {
-        /// Whether it is the one that the record is of, or there is no record.
+        /// Whether it is the claim in the record, or there is no record.
         recorded: bool,
         /// Whether it is being deleted.
         deleting: bool,
-        /// Whether an undo has written on it.
+        /// Whether an undo has changed it.
         touched: bool,
     },
-    /// One that names the real PV.
+    /// A claim that names the real PV.
     Real {
         /// Whether it is being deleted.
         deleting: bool,
         /// Whether Kubernetes has bound the two.
         bound: bool,
     },
-    /// Another claim, as a controller makes one in the gap.
+    /// Another claim, created in the meantime by a controller.
     Other {
         /// Whether it is being deleted.
         deleting: bool,
-        /// Whether it has, or asks for, another PV.
+        /// Whether it has, or requests, another PV.
         has_volume: bool,
-        /// What it asks for.
-        asks: AsksFor,
+        /// Which volume its spec matches.
+        asks: MatchingVolume,
     },
 }
 
 impl ReleasedClaim {
-    /// Whether there is one, and it is being deleted.
+    /// Whether it exists and is being deleted.
     #[must_use]
     pub fn is_deleting(&self) -> bool {
         match self {
@@ -56,201 +55,194 @@ impl ReleasedClaim {
     }
 }
 
-/// What a claim asks for that somebody made in the gap.
+/// Which volume the spec of a claim matches that was created in the meantime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AsksFor {
-    /// What the real PV is.
+pub enum MatchingVolume {
+    /// The real PV.
     Real,
-    /// What the virtual PV is, or was.
+    /// The virtual PV, even if deleted.
     Virtual,
-    /// Something else.
-    Else,
+    /// Neither.
+    Neither,
 }
 
-/// How far a release is.
+/// The record of a release on the real PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseProgress {
-    /// The real PV has no record.
     NotRecorded,
-    /// It has one.
+    /// There is one.
     Onward,
-    /// It has one that says that the release is being undone.
+    /// There is one, and it says that the release is being undone.
     Back,
 }
 
-/// The PV that users of the volume see.
+/// The virtual PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VirtualNow {
-    /// It is gone.
+    /// It was deleted.
     Absent,
-    /// It is there.
-    There {
+    Exists {
         /// Whether it is being deleted.
         deleting: bool,
         /// Whether its reclaim policy is Retain.
         retained: bool,
         /// Whether it has the reclaim policy that it had before the release.
         as_before: bool,
-        /// Whether whoever gets the name of the claim is offered it.
+        /// Whether another claim of the same name could be bound to it.
         offered: bool,
         /// Whether it has csi-provisioner's finalizer.
         finalizer: bool,
-        /// Whom it names.
+        /// What it names in its `claimRef`.
         holder: Holder,
     },
 }
 
-/// The twin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TwinNow {
-    /// It is gone.
+    /// It was deleted.
     Absent,
-    /// It is there.
-    There {
+    Exists {
         /// Whether it is marked as being released.
         releasing: bool,
-        /// Whether an undo has written on it.
+        /// Whether an undo has changed it.
         touched: bool,
         /// Whether it is being deleted.
         deleting: bool,
     },
 }
 
-/// What the decision rests on, read live, the claim first.
+/// The input of the decision, read live, the claim first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseFacts {
-    /// What has the name of the claim.
+    /// What exists under the name of the claim.
     pub claim: ReleasedClaim,
-    /// How far the release is.
     pub progress: ReleaseProgress,
-    /// Whether the real PV's reclaim policy is Retain, nobody is offered it, and the old claim,
-    /// while it is there, is as it is on record.
+    /// Whether the real PV's reclaim policy is Retain, it is available to no other claim, and its record
+    /// matches the old claim, as long as that exists.
     pub secured: bool,
-    /// The virtual PV.
     pub virtual_volume: VirtualNow,
-    /// The twin.
     pub twin: TwinNow,
-    /// Whom the real PV names.
+    /// What the real PV names in its `claimRef`.
     pub holder: Holder,
-    /// Whether the claim has the mark that it was made with, and Kubernetes knows that the real PV
-    /// names it.
-    pub overlooked: bool,
-    /// Whether the real PV is being deleted.
+    /// Whether the claim must be changed, so that Kubernetes reconciles it: it still has the mark of its
+    /// creation, and the real PV that names it is already Bound.
+    pub needs_wake: bool,
     pub leaving: bool,
-    /// What speaks against the release of the claim.
+    /// What blocks the release of the claim.
     pub obstacles: Vec<Obstacle>,
-    /// A node that one of the PVs is attached to.
+    /// A node to which one of the PVs is attached.
     pub attached: Option<String>,
-    /// Whether the claim of the real class cannot be made, and why.
+    /// Why the API server refuses the claim of the real class, if it does.
     pub unmakeable: Option<String>,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseStep {
-    /// Mark the twin, so that the driver leaves it alone.
+    /// Mark the twin, so that the driver does not touch it.
     MarkTwin,
-    /// Retain the real PV, and record on it what there was.
+    /// Retain the real PV, and record the volume and its claim on it.
     Record,
-    /// Take the mark of an earlier undo off the claim.
+    /// Remove the mark of an earlier undo from the claim.
     Untouch,
     /// Retain the virtual PV.
     RetainVirtual,
-    /// Delete the claim, in exactly this version.
+    /// Delete exactly this version of the claim.
     DeleteClaim,
-    /// Wait until the claim is gone that is being deleted.
+    /// Wait until the claim is deleted.
     AwaitClaimGone,
-    /// Wait until neither PV is attached to this node any more.
+    /// Wait until both PVs are detached from this node.
     AwaitDetached(String),
-    /// Wait until csi-provisioner has taken its finalizer off the virtual PV, which it does
-    /// once that is retained; or take it off in its place.
+    /// Wait until csi-provisioner has removed its finalizer from the virtual PV, which it does once that is
+    /// retained; or remove it instead.
     AwaitFinalizer,
-    /// Delete the virtual PV, in exactly this version.
+    /// Delete exactly this version of the virtual PV.
     DeleteVirtual,
-    /// Wait until it is gone.
+    /// Wait until it is deleted.
     AwaitVirtualGone,
-    /// Delete the twin, in exactly this version.
+    /// Delete exactly this version of the twin.
     DeleteTwin,
-    /// Take our finalizer off it, and wait until it is gone.
+    /// Remove our finalizer from it, and wait until it is deleted.
     AwaitTwinGone,
-    /// Make the claim of the real class.
+    /// Create the claim of the real class.
     MakeClaim,
-    /// Have the real PV name the claim that exists, by its uid.
+    /// Make the real PV name the existing claim, by its uid.
     GiveReal,
-    /// Take the mark off the claim that it was made with: Kubernetes looks at it then.
+    /// Remove the mark of its creation from the claim: the change makes Kubernetes reconcile it.
     Wake,
     /// Wait until the claim is bound to the real PV.
     AwaitBound,
-    /// Give the real PV its reclaim policy and take the record off.
+    /// Set the final reclaim policy of the real PV, and remove the record.
     Settle,
-    /// There is nothing left to do.
     Done,
-    /// Undo it: it cannot be carried to its end.
-    TakeBack(Interruption),
-    /// Do nothing.
+    /// Undo the release, because it cannot be completed.
+    RollBack(Interruption),
     Refuse(ReleaseRefusal),
 }
 
 impl ReleaseStep {
-    /// What it would do, for whoever only asks.
+    /// Describes the step in a dry run.
     #[must_use]
     pub fn in_words(&self) -> &'static str {
         match self {
             Self::MarkTwin => "the twin would be marked",
             Self::Record => "the real PersistentVolume would be retained",
-            Self::Untouch => "the mark of an earlier undo would be taken off the claim",
+            Self::Untouch => "the mark of an earlier undo would be removed from the claim",
             Self::RetainVirtual => "the virtual PersistentVolume would be retained",
-            Self::DeleteClaim => "the claim would be deleted, to be made again",
-            Self::AwaitClaimGone => "the claim is to be gone",
-            Self::AwaitDetached(_) => "the volume is to be detached",
-            Self::AwaitFinalizer => "csi-provisioner is to let the virtual PersistentVolume go",
+            Self::DeleteClaim => "the claim would be deleted, to be created again",
+            Self::AwaitClaimGone => "the claim has to be deleted",
+            Self::AwaitDetached(_) => "the volume has to be detached",
+            Self::AwaitFinalizer => {
+                "csi-provisioner has to remove its finalizer from the virtual PersistentVolume"
+            }
             Self::DeleteVirtual => "the virtual PersistentVolume would be deleted",
-            Self::AwaitVirtualGone => "the virtual PersistentVolume is to be gone",
-            Self::DeleteTwin => "the twin would be deleted, its PersistentVolume being retained",
-            Self::AwaitTwinGone => "the twin is to be gone",
+            Self::AwaitVirtualGone => "the virtual PersistentVolume has to be deleted",
+            Self::DeleteTwin => "the twin would be deleted, and its PersistentVolume retained",
+            Self::AwaitTwinGone => "the twin has to be deleted",
             Self::GiveReal => "the real PersistentVolume would name the claim",
-            Self::MakeClaim => "the claim would be made again with the real class",
-            Self::Wake => "Kubernetes would be made to look at the claim",
-            Self::AwaitBound => "Kubernetes is to bind the two",
-            Self::Settle => "the real PersistentVolume would get its reclaim policy back",
-            Self::Done => "nothing is left to do",
-            Self::TakeBack(_) => "it would be taken back",
+            Self::MakeClaim => "the claim would be created again with the real class",
+            Self::Wake => "the claim would be changed, so that Kubernetes reconciles it",
+            Self::AwaitBound => "Kubernetes has to bind the two",
+            Self::Settle => "the reclaim policy of the real PersistentVolume would be restored",
+            Self::Done => "nothing remains to be done",
+            Self::RollBack(_) => "it would be undone",
             Self::Refuse(_) => "it would be refused",
         }
     }
 }
 
-/// Why a release does not begin, or is not gone on with.
+/// Why a release is not started or continued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseRefusal {
     /// There is neither a claim nor a release.
     #[error("there is no such claim, and no PersistentVolume that is being released for it")]
     NoClaim,
-    /// All that speaks against it.
+    /// Everything that blocks it.
     #[error("{}", crate::placement::lines(.0))]
     Obstacles(Vec<Obstacle>),
     /// It is being undone.
-    #[error("this release is being undone: run it with --undo until it is, then it can begin anew")]
-    Undoing,
-    /// Another claim of the name has a volume of its own.
     #[error(
-        "a claim of that name was made while there was none, and has a volume of its own. The data is safe on its PersistentVolume, \
-         which is retained. Delete that claim (its volume goes with it), and run this again"
+        "this release is being undone: run the command with --undo until that is complete, then it can start again"
+    )]
+    Undoing,
+    /// Another claim of the name has its own volume.
+    #[error(
+        "another claim of that name was created in the meantime, and has a volume of its own. The data is safe on its PersistentVolume, \
+         which is retained. Delete that claim (this deletes its volume), and run this again"
     )]
     NameTaken,
-    /// Somebody else has the real PV.
-    #[error("the PersistentVolume belongs to {0} now. Nothing is changed")]
+    /// The real PV names another object.
+    #[error("the PersistentVolume belongs to {0} now. Nothing was changed")]
     Held(String),
 }
 
-/// Decides the next step.
 #[must_use]
 pub fn release_step(facts: &ReleaseFacts) -> ReleaseStep {
     match facts.progress {
-        ReleaseProgress::NotRecorded => beginning(facts),
-        ReleaseProgress::Onward => going_on(facts),
+        ReleaseProgress::NotRecorded => not_started(facts),
+        ReleaseProgress::Onward => started(facts),
         // The undo came too late.
-        ReleaseProgress::Back if matches!(facts.claim, ReleasedClaim::Real { .. }) => going_on(facts),
+        ReleaseProgress::Back if matches!(facts.claim, ReleasedClaim::Real { .. }) => started(facts),
         ReleaseProgress::Back => ReleaseStep::Refuse(ReleaseRefusal::Undoing),
     }
 }
@@ -258,7 +250,7 @@ pub fn release_step(facts: &ReleaseFacts) -> ReleaseStep {
 fn is_marked(facts: &ReleaseFacts) -> bool {
     matches!(
         facts.twin,
-        TwinNow::There {
+        TwinNow::Exists {
             releasing: true,
             touched: false,
             ..
@@ -266,15 +258,15 @@ fn is_marked(facts: &ReleaseFacts) -> bool {
     )
 }
 
-fn beginning(facts: &ReleaseFacts) -> ReleaseStep {
+fn not_started(facts: &ReleaseFacts) -> ReleaseStep {
     let found = || facts.obstacles.clone();
     match facts.claim {
         ReleasedClaim::Real { bound: true, .. } => ReleaseStep::Done,
         _ if !facts.obstacles.is_empty() && is_marked(facts) => {
-            ReleaseStep::TakeBack(Interruption::Obstacles(found()))
+            ReleaseStep::RollBack(Interruption::Obstacles(found()))
         }
         _ if !facts.obstacles.is_empty() => ReleaseStep::Refuse(ReleaseRefusal::Obstacles(found())),
-        // What is left there from an undo must not be taken for that of the next one.
+        // Clear the mark of a previous undo, or the next undo would mistake it for its own.
         ReleasedClaim::Virtual { touched: true, .. } => ReleaseStep::Untouch,
         ReleasedClaim::Virtual { .. } if is_marked(facts) => ReleaseStep::Record,
         ReleasedClaim::Virtual { .. } => ReleaseStep::MarkTwin,
@@ -284,9 +276,9 @@ fn beginning(facts: &ReleaseFacts) -> ReleaseStep {
     }
 }
 
-fn going_on(facts: &ReleaseFacts) -> ReleaseStep {
+fn started(facts: &ReleaseFacts) -> ReleaseStep {
     if !facts.secured {
-        // Before anything else, whoever has changed it.
+        // First of all, because another client has changed it.
         return ReleaseStep::Record;
     }
     if facts.claim.is_deleting() {
@@ -297,55 +289,55 @@ fn going_on(facts: &ReleaseFacts) -> ReleaseStep {
         ReleasedClaim::Other { has_volume: true, .. } => ReleaseStep::Refuse(ReleaseRefusal::NameTaken),
         ReleasedClaim::Virtual { recorded: false, .. }
         | ReleasedClaim::Other {
-            asks: AsksFor::Virtual | AsksFor::Else,
+            asks: MatchingVolume::Virtual | MatchingVolume::Neither,
             ..
-        } => ReleaseStep::TakeBack(Interruption::NameTaken),
+        } => ReleaseStep::RollBack(Interruption::NameTaken),
         ReleasedClaim::Absent | ReleasedClaim::Real { .. } | ReleasedClaim::Other { .. } => {
             without_claim(facts)
         }
     }
 }
 
-/// While the claim of this driver exists: the last moment to stop is before its deletion.
+/// The claim of this driver exists: the release can still be stopped before its deletion.
 fn with_claim(facts: &ReleaseFacts) -> ReleaseStep {
     if !facts.obstacles.is_empty() {
-        return ReleaseStep::TakeBack(Interruption::Obstacles(facts.obstacles.clone()));
+        return ReleaseStep::RollBack(Interruption::Obstacles(facts.obstacles.clone()));
     }
     match facts.twin {
-        // It is marked before anything is recorded: an undo that found no record has ended.
-        TwinNow::There { releasing: false, .. } => {
-            return ReleaseStep::TakeBack(Interruption::Unmarked);
+        // The mark precedes the record, so it was removed by an undo: one that found no record is complete.
+        TwinNow::Exists { releasing: false, .. } => {
+            return ReleaseStep::RollBack(Interruption::Unmarked);
         }
-        TwinNow::There { touched: true, .. } => return ReleaseStep::MarkTwin,
-        TwinNow::There { .. } | TwinNow::Absent => {}
+        TwinNow::Exists { touched: true, .. } => return ReleaseStep::MarkTwin,
+        TwinNow::Exists { .. } | TwinNow::Absent => {}
     }
     if matches!(facts.claim, ReleasedClaim::Virtual { touched: true, .. }) {
-        // Whoever undoes it writes on what is deleted here: that has to be another version then.
+        // An undo changes the claim to protect it: then the version to delete is outdated.
         return ReleaseStep::Untouch;
     }
     match facts.virtual_volume {
-        VirtualNow::There { retained: false, .. } => ReleaseStep::RetainVirtual,
-        VirtualNow::There { .. } | VirtualNow::Absent => ReleaseStep::DeleteClaim,
+        VirtualNow::Exists { retained: false, .. } => ReleaseStep::RetainVirtual,
+        VirtualNow::Exists { .. } | VirtualNow::Absent => ReleaseStep::DeleteClaim,
     }
 }
 
-/// What the driver made goes, the virtual PV before the twin that it remembers; then the real
-/// PV is the claim's.
+/// Deletes the driver's objects, the virtual PV before the twin that it refers to; then gives the real PV to
+/// the claim.
 fn without_claim(facts: &ReleaseFacts) -> ReleaseStep {
-    if matches!(facts.twin, TwinNow::There { deleting: false, .. }) && !is_marked(facts) {
+    if matches!(facts.twin, TwinNow::Exists { deleting: false, .. }) && !is_marked(facts) {
         return ReleaseStep::MarkTwin;
     }
-    if matches!(facts.virtual_volume, VirtualNow::There { retained: false, .. }) {
+    if matches!(facts.virtual_volume, VirtualNow::Exists { retained: false, .. }) {
         return ReleaseStep::RetainVirtual;
     }
     let is_ours = facts.virtual_volume != VirtualNow::Absent || facts.twin != TwinNow::Absent;
     if let Some(node) = &facts.attached
         && (is_ours || !matches!(facts.holder, Holder::Claim { .. }))
     {
-        // Kubernetes would detach it under whoever has it next.
+        // Otherwise Kubernetes would detach it while the next claim uses it.
         return ReleaseStep::AwaitDetached(node.clone());
     }
-    if let VirtualNow::There {
+    if let VirtualNow::Exists {
         deleting, finalizer, ..
     } = facts.virtual_volume
     {
@@ -356,24 +348,24 @@ fn without_claim(facts: &ReleaseFacts) -> ReleaseStep {
         };
     }
     match facts.twin {
-        TwinNow::There { deleting: false, .. } if facts.leaving => {
-            return ReleaseStep::TakeBack(Interruption::VolumeLeaves);
+        TwinNow::Exists { deleting: false, .. } if facts.leaving => {
+            return ReleaseStep::RollBack(Interruption::VolumeLeaves);
         }
-        TwinNow::There { deleting: false, .. } => return ReleaseStep::DeleteTwin,
-        TwinNow::There { deleting: true, .. } => return ReleaseStep::AwaitTwinGone,
+        TwinNow::Exists { deleting: false, .. } => return ReleaseStep::DeleteTwin,
+        TwinNow::Exists { deleting: true, .. } => return ReleaseStep::AwaitTwinGone,
         TwinNow::Absent => {}
     }
     match (&facts.claim, &facts.holder) {
         (_, Holder::Twin { .. }) => ReleaseStep::AwaitTwinGone,
         (_, Holder::Other(who)) => ReleaseStep::Refuse(ReleaseRefusal::Held(who.clone())),
         (ReleasedClaim::Absent, _) => match &facts.unmakeable {
-            Some(why) => ReleaseStep::TakeBack(Interruption::NotAccepted(why.clone())),
+            Some(why) => ReleaseStep::RollBack(Interruption::NotAccepted(why.clone())),
             None => ReleaseStep::MakeClaim,
         },
         (_, Holder::Gone) => ReleaseStep::GiveReal,
-        _ if facts.overlooked => ReleaseStep::Wake,
+        _ if facts.needs_wake => ReleaseStep::Wake,
         (ReleasedClaim::Real { bound: true, .. }, Holder::Claim { bound: true }) => ReleaseStep::Settle,
-        // Also one that names no PV is bound to that which names it.
+        // Kubernetes also binds a claim without a volume name to the PV that names it.
         (_, Holder::Claim { .. }) => ReleaseStep::AwaitBound,
     }
 }
@@ -389,19 +381,19 @@ pub(super) mod tests {
         deleting: false,
         touched: false,
     };
-    pub(in crate::placement::transfer) const MARKED: TwinNow = TwinNow::There {
+    pub(in crate::placement::transfer) const MARKED: TwinNow = TwinNow::Exists {
         releasing: true,
         touched: false,
         deleting: false,
     };
     pub(in crate::placement::transfer) const NAMED: Holder = Holder::Claim { bound: false };
     pub(in crate::placement::transfer) const BOUND: Holder = Holder::Claim { bound: true };
-    const UNMARKED: TwinNow = TwinNow::There {
+    const UNMARKED: TwinNow = TwinNow::Exists {
         releasing: false,
         touched: false,
         deleting: false,
     };
-    const DYING: TwinNow = TwinNow::There {
+    const DYING: TwinNow = TwinNow::Exists {
         releasing: true,
         touched: false,
         deleting: true,
@@ -412,7 +404,7 @@ pub(super) mod tests {
         deleting: bool,
         holder: Holder,
     ) -> VirtualNow {
-        VirtualNow::There {
+        VirtualNow::Exists {
             deleting,
             retained,
             as_before: !retained,
@@ -429,7 +421,7 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::placement::transfer) fn other(has_volume: bool, asks: AsksFor) -> ReleasedClaim {
+    pub(in crate::placement::transfer) fn other(has_volume: bool, asks: MatchingVolume) -> ReleasedClaim {
         ReleasedClaim::Other {
             deleting: false,
             has_volume,
@@ -450,7 +442,7 @@ pub(super) mod tests {
             virtual_volume,
             twin,
             holder,
-            overlooked: false,
+            needs_wake: false,
             obstacles: Vec::new(),
             leaving: false,
             attached: None,
@@ -534,7 +526,7 @@ pub(super) mod tests {
     fn kubernetes_is_made_to_look_at_the_claim_before_it_is_waited_for() {
         for (bound, holder) in [(false, NAMED), (true, BOUND)] {
             let mut facts = facts(real(bound), VirtualNow::Absent, TwinNow::Absent, holder);
-            facts.overlooked = true;
+            facts.needs_wake = true;
             assert_eq!(release_step(&facts), ReleaseStep::Wake, "bound: {bound}");
         }
     }
@@ -551,7 +543,7 @@ pub(super) mod tests {
         facts.obstacles = pod();
         assert_eq!(
             release_step(&facts),
-            ReleaseStep::TakeBack(Interruption::Obstacles(pod()))
+            ReleaseStep::RollBack(Interruption::Obstacles(pod()))
         );
         facts.twin = UNMARKED;
         assert_eq!(
@@ -566,7 +558,7 @@ pub(super) mod tests {
     fn a_virtual_volume_is_not_deleted_while_anything_holds_it() {
         let mut facts = facts(
             ReleasedClaim::Absent,
-            VirtualNow::There {
+            VirtualNow::Exists {
                 deleting: false,
                 retained: true,
                 as_before: false,
@@ -584,7 +576,7 @@ pub(super) mod tests {
         assert_eq!(
             release_step(&facts),
             ReleaseStep::RetainVirtual,
-            "somebody changed it"
+            "another client changed it"
         );
     }
 
@@ -594,9 +586,9 @@ pub(super) mod tests {
         let facts = |twin| facts(VIRTUAL, there(), twin, Holder::Twin { deleting: false });
         assert_eq!(
             release_step(&facts(UNMARKED)),
-            ReleaseStep::TakeBack(Interruption::Unmarked)
+            ReleaseStep::RollBack(Interruption::Unmarked)
         );
-        let touched = TwinNow::There {
+        let touched = TwinNow::Exists {
             releasing: true,
             touched: true,
             deleting: false,
@@ -615,7 +607,7 @@ pub(super) mod tests {
         facts.leaving = true;
         assert_eq!(
             release_step(&facts),
-            ReleaseStep::TakeBack(Interruption::VolumeLeaves)
+            ReleaseStep::RollBack(Interruption::VolumeLeaves)
         );
     }
 
@@ -626,14 +618,17 @@ pub(super) mod tests {
             release_step(&facts(claim, gone.0, gone.1, holder))
         };
         let free = |claim| step(claim, Holder::Gone);
-        assert_eq!(free(other(false, AsksFor::Real)), ReleaseStep::GiveReal);
-        assert_eq!(step(other(false, AsksFor::Real), NAMED), ReleaseStep::AwaitBound);
-        for asks in [AsksFor::Virtual, AsksFor::Else] {
-            let expected = ReleaseStep::TakeBack(Interruption::NameTaken);
+        assert_eq!(free(other(false, MatchingVolume::Real)), ReleaseStep::GiveReal);
+        assert_eq!(
+            step(other(false, MatchingVolume::Real), NAMED),
+            ReleaseStep::AwaitBound
+        );
+        for asks in [MatchingVolume::Virtual, MatchingVolume::Neither] {
+            let expected = ReleaseStep::RollBack(Interruption::NameTaken);
             assert_eq!(free(other(false, asks)), expected, "{asks:?}");
         }
         assert_eq!(
-            free(other(true, AsksFor::Real)),
+            free(other(true, MatchingVolume::Real)),
             ReleaseStep::Refuse(ReleaseRefusal::NameTaken)
         );
     }
@@ -652,7 +647,7 @@ pub(super) mod tests {
         fn nothing_is_deleted_unless_the_data_is_safe(
             claim in select(vec![
                 ReleasedClaim::Absent, VIRTUAL, real(false), real(true),
-                other(false, AsksFor::Real), other(false, AsksFor::Else), other(true, AsksFor::Real),
+                other(false, MatchingVolume::Real), other(false, MatchingVolume::Neither), other(true, MatchingVolume::Real),
             ]),
             progress in select(vec![ReleaseProgress::NotRecorded, ReleaseProgress::Onward, ReleaseProgress::Back]),
             there in select(vec![
@@ -677,9 +672,9 @@ pub(super) mod tests {
             if deletes.contains(&step) {
                 prop_assert!(secured, "the real PV is retained");
                 prop_assert_ne!(progress, ReleaseProgress::NotRecorded);
-                let retained = !matches!(there, VirtualNow::There { retained: false, .. });
+                let retained = !matches!(there, VirtualNow::Exists { retained: false, .. });
                 prop_assert!(retained, "so is the virtual one");
-                prop_assert_ne!(twin, UNMARKED, "the driver keeps off");
+                prop_assert_ne!(twin, UNMARKED, "the driver does not touch the twin");
             }
             if step == ReleaseStep::DeleteClaim {
                 prop_assert!(!blocked);
@@ -687,10 +682,10 @@ pub(super) mod tests {
             if step == ReleaseStep::DeleteTwin {
                 prop_assert_eq!(twin, MARKED);
                 prop_assert_eq!(there, VirtualNow::Absent);
-                prop_assert!(!leaving, "the real PV would go with it");
+                prop_assert!(!leaving, "the real PV would be deleted with it");
                 prop_assert!(!attached);
             }
-            // Else it would be that of whoever has the name next.
+            // Otherwise the next claim of that name would get the data.
             if step == ReleaseStep::GiveReal {
                 prop_assert_ne!(&claim, &ReleasedClaim::Absent);
                 prop_assert!(!attached);

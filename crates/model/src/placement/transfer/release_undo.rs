@@ -1,116 +1,110 @@
-//! The steps that undo a release, wherever it stopped.
+//! The steps that undo a release, at whichever step it stopped.
 //!
 //! ```text
-//!  ──Withdraw──▶ the record says so: a release that runs elsewhere stops at its next look
-//!     claim exists ──Touch──▶ (whoever would delete it has an older version) ─────────────┐
-//!     no claim, virtual PV there ──RemakeClaim──▶ ──GiveVirtual──▶ ──Wake──▶ bound ───────┤
-//!     no virtual PV, twin there ──TouchTwin──▶ ──RemakeVirtual──▶ as above                │
+//!  ──Withdraw──▶ the record says so: a concurrent release stops at its next read
+//!     claim exists ──Touch──▶ (a concurrent release can only delete an older version) ────┐
+//!     no claim, virtual PV exists ──RemakeClaim──▶ ──GiveVirtual──▶ ──Wake──▶ bound ──────┤
+//!     no virtual PV, twin exists ──TouchTwin──▶ ──RemakeVirtual──▶ as above               │
 //!     no twin ──ToImport──▶ the volume is imported: a new twin adopts it                  ▼
-//!                        RestoreVirtual ──▶ UnmarkTwin ──▶ Restore (the record goes last)
+//!                        RestoreVirtual ──▶ UnmarkTwin ──▶ Restore (removes the record last)
 //! ```
 //!
-//! The real PV gets its reclaim policy back only if it has its twin: else it is Released, and
+//! The reclaim policy of the real PV is restored only if it has its twin: otherwise it is Released, and
 //! Kubernetes would delete it at once.
 
-use super::{AsksFor, Holder, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow};
+use super::{Holder, MatchingVolume, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow};
 
-/// What the decision rests on, read live.
+/// The input of the decision, read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseUndoFacts {
-    /// What has the name of the claim.
+    /// What exists under the name of the claim.
     pub claim: ReleasedClaim,
-    /// How far the release is.
     pub progress: ReleaseProgress,
-    /// Whether the real PV's reclaim policy is Retain, and nobody is offered it.
+    /// Whether the real PV's reclaim policy is Retain, and it is available to no other claim.
     pub secured: bool,
-    /// The virtual PV.
     pub virtual_volume: VirtualNow,
-    /// The twin.
     pub twin: TwinNow,
-    /// Whom the real PV names.
+    /// What the real PV names in its `claimRef`.
     pub holder: Holder,
-    /// Whether the claim has the mark that it was made with, and Kubernetes knows that the virtual PV
-    /// names it.
-    pub overlooked: bool,
-    /// Whether the real PV is being imported for this claim, as the last way back.
+    /// Whether the claim must be changed, so that Kubernetes reconciles it: it still has the mark of its
+    /// creation, and the virtual PV that names it is already Bound.
+    pub needs_wake: bool,
+    /// Whether the real PV is being imported for this claim, as the last resort.
     pub importing: bool,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseUndoStep {
-    /// Say in the record that the release is being undone, and see that the real PV is retained and
-    /// nobody is offered it.
+    /// Record that the release is being undone, and make sure that the real PV is retained and available to
+    /// no other claim.
     Withdraw,
-    /// Have the virtual PV name the claim that is gone, so that nobody is offered it.
+    /// Make the virtual PV name the deleted claim, so that it is available to no other one.
     WithdrawVirtual,
-    /// Write on the claim.
+    /// Change the claim, so that a concurrent release cannot delete it.
     Touch,
-    /// Write on the twin.
+    /// Change the twin, so that a concurrent release cannot delete it.
     TouchTwin,
-    /// Wait until the claim is gone that is being deleted.
+    /// Wait until the claim is deleted.
     AwaitClaimGone,
-    /// Wait until the virtual PV is gone that is being deleted.
+    /// Wait until the virtual PV is deleted.
     AwaitVirtualGone,
-    /// Make it again, for the claim.
+    /// Create it again, for the claim.
     RemakeVirtual,
-    /// Make the claim again as it was.
+    /// Create the claim again as recorded.
     RemakeClaim,
-    /// Have the virtual PV name the claim that exists, by its uid.
+    /// Make the virtual PV name the existing claim, by its uid.
     GiveVirtual,
-    /// Take the mark off the claim that it was made with: Kubernetes looks at it then.
+    /// Remove the mark of its creation from the claim: the change makes Kubernetes reconcile it.
     Wake,
     /// Wait until the claim is bound to the virtual PV.
     AwaitBound,
-    /// Give the virtual PV its reclaim policy back.
+    /// Restore the reclaim policy of the virtual PV.
     RestoreVirtual,
-    /// Take the mark off the twin.
+    /// Remove the mark of the release from the twin.
     UnmarkTwin,
-    /// Give the real PV its reclaim policy back and take the record off.
+    /// Restore the reclaim policy of the real PV, and remove the record.
     Restore,
-    /// Take the record off, but let the real PV be retained: somebody has deleted the twin, and it
-    /// gets its reclaim policy back when the driver has made the twin again.
+    /// Remove the record, but leave the real PV retained: another client has deleted the twin, and the policy
+    /// is restored after the driver has created the twin again.
     RestoreRetained,
-    /// Take the mark of the undo off the claim.
+    /// Remove the mark of the undo from the claim.
     Untouch,
-    /// Take our finalizer off the twin, and wait until it is gone.
+    /// Remove our finalizer from the twin, and wait until it is deleted.
     AwaitTwinGone,
-    /// Have the record be that of an import.
+    /// Turn the record into that of an import.
     ToImport,
-    /// Import the volume.
     Import,
-    /// There is nothing left to do.
     Done,
-    /// Do nothing.
     Refuse(ReleaseUndoRefusal),
 }
 
 impl ReleaseUndoStep {
-    /// What it would do, for whoever only asks.
+    /// Describes the step in a dry run.
     #[must_use]
     pub fn in_words(&self) -> &'static str {
         match self {
-            Self::Withdraw => "the release would be noted to be undone",
-            Self::WithdrawVirtual => "the virtual PersistentVolume would be kept from others",
+            Self::Withdraw => "the release would be recorded as being undone",
+            Self::WithdrawVirtual => "the virtual PersistentVolume would be protected from other claims",
             Self::Touch => "the claim would be marked, so that the release does not delete it",
             Self::TouchTwin => "the twin would be marked, so that the release does not delete it",
-            Self::AwaitClaimGone => "the claim is to be gone",
-            Self::AwaitVirtualGone => "the virtual PersistentVolume is to be gone",
-            Self::RemakeVirtual => "the virtual PersistentVolume would be made again",
+            Self::AwaitClaimGone => "the claim has to be deleted",
+            Self::AwaitVirtualGone => "the virtual PersistentVolume has to be deleted",
+            Self::RemakeVirtual => "the virtual PersistentVolume would be created again",
             Self::GiveVirtual => "the virtual PersistentVolume would name the claim again",
-            Self::RemakeClaim => "the claim would be made again as it was",
-            Self::Wake => "Kubernetes would be made to look at the claim",
-            Self::AwaitBound => "Kubernetes is to bind the two",
-            Self::RestoreVirtual => "the virtual PersistentVolume would get its reclaim policy back",
-            Self::UnmarkTwin => "the mark would be taken off the twin",
-            Self::Restore => "the real PersistentVolume would get its reclaim policy back",
+            Self::RemakeClaim => "the claim would be created again as recorded",
+            Self::Wake => "the claim would be changed, so that Kubernetes reconciles it",
+            Self::AwaitBound => "Kubernetes has to bind the two",
+            Self::RestoreVirtual => "the reclaim policy of the virtual PersistentVolume would be restored",
+            Self::UnmarkTwin => "the mark would be removed from the twin",
+            Self::Restore => "the reclaim policy of the real PersistentVolume would be restored",
             Self::RestoreRetained => {
-                "the driver would be left to make the twin again, and the real PersistentVolume be retained until then"
+                "the driver would create the twin again, and the real PersistentVolume would be retained until then"
             }
-            Self::Untouch => "the mark of the undo would be taken off the claim",
-            Self::AwaitTwinGone => "the twin is to be gone",
+            Self::Untouch => "the mark of the undo would be removed from the claim",
+            Self::AwaitTwinGone => "the twin has to be deleted",
             Self::ToImport | Self::Import => "the volume would be imported again",
-            Self::Done => "nothing is left to do",
+            Self::Done => "nothing remains to be done",
             Self::Refuse(_) => "it would be refused",
         }
     }
@@ -119,33 +113,32 @@ impl ReleaseUndoStep {
 /// Why a release is not undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseUndoRefusal {
-    /// The claim is made.
+    /// The claim of the real class exists.
     #[error(
-        "the claim has its real class already: run the release again without --undo to end it. `liqo-csi import pvc` gives the claim a class of \
+        "the claim already has its real class: run the release again without --undo to complete it. `liqo-csi import pvc` then gives the claim a class of \
          this driver again"
     )]
     TooLate,
-    /// A claim that was made in the gap has the name.
+    /// Another claim of the name was created in the meantime.
     #[error(
-        "a claim of that name was made while there was none, and it has another volume, or asks for another one. The data is safe on \
+        "another claim of that name was created in the meantime, and it has or requests another volume. The data is safe on \
          the real PersistentVolume, which is retained. Delete that claim, and run this again"
     )]
     NameTaken,
-    /// The claim has no volume that it could have back.
+    /// No volume is left that the claim could have.
     #[error(
-        "the claim's virtual PersistentVolume and its twin are both gone, so it cannot be made whole. The data is safe on the real \
-         PersistentVolume, which is retained. Delete the claim, and run this again: it is made again, and the volume imported"
+        "the claim's virtual PersistentVolume and its twin were both deleted, so it cannot be repaired. The data is safe on the real \
+         PersistentVolume, which is retained. Delete the claim, and run this again: it is created again, and the volume imported"
     )]
     NothingLeft,
-    /// Somebody else has one of the PVs.
-    #[error("the PersistentVolume belongs to {0} now. Nothing is changed")]
+    /// One of the PVs names another object.
+    #[error("the PersistentVolume belongs to {0} now. Nothing was changed")]
     Held(String),
 }
 
-/// Decides the next step.
 #[must_use]
 pub fn release_undo_step(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
-    let marked = matches!(facts.twin, TwinNow::There { releasing: true, .. });
+    let marked = matches!(facts.twin, TwinNow::Exists { releasing: true, .. });
     match (facts.progress, &facts.claim) {
         (ReleaseProgress::NotRecorded, _) if facts.importing => ReleaseUndoStep::Import,
         (ReleaseProgress::NotRecorded, _) if marked => ReleaseUndoStep::UnmarkTwin,
@@ -157,12 +150,12 @@ pub fn release_undo_step(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
             ReleaseUndoStep::Refuse(ReleaseUndoRefusal::TooLate)
         }
         (ReleaseProgress::Onward, _) => ReleaseUndoStep::Withdraw,
-        // Before anything else, whoever has changed it: a twin may be on its way out.
+        // First of all, because another client has changed it: a twin may be being deleted.
         (ReleaseProgress::Back, _) if !facts.secured => ReleaseUndoStep::Withdraw,
         (ReleaseProgress::Back, _)
             if matches!(
                 facts.virtual_volume,
-                VirtualNow::There {
+                VirtualNow::Exists {
                     deleting: false,
                     offered: true,
                     ..
@@ -185,7 +178,7 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
         } => return ReleaseUndoStep::Touch,
         ReleasedClaim::Other { has_volume: true, .. }
         | ReleasedClaim::Other {
-            asks: AsksFor::Real | AsksFor::Else,
+            asks: MatchingVolume::Real | MatchingVolume::Neither,
             ..
         } => return ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NameTaken),
         ReleasedClaim::Absent
@@ -194,8 +187,8 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
         | ReleasedClaim::Other { .. } => {}
     }
     match &facts.virtual_volume {
-        VirtualNow::There { deleting: true, .. } => ReleaseUndoStep::AwaitVirtualGone,
-        VirtualNow::There {
+        VirtualNow::Exists { deleting: true, .. } => ReleaseUndoStep::AwaitVirtualGone,
+        VirtualNow::Exists {
             holder, as_before, ..
         } => match (holder, &facts.claim) {
             (Holder::Twin { .. }, _) => {
@@ -204,22 +197,22 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
             (Holder::Other(who), _) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(who.clone())),
             (_, ReleasedClaim::Absent) => ReleaseUndoStep::RemakeClaim,
             (Holder::Gone, _) => ReleaseUndoStep::GiveVirtual,
-            _ if facts.overlooked => ReleaseUndoStep::Wake,
+            _ if facts.needs_wake => ReleaseUndoStep::Wake,
             (Holder::Claim { bound: true }, ReleasedClaim::Virtual { .. }) => restore(facts, *as_before),
-            // Also one that names no PV is bound to that which names it.
+            // Kubernetes also binds a claim without a volume name to the PV that names it.
             (Holder::Claim { .. }, _) => ReleaseUndoStep::AwaitBound,
         },
         VirtualNow::Absent => match (facts.twin, &facts.claim) {
             (
-                TwinNow::There {
+                TwinNow::Exists {
                     deleting: false,
                     touched: false,
                     ..
                 },
                 _,
             ) => ReleaseUndoStep::TouchTwin,
-            (TwinNow::There { deleting: false, .. }, _) => ReleaseUndoStep::RemakeVirtual,
-            (TwinNow::There { deleting: true, .. }, _) => ReleaseUndoStep::AwaitTwinGone,
+            (TwinNow::Exists { deleting: false, .. }, _) => ReleaseUndoStep::RemakeVirtual,
+            (TwinNow::Exists { deleting: true, .. }, _) => ReleaseUndoStep::AwaitTwinGone,
             (TwinNow::Absent, ReleasedClaim::Absent) => match &facts.holder {
                 Holder::Other(who) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(who.clone())),
                 _ => ReleaseUndoStep::ToImport,
@@ -229,17 +222,17 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
     }
 }
 
-/// The claim is bound to its virtual PV: only the marks are left.
+/// The claim is bound to its virtual PV: only policies and marks are left to restore.
 fn restore(facts: &ReleaseUndoFacts, as_before: bool) -> ReleaseUndoStep {
     if !as_before {
         return ReleaseUndoStep::RestoreVirtual;
     }
     match facts.twin {
-        TwinNow::There { releasing: true, .. } => ReleaseUndoStep::UnmarkTwin,
-        TwinNow::There { deleting: false, .. } if facts.holder == (Holder::Twin { deleting: false }) => {
+        TwinNow::Exists { releasing: true, .. } => ReleaseUndoStep::UnmarkTwin,
+        TwinNow::Exists { deleting: false, .. } if facts.holder == (Holder::Twin { deleting: false }) => {
             ReleaseUndoStep::Restore
         }
-        TwinNow::There { .. } | TwinNow::Absent => ReleaseUndoStep::RestoreRetained,
+        TwinNow::Exists { .. } | TwinNow::Absent => ReleaseUndoStep::RestoreRetained,
     }
 }
 
@@ -255,12 +248,12 @@ mod tests {
         deleting: false,
         touched: true,
     };
-    const UNMARKED: TwinNow = TwinNow::There {
+    const UNMARKED: TwinNow = TwinNow::Exists {
         releasing: false,
         touched: false,
         deleting: false,
     };
-    const KEPT: TwinNow = TwinNow::There {
+    const KEPT: TwinNow = TwinNow::Exists {
         releasing: true,
         touched: true,
         deleting: false,
@@ -279,10 +272,10 @@ mod tests {
             virtual_volume,
             twin,
             holder: match twin {
-                TwinNow::There { deleting, .. } => Holder::Twin { deleting },
+                TwinNow::Exists { deleting, .. } => Holder::Twin { deleting },
                 TwinNow::Absent => Holder::Gone,
             },
-            overlooked: false,
+            needs_wake: false,
             importing: false,
         })
     }
@@ -290,10 +283,10 @@ mod tests {
     #[test]
     fn a_virtual_volume_is_kept_from_others_before_anything_is_refused() {
         let mut there = outer(true, false, Holder::Gone);
-        if let VirtualNow::There { offered, .. } = &mut there {
+        if let VirtualNow::Exists { offered, .. } = &mut there {
             *offered = true;
         }
-        let taken = other(true, AsksFor::Virtual);
+        let taken = other(true, MatchingVolume::Virtual);
         let got = step(taken, ReleaseProgress::Back, there, MARKED);
         assert_eq!(got, ReleaseUndoStep::WithdrawVirtual);
     }
@@ -308,7 +301,7 @@ mod tests {
                 virtual_volume: outer(true, false, holder),
                 twin: MARKED,
                 holder: Holder::Twin { deleting: false },
-                overlooked: true,
+                needs_wake: true,
                 importing: false,
             });
             assert_eq!(got, ReleaseUndoStep::Wake);
@@ -317,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_has_lost_everything_is_not_called_another_one() {
-        for claim in [TOUCHED, other(false, AsksFor::Virtual)] {
+        for claim in [TOUCHED, other(false, MatchingVolume::Virtual)] {
             let got = step(claim, ReleaseProgress::Back, VirtualNow::Absent, TwinNow::Absent);
             assert_eq!(got, ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NothingLeft));
         }
@@ -374,7 +367,7 @@ mod tests {
             deleting: false,
             touched: false,
         };
-        let dying = TwinNow::There {
+        let dying = TwinNow::Exists {
             releasing: true,
             touched: false,
             deleting: true,
@@ -390,7 +383,7 @@ mod tests {
                 ReleaseUndoStep::GiveVirtual,
             ),
             (
-                back(other(false, AsksFor::Virtual), outer(false, NAMED), MARKED),
+                back(other(false, MatchingVolume::Virtual), outer(false, NAMED), MARKED),
                 ReleaseUndoStep::AwaitBound,
             ),
             (
@@ -432,7 +425,7 @@ mod tests {
     #[test]
     fn the_policy_comes_back_only_with_a_twin_that_is_well() {
         let there = outer(false, false, BOUND);
-        let dying = TwinNow::There {
+        let dying = TwinNow::Exists {
             releasing: false,
             touched: false,
             deleting: true,
@@ -448,7 +441,7 @@ mod tests {
             virtual_volume: there,
             twin: UNMARKED,
             holder: Holder::Gone,
-            overlooked: false,
+            needs_wake: false,
             importing: false,
         });
         assert_eq!(got, ReleaseUndoStep::RestoreRetained, "the PV is not the twin's");
@@ -463,7 +456,7 @@ mod tests {
             virtual_volume: VirtualNow::Absent,
             twin: TwinNow::Absent,
             holder: Holder::Other("shop/rescue".to_owned()),
-            overlooked: false,
+            needs_wake: false,
             importing: false,
         };
         assert_eq!(release_undo_step(&facts), ReleaseUndoStep::Withdraw);
@@ -491,7 +484,10 @@ mod tests {
 
     #[test]
     fn a_name_that_somebody_has_taken_is_left_to_them() {
-        for claim in [other(true, AsksFor::Virtual), other(false, AsksFor::Else)] {
+        for claim in [
+            other(true, MatchingVolume::Virtual),
+            other(false, MatchingVolume::Neither),
+        ] {
             let got = step(claim, ReleaseProgress::Back, VirtualNow::Absent, MARKED);
             assert_eq!(got, ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NameTaken));
         }
@@ -506,7 +502,7 @@ mod tests {
             virtual_volume: VirtualNow::Absent,
             twin: TwinNow::Absent,
             holder: Holder::Gone,
-            overlooked: false,
+            needs_wake: false,
             importing: true,
         });
         assert_eq!(got, ReleaseUndoStep::Import);

@@ -1,108 +1,105 @@
-//! The steps that undo an import, wherever it stopped.
+//! The steps that undo an import, at whichever step it stopped.
 //!
 //! ```text
-//!  ──Forbid──▶ may not be adopted any more (a CreateVolume that is under way fails, or has
-//!              made a twin for a claim that goes)
-//!     old claim exists ──Touch──▶ (whoever would delete it has an older version) ──Restore──▶
-//!     new claim exists ──DeleteNew──▶ gone ──DeleteTwin──▶ gone
+//!  ──Forbid──▶ may not be adopted any more (a concurrent CreateVolume fails, or has
+//!              created a twin for a claim that is deleted here)
+//!     old claim exists ──Touch──▶ (an import can only delete an older version) ──Restore──▶
+//!     new claim exists ──DeleteNew──▶ deleted ──DeleteTwin──▶ deleted
 //!     no claim ──Remake──▶ exists ──GiveBack──▶ PV names it by its uid ──Wake──▶ bound
 //!                                                          ──Restore──▶ as before
 //! ```
 //!
-//! A PV that named a claim that is not there yet would be the data of whoever gets that name,
-//! as in a namespace that is deleted and made anew in that moment.
+//! The PV must not name a claim that does not exist yet: any user who gets that name would get the data, for
+//! example in a namespace that is deleted and created again at that moment.
 //!
-//! Only when the PV is bound to its claim again it gets its reclaim policy back, and its
-//! record is taken off in the same write.
+//! The reclaim policy of the PV is restored only after the PV is bound to its claim again, and its record is
+//! removed in the same write.
 
 use super::{ClaimNow, NamedVolume, Progress};
 
-/// Whom the PV names.
+/// What a PV names in its `claimRef`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// The claim of that name that exists, by its uid.
+    /// The existing claim of that name, by its uid.
     Claim {
         /// Whether Kubernetes has bound the two.
         bound: bool,
     },
-    /// Nobody who exists: a claim that is gone, a twin that is gone, or a name without a uid,
-    /// which anybody may have one day.
+    /// A deleted claim, a deleted twin, or a name without a uid, which any later claim of that name matches.
     Gone,
-    /// A twin that exists.
+    /// An existing twin.
     Twin {
         /// Whether it is being deleted.
         deleting: bool,
     },
-    /// Somebody else.
+    /// Another object.
     Other(String),
 }
 
-/// What the decision rests on, read live.
+/// The input of the decision, read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UndoFacts {
-    /// What has the name of the claim.
+    /// What exists under the name of the claim.
     pub claim: ClaimNow,
-    /// How far the import is.
     pub progress: Progress,
-    /// Whether the PV's reclaim policy is Retain, and nobody is offered it.
+    /// Whether the PV's reclaim policy is Retain, and it is available to no other claim.
     pub secured: bool,
-    /// Whom the PV names.
+    /// What the PV names in its `claimRef`.
     pub holder: Holder,
-    /// Whether the claim has the mark that it was made with, and Kubernetes knows that the PV names it.
-    pub overlooked: bool,
+    /// Whether the claim must be changed, so that Kubernetes reconciles it: it still has the mark of its
+    /// creation, and the PV that names it is already Bound.
+    pub needs_wake: bool,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UndoStep {
-    /// Take the permission to adopt off the PV, and see that it is retained and nobody is offered it.
+    /// Forbid the adoption of the PV, and make sure that it is retained and available to no other claim.
     Forbid,
-    /// Write on the old claim.
+    /// Change the old claim, so that a concurrent import cannot delete it.
     Touch,
     /// Delete the claim of this driver's class, by its uid.
     DeleteNew,
-    /// Wait until the claim is gone that is being deleted.
+    /// Wait until the claim is deleted.
     AwaitClaimGone,
-    /// Delete the twin, which has the PV but was given to nobody.
+    /// Delete the twin, which has the PV but was never handed over.
     DeleteTwin,
-    /// Take our finalizer off the twin that is being deleted, and wait until it is gone.
+    /// Remove our finalizer from the twin that is being deleted, and wait until it is deleted.
     AwaitTwinGone,
-    /// Make the old claim again.
+    /// Create the old claim again.
     Remake,
-    /// Have the PV name the claim that exists, by its uid.
+    /// Make the PV name the existing claim, by its uid.
     GiveBack,
-    /// Take the mark off the claim that it was made with: Kubernetes looks at it then.
+    /// Remove the mark of its creation from the claim: the change makes Kubernetes reconcile it.
     Wake,
     /// Wait until the claim is bound to the PV.
     AwaitBound,
-    /// Give the PV its reclaim policy back and take the record off.
+    /// Restore the reclaim policy of the PV, and remove the record.
     Restore,
-    /// Take the mark of the undo off the old claim.
+    /// Remove the mark of the undo from the old claim.
     Untouch,
-    /// There is nothing left to do.
     Done,
-    /// Do nothing.
     Refuse(UndoRefusal),
 }
 
 impl UndoStep {
-    /// What it would do, for whoever only asks.
+    /// Describes the step in a dry run.
     #[must_use]
     pub fn in_words(&self) -> &'static str {
         match self {
-            Self::Forbid => "the permission to adopt the PersistentVolume would be taken back",
+            Self::Forbid => "the permission to adopt the PersistentVolume would be removed",
             Self::Touch => "the claim would be marked, so that the import does not delete it",
             Self::DeleteNew => "the claim of this driver's class would be deleted",
-            Self::AwaitClaimGone => "the claim is to be gone",
-            Self::DeleteTwin => "the twin would be deleted, its PersistentVolume being retained",
-            Self::AwaitTwinGone => "the twin is to be gone",
+            Self::AwaitClaimGone => "the claim has to be deleted",
+            Self::DeleteTwin => "the twin would be deleted, and its PersistentVolume retained",
+            Self::AwaitTwinGone => "the twin has to be deleted",
             Self::GiveBack => "the PersistentVolume would name the claim again",
-            Self::Remake => "the claim would be made again as it was",
-            Self::Wake => "Kubernetes would be made to look at the claim",
-            Self::AwaitBound => "Kubernetes is to bind the two",
-            Self::Restore => "the PersistentVolume would get its reclaim policy back",
-            Self::Untouch => "the mark of the undo would be taken off the claim",
-            Self::Done => "nothing is left to do",
+            Self::Remake => "the claim would be created again as recorded",
+            Self::Wake => "the claim would be changed, so that Kubernetes reconciles it",
+            Self::AwaitBound => "Kubernetes has to bind the two",
+            Self::Restore => "the reclaim policy of the PersistentVolume would be restored",
+            Self::Untouch => "the mark of the undo would be removed from the claim",
+            Self::Done => "nothing remains to be done",
             Self::Refuse(_) => "it would be refused",
         }
     }
@@ -111,23 +108,22 @@ impl UndoStep {
 /// Why an import is not undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UndoRefusal {
-    /// It has come to its end.
+    /// It is too late: the claim is bound.
     #[error(
-        "the import has come to its end: the claim is bound to a volume of this driver, and the controller does the rest"
+        "the import can no longer be undone: the claim is bound to a volume of this driver, and the controller completes the import"
     )]
     Finished,
-    /// A claim that was made in the gap has the name.
+    /// Another claim of the name was created in the meantime.
     #[error(
-        "a claim of that name was made while there was none, and it has another volume, or asks for another one. The data is safe on \
+        "another claim of that name was created in the meantime, and it has or requests another volume. The data is safe on \
          its PersistentVolume, which is retained. Delete that claim, and run this again"
     )]
     NameTaken,
-    /// Somebody else has the PV.
-    #[error("the PersistentVolume belongs to {0} now. Nothing is changed")]
+    /// The PV names another object.
+    #[error("the PersistentVolume belongs to {0} now. Nothing was changed")]
     Held(String),
 }
 
-/// Decides the next step.
 #[must_use]
 pub fn undo_step(facts: &UndoFacts) -> UndoStep {
     match (facts.progress, &facts.claim) {
@@ -142,7 +138,7 @@ pub fn undo_step(facts: &UndoFacts) -> UndoStep {
         ) => UndoStep::Refuse(UndoRefusal::Finished),
         (Progress::NotRecorded, _) => UndoStep::Done,
         (Progress::Permitted, _) => UndoStep::Forbid,
-        // Before anything else, whoever has changed it: twins are deleted on the way.
+        // First of all, because another client has changed it: later steps delete twins.
         (Progress::Withdrawn, _) if !facts.secured => UndoStep::Forbid,
         (Progress::Withdrawn, _) => withdrawn(facts),
     }
@@ -154,20 +150,20 @@ fn withdrawn(facts: &UndoFacts) -> UndoStep {
         ClaimNow::Old { deleting: true, .. }
         | ClaimNow::New { deleting: true, .. }
         | ClaimNow::Other { deleting: true, .. } => UndoStep::AwaitClaimGone,
-        _ if facts.overlooked => UndoStep::Wake,
+        _ if facts.needs_wake => UndoStep::Wake,
         ClaimNow::Old { touched: false, .. } => UndoStep::Touch,
         ClaimNow::Old { .. } => match holder {
             Holder::Claim { bound: true } => UndoStep::Restore,
-            _ => give_back(holder),
+            _ => bind_to_claim(holder),
         },
         ClaimNow::New { .. } => UndoStep::DeleteNew,
-        ClaimNow::Absent => freed(holder).unwrap_or(UndoStep::Remake),
+        ClaimNow::Absent => release_from_owner(holder).unwrap_or(UndoStep::Remake),
         ClaimNow::Other { volume, fits, .. } => match (volume, fits) {
             (NamedVolume::Imported { bound: true }, _) if *holder == (Holder::Claim { bound: true }) => {
                 UndoStep::Restore
             }
-            // Also one that names no PV is bound to that which names it.
-            (NamedVolume::Imported { .. }, _) | (NamedVolume::None, true) => give_back(holder),
+            // Kubernetes also binds a claim without a volume name to the PV that names it.
+            (NamedVolume::Imported { .. }, _) | (NamedVolume::None, true) => bind_to_claim(holder),
             (NamedVolume::None, false) | (NamedVolume::Another, _) => {
                 UndoStep::Refuse(UndoRefusal::NameTaken)
             }
@@ -175,16 +171,16 @@ fn withdrawn(facts: &UndoFacts) -> UndoStep {
     }
 }
 
-/// Has the PV name the claim that exists, and be bound to it.
-fn give_back(holder: &Holder) -> UndoStep {
-    freed(holder).unwrap_or(match holder {
+/// The steps until the PV names the existing claim and is bound to it.
+fn bind_to_claim(holder: &Holder) -> UndoStep {
+    release_from_owner(holder).unwrap_or(match holder {
         Holder::Claim { .. } => UndoStep::AwaitBound,
         _ => UndoStep::GiveBack,
     })
 }
 
-/// What comes before the PV can be anybody's: it is a twin's, or somebody else's.
-fn freed(holder: &Holder) -> Option<UndoStep> {
+/// The step that is needed while the PV names a twin or another object.
+fn release_from_owner(holder: &Holder) -> Option<UndoStep> {
     match holder {
         Holder::Claim { .. } | Holder::Gone => None,
         Holder::Twin { deleting: false } => Some(UndoStep::DeleteTwin),
@@ -228,7 +224,7 @@ mod tests {
             progress,
             secured: true,
             holder,
-            overlooked: false,
+            needs_wake: false,
         })
     }
 
@@ -239,14 +235,14 @@ mod tests {
             progress: Progress::Withdrawn,
             secured: true,
             holder: NAMED,
-            overlooked: true,
+            needs_wake: true,
         };
         assert_eq!(undo_step(&facts), UndoStep::Wake);
-        // Bound without: the mark does not stay.
+        // Kubernetes bound it without the touch: the mark is still removed.
         facts.claim = other(NamedVolume::Imported { bound: true }, true);
         facts.holder = BOUND;
         assert_eq!(undo_step(&facts), UndoStep::Wake);
-        facts.overlooked = false;
+        facts.needs_wake = false;
         assert_eq!(undo_step(&facts), UndoStep::Restore);
     }
 
@@ -330,11 +326,11 @@ mod tests {
                 progress,
                 secured,
                 holder: holder.clone(),
-                overlooked: false,
+                needs_wake: false,
             });
             if !secured {
                 let changes_nothing = matches!(step, UndoStep::Forbid | UndoStep::Untouch | UndoStep::Done | UndoStep::Refuse(_));
-                prop_assert!(changes_nothing, "{step:?} while the data may go");
+                prop_assert!(changes_nothing, "{step:?} while the data is not retained");
             }
             if step == UndoStep::Restore {
                 prop_assert_eq!(&holder, &BOUND);
@@ -346,12 +342,12 @@ mod tests {
                 );
                 prop_assert!(is_bound);
             }
-            // Else it would be that of whoever has the name next.
+            // Otherwise the next claim of that name would get the data.
             if step == UndoStep::GiveBack {
                 let exists = matches!(claim, ClaimNow::Old { .. } | ClaimNow::Other { .. });
                 prop_assert!(exists);
             }
-            // While it may be adopted, nothing else is changed: a CreateVolume may be under way.
+            // While it may be adopted, nothing else is changed: a CreateVolume may be in progress.
             if progress == Progress::Permitted {
                 let is_first = matches!(step, UndoStep::Forbid | UndoStep::Refuse(UndoRefusal::Finished));
                 prop_assert!(is_first);

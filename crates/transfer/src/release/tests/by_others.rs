@@ -1,8 +1,8 @@
-//! Releases and undos while the claim is gone, and what others do to its name and to the PVs then.
+//! Releases and undos during which other clients create a claim of the same name or change the PVs.
 
 use super::*;
 
-/// A claim of the name that somebody else makes, of this class.
+/// A claim of the same name that another client creates, of this class.
 fn theirs(class: &str) -> Value {
     json!({
         "metadata": {"uid": "theirs"},
@@ -30,7 +30,7 @@ fn bind_elsewhere(store: &Store) {
     store.put(CLAIM, claim);
 }
 
-/// The claim is gone, and the virtual PV is not: csi-provisioner holds it.
+/// The claim is gone, and the virtual PV is not: it has the finalizer of csi-provisioner.
 pub(super) async fn in_the_gap() -> World {
     let world = World::with_sidecars("Delete", "Delete", false).await;
     let gone = world.api.until(|store| store.get(CLAIM).is_none());
@@ -64,7 +64,7 @@ async fn a_release_takes_the_volume_back_from_a_claim_that_got_another_one() {
     assert_eq!(real["spec"]["claimRef"]["uid"], TWIN_UID);
     assert_eq!(real["spec"]["claimRef"]["namespace"], "liqo-storage");
     assert_eq!(world.policy(REAL), "Retain");
-    // Whoever deletes that claim gets on.
+    // After that claim is deleted, the release continues.
     world.api.remove(CLAIM);
     world.release().await.unwrap();
     assert_eq!(
@@ -98,9 +98,12 @@ async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_release_goes_o
     world
         .api
         .before("DELETE", &twin_path(), |store| store.remove(REAL));
-    let told = world.release().await.unwrap_err().to_string();
-    assert!(told.contains("driver real.test, volume handle h"), "{told}");
-    let manifest = told.lines().find(|line| line.starts_with('{')).unwrap();
+    let reported = world.release().await.unwrap_err().to_string();
+    assert!(
+        reported.contains("driver real.test, volume handle h"),
+        "{reported}"
+    );
+    let manifest = reported.lines().find(|line| line.starts_with('{')).unwrap();
     let manifest = serde_json::from_str(manifest).unwrap();
     world.api.put(REAL, manifest);
     world.release().await.unwrap();
@@ -116,7 +119,7 @@ async fn a_quota_that_counts_the_old_claim_for_a_moment_is_no_end_of_an_undo() {
     world.assert_as_before("Delete");
 }
 
-/// The claim is its user's, and not somebody else's.
+/// The claim is the original one, and not that of another client.
 #[tokio::test]
 async fn a_claim_that_has_lost_its_twin_and_its_virtual_volume_is_not_called_another_one() {
     let world = World::new("Delete", "Delete").await;
@@ -132,8 +135,8 @@ async fn a_claim_that_has_lost_its_twin_and_its_virtual_volume_is_not_called_ano
     }
     world.api.remove(&twin_path());
     world.api.remove(&outer_path());
-    let told = world.undo().await.unwrap_err().to_string();
-    assert!(told.contains("are both gone"), "{told}");
+    let reported = world.undo().await.unwrap_err().to_string();
+    assert!(reported.contains("were both deleted"), "{reported}");
 }
 
 #[tokio::test]
@@ -150,21 +153,23 @@ async fn an_undo_that_leaves_the_twin_to_the_driver_says_so_in_the_end() {
         () = recorded => {}
     }
     world.api.remove(&twin_path());
-    let told = std::sync::Mutex::new(Vec::new());
-    let tell = |what: &str| told.lock().unwrap().push(what.to_owned());
+    let reported = std::sync::Mutex::new(Vec::new());
+    let report = |what: &str| reported.lock().unwrap().push(what.to_owned());
     let context = Context {
-        tell: &tell,
+        report: &report,
         ..context(&world)
     };
     undo_release(&context, &"shop/data".parse().unwrap())
         .await
         .unwrap();
-    let told = told.lock().unwrap();
-    let last = told.last().unwrap();
-    assert!(last.contains("makes the twin again"), "{told:?}");
+    let reported = reported.lock().unwrap();
+    let last = reported.last().unwrap();
+    assert!(last.contains("creates the twin again"), "{reported:?}");
     assert!(
-        !told.iter().any(|one| one.contains("as it was before")),
-        "{told:?}"
+        !reported
+            .iter()
+            .any(|one| one.contains("the state before the release is restored")),
+        "{reported:?}"
     );
 }
 

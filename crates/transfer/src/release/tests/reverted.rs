@@ -1,16 +1,16 @@
-//! Releases and undos whose writes a webhook or another controller takes back every time.
+//! Releases and undos whose writes a webhook or another controller reverts every time.
 
 use super::*;
 
-/// Runs it to an error that says what does not stay.
+/// Runs it until the error that names the reverted write.
 async fn reverted(world: &World, undo: bool) -> String {
     let before = world.api.writes();
     let run = world.run(undo, Duration::ZERO);
     let ended = tokio::time::timeout(PATIENCE, run).await;
-    let error = ended.expect("it goes on for ever").unwrap_err().to_string();
+    let error = ended.expect("it does not end").unwrap_err().to_string();
     let writes = world.api.writes() - before;
     assert!(writes < 100, "{writes} writes in twenty tries");
-    for part in ["does not stay", "webhook", "controller"] {
+    for part in ["do not persist", "webhook", "controller"] {
         assert!(error.contains(part), "{part}: {error}");
     }
     error
@@ -80,7 +80,7 @@ async fn a_stray_mark_that_comes_back_ends_a_release_and_an_undo() {
 async fn a_finalizer_that_comes_back_ends_a_release() {
     let world = by_others::in_the_gap().await;
     let api = Arc::clone(&world.api);
-    // A csi-provisioner that does not do its part, and has its finalizer on every PV.
+    // A csi-provisioner that does not run, but whose finalizer is on every PV.
     let stubborn = tokio::spawn(async move {
         let mut changes = api.store().changes();
         loop {

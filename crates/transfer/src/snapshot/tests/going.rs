@@ -1,5 +1,5 @@
-//! Undoing while the content of before is being deleted, or gone: nothing goes that leads to the
-//! data, and it is told where that is.
+//! Undoing while the original content is being deleted, or gone: nothing that refers to the data is deleted,
+//! and the message says where the data is.
 
 use super::{
     meanwhile::{assert_tells_the_data, deletable, goes},
@@ -7,12 +7,12 @@ use super::{
 };
 
 impl World {
-    /// What an undo says that cannot take anything back.
+    /// The error of an undo that cannot restore anything.
     async fn undo_refused(&self) -> String {
         self.undo().await.unwrap_err().to_string()
     }
 
-    /// What leads to the data besides the content of before is there, and retained.
+    /// The other objects that refer to the data exist, and are retained.
     fn assert_second_is_kept(&self) {
         assert_eq!(self.api.object(LOST), None, "the data is lost");
         let second = self.api.object(&self.twin_content()).unwrap();
@@ -27,7 +27,6 @@ impl World {
         self.api.object(REAL).unwrap()["spec"]["deletionPolicy"].clone()
     }
 
-    /// The name of the content of the twin.
     fn second(&self) -> String {
         self.twin_content().rsplit('/').next().unwrap().to_owned()
     }
@@ -44,7 +43,7 @@ async fn an_undo_deletes_nothing_while_the_content_of_before_goes() {
         "content real",
         "real.test",
         "handle data",
-        "make a",
+        "create a",
         &world.second(),
     ] {
         assert!(said.to_lowercase().contains(part), "{part}: {said}");
@@ -71,7 +70,7 @@ async fn what_goes_and_is_not_retained_is_retained_even_so() {
 
 #[tokio::test]
 async fn an_undo_stops_when_the_content_of_before_begins_to_go() {
-    // Before the first that it writes, and before the first that it deletes.
+    // Before its first write, and before its first deletion.
     for method in ["PATCH", "DELETE"] {
         for gone in [false, true] {
             let world = World::new("Delete").await;
@@ -133,7 +132,7 @@ async fn where_the_content_of_before_is_gone_the_second_one_tells_the_data() {
     assert_eq!(world.api.store().version(), before);
     world.assert_second_is_kept();
 
-    // What is noted of its policy outlives the record.
+    // The recorded policy is kept longer than the record.
     let of_twin = world.twin_content();
     world.api.change(&of_twin, deletable);
     assert_tells_the_data(world.undo().await);
@@ -146,7 +145,7 @@ async fn where_the_content_of_before_is_gone_the_second_one_tells_the_data() {
 async fn a_snapshot_whose_content_is_gone_is_not_said_to_be_as_before() {
     for gone in [true, false] {
         let world = World::new("Delete").await;
-        // As an undo leaves it that dies before its end.
+        // The state after an interrupted undo.
         world.api.change(USER, |user| {
             user["metadata"]["annotations"][mark::IMPORT_UNDONE] = "true".into();
         });
@@ -160,6 +159,9 @@ async fn a_snapshot_whose_content_is_gone_is_not_said_to_be_as_before() {
         let user = world.api.object(USER).unwrap();
         assert_eq!(user["metadata"]["annotations"], json!({"why": "night"}));
         let said = world.import().await.unwrap_err().to_string();
-        assert!(!gone || said.contains("content real is gone"), "{said}");
+        assert!(
+            !gone || said.contains("VolumeSnapshotContent real was deleted"),
+            "{said}"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! What others do to the objects of an import meanwhile: contents that go, that are not retained
-//! any more, or that are something else; and undoing that is seen late.
+//! Concurrent changes by other clients: contents that are deleted, not retained any more, or replaced; and
+//! an undo that the import observes late.
 
 use super::*;
 
@@ -12,7 +12,7 @@ pub(super) fn deletable(content: &mut Value) {
     content["spec"]["deletionPolicy"] = "Delete".into();
 }
 
-/// The last that an undo writes on the real content.
+/// The last write of an undo to the real content.
 fn forget(store: &Store) {
     let mut real = store.get(REAL).unwrap();
     deletable(&mut real);
@@ -36,7 +36,7 @@ impl World {
         self.api.until(|store| store.get(USER).is_none()).await;
     }
 
-    /// Imports until the twin is ready, and dies.
+    /// Imports until the twin is ready, and stops.
     pub(super) async fn import_until_the_twin_is_ready(&self) {
         self.import_and_die_after(TWIN_MADE).await;
         let twin = self.twin();
@@ -57,7 +57,7 @@ async fn whoever_deletes_the_content_while_there_is_no_snapshot_is_told_where_th
     assert_tells_the_data(world.import().await);
     assert_eq!(world.api.writes(), writes);
 
-    // Its record is gone with it, and known to nobody but the import that has seen it.
+    // Its record is gone with it; only the running import still knows it.
     let world = World::new("Delete").await;
     world.api.before("DELETE", USER, |store| store.remove(REAL));
     assert_tells_the_data(world.import().await);
@@ -96,7 +96,7 @@ async fn what_has_the_name_of_the_twins_content_and_is_another_is_left_alone() {
             said.unwrap();
             world.assert_as_before("Delete");
         } else {
-            assert!(said.unwrap_err().to_string().contains("leads to something else"));
+            assert!(said.unwrap_err().to_string().contains("refers to other data"));
             assert!(world.api.object(&of_twin).is_some() && world.api.object(&world.twin()).is_some());
         }
     }
@@ -110,7 +110,12 @@ async fn a_twin_that_leads_elsewhere_is_not_its_own() {
         twin["spec"]["source"]["volumeSnapshotContentName"] = "another".into();
     });
     for outcome in [world.import().await, world.undo().await] {
-        assert!(outcome.unwrap_err().to_string().contains("not its twin"));
+        assert!(
+            outcome
+                .unwrap_err()
+                .to_string()
+                .contains("another object has the name of its twin")
+        );
     }
     assert!(world.has_old());
 }
@@ -122,7 +127,7 @@ async fn a_twin_that_somebody_deletes_can_be_made_again() {
     let of_twin = world.twin_content();
     world.api.remove(&world.twin());
     let said = world.import().await.unwrap_err().to_string();
-    assert!(said.contains("see that it goes"), "{said}");
+    assert!(said.contains("delete it, too"), "{said}");
     assert!(world.has_old());
     world.api.remove(&of_twin);
     world.import().await.unwrap();
@@ -141,7 +146,7 @@ async fn what_is_not_retained_any_more_is_retained_before_anything_is_deleted() 
                 REAL.to_owned()
             };
             world.api.change(&content, deletable);
-            // The snapshot-controller has seen that, and sees the next later, too.
+            // The snapshot-controller has observed that, and will observe the next change later, too.
             tokio::time::sleep(LATE).await;
             if undo {
                 world.undo().await.unwrap();
@@ -156,7 +161,7 @@ async fn what_is_not_retained_any_more_is_retained_before_anything_is_deleted() 
 
 #[tokio::test]
 async fn what_is_made_when_the_import_was_undone_is_taken_back() {
-    // The contents of the twin and of the new object are tried first, and the twin.
+    // First there is a dry run of the contents of the twin and of the new object, and of the twin.
     let made = [
         (format!("{KINDS}/volumesnapshotcontents"), 2),
         (format!("{SNAPSHOTS}liqo-storage/volumesnapshots"), 1),
@@ -179,7 +184,7 @@ async fn what_is_made_when_the_import_was_undone_is_taken_back() {
         assert!(said.contains("undone"), "{said}");
         world.assert_as_before("Delete");
 
-        // It dies before it sees that.
+        // It stops before it observes that.
         after_trials(Box::new(undone));
         let writes = world.api.writes() + MARKED + at + 1;
         world.import_and_die_after(writes).await;
@@ -219,8 +224,8 @@ async fn a_name_that_is_taken_meanwhile_can_be_given_up() {
     });
     let said = world.import().await.unwrap_err().to_string();
     assert!(
-        said.contains("does not name it"),
-        "it is looked at itself: {said}"
+        said.contains("is not bound to it"),
+        "the object itself is checked: {said}"
     );
 }
 

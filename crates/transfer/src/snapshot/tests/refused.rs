@@ -1,9 +1,9 @@
-//! What the API server does not take: it is told before anything is written, or what was made is
-//! taken back, as long as that can be.
+//! Objects that the API server refuses: reported before anything is written, or else the import is rolled
+//! back, as long as that is possible.
 
 use super::*;
 
-/// What is forbidden, by where it is made.
+/// The forbidden requests, by their path.
 fn made() -> [String; 3] {
     [
         format!("{KINDS}/volumesnapshotcontents"),
@@ -52,7 +52,7 @@ async fn what_is_not_accepted_later_is_taken_back() {
         world.import_and_die_after(writes).await;
         world.forbid(&what);
         let error = world.import().await.unwrap_err();
-        assert!(matches!(error, SnapshotTransferError::TakenBack(..)), "{error}");
+        assert!(matches!(error, SnapshotTransferError::RolledBack(..)), "{error}");
         assert!(error.to_string().contains("a policy"), "{error}");
         world.assert_as_before("Delete");
         world.api.heal();
@@ -71,7 +71,7 @@ async fn what_cannot_be_taken_back_is_said_to_have_begun() {
         .api
         .fault(Fault::new("PATCH", USER, Act::Forbid("no right")));
     let said = world.import().await.unwrap_err().to_string();
-    for part in ["has begun", "a policy", "no right", "--undo"] {
+    for part in ["cannot continue", "a policy", "no right", "--undo"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     world.api.heal();
@@ -85,7 +85,7 @@ async fn what_cannot_be_taken_back_is_said_to_have_begun() {
         world.forbid(&what);
         let said = world.import().await.unwrap_err().to_string();
         for part in [
-            "has begun",
+            "was started",
             "a policy",
             "VolumeSnapshotContent real",
             "Run this again",

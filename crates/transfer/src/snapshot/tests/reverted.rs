@@ -1,4 +1,4 @@
-//! Imports and undos whose writes a webhook or another controller takes back every time.
+//! Imports and undos whose writes a webhook or another controller reverts every time.
 
 use super::*;
 
@@ -8,16 +8,16 @@ async fn a_write_that_is_taken_back_ends_an_import_and_an_undo() {
     for undo in [false, true] {
         let before = world.api.writes();
         world.api.fault(Fault::new("PATCH", REAL, Act::TakeOut));
-        // An undo waits first, for as long as the snapshot-controller may take to see something.
-        let patience = Duration::from_secs(if undo { 2 } else { 0 });
-        let run = world.run(undo, patience);
+        // An undo first waits as long as the snapshot-controller may need to observe a change.
+        let timeout = Duration::from_secs(if undo { 2 } else { 0 });
+        let run = world.run(undo, timeout);
         let ended = tokio::time::timeout(PATIENCE, run).await;
-        let error = ended.expect("it goes on for ever").unwrap_err().to_string();
+        let error = ended.expect("it does not end").unwrap_err().to_string();
         let writes = world.api.writes() - before;
-        // Each try has a few, most of them dry runs.
+        // Each attempt has a few writes, most of them dry runs.
         assert!(writes < 250, "{writes} writes in twenty tries");
         assert!(
-            error.contains("VolumeSnapshotContent real does not stay"),
+            error.contains("VolumeSnapshotContent real do not persist"),
             "{error}"
         );
         world.api.heal();

@@ -1,4 +1,4 @@
-//! How snapshots end: given up before they are cut, deleted, retained, vanished.
+//! How snapshots end: given up before they are cut, deleted, retained, or deleted by another client.
 
 use super::*;
 
@@ -13,7 +13,7 @@ async fn one_that_nobody_waits_for_leaks_nothing() {
     world.api.change(&user_content(), dying);
     assert_eq!(refusal(world.cut().await), SnapshotRefusal::GivenUp);
     assert_eq!(world.twin(), None);
-    // And is not made again.
+    // And it is not created again.
     world.api.remove(&user_content());
     let writes = world.api.writes();
     assert_eq!(refusal(world.cut().await), SnapshotRefusal::GivenUp);
@@ -64,7 +64,7 @@ async fn one_that_vanished_is_not_cut_again_at_another_time() {
 #[tokio::test]
 async fn a_deletion_waits_and_says_what_for() {
     let mut world = World::new().await.with_snapshot().await;
-    // This replica has just listed what there was to say.
+    // A new replica starts with a list of all events.
     world.home = world.api.cluster().await;
     world.api.change(&twin_path(), |twin| {
         twin["metadata"]["finalizers"] = json!(["in-use"]);
@@ -107,7 +107,7 @@ async fn what_the_user_retains_is_retained_behind_it() {
     world.cut().await.unwrap();
     assert_eq!(world.api.writes(), writes);
 
-    // It is deleted after all: not before its data goes with it.
+    // The controllers delete the data first, and then the twin.
     let (path, seen) = (twin_path(), real.clone());
     world.api.before("DELETE", &path, move |store| {
         let content = store.get(&seen).unwrap();
@@ -116,7 +116,7 @@ async fn what_the_user_retains_is_retained_behind_it() {
             content["metadata"]["annotations"][mark::DELETION_POLICY_BEFORE],
             Value::Null
         );
-        // As the controllers do.
+        // Like the controllers.
         store.remove(&seen);
     });
     world.delete().await.unwrap();

@@ -1,4 +1,4 @@
-//! What stays of a snapshot when somebody else deletes its twin.
+//! The data of a snapshot after another client has deleted its twin.
 
 use super::*;
 use crate::cluster::Rights;
@@ -8,7 +8,7 @@ const REAL: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/real
 /// A snapshot in use: its user's content has its id.
 async fn in_use() -> World {
     let world = World::new().await.with_snapshot().await;
-    // A new replica sees what there is.
+    // A new replica reads the existing twin.
     world.cut().await.unwrap();
     world.api.change(&user_content(), |content| {
         content["status"] = json!({"snapshotHandle": format!("s1:home::{SNAPSHOT}")});
@@ -19,13 +19,13 @@ async fn in_use() -> World {
 async fn look_after(world: &World) -> SnapshotHealth {
     let id = SnapshotId::new("home".parse().unwrap(), None, world.request.key.clone());
     let content = format!("snapcontent-{SNAPSHOT}");
-    look_after_snapshot(&world.home, &Registry::default(), &content, &id)
+    check_snapshot(&world.home, &Registry::default(), &content, &id)
         .await
         .unwrap()
 }
 
 fn well(world: &World) -> SnapshotHealth {
-    SnapshotHealth::Well {
+    SnapshotHealth::Healthy {
         twin: world.twin().unwrap()["metadata"]["uid"].as_str().unwrap().into(),
         is_kept: true,
     }
@@ -33,7 +33,7 @@ fn well(world: &World) -> SnapshotHealth {
 
 fn trouble(health: SnapshotHealth) -> String {
     match health {
-        SnapshotHealth::Trouble(what) => what,
+        SnapshotHealth::Problem(what) => what,
         other => panic!("no trouble: {other:?}"),
     }
 }
@@ -79,13 +79,13 @@ async fn one_that_its_user_deletes_is_not_retained_again() {
         content["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         content["metadata"]["finalizers"] = json!(["snapshotter"]);
     });
-    // The replica that deleted it died when it had given the policy back.
+    // The replica that deleted it died after it had restored the policy.
     world.api.change(REAL, |real| {
         real["spec"]["deletionPolicy"] = "Delete".into();
         real["metadata"]["annotations"] = json!({});
     });
     assert_eq!(look_after(&world).await, SnapshotHealth::Unused);
-    // csi-snapshotter asks for it once more, for it was not ready.
+    // csi-snapshotter calls once more, because it was not ready.
     world.cut().await.unwrap();
     assert_eq!(policy(&world), "Delete");
     world
@@ -104,7 +104,7 @@ async fn whose_twin_somebody_deletes_is_told_where_the_data_is() {
     });
     let what = trouble(look_after(&world).await);
     assert!(
-        what.contains("somebody deletes") && what.contains("real"),
+        what.contains("another client is deleting") && what.contains("real"),
         "{what}"
     );
     let twin = world.twin().unwrap();
@@ -117,7 +117,7 @@ async fn whose_twin_somebody_deletes_is_told_where_the_data_is() {
     assert_eq!(noted(&world, mark::TWIN_TROUBLE), what);
     assert_eq!(policy(&world), "Retain");
 
-    // In a namespace that is deleted, our rights may be gone before the twin.
+    // In a namespace that is being deleted, the driver may lose its rights before the twin is deleted.
     world
         .api
         .fault(Fault::new("GET", "/volumesnapshots/", Act::Forbid("no right")));
@@ -128,7 +128,7 @@ async fn whose_twin_somebody_deletes_is_told_where_the_data_is() {
     );
     world.api.heal();
 
-    // Somebody makes it again.
+    // A user creates it again.
     world.api.put(&twin_path(), twin);
     world.api.change(&twin_path(), |twin| {
         twin["metadata"]["deletionTimestamp"] = Value::Null;
@@ -156,7 +156,7 @@ async fn what_was_kept_is_not_forgotten_when_the_snapshot_is_deleted() {
     assert!(matches!(error, SnapshotDeleteError::NotAccepted(_)), "{error}");
     world.api.heal();
 
-    // Also when the user's snapshot was imported, and its content has another name.
+    // Also if the user's snapshot was imported, and its content has another name.
     let user = world.api.object(&user_content()).unwrap();
     world.api.remove(&user_content());
     world.api.put(

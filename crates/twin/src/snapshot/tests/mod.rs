@@ -1,6 +1,5 @@
-//! Snapshots against a fake API server: here they are made; `ending` is how they go, `kept` what
-//! stays when somebody else deletes their twins, `seen` which there are, `remote` what differs in
-//! other clusters.
+//! Snapshots against a fake API server: creation is here, deletion in `ending`, the data of deleted twins
+//! in `kept`, lists in `seen`, remote clusters in `remote`.
 
 mod ending;
 mod kept;
@@ -38,7 +37,7 @@ struct World {
 }
 
 impl World {
-    /// A bound volume, and a user's snapshot of it that Kubernetes has made a content for.
+    /// A bound volume, and a user's snapshot of it for which Kubernetes has created a content.
     async fn new() -> Self {
         let api = FakeApi::start().await;
         furnish(&api);
@@ -59,7 +58,7 @@ impl World {
         self.cut_within(PATIENCE).await
     }
 
-    /// What is said of a snapshot that is not taken.
+    /// The error for a snapshot that is not taken.
     async fn cut_in_vain(&self) -> CutError {
         let error = self.cut_within(A_MOMENT).await.unwrap_err();
         assert!(matches!(error, CutError::StillWaiting { .. }), "{error}");
@@ -88,13 +87,13 @@ impl World {
         self.api.object(&twin_path())
     }
 
-    /// Makes the twin, which nobody cuts.
+    /// Creates the twin, which is not cut.
     async fn posted(self) -> Self {
         self.cut_in_vain().await;
         self
     }
 
-    /// Makes the twin, and cuts it as the controllers of a real cluster would.
+    /// Creates the twin, and cuts it like the controllers of a real cluster.
     async fn with_snapshot(self) -> Self {
         let world = self.posted().await;
         cut(&world.api, &twin_path(), true);
@@ -147,7 +146,7 @@ fn furnish(api: &FakeApi) {
     class(api, "other", "other.test", true);
 }
 
-/// The bound twin of the volume, under this name of a collection of claims.
+/// The bound twin of the volume, with this name in a collection of claims.
 fn volume(api: &FakeApi, claims: &str, name: &str) {
     let labels = json!({
         mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::VOLUME: format!("pvc-{UID}"),
@@ -174,7 +173,7 @@ fn volume(api: &FakeApi, claims: &str, name: &str) {
     );
 }
 
-/// Cuts a twin: with it comes its content.
+/// Cuts a twin, which creates its content.
 fn cut(api: &FakeApi, twin: &str, ready: bool) {
     let of = &api.object(twin).unwrap()["metadata"];
     let of = json!({"namespace": of["namespace"], "name": of["name"], "uid": of["uid"]});
@@ -232,7 +231,7 @@ async fn a_snapshot_of_the_twin_is_answered_for_when_it_is_cut() {
         ready: false,
     };
     assert_eq!(world.cut().await.unwrap(), expected);
-    // csi-snapshotter asks again until it is ready.
+    // csi-snapshotter calls again until it is ready.
     cut(&world.api, &twin_path(), true);
     let ready = CutSnapshot {
         ready: true,
@@ -251,7 +250,7 @@ async fn whoever_waits_is_woken_when_it_is_cut() {
         world.api.until(|store| store.get(&twin_path()).is_some()).await;
         cut(&world.api, &twin_path(), true);
     };
-    // On a clock that stands still nobody looks by himself.
+    // With a stopped clock the call is woken only by the watch.
     let clock = StoppedClock::new();
     let (made, ()) = tokio::join!(world.cut(), controllers);
     assert!(made.unwrap().ready);
@@ -303,11 +302,11 @@ async fn volumes_without_snapshots() {
         volume["spec"]["hostPath"] = json!({"path": "/x"});
     });
     let error = world.cut().await.unwrap_err().to_string();
-    assert!(error.contains("no CSI volume"), "{error}");
+    assert!(error.contains("not a CSI volume"), "{error}");
     world
         .api
         .change(&twin, |twin| twin["status"]["phase"] = "Pending".into());
-    // What has a volume is about to be bound, and that is waited for.
+    // A twin with a PV is about to be bound, and that is waited for.
     let error = world.cut_within(A_MOMENT).await.unwrap_err().to_string();
     assert!(error.contains("is not bound"), "{error}");
     world.api.change(&twin, |twin| {
@@ -359,7 +358,7 @@ async fn a_cluster_without_snapshots_is_named() {
         matches!(&error, CutError::NotInstalled(cluster) if cluster == "home"),
         "{error}"
     );
-    // Then there is no content either, and that is not what is wrong.
+    // Then the content does not exist either, and that is not the cause.
     world.api.remove(&user_content());
     assert!(matches!(world.cut().await, Err(CutError::NotInstalled(_))));
 }
@@ -379,7 +378,7 @@ async fn a_missing_right_is_final_and_a_silent_server_is_not() {
     assert!(matches!(world.cut().await, Err(CutError::Api(_))));
     world.home = patient;
     world.api.heal();
-    // A class that may not be read is not compared; the default is Kubernetes' matter.
+    // The driver of an unreadable class is not compared; Kubernetes chooses the default.
     world.api.fault(Fault::new(
         "GET",
         "/volumesnapshotclasses",

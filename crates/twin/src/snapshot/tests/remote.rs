@@ -61,7 +61,7 @@ impl Remote {
         self.cut_within(PATIENCE).await
     }
 
-    /// Makes the twin, which nobody cuts.
+    /// Creates the twin, which is not cut.
     async fn cut_in_vain(&self) {
         let outcome = self.cut_within(A_MOMENT).await;
         assert!(
@@ -76,7 +76,7 @@ impl Remote {
         create_snapshot(&self.home, &self.registry().await, &events, &self.request, until).await
     }
 
-    /// A snapshot that is answered for, in a cluster with these rights and this policy.
+    /// A cut snapshot, in a cluster with these rights and this policy.
     pub(super) async fn in_use(rights: Rights, protect: bool) -> Self {
         let mut world = Self::new().await;
         (world.rights, world.protect) = (rights, protect);
@@ -121,7 +121,7 @@ async fn it_lives_beside_its_volume_and_its_id_leads_there() {
         let until = Instant::now() + time;
         delete_snapshot(&world.home, &registry, &events, &made.id, until).await
     };
-    // First its data gets the policy back that lets it go, and that has to be seen.
+    // First the policy of its content is restored, and the controller has to see that.
     let first = delete(A_MOMENT).await;
     assert!(
         matches!(first, Err(SnapshotDeleteError::StillWaiting { .. })),
@@ -187,7 +187,7 @@ async fn a_namespace_too_long_for_the_id_is_found() {
             ..world.id()
         }
     };
-    // Only a name of this length makes such an id; any name has such a hash.
+    // Only a name of this length leads to such an id; every name has such a hash.
     let long = "n".repeat(63);
     let registry = world.registry().await;
     let nowhere = find_snapshot(&world.home, &registry, &place(&long)).await;

@@ -1,4 +1,4 @@
-//! Which snapshots there are.
+//! Listing snapshots.
 
 use super::*;
 
@@ -26,7 +26,7 @@ async fn only_those_that_are_cut_exist() {
         [id.to_string()]
     );
     assert!(listed(&world, SnapshotFilter::Of("x")).await.is_empty());
-    // What is not ours is nobody's business.
+    // Snapshots of other home clusters are not listed.
     world.api.change(&twin_path(), |twin| {
         twin["metadata"]["labels"][mark::HOME_CLUSTER] = "rome".into();
     });

@@ -1,4 +1,4 @@
-//! Deleting volumes whose twins are in a remote cluster, with and without a twin left.
+//! Deleting volumes whose twins are in a remote cluster, with an existing or a missing twin.
 
 use super::{super::bind_claim, *};
 use crate::placement::DeleteRefusal;
@@ -15,7 +15,7 @@ async fn a_volume_is_deleted_with_its_data() {
     world.delete().await.unwrap();
 }
 
-/// It was answered for before it was bound, so its PV does not name the twin's.
+/// `CreateVolume` succeeded before the twin was bound, so the virtual PV does not name the twin's PV.
 #[tokio::test]
 async fn pvs_are_not_listed_for_a_deletion_that_takes_several_calls() {
     let world = World::new().await;
@@ -63,8 +63,8 @@ async fn the_volume_of_a_claim_that_exists_is_not_deleted() {
     };
     assert!(refused(world.delete().await));
     assert!(world.twin().is_some());
-    // Not even when it has lost its twin, and its PV no longer says where that was: whoever
-    // hears "deleted" removes the PV of a claim that exists.
+    // Not even if it has lost its twin, and its PV no longer records where that was: csi-provisioner
+    // would delete the PV of a claim that exists.
     world.there.remove(TWIN);
     world
         .home_api
@@ -77,7 +77,7 @@ async fn the_volume_of_a_claim_that_exists_is_not_deleted() {
 #[tokio::test]
 async fn a_later_claim_of_that_name_does_not_hold_a_deletion_up() {
     let world = World::new().await;
-    // No PV remembers the twin, and its place has another occupant with a PV of its own.
+    // No PV records the twin, and another claim with a PV of its own has its name.
     let occupant = world.there.put(TWIN, json!({"spec": {"volumeName": "pv"}}));
     world.there.put(
         "/api/v1/persistentvolumes/pv",
@@ -97,7 +97,7 @@ async fn an_older_retained_volume_of_that_name_does_not_pass_for_it() {
     world.remember(made);
     world.bind().await;
     world.left_over("a-older", &json!({}), Some("gone"));
-    // The driver was away when the twin went.
+    // The driver was not running when the twin was deleted.
     world.there.remove(TWIN);
     world.delete_in_vain(&world.registry().await).await;
     world.there.remove("/api/v1/persistentvolumes/pv");
@@ -125,7 +125,7 @@ async fn what_was_rescued_is_deleted_with_its_volume_and_nobody_elses() {
         assert_eq!(spec("pv")["persistentVolumeReclaimPolicy"], "Delete");
         assert!(
             !spec("pv")["claimRef"]["uid"].is_null(),
-            "released, or nobody deletes it"
+            "without a uid Kubernetes would keep it reserved"
         );
         assert_eq!(spec("a-older")["persistentVolumeReclaimPolicy"], "Retain");
         world.there.remove("/api/v1/persistentvolumes/pv");
@@ -156,7 +156,7 @@ async fn a_right_of_which_nobody_knows_is_no_reason_to_call_a_volume_deleted() {
     world.bind().await;
     world.remember(made);
     world.there.remove(TWIN);
-    // With the least of rights a volume is gone when its twin is.
+    // With the fewest rights a volume counts as deleted when its twin is.
     world.rights = Rights::default();
     world.delete().await.unwrap();
     world.rights.uncertain = true;

@@ -10,7 +10,7 @@ impl World {
         world
     }
 
-    /// Puts what Kosmos makes of a claim that is missing in the place of the twin.
+    /// Puts the copy that Kosmos makes of a claim under the name of the twin.
     fn copy(&self, annotations: &Value, more: &Value) {
         let mut copy = json!({
             "metadata": {"uid": "copy", "annotations": annotations},
@@ -31,13 +31,13 @@ fn by_kosmos() -> Value {
     json!({"kosmos.io/global": "true", "kosmos-io/cluster-owners": "rome,milan"})
 }
 
-/// Kosmos writes the claim over the twin where their requests differ as text.
+/// Kosmos overwrites the twin with the claim where their requests differ as text.
 #[tokio::test]
 async fn the_twin_asks_for_its_size_as_the_claim_does() {
     for (text, written) in [
         ("1073741824", "1073741824"),
         ("1024Mi", "1024Mi"),
-        // Not what is asked for here.
+        // The request is for another size.
         ("2Gi", "1Gi"),
     ] {
         let world = World::of_kosmos().await;
@@ -58,7 +58,7 @@ async fn the_copy_of_a_claim_makes_way_for_its_twin() {
         world.create().await.unwrap();
         let twin = world.twin().unwrap();
         assert_eq!(twin["metadata"]["labels"][mark::VOLUME], format!("pvc-{UID}"));
-        // Kosmos writes what follows on a claim with its mark onto the claim at home.
+        // Kosmos copies later changes of a claim with its mark to the claim at home.
         let log = world.there.requests();
         let written = |verb: &str| {
             log.iter()
@@ -108,7 +108,7 @@ async fn what_may_be_more_than_a_copy_is_left_alone() {
     }
 }
 
-/// One-to-one: pods arrive with `spec.nodeName`, and no scheduler there tells claims their node.
+/// One-to-one: pods arrive with `spec.nodeName`, and no scheduler there selects nodes for claims.
 #[tokio::test]
 async fn a_virtual_node_of_one_node_has_its_volumes_there() {
     let world = World::of_kosmos().await;
@@ -128,7 +128,7 @@ async fn a_virtual_node_of_one_node_has_its_volumes_there() {
         &world.home_api,
         &json!({"volume.kubernetes.io/selected-node": "r2"}),
     );
-    // It is waited for, although the policy is Optimistic.
+    // CreateVolume waits for the twin, although the policy is Optimistic.
     world.create_in_vain().await;
     let twin = world.twin().unwrap();
     assert_eq!(

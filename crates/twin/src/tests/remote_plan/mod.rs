@@ -1,6 +1,5 @@
-//! Twins in a remote cluster: two fake API servers, one for each side. Here they are
-//! made; `refusal` is where they cannot be, `deletion` how they go, `source` whose copies
-//! they are.
+//! Twins in a remote cluster, with one fake API server for each side. Creation is here; refusals are in
+//! `refusal`, deletion is in `deletion`, copies are in `source`.
 
 mod deletion;
 mod kosmos;
@@ -34,7 +33,7 @@ use crate::{
 const REFUSALS: &str = "/api/v1/namespaces/ours/configmaps/liqo-csi-refusals";
 const TWIN: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
 
-/// A home cluster with one virtual node, and the cluster behind it.
+/// A home cluster with one virtual node, and the cluster that it represents.
 struct World {
     home_api: FakeApi,
     there: FakeApi,
@@ -82,7 +81,7 @@ impl World {
         self.create_within(registry, PATIENCE).await
     }
 
-    /// Makes a twin that nobody binds.
+    /// Creates a twin that is never bound.
     async fn create_in_vain(&self) {
         let outcome = self.create_within(&self.registry().await, A_MOMENT).await;
         assert!(
@@ -105,7 +104,7 @@ impl World {
         self.delete_within(&self.registry().await, PATIENCE).await
     }
 
-    /// Deletes a volume whose data stays for now.
+    /// Begins to delete a volume whose data is not deleted yet.
     async fn delete_in_vain(&self, registry: &Registry) {
         let outcome = self.delete_within(registry, A_MOMENT).await;
         assert!(
@@ -124,7 +123,7 @@ impl World {
         self.there.object(TWIN)
     }
 
-    /// The size that is noted not to be had there.
+    /// The size in the remembered refusal.
     fn noted(&self) -> Option<u64> {
         let notes = self.home_api.object(REFUSALS)?;
         let mut notes = notes["data"].as_object()?.values();
@@ -133,7 +132,7 @@ impl World {
         Some(Refused::parse(text)?.bytes)
     }
 
-    /// The PV that csi-provisioner makes at home.
+    /// Creates the PV at home, like csi-provisioner.
     fn remember(&self, made: ProvisionedVolume) {
         let attributes: BTreeMap<_, _> = made.context;
         let handle = format!("v1:milan:pvc-{UID}");
@@ -158,7 +157,7 @@ impl World {
         );
     }
 
-    /// Binds the twin as the real class would.
+    /// Binds the twin like the real provisioner.
     async fn bind(&self) {
         self.there.until(|store| store.get(TWIN).is_some()).await;
         let uid = self.twin().unwrap()["metadata"]["uid"].clone();
@@ -210,7 +209,7 @@ fn claim(api: &FakeApi, more: &Value) {
     );
 }
 
-/// The same volume, for the pod on the virtual node.
+/// The same request, for the pod on the virtual node.
 fn request() -> CreateRequest {
     let mut request = super::request();
     request.spec.parameters.real_class = None;
@@ -241,7 +240,7 @@ async fn a_twin_that_its_pod_binds_is_answered_for_at_once() {
     assert_eq!(twin["metadata"]["annotations"]["team"], "shop");
     assert_eq!(twin["metadata"]["annotations"][mark::HANDED_OVER], "true");
     assert_eq!(twin["metadata"]["finalizers"], json!([mark::TWIN_FINALIZER]));
-    // And again, as csi-provisioner does when the answer got lost.
+    // And again, as csi-provisioner does when the response got lost.
     assert_eq!(world.create().await.unwrap(), made);
 }
 
@@ -264,7 +263,7 @@ async fn a_volume_that_is_waited_for_is_told_its_node() {
     let annotations = world.twin().unwrap()["metadata"]["annotations"].clone();
     assert_eq!(annotations["volume.kubernetes.io/selected-node"], "r1");
 
-    // Nothing was told of nodes that may not be read.
+    // If the nodes may not be read, no node is selected.
     let mut blind = World::new().await;
     blind.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
     blind.rights.nodes = false;
@@ -278,7 +277,7 @@ async fn all_claims_of_a_pod_are_told_one_node() {
     let there = &world.there;
     class(there, "other", "other.test", "WaitForFirstConsumer");
     there.remove("/api/v1/nodes/r1");
-    // Each class has most room on another node, and only one cannot have the second volume.
+    // Each class has most capacity on another node, and only one of them cannot have the second volume.
     for (node, real, other) in [("a", "9Gi", "20Gi"), ("b", "20Gi", "0"), ("c", "5Gi", "30Gi")] {
         there.put(
             &format!("/api/v1/nodes/{node}"),
@@ -308,7 +307,7 @@ async fn all_claims_of_a_pod_are_told_one_node() {
         );
     }
     world.home = world.home_api.cluster().await;
-    // Were it for the lot alone, it would be the node that only one of them can have.
+    // If only the hash decided, it would be the node that only one of the volumes can have.
     let drawing_b = (0..99).map(|n| n.to_string()).find(|lot| {
         let drawn = ["a", "b", "c"]
             .into_iter()
@@ -328,7 +327,7 @@ async fn all_claims_of_a_pod_are_told_one_node() {
     world
         .home_api
         .put("/api/v1/namespaces/shop/persistentvolumeclaims/second", second);
-    // As if asked for at the same time: neither sees the other's twin.
+    // As if requested in parallel: neither call sees the other's twin.
     let mut told = Vec::new();
     for (name, uid, real) in [
         ("data", UID, "real"),
@@ -413,7 +412,7 @@ async fn with_the_least_of_rights_it_works_all_the_same() {
     let beyond = |request: &&String| !request.contains("/shop-home/");
     assert_eq!(asked.iter().find(beyond), None);
 
-    // Nobody named a class, and none may be read.
+    // No class is named, and none may be read.
     world.there.remove(TWIN);
     world.declared.classes.default = None;
     assert!(elsewhere(world.create().await).contains("has to be named"));

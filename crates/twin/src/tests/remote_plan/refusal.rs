@@ -1,4 +1,4 @@
-//! Where twins cannot be in a remote cluster, who is told what, and what is remembered.
+//! Twins that a remote cluster cannot have: the errors, and the remembered refusals.
 
 use super::*;
 
@@ -14,7 +14,7 @@ async fn where_it_cannot_be_is_said_and_nothing_made() {
     let silent = Registry::fixed([(declared(), Link::Unreachable("no route".into()))]);
     let error = world.create_with(&silent).await.unwrap_err();
     assert!(error.to_string().contains("no route"), "{error}");
-    // A node whose cluster nobody declares any more is not a real node.
+    // A node whose cluster is no longer declared is not a real node.
     let unknown = world.create_with(&Registry::default()).await.unwrap_err();
     assert!(unknown.to_string().contains("not known"), "{unknown}");
     assert!(world.twin().is_none());
@@ -36,7 +36,7 @@ async fn a_class_that_is_not_there_sends_the_pod_elsewhere() {
         "what room others have there is known without it"
     );
 
-    // Liqo's annotation counts, within the allow-list.
+    // Liqo's annotation counts, within the allowed classes.
     claim(&world.home_api, &json!({mark::LIQO_REAL_CLASS: "instant"}));
     assert!(matches!(world.create().await, Err(CreateError::Class(_))));
     world.policy.allowed_classes = ["instant".to_owned()].into();
@@ -86,7 +86,7 @@ async fn somebody_elses_claim_of_that_name_is_left_alone() {
         ),
         "{error}"
     );
-    // Deleting the volume does not touch it either.
+    // Deleting the volume does not change it either.
     world.delete().await.unwrap();
     assert_eq!(world.twin(), before);
 }
@@ -106,7 +106,7 @@ async fn a_quota_sends_the_pod_elsewhere_and_is_remembered() {
         theirs.keys().all(|key| !key.starts_with("storage.liqo.io/")),
         "{claim}"
     );
-    // Nothing new is to be said when it happens again, and what is over is removed.
+    // The same refusal again causes no write, and expired ones are removed.
     let noted = world.home_api.object(REFUSALS);
     elsewhere(world.create().await);
     assert_eq!(world.home_api.object(REFUSALS), noted);
@@ -168,7 +168,7 @@ async fn a_cluster_that_is_being_deleted_takes_no_new_volumes() {
     assert!(why.contains("being deleted"), "{why}");
     assert!(world.twin().is_none());
 
-    // What was begun is brought to its end.
+    // A twin that was already created is completed.
     assert!(world.create().await.is_ok());
     assert!(world.create_with(&registry).await.is_ok());
 }

@@ -1,4 +1,4 @@
-//! Copies where clusters differ: the pod has to go where the source is.
+//! Copies if clusters differ: the pod has to run where the source is.
 
 use super::*;
 use crate::{placement::SourceRefusal, volume::ContentSource};
@@ -25,7 +25,7 @@ fn snapshot(api: &FakeApi, namespace: &str) {
     );
 }
 
-/// A world whose claim asks for a copy of the snapshot with this id.
+/// A world whose claim requests a copy of the snapshot with this id.
 async fn copying(id: &str) -> World {
     let mut world = World::new().await;
     world.request.spec.source = Some(ContentSource::Snapshot(id.to_owned()));
@@ -45,7 +45,7 @@ async fn a_snapshot_is_restored_in_its_cluster() {
     assert_eq!(source["name"], format!("snapshot-{SNAPSHOT}"));
 }
 
-/// What is noted on the claim of the cluster of its source.
+/// The cluster of the source that is recorded on the claim.
 fn miss(world: &World) -> serde_json::Value {
     world.home_api.object(CLAIM).unwrap()["metadata"]["annotations"][mark::SOURCE_AT].clone()
 }
@@ -82,7 +82,7 @@ async fn elsewhere_the_pod_is_told_where_to_go() {
     assert!(why.contains("is in the cluster milan"), "{why}");
     assert!(why.contains("to-milan"), "{why}");
     assert_eq!(miss(&world), "milan");
-    // It is noted once: csi-provisioner would find its own change in conflict with each.
+    // It is recorded once: otherwise each record would cause a conflict for csi-provisioner.
     let before = world.home_api.writes();
     assert!(matches!(
         world.create().await,

@@ -1,4 +1,4 @@
-//! Where a server or a proxy may be, and that kube can use what is let pass.
+//! The allowed addresses of servers and proxies, and that kube can use them.
 
 use kube::{Config, config::KubeConfigOptions};
 use proptest::prelude::*;
@@ -89,11 +89,11 @@ fn proxies_obey_the_same_rule() {
         "proxy",
     ] {
         let said = refusal(&with(CLUSTER, "proxy-url", json!(proxy)), PROXIED);
-        assert!(said.contains("is no proxy we can use"), "{proxy}: {said}");
+        assert!(said.contains("is not a supported proxy"), "{proxy}: {said}");
     }
 }
 
-/// Whether this build of kube can use what we let pass.
+/// Whether this build of kube can use the allowed addresses.
 #[tokio::test]
 async fn kube_builds_a_client_from_what_is_kept() {
     let _ = rustls::crypto::ring::default_provider().install_default();

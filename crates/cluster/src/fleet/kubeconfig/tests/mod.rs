@@ -1,4 +1,4 @@
-//! Every refusal, what is kept, and what never shows.
+//! Every refusal, what is kept, and that messages contain no secrets.
 
 mod addresses;
 mod text;
@@ -9,7 +9,7 @@ use super::*;
 
 const SECRET: &str = "s3cr3t-v4lu3";
 
-/// A kubeconfig with nothing to complain about, beside users that do not count.
+/// A valid kubeconfig, with other users that are ignored.
 fn plain() -> Value {
     json!({
         "apiVersion": "v1",
@@ -53,7 +53,7 @@ fn judge(file: &Value) -> Result<Kubeconfig, KubeconfigRefused> {
     vet(file.to_string().as_bytes(), Allowed::default())
 }
 
-/// What is said about it, with the proof that no secret is said.
+/// The error message, which is checked to contain no secret.
 fn refusal(file: &Value, allowed: Allowed) -> String {
     let refused = vet(file.to_string().as_bytes(), allowed).expect_err(&file.to_string());
     let said = refused.to_string();
@@ -190,7 +190,7 @@ fn what_lets_its_author_act_through_us_is_refused() {
         ),
         (
             cluster("insecure-skip-tls-verify", json!(true)),
-            "clusters[c].cluster.insecure-skip-tls-verify: the server must prove",
+            "clusters[c].cluster.insecure-skip-tls-verify: the certificate of the server must be verified",
         ),
         (
             cluster("proxy-url", json!("http://proxy:3128")),
@@ -210,32 +210,32 @@ fn what_is_missing_is_named() {
         (json!({}), "current-context: not set"),
         (
             with("", "contexts", Value::Null),
-            "contexts[there]: referred to, but not there",
+            "contexts[there]: referred to, but missing",
         ),
         (
             with("", "current-context", json!("gone")),
-            "contexts[gone]: referred to, but not there",
+            "contexts[gone]: referred to, but missing",
         ),
         (
             with(CONTEXT, "cluster", json!("gone")),
-            "clusters[gone]: referred to, but not there",
+            "clusters[gone]: referred to, but missing",
         ),
         (
             with(CONTEXT, "user", json!("gone")),
-            "users[gone]: referred to, but not there",
+            "users[gone]: referred to, but missing",
         ),
         (
             without("/contexts/0", "context"),
-            "contexts[there]: referred to, but not there",
+            "contexts[there]: referred to, but missing",
         ),
         (
             without("/clusters/0", "cluster"),
-            "clusters[c]: referred to, but not there",
+            "clusters[c]: referred to, but missing",
         ),
-        (entry_only, "users[admin]: referred to, but not there"),
+        (entry_only, "users[admin]: referred to, but missing"),
         (
             without(CLUSTER, "server"),
-            "clusters[c].cluster.server: names no host",
+            "clusters[c].cluster.server: has no host",
         ),
         (with("", "current-context", json!("a\nb")), "contexts[a?b]: "),
     ] {

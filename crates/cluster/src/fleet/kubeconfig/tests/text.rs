@@ -1,4 +1,4 @@
-//! Text that is no kubeconfig, or would be one to somebody who reads it otherwise.
+//! Text that is not a kubeconfig, or that another parser would read differently.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ fn nothing_is_merged() {
         file[list].as_array_mut().unwrap().push(again);
         let said = refusal(&file, Allowed::default());
         assert!(
-            said.starts_with(&format!("{list}[{name}] is there twice")),
+            said.starts_with(&format!("{list}[{name}] exists twice")),
             "{said}"
         );
     }

@@ -1,4 +1,4 @@
-//! What becomes of volumes there when rights are missing, lost or given back.
+//! Volumes in a remote cluster when rights are missing, lost or restored.
 
 use super::*;
 
@@ -21,7 +21,7 @@ async fn what_can_no_longer_be_seen_is_not_called_well() {
     both.round().await.unwrap();
     assert_eq!(both.condition(0), ("True".into(), "TwinBound".into()));
 
-    // The role there went with the namespace's offloading, and the driver began anew.
+    // The Role there was removed when the namespace was unoffloaded, and the driver was restarted.
     let refused = Fault::new("GET", CLAIMS, Act::Refuse(403));
     both.there.fault(refused);
     both.rights.all_claims = false;
@@ -45,7 +45,7 @@ async fn a_right_lost_in_one_namespace_is_told_and_the_data_is_kept_meanwhile() 
     both.round().await.unwrap();
     assert_eq!(both.condition(0), ("True".into(), "TwinBound".into()));
 
-    // A RoleBinding is gone: the watch ends, and nothing in this namespace is allowed.
+    // A RoleBinding is deleted: the watch ends, and nothing in this namespace is permitted.
     both.there.fault(Fault::new("GET", CLAIMS, Act::Refuse(403)));
     both.there.fault(Fault::new("GET", CLAIMS, Act::RefuseWatch(403)));
     both.there.cut_watches();
@@ -61,7 +61,7 @@ async fn a_right_lost_in_one_namespace_is_told_and_the_data_is_kept_meanwhile() 
     let policy = |both: &Both| both.policy().clone();
     assert_eq!(policy(&both), "Retain");
 
-    // It is given back, and nothing has happened meanwhile.
+    // It is restored, and nothing has happened in between.
     both.there.heal();
     until("the watch runs again", || view.outdated_since().is_none()).await;
     both.round().await.unwrap();
@@ -74,7 +74,7 @@ async fn a_right_lost_in_one_namespace_is_told_and_the_data_is_kept_meanwhile() 
 async fn a_twin_that_cannot_be_watched_is_read_and_rescued() {
     let mut both = Both::bound().await;
     both.round().await.unwrap();
-    // What a ClusterRole leaves of a namespace whose RoleBinding is gone.
+    // What a ClusterRole still permits in a namespace whose RoleBinding is deleted.
     both.there
         .fault(Fault::new("GET", CLAIMS, Act::Refuse(403)).at_the_end());
     both.rights.all_claims = false;
@@ -94,7 +94,7 @@ async fn a_twin_whose_volume_cannot_be_retained_is_held() {
     for really in [false, true] {
         let mut both = Both::bound().await;
         both.round().await.unwrap();
-        // Seen in time, or not yet.
+        // The view has shown it in time, or not yet.
         if really {
             both.there
                 .fault(Fault::new("PATCH", "persistentvolumes/real", Act::Refuse(403)));
@@ -165,13 +165,13 @@ async fn data_is_kept_when_the_rights_go_before_the_twin() {
         let mut both = Both::bound().await;
         let view = both.watch_one_namespace().await;
         both.round().await.unwrap();
-        // A namespace that is deleted: the watch still runs when the RoleBinding is gone.
+        // A namespace is being deleted: the watch still runs after the RoleBinding is deleted.
         delete(&both.there, &twin_there(0));
         until("it is seen", || view.all().iter().all(|twin| twin.deleting)).await;
         for verb in verbs {
             both.there.fault(Fault::new(verb, CLAIMS, Act::Refuse(403)));
         }
-        // Somebody else writes on it at the same time.
+        // Another client changes it at the same time.
         let written_on = Fault::new("PATCH", "persistentvolumes/real", Act::Refuse(409));
         both.there.fault(written_on.times(2));
         both.round().await.unwrap();
@@ -184,14 +184,14 @@ async fn data_is_kept_when_the_rights_go_before_the_twin() {
     }
 }
 
-/// The deletion of the twin was never seen: this driver was started after the rights to
-/// list and watch there had gone with their namespace.
+/// The view never showed the deletion of the twin: this driver was started after it had lost the rights
+/// to list and watch there together with their namespace.
 #[tokio::test]
 async fn what_is_left_of_a_retained_volume_is_let_go_where_it_cannot_be_watched() {
     let mut both = Both::bound().await;
     both.home.remove(&twin_there(0));
     both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
-        // What an administrator leaves who takes the claimRef off.
+        // What is left after an administrator has removed the claimRef.
         volume["status"]["phase"] = "Available".into();
         volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
     });

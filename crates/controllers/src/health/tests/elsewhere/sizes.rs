@@ -1,8 +1,8 @@
-//! Claims whose twins grow in another cluster.
+//! Expansion of claims whose twins are in a remote cluster.
 
 use super::*;
 
-/// A claim that waits for a node to grow its file system, with its twin there.
+/// A claim that waits until a node has expanded its file system, with its twin there.
 async fn growing() -> Both {
     let both = Both::bound().await;
     both.home.change(&twin_there(0), |claim| {
@@ -75,7 +75,7 @@ async fn what_a_node_there_refuses_is_said_once() {
     );
     assert!(types(&refused).contains(&"NodeResizeError"));
 
-    // csi-resizer tries again, and the twin there still says the same.
+    // csi-resizer retries, and the twin still reports the same error.
     both.home.change(&twin_there(0), |claim| {
         claim["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizePending"});
     });
@@ -92,7 +92,7 @@ async fn what_a_node_there_refuses_is_said_once() {
     assert_eq!(asked(&both), before, "nothing is read to see that nothing is new");
 }
 
-/// A size that is shown while an expansion is under way would take it back.
+/// A size that is written during an expansion would undo it.
 #[tokio::test]
 async fn a_claim_shows_a_larger_twin_but_never_a_smaller_one() {
     let mut both = Both::bound().await;

@@ -1,4 +1,4 @@
-//! Home pods change, and what goes to their remote pods.
+//! Changes of home pods, and how they are carried to their remote pods.
 
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ fn home() -> Value {
     })
 }
 
-/// As the remote cluster has it, which has made something of its own of it.
+/// The pod as stored in the remote cluster, which has changed some fields.
 fn remote(home: &Value) -> Value {
     let mut remote = remote_pod(home, &RemoteMarks::default(), &RemoteSettings::default()).unwrap();
     remote["metadata"]["annotations"]["theirs"] = "kept".into();
@@ -37,7 +37,7 @@ fn remote(home: &Value) -> Value {
     remote
 }
 
-/// RFC 7386.
+/// A merge patch (RFC 7386).
 fn merged(object: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *object = patch.clone();
@@ -55,7 +55,7 @@ fn merged(object: &mut Value, patch: &Value) {
     }
 }
 
-/// What is sent until the remote pod follows; some of it is refused.
+/// Sends changes until the remote pod follows; some of them are refused.
 fn follow(home: &Value, remote: &mut Value, refused: &[Change]) -> Vec<Change> {
     let mut sent = Vec::new();
     for change in Change::ALL {
@@ -78,7 +78,7 @@ fn nothing_goes_there_without_a_change() {
     let home = home();
     let mut remote = remote(&home);
     assert_eq!(follow(&home, &mut remote, &[]), []);
-    // Somebody there has taken the record away.
+    // Another client has removed the record.
     remote["metadata"]["annotations"]
         .as_object_mut()
         .unwrap()
@@ -132,7 +132,7 @@ fn only_the_image_that_changed_goes_there() {
     home["spec"]["containers"][0]["image"] = "web:2".into();
     follow(&home, &mut remote, &[]);
     assert_eq!(images(&remote), ["web:2", "log:2", "mesh:1"]);
-    // The cluster there insists: it is told once.
+    // The remote cluster reverts the change: it is sent only once.
     remote["spec"]["containers"][0]["image"] = "mirror/web:2".into();
     assert_eq!(follow(&home, &mut remote, &[]), []);
 }
@@ -157,7 +157,7 @@ fn deadlines_come_nearer_and_tolerations_are_added() {
             {"key": "b", "operator": "Exists"},
         ])
     );
-    // Somebody there is in more of a hurry.
+    // Another client has shortened the deadline there.
     remote["spec"]["activeDeadlineSeconds"] = 5.into();
     home["spec"]["activeDeadlineSeconds"] = 30.into();
     follow(&home, &mut remote, &[]);
@@ -175,7 +175,7 @@ fn amounts_are_resized_and_tried_again_if_refused() {
     assert_eq!(follow(&home, &mut remote, &[Change::Resources]), both);
     assert_eq!(
         remote["spec"]["containers"][1]["image"], "log:2",
-        "one refusal holds nothing else up"
+        "a refusal does not block other changes"
     );
     assert_eq!(
         follow(&home, &mut remote, &[Change::Resources]),

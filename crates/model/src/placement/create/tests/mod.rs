@@ -1,4 +1,4 @@
-//! The table of `create_step`, line by line.
+//! The cases of `create_step`.
 
 mod properties;
 
@@ -21,7 +21,7 @@ fn twin(state: TwinState) -> Twin {
         deleting: false,
         differences: Vec::new(),
         provisioner: Some("real.example".into()),
-        told_node: true,
+        created_with_node: true,
         node: Some("n1".into()),
         answered_early: false,
         state,
@@ -97,7 +97,7 @@ fn while_the_twin_is_pending() {
         Withdraw(Withdrawal::DriverRefused)
     );
     let immediate = Twin {
-        told_node: false,
+        created_with_node: false,
         ..refused
     };
     assert_eq!(decide(immediate, unchanged), CreateStep::Wait);
@@ -153,7 +153,7 @@ fn what_is_made_outside_the_request_is_withdrawn() {
 fn a_twin_whose_pod_binds_it_is_handed_over_first() {
     let early = || Twin {
         answered_early: true,
-        told_node: false,
+        created_with_node: false,
         node: None,
         ..pending()
     };
@@ -291,6 +291,6 @@ fn refusals_read_well() {
     let differs = Refusal::Differs(vec![Part::Size, Part::Parameters]).to_string();
     assert_eq!(
         differs,
-        "a volume of this name exists, made with another size and class parameters"
+        "a volume of this name exists with another size and class parameters"
     );
 }

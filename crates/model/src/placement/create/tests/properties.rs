@@ -1,4 +1,4 @@
-//! What holds for `create_step` whatever the facts, and that it always gets somewhere.
+//! Properties of `create_step` for arbitrary facts, and that it always terminates.
 
 use proptest::{prelude::*, sample::select};
 
@@ -22,14 +22,14 @@ fn any_state() -> impl Strategy<Value = TwinState> {
 
 prop_compose! {
     fn any_twin()(
-        (handed_over, deleting, told_node, answered_early) in any::<(bool, bool, bool, bool)>(),
+        (handed_over, deleting, created_with_node, answered_early) in any::<(bool, bool, bool, bool)>(),
         differences in select(vec![vec![], vec![Part::Size]]),
         provisioner in select(vec![None, Some("real.example"), Some(DRIVER_NAME)]),
         node in select(vec![None, Some("n1"), Some("n2")]),
         state in any_state(),
     ) -> Twin {
         let (provisioner, node) = (provisioner.map(str::to_owned), node.map(str::to_owned));
-        Twin { handed_over, deleting, differences, provisioner, told_node, node, answered_early, state }
+        Twin { handed_over, deleting, differences, provisioner, created_with_node, node, answered_early, state }
     }
 }
 
@@ -58,7 +58,7 @@ prop_compose! {
     }
 }
 
-/// What the world looks like after a step, when everybody else plays along.
+/// The facts after a step, if all other components succeed.
 fn after(step: &CreateStep, facts: &mut CreateFacts) {
     let reachable = || TwinState::Bound(Reach::FromTarget { retained: false });
     match (step, &mut facts.twin) {
@@ -69,7 +69,7 @@ fn after(step: &CreateStep, facts: &mut CreateFacts) {
                 Target::Any | Target::Disagrees { .. } => None,
             };
             *place = TwinFact::Ours(Twin {
-                told_node: node.is_some(),
+                created_with_node: node.is_some(),
                 node,
                 ..pending()
             });
@@ -124,7 +124,7 @@ proptest! {
                 prop_assert_eq!(twin.unwrap().handed_over, step == CreateStep::Answer);
             }
             CreateStep::Refuse(_) => {
-                // After the twin's POST nothing final is answered until it is bound or gone.
+                // After the twin was created there is no final answer until it is bound or deleted.
                 let in_the_making = lives && !is_bound && !given_away;
                 prop_assert!(!in_the_making);
             }

@@ -1,17 +1,17 @@
-//! A model check: anything may happen at any time, and then everybody is left to finish. After
-//! every event no data is lost and no two copies are written; in the end the move is done or
-//! undone, and nothing is left over.
+//! A model check: any event may happen at any time, then all actors run until nothing changes. After each
+//! event, no data is lost and no two copies are written; in the end the move is done or rolled back, and
+//! nothing is left over.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::{
-    world::{Phase, World},
+    world::{Phase, Twin, World},
     *,
 };
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A leader dies after this many writes.
+    /// A leader that dies after this many writes.
     Lead(usize),
     LateObjects,
     LateDecides,
@@ -38,6 +38,9 @@ enum Event {
     DrainOverdue,
     DowntimeOverdue,
     LoseTarget,
+    TargetOff,
+    TargetReturns,
+    RecoverSource,
 }
 
 fn any_event() -> impl Strategy<Value = Event> {
@@ -45,7 +48,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         Cancel, DeleteClaim, DeleteMove, DeleteMoveByForce, DeletePv, Detach, DowntimeOverdue, DrainOverdue,
         EvictedPodEnds, LateActs, LateDecides, LateObjects, Lead, LoseTarget, MoverDies, MoversGoOn,
         OrphanEnds, PodDeletedByForce, PodEnds, PodScheduled, PodsGoOn, PodsWrite, Provisioner, PvController,
-        PvControllerOnClaim, Silence,
+        PvControllerOnClaim, RecoverSource, Silence, TargetOff, TargetReturns,
     };
     let volume = || 0..2_usize;
     let side = || select(vec![Side::Source, Side::Target]);
@@ -70,6 +73,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         1 => select(vec![
             Cancel, DeleteMove, DeleteMoveByForce, DeleteClaim(0), DeleteClaim(1), DeletePv(0), DeletePv(1),
             Silence(Side::Source), Silence(Side::Target), DrainOverdue, DowntimeOverdue, LoseTarget,
+            TargetOff, TargetReturns, RecoverSource,
         ]),
     ]
 }
@@ -104,10 +108,13 @@ fn happens(world: &mut World, event: Event) {
         Event::DrainOverdue => world.overdue.drain ^= true,
         Event::DowntimeOverdue => world.overdue.downtime ^= true,
         Event::LoseTarget => world.lose_target(),
+        Event::TargetOff => world.declare_target_off(),
+        Event::TargetReturns => world.target_returns(),
+        Event::RecoverSource => world.recover_source(),
     }
 }
 
-/// Everybody goes on until nothing changes any more.
+/// All actors run until nothing changes.
 fn come_to_rest(world: &mut World) -> Result<(), TestCaseError> {
     for _ in 0..200 {
         let before = world.clock;
@@ -129,13 +136,13 @@ fn come_to_rest(world: &mut World) -> Result<(), TestCaseError> {
     Err(TestCaseError::fail(format!("it never comes to rest: {world:#?}")))
 }
 
-/// What must be true of a volume in the end.
+/// The invariants of a volume in the end.
 fn in_the_end(world: &World, number: usize) -> Result<(), TestCaseError> {
     let volume = &world.volumes[number];
     let show = || format!("{volume:#?} {:?}", world.mv);
     prop_assert_eq!(volume.helpers, [false; 2], "{}", show());
     let Some(claim) = &volume.claim else {
-        // It was deleted, and what it had goes the way that its user chose.
+        // The claim was deleted: its data follows the reclaim policy of the user.
         let left = volume.source.is_some() || volume.target.is_some() || volume.pv.is_some();
         let is_right = !left || volume.policy == ReclaimPolicy::Retain;
         prop_assert!(is_right || world.target_gone, "leaked: {}", show());
@@ -153,9 +160,20 @@ fn in_the_end(world: &World, number: usize) -> Result<(), TestCaseError> {
         show()
     );
     let is_moved = pv.serves == Side::Target;
-    prop_assert_eq!(is_moved, world.was_committed, "{}", show());
+    prop_assert_eq!(
+        is_moved,
+        world.was_committed && !world.was_recovered,
+        "{}",
+        show()
+    );
     let other = if is_moved { &volume.source } else { &volume.target };
-    prop_assert!(other.is_none() || world.target_gone, "{}", show());
+    // A target that returns is kept, and no pod uses it.
+    let is_kept = |twin: &Twin| world.was_recovered && twin.mark.is_some();
+    prop_assert!(
+        other.as_ref().is_none_or(is_kept) || world.target_gone,
+        "{}",
+        show()
+    );
     prop_assert!(
         world.publishes_to_users(number) || world.target_gone,
         "{}",
@@ -174,7 +192,11 @@ fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
     world.silent = [false; 2];
     world.overdue = OverDue::default();
     come_to_rest(&mut world)?;
-    // What was deleted while it was Lost has been kept until here.
+    if world.target_gone {
+        world.recover_source();
+        come_to_rest(&mut world)?;
+    }
+    // What was deleted while it was Lost was kept until here.
     for volume in &mut world.volumes {
         volume.waived |= volume.claim.is_none();
     }
@@ -182,17 +204,18 @@ fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
     come_to_rest(&mut world)?;
     let has = |wanted: fn(&Event) -> bool| events.iter().any(wanted);
     let forced = has(|event| matches!(event, Event::DeleteMoveByForce));
-    // Without its status a move cannot make a PV again, and knows no way on.
+    // Without its status a move cannot create a PV again, nor continue.
     let has_no_way = forced && (world.was_committed || has(|event| matches!(event, Event::DeletePv(_))));
-    let is_stuck = has_no_way || (world.target_gone && world.was_committed);
-    if !is_stuck {
+    // A deleted claim cannot be recovered either.
+    let has_lost = world.target_gone && world.was_committed && !world.was_recovered;
+    if !(has_no_way || has_lost) {
         let is_over = world.mv.as_ref().is_none_or(|mv| {
             let ended = matches!(mv.stage, Stage::Ended(_));
             ended && !mv.finalizer
         });
         prop_assert!(is_over, "{:#?}", world);
         for number in 0..world.volumes.len() {
-            // Who deletes a move by force has to look after claims that were deleted under it.
+            // A user who deletes a move by force has to care for claims that were deleted during it.
             let is_kept = forced && world.volumes[number].claim.is_none();
             if !is_kept {
                 in_the_end(&world, number)?;
@@ -216,7 +239,7 @@ proptest! {
     }
 }
 
-/// A pod that came after the mover, to its node, is deleted by force, and its container writes on.
+/// A pod that started after the mover, on its node, is deleted by force, and its container still writes.
 #[test]
 fn what_writes_on_without_a_pod_is_waited_for_on_the_node_of_the_mover() {
     let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete);
@@ -260,7 +283,7 @@ fn what_writes_on_without_a_pod_is_waited_for_on_the_node_of_the_mover() {
     assert!(world.was_committed);
 }
 
-/// The check is worth nothing if it never gets anywhere.
+/// The check is useless if the move never makes progress.
 #[test]
 fn a_move_that_nobody_disturbs_is_done() {
     for volumes in [1, 2] {
@@ -269,5 +292,106 @@ fn a_move_that_nobody_disturbs_is_done() {
             assert!(world.was_committed);
             assert_eq!(world.mv.unwrap().stage, Stage::Ended(Outcome::Done));
         }
+    }
+}
+
+/// A committed move whose pods may have written at the target.
+fn committed(volumes: usize, lead: usize, writes: bool) -> World {
+    let mut world = World::new(volumes, Quiesce::Evict, ReclaimPolicy::Delete);
+    for _ in 0..200 {
+        let is_there = world
+            .mv
+            .as_ref()
+            .is_some_and(|mv| matches!(mv.stage, Stage::Retaining(_)));
+        if is_there || (world.was_committed && lead == 0) {
+            break;
+        }
+        world.lead(1);
+        for number in 0..volumes {
+            world.pv_controller_looks_at_pv(number);
+            world.pv_controller_looks_at_claim(number);
+            world.attacher_detaches(number);
+            world.movers_go_on(number);
+        }
+    }
+    for number in (0..volumes).filter(|_| writes) {
+        world.pod_is_scheduled(number);
+        for _ in 0..3 {
+            world.pods_go_on(number);
+            world.pods_write(number);
+        }
+    }
+    assert!(world.was_committed, "{world:#?}");
+    world
+}
+
+/// The recovery of a source: the leader dies after every number of writes, another replica acts late on an
+/// earlier decision, and the target returns at any time.
+#[test]
+fn a_source_is_recovered_despite_crashes_late_writes_and_returning_targets() {
+    for (volumes, stage, writes) in [(1, 0, false), (1, 1, true), (2, 1, true)] {
+        for after in 0..40 {
+            for returns in [None, Some(after), Some(after / 2)] {
+                let mut world = committed(volumes, stage, writes);
+                if returns.is_some() {
+                    world.declare_target_off();
+                } else {
+                    world.lose_target();
+                }
+                world.recover_source();
+                let asked = (0..50).position(|_| {
+                    world.late_leader_reads_objects();
+                    world.lead(1);
+                    world.pv_controller_looks_at_claim(0);
+                    world.check().unwrap();
+                    world.was_recovered
+                });
+                assert!(asked.is_some(), "{world:#?}");
+                for led in 0..=after {
+                    if returns == Some(led) {
+                        world.target_returns();
+                    }
+                    if led % 3 == 0 {
+                        world.late_leader_reads_objects();
+                        world.late_leader_decides();
+                    }
+                    world.lead(1);
+                    for number in 0..volumes {
+                        world.pv_controller_looks_at_claim(number);
+                        world.pv_controller_looks_at_pv(number);
+                        world.provisioner_looks(number);
+                        world.pod_ends(number, false);
+                        world.attacher_detaches(number);
+                    }
+                    world.check().unwrap();
+                }
+                world.late_leader_acts();
+                world.check().unwrap();
+                let world = run(world, &[]).unwrap();
+                assert!(world.was_recovered, "{world:#?}");
+                assert_eq!(world.mv.unwrap().stage, Stage::Ended(Outcome::Recovered));
+                assert_eq!(world.volumes[0].pv.as_ref().unwrap().epoch, 2);
+            }
+        }
+    }
+}
+
+/// Without a request, or while the target may be in use, nothing changes.
+#[test]
+fn a_source_is_not_recovered_without_request_or_while_the_target_may_be_used() {
+    let mut unasked = committed(1, 1, true);
+    unasked.lose_target();
+    let mut silent = committed(1, 1, true);
+    silent.silent[1] = true;
+    silent.recover_source();
+    let mut there = committed(1, 1, true);
+    there.recover_source();
+    for mut world in [unasked, silent, there] {
+        for _ in 0..50 {
+            world.lead(usize::MAX);
+            world.check().unwrap();
+        }
+        assert!(!world.was_recovered);
+        assert_eq!(world.volumes[0].pv.as_ref().unwrap().epoch, 1);
     }
 }

@@ -1,10 +1,10 @@
-//! A small world in which a volume moves: objects with versions, Kubernetes' PV controller,
-//! scheduler and kubelet, csi-attacher, a csi-provisioner without any guard, movers, and leaders
-//! of which one may be late. What must never happen is found here, after every event.
+//! A simulated world in which a volume moves: objects with versions, Kubernetes' PV controller, scheduler and
+//! kubelet, csi-attacher, a csi-provisioner without safeguards, movers, and leaders, one of which may be
+//! late. The invariants are checked after every event.
 
 use super::*;
 
-/// Where a PV stands for Kubernetes.
+/// The phase of a PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Pending,
@@ -17,6 +17,7 @@ pub(super) struct Pv {
     version: u64,
     uid: u64,
     pub(super) serves: Side,
+    pub(super) epoch: u32,
     pub(super) held_by_claim: bool,
     pub(super) mark: Option<VolumeMark>,
     pub(super) policy: ReclaimPolicy,
@@ -37,6 +38,7 @@ pub(super) struct Claim {
 #[derive(Clone, Debug)]
 pub(super) struct Twin {
     version: u64,
+    pub(super) epoch: u32,
     pub(super) data: u64,
     pub(super) mark: Option<SourceMark>,
     pub(super) handed_over: bool,
@@ -45,11 +47,10 @@ pub(super) struct Twin {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PodState {
-    /// It has a node.
     Scheduled,
-    /// Its kubelet has found the PV to be the claim's.
+    /// Its kubelet has verified that the PV names the claim.
     Checked,
-    /// It writes.
+    /// Its containers run and write.
     Running(Side),
 }
 
@@ -59,7 +60,7 @@ pub(super) struct Pod {
     leaving: bool,
 }
 
-/// One claim and all that belongs to it.
+/// One claim and its objects.
 #[derive(Clone, Debug)]
 pub(super) struct Volume {
     pub(super) policy: ReclaimPolicy,
@@ -71,29 +72,32 @@ pub(super) struct Volume {
     pub(super) copied: Copied,
     begun_with: u64,
     pub(super) pods: Vec<Pod>,
-    /// Containers that run, and write, though their pods were deleted by force.
+    /// Containers that still run and write after their pods were deleted by force.
     pub(super) orphans: Vec<Side>,
-    /// Whether its node has it: Kubernetes has one attachment for the handle.
+    /// Whether it is attached to its node: Kubernetes has one attachment per handle.
     pub(super) attached: bool,
-    /// Whether that names the PV of the mover, which came first.
+    /// Whether the attachment names the PV of the mover, which was attached first.
     pub(super) attached_for_mover: bool,
-    /// How often something was written that its writer was told is safe.
+    /// The number of writes that were confirmed to their writers.
     newest: u64,
-    /// The user has deleted the claim while it was Bound, and wants the data gone.
+    /// The user deleted the claim while it was Bound: its data may be deleted.
     pub(super) waived: bool,
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct Move {
     version: u64,
     pub(super) stage: Stage,
     pub(super) finalizer: bool,
     pub(super) deleting: bool,
     pub(super) cancel: bool,
+    pub(super) recover: bool,
     recorded: Vec<Option<Recorded>>,
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct World {
     pub(super) clock: u64,
     pub(super) volumes: Vec<Volume>,
@@ -102,13 +106,16 @@ pub(super) struct World {
     pub(super) overdue: OverDue,
     pub(super) silent: [bool; 2],
     pub(super) target_gone: bool,
+    /// An administrator declared the target's cluster out of service, and nothing runs there.
+    pub(super) target_out_of_service: bool,
     pub(super) was_committed: bool,
+    pub(super) was_recovered: bool,
     pub(super) broken: Vec<String>,
     late_objects: Option<Vec<ClaimFacts>>,
     late_step: Option<Decided>,
 }
 
-/// What a leader is about to do.
+/// The decision of a leader.
 #[derive(Clone, Debug)]
 enum Decided {
     Move(MoveStep),
@@ -141,18 +148,25 @@ impl Volume {
         }
     }
 
+    /// Ends all pods and containers at the target.
+    fn leave_target(&mut self) {
+        self.pods
+            .retain(|pod| pod.state != PodState::Running(Side::Target));
+        self.orphans.retain(|side| *side != Side::Target);
+    }
+
     /// Whether an attachment names its PV.
     fn names_the_pv(&self) -> bool {
         self.attached && !self.attached_for_mover
     }
 
-    /// Whether a container writes that side.
+    /// Whether a container writes to that side.
     fn runs(&self, side: Side) -> bool {
         let runs = |pod: &Pod| pod.state == PodState::Running(side);
         self.pods.iter().any(runs) || self.orphans.contains(&side)
     }
 
-    /// Whether there is a copy with all that was written, which nobody is about to delete.
+    /// Whether there is a copy with all confirmed writes that will not be deleted.
     fn is_safe(&self, side: Side) -> bool {
         let has_all = self
             .twin(side)
@@ -181,6 +195,7 @@ impl World {
                 version: 1,
                 uid: 1,
                 serves: Side::Source,
+                epoch: 0,
                 held_by_claim: true,
                 mark: None,
                 policy,
@@ -190,6 +205,7 @@ impl World {
             }),
             source: Some(Twin {
                 version: 1,
+                epoch: 0,
                 data: 1,
                 mark: None,
                 handed_over: true,
@@ -214,6 +230,7 @@ impl World {
                 finalizer: false,
                 deleting: false,
                 cancel: false,
+                recover: false,
                 recorded: vec![None; volumes],
             }),
             volumes: vec![volume; volumes],
@@ -221,20 +238,22 @@ impl World {
             overdue: OverDue::default(),
             silent: [false; 2],
             target_gone: false,
+            target_out_of_service: false,
             was_committed: false,
+            was_recovered: false,
             broken: Vec::new(),
             late_objects: None,
             late_step: None,
         }
     }
 
-    /// The next version. Everything that changes anything takes one.
+    /// The next resource version, for each write.
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
     }
 
-    // What a leader reads.
+    // The reads of a leader.
 
     fn objects(&self) -> Vec<ClaimFacts> {
         self.volumes.iter().map(|volume| self.facts(volume)).collect()
@@ -242,7 +261,7 @@ impl World {
 
     fn answers<T>(&self, side: Side, says: T) -> Live<T> {
         if self.silent[index(side)] {
-            Live::Silent("timeout".into())
+            Live::Unknown("timeout".into())
         } else {
             Live::Known(says)
         }
@@ -276,7 +295,7 @@ impl World {
             claim: volume
                 .claim
                 .as_ref()
-                .map_or(ClaimNow::Absent, |claim| ClaimNow::There {
+                .map_or(ClaimNow::Absent, |claim| ClaimNow::Exists {
                     at: read("claim", claim.version),
                     deleting: claim.deleting,
                     lock: if claim.locked { Lock::Ours } else { Lock::Free },
@@ -285,11 +304,12 @@ impl World {
                     changing: false,
                 }),
             volume: volume.pv.as_ref().map_or(VolumeNow::Absent, |pv| {
-                VolumeNow::There(VirtualVolume {
+                VolumeNow::Exists(VirtualVolume {
                     at: read_pv(pv),
-                    serves: match pv.serves {
-                        Side::Source => Serves::Source,
-                        Side::Target => Serves::Target,
+                    serves: match (pv.serves, pv.epoch) {
+                        (Side::Source, 0) => Serves::Source,
+                        (Side::Source, _) => Serves::Recovered,
+                        (Side::Target, _) => Serves::Target,
                     },
                     held_by: if pv.held_by_claim {
                         HeldBy::Claim
@@ -309,21 +329,23 @@ impl World {
             }),
             source: self.answers(
                 Side::Source,
-                volume
-                    .source
-                    .as_ref()
-                    .map_or(SourceTwin::Gone, |twin| SourceTwin::There {
+                match &volume.source {
+                    None => SourceTwin::Gone,
+                    Some(twin) if twin.epoch > 0 => SourceTwin::Recovered,
+                    Some(twin) => SourceTwin::Exists {
                         at: read("source", twin.version),
                         mark: twin.mark.clone(),
                         deleting: false,
-                    }),
+                    },
+                },
             ),
             target: self.answers(
                 Side::Target,
                 match &volume.target {
                     _ if self.target_gone => TargetTwin::Gone,
                     None => TargetTwin::Absent,
-                    Some(twin) => TargetTwin::There {
+                    Some(twin) if twin.mark.is_some() => TargetTwin::Superseded,
+                    Some(twin) => TargetTwin::Exists {
                         at: read("target", twin.version),
                         handed_over: twin.handed_over,
                         retained: twin.retained,
@@ -331,6 +353,8 @@ impl World {
                     },
                 },
             ),
+            target_out_of_service: self.target_out_of_service && self.silent[TARGET],
+            same_namespace: false,
             epoch: epoch(1),
             source_helpers: self.answers(Side::Source, helpers(Side::Source)),
             target_helpers: self.answers(Side::Target, helpers(Side::Target)),
@@ -340,6 +364,7 @@ impl World {
                 mover_nodes,
                 deletes_claim: None,
             }),
+            unwatched: None,
             copied: self.answers(Side::Target, volume.copied.clone()),
             recorded: None,
         }
@@ -352,8 +377,9 @@ impl World {
             stage: mv.stage.clone(),
             finalizer: mv.finalizer,
             deleting: mv.deleting,
-            wishes: Wishes {
+            requested: Requested {
                 cancel: mv.cancel,
+                recover: mv.recover,
                 paused: false,
                 cutover: true,
                 quiesce: self.quiesce,
@@ -363,7 +389,7 @@ impl World {
         })
     }
 
-    /// Decides on these objects and the status of now, in this order.
+    /// Decides on these objects and the current status, which was read after them.
     fn decide(&self, mut objects: Vec<ClaimFacts>) -> Decided {
         if let (Some(of), Some(mv)) = (self.status(), &self.mv) {
             for (facts, recorded) in objects.iter_mut().zip(&mv.recorded) {
@@ -381,7 +407,7 @@ impl World {
 
     // Leaders.
 
-    /// A leader that is alone reads, decides, and dies after this many writes.
+    /// A single leader reads, decides, and dies after this many writes.
     pub(super) fn lead(&mut self, writes: usize) {
         let decided = self.decide(self.objects());
         self.carry_out(decided, writes);
@@ -421,7 +447,7 @@ impl World {
             return;
         };
         match change {
-            // The API server takes no new finalizer for what is being deleted.
+            // The API server accepts no new finalizer on an object that is being deleted.
             StatusChange::AddFinalizer if mv.deleting => return,
             StatusChange::AddFinalizer => mv.finalizer = true,
             StatusChange::RemoveFinalizer => mv.finalizer = false,
@@ -447,6 +473,17 @@ impl World {
                     }
                 }
             }
+            StatusChange::Recover(gate) => {
+                mv.stage = Stage::Recovering(gate);
+                self.was_recovered = true;
+                for (recorded, volume) in mv.recorded.iter_mut().zip(&mut self.volumes) {
+                    if let (Some(recorded), Some(pv)) = (recorded, &volume.pv) {
+                        recorded.policy = policy_wanted(pv.policy, pv.mark.as_ref());
+                    }
+                    // What was written at the target is lost, as reported to the user.
+                    volume.newest = volume.source.as_ref().map_or(0, |twin| twin.data);
+                }
+            }
             StatusChange::Enter(stage) => mv.stage = stage,
         }
         mv.version = version;
@@ -460,7 +497,7 @@ impl World {
         }
     }
 
-    /// One write: nothing happens where the object is not what the step says.
+    /// One write, which fails if the object does not have the version of the step.
     #[allow(clippy::too_many_lines, reason = "one arm for each step")]
     fn apply(&mut self, number: usize, step: ClaimStep) {
         let clock = self.clock + 1;
@@ -468,9 +505,10 @@ impl World {
             by: uid(),
             side: Side::Source,
         };
-        let has_mover = self.publishes(number, Side::Source, &mover);
+        let has_mover = self.publishes(number, Side::Source, 0, &mover);
         let silent = self.silent;
         let target_gone = self.target_gone;
+        let recovering = self.mv.as_ref().is_some_and(|mv| mv.stage.is_recovered());
         let volume = &mut self.volumes[number];
         let claim = |volume: &Volume, at: &AsRead| {
             volume
@@ -506,6 +544,7 @@ impl World {
             ClaimStep::MakeTarget { .. } if volume.target.is_none() && !silent[TARGET] && !target_gone => {
                 volume.target = Some(Twin {
                     version: clock,
+                    epoch: 1,
                     data: 0,
                     mark: None,
                     handed_over: false,
@@ -514,7 +553,7 @@ impl World {
                 volume.copied = Copied::default();
             }
             ClaimStep::MakeHelpers(side) if !silent[index(side)] => {
-                // Nothing keeps a late leader from making a mover; but it gets no volume.
+                // A late leader may create a mover, but the mover gets no volume.
                 volume.helpers[index(side)] = true;
                 if side == Side::Source && has_mover && !volume.attached {
                     (volume.attached, volume.attached_for_mover) = (true, true);
@@ -537,7 +576,7 @@ impl World {
                 }
             }
             ClaimStep::Gate { volume: at, note } if pv(volume, &at) => {
-                // No new finalizer for what is being deleted.
+                // An object that is being deleted gets no new finalizer.
                 if let Some(pv) = volume.pv.as_mut().filter(|pv| !pv.deleting || pv.finalizer) {
                     pv.held_by_claim = false;
                     pv.policy = ReclaimPolicy::Retain;
@@ -552,7 +591,7 @@ impl World {
                     twin.version = clock;
                 }
             }
-            ClaimStep::GiveBack { volume: at, .. } if pv(volume, &at) => {
+            ClaimStep::RestoreClaimRef { volume: at, .. } if pv(volume, &at) => {
                 if let Some(pv) = &mut volume.pv {
                     pv.held_by_claim = true;
                     pv.version = clock;
@@ -588,7 +627,7 @@ impl World {
                     pv.version = clock;
                 }
             }
-            ClaimStep::LetVolumeGo { volume: at } if pv(volume, &at) => {
+            ClaimStep::RemoveVolumeFinalizers { volume: at } if pv(volume, &at) => {
                 gone_while_attached = volume.names_the_pv();
                 volume.pv = None;
             }
@@ -597,6 +636,11 @@ impl World {
                     version: clock,
                     uid: clock,
                     serves: of,
+                    epoch: match of {
+                        Side::Target => 1,
+                        Side::Source if recovering => 2,
+                        Side::Source => 0,
+                    },
                     held_by_claim: true,
                     mark: Some(VolumeMark::Gated(note)),
                     policy: ReclaimPolicy::Retain,
@@ -623,12 +667,24 @@ impl World {
                     twin.version = clock;
                 }
             }
+            ClaimStep::RecoverSource { source: at, .. } if twin(&volume.source, "source", &at) => {
+                if let Some(twin) = volume.source.as_mut().filter(|_| !silent[SOURCE]) {
+                    (twin.epoch, twin.mark, twin.version) = (2, None, clock);
+                }
+            }
+            ClaimStep::SupersedeTarget { target: at } if twin(&volume.target, "target", &at) => {
+                if let Some(twin) = volume.target.as_mut().filter(|_| !silent[TARGET]) {
+                    let (by, epoch) = (uid(), epoch(2));
+                    (twin.mark, twin.version) = (Some(SourceMark::Superseded { by, epoch }), clock);
+                    twin.handed_over = true;
+                }
+            }
             ClaimStep::ReleaseSource { source: at, .. } if twin(&volume.source, "source", &at) => {
                 if !silent[SOURCE] {
                     volume.source = None;
                 }
             }
-            // It was changed since, or the cluster does not answer.
+            // The object has changed, or the cluster is unreachable.
             _ => return,
         }
         self.clock = clock;
@@ -641,7 +697,7 @@ impl World {
         }
     }
 
-    // Kubernetes, and the sidecars.
+    // Kubernetes and the sidecars.
 
     pub(super) fn pv_controller_looks_at_pv(&mut self, number: usize) {
         let version = self.clock + 1;
@@ -657,8 +713,8 @@ impl World {
             pv.version = version;
             self.clock = version;
         }
-        // Its own protection of what is Bound is over, and nobody else has a finalizer on it; that
-        // of csi-provisioner is on it as long as there is something to delete.
+        // The protection finalizer of Kubernetes is removed when it is not Bound; the one of csi-provisioner
+        // remains as long as there is data to delete.
         let volume = &mut self.volumes[number];
         let is_free = |pv: &Pv| !pv.finalizer && pv.policy == ReclaimPolicy::Retain;
         let goes = |pv: &Pv| pv.deleting && is_free(pv) && pv.phase != Phase::Bound;
@@ -677,7 +733,7 @@ impl World {
             claim.version = version;
             self.clock = version;
         }
-        // The protection of claims that are in use.
+        // The protection of claims in use.
         let volume = &mut self.volumes[number];
         let goes = |claim: &Claim| claim.deleting && !claim.locked;
         if volume.claim.as_ref().is_some_and(goes) && volume.pods.is_empty() {
@@ -717,7 +773,7 @@ impl World {
         }
     }
 
-    /// The kubelets go on, one step for each pod.
+    /// The kubelets take one step for each pod.
     pub(super) fn pods_go_on(&mut self, number: usize) {
         let world = self.clone();
         let volume = &mut self.volumes[number];
@@ -726,7 +782,7 @@ impl World {
         for pod in &mut volume.pods {
             match pod.state {
                 PodState::Scheduled if pv.held_by_claim => pod.state = PodState::Checked,
-                PodState::Checked if world.publishes(number, pv.serves, &Caller::User) => {
+                PodState::Checked if world.publishes(number, pv.serves, pv.epoch, &Caller::User) => {
                     pod.state = PodState::Running(pv.serves);
                     volume.attached = true;
                     let twin = match pv.serves {
@@ -745,29 +801,28 @@ impl World {
     }
 
     /// `ControllerPublish`, which reads the twin live.
-    fn publishes(&self, number: usize, side: Side, caller: &Caller) -> bool {
+    fn publishes(&self, number: usize, side: Side, asked: u32, caller: &Caller) -> bool {
         let volume = &self.volumes[number];
         let Some(twin) = volume.twin(side) else {
             return false;
         };
         let highest = volume.target.as_ref().is_some_and(|twin| twin.handed_over) && !self.silent[TARGET];
-        let number = |side| epoch(u32::from(side == Side::Target));
         let made_by_move = side == Side::Target && !twin.handed_over;
         let facts = self.answers(
             side,
-            Beside {
-                asked: number(side),
-                epoch: number(side),
+            AttachFacts {
+                asked: epoch(asked),
+                epoch: epoch(twin.epoch),
                 source: twin.mark.clone(),
                 target: made_by_move.then(|| crate::volume::moving::TargetMark {
                     by: uid(),
                     epoch: epoch(1),
                 }),
                 exists: self.mv.is_some(),
-                highest: epoch(u32::from(highest)),
+                highest: epoch(u32::from(highest)).max(epoch(asked)),
             },
         );
-        publish_beside(&facts, caller) == PublishBeside::Go
+        attach_decision(&facts, caller) == AttachDecision::Allow
     }
 
     pub(super) fn pods_write(&mut self, number: usize) {
@@ -802,7 +857,7 @@ impl World {
         }
     }
 
-    /// Somebody deletes a pod by force: its container runs on, for its grace period or for ever.
+    /// A user deletes a pod by force: its container still runs, for its grace period or forever.
     pub(super) fn pod_is_deleted_by_force(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
         if volume.pods.is_empty() {
@@ -820,7 +875,7 @@ impl World {
         }
     }
 
-    /// What kubelet has mounted is not detached.
+    /// A volume that the kubelet has mounted is not detached.
     pub(super) fn attacher_detaches(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
         let is_used = [Side::Source, Side::Target]
@@ -850,7 +905,7 @@ impl World {
         let (Some(source), Some(target)) = (&volume.source, &mut volume.target) else {
             return;
         };
-        // What was handed over is not attached for a mover.
+        // A twin that was handed over is not attached for a mover.
         if volume.helpers != [true; 2] || self.silent != [false; 2] || target.handed_over {
             return;
         }
@@ -883,7 +938,7 @@ impl World {
         self.tick();
     }
 
-    // People.
+    // Users and administrators.
 
     pub(super) fn cancel(&mut self) {
         let version = self.tick();
@@ -891,6 +946,30 @@ impl World {
             mv.cancel = true;
             mv.version = version;
         }
+    }
+
+    /// The API server accepts it only after the commit.
+    pub(super) fn recover_source(&mut self) {
+        let version = self.tick();
+        if let Some(mv) = self.mv.as_mut().filter(|_| self.was_committed) {
+            mv.recover = true;
+            mv.version = version;
+        }
+    }
+
+    /// The cluster of the target becomes unreachable, and an administrator declares it out of service.
+    pub(super) fn declare_target_off(&mut self) {
+        (self.silent[TARGET], self.target_out_of_service) = (true, true);
+        for volume in &mut self.volumes {
+            volume.leave_target();
+        }
+        self.tick();
+    }
+
+    /// The target exists again, with its data.
+    pub(super) fn target_returns(&mut self) {
+        (self.silent[TARGET], self.target_out_of_service) = (false, false);
+        self.tick();
     }
 
     pub(super) fn delete_move(&mut self, by_force: bool) {
@@ -925,19 +1004,26 @@ impl World {
         self.pv_controller_looks_at_pv(number);
     }
 
-    /// The cluster of the target burns down, as long as that costs nothing that was written.
+    /// The cluster of the target is destroyed while the source still has the data of the commit. Later writes
+    /// are lost by that, not by a decision of the driver.
     pub(super) fn lose_target(&mut self) {
-        let has_all = |volume: &Volume| volume.waived || volume.is_safe(Side::Source);
-        if self.volumes.iter().all(has_all) {
+        let was_committed = self.was_committed;
+        let is_left = |volume: &Volume| volume.waived || volume.is_safe(Side::Source);
+        let is_kept = |volume: &Volume| was_committed && volume.source.is_some();
+        if self
+            .volumes
+            .iter()
+            .all(|volume| is_left(volume) || is_kept(volume))
+        {
             self.target_gone = true;
             for volume in &mut self.volumes {
+                if is_kept(volume) {
+                    volume.newest = volume.source.as_ref().map_or(0, |twin| twin.data);
+                }
                 volume.target = None;
                 volume.helpers[TARGET] = false;
                 volume.copied = Copied::default();
-                volume
-                    .pods
-                    .retain(|pod| pod.state != PodState::Running(Side::Target));
-                volume.orphans.retain(|side| *side != Side::Target);
+                volume.leave_target();
             }
             self.tick();
         }
@@ -962,6 +1048,6 @@ impl World {
 
     pub(super) fn publishes_to_users(&self, number: usize) -> bool {
         let pv = self.volumes[number].pv.as_ref();
-        pv.is_some_and(|pv| self.publishes(number, pv.serves, &Caller::User))
+        pv.is_some_and(|pv| self.publishes(number, pv.serves, pv.epoch, &Caller::User))
     }
 }

@@ -1,4 +1,4 @@
-//! The turns of imports of snapshots, and of their undoing.
+//! The steps of imports of snapshots, and of their undo.
 
 use super::*;
 
@@ -174,7 +174,7 @@ fn a_content_that_goes_takes_nothing_else_with_it() {
             ..begun()
         };
         assert_eq!(refused(&facts), SnapshotImportRefusal::DataLeaving(data()));
-        // Its record goes with it.
+        // The record is deleted with it.
         facts.recorded = false;
         let said = refused(&facts).to_string();
         assert!(
@@ -367,7 +367,7 @@ fn an_undo_keeps_everything_while_the_content_of_before_goes() {
                 },
                 SnapshotUndoStep::RetainContent,
             ),
-            // The record is gone, and the second content tells of the import.
+            // The record is gone, and only the second content shows the import.
             (
                 SnapshotImportFacts {
                     recorded: false,
@@ -377,7 +377,7 @@ fn an_undo_keeps_everything_while_the_content_of_before_goes() {
                 },
                 keeps(),
             ),
-            // Nothing was made yet, or all of it is deleted.
+            // No object was created yet, or all are deleted.
             (
                 SnapshotImportFacts {
                     content: ImportedContent::Absent,
@@ -433,7 +433,7 @@ fn what_is_not_accepted_is_taken_back_as_long_as_that_can_be() {
             ..begun()
         })
     };
-    assert_eq!(of(OLD, false), SnapshotImportStep::TakeBack("no".into()));
+    assert_eq!(of(OLD, false), SnapshotImportStep::RollBack("no".into()));
     assert_eq!(
         of(UserSnapshot::Absent, false),
         SnapshotImportStep::Refuse(SnapshotImportRefusal::NotAccepted {

@@ -1,74 +1,73 @@
-//! Whose turn is it when an import of a snapshot is taken back? What is deleted then is the twin and
-//! its content; the data is on the content of before all the time. Where that one goes, nothing is
-//! deleted: the second content may be all that is left to lead to the data.
+//! Decides the next step of undoing the import of a snapshot. It deletes the twin and its content; the
+//! previous content keeps the data all the time. If that one is being deleted, nothing is deleted: the second
+//! content may be the last reference to the data.
 
 use super::{
     ImportedContent, ImportedTwin, SnapshotImportFacts, SnapshotImportRefusal, StoredSnapshot, UserSnapshot,
 };
 
-/// What to do next to take an import back.
+/// The next step of the undo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotUndoStep {
-    /// Everything is as it was.
+    /// Everything is as before the import.
     Done,
-    /// It cannot be taken back.
+    /// The import cannot be undone.
     Refuse(SnapshotUndoRefusal),
-    /// Write on the user's object, so that nobody deletes it who read it before.
+    /// Change the user's object, so that an import with an older version of it cannot delete it.
     Touch,
     /// Retain the real content again.
     Mark,
-    /// Retain the twin's content, which somebody has given another policy.
+    /// Retain the twin's content, whose policy another client has changed.
     RetainContent,
-    /// Wait until the snapshot-controller must have seen that the data is retained; meanwhile
-    /// whoever looked before the touch makes what it would make, or is refused.
+    /// Wait until the snapshot-controller has surely observed that the data is retained. Until then an import
+    /// that read the object before the touch either creates its objects or is refused.
     AwaitSeen,
     /// Delete the twin, whose content is retained.
     DeleteTwin,
-    /// Wait until it is gone.
+    /// Wait until it is deleted.
     AwaitTwinGone,
     /// Delete the twin's content, which is retained.
     DeleteContent,
-    /// Wait until it is gone.
+    /// Wait until it is deleted.
     AwaitContentGone,
-    /// Give the real content its policy back, and take the record off.
+    /// Restore the deletion policy of the real content, and remove the record.
     Restore,
-    /// Take the mark of the undo off the user's object.
+    /// Remove the mark of the undo from the user's object.
     Untouch,
 }
 
 /// Why an import is not undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotUndoRefusal {
-    /// There is nothing to be undone.
-    #[error("nothing is recorded of an import that has not ended")]
+    /// There is nothing to undo.
+    #[error("there is no record of an unfinished import")]
     NotRecorded,
-    /// The user's object is gone.
+    /// The user's object was deleted.
     #[error(
-        "its VolumeSnapshot of before was deleted already, and cannot be made again as it was. The data is safe: run the \
-         command without --undo, and the import comes to its end"
+        "the previous VolumeSnapshot is already deleted, and cannot be created again unchanged. The data is safe: run the \
+         command without --undo to complete the import"
     )]
     TooLate,
-    /// The twin's place is taken.
-    #[error("something that is not its twin has the place of its twin: remove it")]
+    /// Another object has the name of the twin.
+    #[error("another object has the name of its twin: delete it")]
     TwinForeign,
-    /// The twin may lead to other data.
+    /// The twin may refer to other data.
     #[error(
-        "the VolumeSnapshotContent {0} has the name of that of its twin, and leads to something else: remove the two (with them goes what \
-         the content leads to, unless its deletionPolicy is Retain)"
+        "the VolumeSnapshotContent {0} has the name of that of its twin, but refers to other data: delete both (that also deletes the data that \
+         the content refers to, unless its deletionPolicy is Retain)"
     )]
     ContentForeign(String),
-    /// The content of before goes, and with it what leads to the data.
+    /// The previous content is being deleted, and the reference to the data with it.
     #[error("{}", SnapshotImportRefusal::DataLeaving((**.0).clone()))]
     DataLeaving(Box<StoredSnapshot>),
-    /// There is nothing of an import, but not everything of before either.
+    /// No part of an import exists, but the snapshot is not as before either.
     #[error(
-        "there is nothing of an import to be taken back, but the snapshot is not as it was: its VolumeSnapshotContent {0} is being \
-         deleted, or gone"
+        "there is no import to undo, but the snapshot is not as before: its VolumeSnapshotContent {0} is being \
+         deleted, or was deleted"
     )]
     NotAsBefore(String),
 }
 
-/// Decides the next step of an undo.
 #[must_use]
 pub fn snapshot_undo_step(facts: &SnapshotImportFacts) -> SnapshotUndoStep {
     use SnapshotUndoRefusal as Refusal;
@@ -83,8 +82,8 @@ pub fn snapshot_undo_step(facts: &SnapshotImportFacts) -> SnapshotUndoStep {
             Refusal::NotRecorded
         });
     };
-    // What an import has made that did not see it undone in time: when its record is gone, nothing
-    // but the undo leads there any more.
+    // An import that did not notice the undo in time may have created objects: when its record is gone, only
+    // the undo can find them.
     match (facts.recorded, touched) {
         (true, _) if deleting => return Step::Refuse(Refusal::TooLate),
         (false, true) if !facts.has_made() => return Step::Untouch,
@@ -117,8 +116,8 @@ pub fn snapshot_undo_step(facts: &SnapshotImportFacts) -> SnapshotUndoStep {
     }
 }
 
-/// Whether the content of before goes that the undo would leave the data to. At the end of an
-/// import it goes, too, and the second content has the data.
+/// Whether the content that should keep the data after the undo is being deleted. At the end of an import it
+/// is deleted on purpose, and the second content has the data.
 fn loses_data(facts: &SnapshotImportFacts) -> bool {
     let ends = match facts.user {
         UserSnapshot::New { .. } => !facts.recorded || facts.content == ImportedContent::Sound,
@@ -128,7 +127,7 @@ fn loses_data(facts: &SnapshotImportFacts) -> bool {
     facts.leaving && is_of_import && !ends
 }
 
-/// Sees to it that the data outlives the contents that go, and tells where it is.
+/// Makes sure that the data outlives the contents that are being deleted, and reports where it is.
 fn keep(facts: &SnapshotImportFacts) -> SnapshotUndoStep {
     if facts.recorded && !facts.secured {
         SnapshotUndoStep::Mark

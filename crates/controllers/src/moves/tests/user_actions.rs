@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::world::*;
 use crate::{
-    placement::moving::{BackTo, Outcome, Stage, Why},
+    placement::moving::{Outcome, RollbackReason, RollbackTo, Stage},
     volume::{mark, moving::GateNumber},
 };
 
@@ -42,13 +42,13 @@ async fn a_claim_that_is_deleted_while_it_is_gated_leaves_both_copies() {
         .await;
     assert!(matches!(
         world.stage(),
-        Stage::Back {
-            to: BackTo::Start,
-            why: Why::ClaimDeleted,
+        Stage::Rollback {
+            to: RollbackTo::Start,
+            why: RollbackReason::ClaimDeleted,
             ..
         }
     ));
-    // When the time is over, the deletion takes its course.
+    // After the retention the deletion continues.
     world.home_api.change(THE_MOVE, |of| {
         of["status"]["retainedUntil"] = "2026-01-01T00:00:00Z".into();
     });
@@ -63,7 +63,7 @@ async fn a_claim_that_is_deleted_while_it_is_gated_leaves_both_copies() {
 async fn users_that_do_not_go_in_time_get_their_volume_back() {
     let world = World::evicting().await;
     world.carry(|world| world.stage() == Stage::Gating(GATE)).await;
-    // It has a node again, and nobody can send it away.
+    // The pod has a node again, and its eviction is refused.
     world.home_api.change(POD, |pod| {
         pod["spec"]["nodeName"] = "n1".into();
         pod["metadata"]["deletionTimestamp"] = serde_json::Value::Null;
@@ -90,7 +90,7 @@ async fn users_that_do_not_go_in_time_get_their_volume_back() {
     world.check();
     let volume = world.home_api.object(&volume_path()).unwrap();
     assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
-    // Not at once again, by itself.
+    // The cut-over does not start again at once.
     world.home_api.heal();
     let status = world.read().unwrap().status.unwrap();
     assert!(status.gated_at.is_none() && status.downtime.is_none());

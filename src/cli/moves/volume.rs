@@ -1,11 +1,11 @@
-//! `liqo-csi move volume`: the flags, and the `VolumeMove` that they ask for.
+//! `liqo-csi move volume`: the flags, and the `VolumeMove` that they describe.
 
 use std::process::ExitCode;
 
 use clap::ValueEnum;
 use kube::ResourceExt;
 
-use super::{Place, PlaceArgs, follow::follow, words};
+use super::{Place, PlaceArgs, describe, follow::follow};
 use crate::{
     api::volume_move::{
         Amounts, Cutover, CutoverMode, Loss, MoveRequest, Mover, MoverResources, Quantity, QuiesceMode,
@@ -14,7 +14,7 @@ use crate::{
     cli::Outcome,
 };
 
-/// How many characters tell the moves of one claim apart.
+/// Length of the suffix that distinguishes the moves of one claim.
 const SUFFIX: usize = 5;
 
 #[derive(clap::Args)]
@@ -24,7 +24,7 @@ pub(super) struct VolumeArgs {
     claim: String,
     #[command(flatten)]
     place: PlaceArgs,
-    /// The node from which the volume is to be used, a virtual one for another cluster.
+    /// The node on which the volume will be used: a virtual node for another cluster.
     #[arg(
         long,
         value_name = "NODE",
@@ -32,55 +32,55 @@ pub(super) struct VolumeArgs {
         conflicts_with = "target_cluster"
     )]
     target_node: Option<String>,
-    /// The cluster in which it is to be, whichever node.
+    /// The target cluster, on any of its nodes.
     #[arg(long, value_name = "ID")]
     target_cluster: Option<String>,
-    /// The real storage class there, if the driver's allow-list has it [default: as for a new claim].
+    /// The real storage class there, which must be in the driver's allow-list [default: as for a new claim].
     #[arg(long, value_name = "CLASS")]
     storage_class: Option<String>,
     /// Another claim that the same pods mount: it is moved with this one.
     #[arg(long, value_name = "PVC")]
     with: Vec<String>,
-    /// Only say what speaks against the move.
+    /// Only report what blocks the move.
     #[arg(long)]
     dry_run: bool,
-    /// Evict the pods, which start again at the target. Without it they have to be stopped by you.
+    /// Evict the pods, so that they start at the target. Without this, you have to stop them.
     #[arg(long)]
     evict: bool,
-    /// When the pods have to go: as soon as little is left to copy, or when `move cutover` says so.
+    /// When the pods are stopped: as soon as little is left to copy, or by `liqo-csi move cutover`.
     #[arg(long, value_enum, default_value = "auto")]
     cutover: When,
-    /// For how long nobody may be able to use the volumes; after that they are given back.
+    /// For how long the volumes may be unavailable; after that, pods get them back at the source.
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     max_downtime: String,
-    /// How many bytes are sent in a second at most, such as 64Mi.
+    /// Maximum number of bytes sent per second, such as 64Mi.
     #[arg(long, value_name = "QUANTITY")]
     bandwidth: Option<String>,
-    /// What is compared at the end: what the last pass has touched, or everything once more.
+    /// What is compared at the end: the files that the last pass has touched, or all.
     #[arg(long, value_enum, default_value = "incremental")]
     verify: Compared,
     /// For how long the source is kept after the move.
     #[arg(long, value_name = "DURATION", default_value = "24h")]
     retain_source: String,
-    /// What may be lost, as the move says before it begins.
+    /// Which losses to accept, as the move reports them before it begins.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     accept_loss: Vec<MayBeLost>,
-    /// Return when the move was asked for, without following it.
+    /// Return once the `VolumeMove` is created, without following it.
     #[arg(long)]
     no_wait: bool,
-    /// What the pods that copy request, as processor time.
+    /// CPU requests of the movers.
     #[arg(long, value_name = "QUANTITY")]
     containers_cpu_requests: Option<String>,
-    /// The most processor time that they get.
+    /// CPU limits of the movers.
     #[arg(long, value_name = "QUANTITY")]
     containers_cpu_limits: Option<String>,
-    /// What they request, as memory.
+    /// Memory requests of the movers.
     #[arg(long, value_name = "QUANTITY")]
     containers_ram_requests: Option<String>,
-    /// The most memory that they get.
+    /// Memory limits of the movers.
     #[arg(long, value_name = "QUANTITY")]
     containers_ram_limits: Option<String>,
-    /// liqoctl has these.
+    /// Accepted because liqoctl has it; without effect.
     #[arg(long, hide = true)]
     restic_image: Option<String>,
     #[arg(long, hide = true)]
@@ -108,7 +108,7 @@ enum MayBeLost {
     Live,
 }
 
-/// Asks for the move, or finds the same one under way, and follows it.
+/// Creates the move, unless the same one is in progress, and follows it.
 pub(super) async fn begin(args: VolumeArgs) -> Outcome<ExitCode> {
     for (flag, value) in [
         ("--restic-image", &args.restic_image),
@@ -125,39 +125,39 @@ pub(super) async fn begin(args: VolumeArgs) -> Outcome<ExitCode> {
     if let Some(found) = under_way.first() {
         let name = found.name_any();
         if found.spec.claims == spec.claims && found.spec.target == spec.target {
-            eprintln!("the move {name} does that already: it is followed");
+            eprintln!("the move {name} does that already; following it");
             return follow(&place, &name, waits).await;
         }
         return Err(format!(
-            "the VolumeMove {}/{name} moves {} already: wait for its end, or give it up with liqo-csi move cancel {name} -n {}",
+            "the VolumeMove {}/{name} moves {} already: wait for its end, or cancel it with liqo-csi move cancel {name} -n {}",
             place.namespace,
             found.spec.claims.join(", "),
             place.namespace
         )
         .into());
     }
-    let name = ask(&place, spec).await?;
+    let name = create_move(&place, spec).await?;
     follow(&place, &name, waits).await
 }
 
-/// Makes the object; its name.
-pub(super) async fn ask(place: &Place, spec: VolumeMoveSpec) -> Outcome<String> {
+/// Creates the object; its name.
+pub(super) async fn create_move(place: &Place, spec: VolumeMoveSpec) -> Outcome<String> {
     let random = uuid::Uuid::new_v4().simple().to_string();
     let first = spec.claims.first().map_or("move", String::as_str);
     let name = format!("{first}-{}", &random[..SUFFIX]);
     let mut wanted = VolumeMove::new(&name, spec);
     wanted.metadata.namespace = Some(place.namespace.clone());
-    // The API server says the same, in more words.
+    // The API server would refuse it as well, with a longer message.
     MoveRequest::try_from(&wanted)?;
     let made = place.moves.create(&wanted).await?;
     made.ok_or_else(|| format!("the VolumeMove {name} exists already: run the command again"))?;
     Ok(name)
 }
 
-/// Whether a move that goes on is about one of these claims.
+/// Whether a move that has not ended is about one of these claims.
 fn concerns(one: &VolumeMove, spec: &VolumeMoveSpec) -> bool {
     let shares = one.spec.claims.iter().any(|claim| spec.claims.contains(claim));
-    shares && !words::is_over(one)
+    shares && !describe::is_over(one)
 }
 
 fn spec(args: &VolumeArgs) -> VolumeMoveSpec {
@@ -213,6 +213,7 @@ fn spec(args: &VolumeArgs) -> VolumeMoveSpec {
         retain_source: args.retain_source.clone(),
         paused: false,
         cancel: false,
+        recover_source: false,
         dry_run: args.dry_run,
     }
 }

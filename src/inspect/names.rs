@@ -1,4 +1,4 @@
-//! What single objects are called, and what people are told of them.
+//! Names of objects, and phrases of messages for users.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{Resource, ResourceExt};
@@ -10,9 +10,7 @@ use crate::{cluster::facts, topology::Node, volume::mark};
 /// A name in a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Name {
-    /// The namespace.
     pub(crate) namespace: String,
-    /// The name in it.
     pub(crate) name: String,
 }
 
@@ -32,7 +30,7 @@ pub(super) fn full_name<K: Resource>(object: &K) -> String {
     }
 }
 
-/// The nodes a PV can be reached from.
+/// The nodes that can reach a PV.
 pub(super) fn reach<'a>(volume: &PersistentVolume, storage: &'a Storage) -> Vec<&'a Node> {
     let affinity = facts::affinity(volume);
     let admits = |node: &&Node| affinity.as_ref().is_none_or(|affinity| affinity.admits(node));
@@ -44,7 +42,7 @@ pub(super) fn real_state(volume: &PersistentVolume) -> &str {
         .status
         .as_ref()
         .and_then(|status| status.phase.as_deref())
-        .unwrap_or("of no phase")
+        .unwrap_or("in no phase")
 }
 
 pub(super) fn finalizers(claim: &PersistentVolumeClaim) -> String {

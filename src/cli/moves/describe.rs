@@ -1,5 +1,5 @@
-//! What is said of a move: its line in the table, what it is doing, how far the copying is, and how it
-//! has ended. All of it from its object.
+//! Describes a move for the user from its object: its line in the table, its current step, the
+//! progress of the copying, and its end.
 
 use kube::ResourceExt;
 
@@ -9,19 +9,21 @@ use crate::{
     volume::moving::Phase,
 };
 
-/// How a move has ended, for whoever waits for it.
+/// How a move has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The volumes are at the target.
     Moved,
-    /// Nothing speaks against a move that was only tried.
+    /// Nothing blocks a move that was a dry run.
     Possible,
-    /// Something speaks against it. Nothing was changed.
+    /// Something blocks it. Nothing was changed.
     Refused,
-    /// Somebody gave it up.
+    /// A user cancelled it.
     Cancelled,
-    /// It could not be done.
+    /// It failed.
     Failed,
+    /// The target was lost, and the source was recovered.
+    Recovered,
 }
 
 impl End {
@@ -30,7 +32,7 @@ impl End {
         match self {
             Self::Moved | Self::Possible => 0,
             Self::Refused => 2,
-            Self::Cancelled => 3,
+            Self::Cancelled | Self::Recovered => 3,
             Self::Failed => 4,
         }
     }
@@ -41,15 +43,15 @@ pub(super) fn phase(of: &VolumeMove) -> Option<Phase> {
     of.status.as_ref()?.phase.as_ref()?.parse().ok()
 }
 
-/// Whether it does nothing any more for which its claims would be locked.
+/// Whether the move has ended, so that its claims are not locked any more.
 pub(super) fn is_over(of: &VolumeMove) -> bool {
     matches!(
         phase(of),
-        Some(Phase::Done | Phase::Cancelled | Phase::Failed | Phase::Retaining)
+        Some(Phase::Done | Phase::Cancelled | Phase::Failed | Phase::Recovered | Phase::Retaining)
     )
 }
 
-/// How it has ended, if it has. That its source is still kept is nothing to wait for.
+/// How the move has ended, if it has. A source that is still retained is not waited for.
 pub(super) fn end(of: &VolumeMove) -> Option<End> {
     let status = of.status.as_ref()?;
     let found = status.preflight.as_ref();
@@ -65,6 +67,7 @@ pub(super) fn end(of: &VolumeMove) -> Option<End> {
     match phase(of)? {
         Phase::Retaining | Phase::Done => Some(End::Moved),
         Phase::Cancelled => Some(End::Cancelled),
+        Phase::Recovered => Some(End::Recovered),
         Phase::Failed if why(of) == Some(BackReason::Refused) => Some(End::Refused),
         Phase::Failed if found.is_some_and(|found| !found.is_empty()) => Some(End::Refused),
         Phase::Failed => Some(End::Failed),
@@ -77,7 +80,7 @@ fn why(of: &VolumeMove) -> Option<BackReason> {
     Some(stage.why.as_ref()?.reason)
 }
 
-/// What it is doing, or what has become of it, in a sentence.
+/// Its current step or its result, as a sentence.
 pub(super) fn sentence(of: &VolumeMove) -> String {
     let Some(phase) = phase(of) else {
         return "the controller has not seen it yet".to_owned();
@@ -85,67 +88,73 @@ pub(super) fn sentence(of: &VolumeMove) -> String {
     let status = of.status.clone().unwrap_or_default();
     let is_paused = of.spec.paused && matches!(phase, Phase::Preparing | Phase::Copying | Phase::Ready);
     if is_paused {
-        return "it is paused: liqo-csi move resume goes on".to_owned();
+        return "it is paused: liqo-csi move resume continues it".to_owned();
     }
     match phase {
-        Phase::Checking => "what speaks against it is looked for".to_owned(),
-        Phase::Preparing => "the twins at the target and the pods that copy are made".to_owned(),
+        Phase::Checking => "preflight checks are running".to_owned(),
+        Phase::Preparing => "creating the twins at the target and the movers".to_owned(),
         Phase::Copying => match cold(of).count() {
             0 => "the data is copied while its pods run".to_owned(),
             _ => "what can be copied while its pods run is copied".to_owned(),
         },
         Phase::Ready => ready(of).to_owned(),
-        Phase::Draining => "no pod is started with the volumes any more; those that use them go".to_owned(),
-        Phase::Finishing => "what is left is copied and compared".to_owned(),
-        Phase::Committing => "the volumes are at the target; their pods are given them there".to_owned(),
+        Phase::Draining => {
+            "no new pod starts with the volumes; waiting for those that use them to end".to_owned()
+        }
+        Phase::Finishing => "copying and comparing the rest".to_owned(),
+        Phase::Committing => "the volumes are at the target; their claims are being bound to them".to_owned(),
         Phase::Retaining | Phase::Done => {
             let downtime = status.downtime.and_then(|downtime| downtime.actual);
             let kept = status.retained_until.filter(|_| phase == Phase::Retaining);
-            let away = downtime.map(|downtime| format!("; nobody could use them for {downtime}"));
+            let away = downtime.map(|downtime| format!("; they were unavailable for {downtime}"));
             let kept = kept.map(|until| format!("; the source is kept until {}", until.0));
             let more: String = [away, kept].into_iter().flatten().collect();
             format!("the volumes have moved{more}")
         }
         Phase::Returning => format!(
-            "the pods are given their volumes back where they were{}",
+            "rolling back: pods get their volumes where they were{}",
             because(of)
         ),
-        Phase::Cancelled => "it was given up, and the volumes are where they were".to_owned(),
-        Phase::Failed => format!(
-            "it has failed, and the volumes are where they were{}",
-            because(of)
-        ),
+        Phase::Recovering => {
+            "the target is lost: the volumes are restored where they were, as they were at the commit"
+                .to_owned()
+        }
+        Phase::Recovered => {
+            "the target was lost; the volumes are where they were, as they were at the commit".to_owned()
+        }
+        Phase::Cancelled => "it was cancelled; the volumes are where they were".to_owned(),
+        Phase::Failed => format!("it has failed; the volumes are where they were{}", because(of)),
     }
 }
 
 fn ready(of: &VolumeMove) -> &'static str {
     if of.stopped_by().is_some() {
-        return "little is left to copy, but the pods were away for too long each time: the condition Stalled says what to do";
+        return "little is left to copy, but each cut-over took longer than the maximum downtime: the condition Stalled says what to do";
     }
     let is_asked = of.spec.cutover.mode == CutoverMode::Auto || of.spec.cutover.requested;
     match (is_asked, of.spec.quiesce.mode) {
-        (false, _) => "little is left to copy: liqo-csi move cutover sends the pods away",
+        (false, _) => "little is left to copy: liqo-csi move cutover starts the cut-over",
         (true, QuiesceMode::Wait) => "little is left to copy: stop the pods that use the volumes",
         (true, QuiesceMode::Evict) => "little is left to copy: the pods are evicted",
     }
 }
 
-/// Of which claims nothing is copied while their pods run, and why.
+/// The claims that cannot be copied while their pods run, and why.
 pub(super) fn cold(of: &VolumeMove) -> impl Iterator<Item = (&str, &str)> {
     let claims = of.status.iter().flat_map(|status| &status.claims);
     claims.filter_map(|claim| Some((claim.name.as_str(), claim.cold.as_deref()?)))
 }
 
-/// Why it goes back.
+/// Why the move rolls back, or has failed.
 fn because(of: &VolumeMove) -> String {
     let stage = of.status.as_ref().and_then(|status| status.stage.as_ref());
     match stage.map(Stage::try_from) {
-        Some(Ok(Stage::Back { why, .. })) => format!(": {why}"),
+        Some(Ok(Stage::Rollback { why, .. })) => format!(": {why}"),
         _ => String::new(),
     }
 }
 
-/// How many bytes of all claims are copied, if that is known of each.
+/// How many bytes of all claims are copied, if that is known for each.
 pub(super) fn copied(of: &VolumeMove) -> Option<Progress> {
     let claims = &of.status.as_ref()?.claims;
     let each: Option<Vec<_>> = claims.iter().map(|claim| claim.bytes).collect();
@@ -206,6 +215,8 @@ mod tests {
             (json!({}), json!({"phase": "Copying"}), None),
             (json!({}), json!({"phase": "Cancelled"}), Some(3)),
             (json!({}), json!({"phase": "Failed"}), Some(4)),
+            (json!({}), json!({"phase": "Recovered"}), Some(3)),
+            (json!({}), json!({"phase": "Recovering"}), None),
             (
                 json!({}),
                 json!({"phase": "Failed", "stage": refused, "preflight": ["it is there already"]}),

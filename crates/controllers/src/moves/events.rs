@@ -1,7 +1,7 @@
-//! What users hear of a move: each condition that becomes so, or no longer is, and its end; on the
-//! `VolumeMove` and on its claims.
+//! Emits the events of a move, on the `VolumeMove` and on its claims: for each condition that becomes
+//! True or False, and for its end.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition as Said;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition as StatusCondition;
 
 use crate::{
     api::volume_move::{BackReason, StageName, VolumeMove},
@@ -9,16 +9,16 @@ use crate::{
     volume::{ClaimMark, moving::Condition},
 };
 
-/// Something to tell.
-struct News {
+/// An event to emit.
+struct MoveEvent {
     weight: Weight,
     reason: &'static str,
     note: String,
 }
 
-/// Tells what a write of the status has changed.
-pub(super) async fn tell(events: &Events, before: &VolumeMove, after: &VolumeMove) {
-    for News { weight, reason, note } in news(before, after) {
+/// Emits events for the changes of a write of the status.
+pub(super) async fn emit_events(events: &Events, before: &VolumeMove, after: &VolumeMove) {
+    for MoveEvent { weight, reason, note } in events_of(before, after) {
         tracing::info!(
             namespace = after.metadata.namespace,
             name = after.metadata.name,
@@ -45,21 +45,21 @@ fn claims(of: &VolumeMove) -> Vec<ClaimMark> {
     marks.collect()
 }
 
-fn news(before: &VolumeMove, after: &VolumeMove) -> Vec<News> {
+fn events_of(before: &VolumeMove, after: &VolumeMove) -> Vec<MoveEvent> {
     let known = conditions(before);
-    let changed = conditions(after).iter().filter(|said| {
-        let before = known.iter().find(|one| one.type_ == said.type_);
-        before.map(|one| &one.status) != Some(&said.status)
+    let changed = conditions(after).iter().filter(|condition| {
+        let before = known.iter().find(|one| one.type_ == condition.type_);
+        before.map(|one| &one.status) != Some(&condition.status)
     });
-    let mut news: Vec<News> = changed.filter_map(of_condition).collect();
+    let mut found: Vec<MoveEvent> = changed.filter_map(condition_event).collect();
     let (old, new) = (stage(before), stage(after));
     if old != new {
-        news.extend(of_stage(after, new));
+        found.extend(stage_event(after, new));
     }
-    news
+    found
 }
 
-fn conditions(of: &VolumeMove) -> &[Said] {
+fn conditions(of: &VolumeMove) -> &[StatusCondition] {
     of.status.as_ref().map_or(&[], |status| &status.conditions)
 }
 
@@ -67,9 +67,9 @@ fn stage(of: &VolumeMove) -> Option<StageName> {
     Some(of.status.as_ref()?.stage.as_ref()?.name)
 }
 
-fn of_condition(said: &Said) -> Option<News> {
-    let condition: Condition = said.type_.parse().ok()?;
-    let (weight, reason) = match (condition, said.status == "True") {
+fn condition_event(condition: &StatusCondition) -> Option<MoveEvent> {
+    let kind: Condition = condition.type_.parse().ok()?;
+    let (weight, reason) = match (kind, condition.status == "True") {
         (Condition::Checked, true) => (Weight::Normal, "MoveChecked"),
         (Condition::Checked, false) => (Weight::Warning, "MoveRefused"),
         (Condition::Converged, true) => (Weight::Normal, "MoveConverged"),
@@ -77,7 +77,7 @@ fn of_condition(said: &Said) -> Option<News> {
         (Condition::Gated, false) => (Weight::Normal, "MoveUngated"),
         (Condition::Drained, true) => (Weight::Normal, "MoveDrained"),
         (Condition::Verified, true) => (Weight::Normal, "MoveVerified"),
-        (Condition::Verified, false) if said.reason == "Differs" => (Weight::Warning, "MoveDiffers"),
+        (Condition::Verified, false) if condition.reason == "Differs" => (Weight::Warning, "MoveDiffers"),
         (Condition::Committed, true) => (Weight::Normal, "MoveCommitted"),
         (Condition::SourceReleased, true) => (Weight::Normal, "MoveSourceReleased"),
         (Condition::Stalled, true) => (Weight::Warning, "MoveStalled"),
@@ -91,14 +91,14 @@ fn of_condition(said: &Said) -> Option<News> {
             false,
         ) => return None,
     };
-    Some(News {
+    Some(MoveEvent {
         weight,
         reason,
-        note: said.message.clone(),
+        note: condition.message.clone(),
     })
 }
 
-fn of_stage(of: &VolumeMove, stage: Option<StageName>) -> Option<News> {
+fn stage_event(of: &VolumeMove, stage: Option<StageName>) -> Option<MoveEvent> {
     let why = of
         .status
         .as_ref()
@@ -106,7 +106,7 @@ fn of_stage(of: &VolumeMove, stage: Option<StageName>) -> Option<News> {
     let (weight, reason, note) = match stage? {
         StageName::Returning => {
             let cause = why?;
-            // What was refused is told by the condition.
+            // The condition Checked reports the reason.
             if cause.reason == BackReason::Refused {
                 return None;
             }
@@ -121,18 +121,30 @@ fn of_stage(of: &VolumeMove, stage: Option<StageName>) -> Option<News> {
                 format!(" ({})", cause.details.join(", "))
             };
             let note = format!(
-                "the claims are given back where they were: {:?}{details}",
+                "the move is rolling back to the source: {:?}{details}",
                 cause.reason
             );
             (weight, "MoveReturns", note)
         }
+        StageName::Recovering => {
+            let lost = &of.status.as_ref()?.lossy;
+            let note = format!(
+                "the target is lost: the volumes are restored at the source, as they were at the commit. Lost: {}",
+                lost.join("; ")
+            );
+            (Weight::Warning, "MoveRecovers", note)
+        }
+        StageName::Recovered => {
+            let note = "the volumes are at the source, as they were at the commit".to_owned();
+            (Weight::Normal, "MoveRecovered", note)
+        }
         StageName::Done => (Weight::Normal, "MoveDone", "the move is done".to_owned()),
         StageName::Cancelled => {
-            let note = "the move was cancelled: the volumes are where they were".to_owned();
+            let note = "the move was cancelled: the volumes are at the source".to_owned();
             (Weight::Normal, "MoveCancelled", note)
         }
         StageName::Failed => {
-            let note = "the move has failed: the volumes are where they were".to_owned();
+            let note = "the move has failed: the volumes are at the source".to_owned();
             (Weight::Warning, "MoveFailed", note)
         }
         StageName::Checking
@@ -145,5 +157,5 @@ fn of_stage(of: &VolumeMove, stage: Option<StageName>) -> Option<News> {
         | StageName::Committed
         | StageName::Retaining => return None,
     };
-    Some(News { weight, reason, note })
+    Some(MoveEvent { weight, reason, note })
 }

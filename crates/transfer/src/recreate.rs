@@ -1,4 +1,4 @@
-//! A claim that is made again as it was, and how it is bound without delay.
+//! Creates the original claim again, and has it bound without delay.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     Context, TransferError,
-    writing::{Making, change},
+    writing::{Creation, change},
 };
 use crate::{
     cluster::ApiError,
@@ -14,11 +14,11 @@ use crate::{
     volume::{ClaimName, mark},
 };
 
-/// Makes a claim as it was, as an undo does.
-pub(super) async fn make_again(
+/// Creates the original claim again, for an undo.
+pub(super) async fn recreate(
     context: &Context<'_>,
     claim: Value,
-    making: &mut Making,
+    creation: &mut Creation,
     step: Step,
 ) -> Result<(), TransferError> {
     let claim: PersistentVolumeClaim = serde_json::from_value(claim)?;
@@ -26,19 +26,19 @@ pub(super) async fn make_again(
         namespace: claim.namespace().unwrap_or_default(),
         name: claim.name_any(),
     };
-    if making.is_first() {
-        (context.tell)("the claim is made again as it was");
+    if creation.is_first() {
+        (context.report)("creating the original claim again");
     }
-    making.make(context, claim, step).await?;
-    match making.unmakeable.take() {
+    creation.create(context, claim, step).await?;
+    match creation.unmakeable.take() {
         Some(why) => Err(TransferError::NotMadeAgain { claim: name, why }),
         None => Ok(()),
     }
 }
 
-/// Takes the mark off a claim that it was made with. Kubernetes looks at a claim when that changes, and
-/// not when a PV names it, as one does by now; it would see so only in its next round.
-pub(super) async fn wake(
+/// Removes the mark with which a claim was created. The PV controller processes a claim when it changes, and
+/// not when a PV names it, which is the case by now; otherwise it would notice only at its next resync.
+pub(super) async fn trigger_binding(
     context: &Context<'_>,
     claim: &PersistentVolumeClaim,
     step: Step,

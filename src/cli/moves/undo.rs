@@ -1,25 +1,25 @@
-//! The way back of a move that has ended: another move of the same claims, to where their volumes were.
-//! Where that is, the status says: the cluster, the real class and, if they could be used from some
-//! nodes only, one of these. Whether the user may ask for that is decided as for every move.
+//! `liqo-csi move undo`: another move of the same claims, to where their volumes were. The status of
+//! the first one names the cluster, the real class and, if the volumes could be used from some nodes
+//! only, one of these nodes. Whether the user may move them there is checked as for every move.
 
 use std::collections::BTreeSet;
 
-use super::{Place, orders::named, wish, words};
+use super::{Place, describe, orders::named, volume};
 use crate::{
     api::volume_move::{ClaimStatus, Cutover, Target, TwinReference, VolumeMove, VolumeMoveSpec},
     cli::Outcome,
     volume::moving::Phase,
 };
 
-/// Asks for the move back; its name.
+/// Creates the move back; its name.
 pub(super) async fn undo(place: &Place, name: &str) -> Outcome<String> {
     let of = named(place, name).await?;
-    let back = way_back(&of).map_err(|why| format!("{}/{name}: {why}", place.namespace))?;
-    eprintln!("{}", whereto(&back.target));
-    wish::ask(place, back).await
+    let back = reverse(&of).map_err(|why| format!("{}/{name}: {why}", place.namespace))?;
+    eprintln!("{}", describe_target(&back.target));
+    volume::create_move(place, back).await
 }
 
-fn whereto(target: &Target) -> String {
+fn describe_target(target: &Target) -> String {
     let place = match (&target.node_name, &target.cluster) {
         (Some(node), _) => format!("node {node}"),
         (None, cluster) => format!("cluster {}", cluster.as_deref().unwrap_or_default()),
@@ -31,31 +31,36 @@ fn whereto(target: &Target) -> String {
     format!("moving back to {place}, {class}")
 }
 
-/// The same claims, in the same way, to where they were. It waits for its own cut-over.
-fn way_back(of: &VolumeMove) -> Result<VolumeMoveSpec, String> {
-    match words::phase(of) {
+/// The same claims and options, to where the volumes were. The cut-over is not requested yet.
+fn reverse(of: &VolumeMove) -> Result<VolumeMoveSpec, String> {
+    match describe::phase(of) {
         Some(Phase::Retaining | Phase::Done) => {}
-        Some(Phase::Cancelled | Phase::Failed) => {
+        Some(Phase::Cancelled | Phase::Failed | Phase::Recovered) => {
             return Err("the volumes are where they were: there is nothing to undo".to_owned());
         }
-        _ => return Err("it has not ended: give it up with liqo-csi move cancel".to_owned()),
+        Some(Phase::Committing) => {
+            return Err("the pods do not have the volumes at the target yet: wait for that".to_owned());
+        }
+        Some(Phase::Recovering) => return Err("its source is being recovered".to_owned()),
+        _ => return Err("it has not ended: cancel it with liqo-csi move cancel".to_owned()),
     }
     let claims = of.status.iter().flat_map(|status| &status.claims);
     let claims: Vec<&ClaimStatus> = claims.collect();
     Ok(VolumeMoveSpec {
-        target: where_they_were(&claims)?,
+        target: original_target(&claims)?,
         cutover: Cutover {
             requested: false,
             ..of.spec.cutover.clone()
         },
         paused: false,
         cancel: false,
+        recover_source: false,
         dry_run: false,
         ..of.spec.clone()
     })
 }
 
-fn where_they_were(claims: &[&ClaimStatus]) -> Result<Target, String> {
+fn original_target(claims: &[&ClaimStatus]) -> Result<Target, String> {
     let sources = claims.iter().map(|claim| claim.source.as_ref());
     let sources: Option<Vec<&TwinReference>> = sources.collect();
     let sources = sources.unwrap_or_default();
@@ -63,7 +68,7 @@ fn where_they_were(claims: &[&ClaimStatus]) -> Result<Target, String> {
         return Err("its status does not say where the volumes were".to_owned());
     };
     if others.iter().any(|one| one.cluster != first.cluster) {
-        return Err("the volumes were in several clusters: move each back by itself".to_owned());
+        return Err("the volumes were in several clusters: move each back on its own".to_owned());
     }
     let stayed = |claim: &&ClaimStatus| {
         let target = claim.target.as_ref();
@@ -78,7 +83,7 @@ fn where_they_were(claims: &[&ClaimStatus]) -> Result<Target, String> {
         first.storage_class_name.clone()
     } else if within {
         return Err(
-            "the volumes were of several storage classes, and a move has one: move each back by itself, with \
+            "the volumes were of several storage classes, and a move has one: move each back on its own, with \
              --storage-class"
                 .to_owned(),
         );
@@ -87,8 +92,8 @@ fn where_they_were(claims: &[&ClaimStatus]) -> Result<Target, String> {
     };
     if within && node.is_none() && storage_class_name.is_none() {
         return Err(
-            "its status does not say on which node or of which class the volumes were (an earlier version of the driver \
-             has written it): name that with liqo-csi move volume"
+            "its status does not say on which node or of which class the volumes were (it was written by an earlier version of \
+             the driver): name it with liqo-csi move volume"
                 .to_owned(),
         );
     }
@@ -100,7 +105,7 @@ fn where_they_were(claims: &[&ClaimStatus]) -> Result<Target, String> {
     })
 }
 
-/// A node from which all of them could be used; `None` if that were all nodes of the cluster.
+/// A node from which all volumes could be used; `None` if that was true of all nodes of the cluster.
 fn node(sources: &[&TwinReference]) -> Result<Option<String>, String> {
     let mut bound = sources.iter().filter(|source| !source.nodes.is_empty());
     let Some(first) = bound.next() else {
@@ -112,7 +117,7 @@ fn node(sources: &[&TwinReference]) -> Result<Option<String>, String> {
     }
     let common = common.first().map(|node| (*node).clone());
     common.map(Some).ok_or_else(|| {
-        "there is no node from which all volumes could be used: move each back by itself".to_owned()
+        "there is no node from which all volumes could be used: move each back on its own".to_owned()
     })
 }
 
@@ -129,7 +134,7 @@ mod tests {
         })
     }
 
-    /// A move of claims that were in these places, to a cluster.
+    /// A move of claims whose volumes were in these places, to a cluster.
     fn ended(phase: &str, to: &str, sources: &[Value]) -> VolumeMove {
         let names: Vec<String> = (0..sources.len().max(1)).map(|at| format!("data-{at}")).collect();
         let claims: Vec<Value> = names
@@ -199,7 +204,7 @@ mod tests {
                 Some("home"),
                 Some("fast"),
             ),
-            // What one pod mounts: where all of it could be used.
+            // Volumes that one pod mounts: a node from which all of them can be used.
             (
                 "home",
                 vec![
@@ -211,7 +216,7 @@ mod tests {
                 None,
                 Some("x"),
             ),
-            // Of several classes: each as a new claim, for a move names one.
+            // Of several classes: each gets the class of a new claim, because a move names only one.
             (
                 "milan",
                 vec![was("home", "local", &["n1"]), was("home", "fast", &[])],
@@ -220,7 +225,7 @@ mod tests {
                 None,
             ),
         ] {
-            let back = way_back(&ended("Done", to, &sources)).unwrap().target;
+            let back = reverse(&ended("Done", to, &sources)).unwrap().target;
             assert_eq!(back.node_name.as_deref(), node, "{sources:?}");
             assert_eq!(back.cluster.as_deref(), cluster, "{sources:?}");
             assert_eq!(back.storage_class_name.as_deref(), class, "{sources:?}");
@@ -229,11 +234,11 @@ mod tests {
 
     #[test]
     fn it_goes_as_the_move_went_but_waits_for_its_own_cutover() {
-        let back = way_back(&ended("Retaining", "milan", &[was("home", "fast", &[])])).unwrap();
+        let back = reverse(&ended("Retaining", "milan", &[was("home", "fast", &[])])).unwrap();
         assert_eq!(back.quiesce.mode, QuiesceMode::Evict);
         assert_eq!(back.cutover.mode, CutoverMode::Manual);
         assert_eq!(back.cutover.max_downtime, "3m");
-        assert!(!back.cutover.requested, "nobody has ordered the way back");
+        assert!(!back.cutover.requested, "the cut-over is not requested");
     }
 
     #[test]
@@ -259,11 +264,11 @@ mod tests {
             ),
             ("Done", "home", vec![old.clone()], "earlier version"),
         ] {
-            let said = way_back(&ended(phase, to, &sources)).unwrap_err();
+            let said = reverse(&ended(phase, to, &sources)).unwrap_err();
             assert!(said.contains(why), "{said}");
         }
-        // An earlier version has written no class, which leads to another cluster all the same.
-        let back = way_back(&ended("Done", "milan", &[old])).unwrap();
+        // An earlier version did not record the class; a move to another cluster works all the same.
+        let back = reverse(&ended("Done", "milan", &[old])).unwrap();
         assert_eq!(back.target.cluster.as_deref(), Some("home"));
     }
 }

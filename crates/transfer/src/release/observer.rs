@@ -1,7 +1,7 @@
-//! One look at a release: the claim, the virtual PV, the twin, the real PV and the record on it.
-//! Everything is read live, the record last: an undo says so there first and then writes on
-//! whatever it wants to keep. So whoever finds that the release is to go on, and deletes the claim, the
-//! virtual PV or the twin in the version that it found, has not been undone in between.
+//! Observes a release: the claim, the virtual PV, the twin, the real PV and the record on it. Everything is
+//! read live, the record last: an undo first changes the record, and then writes on every object that must
+//! be kept. So if the record says that the release continues, and the claim, the virtual PV or the twin is
+//! then deleted in the version that was read, no undo can have happened in between.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -10,71 +10,70 @@ use serde_json::{Value, json};
 use super::sidecars::PROVISIONERS;
 use crate::{
     Context, TransferError,
+    claim_ref::{claim_holder, is_claimable, is_kept, is_overlooked, reference_to},
     cluster::{facts, has_finalizer},
-    look::{asks_for, is_imported_for, is_virtual, namespace_uid, phase, recorded, volume_name},
-    naming::{claim_holds, is_kept, is_offered, is_overlooked, reference_to},
-    placement::transfer::{AsksFor, Holder, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow},
-    remembered::Remembered,
+    observer::{asks_for, is_imported_for, is_virtual, namespace_uid, phase, recorded, volume_name},
+    placement::transfer::{Holder, MatchingVolume, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow},
+    recorded_volume::RecordedVolume,
     twin::{is_bound, is_bound_to, reclaim_policy, twin_in},
     volume::{ClaimName, Marks, ReleaseRecord, VolumeId, mark},
     writing::changed_since,
 };
 
-/// What there is.
-pub(super) struct Scene {
+/// The observed objects.
+pub(super) struct Observed {
     pub(super) name: ClaimName,
-    /// The uid of its namespace; empty if there is none.
+    /// The uid of its namespace; empty if that does not exist.
     pub(super) namespace_uid: String,
-    /// What has the name.
+    /// The claim of this name.
     pub(super) claim: Option<PersistentVolumeClaim>,
-    /// The PV that users of the volume see.
+    /// The virtual PV.
     pub(super) outer: Option<PersistentVolume>,
     pub(super) twin: Option<PersistentVolumeClaim>,
-    /// Another twin that is marked as being released for this claim: that of one that had its
-    /// name before, and was deleted before anything was recorded.
+    /// Another twin with the mark of a release for this claim: that of an earlier claim of the same name,
+    /// which was deleted before the release was recorded.
     pub(super) stray: Option<PersistentVolumeClaim>,
-    /// Where the twin is, or was, as namespace/name.
+    /// The namespace and name of the twin, also of one that is gone.
     pub(super) twin_name: Option<ClaimName>,
     /// The PV of the twin.
     pub(super) real: Option<PersistentVolume>,
-    /// What stands on it.
+    /// The record on the real PV.
     pub(super) record: Option<ReleaseRecord>,
     /// Whether a PV is being imported for the claim.
     pub(super) importing: bool,
 }
 
-/// Looks again and again at the same PV.
+/// Observes the same PV each time.
 #[derive(Default)]
-pub(super) struct Looking {
-    real: Remembered,
-    /// Whether all twins were looked through, and none had a stray mark.
+pub(super) struct Observer {
+    real: RecordedVolume,
+    /// Whether all twins were read, and none has a stray mark.
     none_stray: bool,
 }
 
-impl Looking {
-    pub(super) async fn look(
+impl Observer {
+    pub(super) async fn observe(
         &mut self,
         context: &Context<'_>,
         name: &ClaimName,
-    ) -> Result<Scene, TransferError> {
+    ) -> Result<Observed, TransferError> {
         loop {
-            if let Some(scene) = Box::pin(self.try_look(context, name)).await? {
-                return Ok(scene);
+            if let Some(observed) = Box::pin(self.try_observe(context, name)).await? {
+                return Ok(observed);
             }
         }
     }
 
-    /// `None` if the release began or ended while it was looked at: what was read before would be
-    /// taken for something else.
-    async fn try_look(
+    /// `None` if the release began or ended meanwhile: what was read before would be misinterpreted.
+    async fn try_observe(
         &mut self,
         context: &Context<'_>,
         name: &ClaimName,
-    ) -> Result<Option<Scene>, TransferError> {
+    ) -> Result<Option<Observed>, TransferError> {
         let claims = context.cluster.within::<PersistentVolumeClaim>(&name.namespace);
         let volumes = context.cluster.all::<PersistentVolume>();
         let claim = claims.get(&name.name).await?;
-        let known = self.real.look_again(context.cluster, name, "released").await?;
+        let known = self.real.reread(context.cluster, name, "released").await?;
         let found = if known.is_some() {
             known
         } else {
@@ -95,7 +94,7 @@ impl Looking {
                 policy: record.policy.clone(),
             });
         }
-        let mut scene = Scene {
+        let mut observed = Observed {
             name: name.clone(),
             namespace_uid: namespace_uid.unwrap_or_default(),
             claim,
@@ -108,20 +107,20 @@ impl Looking {
             record: None,
         };
         if let (Some(record), Some(found)) = (recorded, &found) {
-            scene.follow_record(context, &record).await?;
-            self.real.see(found);
-            scene.real = volumes.get(&found.name_any()).await?;
-            scene.record = scene.real.as_ref().map(record_on).transpose()?.flatten();
-            return Ok(scene.record.is_some().then_some(scene));
+            observed.follow_record(context, &record).await?;
+            self.real.remember(found);
+            observed.real = volumes.get(&found.name_any()).await?;
+            observed.record = observed.real.as_ref().map(record_on).transpose()?.flatten();
+            return Ok(observed.record.is_some().then_some(observed));
         }
-        scene.follow_claim(context, &mut self.none_stray).await?;
-        let real = scene.real.as_ref();
+        observed.follow_claim(context, &mut self.none_stray).await?;
+        let real = observed.real.as_ref();
         if let Some(real) = real.filter(|real| ReleaseRecord::is_for(real.annotations(), name)) {
             record_on(real)?;
-            self.real.see(real);
+            self.real.remember(real);
             return Ok(None);
         }
-        Ok(Some(scene))
+        Ok(Some(observed))
     }
 }
 
@@ -129,8 +128,8 @@ fn record_on(volume: &PersistentVolume) -> Result<Option<ReleaseRecord>, Transfe
     ReleaseRecord::read(volume.annotations()).map_err(|error| TransferError::Record(volume.name_any(), error))
 }
 
-impl Scene {
-    /// What the record names, as far as it is still there.
+impl Observed {
+    /// Reads the objects that the record names.
     async fn follow_record(
         &mut self,
         context: &Context<'_>,
@@ -148,7 +147,7 @@ impl Scene {
         Ok(())
     }
 
-    /// What the claim leads to, if it is one of this driver.
+    /// Reads the objects that the claim refers to, if it is one of this driver.
     async fn follow_claim(
         &mut self,
         context: &Context<'_>,
@@ -165,7 +164,7 @@ impl Scene {
         let name = self.name.to_string();
         let is_marked = |twin: &PersistentVolumeClaim| twin.annotations().get(mark::RELEASING) == Some(&name);
         let Some(outer) = named.as_ref().filter(|volume| is_virtual(volume)) else {
-            // One that was marked, and whose claim somebody has deleted then.
+            // A twin with the mark, whose claim was deleted after that.
             self.twin = twins.find(is_marked).await?.pop();
             self.real = named;
             return Ok(());
@@ -194,7 +193,7 @@ impl Scene {
         Ok(())
     }
 
-    /// What was said of the claim last that is no good news.
+    /// The last warning event of the claim.
     pub(super) async fn last_warning(&self, context: &Context<'_>) -> Option<String> {
         let uid = self.claim.as_ref()?.uid()?;
         context.cluster.newest_warning(&self.name.namespace, &uid).await
@@ -222,7 +221,7 @@ impl Scene {
         }
     }
 
-    /// The record with the old claim as it is now, if somebody has changed that.
+    /// The record with the current old claim, if that was changed since.
     pub(super) fn changed_record(&self) -> Option<ReleaseRecord> {
         let mut record = self.record.clone()?;
         record.claim = changed_since(&record.claim, self.claim.as_ref(), &self.namespace_uid)?;
@@ -231,23 +230,23 @@ impl Scene {
 
     pub(super) fn is_secured(&self) -> bool {
         let real = self.real.as_ref();
-        real.is_some_and(|real| is_kept(real) && !self.is_offered(real))
+        real.is_some_and(|real| is_kept(real) && !self.is_claimable(real))
     }
 
-    fn is_offered(&self, volume: &PersistentVolume) -> bool {
-        is_offered(volume, &self.name, self.claim.as_ref())
+    fn is_claimable(&self, volume: &PersistentVolume) -> bool {
+        is_claimable(volume, &self.name, self.claim.as_ref())
     }
 
-    /// The spec of the real PV whose data stays, and that nobody is offered.
+    /// The spec of the real PV whose data is retained, and that no other claim can bind to.
     pub(super) fn secure_spec(&self, real: &PersistentVolume, record: &ReleaseRecord) -> Value {
         let mut spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
-        if self.is_offered(real) {
+        if self.is_claimable(real) {
             spec["claimRef"] = reference_to(&record.twin(), &record.twin_uid);
         }
         spec
     }
 
-    /// Whether Kubernetes has to be made to look at the claim, to which this PV is given.
+    /// Whether the PV controller has to be made to process the claim that this PV names.
     pub(super) fn is_overlooked(&self, volume: Option<&PersistentVolume>) -> bool {
         is_overlooked(self.claim.as_ref(), volume)
     }
@@ -282,25 +281,25 @@ impl Scene {
                 has_volume: named.is_some(),
                 asks: record
                     .as_ref()
-                    .map_or(AsksFor::Else, |record| self.asks(claim, record)),
+                    .map_or(MatchingVolume::Neither, |record| self.asks(claim, record)),
             },
         }
     }
 
-    /// What a claim asks for that somebody made.
-    fn asks(&self, claim: &PersistentVolumeClaim, record: &ReleaseRecord) -> AsksFor {
+    /// What a claim of another client requests.
+    fn asks(&self, claim: &PersistentVolumeClaim, record: &ReleaseRecord) -> MatchingVolume {
         if let Some(real) = &self.real
             && asks_for(claim, Some(class_of(real)), real)
         {
-            return AsksFor::Real;
+            return MatchingVolume::Real;
         }
         let outer = serde_json::from_value(record.volume.again(&self.name, &record.claim.uid)).ok();
         let is_virtual =
             outer.is_some_and(|outer: PersistentVolume| asks_for(claim, Some(class_of(&outer)), &outer));
         if is_virtual {
-            AsksFor::Virtual
+            MatchingVolume::Virtual
         } else {
-            AsksFor::Else
+            MatchingVolume::Neither
         }
     }
 
@@ -309,28 +308,30 @@ impl Scene {
             return VirtualNow::Absent;
         };
         let policy = reclaim_policy(outer);
-        VirtualNow::There {
+        VirtualNow::Exists {
             deleting: outer.metadata.deletion_timestamp.is_some(),
             retained: policy == "Retain",
             as_before: self
                 .record
                 .as_ref()
                 .is_none_or(|record| record.volume.policy == policy),
-            offered: self.is_offered(outer),
+            offered: self.is_claimable(outer),
             finalizer: has_finalizer(outer, PROVISIONERS),
             holder: self.holder(outer),
         }
     }
 
     pub(super) fn twin_now(&self) -> TwinNow {
-        self.twin.as_ref().map_or(TwinNow::Absent, |twin| TwinNow::There {
-            releasing: twin.annotations().contains_key(mark::RELEASING),
-            touched: twin.annotations().contains_key(mark::RELEASE_UNDONE),
-            deleting: twin.metadata.deletion_timestamp.is_some(),
-        })
+        self.twin
+            .as_ref()
+            .map_or(TwinNow::Absent, |twin| TwinNow::Exists {
+                releasing: twin.annotations().contains_key(mark::RELEASING),
+                touched: twin.annotations().contains_key(mark::RELEASE_UNDONE),
+                deleting: twin.metadata.deletion_timestamp.is_some(),
+            })
     }
 
-    /// Whom the real PV names.
+    /// The holder of the real PV, by its `claimRef`.
     pub(super) fn real_holder(&self) -> Holder {
         self.real.as_ref().map_or(Holder::Gone, |real| self.holder(real))
     }
@@ -341,7 +342,7 @@ impl Scene {
         };
         let named = facts::claim_name(named);
         if named == self.name {
-            return claim_holds(self.claim.as_ref(), volume);
+            return claim_holder(self.claim.as_ref(), volume);
         }
         if self.twin_name.as_ref() != Some(&named) {
             return Holder::Other(format!("the claim {named}"));

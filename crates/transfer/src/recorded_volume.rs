@@ -1,5 +1,5 @@
-//! The PV that stands for a transfer, as it was seen last. What a transfer remembers stands on it,
-//! and so does where the data is: once somebody has deleted it, nothing else in the cluster tells.
+//! The PV with the record of a transfer, as it was last observed. The record and the location of the data
+//! are only on this PV: if another client deletes it, no other object in the cluster has them.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -10,20 +10,20 @@ use serde_json::Value;
 use super::TransferError;
 use crate::{cluster::Cluster, volume::ClaimName};
 
-/// The PV whose record was seen, if one was.
+/// The PV whose record was observed, if one was.
 #[derive(Default)]
-pub(super) struct Remembered {
+pub(super) struct RecordedVolume {
     seen: Option<PersistentVolume>,
 }
 
-impl Remembered {
-    /// Remembers a PV that has a record.
-    pub(super) fn see(&mut self, volume: &PersistentVolume) {
+impl RecordedVolume {
+    /// Keeps a PV that has a record.
+    pub(super) fn remember(&mut self, volume: &PersistentVolume) {
         self.seen = Some(volume.clone());
     }
 
-    /// The PV as it is now; `None` if none was seen. It is an error if it is gone.
-    pub(super) async fn look_again(
+    /// Reads the PV again; `None` if none was observed. It is an error if it is gone.
+    pub(super) async fn reread(
         &self,
         cluster: &Cluster,
         claim: &ClaimName,
@@ -44,18 +44,18 @@ impl Remembered {
     }
 }
 
-/// A PV that somebody has deleted, and how to make it again.
+/// A PV that was deleted, and a manifest to create it again.
 #[derive(Debug)]
 pub struct DeletedVolume {
     name: String,
-    /// Where the data is, if a CSI driver has it: driver and handle.
+    /// The CSI driver and volume handle of the data, if it has them.
     place: Option<(String, String)>,
     manifest: Value,
 }
 
 impl DeletedVolume {
-    /// All that its creator could have written stays: the record, too, so that whoever makes it
-    /// again can go on.
+    /// Keeps all fields that a client can set, including the record, so that the transfer can continue after
+    /// the PV is created again.
     fn new(seen: &PersistentVolume) -> Result<Self, serde_json::Error> {
         let source = seen.spec.as_ref().and_then(|spec| spec.csi.as_ref());
         let again = PersistentVolume {
@@ -88,7 +88,7 @@ impl Display for DeletedVolume {
         }
         write!(
             out,
-            ". To go on, make it again as it was, and run the same command again:\nkubectl create -f - <<'END'\n{}\nEND",
+            ". To continue, create it again, and run the same command again:\nkubectl create -f - <<'END'\n{}\nEND",
             self.manifest
         )
     }

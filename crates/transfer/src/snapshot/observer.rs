@@ -1,6 +1,6 @@
-//! One look at the import of a snapshot: the user's object, the real content with the record, the
-//! twin. Everything is read live, the user's object first: whoever finds the rest ready and then
-//! deletes that in the version that it found, has not been undone in between.
+//! Observes the import of a snapshot: the user's object, the real content with the record, the twin.
+//! Everything is read live, the user's object first. So if the rest was ready and the object is then deleted
+//! in the version that was read, no undo can have happened in between.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{
     RETAIN, SnapshotImportRequest, SnapshotTransferError,
     contents::{imported, is_leaving, is_retained, stored_in},
-    obstacles::against,
+    obstacles::find_obstacles,
 };
 use crate::{
     Context,
@@ -17,7 +17,7 @@ use crate::{
         ApiError, Cluster,
         snapshots::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, is_ready},
     },
-    look::namespace_uid,
+    observer::namespace_uid,
     placement::{
         ImportedContent, ImportedTwin, SnapshotImportFacts, SnapshotObstacle, StoredSnapshot, UserSnapshot,
     },
@@ -28,45 +28,45 @@ use crate::{
     },
 };
 
-/// The class that the chart makes is named so.
+/// The name of the class that the chart creates.
 const USUAL_CLASS: &str = "liqo";
 
-/// What there is.
-pub(super) struct Scene {
-    /// What has the name.
+/// The observed objects.
+pub(super) struct Observed {
+    /// The user's object.
     pub(super) user: Option<VolumeSnapshot>,
-    /// The content with the data, from before the import.
+    /// The original content with the data.
     pub(super) real: Option<VolumeSnapshotContent>,
-    /// What is recorded on it, or what would be.
+    /// The record on it, or the one that would be written.
     pub(super) plan: Option<SnapshotImport>,
-    /// The twin, or what has its place.
+    /// The twin, or another object of its name.
     pub(super) twin: Option<VolumeSnapshot>,
     /// The content of the twin.
     pub(super) content: Option<VolumeSnapshotContent>,
-    /// From where the volume could be reached that it is a snapshot of.
+    /// The node affinity of the volume of which this is a snapshot.
     pub(super) affinity: Option<String>,
-    /// What the next step follows from.
+    /// The facts for the next step.
     pub(super) facts: SnapshotImportFacts,
     classes: Vec<VolumeSnapshotClass>,
 }
 
-/// Looks again and again at the same content.
+/// Observes the same content each time.
 #[derive(Default)]
-pub(super) struct Looking {
-    /// Where the record was seen last.
+pub(super) struct Observer {
+    /// The data of the last observed record.
     recorded: Option<StoredSnapshot>,
-    /// Of which snapshot it was.
+    /// The uid of the snapshot in it.
     uid: Option<String>,
-    /// Since when nothing was seen that is not retained.
+    /// Since when all contents were observed as retained.
     retained: Option<Instant>,
 }
 
-impl Looking {
-    pub(super) async fn look(
+impl Observer {
+    pub(super) async fn observe(
         &mut self,
         context: &Context<'_>,
         request: &SnapshotImportRequest,
-    ) -> Result<Scene, SnapshotTransferError> {
+    ) -> Result<Observed, SnapshotTransferError> {
         let cluster = context.cluster;
         let (name, contents) = (&request.snapshot, cluster.all::<VolumeSnapshotContent>());
         let (user, real, record) = self.snapshot(cluster, name).await?;
@@ -83,7 +83,7 @@ impl Looking {
         let classes = cluster.all::<VolumeSnapshotClass>().list(None).await?;
         let mut obstacles = Vec::new();
         let plan = match (&record, &user, &real) {
-            (Some(record), ..) => Some(as_it_is(record, user.as_ref())?),
+            (Some(record), ..) => Some(updated_record(record, user.as_ref())?),
             (None, Some(user), Some(real)) => match class_for(request.class.as_deref(), &classes) {
                 Ok(class) => Some(planned(name, namespace_uid, user, real, class)?),
                 Err(why) => {
@@ -93,8 +93,8 @@ impl Looking {
             },
             (None, ..) => None,
         };
-        // Also without a record: it is gone when an import has not seen in time that it was undone,
-        // and with the content of before.
+        // Also without a record: it is gone if the import has not observed an undo in time, or if the
+        // original content is gone.
         if let Some(record) = &record {
             self.uid = Some(record.uid.clone());
         }
@@ -112,7 +112,7 @@ impl Looking {
             _ => None,
         };
         if let Some(user) = &user {
-            obstacles.extend(against(context, request, user, real.as_ref()).await?);
+            obstacles.extend(find_obstacles(context, request, user, real.as_ref()).await?);
         }
         if let (Some(record), Some(asked)) = (&record, &request.class)
             && record.class != *asked
@@ -124,7 +124,7 @@ impl Looking {
         let mut data = match (&self.recorded, &real) {
             (Some(seen), _) if record.is_none() => seen.clone(),
             (_, Some(real)) => stored_in(real),
-            (_, None) => told_by_second(bound, of_twin.as_ref()),
+            (_, None) => data_of_twin_content(bound, of_twin.as_ref()),
         };
         let retained = real.as_ref().is_some_and(is_retained);
         let twin_place = (context.storage_namespace, key.twin());
@@ -136,7 +136,7 @@ impl Looking {
             _ => None,
         };
         if record.is_some() && self.recorded.replace(data.clone()).is_none() {
-            // Until then it had a policy of its own.
+            // Until then the content had its original policy.
             self.retained = None;
         }
         let all_retained = (record.is_none() || retained) && twin_content != ImportedContent::Unretained;
@@ -144,10 +144,10 @@ impl Looking {
             recorded: record.is_some(),
             begun,
             data,
-            // Else it is recorded once more.
+            // Otherwise it is recorded again.
             secured: retained && (record.is_none() || plan == record),
             leaving: real.as_ref().map_or(begun || bound.is_some(), is_leaving),
-            seen: self.seen(all_retained),
+            seen: self.controller_has_seen(all_retained),
             user: user_fact(user.as_ref(), real.as_ref(), record.as_ref()),
             content: twin_content,
             twin: twin_fact(request, &key, twin.as_ref()),
@@ -155,7 +155,7 @@ impl Looking {
             obstacles,
             unmakeable: None,
         };
-        Ok(Scene {
+        Ok(Observed {
             user,
             real,
             plan,
@@ -167,8 +167,8 @@ impl Looking {
         })
     }
 
-    /// Whether the snapshot-controller must have seen that all contents of the data are retained.
-    fn seen(&mut self, all_retained: bool) -> bool {
+    /// Whether the snapshot-controller must have observed that all contents of the data are retained.
+    fn controller_has_seen(&mut self, all_retained: bool) -> bool {
         if !all_retained {
             self.retained = None;
             return false;
@@ -177,8 +177,8 @@ impl Looking {
         since.elapsed() >= CONTROLLER_SEES
     }
 
-    /// The user's object, the content with the data and what is recorded on that: the content that
-    /// is being imported under this name, else that of the user's object.
+    /// The user's object, the content with the data and its record: the content that is being imported under
+    /// this name, or else that of the user's object.
     async fn snapshot(
         &self,
         cluster: &Cluster,
@@ -196,7 +196,7 @@ impl Looking {
         if let Some((real, record)) = self.recorded(cluster, name).await? {
             return Ok((user, Some(real), Some(record)));
         }
-        // The import may have ended, or been undone, since that was read.
+        // The import may have ended, or been undone, since the first read.
         let user = users.get(&name.name).await?;
         let real = match user.as_ref().and_then(bound_content) {
             Some(bound) => cluster.all::<VolumeSnapshotContent>().get(bound).await?,
@@ -205,7 +205,7 @@ impl Looking {
         Ok((user, real, None))
     }
 
-    /// The content that is being imported under this name, and what is recorded on it.
+    /// The content that is being imported under this name, and its record.
     async fn recorded(
         &self,
         cluster: &Cluster,
@@ -229,8 +229,8 @@ impl Looking {
     }
 }
 
-impl Scene {
-    /// What the class says of the end of the snapshot.
+impl Observed {
+    /// The deletion policy of the class.
     pub(super) fn virtual_policy(&self, class: &str) -> String {
         let found = self.classes.iter().find(|one| one.name_any() == class);
         found.map_or_else(|| RETAIN.to_owned(), |class| class.deletion_policy.clone())
@@ -242,7 +242,7 @@ pub(super) fn bound_content(user: &VolumeSnapshot) -> Option<&str> {
     status.bound_volume_snapshot_content_name.as_deref()
 }
 
-/// What is recorded on a content, if that is being imported under this name.
+/// The record on a content, if that is being imported under this name.
 fn record_for(
     name: &ClaimName,
     content: &VolumeSnapshotContent,
@@ -253,19 +253,19 @@ fn record_for(
         Err(error) if refers_to(content, name) => {
             Err(SnapshotTransferError::Record(content.name_any(), error))
         }
-        // Somebody else's.
+        // An import of another snapshot.
         Err(_) => Ok(None),
     }
 }
 
-/// Whether a content is of the snapshot of this name.
+/// Whether a content belongs to the snapshot of this name.
 fn refers_to(content: &VolumeSnapshotContent, name: &ClaimName) -> bool {
     let of = &content.spec.volume_snapshot_ref;
     of.namespace.as_ref() == Some(&name.namespace) && of.name.as_ref() == Some(&name.name)
 }
 
-/// The record with what its user has written on the snapshot since, while that is to be imported.
-fn as_it_is(
+/// The record with the user's later changes of the snapshot, until that is deleted.
+fn updated_record(
     record: &SnapshotImport,
     user: Option<&VolumeSnapshot>,
 ) -> Result<SnapshotImport, serde_json::Error> {
@@ -299,7 +299,7 @@ fn planned(
     with_user(record, user)
 }
 
-/// The class that is asked for, else the only one of this driver, else the usual one.
+/// The requested class, or else the only one of this driver, or else the chart's.
 fn class_for(asked: Option<&str>, classes: &[VolumeSnapshotClass]) -> Result<String, String> {
     let ours = classes.iter().filter(|class| class.driver == DRIVER_NAME);
     let ours: Vec<String> = ours.map(ResourceExt::name_any).collect();
@@ -312,10 +312,10 @@ fn class_for(asked: Option<&str>, classes: &[VolumeSnapshotClass]) -> Result<Str
         (None, [only]) => Ok(only.clone()),
         (None, ours) if ours.iter().any(|one| one == USUAL_CLASS) => Ok(USUAL_CLASS.to_owned()),
         (None, []) => Err(format!(
-            "there is no VolumeSnapshotClass of the driver {DRIVER_NAME}: make one (docs/snapshots.md)"
+            "there is no VolumeSnapshotClass of the driver {DRIVER_NAME}: create one (docs/snapshots.md)"
         )),
         (None, ours) => Err(format!(
-            "name one of the classes with --class: {}",
+            "choose one of the classes with --class: {}",
             ours.join(", ")
         )),
     }
@@ -391,15 +391,15 @@ fn twin_fact(
     }
 }
 
-/// Where the data is, if what led there before the import is gone: the content of the twin tells.
-fn told_by_second(bound: Option<&str>, of_twin: Option<&VolumeSnapshotContent>) -> StoredSnapshot {
+/// The data, if the original content is gone: from the content of the twin.
+fn data_of_twin_content(bound: Option<&str>, of_twin: Option<&VolumeSnapshotContent>) -> StoredSnapshot {
     StoredSnapshot {
         content: bound.unwrap_or_default().to_owned(),
         ..of_twin.map(stored_in).unwrap_or_default()
     }
 }
 
-/// From where the volume can be reached that the content is a snapshot of, if that still exists.
+/// The node affinity of the volume of which the content is a snapshot, if that still exists.
 async fn affinity(cluster: &Cluster, real: &VolumeSnapshotContent) -> Result<Option<String>, ApiError> {
     let Some(handle) = &real.spec.source.volume_handle else {
         return Ok(None);

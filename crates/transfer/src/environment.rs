@@ -1,5 +1,5 @@
-//! What decides whether a claim can be imported or released, read live: who uses it, what it is made of,
-//! which class it can have and on which node its volume can be used.
+//! Reads live what decides whether a claim can be imported or released: its users, its properties, the
+//! classes that it can have, and the nodes on which its volume can be used.
 
 use k8s_openapi::api::{
     apps::v1::StatefulSet,
@@ -8,7 +8,7 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use super::look::{is_virtual, phase, volume_name};
+use super::observer::{is_virtual, phase, volume_name};
 use crate::{
     cluster::{ApiError, Cause, Cluster, facts, snapshots::VolumeSnapshot},
     placement::transfer::{ImportedClaim, Obstacle, RealVolume, WantedBy, wanted_replica},
@@ -18,7 +18,7 @@ use crate::{
     volume::{ClaimName, managed_by, mark},
 };
 
-/// Kubernetes puts it on every claim.
+/// Kubernetes' finalizer on every claim.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 
 /// The storage classes: names and provisioners.
@@ -34,11 +34,11 @@ pub(super) async fn classes(cluster: &Cluster) -> Result<Vec<(String, String)>, 
 pub(super) async fn pods(cluster: &Cluster, name: &ClaimName) -> Result<Vec<(String, bool)>, ApiError> {
     let pods = cluster.within::<Pod>(&name.namespace);
     let found = pods.find(|pod| uses(pod, &name.name)).await?;
-    let told = found.into_iter().map(|pod| {
+    let reported = found.into_iter().map(|pod| {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         (pod.name_any(), matches!(phase, Some("Succeeded" | "Failed")))
     });
-    Ok(told.collect())
+    Ok(reported.collect())
 }
 
 /// The `VolumeSnapshots` of a claim, as far as they may be listed.
@@ -47,7 +47,7 @@ pub(super) async fn snapshots(cluster: &Cluster, name: &ClaimName) -> Result<Vec
     let is_its =
         |one: &VolumeSnapshot| one.spec.source.persistent_volume_claim_name.as_ref() == Some(&name.name);
     match all.find(is_its).await {
-        // Nobody has installed the kinds of snapshots, or the caller has no right to them.
+        // The kinds of snapshots are not installed, or the user has no right to read them.
         Err(error) if error.is_forbidden() || matches!(error.cause, Cause::NotFound(_)) => Ok(Vec::new()),
         found => Ok(found?.iter().map(ResourceExt::name_any).collect()),
     }
@@ -82,7 +82,7 @@ async fn wanted_by(cluster: &Cluster, name: &ClaimName) -> Result<Vec<WantedBy>,
     Ok(wanting.collect())
 }
 
-/// A claim and its PV, as far as they decide.
+/// The facts about a claim and its PV for the decision.
 pub(super) async fn read(
     cluster: &Cluster,
     claim: &PersistentVolumeClaim,
@@ -143,7 +143,7 @@ fn imported_claim(
     }
 }
 
-/// What is said of a resize under way.
+/// The resize in progress, if there is one.
 fn resizing(claim: &PersistentVolumeClaim) -> Option<String> {
     let status = claim.status.as_ref()?;
     let stages = status.allocated_resource_statuses.iter().flatten();
@@ -159,7 +159,8 @@ fn resizing(claim: &PersistentVolumeClaim) -> Option<String> {
         return Some(named.to_owned());
     }
     let size = facts::claim_size(claim);
-    (size.capacity > 0 && size.requested > size.capacity).then(|| "it asks for more than it has".to_owned())
+    (size.capacity > 0 && size.requested > size.capacity)
+        .then(|| "it requests more than its capacity".to_owned())
 }
 
 async fn real_volume(cluster: &Cluster, volume: &PersistentVolume) -> Result<RealVolume, ApiError> {
@@ -179,8 +180,8 @@ async fn real_volume(cluster: &Cluster, volume: &PersistentVolume) -> Result<Rea
     })
 }
 
-/// A node for the new claim: one that runs this driver and reaches the PV, and takes pods if
-/// there is such a one.
+/// A node for the new claim: one that runs this driver and reaches the PV. Nodes that accept pods are
+/// preferred.
 pub(super) async fn node_for(
     cluster: &Cluster,
     volume: &PersistentVolume,
@@ -209,7 +210,7 @@ pub(super) async fn node_for(
         .find(|(_, node)| affinity.as_ref().is_none_or(|affinity| affinity.admits(node)));
     Ok(reaching
         .map(|(_, node)| node.name)
-        .ok_or_else(|| Obstacle::NoNode("none is within its node affinity".to_owned())))
+        .ok_or_else(|| Obstacle::NoNode("no node matches its node affinity".to_owned())))
 }
 
 fn takes_pods(node: &KubeNode) -> bool {

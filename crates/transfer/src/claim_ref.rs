@@ -1,10 +1,10 @@
-//! Whom a PV names, and what keeps its data from becoming somebody else's while its claim is gone.
+//! The `claimRef` of a PV, and what keeps another claim from binding to it while its own claim is gone.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::look::{BOUND_BY_CONTROLLER, phase, volume_name};
+use super::observer::{BOUND_BY_CONTROLLER, phase, volume_name};
 use crate::{
     cluster::facts,
     placement::transfer::Holder,
@@ -12,15 +12,15 @@ use crate::{
     volume::{ClaimName, mark},
 };
 
-/// How a PV names the claim of this name and uid, which need not be there: then nobody gets the PV.
+/// The `claimRef` for a claim of this name and uid, which need not exist: then no claim can bind to the PV.
 pub(super) fn reference_to(claim: &ClaimName, uid: &str) -> Value {
     let mut reference = claim_ref(&claim.namespace, &claim.name);
     reference["uid"] = uid.into();
     reference
 }
 
-/// How it stands with a PV that names this claim's name. By the name alone nobody has it.
-pub(super) fn claim_holds(claim: Option<&PersistentVolumeClaim>, volume: &PersistentVolume) -> Holder {
+/// The holder of a PV whose `claimRef` has this claim's name. A `claimRef` without a uid has no holder.
+pub(super) fn claim_holder(claim: Option<&PersistentVolumeClaim>, volume: &PersistentVolume) -> Holder {
     match claim.filter(|claim| is_named(claim, volume)) {
         Some(claim) => Holder::Claim {
             bound: is_bound(volume) && phase(claim) == "Bound",
@@ -33,15 +33,15 @@ fn is_named(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
     claim.metadata.uid.is_some() && holder_uid(volume) == claim.metadata.uid.as_deref()
 }
 
-/// Whether the data of a PV stays whatever happens to claims.
+/// Whether the data of a PV is retained whatever happens to claims.
 pub(super) fn is_kept(volume: &PersistentVolume) -> bool {
     let marked = |key| volume.annotations().contains_key(key);
     reclaim_policy(volume) == "Retain" && !marked(BOUND_BY_CONTROLLER) && !marked(mark::POLICY_BEFORE)
 }
 
-/// Whether a PV is that of whoever gets this name next, or soon will be: it names nobody, or the
-/// name alone, or a claim that has another PV, whose uid Kubernetes takes off then.
-pub(super) fn is_offered(
+/// Whether the next claim of this name can bind to the PV, now or soon: its `claimRef` is empty, or has only
+/// the name, or names a claim that has another PV, whose uid Kubernetes removes then.
+pub(super) fn is_claimable(
     volume: &PersistentVolume,
     name: &ClaimName,
     claim: Option<&PersistentVolumeClaim>,
@@ -61,8 +61,8 @@ pub(super) fn is_offered(
     by_name_alone || claim.is_some_and(has_another)
 }
 
-/// Whether a claim has the mark still that it was made with, although Kubernetes knows that the PV
-/// names it: it does not look at the claim because of that, but once the claim changes.
+/// Whether a claim still has the mark with which it was created, although Kubernetes knows that the PV names
+/// it: the PV controller does not process the claim because of that, but only when the claim changes.
 pub(super) fn is_overlooked(
     claim: Option<&PersistentVolumeClaim>,
     volume: Option<&PersistentVolume>,

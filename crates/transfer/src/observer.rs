@@ -1,6 +1,6 @@
-//! One look at an import: the claim, the PV, the record on it. Everything is read live, the
-//! claim before the PV: whoever finds the PV ready to be imported and then deletes the claim
-//! in the version that it found, has not been undone in between.
+//! Observes an import: the claim, the PV and the record on it. Everything is read live, the claim before the
+//! PV. So if the PV was ready to be imported and the claim is then deleted in the version that was read, no
+//! undo can have happened in between.
 
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::{
     Context, TransferError,
-    naming::{claim_holds, is_kept, is_offered, is_overlooked, reference_to},
-    remembered::Remembered,
+    claim_ref::{claim_holder, is_claimable, is_kept, is_overlooked, reference_to},
+    recorded_volume::RecordedVolume,
     writing::changed_since,
 };
 use crate::{
@@ -19,38 +19,42 @@ use crate::{
     volume::{ClaimName, DRIVER_NAME, ImportRecord, adoptable_by, mark},
 };
 
-/// Set by Kubernetes on a PV that it bound by itself: if it ever thinks that the PV is not
-/// bound any more, it offers it to anybody.
+/// Kubernetes sets it on a PV that it has bound itself: if it ever considers the PV unbound, it makes it
+/// available to any claim.
 pub(super) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
-/// What there is.
-pub(super) struct Scene {
+/// The observed objects.
+pub(super) struct Observed {
     pub(super) name: ClaimName,
-    /// The uid of its namespace; empty if there is none.
+    /// The uid of its namespace; empty if that does not exist.
     pub(super) namespace_uid: String,
-    /// What has the name.
+    /// The claim of this name.
     pub(super) claim: Option<PersistentVolumeClaim>,
     /// The PV with the data.
     pub(super) volume: Option<PersistentVolume>,
-    /// What stands on it.
+    /// The record on the PV.
     pub(super) record: Option<ImportRecord>,
     /// The PV that the claim names, if that is another one.
     other: Option<PersistentVolume>,
 }
 
-/// Looks again and again at the same PV.
+/// Observes the same PV each time.
 #[derive(Default)]
-pub(super) struct Looking {
-    volume: Remembered,
+pub(super) struct Observer {
+    volume: RecordedVolume,
 }
 
-impl Looking {
-    pub(super) async fn look(&mut self, cluster: &Cluster, name: &ClaimName) -> Result<Scene, TransferError> {
+impl Observer {
+    pub(super) async fn observe(
+        &mut self,
+        cluster: &Cluster,
+        name: &ClaimName,
+    ) -> Result<Observed, TransferError> {
         let claims = cluster.within::<PersistentVolumeClaim>(&name.namespace);
         let volumes = cluster.all::<PersistentVolume>();
         let claim = claims.get(&name.name).await?;
         let named = claim.as_ref().and_then(volume_name);
-        let volume = match self.volume.look_again(cluster, name, "imported").await? {
+        let volume = match self.volume.reread(cluster, name, "imported").await? {
             Some(known) => Some(known),
             None => match recorded(cluster, name, |volume| is_imported_for(name, volume)).await? {
                 Some(found) => Some(found),
@@ -77,7 +81,7 @@ impl Looking {
             });
         }
         if let (Some(_), Some(volume)) = (&record, &volume) {
-            self.volume.see(volume);
+            self.volume.remember(volume);
         }
         let is_another =
             |named: &&str| volume.as_ref().and_then(|it| it.metadata.name.as_deref()) != Some(*named);
@@ -85,7 +89,7 @@ impl Looking {
             Some(named) => volumes.get(named).await?,
             None => None,
         };
-        Ok(Scene {
+        Ok(Observed {
             name: name.clone(),
             namespace_uid: namespace_uid.unwrap_or_default(),
             claim,
@@ -96,10 +100,10 @@ impl Looking {
     }
 }
 
-/// The uid of the namespace of a claim, if there is one.
+/// The uid of the namespace of a claim, if it exists.
 pub(super) async fn namespace_uid(cluster: &Cluster, name: &ClaimName) -> Result<Option<String>, ApiError> {
     let namespace = cluster.all::<Namespace>().get(&name.namespace).await?;
-    // In one that is being deleted nothing can be made.
+    // Nothing can be created in a namespace that is being deleted.
     let stays = namespace.filter(|found| found.metadata.deletion_timestamp.is_none());
     Ok(stays.and_then(|found| found.uid()))
 }
@@ -115,7 +119,7 @@ pub(super) fn is_imported_for(name: &ClaimName, volume: &PersistentVolume) -> bo
     recorded.as_ref() == Some(name) || adoptable_by(annotations).as_ref() == Some(name)
 }
 
-/// The PV that is recorded for a claim of this name.
+/// The PV with the record of a claim of this name.
 pub(super) async fn recorded(
     cluster: &Cluster,
     name: &ClaimName,
@@ -149,7 +153,7 @@ pub(super) fn is_virtual(volume: &PersistentVolume) -> bool {
     source.is_some_and(|source| source.driver == DRIVER_NAME)
 }
 
-/// Whether a claim asks for this class, and for no more than what such a PV is.
+/// Whether a claim requests this class, and no more than the PV offers.
 pub(super) fn asks_for(
     claim: &PersistentVolumeClaim,
     class: Option<&str>,
@@ -160,7 +164,7 @@ pub(super) fn asks_for(
     };
     let modes = |of: Option<&Vec<String>>| facts::access_modes(of.into_iter().flatten());
     let bytes = facts::volume_size(volume).unwrap_or_default();
-    // Kubernetes binds no claim to a PV of another attributes class, but has it get another PV.
+    // The PV controller binds no claim to a PV of another attributes class; it provisions another one.
     let attributes = |of: &Option<String>| of.clone().filter(|class| !class.is_empty());
     spec.storage_class_name.as_deref() == class
         && attributes(&spec.volume_attributes_class_name) == attributes(&its.volume_attributes_class_name)
@@ -169,7 +173,7 @@ pub(super) fn asks_for(
         && modes(spec.access_modes.as_ref()).is_subset(&modes(its.access_modes.as_ref()))
 }
 
-impl Scene {
+impl Observed {
     pub(super) fn progress(&self) -> Progress {
         match (&self.record, &self.volume) {
             (Some(_), Some(volume)) if volume.annotations().contains_key(mark::ADOPT_FOR) => {
@@ -180,7 +184,7 @@ impl Scene {
         }
     }
 
-    /// The record with the old claim as it is now, if somebody has changed that.
+    /// The record with the current old claim, if that was changed since.
     pub(super) fn changed_record(&self) -> Option<ImportRecord> {
         let mut record = self.record.clone()?;
         record.claim = changed_since(&record.claim, self.claim.as_ref(), &self.namespace_uid)?;
@@ -189,23 +193,23 @@ impl Scene {
 
     pub(super) fn is_secured(&self) -> bool {
         let volume = self.volume.as_ref();
-        volume.is_some_and(|volume| is_kept(volume) && !self.is_offered(volume))
+        volume.is_some_and(|volume| is_kept(volume) && !self.is_claimable(volume))
     }
 
-    fn is_offered(&self, volume: &PersistentVolume) -> bool {
-        is_offered(volume, &self.name, self.claim.as_ref())
+    fn is_claimable(&self, volume: &PersistentVolume) -> bool {
+        is_claimable(volume, &self.name, self.claim.as_ref())
     }
 
-    /// The spec of a PV whose data stays, and that nobody is offered.
+    /// The spec of a PV whose data is retained, and that no other claim can bind to.
     pub(super) fn secure_spec(&self, volume: &PersistentVolume, record: &ImportRecord) -> Value {
         let mut spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
-        if self.is_offered(volume) {
+        if self.is_claimable(volume) {
             spec["claimRef"] = reference_to(&self.name, &record.claim.uid);
         }
         spec
     }
 
-    /// Whether Kubernetes has to be made to look at the claim.
+    /// Whether the PV controller has to be made to process the claim.
     pub(super) fn is_overlooked(&self) -> bool {
         is_overlooked(self.claim.as_ref(), self.volume.as_ref())
     }
@@ -226,7 +230,7 @@ impl Scene {
             bound,
         };
         let Some(record) = &self.record else {
-            // One that has a virtual volume is what an import leaves.
+            // A claim with a virtual volume is the result of an import.
             return match self.other.as_ref().or(self.volume.as_ref()) {
                 Some(volume) if is_virtual(volume) => new(phase(claim) == "Bound"),
                 _ => old(),
@@ -240,7 +244,7 @@ impl Scene {
             .as_ref()
             .and_then(|volume| volume.metadata.name.as_deref());
         let adopts = annotations.get(mark::ADOPT).map(String::as_str) == data;
-        // What it is bound to goes before what it wishes for: users write its annotations.
+        // The bound PV counts more than the annotation, because users can write that.
         if let Some(other) = &self.other {
             let is_it = is_virtual(other)
                 && match crate::twin::real_volume_of(other) {
@@ -267,14 +271,14 @@ impl Scene {
         }
     }
 
-    /// Whether a claim that somebody made asks for what the PV is.
+    /// Whether a claim of another client requests what the PV offers.
     fn fits(&self, claim: &PersistentVolumeClaim, old: &Value) -> bool {
         let class = old["storageClassName"].as_str();
         let volume = self.volume.as_ref();
         volume.is_some_and(|volume| asks_for(claim, class, volume))
     }
 
-    /// Whom the PV names.
+    /// The holder of the PV, by its `claimRef`.
     pub(super) async fn holder(&self, context: &Context<'_>) -> Result<Holder, ApiError> {
         let Some(volume) = &self.volume else {
             return Ok(Holder::Gone);
@@ -284,7 +288,7 @@ impl Scene {
         };
         let named = facts::claim_name(named);
         if named == self.name {
-            return Ok(claim_holds(self.claim.as_ref(), volume));
+            return Ok(claim_holder(self.claim.as_ref(), volume));
         }
         if named.namespace != context.storage_namespace {
             return Ok(Holder::Other(format!("the claim {named}")));
@@ -300,7 +304,7 @@ impl Scene {
         })
     }
 
-    /// The twin that the PV names.
+    /// The twin in the `claimRef` of the PV.
     pub(super) async fn twin(
         &self,
         context: &Context<'_>,

@@ -1,0 +1,128 @@
+package chart
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+const prometheusOperator = "monitoring.coreos.com/v1"
+
+type prometheusRule struct {
+	Kind     string
+	Metadata struct{ Labels map[string]string }
+	Spec     struct {
+		Groups []struct {
+			Rules []struct {
+				Alert, Expr, For    string
+				Labels, Annotations map[string]string
+			}
+		}
+	}
+}
+
+// alerts is the PrometheusRule in what the chart renders for a cluster with these API versions, if there is one.
+func alerts(t *testing.T, values Values, apiVersions string) (rule prometheusRule, found bool) {
+	t.Helper()
+	rendered, err := helm(t).RenderFor(t.Context(), Release, Namespace, apiVersions, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(string(rendered), "\n---\n") {
+		if !strings.Contains(document, "\nkind: PrometheusRule\n") {
+			continue
+		}
+		if err := yaml.Unmarshal([]byte(document), &rule); err != nil {
+			t.Fatal(err)
+		}
+		found = true
+	}
+	return rule, found
+}
+
+func TestAlertsAreThereWherePrometheusOperatorIs(t *testing.T) {
+	of := func(enabled any) Values { return Values{"prometheusRule": Values{"enabled": enabled}} }
+	for name, one := range map[string]struct {
+		values      Values
+		apiVersions string
+		want        bool
+	}{
+		"auto, with the kind":    {nil, prometheusOperator, true},
+		"auto, without the kind": {nil, "v1", false},
+		"on":                     {of(true), "v1", true},
+		"off":                    {of(false), prometheusOperator, false},
+		"in the other cluster":   {remote("full"), prometheusOperator, false},
+	} {
+		if _, found := alerts(t, one.values, one.apiVersions); found != one.want {
+			t.Errorf("%s: rendered is %t", name, found)
+		}
+	}
+	rule, _ := alerts(t, Values{"prometheusRule": Values{"labels": Values{"release": "stack"}}}, prometheusOperator)
+	if rule.Metadata.Labels["release"] != "stack" {
+		t.Errorf("the labels are %v", rule.Metadata.Labels)
+	}
+}
+
+var metricName = regexp.MustCompile(`\bliqo_csi_[a-z_]+`)
+
+// Each alert is about metrics that the driver has and the documentation lists, and has a heading there that says
+// what to do. That the heading exists is what the test of links sees to.
+func TestEveryAlertIsAboutAMetricAndSaysWhatToDo(t *testing.T) {
+	rule, _ := alerts(t, nil, prometheusOperator)
+	root := filepath.Join(helm(t).chart, "..", "..", "..")
+	documented, err := os.ReadFile(filepath.Join(root, "docs", "operations.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources := sourcesOf(t, filepath.Join(root, "crates"))
+	count := 0
+	for _, group := range rule.Spec.Groups {
+		for _, alert := range group.Rules {
+			count++
+			metrics := metricName.FindAllString(alert.Expr, -1)
+			if len(metrics) == 0 {
+				t.Errorf("%s is about no metric: %s", alert.Alert, alert.Expr)
+			}
+			for _, metric := range metrics {
+				if !strings.Contains(sources, `"`+metric+`"`) {
+					t.Errorf("%s: the driver has no metric %s", alert.Alert, metric)
+				}
+				if !strings.Contains(string(documented), "| `"+metric+"` |") {
+					t.Errorf("%s: docs/operations.md does not list %s", alert.Alert, metric)
+				}
+			}
+			if want := "docs/operations.md" + "#alert-" + strings.ToLower(alert.Alert); alert.Annotations["runbook"] != want {
+				t.Errorf("%s has the runbook %q, and not %s", alert.Alert, alert.Annotations["runbook"], want)
+			}
+			if alert.Annotations["summary"] == "" || alert.Labels["severity"] == "" {
+				t.Errorf("%s has no summary or no severity", alert.Alert)
+			}
+		}
+	}
+	if count < 4 {
+		t.Errorf("there are %d alerts", count)
+	}
+}
+
+// sourcesOf is all that is written in Rust in a folder.
+func sourcesOf(t *testing.T, folder string) string {
+	t.Helper()
+	var all strings.Builder
+	err := filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".rs" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		all.Write(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all.String()
+}
