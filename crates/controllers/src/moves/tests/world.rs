@@ -147,13 +147,8 @@ impl World {
         Self {
             events: Events::new(home.client().clone()),
             settings: Settings {
-                namespace: "ours".into(),
-                identity: "a".into(),
-                grace: Duration::from_mins(10),
                 allowed_classes: BTreeSet::from(["fast".to_owned()]),
-                movers: None,
-                approves_serving: false,
-                limits_attachments: true,
+                ..Settings::for_test(Duration::from_mins(10))
             },
             metrics: Metrics::default(),
             movers: FakeMovers::default(),
