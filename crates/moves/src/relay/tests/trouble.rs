@@ -43,7 +43,7 @@ async fn what_a_node_says_of_a_port_is_reported() {
     let error = tunnel.first().await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "its node does not reach it: connection refused"
+        "its node cannot connect to the port: connection refused"
     );
 }
 
