@@ -150,14 +150,15 @@ async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Mete
     };
     let start = |Served { cluster, node }: Served| async move {
         let swept = watch::Sender::new(false);
+        let pods = Pods::new(places, cluster.clone(), &node, meters, &swept);
         let keeper = NodeKeeper::new(
             places,
-            cluster.clone(),
-            node.clone(),
+            cluster,
+            node,
             endpoints.clone(),
+            pods.at_home(),
             swept.subscribe(),
         );
-        let pods = Pods::new(places, cluster, &node, meters, &swept);
         tokio::join!(drive(keeper, metrics), pods.run(metrics));
     };
     drive_keyed(served, vec![clusters.version()], start, |_| ()).await;

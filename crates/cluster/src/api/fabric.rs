@@ -113,11 +113,13 @@ impl TaintEffect {
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[x_kube(validation = Rule::new("self.source != 'Static' || (has(self.amounts) && self.amounts.size() > 0)").message("the source Static needs amounts"))]
 pub struct Capacity {
-    /// Nodes: a share of the capacity of all nodes there that accept pods. Static: the amounts.
+    /// Nodes: a share of the capacity of all nodes there that accept pods. Free: a share of what the
+    /// requests of other pods leave of that; it takes the right to list all pods there, and is wrong
+    /// where an autoscaler adds nodes for pods that wait. Static: the amounts.
     #[serde(default)]
     pub source: CapacitySource,
 
-    /// Share of the capacity of the nodes there, in percent.
+    /// Share of the capacity of the nodes there, or of what is free, in percent.
     #[serde(default = "all")]
     // Kubernetes warns of formats that it does not know, such as uint32.
     #[schemars(with = "i32", range(min = 1, max = 100))]
@@ -150,6 +152,7 @@ const fn all() -> u32 {
 pub enum CapacitySource {
     #[default]
     Nodes,
+    Free,
     Static,
 }
 

@@ -182,6 +182,11 @@ impl<'a> Pods<'a> {
         }
     }
 
+    /// The home pods of the node.
+    pub(super) fn at_home(&self) -> View<SeenPod> {
+        self.home.clone()
+    }
+
     /// Looks after them, and says what they use and which Services lead to none of them, for ever.
     pub(super) async fn run(self, metrics: &LoopMetrics) {
         tokio::join!(self.look_after(metrics), self.meter(), self.watch_services());
