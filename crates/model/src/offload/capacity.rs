@@ -231,7 +231,7 @@ mod tests {
         let node = amounts(&[("cpu", "4"), ("memory", "8Gi"), ("pods", "110")]);
         let requested: Requests = [
             ("cpu".into(), NANO + NANO / 2),
-            ("memory".into(), 16 * NANO << 30),
+            ("memory".into(), (16 * NANO) << 30),
             ("elsewhere".into(), NANO),
         ]
         .into();
