@@ -49,7 +49,7 @@ fn dial(address: SocketAddr) -> SourceLanes {
     connect(&id(), &identities().0, 1, || TcpStream::connect(address)).unwrap()
 }
 
-/// A volume, and files beside it that must be neither changed nor read.
+/// A volume, and files next to it that must be neither changed nor read.
 struct Place(tempfile::TempDir);
 
 impl Place {

@@ -21,7 +21,7 @@ use crate::{
 const WINDOW: usize = 1 << 16;
 /// How many subdirectories of one directory are in memory; the rest is read again.
 const SUBDIRECTORIES: usize = 1 << 12;
-/// How far ahead is read, in directories of one parent and in entries altogether.
+/// The limits of reading ahead: directories of one parent, and entries in total.
 const AHEAD: usize = 64;
 const AHEAD_ENTRIES: usize = 1 << 16;
 

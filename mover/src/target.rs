@@ -217,7 +217,7 @@ pub struct Session<'t> {
 
 impl Session<'_> {
     /// One pass over the source's tree: afterwards the target is equal to the source at the time when each
-    /// file was read, on disk, and the journal says so. After an error the session is over; another one
+    /// file was read, on disk and in the journal. After an error the session has ended; another one
     /// continues with what has reached the disk.
     pub fn pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
         let result = self.try_pass(options);

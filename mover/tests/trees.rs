@@ -311,8 +311,8 @@ proptest! {
     }
 }
 
-/// What passes beside running users have written is verified beside them, so that during the cut-over only
-/// the last pass has to be verified; also if they write all the time.
+/// What passes write while pods run is verified meanwhile, so that during the cut-over only the last pass has
+/// to be verified; also if the pods write all the time.
 #[test]
 fn what_was_read_back_is_not_read_again() {
     let pair = Pair::new();

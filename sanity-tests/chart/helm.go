@@ -61,10 +61,14 @@ func (h *Helm) RenderAt(ctx context.Context, release, namespace string, values V
 		"--disable-openapi-validation")
 }
 
+// oldestKubernetes is the oldest version that README.md names.
+const oldestKubernetes = "1.30.0"
+
 // RenderWithCRDs is Render preceded by the definitions that Helm would install, and without the hooks of
-// `helm test`: kubectl apply would run them.
+// `helm test`: kubectl apply would run them. It has no field that the oldest Kubernetes refuses.
 func (h *Helm) RenderWithCRDs(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
-	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--include-crds", "--skip-tests")
+	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--include-crds", "--skip-tests",
+		"--kube-version", oldestKubernetes)
 }
 
 // Notes is what Helm says after an installation, without asking any cluster.

@@ -84,6 +84,9 @@ pub(super) struct Args {
     /// Approve the serving certificates that pods of the fabric request.
     #[arg(long)]
     approve_serving_certificates: bool,
+    /// Write to the `CSINode`s how many volumes the real drivers can attach.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    attach_limits: bool,
     /// Format of log lines.
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
@@ -166,6 +169,7 @@ async fn serve(args: Args) -> Outcome {
             allowed_classes: policy.allowed_classes.clone(),
             movers,
             approves_serving: args.approve_serving_certificates,
+            limits_attachments: args.attach_limits,
         },
         loops_metrics,
         stop.clone(),

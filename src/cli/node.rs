@@ -26,6 +26,7 @@ use crate::{
         forgotten::Forgotten,
         home,
         host::HostRoot,
+        max_volumes::MaxVolumes,
         registry::{PLUGINS_REGISTRY, Registry},
         secrets::Secrets,
         state::State,
@@ -63,7 +64,8 @@ pub(super) struct Args {
     /// Id of this cluster [default: the uid of the namespace kube-system, read once].
     #[arg(long)]
     cluster_id: Option<String>,
-    /// Maximum number of volumes on this node; 0 means no limit.
+    /// Maximum number of volumes on this node; 0 means what the real drivers can attach, which the controller
+    /// writes to the `CSINode`.
     #[arg(long, default_value_t = 0)]
     max_volumes: i64,
     /// Prefix under which paths of the host are visible.
@@ -114,7 +116,11 @@ async fn serve(args: Args) -> Outcome {
             Some(id) => id.parse()?,
             None => home::cluster_id(home::client(), &home.join("cluster-id")).await?,
         },
-        max_volumes: args.max_volumes,
+        max_volumes: match args.max_volumes {
+            // Outside a cluster there is no CSINode.
+            0 => home::client().map_or(MaxVolumes::Fixed(0), MaxVolumes::Written),
+            number => MaxVolumes::Fixed(number),
+        },
     };
     take_orders(args.endpoint.folder());
     let metrics = Metrics::new("node", |_| {});

@@ -9,6 +9,7 @@ use super::{status::Coded, work::Work};
 use crate::{
     node::{
         driver::{Unit, Usage},
+        max_volumes::MaxVolumes,
         volumes::Volumes,
     },
     topology::Segments,
@@ -27,14 +28,14 @@ pub struct Node {
 }
 
 /// What `NodeGetInfo` reports.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct NodeInfo {
     /// Name of the Node object, which is also the id that CSI uses for it.
     pub name: String,
     /// Id of its cluster.
     pub cluster: ClusterId,
-    /// Maximum number of volumes on the node; 0 means no limit.
-    pub max_volumes: i64,
+    /// How many volumes fit on the node.
+    pub max_volumes: MaxVolumes,
 }
 
 impl Node {
@@ -159,7 +160,7 @@ impl node_server::Node for Node {
         let place = Segments::of_node(&self.info.cluster, &self.info.name);
         Ok(Response::new(wire::NodeGetInfoResponse {
             node_id: self.info.name.clone(),
-            max_volumes_per_node: self.info.max_volumes,
+            max_volumes_per_node: self.info.max_volumes.on(&self.info.name).await,
             accessible_topology: Some(wire::Topology {
                 segments: place.into_map().into_iter().collect(),
             }),
@@ -204,7 +205,7 @@ mod tests {
         let info = NodeInfo {
             name: name.to_owned(),
             cluster: "home".parse().unwrap(),
-            max_volumes: 7,
+            max_volumes: MaxVolumes::Fixed(7),
         };
         Node::new(volumes, Work::default(), info)
     }

@@ -9,7 +9,7 @@
 use tonic::{Code, Status};
 
 use crate::{
-    placement::{DeleteRefusal, RealRefusal, Refusal, moving::PublishBeside},
+    placement::{DeleteRefusal, RealRefusal, Refusal, moving::AttachDecision},
     twin::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     volume::{SpecError, VolumeIdError},
 };
@@ -145,8 +145,8 @@ impl Coded for PublishError {
             Self::NoTwin { .. } | Self::NoNode { .. } => Code::NotFound,
             Self::Incapable(..) => Code::InvalidArgument,
             Self::Unusable(_)
-            | Self::Beside {
-                beside: PublishBeside::MovedOn { .. } | PublishBeside::MoveOver,
+            | Self::Moved {
+                decision: AttachDecision::MovedOn { .. } | AttachDecision::MoveOver,
                 ..
             } => Code::FailedPrecondition,
             // The code of the real driver, unless it says that the call has succeeded.
@@ -156,8 +156,8 @@ impl Coded for PublishError {
             },
             Self::Unreachable(_)
             | Self::Api(_)
-            | Self::Beside {
-                beside: PublishBeside::Go | PublishBeside::Moving | PublishBeside::Silent(_),
+            | Self::Moved {
+                decision: AttachDecision::Allow | AttachDecision::Moving | AttachDecision::Unknown(_),
                 ..
             } => Code::Unavailable,
             Self::StillWaiting(_) => Code::DeadlineExceeded,
@@ -251,11 +251,11 @@ mod tests {
         error.status().code()
     }
 
-    fn not_attached(beside: PublishBeside) -> Code {
-        code(PublishError::Beside {
+    fn not_attached(decision: AttachDecision) -> Code {
+        code(PublishError::Moved {
             volume: crate::volume::VolumeName::from_request("v"),
             cluster: "home".parse().unwrap(),
-            beside,
+            decision,
         })
     }
 
@@ -330,14 +330,14 @@ mod tests {
             (not_made(Refusal::Moves), Code::FailedPrecondition),
             (not_deleted(DeleteRefusal::Gated), Code::FailedPrecondition),
             (not_deleted(DeleteRefusal::Moves), Code::FailedPrecondition),
-            (not_attached(PublishBeside::Moving), Code::Unavailable),
+            (not_attached(AttachDecision::Moving), Code::Unavailable),
             (
-                not_attached(PublishBeside::Silent("down".into())),
+                not_attached(AttachDecision::Unknown("down".into())),
                 Code::Unavailable,
             ),
-            (not_attached(PublishBeside::MoveOver), Code::FailedPrecondition),
+            (not_attached(AttachDecision::MoveOver), Code::FailedPrecondition),
             (
-                not_attached(PublishBeside::MovedOn {
+                not_attached(AttachDecision::MovedOn {
                     asked: Epoch::NEVER_MOVED,
                     current: "1".parse().unwrap(),
                 }),

@@ -53,8 +53,9 @@ impl<'a> Attachments<'a> {
         let of_movers = volumes.of_movers();
         let of_movers = of_movers.iter().map(|volume| (&volume.name, volume.id.clone()));
         let ids: HashMap<&String, VolumeId> = of_users.chain(of_movers).collect();
-        let attachments = self.watched.kubernetes_attachments.all();
-        let needed = attachments.iter().filter_map(|attachment| {
+        let attachments = self.watched.attachments.all();
+        let of_virtual = attachments.iter().filter(|attachment| attachment.is_virtual());
+        let needed = of_virtual.filter_map(|attachment| {
             let node = attachment.node.clone();
             match ids.get(&attachment.volume) {
                 Some(id) => Some((id.name.clone(), Some(id.epoch), node)),
@@ -202,6 +203,7 @@ mod tests {
             allowed_classes: BTreeSet::new(),
             movers: None,
             approves_serving: false,
+            limits_attachments: true,
         };
         let mut attachments = Attachments::new(&home, &watched, &settings);
         attachments.round().await?;

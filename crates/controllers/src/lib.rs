@@ -18,6 +18,7 @@
 //! | `health` | detects deleted twins, retains their data, creates them again, keeps them in sync, completes imports |
 //! | `snapshots` | retains the data of snapshots whose twins another client deletes, and reports it |
 //! | `attachments` | removes unused attachments of twins |
+//! | `attach_limits` | writes to the `CSINode`s how many volumes the real drivers can attach there |
 //! | `moves` | runs each `VolumeMove` from preflight to its end, cleans up after deleted ones |
 //!
 //! `orphans`, `health` and `snapshots` have a loop for each cluster, `moves` one for each move, so that a slow
@@ -25,6 +26,7 @@
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 
+mod attach_limits;
 mod attachments;
 mod by_cluster;
 mod capacity;
@@ -64,10 +66,11 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    attachments::Attachments, by_cluster::drive_each, capacity::Capacities, claim_gates::ClaimGates,
-    clusters::Clusters, fabric_nodes::FabricNodes, health::Health, moves::drive_moves, orphans::Orphans,
-    pinned::Pinned, reports::Reports, serving::ServingCertificates, sessions::Sessions,
-    snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
+    attach_limits::AttachLimits, attachments::Attachments, by_cluster::drive_each, capacity::Capacities,
+    claim_gates::ClaimGates, clusters::Clusters, fabric_nodes::FabricNodes, health::Health,
+    moves::drive_moves, orphans::Orphans, pinned::Pinned, reports::Reports, serving::ServingCertificates,
+    sessions::Sessions, snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes,
+    watched::Watched,
 };
 pub use self::{
     metrics::Metrics,
@@ -96,6 +99,8 @@ pub struct Settings {
     /// Settings for the pods of movers; `None` disables moves.
     pub movers: Option<HelperSettings>,
     pub approves_serving: bool,
+    /// Whether it writes how many volumes a node takes. Otherwise the node plugin has a fixed number.
+    pub limits_attachments: bool,
 }
 
 /// Runs the loops whenever this replica holds the lease, until `stop`. To be joined with the other
@@ -178,6 +183,11 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             metrics
         ),
         drive(Attachments::new(home, &watched, settings), loops),
+        async {
+            if settings.limits_attachments {
+                drive(AttachLimits::new(home, &watched, settings), loops).await;
+            }
+        },
         drive_moves(home, registry, &watched, events, settings, metrics),
     );
 }
@@ -208,6 +218,7 @@ mod tests {
             allowed_classes: BTreeSet::new(),
             movers: None,
             approves_serving: false,
+            limits_attachments: true,
         };
         let stop = CancellationToken::new();
         let watching = async {

@@ -84,7 +84,7 @@ struct LeaderHelpers(ClusterHelpers);
 
 impl Drop for LeaderHelpers {
     fn drop(&mut self) {
-        self.0.rest();
+        self.0.on_leadership_lost();
     }
 }
 

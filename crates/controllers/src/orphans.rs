@@ -48,7 +48,7 @@ const DELETED_GRACE: Duration = Duration::from_secs(30);
 fn superseded_by(marks: &Result<TwinMarks, TwinMarkError>) -> Option<&MoveUid> {
     match marks.as_ref().ok()?.source.as_ref()? {
         SourceMark::Superseded { by, .. } => Some(by),
-        SourceMark::Moving { .. } | SourceMark::GivenBack { .. } => None,
+        SourceMark::Moving { .. } | SourceMark::RolledBack { .. } => None,
     }
 }
 
@@ -346,9 +346,11 @@ impl Rounds for Orphans<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let reached = self.reached();
-        let orphaned = reached.map(|cluster| (self.orphaned(&cluster), cluster));
-        let (orphaned, cluster) = orphaned.unwrap_or_else(|| (Vec::new(), self.home.clone()));
+        // Nothing is known of an unreachable cluster: its orphans keep their age, and the metric its value.
+        let Some(cluster) = self.reached() else {
+            return Ok(());
+        };
+        let orphaned = self.orphaned(&cluster);
         let uids: HashSet<&str> = orphaned.iter().map(|(twin, _)| twin.uid.as_str()).collect();
         self.since.retain(|uid, _| uids.contains(uid.as_str()));
 

@@ -1,5 +1,5 @@
-//! The views that only the background loops need: claims, and the attachments that Kubernetes creates for
-//! this driver. A replica that runs no loops does not have these watches.
+//! The views that only the background loops need: claims, and the attachments of all volumes. A replica that
+//! runs no loops does not have these watches.
 
 use std::{iter, sync::Arc};
 
@@ -15,12 +15,12 @@ pub(super) use crate::cluster::slim::VirtualVolume;
 use crate::{
     cluster::{
         Cluster, facts,
-        slim::{PendingPod, SELECTED_NODE, Volume},
+        slim::{PendingPod, SELECTED_NODE, Volume, marked_volume},
         snapshots::SNAPSHOT_GROUP,
         view::{Slim, View},
     },
     offload::IN_BOTH_CLUSTERS,
-    volume::{CarriedAnnotations, ClaimMark, ClaimName, ClaimSize, DRIVER_NAME, mark},
+    volume::{CarriedAnnotations, ClaimMark, ClaimName, ClaimSize, DRIVER_NAME, DataPath, mark},
 };
 
 const PROVISIONERS: [&str; 2] = [
@@ -37,7 +37,7 @@ pub(super) struct Watched {
     pub(super) volumes: View<Volume>,
     /// Pods that do not run yet.
     pub(super) pods: View<PendingPod>,
-    pub(super) kubernetes_attachments: View<KubernetesAttachment>,
+    pub(super) attachments: View<NodeAttachment>,
     /// Started by the loop that needs it: its kind may not be installed.
     pub(super) snapshots: Snapshots,
     _stops: DropGuard,
@@ -96,12 +96,25 @@ pub(super) enum ClaimSource {
     Claim(String),
 }
 
-/// An attachment of a virtual volume, created by Kubernetes.
+/// An attachment of a volume, whatever its driver and whoever created it. Its topic is the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct KubernetesAttachment {
+pub(super) struct NodeAttachment {
     /// Name of the PV.
     pub(super) volume: String,
     pub(super) node: String,
+    pub(super) driver: String,
+    pub(super) attached: bool,
+    /// Whether this driver has created it, for a twin.
+    pub(super) of_twin: bool,
+    /// The real driver behind an attached virtual volume.
+    pub(super) behind: Option<String>,
+}
+
+impl NodeAttachment {
+    /// Whether it attaches a virtual volume; Kubernetes creates those.
+    pub(super) fn is_virtual(&self) -> bool {
+        self.driver == DRIVER_NAME
+    }
 }
 
 impl Slim for Claim {
@@ -114,7 +127,7 @@ impl Slim for Claim {
     }
 }
 
-impl Slim for KubernetesAttachment {
+impl Slim for NodeAttachment {
     fn topic(&self) -> &str {
         &self.node
     }
@@ -135,12 +148,7 @@ impl Watched {
             ),
             volumes: home.views().volumes.clone(),
             pods: home.views().pending_pods.clone(),
-            kubernetes_attachments: View::start(
-                Api::all(client()),
-                everything(),
-                |it| kubernetes_attachment(&it),
-                &stop,
-            ),
+            attachments: View::start(Api::all(client()), everything(), |it| node_attachment(&it), &stop),
             snapshots: Snapshots::start(home),
             _stops: stop.drop_guard(),
         }
@@ -151,7 +159,7 @@ impl Watched {
             self.claims.complete(),
             self.volumes.complete(),
             self.pods.complete(),
-            self.kubernetes_attachments.complete(),
+            self.attachments.complete(),
         );
     }
 
@@ -221,11 +229,20 @@ pub(super) fn claim_source(claim: &PersistentVolumeClaim) -> Option<ClaimSource>
     }
 }
 
-fn kubernetes_attachment(attachment: &VolumeAttachment) -> Option<KubernetesAttachment> {
+fn node_attachment(attachment: &VolumeAttachment) -> Option<NodeAttachment> {
     let spec = &attachment.spec;
     let volume = spec.source.persistent_volume_name.clone()?;
-    (spec.attacher == DRIVER_NAME).then(|| KubernetesAttachment {
+    let status = attachment.status.as_ref().filter(|status| status.attached);
+    let metadata = status.and_then(|status| status.attachment_metadata.as_ref());
+    let path = metadata
+        .filter(|_| spec.attacher == DRIVER_NAME)
+        .and_then(|metadata| DataPath::from_publish_context(metadata).ok());
+    Some(NodeAttachment {
         volume,
         node: spec.node_name.clone(),
+        driver: spec.attacher.clone(),
+        attached: status.is_some(),
+        of_twin: marked_volume(attachment.labels()).is_some(),
+        behind: path.and_then(|path| path.source.driver().map(str::to_owned)),
     })
 }

@@ -1,9 +1,9 @@
-//! One claim whose volume is being moved, as its objects show it and as steps change it: the
-//! claim, its PV, both twins, and who uses them. What is done next is decided in
-//! `placement::moving`; here it is read live for that (`observe`, `users`), and one step is carried
-//! out (`apply`, `twins`, `name` within one remote namespace, and `recover` if the target was lost after the
-//! commit); and what the status of the move is to remember of its PV (`records`).
-//! Movers and the making of the target's twin are in [`super::movers`]; evictions are not here.
+//! Reads and writes the objects of one claim that is being moved: the claim, its PV and both twins. The next
+//! step is decided in `placement::moving`, on facts that `observe` and `users` read live. `apply` takes the
+//! step, with `twins` for the twins, `name` for moves within one remote namespace, and `recover` for a target
+//! that is lost after the commit. `records` computes what the status of the move records of the PV. The
+//! movers and the creation of the target twin are in [`super::movers`]; evictions are in the crate
+//! `controllers`.
 
 mod apply;
 mod name;
@@ -40,219 +40,152 @@ use crate::{
 
 /// A claim that is being moved.
 pub struct MovedVolume {
-    /// The cluster of the claim.
+    /// The home cluster.
     pub home: Cluster,
-    /// The move.
+    /// The uid of the `VolumeMove`.
     pub by: MoveUid,
-    /// The claim.
     pub claim: MovedClaim,
-    /// Where its volume was.
     pub source: MovedSide,
-    /// Where it is to be.
     pub target: MovedSide,
-    /// What the status of the move remembers of it.
+    /// The records in the status of the move.
     pub records: Records,
-    /// The node where the source was read before the gate, as the status remembers it.
+    /// The node where the source was read before the gate, from the status.
     pub mover_node: Option<String>,
     /// Whether the source is being recovered after the commit, or was.
     pub recovers: bool,
     /// Whether an administrator declared the cluster of the target out of service.
-    pub target_off: bool,
+    pub target_out_of_service: bool,
 }
 
 /// One side of a move.
 pub struct MovedSide {
-    /// What the PV says that leads there.
+    /// The volume id of the twin on this side.
     pub id: VolumeId,
-    /// Where the twin is.
     pub place: Place,
 }
 
 /// Where the twin of one side is.
 pub enum Place {
-    /// Here.
     Site(Box<Site>),
-    /// In a cluster that does not answer, for this reason.
-    Silent(String),
-    /// In a cluster that nobody declares any more.
+    Unreachable(String),
     Gone,
 }
 
-/// What the status of a move remembers of a claim.
+/// What the status of a move records of a claim.
 pub enum Records {
-    /// Nothing yet.
     Nothing,
     /// The PV as it was before the gate.
     Source(Box<SourceRecord>),
-    /// The PV that replaces it, too.
+    /// Also the PV that replaces it.
     Committed(Box<CommitRecord>),
 }
 
 /// The objects of one claim, as they were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimObjects {
-    /// The claim.
     pub claim: ClaimNow,
-    /// Why the target will never be as large as it asks.
     pub too_small: Option<String>,
-    /// Its PV.
     pub volume: VolumeNow,
-    /// The twin at the source.
     pub source: Live<SourceTwin>,
-    /// The twin at the target.
     pub target: Live<TargetTwin>,
-    /// Who uses them.
     pub users: Live<Users>,
 }
 
-/// What is known of the movers of one claim.
+/// The movers of one claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Movers {
-    /// Those at the source.
     pub source: Live<Helpers>,
-    /// Those at the target.
     pub target: Live<Helpers>,
-    /// How far they are.
     pub copied: Live<Copied>,
-    /// Where the source is read, while its mover runs.
+    /// The node where the source is read, while its mover runs.
     pub reads_on: Option<ReadsOn>,
 }
 
 /// The node where a source is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadsOn {
-    /// Its name.
     pub node: String,
-    /// Why no other mover would come up there, as far as that is known.
+    /// Why another mover could not start there, if known.
     pub unfit: Option<String>,
 }
 
-/// What became of a step.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// It was done.
     Done,
-    /// Somebody has changed the object since the decision, or made one of its name. Nothing was
-    /// done; what is there now is looked at, and decided anew.
+    /// The object was changed since the decision, or another object has its name. Nothing was written; the
+    /// caller observes and decides again.
     ChangedMeanwhile,
-    /// It is none of this module's: it is about movers or pods, or makes the target's twin.
-    NotHere,
+    /// The step is not one of this module: it concerns movers or pods, or creates the target twin.
+    NotHandled,
 }
 
-/// Why objects cannot be read, or a step cannot be taken.
+/// Why objects cannot be read, or a step fails.
 #[derive(Debug, thiserror::Error)]
 pub enum GateError {
-    /// An API server does not answer, or refuses.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// Somebody has written the lock of a claim by hand.
+    /// The lock of a claim has a value that this driver does not write.
     #[error(
-        "the annotation {key} of the claim {claim}: {error}. Remove it if no VolumeMove of that namespace is about the claim",
+        "the annotation {key} of the claim {claim}: {error}. Remove it unless a VolumeMove of that namespace moves the claim",
         key = crate::volume::mark::MOVE
     )]
-    Lock {
-        /// The claim.
-        claim: String,
-        /// What is wrong with it.
-        error: MoveUidError,
-    },
-    /// What a move has written on a PV cannot be read.
+    Lock { claim: String, error: MoveUidError },
     #[error("the PersistentVolume {volume}: {error}")]
-    Volume {
-        /// The PV.
-        volume: String,
-        /// What is wrong with it.
-        error: RecordError,
-    },
-    /// What a move has written on a twin cannot be read.
+    Volume { volume: String, error: RecordError },
     #[error("the twin {twin} in cluster {cluster}: {error}")]
     Twin {
-        /// The twin.
         twin: String,
-        /// Its cluster.
         cluster: String,
-        /// What is wrong with it.
         error: TwinMarkError,
     },
-    /// A step is about a twin that cannot be reached.
-    #[error("the cluster of the twin at the {side} cannot be reached: {why}")]
-    Silent {
-        /// Which twin, in a word.
-        side: &'static str,
-        /// Why not.
-        why: String,
-    },
-    /// A PV is to be made that is recorded nowhere.
+    #[error("the cluster of the {side} is unreachable: {why}")]
+    Unreachable { side: &'static str, why: String },
+    /// A PV must be created that is not recorded.
     #[error(
-        "the status of the VolumeMove has no record of the PersistentVolume {0}, from which it could be made again"
+        "the status of the VolumeMove has no record of the PersistentVolume {0}, from which to create it again"
     )]
     NoRecord(VolumeName),
-    /// The target cannot have a twin.
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// Movers cannot be made.
     #[error(transparent)]
     Helpers(#[from] HelperError),
-    /// A PV cannot be recorded, or not be replaced by one that leads to the target.
-    #[error("the PersistentVolume {volume} cannot be noted in the status of the VolumeMove: {error}")]
+    #[error("the PersistentVolume {volume} cannot be recorded in the status of the VolumeMove: {error}")]
     Record {
-        /// The PV.
         volume: VolumeName,
-        /// Why not.
         error: MoveRecordError,
     },
-    /// It is not known from where the twin at the target can be used.
     #[error("the new twin {twin} in cluster {cluster} is not bound to a PersistentVolume yet")]
-    Unbound {
-        /// The twin.
-        twin: String,
-        /// Its cluster.
-        cluster: String,
-    },
-    /// The twin at the target can be used from nowhere.
+    Unbound { twin: String, cluster: String },
     #[error("the new twin {twin}: {error}")]
-    Nowhere {
-        /// The twin.
-        twin: String,
-        /// Why not.
-        error: AffinityError,
-    },
-    /// Another claim has the name that a twin needs.
+    Nowhere { twin: String, error: AffinityError },
+    /// Another claim has the name of a twin.
     #[error(
         "the claim {twin} in the cluster {cluster} has the name that the twin of this move needs: delete it; the data is safe, and \
          the move continues then"
     )]
-    NameTaken {
-        /// The claim.
-        twin: String,
-        /// Its cluster.
-        cluster: String,
-    },
-    /// What is to be written is none.
+    NameTaken { twin: String, cluster: String },
     #[error("the PersistentVolume {volume} cannot be written as JSON: {error}")]
     Unwritable {
-        /// The PV.
         volume: String,
-        /// Why not.
         error: serde_json::Error,
     },
 }
 
 impl Place {
-    /// Where a site is. A cluster that nobody declares counts as gone for good only when all
-    /// declarations were read.
+    /// The place of a site. An undeclared cluster counts as gone only if all declarations were read.
     #[must_use]
     pub fn of(found: Result<Site, Unreachable>, registry: &Registry) -> Self {
         match found {
             Ok(site) => Self::Site(Box::new(site)),
             Err(Unreachable::Unknown(_)) if registry.is_complete() => Self::Gone,
-            Err(error) => Self::Silent(error.to_string()),
+            Err(error) => Self::Unreachable(error.to_string()),
         }
     }
 }
 
 impl Records {
-    /// The PV of this side, if it is known.
+    /// The PV of this side, if recorded.
     fn manifest(&self, side: Side) -> Option<(&MovedClaim, &Manifest)> {
         match (self, side) {
             (Self::Source(record), Side::Source) => Some((&record.claim, &record.source)),
@@ -266,7 +199,7 @@ impl Records {
 }
 
 impl ClaimObjects {
-    /// The facts that decisions rest on. What the status has recorded is read after the objects.
+    /// The facts for the decision. The caller reads `recorded` after the objects.
     #[must_use]
     pub fn facts(self, of: &MovedVolume, movers: Movers, recorded: Option<Recorded>) -> ClaimFacts {
         let copied = match movers.copied {
@@ -274,15 +207,15 @@ impl ClaimObjects {
                 too_small: copied.too_small.or(self.too_small),
                 ..copied
             }),
-            Live::Silent(why) => Live::Silent(why),
+            Live::Unknown(why) => Live::Unknown(why),
         };
         ClaimFacts {
             claim: self.claim,
             volume: self.volume,
             source: self.source,
             target: self.target,
-            target_off: of.target_off,
-            within: of.name_to_take().is_some(),
+            target_out_of_service: of.target_out_of_service,
+            same_namespace: of.name_to_take().is_some(),
             epoch: of.target.id.epoch,
             source_helpers: movers.source,
             target_helpers: movers.target,
@@ -295,7 +228,7 @@ impl ClaimObjects {
 }
 
 impl MovedVolume {
-    /// The volume, which is also the name of its PV.
+    /// The name of the volume and of its PV.
     pub(super) fn volume(&self) -> &VolumeName {
         &self.source.id.name
     }
@@ -308,20 +241,20 @@ impl MovedVolume {
         self.home.all()
     }
 
-    /// Where the twin of a side is, to change it.
+    /// The site of a side; an error if its cluster is unreachable.
     pub(super) fn site(&self, of: Side) -> Result<&Site, GateError> {
         let (name, side) = match of {
             Side::Source => ("source", &self.source),
             Side::Target => ("target", &self.target),
         };
-        let silent = |why: &str| GateError::Silent {
+        let unreachable = |why: &str| GateError::Unreachable {
             side: name,
             why: why.to_owned(),
         };
         match &side.place {
             Place::Site(found) => Ok(found),
-            Place::Silent(why) => Err(silent(why)),
-            Place::Gone => Err(silent("nobody declares it any more")),
+            Place::Unreachable(why) => Err(unreachable(why)),
+            Place::Gone => Err(unreachable("it is no longer declared")),
         }
     }
 }

@@ -1,7 +1,6 @@
-//! What a move does to objects: the gate of one claim (`gate`), the pods that copy and the twin at the
-//! target (`movers`), and what connects two pods of clusters that cannot reach each other (`relay`).
-//! When each is done is decided in the model's `placement::moving`; the loop that asks for it is the
-//! controllers'.
+//! The objects of a move: the gate of a claim (`gate`), the movers and the twin at the target (`movers`), and
+//! the relay between movers whose clusters cannot reach each other (`relay`). Which step is next is decided
+//! in `placement::moving` of the model; the loop that takes the steps is in the crate `controllers`.
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 

@@ -1,23 +1,23 @@
-//! The hands of a move: the twin at its target, and on each side what reads or writes the volume.
-//! Everything is found again by names and labels; nothing is remembered but how far the copy is,
-//! which is asked again of whoever makes it.
+//! Creates and observes what a move needs in addition to its gate: the twin at the target and, on each side, the
+//! mover that reads or writes the volume. All objects are found by names and labels. The only state in memory
+//! is the progress of the copies, which can be requested from the movers again.
 //!
 //! ```text
 //!            home (this driver's namespace)                remote (the twin's namespace)
-//!  Secret with certificates ── one for each pod ──────────▶ Secret, goes with its pod
+//!  Secret with certificates ── one for each pod ──────────▶ Secret, owned by its pod
 //!  PV, claim ── pod of the mover ◀── relay ── port-forward ──▶ pod of the mover ── the twin
 //! ```
 //!
-//! `target` makes the twin; `volume`, `certificates` and `pod` say what the objects are, `side`
-//! looks at those of one side, `making` makes and removes them, `relay` is about the pod between
-//! both, `orders` has the target's program copy, and `rehearsal` asks the API servers beforehand.
+//! `target` creates the twin; `volume`, `certificates` and `pod` build the other objects, `side` observes
+//! those of one side, `making` creates and deletes them, `relay` builds the pod between both sides, `orders`
+//! sends orders to the target's mover, and `dry_run` asks the API servers before the move begins.
 
 mod certificates;
+mod dry_run;
 mod making;
 mod names;
 mod orders;
 mod pod;
-mod rehearsal;
 mod relay;
 mod shadow;
 mod side;
@@ -37,7 +37,7 @@ use kube::ResourceExt;
 pub use self::orders::{CopyProgress, RunningPass};
 pub use self::target::target_class;
 pub(super) use self::volume::node_affinity;
-use self::{orders::Orders, side::Ground};
+use self::{orders::Orders, side::MoverSide};
 use crate::{
     api::volume_move::{MoveRequest, MoveTarget, Warm},
     cluster::ApiError,
@@ -50,9 +50,9 @@ use crate::{
     volume::{AccessMode, SpecError, VolumeName, moving::is_gated},
 };
 
-/// What a move needs of clusters beside the objects of its gate.
+/// The clusters' side of a move, without the objects of its gate.
 pub trait MoveHelpers: Send + Sync {
-    /// What is known of the movers of one claim.
+    /// Observes the movers of one claim.
     fn observe(
         &self,
         moved: &MovedVolume,
@@ -60,25 +60,25 @@ pub trait MoveHelpers: Send + Sync {
         stage: &Stage,
     ) -> impl Future<Output = Result<Movers, GateError>> + Send;
 
-    /// How far the copy of a claim is, if it has begun and this replica was told.
+    /// The progress of the copy of a claim, if it has begun and this replica knows it.
     fn progress(&self, moved: &MovedVolume) -> Option<CopyProgress>;
 
-    /// What speaks against the move, in sentences; all that is found, and nothing is made. A cluster
-    /// that does not answer is not an obstacle but an error.
+    /// Everything that blocks the move, in sentences; nothing is created. An unreachable cluster is an error,
+    /// not an obstacle.
     fn obstacles(
         &self,
         moved: &MovedVolume,
         of: &MoveRequest,
     ) -> impl Future<Output = Result<Vec<String>, GateError>> + Send;
 
-    /// Why nothing of the claim is copied while its users have it; `None` if it is.
+    /// Why nothing of the claim is copied while pods use it; `None` if it is.
     fn cold(
         &self,
         moved: &MovedVolume,
         of: &MoveRequest,
     ) -> impl Future<Output = Result<Option<Cold>, GateError>> + Send;
 
-    /// Takes a step that is about movers, or makes the target's twin.
+    /// Takes a step that concerns movers, or creates the target twin.
     fn apply(
         &self,
         moved: &MovedVolume,
@@ -87,158 +87,136 @@ pub trait MoveHelpers: Send + Sync {
     ) -> impl Future<Output = Result<Applied, GateError>> + Send;
 }
 
-/// How the pods of moves are made.
+/// Settings for the pods of moves.
 #[derive(Clone, Debug)]
 pub struct HelperSettings {
-    /// The namespace of this driver, where movers at home are.
+    /// The namespace of this driver, with the movers at home.
     pub namespace: String,
-    /// The image of movers and relays.
     pub image: String,
-    /// When it is pulled.
     pub pull_policy: String,
-    /// The Secrets to pull it with, in the namespace of this driver.
+    /// Image pull Secrets, in the namespace of this driver.
     pub pull_secrets: Vec<String>,
-    /// The service account of relays.
     pub relay_account: String,
     /// What users may choose.
     pub policy: Policy,
 }
 
-/// The movers in the clusters themselves.
+/// The movers in the real clusters.
 pub struct ClusterHelpers {
     settings: HelperSettings,
     orders: Orders,
-    /// The uids of pods whose Secrets are known to be there.
-    equipped: Mutex<BTreeSet<String>>,
+    /// The uids of pods whose Secrets exist.
+    with_secret: Mutex<BTreeSet<String>>,
 }
 
 /// Why the target of a move gets no twin.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// No real class.
     #[error(transparent)]
     Class(#[from] ClassError),
-    /// The class is not one that users may choose.
     #[error(
-        "spec.target.storageClassName asks for the class {class:?}, which is neither the one that a new claim would get there nor in the allow-list of the driver ({}): have it allowed (allowedRealStorageClasses of the chart), or move to the class of a new claim, without naming one",
+        "spec.target.storageClassName names the class {class:?}, which is neither the one that a new claim would get there nor in the allow-list of the driver ({}): ask an administrator to allow it (allowedRealStorageClasses of the chart), or move to the class of a new claim, without naming one",
         if .allowed.is_empty() { "it is empty".to_owned() } else { .allowed.join(", ") }
     )]
     NotAllowed {
-        /// The class.
         class: String,
-        /// Those that may be chosen.
+        /// The allow-list.
         allowed: Vec<String>,
     },
-    /// What the volume is cannot be had there.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// Its attributes cannot be had there.
     #[error(transparent)]
     Attributes(#[from] NoAttributes),
-    /// Nobody makes volumes of that class.
     #[error(
-        "the class {0} has volumes that were made by hand and are bound with their first pod, which a volume that is moved does not wait for: choose another class"
+        "the class {0} has statically created volumes that are bound with their first pod, and a move does not wait for a pod: choose another class"
     )]
-    MadeByHand(String),
-    /// The place cannot have it.
+    StaticVolumes(String),
     #[error("{0}")]
     Unfit(String),
-    /// An API server does not answer, or refuses.
     #[error(transparent)]
     Api(ApiError),
 }
 
-/// Why movers cannot be made.
+/// Why movers cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum HelperError {
-    /// The PV from which that of the mover is made is not there.
-    #[error("the PersistentVolume {0} of the volume that is moved is gone, or leads elsewhere")]
+    /// The mover's PV is derived from this one.
+    #[error("the PersistentVolume {0} of the moved volume does not exist, or refers to another twin")]
     NoVolume(VolumeName),
-    /// What is asked for cannot be had.
     #[error(
-        "spec.warm of the VolumeMove is Live, but {0}: set it to Auto or None, and nothing is copied before the pods have gone"
+        "spec.warm of the VolumeMove is Live, but {0}: set it to Auto or None, and nothing is copied until the pods have stopped"
     )]
     NotLive(Cold),
-    /// Nobody makes a snapshot for a move yet.
     #[error("copies are not made from snapshots yet: set spec.warm of the VolumeMove to Auto, Live or None")]
     FromSnapshot,
-    /// Somebody else's object has the name.
     #[error(
-        "{kind} {name} in cluster {cluster} was not made for this move, and has the name of what it needs: delete it, or find out whose it is"
+        "{kind} {name} in cluster {cluster} has a name that this move needs, but was not created for it: find its owner, and delete it"
     )]
     Foreign {
-        /// What kind of object.
         kind: String,
-        /// Its namespace, if it has one, and name.
+        /// The namespace, if it has one, and the name.
         name: String,
-        /// Its cluster.
         cluster: String,
     },
-    /// No certificates can be issued.
     #[error("no certificates can be issued for the movers: {0}")]
     Certificates(String),
-    /// The relay cannot reach a cluster.
-    #[error("the kubeconfig of the cluster {0} is not known: it does not answer")]
+    #[error("there is no kubeconfig for the cluster {0}: it is unreachable")]
     NoKubeconfig(String),
 }
 
-/// Why nothing is copied while the users have the volume.
+/// Why nothing is copied while pods use the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cold {
-    /// Somebody wants that.
     #[error("spec.warm is None")]
-    Asked,
-    /// Nobody else may have it as long as they do.
+    Requested,
+    /// Kubernetes admits no second pod with the volume.
     #[error("its access mode is ReadWriteOncePod")]
     OnePod,
-    /// Kubelet knows a device by its PV, and that of the mover is another one.
+    /// Kubelet identifies a device by its PV, and the mover would use another PV.
     #[error("it is of mode Block, and in this cluster")]
-    Device,
+    Block,
 }
 
-/// What is to become of the helpers of a side.
+/// The desired state of the helpers of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Aim {
-    /// They are needed.
+enum HelperGoal {
     Needed,
-    /// They will be needed when the users have gone.
-    NotYet,
-    /// They have one thing left to do if they still run, and none is made for that.
-    Last,
-    /// They go, or have to be gone.
-    Gone,
+    /// They will be needed after the drain.
+    NeededLater,
+    /// If they still run, they have one order left; none is created for it.
+    FinishOnly,
+    /// They are deleted.
+    Deleted,
 }
 
 impl ClusterHelpers {
-    /// Of this driver.
     #[must_use]
     pub fn new(settings: HelperSettings) -> Self {
         Self {
             settings,
             orders: Orders::default(),
-            equipped: Mutex::default(),
+            with_secret: Mutex::default(),
         }
     }
 
-    /// Gives no more orders: another replica moves the volumes from now on. What was told to movers
-    /// before, they may still do.
-    pub fn rest(&self) {
+    /// This replica no longer leads: it sends no more orders. Movers may still carry out earlier ones.
+    pub fn on_leadership_lost(&self) {
         self.orders.forget_all();
     }
 
-    fn is_equipped(&self, pod: &str) -> bool {
-        let equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
-        equipped.contains(pod)
+    fn has_secret(&self, pod: &str) -> bool {
+        let with_secret = self.with_secret.lock().unwrap_or_else(PoisonError::into_inner);
+        with_secret.contains(pod)
     }
 
-    fn equip(&self, pod: String) {
-        let mut equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
-        equipped.insert(pod);
+    fn add_secret(&self, pod: String) {
+        let mut with_secret = self.with_secret.lock().unwrap_or_else(PoisonError::into_inner);
+        with_secret.insert(pod);
     }
 
-    fn unequip(&self, pod: &str) {
-        let mut equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
-        equipped.remove(pod);
+    fn forget_secret(&self, pod: &str) {
+        let mut with_secret = self.with_secret.lock().unwrap_or_else(PoisonError::into_inner);
+        with_secret.remove(pod);
     }
 }
 
@@ -261,7 +239,7 @@ impl MoveHelpers for ClusterHelpers {
         of: &MoveRequest,
         stage: &Stage,
     ) -> Result<Movers, GateError> {
-        Box::pin(self.look(moved, of, stage)).await
+        Box::pin(self.observe_movers(moved, of, stage)).await
     }
 
     async fn apply(
@@ -277,37 +255,50 @@ impl MoveHelpers for ClusterHelpers {
             ClaimStep::MakeHelpers(side) => Box::pin(self.make(moved, of, *side)).await,
             ClaimStep::RemoveHelpers(side) => Box::pin(self.remove(moved, *side)).await,
             ClaimStep::StartPass(pass) => self.orders.start(moved, of, *pass, &self.settings),
-            _ => Ok(Applied::NotHere),
+            _ => Ok(Applied::NotHandled),
         }
     }
 }
 
 impl ClusterHelpers {
-    async fn look(&self, moved: &MovedVolume, of: &MoveRequest, stage: &Stage) -> Result<Movers, GateError> {
+    async fn observe_movers(
+        &self,
+        moved: &MovedVolume,
+        of: &MoveRequest,
+        stage: &Stage,
+    ) -> Result<Movers, GateError> {
         let outer = moved.volumes().get(moved.volume().as_str()).await?;
         let outer = outer.as_ref();
         let is_warm = is_warm(moved, of, stage, outer);
         let (source, target) = tokio::try_join!(
-            Ground::find(moved, Side::Source, &self.settings, outer),
-            Ground::find(moved, Side::Target, &self.settings, outer)
+            MoverSide::find(moved, Side::Source, &self.settings, outer),
+            MoverSide::find(moved, Side::Target, &self.settings, outer)
         )?;
-        let dialled = target.as_known().and_then(Ground::address);
+        let dialled = target.as_known().and_then(MoverSide::address);
         let reads_on = match source.as_known() {
-            Some(ground) => ground.reads_on(matches!(stage, Stage::Copying { .. })).await,
+            Some(side_objects) => {
+                side_objects
+                    .reads_on(matches!(stage, Stage::Copying { .. }))
+                    .await
+            }
             None => None,
         };
-        let looks = async |ground: &Live<Ground<'_>>, aim| match ground {
-            Live::Silent(why) => Ok(Live::Silent(why.clone())),
-            Live::Known(ground) => match (aim, ground.presence()) {
-                (Aim::NotYet, Helpers::Absent) => Ok(Live::Known(Helpers::Ready)),
-                (Aim::Last, Helpers::Incomplete) if ground.runs() => Ok(Live::Known(Helpers::Ready)),
-                (Aim::NotYet | Aim::Last | Aim::Gone, found) => Ok(Live::Known(found)),
-                (Aim::Needed, _) => ground.state(self, of, dialled).await,
+        let helpers_of = async |side_objects: &Live<MoverSide<'_>>, goal| match side_objects {
+            Live::Unknown(why) => Ok(Live::Unknown(why.clone())),
+            Live::Known(side_objects) => match (goal, side_objects.presence()) {
+                (HelperGoal::NeededLater, Helpers::Absent) => Ok(Live::Known(Helpers::Ready)),
+                (HelperGoal::FinishOnly, Helpers::Incomplete) if side_objects.runs() => {
+                    Ok(Live::Known(Helpers::Ready))
+                }
+                (HelperGoal::NeededLater | HelperGoal::FinishOnly | HelperGoal::Deleted, found) => {
+                    Ok(Live::Known(found))
+                }
+                (HelperGoal::Needed, _) => side_objects.state(self, of, dialled).await,
             },
         };
         Ok(Movers {
-            source: looks(&source, aim(stage, Side::Source, is_warm)).await?,
-            target: looks(&target, aim(stage, Side::Target, is_warm)).await?,
+            source: helpers_of(&source, goal(stage, Side::Source, is_warm)).await?,
+            target: helpers_of(&target, goal(stage, Side::Target, is_warm)).await?,
             copied: self.orders.copied(moved, of, stage, is_warm),
             reads_on,
         })
@@ -319,78 +310,77 @@ impl ClusterHelpers {
         }
         let outer = volume::outer(moved).await?;
         if side == Side::Source && cold(moved, of, &outer).is_some() && !is_gated(outer.annotations()) {
-            // It was needed while nobody else had the volume, and they have it again.
+            // It was needed while the volume was gated, and pods have the volume again.
             return self.remove(moved, side).await;
         }
-        let ground = Ground::find(moved, side, &self.settings, Some(&outer)).await?;
+        let side_objects = MoverSide::find(moved, side, &self.settings, Some(&outer)).await?;
         let target = match side {
-            Side::Source => Ground::find(moved, Side::Target, &self.settings, Some(&outer)).await?,
-            Side::Target => Live::Silent(String::new()),
+            Side::Source => MoverSide::find(moved, Side::Target, &self.settings, Some(&outer)).await?,
+            Side::Target => Live::Unknown(String::new()),
         };
-        let target = target.as_known().and_then(Ground::address);
-        answer(ground, side)?.make(self, of, target).await
+        let target = target.as_known().and_then(MoverSide::address);
+        reachable(side_objects, side)?.make(self, of, target).await
     }
 
     async fn remove(&self, moved: &MovedVolume, side: Side) -> Result<Applied, GateError> {
         match side {
-            Side::Source => self.orders.give_up(moved),
+            Side::Source => self.orders.stop_waiting(moved),
             Side::Target => self.orders.forget(moved),
         }
-        let ground = Ground::find(moved, side, &self.settings, None).await?;
-        answer(ground, side)?.remove(self).await
+        let side_objects = MoverSide::find(moved, side, &self.settings, None).await?;
+        reachable(side_objects, side)?.remove(self).await
     }
 }
 
-fn answer(ground: Live<Ground<'_>>, side: Side) -> Result<Ground<'_>, GateError> {
-    match ground {
-        Live::Known(ground) => Ok(ground),
-        Live::Silent(why) => Err(GateError::Silent {
+fn reachable(side_objects: Live<MoverSide<'_>>, side: Side) -> Result<MoverSide<'_>, GateError> {
+    match side_objects {
+        Live::Known(side_objects) => Ok(side_objects),
+        Live::Unknown(why) => Err(GateError::Unreachable {
             side: side.as_str(),
             why,
         }),
     }
 }
 
-/// Whether something is copied while the users have the volume.
+/// Whether the volume is copied while pods use it.
 fn is_warm(moved: &MovedVolume, of: &MoveRequest, stage: &Stage, outer: Option<&PersistentVolume>) -> bool {
     let is_before = matches!(stage, Stage::Preparing | Stage::Copying { .. } | Stage::Gating(_));
     !is_before || outer.is_none_or(|outer| cold(moved, of, outer).is_none())
 }
 
-/// Why a mover cannot have the volume beside its users, if it cannot.
+/// Why a mover cannot use the volume together with its pods, if so.
 fn cold(moved: &MovedVolume, of: &MoveRequest, outer: &PersistentVolume) -> Option<Cold> {
     let is_home = moved.source.id.cluster == *moved.home.id();
     if of.warm == Warm::None {
-        Some(Cold::Asked)
+        Some(Cold::Requested)
     } else if volume::access_modes(outer).contains(&AccessMode::ReadWriteOncePod) {
         Some(Cold::OnePod)
     } else if is_home && volume::is_block(outer) {
-        Some(Cold::Device)
+        Some(Cold::Block)
     } else {
         None
     }
 }
 
-/// What is to become of the helpers of a side in this stage.
-fn aim(stage: &Stage, side: Side, is_warm: bool) -> Aim {
+fn goal(stage: &Stage, side: Side, is_warm: bool) -> HelperGoal {
     match stage {
         Stage::Preparing | Stage::Copying { .. } | Stage::Gating(_) if side == Side::Source && !is_warm => {
-            Aim::NotYet
+            HelperGoal::NeededLater
         }
-        // The mover beside the users goes with them.
-        Stage::Draining(_) if side == Side::Source => Aim::Gone,
+        // The mover that ran together with the pods is deleted with them.
+        Stage::Draining(_) if side == Side::Source => HelperGoal::Deleted,
         Stage::Preparing
         | Stage::Copying { .. }
         | Stage::Gating(_)
         | Stage::Draining(_)
         | Stage::Finishing(_)
-        | Stage::Verifying(_) => Aim::Needed,
-        Stage::Committed(_) if side == Side::Target => Aim::Last,
+        | Stage::Verifying(_) => HelperGoal::Needed,
+        Stage::Committed(_) if side == Side::Target => HelperGoal::FinishOnly,
         Stage::Checking
-        | Stage::Back { .. }
+        | Stage::Rollback { .. }
         | Stage::Committed(_)
         | Stage::Retaining(_)
         | Stage::Recovering(_)
-        | Stage::Ended(_) => Aim::Gone,
+        | Stage::Ended(_) => HelperGoal::Deleted,
     }
 }

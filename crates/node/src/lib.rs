@@ -21,6 +21,7 @@ pub mod host;
 pub mod in_flight;
 #[cfg(test)]
 mod life;
+pub mod max_volumes;
 pub mod mountinfo;
 pub mod mounts;
 pub mod publication;

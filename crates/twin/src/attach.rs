@@ -30,7 +30,7 @@ use crate::{
     },
     fleet::Registry,
     observe::crash::{self, Step},
-    placement::moving::{Caller, DetachBeside, NodeHealth, UserPod, detach_beside},
+    placement::moving::{Caller, DetachDecision, NodeHealth, UserPod, detach_decision},
     volume::{
         Access, AccessMode, Capabilities, Capability, DataPath, Owner, RealSource, VolumeId, VolumeMode,
         VolumeName, digest, mark,
@@ -143,9 +143,9 @@ async fn may_detach(home: &Cluster, id: &VolumeId, node: &str) -> Result<(), Unp
     let pods: Vec<UserPod> = pods.iter().map(|pod| user(pod, None)).collect();
     let found = home.all::<Node>().get(node).await?;
     let health = found.map_or(NodeHealth::NotReady, |found| health(&found));
-    match detach_beside(&mark, &pods, health) {
-        DetachBeside::Go => Ok(()),
-        DetachBeside::Later(pod) => Err(UnpublishError::InUse {
+    match detach_decision(&mark, &pods, health) {
+        DetachDecision::Allow => Ok(()),
+        DetachDecision::Later(pod) => Err(UnpublishError::InUse {
             volume: id.name.clone(),
             node: node.to_owned(),
             pod,

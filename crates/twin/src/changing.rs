@@ -22,7 +22,7 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         Class,
-        moving::{ChangeBeside, change_beside},
+        moving::{ChangeDecision, change_decision},
     },
     volume::{VolumeId, mark},
 };
@@ -44,7 +44,7 @@ impl VolumeChange {
     ) -> Result<Self, ChangeError> {
         let virtual_pv = virtual_volume(home, &id.name).await?;
         let served = virtual_pv.as_ref().and_then(epoch_served).unwrap_or(id.epoch);
-        if let ChangeBeside::MovedOn(current) = change_beside(id.epoch, served, false, false) {
+        if let ChangeDecision::MovedOn(current) = change_decision(id.epoch, served, false, false) {
             let id = id.clone();
             return Err(ChangeError::MovedOn { id, current });
         }
@@ -77,13 +77,13 @@ impl VolumeChange {
             ));
         }
         match may_change(site.home(), &self.id, &twin, false).await {
-            ChangeBeside::Go => {}
-            ChangeBeside::Later => {
+            ChangeDecision::Allow => {}
+            ChangeDecision::Later => {
                 return Err(
                     self.not_now("belongs to a move of the volume: change the claim when the move has ended")
                 );
             }
-            ChangeBeside::MovedOn(current) => {
+            ChangeDecision::MovedOn(current) => {
                 let id = self.id.clone();
                 return Err(ChangeError::MovedOn { id, current });
             }

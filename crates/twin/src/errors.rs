@@ -6,7 +6,7 @@ use crate::{
     fleet::Unreachable,
     placement::{
         AdoptRefusal, ClassError, DeleteRefusal, RealRefusal, Refusal, SourceRefusal, Unmapped,
-        moving::PublishBeside,
+        moving::AttachDecision,
     },
     volume::{ClusterId, Epoch, SpecError, VolumeId, VolumeName},
 };
@@ -141,12 +141,12 @@ pub enum PublishError {
     #[error("{0}")]
     Unusable(String),
     /// The volume is being moved, or has moved.
-    #[error("the volume {volume} in the cluster {cluster} is not attached: {beside}")]
-    Beside {
+    #[error("the volume {volume} in the cluster {cluster} is not attached: {decision}")]
+    Moved {
         volume: VolumeName,
         /// The cluster in the volume handle.
         cluster: ClusterId,
-        beside: PublishBeside,
+        decision: AttachDecision,
     },
     #[error("{0}")]
     Unreachable(String),

@@ -72,7 +72,7 @@ pub use self::{
     reclaim::{give_policy_back, reclaim_policy, retain},
     record::metadata,
     refusals::Refusals,
-    room::{CapacityViews, room},
+    room::{CapacityViews, real_drivers, room},
     site::Site,
     snapshot::{
         CutError, CutSnapshot, SnapshotDeleteError, SnapshotFilter, SnapshotHealth, SnapshotReadError,

@@ -14,7 +14,8 @@ use crate::{
     cluster::{Cluster, slim},
     fleet::Registry,
     placement::moving::{
-        Beside, Caller, ChangeBeside, Live, PublishBeside, change_beside, is_left_alone, publish_beside,
+        AttachDecision, AttachFacts, Caller, ChangeDecision, Live, attach_decision, change_decision,
+        is_left_alone,
     },
     volume::{
         ClaimMark, ClaimName, Epoch, Marks, VolumeId,
@@ -78,7 +79,7 @@ pub(super) async fn may_change(
     id: &VolumeId,
     twin: &PersistentVolumeClaim,
     snapshot: bool,
-) -> ChangeBeside {
+) -> ChangeDecision {
     let marks = marks_of(twin);
     let current = match &marks {
         Ok(TwinMarks {
@@ -88,7 +89,7 @@ pub(super) async fn may_change(
         _ => id.epoch,
     };
     let locked = is_left_alone_now(home, &marks).await;
-    change_beside(id.epoch, current, locked, snapshot)
+    change_decision(id.epoch, current, locked, snapshot)
 }
 
 /// Whether a volume at home may be attached, according to its twin as it was just read.
@@ -159,7 +160,7 @@ async fn decide_publish(
         Caller::User => any_exists(home, seen.moves).await,
         Caller::Mover { by, .. } => exists(home, by).await,
     };
-    let facts = Beside {
+    let facts = AttachFacts {
         asked: id.epoch,
         epoch: seen.epoch,
         source: marks.source.clone(),
@@ -167,12 +168,12 @@ async fn decide_publish(
         exists,
         highest: highest(home, registry, id, seen.claim).await,
     };
-    match publish_beside(&Live::Known(facts), caller) {
-        PublishBeside::Go => Ok(()),
-        beside => Err(PublishError::Beside {
+    match attach_decision(&Live::Known(facts), caller) {
+        AttachDecision::Allow => Ok(()),
+        decision => Err(PublishError::Moved {
             volume: volume.clone(),
             cluster: id.cluster.clone(),
-            beside,
+            decision,
         }),
     }
 }

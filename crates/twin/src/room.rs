@@ -114,9 +114,14 @@ impl CapacityViews {
     ) -> Vec<Published> {
         let one_namespace = !class.shares_namespace();
         let no_map = ClassMap::default();
-        let possible = self
-            .views
-            .possible(class, allowed, &no_map, one_namespace, &self.home);
+        let possible = possible(
+            &self.views.classes,
+            class,
+            allowed,
+            &no_map,
+            one_namespace,
+            self.home.id(),
+        );
         let surroundings: Vec<_> = possible
             .iter()
             .map(|class| self.views.surroundings(class))
@@ -144,6 +149,26 @@ impl CapacityViews {
         let within = all.iter().filter(|node| place.admits(&node.labels));
         Cow::Owned(within.cloned().collect())
     }
+}
+
+/// The CSI drivers whose volumes the claims of this driver can get at home.
+#[must_use]
+pub fn real_drivers(home: &Cluster, allowed: &BTreeSet<String>) -> BTreeSet<String> {
+    let classes = classes(home);
+    let of_class = |class: &Class| -> Vec<String> {
+        let map = ClassMap::default();
+        let possible = possible(
+            &classes,
+            class,
+            allowed,
+            &map,
+            !class.shares_namespace(),
+            home.id(),
+        );
+        possible.iter().map(|class| class.provisioner.clone()).collect()
+    };
+    let ours = classes.iter().filter(|class| class.provisioner == DRIVER_NAME);
+    ours.flat_map(of_class).collect()
 }
 
 /// The smallest volume of a class that a cluster has refused.
@@ -198,21 +223,6 @@ impl ClusterViews {
         }
     }
 
-    fn possible(
-        &self,
-        class: &Class,
-        allowed: &BTreeSet<String>,
-        map: &ClassMap,
-        one_namespace: bool,
-        cluster: &Cluster,
-    ) -> Vec<&Class> {
-        let known = KnownClasses::Listed(&self.classes);
-        wishes(class, allowed, map, one_namespace)
-            .filter_map(|wishes| choose_class(&wishes, known, cluster.id()).ok())
-            .filter_map(|chosen| self.classes.iter().find(|class| class.name == chosen.name()))
-            .collect()
-    }
-
     fn surroundings<'a>(&'a self, class: &'a Class) -> ClassContext<'a> {
         ClassContext {
             class,
@@ -221,6 +231,22 @@ impl ClusterViews {
             volumes: &self.volumes,
         }
     }
+}
+
+/// The real classes among these that claims of a virtual class can get in this cluster.
+fn possible<'a>(
+    classes: &'a [Class],
+    class: &Class,
+    allowed: &BTreeSet<String>,
+    map: &ClassMap,
+    one_namespace: bool,
+    cluster: &ClusterId,
+) -> Vec<&'a Class> {
+    let known = KnownClasses::Listed(classes);
+    wishes(class, allowed, map, one_namespace)
+        .filter_map(|wishes| choose_class(&wishes, known, cluster).ok())
+        .filter_map(|chosen| classes.iter().find(|class| class.name == chosen.name()))
+        .collect()
 }
 
 /// A remote cluster, as far as it can be observed now.
@@ -272,7 +298,7 @@ impl RemoteViews {
                 Ok(()) | Err(NoClass::Unnamed(_)) => AvailableCapacity::Unlimited,
             },
             Visible::Views(cluster, views) => {
-                let possible = views.possible(class, allowed, map, false, cluster);
+                let possible = possible(&views.classes, class, allowed, map, false, cluster.id());
                 let surroundings: Vec<_> = possible.iter().map(|class| views.surroundings(class)).collect();
                 let rights = cluster.rights();
                 let nodes = (rights.nodes && rights.capacities).then_some(views.nodes.as_slice());

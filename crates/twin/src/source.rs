@@ -28,7 +28,7 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         CopyFacts, Original, SourceDriver, SourcePlace, SourceRefusal, copy_flaw, may_copy, mode_name,
-        moving::ChangeBeside,
+        moving::ChangeDecision,
     },
     topology::NodeSelector,
     volume::{ClusterId, ContentSource, SnapshotId, VolumeId, mark},
@@ -334,7 +334,7 @@ async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVol
             there.cluster_name()
         )));
     };
-    if let ChangeBeside::MovedOn(_) = may_change(there.home(), id, &twin, true).await {
+    if let ChangeDecision::MovedOn(_) = may_change(there.home(), id, &twin, true).await {
         return Err(not_usable(name, "has moved, and the request names an earlier epoch").into());
     }
     if twin.metadata.deletion_timestamp.is_some() {

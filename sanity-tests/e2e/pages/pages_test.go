@@ -316,7 +316,9 @@ func (w *walk) volumesGone(ctx context.Context, namespace string) error {
 			return err
 		}
 		for _, volume := range volumes.Items {
-			if of := volume.Spec.ClaimRef; of != nil && (of.Namespace == namespace || of.Namespace == chart.StorageNamespace) {
+			// Other tests leave volumes that are retained.
+			deleted := volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
+			if of := volume.Spec.ClaimRef; deleted && of != nil && (of.Namespace == namespace || of.Namespace == chart.StorageNamespace) {
 				return fmt.Errorf("%s is %s", volume.Name, volume.Status.Phase)
 			}
 		}

@@ -164,7 +164,7 @@ pub(super) async fn in_remote(
 fn twin(twin: &PersistentVolumeClaim, elsewhere: &BTreeSet<String>) -> Option<DisconnectBlocker> {
     let marks = TwinMarks::read(twin.labels(), twin.annotations());
     let is_ordinary = marks.as_ref().is_ok_and(|it| {
-        it.target.is_none() && matches!(it.source, None | Some(SourceMark::GivenBack { .. }))
+        it.target.is_none() && matches!(it.source, None | Some(SourceMark::RolledBack { .. }))
     });
     let volume = twin.labels().get(mark::VOLUME);
     if is_ordinary && volume.is_some_and(|it| elsewhere.contains(it)) {

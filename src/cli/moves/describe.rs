@@ -149,7 +149,7 @@ pub(super) fn cold(of: &VolumeMove) -> impl Iterator<Item = (&str, &str)> {
 fn because(of: &VolumeMove) -> String {
     let stage = of.status.as_ref().and_then(|status| status.stage.as_ref());
     match stage.map(Stage::try_from) {
-        Some(Ok(Stage::Back { why, .. })) => format!(": {why}"),
+        Some(Ok(Stage::Rollback { why, .. })) => format!(": {why}"),
         _ => String::new(),
     }
 }

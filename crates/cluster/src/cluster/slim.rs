@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::{
     core::v1::{Node as KubeNode, PersistentVolumeClaim},
-    storage::v1::{CSINode, VolumeAttachment},
+    storage::v1::{CSINode, CSINodeDriver, VolumeAttachment},
 };
 use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
@@ -90,6 +90,8 @@ pub struct CsiNode {
     pub drivers: Vec<String>,
     /// The topology keys of this driver, if it is among them.
     pub our_keys: Option<Vec<String>>,
+    /// The number of volumes that those of them with a limit can have on the node.
+    pub limits: BTreeMap<String, u32>,
 }
 
 /// A `CSIDriver`. Its topic is its name.
@@ -174,7 +176,8 @@ impl Slim for CsiNode {
     }
 
     fn text(&self) -> usize {
-        self.node.len() + texts(&self.drivers) + self.our_keys.as_deref().map_or(0, texts)
+        let limits: usize = self.limits.keys().map(|driver| driver.len() + ENTRY).sum();
+        self.node.len() + texts(&self.drivers) + limits + self.our_keys.as_deref().map_or(0, texts)
     }
 }
 
@@ -285,8 +288,14 @@ pub(super) fn csi_node(node: CSINode) -> CsiNode {
     CsiNode {
         our_keys: ours.map(|driver| driver.topology_keys.clone().unwrap_or_default()),
         node: node.metadata.name.unwrap_or_default(),
+        limits: node.spec.drivers.iter().filter_map(limit).collect(),
         drivers: node.spec.drivers.into_iter().map(|driver| driver.name).collect(),
     }
+}
+
+fn limit(driver: &CSINodeDriver) -> Option<(String, u32)> {
+    let count = driver.allocatable.as_ref()?.count?;
+    Some((driver.name.clone(), count.try_into().ok()?))
 }
 
 /// Read as plain JSON: `serviceAccountTokenInSecrets` is newer than the Kubernetes version of the types in

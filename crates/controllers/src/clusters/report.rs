@@ -204,7 +204,7 @@ pub(super) fn mover_of(twin: &Twin) -> Option<&MoveUid> {
     match (&marks.target, &marks.source) {
         (Some(target), _) => Some(&target.by),
         (None, Some(SourceMark::Superseded { by, .. })) => Some(by),
-        (None, Some(SourceMark::Moving { .. } | SourceMark::GivenBack { .. }) | None) => None,
+        (None, Some(SourceMark::Moving { .. } | SourceMark::RolledBack { .. }) | None) => None,
     }
 }
 

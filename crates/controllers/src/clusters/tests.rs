@@ -78,6 +78,7 @@ fn settings() -> Settings {
         allowed_classes: BTreeSet::new(),
         movers: None,
         approves_serving: false,
+        limits_attachments: true,
     }
 }
 

@@ -38,14 +38,15 @@ use crate::{
     movers::MoveHelpers,
     observe::crash::{self, Step},
     placement::moving::{
-        BackTo, ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Outcome, Side, Stage,
-        StatusChange, VolumeNow, Waiting, Why, move_step, policy_wanted,
+        ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Outcome, RollbackReason, RollbackTo, Side,
+        Stage, StatusChange, VolumeNow, Waiting, move_step, policy_wanted,
     },
     rounds::Rounds,
     volume::{
         ClaimName, mark,
         moving::{CommitRecord, Condition, SourceRecord},
     },
+    watched::NodeAttachment,
 };
 
 /// Steps of one round. A move with more steps continues in the next round.
@@ -187,7 +188,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             .iter_mut()
             .filter(|_| request.recover_source && !stage.is_recovered())
         {
-            moved.target_off = self.is_out_of_service(&moved.target).await?;
+            moved.target_out_of_service = self.is_out_of_service(&moved.target).await?;
         }
         let observed = moved.iter().map(|moved| self.observed(moved, &request, &stage));
         let observed = try_join_all(observed).await?;
@@ -277,10 +278,10 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
                 Ok(records) => StageEntry::Commit(gate, records),
                 Err(GateError::Api(error)) if !status.overdue.downtime => return Err(error.into()),
                 // Users must not wait for an error that does not resolve itself.
-                Err(error) => StageEntry::Stage(Stage::Back {
+                Err(error) => StageEntry::Stage(Stage::Rollback {
                     gate: Some(gate),
-                    to: BackTo::Start,
-                    why: Why::Refused(vec![error.to_string()]),
+                    to: RollbackTo::Start,
+                    why: RollbackReason::Refused(vec![error.to_string()]),
                 }),
             },
         };
@@ -310,7 +311,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
     async fn source_records(&self, seen: &ObservedMove) -> Result<Option<Vec<SourceRecord>>, GateError> {
         let mut records = Vec::new();
         for (moved, facts) in seen.moved.iter().zip(&seen.facts) {
-            let VolumeNow::There(volume) = &facts.volume else {
+            let VolumeNow::Exists(volume) = &facts.volume else {
                 return Ok(None);
             };
             let Some(record) = moved.source_record(volume).await? else {
@@ -373,7 +374,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
                 events.tell_move(&seen.of, Weight::Warning, "MoveJournalLeft", &note).await;
             }
             match moved.apply(step).await? {
-                Applied::NotHere => {}
+                Applied::NotHandled => {}
                 Applied::Done | Applied::ChangedMeanwhile => return Ok(Vec::new()),
             }
             if let ClaimStep::Evict(pods) = step {
@@ -487,11 +488,11 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
     fn count(&self, seen: &ObservedMove, change: &StageEntry, next: &VolumeMoveStatus) {
         let metrics = self.context.metrics.moves();
         match change.stage() {
-            Stage::Back { to, why, .. } => {
-                if to == BackTo::Copying {
+            Stage::Rollback { to, why, .. } => {
+                if to == RollbackTo::Copying {
                     metrics.rolled_back();
                 }
-                if matches!(why, Why::Differs(_)) {
+                if matches!(why, RollbackReason::Differs(_)) {
                     metrics.differed();
                 }
             }
@@ -544,7 +545,7 @@ impl<H: MoveHelpers> Rounds for MoveLoop<'_, H> {
                 .claims
                 .changes_of(move |claim| claim.name.namespace == namespace),
             watched.volumes.changes_of(of_claims),
-            watched.kubernetes_attachments.version(),
+            watched.attachments.changes_of(NodeAttachment::is_virtual),
             home.twin_changes(),
             registry.all_twin_changes(),
         ]
@@ -578,7 +579,7 @@ impl<H: MoveHelpers> Rounds for MoveLoop<'_, H> {
 /// Whether the preflight of a move is still to be run.
 fn needs_preflight(of: &VolumeMove) -> Result<bool, FollowError> {
     let facts = of.facts(Timestamp::now(), false)?;
-    let is_wanted = !facts.deleting && !facts.wishes.cancel && !facts.wishes.paused;
+    let is_wanted = !facts.deleting && !facts.requested.cancel && !facts.requested.paused;
     Ok(facts.finalizer && is_wanted && facts.stage == Stage::Checking && facts.obstacles.is_none())
 }
 
@@ -626,7 +627,7 @@ fn journal_left<'s>(seen: &'s ObservedMove, index: usize, step: &ClaimStep) -> O
         )
     );
     match &facts.copied {
-        Live::Silent(why) if goes => Some(why),
+        Live::Unknown(why) if goes => Some(why),
         _ => None,
     }
 }
@@ -639,7 +640,7 @@ fn current_records(seen: &ObservedMove) -> Result<Vec<CommitRecord>, GateError> 
         };
         let record = CommitRecord::clone(record);
         Ok(match &facts.volume {
-            VolumeNow::There(volume) => {
+            VolumeNow::Exists(volume) => {
                 record.with_policy(policy_wanted(volume.policy, volume.mark.as_ref()))
             }
             VolumeNow::Absent => record,

@@ -150,10 +150,10 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
                     tracing::warn!(claim = %moved.claim.name, by = %left.by, %what, "objects of a deleted VolumeMove are left");
                     return Ok(());
                 }
-                ClaimDecision::Reached | ClaimDecision::Back(..) | ClaimDecision::GateAnew => return Ok(()),
+                ClaimDecision::Reached | ClaimDecision::Rollback(..) | ClaimDecision::Regate => return Ok(()),
             };
             tracing::info!(claim = %moved.claim.name, by = %left.by, ?step, "cleaning up after a deleted VolumeMove");
-            if moved.apply(&step).await? == Applied::NotHere {
+            if moved.apply(&step).await? == Applied::NotHandled {
                 self.context.helpers.apply(&moved, &request, &step).await?;
             }
         }
@@ -254,7 +254,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             records: Records::Nothing,
             mover_node: None,
             recovers: false,
-            target_off: false,
+            target_out_of_service: false,
         }))
     }
 }
@@ -275,7 +275,7 @@ impl Leftover {
 fn locking_moves(marks: &TwinMarks) -> Vec<MoveUid> {
     let source = match &marks.source {
         Some(SourceMark::Moving { by, .. }) => Some(by.clone()),
-        Some(SourceMark::GivenBack { .. } | SourceMark::Superseded { .. }) | None => None,
+        Some(SourceMark::RolledBack { .. } | SourceMark::Superseded { .. }) | None => None,
     };
     let target = marks.target.as_ref().map(|target| target.by.clone());
     source.into_iter().chain(target).collect()

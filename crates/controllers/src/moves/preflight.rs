@@ -9,6 +9,7 @@ mod target;
 mod users;
 
 use futures::future::try_join_all;
+use itertools::Itertools;
 use jiff::Timestamp;
 
 use self::claims::{choose_nodes, read_claim};
@@ -105,7 +106,7 @@ pub(super) async fn preflight<H: MoveHelpers>(
     let (plan, statuses): (Vec<PlannedClaim>, Vec<ClaimStatus>) = plan.into_iter().unzip();
     findings.extend(users::findings(context.home, &request, target.as_ref()).await?);
     findings.extend(claims::snapshots_left_behind(context.home, &request, &plan).await?);
-    findings.dedup();
+    let findings: Vec<String> = findings.into_iter().unique().collect();
     Ok(checked(of, &findings, statuses, Timestamp::now()))
 }
 
@@ -123,7 +124,7 @@ fn moved<H>(
         records: Records::Nothing,
         mover_node: None,
         recovers: false,
-        target_off: false,
+        target_out_of_service: false,
     })
 }
 
@@ -132,7 +133,7 @@ fn object_findings(planned: &PlannedClaim, request: &MoveRequest, objects: Claim
     let name = &planned.claim.name;
     let mut found = Vec::new();
     let mut find = |what: String| found.push(format!("the claim {name}: {what}"));
-    if let ClaimNow::There { lock, changing, .. } = objects.claim {
+    if let ClaimNow::Exists { lock, changing, .. } = objects.claim {
         if let Lock::Theirs { by, counts: true } = lock {
             find(format!("the VolumeMove with the uid {by} is moving it"));
         }
@@ -140,7 +141,7 @@ fn object_findings(planned: &PlannedClaim, request: &MoveRequest, objects: Claim
             find("its size or its attributes are being changed: wait until that is done".to_owned());
         }
     }
-    if let VolumeNow::There(volume) = objects.volume {
+    if let VolumeNow::Exists(volume) = objects.volume {
         if let Some(VolumeMark::Gated(note)) = &volume.mark {
             let by = &note.by;
             find(format!(
@@ -154,30 +155,32 @@ fn object_findings(planned: &PlannedClaim, request: &MoveRequest, objects: Claim
         }
     }
     match objects.source {
-        Live::Silent(why) => find(format!("its twin cannot be read: {why}")),
+        Live::Unknown(why) => find(format!("its twin cannot be read: {why}")),
         Live::Known(SourceTwin::Gone | SourceTwin::Recovered) => find("its twin does not exist".to_owned()),
-        Live::Known(SourceTwin::There { deleting: true, .. }) => find("its twin is being deleted".to_owned()),
-        Live::Known(SourceTwin::There {
+        Live::Known(SourceTwin::Exists { deleting: true, .. }) => {
+            find("its twin is being deleted".to_owned());
+        }
+        Live::Known(SourceTwin::Exists {
             mark: Some(SourceMark::Superseded { epoch, .. }),
             ..
         }) => find(format!(
             "its data has moved to epoch {epoch}: the cluster was restored from an older backup"
         )),
-        Live::Known(SourceTwin::There { .. }) => {}
+        Live::Known(SourceTwin::Exists { .. }) => {}
     }
     match objects.target {
-        Live::Silent(why) => find(format!("it cannot be read whether its new twin exists: {why}")),
+        Live::Unknown(why) => find(format!("it cannot be read whether its new twin exists: {why}")),
         Live::Known(TargetTwin::Gone) => {
             find("the cluster of the target is not declared any more".to_owned());
         }
         Live::Known(TargetTwin::Foreign(what)) => find(format!("the place of its new twin is taken: {what}")),
-        Live::Known(TargetTwin::There { .. } | TargetTwin::TakesName(_) | TargetTwin::Superseded) => {
+        Live::Known(TargetTwin::Exists { .. } | TargetTwin::TakesName(_) | TargetTwin::Superseded) => {
             find("a twin of its next epoch exists already, which another move has left".to_owned());
         }
         Live::Known(TargetTwin::Absent) => {}
     }
     match objects.users {
-        Live::Silent(why) => find(format!("it is not known which pods use it: {why}")),
+        Live::Unknown(why) => find(format!("it is not known which pods use it: {why}")),
         Live::Known(users) => {
             if let (Some(set), Quiesce::Wait) = (users.deletes_claim, request.quiesce) {
                 find(format!(

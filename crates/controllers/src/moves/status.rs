@@ -13,7 +13,7 @@ use crate::{
         BackReason, ClaimStatus, Downtime, MoveRequest, Overruns, UNSEEN, UnreadableMove, VolumeMove,
         VolumeMoveSpec, VolumeMoveStatus,
     },
-    placement::moving::{Outcome, Stage, Why},
+    placement::moving::{Outcome, RollbackReason, Stage},
     volume::moving::{CommitRecord, Condition, GateNumber, SourceRecord},
 };
 
@@ -251,10 +251,12 @@ impl NextStatus {
 
     /// Counts the overruns of the same deadline with the same spec.
     fn overruns(&mut self, after: &Stage) {
-        let Stage::Back { why, .. } = after else { return };
+        let Stage::Rollback { why, .. } = after else {
+            return;
+        };
         let reason = match why {
-            Why::DrainOverdue => BackReason::DrainDeadlineExceeded,
-            Why::DowntimeOverdue => BackReason::MaxDowntimeExceeded,
+            RollbackReason::DrainOverdue => BackReason::DrainDeadlineExceeded,
+            RollbackReason::DowntimeOverdue => BackReason::MaxDowntimeExceeded,
             _ => return,
         };
         let generation = self.generation;
@@ -315,7 +317,7 @@ impl NextStatus {
             | Stage::Preparing
             | Stage::Draining(_)
             | Stage::Verifying(_)
-            | Stage::Back { .. }
+            | Stage::Rollback { .. }
             | Stage::Ended(Outcome::Done) => {}
         }
     }
@@ -378,11 +380,15 @@ impl NextStatus {
                 let message = "the source was deleted, or retained if that is its reclaim policy";
                 self.set_condition(Condition::SourceReleased, true, "Released", message);
             }
-            Stage::Back { why, .. } => {
+            Stage::Rollback { why, .. } => {
                 let message = why.to_string();
                 match why {
-                    Why::Refused(_) => self.set_condition(Condition::Checked, false, "Refused", &message),
-                    Why::Differs(_) => self.set_condition(Condition::Verified, false, "Differs", &message),
+                    RollbackReason::Refused(_) => {
+                        self.set_condition(Condition::Checked, false, "Refused", &message);
+                    }
+                    RollbackReason::Differs(_) => {
+                        self.set_condition(Condition::Verified, false, "Differs", &message);
+                    }
                     _ => {}
                 }
             }
@@ -451,7 +457,7 @@ pub(super) fn is_gated(stage: &Stage) -> bool {
         Stage::Checking
         | Stage::Preparing
         | Stage::Copying { .. }
-        | Stage::Back { .. }
+        | Stage::Rollback { .. }
         | Stage::Committed(_)
         | Stage::Retaining(_)
         | Stage::Ended(_) => false,
@@ -460,7 +466,7 @@ pub(super) fn is_gated(stage: &Stage) -> bool {
 
 /// Whether users have no access to their volumes in this stage.
 pub(super) fn blocks_users(stage: &Stage) -> bool {
-    is_gated(stage) || matches!(stage, Stage::Committed(_) | Stage::Back { gate: Some(_), .. })
+    is_gated(stage) || matches!(stage, Stage::Committed(_) | Stage::Rollback { gate: Some(_), .. })
 }
 
 /// Adds to a time; the latest possible time on overflow.
@@ -488,14 +494,14 @@ mod tests {
     }
 
     /// Rolls the cut-over of the move back for this reason.
-    fn overrun(of: &mut VolumeMove, why: Why) {
+    fn overrun(of: &mut VolumeMove, why: RollbackReason) {
         let request = MoveRequest::try_from(&*of).unwrap();
         let gate = GateNumber::FIRST;
         let stages = [
             Stage::Finishing(gate),
-            Stage::Back {
+            Stage::Rollback {
                 gate: Some(gate),
-                to: crate::placement::moving::BackTo::Copying,
+                to: crate::placement::moving::RollbackTo::Copying,
                 why,
             },
             Stage::Copying { last: Some(gate) },
@@ -515,14 +521,14 @@ mod tests {
     }
 
     fn cuts_over(of: &VolumeMove) -> bool {
-        of.facts(Timestamp::now(), false).unwrap().wishes.cutover
+        of.facts(Timestamp::now(), false).unwrap().requested.cutover
     }
 
     #[test]
     fn after_three_overruns_of_a_kind_nobody_is_sent_away_before_the_spec_is_changed() {
         for (why, field) in [
-            (Why::DowntimeOverdue, "maxDowntime"),
-            (Why::DrainOverdue, "quiesce.deadline"),
+            (RollbackReason::DowntimeOverdue, "maxDowntime"),
+            (RollbackReason::DrainOverdue, "quiesce.deadline"),
         ] {
             let mut of = read(1);
             for _ in 0..2 {
@@ -559,18 +565,18 @@ mod tests {
             of.metadata.generation = Some(2);
             assert!(cuts_over(&of));
             overrun(&mut of, why);
-            assert!(cuts_over(&of), "it is counted anew");
+            assert!(cuts_over(&of), "the count starts again");
         }
     }
 
     #[test]
     fn overruns_of_another_kind_and_other_ways_back_do_not_add_up() {
         let mut of = read(1);
-        overrun(&mut of, Why::DowntimeOverdue);
-        overrun(&mut of, Why::DowntimeOverdue);
-        overrun(&mut of, Why::GateOpen);
-        overrun(&mut of, Why::DrainOverdue);
-        overrun(&mut of, Why::DowntimeOverdue);
+        overrun(&mut of, RollbackReason::DowntimeOverdue);
+        overrun(&mut of, RollbackReason::DowntimeOverdue);
+        overrun(&mut of, RollbackReason::GateOpen);
+        overrun(&mut of, RollbackReason::DrainOverdue);
+        overrun(&mut of, RollbackReason::DowntimeOverdue);
         assert!(cuts_over(&of));
         assert_eq!(of.status.unwrap().overruns.unwrap().count, 1);
     }

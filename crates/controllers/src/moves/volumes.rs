@@ -32,7 +32,7 @@ pub(super) fn volumes(
                     .claim_status(&planned.claim.name.name)
                     .and_then(|claim| claim.mover_node.clone()),
                 recovers: of.stage()?.is_recovered(),
-                target_off: false,
+                target_out_of_service: false,
             })
         })
         .collect()

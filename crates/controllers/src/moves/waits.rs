@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use itertools::Itertools;
 use tokio::time::Instant;
 
 use super::status::{WaitReport, blocks_users};
@@ -62,7 +63,7 @@ fn of(stage: &Stage, what: &Waiting) -> NextCheck {
         | Waiting::TwinGone(_)
         | Waiting::Detached(_)
         | Waiting::ClaimGone
-        | Waiting::Silent(..)
+        | Waiting::Unknown(..)
         | Waiting::SourceGone
         | Waiting::Consent(_)
         | Waiting::TargetGone
@@ -134,11 +135,10 @@ impl WaitClock {
     }
 }
 
-/// Joins the messages, without consecutive duplicates.
+/// Joins the messages, each once.
 fn join_messages<'a>(waiting: impl Iterator<Item = &'a Waiting>) -> Option<String> {
-    let mut messages: Vec<String> = waiting.map(ToString::to_string).collect();
-    messages.dedup();
-    (!messages.is_empty()).then(|| messages.join("; "))
+    let messages = waiting.map(ToString::to_string).unique().join("; ");
+    (!messages.is_empty()).then_some(messages)
 }
 
 #[cfg(test)]
@@ -157,11 +157,21 @@ mod tests {
         assert_eq!(next_check(&copying, &both), NextCheck::Soon);
     }
 
+    #[test]
+    fn each_message_is_joined_once() {
+        let all = [Waiting::Bound, Waiting::Changing, Waiting::Bound];
+        assert_eq!(
+            join_messages(all.iter()),
+            Some(format!("{}; {}", Waiting::Bound, Waiting::Changing))
+        );
+        assert_eq!(join_messages([].iter()), None);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn what_is_waited_for_is_told_when_it_lasts_whatever_its_words() {
         let mut since = WaitClock::now();
         let preparing = Stage::Preparing;
-        let silent = |why: &str| [(0, Waiting::Silent(Side::Target, why.into()))];
+        let silent = |why: &str| [(0, Waiting::Unknown(Side::Target, why.into()))];
         assert_eq!(
             since.report(&preparing, &silent("ErrImagePull")).waiting_for,
             None

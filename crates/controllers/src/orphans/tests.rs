@@ -78,15 +78,7 @@ async fn round_with(
     registry: &Registry,
     looked: Duration,
 ) -> Result<(), ApiError> {
-    let settings = Settings {
-        namespace: "ours".into(),
-        identity: "a".into(),
-        grace: Duration::from_mins(10),
-        allowed_classes: BTreeSet::new(),
-        movers: None,
-        approves_serving: false,
-    };
-    let metrics = Metrics::default();
+    let (settings, metrics) = (settings(), Metrics::default());
     let reports = Reports::new(Events::new(home.client().clone()));
     // A twin in another cluster is in `milan`.
     let elsewhere = registry.all().first().map(|remote| remote.id.clone());
@@ -97,6 +89,18 @@ async fn round_with(
         *since -= looked;
     }
     orphans.round().await
+}
+
+fn settings() -> Settings {
+    Settings {
+        namespace: "ours".into(),
+        identity: "a".into(),
+        grace: Duration::from_mins(10),
+        allowed_classes: BTreeSet::new(),
+        movers: None,
+        approves_serving: false,
+        limits_attachments: true,
+    }
 }
 
 const LONG: Duration = Duration::from_mins(11);
@@ -348,6 +352,41 @@ async fn round_there(there: &FakeApi, rights: Rights) {
     watched.complete().await;
     let registry = Registry::fixed([(Declared::plain("milan"), Link::up(there, rights).await)]);
     round_with(&home, &watched, &registry, LONG).await.unwrap();
+}
+
+#[tokio::test]
+async fn orphans_keep_their_age_while_their_cluster_is_unreachable() {
+    let there = FakeApi::start().await;
+    put_twin(&there, false, true);
+    let empty = FakeApi::start().await;
+    let home = empty.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let reachable = Registry::fixed([(Declared::plain("milan"), Link::up(&there, Rights::ALL).await)]);
+    let unreachable = Registry::fixed([(Declared::plain("milan"), Link::Unreachable("timeout".into()))]);
+    let (settings, metrics) = (settings(), Metrics::default());
+    let reports = Reports::new(Events::new(home.client().clone()));
+    let mut orphans = Orphans::new(
+        &home,
+        &reachable,
+        &watched,
+        reports,
+        &settings,
+        &metrics,
+        "milan".parse().unwrap(),
+    );
+    orphans.round().await.unwrap();
+    for (_, since) in orphans.since.values_mut() {
+        *since -= LONG;
+    }
+    orphans.registry = &unreachable;
+    orphans.round().await.unwrap();
+    orphans.registry = &reachable;
+    orphans.round().await.unwrap();
+    assert!(
+        there.object(TWIN).is_none(),
+        "it was orphaned for the grace period"
+    );
 }
 
 #[tokio::test]

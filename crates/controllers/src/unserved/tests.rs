@@ -22,6 +22,7 @@ fn settings() -> Settings {
         allowed_classes: BTreeSet::new(),
         movers: None,
         approves_serving: false,
+        limits_attachments: true,
     }
 }
 

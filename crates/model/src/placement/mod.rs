@@ -3,6 +3,7 @@
 //! Kubernetes client, no gRPC, no clock.
 
 mod adopt;
+mod attach_limit;
 mod capacity;
 mod class;
 mod consumer;
@@ -31,6 +32,7 @@ pub use adopt::{
     AdoptFacts, AdoptRefusal, AdoptRequest, AdoptStep, AdoptableVolume, Settle, SettleFacts, VolumeOwner,
     adopt_step, settle_step,
 };
+pub use attach_limit::{AttachedVolume, attach_limit};
 pub use capacity::{AvailableCapacity, Published, capacity_in, publish};
 pub use class::{
     AllowedTopology, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy, Wishes,

@@ -152,6 +152,17 @@ pub enum DataPathError {
     Version(u8),
 }
 
+impl RealSource {
+    /// The CSI driver of the volume, unless this driver itself mounts it.
+    #[must_use]
+    pub fn driver(&self) -> Option<&str> {
+        match self {
+            Self::Csi(source) => Some(&source.driver),
+            Self::HostPath { .. } | Self::Local { .. } | Self::Nfs { .. } => None,
+        }
+    }
+}
+
 impl DataPath {
     /// A data path that is not attached and has no options.
     #[must_use]

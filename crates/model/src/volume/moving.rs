@@ -1,9 +1,9 @@
-//! What a move of a volume writes down, and where: on the virtual PV (`gate`), on both twins
-//! (`twin`), and in the status of the `VolumeMove` (`record`, `phase`). Every text is parsed here
-//! once, into what cannot contradict itself; what cannot be read is an error, never an absence.
+//! What a move writes on the virtual PV (`gate`), on both twins (`twin`), and in the status of the
+//! `VolumeMove` (`record`, `phase`). All of it is parsed here, into types that cannot contradict themselves;
+//! what cannot be parsed is an error, never absence.
 //!
-//! What is done next is decided in `placement::moving`. What stands on twins and virtual PVs is
-//! read by every operation and loop; `twin/gate` and `api::volume_move` write it.
+//! The next step is decided in `placement::moving`. All operations and loops read the marks on twins and
+//! virtual PVs; the crate `moves` writes them.
 
 mod gate;
 mod phase;
@@ -16,21 +16,22 @@ use serde::{Deserialize, Serialize};
 
 pub use gate::{GateNote, Touch, VolumeMark, is_gated};
 pub use phase::{Condition, Phase};
-pub use record::{CommitRecord, Leads, MANIFEST_MAX, Manifest, MoveRecordError, MovedClaim, SourceRecord};
+pub use record::{
+    CommitRecord, MANIFEST_MAX, Manifest, MoveRecordError, MovedClaim, SourceRecord, TwinReference,
+};
 pub use twin::{SourceMark, TargetMark, TwinMarkError, TwinMarks, epoch_mark, epoch_of};
 
-/// The uid of a `VolumeMove`, which alone identifies it: names are used again.
+/// The uid of a `VolumeMove`. The name does not identify it, because names are reused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct MoveUid(String);
 
-/// A text that is no uid of a move.
+/// A text that is not the uid of a move.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no uid of a move: Kubernetes writes one as 36 lower-case letters, digits and hyphens")]
+#[error("{0:?} is not the uid of a move: Kubernetes writes it as 36 lower-case letters, digits and hyphens")]
 pub struct MoveUidError(String);
 
 impl MoveUid {
-    /// The uid as text, which is also a label value.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -71,17 +72,16 @@ impl fmt::Display for MoveUid {
     }
 }
 
-/// Which attempt of a move to keep the users away this is. What one attempt has established says
-/// nothing about the next one.
+/// The number of a gate: a move may try the cut-over several times, and results are valid for one attempt
+/// only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GateNumber(NonZeroU64);
 
 impl GateNumber {
-    /// The first attempt.
     pub const FIRST: Self = Self(NonZeroU64::MIN);
 
-    /// The attempt after this one. At a million attempts a second they last for 500 000 years.
+    /// The number of the next gate. At a million gates per second the numbers last for 500 000 years.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))

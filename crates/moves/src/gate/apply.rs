@@ -1,5 +1,5 @@
-//! Carrying out one step of a move on the claim and its PV. Each write is made on exactly the
-//! version that the decision rests on; whoever was faster is seen by the next look.
+//! Takes one step of a move on the claim and its PV. Each write is for exactly the version on which the
+//! decision was based: if another client wrote first, the step is decided again.
 
 use std::fmt::Debug;
 
@@ -20,21 +20,21 @@ use crate::{
 };
 
 impl MovedVolume {
-    /// Takes this step, if it is one of this module's.
+    /// Takes this step, if it is one of this module.
     pub async fn apply(&self, step: &ClaimStep) -> Result<Applied, GateError> {
         match step {
             ClaimStep::Lock { claim, by } => self.lock(claim, by).await,
             ClaimStep::Unlock { claim } => self.unlock(claim).await,
             ClaimStep::Touch { claim, touch } => self.touch(claim, *touch).await,
             ClaimStep::Gate { volume, note } => self.gate(volume, note).await,
-            ClaimStep::GiveBack { volume, note } => self.give_back(volume, note).await,
+            ClaimStep::RestoreClaimRef { volume, note } => self.restore_claim_ref(volume, note).await,
             ClaimStep::RestorePolicy { volume, policy, mark } => {
                 self.restore_policy(volume, *policy, mark).await
             }
             ClaimStep::RefuseGate { volume, mark } => self.refuse_gate(volume, mark).await,
             ClaimStep::Retain { volume } => self.retain(volume).await,
             ClaimStep::DeleteVolume { volume } => self.delete_volume(volume).await,
-            ClaimStep::LetVolumeGo { volume } => self.let_volume_go(volume).await,
+            ClaimStep::RemoveVolumeFinalizers { volume } => self.remove_volume_finalizers(volume).await,
             ClaimStep::MakeVolume { of, note } => self.make_volume(*of, note).await,
             ClaimStep::MarkSource { source, mark } => self.mark_source(source, mark).await,
             ClaimStep::RetainTarget { target } => self.retain_target(target).await,
@@ -51,7 +51,7 @@ impl MovedVolume {
             | ClaimStep::MakeHelpers(_)
             | ClaimStep::RemoveHelpers(_)
             | ClaimStep::StartPass(_)
-            | ClaimStep::Evict(_) => Ok(Applied::NotHere),
+            | ClaimStep::Evict(_) => Ok(Applied::NotHandled),
         }
     }
 
@@ -85,8 +85,8 @@ impl MovedVolume {
         claim.change(Step::MoveTouch, patch).await
     }
 
-    /// All in one write. The API server refuses it on a PV that is being deleted, for it takes no
-    /// new finalizer there.
+    /// One write for all fields. The API server rejects it for a PV that is being deleted, which cannot get a
+    /// new finalizer.
     async fn gate(&self, at: &AsRead, note: &GateNote) -> Result<Applied, GateError> {
         let Some(volume) = self.exact_volume(at).await? else {
             return Ok(Applied::ChangedMeanwhile);
@@ -104,9 +104,9 @@ impl MovedVolume {
         volume.change(Step::MoveGate, patch).await
     }
 
-    /// The uid and nothing else: with the policy in the same write, csi-provisioner deletes a
-    /// volume that it still sees Released.
-    async fn give_back(&self, at: &AsRead, note: &GateNote) -> Result<Applied, GateError> {
+    /// Only the uid: with the policy in the same write, csi-provisioner would delete a volume that it still
+    /// sees as Released.
+    async fn restore_claim_ref(&self, at: &AsRead, note: &GateNote) -> Result<Applied, GateError> {
         let patch = json!({"spec": {"claimRef": {"uid": note.claim_uid}}});
         self.change_volume(at, Step::MoveGiveBack, patch).await
     }
@@ -146,7 +146,7 @@ impl MovedVolume {
         outcome(crash::around(Step::MoveDeleteVolume, deleted).await.map(Some))
     }
 
-    async fn let_volume_go(&self, at: &AsRead) -> Result<Applied, GateError> {
+    async fn remove_volume_finalizers(&self, at: &AsRead) -> Result<Applied, GateError> {
         let patch = json!({"metadata": {"finalizers": []}});
         self.change_volume(at, Step::MoveLetVolumeGo, patch).await
     }
@@ -157,7 +157,9 @@ impl MovedVolume {
         };
         let recovered = self.recovered_manifest()?;
         let manifest = recovered.as_ref().unwrap_or(manifest);
-        let volume = manifest.again(&claim.name, note).and_then(serde_json::from_value);
+        let volume = manifest
+            .to_volume(&claim.name, note)
+            .and_then(serde_json::from_value);
         let volume: PersistentVolume = volume.map_err(|error| self.unwritable(error))?;
         outcome(crash::around(Step::MoveMakeVolume, self.volumes().create(&volume)).await)
     }
@@ -185,14 +187,13 @@ impl MovedVolume {
     }
 }
 
-/// An object in the version that a step names.
 pub(super) struct Exact<K> {
     objects: Objects<K>,
     pub(super) object: K,
     at: AsRead,
 }
 
-/// Reads an object for what has to be known of it to change it; `None` if it has another version.
+/// Reads an object before a change; `None` if it has another version.
 pub(super) async fn exactly<K>(
     objects: Objects<K>,
     name: &str,
@@ -210,7 +211,7 @@ where
     }))
 }
 
-/// An object in the version that has just been read.
+/// An object that was just read, with that version.
 pub(super) fn exactly_as<K: Resource>(objects: Objects<K>, object: K) -> Exact<K> {
     Exact {
         at: super::observe::as_read(&object),
@@ -229,7 +230,6 @@ where
     }
 }
 
-/// Changes an object in exactly this version.
 async fn change<K>(
     objects: &Objects<K>,
     name: &str,
@@ -245,8 +245,8 @@ where
     outcome(crash::around(step, objects.merge(name, &patch)).await)
 }
 
-/// An object that is gone, or has another version, or is another one of its name, or is there
-/// where none should be: it was changed meanwhile.
+/// A conflict means that the object was changed meanwhile: it was deleted or recreated, has another version,
+/// or exists already.
 pub(crate) fn outcome<T>(written: Result<Option<T>, ApiError>) -> Result<Applied, GateError> {
     Ok(match crate::cluster::unless_conflict(written)? {
         Some(_) => Applied::Done,
@@ -261,7 +261,7 @@ pub(super) fn precondition(at: &AsRead) -> Precondition {
     }
 }
 
-/// The finalizers of an object, with that of moves or without.
+/// The finalizers of an object, with or without the one of moves.
 fn finalizers(object: &impl ResourceExt, moving: bool) -> Vec<String> {
     let mut finalizers = object.finalizers().to_vec();
     finalizers.retain(|one| one != mark::MOVE);

@@ -1,17 +1,17 @@
-//! Moves within one namespace of a remote cluster. Pods there name the twin as they name the claim, and
-//! until the commit the source has that name. The twin at the target has one of its own until then, and
-//! takes the claim's over when it is handed over. Each of these writes can be the first one after a crash:
+//! Moves within one namespace of a remote cluster. Pods there mount the twin by the name of the claim, which
+//! the source has until the commit. Until then the target twin has another name; at the hand-over it takes
+//! over the claim's name. Each of these writes can be the first one after a crash:
 //!
 //! ```text
-//! PV of the source ── Retain, and what it is
-//! source           ── deleted: from here on that PV alone is the source
+//! PV of the source ── Retain, and marked as the superseded source
+//! source           ── deleted: from then on the source is only that PV
 //! target           ── a second claim for the same PV, under the name of the claim
-//! PV of the target ── Retain, and belongs to the second claim
+//! PV of the target ── Retain, and names the second claim
 //! first claim      ── deleted, once the second one is bound
 //! ```
 //!
-//! Then the second claim is handed over like any other twin. Both PVs name a uid all the time, so that
-//! nobody else is bound to them.
+//! Then the second claim is handed over like any other twin. Both PVs always name a uid, so that no other
+//! claim is bound to them.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use kube::{ResourceExt, api::ObjectMeta};
@@ -31,27 +31,24 @@ use crate::{
     volume::{ReclaimPolicy, mark, moving::SourceMark},
 };
 
-/// What Kubernetes writes on a claim about its volume.
+/// Prefixes of the annotations that Kubernetes writes on a claim about its volume.
 const OF_KUBERNETES: [&str; 3] = [
     "pv.kubernetes.io/",
     "volume.kubernetes.io/",
     "volume.beta.kubernetes.io/",
 ];
 
-/// What has the name of the claim in the namespace of the twins.
-pub(super) enum Named {
-    /// The target. It waits for its PV, for this reason, or is ready.
+/// The claim with the name of the moved claim, in the namespace of the twins.
+pub(super) enum ClaimOfName {
+    /// The target; with the reason if it still waits for its PV.
     Target(Box<PersistentVolumeClaim>, Option<String>),
-    /// The source.
     Source(Box<PersistentVolumeClaim>),
-    /// Something that is neither.
     Foreign,
-    /// Nothing.
     Nothing,
 }
 
 impl MovedVolume {
-    /// The name that the twin at the target takes over, if it is made under another one.
+    /// The name that the target twin takes over, if it was created under another one.
     pub(super) fn name_to_take(&self) -> Option<&str> {
         let Place::Site(site) = &self.target.place else {
             return None;
@@ -60,23 +57,23 @@ impl MovedVolume {
         (site.remote_cluster().is_some() && site.name() != name).then_some(name)
     }
 
-    pub(super) async fn named(&self, site: &Site, name: &str) -> Result<Named, ApiError> {
+    pub(super) async fn named(&self, site: &Site, name: &str) -> Result<ClaimOfName, ApiError> {
         let Some(found) = site.twins().get(name).await? else {
-            return Ok(Named::Nothing);
+            return Ok(ClaimOfName::Nothing);
         };
         if site.is_twin(self.volume(), &found) {
-            let why = self.awaits(site, &found).await?;
-            return Ok(Named::Target(Box::new(found), why));
+            let why = self.binding_wait(site, &found).await?;
+            return Ok(ClaimOfName::Target(Box::new(found), why));
         }
         let is_source = |source: &Site| source.is_twin(self.volume(), &found);
         Ok(match self.site(Side::Source) {
-            Ok(source) if is_source(source) => Named::Source(Box::new(found)),
-            _ => Named::Foreign,
+            Ok(source) if is_source(source) => ClaimOfName::Source(Box::new(found)),
+            _ => ClaimOfName::Foreign,
         })
     }
 
-    /// For what the second claim waits once its PV is its own.
-    pub(super) async fn awaits(
+    /// Why the second claim is not bound yet, after its PV names it.
+    pub(super) async fn binding_wait(
         &self,
         site: &Site,
         named: &PersistentVolumeClaim,
@@ -92,7 +89,7 @@ impl MovedVolume {
         Ok(waits.then(|| format!("{}/{} is being bound", site.namespace(), named.name_any())))
     }
 
-    /// The PV that alone is the source, once that has given its name up.
+    /// The PV that is left of the source after its twin was deleted.
     pub(super) async fn source_without_twin(
         &self,
         site: &Site,
@@ -101,7 +98,7 @@ impl MovedVolume {
             return Ok(None);
         }
         let of = data_of(site, self.volume());
-        // Of a volume that has moved on since, each move has left one.
+        // Each move of the volume may leave such a PV; this is the one of this move.
         let is_it = |real: &PersistentVolume| {
             let left_by = SourceMark::read(real.annotations()).ok().flatten();
             real.annotations().get(mark::DATA_OF) == Some(&of)
@@ -110,15 +107,15 @@ impl MovedVolume {
         Ok(site.volumes().find(is_it).await?.into_iter().next())
     }
 
-    /// Gives that PV the reclaim policy that its user wants, as which nothing else is left of the source.
+    /// Sets the reclaim policy of that PV to the one that the user wants, and removes the mark of the source.
     pub(super) async fn release_source_without_twin(
         &self,
         at: &AsRead,
         policy: ReclaimPolicy,
     ) -> Result<Applied, GateError> {
         let (site, target) = (self.site(Side::Source)?, self.site(Side::Target)?);
-        // A leader that was late may have made the first claim again.
-        if let Some(first) = self.first_claim(target).await?.filter(stays) {
+        // A late write of an old leader may have created the first claim again.
+        if let Some(first) = self.first_claim(target).await?.filter(is_active) {
             return delete(target, first, Step::MoveDeleteTarget).await;
         }
         let real = self.source_without_twin(site).await?;
@@ -135,25 +132,25 @@ impl MovedVolume {
             .await
     }
 
-    /// The next write until the target has the name of the claim; `None` if it has. `at` is the twin
-    /// that was decided on, under whichever name.
+    /// Takes the next write until the target has the name of the claim; `None` if it has. `at` is the version
+    /// of the target twin in the decision, under either name.
     pub(super) async fn take_name(&self, name: &str, at: &AsRead) -> Result<Option<Applied>, GateError> {
         let site = self.site(Side::Target)?;
         let first = self.first_claim(site).await?;
         let is_decided_on = |twin: &PersistentVolumeClaim| as_read(twin) == *at;
         match (self.named(site, name).await?, first) {
-            (Named::Target(second, _), first) if is_decided_on(&second) => {
-                self.have_volume(site, &second, first).await
+            (ClaimOfName::Target(second, _), first) if is_decided_on(&second) => {
+                self.bind_second_claim(site, &second, first).await
             }
-            (Named::Source(source), Some(first)) if is_decided_on(&first) => {
-                self.give_name_up(*source).await.map(Some)
+            (ClaimOfName::Source(source), Some(first)) if is_decided_on(&first) => {
+                self.release_name(*source).await.map(Some)
             }
-            (Named::Nothing, Some(first)) if is_decided_on(&first) => {
-                let second = again(name, first);
+            (ClaimOfName::Nothing, Some(first)) if is_decided_on(&first) => {
+                let second = copy_of_twin(name, first);
                 let created = crash::around(Step::MoveTakeName, site.twins().create(&second)).await;
                 outcome(created).map(Some)
             }
-            (Named::Foreign, Some(_)) => Err(GateError::NameTaken {
+            (ClaimOfName::Foreign, Some(_)) => Err(GateError::NameTaken {
                 twin: format!("{}/{name}", site.namespace()),
                 cluster: site.cluster_name(),
             }),
@@ -161,8 +158,8 @@ impl MovedVolume {
         }
     }
 
-    /// The data of the source stays, its twin goes.
-    async fn give_name_up(&self, source: PersistentVolumeClaim) -> Result<Applied, GateError> {
+    /// Retains the data of the source and deletes its twin.
+    async fn release_name(&self, source: PersistentVolumeClaim) -> Result<Applied, GateError> {
         let site = self.site(Side::Source)?;
         let superseded = SourceMark::Superseded {
             by: self.by.clone(),
@@ -172,7 +169,7 @@ impl MovedVolume {
             if source.metadata.deletion_timestamp.is_none() {
                 return Ok(Applied::ChangedMeanwhile);
             }
-            // Somebody else deletes it, and it was left alone for that.
+            // Another client deletes the twin, which was therefore not marked before.
             let patch = json!({"metadata": {"annotations": {mark::SOURCE_OF: superseded.to_string()}}});
             return exactly_as(site.twins(), source)
                 .change(Step::MoveMarkSource, patch)
@@ -188,7 +185,7 @@ impl MovedVolume {
                 mark::SOURCE_OF: superseded.to_string(),
                 mark::DATA_OF: data_of(site, self.volume()),
             });
-            note_policy(&mut annotations, &real);
+            record_policy(&mut annotations, &real);
             let patch = json!({
                 "metadata": {"annotations": annotations},
                 "spec": {"persistentVolumeReclaimPolicy": ReclaimPolicy::Retain.as_str()},
@@ -200,8 +197,8 @@ impl MovedVolume {
         delete(site, source, Step::MoveReleaseSource).await
     }
 
-    /// The PV goes from the first claim to the second one, and the first one goes.
-    async fn have_volume(
+    /// Binds the PV to the second claim instead of the first one, and deletes the first one.
+    async fn bind_second_claim(
         &self,
         site: &Site,
         second: &PersistentVolumeClaim,
@@ -221,7 +218,7 @@ impl MovedVolume {
                 return Err(unbound());
             }
             let mut annotations = json!({mark::DATA_OF: data_of(site, self.volume())});
-            note_policy(&mut annotations, &real);
+            record_policy(&mut annotations, &real);
             let patch = json!({
                 "metadata": {"annotations": annotations},
                 "spec": {
@@ -235,13 +232,13 @@ impl MovedVolume {
         if reading::phase(second) != "Bound" || !is_bound(&real) {
             return Ok(Some(Applied::ChangedMeanwhile));
         }
-        match first.filter(stays) {
+        match first.filter(is_active) {
             Some(first) => delete(site, first, Step::MoveDeleteTarget).await.map(Some),
             None => Ok(None),
         }
     }
 
-    /// The twin as the move has made it, where that is not what is handed over.
+    /// The target twin under its first name, if it takes over another one.
     async fn first_claim(&self, site: &Site) -> Result<Option<PersistentVolumeClaim>, ApiError> {
         if self.name_to_take().is_none() {
             return Ok(None);
@@ -255,20 +252,20 @@ impl MovedVolume {
     }
 }
 
-fn stays(claim: &PersistentVolumeClaim) -> bool {
+fn is_active(claim: &PersistentVolumeClaim) -> bool {
     claim.metadata.deletion_timestamp.is_none()
 }
 
-/// Notes the policy of a PV that is about to be retained.
-pub(super) fn note_policy(annotations: &mut Value, real: &PersistentVolume) {
+/// Records the reclaim policy of a PV that is about to be retained.
+pub(super) fn record_policy(annotations: &mut Value, real: &PersistentVolume) {
     let policy = reclaim_policy(real);
     if policy != ReclaimPolicy::Retain.as_str() {
         annotations[mark::POLICY_BEFORE] = policy.into();
     }
 }
 
-/// The same twin under another name, for the PV that it has.
-pub(super) fn again(name: &str, first: PersistentVolumeClaim) -> PersistentVolumeClaim {
+/// The same twin under another name, for the same PV.
+pub(super) fn copy_of_twin(name: &str, first: PersistentVolumeClaim) -> PersistentVolumeClaim {
     let mut annotations = first.metadata.annotations.unwrap_or_default();
     annotations.retain(|key, _| !OF_KUBERNETES.iter().any(|its| key.starts_with(its)));
     PersistentVolumeClaim {

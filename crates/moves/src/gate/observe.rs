@@ -1,10 +1,10 @@
-//! What the objects of one claim that is being moved say, read live. Who uses them is read last:
-//! a gate that is seen closed was closed before its users were looked for.
+//! Reads the objects of one claim that is being moved, live. The users are read last: if the gate is closed,
+//! it was closed before the users were read.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{ResourceExt, core::PartialObjectMeta};
 
-use super::{ClaimObjects, GateError, MovedVolume, Place, name::Named};
+use super::{ClaimObjects, GateError, MovedVolume, Place, name::ClaimOfName};
 use crate::{
     api::volume_move::VolumeMove,
     cluster::{ApiError, facts},
@@ -20,7 +20,6 @@ use crate::{
 };
 
 impl MovedVolume {
-    /// Reads them.
     pub async fn observe(&self) -> Result<ClaimObjects, GateError> {
         let (claim, volume, (source, twin), (target, target_twin)) = tokio::try_join!(
             self.claim(),
@@ -31,13 +30,13 @@ impl MovedVolume {
         let attached = self.home_attachments().await?;
         let volume = volume.map_or(Ok(VolumeNow::Absent), |volume| {
             self.described(&volume, attached.nodes_of(self.volume().as_str()))
-                .map(VolumeNow::There)
+                .map(VolumeNow::Exists)
         })?;
         let users = self.users(&attached, twin.as_ref()).await?;
         let too_small = claim
             .as_ref()
             .zip(target_twin.as_ref())
-            .and_then(|(claim, target)| self.stays_too_small(claim, target));
+            .and_then(|(claim, target)| self.remains_too_small(claim, target));
         Ok(ClaimObjects {
             claim: match &claim {
                 Some(claim) => self.claim_now(claim, twin.as_ref()).await?,
@@ -63,23 +62,23 @@ impl MovedVolume {
     ) -> Result<ClaimNow, GateError> {
         let touched = claim.annotations().get(mark::MOVE_TOUCHED);
         let lock = self.lock_on(claim).await?;
-        // A change of a locked claim is put off until the move has ended. A change that began before
-        // shows on the twin, and the move waits for it.
+        // A change of a locked claim waits until the move has ended. A change that began earlier is visible
+        // on the twin, and the move waits for it.
         let changes = if lock == Lock::Ours { source } else { Some(claim) };
-        Ok(ClaimNow::There {
+        Ok(ClaimNow::Exists {
             at: as_read(claim),
             deleting: claim.metadata.deletion_timestamp.is_some(),
             lock,
             lost: reading::phase(claim) == "Lost",
-            // A value that another client wrote is not ours: the claim is touched again.
+            // Another client wrote an unreadable value: the claim is touched again.
             touched: touched.and_then(|text| text.parse().ok()),
             changing: changes.is_some_and(is_changing),
         })
     }
 
-    /// Why the target will never be as large as the claim asks, if that is known: the claim has been
-    /// given a larger request since the target was made.
-    fn stays_too_small(
+    /// Why the target will never be as large as the claim requests, if known: the request was raised after
+    /// the target was created.
+    fn remains_too_small(
         &self,
         claim: &PersistentVolumeClaim,
         target: &PersistentVolumeClaim,
@@ -92,7 +91,7 @@ impl MovedVolume {
         let is_short = asked > there.requested.max(there.capacity);
         (is_short && !class.allows_expansion).then(|| {
             format!(
-                "the claim {} now asks for {}, the new volume has {}, and its class {:?} in the cluster {} does not allow \
+                "the claim {} now requests {}, the new volume has {}, and its class {:?} in the cluster {} does not allow \
                  expansion: start the move again once the claim has grown, or choose another class",
                 self.claim.name,
                 quantity(asked),
@@ -154,7 +153,7 @@ impl MovedVolume {
     fn serves(&self, volume: &PersistentVolume) -> Serves {
         let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
         let Some(csi) = csi.filter(|csi| csi.driver == DRIVER_NAME) else {
-            return Serves::Else("another driver".to_owned());
+            return Serves::Other("another driver".to_owned());
         };
         let handle: Option<VolumeId> = csi.volume_handle.parse().ok();
         let is_later = |of: &VolumeId| of.name == self.target.id.name && of.epoch > self.target.id.epoch;
@@ -167,13 +166,13 @@ impl MovedVolume {
         } else if handle.as_ref().is_some_and(is_later) {
             Serves::Later
         } else {
-            Serves::Else(csi.volume_handle.clone())
+            Serves::Other(csi.volume_handle.clone())
         }
     }
 
     fn held_by(&self, volume: &PersistentVolume) -> HeldBy {
         let Some(holder) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
-            return HeldBy::Else("nobody".to_owned());
+            return HeldBy::Other("no claim".to_owned());
         };
         let (name, uid) = (
             facts::claim_name(holder),
@@ -184,18 +183,18 @@ impl MovedVolume {
         } else if name == self.claim.name && uid == self.by.as_str() {
             HeldBy::Move
         } else {
-            HeldBy::Else(format!("the claim {name} with the uid {uid:?}"))
+            HeldBy::Other(format!("the claim {name} with the uid {uid:?}"))
         }
     }
 
-    /// The twin at the source, too, if it is there. One of another epoch has its name again.
+    /// Also returns the source twin, if it exists. A twin of another epoch may have its name.
     async fn source_now(&self) -> Result<(Live<SourceTwin>, Option<PersistentVolumeClaim>), GateError> {
         let found = match live_twin(&self.source.place).await {
-            Live::Silent(why) => return Ok((Live::Silent(why), None)),
+            Live::Unknown(why) => return Ok((Live::Unknown(why), None)),
             Live::Known(found) => found,
         };
         match self.recovered_now().await {
-            Err(error) => return Ok((Live::Silent(error.to_string()), None)),
+            Err(error) => return Ok((Live::Unknown(error.to_string()), None)),
             Ok(Some(recovered)) => return Ok((recovered, None)),
             Ok(None) => {}
         }
@@ -207,7 +206,7 @@ impl MovedVolume {
             return Ok((self.source_volume().await?, None));
         };
         let unreadable = |error| unreadable(site, error);
-        let there = SourceTwin::There {
+        let there = SourceTwin::Exists {
             at: as_read(&twin),
             mark: SourceMark::read(twin.annotations()).map_err(unreadable)?,
             deleting: twin.metadata.deletion_timestamp.is_some(),
@@ -221,15 +220,15 @@ impl MovedVolume {
         Ok(is_twin && epoch? == self.source.id.epoch)
     }
 
-    /// The source without its twin: a PV that is kept, or nothing.
+    /// The source without its twin: only the retained PV, if it exists.
     async fn source_volume(&self) -> Result<Live<SourceTwin>, GateError> {
         let Place::Site(site) = &self.source.place else {
             return Ok(Live::Known(SourceTwin::Gone));
         };
         Ok(match self.source_without_twin(site).await {
-            Err(error) => Live::Silent(error.to_string()),
+            Err(error) => Live::Unknown(error.to_string()),
             Ok(None) => Live::Known(SourceTwin::Gone),
-            Ok(Some(real)) => Live::Known(SourceTwin::There {
+            Ok(Some(real)) => Live::Known(SourceTwin::Exists {
                 at: as_read(&real),
                 mark: SourceMark::read(real.annotations()).map_err(|error| unreadable(site, error))?,
                 deleting: real.metadata.deletion_timestamp.is_some(),
@@ -237,7 +236,7 @@ impl MovedVolume {
         })
     }
 
-    /// The twin at the target under the name that it takes over, or for what that waits.
+    /// The target twin under the name of the claim, or what that name waits for.
     async fn target_with_name(
         &self,
     ) -> Result<Option<Result<(&Site, PersistentVolumeClaim), String>>, ApiError> {
@@ -245,31 +244,31 @@ impl MovedVolume {
             return Ok(None);
         };
         Ok(match self.named(site, name).await? {
-            Named::Target(_, Some(why)) => Some(Err(why)),
-            Named::Target(twin, None) => Some(Ok((site, *twin))),
-            // Only this move deletes it, or it is gone for good.
-            Named::Source(twin) if is_superseded(&twin) && is_leaving(&twin) => {
+            ClaimOfName::Target(_, Some(why)) => Some(Err(why)),
+            ClaimOfName::Target(twin, None) => Some(Ok((site, *twin))),
+            // Nothing keeps this twin any more, so its name becomes free.
+            ClaimOfName::Source(twin) if is_superseded(&twin) && will_disappear(&twin) => {
                 let place = format!("{}/{name}", site.namespace());
-                Some(Err(format!("{place}, the twin of before, is being deleted")))
+                Some(Err(format!("{place}, the twin of the source, is being deleted")))
             }
-            Named::Source(_) | Named::Foreign | Named::Nothing => None,
+            ClaimOfName::Source(_) | ClaimOfName::Foreign | ClaimOfName::Nothing => None,
         })
     }
 
-    /// The twin at the target, too, if it is there.
+    /// Also returns the target twin, if it exists.
     async fn target_now(&self) -> Result<(Live<TargetTwin>, Option<PersistentVolumeClaim>), GateError> {
         let alone = |target| Ok((target, None));
         if matches!(self.target.place, Place::Gone) {
             return alone(Live::Known(TargetTwin::Gone));
         }
         let found = match self.target_with_name().await {
-            Err(error) => return alone(Live::Silent(error.to_string())),
+            Err(error) => return alone(Live::Unknown(error.to_string())),
             Ok(Some(Err(why))) => return alone(Live::Known(TargetTwin::TakesName(why))),
             Ok(Some(Ok(found))) => Live::Known(Some(found)),
             Ok(None) => live_twin(&self.target.place).await,
         };
         let found = match found {
-            Live::Silent(why) => return alone(Live::Silent(why)),
+            Live::Unknown(why) => return alone(Live::Unknown(why)),
             Live::Known(found) => found,
         };
         let Some((site, twin)) = found else {
@@ -301,9 +300,9 @@ impl MovedVolume {
             Ok(volume) => {
                 volume.is_none_or(|volume| reclaim_policy(&volume) == ReclaimPolicy::Retain.as_str())
             }
-            Err(error) => return alone(Live::Silent(error.to_string())),
+            Err(error) => return alone(Live::Unknown(error.to_string())),
         };
-        let there = TargetTwin::There {
+        let there = TargetTwin::Exists {
             at: as_read(&twin),
             handed_over: marks.handed_over,
             retained,
@@ -312,7 +311,7 @@ impl MovedVolume {
         Ok((Live::Known(there), Some(twin)))
     }
 
-    /// Whose a twin of the volume is that this move has not made.
+    /// What a twin is that this move has not created.
     fn not_of_this_move(
         &self,
         marks: &Marks,
@@ -321,34 +320,33 @@ impl MovedVolume {
         let epoch = epoch_of(twin.annotations())?;
         if epoch != self.target.id.epoch {
             return Ok(Some(format!(
-                "it is the twin of the volume's epoch {epoch}; what an earlier move has left is kept until its retainSource ends"
+                "it is the twin of the volume's epoch {epoch}; the retained source of an earlier move is kept until its retainSource ends"
             )));
         }
         Ok(match TargetMark::read(twin.labels(), twin.annotations())? {
             Some(mark) if mark.by != self.by => {
-                Some(format!("the VolumeMove with the uid {} has made it", mark.by))
+                Some(format!("the VolumeMove with the uid {} has created it", mark.by))
             }
-            None if !marks.handed_over => Some("no VolumeMove has made it".to_owned()),
+            None if !marks.handed_over => Some("no VolumeMove has created it".to_owned()),
             Some(_) | None => None,
         })
     }
 }
 
-/// The twin of a place, if there is one.
 async fn live_twin(place: &Place) -> Live<Option<(&Site, PersistentVolumeClaim)>> {
     let site = match place {
         Place::Site(site) => site,
-        Place::Silent(why) => return Live::Silent(why.clone()),
+        Place::Unreachable(why) => return Live::Unknown(why.clone()),
         Place::Gone => return Live::Known(None),
     };
     match site.twins().get(site.name()).await {
         Ok(found) => Live::Known(found.map(|twin| (&**site, twin))),
-        Err(error) => Live::Silent(error.to_string()),
+        Err(error) => Live::Unknown(error.to_string()),
     }
 }
 
-/// The PV of a twin, if it has one that this driver may change: where it may not, nothing is
-/// retained and nothing given back, as for every volume there.
+/// The PV of a twin, if this driver may change it. Without those rights, the reclaim policy is neither set
+/// nor restored, as for all volumes there.
 pub(crate) async fn twins_volume(
     site: &Site,
     twin: &PersistentVolumeClaim,
@@ -362,7 +360,7 @@ pub(crate) async fn twins_volume(
     Ok(found.filter(|found| reading::is_bound_to(found, twin)))
 }
 
-fn is_leaving(twin: &PersistentVolumeClaim) -> bool {
+fn will_disappear(twin: &PersistentVolumeClaim) -> bool {
     twin.metadata.deletion_timestamp.is_some() && !has_finalizer(twin)
 }
 
@@ -386,7 +384,7 @@ pub(super) fn as_read(object: &impl ResourceExt) -> AsRead {
     )
 }
 
-/// Whether size or attributes of a claim are not yet what it asks for.
+/// Whether size or attributes of a claim differ from its spec.
 fn is_changing(claim: &PersistentVolumeClaim) -> bool {
     let size = facts::claim_size(claim);
     let wanted = claim

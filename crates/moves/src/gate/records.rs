@@ -1,5 +1,5 @@
-//! What the status of a move is to remember of a claim's PV: as it is, before the gate; and as it
-//! is to be, when the move is committed. Either can be made again from that.
+//! Computes what the status of a move records of a claim's PV: the PV before the gate and, at the commit, the
+//! one that replaces it. Either can be created again from its record.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use crate::{
     placement::moving::{Side, VirtualVolume, policy_wanted},
     topology::{Segments, accessible},
     twin::{Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, reading},
-    volume::moving::{CommitRecord, Leads, Manifest, MoveRecordError, SourceRecord},
+    volume::moving::{CommitRecord, Manifest, MoveRecordError, SourceRecord, TwinReference},
 };
 
 impl MovedVolume {
-    /// The PV as it was decided on; `None` if it has changed since.
+    /// The PV in the version of the decision; `None` if it has changed since.
     pub async fn source_record(&self, seen: &VirtualVolume) -> Result<Option<SourceRecord>, GateError> {
         let Some(volume) = self.exact_volume(&seen.at).await? else {
             return Ok(None);
@@ -26,13 +26,13 @@ impl MovedVolume {
         let source = Manifest::of(&whole).map_err(|error| self.unrecordable(error))?;
         Ok(Some(SourceRecord {
             claim: self.claim.clone(),
-            // What the user wants, and not the Retain of an earlier gate.
+            // The policy of the user, not the Retain of an earlier gate.
             policy: policy_wanted(seen.policy, seen.mark.as_ref()),
             source,
         }))
     }
 
-    /// The PV that is to replace this one, as the twin at the target is now.
+    /// The PV that replaces this one, for the current twin at the target.
     pub async fn commit_record(&self, of: &SourceRecord) -> Result<CommitRecord, GateError> {
         let site = self.site(Side::Target)?;
         let unbound = || GateError::Unbound {
@@ -55,13 +55,13 @@ impl MovedVolume {
             })?
         };
         let affinity = serde_json::to_value(node_affinity(places)).map_err(|error| self.unwritable(error))?;
-        let there = Leads {
+        let there = TwinReference {
             handle: self.target.id.clone(),
             attributes: attributes(site, self.name_to_take(), &twin, real.as_ref()),
             affinity,
             bytes: bytes(&twin, real.as_ref()),
         };
-        let target = of.source.leading_to(&there);
+        let target = of.source.for_twin(&there);
         target
             .and_then(|target| CommitRecord::new(of.clone(), target))
             .map_err(|error| self.unrecordable(error))
@@ -75,7 +75,7 @@ impl MovedVolume {
     }
 }
 
-/// As `CreateVolume` answers them.
+/// The same volume attributes as in the response of `CreateVolume`.
 fn attributes(
     site: &Site,
     to_take: Option<&str>,
@@ -96,7 +96,7 @@ fn attributes(
     ])
 }
 
-/// What is not bound yet will be as large as it was asked to be.
+/// An unbound twin counts with its requested size.
 fn bytes(twin: &PersistentVolumeClaim, real: Option<&PersistentVolume>) -> u64 {
     let size = facts::claim_size(twin);
     let of_real = real.and_then(facts::volume_size);

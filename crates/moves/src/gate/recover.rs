@@ -16,7 +16,7 @@ use serde_json::json;
 use super::{
     Applied, GateError, MovedVolume, Place, Records,
     apply::{exactly_as, outcome},
-    name::{again, note_policy},
+    name::{copy_of_twin, record_policy},
     twins::delete,
 };
 use crate::{
@@ -39,7 +39,7 @@ impl MovedVolume {
         })
     }
 
-    /// The site of its twin.
+    /// The site of the recovered source twin.
     fn recovered_site(&self) -> Result<Site, GateError> {
         let Some(id) = self.recovered_id() else {
             return Err(self.no_epoch());
@@ -50,7 +50,7 @@ impl MovedVolume {
         };
         let (namespace, name) = (site.namespace().to_owned(), site.name().to_owned());
         let found = Site::recorded(&self.home, remote.clone(), namespace, name, id.epoch);
-        found.map_err(|error| GateError::Silent {
+        found.map_err(|error| GateError::Unreachable {
             side: Side::Source.as_str(),
             why: error.to_string(),
         })
@@ -87,7 +87,6 @@ impl MovedVolume {
         })
     }
 
-    /// The source in its new epoch; `None` if it does not exist yet.
     pub(super) async fn recovered_now(&self) -> Result<Option<Live<SourceTwin>>, GateError> {
         if !self.recovers || !matches!(self.source.place, Place::Site(_)) {
             return Ok(None);
@@ -99,8 +98,8 @@ impl MovedVolume {
         if site.remote_cluster().is_some() {
             return Ok(Some(Live::Known(SourceTwin::Recovered)));
         }
-        if let Some(why) = self.awaits(&site, &second).await? {
-            return Ok(Some(Live::Silent(why)));
+        if let Some(why) = self.binding_wait(&site, &second).await? {
+            return Ok(Some(Live::Unknown(why)));
         }
         let first = self.superseded_twin().await?;
         let is_whole = first.is_none() && reading::phase(&second) == "Bound";
@@ -112,14 +111,14 @@ impl MovedVolume {
         Ok(found.filter(|found| site.is_twin(self.volume(), found)))
     }
 
-    /// The twin in its state after the commit.
+    /// The source twin in its state after the commit.
     async fn superseded_twin(&self) -> Result<Option<PersistentVolumeClaim>, GateError> {
         let site = self.site(Side::Source)?;
         let found = site.twins().get(site.name()).await?;
         Ok(found.filter(|found| site.is_twin(self.volume(), found)))
     }
 
-    /// The next write until the source has the epoch after the target's.
+    /// Takes the next write until the source has the epoch after the target's.
     pub(super) async fn recover_source(
         &self,
         at: &AsRead,
@@ -142,11 +141,11 @@ impl MovedVolume {
         };
         match site.twins().get(site.name()).await? {
             Some(second) if site.is_twin(self.volume(), &second) => {
-                self.hand_volume_on(&site, &second, first.object, policy).await
+                self.bind_second_twin(&site, &second, first.object, policy).await
             }
             Some(_) => Err(taken()),
             None => {
-                let mut second = again(site.name(), first.object);
+                let mut second = copy_of_twin(site.name(), first.object);
                 let annotations = second.metadata.annotations.get_or_insert_default();
                 annotations.remove(mark::SOURCE_OF);
                 annotations.extend(epoch);
@@ -159,7 +158,7 @@ impl MovedVolume {
     }
 
     /// Binds the PV to the second twin instead of the first one, and deletes the first one.
-    async fn hand_volume_on(
+    async fn bind_second_twin(
         &self,
         site: &Site,
         second: &PersistentVolumeClaim,
@@ -177,7 +176,7 @@ impl MovedVolume {
                 return Err(unbound());
             }
             let mut annotations = json!({});
-            note_policy(&mut annotations, &real);
+            record_policy(&mut annotations, &real);
             let patch = json!({
                 "metadata": {"annotations": annotations},
                 "spec": {
@@ -197,8 +196,8 @@ impl MovedVolume {
         }
     }
 
-    /// The target may return, with its pods: its twin records that the volume is at the source now, whether the
-    /// twin was handed over or not.
+    /// If the target returns, so may its pods: its twin records that the volume is at the source now, even if
+    /// the twin was never handed over.
     pub(super) async fn supersede_target(&self, at: &AsRead) -> Result<Applied, GateError> {
         let Some((_, twin)) = self.exact_twin(Side::Target, at).await? else {
             return Ok(Applied::ChangedMeanwhile);

@@ -1,6 +1,5 @@
-//! Carrying out one step of a move on one of the two twins, in exactly the version that the
-//! decision rests on. What becomes of the data is settled on the twin's PV before the twin is
-//! handed over, or deleted.
+//! Takes one step of a move on one of the two twins, in exactly the version on which the decision was based.
+//! The reclaim policy of the twin's PV is set before the twin is handed over or deleted.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
@@ -39,8 +38,7 @@ impl MovedVolume {
             .await
     }
 
-    /// One that was never handed over has nobody's data but a copy, whether or not that has been
-    /// kept for a while.
+    /// A twin that was never handed over contains only a copy, even if the copy was retained for a while.
     pub(super) async fn delete_target(&self, at: &AsRead) -> Result<Applied, GateError> {
         let Some((site, twin)) = self.exact_twin(Side::Target, at).await? else {
             return Ok(Applied::ChangedMeanwhile);
@@ -56,7 +54,7 @@ impl MovedVolume {
         delete(site, twin.object, step).await
     }
 
-    /// From here on the twin is like any other: held, if it may be, and looked after.
+    /// After this the twin is like any other: it has the finalizer, if allowed, and all loops handle it.
     pub(super) async fn hand_over(&self, at: &AsRead, retained: bool) -> Result<Applied, GateError> {
         let to_take = self.name_to_take();
         if let Some(name) = to_take
@@ -68,7 +66,7 @@ impl MovedVolume {
         let Some(twin) = exactly(site.twins(), to_take.unwrap_or(site.name()), at).await? else {
             return Ok(Applied::ChangedMeanwhile);
         };
-        // It was retained to get its name.
+        // A twin that took over its name was retained for that.
         if retained || to_take.is_some() {
             let policy = if retained {
                 ReclaimPolicy::Retain
@@ -117,8 +115,8 @@ impl MovedVolume {
         Ok(twin.map(|twin| (site, twin)))
     }
 
-    /// Sees to it that the data of a twin has this reclaim policy. One that this driver replaced
-    /// with Retain is given back for Delete; one that somebody else has chosen stays.
+    /// Sets the reclaim policy of the twin's PV. For Delete, a Retain of this driver is replaced by the
+    /// policy from before; a policy that another client has set is kept.
     pub(super) async fn settle(
         &self,
         site: &Site,
@@ -141,8 +139,8 @@ impl MovedVolume {
     }
 }
 
-/// Deletes a twin. Our finalizer is taken off first, and not when it is being deleted: a crash in
-/// between leaves a twin that is deleted by the next one who decides.
+/// Deletes a twin. Our finalizer is removed before the deletion, not during it: after a crash in between, the
+/// next decision deletes the twin.
 pub(super) async fn delete(
     site: &Site,
     twin: PersistentVolumeClaim,

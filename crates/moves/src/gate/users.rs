@@ -1,6 +1,6 @@
-//! Who uses a volume that is being moved: pods that name the claim or, in a remote cluster, its
-//! twin; nodes that have it attached, or still mounted. The pods of movers are left out, and their nodes
-//! kept apart.
+//! Reads which pods and nodes use a volume that is being moved: pods with the claim or, in a remote cluster,
+//! with its twin; nodes to which it is attached, or where it is still mounted. The pods of movers are
+//! excluded, and their nodes listed separately.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,10 +26,10 @@ use crate::{
     volume::{DRIVER_NAME, mark},
 };
 
-/// The nodes for which a cluster has attachments, by the PV that they name.
+/// The attachments of a cluster, by the name of their PV.
 pub(super) struct Attachments(BTreeMap<String, Attached>);
 
-/// The nodes that a volume is attached to, each with why it could not be detached if it was tried.
+/// The nodes to which a volume is attached, each with the error of the last attempt to detach it.
 type Attached = BTreeMap<String, Option<String>>;
 
 impl Attachments {
@@ -55,12 +55,11 @@ impl Attachments {
     }
 }
 
-/// What is looked for on the nodes of a cluster.
+/// How the nodes of a cluster show that they have the volume.
 #[derive(Default)]
 struct Traces {
-    /// The nodes with an attachment.
     attached: Attached,
-    /// How `volumesInUse` names the volume.
+    /// The name of the volume in `volumesInUse`.
     in_use: Option<String>,
 }
 
@@ -87,8 +86,8 @@ impl MovedVolume {
         })
     }
 
-    /// All users. Those in the cluster of a remote source are read there; where attachments or
-    /// nodes may not be read, only its pods tell.
+    /// All users. Those in the cluster of a remote source are read there: only its pods, where the driver may
+    /// not read attachments or nodes.
     pub(super) async fn users(
         &self,
         attachments: &Attachments,
@@ -96,7 +95,7 @@ impl MovedVolume {
     ) -> Result<Live<Users>, GateError> {
         let mut users = self.users_at_home(attachments, twin).await?;
         let site = match &self.source.place {
-            Place::Silent(why) => return Ok(Live::Silent(why.clone())),
+            Place::Unreachable(why) => return Ok(Live::Unknown(why.clone())),
             Place::Site(site) if site.remote_cluster().is_some() => site,
             Place::Site(_) | Place::Gone => return Ok(Live::Known(users)),
         };
@@ -107,7 +106,7 @@ impl MovedVolume {
                 users.mover_nodes.extend(there.mover_nodes);
                 Ok(Live::Known(users))
             }
-            Err(error) => Ok(Live::Silent(error.to_string())),
+            Err(error) => Ok(Live::Unknown(error.to_string())),
         }
     }
 
@@ -147,7 +146,7 @@ impl MovedVolume {
         })
     }
 
-    /// The names of the PVs by which movers have the volume.
+    /// The names of the temporary PVs of the movers.
     async fn temporary_volumes(&self) -> Result<Vec<String>, ApiError> {
         let ours = format!("{}={}", mark::MOVE, self.by);
         let name = |volume: PersistentVolume| volume.metadata.name;
@@ -176,8 +175,8 @@ fn deletes(set: &StatefulSet, claim: &str) -> bool {
     is_its && policy.is_some_and(|policy| policy.when_scaled.as_deref() == Some("Delete"))
 }
 
-/// The pods and nodes of a remote source. The pods are read last: a mover that has a node since the
-/// nodes were read is known by its pod.
+/// The pods and nodes of a remote source. The pods are read last: a mover that was scheduled after the nodes
+/// were read is found by its pod.
 async fn users_there(site: &Site, twin: Option<&PersistentVolumeClaim>) -> Result<Users, ApiError> {
     let cluster = site.cluster();
     let real = match twin {
@@ -218,12 +217,12 @@ async fn traces_there(cluster: &Cluster, real: &PersistentVolume) -> Result<Trac
     })
 }
 
-/// How kubelet names a CSI volume.
+/// How the kubelet names a CSI volume.
 fn in_use_name(driver: &str, handle: &str) -> String {
     format!("kubernetes.io/csi/{driver}^{handle}")
 }
 
-/// The nodes that have the volume. One that is gone and still has an attachment counts as silent.
+/// The nodes that have the volume. A deleted node that still has an attachment counts as not ready.
 async fn nodes(cluster: &Cluster, traces: &Traces) -> Result<Vec<UserNode>, ApiError> {
     let seen = |node: Node| {
         let name = node.name_any();

@@ -1,7 +1,7 @@
-//! What the two movers of a claim prove themselves with. Both certificates are issued at once by
-//! an authority that nobody keeps the key of, and stand in one Secret of this driver's namespace,
-//! for movers are made again while their peer goes on. What each mover gets of it is a Secret of
-//! its own, which goes with its pod.
+//! The certificates by which the two movers of a claim authenticate each other. Both are issued together, by
+//! an authority whose key is not stored, and kept in one Secret of this driver's namespace, because a mover
+//! may be replaced while its peer keeps running. Each mover gets its part in a Secret of its own, which is
+//! deleted with its pod.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,17 +10,16 @@ use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::api::ObjectMeta;
 use mover::credentials::{Identity, MoveId, issue};
 
-use super::{GateError, HelperError, MovedVolume, names::Names, shadow::Keeper};
+use super::{GateError, HelperError, MovedVolume, names::Names, shadow::SecretOwner};
 use crate::placement::moving::Side;
 
-/// From then on new ones are issued, for pods that are made anew: before the old ones end.
+/// After this age new ones are issued, for new pods, before the old ones expire.
 const RENEWAL: Duration = Duration::from_hours(20);
 
 const AUTHORITY: &str = "authority.pem";
 const CERTIFICATE: &str = "certificate.pem";
 const KEY: &str = "key.pem";
 
-/// New certificates for both sides of this claim's move.
 pub(super) fn issued(moved: &MovedVolume, namespace: &str) -> Result<Secret, GateError> {
     let unusable = |error: mover::error::Error| HelperError::Certificates(error.to_string());
     let id = move_id(moved)?;
@@ -40,7 +39,7 @@ pub(super) fn issued(moved: &MovedVolume, namespace: &str) -> Result<Secret, Gat
     })
 }
 
-/// How the programs know the move.
+/// The id of the move in the programs.
 pub(super) fn move_id(moved: &MovedVolume) -> Result<MoveId, GateError> {
     let epoch = moved.target.id.epoch.to_string().parse().unwrap_or_default();
     let id = MoveId::new(moved.by.as_str(), epoch);
@@ -55,36 +54,36 @@ fn files(identity: Identity) -> [(&'static str, String); 3] {
     ]
 }
 
-/// Whether new ones are due.
+/// Whether new certificates must be issued.
 pub(super) fn is_old(issued: &Secret, now: Timestamp) -> bool {
     let since = issued.metadata.creation_timestamp.as_ref();
     let age = since.and_then(|since| Duration::try_from(now.duration_since(since.0)).ok());
     age.is_some_and(|age| age >= RENEWAL)
 }
 
-/// What the mover of one side gets.
-pub(super) fn of_pod(moved: &MovedVolume, side: Side, issued: &Secret, keeper: &Keeper) -> Secret {
+/// The Secret of the mover of one side.
+pub(super) fn of_pod(moved: &MovedVolume, side: Side, issued: &Secret, secret_owner: &SecretOwner) -> Secret {
     let prefix = format!("{side}-");
     let data = issued.data.iter().flatten();
     let data = data.filter_map(|(key, content)| {
         let file = key.strip_prefix(&prefix)?;
         Some((file.to_owned(), content.clone()))
     });
-    secret_of_pod(moved, side, keeper, data.collect())
+    secret_of_pod(moved, side, secret_owner, data.collect())
 }
 
-/// A Secret that goes with a pod, and is never changed.
+/// An immutable Secret that is owned by a pod.
 pub(super) fn secret_of_pod(
     moved: &MovedVolume,
     side: Side,
-    keeper: &Keeper,
+    secret_owner: &SecretOwner,
     data: BTreeMap<String, ByteString>,
 ) -> Secret {
     let names = Names::of(moved);
     Secret {
         metadata: ObjectMeta {
-            owner_references: Some(vec![keeper.owner.clone()]),
-            ..names.metadata(keeper.secret.clone(), Some(&keeper.namespace), side)
+            owner_references: Some(vec![secret_owner.owner.clone()]),
+            ..names.metadata(secret_owner.secret.clone(), Some(&secret_owner.namespace), side)
         },
         data: Some(data),
         immutable: Some(true),

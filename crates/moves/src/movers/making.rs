@@ -1,5 +1,5 @@
-//! Making what one side lacks, and removing what is there. Each write may be the last one before a
-//! crash: what was made is found again, and what goes with a pod names its uid.
+//! Creates the missing objects of one side, and deletes them. Each write may be the last one before a crash:
+//! created objects are found again, and objects that belong to a pod have its uid as owner.
 
 use std::{fmt::Debug, net::IpAddr};
 
@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::{
     ClusterHelpers, GateError, HelperError, MoveRequest, certificates,
     names::{Names, Role},
-    shadow::{Keeper, ShadowPod, Written, shadow_of},
-    side::{Ground, PodNow, is_going},
+    shadow::{PodObject, SecretOwner, ShadowPod, shadow_uid},
+    side::{MoverSide, PodState, is_deleting},
     volume,
 };
 use crate::{
@@ -23,11 +23,11 @@ use crate::{
     placement::moving::Side,
 };
 
-/// Of a Secret's name, so that it is never one that still goes with an earlier pod.
+/// Random part of a Secret's name: the Secret of an earlier pod may be in deletion.
 const NONCE_DIGITS: usize = 8;
 
-impl Ground<'_> {
-    /// Makes what is missing. What has to go first is only deleted.
+impl MoverSide<'_> {
+    /// Creates what is missing; what has to be replaced is only deleted.
     pub(super) async fn make(
         &self,
         helpers: &ClusterHelpers,
@@ -47,25 +47,25 @@ impl Ground<'_> {
             Some(issued) => issued,
             None => self.issue().await?,
         };
-        if self.is_home && !Box::pin(self.has_volume()).await? {
+        if self.is_home && !Box::pin(self.create_volume()).await? {
             return Ok(Applied::ChangedMeanwhile);
         }
         let Some(wanted) = self.mover(of, target, &issued) else {
             return Ok(Applied::ChangedMeanwhile);
         };
         let (settings, role) = (&helpers.settings, Role::Mover(self.side));
-        let state = self.mover_now(helpers, &wanted.form(settings));
+        let state = self.mover_state(helpers, &wanted.fingerprint(settings));
         let pod = |secret: &str| wanted.made(settings, secret);
         let made = self.make_pod(helpers, cluster, role, state, pod).await?;
-        if let Made::New(keeper) = &made {
-            let secret = certificates::of_pod(self.moved, self.side, &issued, keeper);
-            self.equip(helpers, cluster, keeper, secret).await?;
+        if let PodChange::Created(secret_owner) = &made {
+            let secret = certificates::of_pod(self.moved, self.side, &issued, secret_owner);
+            self.create_secret(helpers, cluster, secret_owner, secret).await?;
         }
         let relayed = match self.side {
             Side::Target => self.make_relay(helpers, of).await?,
             Side::Source => false,
         };
-        Ok(if relayed || !matches!(made, Made::Nothing) {
+        Ok(if relayed || !matches!(made, PodChange::Unchanged) {
             Applied::Done
         } else {
             Applied::ChangedMeanwhile
@@ -74,67 +74,72 @@ impl Ground<'_> {
 
     async fn make_relay(&self, helpers: &ClusterHelpers, of: &MoveRequest) -> Result<bool, GateError> {
         let (relay, settings) = (self.relay(of)?, &helpers.settings);
-        let form = relay.as_ref().map(|relay| relay.form(settings));
-        let state = self.pod_now(helpers, &self.relays, &[], form.as_deref());
+        let fingerprint = relay.as_ref().map(|relay| relay.fingerprint(settings));
+        let state = self.pod_state(helpers, &self.relays, &[], fingerprint.as_deref());
         let home = &self.moved.home;
         let Some(relay) = relay else {
-            // It was made for a route that is not taken any more.
-            let PodNow::Outdated(written) = state else {
+            // The relay was created for a route that is no longer used.
+            let PodState::Outdated(written) = state else {
                 return Ok(false);
             };
             return Ok(delete_written(home, self.ours, written).await?);
         };
         let pod = |secret: &str| relay.made(settings, secret);
         let made = self.make_pod(helpers, home, Role::Relay, state, pod).await?;
-        if let Made::New(keeper) = &made {
+        if let PodChange::Created(secret_owner) = &made {
             let kubeconfigs = self.kubeconfigs()?;
-            let secret = certificates::secret_of_pod(self.moved, self.side, keeper, kubeconfigs);
-            self.equip(helpers, home, keeper, secret).await?;
+            let secret = certificates::secret_of_pod(self.moved, self.side, secret_owner, kubeconfigs);
+            self.create_secret(helpers, home, secret_owner, secret).await?;
         }
-        Ok(!matches!(made, Made::Nothing))
+        Ok(!matches!(made, PodChange::Unchanged))
     }
 
-    /// One step for a pod: it is deleted if it is to be replaced, and else made. Its Secret is the
-    /// caller's matter, and goes with what was written.
+    /// Takes one step for a pod: deletes an outdated one, or creates a missing one. The caller creates its
+    /// Secret, which is owned by the created object.
     async fn make_pod(
         &self,
         helpers: &ClusterHelpers,
         cluster: &Cluster,
         role: Role,
-        state: PodNow<'_>,
+        state: PodState<'_>,
         pod: impl Fn(&str) -> Pod,
-    ) -> Result<Made, GateError> {
-        let keeper = match state {
-            PodNow::Missing => {
+    ) -> Result<PodChange, GateError> {
+        let secret_owner = match state {
+            PodState::Missing => {
                 let nonce = Uuid::new_v4().simple().to_string();
                 let name = Names::of(self.moved).of_role(role);
                 let wanted = pod(&format!("{name}-{}", &nonce[..NONCE_DIGITS]));
                 self.write_pod(cluster, role, wanted).await?
             }
-            PodNow::Outdated(written) => {
-                if let Some(keeper) = written.keeper() {
-                    helpers.unequip(&keeper.owner.uid);
+            PodState::Outdated(written) => {
+                if let Some(secret_owner) = written.secret_owner() {
+                    helpers.forget_secret(&secret_owner.owner.uid);
                 }
                 delete_written(cluster, self.namespace_of(role), written).await?;
-                return Ok(Made::Something);
+                return Ok(PodChange::Changed);
             }
-            PodNow::Unequipped(keeper) => Some(keeper),
-            PodNow::Waits(_) | PodNow::Runs => return Ok(Made::Nothing),
+            PodState::MissingSecret(secret_owner) => Some(secret_owner),
+            PodState::Waiting(_) | PodState::Running => return Ok(PodChange::Unchanged),
         };
-        Ok(keeper.map_or(Made::Something, Made::New))
+        Ok(secret_owner.map_or(PodChange::Changed, PodChange::Created))
     }
 
-    async fn write_pod(&self, cluster: &Cluster, role: Role, pod: Pod) -> Result<Option<Keeper>, GateError> {
+    async fn write_pod(
+        &self,
+        cluster: &Cluster,
+        role: Role,
+        pod: Pod,
+    ) -> Result<Option<SecretOwner>, GateError> {
         let namespace = self.namespace_of(role);
         Ok(match self.origin {
             Some(origin) if role != Role::Relay => {
                 let shadow = ShadowPod::making(pod, origin);
                 let written = self.written(&cluster.within(namespace), &shadow).await?;
-                Written::Shadow(&written).keeper()
+                PodObject::Shadow(&written).secret_owner()
             }
             _ => {
                 let written = self.written(&cluster.within(namespace), &pod).await?;
-                Written::Pod(&written).keeper()
+                PodObject::Pod(&written).secret_owner()
             }
         })
     }
@@ -146,7 +151,7 @@ impl Ground<'_> {
         let created = crash::around(Step::MoveMakePod, objects.create(wanted)).await?;
         match created {
             Some(created) => Ok(created),
-            None => self.made_before(objects, &wanted.name_any()).await,
+            None => self.existing(objects, &wanted.name_any()).await,
         }
     }
 
@@ -157,17 +162,17 @@ impl Ground<'_> {
         }
     }
 
-    /// Makes the Secret that a pod waits for. One of this name is this pod's.
-    async fn equip(
+    /// Creates the Secret that a pod waits for. An existing one of this name belongs to this pod.
+    async fn create_secret(
         &self,
         helpers: &ClusterHelpers,
         cluster: &Cluster,
-        keeper: &Keeper,
+        secret_owner: &SecretOwner,
         secret: Secret,
     ) -> Result<(), GateError> {
-        let secrets = cluster.within::<Secret>(&keeper.namespace);
+        let secrets = cluster.within::<Secret>(&secret_owner.namespace);
         crash::around(Step::MoveMakePodSecret, secrets.create(&secret)).await?;
-        helpers.equip(keeper.owner.uid.clone());
+        helpers.add_secret(secret_owner.owner.uid.clone());
         Ok(())
     }
 
@@ -177,7 +182,7 @@ impl Ground<'_> {
         let created = crash::around(Step::MoveIssue, secrets.create(&wanted)).await?;
         match created {
             Some(created) => Ok(created),
-            None => self.made_before(&secrets, &wanted.name_any()).await,
+            None => self.existing(&secrets, &wanted.name_any()).await,
         }
     }
 
@@ -191,11 +196,11 @@ impl Ground<'_> {
         })
     }
 
-    /// Makes the PV of a mover at home, and its claim. False if the twin is not bound yet.
-    async fn has_volume(&self) -> Result<bool, GateError> {
+    /// Creates the PV of a mover at home, and its claim. False if the twin is not bound yet.
+    async fn create_volume(&self) -> Result<bool, GateError> {
         let home = &self.moved.home;
         let volume = if let Some(volume) = &self.volume {
-            if self.names_an_earlier_claim() {
+            if self.has_earlier_claim() {
                 let patch = volume::naming_no_uid(volume);
                 let (volumes, name) = (home.all::<PersistentVolume>(), volume.name_any());
                 let freed = crash::around(Step::MoveMakeMoverVolume, volumes.merge(&name, &patch)).await;
@@ -209,7 +214,7 @@ impl Ground<'_> {
             let volumes = home.all::<PersistentVolume>();
             match crash::around(Step::MoveMakeMoverVolume, volumes.create(&wanted)).await? {
                 Some(created) => created,
-                None => self.made_before(&volumes, &wanted.name_any()).await?,
+                None => self.existing(&volumes, &wanted.name_any()).await?,
             }
         };
         if self.claim.is_none() {
@@ -217,14 +222,14 @@ impl Ground<'_> {
             let claims = home.within::<PersistentVolumeClaim>(self.ours);
             let created = crash::around(Step::MoveMakeMoverClaim, claims.create(&wanted)).await?;
             if created.is_none() {
-                self.made_before(&claims, &wanted.name_any()).await?;
+                self.existing(&claims, &wanted.name_any()).await?;
             }
         }
         Ok(true)
     }
 
-    /// What has the name already, if it was made for this side.
-    async fn made_before<K>(&self, objects: &Objects<K>, name: &str) -> Result<K, GateError>
+    /// The existing object of this name, if it was created for this side.
+    async fn existing<K>(&self, objects: &Objects<K>, name: &str) -> Result<K, GateError>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
     {
@@ -243,25 +248,29 @@ impl Ground<'_> {
         Ok(found.filter(ours).ok_or_else(foreign)?)
     }
 
-    /// Deletes what is there and may go now.
+    /// Deletes what exists and may be deleted now.
     pub(super) async fn remove(&self, helpers: &ClusterHelpers) -> Result<Applied, GateError> {
         let mut is_done = false;
         let home = &self.moved.home;
-        // Of a cluster that is gone only what is here can be deleted.
+        // If the cluster is no longer declared, only objects at home can be deleted.
         let cluster = self.cluster.unwrap_or(home);
-        let movers = self.movers.iter().filter(|pod| shadow_of(pod).is_none());
-        let movers = movers.filter(|pod| !is_going(*pod)).map(Written::Pod);
-        let shadows = self.shadows.iter().filter(|shadow| !is_going(*shadow));
-        let relays = self.relays.iter().filter(|pod| !is_going(*pod)).map(Written::Pod);
-        let there = movers.chain(shadows.map(Written::Shadow));
+        let movers = self.movers.iter().filter(|pod| shadow_uid(pod).is_none());
+        let movers = movers.filter(|pod| !is_deleting(*pod)).map(PodObject::Pod);
+        let shadows = self.shadows.iter().filter(|shadow| !is_deleting(*shadow));
+        let relays = self
+            .relays
+            .iter()
+            .filter(|pod| !is_deleting(*pod))
+            .map(PodObject::Pod);
+        let there = movers.chain(shadows.map(PodObject::Shadow));
         let there = there.map(|written| (cluster, self.namespace, written));
         for (cluster, namespace, written) in there.chain(relays.map(|pod| (home, self.ours, pod))) {
-            if let Some(keeper) = written.keeper() {
-                helpers.unequip(&keeper.owner.uid);
+            if let Some(secret_owner) = written.secret_owner() {
+                helpers.forget_secret(&secret_owner.owner.uid);
             }
             is_done |= delete_written(cluster, namespace, written).await?;
         }
-        if let Some(claim) = self.claim.as_ref().filter(|claim| !is_going(*claim)) {
+        if let Some(claim) = self.claim.as_ref().filter(|claim| !is_deleting(*claim)) {
             let claims = home.within::<PersistentVolumeClaim>(self.ours);
             is_done |= delete(&claims, claim, Step::MoveDeleteMoverClaim).await?;
         }
@@ -280,22 +289,26 @@ impl Ground<'_> {
     }
 }
 
-/// What making a pod came to.
-enum Made {
-    Nothing,
-    Something,
-    /// A pod that waits for a Secret.
-    New(Keeper),
+/// The result of a step for a pod.
+enum PodChange {
+    Unchanged,
+    Changed,
+    /// A pod that needs a Secret.
+    Created(SecretOwner),
 }
 
-async fn delete_written(cluster: &Cluster, namespace: &str, written: Written<'_>) -> Result<bool, ApiError> {
+async fn delete_written(
+    cluster: &Cluster,
+    namespace: &str,
+    written: PodObject<'_>,
+) -> Result<bool, ApiError> {
     match written {
-        Written::Pod(pod) => delete(&cluster.within(namespace), pod, Step::MoveDeletePod).await,
-        Written::Shadow(shadow) => delete(&cluster.within(namespace), shadow, Step::MoveDeletePod).await,
+        PodObject::Pod(pod) => delete(&cluster.within(namespace), pod, Step::MoveDeletePod).await,
+        PodObject::Shadow(shadow) => delete(&cluster.within(namespace), shadow, Step::MoveDeletePod).await,
     }
 }
 
-/// Deletes exactly this object; false if it is another one by now.
+/// Deletes exactly this object; false if another one has its name by now.
 async fn delete<K>(objects: &Objects<K>, object: &K, step: Step) -> Result<bool, ApiError>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,

@@ -1,6 +1,5 @@
-//! How what a move makes for its movers is named and labelled. Names follow from the move and the
-//! volume, so that two leaders make one object; who deletes goes by the labels, so that nothing is
-//! missed that was ever made.
+//! The names and labels of the objects that a move creates for its movers. Names are derived from move and
+//! volume, so that two leaders create the same object; deletion goes by labels, so that no object is missed.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +11,18 @@ use crate::{
     volume::{digest, mark},
 };
 
-/// Label by which a `NetworkPolicy` finds the pods of moves.
+/// `NetworkPolicies` select the pods of moves by this label.
 pub(super) const COMPONENT: &str = "app.kubernetes.io/component";
 
-/// The two kinds of pods of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Reads or writes the volume of this side.
     Mover(Side),
-    /// Connects the movers.
     Relay,
 }
 
 impl Role {
-    /// The side with which it comes and goes.
+    /// The side together with which it is created and deleted.
     pub(super) fn side(self) -> Side {
         match self {
             Self::Mover(side) => side,
@@ -48,7 +45,7 @@ impl Role {
     }
 }
 
-/// Of one claim of a move, what its objects are called.
+/// The names of one claim of a move.
 pub(super) struct Names<'a> {
     moved: &'a MovedVolume,
     key: String,
@@ -65,12 +62,11 @@ impl<'a> Names<'a> {
         format!("move-{}-{}", role.word(), self.key)
     }
 
-    /// The Secret with the certificates of both sides.
     pub(super) fn certificates(&self) -> String {
         format!("move-certificates-{}", self.key)
     }
 
-    /// Finds all that was made for this claim and side.
+    /// Selects all objects of this claim and side.
     pub(super) fn selector(&self, side: Side) -> String {
         format!(
             "{}={},{}={},{}={}",
@@ -83,7 +79,7 @@ impl<'a> Names<'a> {
         )
     }
 
-    /// Without the label of the home cluster: nothing of this is a twin.
+    /// Without the label of the home cluster, because these objects are not twins.
     pub(super) fn labels(&self, side: Side) -> BTreeMap<String, String> {
         [
             (mark::MANAGED_BY, mark::MANAGED_BY_US),
@@ -95,14 +91,13 @@ impl<'a> Names<'a> {
         .into()
     }
 
-    /// The same and what the pod is.
+    /// With the component of the pod.
     pub(super) fn pod_labels(&self, role: Role) -> BTreeMap<String, String> {
         let mut labels = self.labels(role.side());
         labels.insert(COMPONENT.to_owned(), role.component().to_owned());
         labels
     }
 
-    /// Of an object of this side.
     pub(super) fn metadata(&self, name: String, namespace: Option<&str>, side: Side) -> ObjectMeta {
         ObjectMeta {
             name: Some(name),
@@ -112,7 +107,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Whether an object was made for this claim and side.
+    /// Whether an object was created for this claim and side.
     pub(super) fn is_ours(&self, object: &impl ResourceExt, side: Side) -> bool {
         self.labels(side)
             .iter()

@@ -1,9 +1,9 @@
-//! How far the copy of each claim is: what the target's program was told to do, and what it has
-//! answered. This is the only memory of the movers, and it may be lost at any time: then a pass is
-//! made once more, which finds that little has changed.
+//! Sends orders to the target's mover of each claim, and keeps the progress of the copies from its answers.
+//! This is the only state of the movers in memory. If it is lost, one more pass is made, which finds few
+//! changes.
 //!
-//! What is noted for a gate was begun after somebody saw that gate closed, and on the volume as it
-//! was then: an order that is given late, or twice, costs time and nothing else.
+//! A result that is recorded for a gate is of an order that was sent after that gate was observed closed, and
+//! for the volume as it was then. A late or repeated order therefore costs only time.
 
 use std::{
     collections::BTreeMap,
@@ -31,82 +31,76 @@ use crate::{
     },
 };
 
-/// Before an order is given again that could not be carried out.
+/// How long to wait before a failed order is sent again.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Before another pass beside the users looks whether they have removed what would be lost.
+/// The same for a warm pass that only checks whether the users have removed what would be lost.
 const LOSS_PAUSE: Duration = Duration::from_mins(1);
-/// Whoever carries out an order says so each second; one that waits for the order of somebody
-/// else says nothing.
+/// A mover reports every second on the order that it carries out, but not on an order that waits.
 const SILENCE: Duration = Duration::from_mins(5);
-/// A pass that took no longer found little.
+/// A pass of at most this length found few changes.
 const SHORT: Duration = Duration::from_secs(10);
-/// How long what a pass has found counts, in times of its own length, and at least.
+/// The result of a pass is valid for this many times its length, but at least for `COUNTS_AT_LEAST`.
 const COUNTS_FOR: u32 = 10;
 const COUNTS_AT_LEAST: Duration = Duration::from_mins(1);
 
-/// How far the copy of a claim is, for people. What is decided does not rest on it.
+/// The progress of the copy of a claim, for users only: no decision is based on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopyProgress {
-    /// How many passes were made.
     pub passes: u32,
-    /// What the last of them found, and how long it took.
+    /// What the last pass found, and how long it took.
     pub last: Option<(Passed, Duration)>,
-    /// What of the volume is not carried over, as far as passes have found it.
+    /// Losses that the passes have found.
     pub losses: Vec<Lost>,
-    /// Bytes of content that all passes have received.
+    /// Bytes that all passes have received.
     pub received: u64,
-    /// Files that they have compared or fetched.
+    /// Files that all passes have compared or fetched.
     pub compared_files: u64,
-    /// The pass that is under way and has its source.
+    /// The current pass, once its source is connected.
     pub running: Option<RunningPass>,
-    /// The hashes over what the source said and over what is on the target's disk.
+    /// The hashes of what the source sent, and of what is on the target's disk.
     pub roots: Option<(String, String)>,
-    /// How the data travels, or did last.
+    /// The current route of the data, or the last one.
     pub route: Option<Route>,
 }
 
-/// A pass that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunningPass {
-    /// For how long.
     pub since: Duration,
-    /// Bytes of content that it has received.
+    /// Bytes that it has received.
     pub received: u64,
-    /// Bytes that the source's file system holds, which may be more than the volume; zero if that
-    /// is not known.
+    /// Bytes in the source's file system, which may be more than the volume; zero if unknown.
     pub expected: u64,
-    /// Of a device, bytes that it has made sure to be the same on both sides.
+    /// Bytes of a device that are equal on both sides for certain.
     pub settled: Option<u64>,
 }
 
-/// The copies of all claims.
 #[derive(Default)]
-pub(super) struct Orders(Mutex<BTreeMap<(MoveUid, VolumeName), Copying>>);
+pub(super) struct Orders(Mutex<BTreeMap<(MoveUid, VolumeName), ClaimCopy>>);
 
-struct Copying {
+struct ClaimCopy {
     state: Arc<Mutex<State>>,
-    /// Whoever gives the orders. It ends with this.
-    giver: Option<AbortOnDropHandle<()>>,
+    /// The task that sends the orders; it ends when this is dropped.
+    sender: Option<AbortOnDropHandle<()>>,
 }
 
 #[derive(Default)]
 struct State {
     running: Option<Pass>,
     next: Option<Pass>,
-    /// The highest gate that was heard of.
-    heard: Option<GateNumber>,
-    /// Until when the last warm pass counts as one that found little.
+    /// The highest gate of all orders so far.
+    highest_gate: Option<GateNumber>,
+    /// Until when the last warm pass counts as one that found few changes.
     converged: Option<Instant>,
     finished: Option<GateNumber>,
     compared: Option<(GateNumber, Roots)>,
     journal_off: Option<GateNumber>,
     failed: Option<(Instant, String)>,
-    /// What the target said that can never have what the source has.
+    /// Why the target cannot have the data of the source, from the target.
     too_small: Option<String>,
     last: Option<(Instant, Passed)>,
     losses: Vec<Lost>,
     took: Duration,
-    /// Of passes that have ended.
+    /// Bytes of completed passes.
     received: u64,
     compared_files: u64,
     receiving: Option<Receiving>,
@@ -115,7 +109,7 @@ struct State {
     route: Option<Route>,
 }
 
-/// The pass that runs and has its source.
+/// The current pass, whose source is connected.
 #[derive(Clone, Copy)]
 struct Receiving {
     since: Instant,
@@ -125,7 +119,7 @@ struct Receiving {
 }
 
 impl Orders {
-    /// How far the copy of a claim is. Without a warm copy nothing is waited for before the gate.
+    /// The state of the copy of a claim. Without a warm copy nothing has to be copied before the gate.
     pub(super) fn copied(
         &self,
         moved: &MovedVolume,
@@ -134,13 +128,13 @@ impl Orders {
         is_warm: bool,
     ) -> Live<Copied> {
         let all = lock(&self.0);
-        let Some(copying) = all.get(&key(moved)) else {
+        let Some(copy) = all.get(&key(moved)) else {
             return Live::Known(Copied {
                 converged: !is_warm,
                 ..Copied::default()
             });
         };
-        let now = lock(&copying.state);
+        let now = lock(&copy.state);
         if let Some(why) = &now.too_small {
             return Live::Known(Copied {
                 too_small: Some(format!("the claim {}: {why}", moved.claim.name)),
@@ -159,14 +153,14 @@ impl Orders {
         if let (true, None) = (is_due, now.running) {
             let failed = now.failed.as_ref();
             if let Some((_, why)) = failed.filter(|(at, _)| at.elapsed() < PAUSE) {
-                return Live::Silent(why.clone());
+                return Live::Unknown(why.clone());
             }
-            // While users are kept away nobody removes it: only consent helps, or that they get their
-            // volumes back.
+            // While the claim is gated, users cannot remove it: the move needs their consent, or has to roll
+            // back.
             let may_look = is_warm && matches!(stage, Stage::Preparing | Stage::Copying { .. });
             let is_recent = now.last.as_ref().is_some_and(|(at, _)| at.elapsed() < LOSS_PAUSE);
             if let Some(lost) = lost.as_ref().filter(|_| is_recent || !may_look) {
-                return Live::Silent(lost.clone());
+                return Live::Unknown(lost.clone());
             }
         }
         let is_accepted = lost.is_none();
@@ -180,7 +174,7 @@ impl Orders {
         })
     }
 
-    /// Has the target begin this pass, as soon as it has ended the one that it makes.
+    /// Orders this pass from the target, after its current one.
     pub(super) fn start(
         &self,
         moved: &MovedVolume,
@@ -191,19 +185,19 @@ impl Orders {
         Ok(self.begin(moved, of, pass, end(moved, settings)?))
     }
 
-    /// The same, where the target takes its orders here.
+    /// The same for a target that takes orders at this end.
     pub(super) fn begin(&self, moved: &MovedVolume, of: &MoveRequest, pass: Pass, end: End) -> Applied {
         let mut all = lock(&self.0);
-        let copying = all.entry(key(moved)).or_insert_with(|| Copying {
+        let copy = all.entry(key(moved)).or_insert_with(|| ClaimCopy {
             state: Arc::default(),
-            giver: None,
+            sender: None,
         });
-        let mut state = lock(&copying.state);
+        let mut state = lock(&copy.state);
         let gate = gate_of(pass);
-        if gate < state.heard && gate.is_some() {
+        if gate < state.highest_gate && gate.is_some() {
             return Applied::ChangedMeanwhile;
         }
-        state.heard = state.heard.max(gate);
+        state.highest_gate = state.highest_gate.max(gate);
         if state.running.is_some() {
             let is_known = state.running == Some(pass) || state.next == Some(pass);
             state.next = Some(pass).filter(|_| state.running != Some(pass));
@@ -216,33 +210,32 @@ impl Orders {
         state.running = Some(pass);
         state.failed = None;
         drop(state);
-        let giver = Giver {
-            state: Arc::clone(&copying.state),
+        let sender = OrderSender {
+            state: Arc::clone(&copy.state),
             end,
             reads_all: of.verify == Verify::Full,
-            has_others: matches!(&moved.target.place, Place::Site(site) if site.remote_cluster().is_some()),
+            has_other_pods: matches!(&moved.target.place, Place::Site(site) if site.remote_cluster().is_some()),
             most_passes: of.max_passes,
         };
-        copying.giver = Some(AbortOnDropHandle::new(tokio::spawn(giver.give(pass))));
+        copy.sender = Some(AbortOnDropHandle::new(tokio::spawn(sender.send_all(pass))));
         Applied::Done
     }
 
-    /// Waits no longer for the pass that is under way: its source goes, and what is copied from the
-    /// next one is for another order.
-    pub(super) fn give_up(&self, moved: &MovedVolume) {
-        if let Some(copying) = lock(&self.0).get_mut(&key(moved)) {
-            copying.giver = None;
-            let mut state = lock(&copying.state);
+    /// Stops waiting for the current pass: its source is being deleted, and the next source gets another
+    /// order.
+    pub(super) fn stop_waiting(&self, moved: &MovedVolume) {
+        if let Some(copy) = lock(&self.0).get_mut(&key(moved)) {
+            copy.sender = None;
+            let mut state = lock(&copy.state);
             (state.running, state.next, state.receiving) = (None, None, None);
         }
     }
 
-    /// Forgets a copy, and gives no more orders for it.
+    /// Removes a copy and sends no more orders for it.
     pub(super) fn forget(&self, moved: &MovedVolume) {
         lock(&self.0).remove(&key(moved));
     }
 
-    /// Forgets all copies.
     pub(super) fn forget_all(&self) {
         lock(&self.0).clear();
     }
@@ -270,25 +263,25 @@ impl Orders {
     }
 }
 
-/// Gives orders to the target of one claim, one after the other.
-struct Giver {
+/// Sends orders to the target of one claim, one after the other.
+struct OrderSender {
     state: Arc<Mutex<State>>,
     end: End,
     reads_all: bool,
-    /// Whether others may have pods with the target's volume: at home this driver keeps them away.
-    has_others: bool,
+    /// Whether other pods may use the target's volume; at home this driver prevents it.
+    has_other_pods: bool,
     most_passes: u32,
 }
 
-impl Giver {
-    async fn give(self, first: Pass) {
+impl OrderSender {
+    async fn send_all(self, first: Pass) {
         let mut next = Some(first);
         while let Some(pass) = next {
-            let outcome = Box::pin(self.carry_out(pass)).await;
+            let outcome = Box::pin(self.send(pass)).await;
             let mut state = lock(&self.state);
             state.receiving = None;
             if let Err(why) = outcome {
-                tracing::warn!(port = %self.end.port, ?pass, why, "a mover did not carry out an order");
+                tracing::warn!(port = %self.end.port, ?pass, why, "an order to a mover failed");
                 state.failed = Some((Instant::now(), why));
             }
             next = state.next.take();
@@ -296,25 +289,25 @@ impl Giver {
         }
     }
 
-    async fn carry_out(&self, pass: Pass) -> Result<(), String> {
+    async fn send(&self, pass: Pass) -> Result<(), String> {
         match pass {
             Pass::Warm => self.warm_pass().await,
             Pass::Final(gate) => self.last_pass(gate).await,
             Pass::Verify(gate) => {
-                // Whoever takes over does not know what the one before him had seen.
+                // A new leader does not know what the previous one has observed.
                 if lock(&self.state).finished != Some(gate) {
                     self.last_pass(gate).await?;
                 }
                 let compared = self.compare(gate).await;
                 if compared.is_err() {
-                    // Its mover may be another one by now, which knows of no pass.
+                    // The target may have another mover now, which has no pass yet.
                     lock(&self.state).finished = None;
                 }
                 compared
             }
             Pass::Finish(gate) => {
-                let Answer::Finished = self.ask(Order::Finish).await? else {
-                    return Err("the mover has answered something else than it was asked for".to_owned());
+                let Answer::Finished = self.request(Order::Finish).await? else {
+                    return Err("unexpected answer from the mover".to_owned());
                 };
                 lock(&self.state).journal_off = Some(gate);
                 Ok(())
@@ -322,8 +315,8 @@ impl Giver {
         }
     }
 
-    /// Copies beside the users, and reads back what was written, so that little is left to be read
-    /// while they are kept away.
+    /// Copies while pods use the volume, and reads back what was written, so that little is left to read
+    /// during the cut-over.
     async fn warm_pass(&self) -> Result<(), String> {
         let began = Instant::now();
         let passed = self.pass(false).await?;
@@ -331,10 +324,10 @@ impl Giver {
         let is_little = {
             let mut state = lock(&self.state);
             let before = state.last.as_ref().map(|(_, before)| before.received_bytes);
-            // What comes in each time is what users write meanwhile.
+            // What arrives in each pass is what the users have written meanwhile.
             let stays = before.is_some_and(|before| passed.received_bytes / 4 >= before / 5);
             state.converged = None;
-            state.note(passed, took);
+            state.record(passed, took);
             took <= SHORT || stays || state.passes >= self.most_passes
         };
         if !self.reads_all {
@@ -348,8 +341,8 @@ impl Giver {
         Ok(())
     }
 
-    /// Compares what passes have written since the last time with what the disk returns. What users
-    /// changed while it was read is not known, and part of the next pass.
+    /// Compares what the passes have written since the last comparison with the disk. Files that changed
+    /// while they were read are unknown here, and part of the next pass.
     async fn read_back(&self) -> Result<(), String> {
         let read = self.verify(false, false).await?;
         if read.is_equal_as_sent() {
@@ -362,9 +355,9 @@ impl Giver {
     }
 
     async fn verify(&self, all: bool, attributes: bool) -> Result<Verified, String> {
-        match self.ask(Order::Verify { all, attributes }).await? {
+        match self.request(Order::Verify { all, attributes }).await? {
             Answer::Verified(verified) => Ok(verified),
-            _ => Err("the mover has answered something else than it was asked for".to_owned()),
+            _ => Err("unexpected answer from the mover".to_owned()),
         }
     }
 
@@ -373,13 +366,13 @@ impl Giver {
         let passed = self.pass(true).await?;
         let mut state = lock(&self.state);
         state.finished = Some(gate);
-        state.note(passed, began.elapsed());
+        state.record(passed, began.elapsed());
         Ok(())
     }
 
-    /// Compares, and changes nothing: whoever gave the order may have opened the gate meanwhile.
+    /// Only compares: the gate may have been opened since the order.
     async fn compare(&self, gate: GateNumber) -> Result<(), String> {
-        let verified = self.verify(self.reads_all, self.has_others).await?;
+        let verified = self.verify(self.reads_all, self.has_other_pods).await?;
         let is_equal = verified.is_equal();
         lock(&self.state).roots = Some((verified.expected, verified.found));
         let roots = if is_equal {
@@ -395,24 +388,27 @@ impl Giver {
 
     async fn pass(&self, last: bool) -> Result<Passed, String> {
         let reread = last && self.reads_all;
-        match self.ask(Order::Pass { last, reread }).await? {
+        match self.request(Order::Pass { last, reread }).await? {
             Answer::Passed(passed) => Ok(passed),
-            _ => Err("the mover has answered something else than it was asked for".to_owned()),
+            _ => Err("unexpected answer from the mover".to_owned()),
         }
     }
 
-    /// Gives an order and waits for what it comes to.
-    async fn ask(&self, order: Order) -> Result<Answer, String> {
+    /// Sends an order and waits for its result.
+    async fn request(&self, order: Order) -> Result<Answer, String> {
         let text = serde_json::to_string(&order).map_err(|error| error.to_string())?;
         let mut lines = Lines::open(&self.end).await.map_err(|error| error.to_string())?;
-        lines.say(&text).await.map_err(|error| error.to_string())?;
+        lines.write_line(&text).await.map_err(|error| error.to_string())?;
         let answer = loop {
-            let line = timeout(SILENCE, lines.hear()).await;
-            let line = line.map_err(|_| format!("the mover {} says nothing", self.end.port))?;
+            let line = timeout(SILENCE, lines.read_line()).await;
+            let line = line.map_err(|_| format!("the mover {} does not respond", self.end.port))?;
             let line = line.map_err(|error| error.to_string())?;
-            let line = line.ok_or_else(|| format!("the mover {} is gone", self.end.port))?;
+            let line =
+                line.ok_or_else(|| format!("the mover {} has closed the connection", self.end.port))?;
             let answer = serde_json::from_str(&line);
-            match answer.map_err(|error| format!("the mover {} is not understood: {error}", self.end.port))? {
+            match answer.map_err(|error| {
+                format!("the answer of the mover {} is unreadable: {error}", self.end.port)
+            })? {
                 Answer::Progress {
                     connected,
                     received_bytes,
@@ -422,7 +418,7 @@ impl Giver {
                 } => {
                     let mut state = lock(&self.state);
                     if connected {
-                        state.route = Some(taken(direct));
+                        state.route = Some(route_taken(direct));
                     }
                     let since = state.receiving.map_or_else(Instant::now, |before| before.since);
                     state.receiving = connected.then_some(Receiving {
@@ -450,22 +446,22 @@ impl Giver {
 }
 
 impl State {
-    fn note(&mut self, passed: Passed, took: Duration) {
+    fn record(&mut self, passed: Passed, took: Duration) {
         self.passes += 1;
         self.took = took;
         self.received += passed.received_bytes;
         self.compared_files += passed.compared_files;
-        self.route = Some(taken(passed.direct));
-        self.lose(&passed);
+        self.route = Some(route_taken(passed.direct));
+        self.update_losses(&passed);
         self.last = Some((Instant::now(), passed));
     }
 
-    /// A target of the version before tells the losses of what that pass has listed: what it does
-    /// not name may still be there.
-    fn lose(&mut self, passed: &Passed) {
-        let is_told = |kind| passed.losses.iter().any(|lost| lost.kind == kind);
+    /// The target of the previous version reports only the losses among what that pass has listed: other
+    /// losses may still exist.
+    fn update_losses(&mut self, passed: &Passed) {
+        let is_reported = |kind| passed.losses.iter().any(|lost| lost.kind == kind);
         self.losses
-            .retain(|lost| !passed.losses_of_all && !is_told(lost.kind));
+            .retain(|lost| !passed.losses_of_all && !is_reported(lost.kind));
         for lost in &passed.losses {
             if !self.losses.iter().any(|known| known.kind == lost.kind) {
                 self.losses.push(lost.clone());
@@ -474,11 +470,11 @@ impl State {
     }
 }
 
-fn taken(direct: bool) -> Route {
+fn route_taken(direct: bool) -> Route {
     if direct { Route::Direct } else { Route::ApiServer }
 }
 
-/// What would be lost, and was not accepted.
+/// The first loss that was not accepted.
 fn unaccepted(losses: &[Lost], of: &MoveRequest) -> Option<String> {
     let word = |kind| match kind {
         LostKind::Xattrs => (
@@ -512,7 +508,7 @@ fn key(moved: &MovedVolume) -> (MoveUid, VolumeName) {
     (moved.by.clone(), moved.volume().clone())
 }
 
-/// Where the target takes orders.
+/// The port where the target takes orders.
 fn end(moved: &MovedVolume, settings: &HelperSettings) -> Result<End, GateError> {
     let site = moved.site(Side::Target)?;
     let is_home = site.remote_cluster().is_none();
@@ -523,7 +519,7 @@ fn end(moved: &MovedVolume, settings: &HelperSettings) -> Result<End, GateError>
     };
     let pod = Names::of(moved).of_role(Role::Mover(Side::Target));
     let port = format!("{namespace}/{pod}:{ORDERS_PORT}").parse();
-    let port = port.map_err(|error: crate::relay::BadPodPort| GateError::Silent {
+    let port = port.map_err(|error: crate::relay::BadPodPort| GateError::Unreachable {
         side: "target",
         why: error.to_string(),
     })?;
@@ -533,7 +529,7 @@ fn end(moved: &MovedVolume, settings: &HelperSettings) -> Result<End, GateError>
     })
 }
 
-/// A panic elsewhere leaves nothing half done in what these locks hold.
+/// No code panics between two writes under these locks, so a poisoned lock is still consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,6 @@
-//! The pods of a move as objects: what they may, what they see, and how their programs are told
-//! what to do. All are within the Pod Security Standard *baseline*, have no token of a service
-//! account (but the relay, which calls API servers), no shell to be called, and are replaced, not
-//! restarted.
+//! Builds the pods of a move: their rights, volumes, and the arguments of their programs. All comply with the
+//! Pod Security Standard *baseline*, have no service account token (except the relay, which calls API
+//! servers), call no shell, and are replaced instead of restarted.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +21,7 @@ use kube::api::ObjectMeta;
 use super::{
     HelperSettings, MoveRequest, MovedVolume,
     names::{Names, Role},
-    side::Before,
+    side::PreviousNode,
 };
 use crate::{
     api::volume_move::Amounts,
@@ -31,11 +30,11 @@ use crate::{
     volume::{digest, mark},
 };
 
-/// Where the programs listen.
+/// The port of the programs for data.
 pub(super) const LANES_PORT: u16 = 7401;
-/// Where the target takes orders: on the loopback, so that only a forwarded port gets there.
+/// The port where the target takes orders, on the loopback: it is reachable only by port-forward.
 pub(super) const ORDERS_PORT: u16 = 7402;
-/// Connections for data.
+/// The number of connections for data.
 pub(super) const LANES: u32 = 4;
 
 const DRIVER: &str = "/usr/local/bin/liqo-csi";
@@ -43,56 +42,55 @@ const DATA: &str = "/data";
 const DEVICE: &str = "/dev/volume";
 const JOURNAL: &str = "/journal";
 const SECRETS: &str = "/secrets";
-/// A journal has 32 bytes for each MiB of a device. It may take twice that, and this.
+/// A journal has 32 bytes for each MiB of a device. It may take twice that, and this minimum.
 const JOURNAL_LEAST: u64 = 16 << 20;
 const DEVICE_BYTES_PER_JOURNAL_BYTE: u64 = (1 << 20) / 64;
-/// The programs write nothing but the volume, and may be killed at any time. Without any time
-/// Kubernetes would forget a pod that may still write.
+/// The programs write only to the volume and may be killed at any time. With a grace period of zero the API
+/// server would delete a pod that may still write.
 const GRACE: i64 = 1;
-/// Taint of a node that is cordoned.
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
-/// The user of the driver's image.
+/// The user id in the driver's image.
 const NOBODY: i64 = 65532;
-/// Kept of the digest of what a pod was made as.
+/// Length of the fingerprint of a pod.
 const DIGITS: usize = 16;
 
-/// How the two movers find each other.
+/// How the two movers connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Dialling {
     /// It waits on its loopback for the relay.
     Relayed,
-    /// This one, the target, waits for the source.
+    /// The target waits for the source.
     Open,
-    /// This one, the source, dials the target.
+    /// The source connects to the target.
     To(IpAddr),
-    /// The same, and where that does not lead there, it waits for the relay.
+    /// The same; if that fails, it waits for the relay.
     ToOrRelayed(IpAddr),
 }
 
-/// What a mover's pod is made of.
+/// The input for a mover's pod.
 pub(super) struct MoverPod<'a> {
     pub(super) moved: &'a MovedVolume,
     pub(super) of: &'a MoveRequest,
     pub(super) side: Side,
     pub(super) namespace: &'a str,
-    /// The claim by which it has the volume.
+    /// The claim that it mounts.
     pub(super) claim: &'a str,
-    /// What it proves itself with, by the uid of what was issued.
+    /// The uid of the Secret with its certificates.
     pub(super) certificates: &'a str,
     pub(super) dialling: Dialling,
-    /// The only nodes where it can have the volume; any if there are none.
+    /// The only nodes where it can use the volume; any node if empty.
     pub(super) nodes: Vec<String>,
-    /// Where it was read before, if it may be anywhere: what was read there has to be read again on no
-    /// other node.
-    pub(super) before: Option<&'a Before>,
-    /// Whether Liqo counts what it may use, and wants to be told all of that.
+    /// The node where the source was read before, if it may run on any node: everything has to be read again
+    /// on other nodes.
+    pub(super) before: Option<&'a PreviousNode>,
+    /// Whether Liqo has quotas for pods, and therefore requires all requests and limits.
     pub(super) is_accounted: bool,
-    /// How many bytes the volume has, if it is a device.
+    /// The size in bytes of a volume of mode Block.
     pub(super) device: Option<u64>,
 }
 
 impl MoverPod<'_> {
-    /// The pod. `secret` is made after it, and goes with it.
+    /// The pod. `secret` is created after it, and owned by it.
     pub(super) fn made(&self, settings: &HelperSettings, secret: &str) -> Pod {
         let role = Role::Mover(self.side);
         let user = self.of.mover.run_as_user;
@@ -125,7 +123,7 @@ impl MoverPod<'_> {
             name: "data".to_owned(),
             persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
                 claim_name: self.claim.to_owned(),
-                // A mount is read-only by itself, a device by this only.
+                // A mount has its own read-only flag, a device has only this one.
                 read_only: (reads && self.device.is_some()).then_some(true),
             }),
             ..Volume::default()
@@ -146,20 +144,20 @@ impl MoverPod<'_> {
                 seccomp_profile: Some(runtime_default()),
                 ..PodSecurityContext::default()
             }),
-            affinity: on_one_of(&self.nodes).or_else(|| self.before.map(Before::preferred)),
+            affinity: on_one_of(&self.nodes).or_else(|| self.before.map(PreviousNode::preferred)),
             tolerations: match self.before {
-                _ if !self.nodes.is_empty() => Some(where_its_users_are()),
-                before => before.map(Before::tolerated),
+                _ if !self.nodes.is_empty() => Some(tolerate_no_schedule()),
+                before => before.map(PreviousNode::tolerated),
             },
             ..settings.pod(self.namespace)
         };
         let names = Names::of(self.moved);
-        let form = self.form(settings);
-        pod(&names, role, self.namespace, form, spec)
+        let fingerprint = self.fingerprint(settings);
+        pod(&names, role, self.namespace, fingerprint, spec)
     }
 
-    /// By what a pod is known that is to be replaced. Where it has to be is seen on the pod.
-    pub(super) fn form(&self, settings: &HelperSettings) -> String {
+    /// A digest of what requires a new pod when it changes. Its nodes are checked on the pod itself.
+    pub(super) fn fingerprint(&self, settings: &HelperSettings) -> String {
         let resources = serde_json::to_string(&self.resources()).unwrap_or_default();
         let user = self.of.mover.run_as_user.unwrap_or_default().to_string();
         let fixed = [
@@ -206,7 +204,7 @@ impl MoverPod<'_> {
         arguments
     }
 
-    /// Beside a device, which has no place for it. It goes with the pod.
+    /// A device has no room for the journal, which is deleted with the pod.
     fn journal(&self) -> Option<Volume> {
         let bytes = self.device.filter(|_| self.side == Side::Target)?;
         let most = JOURNAL_LEAST + bytes / DEVICE_BYTES_PER_JOURNAL_BYTE;
@@ -253,8 +251,8 @@ fn amounts(wished: Option<Amounts>, cpu: Option<&str>, memory: &str) -> BTreeMap
         .collect()
 }
 
-/// What root of a container needs to copy files of all owners, and no more. Not `DAC_READ_SEARCH`:
-/// it is beyond *baseline*, and opens files of the node by their handles.
+/// What root in a container needs to copy files of all owners. Not `DAC_READ_SEARCH`: it is beyond
+/// *baseline*, and would open files of the node by their handles.
 fn capabilities(side: Side) -> &'static [&'static str] {
     match side {
         Side::Source => &["DAC_OVERRIDE"],
@@ -282,7 +280,7 @@ fn runtime_default() -> SeccompProfile {
     }
 }
 
-/// A Secret, readable for whoever the program runs as.
+/// A Secret volume, readable for the user of the program.
 fn secrets(secret: &str, for_others: bool) -> Volume {
     Volume {
         name: "secrets".to_owned(),
@@ -300,7 +298,7 @@ pub(super) fn on_one_of(nodes: &[String]) -> Option<Affinity> {
     (!nodes.is_empty()).then(|| required(nodes.iter().map(term).collect()))
 }
 
-/// The name of a node is compared with one value only.
+/// The node name in `matchFields` allows one value only.
 fn of_name(node: &str) -> NodeSelectorTerm {
     NodeSelectorTerm {
         match_fields: Some(vec![NodeSelectorRequirement {
@@ -312,8 +310,8 @@ fn of_name(node: &str) -> NodeSelectorTerm {
     }
 }
 
-impl Before {
-    /// Not required: the volume can be read elsewhere, if only more slowly.
+impl PreviousNode {
+    /// Not required: the volume can be read on other nodes, only more slowly.
     fn preferred(&self) -> Affinity {
         let term = PreferredSchedulingTerm {
             weight: 100,
@@ -328,9 +326,8 @@ impl Before {
         }
     }
 
-    /// A node is often moved away from because it is to be drained: cordons are tolerated, and what
-    /// else the node itself has; not every taint, for then it could come up on nodes that have nothing
-    /// to do with such volumes.
+    /// A volume is often moved because its node will be drained: cordons are tolerated, and the other taints
+    /// of that node; not all taints, or the mover could start on unrelated nodes.
     fn tolerated(&self) -> Vec<Toleration> {
         let no_schedule = |key: &str, value: Option<&String>| Toleration {
             key: Some(key.to_owned()),
@@ -349,7 +346,8 @@ impl Before {
     }
 }
 
-/// What calls API servers for this driver runs in its own cluster. Movers go where their volume is.
+/// The relay calls API servers for this driver, so it runs in the driver's own cluster; movers run where
+/// their volume is.
 fn on_real_nodes() -> Affinity {
     let real = NodeSelectorRequirement {
         key: VIRTUAL_NODE.to_owned(),
@@ -372,8 +370,8 @@ fn required(node_selector_terms: Vec<NodeSelectorTerm>) -> Affinity {
     }
 }
 
-/// The data is on that node, whatever it says to pods that have a choice.
-fn where_its_users_are() -> Vec<Toleration> {
+/// The data is on that node, so its taints with the effect `NoSchedule` are tolerated.
+fn tolerate_no_schedule() -> Vec<Toleration> {
     vec![Toleration {
         operator: Some("Exists".to_owned()),
         effect: Some("NoSchedule".to_owned()),
@@ -381,15 +379,14 @@ fn where_its_users_are() -> Vec<Toleration> {
     }]
 }
 
-/// What the relay's pod is made of.
+/// The input for the relay's pod.
 pub(super) struct RelayPod<'a> {
     pub(super) moved: &'a MovedVolume,
     pub(super) of: &'a MoveRequest,
     pub(super) namespace: &'a str,
-    /// The port of each side, and whether a kubeconfig is needed to get there.
+    /// The port of each side, and whether a kubeconfig is needed to reach it.
     pub(super) source: (String, bool),
     pub(super) target: (String, bool),
-    /// A digest of the kubeconfigs.
     pub(super) kubeconfigs: String,
 }
 
@@ -412,7 +409,7 @@ impl RelayPod<'_> {
             ..settings.container()
         };
         let spec = PodSpec {
-            // Of the home cluster it needs ports of pods beside it, and nothing else.
+            // In the home cluster the relay only forwards ports of pods.
             automount_service_account_token: Some(!(self.source.1 && self.target.1)),
             service_account_name: Some(settings.relay_account.clone()),
             containers: vec![container],
@@ -428,10 +425,16 @@ impl RelayPod<'_> {
             ..settings.pod(self.namespace)
         };
         let names = Names::of(self.moved);
-        pod(&names, Role::Relay, self.namespace, self.form(settings), spec)
+        pod(
+            &names,
+            Role::Relay,
+            self.namespace,
+            self.fingerprint(settings),
+            spec,
+        )
     }
 
-    pub(super) fn form(&self, settings: &HelperSettings) -> String {
+    pub(super) fn fingerprint(&self, settings: &HelperSettings) -> String {
         let fixed = [settings.image.as_str(), self.kubeconfigs.as_str()];
         let arguments = self.arguments();
         digest(
@@ -448,7 +451,7 @@ impl RelayPod<'_> {
                 arguments.push(format!("--{side}-kubeconfig={SECRETS}/{side}"));
             }
         }
-        // Without it the relay has a limit of its own.
+        // Without it the relay has its own limit.
         arguments.extend(self.of.bandwidth.map(|bytes| format!("--bandwidth={bytes}")));
         arguments
     }
@@ -464,7 +467,7 @@ impl HelperSettings {
     }
 
     fn pod(&self, namespace: &str) -> PodSpec {
-        // The Secrets of this namespace are in no other one.
+        // These Secrets exist only in this namespace.
         let is_ours = namespace == self.namespace;
         let pull = self.pull_secrets.iter().filter(|_| is_ours);
         let pull = pull.map(|name| LocalObjectReference { name: name.clone() });
@@ -478,11 +481,11 @@ impl HelperSettings {
     }
 }
 
-fn pod(names: &Names<'_>, role: Role, namespace: &str, form: String, spec: PodSpec) -> Pod {
+fn pod(names: &Names<'_>, role: Role, namespace: &str, fingerprint: String, spec: PodSpec) -> Pod {
     Pod {
         metadata: ObjectMeta {
             labels: Some(names.pod_labels(role)),
-            annotations: Some([(mark::MADE_AS.to_owned(), form)].into()),
+            annotations: Some([(mark::MADE_AS.to_owned(), fingerprint)].into()),
             ..names.metadata(names.of_role(role), Some(namespace), role.side())
         },
         spec: Some(spec),

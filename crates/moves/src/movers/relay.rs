@@ -1,6 +1,6 @@
-//! The relay between both movers, where they cannot reach each other: a pod of this driver's
-//! namespace that has a kubeconfig of each remote cluster, as it was vetted, and sees nothing but
-//! ciphertext. Whether there is one, and what it gets.
+//! The relay between two movers that cannot reach each other: a pod in this driver's namespace with the
+//! vetted kubeconfig of each remote cluster, which sees only ciphertext. This file decides whether a relay is
+//! needed, and which kubeconfigs it gets. Its program is in [`crate::relay`].
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{
     HelperError, MoveRequest,
     names::{Names, Role},
     pod::{LANES_PORT, RelayPod},
-    side::{Ground, Routes, routes},
+    side::{MoverSide, Routes, routes},
 };
 use crate::{
     gate::{MovedSide, Place},
@@ -19,11 +19,10 @@ use crate::{
     volume::digest,
 };
 
-/// Kept of the digest of the kubeconfigs.
 const DIGITS: usize = 16;
 
-impl Ground<'_> {
-    /// The relay that is needed, if one is.
+impl MoverSide<'_> {
+    /// The relay, if one is needed.
     pub(super) fn relay<'g>(&'g self, of: &'g MoveRequest) -> Result<Option<RelayPod<'g>>, HelperError> {
         if routes(self.moved, of) == Routes::Direct {
             return Ok(None);
@@ -42,7 +41,7 @@ impl Ground<'_> {
         }))
     }
 
-    /// The kubeconfig of each side that is in a remote cluster.
+    /// The kubeconfigs of the sides that are in remote clusters.
     pub(super) fn kubeconfigs(&self) -> Result<BTreeMap<String, ByteString>, HelperError> {
         let mut kubeconfigs = BTreeMap::new();
         for side in [Side::Source, Side::Target] {
@@ -52,7 +51,7 @@ impl Ground<'_> {
             }
             let remote = match &end.place {
                 Place::Site(twin) => twin.remote_cluster(),
-                Place::Silent(_) | Place::Gone => None,
+                Place::Unreachable(_) | Place::Gone => None,
             };
             let kubeconfig = remote.and_then(|remote| remote.kubeconfig());
             let unknown = || HelperError::NoKubeconfig(end.id.cluster.to_string());
@@ -63,13 +62,13 @@ impl Ground<'_> {
         Ok(kubeconfigs)
     }
 
-    /// Where the mover of a side listens, and whether that is in a remote cluster.
+    /// The port of the mover of a side, and whether it is in a remote cluster.
     fn port(&self, side: Side) -> (String, bool) {
         let name = Names::of(self.moved).of_role(Role::Mover(side));
         let end = self.place(side);
         let namespace = match &end.place {
             Place::Site(twin) if twin.remote_cluster().is_some() => twin.namespace(),
-            Place::Site(_) | Place::Silent(_) | Place::Gone => self.ours,
+            Place::Site(_) | Place::Unreachable(_) | Place::Gone => self.ours,
         };
         let is_remote = end.id.cluster != *self.moved.home.id();
         (format!("{namespace}/{name}:{LANES_PORT}"), is_remote)

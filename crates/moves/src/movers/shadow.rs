@@ -1,8 +1,8 @@
-//! What is written so that a pod of a move runs: the pod itself or, where Liqo's identity may make
-//! no pods, the `ShadowPod` from which Liqo makes one there, of the same name, labels and
-//! annotations. Liqo makes that pod again if somebody deletes it, until it has ended.
+//! The object from which a pod of a move is created: the pod itself or, where Liqo's identity must not create
+//! pods, a `ShadowPod`. Liqo creates a pod with the same name, labels and annotations, and creates it again
+//! if it is deleted, until it has ended.
 
-// What Liqo documents is not documented again.
+// The fields are documented by Liqo.
 #![allow(missing_docs)]
 
 use std::collections::BTreeMap;
@@ -14,10 +14,9 @@ use k8s_openapi::{
 use kube::{CustomResource, Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
 
-/// Label by which Liqo knows for whom it makes a pod.
+/// Liqo's label with the cluster for which it creates a pod.
 const ORIGIN: &str = "offloading.liqo.io/origin";
 
-/// What is wanted of a `ShadowPod`.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "offloading.liqo.io",
@@ -34,7 +33,6 @@ pub(super) struct ShadowPodSpec {
     pub(super) pod: PodSpec,
 }
 
-/// What became of a `ShadowPod`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct ShadowPodStatus {
@@ -42,7 +40,7 @@ pub(super) struct ShadowPodStatus {
 }
 
 impl ShadowPod {
-    /// Has Liqo make this pod for the cluster of that name.
+    /// A `ShadowPod` for this pod, on behalf of the cluster of that name.
     pub(super) fn making(pod: Pod, origin: &str) -> Self {
         let mut metadata = pod.metadata;
         let labels = metadata.labels.get_or_insert_default();
@@ -56,21 +54,21 @@ impl ShadowPod {
         }
     }
 
-    /// Whether Liqo makes no pod any more.
+    /// Whether Liqo creates no more pods for it.
     pub(super) fn has_ended(&self) -> bool {
         let phase = self.status.as_ref().and_then(|status| status.phase.as_deref());
         matches!(phase, Some("Succeeded" | "Failed"))
     }
 }
 
-/// What was written for one pod.
+/// The object that was created for a pod.
 #[derive(Clone, Copy)]
-pub(super) enum Written<'p> {
+pub(super) enum PodObject<'p> {
     Pod(&'p Pod),
     Shadow(&'p ShadowPod),
 }
 
-impl Written<'_> {
+impl PodObject<'_> {
     pub(super) fn annotations(&self) -> &BTreeMap<String, String> {
         match self {
             Self::Pod(pod) => pod.annotations(),
@@ -78,24 +76,24 @@ impl Written<'_> {
         }
     }
 
-    /// The Secret that the pod waits for, if it needs one.
-    pub(super) fn keeper(&self) -> Option<Keeper> {
+    /// The Secret that the pod needs, if any.
+    pub(super) fn secret_owner(&self) -> Option<SecretOwner> {
         match self {
-            Self::Pod(pod) => Keeper::of(*pod, pod.spec.as_ref()),
-            Self::Shadow(shadow) => Keeper::of(*shadow, Some(&shadow.spec.pod)),
+            Self::Pod(pod) => SecretOwner::of(*pod, pod.spec.as_ref()),
+            Self::Shadow(shadow) => SecretOwner::of(*shadow, Some(&shadow.spec.pod)),
         }
     }
 }
 
-/// Whom a Secret goes with, and how it is called.
+/// The owner and name of a Secret.
 #[derive(Clone, Debug)]
-pub(super) struct Keeper {
+pub(super) struct SecretOwner {
     pub(super) owner: OwnerReference,
     pub(super) namespace: String,
     pub(super) secret: String,
 }
 
-impl Keeper {
+impl SecretOwner {
     fn of<K: Resource<DynamicType = ()>>(object: &K, spec: Option<&PodSpec>) -> Option<Self> {
         let mut volumes = spec?.volumes.iter().flatten();
         let secret = volumes.find_map(|volume| volume.secret.as_ref()?.secret_name.clone())?;
@@ -114,8 +112,8 @@ impl Keeper {
     }
 }
 
-/// The uid of the `ShadowPod` from which Liqo made a pod.
-pub(super) fn shadow_of(pod: &Pod) -> Option<&str> {
+/// The uid of the `ShadowPod` from which Liqo created a pod.
+pub(super) fn shadow_uid(pod: &Pod) -> Option<&str> {
     let owners = pod.owner_references().iter();
     let mut shadows = owners.filter(|owner| owner.kind == ShadowPod::kind(&()));
     shadows.next().map(|owner| owner.uid.as_str())

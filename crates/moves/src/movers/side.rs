@@ -1,6 +1,6 @@
-//! The helpers of one side, as they are found: whether they are all there, what is missing, and
-//! what goes. Pods of a move are never mended but replaced, and never in one step: the old one is
-//! gone before there is a new one.
+//! Observes the helpers of one side: whether they are complete, what is missing, what is being deleted. Pods
+//! of a move are never changed but replaced, in two steps: the old pod is deleted before the new one is
+//! created.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use super::{
     ClusterHelpers, GateError, HelperSettings, MoveRequest, MovedVolume, certificates,
     names::{COMPONENT, Names, Role},
     pod::{Dialling, MoverPod},
-    shadow::{Keeper, ShadowPod, Written, shadow_of},
+    shadow::{PodObject, SecretOwner, ShadowPod, shadow_uid},
     volume,
 };
 use crate::{
@@ -27,26 +27,24 @@ use crate::{
     volume::{AccessMode, mark},
 };
 
-/// Whoever has ended is not replaced before: it may well end again for the same reason.
+/// How long to wait before a mover that exited is replaced: it may exit again for the same reason.
 const PAUSE_SECONDS: i64 = 10;
-/// Finalizers by which csi-attacher keeps a PV until it is detached.
+/// Prefix of the finalizers with which csi-attacher keeps a PV until it is detached.
 const ATTACHER: &str = "external-attacher/";
 
-/// One side of a claim's move, and what is found there.
-pub(super) struct Ground<'a> {
+/// One side of a claim's move, and the objects that exist there.
+pub(super) struct MoverSide<'a> {
     pub(super) moved: &'a MovedVolume,
     pub(super) side: Side,
-    /// Where its mover is; `None` if that is a cluster that nobody declares any more.
+    /// The cluster of its mover; `None` if that is no longer declared.
     pub(super) cluster: Option<&'a Cluster>,
-    /// Whether that is the home cluster.
+    /// Whether this is the home cluster.
     pub(super) is_home: bool,
-    /// The namespace of its mover.
     pub(super) namespace: &'a str,
-    /// The claim by which its mover has the volume.
+    /// The claim that its mover mounts.
     pub(super) claim_name: String,
-    /// The namespace of this driver.
     pub(super) ours: &'a str,
-    /// What Liqo there calls the home cluster, where its mover is a `ShadowPod`.
+    /// The name of the home cluster in Liqo there, if its mover is a `ShadowPod`.
     pub(super) origin: Option<&'a str>,
     pub(super) shadows: Vec<ShadowPod>,
     pub(super) movers: Vec<Pod>,
@@ -55,34 +53,35 @@ pub(super) struct Ground<'a> {
     pub(super) is_attached: bool,
     pub(super) relays: Vec<Pod>,
     pub(super) certificates: Option<Secret>,
-    /// Where the users of a source have it, if a mover can have it nowhere else.
+    /// The nodes of the source's pods, if a mover can use the volume only there.
     pub(super) nodes: Vec<String>,
-    /// Where the source was read last, if the mover may be anywhere.
-    pub(super) before: Option<Before>,
-    /// How many bytes the volume has, if it is a device.
+    /// The node where the source was read last, if the mover may run on any node.
+    pub(super) before: Option<PreviousNode>,
+    /// The size in bytes of a volume of mode Block.
     pub(super) device: Option<u64>,
 }
 
-/// Where a source was read.
-pub(super) struct Before {
+/// The node where a source was read.
+pub(super) struct PreviousNode {
     pub(super) node: String,
     pub(super) taints: Vec<Taint>,
 }
 
-/// How it is with one pod.
-pub(super) enum PodNow<'p> {
+/// The state of one pod.
+pub(super) enum PodState<'p> {
     Missing,
-    /// It is to be replaced.
-    Outdated(Written<'p>),
-    /// The Secret that it waits for may not have been made.
-    Unequipped(Keeper),
-    /// It is waited for, for this reason.
-    Waits(String),
-    Runs,
+    /// It has to be replaced.
+    Outdated(PodObject<'p>),
+    /// The Secret that it waits for may not exist.
+    MissingSecret(SecretOwner),
+    /// Not running yet, for this reason.
+    Waiting(String),
+    Running,
 }
 
-impl<'a> Ground<'a> {
-    /// Looks at a side. What cannot be read at home is an error. Only what is to go needs no PV.
+impl<'a> MoverSide<'a> {
+    /// Observes a side; at home, unreadable objects are an error. `outer` is needed unless the side is
+    /// removed.
     pub(super) async fn find(
         moved: &'a MovedVolume,
         side: Side,
@@ -95,7 +94,7 @@ impl<'a> Ground<'a> {
         };
         let names = Names::of(moved);
         let ours = settings.namespace.as_str();
-        let mut ground = Self {
+        let mut side_objects = Self {
             moved,
             side,
             cluster: None,
@@ -116,43 +115,43 @@ impl<'a> Ground<'a> {
             device: outer.and_then(volume::device),
         };
         match place {
-            Place::Silent(why) => return Ok(Live::Silent(why.clone())),
+            Place::Unreachable(why) => return Ok(Live::Unknown(why.clone())),
             Place::Gone => {}
             Place::Site(twin) => {
-                ground.cluster = Some(twin.cluster());
-                ground.is_home = twin.remote_cluster().is_none();
+                side_objects.cluster = Some(twin.cluster());
+                side_objects.is_home = twin.remote_cluster().is_none();
                 if let Some(remote) = twin.remote_cluster() {
-                    ground.origin = remote.shadow_pods_of.as_deref();
-                    ground.namespace = twin.namespace();
-                    twin.name().clone_into(&mut ground.claim_name);
+                    side_objects.origin = remote.shadow_pods_of.as_deref();
+                    side_objects.namespace = twin.namespace();
+                    twin.name().clone_into(&mut side_objects.claim_name);
                 }
             }
         }
-        ground.look_at_home(&names.selector(side)).await?;
-        if let (false, Some(cluster)) = (ground.is_home, ground.cluster) {
-            // A pod is not there before its ShadowPod.
-            if let Err(error) = ground.look_there(cluster, &names.selector(side)).await {
-                return Ok(Live::Silent(error.to_string()));
+        side_objects.read_home(&names.selector(side)).await?;
+        if let (false, Some(cluster)) = (side_objects.is_home, side_objects.cluster) {
+            // Read before the pods: a pod is created only after its ShadowPod.
+            if let Err(error) = side_objects.read_remote(cluster, &names.selector(side)).await {
+                return Ok(Live::Unknown(error.to_string()));
             }
         }
-        match ground.nodes_of_users(outer).await {
-            Ok(nodes) => ground.nodes = nodes,
-            Err(error) => return Ok(Live::Silent(error.to_string())),
+        match side_objects.nodes_of_users(outer).await {
+            Ok(nodes) => side_objects.nodes = nodes,
+            Err(error) => return Ok(Live::Unknown(error.to_string())),
         }
-        if let (Side::Source, true, Some(node)) = (side, ground.nodes.is_empty(), &moved.mover_node) {
-            let spec = match ground.node(node).await {
+        if let (Side::Source, true, Some(node)) = (side, side_objects.nodes.is_empty(), &moved.mover_node) {
+            let spec = match side_objects.node(node).await {
                 Live::Known(found) => found.and_then(|found| found.spec),
-                Live::Silent(_) => None,
+                Live::Unknown(_) => None,
             };
-            ground.before = Some(Before {
+            side_objects.before = Some(PreviousNode {
                 node: node.clone(),
                 taints: spec.and_then(|spec| spec.taints).unwrap_or_default(),
             });
         }
-        Ok(Live::Known(ground))
+        Ok(Live::Known(side_objects))
     }
 
-    async fn look_there(&mut self, cluster: &Cluster, ours: &str) -> Result<(), ApiError> {
+    async fn read_remote(&mut self, cluster: &Cluster, ours: &str) -> Result<(), ApiError> {
         if self.origin.is_some() {
             self.shadows = cluster.within(self.namespace).list(Some(ours)).await?;
         }
@@ -160,7 +159,7 @@ impl<'a> Ground<'a> {
         Ok(())
     }
 
-    async fn look_at_home(&mut self, ours: &str) -> Result<(), ApiError> {
+    async fn read_home(&mut self, ours: &str) -> Result<(), ApiError> {
         let home = &self.moved.home;
         let found = home.within::<Pod>(self.ours).list(Some(ours)).await?;
         let is_relay = |pod: &Pod| pod.labels().get(COMPONENT).is_some_and(|what| what == "relay");
@@ -193,7 +192,7 @@ impl<'a> Ground<'a> {
         Ok(())
     }
 
-    /// A volume for one node can be read beside its users on that node only.
+    /// Without `ReadWriteMany` and `ReadOnlyMany`, a volume can be read only on the nodes of its pods.
     async fn nodes_of_users(&self, outer: Option<&PersistentVolume>) -> Result<Vec<String>, ApiError> {
         let (Side::Source, Place::Site(site), Some(outer)) = (self.side, &self.moved.source.place, outer)
         else {
@@ -216,47 +215,48 @@ impl<'a> Ground<'a> {
         Ok(nodes)
     }
 
-    /// A node, if it may be read there. It is only asked where to read best: nothing fails without it.
+    /// A node, if the driver may read it. It only helps to choose where to read: without it nothing fails.
     async fn node(&self, name: &str) -> Live<Option<Node>> {
         let Some(cluster) = self.cluster.filter(|cluster| cluster.rights().nodes) else {
-            return Live::Silent("nodes may not be read there".to_owned());
+            return Live::Unknown("nodes may not be read there".to_owned());
         };
         match cluster.all::<Node>().get(name).await {
             Ok(found) => Live::Known(found),
-            Err(error) => Live::Silent(error.to_string()),
+            Err(error) => Live::Unknown(error.to_string()),
         }
     }
 
-    /// Whether the only mover runs.
     pub(super) fn runs(&self) -> bool {
-        matches!(self.movers.as_slice(), [pod] if is_running(pod) && !is_going(pod))
+        matches!(self.movers.as_slice(), [pod] if is_running(pod) && !is_deleting(pod))
     }
 
-    /// Where the mover runs; and, if that is asked, whether another one could come up there.
+    /// The node of the running mover; with `and_again`, also why another mover could not start there.
     pub(super) async fn reads_on(&self, and_again: bool) -> Option<ReadsOn> {
         let mut running = self
             .movers
             .iter()
-            .filter(|pod| is_running(pod) && !is_going(*pod));
+            .filter(|pod| is_running(pod) && !is_deleting(*pod));
         let node = running.find_map(node_of)?.to_owned();
         let mut on = ReadsOn { node, unfit: None };
         if and_again {
             on.unfit = match self.node(&on.node).await {
-                Live::Silent(_) => None,
-                Live::Known(None) => Some("it is gone".to_owned()),
+                Live::Unknown(_) => None,
+                Live::Known(None) => Some("it does not exist any more".to_owned()),
                 Live::Known(Some(found)) => unfit(&found),
             };
         }
         Some(on)
     }
 
-    /// Whether any of it is there, once it is not needed.
+    /// Which helpers are left, after they are no longer needed.
     pub(super) fn presence(&self) -> Helpers {
         let volume = self.volume.as_ref();
-        let waits = volume.is_some_and(|volume| !is_going(volume));
-        let goes_now = self.pods().any(|pod| !is_going(pod) && shadow_of(pod).is_none())
-            || self.shadows.iter().any(|shadow| !is_going(shadow))
-            || self.claim.as_ref().is_some_and(|claim| !is_going(claim))
+        let waits = volume.is_some_and(|volume| !is_deleting(volume));
+        let goes_now = self
+            .pods()
+            .any(|pod| !is_deleting(pod) && shadow_uid(pod).is_none())
+            || self.shadows.iter().any(|shadow| !is_deleting(shadow))
+            || self.claim.as_ref().is_some_and(|claim| !is_deleting(claim))
             || self.certificates.is_some()
             || self.volume_may_go();
         if goes_now {
@@ -264,22 +264,23 @@ impl<'a> Ground<'a> {
         } else if self.pods().next().is_some() || !self.shadows.is_empty() || self.claim.is_some() || waits {
             Helpers::Leaving
         } else {
-            // A PV that waits for nothing but its detachment goes by itself.
+            // A PV that waits only for its detachment is deleted after it.
             Helpers::Absent
         }
     }
 
-    /// Never while an attachment names it and nothing holds it: csi-attacher needs it to detach.
+    /// Never while it is attached and csi-attacher has no finalizer on it: csi-attacher needs the PV to
+    /// detach it.
     pub(super) fn volume_may_go(&self) -> bool {
         let held =
             |volume: &PersistentVolume| volume.finalizers().iter().any(|one| one.starts_with(ATTACHER));
-        let volume = self.volume.as_ref().filter(|volume| !is_going(*volume));
+        let volume = self.volume.as_ref().filter(|volume| !is_deleting(*volume));
         self.claim.is_none() && volume.is_some_and(|volume| !self.is_attached || held(volume))
     }
 
-    /// Whether the PV still names the claim of an earlier mover, so that no other can be bound to it.
-    /// It was attached when that went.
-    pub(super) fn names_an_earlier_claim(&self) -> bool {
+    /// Whether the PV still names the claim of an earlier mover, so that no other claim can be bound. The PV
+    /// was attached when that claim was deleted.
+    pub(super) fn has_earlier_claim(&self) -> bool {
         let spec = self.volume.as_ref().and_then(|volume| volume.spec.as_ref());
         let named = spec.and_then(|spec| spec.claim_ref.as_ref()?.uid.as_ref());
         let claim = self.claim.as_ref().and_then(|claim| claim.metadata.uid.as_ref());
@@ -290,21 +291,20 @@ impl<'a> Ground<'a> {
         self.movers.iter().chain(&self.relays)
     }
 
-    /// Whether something of before is still on its way out.
     pub(super) fn is_leaving(&self) -> bool {
-        self.pods().any(|pod| is_going(pod) || self.is_forsaken(pod))
-            || self.shadows.iter().any(is_going)
-            || self.claim.as_ref().is_some_and(is_going)
-            || self.volume.as_ref().is_some_and(is_going)
+        self.pods().any(|pod| is_deleting(pod) || self.is_orphaned(pod))
+            || self.shadows.iter().any(is_deleting)
+            || self.claim.as_ref().is_some_and(is_deleting)
+            || self.volume.as_ref().is_some_and(is_deleting)
     }
 
-    /// Whether a pod goes because its `ShadowPod` has gone.
-    fn is_forsaken(&self, pod: &Pod) -> bool {
-        let is_of = |shadow: &ShadowPod| shadow.uid().as_deref() == shadow_of(pod);
-        shadow_of(pod).is_some() && !self.shadows.iter().any(is_of)
+    /// Whether a pod will be deleted because its `ShadowPod` was.
+    fn is_orphaned(&self, pod: &Pod) -> bool {
+        let is_of = |shadow: &ShadowPod| shadow.uid().as_deref() == shadow_uid(pod);
+        shadow_uid(pod).is_some() && !self.shadows.iter().any(is_of)
     }
 
-    /// How it is with what is needed. `target` is where the other mover can be dialled.
+    /// The state of the helpers that are needed. `target` is the address of the target's mover.
     pub(super) async fn state(
         &self,
         helpers: &ClusterHelpers,
@@ -321,109 +321,109 @@ impl<'a> Ground<'a> {
         let Some(issued) = issued.filter(|issued| !certificates::is_old(issued, Timestamp::now())) else {
             return Ok(Live::Known(Helpers::Incomplete));
         };
-        if self.is_home && self.names_an_earlier_claim() {
+        if self.is_home && self.has_earlier_claim() {
             return Ok(Live::Known(Helpers::Incomplete));
         }
         if self.is_home && (self.volume.is_none() || self.claim.is_none()) {
             return match volume::volume(self.moved, self.side, self.ours).await {
-                Err(GateError::Helpers(error)) => Ok(Live::Silent(error.to_string())),
-                Ok(Err(why)) => Ok(Live::Silent(why)),
+                Err(GateError::Helpers(error)) => Ok(Live::Unknown(error.to_string())),
+                Ok(Err(why)) => Ok(Live::Unknown(why)),
                 Ok(Ok(_)) => Ok(Live::Known(Helpers::Incomplete)),
                 Err(error) => Err(error),
             };
         }
         let Some(wanted) = self.mover(of, target, &issued) else {
-            // The source dials the target: there is nothing to be done before that is there.
+            // The source connects to the target, so it starts only after the target runs.
             return Ok(Live::Known(Helpers::Ready));
         };
-        let form = wanted.form(&helpers.settings);
-        let mut states = vec![self.mover_now(helpers, &form)];
+        let fingerprint = wanted.fingerprint(&helpers.settings);
+        let mut states = vec![self.mover_state(helpers, &fingerprint)];
         if self.side == Side::Target {
             let relay = match self.relay(of) {
                 Ok(relay) => relay,
-                Err(error) => return Ok(Live::Silent(error.to_string())),
+                Err(error) => return Ok(Live::Unknown(error.to_string())),
             };
-            let form = relay.as_ref().map(|relay| relay.form(&helpers.settings));
-            states.push(self.pod_now(helpers, &self.relays, &[], form.as_deref()));
+            let fingerprint = relay.as_ref().map(|relay| relay.fingerprint(&helpers.settings));
+            states.push(self.pod_state(helpers, &self.relays, &[], fingerprint.as_deref()));
         }
         let mut waits = None;
         for state in states {
             match state {
-                PodNow::Missing | PodNow::Outdated(_) | PodNow::Unequipped(_) => {
+                PodState::Missing | PodState::Outdated(_) | PodState::MissingSecret(_) => {
                     return Ok(Live::Known(Helpers::Incomplete));
                 }
-                PodNow::Waits(why) => waits = Some(why),
-                PodNow::Runs => {}
+                PodState::Waiting(why) => waits = Some(why),
+                PodState::Running => {}
             }
         }
-        Ok(waits.map_or(Live::Known(Helpers::Ready), Live::Silent))
+        Ok(waits.map_or(Live::Known(Helpers::Ready), Live::Unknown))
     }
 
-    /// How it is with the mover, which is to be made as `form` says.
-    pub(super) fn mover_now<'p>(&'p self, helpers: &ClusterHelpers, form: &str) -> PodNow<'p> {
-        self.pod_now(helpers, &self.movers, &self.shadows, Some(form))
+    /// The state of the mover with this fingerprint.
+    pub(super) fn mover_state<'p>(&'p self, helpers: &ClusterHelpers, fingerprint: &str) -> PodState<'p> {
+        self.pod_state(helpers, &self.movers, &self.shadows, Some(fingerprint))
     }
 
-    /// How it is with the pod of one role, which is to be made as `form` says, or not to be there.
-    pub(super) fn pod_now<'p>(
+    /// The state of the pod of one role, compared with this fingerprint; without one it should not exist.
+    pub(super) fn pod_state<'p>(
         &self,
         helpers: &ClusterHelpers,
         pods: &'p [Pod],
         shadows: &'p [ShadowPod],
-        form: Option<&str>,
-    ) -> PodNow<'p> {
-        let shadows = shadows.iter().map(Written::Shadow);
+        fingerprint: Option<&str>,
+    ) -> PodState<'p> {
+        let shadows = shadows.iter().map(PodObject::Shadow);
         let mut written = shadows.chain(
             pods.iter()
-                .filter(|pod| shadow_of(pod).is_none())
-                .map(Written::Pod),
+                .filter(|pod| shadow_uid(pod).is_none())
+                .map(PodObject::Pod),
         );
-        let (written, form) = match (written.next(), written.next(), form) {
-            (None, _, Some(_)) => return PodNow::Missing,
-            (None, _, None) => return PodNow::Runs,
-            (Some(written), None, Some(form)) => (written, form),
-            (Some(written), _, _) => return PodNow::Outdated(written),
+        let (written, fingerprint) = match (written.next(), written.next(), fingerprint) {
+            (None, _, Some(_)) => return PodState::Missing,
+            (None, _, None) => return PodState::Running,
+            (Some(written), None, Some(fingerprint)) => (written, fingerprint),
+            (Some(written), _, _) => return PodState::Outdated(written),
         };
-        if written.annotations().get(mark::MADE_AS).map(String::as_str) != Some(form) {
-            return PodNow::Outdated(written);
+        if written.annotations().get(mark::MADE_AS).map(String::as_str) != Some(fingerprint) {
+            return PodState::Outdated(written);
         }
-        let keeper = written.keeper();
-        let unequipped = keeper.filter(|keeper| !helpers.is_equipped(&keeper.owner.uid));
+        let secret_owner = written.secret_owner();
+        let missing_secret = secret_owner.filter(|secret_owner| !helpers.has_secret(&secret_owner.owner.uid));
         let Some(pod) = pods.first() else {
-            return match (written, unequipped) {
-                (Written::Shadow(shadow), _) if shadow.has_ended() => PodNow::Outdated(written),
-                (_, Some(keeper)) => PodNow::Unequipped(keeper),
-                (_, None) => PodNow::Waits(self.waits_for_liqo()),
+            return match (written, missing_secret) {
+                (PodObject::Shadow(shadow), _) if shadow.has_ended() => PodState::Outdated(written),
+                (_, Some(secret_owner)) => PodState::MissingSecret(secret_owner),
+                (_, None) => PodState::Waiting(self.waits_for_liqo()),
             };
         };
-        if self.is_astray(pod) {
-            return PodNow::Outdated(written);
+        if self.is_on_wrong_node(pod) {
+            return PodState::Outdated(written);
         }
         if has_ended(pod) {
-            return match ended_just_now(pod) {
-                Some(why) => PodNow::Waits(why),
-                None => PodNow::Outdated(written),
+            return match ended_recently(pod) {
+                Some(why) => PodState::Waiting(why),
+                None => PodState::Outdated(written),
             };
         }
         if is_running(pod) {
-            return PodNow::Runs;
+            return PodState::Running;
         }
-        match unequipped {
-            Some(keeper) => PodNow::Unequipped(keeper),
-            None => PodNow::Waits(waits_for(pod)),
+        match missing_secret {
+            Some(secret_owner) => PodState::MissingSecret(secret_owner),
+            None => PodState::Waiting(waits_for(pod)),
         }
     }
 
     fn waits_for_liqo(&self) -> String {
         let name = Names::of(self.moved).of_role(Role::Mover(self.side));
         format!(
-            "Liqo has not made a pod of the ShadowPod {}/{name} yet: its events say why",
+            "Liqo has not created the pod of the ShadowPod {}/{name} yet: see the events of the ShadowPod",
             self.namespace
         )
     }
 
-    /// Whether a mover is, or may only be, where the users of the volume are not.
-    fn is_astray(&self, pod: &Pod) -> bool {
+    /// Whether a mover runs, or may only run, on a node where no pod uses the volume.
+    fn is_on_wrong_node(&self, pod: &Pod) -> bool {
         if self.nodes.is_empty() {
             return false;
         }
@@ -434,13 +434,13 @@ impl<'a> Ground<'a> {
         affinity != super::pod::on_one_of(&self.nodes).as_ref()
     }
 
-    /// The certificates, which belong to the target's side.
+    /// The certificates, which are stored with the target's side.
     pub(super) async fn issued(&self) -> Result<Option<Secret>, ApiError> {
         let secrets = self.moved.home.within::<Secret>(self.ours);
         secrets.get(&Names::of(self.moved).certificates()).await
     }
 
-    /// The pod that this side needs; `None` for a source that cannot dial its target yet.
+    /// The pod that this side needs; `None` for a source without the address of its target.
     pub(super) fn mover<'g>(
         &'g self,
         of: &'g MoveRequest,
@@ -468,28 +468,30 @@ impl<'a> Ground<'a> {
         })
     }
 
-    /// Where the mover of this side can be dialled, while it runs.
+    /// The address of the mover of this side, while it runs.
     pub(super) fn address(&self) -> Option<IpAddr> {
         let [pod] = self.movers.as_slice() else {
             return None;
         };
-        let status = pod.status.as_ref().filter(|_| is_running(pod) && !is_going(pod));
+        let status = pod
+            .status
+            .as_ref()
+            .filter(|_| is_running(pod) && !is_deleting(pod));
         status?.pod_ip.as_ref()?.parse().ok()
     }
 }
 
-/// The ways in which the source may get to the target.
+/// The routes that the source may take to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Routes {
     Direct,
     ApiServer,
-    /// Whichever works, the direct one first: whether pods of two clusters reach each other is known
-    /// to nobody before.
+    /// The direct one first: only an attempt shows whether pods of two clusters can reach each other.
     Either,
 }
 
-/// How the data may travel. Within this cluster nothing has to be passed on; in others, policies of the
-/// user's namespace may keep movers apart.
+/// Within this cluster no relay is needed; in others, network policies of the user's namespace may isolate
+/// movers.
 pub(super) fn routes(moved: &MovedVolume, of: &MoveRequest) -> Routes {
     let is_here = |side: &MovedSide| side.id.cluster == *moved.home.id();
     let is_within = is_here(&moved.source) && is_here(&moved.target);
@@ -501,7 +503,7 @@ pub(super) fn routes(moved: &MovedVolume, of: &MoveRequest) -> Routes {
     }
 }
 
-pub(super) fn is_going(object: &impl Resource) -> bool {
+pub(super) fn is_deleting(object: &impl Resource) -> bool {
     object.meta().deletion_timestamp.is_some()
 }
 
@@ -510,8 +512,8 @@ pub(super) fn is_running(pod: &Pod) -> bool {
     phase == Some("Running")
 }
 
-/// Why a node takes no mover. Whoever reads where it has read before tolerates cordons, and whatever
-/// else keeps pods from being scheduled there.
+/// Why a node cannot run a mover. A source mover tolerates cordons, and other taints with the effect
+/// `NoSchedule`, on the node where the source was read before.
 fn unfit(node: &Node) -> Option<String> {
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     let mut evicting = taints.filter(|taint| taint.effect == "NoExecute");
@@ -528,8 +530,8 @@ fn node_of(pod: &Pod) -> Option<&str> {
     (!node.is_empty()).then_some(node)
 }
 
-/// Why a pod has ended, if that was a moment ago.
-fn ended_just_now(pod: &Pod) -> Option<String> {
+/// Why a pod has ended, if that was less than `PAUSE_SECONDS` ago.
+fn ended_recently(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let mut containers = status.container_statuses.iter().flatten();
     let ended = containers.find_map(|container| container.state.as_ref()?.terminated.as_ref());
@@ -537,17 +539,17 @@ fn ended_just_now(pod: &Pod) -> Option<String> {
     let since = since.or(pod.metadata.creation_timestamp.as_ref())?;
     let age = Timestamp::now().duration_since(since.0).as_secs();
     let what = match (ended, &status.message) {
-        (Some(ended), _) => format!("with exit code {}", ended.exit_code),
+        (Some(ended), _) => format!(" with exit code {}", ended.exit_code),
         (None, Some(message)) => format!(": {message}"),
         (None, None) => String::new(),
     };
     let name = pod.name_any();
     let namespace = pod.namespace().unwrap_or_default();
     (age < PAUSE_SECONDS)
-        .then(|| format!("the pod {namespace}/{name} has ended {what}, and will be made again"))
+        .then(|| format!("the pod {namespace}/{name} has ended{what}, and will be created again"))
 }
 
-/// What a pod that does not run yet says.
+/// Why a pod does not run yet, from its status.
 fn waits_for(pod: &Pod) -> String {
     let status = pod.status.as_ref();
     let containers = status

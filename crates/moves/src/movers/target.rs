@@ -1,6 +1,5 @@
-//! The twin at the target of a move: chosen as `CreateVolume` chooses, marked as the move's, and
-//! nobody's until it is handed over. What is in its place, and whose that is, the gate's
-//! observation says.
+//! Creates the twin at the target of a move: its class is chosen as in `CreateVolume`, and no pod uses it
+//! until it is handed over. Whether the twin exists, and whose it is, is observed in `gate`.
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim},
@@ -34,15 +33,14 @@ use crate::{
     },
 };
 
-/// What the twin is made from: the claim, its PV and, where that can be told, the twin at the
-/// source, which may be larger than both.
+/// The origin of the twin: the claim, its PV and, if it can be read, the source twin, which may be larger
+/// than both.
 struct Origin {
     claim: PersistentVolumeClaim,
     outer: PersistentVolume,
     twin: Option<PersistentVolumeClaim>,
 }
 
-/// Makes the twin, where nothing is.
 pub(super) async fn make(
     moved: &MovedVolume,
     policy: &Policy,
@@ -56,7 +54,7 @@ pub(super) async fn make(
     outcome(crash::around(Step::MoveMakeTarget, twins.create(&twin)).await)
 }
 
-/// The twin to make; `None` if claim or PV are gone: what becomes of the move is decided anew.
+/// The twin to create; `None` if claim or PV do not exist: then the move is decided again.
 pub(super) async fn wanted(
     moved: &MovedVolume,
     policy: &Policy,
@@ -89,9 +87,9 @@ pub(super) async fn wanted(
     let mut twin = record::twin(site, &request, Some(&origin.claim), &chosen);
     twin.labels_mut().extend(mark.labels());
     twin.annotations_mut().extend(mark.annotations());
-    // What was asked for first is told by nobody, and nobody asks again for a volume that has its PV.
+    // CreateVolume is never called for this twin: its claim has a PV.
     twin.annotations_mut().remove(mark::FINGERPRINT);
-    // It holds nothing but a copy: the hand-over gives it what protects the data of users.
+    // It contains only a copy: the finalizer is added at the hand-over.
     twin.metadata.finalizers = None;
     Ok(Some(twin))
 }
@@ -110,7 +108,7 @@ impl Origin {
         Ok(Some(Self { claim, outer, twin }))
     }
 
-    /// At least what any of them has: what is there has to fit.
+    /// The largest of their sizes, so that the data fits.
     fn bytes(&self) -> u64 {
         let asked = facts::storage_request(&self.claim);
         let there = self.twin.as_ref().and_then(|twin| twin.status.as_ref());
@@ -124,7 +122,7 @@ impl Origin {
             .unwrap_or_default()
     }
 
-    /// The request that would make such a volume today.
+    /// The `CreateVolume` request for such a volume today.
     async fn request(&self, moved: &MovedVolume, of: &MoveRequest) -> Result<CreateRequest, GateError> {
         let class = reading::class(&moved.home, &self.claim);
         let parameters = Parameters {
@@ -171,7 +169,7 @@ impl Origin {
         }))
     }
 
-    /// The real attributes class that the claim's own one names.
+    /// The real attributes class of the claim's own one.
     async fn attributes(&self, moved: &MovedVolume) -> Result<Option<String>, GateError> {
         let spec = self.claim.spec.as_ref();
         let named = spec.and_then(|spec| spec.volume_attributes_class_name.as_deref());
@@ -183,7 +181,7 @@ impl Origin {
         Ok(attributes_class(&parameters).map_err(TargetError::from)?)
     }
 
-    /// The access modes that the claim wants in remote clusters, unless the move names some.
+    /// The access modes that the claim requests in remote clusters, unless the move names some.
     fn modes_there(&self, of: &MoveRequest) -> Result<Option<Vec<AccessMode>>, TargetError> {
         let wished = self.claim.annotations().get(mark::LIQO_ACCESS_MODES);
         let wished = wished.filter(|_| of.access_modes.is_none());
@@ -191,7 +189,7 @@ impl Origin {
     }
 }
 
-/// At home the twin is told its node: nobody is scheduled for it.
+/// At home the twin gets a selected node, because no pod is scheduled for it.
 async fn plan_here(
     site: &Site,
     policy: &Policy,
@@ -204,7 +202,7 @@ async fn plan_here(
         return Err(TargetError::Unfit("the classes of the home cluster cannot be read".to_owned()).into());
     };
     if class.provisioner == NO_PROVISIONER && class.binding == BindingMode::WaitForFirstConsumer {
-        return Err(TargetError::MadeByHand(class.name.clone()).into());
+        return Err(TargetError::StaticVolumes(class.name.clone()).into());
     }
     let target = match &of.target {
         MoveTarget::Node(node) => Target::Node(node.clone()),
@@ -219,7 +217,7 @@ async fn plan_here(
     })
 }
 
-/// In a remote cluster the mover is the first consumer of the twin, and brings it its node.
+/// In a remote cluster the mover is the first consumer of the twin, and determines its node.
 fn plan_there(
     site: &Site,
     remote: &Remote,
@@ -248,15 +246,15 @@ fn plan_there(
     })
 }
 
-/// The real class that the twin of a claim would get at the target, or why it gets none; `None` if that
-/// is not known: its claim or its PV are gone, or one of the clusters does not answer.
+/// The real class that the twin would get at the target, or why it gets none; `None` if unknown: the claim or
+/// its PV do not exist, or a cluster is unreachable.
 pub async fn target_class(
     moved: &MovedVolume,
     policy: &Policy,
     of: &MoveRequest,
 ) -> Result<Option<Result<String, TargetError>>, GateError> {
     let origin = match Origin::read(moved).await {
-        Err(GateError::Silent { .. }) | Ok(None) => return Ok(None),
+        Err(GateError::Unreachable { .. }) | Ok(None) => return Ok(None),
         Err(error) => return Err(error),
         Ok(Some(origin)) => origin,
     };
@@ -273,9 +271,9 @@ pub async fn target_class(
     Ok(Some(chosen.map(|class| class.name().to_owned())))
 }
 
-/// The class that the move names, or else the one of a new claim. Whoever names the latter, as the way
-/// back to it does, chooses nothing; any other class has to be one that users may choose. That a
-/// volume was of it before counts for nothing: the status, which says so, may be written by others.
+/// The class that the move names, otherwise the one of a new claim. A user may always name the latter, as an
+/// undo does; any other class must be one that users may choose. That the volume had it before is no reason,
+/// because other clients may write the status that records it.
 fn class_of<'a>(
     site: &Site,
     policy: &Policy,

@@ -1,7 +1,6 @@
-//! The PV and the claim by which a mover at home has a twin: of this driver, so that no pod is on
-//! the twin itself, and so that the same volume can be had beside the pod that uses it. Both are
-//! in nobody's way: the PV is retained, of no class, reserved for its claim, and marked as the
-//! move's.
+//! The PV and claim by which a mover at home mounts a twin. They are of this driver, so that no pod mounts
+//! the twin itself, and the mover can use a volume together with the user's pod. The PV is retained, has no
+//! class, is reserved for its claim, and is marked with the move.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +25,7 @@ use crate::{
     volume::{AccessMode, DRIVER_NAME, ReclaimPolicy, VolumeMode, mark},
 };
 
-/// The PV of a mover, to be made.
+/// The PV of a mover; or why it cannot be created yet.
 pub(super) async fn volume(
     moved: &MovedVolume,
     side: Side,
@@ -59,7 +58,7 @@ pub(super) async fn volume(
     }))
 }
 
-/// The patch with which such a PV waits for another claim of the same name.
+/// The patch after which such a PV can be bound to a new claim of the same name.
 pub(super) fn naming_no_uid(volume: &PersistentVolume) -> Value {
     json!({
         "metadata": {"uid": volume.metadata.uid, "resourceVersion": volume.metadata.resource_version},
@@ -67,7 +66,6 @@ pub(super) fn naming_no_uid(volume: &PersistentVolume) -> Value {
     })
 }
 
-/// The claim of that PV.
 pub(super) fn claim(
     moved: &MovedVolume,
     side: Side,
@@ -85,7 +83,7 @@ pub(super) fn claim(
                 requests: spec.capacity,
                 limits: None,
             }),
-            // An empty name means "no class", none at all would mean the default one.
+            // An empty name means "no class"; without a name it would get the default class.
             storage_class_name: Some(String::new()),
             volume_name: Some(volume.name_any()),
             ..PersistentVolumeClaimSpec::default()
@@ -94,31 +92,30 @@ pub(super) fn claim(
     }
 }
 
-/// The access modes of the volume that is moved.
+/// The access modes of the moved volume.
 pub(super) fn access_modes(outer: &PersistentVolume) -> BTreeSet<AccessMode> {
     let modes = outer.spec.as_ref().and_then(|spec| spec.access_modes.as_ref());
     facts::access_modes(modes.into_iter().flatten())
 }
 
-/// Whether it is a raw device.
 pub(super) fn is_block(outer: &PersistentVolume) -> bool {
     let mode = outer.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref());
     facts::volume_mode(mode) == VolumeMode::Block
 }
 
-/// How many bytes it has, if it is a raw device.
+/// Its size in bytes, if it is of mode Block.
 pub(super) fn device(outer: &PersistentVolume) -> Option<u64> {
     is_block(outer).then(|| facts::volume_size(outer).unwrap_or_default())
 }
 
-/// The PV that users see, gated or not.
+/// The virtual PV, gated or not.
 pub(super) async fn outer(moved: &MovedVolume) -> Result<PersistentVolume, GateError> {
     let found = moved.volumes().get(moved.volume().as_str()).await?;
     let name = moved.volume().clone();
     Ok(found.ok_or(HelperError::NoVolume(name))?)
 }
 
-/// The same volume once more, to be read only.
+/// The same volume again, read-only.
 fn source(moved: &MovedVolume, outer: PersistentVolume) -> Result<PersistentVolumeSpec, GateError> {
     let name = moved.volume().clone();
     let spec = outer.spec.unwrap_or_default();
@@ -142,14 +139,14 @@ fn source(moved: &MovedVolume, outer: PersistentVolume) -> Result<PersistentVolu
     })
 }
 
-/// The PV that the volume is to have at the target, for the mover. Says why not yet.
+/// The PV for the mover of the target; or why not yet.
 async fn target(
     moved: &MovedVolume,
     outer: &PersistentVolume,
 ) -> Result<Result<PersistentVolumeSpec, String>, GateError> {
     let site = moved.site(Side::Target)?;
     let Some(twin) = site.twins().get(site.name()).await? else {
-        return Ok(Err(format!("the twin {} is not there", site.place())));
+        return Ok(Err(format!("the twin {} does not exist", site.place())));
     };
     let Some(real) = twins_volume(site, &twin).await? else {
         let said = crate::twin::last_warning(site, &twin).await;
@@ -192,12 +189,12 @@ async fn target(
     }))
 }
 
-/// As `ControllerPublish` knows a mover by.
+/// How `ControllerPublish` recognizes a mover.
 fn caller(moved: &MovedVolume, side: Side) -> String {
     format!("{}:{}", side.as_str(), moved.by)
 }
 
-/// The affinity of a PV that can be reached from these places, as csi-provisioner writes it.
+/// The affinity of a PV that is accessible from these places, as csi-provisioner writes it.
 pub(crate) fn node_affinity(places: Vec<Segments>) -> VolumeNodeAffinity {
     let requirement = |(key, value)| NodeSelectorRequirement {
         key,

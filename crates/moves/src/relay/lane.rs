@@ -1,6 +1,5 @@
-//! One connection between the two ends, made of two forwarded ports, again and again: a
-//! connection waits at the source until that speaks, and only then is the target dialled.
-//! So a target sees no connections that nobody uses.
+//! One connection between the two ends, made of two forwarded ports, and opened again whenever it ends. It
+//! connects to the target only after the source has sent something, so that a target has no idle connections.
 
 use std::{
     sync::{
@@ -15,17 +14,16 @@ use super::{
     tunnel::{Frame, Tunnel, TunnelError, TunnelReader, TunnelWriter, pings},
 };
 
-/// Between two attempts, at first and at most.
+/// The pause between two attempts, at first and at most.
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// One of the connections of a move.
 pub(super) struct Lane {
     number: u32,
     relay: Arc<Relay>,
 }
 
-/// Which end a connection failed at.
+/// The end at which a connection failed.
 #[derive(Debug, thiserror::Error)]
 enum LaneError {
     #[error("the source's port {0}: {1}")]
@@ -39,25 +37,25 @@ impl Lane {
         Self { number, relay }
     }
 
-    /// Dials for ever.
+    /// Connects again and again, without end.
     pub(super) async fn run(self) {
-        let (mut pause, mut said) = (PAUSE, String::new());
+        let (mut pause, mut logged) = (PAUSE, String::new());
         loop {
-            let carried = AtomicU64::new(0);
-            let outcome = self.connect(&carried).await;
-            let bytes = carried.into_inner();
+            let forwarded = AtomicU64::new(0);
+            let outcome = self.connect(&forwarded).await;
+            let bytes = forwarded.into_inner();
             let lane = self.number;
             if bytes > 0 {
-                (pause, said) = (PAUSE, String::new());
+                (pause, logged) = (PAUSE, String::new());
             }
             match outcome {
                 Ok(()) => tracing::debug!(lane, bytes, "a connection was closed by its ends"),
                 Err(error) => {
                     let error = error.to_string();
-                    // A pod that is not there yet is worth one line, not one for each attempt.
-                    if error != said {
-                        tracing::warn!(lane, bytes, error, "a connection failed; dialling again");
-                        said = error;
+                    // A pod that does not exist yet is logged once, not for each attempt.
+                    if error != logged {
+                        tracing::warn!(lane, bytes, error, "a connection failed; will reconnect");
+                        logged = error;
                     }
                 }
             }
@@ -66,8 +64,7 @@ impl Lane {
         }
     }
 
-    /// One connection from beginning to end.
-    async fn connect(&self, carried: &AtomicU64) -> Result<(), LaneError> {
+    async fn connect(&self, forwarded: &AtomicU64) -> Result<(), LaneError> {
         let Relay { source, target, .. } = &*self.relay;
         let at_source = |error| LaneError::Source(source.port.to_string(), error);
         let at_target = |error| LaneError::Target(target.port.to_string(), error);
@@ -77,15 +74,15 @@ impl Lane {
             return Ok(());
         };
         let mut to = Tunnel::open(target).await.map_err(at_target)?;
-        self.pass(first, &mut to.writer, carried)
+        self.pass(first, &mut to.writer, forwarded)
             .await
             .map_err(at_target)?;
-        // Either direction alone is of no use: TLS needs both.
+        // TLS needs both directions.
         let outcome = tokio::select! {
-            up = self.forward(&mut from.reader, &mut to.writer, carried) => {
+            up = self.forward(&mut from.reader, &mut to.writer, forwarded) => {
                 up.map_err(|error| error.of(at_source, at_target))
             }
-            down = self.forward(&mut to.reader, &mut from.writer, carried) => {
+            down = self.forward(&mut to.reader, &mut from.writer, forwarded) => {
                 down.map_err(|error| error.of(at_target, at_source))
             }
         };
@@ -93,13 +90,13 @@ impl Lane {
         outcome
     }
 
-    /// Passes on what one end says until it closes the connection. Reads no more while the
-    /// other end takes no more, so that at most one frame is held here.
+    /// Forwards data from one end until it closes the connection. Does not read while the other end does not
+    /// accept data, so that at most one frame is held here.
     async fn forward(
         &self,
         from: &mut TunnelReader,
         to: &mut TunnelWriter,
-        carried: &AtomicU64,
+        forwarded: &AtomicU64,
     ) -> Result<(), ForwardError> {
         let mut pings = pings();
         loop {
@@ -107,7 +104,7 @@ impl Lane {
                 biased;
                 _ = pings.tick() => to.ping().await.map_err(ForwardError::Writing)?,
                 frame = from.next() => match frame.map_err(ForwardError::Reading)? {
-                    Some(frame) => self.pass(frame, to, carried).await.map_err(ForwardError::Writing)?,
+                    Some(frame) => self.pass(frame, to, forwarded).await.map_err(ForwardError::Writing)?,
                     None => return Ok(()),
                 },
             }
@@ -118,19 +115,19 @@ impl Lane {
         &self,
         frame: Frame,
         to: &mut TunnelWriter,
-        carried: &AtomicU64,
+        forwarded: &AtomicU64,
     ) -> Result<(), TunnelError> {
         let bytes = frame.len();
         if let Some(wait) = self.relay.bandwidth.reserve(bytes) {
             tokio::time::sleep(wait).await;
         }
         to.send(frame).await?;
-        carried.fetch_add(bytes as u64, Ordering::Relaxed);
+        forwarded.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// Whether it was the reading or the writing end that failed.
+/// Whether reading or writing failed.
 enum ForwardError {
     Reading(TunnelError),
     Writing(TunnelError),

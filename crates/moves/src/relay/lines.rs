@@ -1,5 +1,4 @@
-//! A conversation in lines of text with a port of a pod, through an API server: orders for a
-//! mover, and what it answers.
+//! Lines of text to and from a port of a pod, through an API server: orders for a mover, and its answers.
 
 use axum::body::Bytes;
 
@@ -8,11 +7,11 @@ use super::{
     tunnel::{Frame, Tunnel, TunnelError},
 };
 
-/// The longest line that is listened to: with the paths of some differences, each as long as a
-/// path can be. A pod is not believed to come to an end.
-const LONGEST_LINE: usize = 256 << 10;
+/// The longest line that is accepted: one with the paths of some differences, each of maximum length. A pod
+/// might send a line without end.
+const MAX_LINE: usize = 256 << 10;
 
-/// Why there is no conversation, or none any more.
+/// Why the connection failed.
 #[derive(Debug, thiserror::Error)]
 #[error("the port {port}: {why}")]
 pub struct LinesError {
@@ -20,55 +19,54 @@ pub struct LinesError {
     why: String,
 }
 
-/// A conversation.
+/// The connection.
 pub struct Lines {
     tunnel: Tunnel,
-    heard: Vec<u8>,
+    received: Vec<u8>,
     port: String,
 }
 
 impl Lines {
-    /// Begins one. Whether anybody listens there shows later.
+    /// Opens a connection. Whether a process listens on the port shows later.
     pub async fn open(end: &End) -> Result<Self, LinesError> {
         let port = end.port.to_string();
         match Tunnel::open(end).await {
             Ok(tunnel) => Ok(Self {
                 tunnel,
-                heard: Vec::new(),
+                received: Vec::new(),
                 port,
             }),
             Err(why) => Err(failed(port, &why)),
         }
     }
 
-    /// Says a line.
-    pub async fn say(&mut self, line: &str) -> Result<(), LinesError> {
-        let said = self.tunnel.writer.send(Frame::of(format!("{line}\n").as_bytes()));
-        said.await.map_err(|why| failed(self.port.clone(), &why))
+    pub async fn write_line(&mut self, line: &str) -> Result<(), LinesError> {
+        let sent = self.tunnel.writer.send(Frame::of(format!("{line}\n").as_bytes()));
+        sent.await.map_err(|why| failed(self.port.clone(), &why))
     }
 
-    /// What is said next, for as long as that takes; `None` when the other side is gone.
-    pub async fn hear(&mut self) -> Result<Option<String>, LinesError> {
+    /// The next line, without a timeout; `None` when the pod has closed the connection.
+    pub async fn read_line(&mut self) -> Result<Option<String>, LinesError> {
         loop {
-            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.heard.drain(..=end).collect();
+            if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=end).collect();
                 return Ok(Some(String::from_utf8_lossy(&line[..end]).into_owned()));
             }
-            if self.heard.len() > LONGEST_LINE {
+            if self.received.len() > MAX_LINE {
                 return Err(LinesError {
                     port: self.port.clone(),
-                    why: "it says a line that does not end".to_owned(),
+                    why: "it sends a line that is too long".to_owned(),
                 });
             }
-            let said = self.tunnel.first().await;
-            match said.map_err(|why| failed(self.port.clone(), &why))? {
-                Some(frame) => self.heard.extend_from_slice(frame.payload()),
+            let sent = self.tunnel.first().await;
+            match sent.map_err(|why| failed(self.port.clone(), &why))? {
+                Some(frame) => self.received.extend_from_slice(frame.payload()),
                 None => return Ok(None),
             }
         }
     }
 
-    /// Ends it, so that what was said last arrives.
+    /// Closes the connection after the last line has arrived.
     pub async fn close(self) {
         self.tunnel.close().await;
     }
@@ -82,7 +80,7 @@ fn failed(port: String, why: &TunnelError) -> LinesError {
 }
 
 impl Frame {
-    /// For the pod, from us.
+    /// A frame from this side to the pod.
     fn of(payload: &[u8]) -> Self {
         let mut bytes = Vec::with_capacity(payload.len() + 1);
         bytes.push(super::tunnel::DATA);

@@ -1,7 +1,6 @@
-//! The relay of a move: where the two ends cannot reach each other, it dials both through
-//! the API servers of their clusters and passes on what they say. What passes is TLS between
-//! the two ends: nothing of it is parsed here, where the credentials of clusters are. What is
-//! said is the business of the crate `mover`.
+//! The relay of a move: if the two ends cannot reach each other, it connects to both through the API servers
+//! of their clusters and forwards their bytes. These are TLS between the two ends, and are not parsed here,
+//! because the relay has the credentials of the clusters. The protocol of the ends is in the crate `mover`.
 
 mod lane;
 mod lines;
@@ -23,28 +22,28 @@ pub use self::{
     pod_port::{BadPodPort, PodPort},
 };
 
-/// One end of a move: a port of a pod, and the cluster where that is.
+/// One end of a move: a port of a pod in a cluster.
 #[derive(Clone)]
 pub struct End {
-    /// The API server that knows the pod.
+    /// A client of the API server of the pod's cluster.
     pub client: Client,
-    /// Where the end listens. That may be on the loopback of its pod.
+    /// The port, possibly on the loopback of the pod.
     pub port: PodPort,
 }
 
-/// The two ends of a move, and how much may pass between them.
+/// The two ends of a move, and the bandwidth between them.
 pub struct Relay {
-    /// Dials first, which here means: speaks first.
+    /// The end that sends first.
     pub source: End,
-    /// Is dialled when the source has spoken.
+    /// The end that is connected after the source has sent something.
     pub target: End,
-    /// Bytes in a second, of all lanes and both directions.
+    /// Bytes per second, of all lanes in both directions.
     pub bandwidth: Throttle,
 }
 
 impl Relay {
-    /// Keeps so many connections at hand for the source until `stop`. One that ends, or
-    /// cannot be made, is dialled again, for as long as it takes.
+    /// Keeps this many connections ready for the source until `stop`. A connection that ends or fails is
+    /// opened again, without a limit of attempts.
     pub async fn run(self, connections: u32, stop: &CancellationToken) {
         let relay = Arc::new(self);
         let lanes = (0..connections).map(|number| Lane::new(number, Arc::clone(&relay)).run());

@@ -1,8 +1,8 @@
-//! A port of a pod, as the command line names it.
+//! A port of a pod, as on the command line.
 
 use std::{fmt, num::NonZeroU16, str::FromStr};
 
-/// A port of a pod, written `namespace/pod:port`.
+/// A port of a pod, written `namespace/pod:port`, as on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPort {
     namespace: String,
@@ -10,25 +10,22 @@ pub struct PodPort {
     port: NonZeroU16,
 }
 
-/// What is no port of a pod.
+/// A text that is not a port of a pod.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no port of a pod: write NAMESPACE/POD:PORT")]
+#[error("{0:?} is not a port of a pod: write NAMESPACE/POD:PORT")]
 pub struct BadPodPort(String);
 
 impl PodPort {
-    /// The pod's namespace.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The pod's name.
     #[must_use]
     pub fn pod(&self) -> &str {
         &self.pod
     }
 
-    /// The port's number.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.get()
@@ -59,7 +56,7 @@ impl fmt::Display for PodPort {
     }
 }
 
-/// A name becomes part of a path, so nothing else may.
+/// A name becomes part of a URL path, so other characters are rejected.
 fn is_name(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     (1..=253).contains(&text.len())

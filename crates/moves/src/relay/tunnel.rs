@@ -1,6 +1,6 @@
-//! One forwarded port: a `WebSocket` to an API server, on whose first channel bytes come from
-//! the pod and go to it. Frames are as long as they come (kubelets send 32 KiB), not the 4 KiB
-//! of kube's own `Portforwarder`, and pings tell a connection that is dead from a quiet one.
+//! A forwarded port: a `WebSocket` to an API server, whose first channel carries the bytes to and from the
+//! pod. Frames are forwarded in their original size (kubelets send 32 KiB) instead of the 4 KiB of kube's
+//! `Portforwarder`, and pings distinguish a dead connection from an idle one.
 
 use std::time::Duration;
 
@@ -25,70 +25,66 @@ use tokio_tungstenite::{
 
 use super::End;
 
-/// For a port to be forwarded.
+/// Timeout of the port-forward request.
 const OPENING: Duration = Duration::from_secs(20);
-/// Pings are sent this often.
+/// The interval of pings.
 const PING: Duration = Duration::from_secs(10);
-/// For a pod to take one frame. It may well be waiting for its disk.
+/// Timeout for a pod to accept one frame; it may be waiting for its disk.
 const STALL: Duration = Duration::from_mins(1);
-/// Who does not even answer pings for so long is gone. A ping may wait for a frame before it.
+/// A connection without even an answer to pings for this long is dead. A ping may wait behind one frame.
 const SILENCE: Duration = STALL.saturating_add(Duration::from_secs(30));
-/// For an API server to hear that a connection is over.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Timeout for the API server to confirm the end of a connection.
+const CLOSING: Duration = Duration::from_secs(1);
 
-/// The longest frame, and so what a lane holds in memory, in each direction and twice: once
-/// read, once being written.
-pub(super) const LONGEST: usize = 256 << 10;
-/// What is read from, and written to, an API server at a time.
+/// The longest frame. A lane has up to two of them in memory for each direction: one read, one being written.
+pub(super) const MAX_FRAME: usize = 256 << 10;
+/// The size of reads from, and writes to, an API server.
 const BUFFER: usize = 64 << 10;
 
-/// The channel of the port's bytes. With one port the other is that of errors.
+/// The channel of the port's data; the other channel of a port is that of errors.
 pub(super) const DATA: u8 = 0;
 const ERRORS: u8 = 1;
 
-/// Why a port is not, or no longer, forwarded.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TunnelError {
-    #[error("the API server does not forward it: {0}")]
+    #[error("the API server does not forward the port: {0}")]
     Refused(String),
-    #[error("the API server did not forward it within {OPENING:?}")]
+    #[error("the API server did not forward the port within {OPENING:?}")]
     Slow,
-    #[error("its node does not reach it: {0}")]
+    #[error("its node cannot connect to the port: {0}")]
     Unreached(String),
     #[error("the connection to the API server broke: {0}")]
     Broken(#[from] tungstenite::Error),
-    #[error("nothing was heard for {SILENCE:?}, no answer to a ping either")]
-    Silent,
-    #[error("the pod took nothing for {STALL:?}")]
+    #[error("nothing was received for {SILENCE:?}, not even an answer to a ping")]
+    NoTraffic,
+    #[error("the pod accepted no data for {STALL:?}")]
     Stalled,
-    #[error("the API server said what has no place in a forwarded port: {0}")]
+    #[error("unexpected message from the API server on a forwarded port: {0}")]
     Protocol(&'static str),
 }
 
-/// A connection to an API server.
 pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Io for S {}
 
 type Socket = WebSocketStream<Box<dyn Io>>;
 
-/// A forwarded port.
 pub(super) struct Tunnel {
     pub(super) reader: TunnelReader,
     pub(super) writer: TunnelWriter,
 }
 
-/// What comes from the pod.
+/// The bytes from the pod.
 pub(super) struct TunnelReader {
     socket: SplitStream<Socket>,
     port: u16,
     announced: [bool; 2],
-    heard: Instant,
+    last_received: Instant,
 }
 
-/// What goes to the pod.
+/// The bytes to the pod.
 pub(super) struct TunnelWriter(SplitSink<Socket, Message>);
 
-/// Bytes from one pod in the form in which they go to the other: behind the channel's number.
+/// Bytes from one pod in the format in which they are sent to the other: after the number of the channel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Frame(pub(super) Bytes);
 
@@ -99,7 +95,7 @@ impl Frame {
 }
 
 impl Tunnel {
-    /// Has the port forwarded. Whether anybody listens there shows later.
+    /// Opens a port-forward. Whether a process listens on the port shows later.
     pub(super) async fn open(end: &End) -> Result<Self, TunnelError> {
         let pods = Pod::url_path(&(), Some(end.port.namespace()));
         let request = kube::core::Request::new(pods).portforward(end.port.pod(), &[end.port.port()]);
@@ -108,19 +104,19 @@ impl Tunnel {
         let connection = connection
             .map_err(|_| TunnelError::Slow)?
             .map_err(|error| TunnelError::Refused(crate::cluster::plain(&error)))?;
-        // Nothing has been read yet, so that nothing is lost by taking it apart.
+        // Nothing was read yet, so no data is lost here.
         let raw = connection.into_stream().into_inner();
         Ok(Self::over(Box::new(raw), end.port.port()).await)
     }
 
-    /// A port that is forwarded over this connection, on which nothing was said yet.
+    /// A port that is forwarded over this connection, on which nothing was sent yet.
     pub(super) async fn over(raw: Box<dyn Io>, port: u16) -> Self {
         let limits = WebSocketConfig::default()
             .read_buffer_size(BUFFER)
             .write_buffer_size(BUFFER)
-            .max_write_buffer_size(BUFFER + 2 * LONGEST)
-            .max_frame_size(Some(LONGEST))
-            .max_message_size(Some(LONGEST));
+            .max_write_buffer_size(BUFFER + 2 * MAX_FRAME)
+            .max_frame_size(Some(MAX_FRAME))
+            .max_message_size(Some(MAX_FRAME));
         let socket = WebSocketStream::from_raw_socket(raw, Role::Client, Some(limits)).await;
         let (sink, stream) = socket.split();
         Self {
@@ -128,13 +124,13 @@ impl Tunnel {
                 socket: stream,
                 port,
                 announced: [false; 2],
-                heard: Instant::now(),
+                last_received: Instant::now(),
             },
             writer: TunnelWriter(sink),
         }
     }
 
-    /// Waits until the pod says something. `None` if it closed the connection instead.
+    /// Waits for the first data from the pod. `None` if it closed the connection instead.
     pub(super) async fn first(&mut self) -> Result<Option<Frame>, TunnelError> {
         let mut pings = pings();
         loop {
@@ -148,8 +144,8 @@ impl Tunnel {
 }
 
 impl Tunnel {
-    /// Tells the API server that this was all, and waits until it has heard so: a connection
-    /// that is dropped with something unread is reset, and what was said last is lost.
+    /// Closes the connection and waits until the API server confirms it: dropping a connection with unread
+    /// data resets it, and the last data sent would be lost.
     pub(super) async fn close(mut self) {
         let said = async {
             self.writer.0.close().await?;
@@ -158,19 +154,18 @@ impl Tunnel {
             }
             Ok::<(), tungstenite::Error>(())
         };
-        // One that does not answer is dropped.
-        let _ = timeout(FAREWELL, said).await;
+        // A connection without that confirmation is dropped.
+        let _ = timeout(CLOSING, said).await;
     }
 }
 
 impl TunnelReader {
-    /// What the pod says next; `None` when it has closed the connection. May be cancelled
-    /// without losing anything.
+    /// The next data from the pod; `None` when it has closed the connection. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<Frame>, TunnelError> {
         loop {
-            let message = timeout_at(self.heard + SILENCE, self.socket.next()).await;
-            let message = message.map_err(|_| TunnelError::Silent)?;
-            self.heard = Instant::now();
+            let message = timeout_at(self.last_received + SILENCE, self.socket.next()).await;
+            let message = message.map_err(|_| TunnelError::NoTraffic)?;
+            self.last_received = Instant::now();
             match message.transpose()? {
                 None | Some(Message::Close(_)) => return Ok(None),
                 Some(Message::Binary(bytes)) => {
@@ -195,15 +190,15 @@ impl TunnelReader {
             return if payload == self.port.to_le_bytes() {
                 Ok(None)
             } else {
-                Err(TunnelError::Protocol("another port than was asked for"))
+                Err(TunnelError::Protocol("another port than requested"))
             };
         }
         match channel {
             DATA if payload.is_empty() => Ok(None),
             DATA => Ok(Some(Frame(bytes))),
             ERRORS => {
-                let told = String::from_utf8_lossy(&payload[..payload.len().min(1024)]);
-                Err(TunnelError::Unreached(told.trim().to_owned()))
+                let text = String::from_utf8_lossy(&payload[..payload.len().min(1024)]);
+                Err(TunnelError::Unreached(text.trim().to_owned()))
             }
             _ => Err(TunnelError::Protocol("a message on an unknown channel")),
         }
@@ -211,13 +206,11 @@ impl TunnelReader {
 }
 
 impl TunnelWriter {
-    /// Says something to the pod. Comes back when it is on its way: a pod that does not read
-    /// holds up whoever says something to it.
+    /// Sends data to the pod; returns when it is sent, which a pod that does not read delays.
     pub(super) async fn send(&mut self, frame: Frame) -> Result<(), TunnelError> {
         self.write(Message::Binary(frame.0)).await
     }
 
-    /// Asks the API server for a sign of life.
     pub(super) async fn ping(&mut self) -> Result<(), TunnelError> {
         self.write(Message::Ping(Bytes::new())).await
     }
@@ -228,7 +221,7 @@ impl TunnelWriter {
     }
 }
 
-/// When a connection is to be pinged: it may be busy in the other direction only.
+/// The interval of pings for a connection, which may be idle in one direction only.
 pub(super) fn pings() -> Interval {
     let mut pings = interval(PING);
     pings.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 
+use itertools::Itertools;
 use kube::Resource;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -42,10 +43,9 @@ pub(super) async fn find_rejections(
         try_to_create::<VolumeSnapshot>(&twins, twin(context, request, None, real, plan), name()),
         try_to_create::<VolumeSnapshot>(&users, new_user(plan)?, name()),
     )?;
-    let mut reported: Vec<String> = [of_twin, of_user, twin, user].into_iter().flatten().collect();
-    // A missing right is reported for both contents.
-    reported.dedup();
-    Ok(reported.into_iter().map(SnapshotObstacle::Unmakeable).collect())
+    let rejections = [of_twin, of_user, twin, user].into_iter().flatten();
+    // A missing right is reported for both contents, and for both snapshots.
+    Ok(rejections.unique().map(SnapshotObstacle::Unmakeable).collect())
 }
 
 /// The message of the API server if it refuses to create this object under this name, in a dry run.

@@ -24,7 +24,7 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         KnownSnapshotClasses, SnapshotClass, SnapshotRefusal, SnapshotStep, choose_snapshot_class,
-        moving::ChangeBeside, snapshot_step,
+        moving::ChangeDecision, snapshot_step,
     },
     reading, site,
     volume::VolumeId,
@@ -107,7 +107,7 @@ async fn read_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result<So
              class after that"
         ));
     }
-    if let ChangeBeside::MovedOn(current) = may_change(site.home(), id, &claim, true).await {
+    if let ChangeDecision::MovedOn(current) = may_change(site.home(), id, &claim, true).await {
         return unsuitable(format!(
             "it has moved, and {place} in the cluster {cluster} is the source of a move; the epoch of its data, which counts its \
              moves, is {current}"

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     fleet::Link,
-    placement::{Declared, DeleteRefusal, moving::PublishBeside},
+    placement::{Declared, DeleteRefusal, moving::AttachDecision},
     volume::{Marks, mark},
 };
 
@@ -48,9 +48,9 @@ fn attachments(world: &World) -> Vec<Value> {
     world.api.store().below(ATTACHMENTS)
 }
 
-fn refused(published: Result<crate::volume::DataPath, PublishError>) -> PublishBeside {
+fn refused(published: Result<crate::volume::DataPath, PublishError>) -> AttachDecision {
     match published {
-        Err(PublishError::Beside { beside, .. }) => beside,
+        Err(PublishError::Moved { decision, .. }) => decision,
         other => panic!("{other:?}"),
     }
 }
@@ -80,12 +80,12 @@ fn first() -> Epoch {
 #[tokio::test]
 async fn what_is_moving_is_attached_for_its_mover_only() {
     let world = world(&moving()).await;
-    assert_eq!(refused(world.publish("n1").await), PublishBeside::Moving);
+    assert_eq!(refused(world.publish("n1").await), AttachDecision::Moving);
     let other = Caller::read(Some(&format!("source:{}", MOVE.replace('6', "7")))).unwrap();
     let registry = Registry::default();
     assert_eq!(
         refused(publish_as(&world, &registry, &other).await),
-        PublishBeside::MoveOver
+        AttachDecision::MoveOver
     );
     assert!(attachments(&world).is_empty());
     let mover = Caller::read(Some(&format!("source:{MOVE}"))).unwrap();
@@ -102,14 +102,14 @@ async fn the_mark_of_a_move_that_is_gone_keeps_nobody_away() {
     let mover = Caller::read(Some(&format!("source:{MOVE}"))).unwrap();
     assert_eq!(
         refused(publish_as(&world, &Registry::default(), &mover).await),
-        PublishBeside::MoveOver
+        AttachDecision::MoveOver
     );
     // The mark of a completed move counts without the move.
     mark_twin(&world, &superseded());
     world.api.remove(THE_MOVE);
     assert!(matches!(
         refused(world.publish("n1").await),
-        PublishBeside::MovedOn { .. }
+        AttachDecision::MovedOn { .. }
     ));
 }
 
@@ -125,7 +125,7 @@ async fn what_is_gated_while_it_is_attached_is_not_answered_for() {
         twin["metadata"]["annotations"][mark::SOURCE_OF] = moving().into();
         store.put(&twin_path(), twin);
     });
-    assert_eq!(refused(world.publish("n1").await), PublishBeside::Moving);
+    assert_eq!(refused(world.publish("n1").await), AttachDecision::Moving);
     assert!(world.api.object(&format!("{ATTACHMENTS}/{name}")).is_some());
     unpublish(&world.home, &world.id(), Some("n1"), world.until())
         .await
@@ -136,7 +136,7 @@ async fn what_is_gated_while_it_is_attached_is_not_answered_for() {
 #[tokio::test]
 async fn what_a_move_has_left_behind_is_nobodys() {
     let world = world(&superseded()).await;
-    let moved_on = PublishBeside::MovedOn {
+    let moved_on = AttachDecision::MovedOn {
         asked: Epoch::NEVER_MOVED,
         current: first(),
     };
@@ -388,7 +388,7 @@ async fn a_home_restored_from_a_backup_attaches_nothing_while_the_cluster_of_the
         let link = Link::up(&there, crate::cluster::Rights::ALL).await;
         Registry::fixed([(Declared::with_same_names("milan"), link)])
     };
-    let moved_on = PublishBeside::MovedOn {
+    let moved_on = AttachDecision::MovedOn {
         asked: Epoch::NEVER_MOVED,
         current: first(),
     };

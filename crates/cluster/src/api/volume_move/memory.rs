@@ -9,7 +9,7 @@ use super::{
     request::RequestError,
 };
 use crate::{
-    placement::moving::{AsRead, MoveFacts, Recorded, Stage, Wishes},
+    placement::moving::{AsRead, MoveFacts, Recorded, Requested, Stage},
     volume::{
         mark,
         moving::{CommitRecord, MoveRecordError, MoveUid, MoveUidError, SourceRecord},
@@ -69,18 +69,18 @@ impl VolumeMove {
         let request = MoveRequest::try_from(self)?;
         let none = VolumeMoveStatus::default();
         let status = self.status.as_ref().unwrap_or(&none);
-        let wishes = request.wishes(held_off);
+        let requested = request.requested(held_off);
         Ok(MoveFacts {
             at: AsRead::new(uid.to_string(), self.resource_version().unwrap_or_default()),
             uid,
             stage: self.stage()?,
             finalizer: self.finalizers().iter().any(|one| one == mark::MOVE),
             deleting: self.metadata.deletion_timestamp.is_some(),
-            wishes: Wishes {
+            requested: Requested {
                 // A dry run is complete once the result of its preflight checks is known.
                 cancel: request.cancel || (request.dry_run && status.preflight.is_some()),
-                cutover: wishes.cutover && self.stopped_by().is_none(),
-                ..wishes
+                cutover: requested.cutover && self.stopped_by().is_none(),
+                ..requested
             },
             obstacles: status.preflight.clone(),
             overdue: request.overdue(status, now),

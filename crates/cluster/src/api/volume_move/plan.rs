@@ -34,7 +34,7 @@ impl VolumeMove {
         let plan = plan?;
         let may_be_unsettled = matches!(
             self.stage()?,
-            Stage::Checking | Stage::Back { .. } | Stage::Ended(_)
+            Stage::Checking | Stage::Rollback { .. } | Stage::Ended(_)
         );
         let is_whole = self
             .spec

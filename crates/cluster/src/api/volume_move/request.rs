@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     api::parse_duration,
-    placement::moving::{OverDue, Quiesce, Wishes},
+    placement::moving::{OverDue, Quiesce, Requested},
     volume::{AccessMode, ClaimName, ClusterId, parse_quantity},
 };
 
@@ -104,8 +104,8 @@ impl MoveRequest {
     /// The current request of the user. `held_off` says that a cut-over has failed recently, so that the
     /// next one does not start automatically at once.
     #[must_use]
-    pub fn wishes(&self, held_off: bool) -> Wishes {
-        Wishes {
+    pub fn requested(&self, held_off: bool) -> Requested {
+        Requested {
             cancel: self.cancel,
             recover: self.recover_source,
             paused: self.paused,

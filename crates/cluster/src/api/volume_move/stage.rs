@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    placement::moving::{BackTo, Outcome, Stage, VolumeFault, Why},
+    placement::moving::{Outcome, RollbackReason, RollbackTo, Stage, VolumeFault},
     volume::moving::GateNumber,
 };
 
@@ -124,12 +124,12 @@ impl From<&Stage> for MoveStage {
             Stage::Draining(gate) => plain(StageName::Draining, Some(*gate)),
             Stage::Finishing(gate) => plain(StageName::Finishing, Some(*gate)),
             Stage::Verifying(gate) => plain(StageName::Verifying, Some(*gate)),
-            Stage::Back { gate, to, why } => Self {
+            Stage::Rollback { gate, to, why } => Self {
                 name: StageName::Returning,
                 gate: *gate,
                 back_to: Some(match to {
-                    BackTo::Copying => Destination::Copying,
-                    BackTo::Start => Destination::Start,
+                    RollbackTo::Copying => Destination::Copying,
+                    RollbackTo::Start => Destination::Start,
                 }),
                 why: Some(Cause::of(why)),
             },
@@ -176,11 +176,11 @@ impl TryFrom<&MoveStage> for Stage {
                 let (Some(to), Some(cause)) = (of.back_to, &of.why) else {
                     return Err(wrong("the destination or the cause of the rollback is missing"));
                 };
-                Ok(Self::Back {
+                Ok(Self::Rollback {
                     gate: of.gate,
                     to: match to {
-                        Destination::Copying => BackTo::Copying,
-                        Destination::Start => BackTo::Start,
+                        Destination::Copying => RollbackTo::Copying,
+                        Destination::Start => RollbackTo::Start,
                     },
                     why: cause
                         .read()
@@ -192,59 +192,59 @@ impl TryFrom<&MoveStage> for Stage {
 }
 
 impl Cause {
-    fn of(why: &Why) -> Self {
+    fn of(why: &RollbackReason) -> Self {
         let (reason, details) = match why {
-            Why::Cancelled => (BackReason::Cancelled, Vec::new()),
-            Why::Refused(obstacles) => (BackReason::Refused, obstacles.clone()),
-            Why::ClaimDeleted => (BackReason::ClaimDeleted, Vec::new()),
-            Why::Locked(by) => (BackReason::ClaimLocked, vec![by.to_string()]),
-            Why::Volume(VolumeFault::Gone) => (BackReason::VolumeGone, Vec::new()),
-            Why::Volume(VolumeFault::NotTheSource) => (BackReason::VolumeNotOfSource, Vec::new()),
-            Why::Volume(VolumeFault::Deleting) => (BackReason::VolumeDeleting, Vec::new()),
-            Why::Volume(VolumeFault::NotTheClaims) => (BackReason::VolumeNotOfClaim, Vec::new()),
-            Why::Volume(VolumeFault::GatedLate) => (BackReason::VolumeGatedLate, Vec::new()),
-            Why::Volume(VolumeFault::MovedOn) => (BackReason::VolumeMovedOn, Vec::new()),
-            Why::NotRecorded => (BackReason::VolumeNotRecorded, Vec::new()),
-            Why::Changing => (BackReason::ClaimChanging, Vec::new()),
-            Why::InUse(pods) => (BackReason::ClaimInUse, pods.clone()),
-            Why::GateOpen => (BackReason::GateOpened, Vec::new()),
-            Why::SourceGone => (BackReason::SourceGone, Vec::new()),
-            Why::TargetGone => (BackReason::TargetGone, Vec::new()),
-            Why::InTheWay(what) => (BackReason::TargetTaken, vec![what.clone()]),
-            Why::Differs(path) => (BackReason::ContentDiffers, vec![path.clone()]),
-            Why::DrainOverdue => (BackReason::DrainDeadlineExceeded, Vec::new()),
-            Why::DowntimeOverdue => (BackReason::MaxDowntimeExceeded, Vec::new()),
+            RollbackReason::Cancelled => (BackReason::Cancelled, Vec::new()),
+            RollbackReason::Refused(obstacles) => (BackReason::Refused, obstacles.clone()),
+            RollbackReason::ClaimDeleted => (BackReason::ClaimDeleted, Vec::new()),
+            RollbackReason::Locked(by) => (BackReason::ClaimLocked, vec![by.to_string()]),
+            RollbackReason::Volume(VolumeFault::Gone) => (BackReason::VolumeGone, Vec::new()),
+            RollbackReason::Volume(VolumeFault::NotTheSource) => (BackReason::VolumeNotOfSource, Vec::new()),
+            RollbackReason::Volume(VolumeFault::Deleting) => (BackReason::VolumeDeleting, Vec::new()),
+            RollbackReason::Volume(VolumeFault::NotTheClaims) => (BackReason::VolumeNotOfClaim, Vec::new()),
+            RollbackReason::Volume(VolumeFault::GatedLate) => (BackReason::VolumeGatedLate, Vec::new()),
+            RollbackReason::Volume(VolumeFault::MovedOn) => (BackReason::VolumeMovedOn, Vec::new()),
+            RollbackReason::NotRecorded => (BackReason::VolumeNotRecorded, Vec::new()),
+            RollbackReason::Changing => (BackReason::ClaimChanging, Vec::new()),
+            RollbackReason::InUse(pods) => (BackReason::ClaimInUse, pods.clone()),
+            RollbackReason::GateOpen => (BackReason::GateOpened, Vec::new()),
+            RollbackReason::SourceGone => (BackReason::SourceGone, Vec::new()),
+            RollbackReason::TargetGone => (BackReason::TargetGone, Vec::new()),
+            RollbackReason::InTheWay(what) => (BackReason::TargetTaken, vec![what.clone()]),
+            RollbackReason::Differs(path) => (BackReason::ContentDiffers, vec![path.clone()]),
+            RollbackReason::DrainOverdue => (BackReason::DrainDeadlineExceeded, Vec::new()),
+            RollbackReason::DowntimeOverdue => (BackReason::MaxDowntimeExceeded, Vec::new()),
         };
         Self { reason, details }
     }
 
-    fn read(&self) -> Option<Why> {
+    fn read(&self) -> Option<RollbackReason> {
         let none = |why| self.details.is_empty().then_some(why);
         let only = || match self.details.as_slice() {
             [only] => Some(only.clone()),
             _ => None,
         };
         match self.reason {
-            BackReason::Cancelled => none(Why::Cancelled),
-            BackReason::Refused => Some(Why::Refused(self.details.clone())),
-            BackReason::ClaimDeleted => none(Why::ClaimDeleted),
-            BackReason::ClaimLocked => only()?.parse().ok().map(Why::Locked),
-            BackReason::VolumeGone => none(Why::Volume(VolumeFault::Gone)),
-            BackReason::VolumeNotOfSource => none(Why::Volume(VolumeFault::NotTheSource)),
-            BackReason::VolumeDeleting => none(Why::Volume(VolumeFault::Deleting)),
-            BackReason::VolumeNotOfClaim => none(Why::Volume(VolumeFault::NotTheClaims)),
-            BackReason::VolumeGatedLate => none(Why::Volume(VolumeFault::GatedLate)),
-            BackReason::VolumeMovedOn => none(Why::Volume(VolumeFault::MovedOn)),
-            BackReason::VolumeNotRecorded => none(Why::NotRecorded),
-            BackReason::ClaimChanging => none(Why::Changing),
-            BackReason::ClaimInUse => Some(Why::InUse(self.details.clone())),
-            BackReason::GateOpened => none(Why::GateOpen),
-            BackReason::SourceGone => none(Why::SourceGone),
-            BackReason::TargetGone => none(Why::TargetGone),
-            BackReason::TargetTaken => only().map(Why::InTheWay),
-            BackReason::ContentDiffers => only().map(Why::Differs),
-            BackReason::DrainDeadlineExceeded => none(Why::DrainOverdue),
-            BackReason::MaxDowntimeExceeded => none(Why::DowntimeOverdue),
+            BackReason::Cancelled => none(RollbackReason::Cancelled),
+            BackReason::Refused => Some(RollbackReason::Refused(self.details.clone())),
+            BackReason::ClaimDeleted => none(RollbackReason::ClaimDeleted),
+            BackReason::ClaimLocked => only()?.parse().ok().map(RollbackReason::Locked),
+            BackReason::VolumeGone => none(RollbackReason::Volume(VolumeFault::Gone)),
+            BackReason::VolumeNotOfSource => none(RollbackReason::Volume(VolumeFault::NotTheSource)),
+            BackReason::VolumeDeleting => none(RollbackReason::Volume(VolumeFault::Deleting)),
+            BackReason::VolumeNotOfClaim => none(RollbackReason::Volume(VolumeFault::NotTheClaims)),
+            BackReason::VolumeGatedLate => none(RollbackReason::Volume(VolumeFault::GatedLate)),
+            BackReason::VolumeMovedOn => none(RollbackReason::Volume(VolumeFault::MovedOn)),
+            BackReason::VolumeNotRecorded => none(RollbackReason::NotRecorded),
+            BackReason::ClaimChanging => none(RollbackReason::Changing),
+            BackReason::ClaimInUse => Some(RollbackReason::InUse(self.details.clone())),
+            BackReason::GateOpened => none(RollbackReason::GateOpen),
+            BackReason::SourceGone => none(RollbackReason::SourceGone),
+            BackReason::TargetGone => none(RollbackReason::TargetGone),
+            BackReason::TargetTaken => only().map(RollbackReason::InTheWay),
+            BackReason::ContentDiffers => only().map(RollbackReason::Differs),
+            BackReason::DrainDeadlineExceeded => none(RollbackReason::DrainOverdue),
+            BackReason::MaxDowntimeExceeded => none(RollbackReason::DowntimeOverdue),
         }
     }
 }

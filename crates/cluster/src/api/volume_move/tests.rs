@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    placement::moving::{BackTo, Outcome, Quiesce, Stage, VolumeFault, Why},
+    placement::moving::{Outcome, Quiesce, RollbackReason, RollbackTo, Stage, VolumeFault},
     volume::{
         AccessMode, ReclaimPolicy,
         moving::{CommitRecord, GateNumber, Manifest, MoveUid, MovedClaim, SourceRecord},
@@ -138,11 +138,11 @@ fn durations_are_written_in_one_way() {
 #[test]
 fn a_cut_over_that_failed_is_not_begun_again_by_itself() {
     let by_itself = request(&with("cutover", json!({"mode": "Auto"})));
-    assert!(by_itself.wishes(false).cutover && !by_itself.wishes(true).cutover);
+    assert!(by_itself.requested(false).cutover && !by_itself.requested(true).cutover);
     let by_hand = request(&with("cutover", json!({"mode": "Manual"})));
-    assert!(!by_hand.wishes(false).cutover);
+    assert!(!by_hand.requested(false).cutover);
     let requested = request(&with("cutover", json!({"mode": "Manual", "requested": true})));
-    assert!(requested.wishes(true).cutover);
+    assert!(requested.requested(true).cutover);
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_move_without_a_status_is_at_its_beginning() {
         .unwrap();
     assert_eq!((facts.stage, facts.obstacles), (Stage::Checking, None));
     assert_eq!((facts.uid.as_str(), facts.at.version()), (UID, "7"));
-    assert!(facts.wishes.cancel && !facts.finalizer && !facts.deleting);
+    assert!(facts.requested.cancel && !facts.finalizer && !facts.deleting);
 }
 
 #[test]
@@ -283,31 +283,31 @@ fn source(
     }
 }
 
-fn any_why() -> impl Strategy<Value = Why> {
+fn any_why() -> impl Strategy<Value = RollbackReason> {
     let details = || prop::collection::vec(".{0,20}", 0..4);
     let uid: MoveUid = UID.parse().unwrap();
     prop_oneof![
-        details().prop_map(Why::Refused),
-        details().prop_map(Why::InUse),
-        ".{0,40}".prop_map(Why::InTheWay),
-        ".{0,40}".prop_map(Why::Differs),
+        details().prop_map(RollbackReason::Refused),
+        details().prop_map(RollbackReason::InUse),
+        ".{0,40}".prop_map(RollbackReason::InTheWay),
+        ".{0,40}".prop_map(RollbackReason::Differs),
         prop::sample::select(vec![
-            Why::Cancelled,
-            Why::ClaimDeleted,
-            Why::Locked(uid),
-            Why::Volume(VolumeFault::Gone),
-            Why::Volume(VolumeFault::NotTheSource),
-            Why::Volume(VolumeFault::Deleting),
-            Why::Volume(VolumeFault::NotTheClaims),
-            Why::Volume(VolumeFault::GatedLate),
-            Why::Volume(VolumeFault::MovedOn),
-            Why::NotRecorded,
-            Why::Changing,
-            Why::GateOpen,
-            Why::SourceGone,
-            Why::TargetGone,
-            Why::DrainOverdue,
-            Why::DowntimeOverdue,
+            RollbackReason::Cancelled,
+            RollbackReason::ClaimDeleted,
+            RollbackReason::Locked(uid),
+            RollbackReason::Volume(VolumeFault::Gone),
+            RollbackReason::Volume(VolumeFault::NotTheSource),
+            RollbackReason::Volume(VolumeFault::Deleting),
+            RollbackReason::Volume(VolumeFault::NotTheClaims),
+            RollbackReason::Volume(VolumeFault::GatedLate),
+            RollbackReason::Volume(VolumeFault::MovedOn),
+            RollbackReason::NotRecorded,
+            RollbackReason::Changing,
+            RollbackReason::GateOpen,
+            RollbackReason::SourceGone,
+            RollbackReason::TargetGone,
+            RollbackReason::DrainOverdue,
+            RollbackReason::DowntimeOverdue,
         ]),
     ]
 }
@@ -317,7 +317,7 @@ fn any_gate() -> impl Strategy<Value = GateNumber> {
 }
 
 fn any_stage() -> impl Strategy<Value = Stage> {
-    let to = prop::sample::select(vec![BackTo::Copying, BackTo::Start]);
+    let to = prop::sample::select(vec![RollbackTo::Copying, RollbackTo::Start]);
     let back = (prop::option::of(any_gate()), to, any_why());
     prop_oneof![
         Just(Stage::Checking),
@@ -330,7 +330,7 @@ fn any_stage() -> impl Strategy<Value = Stage> {
         any_gate().prop_map(Stage::Committed),
         any_gate().prop_map(Stage::Retaining),
         any_gate().prop_map(Stage::Recovering),
-        back.prop_map(|(gate, to, why)| Stage::Back { gate, to, why }),
+        back.prop_map(|(gate, to, why)| Stage::Rollback { gate, to, why }),
         prop::sample::select(vec![
             Outcome::Done,
             Outcome::Cancelled,

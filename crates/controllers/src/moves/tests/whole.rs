@@ -124,7 +124,7 @@ async fn users_that_are_waited_for_keep_their_volume() {
 #[tokio::test]
 async fn what_cannot_be_copied_beside_its_users_is_copied_when_they_have_gone() {
     let world = World::evicting().await;
-    world.movers.lock().cold = Some(Cold::Device);
+    world.movers.lock().cold = Some(Cold::Block);
     world.to_the_end().await;
     world.assert_moved();
     let gate = GateNumber::FIRST;
@@ -138,7 +138,7 @@ async fn what_cannot_be_copied_beside_its_users_is_copied_when_they_have_gone() 
         json!([]),
         "that is no reason not to move it"
     );
-    assert_eq!(of["status"]["claims"][0]["cold"], Cold::Device.to_string());
+    assert_eq!(of["status"]["claims"][0]["cold"], Cold::Block.to_string());
     let conditions = of["status"]["conditions"].as_array().unwrap();
     let said = |wanted: &str| conditions.iter().find(|one| one["type"] == wanted).unwrap();
     let checked = said("Checked")["message"].as_str().unwrap();

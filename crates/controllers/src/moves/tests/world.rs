@@ -153,6 +153,7 @@ impl World {
                 allowed_classes: BTreeSet::from(["fast".to_owned()]),
                 movers: None,
                 approves_serving: false,
+                limits_attachments: true,
             },
             metrics: Metrics::default(),
             movers: FakeMovers::default(),
@@ -443,7 +444,12 @@ async fn keep(api: Arc<FakeApi>, broken: Arc<Mutex<Vec<String>>>) {
     let mut changes = api.store().changes();
     loop {
         changes.borrow_and_update();
-        while bind(&api, &broken) || bind_again(&api) || stop_pods(&api) || provision(&api) || let_go(&api) {}
+        while bind(&api, &broken)
+            || bind_again(&api)
+            || stop_pods(&api)
+            || provision(&api)
+            || remove_volumes(&api)
+        {}
         if changes.changed().await.is_err() {
             return;
         }
@@ -538,7 +544,7 @@ fn provision(api: &FakeApi) -> bool {
 }
 
 /// The protection of PVs: one that is being deleted and not Bound is removed.
-fn let_go(api: &FakeApi) -> bool {
+fn remove_volumes(api: &FakeApi) -> bool {
     let goes = |volume: &Value| {
         let only = volume["metadata"]["finalizers"] == json!(["kubernetes.io/pv-protection"]);
         !volume["metadata"]["deletionTimestamp"].is_null() && only && volume["status"]["phase"] != "Bound"
@@ -584,7 +590,7 @@ impl MoveHelpers for FakeMovers {
     ) -> Result<Movers, GateError> {
         let state = self.lock();
         let helpers = |side, place: &Place| match place {
-            Place::Silent(why) => Live::Silent(why.clone()),
+            Place::Unreachable(why) => Live::Unknown(why.clone()),
             _ if state.present[index(side)] => Live::Known(Helpers::Ready),
             _ => Live::Known(Helpers::Absent),
         };

@@ -1,30 +1,29 @@
-//! One claim's next step, and rows 1 to 3: lock, target and movers, copying beside the users.
-//! Nothing here is seen by a user. The rows from the gate on are in `gated`.
+//! The next step for one claim; steps 1 to 3 of the move (lock, target and movers, copying) are here. Users
+//! notice none of these three. The later ones are in `gated`.
 
 use super::{
-    BackTo, ClaimFacts, ClaimNow, ClaimStep, Copied, HeldBy, Helpers, Live, Lock, MoveFacts, Outcome, Pass,
-    Quiesce, Serves, Side, SourceTwin, Stage, TargetTwin, VolumeFault, VolumeNow, Waiting, Why, back,
-    committed, gated, leftovers, recover,
+    ClaimFacts, ClaimNow, ClaimStep, Copied, HeldBy, Helpers, Live, Lock, MoveFacts, Outcome, Pass, Quiesce,
+    RollbackReason, RollbackTo, Serves, Side, SourceTwin, Stage, TargetTwin, VolumeFault, VolumeNow, Waiting,
+    committed, gated, leftovers, recover, rollback,
 };
 use crate::volume::moving::{SourceMark, TargetMark, VolumeMark};
 
-/// What is next for one claim.
+/// The decision for one claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimDecision {
-    /// This.
     Do(ClaimStep),
-    /// Nothing until this has happened.
+    /// Wait for this.
     Await(Waiting),
-    /// Nothing in this stage any more.
+    /// The claim needs nothing more in this stage.
     Reached,
-    /// The whole move has to go back.
-    Back(BackTo, Why),
-    /// The whole move has to gate anew, with another number: what this gate has established is
-    /// not true any more.
-    GateAnew,
+    /// Roll the whole move back.
+    Rollback(RollbackTo, RollbackReason),
+    /// Gate the whole move again, with another number: what was established under this gate is no longer
+    /// true.
+    Regate,
 }
 
-/// Decides what is next for one claim, in the stage that the move is in.
+/// Decides for one claim, in the current stage of the move.
 #[must_use]
 pub fn claim_step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
     let pending = match &of.stage {
@@ -41,10 +40,10 @@ pub fn claim_step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
         Stage::Draining(gate) => gated::draining(of, facts, *gate),
         Stage::Finishing(gate) => gated::finishing(of, facts, *gate),
         Stage::Verifying(gate) => gated::verifying(of, facts, *gate),
-        Stage::Back { gate, to, .. } => back::step(&of.uid, *gate, *to, of.overdue.retention, facts),
+        Stage::Rollback { gate, to, .. } => rollback::step(&of.uid, *gate, *to, of.overdue.retention, facts),
         Stage::Committed(gate) => committed::step(&of.uid, *gate, facts),
-        // Whoever deletes the `VolumeMove`, or its namespace, does not wait until the source may go, unless
-        // that would take the last copy of a volume whose claim was deleted while it was Lost.
+        // Users who delete the `VolumeMove`, or its namespace, do not wait until the source may be deleted,
+        // unless it is the last copy of a volume whose claim was deleted while it was Lost.
         Stage::Retaining(gate) => {
             let overdue = of.overdue.retention || (of.deleting && !facts.is_kept(&of.uid));
             committed::retaining(&of.uid, *gate, overdue, facts)
@@ -56,22 +55,26 @@ pub fn claim_step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
     pending.unwrap_or(ClaimDecision::Reached)
 }
 
-/// Row 1. Only the lock of a move that exists counts.
+/// Locks the claim. Only the lock of a move that exists counts.
 pub(super) fn locked(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let ClaimNow::There {
+    let ClaimNow::Exists {
         at,
         deleting: false,
         lock,
         ..
     } = &facts.claim
     else {
-        return Some(ClaimDecision::Back(BackTo::Start, Why::ClaimDeleted));
+        return Some(ClaimDecision::Rollback(
+            RollbackTo::Start,
+            RollbackReason::ClaimDeleted,
+        ));
     };
     match lock {
         Lock::Ours => None,
-        Lock::Theirs { by, counts: true } => {
-            Some(ClaimDecision::Back(BackTo::Start, Why::Locked(by.clone())))
-        }
+        Lock::Theirs { by, counts: true } => Some(ClaimDecision::Rollback(
+            RollbackTo::Start,
+            RollbackReason::Locked(by.clone()),
+        )),
         Lock::Free | Lock::Theirs { counts: false, .. } => Some(ClaimDecision::Do(ClaimStep::Lock {
             claim: at.clone(),
             by: of.uid.clone(),
@@ -79,94 +82,96 @@ pub(super) fn locked(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision
     }
 }
 
-/// Whether PV and source are those of a volume that nobody is moving.
+/// Checks that no other move moves the volume, and that PV and source are usable.
 fn usable(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let back = |why| Some(ClaimDecision::Back(BackTo::Start, why));
-    let VolumeNow::There(volume) = &facts.volume else {
-        return back(Why::Volume(VolumeFault::Gone));
+    let back = |why| Some(ClaimDecision::Rollback(RollbackTo::Start, why));
+    let VolumeNow::Exists(volume) = &facts.volume else {
+        return back(RollbackReason::Volume(VolumeFault::Gone));
     };
     match &volume.mark {
-        // A write of an earlier gate has come late. What was copied stays good.
+        // A late write of an earlier gate. The copied data stays valid.
         Some(VolumeMark::Gated(note)) if note.by == of.uid => {
-            return Some(ClaimDecision::Back(
-                BackTo::Copying,
-                Why::Volume(VolumeFault::GatedLate),
+            return Some(ClaimDecision::Rollback(
+                RollbackTo::Copying,
+                RollbackReason::Volume(VolumeFault::GatedLate),
             ));
         }
-        Some(VolumeMark::Gated(note)) => return back(Why::Locked(note.by.clone())),
-        Some(VolumeMark::GivenBack { .. }) | None => {}
+        Some(VolumeMark::Gated(note)) => return back(RollbackReason::Locked(note.by.clone())),
+        Some(VolumeMark::Ungated { .. }) | None => {}
     }
     if volume.serves != Serves::Source {
-        return back(Why::Volume(VolumeFault::NotTheSource));
+        return back(RollbackReason::Volume(VolumeFault::NotTheSource));
     }
     if volume.deleting {
-        return back(Why::Volume(VolumeFault::Deleting));
+        return back(RollbackReason::Volume(VolumeFault::Deleting));
     }
     if volume.held_by != HeldBy::Claim {
-        return back(Why::Volume(VolumeFault::NotTheClaims));
+        return back(RollbackReason::Volume(VolumeFault::NotTheClaims));
     }
     source_answers(facts).or_else(|| match source_mark(facts) {
-        Some(SourceMark::Superseded { .. }) => back(Why::Volume(VolumeFault::MovedOn)),
-        Some(SourceMark::Moving { by, .. }) if *by != of.uid => back(Why::Locked(by.clone())),
+        Some(SourceMark::Superseded { .. }) => back(RollbackReason::Volume(VolumeFault::MovedOn)),
+        Some(SourceMark::Moving { by, .. }) if *by != of.uid => back(RollbackReason::Locked(by.clone())),
         _ => None,
     })
 }
 
-/// The source is waited for: without it there is nothing but an unfinished copy.
+/// Waits for the source: without it there is only an incomplete copy.
 pub(super) fn source_answers(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.source {
-        Live::Silent(why) => Some(silent(Side::Source, why)),
-        Live::Known(SourceTwin::Gone | SourceTwin::Recovered | SourceTwin::There { deleting: true, .. }) => {
+        Live::Unknown(why) => Some(unknown(Side::Source, why)),
+        Live::Known(SourceTwin::Gone | SourceTwin::Recovered | SourceTwin::Exists { deleting: true, .. }) => {
             Some(ClaimDecision::Await(Waiting::SourceGone))
         }
-        Live::Known(SourceTwin::There { .. }) => None,
+        Live::Known(SourceTwin::Exists { .. }) => None,
     }
 }
 
 pub(super) fn source_mark(facts: &ClaimFacts) -> Option<&SourceMark> {
     match &facts.source {
-        Live::Known(SourceTwin::There { mark, .. }) => mark.as_ref(),
-        Live::Known(SourceTwin::Gone | SourceTwin::Recovered) | Live::Silent(_) => None,
+        Live::Known(SourceTwin::Exists { mark, .. }) => mark.as_ref(),
+        Live::Known(SourceTwin::Gone | SourceTwin::Recovered) | Live::Unknown(_) => None,
     }
 }
 
-/// Row 2.
+/// Creates the target twin and the movers.
 fn prepared(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let back = |why| Some(ClaimDecision::Back(BackTo::Start, why));
+    let back = |why| Some(ClaimDecision::Rollback(RollbackTo::Start, why));
     match &facts.target {
-        Live::Silent(why) => Some(silent(Side::Target, why)),
-        Live::Known(TargetTwin::Gone) => back(Why::TargetGone),
+        Live::Unknown(why) => Some(unknown(Side::Target, why)),
+        Live::Known(TargetTwin::Gone) => back(RollbackReason::TargetGone),
         Live::Known(TargetTwin::TakesName(what)) => {
             Some(ClaimDecision::Await(Waiting::TakesName(what.clone())))
         }
-        Live::Known(TargetTwin::Superseded) => {
-            back(Why::InTheWay("a twin of this epoch, superseded".to_owned()))
-        }
-        Live::Known(TargetTwin::Foreign(what)) => back(Why::InTheWay(what.clone())),
+        Live::Known(TargetTwin::Superseded) => back(RollbackReason::InTheWay(
+            "a twin of this epoch, superseded".to_owned(),
+        )),
+        Live::Known(TargetTwin::Foreign(what)) => back(RollbackReason::InTheWay(what.clone())),
         Live::Known(TargetTwin::Absent) => Some(ClaimDecision::Do(ClaimStep::MakeTarget {
             mark: TargetMark {
                 by: of.uid.clone(),
                 epoch: facts.epoch,
             },
         })),
-        Live::Known(TargetTwin::There {
+        Live::Known(TargetTwin::Exists {
             handed_over: true, ..
-        }) => back(Why::InTheWay("a twin of this epoch that is in use".to_owned())),
-        Live::Known(TargetTwin::There { deleting: true, .. }) => {
+        }) => back(RollbackReason::InTheWay(
+            "a twin of this epoch that is in use".to_owned(),
+        )),
+        Live::Known(TargetTwin::Exists { deleting: true, .. }) => {
             Some(ClaimDecision::Await(Waiting::TwinGone(Side::Target)))
         }
-        Live::Known(TargetTwin::There { .. }) => with_helpers(facts),
+        Live::Known(TargetTwin::Exists { .. }) => with_helpers(facts),
     }
 }
 
-/// Makes what is missing of the movers, for they may die at any time.
+/// Creates missing movers, which may die at any time.
 pub(super) fn with_helpers(facts: &ClaimFacts) -> Option<ClaimDecision> {
     let sides = [
         (Side::Source, &facts.source_helpers),
         (Side::Target, &facts.target_helpers),
     ];
     sides.into_iter().find_map(|(side, helpers)| match helpers {
-        Live::Silent(why) => Some(silent(side, why)),
+        Live::Unknown(why) => Some(unknown(side, why)),
         Live::Known(Helpers::Absent | Helpers::Incomplete) => {
             Some(ClaimDecision::Do(ClaimStep::MakeHelpers(side)))
         }
@@ -175,10 +180,10 @@ pub(super) fn with_helpers(facts: &ClaimFacts) -> Option<ClaimDecision> {
     })
 }
 
-/// Row 3.
+/// Copies until little is left.
 fn copied(facts: &ClaimFacts) -> Option<ClaimDecision> {
     large_enough(facts).or_else(|| match &facts.copied {
-        Live::Silent(why) => Some(silent(Side::Target, why)),
+        Live::Unknown(why) => Some(unknown(Side::Target, why)),
         Live::Known(copied) if copied.converged => None,
         Live::Known(copied) => Some(match copied.running {
             Some(pass) => ClaimDecision::Await(Waiting::Pass(pass)),
@@ -187,30 +192,30 @@ fn copied(facts: &ClaimFacts) -> Option<ClaimDecision> {
     })
 }
 
-/// Waiting does not make a target larger: the move is refused, as if that had been known before.
+/// Rolls back if the target is too small, as if the preflight had found it.
 pub(super) fn large_enough(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.copied {
         Live::Known(Copied {
             too_small: Some(why), ..
-        }) => Some(ClaimDecision::Back(
-            BackTo::Start,
-            Why::Refused(vec![why.clone()]),
+        }) => Some(ClaimDecision::Rollback(
+            RollbackTo::Start,
+            RollbackReason::Refused(vec![why.clone()]),
         )),
-        Live::Known(_) | Live::Silent(_) => None,
+        Live::Known(_) | Live::Unknown(_) => None,
     }
 }
 
-/// Before row 4: the users that the move waits for are gone, nothing changes the volume, and the driver detects
-/// later writers at the source, or the user accepts that it does not.
+/// The last checks before the gate: the pods that the move waits for have stopped, no size or attribute is
+/// being changed, and the driver detects later writers at the source, or the user accepts that it does not.
 fn may_be_gated(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
     if let Some(why) = &facts.unwatched {
         return Some(ClaimDecision::Await(Waiting::Consent(why.clone())));
     }
-    if let ClaimNow::There { changing: true, .. } = facts.claim {
+    if let ClaimNow::Exists { changing: true, .. } = facts.claim {
         return Some(ClaimDecision::Await(Waiting::Changing));
     }
-    match (&facts.users, of.wishes.quiesce) {
-        (Live::Silent(why), _) => Some(silent(Side::Source, why)),
+    match (&facts.users, of.requested.quiesce) {
+        (Live::Unknown(why), _) => Some(unknown(Side::Source, why)),
         (Live::Known(_), Quiesce::Evict) => None,
         (Live::Known(users), Quiesce::Wait) => deleted_with_users(facts).or_else(|| {
             let running = users.running();
@@ -219,7 +224,7 @@ fn may_be_gated(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
     }
 }
 
-/// A claim that is deleted when its users are stopped cannot wait for them.
+/// The move cannot wait for the pods to be stopped if that deletes the claim.
 pub(super) fn deleted_with_users(facts: &ClaimFacts) -> Option<ClaimDecision> {
     let Live::Known(users) = &facts.users else {
         return None;
@@ -228,9 +233,12 @@ pub(super) fn deleted_with_users(facts: &ClaimFacts) -> Option<ClaimDecision> {
     let why = format!(
         "{controller} deletes its claims when it is scaled down: set whenScaled to Retain, or have its pods evicted"
     );
-    Some(ClaimDecision::Back(BackTo::Start, Why::Refused(vec![why])))
+    Some(ClaimDecision::Rollback(
+        RollbackTo::Start,
+        RollbackReason::Refused(vec![why]),
+    ))
 }
 
-pub(super) fn silent(side: Side, why: &str) -> ClaimDecision {
-    ClaimDecision::Await(Waiting::Silent(side, why.to_owned()))
+pub(super) fn unknown(side: Side, why: &str) -> ClaimDecision {
+    ClaimDecision::Await(Waiting::Unknown(side, why.to_owned()))
 }

@@ -1,20 +1,20 @@
-//! Rows 9 to 12 for one claim: the volume is at the target, and there is no way back any more.
-//! The source may not be attached again, the target is handed over, the PV is replaced by one of
-//! the same name, the claim is bound to that, and after a time the source goes.
+//! Steps 9 to 12 for one claim, when the volume is at the target and the move can only be completed: the
+//! source is marked as superseded, the target handed over, the PV replaced by one of the same name and bound
+//! to the claim, and later the source is released.
 
 use super::{
     ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, Helpers, Live, Lock, Pass, Serves, Side, SourceTwin,
     TargetTwin, VirtualVolume, VolumeNow, Waiting,
-    back::{bound_again, helpers_removed, let_go, policy_back, unlocked},
-    claim::silent,
+    claim::unknown,
     gated::pass,
+    rollback::{bound_again, helpers_removed, release_deleted_pv, restore_policy, unlocked},
 };
 use crate::volume::{
     ReclaimPolicy,
     moving::{GateNote, GateNumber, MoveUid, SourceMark},
 };
 
-/// Rows 9 to 11.
+/// Steps 9 to 11.
 pub(super) fn step(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
     source_superseded(by, facts)
         .or_else(|| journal_taken_off(gate, facts))
@@ -26,7 +26,7 @@ pub(super) fn step(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option
         })
 }
 
-/// Row 12.
+/// Step 12.
 pub(super) fn retaining(
     by: &MoveUid,
     gate: GateNumber,
@@ -46,12 +46,12 @@ pub(super) fn retaining(
         .or_else(|| source_released(facts))
 }
 
-/// Whether another move has the claim, or has taken it further. It alone replaces the PV then.
+/// Whether another move has locked the claim, or has moved it since. Then only that move replaces the PV.
 fn is_moved_again(facts: &ClaimFacts) -> bool {
     let is_locked = |claim: &ClaimNow| {
         matches!(
             claim,
-            ClaimNow::There {
+            ClaimNow::Exists {
                 lock: Lock::Theirs { .. },
                 ..
             }
@@ -61,7 +61,7 @@ fn is_moved_again(facts: &ClaimFacts) -> bool {
 }
 
 fn has_moved_on(facts: &ClaimFacts) -> bool {
-    matches!(&facts.volume, VolumeNow::There(volume) if volume.serves == Serves::Later)
+    matches!(&facts.volume, VolumeNow::Exists(volume) if volume.serves == Serves::Later)
 }
 
 fn waits_for(by: &MoveUid, facts: &ClaimFacts) -> Waiting {
@@ -72,20 +72,20 @@ fn waits_for(by: &MoveUid, facts: &ClaimFacts) -> Waiting {
     }
 }
 
-/// How far rows 10 and 11 are.
+/// The progress of steps 10 and 11.
 enum Arrival {
-    /// The PV that leads to the target is the claim's for good. From here on this volume is like
-    /// any other, and may be deleted like any other.
+    /// The claim finally has the PV that refers to the target. From then on the volume is like any other, and
+    /// may be deleted.
     Arrived,
-    /// Neither claim nor PV is there.
+    /// Claim and PV do not exist.
     Deleted,
-    /// The claim has yet to get its PV.
+    /// The claim does not have its PV yet.
     Due,
 }
 
 fn arrival(by: &MoveUid, facts: &ClaimFacts) -> Arrival {
     match (&facts.volume, &facts.claim) {
-        (VolumeNow::There(volume), _) if volume.serves == Serves::Target && facts.note_of(by).is_none() => {
+        (VolumeNow::Exists(volume), _) if volume.serves == Serves::Target && facts.note_of(by).is_none() => {
             Arrival::Arrived
         }
         (VolumeNow::Absent, ClaimNow::Absent) => Arrival::Deleted,
@@ -93,10 +93,10 @@ fn arrival(by: &MoveUid, facts: &ClaimFacts) -> Arrival {
     }
 }
 
-/// First of all, so that whoever is not told of the commit is refused by the twin itself. A source
-/// that is silent is marked when it answers: row 9 needs only the target.
+/// First, so that the twin itself rejects callers that do not know of the commit. An unreachable source is
+/// marked when it is reachable: step 9 needs only the target.
 fn source_superseded(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let Live::Known(SourceTwin::There {
+    let Live::Known(SourceTwin::Exists {
         at,
         mark,
         deleting: false,
@@ -116,12 +116,12 @@ fn source_superseded(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> 
     }))
 }
 
-/// By the mover of the target, before it goes and the volume is handed over. It is the same data with
-/// or without the journal: nobody is kept away for a mover that has died, or cannot do that.
+/// The mover of the target removes the journal before it is deleted and the volume is handed over. The data
+/// is complete with or without it, so a mover that has died, or cannot remove it, does not delay the users.
 fn journal_taken_off(gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let is_handed_over = matches!(
         facts.target,
-        Live::Known(TargetTwin::There {
+        Live::Known(TargetTwin::Exists {
             handed_over: true,
             ..
         })
@@ -136,10 +136,10 @@ fn journal_taken_off(gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecisi
     Some(pass(copied.running, Pass::Finish(gate)))
 }
 
-/// Movers that a late leader has made since go, too. They got no volume.
+/// Also deletes movers that a late write of an old leader has created; they have no volume.
 pub(super) fn helpers_gone(facts: &ClaimFacts) -> Option<ClaimDecision> {
     let of_source = match &facts.source_helpers {
-        Live::Silent(_) => None,
+        Live::Unknown(_) => None,
         helpers @ Live::Known(_) => helpers_removed(Side::Source, helpers),
     };
     of_source.or_else(|| helpers_removed(Side::Target, &facts.target_helpers))
@@ -147,14 +147,14 @@ pub(super) fn helpers_gone(facts: &ClaimFacts) -> Option<ClaimDecision> {
 
 fn handed_over(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.target {
-        Live::Silent(why) => Some(silent(Side::Target, why)),
-        Live::Known(TargetTwin::There {
+        Live::Unknown(why) => Some(unknown(Side::Target, why)),
+        Live::Known(TargetTwin::Exists {
             handed_over: true, ..
         }) => None,
-        Live::Known(TargetTwin::There {
+        Live::Known(TargetTwin::Exists {
             at, deleting: false, ..
         }) => {
-            // What the user wanted before the gate, and not the Retain of the gate.
+            // The policy of the user before the gate, not the Retain of the gate.
             let retain = facts
                 .recorded
                 .as_ref()
@@ -171,13 +171,13 @@ fn handed_over(facts: &ClaimFacts) -> Option<ClaimDecision> {
     }
 }
 
-/// Rows 10 and 11.
+/// Replaces the PV and binds it.
 fn replaced(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.volume {
-        VolumeNow::Absent => Some(remade(by, gate, facts)),
-        VolumeNow::There(volume) => match &volume.serves {
-            Serves::Else(handle) => Some(ClaimDecision::Await(Waiting::VolumeTaken(handle.clone()))),
-            Serves::Source if volume.deleting => Some(let_go(volume)),
+        VolumeNow::Absent => Some(recreate_pv(by, gate, facts)),
+        VolumeNow::Exists(volume) => match &volume.serves {
+            Serves::Other(handle) => Some(ClaimDecision::Await(Waiting::VolumeTaken(handle.clone()))),
+            Serves::Source if volume.deleting => Some(release_deleted_pv(volume)),
             Serves::Source => Some(deleted(volume)),
             Serves::Target => bound(by, facts, volume),
             Serves::Recovered | Serves::Later => None,
@@ -185,7 +185,7 @@ fn replaced(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimD
     }
 }
 
-/// While an attachment names it, csi-attacher needs it, or never detaches.
+/// While an attachment names the PV, csi-attacher needs it to detach the volume.
 pub(super) fn deleted(volume: &VirtualVolume) -> ClaimDecision {
     if volume.policy != ReclaimPolicy::Retain {
         ClaimDecision::Do(ClaimStep::Retain {
@@ -200,8 +200,8 @@ pub(super) fn deleted(volume: &VirtualVolume) -> ClaimDecision {
     }
 }
 
-/// Also without its claim: that was deleted while it was Lost, and this PV says where its data is.
-fn remade(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> ClaimDecision {
+/// Also if the claim was deleted while it was Lost: the PV then shows where its data is.
+fn recreate_pv(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> ClaimDecision {
     let Some(recorded) = &facts.recorded else {
         return ClaimDecision::Await(Waiting::NoManifest);
     };
@@ -223,18 +223,18 @@ pub(super) fn bound(by: &MoveUid, facts: &ClaimFacts, volume: &VirtualVolume) ->
 
 fn kept_released(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
     match (&facts.volume, facts.note_of(by)) {
-        (VolumeNow::There(volume), Some(note)) if facts.is_kept(by) => Some(policy_back(note, volume)),
+        (VolumeNow::Exists(volume), Some(note)) if facts.is_kept(by) => Some(restore_policy(note, volume)),
         _ => None,
     }
 }
 
-/// The source goes only while its successor is there: or else it is all that is left.
+/// Releases the source only while its successor exists: otherwise it is the last copy.
 fn source_released(facts: &ClaimFacts) -> Option<ClaimDecision> {
     let is_served = facts.claim == ClaimNow::Absent
         || has_moved_on(facts)
         || matches!(
             &facts.target,
-            Live::Known(TargetTwin::There {
+            Live::Known(TargetTwin::Exists {
                 handed_over: true,
                 deleting: false,
                 ..
@@ -242,15 +242,15 @@ fn source_released(facts: &ClaimFacts) -> Option<ClaimDecision> {
         );
     match (&facts.source, &facts.recorded) {
         (Live::Known(SourceTwin::Gone | SourceTwin::Recovered), _) => None,
-        (Live::Silent(why), _) => Some(silent(Side::Source, why)),
-        (Live::Known(SourceTwin::There { deleting: true, .. }), _) => {
+        (Live::Unknown(why), _) => Some(unknown(Side::Source, why)),
+        (Live::Known(SourceTwin::Exists { deleting: true, .. }), _) => {
             Some(ClaimDecision::Await(Waiting::TwinGone(Side::Source)))
         }
-        (Live::Known(SourceTwin::There { .. }), _) if !is_served => {
+        (Live::Known(SourceTwin::Exists { .. }), _) if !is_served => {
             Some(ClaimDecision::Await(Waiting::TargetGone))
         }
-        (Live::Known(SourceTwin::There { .. }), None) => Some(ClaimDecision::Await(Waiting::NoManifest)),
-        (Live::Known(SourceTwin::There { at, .. }), Some(recorded)) => {
+        (Live::Known(SourceTwin::Exists { .. }), None) => Some(ClaimDecision::Await(Waiting::NoManifest)),
+        (Live::Known(SourceTwin::Exists { at, .. }), Some(recorded)) => {
             Some(ClaimDecision::Do(ClaimStep::ReleaseSource {
                 source: at.clone(),
                 policy: recorded.policy,

@@ -1,24 +1,24 @@
-//! What is left of a move that is over, or whose `VolumeMove` is gone: objects that its leaders
-//! made late, for what makes an object cannot name a version; and all of it, where somebody has
-//! taken the finalizer off the `VolumeMove` by force.
+//! Removes what is left after a move has ended, or without its `VolumeMove`: objects that old leaders created
+//! late, because a creation cannot name a version; or all objects, if the finalizer of the `VolumeMove` was
+//! removed by force.
 
 use super::{
-    BackTo, ClaimDecision, ClaimFacts, ClaimNow, Live, Serves, Side, SourceTwin, TargetTwin, VolumeNow,
-    Waiting, back,
-    claim::{silent, source_mark},
-    committed,
+    ClaimDecision, ClaimFacts, ClaimNow, Live, RollbackTo, Serves, Side, SourceTwin, TargetTwin, VolumeNow,
+    Waiting,
+    claim::{source_mark, unknown},
+    committed, rollback,
 };
 use crate::volume::moving::{GateNumber, MoveUid, SourceMark};
 
-/// Decides what is next for one claim on whose objects there is something of this move, whose
-/// `VolumeMove`, read live, does not exist any more.
+/// The next step for a claim whose objects have marks of this move, while its `VolumeMove`, read live, does
+/// not exist any more.
 #[must_use]
 pub fn leftover_step(by: &MoveUid, facts: &ClaimFacts) -> ClaimDecision {
     pending(by, facts).unwrap_or(ClaimDecision::Reached)
 }
 
-/// Without the status only the objects tell whether it was committed. Before row 9 nobody has
-/// written at the target, so the way back is right; after it only movers and the lock go.
+/// Without the status, only the objects show whether the move was committed. Before step 9 no pod has written
+/// at the target, so a rollback is right; after it only movers and the lock are removed.
 pub(super) fn pending(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let is_gated = facts.note_of(by).is_some();
     if was_committed(facts) {
@@ -26,44 +26,44 @@ pub(super) fn pending(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision>
             return Some(decision);
         }
         return match (&facts.volume, &facts.claim) {
-            (VolumeNow::There(volume), ClaimNow::There { .. })
+            (VolumeNow::Exists(volume), ClaimNow::Exists { .. })
                 if volume.serves == Serves::Target && is_gated =>
             {
                 facts
                     .note_of(by)
-                    .map(|note| back::bound_again(note, facts, volume))
+                    .map(|note| rollback::bound_again(note, facts, volume))
             }
-            (VolumeNow::There(volume), _) if volume.serves == Serves::Later => back::unlocked(facts),
-            (VolumeNow::There(volume), _) if volume.serves == Serves::Target && !is_gated => {
-                back::unlocked(facts)
+            (VolumeNow::Exists(volume), _) if volume.serves == Serves::Later => rollback::unlocked(facts),
+            (VolumeNow::Exists(volume), _) if volume.serves == Serves::Target && !is_gated => {
+                rollback::unlocked(facts)
             }
             _ => Some(ClaimDecision::Await(Waiting::CommittedWithoutMove)),
         };
     }
     let is_in_doubt = is_gated || (facts.volume == VolumeNow::Absent && facts.claim != ClaimNow::Absent);
-    if let (true, Live::Silent(why)) = (is_in_doubt, &facts.source) {
-        return Some(silent(Side::Source, why));
+    if let (true, Live::Unknown(why)) = (is_in_doubt, &facts.source) {
+        return Some(unknown(Side::Source, why));
     }
-    back::step(by, last_gate(by, facts), BackTo::Start, false, facts)
+    rollback::step(by, last_gate(by, facts), RollbackTo::Start, false, facts)
 }
 
 fn was_committed(facts: &ClaimFacts) -> bool {
     matches!(source_mark(facts), Some(SourceMark::Superseded { .. }))
         || matches!(
             facts.target,
-            Live::Known(TargetTwin::There {
+            Live::Known(TargetTwin::Exists {
                 handed_over: true,
                 ..
             })
         )
-        || matches!(&facts.volume, VolumeNow::There(volume) if matches!(volume.serves, Serves::Target | Serves::Later))
+        || matches!(&facts.volume, VolumeNow::Exists(volume) if matches!(volume.serves, Serves::Target | Serves::Later))
 }
 
-/// The last gate of this move that something still says to be closed.
+/// The last gate of this move in the marks on its objects.
 fn last_gate(by: &MoveUid, facts: &ClaimFacts) -> Option<GateNumber> {
     let noted = facts.note_of(by).map(|note| note.gate);
     let marked = match &facts.source {
-        Live::Known(SourceTwin::There {
+        Live::Known(SourceTwin::Exists {
             mark: Some(SourceMark::Moving { by: other, gate }),
             ..
         }) if other == by => Some(*gate),

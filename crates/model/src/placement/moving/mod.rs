@@ -1,12 +1,12 @@
-//! What a move of one or more volumes does next, from what is there now: rows 1 to 12 of its
-//! protocol, and the way back from each of them.
+//! Decides the next step of a move of one or more volumes from the state of its objects: steps 1 to 12 of
+//! docs/move.md, and the rollback from each of them.
 //!
 //! ```text
 //!  Checking ─▶ Preparing ─▶ Copying ─▶ Gating n ─▶ Draining n ─▶ Finishing n ─▶ Verifying n
-//!  lock        target,      passes     PV names    users go      last pass      equal?
+//!  lock        target,      passes     PV names    pods stop     last pass      equal?
 //!              movers          ▲       the move                                   │ COMMIT: one
 //!                              │          │ in time? cancelled? in use again?     │ status write
-//!                              └── Back ◀─┴──────── (before the commit) ──────────┤
+//!                              └ Rollback◀┴──────── (before the commit) ──────────┤
 //!                                   │ PV names its claim, Bound, then its policy  ▼
 //!                                   ▼                                         Committed n
 //!                                 Ended                    source superseded, target handed over,
@@ -14,40 +14,40 @@
 //!                                   └──────── Retaining ◀─────────────────────────┘
 //! ```
 //!
-//! **The lock is the PV's `claimRef`**: while it names the move, Kubernetes calls the claim Lost,
-//! schedules none of its pods and mounts nothing anew. The only memory is the status of the
-//! `VolumeMove` and what stands on the objects; whoever comes next, after a crash or beside
-//! another leader, decides the same. A leader that acts late on what it read early fails, for
-//! every step that writes names what it has seen ([`AsRead`]) and every gate has a number.
+//! **The lock is the PV's `claimRef`**: while it names the move, Kubernetes sets the claim to Lost, schedules
+//! no pod with it and makes no new mount of it. The only state is in the status of the `VolumeMove` and on the
+//! objects, so that a new leader after a crash, or a second leader, decides the same. Late writes of an old
+//! leader fail, because each step names the version of the object in its decision ([`AsRead`]), and each gate
+//! has a number.
 //!
-//! For that, **whoever observes reads the objects first and the status last**: a status that was
-//! still true after an object was read cannot have been left before that.
+//! For that, **the caller reads the objects first and the status last**: a status that is unchanged after the
+//! objects were read was current while they were read.
 //!
 //! After the commit there is one way back only: if the target was lost and the user requests it, the source
 //! is recovered under a new gate, in the epoch after the target's (`recover`).
 //!
-//! One claim is decided in `claim` (and, by rows, `gated`, `back`, `committed`), all together in
-//! `whole`, what is left without a `VolumeMove` in `leftovers`, and what other calls may do beside
-//! a move in `beside`, which the calls and loops of this driver ask. Claims, PVs and twins are
-//! observed and changed by `twin/gate`, movers by `twin/movers`; the loop `reconcile/moves` carries
-//! out what is decided.
+//! `claim` decides for one claim (with `gated`, `rollback`, `committed` for later stages), `all_claims` for
+//! all together, `leftovers` without a `VolumeMove`, and `calls` for CSI calls and loops during or after a
+//! move. The crate `moves` observes and changes the objects; the loop in `controllers::moves` takes the
+//! steps.
 
-mod back;
-mod beside;
+mod all_claims;
+mod calls;
 mod claim;
 mod committed;
 mod facts;
 mod gated;
 mod leftovers;
 mod recover;
+mod rollback;
 mod stage;
 mod step;
 mod users;
-mod whole;
 
-pub use beside::{
-    Beside, Caller, CallerError, ChangeBeside, DetachBeside, PublishBeside, change_beside, detach_beside,
-    is_left_alone, policy_wanted, publish_beside,
+pub use all_claims::{MoveStep, StatusChange, move_step};
+pub use calls::{
+    AttachDecision, AttachFacts, Caller, CallerError, ChangeDecision, DetachDecision, attach_decision,
+    change_decision, detach_decision, is_left_alone, policy_wanted,
 };
 pub use claim::{ClaimDecision, claim_step};
 pub use facts::{
@@ -55,10 +55,11 @@ pub use facts::{
     SourceTwin, TargetTwin, VirtualVolume, VolumeNow,
 };
 pub use leftovers::leftover_step;
-pub use stage::{BackTo, MoveFacts, Outcome, OverDue, Quiesce, Stage, VolumeFault, Why, Wishes};
+pub use stage::{
+    MoveFacts, Outcome, OverDue, Quiesce, Requested, RollbackReason, RollbackTo, Stage, VolumeFault,
+};
 pub use step::{ClaimStep, Side, Waiting};
 pub use users::{NodeHealth, UserNode, UserPod, Users};
-pub use whole::{MoveStep, StatusChange, move_step};
 
 #[cfg(test)]
 mod tests;

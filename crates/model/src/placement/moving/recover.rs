@@ -5,10 +5,10 @@
 use super::{
     ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, Lock, MoveFacts, Serves, Side,
     SourceTwin, Stage, TargetTwin, VirtualVolume, VolumeNow, Waiting,
-    back::{helpers_going, let_go, policy_back, unlocked},
-    claim::silent,
+    claim::unknown,
     committed::{bound, deleted},
     gated::claim_lost,
+    rollback::{release_deleted_pv, remove_helpers, restore_policy, unlocked},
 };
 use crate::volume::{
     ReclaimPolicy,
@@ -18,7 +18,7 @@ use crate::volume::{
 /// Why the source cannot be recovered, by claim; `None` if no recovery is requested.
 pub(super) fn obstacles(of: &MoveFacts, claims: &[ClaimFacts]) -> Option<Vec<(usize, Waiting)>> {
     let is_possible = matches!(of.stage, Stage::Committed(_) | Stage::Retaining(_));
-    if !(is_possible && of.wishes.recover) {
+    if !(is_possible && of.requested.recover) {
         return None;
     }
     let all = claims.iter().enumerate().filter_map(|(index, facts)| {
@@ -30,7 +30,7 @@ pub(super) fn obstacles(of: &MoveFacts, claims: &[ClaimFacts]) -> Option<Vec<(us
 
 fn obstacle(by: &MoveUid, facts: &ClaimFacts) -> Option<String> {
     let why = match (&facts.target, &facts.source, &facts.claim, &facts.volume) {
-        (Live::Silent(why), ..) if !facts.target_off => {
+        (Live::Unknown(why), ..) if !facts.target_out_of_service => {
             return Some(format!(
                 "the cluster of the target does not answer ({why}), so its volume may be in use. If that cluster is lost, taint its \
                  virtual node with node.kubernetes.io/out-of-service, or delete its RemoteCluster"
@@ -38,29 +38,31 @@ fn obstacle(by: &MoveUid, facts: &ClaimFacts) -> Option<String> {
         }
         (
             Live::Known(
-                TargetTwin::There { .. }
+                TargetTwin::Exists { .. }
                 | TargetTwin::TakesName(_)
                 | TargetTwin::Foreign(_)
                 | TargetTwin::Superseded,
             ),
             ..,
         ) => "the target is not lost: a claim with the name of its twin exists",
-        _ if facts.within => {
+        _ if facts.same_namespace => {
             "after a move within one remote cluster the source has no claim any more, only a PersistentVolume"
         }
-        (_, Live::Silent(why), ..) => {
+        (_, Live::Unknown(why), ..) => {
             return Some(format!("the cluster of the source does not answer: {why}"));
         }
-        (_, Live::Known(source), ..) if !is_kept(by, source) => "the source is gone, or is being deleted",
+        (_, Live::Known(source), ..) if !is_kept(by, source) => {
+            "the source does not exist, or is being deleted"
+        }
         _ if facts.source_helpers != Live::Known(Helpers::Absent) => {
             "the pods that copied still exist at the source"
         }
-        (_, _, ClaimNow::Absent | ClaimNow::There { deleting: true, .. }, _) => {
+        (_, _, ClaimNow::Absent | ClaimNow::Exists { deleting: true, .. }, _) => {
             "the claim was deleted: its data is left only at the source"
         }
         (
             ..,
-            ClaimNow::There {
+            ClaimNow::Exists {
                 lock: Lock::Theirs { by, counts: true },
                 ..
             },
@@ -70,7 +72,7 @@ fn obstacle(by: &MoveUid, facts: &ClaimFacts) -> Option<String> {
                 "the VolumeMove with the uid {by} moves the claim: cancel that first"
             ));
         }
-        (.., VolumeNow::There(volume)) if !is_to_be_replaced(volume) => {
+        (.., VolumeNow::Exists(volume)) if !is_to_be_replaced(volume) => {
             "the PersistentVolume of the claim does not refer to the target"
         }
         _ if facts.recorded.is_none() => "the status has no record of the PersistentVolume",
@@ -83,7 +85,7 @@ fn obstacle(by: &MoveUid, facts: &ClaimFacts) -> Option<String> {
 fn is_kept(by: &MoveUid, source: &SourceTwin) -> bool {
     matches!(
         source,
-        SourceTwin::There { mark: Some(SourceMark::Superseded { by: other, .. }), deleting: false, .. } if other == by
+        SourceTwin::Exists { mark: Some(SourceMark::Superseded { by: other, .. }), deleting: false, .. } if other == by
     )
 }
 
@@ -99,7 +101,7 @@ pub(super) fn step(
     facts: &ClaimFacts,
 ) -> Option<ClaimDecision> {
     left(facts).or_else(|| match (&facts.volume, &facts.claim) {
-        (VolumeNow::There(volume), _)
+        (VolumeNow::Exists(volume), _)
             if volume.serves == Serves::Recovered && facts.note_of(by).is_none() =>
         {
             unlocked(facts)
@@ -114,22 +116,22 @@ pub(super) fn step(
     })
 }
 
-/// Steps for a target that returns, and for leftover movers, whenever a cluster answers. The move does not wait
-/// for them.
+/// Steps for a target that returns, and for leftover movers, whenever a cluster is reachable. The move does
+/// not wait for them.
 pub(super) fn left(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.target {
-        Live::Known(TargetTwin::There {
+        Live::Known(TargetTwin::Exists {
             at, retained: false, ..
         }) => Some(ClaimDecision::Do(ClaimStep::RetainTarget { target: at.clone() })),
-        Live::Known(TargetTwin::There { at, .. }) => Some(ClaimDecision::Do(ClaimStep::SupersedeTarget {
+        Live::Known(TargetTwin::Exists { at, .. }) => Some(ClaimDecision::Do(ClaimStep::SupersedeTarget {
             target: at.clone(),
         })),
-        Live::Known(_) | Live::Silent(_) => helpers_going(facts),
+        Live::Known(_) | Live::Unknown(_) => remove_helpers(facts),
     }
 }
 
 fn locked(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let ClaimNow::There {
+    let ClaimNow::Exists {
         at,
         deleting: false,
         lock,
@@ -154,7 +156,7 @@ fn taken(who: String) -> ClaimDecision {
 
 /// Gates the PV, so that no pod starts with the target before the PV is replaced.
 fn gated(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let VolumeNow::There(volume) = &facts.volume else {
+    let VolumeNow::Exists(volume) = &facts.volume else {
         return None;
     };
     if volume.deleting || !is_to_be_replaced(volume) {
@@ -165,7 +167,7 @@ fn gated(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDeci
             return Some(taken(format!("the VolumeMove with the uid {}", note.by)));
         }
         Some(VolumeMark::Gated(note)) => GateNote { gate, ..note.clone() },
-        Some(VolumeMark::GivenBack { .. }) | None => GateNote {
+        Some(VolumeMark::Ungated { .. }) | None => GateNote {
             by: by.clone(),
             gate,
             policy: volume.policy,
@@ -176,24 +178,24 @@ fn gated(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDeci
         && volume.policy == ReclaimPolicy::Retain
         && facts.note_of(by) == Some(&note);
     match &volume.held_by {
-        HeldBy::Else(who) => Some(taken(who.clone())),
+        HeldBy::Other(who) => Some(taken(who.clone())),
         HeldBy::Claim | HeldBy::Move if !is_closed => Some(ClaimDecision::Do(ClaimStep::Gate {
             volume: volume.at.clone(),
             note,
         })),
         HeldBy::Claim | HeldBy::Move => match &facts.claim {
-            ClaimNow::There { deleting: false, .. } => claim_lost(facts, gate),
-            ClaimNow::There { .. } | ClaimNow::Absent => None,
+            ClaimNow::Exists { deleting: false, .. } => claim_lost(facts, gate),
+            ClaimNow::Exists { .. } | ClaimNow::Absent => None,
         },
     }
 }
 
 fn source_recovered(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match (&facts.source, &facts.recorded) {
-        (Live::Silent(why), _) => Some(silent(Side::Source, why)),
+        (Live::Unknown(why), _) => Some(unknown(Side::Source, why)),
         (Live::Known(SourceTwin::Recovered), _) => None,
         (
-            Live::Known(SourceTwin::There {
+            Live::Known(SourceTwin::Exists {
                 at, deleting: false, ..
             }),
             Some(recorded),
@@ -201,10 +203,10 @@ fn source_recovered(facts: &ClaimFacts) -> Option<ClaimDecision> {
             source: at.clone(),
             policy: recorded.policy,
         })),
-        (Live::Known(SourceTwin::There { deleting: false, .. }), None) => {
+        (Live::Known(SourceTwin::Exists { deleting: false, .. }), None) => {
             Some(ClaimDecision::Await(Waiting::NoManifest))
         }
-        (Live::Known(SourceTwin::Gone | SourceTwin::There { .. }), _) => {
+        (Live::Known(SourceTwin::Gone | SourceTwin::Exists { .. }), _) => {
             Some(ClaimDecision::Await(Waiting::SourceGone))
         }
     }
@@ -212,7 +214,7 @@ fn source_recovered(facts: &ClaimFacts) -> Option<ClaimDecision> {
 
 fn replaced(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let volume = match (&facts.volume, &facts.recorded) {
-        (VolumeNow::There(volume), _) => volume,
+        (VolumeNow::Exists(volume), _) => volume,
         (VolumeNow::Absent, None) => return Some(ClaimDecision::Await(Waiting::NoManifest)),
         (VolumeNow::Absent, Some(recorded)) => {
             return Some(ClaimDecision::Do(ClaimStep::MakeVolume {
@@ -227,22 +229,22 @@ fn replaced(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimD
         }
     };
     match &volume.serves {
-        Serves::Source | Serves::Target if volume.deleting => Some(let_go(volume)),
+        Serves::Source | Serves::Target if volume.deleting => Some(release_deleted_pv(volume)),
         Serves::Source | Serves::Target => Some(deleted(volume)),
         Serves::Recovered => bound(by, facts, volume),
         Serves::Later => Some(taken("a later move".to_owned())),
-        Serves::Else(handle) => Some(taken(handle.clone())),
+        Serves::Other(handle) => Some(taken(handle.clone())),
     }
 }
 
 /// A claim that was deleted while it was Lost: its data is kept for a while, as before the commit.
 fn kept(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let (true, VolumeNow::There(volume), Some(note)) = (facts.is_kept(by), &facts.volume, facts.note_of(by))
+    let (true, VolumeNow::Exists(volume), Some(note)) = (facts.is_kept(by), &facts.volume, facts.note_of(by))
     else {
         return None;
     };
     Some(if overdue {
-        policy_back(note, volume)
+        restore_policy(note, volume)
     } else {
         ClaimDecision::Await(Waiting::BothKept)
     })

@@ -1,203 +1,181 @@
-//! The status of a move as far as decisions rest on it: its stage, and what its user wishes.
+//! The status of a move as far as decisions are based on it: its stage, and the requests of its user.
 
 use super::AsRead;
 use crate::volume::moving::{GateNumber, MoveUid, Phase};
 
-/// The facts of a move, read after those of its claims.
+/// The facts about a move, read after those about its claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoveFacts {
-    /// The version of the `VolumeMove`.
     pub at: AsRead,
-    /// Its uid.
     pub uid: MoveUid,
-    /// How far it is.
     pub stage: Stage,
-    /// Whether our finalizer is on it.
     pub finalizer: bool,
-    /// Whether it is being deleted.
     pub deleting: bool,
-    /// What its user wishes.
-    pub wishes: Wishes,
-    /// What speaks against it; `None` as long as that is not known.
+    pub requested: Requested,
+    /// What blocks the move; `None` before the preflight has completed.
     pub obstacles: Option<Vec<String>>,
-    /// What has lasted too long.
+    /// Which deadlines have passed.
     pub overdue: OverDue,
 }
 
-/// How far a move is. Each change of it is one write, refused if the status was changed
-/// meanwhile; so a later stage also says that an earlier one was completed *for this gate*.
+/// The stage of a move. Each change is one write, which fails if the status was changed meanwhile; a later
+/// stage therefore implies that the earlier ones were completed *for this gate*.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Row 1: what speaks against it is being found, the claims are being locked.
+    /// Step 1: the preflight runs, and the claims are being locked.
     Checking,
-    /// Row 2: target twins, temporary PVs and movers are being made.
+    /// Step 2: target twins, temporary PVs and movers are being created.
     Preparing,
-    /// Row 3: data is copied beside the users.
+    /// Step 3: data is copied while pods use the volumes.
     Copying {
-        /// The last gate there was.
+        /// The last gate, if there was one.
         last: Option<GateNumber>,
     },
-    /// Row 4: the PVs are being gated.
+    /// Step 4: the PVs are being gated.
     Gating(GateNumber),
-    /// Row 5: all are gated, the users go.
+    /// Step 5: all PVs are gated, pods and nodes release the volumes.
     Draining(GateNumber),
-    /// Row 6: all are drained, the last pass runs.
+    /// Step 6: all volumes are drained, the last pass runs.
     Finishing(GateNumber),
-    /// Row 7: the last pass is done, both sides are being compared.
+    /// Step 7: the last pass is complete, both sides are being compared.
     Verifying(GateNumber),
-    /// What was gated is being given back.
-    Back {
-        /// The last gate, if there was one.
+    /// The gates are being removed.
+    Rollback {
         gate: Option<GateNumber>,
-        /// How far back.
-        to: BackTo,
-        /// Why.
-        why: Why,
+        to: RollbackTo,
+        why: RollbackReason,
     },
-    /// Row 8 was written; rows 9 to 11.
+    /// Step 8, the commit, was written; steps 9 to 11 follow.
     Committed(GateNumber),
-    /// Row 12: the source is kept for a time.
+    /// Step 12: the source is kept for `retainSource`.
     Retaining(GateNumber),
     /// The target was lost after the commit: the source is being recovered, under this gate.
     Recovering(GateNumber),
-    /// It is over.
     Ended(Outcome),
 }
 
-/// How far back a move goes.
+/// How far a move is rolled back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BackTo {
-    /// To the copying beside the users: it is tried again.
+pub enum RollbackTo {
+    /// To copying: the cut-over will be tried again.
     Copying,
-    /// To before the move.
+    /// To the state before the move.
     Start,
 }
 
-/// How a move has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The volumes are at the target.
     Done,
-    /// Somebody cancelled it; they are where they were.
+    /// It was cancelled; the volumes are at the source.
     Cancelled,
-    /// It could not be done; they are where they were, or both copies were kept.
+    /// It failed; the volumes are at the source, or both copies were kept.
     Failed,
     /// The target was lost after the commit; the volumes are at the source, as they were at the commit.
     Recovered,
 }
 
-/// Why a move goes back.
+/// Why a move is rolled back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Why {
-    /// Its user wants that, or has deleted it.
+pub enum RollbackReason {
+    /// The user cancelled or deleted it.
     #[error("it was cancelled")]
     Cancelled,
-    /// Something speaks against it.
+    /// The preflight, or a later step, found something that blocks the move.
     #[error("{}", crate::placement::lines(.0))]
     Refused(Vec<String>),
-    /// The claim is, or is being, deleted.
     #[error("a claim was deleted")]
     ClaimDeleted,
-    /// Another move has it.
     #[error("a claim is being moved by the VolumeMove with the uid {0}")]
     Locked(MoveUid),
-    /// The PV is not what it should be.
     #[error("the PersistentVolume {0}")]
     Volume(VolumeFault),
-    /// Its PV is not in the status: gated, it could not be made again.
+    /// The PV is not recorded in the status, so it could not be created again if it were gated.
     #[error("the PersistentVolume is not recorded in the status")]
     NotRecorded,
-    /// It is being resized or modified.
     #[error("the size or the attributes of a claim are being changed")]
     Changing,
-    /// A pod has started before the gate was closed.
+    /// A pod started before the gate was closed.
     #[error("pods use a claim: {0:?}")]
     InUse(Vec<String>),
-    /// The gate of a claim is not closed any more.
-    #[error("somebody has given a claim its PersistentVolume back")]
+    /// The gate of a claim was opened by another client.
+    #[error("the gate of a claim was opened by another client")]
     GateOpen,
-    /// The source is gone for good.
-    #[error("the volume at the source is gone")]
+    #[error("the volume at the source does not exist any more")]
     SourceGone,
-    /// The target is gone for good.
-    #[error("the target is gone")]
+    #[error("the target does not exist any more")]
     TargetGone,
-    /// Something else is in the place of the target's twin.
+    /// Another claim has the name of the target twin.
     #[error("the place of the new twin is taken: {0}")]
     InTheWay(String),
-    /// Both sides differ after the last pass.
     #[error("both sides differ after the last pass: {0}")]
     Differs(String),
-    /// The users did not go in time.
-    #[error("the users of a claim did not go in time")]
+    /// The pods did not stop before the deadline.
+    #[error("the pods and nodes of a claim did not release it in time")]
     DrainOverdue,
-    /// The users have been away for too long.
-    #[error("the users have been away for longer than allowed")]
+    /// The volumes could not be used for too long.
+    #[error("the volumes could not be used for longer than allowed")]
     DowntimeOverdue,
 }
 
-/// What is wrong with the PV of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeFault {
-    /// There is none.
-    #[error("is gone")]
+    #[error("does not exist")]
     Gone,
-    /// Its handle leads somewhere else.
+    /// Its handle refers to another twin.
     #[error("is not that of the source")]
     NotTheSource,
-    /// It is being deleted.
     #[error("is being deleted")]
     Deleting,
-    /// It belongs to somebody else, or to nobody.
+    /// Its `claimRef` names another object, or none.
     #[error("does not name the claim")]
     NotTheClaims,
-    /// A write of an earlier gate has come late.
-    #[error("was gated late")]
+    /// A late write of an earlier gate has gated it.
+    #[error("was gated by a late write")]
     GatedLate,
-    /// The twin that it leads to is superseded.
-    #[error("leads to data that has moved on")]
+    /// Its twin is superseded.
+    #[error("refers to a superseded twin")]
     MovedOn,
 }
 
-/// What the user of a move wishes.
+/// What the user of a move requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
-pub struct Wishes {
-    /// That it be undone.
+pub struct Requested {
+    /// Roll the move back.
     pub cancel: bool,
-    /// That the source is recovered if the target is lost after the commit.
+    /// Recover the source if the target is lost after the commit.
     pub recover: bool,
-    /// That nothing new be begun. It counts as long as no gate is closed.
+    /// Start nothing new. It is ignored while a gate is closed.
     pub paused: bool,
-    /// That the users be sent away now: on request, or by itself once enough is copied, and not
-    /// at once again after that failed.
+    /// Start the cut-over now: at the request of the user, or automatically once enough is copied, but not
+    /// directly after a cut-over that failed.
     pub cutover: bool,
-    /// How the users go.
     pub quiesce: Quiesce,
 }
 
-/// How the users of a volume go.
+/// How pods stop using a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quiesce {
-    /// They are waited for, and nothing is gated as long as there are any.
+    /// The move waits until the user has stopped them, and gates nothing before.
     Wait,
-    /// They are evicted.
+    /// The move evicts them.
     Evict,
 }
 
-/// What has lasted too long.
+/// Which deadlines have passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OverDue {
-    /// The leaving of the users, since the gate.
+    /// That of the drain, since the gate.
     pub drain: bool,
-    /// Their absence, since they left.
+    /// That of the downtime, since the drain.
     pub downtime: bool,
-    /// The time for which a copy is kept that is not needed.
+    /// That of a retained copy.
     pub retention: bool,
 }
 
 impl Stage {
-    /// The gate that is closed, or being closed, in this stage.
+    /// The gate that is closed, or being closed or opened, in this stage.
     #[must_use]
     pub fn gate(&self) -> Option<GateNumber> {
         match self {
@@ -208,7 +186,7 @@ impl Stage {
             | Self::Committed(gate)
             | Self::Retaining(gate)
             | Self::Recovering(gate) => Some(*gate),
-            Self::Back { gate, .. } => *gate,
+            Self::Rollback { gate, .. } => *gate,
             Self::Checking | Self::Preparing | Self::Copying { .. } | Self::Ended(_) => None,
         }
     }
@@ -222,7 +200,7 @@ impl Stage {
         }
     }
 
-    /// Whether the move was committed: the volumes are at the target, or were until it was lost.
+    /// Whether the move was committed: the volumes are at the target, or were before it was lost.
     #[must_use]
     pub fn is_committed(&self) -> bool {
         self.is_recovered()
@@ -238,7 +216,7 @@ impl Stage {
         matches!(self, Self::Recovering(_) | Self::Ended(Outcome::Recovered))
     }
 
-    /// What people are told. `ready` says that all is copied and only the cut-over is waited for.
+    /// The phase in the status. `ready` means that everything is copied and only the cut-over is missing.
     #[must_use]
     pub fn phase(&self, ready: bool) -> Phase {
         match self {
@@ -248,7 +226,7 @@ impl Stage {
             Self::Copying { .. } => Phase::Copying,
             Self::Gating(_) | Self::Draining(_) => Phase::Draining,
             Self::Finishing(_) | Self::Verifying(_) => Phase::Finishing,
-            Self::Back { .. } => Phase::Returning,
+            Self::Rollback { .. } => Phase::Returning,
             Self::Committed(_) => Phase::Committing,
             Self::Retaining(_) => Phase::Retaining,
             Self::Recovering(_) => Phase::Recovering,

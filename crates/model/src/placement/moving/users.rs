@@ -1,93 +1,87 @@
-//! Who uses a volume that is being moved, and when nobody does any more.
+//! The pods and nodes that use a volume that is being moved, and when none is left.
 
-/// The users of a volume, in every cluster where it can have some.
+/// The users of a volume, in all clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
-    /// The pods that name the claim or, remotely, its twin.
+    /// The pods with the claim or, in a remote cluster, with its twin.
     pub pods: Vec<UserPod>,
-    /// The nodes that have it, or had it since the gate, but for the mover's.
+    /// The nodes that have it, or had it since the gate, except those of movers.
     pub nodes: Vec<UserNode>,
-    /// The nodes where a mover has it. Whoever else writes there is not seen as long as it does: a
-    /// container may run on when its pod was deleted by force.
+    /// The nodes where a mover has it. Other writers there are not detected: the container of a pod that was
+    /// deleted by force may still run.
     pub mover_nodes: Vec<UserNode>,
-    /// The controller that deletes the claim when it is scaled down, if there is one.
+    /// The controller that deletes the claim when it is scaled down, if any.
     pub deletes_claim: Option<String>,
 }
 
-/// A pod that uses a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserPod {
-    /// Its namespace and name.
+    /// Namespace and name.
     pub name: String,
-    /// Whether it has a node. Without one it waits, and starts where the volume will be.
+    /// Whether it has a node. Without one it waits, and starts where the volume will be then.
     pub has_node: bool,
-    /// Whether it is being deleted: its eviction was accepted.
+    /// Whether it is being deleted, after an eviction for example.
     pub leaving: bool,
-    /// Whether none of its containers has started: it writes nothing, and no budget of disruptions
-    /// counts it, so its eviction is always accepted.
+    /// Whether no container has started: the pod writes nothing and no `PodDisruptionBudget` counts it, so
+    /// its eviction always succeeds.
     pub pending: bool,
 }
 
-/// A node that has a volume, or had it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserNode {
-    /// Its name.
     pub name: String,
-    /// Whether a `VolumeAttachment` for it exists: one of the virtual PV or one of the real PV.
+    /// Whether a `VolumeAttachment` of the virtual or the real PV exists for it.
     pub attached: bool,
-    /// Why it could not be detached when that was last tried, if it failed.
+    /// The error of the last attempt to detach it.
     pub detach_error: Option<String>,
-    /// Whether the `volumesInUse` of its status name the handle.
+    /// Whether `volumesInUse` in its status contains the handle.
     pub in_use: bool,
-    /// Whether what it says can be relied on.
     pub health: NodeHealth,
 }
 
-/// How a node is.
+/// Whether the status of a node is reliable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeHealth {
-    /// It is Ready.
     Ready,
-    /// It is silent; whether its pods still write is unknown.
+    /// Its kubelet does not report; whether its pods still write is unknown.
     NotReady,
-    /// An administrator has declared that it is off.
+    /// An administrator has declared that it is shut down.
     OutOfService,
 }
 
 impl Users {
-    /// The pods that run, or may.
+    /// The pods that run, or may run.
     #[must_use]
     pub fn running(&self) -> Vec<String> {
         names(self.pods.iter().filter(|pod| pod.has_node))
     }
 
-    /// Those of them that nobody has sent away.
+    /// The running pods that are not being deleted.
     #[must_use]
-    pub fn staying(&self) -> Vec<String> {
+    pub fn not_terminating(&self) -> Vec<String> {
         names(self.pods.iter().filter(|pod| pod.has_node && !pod.leaving))
     }
 
-    /// Those of these that may have reason to stay. What a controller makes anew while the others
-    /// are leaving has none: it would be sent away for ever before the volume is gated.
+    /// The running pods that have started and are not being deleted. A pod that a controller creates
+    /// meanwhile does not count: otherwise the volume would never be gated while pods are evicted.
     #[must_use]
-    pub fn holding(&self) -> Vec<String> {
+    pub fn started(&self) -> Vec<String> {
         let holds = |pod: &&UserPod| pod.has_node && !pod.leaving && !pod.pending;
         names(self.pods.iter().filter(holds))
     }
 
-    /// What is still in the way of the drain: the nodes of movers count too, and so it ends only after
-    /// the movers have gone.
+    /// What the drain waits for, including the nodes of movers: it ends only after the movers were deleted.
     #[must_use]
-    pub fn anywhere(&self) -> Vec<String> {
-        let mut found = self.in_the_way();
+    pub fn left_with_movers(&self) -> Vec<String> {
+        let mut found = self.left();
         let nodes = self.mover_nodes.iter().filter(|node| !node.is_clear());
         found.extend(nodes.map(UserNode::described));
         found
     }
 
-    /// What is in the way once the volume is drained, and a mover has it again.
+    /// The pods and nodes that still use the volume, apart from movers.
     #[must_use]
-    pub fn in_the_way(&self) -> Vec<String> {
+    pub fn left(&self) -> Vec<String> {
         let nodes = self.nodes.iter().filter(|node| !node.is_clear());
         self.running()
             .into_iter()
@@ -97,8 +91,8 @@ impl Users {
 }
 
 impl UserNode {
-    /// Whether the volume is certainly not mounted there. A node that is off says nothing any
-    /// more: its last `volumesInUse` stay.
+    /// Whether the volume is certainly not mounted there. A node that is shut down does not update its
+    /// `volumesInUse`.
     #[must_use]
     pub fn is_clear(&self) -> bool {
         let is_unmounted = match self.health {
@@ -109,7 +103,7 @@ impl UserNode {
         is_unmounted && !self.attached
     }
 
-    /// Its name, and what is in the way there.
+    /// Its name and state.
     fn described(&self) -> String {
         let state = match (self.health, self.in_use, self.attached) {
             (NodeHealth::NotReady, ..) => "not Ready",

@@ -1,5 +1,5 @@
-//! What stands on the virtual PV of a volume that is being moved. A gated PV names the move
-//! instead of its claim, so that Kubernetes starts no pod with it; what it had before is in here.
+//! The marks of a move on the virtual PV. A gated PV names the move instead of its claim, so that Kubernetes
+//! starts no pod with it; the replaced fields are recorded here.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -13,67 +13,59 @@ use crate::volume::{
 
 type Map = BTreeMap<String, String>;
 
-/// What a gate took from a PV. As long as this is on it, the PV is retained.
+/// The fields that a gate has replaced. As long as the PV has this note, its policy is Retain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GateNote {
-    /// The move.
     pub by: MoveUid,
-    /// Which of its gates.
     pub gate: GateNumber,
-    /// The reclaim policy that the PV had, and gets back. It is what the user wants: every
-    /// controller goes by it instead of by the Retain that the gate has set.
+    /// The reclaim policy before the gate, which is restored later. It is the one that the user wants: all
+    /// loops use it instead of the Retain of the gate.
     pub policy: ReclaimPolicy,
-    /// The uid of the claim that the PV named, and names again.
+    /// The uid of the claim before the gate, which is restored later.
     pub claim_uid: String,
 }
 
-/// The annotation of a virtual PV that a move has written on.
+/// The annotation of a move on a virtual PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeMark {
-    /// It is gated; or it names its claim again, and gets its reclaim policy back as soon as
-    /// Kubernetes has bound the two.
+    /// The PV is gated; or it names its claim again, and gets its reclaim policy back when Kubernetes has
+    /// bound them.
     Gated(GateNote),
-    /// It was given back, or refused to this gate before it was closed: whoever still wants to
-    /// gate it for that number has an older version of it. It stays there until the next move.
-    GivenBack {
-        /// The move.
-        by: MoveUid,
-        /// The last of its gates.
-        gate: GateNumber,
-    },
+    /// The gate was removed, or refused before it was closed: a late write of an old leader that closes it
+    /// fails, because it names an older version. The mark stays until the next move.
+    Ungated { by: MoveUid, gate: GateNumber },
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Written {
+struct MarkJson {
     version: u8,
     r#move: MoveUid,
     gate: GateNumber,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    gated: Option<Taken>,
+    gated: Option<GatedJson>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Taken {
+struct GatedJson {
     policy: ReclaimPolicy,
     claim_uid: String,
 }
 
 impl VolumeMark {
-    /// As it stands in the annotation.
     pub fn to_annotation(&self) -> Result<String, serde_json::Error> {
         let (by, gate, gated) = match self {
             Self::Gated(note) => {
-                let taken = Taken {
+                let taken = GatedJson {
                     policy: note.policy,
                     claim_uid: note.claim_uid.clone(),
                 };
                 (&note.by, note.gate, Some(taken))
             }
-            Self::GivenBack { by, gate } => (by, *gate, None),
+            Self::Ungated { by, gate } => (by, *gate, None),
         };
-        serde_json::to_string(&Written {
+        serde_json::to_string(&MarkJson {
             version: VERSION,
             r#move: by.clone(),
             gate,
@@ -81,14 +73,13 @@ impl VolumeMark {
         })
     }
 
-    /// The mark on a PV, if there is one.
     pub fn read(annotations: &Map) -> Result<Option<Self>, RecordError> {
-        let Some(written) = read_record::<Written>(annotations, mark::GATE)? else {
+        let Some(written) = read_record::<MarkJson>(annotations, mark::GATE)? else {
             return Ok(None);
         };
         let (by, gate) = (written.r#move, written.gate);
         let Some(taken) = written.gated else {
-            return Ok(Some(Self::GivenBack { by, gate }));
+            return Ok(Some(Self::Ungated { by, gate }));
         };
         if taken.claim_uid.is_empty() {
             return Err(RecordError::Malformed {
@@ -104,33 +95,31 @@ impl VolumeMark {
         })))
     }
 
-    /// What the gate took, if the PV does not have it back.
+    /// The fields that the gate has replaced, unless already restored.
     #[must_use]
     pub fn note(&self) -> Option<&GateNote> {
         match self {
             Self::Gated(note) => Some(note),
-            Self::GivenBack { .. } => None,
+            Self::Ungated { .. } => None,
         }
     }
 }
 
-/// Whether a PV is gated, or may be: what cannot be read on it is no absence.
+/// Whether a PV is gated, or may be: an unreadable mark counts as gated.
 #[must_use]
 pub fn is_gated(annotations: &Map) -> bool {
     VolumeMark::read(annotations).map_or(true, |mark| mark.is_some_and(|mark| mark.note().is_some()))
 }
 
-/// The change of its PV for which a claim was touched, so that Kubernetes looks at both now and
-/// not at its next round.
+/// The change of its PV for which a claim is touched, so that Kubernetes reconciles both now and not only at
+/// its next resync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// The PV was gated.
     Gated(GateNumber),
-    /// The PV, or the one that has replaced it, names the claim again.
-    GivenBack(GateNumber),
+    Ungated(GateNumber),
 }
 
-/// A text that this driver writes on no claim.
+/// A text that this driver does not write on claims.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the annotation {key} has the value {0:?}, which this driver never writes", key = mark::MOVE_TOUCHED)]
 pub struct TouchError(String);
@@ -139,7 +128,7 @@ impl fmt::Display for Touch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gated(gate) => write!(f, "gated-{gate}"),
-            Self::GivenBack(gate) => write!(f, "given-back-{gate}"),
+            Self::Ungated(gate) => write!(f, "given-back-{gate}"),
         }
     }
 }
@@ -151,7 +140,7 @@ impl FromStr for Touch {
         let number = |prefix| text.strip_prefix(prefix)?.parse().ok();
         let gated = number("gated-").map(Self::Gated);
         gated
-            .or_else(|| number("given-back-").map(Self::GivenBack))
+            .or_else(|| number("given-back-").map(Self::Ungated))
             .ok_or_else(|| TouchError(text.to_owned()))
     }
 }
@@ -177,7 +166,7 @@ mod tests {
                 policy: ReclaimPolicy::Delete,
                 claim_uid: "u1".into(),
             }),
-            VolumeMark::GivenBack { by, gate },
+            VolumeMark::Ungated { by, gate },
         ] {
             assert_eq!(read(&mark.to_annotation().unwrap()), Ok(Some(mark)));
         }
@@ -218,7 +207,7 @@ mod tests {
     #[test]
     fn touches_survive_the_annotation() {
         let gate = GateNumber::FIRST;
-        for touch in [Touch::Gated(gate), Touch::GivenBack(gate)] {
+        for touch in [Touch::Gated(gate), Touch::Ungated(gate)] {
             assert_eq!(touch.to_string().parse(), Ok(touch));
         }
         for wrong in ["", "gated-", "gated-0", "given-back-x", "1"] {

@@ -1,65 +1,59 @@
-//! How far a move is, for people: the phase and the conditions of a `VolumeMove`. What is done
-//! next does not rest on them.
+//! The phase and the conditions of a `VolumeMove`, for users. No decision is based on them.
 
 use std::{fmt, str::FromStr};
 
-/// The phase of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// It is being looked at what speaks against it.
+    /// The preflight runs.
     Checking,
-    /// The claims are locked, twins and movers at the target are being made.
+    /// The claims are locked, target twins and movers are being created.
     Preparing,
-    /// Data is copied while it is in use.
+    /// Data is copied while pods use the volumes.
     Copying,
-    /// What was copied is so close that the users can be sent away.
+    /// Little is left to copy: the cut-over can start.
     Ready,
-    /// The users go.
+    /// The move waits until no pod or node uses the volumes.
     Draining,
-    /// What they wrote last is copied and compared.
+    /// The last changes are copied and compared.
     Finishing,
-    /// The volume is at the target, and its users are given it there.
+    /// The volumes are at the target, and the claims are being bound to them.
     Committing,
-    /// They have it. The source is kept for a time.
+    /// The claims are bound. The source is kept for `retainSource`.
     Retaining,
-    /// The users are given the volume back where it was.
+    /// The gates are being removed, and the volumes used at the source again.
     Returning,
-    /// It has moved.
     Done,
-    /// Somebody cancelled it, and the volume is where it was.
+    /// It was cancelled, and the volumes are at the source.
     Cancelled,
-    /// It could not be done, and the volume is where it was.
+    /// It failed, and the volumes are at the source.
     Failed,
     /// The target was lost after the commit: the source is being recovered.
     Recovering,
-    /// The source was recovered.
     Recovered,
 }
 
-/// A condition of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// Nothing speaks against it.
+    /// The preflight found nothing that blocks the move.
     Checked,
-    /// The last pass found little to copy.
+    /// The last pass found few changes.
     Converged,
-    /// Kubernetes starts no pod with the volume.
+    /// Kubernetes starts no pod with the volumes.
     Gated,
-    /// Nobody uses it, for the gate of this number.
+    /// No pod or node uses the volumes, under the gate of this number.
     Drained,
-    /// Both sides hold the same, for the gate of this number.
+    /// Source and target are equal, under the gate of this number.
     Verified,
-    /// The volume is at the target.
+    /// The volumes are at the target.
     Committed,
-    /// The source has its own reclaim policy back.
+    /// The source has its own reclaim policy again.
     SourceReleased,
-    /// Nothing has happened for two minutes.
     Stalled,
 }
 
-/// A text that is the name of neither.
+/// A text that is not a phase or condition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no phase and no condition of a move that this driver knows")]
+#[error("{0:?} is not a phase or condition of a move in this version of the driver")]
 pub struct UnknownName(String);
 
 impl Phase {
@@ -80,7 +74,6 @@ impl Phase {
         Self::Recovered,
     ];
 
-    /// Its name in the status.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -114,7 +107,7 @@ impl Condition {
         Self::Stalled,
     ];
 
-    /// Its type in the status.
+    /// The type of the condition.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

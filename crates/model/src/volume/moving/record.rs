@@ -1,6 +1,6 @@
-//! What the status of a `VolumeMove` remembers of each claim: the virtual PV as it was, from
-//! before it is gated, and since the commit also the PV that replaces it. From these either can be
-//! made again, whoever has deleted it.
+//! The records of the claims in the status of a `VolumeMove`: the virtual PV, from before it is gated, and
+//! after the commit also the PV that replaces it. Either can be created again from its record, if any client
+//! deletes it.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,14 @@ use crate::volume::{
     ClaimName, ReclaimPolicy, TWIN_NAME, VolumeId, VolumeIdError, mark, parse_quantity, quantity,
 };
 
-/// Longest manifest that is kept, in bytes: the status of eight claims with two of them each has
-/// to fit into one object of at most 1.5 MiB.
+/// The maximum length of a manifest in bytes: the status of eight claims with two manifests each must fit
+/// into an object of at most 1.5 MiB.
 pub const MANIFEST_MAX: usize = 64 * 1024;
 
 const VERSION: u8 = 1;
 
-/// The claim that a record is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MovedClaim {
-    /// Its namespace and name.
     pub name: ClaimName,
     /// Its uid.
     pub uid: String,
@@ -30,41 +28,30 @@ pub struct MovedClaim {
 /// A record that cannot be read, or must not be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveRecordError {
-    /// It is no manifest of a PV of this driver.
-    #[error("it is no PersistentVolume of this driver: {0}")]
+    #[error("it is not a PersistentVolume of this driver: {0}")]
     NoVolume(String),
-    /// It is too long.
     #[error(
-        "the PersistentVolume {name} takes {bytes} bytes, and at most {MANIFEST_MAX} can be kept: remove annotations from it"
+        "the PersistentVolume {name} takes {bytes} bytes, and at most {MANIFEST_MAX} can be recorded: remove annotations from it"
     )]
-    TooLong {
-        /// Its name.
-        name: String,
-        /// Its length.
-        bytes: usize,
-    },
-    /// Both do not belong to one move.
+    TooLong { name: String, bytes: usize },
+    /// Source and target are not of the same move.
     #[error("{target} cannot replace {origin}: {why}")]
     NoSuccessor {
-        /// Handle of the source.
         origin: String,
-        /// Handle of the target.
         target: String,
-        /// What does not fit.
         why: &'static str,
     },
-    /// It cannot be read.
     #[error("the record of a claim in the status of the VolumeMove cannot be read: {0}")]
     Malformed(String),
-    /// Another version has written it.
+    /// A different version of the driver has written it.
     #[error(
         "the record of a claim in the status of the VolumeMove is of version {0}, which this driver does not know: use the one that began the move"
     )]
     Version(u8),
 }
 
-/// A virtual PV as it can be made again: without what the API server adds, and without what a
-/// move or a binding wrote on it.
+/// A virtual PV that can be created again, without the fields that the API server, a move or the binding has
+/// added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     name: String,
@@ -75,7 +62,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Keeps of a PV what is needed to make it again.
+    /// The manifest of a PV.
     pub fn of(volume: &Value) -> Result<Self, MoveRecordError> {
         let missing = |what: &str| MoveRecordError::NoVolume(format!("it has no {what}"));
         let name = volume["metadata"]["name"]
@@ -99,7 +86,7 @@ impl Manifest {
             annotations: Value::Object(annotations),
             spec: Value::Object(spec),
         };
-        let bytes = manifest.kept().to_string().len();
+        let bytes = manifest.to_json().to_string().len();
         if bytes > MANIFEST_MAX {
             let name = manifest.name;
             return Err(MoveRecordError::TooLong { name, bytes });
@@ -107,22 +94,21 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The handle in it.
     #[must_use]
     pub fn handle(&self) -> &VolumeId {
         &self.handle
     }
 
-    /// How large it is, if it says so.
+    /// The capacity; 0 if it has none.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let size = self.spec["capacity"]["storage"].as_str();
         size.and_then(parse_quantity).unwrap_or_default()
     }
 
-    /// The PV of the same name and labels that leads to another twin of the volume.
-    pub fn leading_to(&self, there: &Leads) -> Result<Self, MoveRecordError> {
-        let mut volume = self.kept();
+    /// The PV of the same name and labels for another twin of the volume.
+    pub fn for_twin(&self, there: &TwinReference) -> Result<Self, MoveRecordError> {
+        let mut volume = self.to_json();
         let csi = &mut volume["spec"]["csi"];
         csi["volumeHandle"] = there.handle.to_string().into();
         for (key, value) in &there.attributes {
@@ -133,11 +119,11 @@ impl Manifest {
         Self::of(&volume)
     }
 
-    /// The PV to make: retained and marked as gated, but naming its claim. Only when Kubernetes
-    /// has bound the two it gets its reclaim policy, like one that is given back: a claim that
-    /// was deleted meanwhile would take the data with it.
-    pub fn again(&self, claim: &ClaimName, note: &GateNote) -> Result<Value, serde_json::Error> {
-        let mut volume = self.kept();
+    /// The PV to create: retained and marked as gated, but with its claim in `claimRef`. Like an ungated PV,
+    /// it gets its reclaim policy back only after Kubernetes has bound it: otherwise a claim that was deleted
+    /// meanwhile would take the data with it.
+    pub fn to_volume(&self, claim: &ClaimName, note: &GateNote) -> Result<Value, serde_json::Error> {
+        let mut volume = self.to_json();
         let gate = VolumeMark::Gated(note.clone()).to_annotation()?;
         volume["metadata"]["annotations"][mark::GATE] = gate.into();
         volume["metadata"]["finalizers"] = json!([mark::MOVE]);
@@ -152,7 +138,7 @@ impl Manifest {
         Ok(volume)
     }
 
-    fn kept(&self) -> Value {
+    fn to_json(&self) -> Value {
         json!({
             "apiVersion": "v1",
             "kind": "PersistentVolume",
@@ -162,16 +148,15 @@ impl Manifest {
     }
 }
 
-/// What a PV says of the twin that it leads to.
+/// The fields of a PV that refer to its twin.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Leads {
-    /// The handle.
+pub struct TwinReference {
     pub handle: VolumeId,
-    /// The attributes that name the twin.
+    /// The volume attributes with the location of the twin.
     pub attributes: BTreeMap<String, String>,
-    /// From which nodes it can be used, as the PV says it.
+    /// The node affinity.
     pub affinity: Value,
-    /// How large it is.
+    /// The capacity.
     pub bytes: u64,
 }
 
@@ -179,18 +164,17 @@ fn own(map: &Value) -> serde_json::Map<String, Value> {
     map.as_object().cloned().unwrap_or_default()
 }
 
-/// What is in the status before the first gate: whatever becomes of the PV, it can be made again.
+/// The record before the first gate, from which the PV can be created again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceRecord {
-    /// The claim.
     pub claim: MovedClaim,
     /// The reclaim policy that the user wants.
     pub policy: ReclaimPolicy,
-    /// The PV, with the handle of its data there.
+    /// The PV, with the handle of the source.
     pub source: Manifest,
 }
 
-/// What the commit writes: from then on its data is at the target.
+/// The record that the commit writes: from then on the data is at the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommitRecord {
     of: SourceRecord,
@@ -198,8 +182,8 @@ pub struct CommitRecord {
 }
 
 impl CommitRecord {
-    /// The record of a claim whose volume is the target's from now on. The target's PV has the
-    /// name of the source's, for a claim cannot be told another one, and its epoch follows.
+    /// The target's PV must have the name of the source's, because `volumeName` of a claim is immutable, and
+    /// the next epoch.
     pub fn new(of: SourceRecord, target: Manifest) -> Result<Self, MoveRecordError> {
         let (from, to) = (of.source.handle(), target.handle());
         let why = if from.name != to.name {
@@ -218,21 +202,20 @@ impl CommitRecord {
         })
     }
 
-    /// The claim, and where its data was.
     #[must_use]
     pub fn source(&self) -> &SourceRecord {
         &self.of
     }
 
-    /// The PV that replaces the source's, with the handle of its data there.
+    /// The PV that replaces the source's, with the handle of the target.
     #[must_use]
     pub fn target(&self) -> &Manifest {
         &self.target
     }
 
-    /// The PV of the recovered source: that of before the move, with this handle and this name of its twin.
+    /// The PV of the recovered source: the one from before the move, with this handle and twin.
     pub fn recovered(&self, handle: &VolumeId, twin: &str) -> Result<Manifest, MoveRecordError> {
-        let mut volume = self.of.source.kept();
+        let mut volume = self.of.source.to_json();
         let csi = &mut volume["spec"]["csi"];
         csi["volumeHandle"] = handle.to_string().into();
         csi["volumeAttributes"][TWIN_NAME] = twin.into();
@@ -246,12 +229,10 @@ impl CommitRecord {
         Self { of, ..self }
     }
 
-    /// As it stands in the status.
     pub fn to_text(&self) -> Result<String, serde_json::Error> {
         to_text(&self.of, Some(&self.target))
     }
 
-    /// Reads one back.
     pub fn from_text(text: &str) -> Result<Self, MoveRecordError> {
         let (of, target) = from_text(text)?;
         let target = target.ok_or_else(|| MoveRecordError::Malformed("it names no target".to_owned()))?;
@@ -260,12 +241,11 @@ impl CommitRecord {
 }
 
 impl SourceRecord {
-    /// As it stands in the status.
     pub fn to_text(&self) -> Result<String, serde_json::Error> {
         to_text(self, None)
     }
 
-    /// Reads one back, whether or not there is more in it since.
+    /// Reads a record, also one that has a commit.
     pub fn from_text(text: &str) -> Result<Self, MoveRecordError> {
         from_text(text).map(|(of, _)| of)
     }
@@ -273,7 +253,7 @@ impl SourceRecord {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Written {
+struct RecordJson {
     version: u8,
     namespace: String,
     name: String,
@@ -285,14 +265,14 @@ struct Written {
 }
 
 fn to_text(of: &SourceRecord, target: Option<&Manifest>) -> Result<String, serde_json::Error> {
-    serde_json::to_string(&Written {
+    serde_json::to_string(&RecordJson {
         version: VERSION,
         namespace: of.claim.name.namespace.clone(),
         name: of.claim.name.name.clone(),
         uid: of.claim.uid.clone(),
         policy: of.policy,
-        source: of.source.kept(),
-        target: target.map(Manifest::kept),
+        source: of.source.to_json(),
+        target: target.map(Manifest::to_json),
     })
 }
 
@@ -305,7 +285,7 @@ fn from_text(text: &str) -> Result<(SourceRecord, Option<Manifest>), MoveRecordE
     if let Some(version) = version.filter(|version| *version != VERSION) {
         return Err(MoveRecordError::Version(version));
     }
-    let written: Written = serde_json::from_value(any).map_err(malformed)?;
+    let written: RecordJson = serde_json::from_value(any).map_err(malformed)?;
     let of = SourceRecord {
         claim: MovedClaim {
             name: ClaimName {
@@ -410,15 +390,15 @@ mod tests {
 
     #[test]
     fn a_volume_that_leads_elsewhere_keeps_what_users_wrote() {
-        let there = Leads {
+        let there = TwinReference {
             handle: format!("v2:milan:{NAME}:1").parse().unwrap(),
             attributes: [("twin".to_owned(), "data".to_owned())].into(),
             affinity: json!({"required": {"nodeSelectorTerms": []}}),
             bytes: 2 << 30,
         };
-        let target = source().source.leading_to(&there).unwrap();
+        let target = source().source.for_twin(&there).unwrap();
         assert_eq!(*target.handle(), there.handle);
-        let kept = target.kept();
+        let kept = target.to_json();
         assert_eq!(kept["metadata"]["labels"]["team"], "blue");
         assert_eq!(kept["spec"]["csi"]["volumeAttributes"]["twin"], "data");
         assert_eq!(kept["spec"]["capacity"]["storage"], "2Gi");
@@ -429,8 +409,8 @@ mod tests {
     fn a_recovered_source_differs_only_in_its_epoch() {
         let committed = CommitRecord::new(source(), place(&format!("v2:milan:{NAME}:1"))).unwrap();
         let handle = format!("v2:home:{NAME}:2").parse().unwrap();
-        let kept = committed.recovered(&handle, "u1-2").unwrap().kept();
-        let mut before = source().source.kept();
+        let kept = committed.recovered(&handle, "u1-2").unwrap().to_json();
+        let mut before = source().source.to_json();
         before["spec"]["csi"]["volumeHandle"] = handle.to_string().into();
         before["spec"]["csi"]["volumeAttributes"] = json!({TWIN_NAME: "u1-2"});
         assert_eq!(kept, before);
@@ -447,7 +427,7 @@ mod tests {
             policy: ReclaimPolicy::Delete,
             claim_uid: "u1".into(),
         };
-        let again = source().source.again(&source().claim.name, &note).unwrap();
+        let again = source().source.to_volume(&source().claim.name, &note).unwrap();
         assert_eq!(again["spec"]["persistentVolumeReclaimPolicy"], "Retain");
         assert_eq!(again["spec"]["claimRef"]["uid"], "u1");
         assert_eq!(again["spec"]["claimRef"]["resourceVersion"], Value::Null);

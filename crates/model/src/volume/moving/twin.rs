@@ -1,6 +1,6 @@
-//! What stands on the two twins of a volume that is being moved. That of the target belongs to
-//! nobody's pods until it is handed over; that of the source says itself whether it may still be
-//! attached, so that nobody has to ask the cluster where that was decided.
+//! The marks of a move on the two twins. No pod may use the target twin until it is handed over. The source
+//! twin itself shows whether it may be attached, so that no call needs the cluster where the move was
+//! decided.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -9,39 +9,35 @@ use crate::volume::{Epoch, mark};
 
 type Map = BTreeMap<String, String>;
 
-/// What the twin that a move has made at its target says until it is handed over.
+/// The mark on a target twin until it is handed over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetMark {
-    /// The move.
     pub by: MoveUid,
-    /// The epoch that the volume has there.
     pub epoch: Epoch,
 }
 
-/// A mark of a move that this driver cannot read. The twin is left alone.
+/// An unreadable mark of a move. The twin is then not changed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("its label or annotation {key} has the value {value:?}, which this driver never writes")]
 pub struct TwinMarkError {
-    /// The label or annotation.
     pub key: &'static str,
-    /// Its value.
     pub value: String,
 }
 
 impl TargetMark {
-    /// The labels to write, beside those of every twin.
+    /// The labels to add to those of every twin.
     #[must_use]
     pub fn labels(&self) -> Map {
         Map::from([(mark::MOVE.to_owned(), self.by.to_string())])
     }
 
-    /// The annotations to write, which stay when the twin is handed over.
+    /// The annotations to add; they remain after the hand-over.
     #[must_use]
     pub fn annotations(&self) -> Map {
         epoch_mark(self.epoch)
     }
 
-    /// The mark on a twin; `None` if no move is making it.
+    /// The mark on a twin; `None` if it is not the target of a move.
     pub fn read(labels: &Map, annotations: &Map) -> Result<Option<Self>, TwinMarkError> {
         let Some(by) = labels.get(mark::MOVE) else {
             return Ok(None);
@@ -53,14 +49,14 @@ impl TargetMark {
     }
 }
 
-/// The annotation of what is of this epoch; none as long as the volume has never moved.
+/// The annotation with this epoch; none if the volume has never moved.
 #[must_use]
 pub fn epoch_mark(epoch: Epoch) -> Map {
     let moved = (epoch > Epoch::NEVER_MOVED).then(|| (mark::EPOCH.to_owned(), epoch.to_string()));
     moved.into_iter().collect()
 }
 
-/// The epoch of a twin, whoever made it, or of an attachment of one.
+/// The epoch of a twin or of an attachment.
 pub fn epoch_of(annotations: &Map) -> Result<Epoch, TwinMarkError> {
     annotations
         .get(mark::EPOCH)
@@ -76,45 +72,28 @@ fn malformed(key: &'static str, value: &str) -> TwinMarkError {
     }
 }
 
-/// What the twin says from which a volume is, or was, moved. It is one annotation, so that a twin
-/// is never both moving and given back.
+/// The mark of a move on its source twin. It is one annotation, so that a twin is never both moving and
+/// rolled back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceMark {
-    /// Only the mover may attach it.
-    Moving {
-        /// The move.
-        by: MoveUid,
-        /// The gate that keeps its users away.
-        gate: GateNumber,
-    },
-    /// The move was undone as far as this gate: its users may attach it.
-    GivenBack {
-        /// The move.
-        by: MoveUid,
-        /// The last of its gates.
-        gate: GateNumber,
-    },
-    /// The data is elsewhere: nobody may attach it, ever.
-    Superseded {
-        /// The move.
-        by: MoveUid,
-        /// The epoch of the twin that has the data.
-        epoch: Epoch,
-    },
+    /// Only the mover may attach the twin.
+    Moving { by: MoveUid, gate: GateNumber },
+    /// The move was rolled back from this gate: users may attach the twin.
+    RolledBack { by: MoveUid, gate: GateNumber },
+    /// The data has moved: the twin is never attached again.
+    Superseded { by: MoveUid, epoch: Epoch },
 }
 
 impl SourceMark {
-    /// The mark on a twin, if there is one.
     pub fn read(annotations: &Map) -> Result<Option<Self>, TwinMarkError> {
         let text = annotations.get(mark::SOURCE_OF);
         text.map(|text| text.parse()).transpose()
     }
 
-    /// The move that has written it.
     #[must_use]
     pub fn by(&self) -> &MoveUid {
         match self {
-            Self::Moving { by, .. } | Self::GivenBack { by, .. } | Self::Superseded { by, .. } => by,
+            Self::Moving { by, .. } | Self::RolledBack { by, .. } | Self::Superseded { by, .. } => by,
         }
     }
 }
@@ -123,7 +102,7 @@ impl fmt::Display for SourceMark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Moving { by, gate } => write!(f, "moving:{by}:{gate}"),
-            Self::GivenBack { by, gate } => write!(f, "given-back:{by}:{gate}"),
+            Self::RolledBack { by, gate } => write!(f, "given-back:{by}:{gate}"),
             Self::Superseded { by, epoch } => write!(f, "superseded:{by}:{epoch}"),
         }
     }
@@ -146,7 +125,7 @@ fn parse_source(text: &str) -> Option<SourceMark> {
             by,
             gate: number.parse().ok()?,
         },
-        "given-back" => SourceMark::GivenBack {
+        "given-back" => SourceMark::RolledBack {
             by,
             gate: number.parse().ok()?,
         },
@@ -158,17 +137,15 @@ fn parse_source(text: &str) -> Option<SourceMark> {
     })
 }
 
-/// All that a twin says about moves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TwinMarks {
-    /// It is being made by a move.
+    /// The twin is the target of a move.
     pub target: Option<TargetMark>,
-    /// A move takes, or took, its data elsewhere.
+    /// The twin is, or was, the source of a move.
     pub source: Option<SourceMark>,
 }
 
 impl TwinMarks {
-    /// The marks on a twin.
     pub fn read(labels: &Map, annotations: &Map) -> Result<Self, TwinMarkError> {
         Ok(Self {
             target: TargetMark::read(labels, annotations)?,
@@ -210,7 +187,7 @@ mod tests {
         let (by, gate, epoch) = (target().by, GateNumber::FIRST, target().epoch);
         for source in [
             SourceMark::Moving { by: by.clone(), gate },
-            SourceMark::GivenBack { by: by.clone(), gate },
+            SourceMark::RolledBack { by: by.clone(), gate },
             SourceMark::Superseded { by, epoch },
         ] {
             let annotations = Map::from([(mark::SOURCE_OF.to_owned(), source.to_string())]);

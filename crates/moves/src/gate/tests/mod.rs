@@ -1,6 +1,6 @@
-//! One claim whose volume is moved from the home cluster to another one, against two fake API
-//! servers. `volume` is about the claim and its PV, `twins` about the twins, `name` about moves within
-//! one remote cluster, `recover` about the recovery of a source, `users` about who is seen to use them.
+//! A claim whose volume is moved from the home cluster to another one, against two fake API servers: the
+//! claim and its PV (`volume`), the twins (`twins`), a move within one remote cluster (`name`), the recovery
+//! of a source (`recover`), and the users of a volume (`users`).
 
 mod name;
 mod recover;
@@ -17,8 +17,8 @@ use crate::{
     placement::{
         Declared,
         moving::{
-            AsRead, ClaimDecision, ClaimStep, Lock, MoveFacts, OverDue, Quiesce, Stage, VirtualVolume,
-            Wishes, claim_step,
+            AsRead, ClaimDecision, ClaimStep, Lock, MoveFacts, OverDue, Quiesce, Requested, Stage,
+            VirtualVolume, claim_step,
         },
     },
     volume::{
@@ -34,7 +34,6 @@ const GATE: GateNumber = GateNumber::FIRST;
 const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
-/// In the remote cluster.
 const TARGET: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
 
 struct World {
@@ -92,7 +91,7 @@ fn marks(handed_over: bool) -> Marks {
     }
 }
 
-/// The virtual PV that leads to the source.
+/// The virtual PV of the source.
 fn virtual_volume() -> Value {
     json!({
         "metadata": {"finalizers": ["kubernetes.io/pv-protection"]},
@@ -105,7 +104,7 @@ fn virtual_volume() -> Value {
     })
 }
 
-/// A real PV of a twin that is there.
+/// The real PV of a twin.
 fn real_volume(api: &FakeApi, real: &str, twin: &str, policy: &str, annotations: &Value) {
     let uid = api.object(twin).unwrap()["metadata"]["uid"].clone();
     api.put(
@@ -122,7 +121,7 @@ fn real_volume(api: &FakeApi, real: &str, twin: &str, policy: &str, annotations:
 }
 
 impl World {
-    /// A claim that is in use at home, and is to be moved to the cluster `milan`.
+    /// A claim that is in use at home and is moved to the cluster `milan`.
     async fn new() -> Self {
         Self::with(Rights::ALL).await
     }
@@ -168,13 +167,13 @@ impl World {
             records: Records::Nothing,
             mover_node: None,
             recovers: false,
-            target_off: false,
+            target_out_of_service: false,
             home,
         };
         Self { api, there, moved }
     }
 
-    /// The twin that the move has made at its target.
+    /// The twin that the move has created at its target.
     fn with_target(self, policy: &str) -> Self {
         let mark = TargetMark {
             by: by(),
@@ -192,7 +191,7 @@ impl World {
         self
     }
 
-    /// What the status remembers before the gate, or since the commit.
+    /// The record in the status before the gate, or since the commit.
     fn remember(mut self, committed: bool) -> Self {
         let mut volume = virtual_volume();
         volume["metadata"]["name"] = name().into();
@@ -222,7 +221,7 @@ impl World {
             stage,
             finalizer: true,
             deleting: false,
-            wishes: Wishes {
+            requested: Requested {
                 cancel: false,
                 recover: false,
                 paused: false,
@@ -245,7 +244,6 @@ impl World {
         claim_step(&of, &self.look().await.facts(&self.moved, movers, Some(recorded)))
     }
 
-    /// Takes the next step in this stage.
     async fn next(&self, stage: &Stage) -> ClaimDecision {
         let decision = self.decide(stage.clone()).await;
         if let ClaimDecision::Do(step) = &decision {
@@ -256,14 +254,14 @@ impl World {
 
     async fn claim_version(&self) -> AsRead {
         match self.look().await.claim {
-            ClaimNow::There { at, .. } => at,
+            ClaimNow::Exists { at, .. } => at,
             ClaimNow::Absent => panic!("the claim is gone"),
         }
     }
 
     async fn volume(&self) -> VirtualVolume {
         match self.look().await.volume {
-            VolumeNow::There(volume) => volume,
+            VolumeNow::Exists(volume) => volume,
             VolumeNow::Absent => panic!("the PV is gone"),
         }
     }
@@ -272,7 +270,7 @@ impl World {
         self.api.object(&volume_path()).unwrap()
     }
 
-    /// Locks and gates the claim, and does what Kubernetes does then.
+    /// Locks and gates the claim, and acts as Kubernetes does then.
     async fn gated(self) -> Self {
         let gating = Stage::Gating(GATE);
         for _ in 0..4 {

@@ -8,7 +8,7 @@ use crate::{
     placement::moving::{Side, Waiting},
 };
 
-/// The twin of the target until it has the name.
+/// The target twin before it has the name.
 fn first() -> String {
     format!("/api/v1/namespaces/shop-home/persistentvolumeclaims/{UID}-1")
 }
@@ -22,7 +22,7 @@ fn committed() -> Stage {
 }
 
 impl World {
-    /// A claim whose volume is in the cluster `milan`, and was copied to another twin there.
+    /// A claim whose volume is in the cluster `milan` and was copied to another twin there.
     pub(super) async fn within() -> Self {
         let mut world = Self::new().await.with_target("Delete");
         let twin = world.there.object(TARGET).unwrap();
@@ -86,7 +86,7 @@ impl World {
         world
     }
 
-    /// The PV controller there.
+    /// The PV controller of that cluster.
     fn bind(&self) {
         let (Some(second), Some(real_2)) = (self.there.object(TARGET), self.there.object(&real("real-2")))
         else {
@@ -101,7 +101,7 @@ impl World {
         }
     }
 
-    /// Goes on after the commit until the virtual PV is next.
+    /// Continues after the commit until the virtual PV has to be replaced.
     async fn arrive(&self) {
         for _ in 0..30 {
             match self.decide(committed()).await {
@@ -147,7 +147,7 @@ async fn the_target_takes_the_name_of_the_claim_and_the_source_stays_as_its_volu
         let world = World::within().await;
         world.arrive().await;
         world.assert_arrived();
-        let Live::Known(SourceTwin::There {
+        let Live::Known(SourceTwin::Exists {
             at,
             mark,
             deleting: false,
@@ -156,7 +156,7 @@ async fn the_target_takes_the_name_of_the_claim_and_the_source_stays_as_its_volu
             panic!("the source is not seen any more");
         };
         assert!(matches!(mark, Some(SourceMark::Superseded { .. })), "{mark:?}");
-        // A leader that is late makes the target again.
+        // A late write of an old leader creates the target again.
         let second = world.there.object(TARGET).unwrap();
         let mut metadata = json!({
             "labels": second["metadata"]["labels"], "annotations": second["metadata"]["annotations"],
@@ -204,11 +204,11 @@ async fn before_the_commit_nothing_has_to_be_known_of_names() {
     let look = world.look().await;
     assert!(matches!(
         look.source,
-        Live::Known(SourceTwin::There { mark: None, .. })
+        Live::Known(SourceTwin::Exists { mark: None, .. })
     ));
     assert!(matches!(
         look.target,
-        Live::Known(TargetTwin::There {
+        Live::Known(TargetTwin::Exists {
             handed_over: false,
             ..
         })
@@ -224,7 +224,7 @@ async fn a_source_that_somebody_else_deletes_is_kept_as_well() {
         source["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     });
     for _ in 0..3 {
-        let Live::Known(TargetTwin::There { at, .. }) = world.look().await.target else {
+        let Live::Known(TargetTwin::Exists { at, .. }) = world.look().await.target else {
             panic!("it is waited for what nobody does");
         };
         let hand_over = ClaimStep::HandOver {
@@ -243,7 +243,7 @@ async fn whatever_else_has_the_name_is_left_alone() {
     let world = World::within().await;
     let foreign = json!({"metadata": {"uid": "x"}, "spec": {"volumeName": "theirs"}});
     world.there.put(TARGET, foreign);
-    let Live::Known(TargetTwin::There { at, .. }) = world.look().await.target else {
+    let Live::Known(TargetTwin::Exists { at, .. }) = world.look().await.target else {
         panic!("there is no target");
     };
     let hand_over = ClaimStep::HandOver {
@@ -263,7 +263,7 @@ async fn whatever_else_has_the_name_is_left_alone() {
 #[tokio::test]
 async fn a_step_that_comes_late_changes_nothing() {
     let world = World::within().await;
-    let Live::Known(TargetTwin::There { at, .. }) = world.look().await.target else {
+    let Live::Known(TargetTwin::Exists { at, .. }) = world.look().await.target else {
         panic!("there is no target");
     };
     let late = ClaimStep::HandOver {

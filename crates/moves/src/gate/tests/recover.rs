@@ -9,7 +9,7 @@ use crate::{
 
 const GATE_AGAIN: u64 = 2;
 
-/// The new twin of the source at home.
+/// The second twin of the source at home.
 fn second() -> String {
     format!("/api/v1/namespaces/liqo-storage/persistentvolumeclaims/{UID}-2")
 }
@@ -23,7 +23,7 @@ fn recovering() -> Stage {
 }
 
 impl World {
-    /// After the commit the target is lost, before or after the claim got its PV.
+    /// The target is lost after the commit, before or after the claim got its PV.
     async fn lost(arrived: bool) -> Self {
         let mut world = Self::new().await.remember(true);
         let superseded = SourceMark::Superseded {
@@ -49,7 +49,7 @@ impl World {
             }
         });
         world.moved.recovers = true;
-        world.moved.target.place = Place::Silent("cut off".into());
+        world.moved.target.place = Place::Unreachable("cut off".into());
         world
     }
 
@@ -89,7 +89,7 @@ impl World {
             self.keep();
             match self.decide(recovering()).await {
                 ClaimDecision::Do(step) => drop(self.moved.apply(&step).await),
-                ClaimDecision::Await(Waiting::Silent(Side::Source, why)) => {
+                ClaimDecision::Await(Waiting::Unknown(Side::Source, why)) => {
                     assert!(why.contains("is being bound"), "{why}");
                 }
                 ClaimDecision::Await(Waiting::Lost | Waiting::Bound) => {}
@@ -165,7 +165,7 @@ async fn a_source_elsewhere_is_given_back_in_one_write() {
     world.there.change(TARGET, |twin| {
         twin["metadata"]["annotations"][mark::SOURCE_OF] = superseded.to_string().into();
     });
-    let Live::Known(SourceTwin::There { at, .. }) = world.look().await.source else {
+    let Live::Known(SourceTwin::Exists { at, .. }) = world.look().await.source else {
         panic!("there is no source");
     };
     let step = ClaimStep::RecoverSource {
@@ -195,7 +195,7 @@ async fn a_target_that_returns_is_superseded_and_kept() {
             world.moved.apply(&step).await.unwrap();
         }
         for _ in 0..2 {
-            let Live::Known(TargetTwin::There { at, retained, .. }) = world.look().await.target else {
+            let Live::Known(TargetTwin::Exists { at, retained, .. }) = world.look().await.target else {
                 panic!("there is no target");
             };
             let step = if retained {

@@ -1,4 +1,4 @@
-//! The twins: marked, handed over, deleted.
+//! The twins are marked, handed over and deleted.
 
 use super::*;
 use crate::cluster::testing::{Act, Fault};
@@ -30,7 +30,7 @@ async fn a_source_says_itself_what_has_become_of_it() {
         assert_eq!(world.moved.apply(&step).await.unwrap(), Applied::Done);
         let seen = world.look().await.source;
         assert!(
-            matches!(&seen, Live::Known(SourceTwin::There { mark: Some(there), .. }) if *there == mark),
+            matches!(&seen, Live::Known(SourceTwin::Exists { mark: Some(there), .. }) if *there == mark),
             "{seen:?}"
         );
         assert_eq!(world.moved.apply(&step).await.unwrap(), Applied::ChangedMeanwhile);
@@ -57,7 +57,7 @@ async fn only_what_this_move_has_made_is_its_target() {
     let world = World::new().await.with_target("Delete");
     let seen = world.look().await.target;
     let at = target_version(&world);
-    let ours = TargetTwin::There {
+    let ours = TargetTwin::Exists {
         at,
         handed_over: false,
         retained: false,
@@ -96,18 +96,18 @@ async fn a_cluster_that_does_not_answer_is_not_empty() {
         retain: false,
     };
     world.there.fault(Fault::new("GET", TARGET, Act::Refuse(500)));
-    assert!(matches!(world.look().await.target, Live::Silent(_)));
+    assert!(matches!(world.look().await.target, Live::Unknown(_)));
     assert!(matches!(
         world.moved.apply(&hand_over).await,
         Err(GateError::Api(_))
     ));
 
     let mut world = World::new().await;
-    world.moved.target.place = Place::Silent("cut off".into());
-    assert_eq!(world.look().await.target, Live::Silent("cut off".into()));
+    world.moved.target.place = Place::Unreachable("cut off".into());
+    assert_eq!(world.look().await.target, Live::Unknown("cut off".into()));
     assert!(matches!(
         world.moved.apply(&hand_over).await,
-        Err(GateError::Silent { .. })
+        Err(GateError::Unreachable { .. })
     ));
     world.moved.target.place = Place::Gone;
     assert_eq!(world.look().await.target, Live::Known(TargetTwin::Gone));
@@ -118,7 +118,7 @@ async fn a_cluster_that_nobody_declares_is_gone_only_when_all_declarations_are_r
     let unknown = || Err(Unreachable::Unknown("milan".parse().unwrap()));
     assert!(matches!(Place::of(unknown(), &Registry::fixed([])), Place::Gone));
     let partial = Registry::partial([], ["kosmos.io"]);
-    assert!(matches!(Place::of(unknown(), &partial), Place::Silent(_)));
+    assert!(matches!(Place::of(unknown(), &partial), Place::Unreachable(_)));
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn a_target_is_handed_over_in_one_write() {
     assert!(
         matches!(
             seen,
-            Live::Known(TargetTwin::There {
+            Live::Known(TargetTwin::Exists {
                 handed_over: true,
                 ..
             })
@@ -187,10 +187,10 @@ async fn where_nothing_can_be_retained_a_twin_is_handed_over_all_the_same() {
     assert_eq!(policy_of(&world.there, "real-2"), "Delete");
     let twin = world.there.object(TARGET).unwrap();
     assert_eq!(twin["metadata"]["finalizers"], json!([]));
-    // Or else it would be tried for ever.
+    // Otherwise the step would be repeated forever.
     assert!(matches!(
         world.look().await.target,
-        Live::Known(TargetTwin::There { retained: true, .. })
+        Live::Known(TargetTwin::Exists { retained: true, .. })
     ));
 }
 
@@ -212,7 +212,7 @@ async fn a_target_that_is_given_up_goes_with_its_finalizer() {
     );
     let twin = world.there.object(TARGET).unwrap();
     assert_eq!(twin["metadata"]["deletionTimestamp"], Value::Null);
-    // Whoever decides next has read another version.
+    // The decision named an older version.
     assert_eq!(
         world.moved.apply(&delete).await.unwrap(),
         Applied::ChangedMeanwhile
@@ -248,14 +248,14 @@ async fn a_copy_that_is_kept_is_retained_until_it_goes() {
     assert_eq!(world.moved.apply(&retain).await.unwrap(), Applied::Done);
     assert!(matches!(
         world.look().await.target,
-        Live::Known(TargetTwin::There { retained: true, .. })
+        Live::Known(TargetTwin::Exists { retained: true, .. })
     ));
     let delete = ClaimStep::DeleteTarget {
         target: target_version(&world),
     };
     assert_eq!(world.moved.apply(&delete).await.unwrap(), Applied::Done);
     assert_eq!(world.there.object(TARGET), None);
-    // Or else its data would be there for ever, and nobody's.
+    // Otherwise its data would be leaked.
     assert_eq!(policy_of(&world.there, "real-2"), "Delete");
 }
 
@@ -280,7 +280,7 @@ async fn a_source_is_released_as_its_user_wants_it() {
     assert_eq!(policy_of(&world.api, "real-1"), "Delete");
 }
 
-/// Whoever comes late finds no source any more, and nothing else may go for that.
+/// A late leader finds no source, and must not delete anything else.
 #[tokio::test]
 async fn a_source_that_is_gone_is_released_once() {
     let world = World::new().await.with_target("Delete");

@@ -1,4 +1,4 @@
-//! Who is seen to use a volume, at home and in the cluster of a remote source.
+//! Which pods and nodes use a volume, at home and in the cluster of a remote source.
 
 use super::*;
 use crate::{
@@ -39,7 +39,7 @@ fn in_use() -> String {
 async fn users(world: &World) -> Users {
     match world.look().await.users {
         Live::Known(users) => users,
-        Live::Silent(why) => panic!("{why}"),
+        Live::Unknown(why) => panic!("{why}"),
     }
 }
 
@@ -99,7 +99,7 @@ async fn nodes_have_a_volume_until_they_have_unmounted_and_detached_it() {
         &json!([]),
     );
     node(&world.api, "n5", true, "", &json!([]));
-    // One of the virtual PV, one of the real one, one of a node that is gone.
+    // One of the virtual PV, one of the real one, one of a deleted node.
     attach(&world.api, "a", "n1", &name());
     attach(&world.api, "b", "n5", "real-1");
     attach(&world.api, "c", "n6", &name());
@@ -125,7 +125,7 @@ async fn nodes_have_a_volume_until_they_have_unmounted_and_detached_it() {
         ]
     );
     assert_eq!(
-        seen.in_the_way(),
+        seen.left(),
         [
             "node n1 (mounted and attached)",
             "node n2 (not Ready)",
@@ -148,14 +148,11 @@ async fn a_mover_is_no_user_unless_the_users_attachment_is_there_too() {
     attach(&world.api, "nested", "n1", "real-1");
     let seen = users(&world).await;
     assert!(seen.nodes.is_empty());
-    assert!(seen.in_the_way().is_empty());
-    // But for a drain, which is over only when the volume is on its node no more.
-    assert_eq!(seen.anywhere(), ["node n1 (mounted and attached)"]);
+    assert!(seen.left().is_empty());
+    // But the drain also waits until the volume has left the mover's node.
+    assert_eq!(seen.left_with_movers(), ["node n1 (mounted and attached)"]);
     attach(&world.api, "user", "n1", &name());
-    assert_eq!(
-        users(&world).await.in_the_way(),
-        ["node n1 (mounted and attached)"]
-    );
+    assert_eq!(users(&world).await.left(), ["node n1 (mounted and attached)"]);
 }
 
 #[tokio::test]
@@ -184,11 +181,11 @@ async fn a_set_that_deletes_claims_when_it_is_scaled_down_is_named() {
 async fn users_of(moved: &MovedVolume) -> Users {
     match moved.observe().await.unwrap().users {
         Live::Known(users) => users,
-        Live::Silent(why) => panic!("{why}"),
+        Live::Unknown(why) => panic!("{why}"),
     }
 }
 
-/// The same volume on its way back: its source is in the remote cluster.
+/// The same volume during an undo: its source is in the remote cluster.
 async fn remote_source(rights: Rights) -> World {
     let mut world = World::with(rights).await.with_target("Delete");
     world.moved.source.place = std::mem::replace(&mut world.moved.target.place, Place::Gone);
@@ -220,7 +217,7 @@ async fn users_of_a_remote_source_are_looked_for_there_too() {
     assert_eq!(seen.mover_nodes.len(), 1);
     assert_eq!(seen.mover_nodes[0].name, "r2");
     world.there.fault(Fault::new("GET", "/pods", Act::Refuse(500)));
-    assert!(matches!(world.look().await.users, Live::Silent(_)));
+    assert!(matches!(world.look().await.users, Live::Unknown(_)));
 }
 
 #[tokio::test]

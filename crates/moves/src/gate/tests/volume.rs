@@ -1,19 +1,19 @@
-//! The claim and its PV: locked, gated, given back, replaced.
+//! The claim and its PV are locked, gated, ungated and replaced.
 
 use super::*;
 use crate::{
     cluster::testing::{Act, Fault},
-    placement::moving::{BackTo, HeldBy, Serves, VolumeFault, Waiting, Why},
+    placement::moving::{HeldBy, RollbackReason, RollbackTo, Serves, VolumeFault, Waiting},
     volume::moving::{Touch, VolumeMark},
 };
 
 const MOVES: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves";
 
 fn back() -> Stage {
-    Stage::Back {
+    Stage::Rollback {
         gate: Some(GATE),
-        to: BackTo::Start,
-        why: Why::Cancelled,
+        to: RollbackTo::Start,
+        why: RollbackReason::Cancelled,
     }
 }
 
@@ -21,7 +21,7 @@ fn back() -> Stage {
 async fn what_nobody_has_moved_is_seen_as_it_is() {
     let world = World::new().await;
     let seen = world.look().await;
-    let ClaimNow::There {
+    let ClaimNow::Exists {
         at,
         deleting: false,
         lock: Lock::Free,
@@ -43,10 +43,10 @@ async fn what_nobody_has_moved_is_seen_as_it_is() {
         deleting: false,
         attached: Vec::new(),
     };
-    assert_eq!(seen.volume, VolumeNow::There(expected));
+    assert_eq!(seen.volume, VolumeNow::Exists(expected));
     assert!(matches!(
         seen.source,
-        Live::Known(SourceTwin::There { mark: None, .. })
+        Live::Known(SourceTwin::Exists { mark: None, .. })
     ));
     assert_eq!(seen.target, Live::Known(TargetTwin::Absent));
     assert_eq!(seen.users, Live::Known(Users::default()));
@@ -71,11 +71,14 @@ async fn a_claim_that_is_being_changed_says_so() {
         let world = World::new().await;
         world.api.change(CLAIM, change);
         let seen = world.look().await.claim;
-        assert!(matches!(seen, ClaimNow::There { changing: true, .. }), "{seen:?}");
+        assert!(
+            matches!(seen, ClaimNow::Exists { changing: true, .. }),
+            "{seen:?}"
+        );
     }
 }
 
-/// Else the claim would wait for the move, and the move for the claim.
+/// Otherwise claim and move would wait for each other.
 #[tokio::test]
 async fn what_is_asked_of_a_locked_claim_is_put_off() {
     let world = World::new().await;
@@ -84,9 +87,9 @@ async fn what_is_asked_of_a_locked_claim_is_put_off() {
         claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
         claim["status"]["allocatedResourceStatuses"] = json!({"storage": "ControllerResizeInProgress"});
     });
-    let changing = async || matches!(world.look().await.claim, ClaimNow::There { changing: true, .. });
+    let changing = async || matches!(world.look().await.claim, ClaimNow::Exists { changing: true, .. });
     assert!(!changing().await);
-    // What had begun before the lock is waited for.
+    // A change that began before the lock is waited for.
     world.api.change(&source_path(), |twin| {
         twin["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
         twin["status"]["capacity"]["storage"] = "1Gi".into();
@@ -126,7 +129,7 @@ async fn a_target_that_can_never_be_large_enough_is_told_of() {
     assert_eq!(with_class(true).await, None, "it grows once it is bound");
     let why = with_class(false).await.unwrap();
     assert!(
-        why.contains("asks for 2Gi, the new volume has 1Gi") && why.contains("\"fixed\""),
+        why.contains("requests 2Gi, the new volume has 1Gi") && why.contains("\"fixed\""),
         "{why}"
     );
 }
@@ -145,10 +148,10 @@ async fn only_the_lock_of_a_move_that_exists_counts() {
         claim["metadata"]["finalizers"],
         json!(["kubernetes.io/pvc-protection", mark::MOVE])
     );
-    // It was decided on an older version.
+    // The decision named an older version.
     assert_eq!(world.moved.apply(&lock).await.unwrap(), Applied::ChangedMeanwhile);
     let lock_now = async || match world.look().await.claim {
-        ClaimNow::There { lock, .. } => lock,
+        ClaimNow::Exists { lock, .. } => lock,
         ClaimNow::Absent => panic!("the claim is gone"),
     };
     assert_eq!(lock_now().await, Lock::Ours);
@@ -221,7 +224,7 @@ async fn a_pv_that_was_changed_meanwhile_is_not_gated() {
         volume: world.volume().await.at,
         note: note(),
     };
-    // Between the look of the step and its write, and before both.
+    // The PV changes between the read and the write of the step, and before both.
     world.api.before("PATCH", &volume_path(), |store| {
         let mut volume = store.get(&volume_path()).unwrap();
         volume["metadata"]["labels"] = json!({"team": "blue"});
@@ -231,7 +234,7 @@ async fn a_pv_that_was_changed_meanwhile_is_not_gated() {
         assert_eq!(world.moved.apply(&gate).await.unwrap(), Applied::ChangedMeanwhile);
         assert_eq!(world.written()["spec"]["claimRef"]["uid"], UID);
     }
-    // One that is gone was changed, too, and so was one that was made again.
+    // A deleted PV counts as changed, too, and so does a recreated one.
     world.api.remove(&volume_path());
     assert_eq!(world.moved.apply(&gate).await.unwrap(), Applied::ChangedMeanwhile);
     world.api.put(&volume_path(), virtual_volume());
@@ -249,7 +252,7 @@ async fn a_pv_that_is_being_deleted_is_not_gated() {
     assert!(matches!(locked, ClaimDecision::Do(ClaimStep::Lock { .. })));
     assert_eq!(
         world.decide(Stage::Gating(GATE)).await,
-        ClaimDecision::Back(BackTo::Start, Why::Volume(VolumeFault::Deleting))
+        ClaimDecision::Rollback(RollbackTo::Start, RollbackReason::Volume(VolumeFault::Deleting))
     );
     let gate = ClaimStep::Gate {
         volume: world.volume().await.at,
@@ -291,12 +294,12 @@ async fn the_policy_comes_back_after_kubernetes_has_bound_the_claim() {
             steps.as_slice(),
             [
                 ClaimStep::MarkSource {
-                    mark: SourceMark::GivenBack { .. },
+                    mark: SourceMark::RolledBack { .. },
                     ..
                 },
-                ClaimStep::GiveBack { .. },
+                ClaimStep::RestoreClaimRef { .. },
                 ClaimStep::Touch {
-                    touch: Touch::GivenBack(_),
+                    touch: Touch::Ungated(_),
                     ..
                 },
             ]
@@ -305,7 +308,7 @@ async fn the_policy_comes_back_after_kubernetes_has_bound_the_claim() {
     );
     assert_eq!(waits, ClaimDecision::Await(Waiting::Bound));
     assert_eq!(world.written()["spec"]["claimRef"]["uid"], UID);
-    // The PV is Bound, and Kubernetes has not got to the claim yet.
+    // The PV is Bound, and Kubernetes has not reconciled the claim yet.
     world.api.change(&volume_path(), |volume| {
         volume["status"]["phase"] = "Bound".into();
     });
@@ -338,7 +341,7 @@ async fn an_open_gate_refuses_whoever_comes_late() {
         note: note(),
     };
     while let ClaimDecision::Do(_) = world.next(&back()).await {}
-    let refused = VolumeMark::GivenBack { by: by(), gate: GATE };
+    let refused = VolumeMark::Ungated { by: by(), gate: GATE };
     assert_eq!(world.volume().await.mark, Some(refused));
     assert_eq!(world.moved.apply(&late).await.unwrap(), Applied::ChangedMeanwhile);
     assert_eq!(world.written()["spec"]["claimRef"]["uid"], UID);
@@ -404,7 +407,7 @@ async fn a_pv_is_replaced_once_nothing_attaches_it() {
             steps.as_slice(),
             [
                 ClaimStep::DeleteVolume { .. },
-                ClaimStep::LetVolumeGo { .. },
+                ClaimStep::RemoveVolumeFinalizers { .. },
                 ClaimStep::MakeVolume { of: Side::Target, .. },
                 ClaimStep::Touch { .. },
             ]
@@ -456,7 +459,7 @@ async fn steps_of_movers_and_pods_are_left_to_others() {
         ClaimStep::MakeHelpers(Side::Target),
         ClaimStep::Evict(vec!["shop/web".into()]),
     ] {
-        assert_eq!(world.moved.apply(&step).await.unwrap(), Applied::NotHere);
+        assert_eq!(world.moved.apply(&step).await.unwrap(), Applied::NotHandled);
     }
     assert_eq!(world.api.writes(), writes);
 }

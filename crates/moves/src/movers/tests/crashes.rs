@@ -1,8 +1,8 @@
-//! Dying before, or just after, each write; and names that are taken.
+//! A crash before, or just after, each write; and names that are taken.
 
 use super::*;
 
-/// Collections that are written to, and in which cluster.
+/// Collections that are written to; true for those of the remote cluster.
 const WRITES: [(&str, bool); 7] = [
     ("/liqo-csi/secrets", false),
     ("/v1/persistentvolumes", false),
@@ -17,7 +17,7 @@ fn kinds(world: &World) -> Vec<String> {
     let name = |object: &Value| {
         let text = object["metadata"]["name"].as_str().unwrap();
         let is_of_pod = !object["metadata"]["ownerReferences"].is_null();
-        // What goes with a pod has a part of its own in its name.
+        // The name of an object that is owned by a pod ends with a random part.
         let shown = if is_of_pod {
             text.rsplit_once('-').unwrap().0
         } else {
@@ -48,7 +48,7 @@ async fn whoever_comes_after_a_crash_finds_what_was_made() {
                 let outcome = world.try_prepare().await;
                 let left = api.faults_left();
                 api.heal();
-                // Nothing is remembered.
+                // A new process has no state.
                 world.helpers = helpers();
                 match outcome {
                     Ok(()) => break,

@@ -1,4 +1,4 @@
-//! What is replaced, waited for and removed.
+//! Helpers are replaced, waited for and deleted.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn user(node: &str) -> Value {
     })
 }
 
-/// Removes both sides as a move does that goes back.
+/// Removes both sides as in a rollback.
 async fn removed(world: &World) {
     for _ in 0..10 {
         let seen = world.look(&BACK).await;
@@ -40,7 +40,7 @@ async fn nothing_is_left_but_what_goes_with_the_pods() {
             (Live::Known(Helpers::Absent), Live::Known(Helpers::Absent))
         );
         for left in world.all() {
-            // Kubernetes collects these.
+            // The garbage collector of Kubernetes deletes these.
             assert_eq!(left["metadata"]["ownerReferences"][0]["kind"], "Pod", "{left}");
         }
     }
@@ -61,7 +61,7 @@ async fn a_mover_that_has_ended_is_made_again_after_a_while() {
     world
         .there
         .change(&pod, |pod| pod["status"] = ended(now.to_string()));
-    let Live::Silent(why) = world.look(&PREPARING).await.target else {
+    let Live::Unknown(why) = world.look(&PREPARING).await.target else {
         panic!("it is made again at once");
     };
     assert!(why.contains("exit code 3"), "{why}");
@@ -90,10 +90,10 @@ async fn a_pod_that_cannot_start_says_why() {
     });
     let seen = world.look(&PREPARING).await.target;
     assert!(
-        matches!(&seen, Live::Silent(why) if why.ends_with("0/3 nodes are available")),
+        matches!(&seen, Live::Unknown(why) if why.ends_with("0/3 nodes are available")),
         "{seen:?}"
     );
-    // On the way back that keeps nobody from removing it.
+    // In a rollback that does not prevent its deletion.
     assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Incomplete));
 }
 
@@ -127,7 +127,7 @@ async fn a_mover_follows_the_users_of_its_volume() {
     assert_ne!(world.source_pod()["metadata"]["uid"], first);
 }
 
-/// What was read there has to be read again on no other node.
+/// On other nodes everything would have to be read again.
 #[tokio::test]
 async fn when_the_users_have_gone_a_mover_prefers_the_node_where_it_was() {
     for way in [Way::Out, Way::Home] {
@@ -162,7 +162,7 @@ async fn when_the_users_have_gone_a_mover_prefers_the_node_where_it_was() {
         let target = world.target_pod();
         assert_eq!(target["spec"]["affinity"], Value::Null);
         assert_eq!(target["spec"]["tolerations"], Value::Null);
-        // One that came up elsewhere is left there.
+        // A mover that started on another node stays there.
         assert_eq!(world.look(&finishing).await.source, ready());
         let on = |world: &World| {
             let api = if way == Way::Out { &world.api } else { &world.there };
@@ -247,12 +247,12 @@ async fn a_pv_that_is_attached_waits_unless_csi_attacher_holds_it() {
     });
     world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
     assert!(!world.api.object(&at).unwrap()["metadata"]["deletionTimestamp"].is_null());
-    // It goes by itself: whoever cancels does not wait for a user that has it attached so.
+    // It is deleted after its detachment: a user who cancels does not wait for that.
     assert_eq!(world.look(&BACK).await.source, Live::Known(Helpers::Absent));
     assert_eq!(world.look(&PREPARING).await.source, Live::Known(Helpers::Leaving));
 }
 
-/// It was attached when the users had gone, and so it is still there when the next mover comes.
+/// The PV was attached after the drain, and is still attached when the next mover is created.
 #[tokio::test]
 async fn a_pv_that_an_earlier_mover_has_left_waits_for_the_next_one() {
     let world = World::new(Way::Out).await;
@@ -316,15 +316,15 @@ async fn a_remote_cluster_that_does_not_answer_is_not_empty() {
         .there
         .fault(Fault::new("GET", "/shop-home/pods", Act::Refuse(500)));
     for stage in [PREPARING, BACK] {
-        assert!(matches!(world.look(&stage).await.target, Live::Silent(_)));
+        assert!(matches!(world.look(&stage).await.target, Live::Unknown(_)));
     }
     let made = world.step(ClaimStep::MakeHelpers(Side::Target)).await;
-    assert!(matches!(made, Err(GateError::Silent { .. })), "{made:?}");
+    assert!(matches!(made, Err(GateError::Unreachable { .. })), "{made:?}");
     assert!(matches!(
         world.step(ClaimStep::RemoveHelpers(Side::Target)).await,
-        Err(GateError::Silent { .. })
+        Err(GateError::Unreachable { .. })
     ));
-    // Of one that is gone for good only what is here is removed.
+    // If the cluster is no longer declared, only objects at home are deleted.
     world.moved.target.place = Place::Gone;
     assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Incomplete));
     removed(&world).await;

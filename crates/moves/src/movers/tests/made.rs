@@ -1,4 +1,4 @@
-//! What is made is what the contract of a move says.
+//! The created objects are as specified.
 
 use super::*;
 
@@ -129,7 +129,7 @@ async fn a_source_at_home_is_read_by_a_second_pv_of_the_same_handle() {
         pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"],
         claim["metadata"]["name"]
     );
-    // To the views of this driver it is the mover's.
+    // This driver sees it as the PV of a mover.
     let seen = world.moved.home.views().volumes.clone();
     world.api.until(|_| !seen.of_movers().is_empty()).await;
     assert_eq!(seen.of_movers()[0].id, world.moved.source.id);
@@ -155,7 +155,7 @@ async fn a_target_at_home_is_written_by_a_pv_of_its_own_epoch() {
     let key = |one: &Value| one["key"].as_str().unwrap().to_owned();
     let keys: Vec<String> = terms.as_array().unwrap().iter().map(key).collect();
     assert_eq!(keys, ["kubernetes.io/hostname", CLUSTER_KEY]);
-    // In the remote cluster the mover is on the twin itself.
+    // In the remote cluster the mover mounts the twin itself.
     let source = world.source_pod();
     assert_eq!(source["metadata"]["namespace"], "shop-home");
     assert_eq!(
@@ -258,7 +258,7 @@ async fn within_a_cluster_the_source_dials_the_target() {
             .below(&format!("{OURS}/pods/move-relay"))
             .is_empty()
     );
-    // A target that comes up elsewhere is dialled there.
+    // A target that starts on another node is connected there.
     let target = format!(
         "{OURS}/pods/{}",
         world.target_pod()["metadata"]["name"].as_str().unwrap()
@@ -311,7 +311,7 @@ async fn a_device_is_given_to_its_movers_as_one() {
                 assert_eq!(volumes[2]["emptyDir"]["sizeLimit"], "16842752");
             }
         }
-        // By PVs of the same mode, and the twin is of that mode too.
+        // The PVs, and the twin, have the same mode.
         for volume in world.api.store().below(&format!("{VOLUMES}/move-")) {
             assert_eq!(volume["spec"]["volumeMode"], "Block");
         }
@@ -331,8 +331,8 @@ async fn a_device_is_given_to_its_movers_as_one() {
 #[tokio::test]
 async fn a_device_at_home_is_not_read_beside_its_users_and_one_elsewhere_is() {
     for (way, cold) in [
-        (Way::Out, Some(Cold::Device)),
-        (Way::Within, Some(Cold::Device)),
+        (Way::Out, Some(Cold::Block)),
+        (Way::Within, Some(Cold::Block)),
         (Way::Home, None),
     ] {
         let world = World::with_device(way).await;
@@ -381,7 +381,7 @@ async fn what_one_pod_alone_may_have_is_not_read_before_its_users_have_gone() {
         );
         let seen = world.look(&Stage::Finishing(GateNumber::FIRST)).await;
         assert_eq!(seen.source, Live::Known(Helpers::Incomplete));
-        // Nobody else has it: it is made. When they have it again, it goes.
+        // No pod has the volume: the mover is created. When pods have it again, the mover is deleted.
         let outer = format!("{VOLUMES}/{}", name());
         world.gate();
         world.step(ClaimStep::MakeHelpers(Side::Source)).await.unwrap();

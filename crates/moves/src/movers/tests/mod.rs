@@ -1,13 +1,12 @@
-//! The movers of one claim against two fake API servers: `target` is about the twin, `made` about
-//! the objects as they are made, `shadow` about pods that Liqo makes, `going` about what is replaced
-//! and removed, `crashes` about dying in between, `orders` about what the target's program is told,
-//! and `rehearsal` about what is found beforehand.
+//! The movers of one claim against two fake API servers: the target twin (`target`), the created objects
+//! (`made`), pods that Liqo creates (`shadow`), replacement and deletion (`going`), crashes in between
+//! (`crashes`), the orders to the target's mover (`orders`), and the dry run (`dry_run`).
 
 mod crashes;
+mod dry_run;
 mod going;
 mod made;
 mod orders;
-mod rehearsal;
 mod shadow;
 mod target;
 
@@ -24,7 +23,7 @@ use crate::{
     gate::{MovedSide, Place, Records},
     placement::{
         ClassMap, Declared,
-        moving::{BackTo, Copied, Why},
+        moving::{Copied, RollbackReason, RollbackTo},
     },
     topology::{CLUSTER_KEY, NODE_KEY},
     twin::{Site, TWIN_CLASS},
@@ -42,13 +41,13 @@ const OURS: &str = "/api/v1/namespaces/liqo-csi";
 const THERE: &str = "/api/v1/namespaces/shop-home";
 const TWIN_THERE: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
 const PREPARING: Stage = Stage::Preparing;
-const BACK: Stage = Stage::Back {
+const BACK: Stage = Stage::Rollback {
     gate: None,
-    to: BackTo::Start,
-    why: Why::Cancelled,
+    to: RollbackTo::Start,
+    why: RollbackReason::Cancelled,
 };
 
-/// From where to where.
+/// The direction of the move.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Out,
@@ -72,7 +71,7 @@ fn first() -> Epoch {
     Epoch::NEVER_MOVED.next().unwrap()
 }
 
-/// The twin at home of this epoch.
+/// The twin at home with this epoch.
 fn twin_at_home(epoch: Epoch) -> String {
     let name = VolumeName::from_request(&name()).home_twin(epoch);
     format!("/api/v1/namespaces/liqo-storage/persistentvolumeclaims/{name}")
@@ -201,7 +200,7 @@ impl World {
         Self::behind(way, None).await
     }
 
-    /// With a remote cluster in which `shadow_pods_of` says what Liqo calls this one.
+    /// With a remote cluster in which Liqo calls the home cluster `shadow_pods_of`.
     async fn behind(way: Way, shadow_pods_of: Option<&str>) -> Self {
         let (api, there) = (FakeApi::start().await, FakeApi::start().await);
         furnish(&api, &there, way);
@@ -246,7 +245,7 @@ impl World {
             records: Records::Nothing,
             mover_node: None,
             recovers: false,
-            target_off: false,
+            target_out_of_service: false,
             home,
         };
         Self {
@@ -272,7 +271,7 @@ impl World {
         world
     }
 
-    /// The PV is taken from its users.
+    /// Gates the PV.
     fn gate(&self) {
         let gate =
             json!({"version": 1, "move": MOVE, "gate": 1, "gated": {"policy": "Delete", "claimUid": UID}});
@@ -293,7 +292,7 @@ impl World {
         self.step(ClaimStep::MakeTarget { mark: target_mark() }).await
     }
 
-    /// Does what a move does until both sides are there, and a kubelet beside it.
+    /// Takes the steps of a move until both sides are ready, with a fake kubelet.
     async fn prepare(&self) {
         if let Err(error) = self.try_prepare().await {
             panic!("{error}");
@@ -304,7 +303,6 @@ impl World {
         self.try_prepare_for(&PREPARING).await
     }
 
-    /// The same, in another stage.
     async fn prepare_for(&self, stage: &Stage) {
         if let Err(error) = self.try_prepare_for(stage).await {
             panic!("{error}");
@@ -331,7 +329,7 @@ impl World {
         panic!("it does not come to an end");
     }
 
-    /// The provisioner makes the PV of a twin at home.
+    /// The provisioner creates the PV of a twin at home.
     fn bind_target(&self) {
         let twin = twin_at_home(first());
         let Some(object) = self.api.object(&twin) else {
@@ -353,18 +351,18 @@ impl World {
         });
     }
 
-    /// Kubelets start what has all it waits for. False if there was nothing to start.
+    /// The kubelets start pods whose Secrets exist. False if there was none.
     fn start_pods(&self) -> bool {
         let mut any = false;
         for (api, namespace) in [(&self.api, OURS), (&self.there, THERE)] {
             for pod in api.store().below(&format!("{namespace}/pods/")) {
                 let secrets = pod["spec"]["volumes"].as_array().into_iter().flatten();
                 let mut secrets = secrets.filter_map(|volume| volume["secret"]["secretName"].as_str());
-                let is_equipped =
+                let has_secret =
                     secrets.all(|name| api.object(&format!("{namespace}/secrets/{name}")).is_some());
                 let is_of_move = pod["metadata"]["labels"][mark::MOVE] == MOVE;
                 let is_new = is_of_move && pod["status"]["phase"].is_null();
-                if is_new && is_equipped {
+                if is_new && has_secret {
                     any = true;
                     let path = format!("{namespace}/pods/{}", pod["metadata"]["name"].as_str().unwrap());
                     let node = if pod["metadata"]["name"].as_str().unwrap().contains("source") {
@@ -382,7 +380,7 @@ impl World {
         any
     }
 
-    /// All that was made for movers, by path.
+    /// All objects of movers, by path.
     fn all(&self) -> Vec<Value> {
         let of_move = |object: &Value| object["metadata"]["labels"][mark::MOVE] == MOVE;
         let twins = [twin_at_home(first()), TWIN_THERE.to_owned()];

@@ -1,5 +1,4 @@
-//! What the target's program is told, by way of a fake API server, and what is made of its
-//! answers.
+//! The orders to the target's mover, through a fake API server, and the handling of its answers.
 
 use std::{
     sync::{Arc, Mutex},
@@ -21,12 +20,12 @@ use crate::{
 const GATE: GateNumber = GateNumber::FIRST;
 const COPYING: Stage = Stage::Copying { last: None };
 
-/// To read back what a pass beside the users has written. Others than those have pods of the user
-/// in mind, for the target is in another cluster.
+/// Reads back what a warm pass has written. Attributes are compared only if other pods may use the target, as
+/// in a remote cluster.
 const READ_BACK: &str = r#"{"verify":{"all":false,"attributes":false}}"#;
 
-/// A target that answers by this script, one line for each order; when it reads back, that all is
-/// as it was written, unless the script says something else as `readBack`.
+/// A target that answers each order with the next line of this script. It reads back equal files, unless the
+/// script contains a line for `readBack`.
 struct Target {
     cluster: FakeCluster,
     port: u16,
@@ -59,7 +58,7 @@ impl Target {
                         _ => answer,
                     });
                     let Some(answer) = answer else {
-                        // It dies.
+                        // The mover dies.
                         break;
                     };
                     let progress = json!({"progress": {"connected": true, "receivedBytes": 5}});
@@ -92,7 +91,7 @@ fn passed(received: u64, losses: &Value) -> Value {
     }})
 }
 
-/// What a target of the version before says: it knows only what that pass has listed.
+/// The answer of a target of the previous version, which knows only what that pass has listed.
 fn passed_of_old(losses: &Value) -> Value {
     let mut passed = passed(0, losses);
     passed["passed"].as_object_mut().unwrap().remove("lossesOfAll");
@@ -131,7 +130,7 @@ impl Copies {
         self.orders.begin(moved, of, pass, self.target.end())
     }
 
-    /// Gives an order and waits until it has ended.
+    /// Sends an order and waits until it has ended.
     async fn ended(&self, pass: Pass) -> Live<Copied> {
         assert_eq!(self.begin(pass), Applied::Done);
         let running = || matches!(self.seen(&BACK), Live::Known(Copied { running: Some(_), .. }));
@@ -173,7 +172,7 @@ async fn a_short_pass_has_found_little() {
     );
 }
 
-/// So that little is left to be read while the users are kept away.
+/// So that little is left to read during the cut-over.
 #[tokio::test]
 async fn what_a_pass_beside_the_users_has_written_is_read_back() {
     let mut changing = verified(0);
@@ -186,7 +185,7 @@ async fn what_a_pass_beside_the_users_has_written_is_read_back() {
         assert_eq!(copies.target.heard()[1], READ_BACK);
         match seen {
             Live::Known(seen) => assert_eq!((seen.converged, converged), (true, true)),
-            Live::Silent(why) => {
+            Live::Unknown(why) => {
                 assert!(
                     !converged && why.contains("does not return") && why.contains("d/small"),
                     "{why}"
@@ -278,14 +277,14 @@ async fn a_comparison_that_fails_is_made_again_after_another_pass() {
     assert_eq!(copies.target.heard().len(), 4);
 }
 
-/// A comparison that takes longer than the users may be away goes on when they have their volume back.
+/// A comparison that exceeds `maxDowntime` continues after the gate was opened.
 #[tokio::test]
 async fn a_comparison_whose_gate_was_opened_again_leaves_the_journal() {
     let pass = || passed(0, &json!([]));
     let script = vec![pass(), pass(), verified(0), pass()];
     let copies = Copies::with(script).await;
     copies.ended(Pass::Warm).await;
-    // The move goes back to the copying while it compares, and its order comes to its end.
+    // The move rolls back to copying during the comparison, whose order completes.
     copies.ended(Pass::Verify(GATE)).await;
     copies.ended(Pass::Warm).await;
     let heard = copies.target.heard();
@@ -300,7 +299,7 @@ async fn a_target_that_cannot_take_the_journal_off_is_not_waited_for() {
     assert_eq!(copies.begin(Pass::Finish(GATE)), Applied::Done);
     let committed = Stage::Committed(GATE);
     let silent = async {
-        while copies.seen(&committed) != Live::Silent("I/O error".into()) {
+        while copies.seen(&committed) != Live::Unknown("I/O error".into()) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -330,14 +329,14 @@ async fn what_fails_is_said_and_tried_again_later() {
     let copies = Copies::with(vec![failed]).await;
     assert_eq!(
         copies.ended(Pass::Warm).await,
-        Live::Silent("the target is full".into())
+        Live::Unknown("the target is full".into())
     );
-    // On the way back nobody waits for it.
+    // A rollback does not wait for it.
     assert_eq!(copies.seen(&BACK), Live::Known(Copied::default()));
-    // Now it dies.
+    // The mover dies.
     let seen = copies.ended(Pass::Warm).await;
     assert!(
-        matches!(&seen, Live::Silent(why) if why.contains("is gone")),
+        matches!(&seen, Live::Unknown(why) if why.contains("has closed the connection")),
         "{seen:?}"
     );
 }
@@ -347,7 +346,7 @@ async fn nothing_is_lost_unsaid() {
     let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
     let mut copies = Copies::with(vec![passed(0, &lost), passed(0, &lost)]).await;
     let seen = copies.ended(Pass::Warm).await;
-    let Live::Silent(why) = &seen else {
+    let Live::Unknown(why) = &seen else {
         panic!("{seen:?}")
     };
     assert!(
@@ -373,10 +372,10 @@ async fn two_minutes_later() {
 }
 
 fn is_silent(seen: &Live<Copied>) -> bool {
-    matches!(seen, Live::Silent(why) if why.contains("ExtendedAttributes"))
+    matches!(seen, Live::Unknown(why) if why.contains("ExtendedAttributes"))
 }
 
-/// Only then could it be gone: what the target says it has found in all of the volume.
+/// Only a target that reports the losses of the whole volume can clear one.
 #[tokio::test]
 async fn what_would_be_lost_holds_the_move_up_until_it_is_accepted_or_gone() {
     let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
@@ -389,12 +388,12 @@ async fn what_would_be_lost_holds_the_move_up_until_it_is_accepted_or_gone() {
         let seen = copies.seen(&stage);
         assert!(is_silent(&seen), "{seen:?}");
     }
-    // Whose volume nobody copies while its users have it cannot be looked at again before the gate.
+    // Without warm passes the losses cannot be checked again before the gate.
     let cold = copies
         .orders
         .copied(&copies.world.moved, &copies.world.of, &COPYING, false);
     assert!(is_silent(&cold), "{cold:?}");
-    // Beside its users a pass is made now and then, for they may have removed it.
+    // A warm pass is made from time to time, because the users may have removed the loss.
     let Live::Known(seen) = copies.seen(&COPYING) else {
         panic!("it is not looked at again");
     };
@@ -408,7 +407,7 @@ async fn what_would_be_lost_holds_the_move_up_until_it_is_accepted_or_gone() {
     );
 }
 
-/// Whoever begins to lead makes a pass of his own, which tells all of it.
+/// A new leader makes a pass of its own, which reports all losses.
 #[tokio::test]
 async fn a_new_leader_hears_of_losses_that_an_old_one_was_told_of() {
     let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
@@ -446,7 +445,7 @@ async fn a_pass_whose_source_goes_is_not_waited_for() {
     let copies = Copies::with(vec![passed(0, &json!([])), passed(0, &json!([]))]).await;
     assert_eq!(copies.begin(Pass::Final(GATE)), Applied::Done);
     assert_eq!(copies.begin(Pass::Final(GATE.next())), Applied::Done);
-    copies.orders.give_up(&copies.world.moved);
+    copies.orders.stop_waiting(&copies.world.moved);
     assert_eq!(copies.seen(&BACK), Live::Known(Copied::default()));
     let third = GATE.next().next();
     let Live::Known(seen) = copies.ended(Pass::Final(third)).await else {

@@ -1,4 +1,4 @@
-//! Where Liqo's identity may make `ShadowPod`s only.
+//! Where Liqo's identity may create only `ShadowPod`s.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn shadow(world: &World) -> Value {
     only(&world.there, SHADOWS)
 }
 
-/// Liqo makes the pod of each `ShadowPod` that has none and has not ended.
+/// Liqo creates the pod of each `ShadowPod` that has none and has not ended.
 fn liqo(world: &World) {
     for shadow in world.there.store().below(SHADOWS) {
         let path = format!("{PODS}{}", shadow["metadata"]["name"].as_str().unwrap());
@@ -38,7 +38,7 @@ fn liqo(world: &World) {
     }
 }
 
-/// Kubernetes deletes pods whose `ShadowPod` is gone.
+/// Kubernetes deletes pods whose `ShadowPod` was deleted.
 fn collect(world: &World) {
     if world.there.store().below(SHADOWS).is_empty() {
         for pod in world.there.store().below(PODS) {
@@ -76,7 +76,7 @@ async fn liqo_makes_the_pod_and_knows_for_whom() {
                 );
             }
         }
-        // The pod may be made again: what it waits for stays.
+        // The pod may be created again, so its Secret is kept.
         let secret = only(&world.there, "/api/v1/namespaces/shop-home/secrets/");
         let owner = &secret["metadata"]["ownerReferences"][0];
         assert_eq!(
@@ -90,7 +90,7 @@ async fn liqo_makes_the_pod_and_knows_for_whom() {
 async fn what_waits_for_liqo_says_so() {
     let world = behind_liqo(Way::Out).await;
     world.prepare().await;
-    let Live::Silent(why) = world.look(&PREPARING).await.target else {
+    let Live::Unknown(why) = world.look(&PREPARING).await.target else {
         panic!("it is ready without a pod");
     };
     assert!(why.contains("ShadowPod shop-home/move-target"), "{why}");
@@ -102,7 +102,7 @@ async fn a_pod_that_somebody_deletes_is_liqos_matter() {
     let before = shadow(&world);
     let pod = format!("{PODS}{}", before["metadata"]["name"].as_str().unwrap());
     world.there.remove(&pod);
-    assert!(matches!(world.look(&PREPARING).await.target, Live::Silent(_)));
+    assert!(matches!(world.look(&PREPARING).await.target, Live::Unknown(_)));
     liqo(&world);
     world.start_pods();
     assert_eq!(world.look(&PREPARING).await.target, ready());

@@ -20,7 +20,7 @@ async fn a_remote_twin_has_the_mapped_class_the_claims_name_and_the_larger_size(
     );
     assert_eq!(annotations[mark::EPOCH], "1");
     assert_eq!(annotations[mark::HANDED_OVER], Value::Null);
-    // No node: its mover brings it one.
+    // No node: its mover determines it.
     assert_eq!(annotations["volume.kubernetes.io/selected-node"], Value::Null);
 }
 
@@ -58,7 +58,7 @@ async fn the_user_may_name_a_class_that_is_allowed_and_modes() {
     assert_eq!(twin["spec"]["accessModes"], json!(["ReadWriteMany"]));
 }
 
-/// The way back to it asks for it by name.
+/// The undo requests it by name.
 #[tokio::test]
 async fn the_class_of_a_new_claim_may_be_named_by_everybody() {
     for (way, class) in [(Way::Out, "mapped"), (Way::Home, "real"), (Way::Within, "real")] {
@@ -96,7 +96,7 @@ async fn the_class_of_the_target_is_told_where_it_can_be() {
         said.contains("nor in the allow-list of the driver (it is empty)"),
         "{said}"
     );
-    world.moved.target.place = Place::Silent("cut off".into());
+    world.moved.target.place = Place::Unreachable("cut off".into());
     assert!(
         target_class(&world.moved, &none, &world.of)
             .await
@@ -128,7 +128,7 @@ async fn one_that_was_made_before_a_crash_is_found_again() {
     assert!(
         matches!(
             seen,
-            crate::placement::moving::TargetTwin::There {
+            crate::placement::moving::TargetTwin::Exists {
                 handed_over: false,
                 ..
             }
@@ -143,13 +143,16 @@ async fn a_node_that_cannot_have_it_and_a_cluster_that_is_silent_are_said() {
     world.of = request(json!({"target": {"nodeName": "n9"}}));
     let refused = world.make_target().await.unwrap_err().to_string();
     assert!(refused.contains("n9"), "{refused}");
-    world.moved.target.place = Place::Silent("cut off".into());
-    assert!(matches!(world.make_target().await, Err(GateError::Silent { .. })));
+    world.moved.target.place = Place::Unreachable("cut off".into());
+    assert!(matches!(
+        world.make_target().await,
+        Err(GateError::Unreachable { .. })
+    ));
 }
 
 fn known<T>(live: Live<T>) -> T {
     match live {
         Live::Known(known) => known,
-        Live::Silent(why) => panic!("{why}"),
+        Live::Unknown(why) => panic!("{why}"),
     }
 }

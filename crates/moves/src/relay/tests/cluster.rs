@@ -1,5 +1,5 @@
-//! A fake API server that forwards ports as kubelets do: to whatever listens on the loopback
-//! of this machine under that number.
+//! A fake API server that forwards ports as kubelets do: to any process that listens on that port of this
+//! machine's loopback.
 
 use std::{
     pin::pin,
@@ -28,7 +28,7 @@ use tokio_tungstenite::{
 
 use crate::relay::End;
 
-/// As containerd has it.
+/// The size of containerd's frames.
 const KUBELET_FRAME: usize = 32 << 10;
 
 pub(crate) struct FakeCluster {
@@ -75,17 +75,17 @@ impl FakeCluster {
         }
     }
 
-    /// How many ports were asked for so far.
+    /// The number of forwarded ports so far.
     pub(super) fn forwarded(&self) -> usize {
         self.counts.forwarded.load(Ordering::SeqCst)
     }
 
-    /// How many bytes went to pods so far.
+    /// The number of bytes to pods so far.
     pub(super) fn to_pods(&self) -> u64 {
         self.counts.to_pods.load(Ordering::SeqCst)
     }
 
-    /// Breaks all connections that there are.
+    /// Breaks all connections.
     pub(super) fn cut(&self) {
         for connection in self.connections.lock().unwrap().drain(..) {
             connection.abort();
@@ -167,8 +167,7 @@ async fn forward(socket: TcpStream, counts: Arc<Counts>) {
     };
     let mut down = pin!(down);
     tokio::select! {
-        // Whoever closes a connection on which something unread arrives resets it, and what
-        // was said last may be lost.
+        // Closing a connection on which unread data arrives resets it, and the data sent last may be lost.
         () = up => drop(timeout(Duration::from_secs(5), down).await),
         () = &mut down => {}
     }

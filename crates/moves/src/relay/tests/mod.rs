@@ -1,4 +1,4 @@
-//! The relay between real sockets, by way of fake API servers.
+//! The relay between real sockets, through fake API servers.
 
 pub(crate) mod cluster;
 mod tree;
@@ -19,14 +19,14 @@ use super::{End, Relay};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A port at which nobody listens yet, and that no other test gets meanwhile.
+/// A port without a listener, reserved for this test.
 fn reserved() -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     socket
 }
 
-/// A source and a target that listen, each in a cluster, and a relay between them.
+/// Listening source and target, each in a cluster, and a relay between them.
 struct Ends {
     home: FakeCluster,
     remote: FakeCluster,
@@ -78,7 +78,7 @@ impl Ends {
         timeout(PATIENCE, self.target.accept()).await.unwrap().unwrap().0
     }
 
-    /// Both ends of one connection, on which the source has said one byte.
+    /// Both ends of one connection, on which the source has sent one byte.
     async fn connected(&self) -> (TcpStream, TcpStream) {
         let mut source = self.at_source().await;
         source.write_all(b"!").await.unwrap();
@@ -106,7 +106,7 @@ async fn a_target_is_dialled_when_the_source_speaks_and_hears_all_it_says() {
     source.read_exact(&mut heard).await.unwrap();
     assert_eq!(&heard, b"to you");
 
-    // What was said last arrives before the end does.
+    // The data sent last arrives before the connection ends.
     target.write_all(&vec![7; 300_000]).await.unwrap();
     drop(target);
     let mut rest = Vec::new();
@@ -123,7 +123,7 @@ async fn an_end_that_does_not_read_holds_up_the_other() {
     let (mut source, mut target) = ends.connected().await;
     let chunk: Vec<u8> = (0..64 << 10).map(|at: u32| at.to_le_bytes()[0]).collect();
     let mut taken = 0;
-    // What the sockets' own buffers hold is the kernel's; this would be gigabytes.
+    // The socket buffers of the kernel contain some data; without back-pressure it would be gigabytes.
     while timeout(Duration::from_secs(1), source.write_all(&chunk))
         .await
         .is_ok()
@@ -180,7 +180,7 @@ async fn ends_that_are_not_there_yet_are_waited_for() {
     let source = from.listen(16).unwrap();
     let (mut first, _) = timeout(PATIENCE, source.accept()).await.unwrap().unwrap();
     first.write_all(b"nobody hears this").await.unwrap();
-    // There is no target: the source is told, and dialled again.
+    // There is no target: the source's connection is closed, and opened again.
     assert!(matches!(timeout(PATIENCE, first.read_u8()).await, Ok(Err(_))));
     let target = to.listen(16).unwrap();
     let (mut second, _) = timeout(PATIENCE, source.accept()).await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! The engine's two sides, as pods would run them, with nothing but the relay between them.
+//! The two sides of the engine, as pods would run them, connected only by the relay.
 
 use std::{fs, net::TcpListener, path::Path};
 
@@ -19,7 +19,7 @@ const FILES: u64 = 24;
 const FILE: usize = 2 << 20;
 const DATA_LANES: u32 = 2;
 
-/// Bytes that do not compress.
+/// Incompressible bytes.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let words = std::iter::repeat_with(move || {
@@ -55,7 +55,7 @@ fn receive(target: &mut Target, acceptor: &Acceptor) -> Result<PassReport, Error
     Ok(report)
 }
 
-/// The engine blocks, and a test that has failed must not wait for it.
+/// The engine blocks its thread, and a failed test must not wait for it.
 async fn engine<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, outcome) = oneshot::channel();
     std::thread::spawn(move || done.send(work()).is_ok());

@@ -1,4 +1,4 @@
-//! What API servers and nodes can do wrong on one forwarded port.
+//! Errors of API servers and nodes on a forwarded port.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio_tungstenite::{
 };
 
 use super::{cluster::FakeCluster, reserved};
-use crate::relay::tunnel::{LONGEST, Tunnel, TunnelError};
+use crate::relay::tunnel::{MAX_FRAME, Tunnel, TunnelError};
 
 type Server = WebSocketStream<DuplexStream>;
 
@@ -22,7 +22,7 @@ async fn tunnel() -> (Tunnel, Server) {
     (Tunnel::over(Box::new(ours), PORT).await, server)
 }
 
-/// One on which the port has been announced, as the first thing on each channel.
+/// A tunnel whose port was announced, with the first message on each channel.
 async fn announced() -> (Tunnel, Server) {
     let (tunnel, mut server) = tunnel().await;
     let [low, high] = PORT.to_le_bytes();
@@ -43,7 +43,7 @@ async fn what_a_node_says_of_a_port_is_reported() {
     let error = tunnel.first().await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "its node does not reach it: connection refused"
+        "its node cannot connect to the port: connection refused"
     );
 }
 
@@ -56,7 +56,7 @@ async fn a_refusal_is_told_in_the_words_of_the_api_server() {
         .unwrap()
         .to_string();
     assert!(
-        error.starts_with("the API server does not forward it: "),
+        error.starts_with("the API server does not forward the port: "),
         "{error}"
     );
     assert!(
@@ -97,7 +97,7 @@ async fn what_has_no_place_on_a_port_ends_it() {
 #[tokio::test]
 async fn a_frame_that_is_too_long_is_not_taken() {
     let (mut tunnel, mut server) = announced().await;
-    let sending = tokio::spawn(async move { server.send(Message::binary(vec![0; LONGEST + 1])).await });
+    let sending = tokio::spawn(async move { server.send(Message::binary(vec![0; MAX_FRAME + 1])).await });
     assert!(matches!(tunnel.first().await, Err(TunnelError::Broken(_))));
     sending.abort();
 }
@@ -107,14 +107,14 @@ async fn a_quiet_connection_is_kept_by_pings_and_a_dead_one_is_not() {
     let (mut tunnel, mut server) = announced().await;
     let begun = Instant::now();
     let answering = tokio::spawn(async move {
-        // Reading answers pings.
+        // The server answers pings while it reads.
         while begun.elapsed() < Duration::from_mins(10) {
             let _ = tokio::time::timeout(Duration::from_secs(1), server.next()).await;
         }
         server
     });
     let error = tunnel.first().await.unwrap_err();
-    assert!(matches!(error, TunnelError::Silent), "{error}");
+    assert!(matches!(error, TunnelError::NoTraffic), "{error}");
     let lived = begun.elapsed();
     assert!(
         (Duration::from_mins(11)..Duration::from_mins(12)).contains(&lived),
@@ -126,12 +126,12 @@ async fn a_quiet_connection_is_kept_by_pings_and_a_dead_one_is_not() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_takes_nothing_is_given_up() {
     let (mut tunnel, mut server) = announced().await;
-    // Heard, not read.
+    // The pod sends, but does not read.
     server.send(Message::binary(vec![0; 1000])).await.unwrap();
     let outcome = loop {
         let frame = tunnel.first().await.unwrap();
         let Some(frame) = frame else { continue };
-        // The duplex holds 64 KiB.
+        // The duplex buffers 64 KiB.
         let mut frame = Some(frame);
         let mut sent = Ok(());
         for _ in 0..200 {

@@ -1,5 +1,5 @@
-//! Tests of moves: what is next row by row (`table`), each rule that stands above the rows
-//! (`rules`), and all of it in a small world where anything may happen at any time (`model`).
+//! Tests of moves: each step (`table`), the rules that hold for all steps (`rules`), and a simulated world
+//! where any event may happen at any time (`model`).
 
 mod model;
 mod rules;
@@ -42,7 +42,7 @@ fn note(gate: GateNumber) -> GateNote {
 }
 
 fn given_back(gate: GateNumber) -> VolumeMark {
-    VolumeMark::GivenBack { by: uid(), gate }
+    VolumeMark::Ungated { by: uid(), gate }
 }
 
 fn moving(gate: GateNumber) -> SourceMark {
@@ -50,7 +50,7 @@ fn moving(gate: GateNumber) -> SourceMark {
 }
 
 fn unmarked(gate: GateNumber) -> SourceMark {
-    SourceMark::GivenBack { by: uid(), gate }
+    SourceMark::RolledBack { by: uid(), gate }
 }
 
 fn superseded() -> SourceMark {
@@ -60,7 +60,6 @@ fn superseded() -> SourceMark {
     }
 }
 
-/// A move in this stage.
 fn of(stage: Stage) -> MoveFacts {
     MoveFacts {
         at: at("move"),
@@ -68,7 +67,7 @@ fn of(stage: Stage) -> MoveFacts {
         stage,
         finalizer: true,
         deleting: false,
-        wishes: Wishes {
+        requested: Requested {
             cancel: false,
             recover: false,
             paused: false,
@@ -80,18 +79,18 @@ fn of(stage: Stage) -> MoveFacts {
     }
 }
 
-fn back(to: BackTo) -> Stage {
-    Stage::Back {
+fn back(to: RollbackTo) -> Stage {
+    Stage::Rollback {
         gate: Some(GATE),
         to,
-        why: Why::Cancelled,
+        why: RollbackReason::Cancelled,
     }
 }
 
-/// A claim before it is moved.
+/// A claim before the move.
 fn idle() -> ClaimFacts {
     ClaimFacts {
-        claim: ClaimNow::There {
+        claim: ClaimNow::Exists {
             at: at("claim"),
             deleting: false,
             lock: Lock::Free,
@@ -99,7 +98,7 @@ fn idle() -> ClaimFacts {
             touched: None,
             changing: false,
         },
-        volume: VolumeNow::There(VirtualVolume {
+        volume: VolumeNow::Exists(VirtualVolume {
             at: at("volume"),
             serves: Serves::Source,
             held_by: HeldBy::Claim,
@@ -109,14 +108,14 @@ fn idle() -> ClaimFacts {
             deleting: false,
             attached: Vec::new(),
         }),
-        source: Live::Known(SourceTwin::There {
+        source: Live::Known(SourceTwin::Exists {
             at: at("source"),
             mark: None,
             deleting: false,
         }),
         target: Live::Known(TargetTwin::Absent),
-        target_off: false,
-        within: false,
+        target_out_of_service: false,
+        same_namespace: false,
         epoch: epoch(1),
         source_helpers: Live::Known(Helpers::Absent),
         target_helpers: Live::Known(Helpers::Absent),
@@ -131,7 +130,7 @@ fn idle() -> ClaimFacts {
 }
 
 fn target(handed_over: bool) -> Live<TargetTwin> {
-    Live::Known(TargetTwin::There {
+    Live::Known(TargetTwin::Exists {
         at: at("target"),
         handed_over,
         retained: false,
@@ -142,7 +141,7 @@ fn target(handed_over: bool) -> Live<TargetTwin> {
 impl ClaimFacts {
     fn volume(mut self, change: impl FnOnce(&mut VirtualVolume)) -> Self {
         match &mut self.volume {
-            VolumeNow::There(volume) => change(volume),
+            VolumeNow::Exists(volume) => change(volume),
             VolumeNow::Absent => panic!("there is no PV"),
         }
         self
@@ -159,42 +158,42 @@ impl ClaimFacts {
     }
 
     fn locked(mut self) -> Self {
-        if let ClaimNow::There { lock, .. } = &mut self.claim {
+        if let ClaimNow::Exists { lock, .. } = &mut self.claim {
             *lock = Lock::Ours;
         }
         self
     }
 
     fn lost(mut self, is: bool) -> Self {
-        if let ClaimNow::There { lost, .. } = &mut self.claim {
+        if let ClaimNow::Exists { lost, .. } = &mut self.claim {
             *lost = is;
         }
         self
     }
 
     fn touched(mut self, touch: Touch) -> Self {
-        if let ClaimNow::There { touched, .. } = &mut self.claim {
+        if let ClaimNow::Exists { touched, .. } = &mut self.claim {
             *touched = Some(touch);
         }
         self
     }
 
     fn dying(mut self) -> Self {
-        if let ClaimNow::There { deleting, .. } = &mut self.claim {
+        if let ClaimNow::Exists { deleting, .. } = &mut self.claim {
             *deleting = true;
         }
         self
     }
 
     fn changing(mut self) -> Self {
-        if let ClaimNow::There { changing, .. } = &mut self.claim {
+        if let ClaimNow::Exists { changing, .. } = &mut self.claim {
             *changing = true;
         }
         self
     }
 
     fn source(mut self, is: SourceMark) -> Self {
-        if let Live::Known(SourceTwin::There { mark, .. }) = &mut self.source {
+        if let Live::Known(SourceTwin::Exists { mark, .. }) = &mut self.source {
             *mark = Some(is);
         }
         self
@@ -214,7 +213,7 @@ impl ClaimFacts {
     }
 }
 
-/// A claim that is locked, with all that a move needs, and copied.
+/// A locked claim with all helpers, after the copy.
 fn prepared() -> ClaimFacts {
     idle().locked().with(|facts| {
         facts.target = target(false);
@@ -227,7 +226,7 @@ fn prepared() -> ClaimFacts {
     })
 }
 
-/// A claim whose users are kept away.
+/// A claim whose gate is closed.
 fn gated(gate: GateNumber) -> ClaimFacts {
     let volume = |volume: &mut VirtualVolume| {
         volume.held_by = HeldBy::Move;
@@ -242,12 +241,12 @@ fn gated(gate: GateNumber) -> ClaimFacts {
         .lost(true)
 }
 
-/// A claim that nobody uses, the mover of the source included.
+/// A claim without users; the mover of the source is deleted, too.
 fn drained() -> ClaimFacts {
     gated(GATE).with(|facts| facts.source_helpers = Live::Known(Helpers::Absent))
 }
 
-/// A claim after row 9: the old PV is still there.
+/// A claim after step 9: the old PV still exists.
 fn handed_over() -> ClaimFacts {
     gated(GATE).source(superseded()).with(|facts| {
         facts.source_helpers = Live::Known(Helpers::Absent);
@@ -256,7 +255,7 @@ fn handed_over() -> ClaimFacts {
     })
 }
 
-/// A claim whose PV leads to the target, but is not yet bound.
+/// A claim whose PV refers to the target, but is not bound yet.
 fn replaced() -> ClaimFacts {
     handed_over().volume(|volume| {
         volume.serves = Serves::Target;
@@ -264,10 +263,10 @@ fn replaced() -> ClaimFacts {
     })
 }
 
-/// A claim whose PV at the target is its own for good.
+/// A claim that is bound to its PV at the target.
 fn arrived() -> ClaimFacts {
     replaced()
-        .touched(Touch::GivenBack(GATE))
+        .touched(Touch::Ungated(GATE))
         .lost(false)
         .volume(|volume| {
             volume.bound = true;
@@ -289,7 +288,7 @@ fn step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
     claim_step(of, facts)
 }
 
-/// Whether the move, with this one claim, enters this stage next.
+/// The change of the stage that the move, with this one claim, makes next.
 fn enters(of: &MoveFacts, facts: &ClaimFacts) -> Option<StatusChange> {
     match move_step(of, std::slice::from_ref(facts)) {
         MoveStep::Write { at: version, change } => {

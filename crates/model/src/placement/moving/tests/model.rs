@@ -1,6 +1,6 @@
-//! A model check: anything may happen at any time, and then everybody is left to finish. After
-//! every event no data is lost and no two copies are written; in the end the move is done or
-//! undone, and nothing is left over.
+//! A model check: any event may happen at any time, then all actors run until nothing changes. After each
+//! event, no data is lost and no two copies are written; in the end the move is done or rolled back, and
+//! nothing is left over.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
@@ -11,7 +11,7 @@ use super::{
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A leader dies after this many writes.
+    /// A leader that dies after this many writes.
     Lead(usize),
     LateObjects,
     LateDecides,
@@ -114,7 +114,7 @@ fn happens(world: &mut World, event: Event) {
     }
 }
 
-/// Everybody goes on until nothing changes any more.
+/// All actors run until nothing changes.
 fn come_to_rest(world: &mut World) -> Result<(), TestCaseError> {
     for _ in 0..200 {
         let before = world.clock;
@@ -136,13 +136,13 @@ fn come_to_rest(world: &mut World) -> Result<(), TestCaseError> {
     Err(TestCaseError::fail(format!("it never comes to rest: {world:#?}")))
 }
 
-/// What must be true of a volume in the end.
+/// The invariants of a volume in the end.
 fn in_the_end(world: &World, number: usize) -> Result<(), TestCaseError> {
     let volume = &world.volumes[number];
     let show = || format!("{volume:#?} {:?}", world.mv);
     prop_assert_eq!(volume.helpers, [false; 2], "{}", show());
     let Some(claim) = &volume.claim else {
-        // It was deleted, and what it had goes the way that its user chose.
+        // The claim was deleted: its data follows the reclaim policy of the user.
         let left = volume.source.is_some() || volume.target.is_some() || volume.pv.is_some();
         let is_right = !left || volume.policy == ReclaimPolicy::Retain;
         prop_assert!(is_right || world.target_gone, "leaked: {}", show());
@@ -167,7 +167,7 @@ fn in_the_end(world: &World, number: usize) -> Result<(), TestCaseError> {
         show()
     );
     let other = if is_moved { &volume.source } else { &volume.target };
-    // A target that returns is kept, and no pod gets it.
+    // A target that returns is kept, and no pod uses it.
     let is_kept = |twin: &Twin| world.was_recovered && twin.mark.is_some();
     prop_assert!(
         other.as_ref().is_none_or(is_kept) || world.target_gone,
@@ -196,7 +196,7 @@ fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
         world.recover_source();
         come_to_rest(&mut world)?;
     }
-    // What was deleted while it was Lost has been kept until here.
+    // What was deleted while it was Lost was kept until here.
     for volume in &mut world.volumes {
         volume.waived |= volume.claim.is_none();
     }
@@ -204,9 +204,9 @@ fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
     come_to_rest(&mut world)?;
     let has = |wanted: fn(&Event) -> bool| events.iter().any(wanted);
     let forced = has(|event| matches!(event, Event::DeleteMoveByForce));
-    // Without its status a move cannot make a PV again, and knows no way on.
+    // Without its status a move cannot create a PV again, nor continue.
     let has_no_way = forced && (world.was_committed || has(|event| matches!(event, Event::DeletePv(_))));
-    // Nor can a deleted claim be recovered.
+    // A deleted claim cannot be recovered either.
     let has_lost = world.target_gone && world.was_committed && !world.was_recovered;
     if !(has_no_way || has_lost) {
         let is_over = world.mv.as_ref().is_none_or(|mv| {
@@ -215,7 +215,7 @@ fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
         });
         prop_assert!(is_over, "{:#?}", world);
         for number in 0..world.volumes.len() {
-            // Who deletes a move by force has to look after claims that were deleted under it.
+            // A user who deletes a move by force has to care for claims that were deleted during it.
             let is_kept = forced && world.volumes[number].claim.is_none();
             if !is_kept {
                 in_the_end(&world, number)?;
@@ -239,7 +239,7 @@ proptest! {
     }
 }
 
-/// A pod that came after the mover, to its node, is deleted by force, and its container writes on.
+/// A pod that started after the mover, on its node, is deleted by force, and its container still writes.
 #[test]
 fn what_writes_on_without_a_pod_is_waited_for_on_the_node_of_the_mover() {
     let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete);
@@ -283,7 +283,7 @@ fn what_writes_on_without_a_pod_is_waited_for_on_the_node_of_the_mover() {
     assert!(world.was_committed);
 }
 
-/// The check is worth nothing if it never gets anywhere.
+/// The check is useless if the move never makes progress.
 #[test]
 fn a_move_that_nobody_disturbs_is_done() {
     for volumes in [1, 2] {
@@ -295,7 +295,7 @@ fn a_move_that_nobody_disturbs_is_done() {
     }
 }
 
-/// A move that is committed, and whose pods may have written at the target.
+/// A committed move whose pods may have written at the target.
 fn committed(volumes: usize, lead: usize, writes: bool) -> World {
     let mut world = World::new(volumes, Quiesce::Evict, ReclaimPolicy::Delete);
     for _ in 0..200 {

@@ -1,5 +1,5 @@
-//! The ten rules that stand above the rows, each of them found by attacking the protocol. Each has
-//! a test that fails without it.
+//! The ten rules that hold for all steps; each was found by attacking the protocol. Each has a test that
+//! fails without it.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use crate::volume::{
     moving::{TargetMark, TwinMarks, is_gated},
 };
 
-fn start(why: Why) -> ClaimDecision {
-    ClaimDecision::Back(BackTo::Start, why)
+fn start(why: RollbackReason) -> ClaimDecision {
+    ClaimDecision::Rollback(RollbackTo::Start, why)
 }
 
-fn again(why: Why) -> ClaimDecision {
-    ClaimDecision::Back(BackTo::Copying, why)
+fn again(why: RollbackReason) -> ClaimDecision {
+    ClaimDecision::Rollback(RollbackTo::Copying, why)
 }
 
 fn compared(gate: GateNumber) -> Live<Copied> {
@@ -29,12 +29,12 @@ fn compared(gate: GateNumber) -> Live<Copied> {
 #[test]
 fn rule_1_gates_are_numbered_and_going_back_is_written_first() {
     let second = GATE.next();
-    // The number is in the status before anything is gated, and never one that was there.
+    // The number is in the status before anything is gated, and was never used before.
     assert_eq!(
         enters(&of(Stage::Copying { last: Some(GATE) }), &prepared()),
         Some(StatusChange::OpenGate(second))
     );
-    // What an earlier gate has established counts for nothing.
+    // Results of an earlier gate do not count.
     let stale = |facts: ClaimFacts| facts.with(|facts| facts.copied = compared(GATE));
     assert_eq!(
         step(&of(Stage::Finishing(second)), &stale(gated(second))),
@@ -44,7 +44,7 @@ fn rule_1_gates_are_numbered_and_going_back_is_written_first() {
         step(&of(Stage::Verifying(second)), &stale(gated(second))),
         ClaimDecision::Do(ClaimStep::StartPass(Pass::Verify(second)))
     );
-    // The commit rests on gates that are all closed now, under this number.
+    // The commit requires that all gates are closed under this number.
     let verified = |facts: ClaimFacts| facts.with(|facts| facts.copied = compared(second));
     for opened in [
         gated(GATE),
@@ -54,30 +54,35 @@ fn rule_1_gates_are_numbered_and_going_back_is_written_first() {
         gated(second).volume(|volume| volume.mark = None),
     ] {
         let decision = step(&of(Stage::Verifying(second)), &verified(opened));
-        assert_eq!(decision, again(Why::GateOpen));
+        assert_eq!(decision, again(RollbackReason::GateOpen));
     }
-    // Whoever goes back from an earlier gate does not touch a later one.
-    for to in [BackTo::Copying, BackTo::Start] {
+    // The rollback of an earlier gate does not change a later one.
+    for to in [RollbackTo::Copying, RollbackTo::Start] {
         let decision = step(&of(back(to)), &gated(second));
         let touches = matches!(
             decision,
             ClaimDecision::Do(
-                ClaimStep::GiveBack { .. } | ClaimStep::RestorePolicy { .. } | ClaimStep::MarkSource { .. }
+                ClaimStep::RestoreClaimRef { .. }
+                    | ClaimStep::RestorePolicy { .. }
+                    | ClaimStep::MarkSource { .. }
             )
         );
         assert!(!touches, "{decision:?}");
     }
-    // And whoever comes late with an earlier gate finds a later version of what it wants to gate.
+    // A late write of an earlier gate names an older version of its PV.
     let never_gated = prepared().source(unmarked(GATE));
     assert_eq!(
-        step(&of(back(BackTo::Copying)), &never_gated),
+        step(&of(back(RollbackTo::Copying)), &never_gated),
         ClaimDecision::Do(ClaimStep::RefuseGate {
             volume: at("volume"),
             mark: given_back(GATE),
         })
     );
     let refused = never_gated.volume(|volume| volume.mark = Some(given_back(GATE)));
-    assert_eq!(step(&of(Stage::Gating(GATE)), &refused), again(Why::GateOpen));
+    assert_eq!(
+        step(&of(Stage::Gating(GATE)), &refused),
+        again(RollbackReason::GateOpen)
+    );
 }
 
 #[test]
@@ -109,7 +114,7 @@ fn a_target_that_is_too_small_is_refused_at_once() {
             });
         })
     };
-    let refused = start(Why::Refused(vec!["no room".into()]));
+    let refused = start(RollbackReason::Refused(vec!["no room".into()]));
     let copying = of(Stage::Copying { last: None });
     assert_eq!(step(&copying, &too_small(prepared())), refused);
     assert_eq!(
@@ -129,7 +134,7 @@ fn rule_1_users_that_come_back_are_a_new_gate() {
             Some(StatusChange::OpenGate(GATE.next()))
         );
     }
-    // Its number replaces the old one without an opening in between.
+    // The number replaces the old one without opening the gate.
     assert_eq!(
         step(
             &of(Stage::Gating(GATE.next())),
@@ -146,14 +151,17 @@ fn rule_1_users_that_come_back_are_a_new_gate() {
 fn rule_2_a_volume_that_is_deleted_is_not_gated_and_is_made_again_on_the_way_back() {
     let gating = of(Stage::Gating(GATE));
     let going = prepared().volume(|volume| volume.deleting = true);
-    assert_eq!(step(&gating, &going), start(Why::Volume(VolumeFault::Deleting)));
-    // What is not recorded could not be made again.
+    assert_eq!(
+        step(&gating, &going),
+        start(RollbackReason::Volume(VolumeFault::Deleting))
+    );
+    // A PV without a record could not be created again.
     let unrecorded = prepared().with(|facts| facts.recorded = None);
-    assert_eq!(step(&gating, &unrecorded), again(Why::NotRecorded));
+    assert_eq!(step(&gating, &unrecorded), again(RollbackReason::NotRecorded));
     let outdated = prepared().volume(|volume| volume.policy = ReclaimPolicy::Retain);
-    assert_eq!(step(&gating, &outdated), again(Why::NotRecorded));
+    assert_eq!(step(&gating, &outdated), again(RollbackReason::NotRecorded));
 
-    let way = of(back(BackTo::Start));
+    let way = of(back(RollbackTo::Start));
     let going = gated(GATE).source(unmarked(GATE)).volume(|volume| {
         volume.held_by = HeldBy::Claim;
         volume.deleting = true;
@@ -176,7 +184,7 @@ fn rule_2_a_volume_that_is_deleted_is_not_gated_and_is_made_again_on_the_way_bac
     }
     assert_eq!(
         step(&way, &going),
-        ClaimDecision::Do(ClaimStep::LetVolumeGo { volume: at("volume") })
+        ClaimDecision::Do(ClaimStep::RemoveVolumeFinalizers { volume: at("volume") })
     );
     let gone = going.without_volume();
     assert_eq!(
@@ -207,7 +215,7 @@ fn rule_3_a_move_is_held_by_its_finalizer_from_the_first_row_to_the_last() {
         let change = enters(&of(stage), &arrived());
         assert_ne!(change, Some(StatusChange::RemoveFinalizer));
     }
-    // Marks count only while there is the move; and what was not committed is undone without it.
+    // Marks count only while the move exists; without it, a move that was not committed is rolled back.
     assert_eq!(
         leftover_step(&uid(), &gated(GATE)),
         ClaimDecision::Do(ClaimStep::MarkSource {
@@ -220,7 +228,7 @@ fn rule_3_a_move_is_held_by_its_finalizer_from_the_first_row_to_the_last() {
         leftover_step(&uid(), &stray),
         ClaimDecision::Do(ClaimStep::DeleteTarget { target: at("target") })
     );
-    // But what may have been committed is not.
+    // A move that may have been committed is not.
     for committed in [
         handed_over().with(|facts| facts.target = target(false)),
         handed_over().source(moving(GATE)),
@@ -230,10 +238,10 @@ fn rule_3_a_move_is_held_by_its_finalizer_from_the_first_row_to_the_last() {
             ClaimDecision::Await(Waiting::CommittedWithoutMove)
         );
     }
-    let in_doubt = gated(GATE).with(|facts| facts.source = Live::Silent("timeout".into()));
+    let in_doubt = gated(GATE).with(|facts| facts.source = Live::Unknown("timeout".into()));
     assert_eq!(
         leftover_step(&uid(), &in_doubt),
-        ClaimDecision::Await(Waiting::Silent(Side::Source, "timeout".into()))
+        ClaimDecision::Await(Waiting::Unknown(Side::Source, "timeout".into()))
     );
 }
 
@@ -245,10 +253,10 @@ fn rule_4_gates_close_when_evictions_are_accepted_and_running_pods_keep_their_at
     assert!(!closes(&prepared().pods(vec![pod(false)])));
     assert!(closes(&prepared().pods(vec![pod(true)])));
     assert!(!closes(
-        &prepared().with(|facts| facts.users = Live::Silent("timeout".into()))
+        &prepared().with(|facts| facts.users = Live::Unknown("timeout".into()))
     ));
 
-    let later = || DetachBeside::Later("shop/db-0".into());
+    let later = || DetachDecision::Later("shop/db-0".into());
     let pending = UserPod {
         pending: true,
         ..pod(true)
@@ -264,28 +272,43 @@ fn rule_4_gates_close_when_evictions_are_accepted_and_running_pods_keep_their_at
     for (mark, pods, node, expected) in [
         (gated(), vec![pod(true)], NodeHealth::Ready, later()),
         (gated(), vec![pending.clone()], NodeHealth::Ready, later()),
-        (gated(), vec![], NodeHealth::Ready, DetachBeside::Go),
+        (gated(), vec![], NodeHealth::Ready, DetachDecision::Allow),
         (
             gated(),
             vec![pod(true)],
             NodeHealth::OutOfService,
-            DetachBeside::Go,
+            DetachDecision::Allow,
         ),
-        (gated(), vec![pod(true)], NodeHealth::NotReady, DetachBeside::Go),
+        (
+            gated(),
+            vec![pod(true)],
+            NodeHealth::NotReady,
+            DetachDecision::Allow,
+        ),
         (unreadable(), vec![pod(true)], NodeHealth::Ready, later()),
-        // Its attachment may be deleting since the gate. One that has yet to start waits for that.
+        // Its attachment may be in deletion since the gate. A pod that has not started waits for that.
         (given_back(), vec![pod(true)], NodeHealth::Ready, later()),
         (
             given_back(),
             vec![pod(true)],
             NodeHealth::NotReady,
-            DetachBeside::Go,
+            DetachDecision::Allow,
         ),
-        (given_back(), vec![pending], NodeHealth::Ready, DetachBeside::Go),
-        (Ok(None), vec![pod(true)], NodeHealth::Ready, DetachBeside::Go),
+        (
+            given_back(),
+            vec![pending],
+            NodeHealth::Ready,
+            DetachDecision::Allow,
+        ),
+        (
+            Ok(None),
+            vec![pod(true)],
+            NodeHealth::Ready,
+            DetachDecision::Allow,
+        ),
     ] {
         assert_eq!(
-            detach_beside(&mark, &pods, node),
+            detach_decision(&mark, &pods, node),
             expected,
             "{mark:?} {pods:?} {node:?}"
         );
@@ -296,16 +319,19 @@ fn rule_4_gates_close_when_evictions_are_accepted_and_running_pods_keep_their_at
 fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
     for stage in [Stage::Gating(GATE), Stage::Draining(GATE), Stage::Verifying(GATE)] {
         for gone in [gated(GATE).dying(), gated(GATE).without_claim()] {
-            assert_eq!(step(&of(stage.clone()), &gone), start(Why::ClaimDeleted));
+            assert_eq!(
+                step(&of(stage.clone()), &gone),
+                start(RollbackReason::ClaimDeleted)
+            );
         }
     }
-    let way = of(back(BackTo::Start));
-    // A claim that is being deleted goes before its PV gets its policy, bound or not.
+    let way = of(back(RollbackTo::Start));
+    // A claim that is being deleted is unlocked before its PV gets its policy back, bound or not.
     let dying = gated(GATE)
         .source(unmarked(GATE))
         .dying()
         .lost(false)
-        .touched(Touch::GivenBack(GATE))
+        .touched(Touch::Ungated(GATE))
         .volume(|volume| {
             volume.held_by = HeldBy::Claim;
             volume.bound = true;
@@ -315,19 +341,19 @@ fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
         ClaimDecision::Do(ClaimStep::Unlock { claim: at("claim") })
     );
     let unlocked = dying.clone().with(|facts| {
-        if let ClaimNow::There { lock, .. } = &mut facts.claim {
+        if let ClaimNow::Exists { lock, .. } = &mut facts.claim {
             *lock = Lock::Free;
         }
     });
     assert_eq!(step(&way, &unlocked), ClaimDecision::Await(Waiting::ClaimGone));
-    // Then nothing is given back, and nothing is deleted, before its time.
+    // Then nothing is restored or deleted before `retainSource` ends.
     let gone = dying.without_claim();
     assert_eq!(
         step(&way, &gone),
         ClaimDecision::Do(ClaimStep::RetainTarget { target: at("target") })
     );
     let kept = gone.with(|facts| {
-        if let Live::Known(TargetTwin::There { retained, .. }) = &mut facts.target {
+        if let Live::Known(TargetTwin::Exists { retained, .. }) = &mut facts.target {
             *retained = true;
         }
     });
@@ -350,11 +376,11 @@ fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
             mark: given_back(GATE),
         })
     );
-    // Who deletes the claim by mistake may delete the VolumeMove next.
+    // A user who deletes the claim by mistake may delete the VolumeMove next.
     let mut deleted = late;
     (deleted.overdue.retention, deleted.deleting) = (false, true);
     assert_eq!(step(&deleted, &kept), ClaimDecision::Await(Waiting::BothKept));
-    // After the commit it is the same, on the other side.
+    // After the commit the same holds for the other side.
     let committed = replaced().without_claim();
     assert_eq!(
         step(&of(Stage::Committed(GATE)), &committed),
@@ -379,7 +405,7 @@ fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
 #[test]
 fn rule_5_claims_that_go_with_their_pods_are_not_waited_for() {
     let mut waits = of(Stage::Copying { last: None });
-    waits.wishes.quiesce = Quiesce::Wait;
+    waits.requested.quiesce = Quiesce::Wait;
     let goes = prepared().with(|facts| {
         facts.users = Live::Known(Users {
             deletes_claim: Some("the StatefulSet shop/db".into()),
@@ -393,23 +419,29 @@ fn rule_5_claims_that_go_with_their_pods_are_not_waited_for() {
         };
         let decision = step(&of, &goes);
         assert!(
-            matches!(decision, ClaimDecision::Back(BackTo::Start, Why::Refused(_))),
+            matches!(
+                decision,
+                ClaimDecision::Rollback(RollbackTo::Start, RollbackReason::Refused(_))
+            ),
             "{decision:?}"
         );
     }
     assert_eq!(step(&waits, &prepared()), ClaimDecision::Reached);
-    // And as long as there are users, nothing is gated.
+    // As long as pods run, nothing is gated.
     let used = prepared().pods(vec![pod(true)]);
     assert_eq!(
         step(&waits, &used),
         ClaimDecision::Await(Waiting::Users(vec!["shop/db-0".into()]))
     );
     waits.stage = Stage::Gating(GATE);
-    assert_eq!(step(&waits, &used), again(Why::InUse(vec!["shop/db-0".into()])));
+    assert_eq!(
+        step(&waits, &used),
+        again(RollbackReason::InUse(vec!["shop/db-0".into()]))
+    );
 }
 
-fn beside() -> Beside {
-    Beside {
+fn beside() -> AttachFacts {
+    AttachFacts {
         asked: epoch(0),
         epoch: epoch(0),
         source: None,
@@ -421,18 +453,18 @@ fn beside() -> Beside {
 
 #[test]
 fn rule_6_a_handle_of_another_epoch_reaches_no_data() {
-    let moved_on = |asked, current| PublishBeside::MovedOn {
+    let moved_on = |asked, current| AttachDecision::MovedOn {
         asked: epoch(asked),
         current: epoch(current),
     };
-    let user = |facts: Beside| publish_beside(&Live::Known(facts), &Caller::User);
-    assert_eq!(user(beside()), PublishBeside::Go);
-    let elsewhere = Beside {
+    let user = |facts: AttachFacts| attach_decision(&Live::Known(facts), &Caller::User);
+    assert_eq!(user(beside()), AttachDecision::Allow);
+    let elsewhere = AttachFacts {
         highest: epoch(1),
         ..beside()
     };
     assert_eq!(user(elsewhere), moved_on(0, 1));
-    let marked = Beside {
+    let marked = AttachFacts {
         source: Some(superseded()),
         exists: false,
         ..beside()
@@ -442,26 +474,29 @@ fn rule_6_a_handle_of_another_epoch_reaches_no_data() {
         by: uid(),
         side: Side::Source,
     };
-    assert_eq!(publish_beside(&Live::Known(marked), &mover), moved_on(0, 1));
-    let later = Beside {
+    assert_eq!(attach_decision(&Live::Known(marked), &mover), moved_on(0, 1));
+    let later = AttachFacts {
         epoch: epoch(1),
         highest: epoch(1),
         ..beside()
     };
     assert_eq!(user(later), moved_on(0, 1));
-    let silent = publish_beside(&Live::Silent("timeout".into()), &Caller::User);
-    assert_eq!(silent, PublishBeside::Silent("timeout".into()));
+    let silent = attach_decision(&Live::Unknown("timeout".into()), &Caller::User);
+    assert_eq!(silent, AttachDecision::Unknown("timeout".into()));
 
     assert_eq!(
-        change_beside(epoch(0), epoch(1), false, true),
-        ChangeBeside::MovedOn(epoch(1))
+        change_decision(epoch(0), epoch(1), false, true),
+        ChangeDecision::MovedOn(epoch(1))
     );
-    assert_eq!(change_beside(epoch(1), epoch(1), false, true), ChangeBeside::Go);
+    assert_eq!(
+        change_decision(epoch(1), epoch(1), false, true),
+        ChangeDecision::Allow
+    );
 }
 
 #[test]
 fn rule_6_only_the_mover_attaches_what_is_moving() {
-    let source = Beside {
+    let source = AttachFacts {
         source: Some(moving(GATE)),
         ..beside()
     };
@@ -469,40 +504,40 @@ fn rule_6_only_the_mover_attaches_what_is_moving() {
         by: uid(),
         epoch: epoch(1),
     };
-    let target = Beside {
+    let target = AttachFacts {
         asked: epoch(1),
         epoch: epoch(1),
         target: Some(mark),
         ..beside()
     };
     let mover = |by, side| Caller::Mover { by, side };
-    let publish = |facts: &Beside, caller| publish_beside(&Live::Known(facts.clone()), &caller);
+    let publish = |facts: &AttachFacts, caller| attach_decision(&Live::Known(facts.clone()), &caller);
     for (facts, side) in [(&source, Side::Source), (&target, Side::Target)] {
-        assert_eq!(publish(facts, Caller::User), PublishBeside::Moving);
-        assert_eq!(publish(facts, mover(uid(), side)), PublishBeside::Go);
-        assert_eq!(publish(facts, mover(other(), side)), PublishBeside::MoveOver);
-        let gone = Beside {
+        assert_eq!(publish(facts, Caller::User), AttachDecision::Moving);
+        assert_eq!(publish(facts, mover(uid(), side)), AttachDecision::Allow);
+        assert_eq!(publish(facts, mover(other(), side)), AttachDecision::MoveOver);
+        let gone = AttachFacts {
             exists: false,
             ..facts.clone()
         };
-        assert_eq!(publish(&gone, mover(uid(), side)), PublishBeside::MoveOver);
+        assert_eq!(publish(&gone, mover(uid(), side)), AttachDecision::MoveOver);
     }
-    // A mark counts only while there is its move; but a target is nobody's before it is handed over.
-    let gone = |facts: &Beside| Beside {
+    // A mark counts only while its move exists; but no user may attach a target before the hand-over.
+    let gone = |facts: &AttachFacts| AttachFacts {
         exists: false,
         ..facts.clone()
     };
-    assert_eq!(publish(&gone(&source), Caller::User), PublishBeside::Go);
-    assert_eq!(publish(&gone(&target), Caller::User), PublishBeside::Moving);
-    // A mover that comes after the hand-over would write beside the users.
-    let handed_over = Beside {
+    assert_eq!(publish(&gone(&source), Caller::User), AttachDecision::Allow);
+    assert_eq!(publish(&gone(&target), Caller::User), AttachDecision::Moving);
+    // A mover that attaches after the hand-over would write together with the users.
+    let handed_over = AttachFacts {
         target: None,
         ..target
     };
-    assert_eq!(publish(&handed_over, Caller::User), PublishBeside::Go);
+    assert_eq!(publish(&handed_over, Caller::User), AttachDecision::Allow);
     assert_eq!(
         publish(&handed_over, mover(uid(), Side::Target)),
-        PublishBeside::MoveOver
+        AttachDecision::MoveOver
     );
 }
 
@@ -552,14 +587,14 @@ fn rule_7_drained_means_no_pod_with_a_node_no_attachment_and_no_volume_in_use() 
             "and so it is at the commit"
         );
     }
-    let silent = drained().with(|facts| facts.users = Live::Silent("timeout".into()));
+    let silent = drained().with(|facts| facts.users = Live::Unknown("timeout".into()));
     assert_eq!(
         step(&of(Stage::Draining(GATE)), &silent),
-        ClaimDecision::Await(Waiting::Silent(Side::Source, "timeout".into()))
+        ClaimDecision::Await(Waiting::Unknown(Side::Source, "timeout".into()))
     );
 }
 
-/// To Kubernetes a mover that reads beside the users uses their volume on their node.
+/// Kubernetes sees the mover that runs together with the pods as another pod with the same volume.
 #[test]
 fn a_mover_leaves_with_the_last_user() {
     let with = |pods: Vec<UserPod>, attached, helpers| {
@@ -598,7 +633,7 @@ fn a_mover_leaves_with_the_last_user() {
             with(vec![], true, Helpers::Absent),
             awaits(&["node n1 (attached)"]),
         ),
-        // Also if nothing seems to be in the way: a container whose pod is gone would not be seen.
+        // Also if no pod or node is left: the container of a deleted pod would not be detected.
         (with(vec![], false, Helpers::Ready), leaves()),
         (with(vec![], false, Helpers::Absent), ClaimDecision::Reached),
     ] {
@@ -628,7 +663,7 @@ fn rule_8_a_gated_volume_is_not_deleted_for_its_claim_that_seems_gone() {
     };
     assert!(is_gated(&VolumeMark::Gated(note(GATE))));
     assert!(!is_gated(&given_back(GATE)));
-    // Row 10 deletes the object only: never while its policy would take the data with it.
+    // Step 10 deletes only the PV object: never while its policy would delete the data.
     let unretained = handed_over().volume(|volume| volume.policy = ReclaimPolicy::Delete);
     assert_eq!(
         step(&of(Stage::Committed(GATE)), &unretained),
@@ -648,7 +683,7 @@ fn rule_9_the_policy_before_the_gate_is_the_users() {
     assert_eq!(policy_wanted(Retain, Some(&gated_mark)), Delete);
     assert_eq!(policy_wanted(Retain, Some(&given_back(GATE))), Retain);
     assert_eq!(policy_wanted(Delete, None), Delete);
-    // So the target's real PV is retained only if the user wanted that before.
+    // The target's real PV is retained only if that was the user's policy before the gate.
     for (policy, expected) in [(Delete, false), (Retain, true)] {
         let facts = handed_over().with(|facts| {
             facts.target = target(false);
@@ -678,11 +713,11 @@ fn rule_9_loops_keep_off_what_is_a_moves() {
             epoch: epoch(1),
         })
     };
-    // A mark counts while there may be its move.
+    // A mark counts while its move may exist.
     for exists in [true, false] {
         assert_eq!(left_alone(target(), None, exists), exists);
         assert_eq!(left_alone(None, Some(moving(GATE)), exists), exists);
-        // Its data is elsewhere, whatever became of the move.
+        // Its data has moved, whatever the state of the move.
         assert!(left_alone(None, Some(superseded()), exists));
         assert!(!left_alone(None, Some(unmarked(GATE)), exists));
         assert!(!left_alone(None, None, exists));
@@ -702,12 +737,18 @@ fn rule_10_nothing_is_gated_while_it_changes_and_nothing_changes_while_it_is_loc
     );
     assert_eq!(
         step(&of(Stage::Gating(GATE)), &prepared().changing()),
-        again(Why::Changing)
+        again(RollbackReason::Changing)
     );
     assert_eq!(
-        change_beside(epoch(1), epoch(1), true, false),
-        ChangeBeside::Later
+        change_decision(epoch(1), epoch(1), true, false),
+        ChangeDecision::Later
     );
-    assert_eq!(change_beside(epoch(1), epoch(1), false, false), ChangeBeside::Go);
-    assert_eq!(change_beside(epoch(1), epoch(1), true, true), ChangeBeside::Go);
+    assert_eq!(
+        change_decision(epoch(1), epoch(1), false, false),
+        ChangeDecision::Allow
+    );
+    assert_eq!(
+        change_decision(epoch(1), epoch(1), true, true),
+        ChangeDecision::Allow
+    );
 }

@@ -1,4 +1,4 @@
-//! Row by row: what is done, what is waited for, and what is undone from there.
+//! The table of the protocol: for each step the next action, its waits, and its rollback.
 
 use super::*;
 use crate::volume::moving::{Phase, TargetMark};
@@ -20,7 +20,7 @@ fn copied(change: impl FnOnce(&mut Copied)) -> ClaimFacts {
     gated(GATE).with(|facts| facts.copied = Live::Known(copied))
 }
 
-/// Each row: the stage, what there is, and what is next.
+/// Each entry: the stage, the facts, and the decision.
 #[test]
 #[allow(clippy::too_many_lines, reason = "it is the table of the protocol")]
 fn one_step_after_the_other() {
@@ -90,7 +90,7 @@ fn one_step_after_the_other() {
         ),
         (
             Stage::Gating(GATE),
-            gated(GATE).touched(Touch::GivenBack(GATE)),
+            gated(GATE).touched(Touch::Ungated(GATE)),
             done(ClaimStep::Touch {
                 claim: at("claim"),
                 touch: Touch::Gated(GATE),
@@ -109,7 +109,7 @@ fn one_step_after_the_other() {
             gated(GATE).pods(vec![pod(true)]),
             wait(Waiting::Users(vec!["shop/db-0".into()])),
         ),
-        // The mover leaves with the last user, and nothing is judged before its node has nothing left.
+        // The mover is deleted with the last pod, and the drain ends after its node has released the volume.
         (
             Stage::Draining(GATE),
             gated(GATE),
@@ -122,8 +122,8 @@ fn one_step_after_the_other() {
         ),
         (
             Stage::Draining(GATE),
-            gated(GATE).with(|facts| facts.source_helpers = Live::Silent("timeout".into())),
-            wait(Waiting::Silent(Side::Source, "timeout".into())),
+            gated(GATE).with(|facts| facts.source_helpers = Live::Unknown("timeout".into())),
+            wait(Waiting::Unknown(Side::Source, "timeout".into())),
         ),
         (
             Stage::Draining(GATE),
@@ -141,7 +141,7 @@ fn one_step_after_the_other() {
             wait(Waiting::Users(vec!["node n2 (attached)".into()])),
         ),
         (Stage::Draining(GATE), drained(), Reached),
-        // 6, where the mover has it again
+        // 6, where the mover gets the volume again
         (
             Stage::Finishing(GATE),
             drained(),
@@ -203,7 +203,7 @@ fn one_step_after_the_other() {
             copied(|copied| copied.journal_off = Some(GATE)).source(superseded()),
             done(ClaimStep::RemoveHelpers(Side::Source)),
         ),
-        // Nobody waits for a mover that has died, or cannot do that.
+        // A mover that has died, or cannot remove the journal, delays nothing.
         (
             Stage::Committed(GATE),
             gated(GATE)
@@ -215,7 +215,7 @@ fn one_step_after_the_other() {
             Stage::Committed(GATE),
             gated(GATE)
                 .source(superseded())
-                .with(|facts| facts.copied = Live::Silent("I/O error".into())),
+                .with(|facts| facts.copied = Live::Unknown("I/O error".into())),
             done(ClaimStep::RemoveHelpers(Side::Source)),
         ),
         (
@@ -240,7 +240,7 @@ fn one_step_after_the_other() {
         (
             Stage::Committed(GATE),
             handed_over().volume(|volume| volume.deleting = true),
-            done(ClaimStep::LetVolumeGo { volume: at("volume") }),
+            done(ClaimStep::RemoveVolumeFinalizers { volume: at("volume") }),
         ),
         (
             Stage::Committed(GATE),
@@ -256,18 +256,18 @@ fn one_step_after_the_other() {
             replaced(),
             done(ClaimStep::Touch {
                 claim: at("claim"),
-                touch: Touch::GivenBack(GATE),
+                touch: Touch::Ungated(GATE),
             }),
         ),
         (
             Stage::Committed(GATE),
-            replaced().touched(Touch::GivenBack(GATE)),
+            replaced().touched(Touch::Ungated(GATE)),
             wait(Waiting::Bound),
         ),
         (
             Stage::Committed(GATE),
             replaced()
-                .touched(Touch::GivenBack(GATE))
+                .touched(Touch::Ungated(GATE))
                 .lost(false)
                 .volume(|volume| volume.bound = true),
             done(ClaimStep::RestorePolicy {
@@ -308,7 +308,7 @@ fn mover_has_it(attached: bool, in_use: bool) -> Live<Users> {
 }
 
 fn unlock(facts: &mut ClaimFacts) {
-    if let ClaimNow::There { lock, .. } = &mut facts.claim {
+    if let ClaimNow::Exists { lock, .. } = &mut facts.claim {
         *lock = Lock::Free;
     }
 }
@@ -360,14 +360,14 @@ fn one_stage_after_the_other() {
             StatusChange::Enter(Stage::Retaining(GATE)),
         ),
         (
-            back(BackTo::Copying),
+            back(RollbackTo::Copying),
             prepared()
                 .volume(|volume| volume.mark = Some(given_back(GATE)))
                 .source(unmarked(GATE)),
             StatusChange::Enter(Stage::Copying { last: Some(GATE) }),
         ),
         (
-            back(BackTo::Start),
+            back(RollbackTo::Start),
             idle()
                 .volume(|volume| volume.mark = Some(given_back(GATE)))
                 .source(unmarked(GATE)),
@@ -385,12 +385,12 @@ fn one_stage_after_the_other() {
 
 #[test]
 fn on_the_way_back_the_policy_comes_last() {
-    let way = of(back(BackTo::Copying));
+    let way = of(back(RollbackTo::Copying));
     let unmarked_source = gated(GATE).source(unmarked(GATE));
     let named = unmarked_source
         .clone()
         .volume(|volume| volume.held_by = HeldBy::Claim);
-    let touched = named.clone().touched(Touch::GivenBack(GATE));
+    let touched = named.clone().touched(Touch::Ungated(GATE));
     let bound = touched.clone().lost(false).volume(|volume| volume.bound = true);
     let volume = || at("volume");
     for (facts, expected) in [
@@ -403,7 +403,7 @@ fn on_the_way_back_the_policy_comes_last() {
         ),
         (
             unmarked_source,
-            done(ClaimStep::GiveBack {
+            done(ClaimStep::RestoreClaimRef {
                 volume: volume(),
                 note: note(GATE),
             }),
@@ -412,7 +412,7 @@ fn on_the_way_back_the_policy_comes_last() {
             named,
             done(ClaimStep::Touch {
                 claim: at("claim"),
-                touch: Touch::GivenBack(GATE),
+                touch: Touch::Ungated(GATE),
             }),
         ),
         (touched.clone(), wait(Waiting::Bound)),
@@ -432,7 +432,7 @@ fn on_the_way_back_the_policy_comes_last() {
 
 #[test]
 fn what_was_made_goes_when_the_users_have_their_volume() {
-    let way = of(back(BackTo::Start));
+    let way = of(back(RollbackTo::Start));
     let reopened = prepared()
         .volume(|volume| volume.mark = Some(given_back(GATE)))
         .source(unmarked(GATE));
@@ -445,7 +445,7 @@ fn what_was_made_goes_when_the_users_have_their_volume() {
         .with(|facts| facts.target = Live::Known(TargetTwin::Absent));
     let silent = without_helpers
         .clone()
-        .with(|facts| facts.target = Live::Silent("timeout".into()));
+        .with(|facts| facts.target = Live::Unknown("timeout".into()));
     for (facts, expected) in [
         (reopened, done(ClaimStep::RemoveHelpers(Side::Source))),
         (
@@ -456,7 +456,7 @@ fn what_was_made_goes_when_the_users_have_their_volume() {
         (silent.clone(), done(ClaimStep::Unlock { claim: at("claim") })),
         (
             silent.with(unlock),
-            wait(Waiting::Silent(Side::Target, "timeout".into())),
+            wait(Waiting::Unknown(Side::Target, "timeout".into())),
         ),
     ] {
         assert_eq!(step(&way, &facts), expected);
@@ -473,15 +473,15 @@ fn a_cancel_or_a_deletion_counts_until_the_commit() {
         Stage::Draining(GATE),
         Stage::Finishing(GATE),
         Stage::Verifying(GATE),
-        back(BackTo::Copying),
+        back(RollbackTo::Copying),
     ] {
-        let expected = Stage::Back {
+        let expected = Stage::Rollback {
             gate: stage.last_gate(),
-            to: BackTo::Start,
-            why: Why::Cancelled,
+            to: RollbackTo::Start,
+            why: RollbackReason::Cancelled,
         };
         let mut cancelled = of(stage.clone());
-        cancelled.wishes.cancel = true;
+        cancelled.requested.cancel = true;
         let mut deleted = of(stage);
         deleted.deleting = true;
         for of in [cancelled, deleted] {
@@ -493,7 +493,7 @@ fn a_cancel_or_a_deletion_counts_until_the_commit() {
     }
     for stage in [Stage::Committed(GATE), Stage::Retaining(GATE)] {
         let mut cancelled = of(stage);
-        cancelled.wishes.cancel = true;
+        cancelled.requested.cancel = true;
         cancelled.deleting = true;
         assert_eq!(enters(&cancelled, &handed_over()), None);
     }
@@ -502,14 +502,26 @@ fn a_cancel_or_a_deletion_counts_until_the_commit() {
 #[test]
 fn what_lasts_too_long_is_undone_and_tried_again() {
     for (stage, facts, why) in [
-        (Stage::Gating(GATE), gated(GATE).lost(false), Why::DrainOverdue),
+        (
+            Stage::Gating(GATE),
+            gated(GATE).lost(false),
+            RollbackReason::DrainOverdue,
+        ),
         (
             Stage::Draining(GATE),
             gated(GATE).pods(vec![pod(true)]),
-            Why::DrainOverdue,
+            RollbackReason::DrainOverdue,
         ),
-        (Stage::Finishing(GATE), copied(|_| ()), Why::DowntimeOverdue),
-        (Stage::Verifying(GATE), copied(|_| ()), Why::DowntimeOverdue),
+        (
+            Stage::Finishing(GATE),
+            copied(|_| ()),
+            RollbackReason::DowntimeOverdue,
+        ),
+        (
+            Stage::Verifying(GATE),
+            copied(|_| ()),
+            RollbackReason::DowntimeOverdue,
+        ),
     ] {
         let mut late = of(stage);
         late.overdue = OverDue {
@@ -517,9 +529,9 @@ fn what_lasts_too_long_is_undone_and_tried_again() {
             downtime: true,
             retention: false,
         };
-        let expected = Stage::Back {
+        let expected = Stage::Rollback {
             gate: Some(GATE),
-            to: BackTo::Copying,
+            to: RollbackTo::Copying,
             why,
         };
         assert_eq!(enters(&late, &facts), Some(StatusChange::Enter(expected)));
@@ -540,7 +552,7 @@ fn a_target_that_is_gone_costs_nothing_before_the_commit_and_the_source_stays_af
     for stage in [Stage::Finishing(GATE), Stage::Verifying(GATE)] {
         assert_eq!(
             step(&of(stage), &gone(gated(GATE))),
-            ClaimDecision::Back(BackTo::Start, Why::TargetGone)
+            ClaimDecision::Rollback(RollbackTo::Start, RollbackReason::TargetGone)
         );
     }
     assert_eq!(
@@ -572,7 +584,7 @@ fn a_source_that_is_gone_is_waited_for_and_the_unfinished_copy_stays() {
     ] {
         assert_eq!(step(&of(stage), &gone(facts)), wait(Waiting::SourceGone));
     }
-    let silent = |facts: ClaimFacts| facts.with(|facts| facts.source = Live::Silent("timeout".into()));
+    let silent = |facts: ClaimFacts| facts.with(|facts| facts.source = Live::Unknown("timeout".into()));
     assert_eq!(
         step(
             &of(Stage::Committed(GATE)),
@@ -585,8 +597,8 @@ fn a_source_that_is_gone_is_waited_for_and_the_unfinished_copy_stays() {
         "row 9 needs only the target"
     );
     assert_eq!(
-        step(&of(back(BackTo::Copying)), &silent(gated(GATE))),
-        done(ClaimStep::GiveBack {
+        step(&of(back(RollbackTo::Copying)), &silent(gated(GATE))),
+        done(ClaimStep::RestoreClaimRef {
             volume: at("volume"),
             note: note(GATE),
         }),
@@ -614,10 +626,10 @@ fn several_claims_are_gated_together_and_committed_together() {
         both(verified(), differs, Stage::Verifying(GATE)),
         MoveStep::Write {
             at: at("move"),
-            change: StatusChange::Enter(Stage::Back {
+            change: StatusChange::Enter(Stage::Rollback {
                 gate: Some(GATE),
-                to: BackTo::Start,
-                why: Why::Differs("a/b".into()),
+                to: RollbackTo::Start,
+                why: RollbackReason::Differs("a/b".into()),
             }),
         }
     );
@@ -627,7 +639,7 @@ fn several_claims_are_gated_together_and_committed_together() {
 fn a_pause_counts_only_while_no_gate_is_closed() {
     let paused = |stage| {
         let mut of = of(stage);
-        of.wishes.paused = true;
+        of.requested.paused = true;
         of
     };
     let waits = MoveStep::Wait(vec![(0, Waiting::Paused)]);
@@ -643,7 +655,7 @@ fn a_pause_counts_only_while_no_gate_is_closed() {
 #[test]
 fn without_a_wish_nothing_is_cut_over_and_with_obstacles_nothing_begins() {
     let mut ready = of(Stage::Copying { last: None });
-    ready.wishes.cutover = false;
+    ready.requested.cutover = false;
     let waits = MoveStep::Wait(vec![(0, Waiting::CutOver)]);
     assert_eq!(move_step(&ready, &[prepared()]), waits);
     assert_eq!(ready.stage.phase(true), Phase::Ready);
@@ -653,10 +665,10 @@ fn without_a_wish_nothing_is_cut_over_and_with_obstacles_nothing_begins() {
     let waits = MoveStep::Wait(vec![(0, Waiting::Preflight)]);
     assert_eq!(move_step(&unknown, &[idle().locked()]), waits);
     unknown.obstacles = Some(vec!["too small".into()]);
-    let refused = Stage::Back {
+    let refused = Stage::Rollback {
         gate: None,
-        to: BackTo::Start,
-        why: Why::Refused(vec!["too small".into()]),
+        to: RollbackTo::Start,
+        why: RollbackReason::Refused(vec!["too small".into()]),
     };
     assert_eq!(
         enters(&unknown, &idle().locked()),
@@ -668,15 +680,15 @@ fn without_a_wish_nothing_is_cut_over_and_with_obstacles_nothing_begins() {
 fn what_others_have_or_made_is_left_to_them() {
     let theirs = |counts| {
         idle().with(|facts| {
-            if let ClaimNow::There { lock, .. } = &mut facts.claim {
+            if let ClaimNow::Exists { lock, .. } = &mut facts.claim {
                 *lock = Lock::Theirs { by: other(), counts };
             }
         })
     };
-    let start = |why| ClaimDecision::Back(BackTo::Start, why);
+    let start = |why| ClaimDecision::Rollback(RollbackTo::Start, why);
     assert_eq!(
         step(&of(Stage::Checking), &theirs(true)),
-        start(Why::Locked(other()))
+        start(RollbackReason::Locked(other()))
     );
     assert_eq!(
         step(&of(Stage::Checking), &theirs(false)),
@@ -691,11 +703,11 @@ fn what_others_have_or_made_is_left_to_them() {
         .with(|facts| facts.target = Live::Known(TargetTwin::Foreign("a claim".into())));
     assert_eq!(
         step(&of(Stage::Preparing), &foreign),
-        start(Why::InTheWay("a claim".into()))
+        start(RollbackReason::InTheWay("a claim".into()))
     );
     assert_eq!(
         step(
-            &of(back(BackTo::Start)),
+            &of(back(RollbackTo::Start)),
             &foreign
                 .volume(|volume| volume.mark = Some(given_back(GATE)))
                 .source(unmarked(GATE))
@@ -703,21 +715,21 @@ fn what_others_have_or_made_is_left_to_them() {
         done(ClaimStep::Unlock { claim: at("claim") }),
         "and it is not deleted on the way back"
     );
-    let another = handed_over().volume(|volume| volume.serves = Serves::Else("v1:x".into()));
+    let another = handed_over().volume(|volume| volume.serves = Serves::Other("v1:x".into()));
     assert_eq!(
         step(&of(Stage::Committed(GATE)), &another),
         wait(Waiting::VolumeTaken("v1:x".into()))
     );
 }
 
-/// While the source of a move is kept, the volume may move again: back, for example.
+/// While the source is retained, the volume may be moved again, for example by an undo.
 #[test]
 fn a_source_is_released_also_after_the_volume_has_moved_on() {
     let mut late = of(Stage::Retaining(GATE));
     late.overdue.retention = true;
     let gated_again = arrived().with(|facts| {
         facts.volume = VolumeNow::Absent;
-        if let ClaimNow::There { lock, .. } = &mut facts.claim {
+        if let ClaimNow::Exists { lock, .. } = &mut facts.claim {
             *lock = Lock::Theirs {
                 by: other(),
                 counts: true,
@@ -755,15 +767,15 @@ fn a_source_is_released_also_after_the_volume_has_moved_on() {
 fn a_source_is_recovered_only_if_its_target_is_lost() {
     let asked = |stage| {
         let mut of = of(stage);
-        of.wishes.recover = true;
+        of.requested.recover = true;
         of
     };
     let lost = |facts: ClaimFacts| facts.with(|facts| facts.target = Live::Known(TargetTwin::Gone));
     let whole = || lost(arrived().with(unlock));
     let silent = |off| {
         whole().with(|facts| {
-            facts.target = Live::Silent("timeout".into());
-            facts.target_off = off;
+            facts.target = Live::Unknown("timeout".into());
+            facts.target_out_of_service = off;
         })
     };
     let second = GATE.next();
@@ -777,7 +789,7 @@ fn a_source_is_recovered_only_if_its_target_is_lost() {
         assert_eq!(enters(&of(stage), &facts), None, "no recovery was requested");
     }
     let theirs = whole().with(|facts| {
-        if let ClaimNow::There { lock, .. } = &mut facts.claim {
+        if let ClaimNow::Exists { lock, .. } = &mut facts.claim {
             *lock = Lock::Theirs {
                 by: other(),
                 counts: true,
@@ -789,8 +801,11 @@ fn a_source_is_recovered_only_if_its_target_is_lost() {
     for (facts, why) in [
         (arrived().with(unlock), "the target is not lost"),
         (silent(false), "out-of-service"),
-        (whole().with(|facts| facts.within = true), "no claim any more"),
-        (gone, "the source is gone"),
+        (
+            whole().with(|facts| facts.same_namespace = true),
+            "no claim any more",
+        ),
+        (gone, "the source does not exist"),
         (helped, "pods that copied"),
         (whole().dying(), "the claim was deleted"),
         (theirs, OTHER),

@@ -1,10 +1,10 @@
-//! A small world in which a volume moves: objects with versions, Kubernetes' PV controller,
-//! scheduler and kubelet, csi-attacher, a csi-provisioner without any guard, movers, and leaders
-//! of which one may be late. What must never happen is found here, after every event.
+//! A simulated world in which a volume moves: objects with versions, Kubernetes' PV controller, scheduler and
+//! kubelet, csi-attacher, a csi-provisioner without safeguards, movers, and leaders, one of which may be
+//! late. The invariants are checked after every event.
 
 use super::*;
 
-/// Where a PV stands for Kubernetes.
+/// The phase of a PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Pending,
@@ -47,11 +47,10 @@ pub(super) struct Twin {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PodState {
-    /// It has a node.
     Scheduled,
-    /// Its kubelet has found the PV to be the claim's.
+    /// Its kubelet has verified that the PV names the claim.
     Checked,
-    /// It writes.
+    /// Its containers run and write.
     Running(Side),
 }
 
@@ -61,7 +60,7 @@ pub(super) struct Pod {
     leaving: bool,
 }
 
-/// One claim and all that belongs to it.
+/// One claim and its objects.
 #[derive(Clone, Debug)]
 pub(super) struct Volume {
     pub(super) policy: ReclaimPolicy,
@@ -73,15 +72,15 @@ pub(super) struct Volume {
     pub(super) copied: Copied,
     begun_with: u64,
     pub(super) pods: Vec<Pod>,
-    /// Containers that run, and write, though their pods were deleted by force.
+    /// Containers that still run and write after their pods were deleted by force.
     pub(super) orphans: Vec<Side>,
-    /// Whether its node has it: Kubernetes has one attachment for the handle.
+    /// Whether it is attached to its node: Kubernetes has one attachment per handle.
     pub(super) attached: bool,
-    /// Whether that names the PV of the mover, which came first.
+    /// Whether the attachment names the PV of the mover, which was attached first.
     pub(super) attached_for_mover: bool,
-    /// How often something was written that its writer was told is safe.
+    /// The number of writes that were confirmed to their writers.
     newest: u64,
-    /// The user has deleted the claim while it was Bound, and wants the data gone.
+    /// The user deleted the claim while it was Bound: its data may be deleted.
     pub(super) waived: bool,
 }
 
@@ -108,7 +107,7 @@ pub(super) struct World {
     pub(super) silent: [bool; 2],
     pub(super) target_gone: bool,
     /// An administrator declared the target's cluster out of service, and nothing runs there.
-    pub(super) target_off: bool,
+    pub(super) target_out_of_service: bool,
     pub(super) was_committed: bool,
     pub(super) was_recovered: bool,
     pub(super) broken: Vec<String>,
@@ -116,7 +115,7 @@ pub(super) struct World {
     late_step: Option<Decided>,
 }
 
-/// What a leader is about to do.
+/// The decision of a leader.
 #[derive(Clone, Debug)]
 enum Decided {
     Move(MoveStep),
@@ -149,7 +148,7 @@ impl Volume {
         }
     }
 
-    /// Nothing runs at the target any more.
+    /// Ends all pods and containers at the target.
     fn leave_target(&mut self) {
         self.pods
             .retain(|pod| pod.state != PodState::Running(Side::Target));
@@ -161,13 +160,13 @@ impl Volume {
         self.attached && !self.attached_for_mover
     }
 
-    /// Whether a container writes that side.
+    /// Whether a container writes to that side.
     fn runs(&self, side: Side) -> bool {
         let runs = |pod: &Pod| pod.state == PodState::Running(side);
         self.pods.iter().any(runs) || self.orphans.contains(&side)
     }
 
-    /// Whether there is a copy with all that was written, which nobody is about to delete.
+    /// Whether there is a copy with all confirmed writes that will not be deleted.
     fn is_safe(&self, side: Side) -> bool {
         let has_all = self
             .twin(side)
@@ -239,7 +238,7 @@ impl World {
             overdue: OverDue::default(),
             silent: [false; 2],
             target_gone: false,
-            target_off: false,
+            target_out_of_service: false,
             was_committed: false,
             was_recovered: false,
             broken: Vec::new(),
@@ -248,13 +247,13 @@ impl World {
         }
     }
 
-    /// The next version. Everything that changes anything takes one.
+    /// The next resource version, for each write.
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
     }
 
-    // What a leader reads.
+    // The reads of a leader.
 
     fn objects(&self) -> Vec<ClaimFacts> {
         self.volumes.iter().map(|volume| self.facts(volume)).collect()
@@ -262,7 +261,7 @@ impl World {
 
     fn answers<T>(&self, side: Side, says: T) -> Live<T> {
         if self.silent[index(side)] {
-            Live::Silent("timeout".into())
+            Live::Unknown("timeout".into())
         } else {
             Live::Known(says)
         }
@@ -296,7 +295,7 @@ impl World {
             claim: volume
                 .claim
                 .as_ref()
-                .map_or(ClaimNow::Absent, |claim| ClaimNow::There {
+                .map_or(ClaimNow::Absent, |claim| ClaimNow::Exists {
                     at: read("claim", claim.version),
                     deleting: claim.deleting,
                     lock: if claim.locked { Lock::Ours } else { Lock::Free },
@@ -305,7 +304,7 @@ impl World {
                     changing: false,
                 }),
             volume: volume.pv.as_ref().map_or(VolumeNow::Absent, |pv| {
-                VolumeNow::There(VirtualVolume {
+                VolumeNow::Exists(VirtualVolume {
                     at: read_pv(pv),
                     serves: match (pv.serves, pv.epoch) {
                         (Side::Source, 0) => Serves::Source,
@@ -333,7 +332,7 @@ impl World {
                 match &volume.source {
                     None => SourceTwin::Gone,
                     Some(twin) if twin.epoch > 0 => SourceTwin::Recovered,
-                    Some(twin) => SourceTwin::There {
+                    Some(twin) => SourceTwin::Exists {
                         at: read("source", twin.version),
                         mark: twin.mark.clone(),
                         deleting: false,
@@ -346,7 +345,7 @@ impl World {
                     _ if self.target_gone => TargetTwin::Gone,
                     None => TargetTwin::Absent,
                     Some(twin) if twin.mark.is_some() => TargetTwin::Superseded,
-                    Some(twin) => TargetTwin::There {
+                    Some(twin) => TargetTwin::Exists {
                         at: read("target", twin.version),
                         handed_over: twin.handed_over,
                         retained: twin.retained,
@@ -354,8 +353,8 @@ impl World {
                     },
                 },
             ),
-            target_off: self.target_off && self.silent[TARGET],
-            within: false,
+            target_out_of_service: self.target_out_of_service && self.silent[TARGET],
+            same_namespace: false,
             epoch: epoch(1),
             source_helpers: self.answers(Side::Source, helpers(Side::Source)),
             target_helpers: self.answers(Side::Target, helpers(Side::Target)),
@@ -378,7 +377,7 @@ impl World {
             stage: mv.stage.clone(),
             finalizer: mv.finalizer,
             deleting: mv.deleting,
-            wishes: Wishes {
+            requested: Requested {
                 cancel: mv.cancel,
                 recover: mv.recover,
                 paused: false,
@@ -390,7 +389,7 @@ impl World {
         })
     }
 
-    /// Decides on these objects and the status of now, in this order.
+    /// Decides on these objects and the current status, which was read after them.
     fn decide(&self, mut objects: Vec<ClaimFacts>) -> Decided {
         if let (Some(of), Some(mv)) = (self.status(), &self.mv) {
             for (facts, recorded) in objects.iter_mut().zip(&mv.recorded) {
@@ -408,7 +407,7 @@ impl World {
 
     // Leaders.
 
-    /// A leader that is alone reads, decides, and dies after this many writes.
+    /// A single leader reads, decides, and dies after this many writes.
     pub(super) fn lead(&mut self, writes: usize) {
         let decided = self.decide(self.objects());
         self.carry_out(decided, writes);
@@ -448,7 +447,7 @@ impl World {
             return;
         };
         match change {
-            // The API server takes no new finalizer for what is being deleted.
+            // The API server accepts no new finalizer on an object that is being deleted.
             StatusChange::AddFinalizer if mv.deleting => return,
             StatusChange::AddFinalizer => mv.finalizer = true,
             StatusChange::RemoveFinalizer => mv.finalizer = false,
@@ -498,7 +497,7 @@ impl World {
         }
     }
 
-    /// One write: nothing happens where the object is not what the step says.
+    /// One write, which fails if the object does not have the version of the step.
     #[allow(clippy::too_many_lines, reason = "one arm for each step")]
     fn apply(&mut self, number: usize, step: ClaimStep) {
         let clock = self.clock + 1;
@@ -554,7 +553,7 @@ impl World {
                 volume.copied = Copied::default();
             }
             ClaimStep::MakeHelpers(side) if !silent[index(side)] => {
-                // Nothing keeps a late leader from making a mover; but it gets no volume.
+                // A late leader may create a mover, but the mover gets no volume.
                 volume.helpers[index(side)] = true;
                 if side == Side::Source && has_mover && !volume.attached {
                     (volume.attached, volume.attached_for_mover) = (true, true);
@@ -577,7 +576,7 @@ impl World {
                 }
             }
             ClaimStep::Gate { volume: at, note } if pv(volume, &at) => {
-                // No new finalizer for what is being deleted.
+                // An object that is being deleted gets no new finalizer.
                 if let Some(pv) = volume.pv.as_mut().filter(|pv| !pv.deleting || pv.finalizer) {
                     pv.held_by_claim = false;
                     pv.policy = ReclaimPolicy::Retain;
@@ -592,7 +591,7 @@ impl World {
                     twin.version = clock;
                 }
             }
-            ClaimStep::GiveBack { volume: at, .. } if pv(volume, &at) => {
+            ClaimStep::RestoreClaimRef { volume: at, .. } if pv(volume, &at) => {
                 if let Some(pv) = &mut volume.pv {
                     pv.held_by_claim = true;
                     pv.version = clock;
@@ -628,7 +627,7 @@ impl World {
                     pv.version = clock;
                 }
             }
-            ClaimStep::LetVolumeGo { volume: at } if pv(volume, &at) => {
+            ClaimStep::RemoveVolumeFinalizers { volume: at } if pv(volume, &at) => {
                 gone_while_attached = volume.names_the_pv();
                 volume.pv = None;
             }
@@ -685,7 +684,7 @@ impl World {
                     volume.source = None;
                 }
             }
-            // It was changed since, or the cluster does not answer.
+            // The object has changed, or the cluster is unreachable.
             _ => return,
         }
         self.clock = clock;
@@ -698,7 +697,7 @@ impl World {
         }
     }
 
-    // Kubernetes, and the sidecars.
+    // Kubernetes and the sidecars.
 
     pub(super) fn pv_controller_looks_at_pv(&mut self, number: usize) {
         let version = self.clock + 1;
@@ -714,8 +713,8 @@ impl World {
             pv.version = version;
             self.clock = version;
         }
-        // Its own protection of what is Bound is over, and nobody else has a finalizer on it; that
-        // of csi-provisioner is on it as long as there is something to delete.
+        // The protection finalizer of Kubernetes is removed when it is not Bound; the one of csi-provisioner
+        // remains as long as there is data to delete.
         let volume = &mut self.volumes[number];
         let is_free = |pv: &Pv| !pv.finalizer && pv.policy == ReclaimPolicy::Retain;
         let goes = |pv: &Pv| pv.deleting && is_free(pv) && pv.phase != Phase::Bound;
@@ -734,7 +733,7 @@ impl World {
             claim.version = version;
             self.clock = version;
         }
-        // The protection of claims that are in use.
+        // The protection of claims in use.
         let volume = &mut self.volumes[number];
         let goes = |claim: &Claim| claim.deleting && !claim.locked;
         if volume.claim.as_ref().is_some_and(goes) && volume.pods.is_empty() {
@@ -774,7 +773,7 @@ impl World {
         }
     }
 
-    /// The kubelets go on, one step for each pod.
+    /// The kubelets take one step for each pod.
     pub(super) fn pods_go_on(&mut self, number: usize) {
         let world = self.clone();
         let volume = &mut self.volumes[number];
@@ -811,7 +810,7 @@ impl World {
         let made_by_move = side == Side::Target && !twin.handed_over;
         let facts = self.answers(
             side,
-            Beside {
+            AttachFacts {
                 asked: epoch(asked),
                 epoch: epoch(twin.epoch),
                 source: twin.mark.clone(),
@@ -823,7 +822,7 @@ impl World {
                 highest: epoch(u32::from(highest)).max(epoch(asked)),
             },
         );
-        publish_beside(&facts, caller) == PublishBeside::Go
+        attach_decision(&facts, caller) == AttachDecision::Allow
     }
 
     pub(super) fn pods_write(&mut self, number: usize) {
@@ -858,7 +857,7 @@ impl World {
         }
     }
 
-    /// Somebody deletes a pod by force: its container runs on, for its grace period or for ever.
+    /// A user deletes a pod by force: its container still runs, for its grace period or forever.
     pub(super) fn pod_is_deleted_by_force(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
         if volume.pods.is_empty() {
@@ -876,7 +875,7 @@ impl World {
         }
     }
 
-    /// What kubelet has mounted is not detached.
+    /// A volume that the kubelet has mounted is not detached.
     pub(super) fn attacher_detaches(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
         let is_used = [Side::Source, Side::Target]
@@ -906,7 +905,7 @@ impl World {
         let (Some(source), Some(target)) = (&volume.source, &mut volume.target) else {
             return;
         };
-        // What was handed over is not attached for a mover.
+        // A twin that was handed over is not attached for a mover.
         if volume.helpers != [true; 2] || self.silent != [false; 2] || target.handed_over {
             return;
         }
@@ -939,7 +938,7 @@ impl World {
         self.tick();
     }
 
-    // People.
+    // Users and administrators.
 
     pub(super) fn cancel(&mut self) {
         let version = self.tick();
@@ -960,7 +959,7 @@ impl World {
 
     /// The cluster of the target becomes unreachable, and an administrator declares it out of service.
     pub(super) fn declare_target_off(&mut self) {
-        (self.silent[TARGET], self.target_off) = (true, true);
+        (self.silent[TARGET], self.target_out_of_service) = (true, true);
         for volume in &mut self.volumes {
             volume.leave_target();
         }
@@ -969,7 +968,7 @@ impl World {
 
     /// The target exists again, with its data.
     pub(super) fn target_returns(&mut self) {
-        (self.silent[TARGET], self.target_off) = (false, false);
+        (self.silent[TARGET], self.target_out_of_service) = (false, false);
         self.tick();
     }
 
@@ -1005,8 +1004,8 @@ impl World {
         self.pv_controller_looks_at_pv(number);
     }
 
-    /// The cluster of the target is destroyed while the source exists, at least as of the commit. Later writes
-    /// are lost by that, and not by a decision of the driver.
+    /// The cluster of the target is destroyed while the source still has the data of the commit. Later writes
+    /// are lost by that, not by a decision of the driver.
     pub(super) fn lose_target(&mut self) {
         let was_committed = self.was_committed;
         let is_left = |volume: &Volume| volume.waived || volume.is_safe(Side::Source);

@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::world::*;
 use crate::{
-    placement::moving::{BackTo, Outcome, Stage, Why},
+    placement::moving::{Outcome, RollbackReason, RollbackTo, Stage},
     volume::{mark, moving::GateNumber},
 };
 
@@ -42,9 +42,9 @@ async fn a_claim_that_is_deleted_while_it_is_gated_leaves_both_copies() {
         .await;
     assert!(matches!(
         world.stage(),
-        Stage::Back {
-            to: BackTo::Start,
-            why: Why::ClaimDeleted,
+        Stage::Rollback {
+            to: RollbackTo::Start,
+            why: RollbackReason::ClaimDeleted,
             ..
         }
     ));

@@ -1,5 +1,5 @@
-//! What speaks against the objects of a move, as the API servers say that are to take them: quota,
-//! Pod Security, rights and webhooks, asked in a dry run of every kind of object. Nothing is made.
+//! Checks whether the API servers would accept the objects of a move (quota, Pod Security, rights, webhooks),
+//! by a dry run for each kind of object. Nothing is created.
 
 use std::net::Ipv4Addr;
 
@@ -12,8 +12,8 @@ use kube::ResourceExt;
 use super::{
     ClusterHelpers, GateError, HelperError, MoveRequest, MovedVolume, certificates,
     names::{Names, Role},
-    shadow::{ShadowPod, Written},
-    side::Ground,
+    shadow::{PodObject, ShadowPod},
+    side::MoverSide,
     target, volume,
 };
 use crate::{
@@ -23,11 +23,11 @@ use crate::{
     volume::moving::TargetMark,
 };
 
-/// An address that nobody has (RFC 5737): where the target will be is not known yet.
+/// An address that is never used (RFC 5737): the address of the target is not known yet.
 const EXAMPLE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 impl ClusterHelpers {
-    /// All that is refused.
+    /// All that is rejected.
     pub(super) async fn refused(
         &self,
         moved: &MovedVolume,
@@ -70,23 +70,23 @@ impl ClusterHelpers {
         side: Side,
         outer: &PersistentVolume,
     ) -> Result<Vec<String>, GateError> {
-        let ground = match Ground::find(moved, side, &self.settings, Some(outer)).await? {
-            Live::Known(ground) => ground,
-            // That it does not answer is seen by the gate.
-            Live::Silent(_) => return Ok(Vec::new()),
+        let side_objects = match MoverSide::find(moved, side, &self.settings, Some(outer)).await? {
+            Live::Known(side_objects) => side_objects,
+            // The gate reports the unreachable cluster.
+            Live::Unknown(_) => return Ok(Vec::new()),
         };
-        let Some(cluster) = ground.cluster else {
+        let Some(cluster) = side_objects.cluster else {
             return Ok(Vec::new());
         };
         let name = Names::of(moved).of_role(Role::Mover(side));
         let nobody = Secret::default();
-        let Some(wanted) = ground.mover(of, Some(EXAMPLE.into()), &nobody) else {
+        let Some(wanted) = side_objects.mover(of, Some(EXAMPLE.into()), &nobody) else {
             return Ok(Vec::new());
         };
         let pod = wanted.made(&self.settings, &name);
-        let keeper = Written::Pod(&pod).keeper();
-        let within = ground.namespace;
-        let tried = match ground.origin {
+        let secret_owner = PodObject::Pod(&pod).secret_owner();
+        let within = side_objects.namespace;
+        let tried = match side_objects.origin {
             Some(origin) => {
                 let shadow = ShadowPod::making(pod, origin);
                 cluster.within(within).try_create(&shadow).await
@@ -94,12 +94,12 @@ impl ClusterHelpers {
             None => cluster.within(within).try_create(&pod).await,
         };
         let mut found: Vec<String> = refusal(tried)?.into_iter().collect();
-        let Some(keeper) = keeper else {
+        let Some(secret_owner) = secret_owner else {
             return Ok(found);
         };
         let data = [("key.pem".to_owned(), ByteString(Vec::new()))].into();
-        let mut secret = certificates::secret_of_pod(moved, side, &keeper, data);
-        // The pod that it would go with has no uid.
+        let mut secret = certificates::secret_of_pod(moved, side, &secret_owner, data);
+        // Its owner, the pod, has no uid yet.
         secret.metadata.owner_references = None;
         let namespace = secret.namespace().unwrap_or_default();
         let tried = cluster.within::<Secret>(&namespace).try_create(&secret).await;
@@ -108,7 +108,7 @@ impl ClusterHelpers {
     }
 }
 
-/// Why an object would not be taken. That one of its name is there is looked at elsewhere.
+/// Why an object would be rejected. An existing object of that name is reported elsewhere.
 fn refusal(tried: Result<(), ApiError>) -> Result<Option<String>, ApiError> {
     match tried {
         Ok(()) => Ok(None),

@@ -1,50 +1,38 @@
-//! What a move does next, of all its claims together: what one pod mounts moves at once. All are
-//! gated, all are drained, all are compared; one write commits them.
+//! The next step of a move, for all its claims together, because a pod may mount several of them: all are
+//! gated, all are drained, all are compared, and one write commits them.
 
 use super::{
-    AsRead, BackTo, ClaimDecision, ClaimFacts, ClaimStep, MoveFacts, Outcome, Stage, Waiting, Why,
-    claim_step, recover,
+    AsRead, ClaimDecision, ClaimFacts, ClaimStep, MoveFacts, Outcome, RollbackReason, RollbackTo, Stage,
+    Waiting, claim_step, recover,
 };
 use crate::volume::moving::GateNumber;
 
-/// What is next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoveStep {
-    /// Change the `VolumeMove`, in exactly this version. Nothing else is done before that is
-    /// written.
-    Write {
-        /// Its version.
-        at: AsRead,
-        /// What.
-        change: StatusChange,
-    },
-    /// Take these steps, each for the claim of this index. They are independent of each other.
+    /// Change the `VolumeMove`, in exactly this version. Nothing else is done before this write.
+    Write { at: AsRead, change: StatusChange },
+    /// Take these steps, each for the claim of this index, in any order.
     Act(Vec<(usize, ClaimStep)>),
-    /// Nothing until any of this has happened.
+    /// Wait until any of these has happened.
     Wait(Vec<(usize, Waiting)>),
-    /// Nothing any more.
+    /// The move has ended.
     Over,
 }
 
-/// A change of the `VolumeMove`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatusChange {
-    /// Put our finalizer on it, before anything else.
     AddFinalizer,
-    /// Take it off: nothing is left to do.
+    /// Remove our finalizer, when nothing is left to do.
     RemoveFinalizer,
-    /// Enter `Gating` with this number, and record the PVs of all claims: a `SourceRecord` each.
+    /// Enter `Gating` with this number, and record the PVs of all claims as `SourceRecord`s.
     OpenGate(GateNumber),
-    /// Enter `Committed` with this number, and record a `CommitRecord` for every claim. This is
-    /// the commit.
+    /// The commit: enter `Committed` with this number, and record a `CommitRecord` for each claim.
     Commit(GateNumber),
     /// Enter `Recovering` with this number, and record the current reclaim policies.
     Recover(GateNumber),
-    /// Enter this stage.
     Enter(Stage),
 }
 
-/// Decides.
 #[must_use]
 pub fn move_step(of: &MoveFacts, claims: &[ClaimFacts]) -> MoveStep {
     let decisions: Vec<ClaimDecision> = claims.iter().map(|facts| claim_step(of, facts)).collect();
@@ -52,14 +40,14 @@ pub fn move_step(of: &MoveFacts, claims: &[ClaimFacts]) -> MoveStep {
         return ended(of, decisions);
     }
     if !of.finalizer {
-        // Without it there is no move once it is deleted, and what it left is nobody's.
+        // Without the finalizer a deleted move does not exist any more, and its objects would be left over.
         return if of.deleting {
             MoveStep::Over
         } else {
             write(of, StatusChange::AddFinalizer)
         };
     }
-    if let Some(change) = turned_back(of, &decisions) {
+    if let Some(change) = rolled_back(of, &decisions) {
         return write(of, change);
     }
     let obstacles = match recover::obstacles(of, claims) {
@@ -73,7 +61,7 @@ pub fn move_step(of: &MoveFacts, claims: &[ClaimFacts]) -> MoveStep {
         return advance(of);
     }
     if let Some(why) = overdue(of) {
-        return write(of, StatusChange::Enter(back(of, BackTo::Copying, why)));
+        return write(of, StatusChange::Enter(rollback(of, RollbackTo::Copying, why)));
     }
     if is_paused(of) {
         return MoveStep::Wait(vec![(0, Waiting::Paused)]);
@@ -84,8 +72,8 @@ pub fn move_step(of: &MoveFacts, claims: &[ClaimFacts]) -> MoveStep {
     }
 }
 
-/// The target is lost, and the user requested the recovery. It has a new gate number: late writes of the previous
-/// gate fail.
+/// The target is lost, and the user requests the recovery, which has a new gate number, so that late writes
+/// of the previous gate fail.
 fn recovered(of: &MoveFacts) -> MoveStep {
     let gate = of.stage.gate().map_or(GateNumber::FIRST, GateNumber::next);
     write(of, StatusChange::Recover(gate))
@@ -98,73 +86,79 @@ fn write(of: &MoveFacts, change: StatusChange) -> MoveStep {
     }
 }
 
-fn back(of: &MoveFacts, to: BackTo, why: Why) -> Stage {
-    Stage::Back {
+fn rollback(of: &MoveFacts, to: RollbackTo, why: RollbackReason) -> Stage {
+    Stage::Rollback {
         gate: of.stage.last_gate(),
         to,
         why,
     }
 }
 
-/// Whether the move has to change its direction. After the commit there is no other way than on.
-fn turned_back(of: &MoveFacts, decisions: &[ClaimDecision]) -> Option<StatusChange> {
+/// Whether the move has to be rolled back, or gated again. After the commit it can only be completed.
+fn rolled_back(of: &MoveFacts, decisions: &[ClaimDecision]) -> Option<StatusChange> {
     if of.stage.is_committed() {
         return None;
     }
     let is_at_start = matches!(
         of.stage,
-        Stage::Back {
-            to: BackTo::Start,
+        Stage::Rollback {
+            to: RollbackTo::Start,
             ..
         }
     );
-    if (of.wishes.cancel || of.deleting) && !is_at_start {
-        return Some(StatusChange::Enter(back(of, BackTo::Start, Why::Cancelled)));
+    if (of.requested.cancel || of.deleting) && !is_at_start {
+        return Some(StatusChange::Enter(rollback(
+            of,
+            RollbackTo::Start,
+            RollbackReason::Cancelled,
+        )));
     }
     if let (Stage::Checking, Some(obstacles)) = (&of.stage, &of.obstacles)
         && !obstacles.is_empty()
     {
-        let why = Why::Refused(obstacles.clone());
-        return Some(StatusChange::Enter(back(of, BackTo::Start, why)));
+        let why = RollbackReason::Refused(obstacles.clone());
+        return Some(StatusChange::Enter(rollback(of, RollbackTo::Start, why)));
     }
-    let demanded = |wanted: BackTo| {
+    let demanded = |wanted: RollbackTo| {
         decisions.iter().find_map(|decision| match decision {
-            ClaimDecision::Back(to, why) if *to == wanted => {
-                Some(StatusChange::Enter(back(of, wanted, why.clone())))
+            ClaimDecision::Rollback(to, why) if *to == wanted => {
+                Some(StatusChange::Enter(rollback(of, wanted, why.clone())))
             }
             _ => None,
         })
     };
-    let anew = || {
+    let regate = || {
         let gate = of.stage.gate()?.next();
         decisions
-            .contains(&ClaimDecision::GateAnew)
+            .contains(&ClaimDecision::Regate)
             .then_some(StatusChange::OpenGate(gate))
     };
-    demanded(BackTo::Start)
-        .or_else(|| demanded(BackTo::Copying))
-        .or_else(anew)
+    demanded(RollbackTo::Start)
+        .or_else(|| demanded(RollbackTo::Copying))
+        .or_else(regate)
 }
 
-/// What has lasted too long, while users are kept away.
-fn overdue(of: &MoveFacts) -> Option<Why> {
+/// Which deadline has passed, while users cannot use their volumes.
+fn overdue(of: &MoveFacts) -> Option<RollbackReason> {
     match of.stage {
-        Stage::Gating(_) | Stage::Draining(_) if of.overdue.drain => Some(Why::DrainOverdue),
-        Stage::Finishing(_) | Stage::Verifying(_) if of.overdue.downtime => Some(Why::DowntimeOverdue),
+        Stage::Gating(_) | Stage::Draining(_) if of.overdue.drain => Some(RollbackReason::DrainOverdue),
+        Stage::Finishing(_) | Stage::Verifying(_) if of.overdue.downtime => {
+            Some(RollbackReason::DowntimeOverdue)
+        }
         _ => None,
     }
 }
 
-/// A pause counts as long as no gate is closed: while users are kept away, waiting harms them.
+/// A pause is ignored while a gate is closed: it would prolong the downtime.
 fn is_paused(of: &MoveFacts) -> bool {
-    of.wishes.paused
+    of.requested.paused
         && matches!(
             of.stage,
             Stage::Checking | Stage::Preparing | Stage::Copying { .. }
         )
 }
 
-/// Every claim has reached what the stage is for.
+/// All claims have reached the goal of the stage.
 fn advance(of: &MoveFacts) -> MoveStep {
     if is_paused(of) {
         return MoveStep::Wait(vec![(0, Waiting::Paused)]);
@@ -173,7 +167,7 @@ fn advance(of: &MoveFacts) -> MoveStep {
         Stage::Checking if of.obstacles.is_none() => return MoveStep::Wait(vec![(0, Waiting::Preflight)]),
         Stage::Checking => StatusChange::Enter(Stage::Preparing),
         Stage::Preparing => StatusChange::Enter(Stage::Copying { last: None }),
-        Stage::Copying { .. } if !of.wishes.cutover => {
+        Stage::Copying { .. } if !of.requested.cutover => {
             return MoveStep::Wait(vec![(0, Waiting::CutOver)]);
         }
         Stage::Copying { last } => StatusChange::OpenGate(last.map_or(GateNumber::FIRST, GateNumber::next)),
@@ -184,18 +178,19 @@ fn advance(of: &MoveFacts) -> MoveStep {
         Stage::Committed(gate) => StatusChange::Enter(Stage::Retaining(*gate)),
         Stage::Retaining(_) => StatusChange::Enter(Stage::Ended(Outcome::Done)),
         Stage::Recovering(_) => StatusChange::Enter(Stage::Ended(Outcome::Recovered)),
-        Stage::Back {
+        Stage::Rollback {
             gate,
-            to: BackTo::Copying,
+            to: RollbackTo::Copying,
             ..
         } => StatusChange::Enter(Stage::Copying { last: *gate }),
-        Stage::Back {
-            to: BackTo::Start,
-            why: Why::Cancelled,
+        Stage::Rollback {
+            to: RollbackTo::Start,
+            why: RollbackReason::Cancelled,
             ..
         } => StatusChange::Enter(Stage::Ended(Outcome::Cancelled)),
-        Stage::Back {
-            to: BackTo::Start, ..
+        Stage::Rollback {
+            to: RollbackTo::Start,
+            ..
         } => StatusChange::Enter(Stage::Ended(Outcome::Failed)),
         Stage::Ended(_) => return MoveStep::Over,
     };
@@ -210,7 +205,7 @@ fn act_or_wait(decisions: Vec<ClaimDecision>) -> MoveStep {
             ClaimDecision::Do(ClaimStep::Gate { .. }) if !may_gate => {}
             ClaimDecision::Do(step) => steps.push((index, step)),
             ClaimDecision::Await(what) => waiting.push((index, what)),
-            ClaimDecision::Reached | ClaimDecision::Back(..) | ClaimDecision::GateAnew => {}
+            ClaimDecision::Reached | ClaimDecision::Rollback(..) | ClaimDecision::Regate => {}
         }
     }
     if steps.is_empty() {
@@ -220,16 +215,16 @@ fn act_or_wait(decisions: Vec<ClaimDecision>) -> MoveStep {
     }
 }
 
-/// No claim is gated as long as another one cannot be: a pod that stays would hold both up.
+/// No claim is gated while another one cannot be: a pod that stays would delay both.
 fn allows_gates(decision: &ClaimDecision) -> bool {
     !matches!(
         decision,
         ClaimDecision::Do(ClaimStep::Evict(_) | ClaimStep::Lock { .. })
-            | ClaimDecision::Await(Waiting::Silent(..) | Waiting::SourceGone)
+            | ClaimDecision::Await(Waiting::Unknown(..) | Waiting::SourceGone)
     )
 }
 
-/// Leaders that act late may leave something behind; it is removed as long as there is the move.
+/// Removes objects of late writes, as long as the `VolumeMove` exists.
 fn ended(of: &MoveFacts, decisions: Vec<ClaimDecision>) -> MoveStep {
     match act_or_wait(decisions) {
         steps @ MoveStep::Act(_) => steps,

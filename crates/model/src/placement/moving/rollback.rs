@@ -1,68 +1,68 @@
-//! The way back for one claim, from wherever the move was before its commit: first the users get
-//! their volume, then what the move has made is removed.
+//! The rollback for one claim, from any step before the commit: first the gate is opened, then the objects of
+//! the move are deleted.
 //!
-//! The order is that of what was seen to go wrong: the PV names its claim, Kubernetes binds the
-//! two, and only then the PV gets its reclaim policy. A PV that is Released with the policy Delete
-//! for a moment is deleted with its data.
+//! The order prevents a known data loss: the PV names its claim, Kubernetes binds them, and only then the PV
+//! gets its reclaim policy back. A PV that is Released with the policy Delete, even for a moment, is deleted
+//! with its data.
 
 use super::{
-    BackTo, ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, Lock, Serves, Side,
-    SourceTwin, TargetTwin, VirtualVolume, VolumeNow, Waiting, claim::silent,
+    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, Lock, RollbackTo, Serves, Side,
+    SourceTwin, TargetTwin, VirtualVolume, VolumeNow, Waiting, claim::unknown,
 };
 use crate::volume::{
     ReclaimPolicy,
     moving::{GateNote, GateNumber, MoveUid, SourceMark, Touch, VolumeMark},
 };
 
-/// What is next on the way back. `overdue` says that a copy has been kept for long enough.
+/// The next step of the rollback. `overdue` means that a copy was kept for `retainSource`.
 pub(super) fn step(
     by: &MoveUid,
     gate: Option<GateNumber>,
-    to: BackTo,
+    to: RollbackTo,
     overdue: bool,
     facts: &ClaimFacts,
 ) -> Option<ClaimDecision> {
     let reopened = gate.and_then(|gate| reopened(by, gate, facts));
-    let cleared = || match to {
-        BackTo::Copying => None,
-        BackTo::Start => cleared(by, overdue, facts),
+    let cleaned_up = || match to {
+        RollbackTo::Copying => None,
+        RollbackTo::Start => cleaned_up(by, overdue, facts),
     };
-    // A source that is silent delays nobody but its own mark.
-    let marked = || gate.and_then(|_| source_silent(facts));
-    reopened.or_else(cleared).or_else(marked)
+    // A source that is unreachable delays only its own mark.
+    let marked = || gate.and_then(|_| source_unknown(facts));
+    reopened.or_else(cleaned_up).or_else(marked)
 }
 
 fn reopened(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
     source_unmarked(by, gate, facts).or_else(|| match &facts.volume {
-        VolumeNow::There(volume) => volume_back(by, gate, facts, volume),
-        VolumeNow::Absent => remade(by, gate, facts),
+        VolumeNow::Exists(volume) => ungate(by, gate, facts, volume),
+        VolumeNow::Absent => recreate_pv(by, gate, facts),
     })
 }
 
-/// Before the PV: once a pod may start, its attachment must not be refused.
+/// Before the PV: when a pod can start, the mark must not block its attachment.
 fn source_unmarked(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let Live::Known(SourceTwin::There { at, mark, .. }) = &facts.source else {
+    let Live::Known(SourceTwin::Exists { at, mark, .. }) = &facts.source else {
         return None;
     };
     let unmark = ClaimDecision::Do(ClaimStep::MarkSource {
         source: at.clone(),
-        mark: SourceMark::GivenBack { by: by.clone(), gate },
+        mark: SourceMark::RolledBack { by: by.clone(), gate },
     });
     match mark {
         Some(SourceMark::Superseded { .. }) => None,
-        // It may be marked by the next move already.
+        // The next move may have marked it already.
         Some(SourceMark::Moving { by: other, .. }) if other != by => None,
         Some(SourceMark::Moving { gate: number, .. }) => (*number <= gate).then_some(unmark),
-        Some(SourceMark::GivenBack {
+        Some(SourceMark::RolledBack {
             by: other,
             gate: last,
         }) if other == by && *last >= gate => None,
-        // Not marked, but whoever still wants to has read it as it is.
-        Some(SourceMark::GivenBack { .. }) | None => Some(unmark),
+        // Not marked; but this write invalidates the version that a late write of an old leader names.
+        Some(SourceMark::RolledBack { .. }) | None => Some(unmark),
     }
 }
 
-fn volume_back(
+fn ungate(
     by: &MoveUid,
     gate: GateNumber,
     facts: &ClaimFacts,
@@ -70,7 +70,7 @@ fn volume_back(
 ) -> Option<ClaimDecision> {
     if volume.serves != Serves::Source {
         let who = match &volume.serves {
-            Serves::Else(handle) => handle.clone(),
+            Serves::Other(handle) => handle.clone(),
             Serves::Source | Serves::Target => "the target".to_owned(),
             Serves::Recovered | Serves::Later => "a later move".to_owned(),
         };
@@ -78,42 +78,42 @@ fn volume_back(
     }
     match &volume.mark {
         Some(VolumeMark::Gated(note)) if note.by == *by => {
-            (note.gate <= gate).then(|| regated_back(note, facts, volume))?
+            (note.gate <= gate).then(|| restore_gated(note, facts, volume))?
         }
-        // It is the next move's already.
+        // The next move has gated it already.
         Some(VolumeMark::Gated(_)) => None,
-        Some(VolumeMark::GivenBack {
+        Some(VolumeMark::Ungated {
             by: other,
             gate: last,
         }) if other == by && *last >= gate => None,
-        Some(VolumeMark::GivenBack { .. }) | None => Some(ClaimDecision::Do(ClaimStep::RefuseGate {
+        Some(VolumeMark::Ungated { .. }) | None => Some(ClaimDecision::Do(ClaimStep::RefuseGate {
             volume: volume.at.clone(),
-            mark: VolumeMark::GivenBack { by: by.clone(), gate },
+            mark: VolumeMark::Ungated { by: by.clone(), gate },
         })),
     }
 }
 
-/// A gated PV names its claim again. Without its claim it stays as it is, retained.
-fn regated_back(note: &GateNote, facts: &ClaimFacts, volume: &VirtualVolume) -> Option<ClaimDecision> {
-    let ClaimNow::There { .. } = &facts.claim else {
+/// Restores the claim in a gated PV. If the claim does not exist, the PV stays retained.
+fn restore_gated(note: &GateNote, facts: &ClaimFacts, volume: &VirtualVolume) -> Option<ClaimDecision> {
+    let ClaimNow::Exists { .. } = &facts.claim else {
         return None;
     };
     match &volume.held_by {
-        HeldBy::Move => Some(ClaimDecision::Do(ClaimStep::GiveBack {
+        HeldBy::Move => Some(ClaimDecision::Do(ClaimStep::RestoreClaimRef {
             volume: volume.at.clone(),
             note: note.clone(),
         })),
-        HeldBy::Else(who) => Some(ClaimDecision::Await(Waiting::VolumeTaken(who.clone()))),
+        HeldBy::Other(who) => Some(ClaimDecision::Await(Waiting::VolumeTaken(who.clone()))),
         HeldBy::Claim if volume.deleting && is_held_by_mover(facts, volume) => {
             Some(ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)))
         }
-        HeldBy::Claim if volume.deleting => Some(let_go(volume)),
+        HeldBy::Claim if volume.deleting => Some(release_deleted_pv(volume)),
         HeldBy::Claim => Some(bound_again(note, facts, volume)),
     }
 }
 
-/// To Kubernetes the mover that reads beside the users uses the same volume on the same node, which
-/// is not detached before it has gone.
+/// Whether the mover that ran together with the pods still has the volume: Kubernetes sees it as a pod with
+/// the same volume, and does not detach the volume from its node before it is deleted.
 fn is_held_by_mover(facts: &ClaimFacts, volume: &VirtualVolume) -> bool {
     let is_there = matches!(
         facts.source_helpers,
@@ -122,14 +122,14 @@ fn is_held_by_mover(facts: &ClaimFacts, volume: &VirtualVolume) -> bool {
     is_there && !volume.attached.is_empty()
 }
 
-/// A deletion cannot be taken back. The PV is made again as soon as it may go.
-pub(super) fn let_go(volume: &VirtualVolume) -> ClaimDecision {
+/// A deletion cannot be undone: the PV is released as soon as possible, and then created again.
+pub(super) fn release_deleted_pv(volume: &VirtualVolume) -> ClaimDecision {
     if volume.policy != ReclaimPolicy::Retain {
         ClaimDecision::Do(ClaimStep::Retain {
             volume: volume.at.clone(),
         })
     } else if volume.attached.is_empty() {
-        ClaimDecision::Do(ClaimStep::LetVolumeGo {
+        ClaimDecision::Do(ClaimStep::RemoveVolumeFinalizers {
             volume: volume.at.clone(),
         })
     } else {
@@ -137,10 +137,10 @@ pub(super) fn let_go(volume: &VirtualVolume) -> ClaimDecision {
     }
 }
 
-/// A PV that names its claim again gets its reclaim policy when Kubernetes has bound the two. The
-/// claim is touched first: whatever Kubernetes still concludes from the PV as it was is refused.
+/// After the PV names its claim again, it gets its reclaim policy when Kubernetes has bound them. The claim
+/// is touched first, so that writes of Kubernetes that are based on the earlier PV fail.
 pub(super) fn bound_again(note: &GateNote, facts: &ClaimFacts, volume: &VirtualVolume) -> ClaimDecision {
-    let ClaimNow::There {
+    let ClaimNow::Exists {
         at,
         deleting,
         lock,
@@ -151,9 +151,9 @@ pub(super) fn bound_again(note: &GateNote, facts: &ClaimFacts, volume: &VirtualV
     else {
         return ClaimDecision::Await(Waiting::ClaimGone);
     };
-    let touch = Touch::GivenBack(note.gate);
+    let touch = Touch::Ungated(note.gate);
     if *deleting {
-        // It was deleted while it was Lost. It goes, and its data stays.
+        // It was deleted while it was Lost: the deletion continues, and the data is retained.
         return if *lock == Lock::Ours {
             ClaimDecision::Do(ClaimStep::Unlock { claim: at.clone() })
         } else {
@@ -169,35 +169,35 @@ pub(super) fn bound_again(note: &GateNote, facts: &ClaimFacts, volume: &VirtualV
     if *lost || !volume.bound {
         return ClaimDecision::Await(Waiting::Bound);
     }
-    policy_back(note, volume)
+    restore_policy(note, volume)
 }
 
-pub(super) fn policy_back(note: &GateNote, volume: &VirtualVolume) -> ClaimDecision {
+pub(super) fn restore_policy(note: &GateNote, volume: &VirtualVolume) -> ClaimDecision {
     ClaimDecision::Do(ClaimStep::RestorePolicy {
         volume: volume.at.clone(),
         policy: note.policy,
-        mark: VolumeMark::GivenBack {
+        mark: VolumeMark::Ungated {
             by: note.by.clone(),
             gate: note.gate,
         },
     })
 }
 
-/// A claim that exists needs its PV. Without a claim, a twin whose data was not to outlive it
-/// shows that the PV went by itself: made again, it says where that data is until it goes, too.
-fn remade(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let is_left = matches!(facts.source, Live::Known(SourceTwin::There { .. }))
+/// Creates the PV again if its claim exists. Without a claim, a twin whose volume has the policy Delete shows
+/// that the PV was deleted alone: created again, the PV shows where the data is, until it is deleted, too.
+fn recreate_pv(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let is_left = matches!(facts.source, Live::Known(SourceTwin::Exists { .. }))
         && facts
             .recorded
             .as_ref()
             .is_some_and(|recorded| recorded.policy == ReclaimPolicy::Delete);
     match &facts.claim {
-        ClaimNow::There { deleting: false, .. } => {}
-        ClaimNow::There { .. } if is_left => {
+        ClaimNow::Exists { deleting: false, .. } => {}
+        ClaimNow::Exists { .. } if is_left => {
             return unlocked(facts).or(Some(ClaimDecision::Await(Waiting::ClaimGone)));
         }
         ClaimNow::Absent if is_left => {}
-        ClaimNow::There { .. } | ClaimNow::Absent => return None,
+        ClaimNow::Exists { .. } | ClaimNow::Absent => return None,
     }
     let Some(recorded) = &facts.recorded else {
         return Some(ClaimDecision::Await(Waiting::NoManifest));
@@ -213,9 +213,9 @@ fn remade(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDec
     }))
 }
 
-/// What the move has made goes, the claim is unlocked. A target that is silent keeps nobody from
-/// using the claim; it is cleaned when it answers.
-fn cleared(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
+/// Deletes the objects of the move and unlocks the claim. An unreachable target does not delay users: it is
+/// cleaned up when it is reachable.
+fn cleaned_up(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
     if facts.is_kept(by) {
         return Some(both_kept(by, overdue, facts));
     }
@@ -223,31 +223,31 @@ fn cleared(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> Option<ClaimDecis
         .or_else(|| helpers_removed(Side::Target, &facts.target_helpers))
         .or_else(|| target_removed(facts));
     match left {
-        None | Some(ClaimDecision::Await(Waiting::Silent(..))) => unlocked(facts).or(left),
+        None | Some(ClaimDecision::Await(Waiting::Unknown(..))) => unlocked(facts).or(left),
         Some(_) => left,
     }
 }
 
-/// A claim that was deleted while Kubernetes called it Lost may have been deleted in error: both
-/// copies stay for a time, then that deletion takes its course.
+/// A claim that was deleted while it was Lost may have been deleted in error: both copies are kept for a
+/// time, then the deletion continues.
 fn both_kept(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> ClaimDecision {
-    if let (true, VolumeNow::There(volume), Some(note)) = (overdue, &facts.volume, facts.note_of(by)) {
-        return policy_back(note, volume);
+    if let (true, VolumeNow::Exists(volume), Some(note)) = (overdue, &facts.volume, facts.note_of(by)) {
+        return restore_policy(note, volume);
     }
     match &facts.target {
-        Live::Known(TargetTwin::There {
+        Live::Known(TargetTwin::Exists {
             at,
             retained: false,
             deleting: false,
             ..
         }) => ClaimDecision::Do(ClaimStep::RetainTarget { target: at.clone() }),
-        // Nothing is copied any more. A side that is silent is waited for with the rest.
-        _ => helpers_going(facts).unwrap_or(ClaimDecision::Await(Waiting::BothKept)),
+        // The movers are not needed any more. An unreachable side is not waited for here.
+        _ => remove_helpers(facts).unwrap_or(ClaimDecision::Await(Waiting::BothKept)),
     }
 }
 
-/// The removal of what copied, as far as something can be done for it now.
-pub(super) fn helpers_going(facts: &ClaimFacts) -> Option<ClaimDecision> {
+/// Removes the helpers of the sides that are reachable.
+pub(super) fn remove_helpers(facts: &ClaimFacts) -> Option<ClaimDecision> {
     let sides = [
         (Side::Source, &facts.source_helpers),
         (Side::Target, &facts.target_helpers),
@@ -260,7 +260,7 @@ pub(super) fn helpers_going(facts: &ClaimFacts) -> Option<ClaimDecision> {
 
 pub(super) fn helpers_removed(side: Side, helpers: &Live<Helpers>) -> Option<ClaimDecision> {
     match helpers {
-        Live::Silent(why) => Some(silent(side, why)),
+        Live::Unknown(why) => Some(unknown(side, why)),
         Live::Known(Helpers::Absent) => None,
         Live::Known(Helpers::Leaving) => Some(ClaimDecision::Await(Waiting::HelpersGone(side))),
         Live::Known(Helpers::Incomplete | Helpers::Ready) => {
@@ -272,33 +272,33 @@ pub(super) fn helpers_removed(side: Side, helpers: &Live<Helpers>) -> Option<Cla
 /// Only after the movers, which write to it.
 fn target_removed(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.target {
-        Live::Silent(why) => Some(silent(Side::Target, why)),
-        Live::Known(TargetTwin::There {
+        Live::Unknown(why) => Some(unknown(Side::Target, why)),
+        Live::Known(TargetTwin::Exists {
             at,
             handed_over: false,
             deleting: false,
             ..
         }) => Some(ClaimDecision::Do(ClaimStep::DeleteTarget { target: at.clone() })),
-        Live::Known(TargetTwin::There { deleting: true, .. }) => {
+        Live::Known(TargetTwin::Exists { deleting: true, .. }) => {
             Some(ClaimDecision::Await(Waiting::TwinGone(Side::Target)))
         }
-        // What was handed over or made by somebody else is never this way's.
+        // A twin that was handed over, or that this move has not created, is never deleted here.
         Live::Known(_) => None,
     }
 }
 
 pub(super) fn unlocked(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.claim {
-        ClaimNow::There {
+        ClaimNow::Exists {
             at, lock: Lock::Ours, ..
         } => Some(ClaimDecision::Do(ClaimStep::Unlock { claim: at.clone() })),
-        ClaimNow::There { .. } | ClaimNow::Absent => None,
+        ClaimNow::Exists { .. } | ClaimNow::Absent => None,
     }
 }
 
-fn source_silent(facts: &ClaimFacts) -> Option<ClaimDecision> {
+fn source_unknown(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.source {
-        Live::Silent(why) => Some(silent(Side::Source, why)),
+        Live::Unknown(why) => Some(unknown(Side::Source, why)),
         Live::Known(_) => None,
     }
 }

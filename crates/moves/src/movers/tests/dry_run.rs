@@ -1,4 +1,4 @@
-//! What is found beforehand, without anything being made.
+//! The dry run finds what blocks a move, and creates nothing.
 
 use super::*;
 
