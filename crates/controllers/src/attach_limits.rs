@@ -2,25 +2,25 @@
 //! as the attach limits of the real drivers allow: the scheduler does not count a twin against the limit of
 //! its real driver. The node plugin repeats the number when kubelet asks for it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::api::storage::v1::{CSINode, VolumeNodeResources};
 use kube::ResourceExt;
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     Settings,
     watched::{NodeAttachment, Watched},
 };
 use crate::{
-    cluster::{ApiError, Cluster, slim::CsiNode},
+    cluster::{
+        ApiError, Cluster,
+        slim::CsiNode,
+        view::{Changed, Feed},
+    },
     observe::crash::{self, Step},
-    placement::{AttachedVolume, attach_limit},
+    placement::{AttachedVolume, Class, attach_limit},
     rounds::{Rounds, each},
     topology::CLUSTER_KEY,
     twin::real_drivers,
@@ -32,44 +32,74 @@ pub(super) struct AttachLimits<'a> {
     home: &'a Cluster,
     watched: &'a Watched,
     allowed: &'a BTreeSet<String>,
+    attachments: Feed<NodeAttachment>,
+    csi_nodes: Feed<CsiNode>,
+    classes: Feed<Class>,
+    /// The real drivers that may have twins. Drivers without twins are removed when all nodes are checked.
+    in_use: BTreeSet<String>,
+    /// When to check all nodes again.
+    all: Instant,
     /// Whether the API server has refused a change, as those before Kubernetes 1.35 do.
     is_refused: bool,
 }
 
 impl<'a> AttachLimits<'a> {
     pub(super) fn new(home: &'a Cluster, watched: &'a Watched, settings: &'a Settings) -> Self {
+        let views = home.views();
         Self {
             home,
             watched,
             allowed: &settings.allowed_classes,
+            attachments: watched.attachments.feed(),
+            csi_nodes: views.csi_nodes.feed(),
+            classes: views.classes.feed(),
+            in_use: BTreeSet::new(),
+            all: Instant::now(),
             is_refused: false,
         }
     }
 
-    /// The nodes whose limit is to be changed, and their new limits.
-    fn changes(&self) -> Vec<(Arc<CsiNode>, Option<u32>)> {
-        let attachments = self.watched.attachments.all();
-        let mut in_use = real_drivers(self.home, self.allowed);
-        let of_twins = attachments.iter().filter(|attachment| attachment.of_twin);
-        in_use.extend(of_twins.map(|attachment| attachment.driver.clone()));
-        let mut on_nodes: BTreeMap<&str, Vec<AttachedVolume>> = BTreeMap::new();
-        for attachment in &attachments {
-            let on_node = on_nodes.entry(&attachment.node).or_default();
-            on_node.extend(attached_volume(attachment));
+    /// The nodes to check: those with changes; all of them after a new list, after a change that concerns all of
+    /// them, and after the resync interval.
+    fn nodes(&mut self) -> BTreeSet<String> {
+        let changes = (
+            self.attachments.take(),
+            self.csi_nodes.take(),
+            self.classes.take(),
+        );
+        if let (Changed::These(attachments), Changed::These(csi_nodes), Changed::These(classes)) = changes
+            && classes.is_empty()
+            && self.all > Instant::now()
+            && attachments
+                .iter()
+                .all(|it| !it.of_twin || self.in_use.contains(&it.driver))
+        {
+            let of_attachments = attachments.iter().map(|it| it.node.clone());
+            return of_attachments
+                .chain(csi_nodes.iter().map(|it| it.node.clone()))
+                .collect();
         }
+        self.all = Instant::now() + Self::RESYNC;
+        self.in_use = real_drivers(self.home, self.allowed);
+        let attachments = self.watched.attachments.all();
+        let of_twins = attachments.iter().filter(|attachment| attachment.of_twin);
+        self.in_use
+            .extend(of_twins.map(|attachment| attachment.driver.clone()));
         let nodes = self.home.views().csi_nodes.all();
-        let on_real_nodes = nodes.into_iter().filter(|node| {
-            let keys = node.our_keys.as_deref();
-            keys.is_some_and(|keys| keys != [CLUSTER_KEY])
-        });
-        on_real_nodes
-            .map(|node| {
-                let on_node = on_nodes.get(node.node.as_str()).map_or(&[][..], Vec::as_slice);
-                let limit = attach_limit(&in_use, &node.limits, on_node);
-                (node, limit)
-            })
-            .filter(|(node, limit)| node.limits.get(DRIVER_NAME) != limit.as_ref())
-            .collect()
+        nodes.iter().map(|it| it.node.clone()).collect()
+    }
+
+    /// The new limit of a node, if it is to be changed. Virtual nodes have none.
+    fn change(&self, name: &str) -> Option<NewLimit> {
+        let node = self.home.views().csi_nodes.get(name)?;
+        let keys = node.our_keys.as_deref()?;
+        if keys == [CLUSTER_KEY] {
+            return None;
+        }
+        let attachments = self.watched.attachments.of_topic(name);
+        let on_node: Vec<_> = attachments.iter().filter_map(|it| attached_volume(it)).collect();
+        let limit = attach_limit(&self.in_use, &node.limits, &on_node);
+        (node.limits.get(DRIVER_NAME) != limit.as_ref()).then_some(NewLimit(limit))
     }
 
     async fn set(&self, node: &str, limit: Option<u32>) -> Result<(), ApiError> {
@@ -109,6 +139,9 @@ impl<'a> AttachLimits<'a> {
     }
 }
 
+/// The new limit of a node; `None` for no limit.
+struct NewLimit(Option<u32>);
+
 /// What an attachment means for the limit of its node.
 fn attached_volume(attachment: &NodeAttachment) -> Option<AttachedVolume> {
     if attachment.is_virtual() {
@@ -141,10 +174,15 @@ impl Rounds for AttachLimits<'_> {
         if self.is_refused {
             return Ok(());
         }
-        let outcome = each(&self.changes(), async |(node, limit)| {
-            self.set(&node.node, *limit).await
+        let nodes = self.nodes();
+        let outcome = each(&nodes, async |node| match self.change(node) {
+            Some(NewLimit(limit)) => self.set(node, limit).await,
+            None => Ok(()),
         })
         .await;
+        if outcome.is_err() {
+            self.all = Instant::now();
+        }
         match outcome {
             Err(error) if error.is_refusal() => {
                 tracing::warn!(
@@ -214,13 +252,8 @@ mod tests {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
         watched.complete().await;
-        let allowed = BTreeSet::new();
-        let mut limits = AttachLimits {
-            home: &home,
-            watched: &watched,
-            allowed: &allowed,
-            is_refused: false,
-        };
+        let settings = Settings::for_test(Duration::ZERO);
+        let mut limits = AttachLimits::new(&home, &watched, &settings);
         limits.round().await.unwrap();
         let written = api.writes();
         limits.round().await.unwrap();
@@ -252,6 +285,37 @@ mod tests {
         put_attachment(&api, "two", "disk.example", true);
         put_attachment(&api, "virtual", DRIVER_NAME, false);
         assert_eq!(limit_after_a_round(&api).await, 1);
+    }
+
+    #[tokio::test]
+    async fn a_change_is_checked_on_its_node_unless_it_concerns_all() {
+        let api = FakeApi::start().await;
+        put_node(&api, &[CLUSTER_KEY, "storage.liqo.io/node"]);
+        api.put(&NODE.replace("n1", "n2"), json!({"spec": {"drivers": []}}));
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        let views = home.views();
+        tokio::join!(
+            watched.complete(),
+            views.csi_nodes.complete(),
+            views.classes.complete()
+        );
+        let settings = Settings::for_test(Duration::ZERO);
+        let mut limits = AttachLimits::new(&home, &watched, &settings);
+        assert_eq!(limits.nodes().len(), 2);
+        assert!(limits.nodes().is_empty());
+        let mut changes = watched.attachments.version();
+        for (name, of_twin, checked) in [
+            ("of-others", false, 1),
+            ("of-a-new-driver", true, 2),
+            ("of-a-known-driver", true, 1),
+        ] {
+            changes.mark_unchanged();
+            put_attachment(&api, name, "disk.example", of_twin);
+            let seen = tokio::time::timeout(Duration::from_mins(1), changes.changed()).await;
+            seen.expect("the view never showed the attachment").unwrap();
+            assert_eq!(limits.nodes().len(), checked, "{name}");
+        }
     }
 
     #[tokio::test]

@@ -153,8 +153,6 @@ impl Rounds for Attachments<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use serde_json::json;
 
     use super::*;
@@ -196,15 +194,7 @@ mod tests {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
         watched.complete().await;
-        let settings = Settings {
-            namespace: "ours".into(),
-            identity: "a".into(),
-            grace: Duration::from_mins(10),
-            allowed_classes: BTreeSet::new(),
-            movers: None,
-            approves_serving: false,
-            limits_attachments: true,
-        };
+        let settings = Settings::for_test(Duration::from_mins(10));
         let mut attachments = Attachments::new(&home, &watched, &settings);
         attachments.round().await?;
         for since in attachments.since.values_mut() {

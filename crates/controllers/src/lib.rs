@@ -103,6 +103,21 @@ pub struct Settings {
     pub limits_attachments: bool,
 }
 
+#[cfg(test)]
+impl Settings {
+    fn for_test(grace: Duration) -> Self {
+        Self {
+            namespace: "ours".into(),
+            identity: "a".into(),
+            grace,
+            allowed_classes: BTreeSet::new(),
+            movers: None,
+            approves_serving: false,
+            limits_attachments: true,
+        }
+    }
+}
+
 /// Runs the loops whenever this replica holds the lease, until `stop`. To be joined with the other
 /// futures of the process, not spawned: the loops borrow the views that they share.
 pub async fn run(
@@ -211,15 +226,7 @@ mod tests {
 
         let home = api.cluster_unwatched().await;
         let events = Events::new(home.client().clone());
-        let settings = Settings {
-            namespace: "ours".into(),
-            identity: "a".into(),
-            grace: Duration::from_mins(10),
-            allowed_classes: BTreeSet::new(),
-            movers: None,
-            approves_serving: false,
-            limits_attachments: true,
-        };
+        let settings = Settings::for_test(Duration::from_mins(10));
         let stop = CancellationToken::new();
         let watching = async {
             api.until(|store| !store.below(CAPACITIES).is_empty()).await;

@@ -96,7 +96,7 @@ pub(super) enum ClaimSource {
     Claim(String),
 }
 
-/// An attachment of a volume, whatever its driver and whoever created it. Its topic is the node.
+/// An attachment of a volume of any driver. Its topic is the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NodeAttachment {
     /// Name of the PV.

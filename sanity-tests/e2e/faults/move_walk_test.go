@@ -281,6 +281,7 @@ func (w *walk) moveRecovered(t *testing.T, b *neighbour) {
 	if err := twins.Delete(t.Context(), again.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	b.deleteLost(t, target)
 	b.oneTwinEach()
 	b.discard()
 }
@@ -304,6 +305,20 @@ func (b *neighbour) lose(t *testing.T, volume user.Volume) {
 		}
 		return "", nil
 	})
+}
+
+// deleteLost has the real driver delete the data of a volume that was lost.
+func (b *neighbour) deleteLost(t *testing.T, volume user.Volume) {
+	t.Helper()
+	const provisioner = "pv.kubernetes.io/provisioned-by"
+	again := &corev1.PersistentVolume{Spec: volume.Real.Spec}
+	again.Name = volume.Real.Name
+	again.Annotations = map[string]string{provisioner: volume.Real.Annotations[provisioner]}
+	again.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimDelete
+	if _, err := b.there.Client.CoreV1().PersistentVolumes().Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.there.WaitGone("pv", again.Name)
 }
 
 // gated waits until the gate of a move is closed: the PersistentVolume names the move, and not its claim.

@@ -17,15 +17,7 @@ use crate::{
 const OURS: &str = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities";
 
 fn settings() -> Settings {
-    Settings {
-        namespace: "ours".into(),
-        identity: "a".into(),
-        grace: Duration::ZERO,
-        allowed_classes: BTreeSet::new(),
-        movers: None,
-        approves_serving: false,
-        limits_attachments: true,
-    }
+    Settings::for_test(Duration::ZERO)
 }
 
 fn node(api: &FakeApi, name: &str) {

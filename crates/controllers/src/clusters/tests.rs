@@ -1,7 +1,5 @@
 //! The status of a `RemoteCluster`, the list of clusters, and when the object may be deleted.
 
-use std::collections::BTreeSet;
-
 use serde_json::Value;
 
 use super::*;
@@ -71,15 +69,7 @@ fn put_volume(api: &FakeApi) {
 }
 
 fn settings() -> Settings {
-    Settings {
-        namespace: "ours".into(),
-        identity: "a".into(),
-        grace: Duration::ZERO,
-        allowed_classes: BTreeSet::new(),
-        movers: None,
-        approves_serving: false,
-        limits_attachments: true,
-    }
+    Settings::for_test(Duration::ZERO)
 }
 
 async fn round(api: &FakeApi, registry: &Registry) {

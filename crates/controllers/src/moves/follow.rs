@@ -58,6 +58,9 @@ const SOON_STEPS: usize = 20;
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
 /// The shortest time between two writes that only report progress.
 const REPORT: Duration = Duration::from_secs(5);
+/// How often a recovered move looks whether its lost target has returned. Changes during a quarter of this time
+/// do not wake it.
+const LOST_TARGET_PAUSE: Duration = Duration::from_mins(1);
 /// The pause after an error that only a user can fix.
 const ERROR_PAUSE: Duration = Duration::from_mins(1);
 const REFUSED_EVICTION: Duration = Duration::from_secs(5);
@@ -102,7 +105,8 @@ pub(super) enum StepOutcome {
     /// Something was written, or has changed.
     Again,
     Wait(NextCheck),
-    Over,
+    /// The move has ended; it is observed again after this time.
+    Over(Duration),
 }
 
 /// Why a move cannot continue.
@@ -175,7 +179,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
     /// Observes, decides and takes one step.
     pub(super) async fn step(&mut self) -> Result<StepOutcome, FollowError> {
         let Some(first) = self.read().await? else {
-            return Ok(StepOutcome::Over);
+            return Ok(StepOutcome::Over(Self::RESYNC));
         };
         if needs_preflight(&first)? {
             let status = preflight(self.context, &first).await?;
@@ -194,7 +198,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         let observed = try_join_all(observed).await?;
         // Last: all facts above were read while this version of the status was current.
         let Some(of) = self.read().await? else {
-            return Ok(StepOutcome::Over);
+            return Ok(StepOutcome::Over(Self::RESYNC));
         };
         if of.plan()? != plan || of.stage()? != stage {
             return Ok(StepOutcome::Again);
@@ -229,7 +233,8 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             MoveStep::Write { change, .. } => self.change(&seen, &status, change).await,
             MoveStep::Act(steps) => self.act(&seen, &steps).await,
             MoveStep::Wait(waiting) => self.wait(&seen, &waiting).await,
-            MoveStep::Over => Ok(StepOutcome::Over),
+            MoveStep::Over if seen.stage.is_recovered() => Ok(StepOutcome::Over(LOST_TARGET_PAUSE)),
+            MoveStep::Over => Ok(StepOutcome::Over(Self::RESYNC)),
         }
     }
 
@@ -455,8 +460,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
                     sleep(SOON).await;
                 }
                 StepOutcome::Wait(NextCheck::Soon) => return Ok(LEAST_PAUSE),
-                StepOutcome::Wait(NextCheck::Within(pause)) => return Ok(pause),
-                StepOutcome::Over => return Ok(Self::RESYNC),
+                StepOutcome::Wait(NextCheck::Within(pause)) | StepOutcome::Over(pause) => return Ok(pause),
             }
         }
         Ok(Duration::ZERO)

@@ -92,15 +92,7 @@ async fn round_with(
 }
 
 fn settings() -> Settings {
-    Settings {
-        namespace: "ours".into(),
-        identity: "a".into(),
-        grace: Duration::from_mins(10),
-        allowed_classes: BTreeSet::new(),
-        movers: None,
-        approves_serving: false,
-        limits_attachments: true,
-    }
+    Settings::for_test(Duration::from_mins(10))
 }
 
 const LONG: Duration = Duration::from_mins(11);

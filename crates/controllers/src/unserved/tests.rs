@@ -1,7 +1,5 @@
 //! Which claims get a warning, and when.
 
-use std::collections::BTreeSet;
-
 use serde_json::json;
 
 use super::*;
@@ -15,15 +13,7 @@ use crate::{
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
 
 fn settings() -> Settings {
-    Settings {
-        namespace: "ours".into(),
-        identity: "a".into(),
-        grace: Duration::ZERO,
-        allowed_classes: BTreeSet::new(),
-        movers: None,
-        approves_serving: false,
-        limits_attachments: true,
-    }
+    Settings::for_test(Duration::ZERO)
 }
 
 async fn world(same_name: bool) -> (FakeApi, Registry) {

@@ -217,15 +217,8 @@ impl MovedVolume {
             if !first.is_some_and(|first| is_bound_to(&real, &first)) {
                 return Err(unbound());
             }
-            let mut annotations = json!({mark::DATA_OF: data_of(site, self.volume())});
-            record_policy(&mut annotations, &real);
-            let patch = json!({
-                "metadata": {"annotations": annotations},
-                "spec": {
-                    "persistentVolumeReclaimPolicy": ReclaimPolicy::Retain.as_str(),
-                    "claimRef": {"name": second.name_any(), "uid": second.uid(), "resourceVersion": null},
-                },
-            });
+            let annotations = json!({mark::DATA_OF: data_of(site, self.volume())});
+            let patch = pass_to(&real, second, annotations);
             let real = exactly_as(site.volumes(), real);
             return real.change(Step::MovePassOn, patch).await.map(Some);
         }
@@ -257,11 +250,27 @@ fn is_active(claim: &PersistentVolumeClaim) -> bool {
 }
 
 /// Records the reclaim policy of a PV that is about to be retained.
-pub(super) fn record_policy(annotations: &mut Value, real: &PersistentVolume) {
+fn record_policy(annotations: &mut Value, real: &PersistentVolume) {
     let policy = reclaim_policy(real);
     if policy != ReclaimPolicy::Retain.as_str() {
         annotations[mark::POLICY_BEFORE] = policy.into();
     }
+}
+
+/// The patch of a PV that binds it to another twin, with these annotations, and retains its data meanwhile.
+pub(super) fn pass_to(
+    real: &PersistentVolume,
+    twin: &PersistentVolumeClaim,
+    mut annotations: Value,
+) -> Value {
+    record_policy(&mut annotations, real);
+    json!({
+        "metadata": {"annotations": annotations},
+        "spec": {
+            "persistentVolumeReclaimPolicy": ReclaimPolicy::Retain.as_str(),
+            "claimRef": {"name": twin.name_any(), "uid": twin.uid(), "resourceVersion": null},
+        },
+    })
 }
 
 /// The same twin under another name, for the same PV.

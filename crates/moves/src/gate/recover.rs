@@ -10,13 +10,12 @@
 //! ```
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::ResourceExt;
 use serde_json::json;
 
 use super::{
     Applied, GateError, MovedVolume, Place, Records,
     apply::{exactly_as, outcome},
-    name::{copy_of_twin, record_policy},
+    name::{copy_of_twin, pass_to},
     twins::delete,
 };
 use crate::{
@@ -175,15 +174,7 @@ impl MovedVolume {
             if !is_bound_to(&real, &first) {
                 return Err(unbound());
             }
-            let mut annotations = json!({});
-            record_policy(&mut annotations, &real);
-            let patch = json!({
-                "metadata": {"annotations": annotations},
-                "spec": {
-                    "persistentVolumeReclaimPolicy": ReclaimPolicy::Retain.as_str(),
-                    "claimRef": {"name": second.name_any(), "uid": second.uid(), "resourceVersion": null},
-                },
-            });
+            let patch = pass_to(&real, second, json!({}));
             let real = exactly_as(site.volumes(), real);
             return real.change(Step::MoveRecoverVolume, patch).await;
         }

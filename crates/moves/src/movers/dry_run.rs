@@ -79,8 +79,8 @@ impl ClusterHelpers {
             return Ok(Vec::new());
         };
         let name = Names::of(moved).of_role(Role::Mover(side));
-        let nobody = Secret::default();
-        let Some(wanted) = side_objects.mover(of, Some(EXAMPLE.into()), &nobody) else {
+        let no_secret = Secret::default();
+        let Some(wanted) = side_objects.mover(of, Some(EXAMPLE.into()), &no_secret) else {
             return Ok(Vec::new());
         };
         let pod = wanted.made(&self.settings, &name);

@@ -147,13 +147,8 @@ impl World {
         Self {
             events: Events::new(home.client().clone()),
             settings: Settings {
-                namespace: "ours".into(),
-                identity: "a".into(),
-                grace: Duration::from_mins(10),
                 allowed_classes: BTreeSet::from(["fast".to_owned()]),
-                movers: None,
-                approves_serving: false,
-                limits_attachments: true,
+                ..Settings::for_test(Duration::from_mins(10))
             },
             metrics: Metrics::default(),
             movers: FakeMovers::default(),
@@ -211,7 +206,7 @@ impl World {
         while !enough(self) {
             match Box::pin(the_loop.step()).await {
                 Ok(StepOutcome::Again) => {}
-                Ok(StepOutcome::Over) => return,
+                Ok(StepOutcome::Over(_)) => return,
                 Ok(StepOutcome::Wait(_)) => time::sleep(Duration::from_millis(5)).await,
                 Err(FollowError::Api(error)) => panic!("{error}"),
                 Err(trouble) => panic!("{trouble}"),
@@ -230,7 +225,7 @@ impl World {
             assert!(time::Instant::now() < until, "it does not come to wait");
             match Box::pin(the_loop.step()).await.unwrap() {
                 StepOutcome::Again => {}
-                StepOutcome::Over => panic!("it is over: {why}"),
+                StepOutcome::Over(_) => panic!("it is over: {why}"),
                 StepOutcome::Wait(_) => {
                     waited += 1;
                     time::sleep(Duration::from_millis(5)).await;

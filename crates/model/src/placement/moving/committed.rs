@@ -11,7 +11,7 @@ use super::{
 };
 use crate::volume::{
     ReclaimPolicy,
-    moving::{GateNote, GateNumber, MoveUid, SourceMark},
+    moving::{GateNumber, MoveUid, SourceMark},
 };
 
 /// Steps 9 to 11.
@@ -207,12 +207,7 @@ fn recreate_pv(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> ClaimDecis
     };
     ClaimDecision::Do(ClaimStep::MakeVolume {
         of: Side::Target,
-        note: GateNote {
-            by: by.clone(),
-            gate,
-            policy: recorded.policy,
-            claim_uid: recorded.claim_uid.clone(),
-        },
+        note: recorded.note(by, gate),
     })
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::volume::{
     Epoch, ReclaimPolicy,
-    moving::{GateNumber, MoveUid, SourceMark, Touch, VolumeMark},
+    moving::{GateNote, GateNumber, MoveUid, SourceMark, Touch, VolumeMark},
 };
 
 use super::Users;
@@ -266,9 +266,21 @@ pub struct Recorded {
     pub claim_uid: String,
 }
 
+impl Recorded {
+    /// The note of a gate of this move.
+    pub(super) fn note(&self, by: &MoveUid, gate: GateNumber) -> GateNote {
+        GateNote {
+            by: by.clone(),
+            gate,
+            policy: self.policy,
+            claim_uid: self.claim_uid.clone(),
+        }
+    }
+}
+
 impl ClaimFacts {
     /// What the gate of this move has changed on the PV, if it was not restored.
-    pub(super) fn note_of(&self, by: &MoveUid) -> Option<&crate::volume::moving::GateNote> {
+    pub(super) fn note_of(&self, by: &MoveUid) -> Option<&GateNote> {
         let VolumeNow::Exists(volume) = &self.volume else {
             return None;
         };

@@ -163,15 +163,7 @@ fn first_gate(of: &MoveFacts, facts: &ClaimFacts, volume: &VirtualVolume, gate: 
         }
         Quiesce::Evict => {}
     }
-    close(
-        volume,
-        GateNote {
-            by: of.uid.clone(),
-            gate,
-            policy: recorded.policy,
-            claim_uid: recorded.claim_uid.clone(),
-        },
-    )
+    close(volume, recorded.note(&of.uid, gate))
 }
 
 fn close(volume: &VirtualVolume, note: GateNote) -> ClaimDecision {

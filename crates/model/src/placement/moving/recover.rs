@@ -219,12 +219,7 @@ fn replaced(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimD
         (VolumeNow::Absent, Some(recorded)) => {
             return Some(ClaimDecision::Do(ClaimStep::MakeVolume {
                 of: Side::Source,
-                note: GateNote {
-                    by: by.clone(),
-                    gate,
-                    policy: recorded.policy,
-                    claim_uid: recorded.claim_uid.clone(),
-                },
+                note: recorded.note(by, gate),
             }));
         }
     };

@@ -204,12 +204,7 @@ fn recreate_pv(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<Cla
     };
     Some(ClaimDecision::Do(ClaimStep::MakeVolume {
         of: Side::Source,
-        note: GateNote {
-            by: by.clone(),
-            gate,
-            policy: recorded.policy,
-            claim_uid: recorded.claim_uid.clone(),
-        },
+        note: recorded.note(by, gate),
     }))
 }
 
