@@ -274,6 +274,17 @@ func TestExternalNamesCanBeRefused(t *testing.T) {
 	}
 }
 
+// Whoever lists all pods reads the specs of all of them.
+func TestAllPodsAreListedOnlyIfThatIsAskedFor(t *testing.T) {
+	for _, asked := range []bool{true, false} {
+		values := remote("fabric")
+		values["remoteAccess"].(Values)["freeCapacity"] = asked
+		account := rights{"liqo-csi-remote", render(t, values)}
+		account.check(t, asked, "list pods")
+		account.check(t, false, "get,watch,create,delete pods")
+	}
+}
+
 func namespaceVerbs(t *testing.T, values Values) (verbs string, any bool) {
 	t.Helper()
 	for _, rule := range named[*rbacv1.ClusterRole](t, render(t, values), "liqo-csi-remote.liqo-csi").Rules {

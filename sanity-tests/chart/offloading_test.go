@@ -74,7 +74,7 @@ func TestDaemonSetsAreKeptOffVirtualNodesIfThatIsAskedFor(t *testing.T) {
 
 func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 	objects := render(t, offloading(Values{"policies": true}))
-	for _, name := range []string{"offloaded-pods.storage.liqo.io", "other-pods.storage.liqo.io"} {
+	for _, name := range []string{"offloaded-pods.storage.liqo.io", "avoided-clusters.storage.liqo.io", "other-pods.storage.liqo.io"} {
 		policy := named[*admissionv1.MutatingAdmissionPolicy](t, objects, name)
 		if *policy.Spec.FailurePolicy != admissionv1.Ignore || policy.Spec.ReinvocationPolicy != admissionv1.IfNeededReinvocationPolicy {
 			t.Errorf("%s: %s, %s", name, *policy.Spec.FailurePolicy, policy.Spec.ReinvocationPolicy)
@@ -82,6 +82,13 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 		if binding := named[*admissionv1.MutatingAdmissionPolicyBinding](t, objects, name); binding.Spec.PolicyName != name {
 			t.Errorf("%s is not bound", name)
 		}
+	}
+	// Before the fabric gives a pod up it checks that the next one avoids the cluster.
+	rights{"liqo-csi-fabric", objects}.check(t, true, "get mutatingadmissionpolicybindings.admissionregistration.k8s.io/avoided-clusters.storage.liqo.io",
+		"patch namespaceoffloadings.offloading.liqo.io:status")
+	avoids := named[*admissionv1.MutatingAdmissionPolicyBinding](t, objects, "avoided-clusters.storage.liqo.io").Spec.ParamRef
+	if avoids.Name != "offloading" || *avoids.ParameterNotFoundAction != admissionv1.AllowAction {
+		t.Errorf("what clusters are avoided is read from %v", avoids)
 	}
 	// The controller opens gates, and a policy holds it to that.
 	for what, values := range map[string]Values{"with gates": offloading(Values{"policies": true}), "without": offloading(Values{"policies": false})} {

@@ -117,7 +117,7 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, request: &Request) -> 
     let holdings::AtHome {
         mut holding,
         elsewhere,
-    } = holdings::at_home(home, name).await;
+    } = Box::pin(holdings::at_home(home, name)).await;
     let mut users = Vec::new();
     if let Some(remote) = remote {
         let uid = remote.uid().await?;

@@ -80,9 +80,10 @@ async fn serve(args: Args) -> Outcome {
     let stop = until_signalled()?;
     take_orders_of_command();
     let (mut loops_metrics, mut api_metrics) = (LoopMetrics::default(), cluster::Metrics::default());
-    let mut stream_metrics = fabric::StreamMetrics::default();
+    let (mut stream_metrics, mut given_up) = (fabric::StreamMetrics::default(), fabric::GivenUp::default());
     let metrics = Metrics::new("fabric", |registry| {
         stream_metrics = fabric::StreamMetrics::register(registry);
+        given_up = fabric::GivenUp::register(registry);
         loops_metrics = LoopMetrics::register(registry);
         api_metrics = cluster::Metrics::register(registry);
     });
@@ -135,6 +136,7 @@ async fn serve(args: Args) -> Outcome {
         identity,
         reserved: args.never_offloaded.into_iter().collect(),
         address: args.pod_ip,
+        given_up,
     };
     fabric::run(home, registry, settings, streams, loops_metrics, idle, stop).await;
     health.await??;

@@ -37,6 +37,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use self::liqo::installed as liqo;
+pub use self::pods::GivenUp;
 pub use self::streams::{Metrics as StreamMetrics, SERVING_SIGNER, Settings as StreamSettings, Streams};
 use self::{
     meters::Meters, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints, reflect::Reflection,
@@ -67,7 +68,7 @@ pub enum Rest {
 }
 
 /// How it runs.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Settings {
     /// Namespace of its lease.
     pub namespace: String,
@@ -77,6 +78,8 @@ pub struct Settings {
     pub reserved: BTreeSet<String>,
     /// The address by which API servers call this process, if they do.
     pub address: Option<IpAddr>,
+    /// Counts the remote pods that are given up.
+    pub given_up: GivenUp,
 }
 
 /// Runs whenever this replica holds the lease, until `stop`; and serves streams whether it does or
@@ -109,7 +112,7 @@ pub async fn run(
             namespaces::run(&places, &idle, &reserved, &metrics),
             drive(reflection, &metrics),
             drive(ForgottenLabels::new(&home, &idle), &metrics),
-            virtual_nodes(&places, &endpoints, &meters, &metrics),
+            virtual_nodes(&places, &endpoints, &meters, &settings.given_up, &metrics),
         );
     };
     let led = async {
@@ -132,7 +135,13 @@ struct Served {
 }
 
 /// Looks after each node that the fabric makes, and its pods.
-async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Meters, metrics: &LoopMetrics) {
+async fn virtual_nodes(
+    places: &Places<'_>,
+    endpoints: &Endpoints,
+    meters: &Meters,
+    given_up: &GivenUp,
+    metrics: &LoopMetrics,
+) {
     let clusters = &places.home.views().remote_clusters;
     let served = || {
         let served = |cluster: &crate::api::remote_cluster::RemoteCluster| {
@@ -150,14 +159,15 @@ async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Mete
     };
     let start = |Served { cluster, node }: Served| async move {
         let swept = watch::Sender::new(false);
+        let pods = Pods::new(places, cluster.clone(), &node, meters, given_up, &swept);
         let keeper = NodeKeeper::new(
             places,
-            cluster.clone(),
-            node.clone(),
+            cluster,
+            node,
             endpoints.clone(),
+            pods.at_home(),
             swept.subscribe(),
         );
-        let pods = Pods::new(places, cluster, &node, meters, &swept);
         tokio::join!(drive(keeper, metrics), pods.run(metrics));
     };
     drive_keyed(served, vec![clusters.version()], start, |_| ()).await;

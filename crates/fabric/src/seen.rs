@@ -10,7 +10,7 @@ use std::{
 
 use jiff::Timestamp;
 use kube::{Resource, ResourceExt, api::ObjectMeta, core::NamespaceResourceScope};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     offload::{
         Labels, is_name, is_uid,
         pods::{GATE, HomePod, STARTED},
-        requests::Requesting,
+        requests::{Requesting, Requests, beyond},
     },
     raw::{RawPod, home_key, home_pod, is_held, place},
 };
@@ -28,7 +28,7 @@ use crate::{
 const MOST_CONTAINERS: usize = 100;
 
 /// A pod as it is sent: what is in it is not parsed before it is known what is kept.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct SentPod {
     metadata: ObjectMeta,
     spec: Option<Box<RawValue>>,
@@ -133,6 +133,29 @@ pub(super) fn digest(what: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     what.hash(&mut hasher);
     hasher.finish()
+}
+
+impl SentPod {
+    /// The node of a pod of another cluster.
+    pub(super) fn node(&self) -> Option<Box<str>> {
+        #[derive(Default, Deserialize)]
+        #[serde(default, rename_all = "camelCase")]
+        struct Assigned {
+            node_name: Option<Box<str>>,
+        }
+        read::<Assigned>(self.spec.as_deref()).node_name
+    }
+
+    /// What a pod of another cluster requests there beyond what this home pod requests here, for which it runs.
+    pub(super) fn requests_beyond(&self, home: Option<&SeenPod>) -> Requests {
+        let mut requests = read::<Requesting>(self.spec.as_deref()).requests();
+        let of_home = home.and_then(|it| it.requests.as_deref()).unwrap_or_default();
+        beyond(
+            &mut requests,
+            of_home.iter().map(|(resource, amount)| (&**resource, *amount)),
+        );
+        requests
+    }
 }
 
 impl SeenPod {

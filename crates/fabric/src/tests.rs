@@ -265,6 +265,41 @@ async fn a_cluster_that_hangs_delays_no_other() {
 }
 
 #[tokio::test]
+async fn clusters_are_avoided_until_their_time_has_passed() {
+    let world = World::offloaded().await;
+    let avoided = |until: &str| json!({"controller": "web", "cluster": "milan", "since": "2026-01-01T00:00:00Z", "until": until});
+    let soon = (jiff::Timestamp::now() + Duration::from_secs(2)).to_string();
+    world.home.change(OFFLOADING, |it| {
+        it["status"]["avoidedClusters"] = json!([
+            avoided("2026-01-01T00:02:00Z"),
+            avoided(&soon),
+            avoided("2999-01-01T00:00:00Z"),
+        ]);
+    });
+    let left = |world: &World| {
+        let status = world.status();
+        status["avoidedClusters"].as_array().map_or(0, Vec::len)
+    };
+    let before = std::cell::Cell::new(3);
+    world
+        .run_until(|world| {
+            assert!(left(world) <= before.replace(left(world)), "nothing is added");
+            left(world) == 1
+        })
+        .await;
+    assert_eq!(
+        world.status()["avoidedClusters"][0]["until"],
+        "2999-01-01T00:00:00Z"
+    );
+    world.home.change(OFFLOADING, |it| {
+        it["status"]["avoidedClusters"] = json!([avoided("2026-01-01T00:02:00Z")]);
+    });
+    world
+        .run_until(|world| world.status()["avoidedClusters"].is_null())
+        .await;
+}
+
+#[tokio::test]
 async fn each_strategy_has_its_name() {
     for (spec, name) in [
         (json!({"namespaceMappingStrategy": "EnforceSameName"}), "shop"),
@@ -963,6 +998,7 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
         reserved: BTreeSet::new(),
         identity: "a".into(),
         address: None,
+        given_up: GivenUp::default(),
     };
     let streams = StreamSettings {
         address: ([127, 0, 0, 1], 0).into(),

@@ -336,6 +336,10 @@ steps! {
     PodChange = "pod-change",
     /// Deletes a remote pod.
     PodDeleteThere = "pod-delete-there",
+    /// Records that new pods of a controller avoid a cluster, because no node there takes a pod of it.
+    PodAvoid = "pod-avoid",
+    /// Deletes that remote pod, which has no node.
+    PodGiveUp = "pod-give-up",
     /// Deletes a home pod, because others have deleted its remote pod.
     PodEnd = "pod-end",
     /// Removes the finalizer of a home pod.

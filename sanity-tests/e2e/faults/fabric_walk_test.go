@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -26,7 +27,8 @@ var fabricPoints = both(
 	"fabric-node-list", "serving-request", "serving-approve", "open-claims-gate",
 	"offload-hold", "offload-label", "offload-status", "offload-create", "offload-bind", "offload-evict", "offload-delete", "offload-let-go",
 	"reflect-bind", "reflect-create", "reflect-patch", "reflect-delete", "reflect-unbind",
-	"pod-claim", "pod-make", "pod-ungate", "pod-status", "pod-change", "pod-delete-there", "pod-end", "pod-let-go", "pod-free")
+	"pod-claim", "pod-make", "pod-ungate", "pod-status", "pod-change", "pod-delete-there", "pod-avoid", "pod-give-up", "pod-end",
+	"pod-let-go", "pod-free")
 
 // crashOrders is a folder of the fabric's pod, which has no socket beside which it could look for orders.
 const crashOrders = "crash-orders"
@@ -51,6 +53,7 @@ func TestFabricDyingAtEveryCrashPoint(t *testing.T) {
 		{"the node of a cluster", w.virtualNode},
 		{"a namespace that is offloaded", w.offloadedNamespace},
 		{"pods of a virtual node", w.virtualPods},
+		{"pods that no node there takes", w.unplacedPods},
 	} {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, home, remote)
@@ -313,4 +316,39 @@ func (w *walk) virtualPods(t *testing.T, n *offloadedTo) {
 		t.Errorf("%d pods ran there, not 4", ran)
 	}
 	n.deleteDeployment("web")
+}
+
+// unplacedPods are more than any node has. What the cluster is said to have is enough for them, at home nothing is.
+func (w *walk) unplacedPods(t *testing.T, n *offloadedTo) {
+	if err := driver.Declare(t.Context(), n.home, n.id, n.kubeconfig, map[string]any{
+		"nodeName": n.id,
+		"capacity": map[string]any{"source": "Static", "amounts": map[string]any{"cpu": "9000", "memory": "64Gi"}},
+		"pods":     map[string]any{"giveUpAfter": "1s"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	there := n.offload("LocalAndRemote")
+	runs := user.WatchRuns(t, there)
+	fabric := n.onFabric("pod-avoid", "pod-give-up")
+	// Of each controller one pod is given up in a minute: these are enough for each death.
+	names := []string{"one", "two", "three", "four"}
+	for _, name := range names {
+		n.deployment(name, func(pod *corev1.Pod) {
+			pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1000")}
+		})
+	}
+	w.carriedOut(t, n.Namespace, fabric)
+	for _, name := range names {
+		n.deleteDeployment(name)
+	}
+	n.Eventually("the pods to be gone", func(ctx context.Context) (string, error) {
+		pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{})
+		if err != nil || len(pods.Items) == 0 {
+			return "", err
+		}
+		return fmt.Sprintf("there are %d", len(pods.Items)), nil
+	})
+	if ran := runs.NoneTwice(); ran != 0 {
+		t.Errorf("%d pods ran there", ran)
+	}
 }

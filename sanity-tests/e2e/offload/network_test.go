@@ -17,15 +17,15 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// setNetwork tells the fabric another story until the test ends: only for tests that run alone.
-func setNetwork(t *testing.T, network map[string]any) {
+// setFabric changes spec.fabric of the RemoteCluster, and changes it back when the test ends: only for tests that run alone.
+func setFabric(t *testing.T, now, afterwards map[string]any) {
 	t.Helper()
 	all, err := dynamicClient(user.Cluster(t, "home"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	set := func(ctx context.Context, network map[string]any) {
-		patch, err := yaml.Marshal(map[string]any{"spec": map[string]any{"fabric": map[string]any{"network": network}}})
+	set := func(ctx context.Context, fabric map[string]any) {
+		patch, err := yaml.Marshal(map[string]any{"spec": map[string]any{"fabric": fabric}})
 		if err == nil {
 			patch, err = yaml.YAMLToJSON(patch)
 		}
@@ -33,11 +33,11 @@ func setNetwork(t *testing.T, network map[string]any) {
 			_, err = all.Resource(clustersOf).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 		}
 		if err != nil {
-			t.Errorf("say how the networks are connected: %v", err)
+			t.Errorf("change spec.fabric: %v", err)
 		}
 	}
-	set(t.Context(), network)
-	t.Cleanup(func() { set(user.Afterwards(t), driver.Routed(user.Cluster(t, "remote"))) })
+	set(t.Context(), now)
+	t.Cleanup(func() { set(user.Afterwards(t), afterwards) })
 }
 
 // asker is a pod in a namespace of its own in one of the clusters, which nobody offloads.
@@ -142,7 +142,8 @@ func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 		}
 	}
 
-	setNetwork(t, map[string]any{"mode": "Isolated", "podCIDRs": nil})
+	setFabric(t, map[string]any{"network": map[string]any{"mode": "Isolated", "podCIDRs": nil}},
+		map[string]any{"network": driver.Routed(user.Cluster(t, "remote"))})
 	for _, one := range all {
 		for where, asker := range askers {
 			want := one.pods[where]

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -369,6 +370,60 @@ func TestPodsAreKeptOffClustersThatRefuseTheNamespace(t *testing.T) {
 	w.strategy = "LocalAndRemote"
 	n.waitPolicies(w)
 	w.judge(t, n.create)
+	n.unoffload()
+}
+
+// The next pod of a controller prefers other clusters than those that had no room, and stays as it is otherwise.
+func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
+	n, _ := offloadedTenant(t)
+	controller := string(podOf("", ownedBy("ReplicaSet")).OwnerReferences[0].UID)
+	avoided := func(controller, cluster string) string {
+		return fmt.Sprintf(`{"controller": %q, "cluster": %q, "since": "2026-01-01T00:00:00Z", "until": "2999-01-01T00:00:00Z"}`, controller, cluster)
+	}
+	all := []string{avoided(controller, "milan"), avoided(controller, "tokyo"), avoided("another", "zion")}
+	if out, err := n.Kubectl("patch", "nso", "offloading", "--subresource=status", "--type=merge",
+		"-p", `{"status": {"avoidedClusters": [`+strings.Join(all, ", ")+`]}}`); err != nil {
+		t.Fatal(err, out)
+	}
+	preferences := func(pod *corev1.Pod) []corev1.PreferredSchedulingTerm {
+		if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
+			return nil
+		}
+		return pod.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+	}
+	prefers := func(cluster string) corev1.PreferredSchedulingTerm {
+		return corev1.PreferredSchedulingTerm{Weight: 100, Preference: term(needs(clusterLabel, corev1.NodeSelectorOpNotIn, cluster))}
+	}
+	n.Eventually("the policy knows the clusters", func(context.Context) (string, error) {
+		made, err := n.create(podOf("probe", ownedBy("ReplicaSet")))
+		if err == nil && len(preferences(made)) != 2 {
+			return fmt.Sprint("a pod prefers ", preferences(made)), nil
+		}
+		return "", err
+	})
+	for _, affinity := range affinities {
+		for _, owner := range []struct {
+			kind string
+			want []corev1.PreferredSchedulingTerm
+		}{
+			{"ReplicaSet", []corev1.PreferredSchedulingTerm{prefers("milan"), prefers("tokyo")}},
+			// The fields of a node's own pod stay as they are.
+			{"DaemonSet", nil},
+		} {
+			asked := podOf("judged", affinity.edit, ownedBy(owner.kind))
+			made, err := n.create(asked.DeepCopy())
+			if err != nil {
+				t.Fatalf("%s: %v", affinity.name, err)
+			}
+			if got, want := preferences(made), append(preferences(asked), owner.want...); !equality.Semantic.DeepEqual(got, want) {
+				t.Errorf("%s, %s: it prefers %v, not %v", owner.kind, affinity.name, got, want)
+			}
+		}
+		made, err := n.create(podOf("judged", affinity.edit))
+		if err != nil || len(preferences(made)) != len(preferences(podOf("", affinity.edit))) {
+			t.Errorf("%s: a pod without a controller prefers %v: %v", affinity.name, preferences(made), err)
+		}
+	}
 	n.unoffload()
 }
 

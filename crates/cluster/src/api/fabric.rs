@@ -6,7 +6,7 @@
 // kubectl shows the comments as they are.
 #![allow(clippy::doc_markdown)]
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use kube::KubeSchema;
 use schemars::{JsonSchema, Schema, json_schema};
@@ -18,6 +18,7 @@ const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9
 // Invalid addresses that match this are detected when the object is read; not all API servers have `isCIDR`.
 const CIDR: &str = r"^(((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])/(3[0-2]|[12]?[0-9])|[0-9a-fA-F:]+/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$";
 const MOST_CIDRS: u32 = 16;
+const GIVE_UP_AFTER: Duration = Duration::from_mins(1);
 
 /// Settings of this driver's fabric in a cluster.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,11 +114,13 @@ impl TaintEffect {
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[x_kube(validation = Rule::new("self.source != 'Static' || (has(self.amounts) && self.amounts.size() > 0)").message("the source Static needs amounts"))]
 pub struct Capacity {
-    /// Nodes: a share of the capacity of all nodes there that accept pods. Static: the amounts.
+    /// Nodes: a share of the capacity of all nodes there that accept pods. Free: a share of what the
+    /// requests of other pods leave of that; it takes the right to list all pods there, and is wrong
+    /// where an autoscaler adds nodes for pods that wait. Static: the amounts.
     #[serde(default)]
     pub source: CapacitySource,
 
-    /// Share of the capacity of the nodes there, in percent.
+    /// Share of the capacity of the nodes there, or of what is free, in percent.
     #[serde(default = "all")]
     // Kubernetes warns of formats that it does not know, such as uint32.
     #[schemars(with = "i32", range(min = 1, max = 100))]
@@ -150,6 +153,7 @@ const fn all() -> u32 {
 pub enum CapacitySource {
     #[default]
     Nodes,
+    Free,
     Static,
 }
 
@@ -213,6 +217,26 @@ pub struct RemotePods {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub runtime_class_name: Option<String>,
+
+    /// After what time a pod that no node there takes is given up, so that its controller creates
+    /// another one, which prefers other clusters. By default 60s; 0s for never, such as where an
+    /// autoscaler adds nodes for pods that wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::duration")]
+    pub give_up_after: Option<String>,
+}
+
+impl RemotePods {
+    /// After what time pods that no node takes are given up; `None` for never.
+    #[must_use]
+    pub fn given_up_after(&self) -> Option<Duration> {
+        let time = match &self.give_up_after {
+            None => GIVE_UP_AFTER,
+            // A definition that is older than this driver has let something else pass: nothing is deleted for it.
+            Some(text) => super::parse_duration(text)?,
+        };
+        (!time.is_zero()).then_some(time)
+    }
 }
 
 /// A toleration, as pods have it.

@@ -161,6 +161,29 @@ pub struct NamespaceOffloadingStatus {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "by_cluster")]
     pub remote_namespaces_conditions: BTreeMap<String, Vec<RemoteCondition>>,
+
+    /// Clusters that new pods of a controller avoid if they can, because no node there took a pod
+    /// of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub avoided_clusters: Vec<AvoidedCluster>,
+}
+
+/// A cluster that new pods of a controller avoid if they can.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AvoidedCluster {
+    /// The uid of the controller, such as a ReplicaSet.
+    #[schemars(length(max = 64))]
+    pub controller: String,
+    /// The id of the cluster.
+    #[schemars(length(max = 63))]
+    pub cluster: String,
+    /// When a pod of the controller was given up there.
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
+    /// Until when pods avoid the cluster.
+    #[schemars(extend("format" = "date-time"))]
+    pub until: String,
 }
 
 /// A condition of the namespace in a cluster.

@@ -29,9 +29,6 @@ pub use self::{
 };
 
 const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
-/// The durations that Go's ParseDuration accepts and that are usual: hours, minutes and seconds, in this
-/// order.
-const DURATION: &str = "^([0-9]{1,5}h)?([0-9]{1,5}m)?([0-9]{1,5}s)?$";
 const QUANTITY: &str = r"^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$";
 
 /// The claims to move, the target, and options.
@@ -116,7 +113,7 @@ pub struct VolumeMoveSpec {
 
     /// How long the source is kept after the move.
     #[serde(default = "one_day")]
-    #[schemars(schema_with = "duration")]
+    #[schemars(schema_with = "super::duration")]
     pub retain_source: String,
 
     /// Pauses the move; ignored once the volumes are gated.
@@ -192,7 +189,7 @@ pub struct Cutover {
     /// For how long the volumes may be unavailable. After that the move rolls back: pods get their
     /// volumes where they were, and copying continues.
     #[serde(default = "ten_minutes")]
-    #[schemars(schema_with = "duration")]
+    #[schemars(schema_with = "super::duration")]
     #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("without any downtime nothing can be moved"))]
     pub max_downtime: String,
 
@@ -223,7 +220,7 @@ pub struct QuiesceSpec {
     /// How long the pods may take to stop. After that the move rolls back: pods get their volumes
     /// where they were, and copying continues.
     #[serde(default = "a_quarter_of_an_hour")]
-    #[schemars(schema_with = "duration")]
+    #[schemars(schema_with = "super::duration")]
     #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("pods take time to go"))]
     pub deadline: String,
 }
@@ -417,10 +414,6 @@ fn five() -> i32 {
 
 fn all_routes() -> Vec<Route> {
     vec![Route::Direct, Route::ApiServer]
-}
-
-fn duration(_: &mut schemars::SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "minLength": 2, "maxLength": 18, "pattern": DURATION })
 }
 
 /// As Kubernetes accepts quantities: whole numbers without quotes, too.

@@ -26,6 +26,7 @@ use crate::{
     leaving, liqo,
     observe::crash::{self, Step as Write},
     offload::{self, ClusterState},
+    pods::avoided_now,
     queue::Queue,
     scheduling,
 };
@@ -146,6 +147,7 @@ impl<'a> Statuses<'a> {
             remote_namespace_name: self.all.name(object).ok(),
             offloading_phase: Some(offload::phase(leaving, decided.values())),
             remote_namespaces_conditions: conditions.collect(),
+            avoided_clusters: avoided_now(object).0,
         }
     }
 
@@ -260,17 +262,21 @@ impl Controller for Statuses<'_> {
             let freed = objects.set_finalizer(&object, FINALIZER, false);
             unless_conflict(crash::around(Write::OffloadLetGo, freed).await)?;
         }
-        Ok(None)
+        // The policy for new pods knows no time: what has ended is removed.
+        Ok(avoided_now(&object).1)
     }
 }
 
-/// Replaces the status of exactly the object that was read: clusters that are no more are taken
-/// out, which a merge patch has to spell.
+/// Replaces the status of exactly the object that was read: what is no more is taken out, which a merge patch
+/// has to spell.
 fn patch(object: &NamespaceOffloading, status: &NamespaceOffloadingStatus) -> serde_json::Value {
     let mut patch = json!({
         "metadata": {"uid": object.metadata.uid, "resourceVersion": object.metadata.resource_version},
         "status": status,
     });
+    if status.avoided_clusters.is_empty() && object.status.iter().any(|it| !it.avoided_clusters.is_empty()) {
+        patch["status"]["avoidedClusters"] = serde_json::Value::Null;
+    }
     let before = object
         .status
         .iter()

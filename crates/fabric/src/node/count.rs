@@ -1,6 +1,10 @@
 //! What the nodes of a remote cluster are and offer, and how that cluster wants to be labelled.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::ResourceExt;
@@ -12,16 +16,24 @@ use crate::{
         self,
         fabric::{CapacitySource, Fabric, LabelSource},
     },
-    cluster::{ApiError, facts::is_ready, slim},
-    offload::{Amounts, is_label, share_of, stated, suggested},
+    cluster::{ApiError, facts::is_ready, slim, view::View},
+    offload::{
+        Amounts, Offer, is_label,
+        requests::{Requests, add},
+        share_of, share_of_free, stated, suggested,
+    },
     placement::{Consumer, Taint, Toleration},
     places::Place,
+    seen::{SeenPod, SentPod},
 };
 
 /// It is counted so often.
 const RECOUNT: Duration = Duration::from_mins(1);
 /// The lease of the node waits for no longer than this for a cluster with many nodes.
 const LONGEST: Duration = Duration::from_secs(15);
+
+/// Pods of nodes that have not terminated.
+const PLACED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
 /// Labels of the nodes there that count where all have them alike.
 const UNIFORM: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
@@ -37,6 +49,14 @@ pub(super) struct Counted {
     pub(super) suggested: BTreeMap<String, String>,
     /// What could not be read, if something could not.
     pub(super) trouble: Option<String>,
+    /// Why the node offers nothing, if the right is missing by which is known what is free.
+    pub(super) refused: Option<String>,
+}
+
+/// The home pods of the node, and the uid of their cluster.
+pub(super) struct AtHome<'a> {
+    pub(super) pods: &'a View<SeenPod>,
+    pub(super) uid: &'a str,
 }
 
 impl Counted {
@@ -51,6 +71,9 @@ impl Counted {
 #[derive(Debug)]
 pub(super) struct Census {
     last: Counted,
+    /// What is offered of what is free there.
+    free: Offer,
+    began: Instant,
     when: Option<Instant>,
 }
 
@@ -66,19 +89,29 @@ impl Census {
                 suggested,
                 ..Counted::default()
             },
+            free: Offer::default(),
+            began: Instant::now(),
             when: None,
         }
     }
 
     /// What is known. The cluster is asked if it answers and was not asked a moment ago; what it
     /// does not say now is what it said last.
-    pub(super) async fn count(&mut self, fabric: &Fabric, place: Option<&Place>) -> Counted {
+    pub(super) async fn count(
+        &mut self,
+        fabric: &Fabric,
+        place: Option<&Place>,
+        home: &AtHome<'_>,
+    ) -> Counted {
         let is_recent = self.when.is_some_and(|when| when.elapsed() < RECOUNT);
         if let Some(place) = place.filter(|_| !is_recent) {
             self.when = Some(Instant::now());
-            let asked = timeout(LONGEST, self.ask(fabric, place)).await;
-            self.last.trouble = asked
-                .unwrap_or_else(|_| Some(format!("the cluster has not listed its nodes within {LONGEST:?}")));
+            let asked = timeout(LONGEST, self.ask(fabric, place, home)).await;
+            self.last.trouble = asked.unwrap_or_else(|_| {
+                Some(format!(
+                    "the cluster has not listed its nodes, and pods if they count, within {LONGEST:?}"
+                ))
+            });
         }
         self.known(fabric)
     }
@@ -86,8 +119,10 @@ impl Census {
     /// What is known without asking.
     pub(super) fn known(&self, fabric: &Fabric) -> Counted {
         let mut known = self.last.clone();
-        if fabric.capacity.source == CapacitySource::Static {
-            known.amounts = Some(stated(&fabric.capacity.amounts));
+        match fabric.capacity.source {
+            CapacitySource::Nodes => {}
+            CapacitySource::Free => known.amounts = self.free.amounts().cloned(),
+            CapacitySource::Static => known.amounts = Some(stated(&fabric.capacity.amounts)),
         }
         if fabric.labels_from.is_none() {
             known.suggested.clear();
@@ -96,8 +131,9 @@ impl Census {
     }
 
     /// Asks for everything; what could not be read, if something could not.
-    async fn ask(&mut self, fabric: &Fabric, place: &Place) -> Option<String> {
+    async fn ask(&mut self, fabric: &Fabric, place: &Place, home: &AtHome<'_>) -> Option<String> {
         let mut troubles = Vec::new();
+        self.last.refused = None;
         let pods = Consumer {
             node_labels: fabric.pods.node_selector.clone(),
             tolerations: fabric.pods.tolerations.iter().filter_map(toleration).collect(),
@@ -109,8 +145,11 @@ impl Census {
                 if !open.is_empty() {
                     self.last.uniform = uniform(&open);
                 }
-                let offers = open.iter().map(|(_, amounts)| amounts);
+                let offers = open.iter().map(|node| &node.amounts);
                 self.last.amounts = Some(share_of(offers, fabric.capacity.share));
+                if fabric.capacity.source == CapacitySource::Free {
+                    troubles.extend(self.ask_for_free(&open, fabric.capacity.share, place, home).await);
+                }
             }
             // Nothing is wrong where nobody needs them.
             Err(_) if fabric.capacity.source == CapacitySource::Static => {}
@@ -126,6 +165,59 @@ impl Census {
         }
         (!troubles.is_empty()).then(|| troubles.join("; "))
     }
+
+    /// Measures what is free of these nodes; why that is not known, if so. Without the right, nothing is
+    /// offered: neither all that the nodes have nor what was free once is what the user asked for.
+    async fn ask_for_free(
+        &mut self,
+        open: &[Open],
+        share: u32,
+        place: &Place,
+        home: &AtHome<'_>,
+    ) -> Option<String> {
+        let offers = || open.iter().map(|node| &node.amounts);
+        let (free, trouble) = match requested(place, open, home).await {
+            Ok(requested) => (share_of_free(offers(), &requested, share), None),
+            Err(error) if error.is_forbidden() => {
+                let why = format!(
+                    "the node offers nothing, because it is not known what is free there: {error}. Set \
+                     remoteAccess.freeCapacity=true in the release there, or spec.fabric.capacity.source to Nodes"
+                );
+                self.last.refused = Some(why.clone());
+                (share_of(offers(), 0), Some(why))
+            }
+            Err(error) => return Some(format!("what is free there is not known: {error}")),
+        };
+        self.free.measure(free, self.began.elapsed());
+        trouble
+    }
+}
+
+/// What pods request on these nodes. Of the remote pods of home pods only what they request beyond these counts:
+/// the scheduler at home has subtracted the rest.
+async fn requested(place: &Place, open: &[Open], home: &AtHome<'_>) -> Result<Requests, ApiError> {
+    // A home pod that was not read yet would count twice.
+    home.pods.complete().await;
+    let nodes: HashSet<&str> = open.iter().map(|node| &*node.name).collect();
+    let sum = Mutex::new(Requests::new());
+    let count = |pod: SentPod| -> Option<()> {
+        if pod.node().is_some_and(|node| nodes.contains(&*node)) {
+            let own = SeenPod::remote(&pod).and_then(|remote| {
+                let own = home.pods.get(remote.home_key()?)?;
+                remote.runs_for(&own, home.uid).then_some(own)
+            });
+            let requests = pod.requests_beyond(own.as_deref());
+            add(&mut sum.lock().unwrap_or_else(PoisonError::into_inner), &requests);
+        }
+        // One page is in memory at a time, and of all others only the sum.
+        None
+    };
+    place
+        .cluster
+        .all::<SentPod>()
+        .pick(None, Some(PLACED), count)
+        .await?;
+    Ok(sum.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 async fn labels(place: &Place, source: &LabelSource) -> Result<BTreeMap<String, String>, ApiError> {
@@ -134,8 +226,16 @@ async fn labels(place: &Place, source: &LabelSource) -> Result<BTreeMap<String, 
     Ok(suggested(found.and_then(|it| it.data).unwrap_or_default()))
 }
 
+/// What a node there is and offers.
+struct Open {
+    name: String,
+    /// Those of [`UNIFORM`].
+    labels: BTreeMap<String, String>,
+    amounts: Amounts,
+}
+
 /// The nodes there that take such pods.
-async fn nodes(place: &Place, pods: &Consumer) -> Result<Vec<(BTreeMap<String, String>, Amounts)>, ApiError> {
+async fn nodes(place: &Place, pods: &Consumer) -> Result<Vec<Open>, ApiError> {
     let nodes = place.cluster.all::<Node>();
     nodes
         .pick(None, None, |node| takes(&node, pods).then(|| offer(&node)))
@@ -153,9 +253,9 @@ fn toleration(of: &api::fabric::Toleration) -> Option<Toleration> {
     })
 }
 
-fn uniform(open: &[(BTreeMap<String, String>, Amounts)]) -> BTreeMap<String, String> {
-    let mut uniform = open.first().map(|(labels, _)| labels.clone()).unwrap_or_default();
-    uniform.retain(|key, value| open.iter().all(|(labels, _)| labels.get(key) == Some(value)));
+fn uniform(open: &[Open]) -> BTreeMap<String, String> {
+    let mut uniform = open.first().map(|node| node.labels.clone()).unwrap_or_default();
+    uniform.retain(|key, value| open.iter().all(|node| node.labels.get(key) == Some(value)));
     uniform
 }
 
@@ -178,8 +278,7 @@ fn takes(node: &Node, pods: &Consumer) -> bool {
     is_ready(node) && !is_virtual && !is_closed && is_selected && pods.kept_away_by(&taints).is_none()
 }
 
-/// What one node is and offers.
-fn offer(node: &Node) -> (BTreeMap<String, String>, Amounts) {
+fn offer(node: &Node) -> Open {
     let labels = node
         .labels()
         .iter()
@@ -189,7 +288,11 @@ fn offer(node: &Node) -> (BTreeMap<String, String>, Amounts) {
     let amounts = amounts
         .map(|(name, amount)| (name.clone(), amount.0.clone()))
         .collect();
-    (labels, amounts)
+    Open {
+        name: node.name_any(),
+        labels,
+        amounts,
+    }
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
 use self::{
-    count::Census,
+    count::{AtHome, Census},
     object::{Health, Marks, differs, status, status_patch},
 };
 use super::{
@@ -42,12 +42,13 @@ use crate::{
     },
     cluster::{
         ApiError, Cause, Precondition, events::Events, facts::is_out_of_service, has_finalizer,
-        unless_conflict,
+        unless_conflict, view::View,
     },
     fleet::Link,
     observe::crash::{self, Step},
     offload::{Port, pods::FINALIZER as POD_FINALIZER},
     rounds::Rounds,
+    seen::SeenPod,
     topology::FABRIC_NODE,
     volume::ClusterId,
 };
@@ -87,9 +88,11 @@ pub(super) struct NodeKeeper<'a> {
     name: String,
     endpoints: Endpoints,
     events: Events,
+    pods: View<SeenPod>,
     swept: watch::Receiver<bool>,
     written: Mutex<Option<Instant>>,
     lacks_port: AtomicBool,
+    lacks_right: AtomicBool,
     has_old_definition: AtomicBool,
     dropped: Mutex<Option<Dropped>>,
     /// Made of what is known when the cluster is looked at first.
@@ -102,6 +105,7 @@ impl<'a> NodeKeeper<'a> {
         cluster: ClusterId,
         name: String,
         endpoints: Endpoints,
+        pods: View<SeenPod>,
         swept: watch::Receiver<bool>,
     ) -> Self {
         Self {
@@ -110,9 +114,11 @@ impl<'a> NodeKeeper<'a> {
             name,
             endpoints,
             events: Events::new(places.home.client().clone()),
+            pods,
             swept,
             written: Mutex::default(),
             lacks_port: AtomicBool::default(),
+            lacks_right: AtomicBool::default(),
             has_old_definition: AtomicBool::default(),
             dropped: Mutex::default(),
             census: tokio::sync::Mutex::default(),
@@ -147,7 +153,12 @@ impl<'a> NodeKeeper<'a> {
         if object.metadata.deletion_timestamp.is_some() {
             self.cordon(&node).await?;
         }
-        let counted = census.count(fabric, place.as_ref().ok()).await;
+        let at_home = AtHome {
+            pods: &self.pods,
+            uid: self.places.home_uid().await?,
+        };
+        let counted = census.count(fabric, place.as_ref().ok(), &at_home).await;
+        self.warn_of_right(object, counted.refused.as_deref()).await;
         let health = self.health(&place, &node).await;
         let port = self.port(object).await;
         let status = status(
@@ -189,6 +200,17 @@ impl<'a> NodeKeeper<'a> {
             self.warn_of_port(object, "NoPortLeft", &why).await;
         }
         port
+    }
+
+    /// Emits an event if the node offers nothing for want of a right, unless it did so already.
+    async fn warn_of_right(&self, object: &RemoteCluster, refused: Option<&str>) {
+        let did_already = self.lacks_right.swap(refused.is_some(), Ordering::Relaxed);
+        if let Some(why) = refused.filter(|_| !did_already) {
+            tracing::warn!(cluster = %self.cluster, why, "the capacity of a virtual node is not known");
+            self.events
+                .warn_object(object.object_ref(&()), "CapacityUnknown", why)
+                .await;
+        }
     }
 
     async fn warn_of_port(&self, object: &RemoteCluster, reason: &'static str, why: &str) {

@@ -1,14 +1,17 @@
 //! The loops of two nodes against fake API servers.
 
+use kube::runtime::watcher;
+
 use super::*;
 use crate::{
     cluster::{
-        Rights,
+        Lean, Rights,
         testing::{Act, FakeApi, Fault},
     },
     fleet::Registry,
     placement::Declared,
     rounds::{LoopMetrics, drive},
+    seen::SentPod,
 };
 
 const NAMES: [&str; 2] = ["milan", "rome"];
@@ -58,12 +61,22 @@ impl World {
         };
         home.views().remote_clusters.complete().await;
         let swept = watch::Sender::new(true);
+        let stop = tokio_util::sync::CancellationToken::new();
+        let _stops = stop.clone().drop_guard();
+        let pods: kube::Api<Lean<SentPod>> = kube::Api::all(home.client().clone());
+        let pods = View::start(
+            pods,
+            watcher::Config::default(),
+            |it| Some(SeenPod::at_home(&it)),
+            &stop,
+        );
         let keep = |name: &str| {
             NodeKeeper::new(
                 &places,
                 name.parse().unwrap(),
                 name.to_owned(),
                 endpoints.clone(),
+                pods.clone(),
                 swept.subscribe(),
             )
         };
@@ -179,7 +192,14 @@ async fn what_an_older_definition_drops_is_not_written_in_each_round() {
     };
     let swept = watch::Sender::new(true);
     let milan = "milan".parse().unwrap();
-    let mut keeper = NodeKeeper::new(&places, milan, "milan".to_owned(), endpoints, swept.subscribe());
+    let mut keeper = NodeKeeper::new(
+        &places,
+        milan,
+        "milan".to_owned(),
+        endpoints,
+        View::none(),
+        swept.subscribe(),
+    );
     let writes = || {
         let all = world.home.requests();
         all.iter()
@@ -247,4 +267,82 @@ async fn the_node_of_a_cluster_that_is_being_deleted_is_called_at_the_next_leade
             world.home.object(node).is_none() && world.home.object(&cluster("milan")).is_none()
         })
         .await;
+}
+
+/// A pod of the node `worker`, of these requests.
+fn pod_there(cpu: &str) -> Value {
+    json!({
+        "metadata": {},
+        "spec": {"nodeName": "worker", "containers": [{"name": "a", "resources": {"requests": {"cpu": cpu}}}]},
+        "status": {"phase": "Running"},
+    })
+}
+
+#[tokio::test]
+async fn a_node_offers_what_others_leave_free() {
+    let world = World::new().await;
+    world.home.change(&cluster("milan"), |it| {
+        it["spec"]["fabric"]["capacity"] = json!({"source": "Free"});
+    });
+    let there = &world.there[0];
+    there.put(
+        "/api/v1/nodes/worker",
+        json!({"status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "allocatable": {"cpu": "8", "pods": "110"},
+        }}),
+    );
+    there.put("/api/v1/namespaces/theirs/pods/running", pod_there("2"));
+    let mut elsewhere = pod_there("2");
+    elsewhere["spec"]["nodeName"] = json!("other");
+    there.put("/api/v1/namespaces/theirs/pods/elsewhere", elsewhere);
+    let mut waits = pod_there("2");
+    waits["spec"]["nodeName"] = Value::Null;
+    there.put("/api/v1/namespaces/theirs/pods/waits", waits);
+    let mut ended = pod_there("2");
+    ended["status"]["phase"] = json!("Failed");
+    there.put("/api/v1/namespaces/theirs/pods/ended", ended);
+    // A home pod of the node requests one; something there has added half of that.
+    let mut at_home = pod_there("1");
+    at_home["spec"]["nodeName"] = json!("milan");
+    at_home["metadata"]["finalizers"] = json!([POD_FINALIZER]);
+    world.home.put("/api/v1/namespaces/shop/pods/web", at_home);
+    let uid = |api: &FakeApi, path: &str| api.object(path).unwrap()["metadata"]["uid"].clone();
+    let mut own = pod_there("1500m");
+    own["metadata"]["annotations"] = json!({
+        "fabric.storage.liqo.io/home-uid": uid(&world.home, "/api/v1/namespaces/kube-system"),
+        "fabric.storage.liqo.io/home-pod": "shop/web",
+        "fabric.storage.liqo.io/home-pod-uid": uid(&world.home, "/api/v1/namespaces/shop/pods/web"),
+    });
+    there.put("/api/v1/namespaces/shop-home/pods/web", own);
+    let offers = |world: &World| {
+        let node = world.home.object("/api/v1/nodes/milan").unwrap_or_default();
+        let offers = &node["status"]["allocatable"];
+        (offers["cpu"].clone(), offers["pods"].clone())
+    };
+    world
+        .run_until(&[9829], |world| offers(world) == (json!("5500m"), json!("109")))
+        .await;
+
+    // Without the right nothing is offered, least of all what was free once.
+    there.fault(Fault::new(
+        "GET",
+        "/api/v1/pods",
+        Act::Forbid("pods is forbidden"),
+    ));
+    world
+        .run_until(&[9829], |world| offers(world) == (json!("0"), json!("0")))
+        .await;
+    let node = world.home.object("/api/v1/nodes/milan").unwrap();
+    let ready = node["status"]["conditions"][0]["message"].as_str().unwrap();
+    assert!(ready.contains("remoteAccess.freeCapacity=true"), "{ready}");
+    let told = |world: &World| {
+        let events = world
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/default/events/");
+        let mut events = events.iter();
+        events.any(|it| it["reason"] == "CapacityUnknown" && it["regarding"]["name"] == "milan")
+    };
+    assert!(told(&world), "an event of the RemoteCluster says so");
 }

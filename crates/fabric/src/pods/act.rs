@@ -257,17 +257,24 @@ impl Writer<'_> {
         if home.as_home().ended {
             return Ok(again);
         }
+        let status = self.reflect_status(home, remote).await?;
+        let waits = self.give_up(home, remote, &pods).await?;
+        Ok([again, status, waits].into_iter().flatten().min())
+    }
+
+    /// When the status may be written, if it may not yet.
+    async fn reflect_status(&self, home: &RawPod, remote: &RawPod) -> Result<Option<Duration>, ApiError> {
         let addresses = self.addresses(home, remote).await;
         let status = remote_status(&home.json(), &remote.json(), &addresses);
         if is_said(home, &status) {
-            return Ok(again);
+            return Ok(None);
         }
         if let Err(wait) = self
             .pods
             .turns
             .take(home.uid(), is_transition(&home.status, &status))
         {
-            return Ok(Some(again.map_or(wait, |it| it.min(wait))));
+            return Ok(Some(wait));
         }
         let written = self.write_status(home, &status).await?;
         if written.is_some() && status["reason"] == UNSCHEDULABLE {
@@ -275,7 +282,7 @@ impl Writer<'_> {
             let note = format!("no node of the cluster {cluster} takes it: {why}");
             self.tell(home, UNSCHEDULABLE, &note).await;
         }
-        Ok(again)
+        Ok(None)
     }
 
     /// By which addresses the pod is reached from here: those that pods of its cluster have.

@@ -130,6 +130,22 @@ impl Pods<'_> {
         }))
     }
 
+    /// Whether a pod with this claim can run in any cluster: it is bound to a volume of another driver, and an
+    /// administrator says that all have such a claim.
+    pub(super) async fn is_anywhere(&self, home: &RawPod, name: &str) -> Result<bool, ApiError> {
+        let own = home.namespace().unwrap_or_default();
+        let claim = self
+            .places
+            .home
+            .within::<PersistentVolumeClaim>(&own)
+            .get(name)
+            .await?;
+        let is_bound = claim.as_ref().and_then(phase) == Some("Bound");
+        Ok(is_bound
+            && self.is_in_both(claim.as_ref()).await?
+            && self.volume_of(claim.as_ref()).await?.is_none())
+    }
+
     /// Whether an administrator says that both clusters have a claim of this name.
     async fn is_in_both(&self, claim: Option<&PersistentVolumeClaim>) -> Result<bool, ApiError> {
         let says = |annotations: &std::collections::BTreeMap<String, String>| {

@@ -59,6 +59,7 @@ impl Pods<'_> {
         let Some(seen) = self.home.get(key) else {
             self.waits.forget(key);
             self.looks.forget(key);
+            self.waited.forget(key);
             return self.sweep(key, home_uid, place).await;
         };
         let namespace = self.namespace(seen.state, seen.place(), seen.namespace());

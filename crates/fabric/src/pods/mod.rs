@@ -7,6 +7,7 @@ mod addresses;
 mod admitted;
 mod changes;
 mod claims;
+mod given_up;
 mod look;
 mod services;
 mod turns;
@@ -27,10 +28,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub use self::given_up::GivenUp;
+pub(super) use self::given_up::avoided_now;
 use self::{
     addresses::Told,
     admitted::Admitted,
     changes::Sent,
+    given_up::Waited,
     turns::{Looks, Swept, Turns},
     waits::Waits,
     watches::Watches,
@@ -91,6 +95,8 @@ pub(super) struct Pods<'a> {
     swept: &'a watch::Sender<bool>,
     sent: Sent,
     waits: Waits,
+    waited: Waited,
+    given_up: GivenUp,
     events: Events,
     _stops: tokio_util::sync::DropGuard,
 }
@@ -144,6 +150,7 @@ impl<'a> Pods<'a> {
         cluster: ClusterId,
         node: &str,
         meters: &'a Meters,
+        given_up: &GivenUp,
         swept: &'a watch::Sender<bool>,
     ) -> Self {
         let stop = CancellationToken::new();
@@ -177,9 +184,16 @@ impl<'a> Pods<'a> {
             swept,
             sent: Sent::default(),
             waits: Waits::default(),
+            waited: Waited::default(),
+            given_up: given_up.clone(),
             events: Events::new(places.home.client().clone()),
             _stops: stop.drop_guard(),
         }
+    }
+
+    /// The home pods of the node.
+    pub(super) fn at_home(&self) -> View<SeenPod> {
+        self.home.clone()
     }
 
     /// Looks after them, and says what they use and which Services lead to none of them, for ever.
@@ -213,10 +227,18 @@ impl<'a> Pods<'a> {
 
     /// What it says of pods.
     fn settings(&self) -> RemoteSettings {
-        let object = self.spec();
-        let fabric = object.as_ref().and_then(|it| it.spec.fabric.as_ref());
-        let pods = fabric.map(|fabric| fabric.pods.clone()).unwrap_or_default();
+        let pods = self.pods_spec().unwrap_or_default();
         remote_settings(&pods, self.places.home.id())
+    }
+
+    /// After what time pods that no node takes are given up; `None` for never.
+    fn give_up_after(&self) -> Option<Duration> {
+        self.pods_spec()?.given_up_after()
+    }
+
+    fn pods_spec(&self) -> Option<RemotePods> {
+        let object = self.spec()?;
+        Some(object.spec.fabric.as_ref()?.pods.clone())
     }
 
     /// The namespaces there that are said to be there.

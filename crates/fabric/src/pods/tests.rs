@@ -28,6 +28,7 @@ use crate::{
 mod bounds;
 mod changes;
 mod claims;
+mod given_up;
 mod services;
 mod usage;
 mod waits;
@@ -36,6 +37,7 @@ const POD: &str = "/api/v1/namespaces/shop/pods/web";
 const THERE: &str = "/api/v1/namespaces/shop-home/pods/web";
 const SYSTEM: &str = "/api/v1/namespaces/kube-system";
 const MOST_WRITES: usize = 12;
+const WHY_FULL: &str = "0/3 nodes are available: 3 Insufficient cpu.";
 
 struct World {
     home: FakeApi,
@@ -48,7 +50,10 @@ struct World {
     is_unmapped: bool,
     /// How many pods of a namespace are watched, if not as many as ever.
     watched: Option<usize>,
+    /// Whether no node there takes a pod.
+    is_full: AtomicBool,
     meters: Meters,
+    given_up: GivenUp,
 }
 
 impl World {
@@ -76,7 +81,9 @@ impl World {
             is_silent: AtomicBool::new(false),
             is_unmapped: false,
             watched: None,
+            is_full: AtomicBool::new(false),
             meters: Meters::default(),
+            given_up: GivenUp::default(),
         }
     }
 
@@ -133,32 +140,43 @@ impl World {
         places.show_sources(&[("shop".to_owned(), Arc::new(source))].into());
         let swept = watch::Sender::new(false);
         home.views().offloadings.complete().await;
-        let mut pods = Pods::new(&places, "milan".parse().unwrap(), "milan", &self.meters, &swept);
+        let mut pods = Pods::new(
+            &places,
+            "milan".parse().unwrap(),
+            "milan",
+            &self.meters,
+            &self.given_up,
+            &swept,
+        );
         if let Some(most) = self.watched {
             pods.there.watch_at_most(most);
         }
         act(pods).await;
     }
 
-    /// Runs what is not gated, as a kubelet does.
+    /// Runs what is not gated, as a kubelet does; or reports, as the scheduler does, that no node takes it.
     async fn kubelet(&self) {
+        let pods = "/api/v1/namespaces/shop-home/pods/";
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         loop {
-            if let Some(pod) = self.there.object(THERE)
-                && pod["spec"]["schedulingGates"]
-                    .as_array()
-                    .is_none_or(Vec::is_empty)
-                && pod["status"]["phase"].is_null()
-            {
-                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-                let of = text(&pod["metadata"]["annotations"]["fabric.storage.liqo.io/home-pod-uid"]);
-                self.ran
-                    .lock()
-                    .unwrap()
-                    .entry(of)
-                    .or_default()
-                    .insert(text(&pod["metadata"]["uid"]));
-                self.there
-                    .change(THERE, |pod| pod["status"] = json!({"phase": "Running"}));
+            let is_new = |pod: &Value| {
+                let gates = pod["spec"]["schedulingGates"].as_array();
+                gates.is_none_or(Vec::is_empty) && pod["status"]["phase"].is_null()
+            };
+            for pod in self.there.store().below(pods).iter().filter(|it| is_new(it)) {
+                let path = format!("{pods}{}", text(&pod["metadata"]["name"]));
+                let status = if self.is_full.load(Ordering::Relaxed) {
+                    let waits = json!({
+                        "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": WHY_FULL,
+                    });
+                    json!({"phase": "Pending", "conditions": [waits]})
+                } else {
+                    let of = text(&pod["metadata"]["annotations"]["fabric.storage.liqo.io/home-pod-uid"]);
+                    let mut ran = self.ran.lock().unwrap();
+                    ran.entry(of).or_default().insert(text(&pod["metadata"]["uid"]));
+                    json!({"phase": "Running"})
+                };
+                self.there.change(&path, |pod| pod["status"] = status);
             }
             time::sleep(Duration::from_millis(5)).await;
         }

@@ -117,6 +117,7 @@ impl Pods<'_> {
             namespace,
             place.as_ref().map(|place| &place.uid),
             format!("{:?}", self.settings()),
+            self.give_up_after(),
         ));
         let network = self.network().map(|it| it.to_string());
         Prints {

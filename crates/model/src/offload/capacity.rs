@@ -1,9 +1,9 @@
-//! The resources that a virtual node offers: a share of those of the remote nodes. Quantities are those of
-//! Kubernetes: `250m`, `16Gi`, `1.5`.
+//! The resources that a virtual node offers: a share of those of the remote nodes, or of what is free there.
+//! Quantities are those of Kubernetes: `250m`, `16Gi`, `1.5`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use super::is_resource;
+use super::{is_resource, requests::Requests};
 
 /// Quantities by resource name.
 pub type Amounts = BTreeMap<String, String>;
@@ -14,6 +14,10 @@ const MILLI: i128 = 1_000_000;
 const MOST_RESOURCES: usize = 64;
 /// Pods of a node where none are declared: the kubelet's default.
 const PODS: &str = "110";
+/// More is offered only of what has been free for this long.
+const RISES_AFTER: Duration = Duration::from_mins(2);
+/// Smaller changes than this part of what is offered are not published.
+const LEAST_CHANGE: i128 = 20;
 const UNITS: [(&str, i128); 16] = [
     ("n", 1),
     ("u", 1_000),
@@ -35,19 +39,97 @@ const UNITS: [(&str, i128); 16] = [
 
 /// This percentage of the sum over the nodes. An unreadable quantity counts as zero.
 pub fn share_of<'a>(nodes: impl IntoIterator<Item = &'a Amounts>, percent: u32) -> Amounts {
+    share_of_free(nodes, &Requests::new(), percent)
+}
+
+/// This percentage of what these requests leave of the sum over the nodes.
+pub fn share_of_free<'a>(
+    nodes: impl IntoIterator<Item = &'a Amounts>,
+    requested: &Requests,
+    percent: u32,
+) -> Amounts {
     let mut sums: BTreeMap<&str, i128> = BTreeMap::new();
     for (resource, amount) in nodes.into_iter().flatten().filter(|(name, _)| is_resource(name)) {
         let sum = sums.entry(resource).or_default();
         *sum = sum.saturating_add(nanos(amount).unwrap_or_default());
     }
-    let share = |sum: i128| sum.saturating_mul(i128::from(percent)) / 100;
+    let left = |resource: &str, sum: i128| {
+        let requested = requested.get(resource).copied().unwrap_or_default();
+        sum.saturating_sub(requested).max(0)
+    };
+    let share = |left: i128| left.saturating_mul(i128::from(percent)) / 100;
     let mut sums: Vec<_> = sums.into_iter().collect();
     // Those of Kubernetes first. Their number is limited: every kubelet and controller at home gets the node.
     sums.sort_by_key(|(resource, _)| resource.contains('/'));
     sums.into_iter()
         .take(MOST_RESOURCES)
-        .map(|(resource, sum)| (resource.to_owned(), written(resource, share(sum))))
+        .map(|(resource, sum)| (resource.to_owned(), written(resource, share(left(resource, sum)))))
         .collect()
+}
+
+/// What a virtual node offers of what is free in its cluster. That changes with every pod there, and every
+/// change of the node is sent to all kubelets and controllers at home: less is offered at once, more only after
+/// a while, and small changes are left out.
+#[derive(Debug, Default)]
+pub struct Offer {
+    offered: Option<Amounts>,
+    /// The resources of which more is free than offered.
+    rising: BTreeMap<String, Rise>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rise {
+    since: Duration,
+    /// The least that was free in that time.
+    least: i128,
+}
+
+impl Offer {
+    /// What is offered; `None` before the first measurement.
+    #[must_use]
+    pub const fn amounts(&self) -> Option<&Amounts> {
+        self.offered.as_ref()
+    }
+
+    /// So much is free at this time, which is counted from any fixed moment.
+    pub fn measure(&mut self, free: Amounts, at: Duration) {
+        let Some(before) = self.offered.take() else {
+            self.offered = Some(free);
+            return;
+        };
+        let next = free.into_iter().map(|(resource, free)| {
+            let offered = match before.get(&resource) {
+                Some(before) => self.next(&resource, before, free, at),
+                None => free,
+            };
+            (resource, offered)
+        });
+        let next: Amounts = next.collect();
+        self.rising.retain(|resource, _| next.contains_key(resource));
+        self.offered = Some(next);
+    }
+
+    fn next(&mut self, resource: &str, offered: &str, free: String, at: Duration) -> String {
+        let amount = |it: &str| nanos(it).unwrap_or_default();
+        let (before, now) = (amount(offered), amount(&free));
+        let is_small = (now - before).saturating_abs().saturating_mul(LEAST_CHANGE) < before;
+        if is_small || now <= before {
+            self.rising.remove(resource);
+            return if is_small { offered.to_owned() } else { free };
+        }
+        let rise = self.rising.entry(resource.to_owned());
+        let rise = rise.or_insert(Rise {
+            since: at,
+            least: now,
+        });
+        rise.least = rise.least.min(now);
+        if at.saturating_sub(rise.since) < RISES_AFTER {
+            return offered.to_owned();
+        }
+        let least = rise.least;
+        self.rising.remove(resource);
+        written(resource, least)
+    }
 }
 
 /// The declared amounts, with the default for pods.
@@ -142,6 +224,50 @@ mod tests {
         assert_eq!(all.len(), MOST_RESOURCES);
         assert_eq!((all["cpu"].as_str(), all["pods"].as_str()), ("4", "110"));
         assert!(!all.contains_key("../gpu") && !all.contains_key("a b"));
+    }
+
+    #[test]
+    fn what_others_request_is_not_offered() {
+        let node = amounts(&[("cpu", "4"), ("memory", "8Gi"), ("pods", "110")]);
+        let requested: Requests = [
+            ("cpu".into(), NANO + NANO / 2),
+            ("memory".into(), (16 * NANO) << 30),
+            ("elsewhere".into(), NANO),
+        ]
+        .into();
+        assert_eq!(
+            share_of_free([&node, &node], &requested, 50),
+            amounts(&[("cpu", "3250m"), ("memory", "0"), ("pods", "110")]),
+            "never less than none"
+        );
+    }
+
+    #[test]
+    fn less_is_offered_at_once_and_more_after_a_while() {
+        let mut offer = Offer::default();
+        assert_eq!(offer.amounts(), None);
+        for (minute, free, offered, why) in [
+            (0, "10", "10", "the first measurement"),
+            (1, "9600m", "10", "too little changes"),
+            (2, "9500m", "9500m", "five percent"),
+            (3, "4", "4", "less, at once"),
+            (4, "8", "4", "more, not yet"),
+            (5, "6", "4", "more, not yet"),
+            (6, "9", "6", "the least of two minutes"),
+            (7, "9", "6", "it begins again"),
+            (8, "6100m", "6", "no more than that was free meanwhile"),
+            (9, "9", "6", "it begins again"),
+            (11, "9", "9", "two minutes"),
+            (12, "0", "0", "nothing is free"),
+            (13, "1m", "0", "not yet"),
+            (15, "1m", "1m", "some, after none"),
+        ] {
+            let at = Duration::from_mins(minute);
+            offer.measure(amounts(&[("cpu", free)]), at);
+            assert_eq!(offer.amounts().unwrap()["cpu"], offered, "{minute}: {why}");
+        }
+        offer.measure(amounts(&[("gpu", "1")]), Duration::from_mins(16));
+        assert_eq!(*offer.amounts().unwrap(), amounts(&[("gpu", "1")]), "other nodes");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     bounds::{cut, is_label, is_name, is_resource, is_uid},
-    capacity::{Amounts, same_amount, share_of, stated},
+    capacity::{Amounts, Offer, same_amount, share_of, share_of_free, stated},
     claims::{Claim, Volumes},
     decision::{Decision, Facts, Placed, Seen, Step, decide},
     names::{NameRefused, never_offloaded, remote_name},

@@ -97,6 +97,15 @@ pub fn subtract(sum: &mut Requests, less: &Requests) {
     sum.retain(|_, amount| *amount != 0);
 }
 
+/// What of a request exceeds another one.
+pub fn beyond<'a>(asked: &mut Requests, other: impl IntoIterator<Item = (&'a str, i128)>) {
+    for (resource, amount) in other {
+        if let Some(asked) = asked.get_mut(resource) {
+            *asked = asked.saturating_sub(amount).max(0);
+        }
+    }
+}
+
 /// Which resource a node lacks for a pod, given the requests of other pods.
 #[must_use]
 pub fn exceeded(offered: &Amounts, others: &Requests, asked: &Requests) -> Option<String> {

@@ -11,6 +11,7 @@ use super::{
     VolumeMoveSpec, VolumeMoveStatus, Warm,
 };
 use crate::{
+    api::parse_duration,
     placement::moving::{OverDue, Quiesce, Requested},
     volume::{AccessMode, ClaimName, ClusterId, parse_quantity},
 };
@@ -257,31 +258,9 @@ fn some_time(field: &'static str, text: &str) -> Result<Duration, Wrong> {
     Ok(time)
 }
 
-/// `90s`, `10m`, `1h30m`: hours, minutes and seconds, each at most once and in this order.
 fn time(field: &'static str, text: &str) -> Result<Duration, Wrong> {
-    let wrong = || {
-        (
-            field,
-            format!("{text:?} is not a duration: write 90s, 10m or 1h30m"),
-        )
-    };
-    let (mut seconds, mut rest) = (0_u64, text);
-    for (unit, length) in [('h', 3600), ('m', 60), ('s', 1)] {
-        let Some((amount, after)) = rest.split_once(unit) else {
-            continue;
-        };
-        let is_number = (1..=5).contains(&amount.len()) && amount.bytes().all(|digit| digit.is_ascii_digit());
-        let amount: u64 = if is_number {
-            amount.parse().map_err(|_| wrong())?
-        } else {
-            return Err(wrong());
-        };
-        // Hours of 5 digits cannot overflow 64 bits.
-        seconds += amount * length;
-        rest = after;
-    }
-    if text.is_empty() || !rest.is_empty() {
-        return Err(wrong());
-    }
-    Ok(Duration::from_secs(seconds))
+    parse_duration(text).ok_or_else(|| {
+        let why = format!("{text:?} is not a duration: write 90s, 10m or 1h30m");
+        (field, why)
+    })
 }

@@ -18,6 +18,7 @@ mod decision;
 mod kept;
 mod spec;
 mod status;
+mod unplaced;
 mod volumes;
 
 pub use self::{
@@ -31,6 +32,10 @@ pub use self::{
     status::{
         STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,
         started_status, unreachable_status, waiting_status,
+    },
+    unplaced::{
+        Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, still_avoided,
+        unplaced,
     },
 };
 

@@ -1,0 +1,319 @@
+//! Remote pods that no node there takes are given up, so that their controllers create others elsewhere. What
+//! decides that is in [`crate::offload::pods`]. What follows is what follows whenever a remote pod is deleted there.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Event;
+use kube::{
+    Api, ResourceExt,
+    api::{ApiResource, DynamicObject},
+    core::GroupVersionKind,
+};
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use serde_json::json;
+use tokio::time::{Instant, timeout};
+
+use super::{SOON, act::Writer, changes::reference};
+use crate::{
+    api::namespace_offloading::{AvoidedCluster, NAME, NamespaceOffloading, PodOffloadingStrategy},
+    cluster::{ApiError, Cluster, Objects, Precondition, short, unless_conflict},
+    observe::crash::{self, Step},
+    offload::pods::{
+        Avoided, Circumstances, UnplacedFacts, UnplacedStep, claims, decide_unplaced, still_avoided, unplaced,
+    },
+    raw::RawPod,
+};
+
+/// The policy by which new pods avoid the clusters in the status of their namespace.
+const POLICY: &str = "avoided-clusters.storage.liqo.io";
+/// Events by which cluster-autoscaler and Karpenter report that they add a node for a pod.
+const SCALES_UP: [&str; 2] = ["TriggeredScaleUp", "Nominated"];
+/// The longest time that autoscalers wait for a node that they add, by default.
+const LONGEST_SCALE_UP: SignedDuration = SignedDuration::from_mins(15);
+/// Until it is tried again whether the status of a namespace can be written.
+const AGAIN: Duration = Duration::from_mins(1);
+
+/// How many remote pods were given up. Cheap to clone; exported only if registered.
+#[derive(Clone, Default)]
+pub struct GivenUp(Family<Of, Counter>);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Of {
+    cluster: String,
+}
+
+impl GivenUp {
+    #[must_use]
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "liqo_csi_fabric_pods_given_up",
+            "Remote pods that were deleted because no node there took them, by cluster",
+            metrics.0.clone(),
+        );
+        metrics
+    }
+
+    fn count(&self, cluster: &str) {
+        let cluster = cluster.to_owned();
+        self.0.get_or_create(&Of { cluster }).inc();
+    }
+
+    #[cfg(test)]
+    pub(super) fn total(&self, cluster: &str) -> u64 {
+        let cluster = cluster.to_owned();
+        self.0.get_or_create(&Of { cluster }).get()
+    }
+}
+
+/// Since when remote pods are seen waiting for a node: their uid and the time, by home pod.
+#[derive(Default)]
+pub(super) struct Waited(Mutex<HashMap<String, (String, Instant)>>);
+
+impl Waited {
+    fn note(&self, key: &str, uid: &str) -> Duration {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.get(key) {
+            Some((known, since)) if known == uid => since.elapsed(),
+            _ => {
+                all.insert(key.to_owned(), (uid.to_owned(), Instant::now()));
+                Duration::ZERO
+            }
+        }
+    }
+
+    pub(super) fn forget(&self, key: &str) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(key);
+    }
+}
+
+impl Writer<'_> {
+    /// Gives up a remote pod that has waited too long for a node. Returns when to look again, if it waits.
+    pub(super) async fn give_up(
+        &self,
+        home: &RawPod,
+        remote: &RawPod,
+        pods: &Objects<RawPod>,
+    ) -> Result<Option<Duration>, ApiError> {
+        let Some(pod) = unplaced(&home.json(), &remote.json()) else {
+            self.pods.waited.forget(self.look.key);
+            return Ok(None);
+        };
+        let namespace = home.namespace().unwrap_or_default();
+        let seen = self
+            .pods
+            .places
+            .home
+            .views()
+            .offloadings
+            .get(&format!("{namespace}/{NAME}"));
+        let known = seen.map(|it| avoided(&it)).unwrap_or_default();
+        let mut facts = UnplacedFacts {
+            pod: &pod,
+            cluster: self.pods.cluster.as_str(),
+            waited: self.pods.waited.note(self.look.key, remote.uid()),
+            give_up_after: self.pods.give_up_after(),
+            avoided: &known,
+            now: Timestamp::now().as_second(),
+            circumstances: None,
+        };
+        match decide_unplaced(&facts) {
+            UnplacedStep::Read => {}
+            UnplacedStep::StayFor(time) => return Ok(Some(time)),
+            UnplacedStep::Stay | UnplacedStep::GiveUp(_) => return Ok(None),
+        }
+        let objects = self.pods.places.home.within::<NamespaceOffloading>(&namespace);
+        let Some(offloading) = objects.get(NAME).await? else {
+            return Ok(Some(AGAIN));
+        };
+        let known = avoided(&offloading);
+        facts.avoided = &known;
+        facts.circumstances = Some(self.circumstances(home, remote, &offloading).await?);
+        match decide_unplaced(&facts) {
+            UnplacedStep::GiveUp(all) => {
+                if let Some(wait) = self.note_avoided(home, &objects, &offloading, &all).await? {
+                    return Ok(Some(wait));
+                }
+                self.delete_unplaced(home, remote, pods, &pod.why).await?;
+                Ok(Some(SOON))
+            }
+            UnplacedStep::StayFor(time) => Ok(Some(time)),
+            UnplacedStep::Stay | UnplacedStep::Read => Ok(None),
+        }
+    }
+
+    async fn circumstances(
+        &self,
+        home: &RawPod,
+        remote: &RawPod,
+        offloading: &NamespaceOffloading,
+    ) -> Result<Circumstances, ApiError> {
+        let strategy = offloading.spec.pod_offloading_strategy;
+        Ok(Circumstances {
+            may_run_anywhere: strategy == PodOffloadingStrategy::LocalAndRemote && !offloading.is_leaving(),
+            is_avoidable: has_policy(self.pods.places.home).await,
+            is_tied: self.is_tied(home).await?,
+            scales_up: self.scales_up(remote).await?,
+        })
+    }
+
+    /// Whether the data of a claim of the pod may be in that cluster only.
+    async fn is_tied(&self, home: &RawPod) -> Result<bool, ApiError> {
+        for claim in claims(&home.json()) {
+            if !self.pods.is_anywhere(home, &claim).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether an autoscaler there reports that it adds a node for the pod. Where events cannot be read, only
+    /// `nominatedNodeName` shows it.
+    async fn scales_up(&self, remote: &RawPod) -> Result<bool, ApiError> {
+        let Ok(place) = &self.look.place else {
+            return Ok(false);
+        };
+        let events = place
+            .cluster
+            .within::<Event>(&remote.namespace().unwrap_or_default());
+        let of_pod = format!("involvedObject.uid={}", remote.uid());
+        let is_recent = |event: &Event| {
+            let times = [
+                event.last_timestamp.as_ref().map(|it| it.0),
+                event.event_time.as_ref().map(|it| it.0),
+                event.metadata.creation_timestamp.as_ref().map(|it| it.0),
+            ];
+            let last = times.into_iter().flatten().max();
+            last.is_some_and(|last| Timestamp::now().duration_since(last) < LONGEST_SCALE_UP)
+        };
+        let reports_it = |event: &Event| event.reason.as_deref().is_some_and(|it| SCALES_UP.contains(&it));
+        let found = events.pick(None, Some(&of_pod), |it| {
+            (reports_it(&it) && is_recent(&it)).then_some(())
+        });
+        match found.await {
+            Err(error) if error.is_forbidden() => Ok(false),
+            found => Ok(!found?.is_empty()),
+        }
+    }
+
+    /// Records what new pods avoid, before the pod is deleted: the next one may be created at once. Returns when to
+    /// try again, if it is not recorded.
+    async fn note_avoided(
+        &self,
+        home: &RawPod,
+        objects: &Objects<NamespaceOffloading>,
+        offloading: &NamespaceOffloading,
+        all: &[Avoided],
+    ) -> Result<Option<Duration>, ApiError> {
+        let all: Vec<AvoidedCluster> = all.iter().map(written).collect();
+        let patch = json!({
+            "metadata": {"uid": offloading.metadata.uid, "resourceVersion": offloading.metadata.resource_version},
+            "status": {"avoidedClusters": all},
+        });
+        let written = crash::around(Step::PodAvoid, objects.merge_status(NAME, &patch)).await;
+        let Some(now) = unless_conflict(written)? else {
+            return Ok(Some(SOON));
+        };
+        if now.status.is_some_and(|it| it.avoided_clusters == all) {
+            return Ok(None);
+        }
+        let note = "no node there takes it, and it stays there all the same: the CustomResourceDefinition \
+                    namespaceoffloadings.offloading.liqo.io is older than this driver, or Liqo's, and does not keep \
+                    status.avoidedClusters. Apply what liqo-csi crds --offloading prints";
+        let events = &self.pods.events;
+        events
+            .warn_object(reference(home), "DefinitionOutdated", note)
+            .await;
+        Ok(Some(AGAIN))
+    }
+
+    /// Deletes the remote pod exactly as it was read: without a node. If it has one by now, it stays.
+    async fn delete_unplaced(
+        &self,
+        home: &RawPod,
+        remote: &RawPod,
+        pods: &Objects<RawPod>,
+        why: &str,
+    ) -> Result<(), ApiError> {
+        let exactly = Precondition {
+            uid: remote.uid().to_owned(),
+            resource_version: remote.metadata.resource_version.clone(),
+        };
+        let name = remote.name_any();
+        // The API server deletes a pod without a node at once. Should another one do otherwise, its kubelet has time.
+        let deleted = pods.delete_within(&name, exactly, Some(1));
+        let deleted = crash::around(Step::PodGiveUp, deleted).await;
+        if unless_conflict(deleted.map(Some))?.is_none() {
+            return Ok(());
+        }
+        let (cluster, why) = (&self.pods.cluster, short(why));
+        tracing::info!(pod = self.look.key, %cluster, why, "a remote pod that no node takes was deleted");
+        self.pods.waited.forget(self.look.key);
+        self.pods.given_up.count(cluster.as_str());
+        let note = format!(
+            "no node of the cluster {cluster} took it, and its pod there was deleted before it started. Its controller creates \
+             another one, which prefers other clusters for a while. The scheduler there: {why}"
+        );
+        let events = &self.pods.events;
+        events
+            .warn_object(reference(home), "RemotePodGivenUp", &note)
+            .await;
+        Ok(())
+    }
+}
+
+/// Whether new pods avoid the clusters in the status of their namespace: the chart creates that policy where the
+/// API server serves such policies.
+async fn has_policy(home: &Cluster) -> bool {
+    let kind = GroupVersionKind::gvk(
+        "admissionregistration.k8s.io",
+        "v1",
+        "MutatingAdmissionPolicyBinding",
+    );
+    let bindings: Api<DynamicObject> = Api::all_with(home.client().clone(), &ApiResource::from_gvk(&kind));
+    let found = timeout(home.calls().timeout, bindings.get(POLICY)).await;
+    matches!(found, Ok(Ok(_)))
+}
+
+fn avoided(offloading: &NamespaceOffloading) -> Vec<Avoided> {
+    let seconds = |text: &str| text.parse::<Timestamp>().map_or(0, Timestamp::as_second);
+    let all = offloading.status.iter().flat_map(|it| &it.avoided_clusters);
+    all.map(|it| Avoided {
+        controller: it.controller.clone(),
+        cluster: it.cluster.clone(),
+        since: seconds(&it.since),
+        until: seconds(&it.until),
+    })
+    .collect()
+}
+
+fn written(avoided: &Avoided) -> AvoidedCluster {
+    let time = |seconds| Timestamp::from_second(seconds).map_or_else(|_| String::new(), |it| it.to_string());
+    AvoidedCluster {
+        controller: avoided.controller.clone(),
+        cluster: avoided.cluster.clone(),
+        since: time(avoided.since),
+        until: time(avoided.until),
+    }
+}
+
+/// What new pods of a namespace still avoid, and in what time the first of that ends.
+pub(crate) fn avoided_now(offloading: &NamespaceOffloading) -> (Vec<AvoidedCluster>, Option<Duration>) {
+    let now = Timestamp::now().as_second();
+    let all = still_avoided(&avoided(offloading), now);
+    let left = all.iter().map(|it| it.until.saturating_sub(now)).min();
+    let left = left
+        .and_then(|it| u64::try_from(it).ok())
+        .map(Duration::from_secs);
+    (all.iter().map(written).collect(), left)
+}

@@ -1,0 +1,250 @@
+//! Remote pods that no node there takes.
+
+use super::*;
+
+const OFFLOADING: &str = "/apis/offloading.liqo.io/v1beta1/namespaces/shop/namespaceoffloadings/offloading";
+const POLICY: &str =
+    "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings/avoided-clusters.storage.liqo.io";
+const CLUSTER: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
+const EVENTS: &str = "/api/v1/namespaces/shop-home/events";
+
+impl World {
+    /// In which the nodes of the other cluster take no pod, and pods are given up.
+    async fn full() -> Self {
+        let world = Self::with_pod(true).await;
+        world.is_full.store(true, Ordering::Relaxed);
+        world.home.put(POLICY, json!({}));
+        world.schedule(POD);
+        world.give_up_after("1s");
+        world
+    }
+
+    fn give_up_after(&self, time: &str) {
+        self.home.change(CLUSTER, |it| {
+            it["spec"]["fabric"]["pods"] = json!({"giveUpAfter": time});
+        });
+    }
+
+    /// As the scheduler does.
+    fn schedule(&self, pod: &str) {
+        let scheduled = json!([{"type": "PodScheduled", "status": "True"}]);
+        self.home
+            .change(pod, |pod| pod["status"]["conditions"] = scheduled);
+    }
+
+    fn avoided(&self) -> Vec<Value> {
+        let status = self.home.object(OFFLOADING).unwrap_or_default()["status"].clone();
+        status["avoidedClusters"].as_array().cloned().unwrap_or_default()
+    }
+
+    fn is_unplaced(&self) -> bool {
+        self.home
+            .object(POD)
+            .is_some_and(|pod| pod["status"]["reason"] == "RemoteUnschedulable")
+    }
+
+    fn times(&self, method: &str, path: &str) -> usize {
+        let asked = format!("{method} {path}");
+        self.there.requests().iter().filter(|it| **it == asked).count()
+    }
+
+    /// Lets the fabric read the circumstances of the pod twice: then it has acted upon the first reading.
+    async fn run_until_twice_read(&self) {
+        let is_touched = std::cell::Cell::new(false);
+        self.run_until(|world| {
+            if world.times("GET", EVENTS) > 0 && !is_touched.replace(world.times("GET", EVENTS) > 0) {
+                let labels = json!({"touched": "true"});
+                world.home.change(POD, |pod| pod["metadata"]["labels"] = labels);
+            }
+            world.times("GET", EVENTS) > 1
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_no_node_takes_is_given_up_and_never_ran() {
+    let world = World::full().await;
+    world.run_until(World::is_gone).await;
+    let avoided = world.avoided();
+    assert_eq!(avoided.len(), 1);
+    assert_eq!(
+        (&avoided[0]["controller"], &avoided[0]["cluster"]),
+        (&json!("u"), &json!("milan"))
+    );
+    assert!(world.ran.lock().unwrap().is_empty(), "it never started");
+    assert_eq!(world.given_up.total("milan"), 1);
+    let events = world
+        .home
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let told: Vec<&str> = events
+        .iter()
+        .filter(|it| it["reason"] == "RemotePodGivenUp")
+        .filter_map(|it| it["note"].as_str())
+        .collect();
+    assert!(told.len() == 1 && told[0].ends_with(WHY_FULL), "{told:?}");
+    let requests = world.there.requests();
+    let mut afterwards = requests.iter().skip_while(|it| !it.starts_with("DELETE"));
+    assert!(
+        !afterwards.any(|it| it.starts_with("POST")),
+        "it is not created there again: {requests:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_pod_that_gets_a_node_just_before_it_is_given_up_stays() {
+    let world = World::full().await;
+    world.there.before("DELETE", THERE, |store| {
+        let mut pod = store.get(THERE).unwrap();
+        pod["spec"]["nodeName"] = json!("n1");
+        pod["status"] = json!({"phase": "Running"});
+        store.put(THERE, pod);
+    });
+    world.run_until(World::is_running).await;
+    assert_eq!(world.times("DELETE", THERE), 1, "it was tried");
+    assert!(world.home_pod()["metadata"]["deletionTimestamp"].is_null());
+    assert_eq!(world.given_up.total("milan"), 0);
+}
+
+#[tokio::test]
+async fn a_controller_loses_one_pod_in_a_minute_whatever_restarts() {
+    let world = World::full().await;
+    world.run_until(World::is_gone).await;
+    // The next one is there again, for another process.
+    world.make(true);
+    world.schedule(POD);
+    world.run_until(World::is_unplaced).await;
+    let other = "/api/v1/namespaces/shop/pods/other";
+    let mut pod = world.home_pod();
+    pod["metadata"] = json!({"ownerReferences": pod["metadata"]["ownerReferences"]});
+    pod["metadata"]["ownerReferences"][0]["uid"] = json!("of-another");
+    pod["status"] = json!({"phase": "Pending"});
+    world.home.put(other, pod);
+    world.schedule(other);
+    world.run_until(|world| world.home.object(other).is_none()).await;
+    assert!(world.home.object(POD).is_some() && world.there.object(THERE).is_some());
+    assert_eq!(world.avoided().len(), 2);
+    // A minute later its time has come, and the cluster is avoided for longer.
+    world.home.change(OFFLOADING, |it| {
+        for entry in it["status"]["avoidedClusters"].as_array_mut().unwrap() {
+            entry["since"] = json!("2026-01-01T00:00:00Z");
+        }
+    });
+    world.run_until(World::is_gone).await;
+    assert_eq!(world.given_up.total("milan"), 3);
+}
+
+#[tokio::test]
+async fn jobs_and_pods_with_data_there_stay() {
+    let world = World::full().await;
+    let claim = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+    world.home.put(
+        claim,
+        json!({"metadata": {"uid": "mine"}, "status": {"phase": "Pending"}}),
+    );
+    world.there.put(
+        "/api/v1/namespaces/shop-home/persistentvolumeclaims/data",
+        json!({"metadata": {"annotations": {"storage.liqo.io/claim-uid": "mine"}}}),
+    );
+    let like = |name: &str, edit: fn(&mut Value)| {
+        let mut pod = world.home_pod();
+        pod["metadata"] = json!({"ownerReferences": pod["metadata"]["ownerReferences"]});
+        edit(&mut pod);
+        world
+            .home
+            .put(&format!("/api/v1/namespaces/shop/pods/{name}"), pod);
+    };
+    like("job", |pod| {
+        pod["metadata"]["ownerReferences"][0]["apiVersion"] = json!("batch/v1");
+        pod["metadata"]["ownerReferences"][0]["kind"] = json!("Job");
+    });
+    like("data", |pod| {
+        pod["metadata"]["ownerReferences"][0]["uid"] = json!("of-data");
+        pod["spec"]["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    });
+    // That one is created later than the others, and given up all the same.
+    let web = world.home_pod();
+    world.home.remove(POD);
+    let waits = |name: &str| {
+        let pod = world.home.object(&format!("/api/v1/namespaces/shop/pods/{name}"));
+        pod.is_some_and(|pod| pod["status"]["reason"] == "RemoteUnschedulable")
+    };
+    world.run_until(|_| waits("job") && waits("data")).await;
+    world.home.put(POD, web);
+    world.run_until(|world| world.home.object(POD).is_none()).await;
+    assert!(waits("job") && waits("data"));
+    assert_eq!(world.avoided().len(), 1);
+    assert_eq!(world.given_up.total("milan"), 1);
+}
+
+#[tokio::test]
+async fn a_pod_for_which_a_node_is_added_stays() {
+    let world = World::full().await;
+    world.give_up_after("0s");
+    world.run_until(World::is_unplaced).await;
+    let uid = world.there.object(THERE).unwrap()["metadata"]["uid"].clone();
+    let scales_up = format!("{EVENTS}/scales-up");
+    world.there.put(
+        &scales_up,
+        json!({
+            "involvedObject": {"uid": uid}, "reason": "TriggeredScaleUp",
+            "lastTimestamp": format!("{:.0}", jiff::Timestamp::now()),
+        }),
+    );
+    world.give_up_after("1s");
+    world.run_until_twice_read().await;
+    assert!(world.there.object(THERE).is_some() && world.avoided().is_empty());
+    // The autoscaler has said so long ago.
+    world.there.change(&scales_up, |it| {
+        it["lastTimestamp"] = json!("2026-01-01T00:00:00Z");
+        it["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+    world.run_until(World::is_gone).await;
+}
+
+#[tokio::test]
+async fn without_the_policy_or_with_an_older_definition_pods_stay() {
+    let world = World::full().await;
+    world.home.remove(POLICY);
+    world.run_until_twice_read().await;
+    assert!(world.there.object(THERE).is_some() && world.avoided().is_empty());
+
+    let world = World::full().await;
+    let status = format!("{OFFLOADING}/status");
+    world
+        .home
+        .fault(Fault::new("PATCH", &status, Act::Drop("/status/avoidedClusters")));
+    let told = |world: &World| {
+        let events = world
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        events.iter().any(|it| it["reason"] == "DefinitionOutdated")
+    };
+    world.run_until(told).await;
+    assert!(world.there.object(THERE).is_some());
+    assert_eq!(world.times("DELETE", THERE), 0);
+}
+
+#[tokio::test]
+async fn wherever_it_dies_a_pod_that_is_given_up_never_runs() {
+    let mut has_ended = false;
+    // Before that it does not matter whether a node there takes it.
+    for writes in 4..MOST_WRITES + 3 {
+        let world = World::full().await;
+        let died = world.die_after(writes, World::is_gone).await;
+        // A minute has passed since.
+        if !world.avoided().is_empty() {
+            world.home.change(OFFLOADING, |it| {
+                it["status"]["avoidedClusters"][0]["since"] = json!("2026-01-01T00:00:00Z");
+            });
+        }
+        world.run_until(World::is_gone).await;
+        assert!(world.ran.lock().unwrap().is_empty(), "{:?}", world.ran);
+        let created = world.times("POST", "/api/v1/namespaces/shop-home/pods");
+        assert!(created <= 2, "created {created} times");
+        has_ended |= !died;
+    }
+    assert!(has_ended, "there are more writes than were tried");
+}

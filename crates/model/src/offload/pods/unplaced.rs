@@ -1,0 +1,451 @@
+//! Whether a remote pod that no node there takes is given up: it is deleted, so that its controller creates another
+//! one, which prefers other clusters. Only its deletion before it has a node proves that it never runs.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// Controllers that replace each pod that is deleted. For a Job a deleted pod has failed.
+const REPLACING: [(&str, &str); 3] = [
+    ("apps/v1", "ReplicaSet"),
+    ("v1", "ReplicationController"),
+    ("apps/v1", "StatefulSet"),
+];
+/// Of each controller one pod is given up in this time. What keeps one from that is read again after as long.
+const PAUSE: Duration = Duration::from_mins(1);
+const LONGEST_AVOIDED: Duration = Duration::from_mins(30);
+/// Controllers and clusters in the status of a namespace, which every API server at home reads.
+const MOST_AVOIDED: usize = 64;
+
+/// A remote pod that waits for a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unplaced {
+    /// The uid of the controller of its home pod.
+    pub controller: String,
+    /// What the scheduler there says.
+    pub why: String,
+}
+
+/// A cluster that new pods of a controller avoid if they can. Times are in seconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Avoided {
+    /// The uid of the controller.
+    pub controller: String,
+    pub cluster: String,
+    /// When a pod of the controller was last given up there.
+    pub since: i64,
+    pub until: i64,
+}
+
+/// What was read only because a pod has waited long enough.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Circumstances {
+    /// Whether new pods of the namespace may run here or there, by a live read.
+    pub may_run_anywhere: bool,
+    /// Whether the policy is in force by which the next pod avoids the cluster.
+    pub is_avoidable: bool,
+    /// Whether a claim of the pod has its data there.
+    pub is_tied: bool,
+    /// Whether an autoscaler there adds a node for it.
+    pub scales_up: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct UnplacedFacts<'a> {
+    pub pod: &'a Unplaced,
+    pub cluster: &'a str,
+    /// For how long it has been seen waiting.
+    pub waited: Duration,
+    /// After what time such pods are given up; `None` for never.
+    pub give_up_after: Option<Duration>,
+    /// The status of the namespace.
+    pub avoided: &'a [Avoided],
+    /// Seconds since 1970.
+    pub now: i64,
+    pub circumstances: Option<Circumstances>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnplacedStep {
+    /// It waits there.
+    Stay,
+    /// It waits there, and is looked at again after this time.
+    StayFor(Duration),
+    /// The circumstances decide.
+    Read,
+    /// This is written as the clusters that pods of the namespace avoid, and then the remote pod is deleted.
+    GiveUp(Vec<Avoided>),
+}
+
+/// The remote pod, if it waits for a node and may be given up: no node there is promised to it, its controller
+/// replaces it wherever it ended, and the scheduler here sent it there and can send the next one elsewhere.
+#[must_use]
+pub fn unplaced(home: &Value, remote: &Value) -> Option<Unplaced> {
+    let is_set = |value: &Value| value.as_str().is_some_and(|it| !it.is_empty());
+    let is_gated = |pod: &Value| {
+        pod["spec"]["schedulingGates"]
+            .as_array()
+            .is_some_and(|it| !it.is_empty())
+    };
+    let is_deleted = |pod: &Value| is_set(&pod["metadata"]["deletionTimestamp"]);
+    if is_deleted(home)
+        || is_deleted(remote)
+        || is_gated(remote)
+        || is_set(&remote["spec"]["nodeName"])
+        || is_set(&remote["status"]["nominatedNodeName"])
+        || !is_scheduled(home)
+        || !may_run_here(&home["spec"])
+    {
+        return None;
+    }
+    let scheduled = condition(remote, "PodScheduled")?;
+    let waits = scheduled["status"] == "False" && scheduled["reason"] == "Unschedulable";
+    let owners = home["metadata"]["ownerReferences"].as_array()?;
+    let owner = owners.iter().find(|it| it["controller"] == true)?;
+    let replaces = REPLACING
+        .iter()
+        .any(|(version, kind)| owner["apiVersion"] == *version && owner["kind"] == *kind);
+    (waits && replaces).then(|| Unplaced {
+        controller: owner["uid"].as_str().unwrap_or_default().to_owned(),
+        why: scheduled["message"].as_str().unwrap_or_default().to_owned(),
+    })
+}
+
+fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a Value> {
+    let all = pod["status"]["conditions"].as_array()?;
+    all.iter().find(|it| it["type"] == kind)
+}
+
+/// Whether the scheduler chose its node. The next pod of a template that names the node would be there again.
+fn is_scheduled(pod: &Value) -> bool {
+    condition(pod, "PodScheduled").is_some_and(|it| it["status"] == "True")
+}
+
+/// Whether neither `RuntimeClass`, selector nor affinity holds a pod to virtual nodes.
+fn may_run_here(spec: &Value) -> bool {
+    let required = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let terms = required["nodeSelectorTerms"].as_array();
+    let is_remote_only = |term: &Value| {
+        let mut expressions = term["matchExpressions"].as_array().into_iter().flatten();
+        expressions.any(|it| {
+            let mut values = it["values"].as_array().into_iter().flatten();
+            it["key"] == "liqo.io/type" && it["operator"] == "In" && values.any(|it| it == "virtual-node")
+        })
+    };
+    spec["runtimeClassName"] != "liqo"
+        && spec["nodeSelector"]["liqo.io/type"].is_null()
+        && !terms.is_some_and(|all| !all.is_empty() && all.iter().all(is_remote_only))
+}
+
+#[must_use]
+pub fn decide_unplaced(facts: &UnplacedFacts<'_>) -> UnplacedStep {
+    let Some(give_up_after) = facts.give_up_after else {
+        return UnplacedStep::Stay;
+    };
+    let left = give_up_after.saturating_sub(facts.waited);
+    if !left.is_zero() {
+        return UnplacedStep::StayFor(left);
+    }
+    let of_controller = facts
+        .avoided
+        .iter()
+        .filter(|it| it.controller == facts.pod.controller);
+    if let Some(last) = of_controller.map(|it| it.since).max() {
+        let next = last.saturating_add(seconds(PAUSE));
+        let left = u64::try_from(next.saturating_sub(facts.now)).unwrap_or_default();
+        if left > 0 {
+            // Another clock may have been ahead.
+            return UnplacedStep::StayFor(Duration::from_secs(left).min(PAUSE));
+        }
+    }
+    match facts.circumstances {
+        None => UnplacedStep::Read,
+        Some(Circumstances {
+            may_run_anywhere: true,
+            is_avoidable: true,
+            is_tied: false,
+            scales_up: false,
+        }) => UnplacedStep::GiveUp(avoided_next(facts, give_up_after)),
+        Some(_) => UnplacedStep::StayFor(PAUSE),
+    }
+}
+
+/// A controller whose pods come back although it avoids the cluster does so for twice as long. At first that is
+/// longer than the next pod waits before it is given up, too, or it would not be seen that it came back.
+fn avoided_next(facts: &UnplacedFacts<'_>, give_up_after: Duration) -> Vec<Avoided> {
+    let is_this = |it: &Avoided| it.controller == facts.pod.controller && it.cluster == facts.cluster;
+    let mut all = still_avoided(facts.avoided, facts.now);
+    let before = all.iter().find(|it| is_this(it)).map(|it| it.until - it.since);
+    let first = seconds(PAUSE.max(give_up_after));
+    let time = before
+        .unwrap_or(first)
+        .saturating_mul(2)
+        .min(seconds(LONGEST_AVOIDED));
+    all.retain(|it| !is_this(it));
+    all.push(Avoided {
+        controller: facts.pod.controller.clone(),
+        cluster: facts.cluster.to_owned(),
+        since: facts.now,
+        until: facts.now.saturating_add(time),
+    });
+    all.sort_by_key(|it| it.since);
+    all.split_off(all.len().saturating_sub(MOST_AVOIDED))
+}
+
+/// Those of which the time has not passed.
+#[must_use]
+pub fn still_avoided(all: &[Avoided], now: i64) -> Vec<Avoided> {
+    all.iter().filter(|it| it.until > now).cloned().collect()
+}
+
+fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_mins(1);
+    const FREE: Circumstances = Circumstances {
+        may_run_anywhere: true,
+        is_avoidable: true,
+        is_tied: false,
+        scales_up: false,
+    };
+
+    fn home() -> Value {
+        json!({
+            "metadata": {"ownerReferences": [
+                {"apiVersion": "v1", "kind": "Other", "uid": "other"},
+                {"apiVersion": "apps/v1", "kind": "ReplicaSet", "uid": "web", "controller": true},
+            ]},
+            "spec": {"nodeName": "milan"},
+            "status": {"conditions": [{"type": "PodScheduled", "status": "True"}]},
+        })
+    }
+
+    fn remote() -> Value {
+        let scheduled = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"});
+        json!({"metadata": {}, "spec": {}, "status": {"phase": "Pending", "conditions": [scheduled]}})
+    }
+
+    #[test]
+    fn only_pods_without_a_node_that_are_replaced_anywhere_are_given_up() {
+        let found = unplaced(&home(), &remote()).unwrap();
+        assert_eq!(
+            (found.controller.as_str(), found.why.as_str()),
+            ("web", "0/3 nodes")
+        );
+        for (what, pointer, value) in [
+            ("a node", "/spec/nodeName", json!("n1")),
+            ("a gate", "/spec/schedulingGates", json!([{"name": "other"}])),
+            ("a promised node", "/status/nominatedNodeName", json!("n1")),
+            ("no conditions", "/status/conditions", json!([])),
+            (
+                "a node, by its condition",
+                "/status/conditions/0/status",
+                json!("True"),
+            ),
+            (
+                "a gate, by its condition",
+                "/status/conditions/0/reason",
+                json!("SchedulingGated"),
+            ),
+            (
+                "been deleted",
+                "/metadata/deletionTimestamp",
+                json!("2026-01-01T00:00:00Z"),
+            ),
+        ] {
+            let mut pod = remote();
+            let (parent, field) = pointer.rsplit_once('/').unwrap();
+            pod.pointer_mut(parent).unwrap()[field] = value;
+            assert_eq!(unplaced(&home(), &pod), None, "it has {what}");
+        }
+        for (version, kind, is_given_up) in [
+            ("v1", "ReplicationController", true),
+            ("apps/v1", "StatefulSet", true),
+            ("apps/v1", "DaemonSet", false),
+            ("batch/v1", "Job", false),
+            ("example.org/v1", "ReplicaSet", false),
+        ] {
+            let mut pod = home();
+            pod["metadata"]["ownerReferences"][1]["kind"] = json!(kind);
+            pod["metadata"]["ownerReferences"][1]["apiVersion"] = json!(version);
+            assert_eq!(
+                unplaced(&pod, &remote()).is_some(),
+                is_given_up,
+                "{version} {kind}"
+            );
+        }
+        let mut bare = home();
+        bare["metadata"]["ownerReferences"] = json!([]);
+        assert_eq!(unplaced(&bare, &remote()), None);
+        let mut named = home();
+        named["status"]["conditions"] = json!([]);
+        assert_eq!(unplaced(&named, &remote()), None, "its template names the node");
+    }
+
+    #[test]
+    fn pods_that_run_in_remote_clusters_only_are_not_given_up() {
+        let term = |key: &str, operator: &str, value: &str| json!({"matchExpressions": [{"key": key, "operator": operator, "values": [value]}]});
+        let only = term("liqo.io/type", "In", "virtual-node");
+        let affinity = |terms: &[&Value]| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
+        for (spec, is_given_up) in [
+            (json!({"runtimeClassName": "liqo"}), false),
+            (json!({"runtimeClassName": "other"}), true),
+            (json!({"nodeSelector": {"liqo.io/type": "virtual-node"}}), false),
+            (affinity(&[&only]), false),
+            (
+                affinity(&[&only, &term("liqo.io/type", "NotIn", "virtual-node")]),
+                true,
+            ),
+            (affinity(&[&term("region", "In", "europe")]), true),
+        ] {
+            let mut pod = home();
+            pod["spec"] = spec;
+            assert_eq!(
+                unplaced(&pod, &remote()).is_some(),
+                is_given_up,
+                "{}",
+                pod["spec"]
+            );
+        }
+    }
+
+    fn pod() -> Unplaced {
+        Unplaced {
+            controller: "web".into(),
+            why: "0/3 nodes".into(),
+        }
+    }
+
+    fn avoided(controller: &str, cluster: &str, since: i64, until: i64) -> Avoided {
+        Avoided {
+            controller: controller.into(),
+            cluster: cluster.into(),
+            since,
+            until,
+        }
+    }
+
+    fn decided(
+        waited: u64,
+        after: Option<Duration>,
+        avoided: &[Avoided],
+        circumstances: Option<Circumstances>,
+    ) -> UnplacedStep {
+        decide_unplaced(&UnplacedFacts {
+            pod: &pod(),
+            cluster: "milan",
+            waited: Duration::from_secs(waited),
+            give_up_after: after,
+            avoided,
+            now: 1000,
+            circumstances,
+        })
+    }
+
+    #[test]
+    fn a_pod_is_given_up_when_it_has_waited_and_nothing_holds_it() {
+        use UnplacedStep::{GiveUp, Read, Stay, StayFor};
+        assert_eq!(decided(3600, None, &[], Some(FREE)), Stay, "it is switched off");
+        assert_eq!(
+            decided(20, Some(MINUTE), &[], None),
+            StayFor(Duration::from_secs(40))
+        );
+        assert_eq!(decided(60, Some(MINUTE), &[], None), Read);
+        let first = avoided("web", "milan", 1000, 1120);
+        assert_eq!(decided(60, Some(MINUTE), &[], Some(FREE)), GiveUp(vec![first]));
+        for holds in [
+            Circumstances {
+                may_run_anywhere: false,
+                ..FREE
+            },
+            Circumstances {
+                is_avoidable: false,
+                ..FREE
+            },
+            Circumstances {
+                is_tied: true,
+                ..FREE
+            },
+            Circumstances {
+                scales_up: true,
+                ..FREE
+            },
+        ] {
+            assert_eq!(
+                decided(60, Some(MINUTE), &[], Some(holds)),
+                StayFor(PAUSE),
+                "{holds:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_controller_has_one_pod_given_up_in_a_minute() {
+        let elsewhere = avoided("web", "turin", 970, 2000);
+        assert_eq!(
+            decided(60, Some(MINUTE), &[elsewhere], Some(FREE)),
+            UnplacedStep::StayFor(Duration::from_secs(30)),
+            "in whatever cluster"
+        );
+        let other = avoided("other", "milan", 999, 2000);
+        assert!(matches!(
+            decided(60, Some(MINUTE), &[other], Some(FREE)),
+            UnplacedStep::GiveUp(all) if all.len() == 2
+        ));
+        let ahead = avoided("web", "milan", 9000, 9999);
+        assert_eq!(
+            decided(60, Some(MINUTE), &[ahead], None),
+            UnplacedStep::StayFor(PAUSE)
+        );
+    }
+
+    #[test]
+    fn a_cluster_is_avoided_for_longer_each_time() {
+        let times = |before: &[Avoided], after: Duration| match decided(3600, Some(after), before, Some(FREE))
+        {
+            UnplacedStep::GiveUp(all) => all.iter().map(|it| (it.since, it.until)).collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(times(&[], Duration::from_secs(1)), [(1000, 1120)]);
+        assert_eq!(
+            times(&[], MINUTE * 5),
+            [(1000, 1600)],
+            "longer than the next one waits"
+        );
+        assert_eq!(
+            times(&[avoided("web", "milan", 900, 1020)], MINUTE),
+            [(1000, 1240)]
+        );
+        assert_eq!(
+            times(&[avoided("web", "milan", 0, 1500)], MINUTE),
+            [(1000, 2800)],
+            "half an hour at most"
+        );
+        assert_eq!(
+            times(&[avoided("web", "milan", 800, 1000)], MINUTE),
+            [(1000, 1120)],
+            "it has ended"
+        );
+        assert_eq!(
+            times(&[avoided("web", "turin", 800, 1100)], MINUTE),
+            [(800, 1100), (1000, 1120)]
+        );
+        let many: Vec<Avoided> = (0..100)
+            .map(|at| avoided(&at.to_string(), "milan", at, 5000))
+            .collect();
+        let all = times(&many, MINUTE);
+        assert_eq!(
+            (all.len(), all[0].0, all[63].0),
+            (MOST_AVOIDED, 37, 1000),
+            "the oldest go"
+        );
+    }
+}

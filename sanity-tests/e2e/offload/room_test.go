@@ -1,0 +1,98 @@
+package offload
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// asking is a pod without a claim that requests this CPU.
+func asking(cpu *resource.Quantity) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
+		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: *cpu}
+	}
+}
+
+// preferring is a pod that rather runs in a remote cluster, if only a little.
+func preferring(pod *corev1.Pod) {
+	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+			Weight: 1, Preference: term(needs(typeLabel, corev1.NodeSelectorOpIn, "virtual-node")),
+		}},
+	}}
+}
+
+// What the nodes of the remote cluster have would do for the pods, and none of them has enough left for one.
+func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
+	n := newTenantAlone(t)
+	setFabric(t, map[string]any{"pods": map[string]any{"giveUpAfter": "5s"}}, map[string]any{"pods": map[string]any{"giveUpAfter": nil}})
+	full := user.NewNamespace(t, user.Cluster(t, "remote"))
+	nodes, err := full.Client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	share := func(node corev1.Node, percent int64) *resource.Quantity {
+		return resource.NewMilliQuantity(node.Status.Allocatable.Cpu().MilliValue()*percent/100, resource.DecimalSI)
+	}
+	for _, node := range nodes.Items {
+		full.Pod("on-"+node.Name, "", asking(share(node, 70)), user.OnNode(node.Labels[corev1.LabelHostname]))
+	}
+	for _, node := range nodes.Items {
+		full.WaitReady("on-" + node.Name)
+	}
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	n.waitPolicies(wish{strategy: "LocalAndRemote"})
+	runs := user.WatchRuns(t, user.Existing(t, user.Cluster(t, "remote"), n.Name))
+
+	two, labels := int32(2), map[string]string{"app": "web"}
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
+		Replicas: &two, Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Spec:       user.NewPod("", "", asking(share(nodes.Items[0], 40)), preferring).Spec,
+		},
+	}}
+	if _, err := n.Client.AppsV1().Deployments(n.Name).Create(t.Context(), deployment, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("a pod to have gone back", func(ctx context.Context) (string, error) {
+		events, err := n.Client.EventsV1().Events(n.Name).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		for _, event := range events.Items {
+			if event.Reason == "RemotePodGivenUp" {
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("none of %d events says so", len(events.Items)), nil
+	})
+	// Of one controller, one in a minute.
+	n.Eventually("all pods to run here", func(ctx context.Context) (string, error) {
+		pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
+		if err != nil {
+			return "", err
+		}
+		for _, pod := range pods.Items {
+			if pod.Status.Phase != corev1.PodRunning || pod.Spec.NodeName == node {
+				return fmt.Sprintf("%s is %s on %s: %s", pod.Name, pod.Status.Phase, pod.Spec.NodeName, pod.Status.Message), nil
+			}
+		}
+		if len(pods.Items) != 2 {
+			return fmt.Sprintf("there are %d", len(pods.Items)), nil
+		}
+		return "", nil
+	})
+	if ran := runs.NoneTwice(); ran != 0 {
+		user.Violated(t, "%d pods ran there", ran)
+	}
+	n.unoffload()
+}
