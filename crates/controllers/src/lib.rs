@@ -10,7 +10,7 @@
 //! | `sessions` | renews the tokens of remote clusters |
 //! | `clusters` | creates and deletes the `RemoteCluster`s of discovered clusters, writes the status of all, adds the finalizer while they have volumes or snapshots |
 //! | `capacity` | publishes for the scheduler which nodes can have volumes of this driver's classes |
-//! | `unserved` | warns on claims for which a remote cluster has no real class |
+//! | `unserved` | reports on claims that wait for a remote cluster which cannot be used, or has no real class for them |
 //! | `claim_gates` | opens the scheduling gate of pods in offloaded namespaces when it is known where their claims can be |
 //! | `pinned` | selects the node for claims of pods that bypass the scheduler |
 //! | `sources` | selects a node for claims of copies where their source is |
@@ -170,7 +170,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
         drive(Clusters::new(home, registry, &watched, settings, metrics), loops),
         drive(Capacities::new(home, registry, &watched, settings), loops),
         drive(
-            unserved::MissingClasses::new(home, registry, &watched, settings, reports()),
+            unserved::WaitingClaims::new(home, registry, &watched, settings, reports()),
             loops
         ),
         control(&claim_gates, loops),

@@ -17,7 +17,7 @@ use crate::{
     },
     observe::crash::{self, Step},
     rounds::Rounds,
-    volume::{ClaimMark, DRIVER_NAME},
+    volume::DRIVER_NAME,
 };
 
 /// If the node cannot have the volume, the selected node is removed from the claim again: the pause
@@ -103,18 +103,13 @@ impl<'a> Pinned<'a> {
             .map_or(FIRST_PAUSE, |(_, pause)| (*pause * 2).min(LONGEST_PAUSE));
         self.selected_at
             .insert(claim.uid.clone(), (Instant::now(), pause));
-        let mark = ClaimMark {
-            namespace: claim.name.namespace.clone(),
-            name: claim.name.name.clone(),
-            uid: claim.uid.clone(),
-        };
         let note = format!(
             "the pod {} bypasses the scheduler: its node {} was selected",
             pod.consumer.name,
             pod.node.as_deref().unwrap_or_default()
         );
         self.events
-            .tell(&mark, Weight::Normal, "NodeSelected", &note)
+            .tell(&claim.mark(), Weight::Normal, "NodeSelected", &note)
             .await;
         Ok(())
     }

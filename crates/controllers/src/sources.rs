@@ -289,12 +289,7 @@ impl<'a> Sources<'a> {
                 // The first time no event is emitted: the view may just be about to show a pod or a node.
                 let is_news = !self.pauses.retry(key, &claim.uid);
                 if let Some(why) = why.filter(|_| !is_news) {
-                    let mark = ClaimMark {
-                        namespace: claim.name.namespace.clone(),
-                        name: claim.name.name.clone(),
-                        uid: claim.uid.clone(),
-                    };
-                    self.reports.warn(&mark, REASON, &why).await;
+                    self.reports.warn(&claim.mark(), REASON, &why).await;
                 }
             }
         }

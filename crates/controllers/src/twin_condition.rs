@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
+use super::unserved::REASONS;
 use crate::{
     cluster::facts,
     volume::{digest, mark::TWIN_READY},
@@ -26,6 +27,8 @@ impl TwinCondition<'_> {
 pub(super) struct CurrentCondition {
     status: String,
     digest: String,
+    /// Whether it says that a cluster does not serve the claim.
+    pub(super) says_unserved: bool,
 }
 
 impl CurrentCondition {
@@ -51,5 +54,6 @@ pub(super) fn current(claim: &PersistentVolumeClaim) -> Option<CurrentCondition>
     Some(CurrentCondition {
         digest: condition.digest(),
         status: ours.status.clone(),
+        says_unserved: condition.status == "False" && REASONS.contains(&condition.reason),
     })
 }

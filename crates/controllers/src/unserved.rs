@@ -1,23 +1,21 @@
-//! Warns on claims for which a remote cluster has no real class. For such claims no capacity may be
-//! published, so that no pod is sent there and `CreateVolume`, which would report the reason, is never
-//! called. Without this loop the user would only read that nodes "did not have enough free storage".
+//! Reports on claims that wait for a pod which may run in a remote cluster, and that this cluster does not serve: it
+//! cannot be used, or has no real class for them. For such claims no capacity is published, so that no pod is sent
+//! there and `CreateVolume`, which would report the reason, is never called. Without this loop the user would only
+//! read that nodes "did not have enough free storage".
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Settings,
+    Settings, mirror,
     reports::Reports,
-    watched::{Claim, Watched},
+    twin_condition::TwinCondition,
+    watched::{Claim, Watched, of_class},
 };
 use crate::{
     cluster::{ApiError, Cluster},
-    fleet::{Registry, Remote},
+    fleet::{Registry, Remote, Unreachable},
     placement::{BindingMode, Class, KnownClasses, NoClass, served, ways_out},
     rounds::Rounds,
     volume::{ClaimMark, ClusterId, DRIVER_NAME},
@@ -25,7 +23,12 @@ use crate::{
 
 /// How long a claim waits before the warning: most get a node within a moment.
 const WARN_AFTER: Duration = Duration::from_secs(15);
-const REASON: &str = "NoRealClass";
+const NO_CLASS: &str = "NoRealClass";
+const UNREACHABLE: &str = "ClusterUnreachable";
+const REFUSED: &str = "ClusterRefused";
+const CLOSED: &str = "ClusterClosed";
+/// The reasons of this loop in the condition of a claim.
+pub(super) const REASONS: [&str; 4] = [NO_CLASS, UNREACHABLE, REFUSED, CLOSED];
 
 /// Claims of a virtual class that get no real class in a remote cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +40,22 @@ pub(super) struct Unserved {
     pub(super) message: String,
 }
 
-/// What is not served in a remote cluster, as far as it can be observed now.
+/// Why no volume can be created in a remote cluster, whatever the claim: the reason, and what can be done.
+fn unusable(remote: &Remote) -> Option<(&'static str, String)> {
+    let (reason, why) = match (remote.reach(), remote.closed()) {
+        (Err(error @ Unreachable::Refused { .. }), _) => (REFUSED, error.to_string()),
+        (Err(error), _) => (UNREACHABLE, error.to_string()),
+        (Ok(_), Some(closed)) => (
+            CLOSED,
+            format!("the cluster {} accepts no new volumes: {closed}", remote.id),
+        ),
+        (Ok(_), None) => return None,
+    };
+    let way_out = "See liqo-csi clusters, or let the pod run in another cluster";
+    Some((reason, format!("{why}. {way_out}")))
+}
+
+/// What is not served in a remote cluster that can be used, as far as it can be observed now.
 pub(super) fn unserved(home: &Cluster, remote: &Remote, settings: &Settings) -> Vec<Unserved> {
     let Ok(cluster) = remote.reach() else {
         return Vec::new();
@@ -80,8 +98,15 @@ pub(super) fn unserved(home: &Cluster, remote: &Remote, settings: &Settings) -> 
     unserved
 }
 
-/// The loop that warns on claims.
-pub(super) struct MissingClasses<'a> {
+/// Why a claim waits: one cluster that does not serve it.
+struct Finding {
+    cluster: ClusterId,
+    reason: &'static str,
+    message: String,
+}
+
+/// The loop that reports on claims that wait.
+pub(super) struct WaitingClaims<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
     watched: &'a Watched,
@@ -91,7 +116,7 @@ pub(super) struct MissingClasses<'a> {
     waiting: HashMap<String, Instant>,
 }
 
-impl<'a> MissingClasses<'a> {
+impl<'a> WaitingClaims<'a> {
     pub(super) fn new(
         home: &'a Cluster,
         registry: &'a Registry,
@@ -109,38 +134,103 @@ impl<'a> MissingClasses<'a> {
         }
     }
 
-    /// Claims without a selected node, with each cluster that does not serve them, and why. Where their
-    /// pods may run is not known here.
-    fn unserved_claims(&self) -> Vec<(Arc<Claim>, ClusterId, String)> {
-        let each = |remote: Arc<Remote>| {
-            let unserved = unserved(self.home, &remote, self.settings).into_iter();
-            unserved.map(|one| (Arc::clone(&remote), one)).collect::<Vec<_>>()
+    /// Claims without a selected node, of the classes whose volumes are created when there is a pod.
+    fn waiting_claims(&self) -> Vec<Arc<Claim>> {
+        let classes = self.home.views().classes.all();
+        let delayed = classes.iter().filter(|class| {
+            class.provisioner == DRIVER_NAME && class.binding == BindingMode::WaitForFirstConsumer
+        });
+        let unbound = delayed.flat_map(|class| self.watched.claims.of_topic(&of_class(&class.name)));
+        unbound
+            .filter(|claim| claim.pending && !claim.has_node && !claim.deleting)
+            .collect()
+    }
+
+    /// For each of these claims the clusters that do not serve it although its pods may run there.
+    fn findings(&self, claims: &[Arc<Claim>]) -> Vec<Vec<Finding>> {
+        let remotes = self.registry.all().into_iter().map(|remote| {
+            let unserved = unserved(self.home, &remote, self.settings);
+            (unusable(&remote), unserved, remote)
+        });
+        let mut remotes: Vec<_> = remotes.collect();
+        remotes.retain(|(unusable, unserved, _)| unusable.is_some() || !unserved.is_empty());
+        let of = |claim: &Arc<Claim>| {
+            let found = remotes.iter().filter_map(|(unusable, unserved, remote)| {
+                let concerns = |one: &&Unserved| {
+                    claim.class.as_ref() == Some(&one.class) && (one.all || !claim.names_class)
+                };
+                let (reason, message) = match unusable {
+                    Some((reason, message)) => (*reason, message),
+                    None => (NO_CLASS, &unserved.iter().find(concerns)?.message),
+                };
+                self.may_go(claim, remote).then(|| Finding {
+                    cluster: remote.id.clone(),
+                    reason,
+                    message: message.clone(),
+                })
+            });
+            found.collect()
         };
-        let unserved: Vec<_> = self.registry.all().into_iter().flat_map(each).collect();
-        if unserved.is_empty() {
-            return Vec::new();
+        claims.iter().map(of).collect()
+    }
+
+    /// Whether a pod that waits for the claim may be scheduled to a node of the cluster, and its namespace is
+    /// offloaded to it.
+    fn may_go(&self, claim: &Claim, remote: &Remote) -> bool {
+        let pods = self.watched.pods.of_topic(&claim.name.to_string());
+        let pods: Vec<_> = pods
+            .iter()
+            .filter(|pod| pod.node.is_none() && !pod.waits_for_claims_gate)
+            .collect();
+        if pods.is_empty()
+            || remote
+                .namespaces
+                .remote(&claim.name.namespace, &remote.id)
+                .is_err()
+        {
+            return false;
         }
-        let claims = self.watched.claims.all();
-        let waiting = claims
-            .into_iter()
-            .filter(|claim| claim.pending && !claim.has_node && !claim.deleting);
-        let by = |claim: Arc<Claim>| {
-            let concerns = |(remote, one): &&(Arc<Remote>, Unserved)| {
-                let there = remote.namespaces.remote(&claim.name.namespace, &remote.id);
-                let is_unserved = one.all || !claim.names_class;
-                claim.class.as_ref() == Some(&one.class) && is_unserved && there.is_ok()
-            };
-            let clusters = unserved.iter().filter(concerns);
-            let warning = |(remote, one): &(Arc<Remote>, Unserved)| {
-                (Arc::clone(&claim), remote.id.clone(), one.message.clone())
-            };
-            clusters.map(warning).collect::<Vec<_>>()
+        let nodes = self.home.views().nodes.all();
+        let mut there = nodes
+            .iter()
+            .filter(|node| remote.nodes.admits(node) && !node.has_driver());
+        there.any(|node| pods.iter().any(|pod| pod.consumer.selects(node)))
+    }
+
+    async fn report(&mut self, claim: &Claim, found: &[Finding]) -> Result<(), ApiError> {
+        let Some(first) = found.first() else {
+            return Ok(());
         };
-        waiting.flat_map(by).collect()
+        let mark = claim.mark();
+        for one in found {
+            self.reports
+                .warn_about(one.cluster.as_str(), &mark, one.reason, &one.message)
+                .await;
+        }
+        let messages: Vec<&str> = found.iter().map(|one| one.message.as_str()).collect();
+        let condition = TwinCondition {
+            status: "False",
+            reason: first.reason,
+            message: &messages.join("; "),
+        };
+        mirror::condition(self.home, claim, &mark, &condition).await
+    }
+
+    /// Takes back what the condition of the claim says, if that is not true any more.
+    async fn take_back(&self, claim: &Claim) -> Result<(), ApiError> {
+        if !claim.twin_condition.as_ref().is_some_and(|it| it.says_unserved) {
+            return Ok(());
+        }
+        let condition = TwinCondition {
+            status: "Unknown",
+            reason: "Waiting",
+            message: "the claim waits for a node to be selected",
+        };
+        mirror::condition(self.home, claim, &claim.mark(), &condition).await
     }
 }
 
-impl Rounds for MissingClasses<'_> {
+impl Rounds for WaitingClaims<'_> {
     const NAME: &'static str = "unserved";
     const RESYNC: Duration = Duration::from_mins(5);
 
@@ -155,29 +245,29 @@ impl Rounds for MissingClasses<'_> {
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         vec![
             self.watched.claims.version(),
+            self.watched.pods.changes_of(|pod| pod.node.is_none()),
             self.home.views().classes.version(),
             self.registry.changes(),
         ]
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let claims = self.unserved_claims();
-        let uids: HashSet<&str> = claims.iter().map(|(claim, ..)| claim.uid.as_str()).collect();
-        self.waiting.retain(|uid, _| uids.contains(uid.as_str()));
-        for (claim, cluster, message) in claims {
-            let since = self.waiting.entry(claim.uid.clone()).or_insert_with(Instant::now);
-            if since.elapsed() < WARN_AFTER {
+        let claims = self.waiting_claims();
+        let findings = self.findings(&claims);
+        let mut waiting = HashMap::new();
+        for (claim, found) in claims.iter().zip(findings) {
+            if found.is_empty() {
+                self.take_back(claim).await?;
                 continue;
             }
-            let mark = ClaimMark {
-                namespace: claim.name.namespace.clone(),
-                name: claim.name.name.clone(),
-                uid: claim.uid.clone(),
-            };
-            self.reports
-                .warn_about(cluster.as_str(), &mark, REASON, &message)
-                .await;
+            let since = self.waiting.get(&claim.uid).copied();
+            let since = since.unwrap_or_else(Instant::now);
+            waiting.insert(claim.uid.clone(), since);
+            if since.elapsed() >= WARN_AFTER {
+                self.report(claim, &found).await?;
+            }
         }
+        self.waiting = waiting;
         Ok(())
     }
 }

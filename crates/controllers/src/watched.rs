@@ -79,6 +79,16 @@ pub(super) struct Claim {
     pub(super) depends_on: Vec<String>,
 }
 
+impl Claim {
+    pub(super) fn mark(&self) -> ClaimMark {
+        ClaimMark {
+            namespace: self.name.namespace.clone(),
+            name: self.name.name.clone(),
+            uid: self.uid.clone(),
+        }
+    }
+}
+
 /// The topic of the unbound claims of this class. No namespace has a slash in its name.
 pub(super) fn of_class(name: &str) -> String {
     format!("class/{name}")

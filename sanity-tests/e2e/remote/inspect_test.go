@@ -220,7 +220,7 @@ func (p *pair) look(ctx context.Context, args ...string) (string, error) {
 	run.Stderr = &complaint
 	out, err := run.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", run, err, complaint.String())
+		return string(out), fmt.Errorf("%s: %w: %s", run, err, complaint.String())
 	}
 	return string(out), nil
 }

@@ -108,12 +108,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
                 || VolumeName::requested_for(&claim.uid),
                 |volume| volume.name.clone(),
             );
-            let mark = ClaimMark {
-                namespace: claim.name.namespace.clone(),
-                name: claim.name.name.clone(),
-                uid: claim.uid.clone(),
-            };
-            found.insert(Leftover::of(by, &mark, &volume));
+            found.insert(Leftover::of(by, &claim.mark(), &volume));
         }
         for volume in volumes.iter().filter(|volume| volume.gated) {
             let Some(read) = home.all::<PersistentVolume>().get(&volume.name).await? else {

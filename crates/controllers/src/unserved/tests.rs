@@ -1,27 +1,35 @@
 //! Which claims get a warning, and when.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::{
     cluster::{Rights, events::Events, testing::FakeApi},
     fleet::Link,
-    placement::{Declared, Namespaces},
+    placement::Declared,
     volume::mark,
 };
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
+const WAITING: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/waiting";
 
 fn settings() -> Settings {
     Settings::for_test(Duration::ZERO)
 }
 
-async fn world(same_name: bool) -> (FakeApi, Registry) {
-    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+/// A home cluster with a node for each of these clusters, and two claims of which one has no node yet.
+async fn home(clusters: &[&str]) -> FakeApi {
+    let api = FakeApi::start().await;
     api.put(
         "/apis/storage.k8s.io/v1/storageclasses/liqo",
         json!({"provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer"}),
     );
+    for cluster in clusters {
+        api.put(
+            &format!("/api/v1/nodes/liqo-{cluster}"),
+            json!({"metadata": {"labels": {"to": cluster}}}),
+        );
+    }
     for (name, node) in [("waiting", None), ("sent", Some("n1"))] {
         let annotations = json!({"volume.kubernetes.io/selected-node": node});
         api.put(
@@ -31,16 +39,31 @@ async fn world(same_name: bool) -> (FakeApi, Registry) {
                 "spec": {"storageClassName": "liqo"}, "status": {"phase": "Pending"},
             }),
         );
+        put_pod(&api, name, &json!({}));
     }
-    let declared = Declared {
-        namespaces: Namespaces {
-            same_name,
-            ..Namespaces::default()
-        },
-        ..Declared::plain("milan")
-    };
-    let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
-    (api, registry)
+    api
+}
+
+/// A pod that waits for the claim, on nodes with these labels.
+fn put_pod(api: &FakeApi, claim: &str, labels: &Value) {
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]);
+    api.put(
+        &format!("/api/v1/namespaces/shop/pods/of-{claim}"),
+        json!({"metadata": {"uid": claim}, "spec": {"nodeSelector": labels, "volumes": volumes}, "status": {"phase": "Pending"}}),
+    );
+}
+
+/// A cluster without classes, which answers.
+async fn without_classes() -> Link {
+    Link::up(&FakeApi::start().await, Rights::ALL).await
+}
+
+fn milan(link: Link) -> Registry {
+    Registry::fixed([(Declared::with_same_names("milan"), link)])
+}
+
+async fn world() -> (FakeApi, Registry) {
+    (home(&["milan"]).await, milan(without_classes().await))
 }
 
 /// The warnings after two rounds, with enough time between them or not.
@@ -52,70 +75,151 @@ async fn told_with(api: &FakeApi, registry: &Registry, settings: &Settings, pati
     let home = api.cluster().await;
     let watched = Watched::start(&home);
     watched.complete().await;
+    home.views().nodes.complete().await;
+    home.views().classes.complete().await;
     let reports = Reports::new(Events::new(home.client().clone()));
-    let mut told = MissingClasses::new(&home, registry, &watched, settings, reports);
-    told.round().await.unwrap();
-    assert!(told.waiting.is_empty() || told.due().is_some_and(|due| due <= WARN_AFTER));
+    let mut claims = WaitingClaims::new(&home, registry, &watched, settings, reports);
+    claims.round().await.unwrap();
+    assert!(claims.waiting.is_empty() || claims.due().is_some_and(|due| due <= WARN_AFTER));
     if patient {
-        for since in told.waiting.values_mut() {
+        for since in claims.waiting.values_mut() {
             *since -= WARN_AFTER;
         }
     }
-    told.round().await.unwrap();
+    claims.round().await.unwrap();
     let events = api.store().below(EVENTS);
-    let text = |event: &serde_json::Value| format!("{} {}", event["regarding"]["name"], event["note"]);
+    let text = |event: &Value| {
+        format!(
+            "{} {} {}",
+            event["regarding"]["name"], event["reason"], event["note"]
+        )
+    };
     events.iter().map(text).collect()
+}
+
+/// The condition of the claim that waits.
+fn condition(api: &FakeApi) -> Value {
+    let claim = api.store().get(WAITING).unwrap_or_default();
+    claim["status"]["conditions"][0].clone()
 }
 
 #[tokio::test]
 async fn claims_that_wait_in_vain_are_told_the_ways_out() {
-    let (api, registry) = world(true).await;
+    let (api, registry) = world().await;
     assert_eq!(told(&api, &registry, false).await, [""; 0]);
     let told = told(&api, &registry, true).await;
     assert_eq!(told.len(), 1, "{told:?}");
+    let condition = condition(&api);
+    assert_eq!(
+        (&condition["status"], &condition["reason"]),
+        (&json!("False"), &json!("NoRealClass"))
+    );
     for part in [
-        "\"waiting\"",
         "milan",
         "no default class",
         "spec.storageClasses of the RemoteCluster milan",
     ] {
+        assert!(told[0].starts_with("\"waiting\" \"NoRealClass\""), "{told:?}");
         assert!(told[0].contains(part), "{part}: {told:?}");
+        assert!(
+            condition["message"].as_str().unwrap().contains(part),
+            "{part}: {condition}"
+        );
     }
 }
 
-/// Where the pod may run is not known: a claim gets a warning for each cluster.
+#[tokio::test]
+async fn claims_are_told_that_their_cluster_cannot_be_used() {
+    for (link, reason, why) in [
+        (
+            Link::Unreachable("no answer within 10s".into()),
+            "ClusterUnreachable",
+            "no answer within 10s",
+        ),
+        (
+            Link::Connecting("its Secret was not read yet".into()),
+            "ClusterUnreachable",
+            "Secret",
+        ),
+        (
+            Link::Refused("its kubeconfig names a file".into()),
+            "ClusterRefused",
+            "names a file",
+        ),
+    ] {
+        let api = home(&["milan"]).await;
+        let told = told(&api, &milan(link), true).await;
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].contains(reason) && told[0].contains(why), "{told:?}");
+        assert_eq!(condition(&api)["reason"], reason);
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_true_any_more_is_taken_back() {
+    let (api, registry) = world().await;
+    told(&api, &registry, true).await;
+    let there = FakeApi::start().await;
+    put_default_class(&there);
+    let registry = milan(Link::up(&there, Rights::ALL).await);
+    told(&api, &registry, true).await;
+    assert_eq!(condition(&api)["status"], "Unknown");
+    // Also of claims that nobody waits for any more.
+    let (api, registry) = world().await;
+    told(&api, &registry, true).await;
+    api.delete("/api/v1/namespaces/shop/pods/of-waiting");
+    told(&api, &registry, true).await;
+    assert_eq!(condition(&api)["reason"], "Waiting");
+}
+
+#[tokio::test]
+async fn only_claims_of_pods_that_may_run_there_are_told() {
+    for (labels, is_told) in [
+        (json!({"to": "milan"}), true),
+        (json!({"to": "rome"}), false),
+        (json!({"kubernetes.io/hostname": "n1"}), false),
+    ] {
+        let (api, registry) = world().await;
+        put_pod(&api, "waiting", &labels);
+        assert_eq!(
+            told(&api, &registry, true).await.len(),
+            usize::from(is_told),
+            "{labels}"
+        );
+    }
+    let (api, registry) = world().await;
+    api.delete("/api/v1/namespaces/shop/pods/of-waiting");
+    assert_eq!(told(&api, &registry, true).await, [""; 0], "there is no pod");
+}
+
+/// A pod that may run in several clusters: a claim gets a warning for each.
 #[tokio::test]
 async fn a_claim_is_told_of_every_cluster_that_does_not_serve_it() {
-    let (api, _) = world(true).await;
+    let api = home(&["milan", "turin"]).await;
     let mut clusters = Vec::new();
     for id in ["milan", "turin"] {
-        let declared = Declared {
-            namespaces: Namespaces {
-                same_name: true,
-                ..Namespaces::default()
-            },
-            ..Declared::plain(id)
-        };
-        clusters.push((declared, Link::up(&FakeApi::start().await, Rights::ALL).await));
+        clusters.push((Declared::with_same_names(id), without_classes().await));
     }
     let told = told(&api, &Registry::fixed(clusters), true).await;
     assert_eq!(told.len(), 2, "{told:?}");
     for id in ["milan", "turin"] {
         let way = format!("spec.storageClasses of the RemoteCluster {id}");
         assert!(told.iter().any(|text| text.contains(&way)), "{id}: {told:?}");
+        assert!(condition(&api)["message"].as_str().unwrap().contains(&way));
     }
 }
 
 #[tokio::test]
 async fn claims_of_namespaces_that_are_not_offloaded_are_not_told() {
-    let (api, registry) = world(false).await;
+    let api = home(&["milan"]).await;
+    let registry = Registry::fixed([(Declared::plain("milan"), without_classes().await)]);
     assert_eq!(told(&api, &registry, true).await, [""; 0]);
 }
 
 /// Their volumes are created at home, before there is a pod.
 #[tokio::test]
 async fn claims_of_immediate_classes_are_not_told() {
-    let (api, registry) = world(true).await;
+    let (api, registry) = world().await;
     api.change("/apis/storage.k8s.io/v1/storageclasses/liqo", |class| {
         class["volumeBindingMode"] = "Immediate".into();
     });
@@ -124,7 +228,7 @@ async fn claims_of_immediate_classes_are_not_told() {
 
 #[tokio::test]
 async fn a_class_is_served_by_annotation_only_where_what_it_may_name_exists() {
-    let (api, registry) = world(true).await;
+    let (api, registry) = world().await;
     let home = api.cluster().await;
     let remote = registry.all().remove(0);
     let found = unserved(&home, &remote, &settings());
@@ -138,19 +242,12 @@ async fn a_class_is_served_by_annotation_only_where_what_it_may_name_exists() {
 /// The class of its annotation may have no capacity there, and then no pod is sent there either.
 #[tokio::test]
 async fn a_claim_is_told_unless_it_names_a_class_that_is_there() {
-    let (api, there) = (world(true).await.0, FakeApi::start().await);
+    let (api, there) = (home(&["milan"]).await, FakeApi::start().await);
     there.put(
         "/apis/storage.k8s.io/v1/storageclasses/gold",
         json!({"provisioner": "real.example"}),
     );
-    let declared = Declared {
-        namespaces: Namespaces {
-            same_name: true,
-            ..Namespaces::default()
-        },
-        ..Declared::plain("milan")
-    };
-    let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
+    let registry = milan(Link::up(&there, Rights::ALL).await);
     let mut settings = settings();
     settings.allowed_classes = ["gold".to_owned()].into();
     let message = told_with(&api, &registry, &settings, true).await;
@@ -160,19 +257,22 @@ async fn a_claim_is_told_unless_it_names_a_class_that_is_there() {
         "{message:?}"
     );
 
-    api.change(
-        "/api/v1/namespaces/shop/persistentvolumeclaims/waiting",
-        |claim| {
-            claim["metadata"]["annotations"] = json!({mark::REAL_CLASS: "gold"});
-        },
-    );
+    api.change(WAITING, |claim| {
+        claim["metadata"]["annotations"] = json!({mark::REAL_CLASS: "gold"});
+    });
     let before = api.store().below(EVENTS).len();
     assert_eq!(told_with(&api, &registry, &settings, true).await.len(), before);
 }
 
 #[tokio::test]
 async fn clusters_that_serve_a_class_are_not_told_of() {
-    let (api, there) = (world(true).await.0, FakeApi::start().await);
+    let (api, there) = (home(&["milan"]).await, FakeApi::start().await);
+    put_default_class(&there);
+    let registry = milan(Link::up(&there, Rights::ALL).await);
+    assert_eq!(told(&api, &registry, true).await, [""; 0]);
+}
+
+fn put_default_class(there: &FakeApi) {
     there.put(
         "/apis/storage.k8s.io/v1/storageclasses/gold",
         json!({
@@ -180,13 +280,4 @@ async fn clusters_that_serve_a_class_are_not_told_of() {
             "provisioner": "real.example",
         }),
     );
-    let declared = Declared {
-        namespaces: Namespaces {
-            same_name: true,
-            ..Namespaces::default()
-        },
-        ..Declared::plain("milan")
-    };
-    let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
-    assert_eq!(told(&api, &registry, true).await, [""; 0]);
 }

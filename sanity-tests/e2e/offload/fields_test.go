@@ -1,0 +1,427 @@
+package offload
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+//go:embed testdata/fields.yaml
+var podsOfAllFields string
+
+// exceptions are the fields whose remote pod differs from the home pod, with everything below them. Those that it
+// does not have are left out, the others are changed. docs/offloading-reference.md has them for readers.
+var exceptions = map[string]struct{ outcome, why string }{
+	"affinity":                         {"changed", "real nodes of the remote cluster"},
+	"automountServiceAccountToken":     {"changed", "tokens of home are not valid there"},
+	"containers[].env[].valueFrom":     {"changed", "spec.serviceAccountName is that of home"},
+	"initContainers[].env[].valueFrom": {"changed", "spec.serviceAccountName is that of home"},
+	"nodeName":                         {"left out", "the scheduler there chooses the node"},
+	"nodeSelector":                     {"changed", "only kubernetes.io/os and kubernetes.io/arch"},
+	"overhead":                         {"left out", "that of the RuntimeClass there"},
+	"preemptionPolicy":                 {"left out", "that of the PriorityClass there"},
+	"priority":                         {"left out", "that of the PriorityClass there"},
+	"priorityClassName":                {"left out", "pods.priorityClassName of the RemoteCluster"},
+	"readinessGates":                   {"left out", "they are met at home"},
+	"runtimeClassName":                 {"left out", "liqo is that of home"},
+	"schedulerName":                    {"changed", "a scheduler there"},
+	"serviceAccount":                   {"changed", "the account of home does not exist there"},
+	"serviceAccountName":               {"changed", "the account of home does not exist there"},
+	"terminationGracePeriodSeconds":    {"changed", "at least 1"},
+	"topologySpreadConstraints":        {"changed", "they are a preference there"},
+}
+
+// notEphemeral are fields of containers that ephemeral ones may not have.
+var notEphemeral = []string{
+	"lifecycle", "livenessProbe", "ports", "readinessProbe", "resizePolicy", "resources", "restartPolicy", "restartPolicyRules", "startupProbe",
+}
+
+// notSet are fields that no pod of the test sets to two values, with everything below them.
+var notSet = map[string]string{
+	"nodeName":        "there is one virtual node",
+	"schedulingGates": "a pod with one has no node",
+}
+
+// TestEveryFieldOfAPod sets each field of a pod's spec that the API server at home has to two values, and compares
+// what the remote API server stores. A field of a newer Kubernetes fails here first.
+func TestEveryFieldOfAPod(t *testing.T) {
+	n, remote := renamedTenant(t)
+	n.applyForFields(remote)
+	found := outcomes{fields: fieldsOfPods(t, n), values: map[string]map[string]bool{}, kinds: map[string]map[string]string{}}
+	var made []*unstructured.Unstructured
+	for _, pod := range readPods(t) {
+		annotations := pod.GetAnnotations()
+		switch stored, err := n.createStrictly(pod); {
+		case annotations["refused"] != "":
+			if err == nil {
+				n.WaitEvent(pod.GetName(), "PodNotSupported", annotations["refused"])
+			} else if !strings.Contains(err.Error(), "meaning in this cluster only") {
+				t.Errorf("%s: %v", pod.GetName(), err)
+			}
+			found.refused(pod)
+		case err != nil:
+			t.Errorf("%s: %v", pod.GetName(), err)
+		case annotations["refused-there"] != "":
+			n.WaitEvent(pod.GetName(), "RemoteRefused", annotations["refused-there"])
+			found.refused(pod)
+		default:
+			made = append(made, stored)
+		}
+	}
+	for _, pod := range made {
+		n.remoteOf(remote, pod.GetName(), 0)
+		home := n.addEphemeral(pod)
+		found.compare(t, home, n.remoteOf(remote, pod.GetName(), len(home.Spec.EphemeralContainers)))
+	}
+	found.judge(t)
+}
+
+// applyForFields creates what the API servers require before they admit the pods.
+func (n tenant) applyForFields(remote *user.Namespace) {
+	n.t.Helper()
+	const everywhere = `
+{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: inline.example.test}, spec: {volumeLifecycleModes: [Ephemeral]}}
+---
+`
+	for cluster, text := range map[*user.Namespace]string{
+		n.Namespace: everywhere + `
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: fields}}
+---
+{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: fields-never}, value: 5, preemptionPolicy: Never}
+---
+{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: fields-lower}, value: 4}
+---
+{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: fields}, handler: none, overhead: {podFixed: {cpu: 1m}}}
+---
+{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: fields-more}, handler: none, overhead: {podFixed: {cpu: 2m}}}
+`,
+		// The pods are never scheduled: that there are such claims is enough.
+		remote: everywhere + `
+{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: one}, spec: &spec {accessModes: [ReadWriteOnce], storageClassName: "", resources: {requests: {storage: 1Mi}}}}
+---
+{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: two}, spec: {accessModes: [ReadWriteOnce], storageClassName: "", resources: {requests: {storage: 1Mi}}}}
+---
+{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: fields}, handler: none}
+---
+{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: fields-more}, handler: none}
+`,
+	} {
+		cluster.Apply(text)
+		n.t.Cleanup(func() {
+			for _, one := range []string{"csidriver/inline.example.test", "priorityclass/fields-never", "priorityclass/fields-lower", "runtimeclass/fields", "runtimeclass/fields-more"} {
+				if out, err := cluster.Kubectl("delete", "--ignore-not-found", one); err != nil {
+					n.t.Error(err, out)
+				}
+			}
+		})
+	}
+}
+
+// createStrictly creates a pod whose fields the API server must know: it drops those of features that are off.
+func (n tenant) createStrictly(pod *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	n.t.Helper()
+	all, err := dynamicClient(n.Cluster)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	pods := all.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(n.Name)
+	return pods.Create(n.t.Context(), pod, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
+}
+
+// remoteOf is the spec of the remote pod when the fabric has accepted what its API server stored, and has added the
+// ephemeral containers.
+func (n tenant) remoteOf(remote *user.Namespace, name string, ephemeral int) (spec map[string]any) {
+	n.t.Helper()
+	n.Eventually("the remote pod of "+name, func(ctx context.Context) (string, error) {
+		pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			here := n.pod(name)
+			return fmt.Sprintf("there is none: %s: %s", here.Status.Reason, here.Status.Message), nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if len(pod.Spec.SchedulingGates) > 0 {
+			return "it is gated", nil
+		}
+		if has := len(pod.Spec.EphemeralContainers); has != ephemeral {
+			return fmt.Sprintf("it has %d ephemeral containers", has), nil
+		}
+		spec, err = asJSON(pod)
+		return "", err
+	})
+	return spec
+}
+
+// addEphemeral adds the containers of a pod once more, as ephemeral ones with the fields that these may have.
+func (n tenant) addEphemeral(pod *unstructured.Unstructured) *corev1.Pod {
+	n.t.Helper()
+	containers, _, _ := unstructured.NestedSlice(pod.Object, "spec", "containers")
+	for _, one := range containers {
+		one := one.(map[string]any)
+		one["name"] = fmt.Sprintf("debug-%s", one["name"])
+		for _, field := range notEphemeral {
+			delete(one, field)
+		}
+		mounts, _ := one["volumeMounts"].([]any)
+		for _, mount := range mounts {
+			delete(mount.(map[string]any), "subPath")
+			delete(mount.(map[string]any), "subPathExpr")
+		}
+	}
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"ephemeralContainers": containers}})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	pods := n.Client.CoreV1().Pods(n.Name)
+	patched, err := pods.Patch(n.t.Context(), pod.GetName(), types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "ephemeralcontainers")
+	if err != nil {
+		n.t.Fatal(pod.GetName(), err)
+	}
+	return patched
+}
+
+// asJSON is the spec of a pod as it is sent.
+func asJSON(pod *corev1.Pod) (spec map[string]any, err error) {
+	text, err := json.Marshal(pod.Spec)
+	if err != nil {
+		return nil, err
+	}
+	return spec, json.Unmarshal(text, &spec)
+}
+
+func readPods(t *testing.T) (pods []*unstructured.Unstructured) {
+	t.Helper()
+	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(podsOfAllFields), 4096)
+	for {
+		pod := &unstructured.Unstructured{}
+		err := decoder.Decode(&pod.Object)
+		if errors.Is(err, io.EOF) {
+			return pods
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pod.Object == nil {
+			continue
+		}
+		pod.SetAPIVersion("v1")
+		pod.SetKind("Pod")
+		spec := pod.Object["spec"].(map[string]any)
+		spec["nodeName"] = node
+		if len(pod.GetAnnotations()) == 0 {
+			spec["initContainers"] = initContainers(spec["containers"].([]any))
+		}
+		pods = append(pods, pod)
+	}
+}
+
+// initContainers are the containers once more: as sidecars, and as those that end, which have no probes.
+func initContainers(containers []any) (all []any) {
+	for _, one := range containers {
+		sidecar := runtime.DeepCopyJSON(one.(map[string]any))
+		ends := runtime.DeepCopyJSON(sidecar)
+		sidecar["name"] = fmt.Sprintf("sidecar-%s", sidecar["name"])
+		sidecar["restartPolicy"] = "Always"
+		delete(sidecar, "restartPolicyRules")
+		ends["name"] = fmt.Sprintf("init-%s", ends["name"])
+		for _, field := range []string{"livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "resizePolicy"} {
+			delete(ends, field)
+		}
+		all = append(all, sidecar, ends)
+	}
+	return all
+}
+
+// openAPI is what is needed of an OpenAPI schema.
+type openAPI struct {
+	Ref        string             `json:"$ref"`
+	AllOf      []openAPI          `json:"allOf"`
+	Items      *openAPI           `json:"items"`
+	Properties map[string]openAPI `json:"properties"`
+}
+
+// fieldsOfPods are the fields of a pod's spec that have no others, such as containers[].image.
+func fieldsOfPods(t *testing.T, n tenant) (fields []string) {
+	t.Helper()
+	text, err := n.Client.Discovery().RESTClient().Get().AbsPath("/openapi/v3/api/v1").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var document struct {
+		Components struct{ Schemas map[string]openAPI }
+	}
+	if err := json.Unmarshal(text, &document); err != nil {
+		t.Fatal(err)
+	}
+	var walk func(openAPI, string)
+	walk = func(of openAPI, path string) {
+		for _, one := range append(of.AllOf, of) {
+			if name := one.Ref[strings.LastIndex(one.Ref, "/")+1:]; name != "" {
+				of = document.Components.Schemas[name]
+			}
+		}
+		switch {
+		case of.Items != nil:
+			walk(*of.Items, path+"[]")
+		case len(of.Properties) == 0:
+			fields = append(fields, path)
+		default:
+			for name, property := range of.Properties {
+				walk(property, strings.TrimPrefix(path+"."+name, "."))
+			}
+		}
+	}
+	walk(openAPI{Ref: "io.k8s.api.core.v1.PodSpec"}, "")
+	slices.Sort(fields)
+	return fields
+}
+
+// leaf is a value in a spec: its field, and where it is.
+type leaf struct{ field, at, value string }
+
+// leaves are the values of a spec. Elements of lists are known by what identifies them, or by their number.
+func leaves(value any, field, at string, fields []string) (all []leaf) {
+	_, isField := slices.BinarySearch(fields, field)
+	switch value := value.(type) {
+	case map[string]any:
+		if isField {
+			break
+		}
+		for name, one := range value {
+			all = append(all, leaves(one, strings.TrimPrefix(field+"."+name, "."), at+"."+name, fields)...)
+		}
+		return all
+	case []any:
+		for i, one := range value {
+			all = append(all, leaves(one, field+"[]", fmt.Sprintf("%s[%s]", at, identity(one, i)), fields)...)
+		}
+		return all
+	}
+	text, _ := json.Marshal(value)
+	return []leaf{{field, at, string(text)}}
+}
+
+func identity(element any, number int) string {
+	object, _ := element.(map[string]any)
+	for _, key := range []string{"name", "mountPath", "devicePath", "path", "containerPort", "ip", "topologyKey", "resourceName", "conditionType", "key"} {
+		if value, has := object[key]; has {
+			return fmt.Sprint(value)
+		}
+	}
+	return fmt.Sprint(number)
+}
+
+// outcomes are what becomes of fields: their values at home, and by outcome an example.
+type outcomes struct {
+	fields []string
+	values map[string]map[string]bool
+	kinds  map[string]map[string]string
+}
+
+func (o *outcomes) note(of leaf, outcome, example string) {
+	if o.values[of.field] == nil {
+		o.values[of.field], o.kinds[of.field] = map[string]bool{}, map[string]string{}
+	}
+	o.values[of.field][of.value] = true
+	o.kinds[of.field][outcome] = example
+}
+
+func (o *outcomes) refused(pod *unstructured.Unstructured) {
+	for _, one := range leaves(pod.Object["spec"], "", "", o.fields) {
+		o.note(one, "refused", pod.GetName())
+	}
+}
+
+func (o *outcomes) compare(t *testing.T, pod *corev1.Pod, remote map[string]any) {
+	t.Helper()
+	home, err := asJSON(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]string{}
+	for _, one := range leaves(remote, "", "", o.fields) {
+		there[one.at] = one.value
+	}
+	for _, one := range leaves(home, "", "", o.fields) {
+		example := fmt.Sprintf("%s of %s: %s", one.at, pod.Name, one.value)
+		switch value, has := there[one.at]; {
+		case !has:
+			o.note(one, "left out", example)
+		case value != one.value:
+			o.note(one, "changed", example+", and there "+value)
+		default:
+			o.note(one, "carried", example)
+		}
+	}
+}
+
+// below is the entry of a table for a field: its own, or that of a field above.
+func below[V any](table map[string]V, field string) (entry string) {
+	for one := range maps.Keys(table) {
+		if field == one || strings.HasPrefix(field, one+".") || strings.HasPrefix(field, one+"[]") {
+			return one
+		}
+	}
+	return ""
+}
+
+func (o *outcomes) judge(t *testing.T) {
+	t.Helper()
+	counts, used := map[string]int{}, map[string]bool{}
+	for _, field := range o.fields {
+		kinds := o.kinds[field]
+		exception := below(exceptions, field)
+		for _, outcome := range []string{"changed", "left out"} {
+			if example, is := kinds[outcome]; is && exception == "" {
+				t.Errorf("%s is %s: %s", field, outcome, example)
+			}
+		}
+		for outcome := range kinds {
+			counts[outcome]++
+			if exception != "" && outcome == exceptions[exception].outcome {
+				used[exception] = true
+			}
+		}
+		reason := below(notSet, field)
+		if inner, is := strings.CutPrefix(field, "ephemeralContainers[]."); is && slices.Contains(notEphemeral, inner[:strings.IndexAny(inner+".", ".[")]) {
+			continue
+		}
+		isSet := len(o.values[field]) > 1 || kinds["refused"] != ""
+		switch {
+		case !isSet && reason == "":
+			t.Errorf("%s is not tested: testdata/fields.yaml sets it to %v", field, slices.Collect(maps.Keys(o.values[field])))
+		case !isSet:
+			used[reason] = true
+			counts["not tested"]++
+		}
+	}
+	for field := range exceptions {
+		if !used[field] {
+			t.Errorf("%s is in the table of exceptions, and is none", field)
+		}
+	}
+	for field := range notSet {
+		if !used[field] {
+			t.Errorf("%s is in the table of fields that are not tested, and is tested", field)
+		}
+	}
+	t.Logf("%d fields of a pod's spec: %v (some have more than one outcome)", len(o.fields), counts)
+}
