@@ -18,7 +18,7 @@ use crate::{
     fleet::{Registry, Remote, Unreachable},
     placement::{BindingMode, Class, KnownClasses, NoClass, served, ways_out},
     rounds::Rounds,
-    volume::{ClaimMark, ClusterId, DRIVER_NAME},
+    volume::{ClusterId, DRIVER_NAME},
 };
 
 /// How long a claim waits before the warning: most get a node within a moment.

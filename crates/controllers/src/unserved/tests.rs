@@ -167,7 +167,7 @@ async fn what_is_not_true_any_more_is_taken_back() {
     // Also of claims that nobody waits for any more.
     let (api, registry) = world().await;
     told(&api, &registry, true).await;
-    api.delete("/api/v1/namespaces/shop/pods/of-waiting");
+    api.remove("/api/v1/namespaces/shop/pods/of-waiting");
     told(&api, &registry, true).await;
     assert_eq!(condition(&api)["reason"], "Waiting");
 }
@@ -188,7 +188,7 @@ async fn only_claims_of_pods_that_may_run_there_are_told() {
         );
     }
     let (api, registry) = world().await;
-    api.delete("/api/v1/namespaces/shop/pods/of-waiting");
+    api.remove("/api/v1/namespaces/shop/pods/of-waiting");
     assert_eq!(told(&api, &registry, true).await, [""; 0], "there is no pod");
 }
 
