@@ -77,12 +77,13 @@ fn of_pending(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage)
     if delayed && !claim.annotations().contains_key(SELECTED_NODE) {
         return match consumer(claim, storage) {
             Some(pod) => {
-                // The scheduler only reports that binding failed; the driver reported the reason in an event
-                // of the claim.
+                // The scheduler does not know why a volume cannot be created or a cluster offers none; an event of the
+                // claim says it.
                 let event = events::warning(&storage.events, claim);
-                let attempt = event.map_or_else(String::new, |event| format!("; the last attempt: {event}"));
+                let reason =
+                    event.map_or_else(String::new, |event| format!("; the claim's last event: {event}"));
                 pending(format!(
-                    "its pod {} {}{attempt}",
+                    "its pod {} {}{reason}",
                     pod.name_any(),
                     why_unscheduled(pod)
                 ))

@@ -12,15 +12,16 @@ pub enum LogFormat {
     Json,
 }
 
-/// kube logs the whole body of a response it cannot decode at WARN, and that body may be a Secret.
-const NEVER_BODIES: &str = "kube_client::client=error";
+/// kube logs the whole body of a response it cannot decode, which may be a Secret, and each attempt to connect to a
+/// cluster that does not answer. The callers log what they need of both.
+const NOTHING_OF_CLIENTS: &str = "kube_client::client=off";
 
 /// Starts logging for the rest of the process. `RUST_LOG` overrides `info`.
 pub fn start(format: LogFormat) {
     let mut filter = EnvFilter::builder()
         .with_default_directive(tracing::Level::INFO.into())
         .from_env_lossy();
-    if let Ok(directive) = NEVER_BODIES.parse() {
+    if let Ok(directive) = NOTHING_OF_CLIENTS.parse() {
         filter = filter.add_directive(directive);
     }
     let lines = tracing_subscriber::fmt()

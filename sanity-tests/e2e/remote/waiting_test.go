@@ -38,6 +38,7 @@ func spoiltCluster(t *testing.T, reason string, spoil func(t *testing.T) []byte)
 	p.putSecret(spoil(t))
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
 	p.waitStatus("it cannot be used", func(s status) bool { return is(s, "Ready", metav1.ConditionFalse, reason) })
+	p.waitCapacity("liqo-reference", func(room int64) bool { return room == 0 })
 	return claimed(p, "liqo-reference", "64Mi", p.there)
 }
 
@@ -110,8 +111,8 @@ var waitingClaims = []waiting{
 		state: "it asks for more than the cluster has",
 		make: func(t *testing.T) *pair {
 			p := offloaded(t)
-			p.waitCapacity("liqo-reference", func(room int64) bool { return room > 0 })
-			return claimed(p, "liqo-reference", "64Pi", p.there)
+			p.waitCapacity("liqo-reference-local", func(room int64) bool { return room > 0 })
+			return claimed(p, "liqo-reference-local", "4Pi", p.there)
 		},
 		event:  []string{"waiting for pod user to be scheduled"},
 		doctor: []string{"its pod user cannot be scheduled", "did not have enough free storage"},

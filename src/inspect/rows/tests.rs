@@ -345,7 +345,7 @@ fn a_pending_claim_says_why() {
     storage.events = listing([event(UID, "no room")]);
     let message = one(&storage).message;
     assert!(
-        message.contains("0/2 nodes") && message.ends_with("the last attempt: no room"),
+        message.contains("0/2 nodes") && message.ends_with("the claim's last event: no room"),
         "{message}"
     );
     storage.events = Listing::default();
