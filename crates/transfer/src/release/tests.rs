@@ -18,7 +18,7 @@ use crate::{
         testing::{Act, FakeApi, Fault, Store},
     },
     placement::transfer::{ReleaseRefusal, ReleaseUndoRefusal},
-    tests::{ANYBODYS, AWAITS_CONTROLLER, PATIENCE, VolumeController, follow},
+    tests::{ANYBODYS, AWAITS_CONTROLLER, PATIENCE, VolumeController, claim, empty_cluster, follow, quiet},
     topology::{CLUSTER_KEY, NODE_KEY},
     volume::DRIVER_NAME,
 };
@@ -798,4 +798,44 @@ async fn a_namespace_made_anew_gets_nothing() {
         assert!(matches!(error, TransferError::OtherNamespace { .. }), "{error}");
     }
     assert_eq!(world.policy(REAL), "Retain");
+}
+
+#[tokio::test]
+async fn a_step_without_its_object_is_an_error() {
+    use ReleaseStep::{
+        DeleteClaim, DeleteTwin, DeleteVirtual, GiveReal, MakeClaim, MarkTwin, Record, RetainVirtual, Settle,
+        Untouch, Wake,
+    };
+    let (_api, cluster) = empty_cluster().await;
+    let (context, claim) = (quiet(&cluster), claim());
+    let observed = Observer::default().observe(&context, &claim).await.unwrap();
+    let mut run = Run {
+        context: &context,
+        request: &ReleaseRequest {
+            claim,
+            force_managed: false,
+        },
+        begun: true,
+        seen_gone: false,
+        creation: Creation::default(),
+    };
+    for step in [
+        MarkTwin,
+        Record,
+        Untouch,
+        RetainVirtual,
+        DeleteClaim,
+        DeleteVirtual,
+        DeleteTwin,
+        MakeClaim,
+        GiveReal,
+        Wake,
+        Settle,
+    ] {
+        let taken = run.take(&observed, &step).await;
+        assert!(
+            matches!(taken, Err(TransferError::ObjectMissing(_))),
+            "{step:?}: {taken:?}"
+        );
+    }
 }
