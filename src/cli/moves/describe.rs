@@ -5,7 +5,7 @@ use kube::ResourceExt;
 
 use crate::{
     api::volume_move::{BackReason, CutoverMode, Progress, QuiesceMode, VolumeMove},
-    placement::moving::Stage,
+    placement::moving::{RollbackReason, Stage},
     volume::moving::Phase,
 };
 
@@ -123,7 +123,10 @@ pub(super) fn sentence(of: &VolumeMove) -> String {
             "the target was lost; the volumes are where they were, as they were at the commit".to_owned()
         }
         Phase::Cancelled => "it was cancelled; the volumes are where they were".to_owned(),
-        Phase::Failed => format!("it has failed; the volumes are where they were{}", because(of)),
+        Phase::Failed if why(of) == Some(BackReason::SourceGone) => {
+            format!("it has failed: {}", RollbackReason::SourceGone)
+        }
+        Phase::Failed => "it has failed; the volumes are where they were".to_owned(),
     }
 }
 
@@ -145,7 +148,7 @@ pub(super) fn cold(of: &VolumeMove) -> impl Iterator<Item = (&str, &str)> {
     claims.filter_map(|claim| Some((claim.name.as_str(), claim.cold.as_deref()?)))
 }
 
-/// Why the move rolls back, or has failed.
+/// Why the move rolls back.
 fn because(of: &VolumeMove) -> String {
     let stage = of.status.as_ref().and_then(|status| status.stage.as_ref());
     match stage.map(Stage::try_from) {

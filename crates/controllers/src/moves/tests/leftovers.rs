@@ -13,7 +13,7 @@ async fn forced(at: impl Fn(&Stage) -> bool) -> World {
     world
 }
 
-async fn clean(world: &World, is_clean: impl Fn(&World) -> bool) {
+pub(super) async fn clean(world: &World, is_clean: impl Fn(&World) -> bool) {
     let context = world.context();
     let mut leftovers = Leftovers::new(&context);
     let cleaning = async {
