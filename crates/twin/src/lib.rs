@@ -70,7 +70,7 @@ pub use self::{
         holder_uid, is_bound, is_bound_to, is_releasing, node, real_volume_of, twin_in, twin_volume_in,
     },
     reclaim::{give_policy_back, reclaim_policy, retain},
-    record::metadata,
+    record::{metadata, twins_claim},
     refusals::Refusals,
     room::{CapacityViews, real_drivers, room},
     site::Site,
