@@ -69,15 +69,36 @@ pub(super) fn epoch_served(virtual_pv: &PersistentVolume) -> Option<Epoch> {
     Some(id.epoch)
 }
 
-/// Reads the claim of a volume repeatedly, until it is deleted: no other claim ever gets its uid.
+/// Reads the claims of a volume repeatedly, each until it is deleted: no other claim ever gets its uid.
 #[derive(Default)]
 pub(super) struct ClaimCheck {
-    deleted: Option<ClaimMark>,
+    deleted: Vec<ClaimMark>,
 }
 
 impl ClaimCheck {
+    /// A claim that has the volume, if one exists: through the virtual PV, or through another PV that a user has
+    /// created for the same data, for example to rescue it. The view shows which ones there are.
+    pub(super) async fn any(
+        &mut self,
+        home: &Cluster,
+        id: &VolumeId,
+        virtual_pv: Option<&PersistentVolume>,
+    ) -> Result<Option<ClaimMark>, ApiError> {
+        let found = self.existing(home, virtual_pv).await?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        for seen in home.views().volumes.under_other_names(id) {
+            let volume = home.all::<PersistentVolume>().get(&seen.name).await?;
+            if let Some(claim) = self.existing(home, volume.as_ref()).await? {
+                return Ok(Some(claim));
+            }
+        }
+        Ok(None)
+    }
+
     /// The claim that a virtual PV is bound to, if it exists.
-    pub(super) async fn existing(
+    async fn existing(
         &mut self,
         home: &Cluster,
         volume: Option<&PersistentVolume>,
@@ -86,14 +107,14 @@ impl ClaimCheck {
             return Ok(None);
         };
         let named = &volume.claim;
-        if self.deleted.as_ref() == Some(named) {
+        if self.deleted.contains(named) {
             return Ok(None);
         }
         let claims = home.within::<PersistentVolumeClaim>(&named.namespace);
         let found = claims.get(&named.name).await?;
         let existing = found.filter(|found| volume.belongs_to(&existing(found)));
         if existing.is_none() {
-            self.deleted = Some(volume.claim);
+            self.deleted.push(volume.claim);
         }
         Ok(existing.as_ref().map(reading::claim_mark))
     }

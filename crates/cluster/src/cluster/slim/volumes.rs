@@ -108,8 +108,8 @@ impl VirtualVolume {
     }
 }
 
-/// The topic of a real PV is its twin; that of a virtual one the cluster of its twin; that of an available
-/// one its class.
+/// The topic of a real PV is its twin; that of a virtual one the cluster of its twin and, if it has another name than
+/// its volume, the volume; that of an available one its class.
 impl Slim for Volume {
     fn topic(&self) -> &str {
         match self {
@@ -122,11 +122,12 @@ impl Slim for Volume {
     }
 
     fn topics(&self) -> impl Iterator<Item = &str> {
-        let class = match self {
+        let further = match self {
             Self::Free(volume) => Some(volume.class.as_str()),
-            Self::Real(_) | Self::Virtual(_) | Self::OtherVersion(_) | Self::Movers(_) => None,
+            Self::Virtual(volume) => Some(volume.volume.as_str()).filter(|its| *its != volume.name),
+            Self::Real(_) | Self::OtherVersion(_) | Self::Movers(_) => None,
         };
-        iter::once(self.topic()).chain(class)
+        iter::once(self.topic()).chain(further)
     }
 }
 
@@ -222,6 +223,16 @@ impl View<Volume> {
         let own = || self.virtual_volume(name);
         let same = |own: Arc<VirtualVolume>| own.id() == volume.id();
         volume.name != name && own().is_some_and(same)
+    }
+
+    /// The PVs of a volume that do not have its name.
+    #[must_use]
+    pub fn under_other_names(&self, id: &VolumeId) -> Vec<Arc<VirtualVolume>> {
+        let all = self.of_topic(id.name.as_str());
+        let virtual_ones = all.iter().filter_map(|volume| volume.as_virtual().cloned());
+        virtual_ones
+            .filter(|volume| volume.id() == *id && volume.name != id.name.as_str())
+            .collect()
     }
 
     /// The virtual PVs of volumes whose twins are in this cluster.
