@@ -16,17 +16,27 @@ use crate::{
 /// Set by Kubernetes on a claim that it has bound.
 const BOUND: &str = "pv.kubernetes.io/bind-completed";
 
-/// The virtual PV of a volume.
+/// The virtual PV of a volume: the one with its name or, if that does not exist, one that a user has created for the
+/// same data under another name.
 pub(super) async fn virtual_volume(
     home: &Cluster,
     volume: &VolumeName,
 ) -> Result<Option<PersistentVolume>, ApiError> {
-    let found = home.all::<PersistentVolume>().get(volume.as_str()).await?;
+    let volumes = home.all::<PersistentVolume>();
     let is_ours = |found: &PersistentVolume| {
         let source = found.spec.as_ref().and_then(|spec| spec.csi.as_ref());
         source.is_some_and(|source| source.driver == DRIVER_NAME)
     };
-    Ok(found.filter(is_ours))
+    let found = volumes.get(volume.as_str()).await?.filter(is_ours);
+    if found.is_some() {
+        return Ok(found);
+    }
+    let others = home.views().volumes.under_other_names(volume);
+    let other = others.iter().find(|other| other.bound).or(others.first());
+    Ok(match other {
+        Some(other) => volumes.get(&other.name).await?.filter(is_ours),
+        None => None,
+    })
 }
 
 /// The claim whose name a virtual PV has in its `claimRef`, read live. Its uid may differ: a move that
@@ -88,7 +98,8 @@ impl ClaimCheck {
         if found.is_some() {
             return Ok(found);
         }
-        for seen in home.views().volumes.under_other_names(id) {
+        let others = home.views().volumes.under_other_names(&id.name);
+        for seen in others.into_iter().filter(|seen| seen.id() == *id) {
             let volume = home.all::<PersistentVolume>().get(&seen.name).await?;
             if let Some(claim) = self.existing(home, volume.as_ref()).await? {
                 return Ok(Some(claim));

@@ -216,22 +216,22 @@ impl View<Volume> {
     }
 
     /// Whether this is an additional PV of a volume, which a user has created besides the one that is named
-    /// after the volume. Only the latter counts for settings of the volume.
+    /// after the volume. Only the latter counts for settings of the volume, unless only the former has a claim.
     #[must_use]
     pub fn is_further(&self, volume: &VirtualVolume) -> bool {
         let name = volume.volume.as_str();
         let own = || self.virtual_volume(name);
-        let same = |own: Arc<VirtualVolume>| own.id() == volume.id();
-        volume.name != name && own().is_some_and(same)
+        let counts = |own: Arc<VirtualVolume>| own.id() == volume.id() && (own.bound || !volume.bound);
+        volume.name != name && own().is_some_and(counts)
     }
 
     /// The PVs of a volume that do not have its name.
     #[must_use]
-    pub fn under_other_names(&self, id: &VolumeId) -> Vec<Arc<VirtualVolume>> {
-        let all = self.of_topic(id.name.as_str());
+    pub fn under_other_names(&self, name: &VolumeName) -> Vec<Arc<VirtualVolume>> {
+        let all = self.of_topic(name.as_str());
         let virtual_ones = all.iter().filter_map(|volume| volume.as_virtual().cloned());
         virtual_ones
-            .filter(|volume| volume.id() == *id && volume.name != id.name.as_str())
+            .filter(|volume| volume.volume == *name && volume.name != name.as_str())
             .collect()
     }
 
