@@ -8,9 +8,9 @@ use kube::ResourceExt;
 
 use super::reading;
 use crate::{
-    cluster::{ApiError, Cluster},
+    cluster::{ApiError, Cluster, facts},
     placement::{ClaimedVolume, ExistingClaim},
-    volume::{ClaimMark, DRIVER_NAME, Epoch, VolumeId, VolumeName},
+    volume::{ClaimMark, DRIVER_NAME, Epoch, VolumeId, VolumeName, mark},
 };
 
 /// Set by Kubernetes on a claim that it has bound.
@@ -37,6 +37,23 @@ pub(super) async fn virtual_volume(
         Some(other) => volumes.get(&other.name).await?.filter(is_ours),
         None => None,
     })
+}
+
+/// The PVs of a volume that do not have its name, read live, in words. Users create them for the same data, for
+/// example to rescue or share it; those of movers do not count.
+pub async fn second_pvs(home: &Cluster, id: &VolumeId) -> Result<Vec<String>, ApiError> {
+    let described = |found: PersistentVolume| {
+        let name = found.name_any();
+        let spec = found.spec.as_ref()?;
+        let csi = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
+        let is_second = csi.volume_handle.parse().ok().as_ref() == Some(id)
+            && name != id.name.as_str()
+            && !found.labels().contains_key(mark::MOVE);
+        let of = spec.claim_ref.as_ref();
+        let of = of.map(|claim| format!(" (of the claim {})", facts::claim_name(claim)));
+        is_second.then(|| format!("{name}{}", of.unwrap_or_default()))
+    };
+    home.all::<PersistentVolume>().pick(None, None, described).await
 }
 
 /// The claim whose name a virtual PV has in its `claimRef`, read live. Its uid may differ: a move that

@@ -58,6 +58,7 @@ pub use self::{
     attach::{attachment_name, detach_unneeded, publish, unpublish},
     attributes::{NoAttributes, modify},
     claim_copy::{clean_claim, is_copy, remove_copy},
+    claimed::second_pvs,
     create::{create, last_warning},
     delete::delete,
     errors::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 pub use self::undo::undo_release;
 use self::{
-    observer::{Observed, Observer, class_of},
+    observer::{Observed, Observer, class_of, volume_id},
     sidecars::Sidecars,
 };
 use super::{
@@ -29,7 +29,7 @@ use crate::{
         Interruption, Obstacle, ReleaseFacts, ReleaseProgress, ReleaseStep, ReleasedClaim, ReleasedTwin,
         release_obstacles, release_step,
     },
-    twin::{reclaim_policy, remove_finalizer},
+    twin::{reclaim_policy, remove_finalizer, second_pvs},
     volume::{ClaimName, OldClaim, OldVolume, ReleaseRecord, Released, mark},
 };
 
@@ -244,6 +244,12 @@ impl Run<'_> {
             twin.as_ref(),
             self.request.force_managed,
         );
+        if let Some(id) = observed.outer.as_ref().and_then(volume_id) {
+            let others = second_pvs(cluster, &id).await?;
+            if !others.is_empty() {
+                found.push(Obstacle::SecondVolumes(others));
+            }
+        }
         if let (Some(real), true) = (&observed.real, observed.outer.is_some()) {
             let new = new_claim(&old_claim(claim, &observed.namespace_uid), real)?;
             found.extend(find_blockers(self.context, new, "release").await?);

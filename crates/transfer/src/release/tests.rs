@@ -465,6 +465,21 @@ async fn all_that_speaks_against_it_is_told_at_once_and_nothing_is_written() {
     assert_eq!(world.claim()["metadata"]["uid"], UID);
 }
 
+/// A user has created it for the same data, and bound another claim to it, which would lose its volume.
+#[tokio::test]
+async fn a_second_pv_of_the_volume_is_in_the_way() {
+    let world = World::new("Delete", "Delete").await;
+    let mut second = world.api.object(&outer_path()).unwrap();
+    second["metadata"] = json!({});
+    second["spec"]["claimRef"] = json!({"namespace": "bank", "name": "rescued", "uid": "another"});
+    second["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    world.api.put(&format!("{VOLUMES}second"), second);
+    let error = world.release().await.unwrap_err().to_string();
+    let words = "the PersistentVolume second (of the claim bank/rescued) has the same volume";
+    assert!(error.contains(words), "{error}");
+    world.assert_clean();
+}
+
 #[tokio::test]
 async fn a_pod_that_comes_before_the_deletion_has_it_taken_back() {
     for writes in 1..=5 {
