@@ -383,7 +383,8 @@ mod tests {
         use ImportStep::{DeleteClaim, MakeClaim, Mark, SelectNode, Untouch};
         let (_api, cluster) = empty_cluster().await;
         let (context, claim) = (quiet(&cluster), claim());
-        let observed = Observer::default().observe(&cluster, &claim).await.unwrap();
+        let mut reads = Observer::default();
+        let observed = Box::pin(reads.observe(&cluster, &claim)).await.unwrap();
         let mut run = Run {
             context: &context,
             request: &ImportRequest {

@@ -210,7 +210,8 @@ mod tests {
         use UndoStep::{DeleteNew, Forbid, GiveBack, Touch, Untouch, Wake};
         let (_api, cluster) = empty_cluster().await;
         let context = quiet(&cluster);
-        let observed = Observer::default().observe(&cluster, &claim()).await.unwrap();
+        let (mut reads, claim) = (Observer::default(), claim());
+        let observed = Box::pin(reads.observe(&cluster, &claim)).await.unwrap();
         for step in [Forbid, Touch, Untouch, DeleteNew, GiveBack, Wake] {
             let taken = take(&context, &observed, &step).await;
             assert!(

@@ -106,8 +106,8 @@ pub enum RollbackReason {
     GateOpen,
     /// The twin, and no PV with its data is retained.
     #[error(
-        "a volume at the source does not exist any more. Its copy at the target may be incomplete, and is kept until the \
-         VolumeMove is deleted"
+        "a volume at the source does not exist any more. What was copied of it may be incomplete, and is kept until the VolumeMove is \
+         deleted"
     )]
     SourceGone,
     #[error("the target does not exist any more")]
