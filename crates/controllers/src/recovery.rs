@@ -20,7 +20,7 @@ use crate::{
     twin::{
         Site, has_finalizer, highest, holder, holder_uid, is_bound, is_copy, is_marked, is_of_move,
         is_releasing, mark_holder, metadata, reading::volume_name, reclaim_policy, remove_copy,
-        remove_finalizer, retain,
+        remove_finalizer, retain, twins_claim,
     },
     volume::{ClaimMark, Marks, VolumeId, VolumeName, mark, moving::is_gated},
 };
@@ -393,17 +393,10 @@ fn rebuild_twin(
     (user, mark): (PersistentVolumeClaim, ClaimMark),
     real: &PersistentVolume,
 ) -> PersistentVolumeClaim {
-    // If the virtual PV was bound to another claim in the meantime, it is still the same volume: a twin
-    // is identified by the uid of the claim for which its volume was created.
-    let made_for = volume.volume.claim_uid().map(str::to_owned);
-    let claim = ClaimMark {
-        uid: made_for.unwrap_or_else(|| mark.uid.clone()),
-        ..mark
-    };
     let marks = Marks {
         home: site.home().id().clone(),
         volume: volume.volume.clone(),
-        claim: Some(claim),
+        claim: Some(twins_claim(&volume.volume, mark)),
         request_name: volume.name.clone(),
         // The request is not recorded anywhere else; CreateVolume is not called for a volume that has its PV.
         fingerprint: None,

@@ -5,7 +5,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use super::{
-    Context, TransferError, Waiter, environment,
+    Context, ObjectMissing, TransferError, Waiter, environment,
     observer::{BOUND_BY_CONTROLLER, Observed, Observer},
     undo,
     writing::{self, Creation, change, change_volume, delete, old_claim, touch},
@@ -179,7 +179,7 @@ impl Run<'_> {
                 let record = match (record, claim) {
                     (Some(record), _) => observed.changed_record().unwrap_or_else(|| record.clone()),
                     (None, Some(claim)) => self.record(claim, volume, &observed.namespace_uid).await?,
-                    (None, None) => return Ok(()),
+                    (None, None) => return Err(ObjectMissing::of(step).into()),
                 };
                 self.mark(observed, volume, &record).await
             }
@@ -189,8 +189,7 @@ impl Run<'_> {
             (ImportStep::Untouch, Some(claim), ..) => {
                 Ok(touch(self.context, claim, mark::IMPORT_UNDONE, false, Step::UndoUntouch).await?)
             }
-            // Each step is decided from the objects it needs.
-            _ => Ok(()),
+            _ => Err(ObjectMissing::of(step).into()),
         }
     }
 
@@ -372,4 +371,37 @@ fn new_claim(
         claim["metadata"]["annotations"][SELECTED_NODE] = node.into();
     }
     serde_json::from_value(claim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{claim, empty_cluster, quiet};
+
+    #[tokio::test]
+    async fn a_step_without_its_object_is_an_error() {
+        use ImportStep::{DeleteClaim, MakeClaim, Mark, SelectNode, Untouch};
+        let (_api, cluster) = empty_cluster().await;
+        let (context, claim) = (quiet(&cluster), claim());
+        let mut reads = Observer::default();
+        let observed = Box::pin(reads.observe(&cluster, &claim)).await.unwrap();
+        let mut run = Run {
+            context: &context,
+            request: &ImportRequest {
+                claim,
+                class: None,
+                force_managed: false,
+            },
+            begun: true,
+            seen_gone: false,
+            creation: Creation::default(),
+        };
+        for step in [Mark, DeleteClaim, MakeClaim, SelectNode, Untouch] {
+            let taken = run.take(&observed, &step).await;
+            assert!(
+                matches!(taken, Err(TransferError::ObjectMissing(_))),
+                "{step:?}: {taken:?}"
+            );
+        }
+    }
 }

@@ -23,7 +23,7 @@ mod writing;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use liqo_csi_cluster::cluster;
 #[cfg(test)]
@@ -57,6 +57,20 @@ pub struct Context<'a> {
     pub dry_run: bool,
     /// Reports progress to the user.
     pub report: &'a dyn Fn(&str),
+}
+
+/// A decided step needs an object that was not read.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the step {0} needs an object that was not found, so it was not taken. Run the same command again to continue, or with --undo to undo \
+     it. If this repeats, it is an error of this program: please report it"
+)]
+pub struct ObjectMissing(String);
+
+impl ObjectMissing {
+    fn of(step: &impl fmt::Debug) -> Self {
+        Self(format!("{step:?}"))
+    }
 }
 
 /// Why a transfer is not complete.
@@ -134,6 +148,8 @@ pub enum TransferError {
     /// The written values do not persist.
     #[error(transparent)]
     NotKept(#[from] NotKept),
+    #[error(transparent)]
+    ObjectMissing(#[from] ObjectMissing),
     /// The API server cannot be reached, or refuses.
     #[error("{0}")]
     Api(#[from] ApiError),

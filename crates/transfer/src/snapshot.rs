@@ -25,7 +25,7 @@ use self::{
     snapshots::{new_user, twin},
 };
 use super::{
-    Context, NotKept, Waiter,
+    Context, NotKept, ObjectMissing, Waiter,
     owners::keep_living_owners,
     writing::{change, delete},
 };
@@ -103,6 +103,8 @@ pub enum SnapshotTransferError {
     /// The written values do not persist.
     #[error(transparent)]
     NotKept(#[from] NotKept),
+    #[error(transparent)]
+    ObjectMissing(#[from] ObjectMissing),
     /// The API server cannot be reached, or refuses.
     #[error("{0}")]
     Api(#[from] ApiError),
@@ -261,14 +263,18 @@ async fn take(
     let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
     let users = cluster.within::<VolumeSnapshot>(&request.snapshot.namespace);
     let (Some(real), Some(record)) = (&observed.real, &observed.plan) else {
-        return Ok(None);
+        return Err(ObjectMissing::of(step).into());
     };
     match step {
         SnapshotImportStep::Mark => {
             (context.report)("retaining its content");
             secure(&contents, real, record).await?;
         }
-        SnapshotImportStep::RetainContent => restore_retention(&contents, observed).await?,
+        SnapshotImportStep::RetainContent => {
+            let of_twin = observed.content.as_ref();
+            let of_twin = of_twin.ok_or_else(|| ObjectMissing::of(step))?;
+            restore_retention(&contents, of_twin, observed).await?;
+        }
         SnapshotImportStep::MakeContent => {
             let of_twin = twin_content(context.storage_namespace, real, record);
             let made = crash::around(Step::SnapshotImportContent, contents.create(&of_twin)).await;
@@ -280,9 +286,8 @@ async fn take(
             return Ok(rejection_of(made)?);
         }
         SnapshotImportStep::DeleteUser => {
-            let Some(user) = &observed.user else {
-                return Ok(None);
-            };
+            let user = observed.user.as_ref();
+            let user = user.ok_or_else(|| ObjectMissing::of(step))?;
             if let Some(why) = try_to_create(&users, new_user(record)?, record.user_content()).await? {
                 return Ok(Some(why));
             }
@@ -304,7 +309,7 @@ async fn take(
         SnapshotImportStep::Forget => {
             delete(&contents, real, Step::SnapshotImportForget).await?;
         }
-        _ => {}
+        _ => return Err(ObjectMissing::of(step).into()),
     }
     Ok(None)
 }
@@ -316,7 +321,15 @@ async fn roll_back(
 ) -> Result<(), SnapshotTransferError> {
     let cluster = context.cluster;
     let contents = cluster.all::<VolumeSnapshotContent>();
-    match (step, &observed.user, &observed.real, &observed.plan) {
+    let Observed {
+        user,
+        real,
+        plan,
+        twin,
+        content: of_twin,
+        ..
+    } = observed;
+    match (step, user, real, plan, twin, of_twin) {
         (SnapshotUndoStep::Touch | SnapshotUndoStep::Untouch, Some(user), ..) => {
             let users = cluster.within::<VolumeSnapshot>(&user.namespace().unwrap_or_default());
             let (mark, step) = if *step == SnapshotUndoStep::Touch {
@@ -326,20 +339,18 @@ async fn roll_back(
             };
             change(&users, user, &json!({mark::IMPORT_UNDONE: mark}), None, step).await?;
         }
-        (SnapshotUndoStep::Mark, _, Some(real), Some(record)) => secure(&contents, real, record).await?,
-        (SnapshotUndoStep::RetainContent, ..) => restore_retention(&contents, observed).await?,
-        (SnapshotUndoStep::DeleteTwin, ..) => {
-            let Some(twin) = &observed.twin else { return Ok(()) };
+        (SnapshotUndoStep::Mark, _, Some(real), Some(record), ..) => secure(&contents, real, record).await?,
+        (SnapshotUndoStep::RetainContent, .., Some(of_twin)) => {
+            restore_retention(&contents, of_twin, observed).await?;
+        }
+        (SnapshotUndoStep::DeleteTwin, .., Some(twin), _) => {
             let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
             delete(&stored, twin, Step::SnapshotUndoTwin).await?;
         }
-        (SnapshotUndoStep::DeleteContent, ..) => {
-            let Some(of_twin) = &observed.content else {
-                return Ok(());
-            };
+        (SnapshotUndoStep::DeleteContent, .., Some(of_twin)) => {
             delete(&contents, of_twin, Step::SnapshotUndoContent).await?;
         }
-        (SnapshotUndoStep::Restore, _, Some(real), Some(record)) => {
+        (SnapshotUndoStep::Restore, _, Some(real), Some(record), ..) => {
             let annotations = json!({mark::IMPORT_SNAPSHOT: null});
             let spec = json!({"deletionPolicy": record.policy});
             change(
@@ -351,7 +362,7 @@ async fn roll_back(
             )
             .await?;
         }
-        _ => {}
+        _ => return Err(ObjectMissing::of(step).into()),
     }
     Ok(())
 }
@@ -399,11 +410,9 @@ async fn secure(
 /// Restores the original deletion policy of the twin's content.
 async fn restore_retention(
     contents: &Objects<VolumeSnapshotContent>,
+    of_twin: &VolumeSnapshotContent,
     observed: &Observed,
 ) -> Result<(), ApiError> {
-    let Some(of_twin) = &observed.content else {
-        return Ok(());
-    };
     let annotations = match &observed.plan {
         Some(record) if observed.facts.recorded => {
             json!({mark::DELETION_POLICY_BEFORE: policy_before(record)})

@@ -45,6 +45,30 @@ pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 /// The beginning of the message of an import that waits for the controller.
 pub(super) const AWAITS_CONTROLLER: &str = "waiting for the controller to adopt";
 
+/// A cluster without the claim `shop/data`, any PV, and any twin.
+pub(super) async fn empty_cluster() -> (FakeApi, Cluster) {
+    let api = FakeApi::start().await;
+    let cluster = api.cluster().await;
+    (api, cluster)
+}
+
+pub(super) fn quiet(cluster: &Cluster) -> Context<'_> {
+    Context {
+        cluster,
+        storage_namespace: "liqo-storage",
+        timeout: PATIENCE,
+        dry_run: false,
+        report: &|_| (),
+    }
+}
+
+pub(super) fn claim() -> ClaimName {
+    ClaimName {
+        namespace: "shop".into(),
+        name: "data".into(),
+    }
+}
+
 struct World {
     api: Arc<FakeApi>,
     home: Cluster,

@@ -5,7 +5,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use super::{
-    Context, TransferError, Waiter,
+    Context, ObjectMissing, TransferError, Waiter,
     observer::{BOUND_BY_CONTROLLER, Observed, Observer},
     recreate::{recreate, trigger_binding},
     writing::{Creation, change_volume, delete, reference, touch},
@@ -147,8 +147,7 @@ async fn take(context: &Context<'_>, observed: &Observed, step: &UndoStep) -> Re
             change_volume(context, volume, &json!({}), Some(spec), Step::UndoGiveBack).await?;
         }
         (UndoStep::Wake, Some(claim), ..) => trigger_binding(context, claim, Step::UndoWake).await?,
-        // Each step is decided from the objects it needs.
-        _ => {}
+        _ => return Err(ObjectMissing::of(step).into()),
     }
     Ok(())
 }
@@ -170,11 +169,11 @@ async fn remake(
     observed: &Observed,
     creation: &mut Creation,
 ) -> Result<(), TransferError> {
-    if let (Some(volume), Some(record)) = (&observed.volume, &observed.record) {
-        let claim = record.claim.as_before(&volume.name_any());
-        recreate(context, claim, creation, Step::UndoRemake).await?;
-    }
-    Ok(())
+    let (Some(volume), Some(record)) = (&observed.volume, &observed.record) else {
+        return Err(ObjectMissing::of(&UndoStep::Remake).into());
+    };
+    let claim = record.claim.as_before(&volume.name_any());
+    recreate(context, claim, creation, Step::UndoRemake).await
 }
 
 /// Removes the driver's finalizer from the twin that is being deleted.
@@ -188,7 +187,7 @@ async fn remove_twin_finalizer(context: &Context<'_>, observed: &Observed) -> Re
 /// Restores the reclaim policy of the PV, and removes the record in the same write.
 async fn restore(context: &Context<'_>, observed: &Observed) -> Result<bool, TransferError> {
     let (Some(volume), Some(ImportRecord { policy, .. })) = (&observed.volume, &observed.record) else {
-        return Ok(false);
+        return Err(ObjectMissing::of(&UndoStep::Restore).into());
     };
     let annotations = json!({mark::IMPORT: null, mark::ADOPT_FOR: null});
     let spec = json!({"persistentVolumeReclaimPolicy": policy});
@@ -199,4 +198,36 @@ async fn restore(context: &Context<'_>, observed: &Observed) -> Result<bool, Tra
         ));
     }
     Ok(restored)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{claim, empty_cluster, quiet};
+
+    #[tokio::test]
+    async fn a_step_without_its_object_is_an_error() {
+        use UndoStep::{DeleteNew, Forbid, GiveBack, Touch, Untouch, Wake};
+        let (_api, cluster) = empty_cluster().await;
+        let context = quiet(&cluster);
+        let (mut reads, claim) = (Observer::default(), claim());
+        let observed = Box::pin(reads.observe(&cluster, &claim)).await.unwrap();
+        for step in [Forbid, Touch, Untouch, DeleteNew, GiveBack, Wake] {
+            let taken = take(&context, &observed, &step).await;
+            assert!(
+                matches!(taken, Err(TransferError::ObjectMissing(_))),
+                "{step:?}: {taken:?}"
+            );
+        }
+        let remade = remake(&context, &observed, &mut Creation::default()).await;
+        assert!(
+            matches!(remade, Err(TransferError::ObjectMissing(_))),
+            "{remade:?}"
+        );
+        let restored = restore(&context, &observed).await;
+        assert!(
+            matches!(restored, Err(TransferError::ObjectMissing(_))),
+            "{restored:?}"
+        );
+    }
 }

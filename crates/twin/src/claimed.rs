@@ -8,25 +8,52 @@ use kube::ResourceExt;
 
 use super::reading;
 use crate::{
-    cluster::{ApiError, Cluster},
+    cluster::{ApiError, Cluster, facts},
     placement::{ClaimedVolume, ExistingClaim},
-    volume::{ClaimMark, DRIVER_NAME, Epoch, VolumeId, VolumeName},
+    volume::{ClaimMark, DRIVER_NAME, Epoch, VolumeId, VolumeName, mark},
 };
 
 /// Set by Kubernetes on a claim that it has bound.
 const BOUND: &str = "pv.kubernetes.io/bind-completed";
 
-/// The virtual PV of a volume.
+/// The virtual PV of a volume: the one with its name or, if that does not exist, one that a user has created for the
+/// same data under another name.
 pub(super) async fn virtual_volume(
     home: &Cluster,
     volume: &VolumeName,
 ) -> Result<Option<PersistentVolume>, ApiError> {
-    let found = home.all::<PersistentVolume>().get(volume.as_str()).await?;
+    let volumes = home.all::<PersistentVolume>();
     let is_ours = |found: &PersistentVolume| {
         let source = found.spec.as_ref().and_then(|spec| spec.csi.as_ref());
         source.is_some_and(|source| source.driver == DRIVER_NAME)
     };
-    Ok(found.filter(is_ours))
+    let found = volumes.get(volume.as_str()).await?.filter(is_ours);
+    if found.is_some() {
+        return Ok(found);
+    }
+    let others = home.views().volumes.under_other_names(volume);
+    let other = others.iter().find(|other| other.bound).or(others.first());
+    Ok(match other {
+        Some(other) => volumes.get(&other.name).await?.filter(is_ours),
+        None => None,
+    })
+}
+
+/// The PVs of a volume that do not have its name, read live, in words. Users create them for the same data, for
+/// example to rescue or share it; those of movers do not count.
+pub async fn second_pvs(home: &Cluster, id: &VolumeId) -> Result<Vec<String>, ApiError> {
+    let described = |found: PersistentVolume| {
+        let name = found.name_any();
+        let spec = found.spec.as_ref()?;
+        let csi = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
+        let is_second = csi.volume_handle.parse().ok().as_ref() == Some(id)
+            && name != id.name.as_str()
+            && !found.labels().contains_key(mark::MOVE);
+        let of = spec.claim_ref.as_ref();
+        let of = of.map(|claim| format!(" (of the claim {})", facts::claim_name(claim)));
+        is_second.then(|| format!("{name}{}", of.unwrap_or_default()))
+    };
+    home.all::<PersistentVolume>().pick(None, None, described).await
 }
 
 /// The claim whose name a virtual PV has in its `claimRef`, read live. Its uid may differ: a move that
@@ -69,15 +96,37 @@ pub(super) fn epoch_served(virtual_pv: &PersistentVolume) -> Option<Epoch> {
     Some(id.epoch)
 }
 
-/// Reads the claim of a volume repeatedly, until it is deleted: no other claim ever gets its uid.
+/// Reads the claims of a volume repeatedly, each until it is deleted: no other claim ever gets its uid.
 #[derive(Default)]
 pub(super) struct ClaimCheck {
-    deleted: Option<ClaimMark>,
+    deleted: Vec<ClaimMark>,
 }
 
 impl ClaimCheck {
+    /// A claim that has the volume, if one exists: through the virtual PV, or through another PV that a user has
+    /// created for the same data, for example to rescue it. The view shows which ones there are.
+    pub(super) async fn any(
+        &mut self,
+        home: &Cluster,
+        id: &VolumeId,
+        virtual_pv: Option<&PersistentVolume>,
+    ) -> Result<Option<ClaimMark>, ApiError> {
+        let found = self.existing(home, virtual_pv).await?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        let others = home.views().volumes.under_other_names(&id.name);
+        for seen in others.into_iter().filter(|seen| seen.id() == *id) {
+            let volume = home.all::<PersistentVolume>().get(&seen.name).await?;
+            if let Some(claim) = self.existing(home, volume.as_ref()).await? {
+                return Ok(Some(claim));
+            }
+        }
+        Ok(None)
+    }
+
     /// The claim that a virtual PV is bound to, if it exists.
-    pub(super) async fn existing(
+    async fn existing(
         &mut self,
         home: &Cluster,
         volume: Option<&PersistentVolume>,
@@ -86,14 +135,14 @@ impl ClaimCheck {
             return Ok(None);
         };
         let named = &volume.claim;
-        if self.deleted.as_ref() == Some(named) {
+        if self.deleted.contains(named) {
             return Ok(None);
         }
         let claims = home.within::<PersistentVolumeClaim>(&named.namespace);
         let found = claims.get(&named.name).await?;
         let existing = found.filter(|found| volume.belongs_to(&existing(found)));
         if existing.is_none() {
-            self.deleted = Some(volume.claim);
+            self.deleted.push(volume.claim);
         }
         Ok(existing.as_ref().map(reading::claim_mark))
     }

@@ -47,7 +47,7 @@ pub async fn delete(
     let Some(site) = site else {
         let virtual_pv = virtual_pv.and_then(|VirtualPv(virtual_pv)| virtual_pv);
         let nowhere = || "not found".to_owned();
-        return match claim.existing(home, virtual_pv.as_deref()).await? {
+        return match claim.any(home, id, virtual_pv.as_deref()).await? {
             Some(claim) => Err(refuse_claimed(events, id, nowhere(), claim).await),
             None if virtual_pv.is_some_and(|virtual_pv| is_gated(virtual_pv.annotations())) => {
                 Err(DeleteError::Refused {
@@ -67,7 +67,7 @@ pub async fn delete(
     loop {
         let observation = observe(
             &site,
-            volume,
+            id,
             virtual_pv.take(),
             &mut claim,
             attached.take(),
@@ -193,13 +193,13 @@ fn may_be_deleted(site: &Site, name: &str) -> bool {
 
 async fn observe(
     site: &Site,
-    volume: &VolumeName,
+    id: &VolumeId,
     virtual_pv: Option<VirtualPv>,
     claim: &mut ClaimCheck,
     attached: Option<String>,
     real_volume: &mut Option<String>,
 ) -> Result<(DeleteFacts, Option<PersistentVolumeClaim>), ApiError> {
-    let twins = site.twins();
+    let (twins, volume) = (site.twins(), &id.name);
     let virtual_pv = async {
         match virtual_pv {
             Some(read) => Ok(read),
@@ -208,7 +208,7 @@ async fn observe(
     };
     let (found, VirtualPv(virtual_pv)) = tokio::try_join!(twins.get(site.name()), virtual_pv)?;
     let virtual_pv = virtual_pv.as_deref();
-    let claim = claim.existing(site.home(), virtual_pv).await?;
+    let claim = claim.any(site.home(), id, virtual_pv).await?;
     let owner = site.owner(volume);
     let owned_by_move = match &found {
         Some(found) => is_of_move(site.home(), found).await,

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     cluster::{facts, slim::SELECTED_NODE},
     placement::NO_PROVISIONER,
-    volume::{AccessMode, Carried, Fingerprint, Marks, VolumeMode, mark, quantity},
+    volume::{AccessMode, Carried, ClaimMark, Fingerprint, Marks, VolumeMode, VolumeName, mark, quantity},
 };
 
 /// What was chosen for a new twin.
@@ -53,7 +53,7 @@ pub fn twin(
     let marks = Marks {
         home: site.home().id().clone(),
         volume: request.volume.clone(),
-        claim: claim.map(claim_mark),
+        claim: claim.map(|claim| twins_claim(&request.volume, claim_mark(claim))),
         request_name: request.request_name.clone(),
         fingerprint: Some(Fingerprint::of(&request.spec)),
         handed_over: false,
@@ -73,6 +73,17 @@ pub fn twin(
         metadata: metadata(site, labels, annotations),
         spec: Some(spec(request, claim, chosen)),
         status: None,
+    }
+}
+
+/// The claim in the marks of a twin. The PV of a volume may be bound to another claim later; its twins are
+/// recognised by the uid of the claim for which the volume was created, which its name contains.
+#[must_use]
+pub fn twins_claim(volume: &VolumeName, claim: ClaimMark) -> ClaimMark {
+    let made_for = volume.claim_uid().map(str::to_owned);
+    ClaimMark {
+        uid: made_for.unwrap_or(claim.uid),
+        ..claim
     }
 }
 

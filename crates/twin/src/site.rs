@@ -303,7 +303,7 @@ pub(super) async fn find(home: &Cluster, registry: &Registry, id: &VolumeId) -> 
     })
 }
 
-/// Searches the twin of a volume whose PV does not record where it is. Kubernetes makes no calls for a
+/// Searches the twin of a volume of which no PV records where it is. Kubernetes makes no calls for a
 /// volume without a PV, so this is needed only for requests that a user makes by hand.
 async fn search(
     home: &Cluster,

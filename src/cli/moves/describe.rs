@@ -5,7 +5,7 @@ use kube::ResourceExt;
 
 use crate::{
     api::volume_move::{BackReason, CutoverMode, Progress, QuiesceMode, VolumeMove},
-    placement::moving::Stage,
+    placement::moving::{RollbackReason, Stage},
     volume::moving::Phase,
 };
 
@@ -68,7 +68,7 @@ pub(super) fn end(of: &VolumeMove) -> Option<End> {
         Phase::Retaining | Phase::Done => Some(End::Moved),
         Phase::Cancelled => Some(End::Cancelled),
         Phase::Recovered => Some(End::Recovered),
-        Phase::Failed if why(of) == Some(BackReason::Refused) => Some(End::Refused),
+        Phase::Failed if refusal(of).is_some() => Some(End::Refused),
         Phase::Failed if found.is_some_and(|found| !found.is_empty()) => Some(End::Refused),
         Phase::Failed => Some(End::Failed),
         _ => None,
@@ -78,6 +78,14 @@ pub(super) fn end(of: &VolumeMove) -> Option<End> {
 fn why(of: &VolumeMove) -> Option<BackReason> {
     let stage = of.status.as_ref()?.stage.as_ref()?;
     Some(stage.why.as_ref()?.reason)
+}
+
+/// What the preflight, or a later step, has found.
+fn refusal(of: &VolumeMove) -> Option<&str> {
+    let mut conditions = of.status.as_ref()?.conditions.iter();
+    let refused =
+        conditions.find(|one| one.type_ == "Checked" && one.status == "False" && one.reason == "Refused")?;
+    Some(&refused.message)
 }
 
 /// Its current step or its result, as a sentence.
@@ -123,7 +131,16 @@ pub(super) fn sentence(of: &VolumeMove) -> String {
             "the target was lost; the volumes are where they were, as they were at the commit".to_owned()
         }
         Phase::Cancelled => "it was cancelled; the volumes are where they were".to_owned(),
-        Phase::Failed => format!("it has failed; the volumes are where they were{}", because(of)),
+        Phase::Failed if why(of) == Some(BackReason::SourceGone) => {
+            format!("it has failed: {}", RollbackReason::SourceGone)
+        }
+        Phase::Failed => {
+            // The findings of the preflight are listed.
+            let found = status.preflight.is_some_and(|found| !found.is_empty());
+            let why = refusal(of).filter(|_| !found);
+            let why = why.map_or_else(String::new, |why| format!(": {why}"));
+            format!("it has failed; the volumes are where they were{why}")
+        }
     }
 }
 
@@ -145,7 +162,7 @@ pub(super) fn cold(of: &VolumeMove) -> impl Iterator<Item = (&str, &str)> {
     claims.filter_map(|claim| Some((claim.name.as_str(), claim.cold.as_deref()?)))
 }
 
-/// Why the move rolls back, or has failed.
+/// Why the move rolls back.
 fn because(of: &VolumeMove) -> String {
     let stage = of.status.as_ref().and_then(|status| status.stage.as_ref());
     match stage.map(Stage::try_from) {
@@ -220,6 +237,14 @@ mod tests {
             (
                 json!({}),
                 json!({"phase": "Failed", "stage": refused, "preflight": ["it is there already"]}),
+                Some(2),
+            ),
+            (
+                json!({}),
+                json!({"phase": "Failed", "preflight": [], "conditions": [{
+                    "type": "Checked", "status": "False", "reason": "Refused", "message": "the target is too small",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                }]}),
                 Some(2),
             ),
             (

@@ -122,13 +122,14 @@ impl Printed {
                 println!("the move is possible; nothing was changed (dry run)");
                 println!("not checked: {UNSEEN}");
             }
-            End::Refused => {
+            End::Refused if found.is_some_and(|found| !found.is_empty()) => {
                 println!("the move is refused, and nothing was changed:");
                 for finding in found.into_iter().flatten() {
                     println!("- {finding}");
                 }
             }
-            End::Moved | End::Cancelled | End::Failed | End::Recovered => {}
+            // The last line says by what.
+            End::Refused | End::Moved | End::Cancelled | End::Failed | End::Recovered => {}
         }
     }
 

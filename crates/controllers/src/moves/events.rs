@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition as StatusCondition
 use crate::{
     api::volume_move::{BackReason, StageName, VolumeMove},
     cluster::events::{Events, Weight},
+    placement::moving::RollbackReason,
     volume::{ClaimMark, moving::Condition},
 };
 
@@ -144,7 +145,12 @@ fn stage_event(of: &VolumeMove, stage: Option<StageName>) -> Option<MoveEvent> {
             (Weight::Normal, "MoveCancelled", note)
         }
         StageName::Failed => {
-            let note = "the move has failed: the volumes are at the source".to_owned();
+            let note = match why {
+                Some(cause) if cause.reason == BackReason::SourceGone => {
+                    format!("the move has failed: {}", RollbackReason::SourceGone)
+                }
+                _ => "the move has failed: the volumes are at the source".to_owned(),
+            };
             (Weight::Warning, "MoveFailed", note)
         }
         StageName::Checking

@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
+use serde_json::json;
 use tokio::sync::watch;
 
 use super::{
@@ -19,14 +20,15 @@ use super::{
 };
 use crate::{
     api::volume_move::{MoveRequest, PlannedTwin},
-    cluster::{ApiError, slim::Twin},
+    cluster::{ApiError, slim::Twin, unless_conflict},
     gate::{Applied, MovedSide, MovedVolume, Place, Records},
     movers::MoveHelpers,
+    observe::crash::{self, Step},
     placement::moving::{ClaimDecision, Outcome, Stage, leftover_step},
     rounds::{Rounds, each},
     twin::{exists, twin_in},
     volume::{
-        ClaimMark, ClaimName, DRIVER_NAME, Epoch, VolumeId, VolumeName,
+        ClaimMark, ClaimName, DRIVER_NAME, Epoch, VolumeId, VolumeName, mark,
         moving::{MoveUid, MovedClaim, SourceMark, TwinMarks, VolumeMark},
     },
 };
@@ -133,7 +135,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
         let stage = Stage::Ended(Outcome::Failed);
         for _ in 0..STEPS {
             let Some(moved) = self.moved_volume(left).await? else {
-                return Ok(());
+                return Ok(self.unlock(left).await?);
             };
             let request = MoveRequest::of_nobody(&moved.claim.name, &moved.target.id.cluster);
             let movers = self.context.helpers.observe(&moved, &request, &stage).await?;
@@ -153,6 +155,29 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             }
         }
         Ok(())
+    }
+
+    /// Unlocks a claim without a volume, for example one that was restored from a backup with the lock, which would
+    /// keep it from being deleted.
+    async fn unlock(&self, left: &Leftover) -> Result<(), ApiError> {
+        let claims = self.context.home.within::<PersistentVolumeClaim>(&left.namespace);
+        let is_locked = |claim: &PersistentVolumeClaim| {
+            claim.uid().as_ref() == Some(&left.claim_uid)
+                && claim.annotations().get(mark::MOVE).map(String::as_str) == Some(left.by.as_str())
+        };
+        let Some(claim) = claims.get(&left.name).await?.filter(is_locked) else {
+            return Ok(());
+        };
+        let mut finalizers = claim.finalizers().to_vec();
+        finalizers.retain(|one| one != mark::MOVE);
+        let patch = json!({"metadata": {
+            "uid": claim.uid(),
+            "resourceVersion": claim.resource_version(),
+            "annotations": {mark::MOVE: null},
+            "finalizers": finalizers,
+        }});
+        let unlocked = crash::around(Step::MoveUnlock, claims.merge(&left.name, &patch)).await;
+        unless_conflict(unlocked).map(drop)
     }
 
     /// The volume, from its PV and the marks on its twins, because the status does not exist any more.

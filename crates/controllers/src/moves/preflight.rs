@@ -156,7 +156,9 @@ fn object_findings(planned: &PlannedClaim, request: &MoveRequest, objects: Claim
     }
     match objects.source {
         Live::Unknown(why) => find(format!("its twin cannot be read: {why}")),
-        Live::Known(SourceTwin::Gone | SourceTwin::Recovered) => find("its twin does not exist".to_owned()),
+        Live::Known(SourceTwin::Gone { .. } | SourceTwin::Recovered) => {
+            find("its twin does not exist".to_owned());
+        }
         Live::Known(SourceTwin::Exists { deleting: true, .. }) => {
             find("its twin is being deleted".to_owned());
         }

@@ -309,7 +309,8 @@ impl NextStatus {
                 status.retained_until = None;
             }
             Stage::Ended(Outcome::Recovered) => status.gated_at = None,
-            Stage::Copying { .. } | Stage::Ended(Outcome::Cancelled | Outcome::Failed) => {
+            Stage::Copying { .. }
+            | Stage::Ended(Outcome::Cancelled | Outcome::Failed | Outcome::SourceGone) => {
                 status.gated_at = None;
                 status.downtime = None;
             }

@@ -8,10 +8,13 @@ use super::{ClaimObjects, GateError, MovedVolume, Place, name::ClaimOfName};
 use crate::{
     api::volume_move::VolumeMove,
     cluster::{ApiError, facts},
-    placement::moving::{
-        AsRead, ClaimNow, HeldBy, Live, Lock, Serves, SourceTwin, TargetTwin, VirtualVolume, VolumeNow,
+    placement::{
+        moving::{
+            AsRead, ClaimNow, HeldBy, Live, Lock, Serves, SourceTwin, TargetTwin, VirtualVolume, VolumeNow,
+        },
+        recovery::Holder,
     },
-    twin::{Site, has_finalizer, reading, reclaim_policy},
+    twin::{Site, has_finalizer, holder, reading, reclaim_policy},
     volume::{
         DRIVER_NAME, Marks, ReclaimPolicy, VolumeId, mark,
         moving::{MoveUid, SourceMark, TargetMark, TwinMarkError, VolumeMark, epoch_of},
@@ -220,20 +223,37 @@ impl MovedVolume {
         Ok(is_twin && epoch? == self.source.id.epoch)
     }
 
-    /// The source without its twin: only the retained PV, if it exists.
+    /// The source without its twin: only the PV that a move within one namespace has retained, if it exists.
     async fn source_volume(&self) -> Result<Live<SourceTwin>, GateError> {
         let Place::Site(site) = &self.source.place else {
-            return Ok(Live::Known(SourceTwin::Gone));
+            return Ok(Live::Known(SourceTwin::Gone { for_good: false }));
         };
         Ok(match self.source_without_twin(site).await {
             Err(error) => Live::Unknown(error.to_string()),
-            Ok(None) => Live::Known(SourceTwin::Gone),
+            Ok(None) => match self.has_data(site).await {
+                Err(error) => Live::Unknown(error.to_string()),
+                Ok(has_data) => Live::Known(SourceTwin::Gone { for_good: !has_data }),
+            },
             Ok(Some(real)) => Live::Known(SourceTwin::Exists {
                 at: as_read(&real),
                 mark: SourceMark::read(real.annotations()).map_err(|error| unreadable(site, error))?,
                 deleting: real.metadata.deletion_timestamp.is_some(),
             }),
         })
+    }
+
+    /// Whether a PV there may have the data of the source, whose twin does not exist: the twin may be created again
+    /// for it. Without the right to read PVs nobody does that.
+    async fn has_data(&self, site: &Site) -> Result<bool, ApiError> {
+        if !site.shows_volumes() {
+            return Ok(site.cluster().rights().uncertain);
+        }
+        let may_be = |real: &PersistentVolume| {
+            reclaim_policy(real) == ReclaimPolicy::Retain.as_str()
+                && real.metadata.deletion_timestamp.is_none()
+                && holder(site, self.volume(), None, real) != Holder::Other
+        };
+        Ok(!site.volumes().find(may_be).await?.is_empty())
     }
 
     /// The target twin under the name of the claim, or what that name waits for.

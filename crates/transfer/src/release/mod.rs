@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 
 pub use self::undo::undo_release;
 use self::{
-    observer::{Observed, Observer, class_of},
+    observer::{Observed, Observer, class_of, volume_id},
     sidecars::Sidecars,
 };
 use super::{
-    Context, TransferError, Waiter, environment,
+    Context, ObjectMissing, TransferError, Waiter, environment,
     observer::BOUND_BY_CONTROLLER,
     recreate::trigger_binding,
     writing::{Creation, change, change_volume, delete, find_blockers, old_claim, reference, touch},
@@ -29,7 +29,7 @@ use crate::{
         Interruption, Obstacle, ReleaseFacts, ReleaseProgress, ReleaseStep, ReleasedClaim, ReleasedTwin,
         release_obstacles, release_step,
     },
-    twin::{reclaim_policy, remove_finalizer},
+    twin::{reclaim_policy, remove_finalizer, second_pvs},
     volume::{ClaimName, OldClaim, OldVolume, ReleaseRecord, Released, mark},
 };
 
@@ -100,10 +100,10 @@ pub async fn release(context: &Context<'_>, request: &ReleaseRequest) -> Result<
                 waiter.wait_for(&what, None).await?;
             }
             ReleaseStep::AwaitFinalizer | ReleaseStep::AwaitVirtualGone => {
-                if let Some(outer) = &observed.outer {
-                    let secured = observed.is_secured();
-                    Box::pin(sidecars.await_finalizers(context, &mut waiter, outer, secured)).await?;
-                }
+                let outer = observed.outer.as_ref();
+                let outer = outer.ok_or_else(|| ObjectMissing::of(&step))?;
+                let secured = observed.is_secured();
+                Box::pin(sidecars.await_finalizers(context, &mut waiter, outer, secured)).await?;
             }
             ReleaseStep::AwaitTwinGone => {
                 if let Some(twin) = &observed.twin {
@@ -244,6 +244,12 @@ impl Run<'_> {
             twin.as_ref(),
             self.request.force_managed,
         );
+        if let Some(id) = observed.outer.as_ref().and_then(volume_id) {
+            let others = second_pvs(cluster, &id).await?;
+            if !others.is_empty() {
+                found.push(Obstacle::SecondVolumes(others));
+            }
+        }
         if let (Some(real), true) = (&observed.real, observed.outer.is_some()) {
             let new = new_claim(&old_claim(claim, &observed.namespace_uid), real)?;
             found.extend(find_blockers(self.context, new, "release").await?);
@@ -286,7 +292,7 @@ impl Run<'_> {
                     (None, Some(claim), Some(outer), Some(twin)) => {
                         record(old_claim(claim, &observed.namespace_uid), outer, twin, real)?
                     }
-                    _ => return Ok(()),
+                    _ => return Err(ObjectMissing::of(step).into()),
                 };
                 self.secure(observed, real, &record).await?;
             }
@@ -323,10 +329,16 @@ impl Run<'_> {
             (ReleaseStep::Wake, Some(claim), ..) => {
                 trigger_binding(context, claim, Step::ReleaseWake).await?;
             }
-            (ReleaseStep::MakeClaim, .., Some(real)) => self.make(observed, real).await?,
-            (ReleaseStep::Settle, .., Some(real)) => self.settle(observed, real).await?,
-            // Each step is decided from the objects it needs.
-            _ => {}
+            (step @ (ReleaseStep::MakeClaim | ReleaseStep::Settle), .., Some(real)) => {
+                let record = observed.record.as_ref();
+                let record = record.ok_or_else(|| ObjectMissing::of(step))?;
+                if *step == ReleaseStep::MakeClaim {
+                    self.make(record, real).await?;
+                } else {
+                    self.settle(record, real).await?;
+                }
+            }
+            _ => return Err(ObjectMissing::of(step).into()),
         }
         Ok(())
     }
@@ -351,10 +363,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn make(&mut self, observed: &Observed, real: &PersistentVolume) -> Result<(), TransferError> {
-        let Some(record) = &observed.record else {
-            return Ok(());
-        };
+    async fn make(&mut self, record: &ReleaseRecord, real: &PersistentVolume) -> Result<(), TransferError> {
         let claim = new_claim(&record.claim, real)?;
         if self.creation.is_first() {
             (self.context.report)(&format!("creating the claim with the class {}", class_of(real)));
@@ -363,10 +372,7 @@ impl Run<'_> {
     }
 
     /// The claim is bound: restores the PV as the user wants it, and removes the record in the same write.
-    async fn settle(&self, observed: &Observed, real: &PersistentVolume) -> Result<(), TransferError> {
-        let Some(record) = &observed.record else {
-            return Ok(());
-        };
+    async fn settle(&self, record: &ReleaseRecord, real: &PersistentVolume) -> Result<(), TransferError> {
         let policy = record.final_policy();
         let annotations = json!({mark::RELEASE: null, mark::POLICY_BEFORE: null});
         let spec = json!({"persistentVolumeReclaimPolicy": policy});

@@ -170,7 +170,7 @@ impl Observed {
             return Ok(());
         };
         let source = outer.spec.as_ref().and_then(|spec| spec.csi.as_ref());
-        let id: Option<VolumeId> = source.and_then(|source| source.volume_handle.parse().ok());
+        let id = volume_id(outer);
         let place = source.and_then(|source| twin_in(source.volume_attributes.as_ref()?));
         if let (Some(id), Some(place)) = (&id, &place)
             && place.namespace == context.storage_namespace
@@ -358,6 +358,12 @@ impl Observed {
             None => Holder::Gone,
         }
     }
+}
+
+/// The volume of a virtual PV.
+pub(super) fn volume_id(outer: &PersistentVolume) -> Option<VolumeId> {
+    let source = outer.spec.as_ref()?.csi.as_ref()?;
+    source.volume_handle.parse().ok()
 }
 
 /// Whether a claim is the twin of this volume, in the volume's home cluster.

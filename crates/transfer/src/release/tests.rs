@@ -18,7 +18,7 @@ use crate::{
         testing::{Act, FakeApi, Fault, Store},
     },
     placement::transfer::{ReleaseRefusal, ReleaseUndoRefusal},
-    tests::{ANYBODYS, AWAITS_CONTROLLER, PATIENCE, VolumeController, follow},
+    tests::{ANYBODYS, AWAITS_CONTROLLER, PATIENCE, VolumeController, claim, empty_cluster, follow, quiet},
     topology::{CLUSTER_KEY, NODE_KEY},
     volume::DRIVER_NAME,
 };
@@ -465,6 +465,21 @@ async fn all_that_speaks_against_it_is_told_at_once_and_nothing_is_written() {
     assert_eq!(world.claim()["metadata"]["uid"], UID);
 }
 
+/// A user has created it for the same data, and bound another claim to it, which would lose its volume.
+#[tokio::test]
+async fn a_second_pv_of_the_volume_is_in_the_way() {
+    let world = World::new("Delete", "Delete").await;
+    let mut second = world.api.object(&outer_path()).unwrap();
+    second["metadata"] = json!({});
+    second["spec"]["claimRef"] = json!({"namespace": "bank", "name": "rescued", "uid": "another"});
+    second["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    world.api.put(&format!("{VOLUMES}second"), second);
+    let error = world.release().await.unwrap_err().to_string();
+    let words = "the PersistentVolume second (of the claim bank/rescued) has the same volume";
+    assert!(error.contains(words), "{error}");
+    world.assert_clean();
+}
+
 #[tokio::test]
 async fn a_pod_that_comes_before_the_deletion_has_it_taken_back() {
     for writes in 1..=5 {
@@ -798,4 +813,44 @@ async fn a_namespace_made_anew_gets_nothing() {
         assert!(matches!(error, TransferError::OtherNamespace { .. }), "{error}");
     }
     assert_eq!(world.policy(REAL), "Retain");
+}
+
+#[tokio::test]
+async fn a_step_without_its_object_is_an_error() {
+    use ReleaseStep::{
+        DeleteClaim, DeleteTwin, DeleteVirtual, GiveReal, MakeClaim, MarkTwin, Record, RetainVirtual, Settle,
+        Untouch, Wake,
+    };
+    let (_api, cluster) = empty_cluster().await;
+    let (context, claim) = (quiet(&cluster), claim());
+    let observed = Observer::default().observe(&context, &claim).await.unwrap();
+    let mut run = Run {
+        context: &context,
+        request: &ReleaseRequest {
+            claim,
+            force_managed: false,
+        },
+        begun: true,
+        seen_gone: false,
+        creation: Creation::default(),
+    };
+    for step in [
+        MarkTwin,
+        Record,
+        Untouch,
+        RetainVirtual,
+        DeleteClaim,
+        DeleteVirtual,
+        DeleteTwin,
+        MakeClaim,
+        GiveReal,
+        Wake,
+        Settle,
+    ] {
+        let taken = run.take(&observed, &step).await;
+        assert!(
+            matches!(taken, Err(TransferError::ObjectMissing(_))),
+            "{step:?}: {taken:?}"
+        );
+    }
 }

@@ -12,7 +12,7 @@ use super::{
     unmark_stray,
 };
 use crate::{
-    Context, ImportRequest, TransferError, Waiter,
+    Context, ImportRequest, ObjectMissing, TransferError, Waiter,
     claim_ref::reference_to,
     import,
     observe::crash::{self, Step},
@@ -68,10 +68,10 @@ pub async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Result<(),
                     .await?;
             }
             ReleaseUndoStep::AwaitVirtualGone => {
-                if let Some(outer) = &observed.outer {
-                    let secured = observed.is_secured();
-                    Box::pin(sidecars.await_finalizers(context, &mut waiter, outer, secured)).await?;
-                }
+                let outer = observed.outer.as_ref();
+                let outer = outer.ok_or_else(|| ObjectMissing::of(&step))?;
+                let secured = observed.is_secured();
+                Box::pin(sidecars.await_finalizers(context, &mut waiter, outer, secured)).await?;
             }
             ReleaseUndoStep::AwaitTwinGone => {
                 if let Some(twin) = &observed.twin {
@@ -90,10 +90,10 @@ pub async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Result<(),
                     .await?;
             }
             ReleaseUndoStep::RemakeClaim => {
-                if let Some(record) = &observed.record {
-                    let claim = record.claim.as_before(&record.volume.name);
-                    Box::pin(recreate(context, claim, &mut creation, Step::UnreleaseMake)).await?;
-                }
+                let record = observed.record.as_ref();
+                let record = record.ok_or_else(|| ObjectMissing::of(&step))?;
+                let claim = record.claim.as_before(&record.volume.name);
+                Box::pin(recreate(context, claim, &mut creation, Step::UnreleaseMake)).await?;
                 waiter
                     .after_step(&step, &written_object(&observed, &step))
                     .await?;
@@ -203,9 +203,10 @@ async fn take(
             change_volume(context, outer, &annotations, Some(spec), Step::UnreleaseGive).await?;
         }
         _ => {
-            if let (Some(real), Some(record)) = (&observed.real, &observed.record) {
-                return take_with_record(context, observed, step, real, record).await;
-            }
+            let (Some(real), Some(record)) = (&observed.real, &observed.record) else {
+                return Err(ObjectMissing::of(step).into());
+            };
+            return take_with_record(context, observed, step, real, record).await;
         }
     }
     Ok(false)
@@ -265,8 +266,7 @@ async fn take_with_record(
             return Ok(change_volume(context, real, &annotations, None, Step::UnreleaseRestore).await?);
         }
         (ReleaseUndoStep::ToImport, _) => to_import(context, observed, real, record).await?,
-        // Each step is decided from the objects it needs.
-        _ => {}
+        _ => return Err(ObjectMissing::of(step).into()),
     }
     Ok(false)
 }
@@ -294,4 +294,42 @@ async fn to_import(
     let spec = json!({"claimRef": reference_to(&record.twin(), &record.twin_uid)});
     change_volume(context, real, &annotations, Some(spec), Step::UnreleaseImport).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{claim, empty_cluster, quiet};
+
+    #[tokio::test]
+    async fn a_step_without_its_object_is_an_error() {
+        use ReleaseUndoStep::{
+            GiveVirtual, RemakeVirtual, Restore, RestoreRetained, RestoreVirtual, ToImport, Touch, TouchTwin,
+            UnmarkTwin, Untouch, Wake, Withdraw, WithdrawVirtual,
+        };
+        let (_api, cluster) = empty_cluster().await;
+        let context = quiet(&cluster);
+        let observed = Observer::default().observe(&context, &claim()).await.unwrap();
+        for step in [
+            Withdraw,
+            WithdrawVirtual,
+            Touch,
+            TouchTwin,
+            RemakeVirtual,
+            GiveVirtual,
+            Wake,
+            RestoreVirtual,
+            UnmarkTwin,
+            Restore,
+            RestoreRetained,
+            Untouch,
+            ToImport,
+        ] {
+            let taken = take(&context, &observed, &step).await;
+            assert!(
+                matches!(taken, Err(TransferError::ObjectMissing(_))),
+                "{step:?}: {taken:?}"
+            );
+        }
+    }
 }

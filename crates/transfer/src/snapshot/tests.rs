@@ -19,7 +19,7 @@ use crate::{
         Cluster,
         testing::{Act, FakeApi, Fault, Store},
     },
-    tests::PATIENCE,
+    tests::{PATIENCE, empty_cluster, quiet},
     volume::{DRIVER_NAME, import_key},
 };
 
@@ -447,4 +447,50 @@ async fn a_record_that_cannot_be_read_stops_only_its_own_import() {
     });
     let error = world.import().await.unwrap_err();
     assert!(matches!(error, SnapshotTransferError::Record(..)), "{error}");
+}
+
+#[tokio::test]
+async fn a_step_without_its_object_is_an_error() {
+    use SnapshotImportStep as Step;
+    use SnapshotUndoStep as Undo;
+    let (_api, cluster) = empty_cluster().await;
+    let context = quiet(&cluster);
+    let request = SnapshotImportRequest {
+        snapshot: "shop/backup".parse().unwrap(),
+        class: None,
+        force_managed: false,
+        home: "home".parse().unwrap(),
+    };
+    let observed = Observer::default().observe(&context, &request).await.unwrap();
+    for step in [
+        Step::Mark,
+        Step::RetainContent,
+        Step::MakeContent,
+        Step::MakeTwin,
+        Step::DeleteUser,
+        Step::MakeUserContent,
+        Step::MakeUser,
+        Step::Forget,
+    ] {
+        let taken = take(&context, &request, &observed, &step).await;
+        assert!(
+            matches!(taken, Err(SnapshotTransferError::ObjectMissing(_))),
+            "{step:?}: {taken:?}"
+        );
+    }
+    for step in [
+        Undo::Touch,
+        Undo::Mark,
+        Undo::RetainContent,
+        Undo::DeleteTwin,
+        Undo::DeleteContent,
+        Undo::Restore,
+        Undo::Untouch,
+    ] {
+        let taken = roll_back(&context, &observed, &step).await;
+        assert!(
+            matches!(taken, Err(SnapshotTransferError::ObjectMissing(_))),
+            "{step:?}: {taken:?}"
+        );
+    }
 }

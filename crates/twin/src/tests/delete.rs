@@ -134,6 +134,42 @@ async fn the_volume_of_a_claim_that_exists_is_not_deleted() {
     }
 }
 
+/// A user has created another PV for the same data, and bound another claim to it. Then somebody deletes the first
+/// one.
+#[tokio::test]
+async fn the_volume_of_a_claim_that_has_it_through_another_pv_is_not_deleted() {
+    let world = World::new(Real::Works).await;
+    let made = world.create().await.unwrap();
+    world.bind_claim(&made);
+    world.api.remove(CLAIM);
+    let first = format!("{VOLUMES}/pvc-{UID}");
+    let mut second = world.api.object(&first).unwrap();
+    let of = json!({"namespace": "bank", "name": "rescued", "uid": "another"});
+    second["metadata"] = json!({"name": "rescued"});
+    second["spec"]["claimRef"] = of;
+    let second_path = format!("{VOLUMES}/rescued");
+    world.api.put(&second_path, second);
+    let rescued = "/api/v1/namespaces/bank/persistentvolumeclaims/rescued";
+    let claim = json!({"metadata": {"uid": "another"}, "spec": {"volumeName": "rescued"}});
+    world.api.put(rescued, claim);
+    while world.home.views().volumes.virtual_volume("rescued").is_none() {
+        tokio::task::yield_now().await;
+    }
+    let refused = world.delete().await;
+    assert!(
+        matches!(
+            &refused,
+            Err(DeleteError::Refused { refusal: DeleteRefusal::Claimed(claim), .. }) if claim.name == "rescued"
+        ),
+        "{refused:?}"
+    );
+    assert!(world.twin().is_some());
+
+    world.api.remove(rescued);
+    world.delete().await.unwrap();
+    assert_eq!(world.twin(), None);
+}
+
 #[tokio::test]
 async fn a_claim_that_comes_back_is_noticed_as_long_as_that_helps() {
     let world = World::new(Real::Works).await;

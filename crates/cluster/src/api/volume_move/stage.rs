@@ -140,6 +140,10 @@ impl From<&Stage> for MoveStage {
             Stage::Ended(Outcome::Done) => plain(StageName::Done, None),
             Stage::Ended(Outcome::Cancelled) => plain(StageName::Cancelled, None),
             Stage::Ended(Outcome::Failed) => plain(StageName::Failed, None),
+            Stage::Ended(Outcome::SourceGone) => Self {
+                why: Some(Cause::of(&RollbackReason::SourceGone)),
+                ..plain(StageName::Failed, None)
+            },
         }
     }
 }
@@ -149,7 +153,9 @@ impl TryFrom<&MoveStage> for Stage {
 
     fn try_from(of: &MoveStage) -> Result<Self, UnreadableStage> {
         let wrong = |why| UnreadableStage { name: of.name, why };
-        if of.name != StageName::Returning && (of.back_to.is_some() || of.why.is_some()) {
+        let lost = Cause::of(&RollbackReason::SourceGone);
+        let has_lost = of.name == StageName::Failed && of.why == Some(lost);
+        if of.name != StageName::Returning && (of.back_to.is_some() || of.why.is_some() && !has_lost) {
             return Err(wrong("it has a destination of a rollback"));
         }
         let gated = |stage: fn(GateNumber) -> Self| of.gate.map(stage).ok_or(wrong("it has no gate"));
@@ -171,6 +177,7 @@ impl TryFrom<&MoveStage> for Stage {
             StageName::Recovered => ungated(Self::Ended(Outcome::Recovered)),
             StageName::Done => ungated(Self::Ended(Outcome::Done)),
             StageName::Cancelled => ungated(Self::Ended(Outcome::Cancelled)),
+            StageName::Failed if has_lost => ungated(Self::Ended(Outcome::SourceGone)),
             StageName::Failed => ungated(Self::Ended(Outcome::Failed)),
             StageName::Returning => {
                 let (Some(to), Some(cause)) = (of.back_to, &of.why) else {

@@ -335,6 +335,7 @@ fn any_stage() -> impl Strategy<Value = Stage> {
             Outcome::Done,
             Outcome::Cancelled,
             Outcome::Failed,
+            Outcome::SourceGone,
             Outcome::Recovered
         ])
         .prop_map(Stage::Ended),

@@ -42,6 +42,25 @@ async fn absence_is_an_answer() {
     assert_eq!(objects.list(None).await, Ok(vec![]));
 }
 
+/// A proxy without a backend answers so. The twin behind it must not count as deleted.
+#[tokio::test]
+async fn a_404_of_a_proxy_says_nothing_about_an_object() {
+    for method in ["GET", "PATCH", "DELETE"] {
+        let (api, objects) = with([Fault::new(method, "configmaps", Act::Refuse(404))]).await;
+        api.put(PATH, json!({}));
+        let exactly = Precondition {
+            uid: "u".into(),
+            resource_version: None,
+        };
+        let outcome = match method {
+            "GET" => objects.get("x").await.map(drop),
+            "PATCH" => objects.merge("x", &json!({})).await.map(drop),
+            _ => objects.delete("x", exactly).await,
+        };
+        assert!(outcome.is_err(), "{method}");
+    }
+}
+
 #[tokio::test]
 async fn what_passes_is_retried() {
     for code in [429, 500, 503, 504] {

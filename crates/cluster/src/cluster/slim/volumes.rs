@@ -108,8 +108,8 @@ impl VirtualVolume {
     }
 }
 
-/// The topic of a real PV is its twin; that of a virtual one the cluster of its twin; that of an available
-/// one its class.
+/// The topic of a real PV is its twin; that of a virtual one the cluster of its twin and, if it has another name than
+/// its volume, the volume; that of an available one its class.
 impl Slim for Volume {
     fn topic(&self) -> &str {
         match self {
@@ -122,11 +122,12 @@ impl Slim for Volume {
     }
 
     fn topics(&self) -> impl Iterator<Item = &str> {
-        let class = match self {
+        let further = match self {
             Self::Free(volume) => Some(volume.class.as_str()),
-            Self::Real(_) | Self::Virtual(_) | Self::OtherVersion(_) | Self::Movers(_) => None,
+            Self::Virtual(volume) => Some(volume.volume.as_str()).filter(|its| *its != volume.name),
+            Self::Real(_) | Self::OtherVersion(_) | Self::Movers(_) => None,
         };
-        iter::once(self.topic()).chain(class)
+        iter::once(self.topic()).chain(further)
     }
 }
 
@@ -215,13 +216,23 @@ impl View<Volume> {
     }
 
     /// Whether this is an additional PV of a volume, which a user has created besides the one that is named
-    /// after the volume. Only the latter counts for settings of the volume.
+    /// after the volume. Only the latter counts for settings of the volume, unless only the former has a claim.
     #[must_use]
     pub fn is_further(&self, volume: &VirtualVolume) -> bool {
         let name = volume.volume.as_str();
         let own = || self.virtual_volume(name);
-        let same = |own: Arc<VirtualVolume>| own.id() == volume.id();
-        volume.name != name && own().is_some_and(same)
+        let counts = |own: Arc<VirtualVolume>| own.id() == volume.id() && (own.bound || !volume.bound);
+        volume.name != name && own().is_some_and(counts)
+    }
+
+    /// The PVs of a volume that do not have its name.
+    #[must_use]
+    pub fn under_other_names(&self, name: &VolumeName) -> Vec<Arc<VirtualVolume>> {
+        let all = self.of_topic(name.as_str());
+        let virtual_ones = all.iter().filter_map(|volume| volume.as_virtual().cloned());
+        virtual_ones
+            .filter(|volume| volume.volume == *name && volume.name != name.as_str())
+            .collect()
     }
 
     /// The virtual PVs of volumes whose twins are in this cluster.

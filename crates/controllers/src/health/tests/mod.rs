@@ -316,6 +316,37 @@ async fn a_second_volume_of_the_same_data_changes_nothing_for_the_first() {
     assert_eq!(policy(&api, REAL), "Retain");
 }
 
+/// The claim of the first one was deleted, and its PV is Released.
+#[tokio::test]
+async fn a_second_volume_of_the_same_data_is_cared_for_when_only_that_has_a_claim() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let (mut claim, mut second) = (api.object(CLAIM).unwrap(), api.object(VOLUME).unwrap());
+    claim["metadata"]["uid"] = "another".into();
+    claim["spec"]["volumeName"] = "second".into();
+    api.put("/api/v1/namespaces/shop/persistentvolumeclaims/rescued", claim);
+    second["metadata"] = json!({});
+    second["spec"]["claimRef"] = json!({"namespace": "shop", "name": "rescued", "uid": "another"});
+    api.put("/api/v1/persistentvolumes/second", second);
+    api.remove(CLAIM);
+    wish(&api, VOLUME, "Retain");
+    api.change(VOLUME, |volume| volume["status"]["phase"] = "Released".into());
+    let mut reports = None;
+    round_after(&api, &mut reports).await.unwrap();
+    delete(&api, TWIN);
+    for _ in 0..3 {
+        round_after(&api, &mut reports).await.unwrap();
+        kubernetes_binds(&api);
+    }
+    let twin = api.object(TWIN).expect("the twin was not created again");
+    assert_eq!(twin["spec"]["volumeName"], "real");
+    assert!(
+        told(&api).contains(&"TwinTerminating".to_owned()),
+        "{:?}",
+        told(&api)
+    );
+}
+
 #[tokio::test]
 async fn a_rescue_does_not_forget_which_policy_was_replaced() {
     let api = FakeApi::start().await;

@@ -12,7 +12,7 @@ use crate::{
     fleet::{NodeKind, Remote},
     moves::Context,
     topology::Node,
-    twin::{TWIN_CLASS, is_bound_to, twin_in},
+    twin::{TWIN_CLASS, is_bound_to, second_pvs, twin_in},
     volume::{ClaimName, DRIVER_NAME, VolumeId, moving::MovedClaim, parse_quantity},
 };
 
@@ -65,6 +65,13 @@ pub(super) async fn read_claim(home: &Cluster, name: &ClaimName) -> ApiResult<Re
             "its PersistentVolume {} does not have the name of its volume ({})",
             volume.name_any(),
             id.name
+        ));
+    }
+    let others = second_pvs(home, &id).await?;
+    if !others.is_empty() {
+        return refused(&format!(
+            "the PersistentVolume {} has the same volume, and would not lead to its data after the move: set it to Retain and delete it first",
+            others.join(", ")
         ));
     }
     Ok(Ok(Source {

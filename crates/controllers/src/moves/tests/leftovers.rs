@@ -13,7 +13,7 @@ async fn forced(at: impl Fn(&Stage) -> bool) -> World {
     world
 }
 
-async fn clean(world: &World, is_clean: impl Fn(&World) -> bool) {
+pub(super) async fn clean(world: &World, is_clean: impl Fn(&World) -> bool) {
     let context = world.context();
     let mut leftovers = Leftovers::new(&context);
     let cleaning = async {
@@ -66,4 +66,35 @@ async fn a_move_that_exists_is_left_to_its_own_loop() {
     let context = world.context();
     Leftovers::new(&context).round().await.unwrap();
     assert_eq!(world.home_api.store().version(), before);
+}
+
+/// A backup of a claim that was being moved, for example, is restored with the lock.
+#[tokio::test]
+async fn a_locked_claim_without_a_volume_is_unlocked() {
+    use crate::volume::mark;
+    let world = World::evicting().await;
+    let path = "/api/v1/namespaces/shop/persistentvolumeclaims/restored";
+    let other = "77777777-7777-4777-8777-777777777777";
+    world.home_api.put(
+        path,
+        serde_json::json!({
+            "metadata": {
+                "uid": "9f9f7e1c-1a0e-4a53-9d0c-0d2c7ef1a333", "annotations": {mark::MOVE: other, "team": "blue"},
+                "finalizers": ["kubernetes.io/pvc-protection", mark::MOVE],
+            },
+            "spec": {"storageClassName": "liqo"},
+            "status": {"phase": "Pending"},
+        }),
+    );
+    clean(&world, |world| {
+        let claim = world.home_api.object(path).unwrap();
+        claim["metadata"]["annotations"][mark::MOVE].is_null()
+    })
+    .await;
+    let claim = world.home_api.object(path).unwrap();
+    assert_eq!(
+        claim["metadata"]["finalizers"],
+        serde_json::json!(["kubernetes.io/pvc-protection"])
+    );
+    assert_eq!(claim["metadata"]["annotations"]["team"], "blue");
 }

@@ -1,8 +1,9 @@
-//! The target is lost after the commit, and the user requests the recovery of the source.
+//! The target is lost after the commit, and the user requests the recovery of the source; or the source is lost
+//! before the gate.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{whole::retaining, world::*};
+use super::{leftovers::clean, whole::retaining, world::*};
 use crate::{
     cluster::testing::{Act, Fault},
     placement::moving::{Outcome, Stage},
@@ -115,4 +116,65 @@ async fn a_target_that_is_not_lost_keeps_the_volume() {
         volume["spec"]["csi"]["volumeHandle"],
         format!("v2:milan:{}:1", name())
     );
+}
+
+/// A move that keeps copying.
+async fn copying() -> World {
+    let world = World::evicting().await;
+    world.movers.lock().never_converges = true;
+    world
+        .carry(|world| matches!(world.stage(), Stage::Copying { .. }))
+        .await;
+    world
+}
+
+#[tokio::test]
+async fn a_source_that_is_lost_before_the_gate_ends_the_move_and_its_copy_is_kept() {
+    let world = copying().await;
+    world.home_api.remove(&source_path());
+    world.home_api.remove(REAL);
+    world.to_the_end().await;
+    let of = world.home_api.object(THE_MOVE).unwrap();
+    assert_eq!(of["status"]["phase"], "Failed");
+    assert_eq!(of["status"]["stage"]["why"]["reason"], "SourceGone");
+    let claim = world.home_api.object(CLAIM).unwrap();
+    assert_eq!(claim["metadata"]["annotations"][mark::MOVE], Value::Null);
+    assert_eq!(claim["status"]["phase"], "Bound");
+    let events = world
+        .home_api
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let failed = events.iter().find(|event| event["reason"] == "MoveFailed");
+    let note = failed.unwrap()["note"].as_str().unwrap();
+    assert!(note.contains("is kept until the VolumeMove is deleted"), "{note}");
+    world.to_the_end().await;
+    assert!(world.there.object(TARGET).is_some(), "the only copy is deleted");
+
+    world.home_api.remove(THE_MOVE);
+    let seen = world.home.views().moves.clone();
+    while !seen.all().is_empty() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    clean(&world, |world| world.there.object(TARGET).is_none()).await;
+}
+
+#[tokio::test]
+async fn a_source_that_may_exist_again_is_waited_for() {
+    let retained = copying().await;
+    retained.home_api.change(REAL, |real| {
+        real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+        real["spec"]["claimRef"]["name"] = UID.into();
+    });
+    retained.home_api.remove(&source_path());
+    retained
+        .waits("the driver creates the twin again for the retained PV")
+        .await;
+    assert!(matches!(retained.stage(), Stage::Copying { .. }));
+
+    let silent = copying().await;
+    silent
+        .home_api
+        .fault(Fault::new("GET", &source_path(), Act::Refuse(403)));
+    silent.waits("it is not known whether the source exists").await;
+    assert!(matches!(silent.stage(), Stage::Copying { .. }));
 }

@@ -86,6 +86,20 @@ async fn where_a_volume_cannot_go_is_said() {
     }
 }
 
+/// A user has created it for the same data, and bound another claim to it.
+#[tokio::test]
+async fn a_second_pv_of_the_volume_is_in_the_way() {
+    let found = findings(to_milan(&json!({})), |world| {
+        let mut second = world.home_api.object(&volume_path()).unwrap();
+        second["metadata"] = json!({});
+        second["spec"]["claimRef"] = json!({"namespace": "bank", "name": "rescued", "uid": "another"});
+        world.home_api.put("/api/v1/persistentvolumes/second", second);
+    })
+    .await;
+    let words = "the PersistentVolume second (of the claim bank/rescued) has the same volume";
+    assert!(says(&found, words), "{found:?}");
+}
+
 #[tokio::test]
 async fn claims_that_cannot_be_moved_are_named() {
     type Change = fn(&World);

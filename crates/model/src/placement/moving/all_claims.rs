@@ -190,6 +190,11 @@ fn advance(of: &MoveFacts) -> MoveStep {
         } => StatusChange::Enter(Stage::Ended(Outcome::Cancelled)),
         Stage::Rollback {
             to: RollbackTo::Start,
+            why: RollbackReason::SourceGone,
+            ..
+        } => StatusChange::Enter(Stage::Ended(Outcome::SourceGone)),
+        Stage::Rollback {
+            to: RollbackTo::Start,
             ..
         } => StatusChange::Enter(Stage::Ended(Outcome::Failed)),
         Stage::Ended(_) => return MoveStep::Over,

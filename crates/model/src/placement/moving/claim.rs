@@ -40,7 +40,10 @@ pub fn claim_step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
         Stage::Draining(gate) => gated::draining(of, facts, *gate),
         Stage::Finishing(gate) => gated::finishing(of, facts, *gate),
         Stage::Verifying(gate) => gated::verifying(of, facts, *gate),
-        Stage::Rollback { gate, to, .. } => rollback::step(&of.uid, *gate, *to, of.overdue.retention, facts),
+        Stage::Rollback { gate, to, why } => {
+            let keeps_copy = *why == RollbackReason::SourceGone;
+            rollback::step(&of.uid, *gate, *to, of.overdue.retention, keeps_copy, facts)
+        }
         Stage::Committed(gate) => committed::step(&of.uid, *gate, facts),
         // Users who delete the `VolumeMove`, or its namespace, do not wait until the source may be deleted,
         // unless it is the last copy of a volume whose claim was deleted while it was Lost.
@@ -50,7 +53,10 @@ pub fn claim_step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
         }
         Stage::Recovering(gate) => recover::step(&of.uid, *gate, of.overdue.retention, facts),
         Stage::Ended(Outcome::Recovered) => recover::left(facts),
-        Stage::Ended(_) => leftovers::pending(&of.uid, facts),
+        Stage::Ended(outcome) => {
+            let keeps_copy = *outcome == Outcome::SourceGone;
+            leftovers::pending(&of.uid, keeps_copy, facts)
+        }
     };
     pending.unwrap_or(ClaimDecision::Reached)
 }
@@ -115,13 +121,19 @@ fn usable(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
     })
 }
 
-/// Waits for the source: without it there is only an incomplete copy.
+/// Waits for a source that may exist again: without it there is only an incomplete copy.
 pub(super) fn source_answers(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.source {
         Live::Unknown(why) => Some(unknown(Side::Source, why)),
-        Live::Known(SourceTwin::Gone | SourceTwin::Recovered | SourceTwin::Exists { deleting: true, .. }) => {
-            Some(ClaimDecision::Await(Waiting::SourceGone))
-        }
+        Live::Known(SourceTwin::Gone { for_good: true }) => Some(ClaimDecision::Rollback(
+            RollbackTo::Start,
+            RollbackReason::SourceGone,
+        )),
+        Live::Known(
+            SourceTwin::Gone { for_good: false }
+            | SourceTwin::Recovered
+            | SourceTwin::Exists { deleting: true, .. },
+        ) => Some(ClaimDecision::Await(Waiting::SourceGone)),
         Live::Known(SourceTwin::Exists { .. }) => None,
     }
 }
@@ -129,7 +141,7 @@ pub(super) fn source_answers(facts: &ClaimFacts) -> Option<ClaimDecision> {
 pub(super) fn source_mark(facts: &ClaimFacts) -> Option<&SourceMark> {
     match &facts.source {
         Live::Known(SourceTwin::Exists { mark, .. }) => mark.as_ref(),
-        Live::Known(SourceTwin::Gone | SourceTwin::Recovered) | Live::Unknown(_) => None,
+        Live::Known(SourceTwin::Gone { .. } | SourceTwin::Recovered) | Live::Unknown(_) => None,
     }
 }
 

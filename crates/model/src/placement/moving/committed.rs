@@ -236,7 +236,7 @@ fn source_released(facts: &ClaimFacts) -> Option<ClaimDecision> {
             })
         );
     match (&facts.source, &facts.recorded) {
-        (Live::Known(SourceTwin::Gone | SourceTwin::Recovered), _) => None,
+        (Live::Known(SourceTwin::Gone { .. } | SourceTwin::Recovered), _) => None,
         (Live::Unknown(why), _) => Some(unknown(Side::Source, why)),
         (Live::Known(SourceTwin::Exists { deleting: true, .. }), _) => {
             Some(ClaimDecision::Await(Waiting::TwinGone(Side::Source)))

@@ -163,8 +163,11 @@ pub enum HeldBy {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceTwin {
-    /// The twin is lost, or its cluster is no longer declared.
-    Gone,
+    Gone {
+        /// Whether its cluster answers that neither the twin nor a retained PV with its data exists. Otherwise it may
+        /// exist again: its twin is created again for that PV, or its cluster is declared again.
+        for_good: bool,
+    },
     Exists {
         at: AsRead,
         /// The mark of a move on it.

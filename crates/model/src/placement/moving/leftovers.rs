@@ -14,12 +14,12 @@ use crate::volume::moving::{GateNumber, MoveUid, SourceMark};
 /// not exist any more.
 #[must_use]
 pub fn leftover_step(by: &MoveUid, facts: &ClaimFacts) -> ClaimDecision {
-    pending(by, facts).unwrap_or(ClaimDecision::Reached)
+    pending(by, false, facts).unwrap_or(ClaimDecision::Reached)
 }
 
 /// Without the status, only the objects show whether the move was committed. Before step 9 no pod has written
 /// at the target, so a rollback is right; after it only movers and the lock are removed.
-pub(super) fn pending(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
+pub(super) fn pending(by: &MoveUid, keeps_copy: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let is_gated = facts.note_of(by).is_some();
     if was_committed(facts) {
         if let Some(decision) = committed::helpers_gone(facts) {
@@ -44,7 +44,8 @@ pub(super) fn pending(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision>
     if let (true, Live::Unknown(why)) = (is_in_doubt, &facts.source) {
         return Some(unknown(Side::Source, why));
     }
-    rollback::step(by, last_gate(by, facts), RollbackTo::Start, false, facts)
+    let gate = last_gate(by, facts);
+    rollback::step(by, gate, RollbackTo::Start, false, keeps_copy, facts)
 }
 
 fn was_committed(facts: &ClaimFacts) -> bool {

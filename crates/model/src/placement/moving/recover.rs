@@ -107,7 +107,11 @@ pub(super) fn step(
             unlocked(facts)
         }
         // The claim was recovered, and then deleted with its data.
-        (VolumeNow::Absent, ClaimNow::Absent) if facts.source == Live::Known(SourceTwin::Gone) => None,
+        (VolumeNow::Absent, ClaimNow::Absent)
+            if matches!(facts.source, Live::Known(SourceTwin::Gone { .. })) =>
+        {
+            None
+        }
         _ => locked(by, facts)
             .or_else(|| gated(by, gate, facts))
             .or_else(|| source_recovered(facts))
@@ -206,7 +210,7 @@ fn source_recovered(facts: &ClaimFacts) -> Option<ClaimDecision> {
         (Live::Known(SourceTwin::Exists { deleting: false, .. }), None) => {
             Some(ClaimDecision::Await(Waiting::NoManifest))
         }
-        (Live::Known(SourceTwin::Gone | SourceTwin::Exists { .. }), _) => {
+        (Live::Known(SourceTwin::Gone { .. } | SourceTwin::Exists { .. }), _) => {
             Some(ClaimDecision::Await(Waiting::SourceGone))
         }
     }

@@ -14,18 +14,20 @@ use crate::volume::{
     moving::{GateNote, GateNumber, MoveUid, SourceMark, Touch, VolumeMark},
 };
 
-/// The next step of the rollback. `overdue` means that a copy was kept for `retainSource`.
+/// The next step of the rollback. `overdue` means that a copy was kept for `retainSource`; `keeps_copy`, that the
+/// copy of a source that is lost for good is kept.
 pub(super) fn step(
     by: &MoveUid,
     gate: Option<GateNumber>,
     to: RollbackTo,
     overdue: bool,
+    keeps_copy: bool,
     facts: &ClaimFacts,
 ) -> Option<ClaimDecision> {
     let reopened = gate.and_then(|gate| reopened(by, gate, facts));
     let cleaned_up = || match to {
         RollbackTo::Copying => None,
-        RollbackTo::Start => cleaned_up(by, overdue, facts),
+        RollbackTo::Start => cleaned_up(by, overdue, keeps_copy, facts),
     };
     // A source that is unreachable delays only its own mark.
     let marked = || gate.and_then(|_| source_unknown(facts));
@@ -210,13 +212,13 @@ fn recreate_pv(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<Cla
 
 /// Deletes the objects of the move and unlocks the claim. An unreachable target does not delay users: it is
 /// cleaned up when it is reachable.
-fn cleaned_up(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
+fn cleaned_up(by: &MoveUid, overdue: bool, keeps_copy: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
     if facts.is_kept(by) {
         return Some(both_kept(by, overdue, facts));
     }
     let left = helpers_removed(Side::Source, &facts.source_helpers)
         .or_else(|| helpers_removed(Side::Target, &facts.target_helpers))
-        .or_else(|| target_removed(facts));
+        .or_else(|| target_removed(keeps_copy, facts));
     match left {
         None | Some(ClaimDecision::Await(Waiting::Unknown(..))) => unlocked(facts).or(left),
         Some(_) => left,
@@ -265,8 +267,11 @@ pub(super) fn helpers_removed(side: Side, helpers: &Live<Helpers>) -> Option<Cla
 }
 
 /// Only after the movers, which write to it.
-fn target_removed(facts: &ClaimFacts) -> Option<ClaimDecision> {
+fn target_removed(keeps_copy: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let is_lost = matches!(facts.source, Live::Known(SourceTwin::Gone { for_good: true }));
     match &facts.target {
+        // It may be incomplete, but nothing else is left of the data.
+        _ if keeps_copy && is_lost => None,
         Live::Unknown(why) => Some(unknown(Side::Target, why)),
         Live::Known(TargetTwin::Exists {
             at,

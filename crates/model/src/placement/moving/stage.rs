@@ -71,6 +71,9 @@ pub enum Outcome {
     Cancelled,
     /// It failed; the volumes are at the source, or both copies were kept.
     Failed,
+    /// It failed, because a volume at the source was lost before the commit. The copies of lost volumes are kept
+    /// until the `VolumeMove` is deleted.
+    SourceGone,
     /// The target was lost after the commit; the volumes are at the source, as they were at the commit.
     Recovered,
 }
@@ -101,7 +104,11 @@ pub enum RollbackReason {
     /// The gate of a claim was opened by another client.
     #[error("the gate of a claim was opened by another client")]
     GateOpen,
-    #[error("the volume at the source does not exist any more")]
+    /// The twin, and no PV with its data is retained.
+    #[error(
+        "a volume at the source does not exist any more. What was copied of it may be incomplete, and is kept until the VolumeMove is \
+         deleted"
+    )]
     SourceGone,
     #[error("the target does not exist any more")]
     TargetGone,
@@ -232,7 +239,7 @@ impl Stage {
             Self::Recovering(_) => Phase::Recovering,
             Self::Ended(Outcome::Done) => Phase::Done,
             Self::Ended(Outcome::Cancelled) => Phase::Cancelled,
-            Self::Ended(Outcome::Failed) => Phase::Failed,
+            Self::Ended(Outcome::Failed | Outcome::SourceGone) => Phase::Failed,
             Self::Ended(Outcome::Recovered) => Phase::Recovered,
         }
     }

@@ -119,6 +119,11 @@ pub enum Obstacle {
     /// No node is suitable.
     #[error("no node that runs this driver can use the PersistentVolume: {0}")]
     NoNode(String),
+    /// Users have created other PVs for its volume.
+    #[error(
+        "the PersistentVolume {} has the same volume, and would lose it: set it to Retain and delete it first", .0.join(", ")
+    )]
+    SecondVolumes(Vec<String>),
     /// It does not belong to this driver.
     #[error("the claim has no volume of this driver: there is nothing to release")]
     NotOurs,

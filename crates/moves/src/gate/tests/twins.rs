@@ -47,9 +47,28 @@ async fn a_twin_of_another_epoch_or_owner_is_not_the_source() {
     world.api.change(&source_path(), |twin| {
         twin["metadata"]["annotations"][mark::EPOCH] = "1".into();
     });
-    assert_eq!(world.look().await.source, Live::Known(SourceTwin::Gone));
+    assert_eq!(
+        world.look().await.source,
+        Live::Known(SourceTwin::Gone { for_good: true })
+    );
     world.api.put(&source_path(), json!({"metadata": {"uid": "x"}}));
-    assert_eq!(world.look().await.source, Live::Known(SourceTwin::Gone));
+    assert_eq!(
+        world.look().await.source,
+        Live::Known(SourceTwin::Gone { for_good: true })
+    );
+}
+
+#[tokio::test]
+async fn a_source_is_lost_for_good_only_if_no_retained_volume_has_its_data() {
+    let world = World::new().await;
+    world.api.remove(&source_path());
+    let gone = |for_good| Live::Known(SourceTwin::Gone { for_good });
+    assert_eq!(world.look().await.source, gone(true));
+    world.api.change(&format!("{VOLUMES}/real-1"), |real| {
+        real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+        real["spec"]["claimRef"] = json!({"namespace": "liqo-storage", "name": UID, "uid": "gone"});
+    });
+    assert_eq!(world.look().await.source, gone(false));
 }
 
 #[tokio::test]

@@ -117,6 +117,32 @@ async fn what_is_in_its_place_is_left_and_named() {
     assert!(what.starts_with("shop-home/data: "), "{what}");
 }
 
+/// A PV that was bound to another claim later, for example after a rescue or by a populator.
+#[tokio::test]
+async fn the_target_of_a_volume_that_another_claim_has_by_now_is_found() {
+    let again = "2f9f7e1c-1a0e-4a53-9d0c-0d2c7ef1a333";
+    for way in [Way::Out, Way::Home, Way::Within] {
+        let mut world = World::new(way).await;
+        let mut claim = world.api.object(CLAIM).unwrap();
+        claim["metadata"]["uid"] = again.into();
+        world.api.remove(CLAIM);
+        world.api.put(CLAIM, claim);
+        world.moved.claim.uid = again.into();
+        assert_eq!(world.make_target().await.unwrap(), Applied::Done);
+        let seen = known(world.moved.observe().await.unwrap().target);
+        assert!(
+            matches!(
+                seen,
+                crate::placement::moving::TargetTwin::Exists {
+                    handed_over: false,
+                    ..
+                }
+            ),
+            "{seen:?}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn one_that_was_made_before_a_crash_is_found_again() {
     let world = World::new(Way::Out).await;

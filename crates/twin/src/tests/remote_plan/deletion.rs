@@ -74,6 +74,29 @@ async fn the_volume_of_a_claim_that_exists_is_not_deleted() {
     assert!(refused(world.delete().await));
 }
 
+/// A user has created the PV again under another name, and the namespace is not offloaded any more.
+#[tokio::test]
+async fn a_volume_is_found_through_a_pv_with_another_name() {
+    let mut world = World::new().await;
+    let made = world.create().await.unwrap();
+    world.bind().await;
+    world.remember(made);
+    let first = format!("/api/v1/persistentvolumes/pvc-{UID}");
+    let mut again = world.home_api.object(&first).unwrap();
+    again["metadata"] = json!({"name": "rescued"});
+    world.home_api.put("/api/v1/persistentvolumes/rescued", again);
+    world.home_api.remove(&first);
+    let volumes = world.home.views().volumes.clone();
+    while volumes.virtual_volume("rescued").is_none() {
+        tokio::task::yield_now().await;
+    }
+    (world.declared, world.rights.all_claims) = (Declared::plain("milan"), false);
+    world.delete_in_vain(&world.registry().await).await;
+    assert!(world.twin().is_none(), "the twin goes at once");
+    world.there.remove("/api/v1/persistentvolumes/pv");
+    world.delete().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_later_claim_of_that_name_does_not_hold_a_deletion_up() {
     let world = World::new().await;

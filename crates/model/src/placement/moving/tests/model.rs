@@ -395,3 +395,43 @@ fn a_source_is_not_recovered_without_request_or_while_the_target_may_be_used() {
         assert_eq!(world.volumes[0].pv.as_ref().unwrap().epoch, 1);
     }
 }
+
+/// At any step before the commit: the move ends by itself, the claim is as before, and what was copied is deleted
+/// only with the move.
+#[test]
+fn a_move_whose_source_is_lost_ends_and_keeps_the_copy_until_it_is_deleted() {
+    for led in 0..50 {
+        let mut world = World::new(2, Quiesce::Evict, ReclaimPolicy::Delete);
+        for _ in 0..led {
+            world.lead(1);
+            for number in 0..2 {
+                world.pv_controller_looks_at_pv(number);
+                world.pv_controller_looks_at_claim(number);
+                world.attacher_detaches(number);
+                world.movers_go_on(number);
+            }
+        }
+        if world.was_committed {
+            assert!(led > 10, "{led} steps are too few");
+            return;
+        }
+        let had_copy = world.volumes[0].target.is_some();
+        world.lose_source(0);
+        come_to_rest(&mut world).unwrap();
+        let mv = world.mv.as_ref().unwrap();
+        assert_eq!(mv.stage, Stage::Ended(Outcome::SourceGone));
+        assert!(!mv.finalizer);
+        for volume in &world.volumes {
+            let (claim, pv) = (volume.claim.as_ref().unwrap(), volume.pv.as_ref().unwrap());
+            assert!(!claim.locked && !claim.lost && pv.held_by_claim, "{volume:#?}");
+            assert_eq!((pv.policy, pv.phase), (ReclaimPolicy::Delete, Phase::Bound));
+            assert_eq!(volume.helpers, [false; 2]);
+        }
+        assert_eq!(world.volumes[0].target.is_some(), had_copy);
+        assert!(world.volumes[1].target.is_none(), "its source exists");
+        world.delete_move(false);
+        come_to_rest(&mut world).unwrap();
+        assert!(world.volumes[0].target.is_none());
+    }
+    panic!("it is never committed");
+}

@@ -576,13 +576,23 @@ fn a_target_that_is_gone_costs_nothing_before_the_commit_and_the_source_stays_af
 }
 
 #[test]
-fn a_source_that_is_gone_is_waited_for_and_the_unfinished_copy_stays() {
-    let gone = |facts: ClaimFacts| facts.with(|facts| facts.source = Live::Known(SourceTwin::Gone));
+fn a_source_that_may_return_is_waited_for_and_one_that_is_lost_ends_the_move() {
+    let gone = |facts: ClaimFacts, for_good| {
+        facts.with(|facts| facts.source = Live::Known(SourceTwin::Gone { for_good }))
+    };
     for (stage, facts) in [
+        (Stage::Preparing, prepared()),
         (Stage::Copying { last: None }, prepared()),
         (Stage::Draining(GATE), gated(GATE)),
     ] {
-        assert_eq!(step(&of(stage), &gone(facts)), wait(Waiting::SourceGone));
+        assert_eq!(
+            step(&of(stage.clone()), &gone(facts.clone(), false)),
+            wait(Waiting::SourceGone)
+        );
+        assert_eq!(
+            step(&of(stage), &gone(facts, true)),
+            ClaimDecision::Rollback(RollbackTo::Start, RollbackReason::SourceGone)
+        );
     }
     let silent = |facts: ClaimFacts| facts.with(|facts| facts.source = Live::Unknown("timeout".into()));
     assert_eq!(
@@ -759,7 +769,7 @@ fn a_source_is_released_also_after_the_volume_has_moved_on() {
             policy: ReclaimPolicy::Delete,
         })
     );
-    let released = further.with(|facts| facts.source = Live::Known(SourceTwin::Gone));
+    let released = further.with(|facts| facts.source = Live::Known(SourceTwin::Gone { for_good: true }));
     assert_eq!(step(&late, &released), ClaimDecision::Reached);
 }
 
@@ -796,7 +806,7 @@ fn a_source_is_recovered_only_if_its_target_is_lost() {
             };
         }
     });
-    let gone = whole().with(|facts| facts.source = Live::Known(SourceTwin::Gone));
+    let gone = whole().with(|facts| facts.source = Live::Known(SourceTwin::Gone { for_good: true }));
     let helped = whole().with(|facts| facts.source_helpers = Live::Known(Helpers::Leaving));
     for (facts, why) in [
         (arrived().with(unlock), "the target is not lost"),

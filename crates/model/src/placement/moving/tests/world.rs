@@ -330,7 +330,7 @@ impl World {
             source: self.answers(
                 Side::Source,
                 match &volume.source {
-                    None => SourceTwin::Gone,
+                    None => SourceTwin::Gone { for_good: true },
                     Some(twin) if twin.epoch > 0 => SourceTwin::Recovered,
                     Some(twin) => SourceTwin::Exists {
                         at: read("source", twin.version),
@@ -1002,6 +1002,15 @@ impl World {
             pv.version = version;
         }
         self.pv_controller_looks_at_pv(number);
+    }
+
+    /// The twin of the source and its data are destroyed.
+    pub(super) fn lose_source(&mut self, number: usize) {
+        let volume = &mut self.volumes[number];
+        volume.source = None;
+        // Lost by that, not by a decision of the driver.
+        volume.waived = true;
+        self.tick();
     }
 
     /// The cluster of the target is destroyed while the source still has the data of the commit. Later writes
