@@ -67,7 +67,7 @@ var waitingClaims = []waiting{
 			return claimed(p, p.virtualClass("nothing", map[string]string{"realStorageClass": "absent"}), "64Mi", p.there)
 		},
 		event: []string{"NoRealClass", "spec.storageClasses of the RemoteCluster"}, condition: "NoRealClass",
-		doctor: []string{"no real class", "spec.storageClasses of the RemoteCluster"},
+		doctor: []string{"cannot have volumes in the cluster", "spec.storageClasses of the RemoteCluster"},
 	},
 	{
 		state: "the cluster is unreachable",
