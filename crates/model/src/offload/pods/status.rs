@@ -152,7 +152,34 @@ pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Opt
             condition
         });
     let conditions: Vec<Value> = others.chain([disrupted]).collect();
-    Some(json!({"phase": "Failed", "reason": reason, "message": message, "conditions": conditions}))
+    let mut status =
+        json!({"phase": "Failed", "reason": reason, "message": message, "conditions": conditions});
+    for list in [
+        "initContainerStatuses",
+        "containerStatuses",
+        "ephemeralContainerStatuses",
+    ] {
+        if let Some(all) = home["status"][list].as_array() {
+            let ended = all.iter().map(|it| ended(it, message, now));
+            status[list] = ended.collect();
+        }
+    }
+    Some(status)
+}
+
+/// The status of a container of which the end was not seen, as kubelet writes it.
+fn ended(container: &Value, message: &str, now: &str) -> Value {
+    let running = &container["state"]["running"];
+    let mut container = container.clone();
+    if !running.is_null() {
+        container["state"] = json!({"terminated": {
+            "exitCode": 137, "reason": "ContainerStatusUnknown", "message": message, "startedAt": running["startedAt"],
+            "finishedAt": now, "containerID": container["containerID"],
+        }});
+    }
+    container["ready"] = false.into();
+    container["started"] = false.into();
+    container
 }
 
 /// The part of [`final_status`] that still fits into an object that has reached its size limit.
@@ -355,6 +382,35 @@ mod tests {
         assert_eq!(status["phase"], "Failed");
         assert_eq!(find(&status, "DisruptionTarget")["status"], "True");
         assert_eq!(find(&status, "Ready")["status"], "False");
+        assert_eq!(status.get("containerStatuses"), None);
+    }
+
+    /// Another finalizer may hold the home pod: what is in it must not say that its containers run.
+    #[test]
+    fn no_container_of_a_pod_that_is_gone_runs() {
+        let containers = json!([
+            {"name": "ran", "ready": true, "started": true, "containerID": "c://1", "state": {"running": {"startedAt": "then"}}},
+            {"name": "ended", "ready": false, "state": {"terminated": {"exitCode": 3}}},
+            {"name": "never", "ready": false, "state": {"waiting": {"reason": "ContainerCreating"}}},
+        ]);
+        let home = json!({"status": {"phase": "Running", "containerStatuses": containers}});
+        let status = final_status(&home, "Gone", "it is gone", "now").unwrap();
+        let all = &status["containerStatuses"];
+        let ran = &all[0]["state"]["terminated"];
+        assert_eq!(
+            (&ran["reason"], &ran["exitCode"]),
+            (&json!("ContainerStatusUnknown"), &json!(137))
+        );
+        assert_eq!(
+            (&ran["startedAt"], &ran["finishedAt"]),
+            (&json!("then"), &json!("now"))
+        );
+        assert_eq!(
+            (&all[0]["ready"], &all[0]["started"]),
+            (&json!(false), &json!(false))
+        );
+        assert_eq!(all[1]["state"], containers[1]["state"]);
+        assert_eq!(all[2]["state"], containers[2]["state"]);
     }
 
     #[test]
