@@ -276,7 +276,11 @@ impl Writer<'_> {
         {
             return Ok(Some(wait));
         }
-        let written = self.write_status(home, &status).await?;
+        let written = if remote.has_ended() {
+            self.write_end(home, &status).await?
+        } else {
+            self.write_status(home, &status).await?
+        };
         if written.is_some() && status["reason"] == UNSCHEDULABLE {
             let (cluster, why) = (&self.pods.cluster, status["message"].as_str().unwrap_or_default());
             let note = format!("no node of the cluster {cluster} takes it: {why}");
@@ -356,14 +360,7 @@ impl Writer<'_> {
         if home.is_held() {
             let message = format!("its pod in the cluster {} is gone", self.pods.cluster);
             if let Some(status) = final_status(&home.json(), "Terminated", &message, &now()) {
-                let written = match self.write_status(&home, &status).await {
-                    // The pod is as large as an object can be: it ends all the same.
-                    Err(error) if error.is_too_large() => {
-                        self.write_status(&home, &least_final_status(&status)).await
-                    }
-                    written => written,
-                };
-                match written? {
+                match self.write_end(&home, &status).await? {
                     Some(written) => home = written,
                     None => return Ok(()),
                 }
@@ -377,6 +374,17 @@ impl Writer<'_> {
         unless_conflict(crash::around(Step::PodFree, deleted).await.map(Some))?;
         tracing::info!(pod = self.look.key, "a pod of a virtual node has ended");
         Ok(())
+    }
+
+    /// Writes the status of a pod that ends. Where the pod is as large as an object can be, or the API server
+    /// refuses the details, it ends all the same.
+    async fn write_end(&self, home: &RawPod, status: &Value) -> Result<Option<RawPod>, ApiError> {
+        match self.write_status(home, status).await {
+            Err(error) if error.is_too_large() || error.is_refusal() => {
+                self.write_status(home, &least_final_status(status)).await
+            }
+            written => written,
+        }
     }
 
     /// Writes this patch of the status, unless it changes nothing. `None` if somebody else has

@@ -104,6 +104,7 @@ impl Pods<'_> {
             home: Some(state),
             obstacle: self.obstacle(&mut look, &home, &there).await?,
             out_of_service: self.is_declared_out_of_service(&look, &home, &there).await?,
+            is_finite: matches!(home.spec["restartPolicy"].as_str(), Some("Never" | "OnFailure")),
             there,
         };
         let act = decide_pod(&facts);
@@ -287,6 +288,7 @@ impl Pods<'_> {
                 there: look.classified(),
                 obstacle: None,
                 out_of_service: false,
+                is_finite: false,
             };
             let again = Writer { pods: self, look }
                 .carry_out(&facts, decide_pod(&facts))

@@ -306,6 +306,60 @@ async fn what_others_delete_there_is_replaced_and_not_run_again() {
     assert_eq!(alone.home_pod()["status"]["reason"], "DeletedRemotely");
 }
 
+/// A drain there deletes pods that have terminated, too, and a Job counts one that is deleted here as failed.
+#[tokio::test]
+async fn a_pod_that_ended_there_before_it_was_deleted_there_has_ended_as_it_did() {
+    let world = World::with_pod(true).await;
+    world
+        .home
+        .change(POD, |pod| pod["spec"]["restartPolicy"] = json!("Never"));
+    world.run_until(World::is_running).await;
+    world.there.change(THERE, |pod| {
+        pod["status"]["phase"] = json!("Succeeded");
+        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        pod["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+    });
+    world
+        .run_until(|world| world.home_pod()["status"]["phase"] == "Succeeded")
+        .await;
+    world.there.remove(THERE);
+    let looks = world.there.requests().len();
+    world
+        .run_until(|world| {
+            let asked = &world.there.requests()[looks..];
+            asked.iter().any(|request| request.ends_with(THERE))
+        })
+        .await;
+    assert_eq!(world.home_pod()["metadata"]["deletionTimestamp"], Value::Null);
+    assert_eq!(world.home_pod()["status"]["phase"], "Succeeded");
+}
+
+/// Its node was unreachable for so long that it was evicted here, and it had ended meanwhile.
+#[tokio::test]
+async fn a_pod_that_is_deleted_here_after_it_ended_there_has_ended_as_it_did() {
+    for refuses_details in [false, true] {
+        let world = World::with_pod(true).await;
+        world.run_until(World::is_running).await;
+        world.there.change(THERE, |pod| {
+            pod["status"] =
+                json!({"phase": "Succeeded", "containerStatuses": [{"name": "web", "restartCount": 77}]});
+        });
+        world.delete();
+        if refuses_details {
+            let large = Act::TooLarge("restartCount");
+            world.home.fault(Fault::new("PATCH", "/pods/web/status", large));
+        }
+        let last = Arc::new(Mutex::new(Value::Null));
+        let seen = Arc::clone(&last);
+        // The finalizer goes.
+        world.home.before("PATCH", POD, move |store| {
+            *seen.lock().unwrap() = store.get(POD).unwrap_or_default();
+        });
+        world.run_until(World::is_gone).await;
+        assert_eq!(last.lock().unwrap()["status"]["phase"], "Succeeded");
+    }
+}
+
 #[tokio::test]
 async fn a_name_is_free_only_when_its_cluster_says_so() {
     let world = World::with_pod(true).await;
