@@ -124,6 +124,13 @@ func TestChangesOfAPodFollow(t *testing.T) {
 		return "", nil
 	})
 
+	n.waitPod("its generation to be observed", "web", func(pod *corev1.Pod) string {
+		if pod.Status.ObservedGeneration != pod.Generation || pod.Generation < 2 {
+			return fmt.Sprintf("it is %d, and %d is observed", pod.Generation, pod.Status.ObservedGeneration)
+		}
+		return ""
+	})
+
 	// Another name of the same image: the container is started anew.
 	if out, err := n.Kubectl("set", "image", "pod/web", "main=busybox:1.37"); err != nil {
 		t.Fatal(err, out)
