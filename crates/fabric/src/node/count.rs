@@ -36,7 +36,7 @@ const LONGEST: Duration = Duration::from_secs(15);
 const PLACED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
 /// Labels of the nodes there that count where all have them alike.
-const UNIFORM: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
+pub(super) const UNIFORM: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
 
 /// What is known of the nodes there.
 #[derive(Clone, Debug, Default)]

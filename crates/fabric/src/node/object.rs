@@ -9,7 +9,10 @@ use kube::ResourceExt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Endpoint, count::Counted};
+use super::{
+    Endpoint,
+    count::{Counted, UNIFORM},
+};
 use crate::{
     api::{fabric::Fabric, remote_cluster::VirtualNodeStatus},
     cluster::short,
@@ -71,6 +74,12 @@ impl Marks {
         // What is said here counts more than what the cluster says of itself.
         let mut labels = fabric.labels.clone();
         labels.extend(counted.uniform.clone());
+        // Kubelets set both, and pods of older charts select the second.
+        for key in UNIFORM {
+            if let Some(value) = labels.get(key).cloned() {
+                labels.entry(format!("beta.{key}")).or_insert(value);
+            }
+        }
         labels.extend(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
         let mut suggested = counted.suggested.clone();
         suggested.retain(|key, _| !labels.contains_key(key));
