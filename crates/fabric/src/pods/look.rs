@@ -112,7 +112,13 @@ impl Pods<'_> {
             self.state().admitted.give_back(key);
         }
         let may_rest = state.deleting.is_none() && matches!(act, Act::Reflect | Act::Nothing);
-        let again = Writer { pods: self, look }.carry_out(&facts, act).await?;
+        let again = match (Writer { pods: self, look }).carry_out(&facts, act).await {
+            Err(error) if error.is_refusal() => {
+                self.tell_refused(&home, &error).await;
+                return Err(error);
+            }
+            again => again?,
+        };
         if remote.is_none() && matches!(facts.there, RemotePod::Ours { .. }) {
             // No watch tells of it, or not yet.
             if is_hidden {

@@ -361,6 +361,25 @@ async fn a_pod_that_is_deleted_here_after_it_ended_there_has_ended_as_it_did() {
 }
 
 #[tokio::test]
+async fn a_policy_here_that_keeps_a_pod_from_going_on_is_said_on_it() {
+    let world = World::with_pod(true).await;
+    let why = "pods of this namespace must have an owner label";
+    world.home.fault(Fault::new("PATCH", POD, Act::Forbid(why)));
+    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+    let told = |world: &World| {
+        let all = world.home.store().below(events);
+        let notes = all.iter().filter(|it| it["reason"] == "WriteRefused");
+        notes
+            .filter(|it| it["note"].as_str().unwrap_or_default().contains(why))
+            .count()
+    };
+    world.run_until(|world| told(world) > 0).await;
+    world.home.heal();
+    world.run_until(World::is_running).await;
+    assert_eq!(told(&world), 1);
+}
+
+#[tokio::test]
 async fn a_name_is_free_only_when_its_cluster_says_so() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
