@@ -90,6 +90,27 @@ func TestUsualSelectorsOfVirtualNodesAndMachinesAreMet(t *testing.T) {
 	n.WaitEvent("foreign", "RemoteUnschedulable", "node affinity/selector")
 }
 
+// At home a pod never starts without an optional object that there was before it, nor with an older one.
+func TestPodStartsWithTheConfigurationThatThereWasBeforeIt(t *testing.T) {
+	n, remote := renamedTenant(t)
+	optional := true
+	const settings = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {color: %s}}"
+	for _, color := range []string{"red", "green", "blue"} {
+		n.Apply(fmt.Sprintf(settings, color))
+		n.Pod(color, "", bare, func(pod *corev1.Pod) {
+			pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "COLOR", ValueFrom: &corev1.EnvVarSource{
+				ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
+					LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}, Key: "color", Optional: &optional,
+				},
+			}}}
+		})
+		n.WaitReady(color)
+		if found := strings.TrimSpace(remote.Exec(color, "echo $COLOR")); found != color {
+			user.Violated(t, "the pod has the color %q, not %s", found, color)
+		}
+	}
+}
+
 // The conformance tests of Kubernetes do so, too.
 func TestDirectoryMayGetItsNameLater(t *testing.T) {
 	n, _ := renamedTenant(t)

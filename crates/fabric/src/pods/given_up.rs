@@ -75,12 +75,12 @@ impl GivenUp {
     }
 }
 
-/// Since when remote pods are seen waiting for a node: their uid and the time, by home pod.
+/// Since when pods are seen waiting for something: a uid and the time, by home pod.
 #[derive(Default)]
 pub(super) struct Waited(Mutex<HashMap<String, (String, Instant)>>);
 
 impl Waited {
-    fn note(&self, key: &str, uid: &str) -> Duration {
+    pub(super) fn note(&self, key: &str, uid: &str) -> Duration {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match all.get(key) {
             Some((known, since)) if known == uid => since.elapsed(),

@@ -60,6 +60,7 @@ impl Pods<'_> {
             self.waits.forget(key);
             self.looks.forget(key);
             self.waited.forget(key);
+            self.copying.forget(key);
             return self.sweep(key, home_uid, place).await;
         };
         let namespace = self.namespace(seen.state, seen.place(), seen.namespace());
@@ -108,6 +109,11 @@ impl Pods<'_> {
             there,
         };
         let act = decide_pod(&facts);
+        if act == Act::Make
+            && let Some(pause) = self.waits_for_copies(&home)
+        {
+            return Ok(Some(pause));
+        }
         if matches!(act, Act::ReportWaiting(_)) && !state.claimed {
             self.state().admitted.give_back(key);
         }

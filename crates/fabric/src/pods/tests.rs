@@ -22,12 +22,14 @@ use crate::{
     fleet::{Link, Registry},
     offload::reflection::Marks,
     placement::{Declared, Mapped, Namespaces},
-    reflect::{MOST_COPIED, Source},
+    reflect::{MOST_COPIED, Reflection, Source},
+    rounds::drive,
 };
 
 mod bounds;
 mod changes;
 mod claims;
+mod configuration;
 mod given_up;
 mod services;
 mod usage;
@@ -52,6 +54,8 @@ struct World {
     watched: Option<usize>,
     /// Whether no node there takes a pod.
     is_full: AtomicBool,
+    /// Whether the objects of the namespace are copied.
+    is_copied: bool,
     meters: Meters,
     given_up: GivenUp,
 }
@@ -82,6 +86,7 @@ impl World {
             is_unmapped: false,
             watched: None,
             is_full: AtomicBool::new(false),
+            is_copied: false,
             meters: Meters::default(),
             given_up: GivenUp::default(),
         }
@@ -151,7 +156,20 @@ impl World {
         if let Some(most) = self.watched {
             pods.there.watch_at_most(most);
         }
-        act(pods).await;
+        if !self.is_copied {
+            pods.longest_copying = Duration::ZERO;
+        }
+        let (idle, metrics) = (watch::Sender::new(None), LoopMetrics::default());
+        let copying = Box::pin(async {
+            if self.is_copied {
+                drive(Reflection::new(&places, "ours", &metrics, &idle), &metrics).await;
+            }
+            std::future::pending::<()>().await;
+        });
+        tokio::select! {
+            () = act(pods) => {}
+            () = copying => {}
+        }
     }
 
     /// Runs what is not gated, as a kubelet does; or reports, as the scheduler does, that no node takes it.
