@@ -86,7 +86,11 @@ impl Writer<'_> {
             return Ok(None);
         };
         match act {
-            Act::ReportWaiting(waiting) => return self.say(home, &waiting).await.map(Some),
+            Act::ReportWaiting(waiting) => {
+                let pause = self.say(home, &waiting).await?;
+                let again = self.give_up_refused(home, &waiting).await?;
+                return Ok(Some(again.map_or(pause, |it| it.min(pause))));
+            }
             Act::Claim => self.claim(home).await?,
             Act::MarkStarted => {
                 if let Some(remote) = &self.look.remote {
@@ -342,14 +346,19 @@ impl Writer<'_> {
             }
             End::Deleted => {
                 tracing::info!(pod = self.look.key, message, "a pod is replaced");
-                let remote = self.look.remote.as_ref();
-                let left = remote.and_then(|it| it.metadata.deletion_grace_period_seconds);
-                let left = left.and_then(|it| u32::try_from(it).ok());
-                let (pods, name) = (self.home_pods(home), home.name_any());
-                let deleted = pods.delete_within(&name, exactly(home), left);
-                unless_conflict(crash::around(Step::PodEnd, deleted).await.map(Some)).map(drop)
+                self.replace(home).await
             }
         }
+    }
+
+    /// Deletes the home pod, so that its controller creates another one.
+    pub(super) async fn replace(&self, home: &RawPod) -> Result<(), ApiError> {
+        let remote = self.look.remote.as_ref();
+        let left = remote.and_then(|it| it.metadata.deletion_grace_period_seconds);
+        let left = left.and_then(|it| u32::try_from(it).ok());
+        let (pods, name) = (self.home_pods(home), home.name_any());
+        let deleted = pods.delete_within(&name, exactly(home), left);
+        unless_conflict(crash::around(Step::PodEnd, deleted).await.map(Some)).map(drop)
     }
 
     /// Nothing runs for it any more. Jobs count phases, so it ends in one.

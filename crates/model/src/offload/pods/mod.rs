@@ -34,8 +34,8 @@ pub use self::{
         started_status, unreachable_status, waiting_status,
     },
     unplaced::{
-        Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, still_avoided,
-        unplaced,
+        Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, replaceable,
+        still_avoided, unplaced,
     },
 };
 
