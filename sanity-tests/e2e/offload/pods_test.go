@@ -167,6 +167,29 @@ func TestChangesOfAPodFollow(t *testing.T) {
 	}
 }
 
+// The API server refuses what the node of a pod does not declare.
+func TestResourcesOfAWholePodAreChanged(t *testing.T) {
+	n, remote := offloadedTenant(t)
+	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+		cpu := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
+		pod.Spec.Resources = &corev1.ResourceRequirements{Requests: cpu}
+	})
+	n.WaitReady("web")
+	if out, err := n.Kubectl("patch", "pod", "web", "--subresource", "resize", "--patch", `{"spec": {"resources": {"requests": {"cpu": "20m"}}}}`); err != nil {
+		t.Fatal(err, out)
+	}
+	n.Eventually("the change to be there", func(ctx context.Context) (string, error) {
+		pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "web", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if cpu := pod.Spec.Resources.Requests.Cpu().String(); cpu != "20m" {
+			return "the CPU is " + cpu, nil
+		}
+		return "", nil
+	})
+}
+
 func TestJobEndsAsItsPodDid(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	template := user.NewPod("", "", bare).Spec

@@ -261,6 +261,9 @@ pub(super) fn status(
         status["capacity"] = json!(amounts);
         status["allocatable"] = json!(amounts);
     }
+    if let Some(features) = &counted.features {
+        status["declaredFeatures"] = json!(features);
+    }
     // A host name would come first where the API server looks for the address. Without a port of its
     // own it has none: another node's would answer there.
     let addresses = endpoint.map(|it| json!({"type": "InternalIP", "address": it.address}));
@@ -315,6 +318,8 @@ pub(super) fn differs(node: &Node, status: &Value) -> bool {
             now[field].as_array().unwrap_or(&Vec::new()) != value.as_array().unwrap_or(&Vec::new())
         }
         "daemonEndpoints" => port_in(&now[field]) != port_in(value),
+        // The typed node does not have it: it is written with the next heartbeat.
+        "declaredFeatures" => false,
         _ => now[field] != *value,
     })
 }
