@@ -249,7 +249,15 @@ fn conditions(home: &Value, remote: &Value, said: &Value, observed: Option<i64>)
         }
         condition
     });
-    kept.cloned().chain(taken).collect::<Vec<_>>().into()
+    // A kubelet keeps the generation of that of the scheduler, too.
+    let kept = kept.cloned().map(|mut condition| {
+        let is_named = condition["observedGeneration"].is_number() && condition["type"] == "PodScheduled";
+        if let Some(generation) = observed.filter(|_| is_named) {
+            condition["observedGeneration"] = generation.into();
+        }
+        condition
+    });
+    kept.chain(taken).collect::<Vec<_>>().into()
 }
 
 /// The generation of the home pod that a condition of the remote pod is about: while a later one is not observed,
@@ -394,12 +402,13 @@ mod tests {
     #[test]
     fn the_generation_at_home_is_observed_when_all_of_it_was_carried_and_acted_on() {
         let home = |image: &str| {
-            let mut ready = condition("Ready", "True");
+            let [mut ready, mut scheduled] = ["Ready", "PodScheduled"].map(|kind| condition(kind, "True"));
             ready["observedGeneration"] = 6.into();
+            scheduled["observedGeneration"] = 1.into();
             json!({
                 "metadata": {"name": "web", "generation": 7},
                 "spec": {"containers": [{"name": "web", "image": image}]},
-                "status": {"observedGeneration": 6, "conditions": [ready]},
+                "status": {"observedGeneration": 6, "conditions": [ready, scheduled]},
             })
         };
         let remote = |observed: i64| {
@@ -424,6 +433,8 @@ mod tests {
             let status = remote_status(&home, &remote, &[]);
             assert_eq!(status["observedGeneration"], observed);
             assert_eq!(find(&status, "Ready")["observedGeneration"], of_condition);
+            let of_scheduler = if observed.is_null() { 1 } else { 7 };
+            assert_eq!(find(&status, "PodScheduled")["observedGeneration"], of_scheduler);
         }
         let mut older = remote(3);
         older["status"] = json!({"phase": "Running", "conditions": [condition("Ready", "True")]});
