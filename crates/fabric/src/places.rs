@@ -11,13 +11,16 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::sync::{OnceCell, watch};
 
-use super::{reflect::Source, remote::Owner};
+use super::{
+    reflect::{Copies, Source},
+    remote::Owner,
+};
 use crate::{
     api::remote_cluster::RemoteCluster,
     cluster::{ApiError, Cause, Cluster, short},
     fleet::Registry,
     observe::crash::{self, Step},
-    offload::is_uid,
+    offload::{is_uid, reflection::Kind},
     volume::ClusterId,
 };
 
@@ -35,6 +38,9 @@ pub(super) struct Place {
 /// What is read of offloaded namespaces at home, by namespace.
 pub(super) type Sources = BTreeMap<String, Arc<Source>>;
 
+/// The copies of the objects of a namespace in a cluster, by both.
+pub(super) type AllCopies = BTreeMap<(String, String), Arc<Copies>>;
+
 /// All of them, and home.
 pub(super) struct Places<'a> {
     pub(super) home: &'a Cluster,
@@ -43,6 +49,7 @@ pub(super) struct Places<'a> {
     /// By `RemoteCluster`: name and uid.
     known: Mutex<HashMap<(String, String), Place>>,
     sources: watch::Sender<Sources>,
+    copies: Mutex<AllCopies>,
 }
 
 impl<'a> Places<'a> {
@@ -53,6 +60,7 @@ impl<'a> Places<'a> {
             home_uid: OnceCell::new(),
             known: Mutex::default(),
             sources: watch::Sender::default(),
+            copies: Mutex::default(),
         }
     }
 
@@ -78,6 +86,17 @@ impl<'a> Places<'a> {
             }
             !is_same
         });
+    }
+
+    pub(super) fn show_copies(&self, now: AllCopies) {
+        *self.copies.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    /// Whether a pod of this namespace finds in this cluster what it would find here.
+    pub(super) fn serve(&self, namespace: &str, cluster: &ClusterId, named: &[(Kind, String)]) -> bool {
+        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = (namespace.to_owned(), cluster.to_string());
+        copies.get(&of).is_some_and(|it| it.serve(named))
     }
 
     /// The uid of this cluster.

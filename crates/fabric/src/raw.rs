@@ -99,7 +99,7 @@ impl RawPod {
         deleting(&self.metadata)
     }
 
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         matches!(self.status["phase"].as_str(), Some("Succeeded" | "Failed"))
     }
 

@@ -74,6 +74,68 @@ func TestPodsThatAreToSpreadAreTakenThere(t *testing.T) {
 	n.WaitReady("web")
 }
 
+// What vendors of virtual nodes document, and what charts have that are older than the stable labels.
+func TestUsualSelectorsOfVirtualNodesAndMachinesAreMet(t *testing.T) {
+	n, _ := renamedTenant(t)
+	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+		pod.Spec.NodeSelector["type"] = "virtual-kubelet"
+		pod.Spec.NodeSelector["kubernetes.io/role"] = "agent"
+		pod.Spec.NodeSelector["beta.kubernetes.io/os"] = "linux"
+	}, required(term(needs(corev1.LabelArchStable, corev1.NodeSelectorOpNotIn, "s390x"))))
+	n.WaitReady("web")
+	n.Pod("foreign", "", bare, func(pod *corev1.Pod) {
+		// No node there is one. The scheduler would leave it here.
+		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
+	}, required(term(needs(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "s390x"))))
+	n.WaitEvent("foreign", "RemoteUnschedulable", "node affinity/selector")
+}
+
+// At home a pod never starts without an optional object that there was before it, nor with an older one.
+func TestPodStartsWithTheConfigurationThatThereWasBeforeIt(t *testing.T) {
+	n, remote := renamedTenant(t)
+	optional := true
+	const settings = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {color: %s}}"
+	for _, color := range []string{"red", "green", "blue"} {
+		n.Apply(fmt.Sprintf(settings, color))
+		n.Pod(color, "", bare, func(pod *corev1.Pod) {
+			pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "COLOR", ValueFrom: &corev1.EnvVarSource{
+				ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
+					LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}, Key: "color", Optional: &optional,
+				},
+			}}}
+		})
+		n.WaitReady(color)
+		if found := strings.TrimSpace(remote.Exec(color, "echo $COLOR")); found != color {
+			user.Violated(t, "the pod has the color %q, not %s", found, color)
+		}
+	}
+}
+
+// The conformance tests of Kubernetes do so, too.
+func TestDirectoryMayGetItsNameLater(t *testing.T) {
+	n, _ := renamedTenant(t)
+	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+		container := &pod.Spec.Containers[0]
+		container.Env = []corev1.EnvVar{{Name: "DIRECTORY", ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['directory']"},
+		}}}
+		pod.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+		container.VolumeMounts = []corev1.VolumeMount{{Name: "scratch", MountPath: "/scratch", SubPathExpr: "$(DIRECTORY)/a"}}
+	})
+	n.waitPod("the container to fail without the annotation", "web", func(pod *corev1.Pod) string {
+		for _, status := range pod.Status.ContainerStatuses {
+			if status.State.Waiting != nil && status.State.Waiting.Reason == "CreateContainerConfigError" {
+				return ""
+			}
+		}
+		return fmt.Sprintf("%+v", pod.Status.ContainerStatuses)
+	})
+	if out, err := n.Kubectl("annotate", "pod", "web", "directory=named"); err != nil {
+		t.Fatal(err, out)
+	}
+	n.WaitReady("web")
+}
+
 func TestDirectoryOfAVolumeHasTheSameNameThere(t *testing.T) {
 	n, remote := renamedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -67,6 +68,54 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	if ran := pods.NoneTwice(); ran <= members {
 		t.Errorf("no fault met a pod: only %d pods ran", ran)
 	}
+}
+
+// A Job's pod succeeds while its cluster is out of reach, and is evicted at home, as Kubernetes does after five minutes.
+func TestJobThatSucceededOutOfReachIsNotRunAgain(t *testing.T) {
+	prepare(t)
+	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	proxy := user.Cluster(t, "remote").Proxy()
+	t.Cleanup(func() { _ = proxy.Set(user.Afterwards(t), faults.Setting{Mode: faults.Pass}) })
+
+	template := user.NewPod("", "", bare).Spec
+	template.RestartPolicy = corev1.RestartPolicyNever
+	template.Containers[0].Command = []string{"sh", "-c", "until test -e /tmp/done; do sleep 1; done"}
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "once"}, Spec: batchv1.JobSpec{
+		BackoffLimit: new(int32), Template: corev1.PodTemplateSpec{Spec: template},
+	}}
+	if _, err := n.Client.BatchV1().Jobs(n.Name).Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	name := n.onlyPod("job-name=once")
+	n.WaitReady(name)
+	n.set(proxy, faults.Hang)
+	remote.Exec(name, "touch /tmp/done")
+	remote.Eventually("the pod to succeed", func(ctx context.Context) (string, error) {
+		pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, name, metav1.GetOptions{})
+		if err != nil || pod.Status.Phase == corev1.PodSucceeded {
+			return "", err
+		}
+		return "it is " + string(pod.Status.Phase), nil
+	})
+	if out, err := n.Kubectl("delete", "pod", name, "--wait=false"); err != nil {
+		t.Fatal(err, out)
+	}
+	n.set(proxy, faults.Pass)
+	n.Eventually("the job to succeed", func(ctx context.Context) (string, error) {
+		job, err := n.Client.BatchV1().Jobs(n.Name).Get(ctx, "once", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if job.Status.Failed != 0 {
+			user.Violated(t, "its pod has succeeded, and counts as failed")
+		}
+		if job.Status.Succeeded != 1 {
+			return fmt.Sprintf("%+v", job.Status), nil
+		}
+		return "", nil
+	})
 }
 
 // ring is a set of pods for the remote cluster.

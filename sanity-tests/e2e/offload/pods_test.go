@@ -124,6 +124,13 @@ func TestChangesOfAPodFollow(t *testing.T) {
 		return "", nil
 	})
 
+	n.waitPod("its generation to be observed", "web", func(pod *corev1.Pod) string {
+		if pod.Status.ObservedGeneration != pod.Generation || pod.Generation < 2 {
+			return fmt.Sprintf("it is %d, and %d is observed", pod.Generation, pod.Status.ObservedGeneration)
+		}
+		return ""
+	})
+
 	// Another name of the same image: the container is started anew.
 	if out, err := n.Kubectl("set", "image", "pod/web", "main=busybox:1.37"); err != nil {
 		t.Fatal(err, out)
@@ -158,6 +165,29 @@ func TestChangesOfAPodFollow(t *testing.T) {
 	if last.UID != first.UID || len(last.Spec.EphemeralContainers) != 1 {
 		t.Errorf("it is %s, not %s, and has the ephemeral containers %v", last.UID, first.UID, last.Spec.EphemeralContainers)
 	}
+}
+
+// The API server refuses what the node of a pod does not declare.
+func TestResourcesOfAWholePodAreChanged(t *testing.T) {
+	n, remote := offloadedTenant(t)
+	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+		cpu := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
+		pod.Spec.Resources = &corev1.ResourceRequirements{Requests: cpu}
+	})
+	n.WaitReady("web")
+	if out, err := n.Kubectl("patch", "pod", "web", "--subresource", "resize", "--patch", `{"spec": {"resources": {"requests": {"cpu": "20m"}}}}`); err != nil {
+		t.Fatal(err, out)
+	}
+	n.Eventually("the change to be there", func(ctx context.Context) (string, error) {
+		pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "web", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if cpu := pod.Spec.Resources.Requests.Cpu().String(); cpu != "20m" {
+			return "the CPU is " + cpu, nil
+		}
+		return "", nil
+	})
 }
 
 func TestJobEndsAsItsPodDid(t *testing.T) {

@@ -142,6 +142,7 @@ var natures = []shape{
 			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")}},
 		}},
 	}})},
+	{"flexVolume", volume(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "example.test/driver"}})},
 	{"resourceClaims", func(pod *corev1.Pod) {
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("gpu")}}
 	}},
@@ -186,7 +187,7 @@ func isHomebound(pod *corev1.Pod) bool {
 	spec := &pod.Spec
 	return spec.HostNetwork || spec.HostPID || spec.HostIPC || len(spec.ResourceClaims) > 0 ||
 		slices.ContainsFunc(spec.Volumes, func(one corev1.Volume) bool {
-			return one.HostPath != nil || one.Ephemeral != nil ||
+			return one.HostPath != nil || one.Ephemeral != nil || one.FlexVolume != nil ||
 				one.Projected != nil && one.Projected.Sources[0].ServiceAccountToken != nil
 		})
 }

@@ -63,6 +63,43 @@ func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
 	if _, err := n.Client.AppsV1().Deployments(n.Name).Create(t.Context(), deployment, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	n.waitBack(2)
+	if ran := runs.NoneTwice(); ran != 0 {
+		user.Violated(t, "%d pods ran there", ran)
+	}
+	n.unoffload()
+}
+
+// What a policy or quota there refuses runs here.
+func TestPodsGoBackThatTheirClusterRefuses(t *testing.T) {
+	n := newTenantAlone(t)
+	setFabric(t, map[string]any{"pods": map[string]any{"giveUpAfter": "5s"}}, map[string]any{"pods": map[string]any{"giveUpAfter": nil}})
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	n.waitPolicies(wish{strategy: "LocalAndRemote"})
+	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote.Quota("none", corev1.ResourcePods, "0")
+	runs := user.WatchRuns(t, remote)
+	one, labels := int32(1), map[string]string{"app": "web"}
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
+		Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Spec:       user.NewPod("", "", asking(resource.NewMilliQuantity(10, resource.DecimalSI)), preferring).Spec,
+		},
+	}}
+	if _, err := n.Client.AppsV1().Deployments(n.Name).Create(t.Context(), deployment, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.waitBack(1)
+	if ran := runs.NoneTwice(); ran != 0 {
+		user.Violated(t, "%d pods ran there", ran)
+	}
+	n.unoffload()
+}
+
+// waitBack waits until a pod has gone back, and so many of the Deployment web run here.
+func (n tenant) waitBack(replicas int) {
+	n.t.Helper()
 	n.Eventually("a pod to have gone back", func(ctx context.Context) (string, error) {
 		events, err := n.Client.EventsV1().Events(n.Name).List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -86,13 +123,9 @@ func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
 				return fmt.Sprintf("%s is %s on %s: %s", pod.Name, pod.Status.Phase, pod.Spec.NodeName, pod.Status.Message), nil
 			}
 		}
-		if len(pods.Items) != 2 {
+		if len(pods.Items) != replicas {
 			return fmt.Sprintf("there are %d", len(pods.Items)), nil
 		}
 		return "", nil
 	})
-	if ran := runs.NoneTwice(); ran != 0 {
-		user.Violated(t, "%d pods ran there", ran)
-	}
-	n.unoffload()
 }

@@ -1,13 +1,17 @@
 //! What the nodes of a remote cluster are and offer, and how that cluster wants to be labelled.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
-use kube::ResourceExt;
+use kube::{
+    ResourceExt,
+    api::{ApiResource, DynamicObject},
+};
+use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
 use super::object::{KIND, VIRTUAL};
@@ -36,7 +40,13 @@ const LONGEST: Duration = Duration::from_secs(15);
 const PLACED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
 /// Labels of the nodes there that count where all have them alike.
-const UNIFORM: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
+pub(super) const UNIFORM: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
+
+/// Describes the kubelet's API, which the fabric serves itself, and not the pods of a node.
+const OF_KUBELET_API: &str = "ExtendWebSocketsToKubelet";
+/// Features of a node, and bytes of each.
+const MOST_FEATURES: usize = 64;
+const LONGEST_FEATURE: usize = 128;
 
 /// What is known of the nodes there.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +57,8 @@ pub(super) struct Counted {
     pub(super) uniform: BTreeMap<String, String>,
     /// Labels that the cluster suggests for the node that stands for it.
     pub(super) suggested: BTreeMap<String, String>,
+    /// The features that all of them declare, if that is known: Kubernetes schedules pods by them, and refuses changes.
+    pub(super) features: Option<BTreeSet<String>>,
     /// What could not be read, if something could not.
     pub(super) trouble: Option<String>,
     /// Why the node offers nothing, if the right is missing by which is known what is free.
@@ -144,6 +156,7 @@ impl Census {
                 // Where no node takes pods just now, the next one is as the last was.
                 if !open.is_empty() {
                     self.last.uniform = uniform(&open);
+                    self.last.features = open.iter().map(|it| it.features.clone()).reduce(|a, b| &a & &b);
                 }
                 let offers = open.iter().map(|node| &node.amounts);
                 self.last.amounts = Some(share_of(offers, fabric.capacity.share));
@@ -232,14 +245,32 @@ struct Open {
     /// Those of [`UNIFORM`].
     labels: BTreeMap<String, String>,
     amounts: Amounts,
+    features: BTreeSet<String>,
 }
 
-/// The nodes there that take such pods.
+/// The nodes there that take such pods. Their typed definition does not know all fields.
 async fn nodes(place: &Place, pods: &Consumer) -> Result<Vec<Open>, ApiError> {
-    let nodes = place.cluster.all::<Node>();
-    nodes
-        .pick(None, None, |node| takes(&node, pods).then(|| offer(&node)))
-        .await
+    let nodes = place.cluster.dynamic(&ApiResource::erase::<Node>(&()), None);
+    let open = |object: DynamicObject| {
+        let features = features(&object.data["status"]["declaredFeatures"]);
+        let node: Node = serde_json::from_value(serde_json::to_value(object).ok()?).ok()?;
+        takes(&node, pods).then(|| offer(&node, features))
+    };
+    nodes.pick(None, None, open).await
+}
+
+/// The features that a node declares, as far as their names are such as Kubernetes takes.
+fn features(declared: &Value) -> BTreeSet<String> {
+    let is_word = |it: &str| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let is_name = |it: &&str| {
+        it.len() <= LONGEST_FEATURE
+            && it.starts_with(|first: char| first.is_ascii_uppercase())
+            && it.split('/').all(is_word)
+            && *it != OF_KUBELET_API
+    };
+    let all = declared.as_array().into_iter().flatten();
+    let names = all.filter_map(Value::as_str).filter(is_name);
+    names.take(MOST_FEATURES).map(str::to_owned).collect()
 }
 
 /// As Kubernetes reads one of `fabric.pods.tolerations`.
@@ -278,7 +309,7 @@ fn takes(node: &Node, pods: &Consumer) -> bool {
     is_ready(node) && !is_virtual && !is_closed && is_selected && pods.kept_away_by(&taints).is_none()
 }
 
-fn offer(node: &Node) -> Open {
+fn offer(node: &Node, features: BTreeSet<String>) -> Open {
     let labels = node
         .labels()
         .iter()
@@ -292,6 +323,7 @@ fn offer(node: &Node) -> Open {
         name: node.name_any(),
         labels,
         amounts,
+        features,
     }
 }
 

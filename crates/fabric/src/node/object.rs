@@ -9,7 +9,10 @@ use kube::ResourceExt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Endpoint, count::Counted};
+use super::{
+    Endpoint,
+    count::{Counted, UNIFORM},
+};
 use crate::{
     api::{fabric::Fabric, remote_cluster::VirtualNodeStatus},
     cluster::short,
@@ -71,6 +74,12 @@ impl Marks {
         // What is said here counts more than what the cluster says of itself.
         let mut labels = fabric.labels.clone();
         labels.extend(counted.uniform.clone());
+        // Kubelets set both, and pods of older charts select the second.
+        for key in UNIFORM {
+            if let Some(value) = labels.get(key).cloned() {
+                labels.entry(format!("beta.{key}")).or_insert(value);
+            }
+        }
         labels.extend(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
         let mut suggested = counted.suggested.clone();
         suggested.retain(|key, _| !labels.contains_key(key));
@@ -252,6 +261,9 @@ pub(super) fn status(
         status["capacity"] = json!(amounts);
         status["allocatable"] = json!(amounts);
     }
+    if let Some(features) = &counted.features {
+        status["declaredFeatures"] = json!(features);
+    }
     // A host name would come first where the API server looks for the address. Without a port of its
     // own it has none: another node's would answer there.
     let addresses = endpoint.map(|it| json!({"type": "InternalIP", "address": it.address}));
@@ -306,6 +318,8 @@ pub(super) fn differs(node: &Node, status: &Value) -> bool {
             now[field].as_array().unwrap_or(&Vec::new()) != value.as_array().unwrap_or(&Vec::new())
         }
         "daemonEndpoints" => port_in(&now[field]) != port_in(value),
+        // The typed node does not have it: it is written with the next heartbeat.
+        "declaredFeatures" => false,
         _ => now[field] != *value,
     })
 }

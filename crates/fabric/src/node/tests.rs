@@ -269,6 +269,37 @@ async fn the_node_of_a_cluster_that_is_being_deleted_is_called_at_the_next_leade
         .await;
 }
 
+#[tokio::test]
+async fn a_node_declares_the_features_that_all_nodes_there_declare() {
+    let world = World::new().await;
+    for (name, features) in [
+        (
+            "a",
+            json!([
+                "ExtendWebSocketsToKubelet",
+                "InPlaceB",
+                "RestartA/sub",
+                "lower",
+                "Not a name"
+            ]),
+        ),
+        ("b", json!(["ExtendWebSocketsToKubelet", "Other", "RestartA/sub"])),
+    ] {
+        let ready = json!([{"type": "Ready", "status": "True"}]);
+        world.there[0].put(
+            &format!("/api/v1/nodes/{name}"),
+            json!({"status": {"conditions": ready, "allocatable": {"cpu": "1"}, "declaredFeatures": features}}),
+        );
+    }
+    world
+        .run_until(&[9829], |world| {
+            let node = world.home.object("/api/v1/nodes/milan").unwrap_or_default();
+            node["status"]["declaredFeatures"] == json!(["RestartA/sub"])
+                && node["status"]["allocatable"]["cpu"] == "2"
+        })
+        .await;
+}
+
 /// A pod of the node `worker`, of these requests.
 fn pod_there(cpu: &str) -> Value {
     json!({

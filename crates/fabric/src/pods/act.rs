@@ -86,7 +86,11 @@ impl Writer<'_> {
             return Ok(None);
         };
         match act {
-            Act::ReportWaiting(waiting) => return self.say(home, &waiting).await.map(Some),
+            Act::ReportWaiting(waiting) => {
+                let pause = self.say(home, &waiting).await?;
+                let again = self.give_up_refused(home, &waiting).await?;
+                return Ok(Some(again.map_or(pause, |it| it.min(pause))));
+            }
             Act::Claim => self.claim(home).await?,
             Act::MarkStarted => {
                 if let Some(remote) = &self.look.remote {
@@ -276,7 +280,11 @@ impl Writer<'_> {
         {
             return Ok(Some(wait));
         }
-        let written = self.write_status(home, &status).await?;
+        let written = if remote.has_ended() {
+            self.write_end(home, &status).await?
+        } else {
+            self.write_status(home, &status).await?
+        };
         if written.is_some() && status["reason"] == UNSCHEDULABLE {
             let (cluster, why) = (&self.pods.cluster, status["message"].as_str().unwrap_or_default());
             let note = format!("no node of the cluster {cluster} takes it: {why}");
@@ -338,14 +346,19 @@ impl Writer<'_> {
             }
             End::Deleted => {
                 tracing::info!(pod = self.look.key, message, "a pod is replaced");
-                let remote = self.look.remote.as_ref();
-                let left = remote.and_then(|it| it.metadata.deletion_grace_period_seconds);
-                let left = left.and_then(|it| u32::try_from(it).ok());
-                let (pods, name) = (self.home_pods(home), home.name_any());
-                let deleted = pods.delete_within(&name, exactly(home), left);
-                unless_conflict(crash::around(Step::PodEnd, deleted).await.map(Some)).map(drop)
+                self.replace(home).await
             }
         }
+    }
+
+    /// Deletes the home pod, so that its controller creates another one.
+    pub(super) async fn replace(&self, home: &RawPod) -> Result<(), ApiError> {
+        let remote = self.look.remote.as_ref();
+        let left = remote.and_then(|it| it.metadata.deletion_grace_period_seconds);
+        let left = left.and_then(|it| u32::try_from(it).ok());
+        let (pods, name) = (self.home_pods(home), home.name_any());
+        let deleted = pods.delete_within(&name, exactly(home), left);
+        unless_conflict(crash::around(Step::PodEnd, deleted).await.map(Some)).map(drop)
     }
 
     /// Nothing runs for it any more. Jobs count phases, so it ends in one.
@@ -356,14 +369,7 @@ impl Writer<'_> {
         if home.is_held() {
             let message = format!("its pod in the cluster {} is gone", self.pods.cluster);
             if let Some(status) = final_status(&home.json(), "Terminated", &message, &now()) {
-                let written = match self.write_status(&home, &status).await {
-                    // The pod is as large as an object can be: it ends all the same.
-                    Err(error) if error.is_too_large() => {
-                        self.write_status(&home, &least_final_status(&status)).await
-                    }
-                    written => written,
-                };
-                match written? {
+                match self.write_end(&home, &status).await? {
                     Some(written) => home = written,
                     None => return Ok(()),
                 }
@@ -377,6 +383,17 @@ impl Writer<'_> {
         unless_conflict(crash::around(Step::PodFree, deleted).await.map(Some))?;
         tracing::info!(pod = self.look.key, "a pod of a virtual node has ended");
         Ok(())
+    }
+
+    /// Writes the status of a pod that ends. Where the pod is as large as an object can be, or the API server
+    /// refuses the details, it ends all the same.
+    async fn write_end(&self, home: &RawPod, status: &Value) -> Result<Option<RawPod>, ApiError> {
+        match self.write_status(home, status).await {
+            Err(error) if error.is_too_large() || error.is_refusal() => {
+                self.write_status(home, &least_final_status(status)).await
+            }
+            written => written,
+        }
     }
 
     /// Writes this patch of the status, unless it changes nothing. `None` if somebody else has

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::{Pods, UNWATCHED, changes::reference};
 use crate::{
+    cluster::{ApiError, short},
     offload::{NotRouted, PodNetwork},
     raw::RawPod,
 };
@@ -56,6 +57,17 @@ impl Pods<'_> {
             );
             self.events
                 .warn_object(reference(home), "RemotePodUnknown", &note)
+                .await;
+        }
+    }
+
+    /// Says on a pod that a policy or webhook, here or there, keeps it from going on.
+    pub(super) async fn tell_refused(&self, home: &RawPod, error: &ApiError) {
+        let why = short(&error.to_string());
+        if self.is_news(home, &why) {
+            let note = format!("it does not go on, which is tried again: {why}");
+            self.events
+                .warn_object(reference(home), "WriteRefused", &note)
                 .await;
         }
     }

@@ -1,5 +1,6 @@
-//! Remote pods that no node there takes are given up, so that their controllers create others elsewhere. What
-//! decides that is in [`crate::offload::pods`]. What follows is what follows whenever a remote pod is deleted there.
+//! Pods that no node there takes, or that their cluster refuses, are given up, so that their controllers create others
+//! elsewhere. What decides that is in [`crate::offload::pods`]. What follows is what follows whenever a remote pod is
+//! deleted there.
 
 use std::{
     collections::HashMap,
@@ -28,7 +29,8 @@ use crate::{
     cluster::{ApiError, Cluster, Objects, Precondition, short, unless_conflict},
     observe::crash::{self, Step},
     offload::pods::{
-        Avoided, Circumstances, UnplacedFacts, UnplacedStep, claims, decide_unplaced, still_avoided, unplaced,
+        Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, Waiting, claims, decide_unplaced,
+        replaceable, still_avoided, unplaced,
     },
     raw::RawPod,
 };
@@ -39,6 +41,8 @@ const POLICY: &str = "avoided-clusters.storage.liqo.io";
 const SCALES_UP: [&str; 2] = ["TriggeredScaleUp", "Nominated"];
 /// The longest time that autoscalers wait for a node that they add, by default.
 const LONGEST_SCALE_UP: SignedDuration = SignedDuration::from_mins(15);
+/// Reasons of pods that their cluster does not take, or cannot run.
+const REFUSALS: [&str; 2] = ["PodNotSupported", "RemoteRefused"];
 /// Until it is tried again whether the status of a namespace can be written.
 const AGAIN: Duration = Duration::from_mins(1);
 
@@ -57,7 +61,7 @@ impl GivenUp {
         let metrics = Self::default();
         registry.register(
             "liqo_csi_fabric_pods_given_up",
-            "Remote pods that were deleted because no node there took them, by cluster",
+            "Pods that were given up because no node there took them, or their cluster refused them, by cluster",
             metrics.0.clone(),
         );
         metrics
@@ -75,12 +79,12 @@ impl GivenUp {
     }
 }
 
-/// Since when remote pods are seen waiting for a node: their uid and the time, by home pod.
+/// Since when pods are seen waiting for something: a uid and the time, by home pod.
 #[derive(Default)]
 pub(super) struct Waited(Mutex<HashMap<String, (String, Instant)>>);
 
 impl Waited {
-    fn note(&self, key: &str, uid: &str) -> Duration {
+    pub(super) fn note(&self, key: &str, uid: &str) -> Duration {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match all.get(key) {
             Some((known, since)) if known == uid => since.elapsed(),
@@ -97,7 +101,38 @@ impl Waited {
     }
 }
 
+/// What becomes of a pod that may be given up.
+enum Fate {
+    /// It is given up now: what new pods avoid is recorded.
+    GivenUp,
+    /// It waits, and is looked at again after this time.
+    Waits(Option<Duration>),
+}
+
 impl Writer<'_> {
+    /// Gives up a pod that its cluster has refused for too long. Returns when to look again, if it waits.
+    pub(super) async fn give_up_refused(
+        &self,
+        home: &RawPod,
+        waiting: &Waiting,
+    ) -> Result<Option<Duration>, ApiError> {
+        let is_refused = REFUSALS.contains(&waiting.reason);
+        let pod = is_refused.then(|| replaceable(&home.json(), &waiting.message));
+        let Some(pod) = pod.flatten() else {
+            self.pods.waited.forget(self.look.key);
+            return Ok(None);
+        };
+        match self.fate(home, None, &pod).await? {
+            Fate::Waits(time) => Ok(time),
+            Fate::GivenUp => {
+                self.replace(home).await?;
+                let what = "refuses it, and it was deleted before it started";
+                self.tell_given_up(home, what, &pod.why).await;
+                Ok(Some(SOON))
+            }
+        }
+    }
+
     /// Gives up a remote pod that has waited too long for a node. Returns when to look again, if it waits.
     pub(super) async fn give_up(
         &self,
@@ -109,6 +144,16 @@ impl Writer<'_> {
             self.pods.waited.forget(self.look.key);
             return Ok(None);
         };
+        match self.fate(home, Some(remote), &pod).await? {
+            Fate::Waits(time) => Ok(time),
+            Fate::GivenUp => {
+                self.delete_unplaced(home, remote, pods, &pod.why).await?;
+                Ok(Some(SOON))
+            }
+        }
+    }
+
+    async fn fate(&self, home: &RawPod, remote: Option<&RawPod>, pod: &Unplaced) -> Result<Fate, ApiError> {
         let namespace = home.namespace().unwrap_or_default();
         let seen = self
             .pods
@@ -119,9 +164,9 @@ impl Writer<'_> {
             .get(&format!("{namespace}/{NAME}"));
         let known = seen.map(|it| avoided(&it)).unwrap_or_default();
         let mut facts = UnplacedFacts {
-            pod: &pod,
+            pod,
             cluster: self.pods.cluster.as_str(),
-            waited: self.pods.waited.note(self.look.key, remote.uid()),
+            waited: self.pods.waited.note(self.look.key, remote.unwrap_or(home).uid()),
             give_up_after: self.pods.give_up_after(),
             avoided: &known,
             now: Timestamp::now().as_second(),
@@ -129,33 +174,30 @@ impl Writer<'_> {
         };
         match decide_unplaced(&facts) {
             UnplacedStep::Read => {}
-            UnplacedStep::StayFor(time) => return Ok(Some(time)),
-            UnplacedStep::Stay | UnplacedStep::GiveUp(_) => return Ok(None),
+            UnplacedStep::StayFor(time) => return Ok(Fate::Waits(Some(time))),
+            UnplacedStep::Stay | UnplacedStep::GiveUp(_) => return Ok(Fate::Waits(None)),
         }
         let objects = self.pods.places.home.within::<NamespaceOffloading>(&namespace);
         let Some(offloading) = objects.get(NAME).await? else {
-            return Ok(Some(AGAIN));
+            return Ok(Fate::Waits(Some(AGAIN)));
         };
         let known = avoided(&offloading);
         facts.avoided = &known;
         facts.circumstances = Some(self.circumstances(home, remote, &offloading).await?);
-        match decide_unplaced(&facts) {
+        Ok(match decide_unplaced(&facts) {
             UnplacedStep::GiveUp(all) => {
-                if let Some(wait) = self.note_avoided(home, &objects, &offloading, &all).await? {
-                    return Ok(Some(wait));
-                }
-                self.delete_unplaced(home, remote, pods, &pod.why).await?;
-                Ok(Some(SOON))
+                let wait = self.note_avoided(home, &objects, &offloading, &all).await?;
+                wait.map_or(Fate::GivenUp, |wait| Fate::Waits(Some(wait)))
             }
-            UnplacedStep::StayFor(time) => Ok(Some(time)),
-            UnplacedStep::Stay | UnplacedStep::Read => Ok(None),
-        }
+            UnplacedStep::StayFor(time) => Fate::Waits(Some(time)),
+            UnplacedStep::Stay | UnplacedStep::Read => Fate::Waits(None),
+        })
     }
 
     async fn circumstances(
         &self,
         home: &RawPod,
-        remote: &RawPod,
+        remote: Option<&RawPod>,
         offloading: &NamespaceOffloading,
     ) -> Result<Circumstances, ApiError> {
         let strategy = offloading.spec.pod_offloading_strategy;
@@ -163,7 +205,10 @@ impl Writer<'_> {
             may_run_anywhere: strategy == PodOffloadingStrategy::LocalAndRemote && !offloading.is_leaving(),
             is_avoidable: has_policy(self.pods.places.home).await,
             is_tied: self.is_tied(home).await?,
-            scales_up: self.scales_up(remote).await?,
+            scales_up: match remote {
+                Some(remote) => self.scales_up(remote).await?,
+                None => false,
+            },
         })
     }
 
@@ -256,19 +301,24 @@ impl Writer<'_> {
         if unless_conflict(deleted.map(Some))?.is_none() {
             return Ok(());
         }
+        let what = "has no node that takes it, and its pod there was deleted before it started";
+        self.tell_given_up(home, what, why).await;
+        Ok(())
+    }
+
+    async fn tell_given_up(&self, home: &RawPod, what: &str, why: &str) {
         let (cluster, why) = (&self.pods.cluster, short(why));
-        tracing::info!(pod = self.look.key, %cluster, why, "a remote pod that no node takes was deleted");
+        tracing::info!(pod = self.look.key, %cluster, why, "a pod is given up: its cluster {what}");
         self.pods.waited.forget(self.look.key);
         self.pods.given_up.count(cluster.as_str());
         let note = format!(
-            "no node of the cluster {cluster} took it, and its pod there was deleted before it started. Its controller creates \
-             another one, which prefers other clusters for a while. The scheduler there: {why}"
+            "the cluster {cluster} {what}. Its controller creates another one, which prefers other clusters for a while. The \
+             reason there: {why}"
         );
         let events = &self.pods.events;
         events
             .warn_object(reference(home), "RemotePodGivenUp", &note)
             .await;
-        Ok(())
     }
 }
 

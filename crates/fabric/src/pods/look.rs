@@ -60,6 +60,7 @@ impl Pods<'_> {
             self.waits.forget(key);
             self.looks.forget(key);
             self.waited.forget(key);
+            self.copying.forget(key);
             return self.sweep(key, home_uid, place).await;
         };
         let namespace = self.namespace(seen.state, seen.place(), seen.namespace());
@@ -104,14 +105,26 @@ impl Pods<'_> {
             home: Some(state),
             obstacle: self.obstacle(&mut look, &home, &there).await?,
             out_of_service: self.is_declared_out_of_service(&look, &home, &there).await?,
+            is_finite: matches!(home.spec["restartPolicy"].as_str(), Some("Never" | "OnFailure")),
             there,
         };
         let act = decide_pod(&facts);
+        if act == Act::Make
+            && let Some(pause) = self.waits_for_copies(&home)
+        {
+            return Ok(Some(pause));
+        }
         if matches!(act, Act::ReportWaiting(_)) && !state.claimed {
             self.state().admitted.give_back(key);
         }
         let may_rest = state.deleting.is_none() && matches!(act, Act::Reflect | Act::Nothing);
-        let again = Writer { pods: self, look }.carry_out(&facts, act).await?;
+        let again = match (Writer { pods: self, look }).carry_out(&facts, act).await {
+            Err(error) if error.is_refusal() => {
+                self.tell_refused(&home, &error).await;
+                return Err(error);
+            }
+            again => again?,
+        };
         if remote.is_none() && matches!(facts.there, RemotePod::Ours { .. }) {
             // No watch tells of it, or not yet.
             if is_hidden {
@@ -287,6 +300,7 @@ impl Pods<'_> {
                 there: look.classified(),
                 obstacle: None,
                 out_of_service: false,
+                is_finite: false,
             };
             let again = Writer { pods: self, look }
                 .carry_out(&facts, decide_pod(&facts))

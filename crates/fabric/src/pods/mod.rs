@@ -7,6 +7,7 @@ mod addresses;
 mod admitted;
 mod changes;
 mod claims;
+mod configuration;
 mod given_up;
 mod look;
 mod services;
@@ -96,6 +97,9 @@ pub(super) struct Pods<'a> {
     sent: Sent,
     waits: Waits,
     waited: Waited,
+    /// Since when remote pods are not made because a copy is behind.
+    copying: Waited,
+    longest_copying: Duration,
     given_up: GivenUp,
     events: Events,
     _stops: tokio_util::sync::DropGuard,
@@ -185,6 +189,8 @@ impl<'a> Pods<'a> {
             sent: Sent::default(),
             waits: Waits::default(),
             waited: Waited::default(),
+            copying: Waited::default(),
+            longest_copying: configuration::LONGEST,
             given_up: given_up.clone(),
             events: Events::new(places.home.client().clone()),
             _stops: stop.drop_guard(),

@@ -22,12 +22,14 @@ use crate::{
     fleet::{Link, Registry},
     offload::reflection::Marks,
     placement::{Declared, Mapped, Namespaces},
-    reflect::{MOST_COPIED, Source},
+    reflect::{MOST_COPIED, Reflection, Source},
+    rounds::drive,
 };
 
 mod bounds;
 mod changes;
 mod claims;
+mod configuration;
 mod given_up;
 mod services;
 mod usage;
@@ -52,6 +54,8 @@ struct World {
     watched: Option<usize>,
     /// Whether no node there takes a pod.
     is_full: AtomicBool,
+    /// Whether the objects of the namespace are copied.
+    is_copied: bool,
     meters: Meters,
     given_up: GivenUp,
 }
@@ -82,6 +86,7 @@ impl World {
             is_unmapped: false,
             watched: None,
             is_full: AtomicBool::new(false),
+            is_copied: false,
             meters: Meters::default(),
             given_up: GivenUp::default(),
         }
@@ -151,7 +156,20 @@ impl World {
         if let Some(most) = self.watched {
             pods.there.watch_at_most(most);
         }
-        act(pods).await;
+        if !self.is_copied {
+            pods.longest_copying = Duration::ZERO;
+        }
+        let (idle, metrics) = (watch::Sender::new(None), LoopMetrics::default());
+        let copying = Box::pin(async {
+            if self.is_copied {
+                drive(Reflection::new(&places, "ours", &metrics, &idle), &metrics).await;
+            }
+            std::future::pending::<()>().await;
+        });
+        tokio::select! {
+            () = act(pods) => {}
+            () = copying => {}
+        }
     }
 
     /// Runs what is not gated, as a kubelet does; or reports, as the scheduler does, that no node takes it.
@@ -304,6 +322,79 @@ async fn what_others_delete_there_is_replaced_and_not_run_again() {
         .run_until(|world| world.home_pod()["status"]["phase"] == "Failed")
         .await;
     assert_eq!(alone.home_pod()["status"]["reason"], "DeletedRemotely");
+}
+
+/// A drain there deletes pods that have terminated, too, and a Job counts one that is deleted here as failed.
+#[tokio::test]
+async fn a_pod_that_ended_there_before_it_was_deleted_there_has_ended_as_it_did() {
+    let world = World::with_pod(true).await;
+    world
+        .home
+        .change(POD, |pod| pod["spec"]["restartPolicy"] = json!("Never"));
+    world.run_until(World::is_running).await;
+    world.there.change(THERE, |pod| {
+        pod["status"]["phase"] = json!("Succeeded");
+        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        pod["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+    });
+    world
+        .run_until(|world| world.home_pod()["status"]["phase"] == "Succeeded")
+        .await;
+    world.there.remove(THERE);
+    let looks = world.there.requests().len();
+    world
+        .run_until(|world| {
+            let asked = &world.there.requests()[looks..];
+            asked.iter().any(|request| request.ends_with(THERE))
+        })
+        .await;
+    assert_eq!(world.home_pod()["metadata"]["deletionTimestamp"], Value::Null);
+    assert_eq!(world.home_pod()["status"]["phase"], "Succeeded");
+}
+
+/// Its node was unreachable for so long that it was evicted here, and it had ended meanwhile.
+#[tokio::test]
+async fn a_pod_that_is_deleted_here_after_it_ended_there_has_ended_as_it_did() {
+    for refuses_details in [false, true] {
+        let world = World::with_pod(true).await;
+        world.run_until(World::is_running).await;
+        world.there.change(THERE, |pod| {
+            pod["status"] =
+                json!({"phase": "Succeeded", "containerStatuses": [{"name": "web", "restartCount": 77}]});
+        });
+        world.delete();
+        if refuses_details {
+            let large = Act::TooLarge("restartCount");
+            world.home.fault(Fault::new("PATCH", "/pods/web/status", large));
+        }
+        let last = Arc::new(Mutex::new(Value::Null));
+        let seen = Arc::clone(&last);
+        // The finalizer goes.
+        world.home.before("PATCH", POD, move |store| {
+            *seen.lock().unwrap() = store.get(POD).unwrap_or_default();
+        });
+        world.run_until(World::is_gone).await;
+        assert_eq!(last.lock().unwrap()["status"]["phase"], "Succeeded");
+    }
+}
+
+#[tokio::test]
+async fn a_policy_here_that_keeps_a_pod_from_going_on_is_said_on_it() {
+    let world = World::with_pod(true).await;
+    let why = "pods of this namespace must have an owner label";
+    world.home.fault(Fault::new("PATCH", POD, Act::Forbid(why)));
+    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+    let told = |world: &World| {
+        let all = world.home.store().below(events);
+        let notes = all.iter().filter(|it| it["reason"] == "WriteRefused");
+        notes
+            .filter(|it| it["note"].as_str().unwrap_or_default().contains(why))
+            .count()
+    };
+    world.run_until(|world| told(world) > 0).await;
+    world.home.heal();
+    world.run_until(World::is_running).await;
+    assert_eq!(told(&world), 1);
 }
 
 #[tokio::test]

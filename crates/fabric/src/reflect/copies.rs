@@ -3,7 +3,7 @@
 //! once it was read or written, so that one that did not change is not read again.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -29,7 +29,7 @@ use crate::{
         Seen,
         reflection::{
             Glimpse, HOME_OBJECT_UID, Kind, Known, Marks, Original, Outlook, Print, Slice, Step, Wanted,
-            decide, found, name_of_original, outlook, patch, wanted,
+            decide, found, name_of_copy, name_of_original, outlook, patch, wanted,
         },
     },
     remote::{Owner, Question},
@@ -63,7 +63,7 @@ pub(super) struct Ends {
 }
 
 /// The copies in one remote namespace.
-pub(super) struct Copies {
+pub(crate) struct Copies {
     pub(super) ends: Ends,
     pub(super) seen: PerKind<Glimpse>,
     memory: Mutex<Memory>,
@@ -79,6 +79,8 @@ struct Memory {
     brake: Brake<Print>,
     /// The objects whose names others have, and when they were told so.
     taken: HashMap<String, Instant>,
+    /// The copies that the cluster refuses, or changes as they are written.
+    unkept: HashSet<String>,
     /// When it was told that there are too many objects.
     too_many: Option<Instant>,
     /// When the namespace there was last seen to be ours.
@@ -122,12 +124,41 @@ impl Copies {
         is_read(kind) && (kind != Kind::EndpointSlice || depends())
     }
 
-    /// What is to be copied under this name, and what the views tell of the copy.
-    fn outlook(&self, kind: Kind, name: &str) -> (Option<Arc<Original>>, Outlook) {
-        let here = match self.ends.source.of(kind) {
+    /// What is to be copied under this name.
+    fn original(&self, kind: Kind, name: &str) -> Option<Arc<Original>> {
+        match self.ends.source.of(kind) {
             Of::Objects(view) => view.of_topic(name).pop(),
             Of::Slices(_) => self.slice_original(name),
+        }
+    }
+
+    /// Whether a pod finds there what it would find here: the objects that it names, and all Services. What
+    /// is not copied is not waited for.
+    pub(crate) fn serve(&self, named: &[(Kind, String)]) -> bool {
+        let services = self.ends.source.names(Kind::Service);
+        let services = services.iter().map(|name| (Kind::Service, name));
+        let mut all = services.chain(named.iter().map(|(kind, name)| (*kind, name)));
+        self.is_read(Kind::Service) && all.all(|(kind, name)| self.is_current(kind, name))
+    }
+
+    /// Whether this object was copied as it is here, whatever others have changed of the copy since.
+    fn is_current(&self, kind: Kind, name: &str) -> bool {
+        if !self.is_read(kind) {
+            return false;
+        }
+        let copy = name_of_copy(kind, name, &self.ends.marks.home);
+        let Some(here) = self.original(kind, &copy) else {
+            return true;
         };
+        let (key, memory) = (key(kind, &copy), self.memory());
+        memory.taken.contains_key(&key)
+            || memory.unkept.contains(&key)
+            || memory.known.get(&key).is_some_and(|it| it.print == here.print)
+    }
+
+    /// What is to be copied under this name, and what the views tell of the copy.
+    fn outlook(&self, kind: Kind, name: &str) -> (Option<Arc<Original>>, Outlook) {
+        let here = self.original(kind, name);
         let there = self.seen.of(kind).get(&format!("{}/{name}", self.ends.remote));
         let wanted = here.as_ref().map(|it| &it.print);
         let outlook = outlook(
@@ -188,6 +219,7 @@ impl Copies {
                 return Ok(());
             }
             (Err(error), Some(wanted)) if error.is_refusal() => {
+                self.memory().unkept.insert(key);
                 self.tell::<K>(name, wanted, "ReflectionRefused", &error.to_string())
                     .await;
             }
@@ -399,9 +431,11 @@ impl Copies {
         let Original { copy, print, .. } = &wanted.original;
         let key = key(K::KIND, copy);
         self.say(&key, what);
-        self.memory().brake.note(key, print.clone());
-        if let Some(became) = became {
-            self.is_alike(K::KIND, &wanted.original, &json(became));
+        self.memory().brake.note(key.clone(), print.clone());
+        if let Some(became) = became
+            && !self.is_alike(K::KIND, &wanted.original, &json(became))
+        {
+            self.memory().unkept.insert(key);
         }
     }
 
@@ -435,12 +469,14 @@ impl Copies {
 
 impl Memory {
     fn know(&mut self, key: String, version: String, print: Print) {
+        self.unkept.remove(&key);
         self.known.insert(key, Known { version, print });
     }
 
     /// Nothing is to be done about it.
     fn settle(&mut self, key: &str, is_copied: bool) {
         self.taken.remove(key);
+        self.unkept.remove(key);
         if !is_copied {
             self.known.remove(key);
         }

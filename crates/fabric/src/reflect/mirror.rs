@@ -1,7 +1,7 @@
 //! The loop of one remote namespace: what has changed on either side is compared, and events are
 //! passed on.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::Instant};
 
@@ -22,7 +22,7 @@ use crate::{
 
 /// The loop.
 pub(super) struct Mirror {
-    copies: Copies,
+    copies: Arc<Copies>,
     echo: Echo,
     feeds: Vec<Feeds>,
     queue: Queue,
@@ -45,7 +45,7 @@ struct Feeds {
 impl Mirror {
     pub(super) fn new(ends: Ends) -> Self {
         let echo = Echo::new(&ends);
-        let copies = Copies::new(ends);
+        let copies = Arc::new(Copies::new(ends));
         let feeds = copies.kinds().iter().map(|&kind| Feeds {
             kind,
             here: copies.ends.source.changes(kind),
@@ -61,6 +61,10 @@ impl Mirror {
             all: Instant::now(),
             has_failed: false,
         }
+    }
+
+    pub(super) fn copies(&self) -> Arc<Copies> {
+        Arc::clone(&self.copies)
     }
 
     fn note_changes(&mut self) {

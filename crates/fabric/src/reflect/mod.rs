@@ -23,11 +23,14 @@ use kube::ResourceExt;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-pub(super) use self::source::{MOST_COPIED, Source};
 use self::{
     bindings::Bindings,
     mirror::Mirror,
     routes::{Current, is_routed, routes},
+};
+pub(super) use self::{
+    copies::Copies,
+    source::{MOST_COPIED, Source},
 };
 use super::{
     Idle, Rest,
@@ -83,6 +86,7 @@ struct Place {
 /// A loop for one place.
 struct Running {
     there: Cluster,
+    copies: Arc<Copies>,
     task: AbortOnDropHandle<()>,
 }
 
@@ -184,10 +188,11 @@ impl<'a> Reflection<'a> {
             turns: Arc::clone(turns),
             events: self.events.clone(),
         });
-        let metrics = self.metrics.clone();
+        let (metrics, copies) = (self.metrics.clone(), mirror.copies());
         let task = tokio::spawn(async move { drive(mirror, &metrics).await });
         let running = Running {
             there,
+            copies,
             task: AbortOnDropHandle::new(task),
         };
         tracing::info!(
@@ -232,6 +237,7 @@ impl Rounds for Reflection<'_> {
             self.mirrors.clear();
             self.sources.clear();
             self.places.show_sources(&self.sources);
+            self.places.show_copies(BTreeMap::new());
             return Ok(());
         }
         let places = self.wanted().await;
@@ -255,6 +261,11 @@ impl Rounds for Reflection<'_> {
             }
         }
         self.places.show_sources(&self.sources);
+        let copies = self.mirrors.iter().map(|(place, running)| {
+            let of = (place.namespace.clone(), place.cluster.clone());
+            (of, Arc::clone(&running.copies))
+        });
+        self.places.show_copies(copies.collect());
         outcome
     }
 }

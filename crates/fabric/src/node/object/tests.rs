@@ -64,6 +64,23 @@ fn keys(node: &Node) -> BTreeSet<&str> {
 }
 
 #[test]
+fn machines_have_the_labels_that_kubelets_set() {
+    let counted = Counted {
+        uniform: [("kubernetes.io/os".to_owned(), "linux".to_owned())].into(),
+        ..Counted::default()
+    };
+    let node = made(
+        &Marks::of("to-milan", "milan", &Fabric::default(), &counted),
+        &VirtualNodeStatus::default(),
+    );
+    for key in ["kubernetes.io/os", "beta.kubernetes.io/os"] {
+        assert_eq!(node.labels().get(key).map(String::as_str), Some("linux"), "{key}");
+    }
+    let mixed = made(&marks(&[], &[]), &VirtualNodeStatus::default());
+    assert!(!mixed.labels().keys().any(|key| key.starts_with("beta.")));
+}
+
+#[test]
 fn what_is_not_wanted_any_more_goes_and_what_others_set_stays() {
     let before = marks(&["region"], &["kosmos.io/node"]);
     let mut node = made(&before, &VirtualNodeStatus::default());

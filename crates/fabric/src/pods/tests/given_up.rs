@@ -1,4 +1,4 @@
-//! Remote pods that no node there takes.
+//! Pods that no node there takes, or that their cluster refuses.
 
 use super::*;
 
@@ -89,6 +89,38 @@ async fn a_pod_that_no_node_takes_is_given_up_and_never_ran() {
     assert!(
         !afterwards.any(|it| it.starts_with("POST")),
         "it is not created there again: {requests:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_pod_that_its_cluster_refuses_goes_back() {
+    let world = World::full().await;
+    let why = "exceeded quota: pods, requested: pods=1, used: pods=10, limited: pods=10";
+    world
+        .there
+        .fault(Fault::new("POST", "/shop-home/pods", Act::Forbid(why)));
+    // A deleted pod of a Job has failed: that one waits.
+    let job = "/api/v1/namespaces/shop/pods/job";
+    let mut pod = world.home_pod();
+    pod["metadata"] = json!({"ownerReferences": [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": "of-job", "controller": true},
+    ]});
+    world.home.put(job, pod);
+    world.run_until(|world| world.home.object(POD).is_none()).await;
+    let avoided = world.avoided();
+    assert_eq!((avoided.len(), &avoided[0]["controller"]), (1, &json!("u")));
+    assert_eq!(world.given_up.total("milan"), 1);
+    assert!(world.ran.lock().unwrap().is_empty(), "it never started");
+    let events = world
+        .home
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let mut notes = events.iter().filter(|it| it["reason"] == "RemotePodGivenUp");
+    let note = notes.next().unwrap()["note"].as_str().unwrap();
+    assert!(note.contains("refuses it") && note.contains(why), "{note}");
+    assert_eq!(
+        world.home.object(job).unwrap()["status"]["reason"],
+        "RemoteRefused"
     );
 }
 

@@ -72,6 +72,8 @@ pub struct PodFacts {
     /// Whether an administrator has declared the node out of service: nothing runs there, although the
     /// cluster cannot confirm it.
     pub out_of_service: bool,
+    /// Whether the pod may terminate by itself: its containers are not always restarted.
+    pub is_finite: bool,
 }
 
 /// How a home pod ends whose remote pod was deleted in the remote cluster.
@@ -143,6 +145,8 @@ fn end(home: HomePod, facts: &PodFacts) -> Act {
     match &facts.there {
         RemotePod::Unknown(_) if facts.out_of_service => Act::RemoveFinalizer,
         RemotePod::Gone | RemotePod::Earlier { .. } | RemotePod::Foreign => Act::RemoveFinalizer,
+        // How it ended is copied before it is deleted: a Job would run again what has succeeded.
+        RemotePod::Ours { ended: true, .. } if !home.ended => Act::Reflect,
         RemotePod::Ours { deleting: None, .. } => Act::DeleteThere(grace),
         // A second deletion with a shorter grace period is passed on.
         RemotePod::Ours {
@@ -164,6 +168,8 @@ fn run(home: HomePod, facts: &PodFacts) -> Act {
             ..
         } if home.ended => Act::Reflect,
         _ if home.ended => Act::Nothing,
+        // It terminated by itself, whoever deletes it there now: drains and clean-ups delete such pods, too.
+        RemotePod::Ours { ended: true, .. } if home.started && facts.is_finite => Act::Reflect,
         // Another client has removed the gate: the pod may have run, and must not be created again.
         RemotePod::Ours { gated: false, .. } if !home.started => Act::MarkStarted,
         RemotePod::Ours { deleting: Some(_), .. } if home.started && home.controlled => Act::End(End::Deleted),
@@ -226,13 +232,18 @@ mod tests {
         ended: false,
     };
 
-    fn decided(home: HomePod, there: RemotePod) -> Act {
-        decide_pod(&PodFacts {
+    fn facts(home: HomePod, there: RemotePod) -> PodFacts {
+        PodFacts {
             home: Some(home),
             there,
             obstacle: None,
             out_of_service: false,
-        })
+            is_finite: false,
+        }
+    }
+
+    fn decided(home: HomePod, there: RemotePod) -> Act {
+        decide_pod(&facts(home, there))
     }
 
     #[test]
@@ -262,10 +273,8 @@ mod tests {
             },
         ] {
             let facts = PodFacts {
-                home: Some(home),
-                there: RemotePod::Unseen,
                 obstacle: Some(waiting.clone()),
-                out_of_service: false,
+                ..facts(home, RemotePod::Unseen)
             };
             assert_eq!(decide_pod(&facts), Act::ReportWaiting(waiting.clone()));
         }
@@ -301,17 +310,46 @@ mod tests {
             "not proved"
         );
         assert_eq!(decided(deleting(30), RemotePod::Gone), Act::RemoveFinalizer);
-        let mut silent = PodFacts {
-            home: Some(deleting(30)),
-            there: RemotePod::Unknown("no answer".into()),
-            obstacle: None,
-            out_of_service: false,
-        };
+        let mut silent = facts(deleting(30), RemotePod::Unknown("no answer".into()));
         assert_eq!(decide_pod(&silent), Act::Nothing);
         silent.out_of_service = true;
         assert_eq!(decide_pod(&silent), Act::RemoveFinalizer);
         silent.there = RUNNING;
         assert_eq!(decide_pod(&silent), Act::DeleteThere(Some(30)), "it answers");
+    }
+
+    #[test]
+    fn how_a_pod_ended_is_copied_before_it_is_deleted() {
+        let ended = |deleting| RemotePod::Ours {
+            gated: false,
+            deleting,
+            ended: true,
+        };
+        let deleting = HomePod {
+            deleting: Some(30),
+            ..STARTED
+        };
+        let known = |home| HomePod { ended: true, ..home };
+        for is_finite in [false, true] {
+            let decided = |home, there| {
+                decide_pod(&PodFacts {
+                    is_finite,
+                    ..facts(home, there)
+                })
+            };
+            // One whose containers are always restarted was terminated by its deletion.
+            let drained = if is_finite {
+                Act::Reflect
+            } else {
+                Act::End(End::Deleted)
+            };
+            assert_eq!(decided(STARTED, ended(Some(30))), drained);
+            assert_eq!(decided(STARTED, ended(None)), Act::Reflect);
+            assert_eq!(decided(deleting, ended(None)), Act::Reflect);
+            assert_eq!(decided(deleting, ended(Some(30))), Act::Reflect);
+            assert_eq!(decided(known(STARTED), ended(Some(30))), Act::Nothing);
+            assert_eq!(decided(known(deleting), ended(None)), Act::DeleteThere(Some(30)));
+        }
     }
 
     #[test]
@@ -400,6 +438,7 @@ mod tests {
                 there: self.there(outdated),
                 obstacle: None,
                 out_of_service: false,
+                is_finite: false,
             };
             let uid = self.home.map(|(uid, _)| uid);
             match decide_pod(&facts) {

@@ -26,16 +26,16 @@ pub use self::{
     decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
     kept::not_kept,
     spec::{
-        PodRefused, RemoteMarks, RemoteSettings, caveats, claims, inline_drivers, is_homebound, remote_pod,
-        secrets,
+        PodRefused, RemoteMarks, RemoteSettings, caveats, claims, configuration, inline_drivers,
+        is_homebound, remote_pod, secrets,
     },
     status::{
         STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,
         started_status, unreachable_status, waiting_status,
     },
     unplaced::{
-        Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, still_avoided,
-        unplaced,
+        Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, replaceable,
+        still_avoided, unplaced,
     },
 };
 

@@ -12,15 +12,20 @@ use super::{
     changes::{self, CARRIED as RECORD},
     volumes,
 };
-use crate::volume::marks_ownership;
+use crate::{offload::reflection::Kind, volume::marks_ownership};
 
 /// Label of virtual nodes, here and in remote clusters that have their own.
 const NODE_KIND: &str = "liqo.io/type";
 const NODE_KIND_VIRTUAL: &str = "virtual-node";
 /// The taint that keeps other pods off virtual nodes.
 const TAINT: &str = "virtual-node.liqo.io/not-allowed";
-/// The node labels that a pod may select in the remote cluster.
-const CARRIED_NODE_LABELS: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
+/// The node labels that a pod may select in the remote cluster: what its images are built for.
+const CARRIED_NODE_LABELS: [&str; 4] = [
+    "kubernetes.io/os",
+    "kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+];
 /// Prefixes of labels and annotations that describe the home cluster, or belong to the fabric.
 const OWN_KEYS: [&str; 4] = [
     "fabric.storage.liqo.io/",
@@ -143,9 +148,10 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
             without_mounts(container, &tokens);
             keep_paths(container, home);
             tell_account(container, spec);
+            name_copies(container, &settings.home);
         }
     }
-    remote.insert("affinity".into(), real_nodes_only());
+    remote.insert("affinity".into(), node_affinity(&home["spec"]));
     set(&mut remote, "nodeSelector", node_selector(spec, settings));
     set(&mut remote, "tolerations", tolerations(&home["spec"], settings));
     set(&mut remote, "topologySpreadConstraints", spread(home));
@@ -239,8 +245,16 @@ pub(super) fn carried_labels(home: &Value) -> BTreeMap<String, String> {
 /// cluster would consider the pod theirs, and prune it.
 pub(super) fn carried_annotations(home: &Value) -> BTreeMap<String, String> {
     let mut carried = carried(&home["metadata"]["annotations"]);
-    carried.retain(|key, _| !marks_ownership(key) && !ABOUT_HOME.iter().any(|one| key.starts_with(one)));
+    carried.retain(|key, _| is_carried_annotation(key));
     carried
+}
+
+fn is_carried(key: &str) -> bool {
+    !OWN_KEYS.iter().any(|own| key.starts_with(own))
+}
+
+fn is_carried_annotation(key: &str) -> bool {
+    is_carried(key) && !marks_ownership(key) && !ABOUT_HOME.iter().any(|one| key.starts_with(one))
 }
 
 /// The tolerations that are carried to the remote pod.
@@ -281,6 +295,35 @@ pub fn claims(home: &Value) -> Vec<String> {
 /// The names of the Secrets that a pod requires.
 #[must_use]
 pub fn secrets(home: &Value) -> BTreeSet<String> {
+    let required = named(home)
+        .into_iter()
+        .filter(|one| one.kind == Kind::Secret && one.is_required);
+    required.map(|one| one.name).collect()
+}
+
+/// The `ConfigMap`s and Secrets that a pod uses if there are such.
+#[must_use]
+pub fn configuration(home: &Value) -> Vec<(Kind, String)> {
+    let all = named(home).into_iter();
+    all.map(|one| (one.kind, one.name)).collect()
+}
+
+/// A `ConfigMap` or Secret that a pod names.
+struct Reference {
+    kind: Kind,
+    name: String,
+    is_required: bool,
+}
+
+fn named(home: &Value) -> Vec<Reference> {
+    const KEYS: [(Kind, &str); 6] = [
+        (Kind::ConfigMap, "configMap"),
+        (Kind::ConfigMap, "configMapKeyRef"),
+        (Kind::ConfigMap, "configMapRef"),
+        (Kind::Secret, "secret"),
+        (Kind::Secret, "secretKeyRef"),
+        (Kind::Secret, "secretRef"),
+    ];
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let spec = &home["spec"];
     let containers = ["containers", "initContainers"]
@@ -290,19 +333,28 @@ pub fn secrets(home: &Value) -> BTreeSet<String> {
     let sources = containers.iter().flat_map(|one| list(&one["envFrom"]));
     let volumes = list(&spec["volumes"]);
     let projected = volumes.iter().flat_map(|one| list(&one["projected"]["sources"]));
-    variables
-        .map(|one| one["valueFrom"]["secretKeyRef"].clone())
-        .chain(sources.map(|one| one["secretRef"].clone()))
-        .chain(projected.map(|one| one["secret"].clone()))
-        .chain(volumes.iter().map(|one| one["secret"].clone()))
-        .filter(|source| source["optional"] != true)
-        .filter_map(|source| {
-            source["name"]
-                .as_str()
-                .or(source["secretName"].as_str())
-                .map(str::to_owned)
+    let used = variables
+        .map(|one| one["valueFrom"].clone())
+        .chain(sources)
+        .chain(projected)
+        .chain(volumes.iter().cloned())
+        .flat_map(|one| KEYS.map(|(kind, key)| (kind, one[key].clone())))
+        .filter_map(|(kind, source)| {
+            let name = source["name"].as_str().or(source["secretName"].as_str())?;
+            Some(Reference {
+                kind,
+                name: name.to_owned(),
+                is_required: source["optional"] != true,
+            })
+        });
+    let pulled = list(&spec["imagePullSecrets"]).into_iter().filter_map(|one| {
+        Some(Reference {
+            kind: Kind::Secret,
+            name: one["name"].as_str()?.to_owned(),
+            is_required: false,
         })
-        .collect()
+    });
+    used.chain(pulled).collect()
 }
 
 /// The CSI drivers of a pod's inline volumes.
@@ -318,7 +370,7 @@ pub fn inline_drivers(home: &Value) -> BTreeSet<String> {
 fn carried(pairs: &Value) -> BTreeMap<String, String> {
     let pairs = pairs.as_object().into_iter().flatten();
     pairs
-        .filter(|(key, _)| !OWN_KEYS.iter().any(|own| key.starts_with(own)))
+        .filter(|(key, _)| is_carried(key))
         .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
         .collect()
 }
@@ -377,6 +429,19 @@ fn tell_account(container: &mut Value, spec: &Map<String, Value>) {
     }
 }
 
+/// Variables from the root certificates of home are from their copy.
+fn name_copies(container: &mut Value, home: &str) {
+    for (list, reference) in [
+        ("env", "/valueFrom/configMapKeyRef"),
+        ("envFrom", "/configMapRef"),
+    ] {
+        let all = container.get_mut(list).and_then(Value::as_array_mut);
+        for one in all.into_iter().flatten() {
+            volumes::name_copy(one.pointer_mut(reference), home);
+        }
+    }
+}
+
 /// Directories of a volume have the same name in every cluster: the variables that a `subPathExpr` uses get
 /// the values of the home pod, even where the namespace or the node has another name in the remote cluster.
 fn keep_paths(container: &mut Value, home: &Value) {
@@ -424,13 +489,18 @@ fn references(text: &str) -> impl Iterator<Item = String> {
     found.into_iter()
 }
 
-/// The value of a downward API field, as far as the home pod's own spec and metadata contain it.
+/// The value of a downward API field, as far as the home pod's own spec and metadata contain it, and the remote
+/// pod's do not: labels and annotations that are carried have the same value there, also when they change.
 fn field_of(home: &Value, path: &str) -> Option<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     if let Some((map, key)) = path.strip_suffix("']").and_then(|path| path.split_once("['")) {
-        let map = map.strip_prefix("metadata.")?;
-        return matches!(map, "labels" | "annotations")
-            .then(|| text(&home["metadata"][map][key]).unwrap_or_default());
+        let is_carried = match map {
+            "metadata.labels" => is_carried(key),
+            "metadata.annotations" => is_carried_annotation(key),
+            _ => return None,
+        };
+        let map = map.trim_start_matches("metadata.");
+        return (!is_carried).then(|| text(&home["metadata"][map][key]).unwrap_or_default());
     }
     match path {
         "metadata.name" | "metadata.namespace" | "metadata.uid" => {
@@ -441,12 +511,38 @@ fn field_of(home: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// A remote pod never runs on a virtual node, so it cannot move on to a third cluster, or back.
-fn real_nodes_only() -> Value {
-    let real = json!({"key": NODE_KIND, "operator": "NotIn", "values": [NODE_KIND_VIRTUAL]});
+/// A remote pod never runs on a virtual node, so it cannot move on to a third cluster, or back. Of what it
+/// requires of its node at home, the requirements for [`CARRIED_NODE_LABELS`] stay.
+fn node_affinity(spec: &Value) -> Value {
+    let required = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let own = required["nodeSelectorTerms"].as_array().into_iter().flatten();
+    let mut terms: Vec<Vec<Value>> = own
+        .filter_map(|term| term["matchExpressions"].as_array())
+        .filter(|all| !all.iter().any(excludes_virtual_nodes))
+        .map(|all| {
+            let is_carried = |one: &&Value| CARRIED_NODE_LABELS.iter().any(|key| one["key"] == *key);
+            all.iter().filter(is_carried).cloned().collect()
+        })
+        .collect();
+    // A node has to meet one of the terms: one without such requirements allows every node.
+    if terms.is_empty() || terms.iter().any(Vec::is_empty) {
+        terms = vec![Vec::new()];
+    }
+    let terms = terms.into_iter().map(|mut all| {
+        all.push(json!({"key": NODE_KIND, "operator": "NotIn", "values": [NODE_KIND_VIRTUAL]}));
+        json!({ "matchExpressions": all })
+    });
     json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
-        "nodeSelectorTerms": [{"matchExpressions": [real]}],
+        "nodeSelectorTerms": terms.collect::<Vec<_>>(),
     }}})
+}
+
+/// Such a term is not what the pod's node meets.
+fn excludes_virtual_nodes(requirement: &Value) -> bool {
+    let mut values = requirement["values"].as_array().into_iter().flatten();
+    requirement["key"] == NODE_KIND
+        && requirement["operator"] == "NotIn"
+        && values.any(|value| value == NODE_KIND_VIRTUAL)
 }
 
 fn node_selector(spec: &Map<String, Value>, settings: &RemoteSettings) -> Value {
@@ -526,6 +622,7 @@ fn select_by_keys(constraint: &mut Value, labels: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offload::reflection::name_of_copy;
 
     fn pod(spec: &Value) -> Value {
         json!({
@@ -756,6 +853,95 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_runs_there_on_machines_that_its_images_are_built_for() {
+        let amd = json!({"key": "kubernetes.io/arch", "operator": "NotIn", "values": ["arm64"]});
+        let zone = json!({"key": "zone", "operator": "Exists"});
+        let virtual_nodes =
+            |operator: &str| json!({"key": NODE_KIND, "operator": operator, "values": ["virtual-node"]});
+        let real = virtual_nodes("NotIn");
+        let both = json!([{"matchExpressions": [amd, real]}]);
+        let any = json!([{"matchExpressions": [real]}]);
+        for (own, wanted) in [
+            (json!([]), &any),
+            (
+                json!([{"matchExpressions": [zone, amd, virtual_nodes("In")]}]),
+                &both,
+            ),
+            (
+                json!([{"matchExpressions": [amd]}, {"matchExpressions": [zone]}]),
+                &any,
+            ),
+            // What the policies add for nodes of this cluster.
+            (
+                json!([{"matchExpressions": [amd, virtual_nodes("In")]}, {"matchExpressions": [real]}]),
+                &both,
+            ),
+            (
+                json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["milan"]}]}]),
+                &any,
+            ),
+        ] {
+            let required = json!({ "nodeSelectorTerms": own });
+            let affinity =
+                json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
+            let made = made(&json!({"containers": [], "affinity": affinity}));
+            let required =
+                &made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+            assert_eq!(required["nodeSelectorTerms"], *wanted, "{own}");
+        }
+        let selector = json!({"beta.kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"});
+        let selecting = made(&json!({"containers": [], "nodeSelector": selector}));
+        assert_eq!(selecting["spec"]["nodeSelector"], selector);
+    }
+
+    #[test]
+    fn what_a_pod_is_configured_by_is_found_wherever_it_is_named() {
+        let home = pod(&json!({
+            "initContainers": [{"name": "i", "envFrom": [
+                {"configMapRef": {"name": "c1"}}, {"secretRef": {"name": "s1", "optional": true}},
+            ]}],
+            "containers": [{"name": "a", "env": [
+                {"name": "A", "value": "a"},
+                {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "c2", "key": "b", "optional": true}}},
+                {"name": "C", "valueFrom": {"secretKeyRef": {"name": "s2", "key": "c"}}},
+            ]}],
+            "volumes": [
+                {"name": "a", "configMap": {"name": "c3"}},
+                {"name": "b", "secret": {"secretName": "s3"}},
+                {"name": "c", "projected": {"sources": [{"configMap": {"name": "c4"}}, {"secret": {"name": "s4"}}]}},
+                {"name": "d", "emptyDir": {}},
+            ],
+            "imagePullSecrets": [{"name": "s5"}],
+        }));
+        let mut names: Vec<String> = configuration(&home).into_iter().map(|(_, name)| name).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["c1", "c2", "c3", "c4", "s1", "s2", "s3", "s4", "s5"]);
+        for (kind, name) in configuration(&home) {
+            assert_eq!(kind == Kind::Secret, name.starts_with('s'), "{name}");
+        }
+        assert_eq!(secrets(&home), ["s2", "s3", "s4"].map(str::to_owned).into());
+    }
+
+    #[test]
+    fn variables_from_certificates_of_home_are_from_the_copy() {
+        let container = |name: &str| {
+            json!({
+                "name": "a",
+                "env": [{"name": "CA", "valueFrom": {"configMapKeyRef": {"name": name, "key": "ca.crt"}}}],
+                "envFrom": [{"configMapRef": {"name": name}}, {"secretRef": {"name": "s"}}],
+            })
+        };
+        let pod = pod(&json!({"containers": [container("kube-root-ca.crt")]}));
+        let settings = RemoteSettings {
+            home: "home".into(),
+            ..RemoteSettings::default()
+        };
+        let remote = remote_pod(&pod, &RemoteMarks::default(), &settings).unwrap();
+        let copy = name_of_copy(Kind::ConfigMap, "kube-root-ca.crt", "home");
+        assert_eq!(remote["spec"]["containers"][0], container(&copy));
+    }
+
+    #[test]
     fn what_is_set_is_carried_whatever_its_value() {
         let spec = json!({
             "containers": [], "enableServiceLinks": false, "hostUsers": false, "shareProcessNamespace": false,
@@ -805,6 +991,17 @@ mod tests {
         );
     }
 
+    /// The conformance tests of Kubernetes add such an annotation when the container has failed without it.
+    #[test]
+    fn a_directory_that_an_annotation_names_may_get_its_name_later() {
+        let annotation = json!({"name": "DIRECTORY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['directory']"}}});
+        let spec = json!({"containers": [{
+            "name": "a", "env": [annotation],
+            "volumeMounts": [{"name": "data", "mountPath": "/a", "subPathExpr": "$(DIRECTORY)/a"}],
+        }]});
+        assert_eq!(made(&spec)["spec"]["containers"][0]["env"], json!([annotation]));
+    }
+
     #[test]
     fn a_directory_of_a_volume_has_the_same_name_everywhere() {
         let from =
@@ -815,11 +1012,13 @@ mod tests {
                 from("NAMESPACE", "metadata.namespace"),
                 from("NODE", "spec.nodeName"),
                 from("APP", "metadata.labels['app']"),
+                from("SOURCE", "metadata.annotations['kubernetes.io/config.source']"),
                 {"name": "BOTH", "value": "$(APP)-$(NAMESPACE)-$$(NODE)"},
                 from("ELSEWHERE", "metadata.namespace"),
                 from("IP", "status.podIP"),
             ],
             "volumeMounts": [
+                {"name": "data", "mountPath": "/c", "subPathExpr": "$(SOURCE)"},
                 {"name": "data", "mountPath": "/a", "subPathExpr": "x/$(BOTH)"},
                 {"name": "data", "mountPath": "/b", "subPathExpr": "$(IP)"},
             ],
@@ -832,7 +1031,8 @@ mod tests {
             json!([
                 {"name": "NAMESPACE", "value": "shop"},
                 from("NODE", "spec.nodeName"),
-                {"name": "APP", "value": "web"},
+                from("APP", "metadata.labels['app']"),
+                {"name": "SOURCE", "value": "api"},
                 {"name": "BOTH", "value": "$(APP)-$(NAMESPACE)-$$(NODE)"},
                 from("ELSEWHERE", "metadata.namespace"),
                 from("IP", "status.podIP"),

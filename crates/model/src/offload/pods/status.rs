@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
-use super::Waiting;
+use super::{Change, GATE, Waiting};
 use crate::offload::{bounds::bounded, cut};
 
 const PHASES: [&str; 5] = ["Pending", "Running", "Succeeded", "Failed", "Unknown"];
@@ -41,7 +41,7 @@ pub const STARTED: &str = "fabric.storage.liqo.io/RemotePodStarted";
 fn said(home: &Value, remote: &Value) -> Map<String, Value> {
     let status = &remote["status"];
     let mut said = Map::new();
-    for field in ["message", "phase", "reason"] {
+    for field in ["allocatedResources", "message", "phase", "reason", "resources"] {
         said.insert(field.to_owned(), status[field].clone());
     }
     for (field, listed) in CONTAINERS {
@@ -94,9 +94,23 @@ pub fn remote_status(home: &Value, remote: &Value, addresses: &[IpAddr]) -> Valu
         status.insert("reason".into(), UNSCHEDULABLE.into());
         status.insert("message".into(), why.into());
     }
-    let conditions = conditions(home, &status["conditions"]);
+    let observed = observed_generation(home, remote);
+    if let Some(generation) = observed {
+        status.insert("observedGeneration".into(), generation.into());
+    }
+    let conditions = conditions(home, remote, &status["conditions"], observed);
     status.insert("conditions".into(), conditions);
     status.into()
+}
+
+/// The generation of the home pod, if all of its spec was carried to the remote pod, and the kubelet there has
+/// acted on it. The remote pod has a generation of its own.
+fn observed_generation(home: &Value, remote: &Value) -> Option<i64> {
+    let generation = |pod: &Value| pod["metadata"]["generation"].as_i64();
+    let is_acted_on = remote["status"]["observedGeneration"].as_i64()? >= generation(remote)?;
+    let mut of_spec = Change::ALL.into_iter().filter(|it| *it != Change::Metadata);
+    let is_carried = of_spec.all(|change| change.patches(home, remote).is_empty());
+    generation(home).filter(|_| is_acted_on && is_carried)
 }
 
 /// The merge patch of a pod whose remote pod, of this uid, is about to start.
@@ -205,52 +219,90 @@ fn own(home: &Value) -> impl Iterator<Item = &Value> {
     home["status"]["conditions"].as_array().into_iter().flatten()
 }
 
-/// The message of the remote scheduler, if it finds no node for the pod.
+/// The message of the remote scheduler, if it finds no node for the pod; or what keeps it from looking for one.
 fn unscheduled(remote: &Value) -> Option<String> {
     let all = remote["status"]["conditions"].as_array()?;
     let scheduled = all.iter().find(|it| it["type"] == "PodScheduled")?;
-    let waits = scheduled["status"] == "False" && scheduled["reason"] == "Unschedulable";
-    waits.then(|| cut(scheduled["message"].as_str().unwrap_or_default(), LONGEST_WAIT))
+    let gates = remote["spec"]["schedulingGates"].as_array().into_iter().flatten();
+    let gates: Vec<&str> = gates.filter_map(|gate| gate["name"].as_str()).collect();
+    let why = match scheduled["reason"].as_str() {
+        _ if scheduled["status"] != "False" => return None,
+        Some("Unschedulable") => scheduled["message"].as_str().unwrap_or_default().to_owned(),
+        // The fabric's own is removed soon; others are added by queues there.
+        Some("SchedulingGated") if !gates.is_empty() && !gates.contains(&GATE) => {
+            format!("its scheduling gates there are not removed: {}", gates.join(", "))
+        }
+        _ => return None,
+    };
+    Some(cut(&why, LONGEST_WAIT))
 }
 
-/// Conditions of the home cluster stay; those of the remote pod replace its previous ones.
-fn conditions(home: &Value, remote: &Value) -> Value {
-    let remote_ones: Vec<&Value> = remote.as_array().into_iter().flatten().collect();
+/// Conditions of the home cluster stay; those of the remote pod, which are `said`, replace its previous ones.
+fn conditions(home: &Value, remote: &Value, said: &Value, observed: Option<i64>) -> Value {
+    let remote_ones: Vec<&Value> = said.as_array().into_iter().flatten().collect();
     let gates: Vec<&str> = home["spec"]["readinessGates"]
         .as_array()
         .into_iter()
         .flatten()
         .filter_map(|gate| gate["conditionType"].as_str())
         .collect();
+    let is_gate = |condition: &Value| gates.iter().any(|gate| condition["type"] == *gate);
     let is_replaced = |condition: &Value| {
         let kind = condition["type"].as_str().unwrap_or_default();
         OF_REMOTE.contains(&kind) || remote_ones.iter().any(|it| it["type"] == kind)
     };
-    let kept = own(home).filter(|it| !is_replaced(it) || gates.iter().any(|gate| it["type"] == *gate));
+    let kept = own(home).filter(|it| !is_replaced(it) || is_gate(it));
     let met = |gate: &&str| own(home).any(|it| it["type"] == **gate && it["status"] == "True");
     let unmet: Vec<&str> = gates.iter().copied().filter(|gate| !met(gate)).collect();
-    let taken = remote_ones
-        .iter()
-        .filter(|it| !gates.iter().any(|gate| it["type"] == *gate))
-        .map(|&it| {
-            let mut condition = it.clone();
-            if let Some(condition) = condition.as_object_mut() {
-                // It refers to the generation of another object.
-                condition.remove("observedGeneration");
+    let since = |it: &Value| it["lastTransitionTime"].as_str().map(str::to_owned);
+    let last_gate = own(home).filter(|it| is_gate(it)).filter_map(since).max();
+    let taken = remote_ones.iter().filter(|it| !is_gate(it)).map(|&it| {
+        let mut condition = it.clone();
+        let generation = generation_of(home, remote, it, observed);
+        if let Some(condition) = condition.as_object_mut() {
+            condition.remove("observedGeneration");
+            condition.extend(generation.map(|it| ("observedGeneration".to_owned(), it.into())));
+        }
+        if condition["type"] == READY && condition["status"] == "True" {
+            // Controllers count from then on for how long a pod has been ready.
+            if let Some(since) = since(it).max(last_gate.clone()) {
+                condition["lastTransitionTime"] = since.into();
             }
-            if condition["type"] == READY && condition["status"] == "True" && !unmet.is_empty() {
+            if !unmet.is_empty() {
                 condition["status"] = "False".into();
                 condition["reason"] = "ReadinessGatesNotReady".into();
                 condition["message"] = format!("not met at home: {}", unmet.join(", ")).into();
             }
-            condition
-        });
-    kept.cloned().chain(taken).collect::<Vec<_>>().into()
+        }
+        condition
+    });
+    // A kubelet keeps the generation of that of the scheduler, too.
+    let kept = kept.cloned().map(|mut condition| {
+        let is_named = condition["observedGeneration"].is_number() && condition["type"] == "PodScheduled";
+        if let Some(generation) = observed.filter(|_| is_named) {
+            condition["observedGeneration"] = generation.into();
+        }
+        condition
+    });
+    kept.chain(taken).collect::<Vec<_>>().into()
+}
+
+/// The generation of the home pod that a condition of the remote pod is about: while a later one is not observed,
+/// that which the condition at home names.
+fn generation_of(home: &Value, remote: &Value, condition: &Value, observed: Option<i64>) -> Option<i64> {
+    let of_remote = condition["observedGeneration"].as_i64()?;
+    let is_current = remote["metadata"]["generation"].as_i64() == Some(of_remote);
+    let before = || {
+        let mut before = own(home).filter(|it| it["type"] == condition["type"]);
+        before.next()?["observedGeneration"].as_i64()
+    };
+    observed.filter(|_| is_current).or_else(before)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offload::pods::{RemoteMarks, RemoteSettings, remote_pod};
 
     fn condition(kind: &str, status: &str) -> Value {
         json!({"type": kind, "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z"})
@@ -268,13 +320,14 @@ mod tests {
         ]}});
         let remote = json!({"status": {
             "phase": "Running", "podIP": "10.0.0.1", "hostIP": "192.0.2.1", "startTime": "2026-01-01T00:00:00Z",
-            "nominatedNodeName": "n1", "containerStatuses": [{"name": "web"}],
+            "nominatedNodeName": "n1", "containerStatuses": [{"name": "web"}], "resources": {"requests": {"cpu": "1"}},
             "conditions": [condition("PodScheduled", "False"), condition("Ready", "True")],
         }});
         let status = remote_status(&home, &remote, &[]);
         assert_eq!(status["phase"], "Running");
         assert_eq!(status["containerStatuses"], json!([{"name": "web"}]));
         assert_eq!(status["initContainerStatuses"], Value::Null);
+        assert_eq!(status["resources"], json!({"requests": {"cpu": "1"}}));
         assert_eq!(find(&status, "PodScheduled")["status"], "True");
         assert_eq!(find(&status, "Ready")["status"], "True");
         for field in ["hostIP", "startTime", "nominatedNodeName", "qosClass"] {
@@ -356,6 +409,68 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_is_ready_since_its_last_gate_was_met() {
+        let at = |kind: &str, minute: u8| {
+            let mut condition = condition(kind, "True");
+            condition["lastTransitionTime"] = format!("2026-01-01T00:0{minute}:00Z").into();
+            condition
+        };
+        let since = |gate: u8, remote: u8| {
+            let home = json!({
+                "spec": {"readinessGates": [{"conditionType": "lb"}]}, "status": {"conditions": [at("lb", gate)]},
+            });
+            let remote = json!({"status": {"phase": "Running", "conditions": [at("Ready", remote)]}});
+            find(&remote_status(&home, &remote, &[]), "Ready")["lastTransitionTime"].clone()
+        };
+        assert_eq!(since(5, 2), "2026-01-01T00:05:00Z");
+        assert_eq!(since(2, 5), "2026-01-01T00:05:00Z");
+    }
+
+    #[test]
+    fn the_generation_at_home_is_observed_when_all_of_it_was_carried_and_acted_on() {
+        let home = |image: &str| {
+            let [mut ready, mut scheduled] = ["Ready", "PodScheduled"].map(|kind| condition(kind, "True"));
+            ready["observedGeneration"] = 6.into();
+            scheduled["observedGeneration"] = 1.into();
+            json!({
+                "metadata": {"name": "web", "generation": 7},
+                "spec": {"containers": [{"name": "web", "image": image}]},
+                "status": {"observedGeneration": 6, "conditions": [ready, scheduled]},
+            })
+        };
+        let remote = |observed: i64| {
+            let made = remote_pod(
+                &home("web:1"),
+                &RemoteMarks::default(),
+                &RemoteSettings::default(),
+            );
+            let mut remote = made.unwrap();
+            remote["metadata"]["generation"] = 3.into();
+            let mut ready = condition("Ready", "True");
+            ready["observedGeneration"] = observed.into();
+            remote["status"] =
+                json!({"phase": "Running", "observedGeneration": observed, "conditions": [ready]});
+            remote
+        };
+        for (home, remote, observed, of_condition) in [
+            (home("web:1"), remote(3), json!(7), json!(7)),
+            (home("web:1"), remote(2), Value::Null, json!(6)),
+            (home("web:2"), remote(3), Value::Null, json!(6)),
+        ] {
+            let status = remote_status(&home, &remote, &[]);
+            assert_eq!(status["observedGeneration"], observed);
+            assert_eq!(find(&status, "Ready")["observedGeneration"], of_condition);
+            let of_scheduler = if observed.is_null() { 1 } else { 7 };
+            assert_eq!(find(&status, "PodScheduled")["observedGeneration"], of_scheduler);
+        }
+        let mut older = remote(3);
+        older["status"] = json!({"phase": "Running", "conditions": [condition("Ready", "True")]});
+        let status = remote_status(&home("web:1"), &older, &[]);
+        assert_eq!(status["observedGeneration"], Value::Null);
+        assert_eq!(find(&status, "Ready")["observedGeneration"], Value::Null);
+    }
+
+    #[test]
     fn a_pod_that_no_node_takes_there_says_so() {
         let mut waits = condition("PodScheduled", "False");
         waits["reason"] = "Unschedulable".into();
@@ -368,6 +483,30 @@ mod tests {
         assert_eq!(
             (&status["reason"], &status["message"]),
             (&json!("RemoteUnschedulable"), &json!("0/3 nodes"))
+        );
+    }
+
+    #[test]
+    fn a_pod_that_waits_in_a_queue_there_says_so() {
+        let mut waits = condition("PodScheduled", "False");
+        waits["reason"] = "SchedulingGated".into();
+        let message = |gates: &[&str]| {
+            let gates: Value = gates.iter().map(|name| json!({"name": name})).collect();
+            let remote = json!({
+                "spec": {"schedulingGates": gates}, "status": {"phase": "Pending", "conditions": [waits]},
+            });
+            remote_status(&json!({}), &remote, &[])["message"].clone()
+        };
+        let theirs = "kueue.x-k8s.io/admission";
+        assert_eq!(
+            message(&[theirs]),
+            format!("its scheduling gates there are not removed: {theirs}")
+        );
+        assert_eq!(message(&[theirs, GATE]), Value::Null);
+        assert_eq!(
+            message(&[]),
+            Value::Null,
+            "it is not seen yet that the last one is gone"
         );
     }
 

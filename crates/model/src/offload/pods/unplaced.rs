@@ -1,5 +1,6 @@
-//! Whether a remote pod that no node there takes is given up: it is deleted, so that its controller creates another
-//! one, which prefers other clusters. Only its deletion before it has a node proves that it never runs.
+//! Whether a pod that no node there takes, or that its cluster refuses, is given up: it is deleted, so that its
+//! controller creates another one, which prefers other clusters. Only the deletion of the remote pod before it has a
+//! node proves that it never runs; one that is refused does not exist.
 
 use std::time::Duration;
 
@@ -17,12 +18,12 @@ const LONGEST_AVOIDED: Duration = Duration::from_mins(30);
 /// Controllers and clusters in the status of a namespace, which every API server at home reads.
 const MOST_AVOIDED: usize = 64;
 
-/// A remote pod that waits for a node.
+/// A pod that waits for a node there, or is refused there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unplaced {
     /// The uid of the controller of its home pod.
     pub controller: String,
-    /// What the scheduler there says.
+    /// What the scheduler there says, or why it is refused.
     pub why: String,
 }
 
@@ -88,27 +89,35 @@ pub fn unplaced(home: &Value, remote: &Value) -> Option<Unplaced> {
             .as_array()
             .is_some_and(|it| !it.is_empty())
     };
-    let is_deleted = |pod: &Value| is_set(&pod["metadata"]["deletionTimestamp"]);
-    if is_deleted(home)
-        || is_deleted(remote)
+    if is_set(&remote["metadata"]["deletionTimestamp"])
         || is_gated(remote)
         || is_set(&remote["spec"]["nodeName"])
         || is_set(&remote["status"]["nominatedNodeName"])
-        || !is_scheduled(home)
-        || !may_run_here(&home["spec"])
     {
         return None;
     }
     let scheduled = condition(remote, "PodScheduled")?;
     let waits = scheduled["status"] == "False" && scheduled["reason"] == "Unschedulable";
+    let why = scheduled["message"].as_str().unwrap_or_default();
+    waits.then(|| replaceable(home, why)).flatten()
+}
+
+/// A home pod that does not run for this reason, if its controller replaces it wherever it ended, and the scheduler
+/// here chose its node and can choose another one for the next.
+#[must_use]
+pub fn replaceable(home: &Value, why: &str) -> Option<Unplaced> {
+    let is_deleted = home["metadata"]["deletionTimestamp"].is_string();
+    if is_deleted || !is_scheduled(home) || !may_run_here(&home["spec"]) {
+        return None;
+    }
     let owners = home["metadata"]["ownerReferences"].as_array()?;
     let owner = owners.iter().find(|it| it["controller"] == true)?;
     let replaces = REPLACING
         .iter()
         .any(|(version, kind)| owner["apiVersion"] == *version && owner["kind"] == *kind);
-    (waits && replaces).then(|| Unplaced {
+    replaces.then(|| Unplaced {
         controller: owner["uid"].as_str().unwrap_or_default().to_owned(),
-        why: scheduled["message"].as_str().unwrap_or_default().to_owned(),
+        why: why.to_owned(),
     })
 }
 

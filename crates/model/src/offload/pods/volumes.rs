@@ -34,8 +34,9 @@ const CARRIED: [&str; 22] = [
     "secret",
     "vsphereVolume",
 ];
-/// Kinds that exist only in the home cluster.
-pub(super) const AT_HOME_ONLY: [&str; 2] = ["ephemeral", "hostPath"];
+/// Kinds that exist only in the home cluster: `ephemeral` makes a claim here, the others use what is installed on
+/// its machines.
+pub(super) const AT_HOME_ONLY: [&str; 4] = ["ephemeral", "flexVolume", "gitRepo", "hostPath"];
 /// Sources of a projected volume that exist only in the home cluster.
 pub(super) const SOURCES_AT_HOME_ONLY: [&str; 3] =
     ["clusterTrustBundle", "podCertificate", "serviceAccountToken"];
@@ -79,25 +80,23 @@ pub(super) fn tokens(volumes: Option<&Value>) -> Vec<String> {
 
 /// The volume with the names of the copies.
 fn with_copies(mut volume: Value, home: &str) -> Value {
-    let renamed = |source: &mut Value| {
-        if let Some(name) = source["configMap"]["name"].as_str() {
-            source["configMap"]["name"] = name_of_copy(Kind::ConfigMap, name, home).into();
-        }
-    };
-    if volume.get("configMap").is_some() {
-        renamed(&mut volume);
-    }
+    name_copy(volume.get_mut("configMap"), home);
     let sources = volume
         .pointer_mut("/projected/sources")
         .and_then(Value::as_array_mut);
-    for source in sources
-        .into_iter()
-        .flatten()
-        .filter(|source| source.get("configMap").is_some())
-    {
-        renamed(source);
+    for source in sources.into_iter().flatten() {
+        name_copy(source.get_mut("configMap"), home);
     }
     volume
+}
+
+/// Gives a reference to a `ConfigMap` the name of its copy.
+pub(super) fn name_copy(reference: Option<&mut Value>, home: &str) {
+    if let Some(reference) = reference
+        && let Some(name) = reference["name"].as_str()
+    {
+        reference["name"] = name_of_copy(Kind::ConfigMap, name, home).into();
+    }
 }
 
 fn is_token(name: &str, volume: &Value) -> bool {
