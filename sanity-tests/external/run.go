@@ -67,6 +67,8 @@ func (s *Suite) run(ctx context.Context, name string, until time.Time, which []s
 		"--no-color", "--silence-skips", "--output-dir=" + dir, "--json-report=" + report,
 		s.programs.Path("e2e.test"), "--",
 		"--kubeconfig=" + s.cluster.Kubeconfig(), "--kubectl-path=" + s.kubectl, "--provider=skeleton",
+		// Or the suite would wait until virtual nodes take all pods.
+		"--non-blocking-taints=node-role.kubernetes.io/control-plane,virtual-node.liqo.io/not-allowed",
 	}, ofTests)
 	cmd := exec.CommandContext(ctx, s.programs.Path("ginkgo"), args...)
 	var output bytes.Buffer

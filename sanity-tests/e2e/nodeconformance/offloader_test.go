@@ -64,7 +64,9 @@ spec:
       jsonPatch:
         expression: >-
           [JSONPatch{op: "add", path: "/spec/nodeSelector", value: {"kubernetes.io/hostname": "` + node + `"}}] +
-          (has(object.spec.nodeName) ? [JSONPatch{op: "remove", path: "/spec/nodeName"}] : [])
+          (has(object.spec.nodeName) ? [JSONPatch{op: "remove", path: "/spec/nodeName"}] : []) +
+          (object.spec.?affinity.?nodeAffinity.?requiredDuringSchedulingIgnoredDuringExecution.?nodeSelectorTerms.orValue([])
+          .exists(t, has(t.matchFields)) ? [JSONPatch{op: "remove", path: "/spec/affinity/nodeAffinity"}] : [])
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicyBinding
