@@ -80,9 +80,9 @@ func TestASecondVolumeOfTheSameData(t *testing.T) {
 	for _, class := range []string{"liqo-reference", "liqo-reference-attach"} {
 		for _, volumeMode := range []corev1.PersistentVolumeMode{corev1.PersistentVolumeFilesystem, corev1.PersistentVolumeBlock} {
 			t.Run(fmt.Sprintf("%s %s", class, volumeMode), func(t *testing.T) {
-				// The namespace of the reader goes last: its claim is not the data's.
-				reader := home(t)
-				n := user.NewNamespace(t, reader.Cluster)
+				// The namespace of the reader goes first: a volume is not deleted while a claim has it.
+				n := home(t)
+				reader := user.NewNamespace(t, n.Cluster)
 				node := user.OnNode(n.Cluster.Nodes()[0].Name)
 				read, write := "cat /data/file", "echo %s > /data/file; sync"
 				var claims []func(*corev1.PersistentVolumeClaim)
