@@ -18,6 +18,7 @@ use crate::{
     fleet::{Registry, Remote, Unreachable},
     placement::{BindingMode, Class, KnownClasses, NoClass, served, ways_out},
     rounds::Rounds,
+    topology::Node,
     volume::{ClusterId, DRIVER_NAME},
 };
 
@@ -105,6 +106,28 @@ struct Finding {
     message: String,
 }
 
+/// A cluster that does not serve all claims.
+struct ClusterState {
+    remote: Arc<Remote>,
+    unusable: Option<(&'static str, String)>,
+    unserved: Vec<Unserved>,
+    /// The nodes that represent it.
+    nodes: Vec<Arc<Node>>,
+}
+
+impl ClusterState {
+    /// Why it does not serve the claim, if so: the reason and the message.
+    fn refusal(&self, claim: &Claim) -> Option<(&'static str, &str)> {
+        if let Some((reason, message)) = &self.unusable {
+            return Some((reason, message));
+        }
+        let concerns =
+            |one: &&Unserved| claim.class.as_ref() == Some(&one.class) && (one.all || !claim.names_class);
+        let unserved = self.unserved.iter().find(concerns)?;
+        Some((NO_CLASS, &unserved.message))
+    }
+}
+
 /// The loop that reports on claims that wait.
 pub(super) struct WaitingClaims<'a> {
     home: &'a Cluster,
@@ -146,55 +169,51 @@ impl<'a> WaitingClaims<'a> {
             .collect()
     }
 
-    /// For each of these claims the clusters that do not serve it although its pods may run there.
-    fn findings(&self, claims: &[Arc<Claim>]) -> Vec<Vec<Finding>> {
-        let remotes = self.registry.all().into_iter().map(|remote| {
-            let unserved = unserved(self.home, &remote, self.settings);
-            (unusable(&remote), unserved, remote)
+    /// The clusters that do not serve all claims, if a claim waits.
+    fn clusters(&self, claims: &[Arc<Claim>]) -> Vec<ClusterState> {
+        if claims.is_empty() {
+            return Vec::new();
+        }
+        let nodes = self.home.views().nodes.all();
+        let states = self.registry.all().into_iter().map(|remote| ClusterState {
+            unusable: unusable(&remote),
+            unserved: unserved(self.home, &remote, self.settings),
+            nodes: nodes
+                .iter()
+                .filter(|node| remote.nodes.admits(node) && !node.has_driver())
+                .cloned()
+                .collect(),
+            remote,
         });
-        let mut remotes: Vec<_> = remotes.collect();
-        remotes.retain(|(unusable, unserved, _)| unusable.is_some() || !unserved.is_empty());
-        let of = |claim: &Arc<Claim>| {
-            let found = remotes.iter().filter_map(|(unusable, unserved, remote)| {
-                let concerns = |one: &&Unserved| {
-                    claim.class.as_ref() == Some(&one.class) && (one.all || !claim.names_class)
-                };
-                let (reason, message) = match unusable {
-                    Some((reason, message)) => (*reason, message),
-                    None => (NO_CLASS, &unserved.iter().find(concerns)?.message),
-                };
-                self.may_go(claim, remote).then(|| Finding {
-                    cluster: remote.id.clone(),
-                    reason,
-                    message: message.clone(),
-                })
-            });
-            found.collect()
-        };
-        claims.iter().map(of).collect()
+        states
+            .filter(|it| it.unusable.is_some() || !it.unserved.is_empty())
+            .collect()
+    }
+
+    /// The clusters that do not serve the claim although its pods may run there.
+    fn findings(&self, claim: &Claim, clusters: &[ClusterState]) -> Vec<Finding> {
+        let found = clusters.iter().filter_map(|cluster| {
+            let (reason, message) = cluster.refusal(claim)?;
+            self.may_go(claim, cluster).then(|| Finding {
+                cluster: cluster.remote.id.clone(),
+                reason,
+                message: message.to_owned(),
+            })
+        });
+        found.collect()
     }
 
     /// Whether a pod that waits for the claim may be scheduled to a node of the cluster, and its namespace is
     /// offloaded to it.
-    fn may_go(&self, claim: &Claim, remote: &Remote) -> bool {
+    fn may_go(&self, claim: &Claim, cluster: &ClusterState) -> bool {
+        let ClusterState { remote, nodes, .. } = cluster;
+        let namespace = &claim.name.namespace;
         let pods = self.watched.pods.of_topic(&claim.name.to_string());
-        let pods: Vec<_> = pods
+        let mut pods = pods
             .iter()
-            .filter(|pod| pod.node.is_none() && !pod.waits_for_claims_gate)
-            .collect();
-        if pods.is_empty()
-            || remote
-                .namespaces
-                .remote(&claim.name.namespace, &remote.id)
-                .is_err()
-        {
-            return false;
-        }
-        let nodes = self.home.views().nodes.all();
-        let mut there = nodes
-            .iter()
-            .filter(|node| remote.nodes.admits(node) && !node.has_driver());
-        there.any(|node| pods.iter().any(|pod| pod.consumer.selects(node)))
+            .filter(|pod| pod.node.is_none() && !pod.waits_for_claims_gate);
+        remote.namespaces.remote(namespace, &remote.id).is_ok()
+            && pods.any(|pod| nodes.iter().any(|node| pod.consumer.selects(node)))
     }
 
     async fn report(&mut self, claim: &Claim, found: &[Finding]) -> Result<(), ApiError> {
@@ -253,9 +272,10 @@ impl Rounds for WaitingClaims<'_> {
 
     async fn round(&mut self) -> Result<(), ApiError> {
         let claims = self.waiting_claims();
-        let findings = self.findings(&claims);
+        let clusters = self.clusters(&claims);
         let mut waiting = HashMap::new();
-        for (claim, found) in claims.iter().zip(findings) {
+        for claim in &claims {
+            let found = self.findings(claim, &clusters);
             if found.is_empty() {
                 self.take_back(claim).await?;
                 continue;

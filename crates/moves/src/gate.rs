@@ -13,6 +13,7 @@ mod recover;
 mod twins;
 mod users;
 
+pub use self::apply::unlocked;
 pub(super) use self::{apply::outcome, observe::twins_volume};
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     api::volume_move::{MoveRequest, PlannedTwin},
     cluster::{ApiError, slim::Twin, unless_conflict},
-    gate::{Applied, MovedSide, MovedVolume, Place, Records},
+    gate::{Applied, MovedSide, MovedVolume, Place, Records, unlocked},
     movers::MoveHelpers,
     observe::crash::{self, Step},
     placement::moving::{ClaimDecision, Outcome, Stage, leftover_step},
@@ -168,14 +168,10 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
         let Some(claim) = claims.get(&left.name).await?.filter(is_locked) else {
             return Ok(());
         };
-        let mut finalizers = claim.finalizers().to_vec();
-        finalizers.retain(|one| one != mark::MOVE);
-        let patch = json!({"metadata": {
-            "uid": claim.uid(),
-            "resourceVersion": claim.resource_version(),
-            "annotations": {mark::MOVE: null},
-            "finalizers": finalizers,
-        }});
+        let mut metadata = unlocked(&claim);
+        metadata["uid"] = json!(claim.uid());
+        metadata["resourceVersion"] = json!(claim.resource_version());
+        let patch = json!({ "metadata": metadata });
         let unlocked = crash::around(Step::MoveUnlock, claims.merge(&left.name, &patch)).await;
         unless_conflict(unlocked).map(drop)
     }

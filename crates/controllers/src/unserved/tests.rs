@@ -164,7 +164,7 @@ async fn what_is_not_true_any_more_is_taken_back() {
     let registry = milan(Link::up(&there, Rights::ALL).await);
     told(&api, &registry, true).await;
     assert_eq!(condition(&api)["status"], "Unknown");
-    // Also of claims that nobody waits for any more.
+    // Also if no pod waits for the claim any more.
     let (api, registry) = world().await;
     told(&api, &registry, true).await;
     api.remove("/api/v1/namespaces/shop/pods/of-waiting");

@@ -61,11 +61,11 @@ impl Pods<'_> {
         }
     }
 
-    /// Says on a pod that a policy or webhook, here or there, keeps it from going on.
+    /// Emits an event on a pod that a policy or webhook, here or there, refuses a write of the fabric.
     pub(super) async fn tell_refused(&self, home: &RawPod, error: &ApiError) {
         let why = short(&error.to_string());
         if self.is_news(home, &why) {
-            let note = format!("it does not go on, which is tried again: {why}");
+            let note = format!("the fabric cannot write what the pod needs next, and tries again: {why}");
             self.events
                 .warn_object(reference(home), "WriteRefused", &note)
                 .await;

@@ -110,7 +110,7 @@ enum Fate {
 }
 
 impl Writer<'_> {
-    /// Gives up a pod that its cluster has refused for too long. Returns when to look again, if it waits.
+    /// Gives up a pod that its cluster has refused for too long. Returns the time until the next check, if there is one.
     pub(super) async fn give_up_refused(
         &self,
         home: &RawPod,
@@ -133,7 +133,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Gives up a remote pod that has waited too long for a node. Returns when to look again, if it waits.
+    /// Gives up a remote pod that has been without a node for too long. Returns the time until the next check, if
+    /// there is one.
     pub(super) async fn give_up(
         &self,
         home: &RawPod,

@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{Resource, ResourceExt};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -70,10 +70,7 @@ impl MovedVolume {
         let Some(claim) = exactly(self.claims(), &self.claim.name.name, at).await? else {
             return Ok(Applied::ChangedMeanwhile);
         };
-        let patch = json!({"metadata": {
-            "annotations": {mark::MOVE: null, mark::MOVE_TOUCHED: null},
-            "finalizers": finalizers(&claim.object, false),
-        }});
+        let patch = json!({"metadata": unlocked(&claim.object)});
         claim.change(Step::MoveUnlock, patch).await
     }
 
@@ -259,6 +256,15 @@ pub(super) fn precondition(at: &AsRead) -> Precondition {
         uid: at.uid().to_owned(),
         resource_version: Some(at.version().to_owned()),
     }
+}
+
+/// The metadata in the merge patch that unlocks a claim.
+#[must_use]
+pub fn unlocked(claim: &PersistentVolumeClaim) -> Value {
+    json!({
+        "annotations": {mark::MOVE: null, mark::MOVE_TOUCHED: null},
+        "finalizers": finalizers(claim, false),
+    })
 }
 
 /// The finalizers of an object, with or without the one of moves.

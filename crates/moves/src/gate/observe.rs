@@ -243,7 +243,7 @@ impl MovedVolume {
     }
 
     /// Whether a PV there may have the data of the source, whose twin does not exist: the twin may be created again
-    /// for it. Without the right to read PVs nobody does that.
+    /// for it. Without the right to read PVs, it is not.
     async fn has_data(&self, site: &Site) -> Result<bool, ApiError> {
         if !site.shows_volumes() {
             return Ok(site.cluster().rights().uncertain);

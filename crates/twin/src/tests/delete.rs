@@ -134,8 +134,7 @@ async fn the_volume_of_a_claim_that_exists_is_not_deleted() {
     }
 }
 
-/// A user has created another PV for the same data, and bound another claim to it. Then somebody deletes the first
-/// one.
+/// A user has created another PV for the same data, bound another claim to it, and deletes the first claim.
 #[tokio::test]
 async fn the_volume_of_a_claim_that_has_it_through_another_pv_is_not_deleted() {
     let world = World::new(Real::Works).await;

@@ -168,11 +168,7 @@ pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Opt
     let conditions: Vec<Value> = others.chain([disrupted]).collect();
     let mut status =
         json!({"phase": "Failed", "reason": reason, "message": message, "conditions": conditions});
-    for list in [
-        "initContainerStatuses",
-        "containerStatuses",
-        "ephemeralContainerStatuses",
-    ] {
+    for (list, _) in CONTAINERS {
         if let Some(all) = home["status"][list].as_array() {
             let ended = all.iter().map(|it| ended(it, message, now));
             status[list] = ended.collect();
