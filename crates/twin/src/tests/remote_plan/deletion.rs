@@ -112,6 +112,40 @@ async fn a_later_claim_of_that_name_does_not_hold_a_deletion_up() {
     assert!(world.twin().is_some());
 }
 
+/// Somebody in the remote cluster removed the labels of the twin. Its data would stay for ever.
+#[tokio::test]
+async fn a_twin_without_its_labels_is_not_a_later_claim() {
+    for is_marked in [false, true] {
+        let world = World::new().await;
+        let mut made = world.create().await.unwrap();
+        world.bind().await;
+        if is_marked {
+            let of = format!("home/pvc-{UID}");
+            world.there.change("/api/v1/persistentvolumes/pv", |volume| {
+                volume["metadata"]["annotations"][mark::DATA_OF] = of.clone().into();
+            });
+        } else {
+            made.context.insert(TWIN_VOLUME.to_owned(), "pv".to_owned());
+        }
+        world.remember(made);
+        world
+            .there
+            .change(TWIN, |twin| twin["metadata"]["labels"] = json!({}));
+        let refused = world.delete().await;
+        assert!(
+            matches!(
+                refused,
+                Err(DeleteError::Refused {
+                    refusal: DeleteRefusal::Foreign(_),
+                    ..
+                })
+            ),
+            "{is_marked}: {refused:?}"
+        );
+        assert!(world.twin().is_some());
+    }
+}
+
 #[tokio::test]
 async fn an_older_retained_volume_of_that_name_does_not_pass_for_it() {
     let world = World::new().await;
