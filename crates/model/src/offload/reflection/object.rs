@@ -7,11 +7,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, from_value, json};
 
 use super::{
-    COPIED_KEYS, Found, HOME_OBJECT_UID, Kind, Marks, Original, Print, ROOT_CERTIFICATES, SKIP, name_of_copy,
+    COPIED_KEYS, Fingerprint, Found, HOME_OBJECT_UID, Kind, Marks, Original, ROOT_CERTIFICATES, SKIP,
+    name_of_copy,
 };
 use crate::volume::{digest, is_within, marks_ownership};
 
-/// Digits of the hashes in a [`Print`].
+/// Digits of the hashes in a [`Fingerprint`].
 const DIGITS: usize = 32;
 /// Domains of keys that concern the object itself, never its copy: ours and Liqo's, and those of tools that
 /// would prune the copy as missing from their sources.
@@ -89,7 +90,7 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
         Kind::ConfigMap | Kind::Secret => configuration(kind, object.take()),
         Kind::EndpointSlice => endpoints(&object),
     };
-    let print = print(kind, &labels, &annotations, &content);
+    let fingerprint = fingerprint(kind, &labels, &annotations, &content);
     let mut object = json!({
         "apiVersion": kind.api_version(),
         "kind": format!("{kind:?}"),
@@ -99,7 +100,7 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
     Ok(Wanted {
         original: Original {
             copy,
-            print,
+            fingerprint,
             selector,
         },
         object,
@@ -122,7 +123,7 @@ pub fn found(kind: Kind, object: Value, marks: &Marks) -> Found {
         ours,
         deleting,
         immutable,
-        print: print(kind, &labels, &annotations, &content),
+        fingerprint: fingerprint(kind, &labels, &annotations, &content),
     }
 }
 
@@ -313,7 +314,7 @@ fn says_something(value: &Value) -> bool {
     }
 }
 
-fn print(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Print {
+fn fingerprint(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Fingerprint {
     let fixed = match kind {
         Kind::ConfigMap => String::new(),
         Kind::Secret => digest(DIGITS, [text(&content["type"])]),
@@ -324,7 +325,7 @@ fn print(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Pr
             format!("{}/{headless}", is_external_name(spec))
         }
     };
-    Print {
+    Fingerprint {
         metadata: digest(
             DIGITS,
             [json!(labels), json!(annotations)]
