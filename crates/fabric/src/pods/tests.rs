@@ -378,23 +378,45 @@ async fn a_pod_that_is_deleted_here_after_it_ended_there_has_ended_as_it_did() {
     }
 }
 
+impl World {
+    /// How many events on pods say that a write is refused, for this reason.
+    fn told_refused(&self, why: &str) -> usize {
+        let all = self
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let notes = all.iter().filter(|it| it["reason"] == "WriteRefused");
+        notes
+            .filter(|it| it["note"].as_str().unwrap_or_default().contains(why))
+            .count()
+    }
+}
+
 #[tokio::test]
 async fn a_policy_here_that_keeps_a_pod_from_going_on_is_said_on_it() {
     let world = World::with_pod(true).await;
     let why = "pods of this namespace must have an owner label";
     world.home.fault(Fault::new("PATCH", POD, Act::Forbid(why)));
-    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
-    let told = |world: &World| {
-        let all = world.home.store().below(events);
-        let notes = all.iter().filter(|it| it["reason"] == "WriteRefused");
-        notes
-            .filter(|it| it["note"].as_str().unwrap_or_default().contains(why))
-            .count()
-    };
-    world.run_until(|world| told(world) > 0).await;
+    world.run_until(|world| world.told_refused(why) > 0).await;
     world.home.heal();
     world.run_until(World::is_running).await;
-    assert_eq!(told(&world), 1);
+    assert_eq!(world.told_refused(why), 1);
+}
+
+/// The API server answers with 500 while a webhook there does not answer.
+#[tokio::test]
+async fn what_keeps_a_pod_from_being_made_is_said_on_it_if_it_lasts() {
+    let world = World::with_pod(true).await;
+    world.home.change(POD, |pod| {
+        pod["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+    world
+        .there
+        .fault(Fault::new("POST", "/shop-home/pods", Act::Refuse(500)));
+    world.run_until(|world| world.told_refused("shop-home/web") > 0).await;
+    world.there.heal();
+    world.run_until(World::is_running).await;
+    assert!(world.ran_at_most_once_each());
 }
 
 #[tokio::test]
