@@ -413,7 +413,9 @@ async fn what_keeps_a_pod_from_being_made_is_said_on_it_if_it_lasts() {
     world
         .there
         .fault(Fault::new("POST", "/shop-home/pods", Act::Refuse(500)));
-    world.run_until(|world| world.told_refused("shop-home/web") > 0).await;
+    world
+        .run_until(|world| world.told_refused("shop-home/web") > 0)
+        .await;
     world.there.heal();
     world.run_until(World::is_running).await;
     assert!(world.ran_at_most_once_each());
