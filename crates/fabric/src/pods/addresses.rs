@@ -66,7 +66,7 @@ impl Pods<'_> {
         }
     }
 
-    /// Emits an event on a pod that a policy or webhook, here or there, refuses a write of the fabric.
+    /// Emits an event on a pod that a policy or webhook, here or there, refuses or fails a write of the fabric.
     pub(super) async fn report_refused(&self, home: &RawPod, error: &ApiError) {
         let why = short(&error.to_string());
         if self.is_new(home, &why) {

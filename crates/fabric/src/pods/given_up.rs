@@ -41,8 +41,14 @@ const POLICY: &str = "avoided-clusters.storage.liqo.io";
 const SCALES_UP: [&str; 2] = ["TriggeredScaleUp", "Nominated"];
 /// The longest time that autoscalers wait for a node that they add, by default.
 const LONGEST_SCALE_UP: SignedDuration = SignedDuration::from_mins(15);
-/// Reasons of pods that their cluster refuses or cannot run.
-const REFUSALS: [&str; 2] = ["PodNotSupported", "RemoteRefused"];
+/// Reasons of pods that their cluster does not take, or cannot run. None of them has started.
+const REFUSALS: [&str; 5] = [
+    "OffloadingBackOff",
+    "OutOfCapacity",
+    "PodNotSupported",
+    "RemoteNameTaken",
+    "RemoteRefused",
+];
 /// Before the status of the `NamespaceOffloading` is written again.
 const AGAIN: Duration = Duration::from_mins(1);
 

@@ -117,7 +117,10 @@ impl Pods<'_> {
         }
         let may_rest = state.deleting.is_none() && matches!(act, Act::Reflect | Act::Nothing);
         let again = match (Writer { pods: self, observed }).carry_out(&facts, act).await {
-            Err(error) if error.is_refusal() => {
+            // A webhook that does not answer fails the write, too, and nothing else shows why the pod waits.
+            Err(error)
+                if error.is_refusal() || error.is_transient() && !state.started && !is_young(&home) =>
+            {
                 self.report_refused(&home, &error).await;
                 return Err(error);
             }

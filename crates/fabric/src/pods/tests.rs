@@ -377,23 +377,47 @@ async fn a_home_pod_deleted_after_its_remote_pod_ended_gets_its_result() {
     }
 }
 
+impl World {
+    /// How many events on pods say that a write is refused, for this reason.
+    fn reported_refused(&self, why: &str) -> usize {
+        let all = self
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let notes = all.iter().filter(|it| it["reason"] == "WriteRefused");
+        notes
+            .filter(|it| it["note"].as_str().unwrap_or_default().contains(why))
+            .count()
+    }
+}
+
 #[tokio::test]
 async fn a_write_refused_by_a_policy_is_reported_on_the_pod() {
     let world = World::with_pod(true).await;
     let why = "pods of this namespace must have an owner label";
     world.home.fault(Fault::new("PATCH", POD, Act::Forbid(why)));
-    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
-    let reported = |world: &World| {
-        let all = world.home.store().below(events);
-        let notes = all.iter().filter(|it| it["reason"] == "WriteRefused");
-        notes
-            .filter(|it| it["note"].as_str().unwrap_or_default().contains(why))
-            .count()
-    };
-    world.run_until(|world| reported(world) > 0).await;
+    world.run_until(|world| world.reported_refused(why) > 0).await;
     world.home.heal();
     world.run_until(World::is_running).await;
-    assert_eq!(reported(&world), 1);
+    assert_eq!(world.reported_refused(why), 1);
+}
+
+/// The API server answers with 500 while a webhook there does not answer.
+#[tokio::test]
+async fn a_write_that_keeps_failing_is_reported_on_the_pod() {
+    let world = World::with_pod(true).await;
+    world.home.change(POD, |pod| {
+        pod["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+    world
+        .there
+        .fault(Fault::new("POST", "/shop-home/pods", Act::Refuse(500)));
+    world
+        .run_until(|world| world.reported_refused("shop-home/web") > 0)
+        .await;
+    world.there.heal();
+    world.run_until(World::is_running).await;
+    assert!(world.ran_at_most_once_each());
 }
 
 #[tokio::test]

@@ -128,6 +128,42 @@ async fn a_refused_pod_is_given_up() {
 }
 
 #[tokio::test]
+async fn a_pod_that_its_cluster_has_no_place_for_goes_back() {
+    for reason in ["OffloadingBackOff", "OutOfCapacity", "RemoteNameTaken"] {
+        let mut world = World::full().await;
+        match reason {
+            "OffloadingBackOff" => {
+                world.is_unmapped = true;
+                world.home.change(OFFLOADING, |it| {
+                    it["status"]["remoteNamespacesConditions"]["milan"][0]["reason"] =
+                        json!("CreationLoopBackOff");
+                });
+            }
+            "OutOfCapacity" => {
+                let offers = json!({"status": {"allocatable": {"pods": "0"}}});
+                world.home.put("/api/v1/nodes/milan", offers);
+            }
+            _ => world.there.put(THERE, json!({"spec": {}})),
+        }
+        let has_waited = AtomicBool::new(false);
+        world
+            .run_until(|world| {
+                let pod = world.home.object(POD).unwrap_or_default();
+                has_waited.fetch_or(pod["status"]["reason"] == reason, Ordering::Relaxed);
+                pod.is_null()
+            })
+            .await;
+        assert!(has_waited.into_inner(), "{reason}");
+        assert_eq!(
+            (world.avoided().len(), world.given_up.total("milan")),
+            (1, 1),
+            "{reason}"
+        );
+        assert!(world.ran.lock().unwrap().is_empty(), "it never started");
+    }
+}
+
+#[tokio::test]
 async fn a_pod_that_gets_a_node_just_before_it_is_given_up_stays() {
     let world = World::full().await;
     world.there.before("DELETE", THERE, |store| {

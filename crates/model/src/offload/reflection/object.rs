@@ -14,14 +14,25 @@ use crate::volume::{digest, is_within, marks_ownership};
 
 /// Digits of the hashes in a [`Fingerprint`].
 const DIGITS: usize = 32;
-/// Domains of keys that concern the object itself, never its copy: ours and Liqo's, and those of tools that
-/// would prune the copy as missing from their sources.
-const OWN_MEANING: [&str; 4] = [
+/// Domains of keys that concern the object itself, never its copy: ours and Liqo's, those of tools that would
+/// prune the copy as missing from their sources, and those of controllers that would act in the remote cluster
+/// as if its users had asked: copy a Secret into namespaces of others, or publish a Service once more.
+const OWN_MEANING: [&str; 11] = [
     "liqo.io",
     "kubectl.kubernetes.io",
     "applyset.kubernetes.io",
     "config.k8s.io",
+    "replicator.v1.mittwald.de",
+    "reflector.v1.k8s.emberstack.com",
+    "kubed.appscode.com",
+    "external-dns.alpha.kubernetes.io",
+    "external-dns.kubernetes.io",
+    "tailscale.com",
+    "cloud.google.com",
 ];
+/// Helm keeps its releases in Secrets of this type, or in `ConfigMap`s with such names: all manifests and
+/// values of each revision. Helm in the remote cluster would list and uninstall them.
+const HELM_RELEASE: (&str, &str) = ("helm.sh/release.v1", "sh.helm.release.v1.");
 
 type Pairs = BTreeMap<String, String>;
 
@@ -149,11 +160,14 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
 /// Whether an object is meaningful only in its own cluster.
 fn is_of_the_cluster(kind: Kind, object: &Value) -> bool {
     match kind {
-        Kind::ConfigMap | Kind::EndpointSlice => false,
-        Kind::Secret => matches!(
-            text(&object["type"]),
-            "kubernetes.io/service-account-token" | "bootstrap.kubernetes.io/token"
-        ),
+        Kind::EndpointSlice => false,
+        Kind::ConfigMap => text(&object["metadata"]["name"]).starts_with(HELM_RELEASE.1),
+        Kind::Secret => [
+            "kubernetes.io/service-account-token",
+            "bootstrap.kubernetes.io/token",
+            HELM_RELEASE.0,
+        ]
+        .contains(&text(&object["type"])),
         Kind::Service => {
             let metadata = &object["metadata"];
             metadata["name"] == "kubernetes" && metadata["namespace"] == "default"

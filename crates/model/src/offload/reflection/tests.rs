@@ -169,6 +169,37 @@ fn a_service_asks_for_nothing_of_its_own_cluster() {
     assert_eq!(spec_of(elsewhere.clone()), elsewhere);
 }
 
+/// Controllers in the remote cluster obey annotations: it is not for a copy to spread a Secret further, or to
+/// publish a Service a second time.
+#[test]
+fn what_controllers_are_told_of_an_object_is_not_told_of_its_copy() {
+    let told = [
+        "replicator.v1.mittwald.de/replicate-to",
+        "reflector.v1.k8s.emberstack.com/reflection-auto-enabled",
+        "kubed.appscode.com/sync",
+        "external-dns.alpha.kubernetes.io/hostname",
+        "tailscale.com/expose",
+        "cloud.google.com/neg",
+    ];
+    let pairs: BTreeMap<&str, &str> = told
+        .into_iter()
+        .chain(["note"])
+        .map(|key| (key, "true"))
+        .collect();
+    let metadata = json!({"name": "a", "uid": "u", "labels": pairs, "annotations": pairs});
+    for (kind, content) in [
+        (Kind::Secret, json!({"type": "Opaque"})),
+        (Kind::Service, json!({"spec": {"clusterIP": "None"}})),
+    ] {
+        let copy = copy_of(kind, object(kind, metadata.clone(), content));
+        for part in ["labels", "annotations"] {
+            let all = &copy["metadata"][part];
+            assert_eq!(all["note"], "true");
+            assert!(told.iter().all(|key| all[*key].is_null()), "{all}");
+        }
+    }
+}
+
 #[test]
 fn some_objects_stay_at_home() {
     let refused = |kind, object| wanted(kind, object, &marks()).map(|it| it.original.copy);
@@ -182,10 +213,17 @@ fn some_objects_stay_at_home() {
     for of_type in [
         "kubernetes.io/service-account-token",
         "bootstrap.kubernetes.io/token",
+        "helm.sh/release.v1",
     ] {
         let token = named("token", Kind::Secret, json!({"type": of_type}));
         assert_eq!(refused(Kind::Secret, token), Err(NotCopied::OfTheCluster));
     }
+    let release = named(
+        "sh.helm.release.v1.web.v3",
+        Kind::ConfigMap,
+        json!({"data": {"release": "H4s"}}),
+    );
+    assert_eq!(refused(Kind::ConfigMap, release), Err(NotCopied::OfTheCluster));
     let api = json!({"name": "kubernetes", "namespace": "default"});
     assert_eq!(
         refused(Kind::Service, object(Kind::Service, api, json!({}))),
