@@ -362,7 +362,13 @@ fn many_extended_attributes_of_several_inodes_in_one_directory_are_kept() {
             fs::write(&path, name).unwrap();
         }
         for at in 0..8 {
-            setxattr(&path, format!("user.{at}"), &[at; 60_000], XattrFlags::empty()).unwrap();
+            setxattr(
+                &path,
+                format!("user.{at}"),
+                &vec![at; 60_000],
+                XattrFlags::empty(),
+            )
+            .unwrap();
         }
     }
     pair.last_pass();
@@ -403,7 +409,7 @@ fn what_the_target_cannot_hold_is_named_by_the_first_pass() {
         "file: the target's file system cannot hold the time of its last change"
     );
     // More than a block of a file system that has enough of them.
-    setxattr(&file, "user.large", &[1; 20_000], XattrFlags::empty()).unwrap();
+    setxattr(&file, "user.large", &vec![1; 20_000], XattrFlags::empty()).unwrap();
     set(&file, whole);
     assert_eq!(problem(&to.at), "file: its extended attributes are too large");
 }
