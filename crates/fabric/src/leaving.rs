@@ -17,7 +17,8 @@ use crate::{
 const KIND: &str = "liqo.io/type";
 const VIRTUAL: &str = "virtual-node";
 const RUNTIME_CLASS: &str = "liqo";
-/// So long after the end of an offloading was asked for, API servers may not have read it.
+/// So long after the end of an offloading was asked for, API servers may not have read it; and their clocks may
+/// differ from ours by that.
 const LATE: SignedDuration = SignedDuration::from_secs(10);
 
 /// A namespace that leaves a cluster.
@@ -42,7 +43,10 @@ impl Leaving<'_> {
 
     fn is_concerned(&self, pod: &Pod) -> bool {
         let node = pod.spec.as_ref().and_then(|it| it.node_name.as_deref());
-        let is_older = pod.creation_timestamp().is_none_or(|made| made.0 <= self.said);
+        // The API server's clock, and that of the replica which said it.
+        let is_older = pod
+            .creation_timestamp()
+            .is_none_or(|made| made.0 <= self.said + LATE);
         let is_there = node.is_some_and(|node| self.nodes.contains(node));
         is_there && (may_run_there(pod) || (is_older && is_made_again(pod)))
     }

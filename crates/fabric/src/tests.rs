@@ -242,6 +242,31 @@ async fn a_namespace_is_made_and_said_to_be_there() {
 }
 
 #[tokio::test]
+async fn a_namespace_is_labelled_for_pod_security_unless_that_is_refused() {
+    let label = |world: &World| {
+        let made = world.there.object(THERE).unwrap();
+        made["metadata"]["labels"]["pod-security.kubernetes.io/enforce"].clone()
+    };
+    assert_eq!(label(&World::offloaded().await), "baseline");
+    let world = World::asked(json!({})).await;
+    world.home.change(CLUSTER, |it| {
+        it["spec"]["fabric"]["podSecurity"] = "restricted".into()
+    });
+    world.run_until(|world| world.phase() == "Ready").await;
+    assert_eq!(label(&world), "restricted");
+    // The policies of an older chart there admit no such label.
+    let world = World::asked(json!({})).await;
+    let refused = Act::Forbid("no labels but those of its fabric");
+    world.there.fault(
+        Fault::new("POST", "/api/v1/namespaces", refused)
+            .at_the_end()
+            .times(1),
+    );
+    world.run_until(|world| world.phase() == "Ready").await;
+    assert_eq!(label(&world), Value::Null);
+}
+
+#[tokio::test]
 async fn a_cluster_that_hangs_delays_no_other() {
     let world = World::asked(json!({})).await.with_a_cluster_that_hangs().await;
     world
@@ -458,12 +483,31 @@ async fn claims_hold_a_namespace_until_they_are_gone() {
     );
     let foreign = CLAIM.replace("/data", "/theirs");
     world.there.put(&foreign, json!({}));
+    // The fabric runs the pods: it knows that there are none that use the copies.
+    world
+        .home
+        .change(CLUSTER, |it| it["spec"]["nodeSelector"] = Value::Null);
+    let secret = |name: &str| format!("{THERE}/secrets/{name}");
+    let uid = world.home.object("/api/v1/namespaces/kube-system").unwrap()["metadata"]["uid"].clone();
+    for (name, of) in [("copy", uid), ("other", json!("another-home"))] {
+        let labels = json!({mark::MANAGED_BY: mark::MANAGED_BY_US, "fabric.storage.liqo.io/home": "home"});
+        let annotations = json!({"fabric.storage.liqo.io/home-uid": of});
+        world.there.put(
+            &secret(name),
+            json!({"metadata": {"labels": labels, "annotations": annotations}}),
+        );
+    }
     world.unoffload();
     world
         .run_until(|world| world.ready().1.contains("data, theirs (not a twin)"))
         .await;
     assert_eq!(world.phase(), "Terminating");
     world.let_time_pass();
+    assert!(world.there.object(&secret("copy")).is_some());
+    world
+        .run_until(|world| world.there.object(&secret("copy")).is_none())
+        .await;
+    assert!(world.there.object(&secret("other")).is_some());
     world.there.remove(CLAIM);
     world
         .run_until(|world| world.ready().1.contains(": theirs (not a twin)."))

@@ -99,7 +99,7 @@ pub struct ClusterSelector {
 /// Requirements on a node, which must all match.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("(has(self.matchExpressions) && self.matchExpressions.size() > 0) || (has(self.matchFields) && self.matchFields.size() > 0)").message("an empty term selects nothing: set matchExpressions or matchFields"))]
+#[x_kube(validation = Rule::new("(has(self.matchExpressions) && self.matchExpressions.size() > 0) || (has(self.matchFields) && self.matchFields.size() > 0)").message("an empty term selects nothing: set matchExpressions or matchFields"), validation = Rule::new("!has(self.matchExpressions) || self.matchExpressions.all(e, !has(e.values) || e.values.all(v, v.size() <= 63))").message("values of labels have at most 63 characters"))]
 pub struct ClusterTerm {
     /// On its labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -116,7 +116,12 @@ pub struct ClusterTerm {
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterRequirement {
     /// Its key.
-    #[schemars(length(min = 1, max = 317))]
+    #[schemars(
+        length(min = 1, max = 317),
+        regex(
+            pattern = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+        )
+    )]
     pub key: String,
 
     /// How its value is compared.
@@ -125,7 +130,13 @@ pub struct ClusterRequirement {
     /// Values to compare with: at least one for In and NotIn, one integer for Gt and Lt, none for
     /// the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = 253)))]
+    #[schemars(
+        length(max = 64),
+        inner(
+            length(max = 253),
+            regex(pattern = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")
+        )
+    )]
     pub values: Vec<String>,
 }
 

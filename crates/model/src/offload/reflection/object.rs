@@ -22,6 +22,19 @@ const OWN_MEANING: [&str; 4] = [
     "config.k8s.io",
 ];
 
+/// Types of Secrets that are credentials of the home cluster, or the record of what Helm has installed there.
+const OF_THE_CLUSTER: [&str; 3] = [
+    "kubernetes.io/service-account-token",
+    "bootstrap.kubernetes.io/token",
+    "helm.sh/release.v1",
+];
+/// Annotations of Secrets that hold a token of a service account: `OpenShift` keeps the credentials of its registry
+/// in such.
+const OF_AN_ACCOUNT: [&str; 2] = [
+    "kubernetes.io/service-account.name",
+    "openshift.io/internal-registry-auth-token.service-account",
+];
+
 type Pairs = BTreeMap<String, String>;
 
 /// Why an object is not copied.
@@ -149,10 +162,11 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
 fn is_of_the_cluster(kind: Kind, object: &Value) -> bool {
     match kind {
         Kind::ConfigMap | Kind::EndpointSlice => false,
-        Kind::Secret => matches!(
-            text(&object["type"]),
-            "kubernetes.io/service-account-token" | "bootstrap.kubernetes.io/token"
-        ),
+        Kind::Secret => {
+            let annotations = &object["metadata"]["annotations"];
+            OF_THE_CLUSTER.contains(&text(&object["type"]))
+                || OF_AN_ACCOUNT.iter().any(|key| annotations[*key].is_string())
+        }
         Kind::Service => {
             let metadata = &object["metadata"];
             metadata["name"] == "kubernetes" && metadata["namespace"] == "default"
