@@ -408,7 +408,8 @@ fn is_safe_to_evict(home: &Value) -> bool {
     let is_replaced = |owner: &Value| {
         owner["controller"] == true && EVICTED_CONTROLLERS.iter().any(|kind| owner["kind"] == *kind)
     };
-    let is_local = |volume: &Value| volume["emptyDir"].is_object() && volume["emptyDir"]["medium"] != "Memory";
+    let is_local =
+        |volume: &Value| volume["emptyDir"].is_object() && volume["emptyDir"]["medium"] != "Memory";
     meta["annotations"][SAFE_TO_EVICT].is_null() && owners.any(is_replaced) && !volumes.any(is_local)
 }
 
@@ -1049,7 +1050,8 @@ mod tests {
     fn an_autoscaler_there_may_evict_what_it_would_evict_here() {
         let annotation = |change: &dyn Fn(&mut Value)| {
             let mut home = pod(&usual());
-            home["metadata"]["ownerReferences"] = json!([{"kind": "StatefulSet", "name": "web", "controller": true}]);
+            home["metadata"]["ownerReferences"] =
+                json!([{"kind": "StatefulSet", "name": "web", "controller": true}]);
             change(&mut home);
             let remote = remote_pod(&home, &RemoteMarks::default(), &RemoteSettings::default()).unwrap();
             remote["metadata"]["annotations"][SAFE_TO_EVICT].clone()
