@@ -7,26 +7,37 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, from_value, json};
 
 use super::{
-    COPIED_KEYS, Found, HOME_OBJECT_UID, Kind, Marks, Original, Print, ROOT_CERTIFICATES, SKIP, name_of_copy,
+    COPIED_KEYS, Fingerprint, Found, HOME_OBJECT_UID, Kind, Marks, Original, ROOT_CERTIFICATES, SKIP,
+    name_of_copy,
 };
 use crate::volume::{digest, is_within, marks_ownership};
 
-/// Digits of the hashes in a [`Print`].
+/// Digits of the hashes in a [`Fingerprint`].
 const DIGITS: usize = 32;
-/// Domains of keys that concern the object itself, never its copy: ours and Liqo's, and those of tools that
-/// would prune the copy as missing from their sources.
-const OWN_MEANING: [&str; 4] = [
+/// Domains of keys that concern the object itself, never its copy: ours and Liqo's, those of tools that would
+/// prune the copy as missing from their sources, and those of controllers that would act in the remote cluster
+/// as if its users had asked: copy a Secret into namespaces of others, or publish a Service once more.
+const OWN_MEANING: [&str; 11] = [
     "liqo.io",
     "kubectl.kubernetes.io",
     "applyset.kubernetes.io",
     "config.k8s.io",
+    "replicator.v1.mittwald.de",
+    "reflector.v1.k8s.emberstack.com",
+    "kubed.appscode.com",
+    "external-dns.alpha.kubernetes.io",
+    "external-dns.kubernetes.io",
+    "tailscale.com",
+    "cloud.google.com",
 ];
+/// Helm keeps its releases in Secrets of this type, or in `ConfigMap`s with such names: all manifests and
+/// values of each revision. Helm in the remote cluster would list and uninstall them.
+const HELM_RELEASE: (&str, &str) = ("helm.sh/release.v1", "sh.helm.release.v1.");
 
-/// Types of Secrets that are credentials of the home cluster, or the record of what Helm has installed there.
-const OF_THE_CLUSTER: [&str; 3] = [
+/// Types of Secrets that are credentials of the home cluster.
+const CREDENTIALS: [&str; 2] = [
     "kubernetes.io/service-account-token",
     "bootstrap.kubernetes.io/token",
-    "helm.sh/release.v1",
 ];
 /// Annotations of Secrets that hold a token of a service account: `OpenShift` keeps the credentials of its registry
 /// in such.
@@ -102,7 +113,7 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
         Kind::ConfigMap | Kind::Secret => configuration(kind, object.take()),
         Kind::EndpointSlice => endpoints(&object),
     };
-    let print = print(kind, &labels, &annotations, &content);
+    let fingerprint = fingerprint(kind, &labels, &annotations, &content);
     let mut object = json!({
         "apiVersion": kind.api_version(),
         "kind": format!("{kind:?}"),
@@ -112,7 +123,7 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
     Ok(Wanted {
         original: Original {
             copy,
-            print,
+            fingerprint,
             selector,
         },
         object,
@@ -135,7 +146,7 @@ pub fn found(kind: Kind, object: Value, marks: &Marks) -> Found {
         ours,
         deleting,
         immutable,
-        print: print(kind, &labels, &annotations, &content),
+        fingerprint: fingerprint(kind, &labels, &annotations, &content),
     }
 }
 
@@ -161,10 +172,12 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
 /// Whether an object is meaningful only in its own cluster.
 fn is_of_the_cluster(kind: Kind, object: &Value) -> bool {
     match kind {
-        Kind::ConfigMap | Kind::EndpointSlice => false,
+        Kind::EndpointSlice => false,
+        Kind::ConfigMap => text(&object["metadata"]["name"]).starts_with(HELM_RELEASE.1),
         Kind::Secret => {
             let annotations = &object["metadata"]["annotations"];
-            OF_THE_CLUSTER.contains(&text(&object["type"]))
+            CREDENTIALS.contains(&text(&object["type"]))
+                || object["type"] == HELM_RELEASE.0
                 || OF_AN_ACCOUNT.iter().any(|key| annotations[*key].is_string())
         }
         Kind::Service => {
@@ -327,7 +340,7 @@ fn says_something(value: &Value) -> bool {
     }
 }
 
-fn print(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Print {
+fn fingerprint(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Fingerprint {
     let fixed = match kind {
         Kind::ConfigMap => String::new(),
         Kind::Secret => digest(DIGITS, [text(&content["type"])]),
@@ -338,7 +351,7 @@ fn print(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Pr
             format!("{}/{headless}", is_external_name(spec))
         }
     };
-    Print {
+    Fingerprint {
         metadata: digest(
             DIGITS,
             [json!(labels), json!(annotations)]
