@@ -213,6 +213,8 @@ func TestMoversThereAreFenced(t *testing.T) {
 			}
 		}
 		access["move"] = true
+		// What is for pods of the fabric does not loosen this.
+		access["podSecurity"] = "privileged"
 		for name, one := range map[string]struct {
 			values Values
 			image  string
@@ -224,7 +226,10 @@ func TestMoversThereAreFenced(t *testing.T) {
 			values := Values{"remoteAccess": access}
 			maps.Copy(values, one.values)
 			text := validations(t, values, movers)
-			for _, part := range []string{"c.image == '" + one.image + "'", "['/usr/local/bin/liqo-csi', 'mover']", "one claim", "no token of it", "privileged", "nodeName"} {
+			for _, part := range []string{
+				"c.image == '" + one.image + "'", "['/usr/local/bin/liqo-csi', 'mover']", "dyn(c).all(field, field in ['name',", "'^move-(source|target)-",
+				"m.mountPath in ['/data',", "one claim", "no token of it", "privileged", "nodeName",
+			} {
 				if !strings.Contains(text, part) {
 					t.Errorf("level %s, %s: %s is not judged", level, name, part)
 				}
