@@ -99,7 +99,7 @@ pub struct ClusterSelector {
 /// Requirements on a node, which must all match.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("(has(self.matchExpressions) && self.matchExpressions.size() > 0) || (has(self.matchFields) && self.matchFields.size() > 0)").message("an empty term selects nothing: set matchExpressions or matchFields"), validation = Rule::new("!has(self.matchExpressions) || self.matchExpressions.all(e, !has(e.values) || e.values.all(v, v.size() <= 63))").message("values of labels have at most 63 characters"))]
+#[x_kube(validation = Rule::new("(has(self.matchExpressions) && self.matchExpressions.size() > 0) || (has(self.matchFields) && self.matchFields.size() > 0)").message("an empty term selects nothing: set matchExpressions or matchFields"))]
 pub struct ClusterTerm {
     /// On its labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
