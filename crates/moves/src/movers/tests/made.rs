@@ -83,7 +83,9 @@ async fn the_policy_of_a_remote_cluster_admits_movers() {
     );
     let chart = std::fs::read_to_string(chart).unwrap();
     let (_, policy) = chart.split_once("name: {{ $role }}-movers\n").unwrap();
-    let (policy, _) = policy.split_once("kind: ValidatingAdmissionPolicyBinding").unwrap();
+    let (policy, _) = policy
+        .split_once("kind: ValidatingAdmissionPolicyBinding")
+        .unwrap();
     for (of, world) in [
         ("files", World::new(Way::Out).await),
         ("a device", World::with_device(Way::Out).await),
@@ -94,18 +96,23 @@ async fn the_policy_of_a_remote_cluster_admits_movers() {
             let all = |field: &str| one[field].as_array().cloned().unwrap_or_default();
             let mut named: Vec<String> = one.as_object().unwrap().keys().cloned().collect();
             let texts = all("command").into_iter();
-            let texts = texts.chain(all("volumeMounts").iter().map(|it| it["mountPath"].clone()));
-            let texts = texts.chain(all("volumeDevices").iter().map(|it| it["devicePath"].clone()));
+            let texts = texts.chain(all("volumeMounts").into_iter().map(|it| it["mountPath"].clone()));
+            let texts = texts.chain(
+                all("volumeDevices")
+                    .into_iter()
+                    .map(|it| it["devicePath"].clone()),
+            );
             named.extend(texts.map(|it| it.as_str().unwrap().to_owned()));
             for part in named {
                 assert!(policy.contains(&format!("'{part}'")), "{of}: {part}");
             }
-            let (name, digits) = text(&pod, "/metadata/name").rsplit_once('-').unwrap();
-            assert!(matches!(name, "move-source" | "move-target"), "{name}");
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            let (of_side, digits) = name.rsplit_once('-').unwrap();
+            assert!(matches!(of_side, "move-source" | "move-target"), "{name}");
             assert!(digits.len() == 16 && digits.chars().all(|it| "0123456789abcdef".contains(it)));
             for volume in pod["spec"]["volumes"].as_array().unwrap() {
                 if let Some(secret) = volume["secret"]["secretName"].as_str() {
-                    assert!(secret.starts_with(text(&pod, "/metadata/name")), "{secret}");
+                    assert!(secret.starts_with(name), "{secret}");
                 }
             }
         }
