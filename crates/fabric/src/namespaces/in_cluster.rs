@@ -101,8 +101,8 @@ impl<'a> InCluster<'a> {
         let seen = self.known(namespace, |it| it.seen_for(published.as_ref()));
         // A replica whose clock is ahead of this one wrote a time in the future.
         let since = changed_at
-            .and_then(|then| Duration::try_from(Timestamp::now().duration_since(then)).ok())
-            .unwrap_or(seen);
+            .map(|then| Duration::try_from(Timestamp::now().duration_since(then)).unwrap_or(seen))
+            .unwrap_or_default();
         let is_checked = self.known(namespace, |it| {
             it.emptied &= wanted.is_err();
             it.checked.is_some_and(|when| when.elapsed() < CHECK_RIGHTS)
