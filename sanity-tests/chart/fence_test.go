@@ -1,12 +1,14 @@
 package chart
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -17,6 +19,7 @@ func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
 	for name, resources := range map[string][]string{
 		"fabric-pods":      {"pods", "pods/status", "pods/ephemeralcontainers", "pods/resize"},
 		"fabric-nodes":     {"nodes", "nodes/status"},
+		"fabric-leases":    {"leases"},
 		"fabric-wishes":    {"remoteclusters", "namespaceoffloadings"},
 		"fabric-evictions": {"pods/eviction"},
 	} {
@@ -43,6 +46,9 @@ func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
 	controller, fabric := rights{"liqo-csi-controller", objects}, rights{"liqo-csi-fabric", objects}
 	controller.check(t, true, "get,patch "+role, "create roles.rbac.authorization.k8s.io -n liqo-csi", "run fabricnodes.storage.liqo.io -n liqo-csi")
 	controller.check(t, false, "patch roles.rbac.authorization.k8s.io/other -n liqo-csi", "create rolebindings.rbac.authorization.k8s.io -n liqo-csi")
+	// The other leases of the namespace are those by which the controller and its sidecars choose leaders.
+	fabric.check(t, true, "get,patch leases.coordination.k8s.io/storage-liqo-io-fabric -n liqo-csi")
+	fabric.check(t, false, "get,patch leases.coordination.k8s.io/storage-liqo-io-reconcilers -n liqo-csi", "update,delete leases.coordination.k8s.io -n kube-node-lease")
 	fabric.check(t, false, "get,patch,update,delete "+role, "create roles.rbac.authorization.k8s.io -n liqo-csi", "run fabricnodes.storage.liqo.io/any -n liqo-csi")
 }
 
@@ -97,6 +103,171 @@ func TestVolumesOfARemoteClusterStayWithTheirNamespaces(t *testing.T) {
 		}
 		if fenced {
 			isBound(t, objects, name)
+		}
+	}
+}
+
+// validations of the policy of this name, as one text.
+func validations(t *testing.T, values Values, policy string) string {
+	t.Helper()
+	objects := render(t, values)
+	isBound(t, objects, policy)
+	var all []string
+	for _, one := range named[*admissionv1.ValidatingAdmissionPolicy](t, objects, policy).Spec.Validations {
+		all = append(all, one.Expression+" # "+one.Message)
+	}
+	return strings.Join(all, "\n")
+}
+
+const podsPolicy = "liqo-csi-remote.liqo-csi-pods"
+
+func remoteFabric(changes Values) Values {
+	access := Values{"only": true, "level": "fabric"}
+	maps.Copy(access, changes)
+	return Values{"remoteAccess": access}
+}
+
+// Every field of the baseline of the Pod Security Standards, as of Kubernetes 1.36, unless the cluster allows more.
+func TestPodsThereAreHeldToTheBaseline(t *testing.T) {
+	// What the fabric never sends stays refused.
+	always := []string{"hostNetwork", "hostPID", "hostIPC", "hostPath", "flexVolume", "gitRepo", "automountServiceAccountToken", "nodeName", "'system-'"}
+	baseline := []string{
+		"?privileged", "windowsOptions.?hostProcess", "capabilities.?add", "procMount", "'Unconfined'", "sysctls",
+		"container.apparmor.security.beta.kubernetes.io/", "seLinuxOptions", "httpGet.?host", "tcpSocket.?host", "hostPort",
+	}
+	for level, has := range map[string]bool{"baseline": true, "restricted": true, "privileged": false} {
+		text := validations(t, remoteFabric(Values{"podSecurity": level}), podsPolicy)
+		for _, field := range always {
+			if !strings.Contains(text, field) {
+				t.Errorf("with %s, %s is not judged", level, field)
+			}
+		}
+		for _, field := range baseline {
+			if strings.Contains(text, field) != has {
+				t.Errorf("with %s, that %s is judged is %v", level, field, !has)
+			}
+		}
+	}
+	parts := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, remoteFabric(nil)), podsPolicy).Spec.Variables
+	text := ""
+	for _, part := range parts {
+		text += part.Expression
+	}
+	for _, field := range []string{"initContainers", "ephemeralContainers", "seccompProfile", "appArmorProfile"} {
+		if !strings.Contains(text, field) {
+			t.Errorf("%s is not judged", field)
+		}
+	}
+}
+
+// The API server's own table of the standard is a second fence, also for whoever has rights of his own there.
+func TestNamespacesThereHaveAPodSecurityLabel(t *testing.T) {
+	for level, text := range map[string]string{
+		"":           validations(t, remoteFabric(nil), "liqo-csi-remote.liqo-csi"),
+		"privileged": validations(t, remoteFabric(Values{"podSecurity": "privileged"}), "liqo-csi-remote.liqo-csi"),
+		"restricted": validations(t, remoteFabric(Values{"podSecurity": "restricted"}), "liqo-csi-remote.liqo-csi"),
+	} {
+		if level == "" {
+			level = "baseline"
+		}
+		if want := "labels[?'pod-security.kubernetes.io/enforce'].orValue('') == '" + level + "'"; !strings.Contains(text, want) {
+			t.Errorf("%s is not what is required: %s", want, text)
+		}
+	}
+	if _, err := helm(t).Render(t.Context(), Release, Namespace, remoteFabric(Values{"podSecurity": "none"})); err == nil {
+		t.Error("any level is taken")
+	}
+}
+
+// What pods name of the cluster is the choice of the home cluster, unless the values here say otherwise.
+func TestWhatPodsThereNameCanBeLimited(t *testing.T) {
+	for value, judged := range map[string]string{
+		"priorityClasses": "priorityClassName.orValue('') in ['a']", "runtimeClasses": "runtimeClassName.orValue('') in ['a']",
+		"inlineDrivers": "v.csi.driver in ['a']", "taints": "t.?key.orValue('') in ['a']",
+	} {
+		if strings.Contains(validations(t, remoteFabric(nil), podsPolicy), "remoteAccess.pods."+value) {
+			t.Errorf("%s are limited by default", value)
+		}
+		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{"a"}}}), podsPolicy); !strings.Contains(text, judged) {
+			t.Errorf("%s are not limited: %s", value, text)
+		}
+		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{}}}), podsPolicy); !strings.Contains(text, strings.Replace(judged, "'a'", "", 1)) {
+			t.Errorf("%s: an empty list allows any", value)
+		}
+		for _, wrong := range []any{"all", []string{"' || true || '"}} {
+			if _, err := helm(t).Render(t.Context(), Release, Namespace, remoteFabric(Values{"pods": Values{value: wrong}})); err == nil {
+				t.Errorf("%s: %v is taken", value, wrong)
+			}
+		}
+	}
+}
+
+// Whoever may create pods in a namespace can use all that it has: movers have a shape.
+func TestMoversThereAreFenced(t *testing.T) {
+	const movers = "liqo-csi-remote.liqo-csi-movers"
+	for _, level := range []string{"namespaced", "minimal"} {
+		access := Values{"only": true, "level": level, "namespaces": []string{"shop"}, "subjects": []Values{{"kind": "Group", "name": "home"}}}
+		for _, object := range render(t, Values{"remoteAccess": access}) {
+			if policy, is := object.(*admissionv1.ValidatingAdmissionPolicy); is && strings.Contains(policy.Name, "mover") {
+				t.Errorf("level %s: there is %s without moves", level, policy.Name)
+			}
+		}
+		access["move"] = true
+		// What is for pods of the fabric does not loosen this.
+		access["podSecurity"] = "privileged"
+		for name, one := range map[string]struct {
+			values Values
+			image  string
+		}{
+			"default":  {Values{}, "ghcr.io/liqo-csi/liqo-csi"},
+			"mirror":   {Values{"imageRegistry": "mirror.test:5000"}, "mirror.test:5000/liqo-csi/liqo-csi"},
+			"a digest": {Values{"mover": Values{"image": "r.test:5000/m:v1@sha256:00"}}, "r.test:5000/m"},
+		} {
+			values := Values{"remoteAccess": access}
+			maps.Copy(values, one.values)
+			text := validations(t, values, movers)
+			for _, part := range []string{
+				"c.image == '" + one.image + "'", "['/usr/local/bin/liqo-csi', 'mover']", "dyn(c).all(field, field in ['name',", "'^move-(source|target)-",
+				"m.mountPath in ['/data',", "one claim", "no token of it", "privileged", "nodeName",
+			} {
+				if !strings.Contains(text, part) {
+					t.Errorf("level %s, %s: %s is not judged", level, name, part)
+				}
+			}
+			objects := render(t, values)
+			isBound(t, objects, "liqo-csi-remote.liqo-csi-mover-secrets")
+			// Other subjects, such as another tool's, may have pods of their own there.
+			who := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, movers).Spec.MatchConditions
+			if len(who) != 1 || who[0].Expression != `request.userInfo.username == "system:serviceaccount:liqo-csi:liqo-csi-remote"` {
+				t.Errorf("it is about %v", who)
+			}
+		}
+	}
+}
+
+// Of the fabric, the ports for metrics and those for streams can be reached, each from where its value says.
+func TestPortsOfTheFabricAreLimited(t *testing.T) {
+	from := []Values{{"ipBlock": Values{"cidr": "10.0.0.0/24"}}}
+	values := Values{"fabric": Values{"enabled": true, "streams": Values{"port": 9000, "ports": 3, "from": from}}}
+	for _, limited := range []bool{true, false} {
+		if !limited {
+			delete(values["fabric"].(Values)["streams"].(Values), "from")
+		}
+		policy := named[*networkingv1.NetworkPolicy](t, render(t, values), "liqo-csi-fabric").Spec
+		if policy.PodSelector.MatchLabels["app.kubernetes.io/component"] != "fabric" || len(policy.Ingress) != 2 {
+			t.Fatalf("it is %+v", policy)
+		}
+		metrics, streams := policy.Ingress[0], policy.Ingress[1]
+		if metrics.Ports[0].Port.IntValue() != 9828 || len(metrics.From) != 0 {
+			t.Errorf("metrics: %+v", metrics)
+		}
+		if streams.Ports[0].Port.IntValue() != 9000 || *streams.Ports[0].EndPort != 9002 || (len(streams.From) == 1) != limited {
+			t.Errorf("streams: %+v", streams)
+		}
+	}
+	for _, name := range names(t, Values{"networkPolicy": Values{"enabled": false}, "fabric": Values{"enabled": true}}) {
+		if strings.HasPrefix(name, "NetworkPolicy") {
+			t.Errorf("there is %s", name)
 		}
 	}
 }

@@ -16,7 +16,8 @@ use crate::{
 const KIND: &str = "liqo.io/type";
 const VIRTUAL: &str = "virtual-node";
 const RUNTIME_CLASS: &str = "liqo";
-/// The admission policies of API servers may see the deletion of the `NamespaceOffloading` this much later.
+/// The admission policies of API servers may see the deletion of the `NamespaceOffloading` this much later, and
+/// their clocks may differ from this one by as much.
 const LATE: SignedDuration = SignedDuration::from_secs(10);
 
 /// A namespace that leaves a cluster.
@@ -39,7 +40,10 @@ impl Leaving<'_> {
 
     fn is_concerned(&self, pod: &Pod) -> bool {
         let node = pod.spec.as_ref().and_then(|it| it.node_name.as_deref());
-        let is_older = pod.creation_timestamp().is_none_or(|made| made.0 <= self.since);
+        // Compares the clock of the API server with that of the replica that wrote the condition.
+        let is_older = pod
+            .creation_timestamp()
+            .is_none_or(|made| made.0 <= self.since + LATE);
         let is_there = node.is_some_and(|node| self.nodes.contains(node));
         is_there && (may_run_there(pod) || (is_older && is_recreated_elsewhere(pod)))
     }

@@ -3,15 +3,20 @@
 use std::collections::BTreeMap;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Namespace, PersistentVolume, PersistentVolumeClaim, Secret, Service},
+    discovery::v1::EndpointSlice,
+};
 use kube::{ResourceExt, api::ObjectMeta};
 
 use super::{
     marks::{HOME, HOME_NAMESPACE, HOME_NAMESPACE_UID, HOME_UID},
+    reflect::Copied,
     rights,
 };
 use crate::{
-    cluster::{ApiError, Cluster, Precondition, may_within},
+    api::fabric::PodSecurity,
+    cluster::{ApiError, Cluster, Precondition, may_within, unless_conflict},
     observe::crash::{self, Step},
     offload::{Claim, Readiness, Seen, is_name},
     volume::{ClusterId, mark},
@@ -119,34 +124,95 @@ impl Owner {
     }
 
     /// Creates the namespace, unless one of that name exists.
-    pub(super) async fn create(&self, there: &Cluster, name: &str) -> Result<(), ApiError> {
+    pub(super) async fn create(
+        &self,
+        there: &Cluster,
+        name: &str,
+        security: PodSecurity,
+    ) -> Result<(), ApiError> {
         let pairs = |all: &[(&str, &str)]| -> BTreeMap<String, String> {
             all.iter()
                 .map(|&(key, value)| (key.to_owned(), value.to_owned()))
                 .collect()
         };
-        let namespace = Namespace {
-            metadata: ObjectMeta {
-                name: Some(name.to_owned()),
-                labels: Some(pairs(&[
-                    (mark::MANAGED_BY, mark::MANAGED_BY_US),
-                    (HOME, self.home.as_str()),
-                    (HOME_NAMESPACE, &self.namespace),
-                ])),
-                annotations: Some(pairs(&[
-                    (HOME_UID, &self.home_uid),
-                    (HOME_NAMESPACE_UID, &self.namespace_uid),
-                ])),
-                ..ObjectMeta::default()
-            },
-            ..Namespace::default()
+        let mut labels = pairs(&[
+            (mark::MANAGED_BY, mark::MANAGED_BY_US),
+            (HOME, self.home.as_str()),
+            (HOME_NAMESPACE, &self.namespace),
+            (PodSecurity::LABEL, security.name()),
+        ]);
+        let create = async |labels: &BTreeMap<String, String>| {
+            let namespace = Namespace {
+                metadata: ObjectMeta {
+                    name: Some(name.to_owned()),
+                    labels: Some(labels.clone()),
+                    annotations: Some(pairs(&[
+                        (HOME_UID, &self.home_uid),
+                        (HOME_NAMESPACE_UID, &self.namespace_uid),
+                    ])),
+                    ..ObjectMeta::default()
+                },
+                ..Namespace::default()
+            };
+            crash::around(Step::OffloadCreate, there.all::<Namespace>().create(&namespace)).await
         };
-        let all = there.all::<Namespace>();
-        crash::around(Step::OffloadCreate, all.create(&namespace)).await?;
+        match create(&labels).await {
+            // The policies of an older chart there admit no such label. Those of this one require it.
+            Err(refused) if refused.is_refusal() => {
+                labels.remove(PodSecurity::LABEL);
+                match create(&labels).await {
+                    Err(error) if error.is_refusal() => return Err(refused),
+                    created => created?,
+                };
+                tracing::warn!(
+                    cluster = %there.id(),
+                    name,
+                    "created a remote namespace without a Pod Security label, which is refused there: {refused}"
+                );
+            }
+            created => {
+                created?;
+            }
+        }
         tracing::info!(cluster = %there.id(), name, home = self.namespace, "created a remote namespace");
         Ok(())
     }
 
+    /// Deletes what was copied into the namespace.
+    pub(super) async fn delete_copies(&self, there: &Cluster, namespace: &str) -> Result<(), ApiError> {
+        self.delete_copies_of::<Secret>(there, namespace).await?;
+        self.delete_copies_of::<ConfigMap>(there, namespace).await?;
+        self.delete_copies_of::<EndpointSlice>(there, namespace).await?;
+        self.delete_copies_of::<Service>(there, namespace).await
+    }
+
+    async fn delete_copies_of<K: Copied>(&self, there: &Cluster, namespace: &str) -> Result<(), ApiError> {
+        let copies = there.within::<K>(namespace);
+        let ours = format!(
+            "{}={},{HOME}={}",
+            mark::MANAGED_BY,
+            mark::MANAGED_BY_US,
+            self.home
+        );
+        let exactly = |copy: K| {
+            let (uid, resource_version) = (copy.uid()?, copy.resource_version());
+            let precondition = Precondition {
+                uid,
+                resource_version,
+            };
+            (copy.annotations().get(HOME_UID) == Some(&self.home_uid))
+                .then(|| (copy.name_any(), precondition))
+        };
+        for (name, exactly) in copies.pick(Some(&ours), None, exactly).await? {
+            if is_name(&name) {
+                let deleted = crash::around(Step::ReflectDelete, copies.delete(&name, exactly)).await;
+                unless_conflict(deleted.map(Some))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the namespace of this uid.
     pub(super) async fn delete(&self, there: &Cluster, name: &str, uid: String) -> Result<(), ApiError> {
         let exactly = Precondition {
             uid,

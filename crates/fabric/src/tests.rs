@@ -246,6 +246,31 @@ async fn a_remote_namespace_is_created_and_reported() {
 }
 
 #[tokio::test]
+async fn a_namespace_is_labelled_for_pod_security_unless_that_is_refused() {
+    let label = |world: &World| {
+        let made = world.there.object(THERE).unwrap();
+        made["metadata"]["labels"]["pod-security.kubernetes.io/enforce"].clone()
+    };
+    assert_eq!(label(&World::offloaded().await), "baseline");
+    let world = World::with_spec(json!({})).await;
+    world.home.change(CLUSTER, |it| {
+        it["spec"]["fabric"]["podSecurity"] = "restricted".into()
+    });
+    world.run_until(|world| world.phase() == "Ready").await;
+    assert_eq!(label(&world), "restricted");
+    // The policies of an older chart there admit no such label.
+    let world = World::with_spec(json!({})).await;
+    let refused = Act::Forbid("no labels but those of its fabric");
+    world.there.fault(
+        Fault::new("POST", "/api/v1/namespaces", refused)
+            .at_the_end()
+            .times(1),
+    );
+    world.run_until(|world| world.phase() == "Ready").await;
+    assert_eq!(label(&world), Value::Null);
+}
+
+#[tokio::test]
 async fn a_cluster_that_hangs_delays_no_other() {
     let world = World::with_spec(json!({}))
         .await

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -98,6 +99,7 @@ func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 		}
 	}
 	n.nodesOfOthersStay(client, local.Spec.NodeName)
+	n.leasesOfOthersStay(client, local.Spec.NodeName)
 	n.wishesOfOthersStay(objects)
 	n.DeletePod("web")
 }
@@ -151,6 +153,35 @@ func (n tenant) nodesOfOthersStay(client kubernetes.Interface, real string) {
 		"delete a real node":      {nodes.Delete(n.t.Context(), real, triedDelete), theirs},
 		"a node of its own":       {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), ""},
 		"a node of nobody":        {create(nil), theirs},
+	} {
+		if complaint := refused(struct{}{}, one.err)(one.words); complaint != "" {
+			n.t.Errorf("%s: %s", what, complaint)
+		}
+	}
+}
+
+// Kubernetes evicts the pods of a node by its lease, and the controller and sidecars choose leaders by theirs.
+func (n tenant) leasesOfOthersStay(client kubernetes.Interface, real string) {
+	const nodes, theirs = "kube-node-lease", "its own lease and those of its nodes"
+	patch := func(namespace, name string) error {
+		_, err := client.CoordinationV1().Leases(namespace).Patch(n.t.Context(), name, types.MergePatchType, []byte(`{"spec": {"leaseDurationSeconds": 40}}`), tried)
+		return err
+	}
+	create := func(labels map[string]string) error {
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "made", Labels: labels}}
+		_, err := client.CoordinationV1().Leases(nodes).Create(n.t.Context(), lease, dryRun())
+		return err
+	}
+	for what, one := range map[string]struct {
+		err   error
+		words string
+	}{
+		"the lease of its node":       {patch(nodes, node), ""},
+		"the lease of a real node":    {patch(nodes, real), theirs},
+		"a lease of nobody":           {create(nil), theirs},
+		"a lease of its own":          {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), ""},
+		"the lease of its replicas":   {patch(chart.Namespace, "storage-liqo-io-fabric"), ""},
+		"the lease of the controller": {patch(chart.Namespace, "storage-liqo-io-reconcilers"), "cannot patch"},
 	} {
 		if complaint := refused(struct{}{}, one.err)(one.words); complaint != "" {
 			n.t.Errorf("%s: %s", what, complaint)

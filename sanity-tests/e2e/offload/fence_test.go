@@ -96,7 +96,8 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 	of.Eventually("foreign namespaces to be refused", func(ctx context.Context) (string, error) {
 		return refused(spaces.Create(ctx, foreign, dryRun()))("with the labels of its fabric"), nil
 	})
-	if _, err := spaces.Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
+	// As an older version made it, without a Pod Security label: here, only the policies judge pods.
+	if _, err := of.Client.CoreV1().Namespaces().Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	volumeOfAnother(t, of)
@@ -120,6 +121,7 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, of.Name) })
 	t.Run("accounts", func(t *testing.T) { accountsAreFenced(t, own.Name) })
 	t.Run("labels", func(t *testing.T) { labelsAreFenced(t, client, own) })
+	t.Run("pod security", func(t *testing.T) { podSecurityIsEnforced(t, client, of, own) })
 	t.Run("volumes", func(t *testing.T) { volumesAreFenced(t, client, of) })
 	t.Run("another home cluster", func(t *testing.T) { homesAreApart(t, client, of) })
 }
@@ -127,17 +129,56 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 // A label can switch off what the remote cluster's own policies hold a namespace to.
 func labelsAreFenced(t *testing.T, client kubernetes.Interface, own *corev1.Namespace) {
 	for label, words := range map[string]string{
-		"field.cattle.io/projectId":          "",
-		"pod-security.kubernetes.io/enforce": "no labels but those of its fabric",
-		"openshift.io/run-level":             "no labels but those of its fabric",
+		"field.cattle.io/projectId":       "",
+		podSecurity:                       "enforce=baseline",
+		"pod-security.kubernetes.io/warn": "no labels but those of its fabric",
+		"openshift.io/run-level":          "no labels but those of its fabric",
 	} {
-		labelled := own.DeepCopy()
-		labelled.ObjectMeta = metav1.ObjectMeta{Name: own.Name + "-labelled", Labels: maps.Clone(own.Labels)}
-		labelled.Labels[label] = "privileged"
-		made, err := client.CoreV1().Namespaces().Create(t.Context(), labelled, dryRun())
+		made, err := client.CoreV1().Namespaces().Create(t.Context(), labelled(own, label), dryRun())
 		if complaint := refused(made, err)(words); complaint != "" {
 			t.Errorf("the label %s: %s", label, complaint)
 		}
+	}
+	unlabelled := labelled(own, "")
+	delete(unlabelled.Labels, podSecurity)
+	made, err := client.CoreV1().Namespaces().Create(t.Context(), unlabelled, dryRun())
+	if complaint := refused(made, err)("enforce=baseline"); complaint != "" {
+		t.Error("no Pod Security label: ", complaint)
+	}
+}
+
+const podSecurity = "pod-security.kubernetes.io/enforce"
+
+// labelled is another namespace of the same home cluster, with this label as well.
+func labelled(own *corev1.Namespace, label string) *corev1.Namespace {
+	labels := maps.Clone(own.Labels)
+	labels[podSecurity] = "baseline"
+	if label != "" {
+		labels[label] = "privileged"
+	}
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: own.Name + "-labelled", Labels: labels}}
+}
+
+// Whoever makes pods in a namespace of the fabric, with whatever rights, is held to the baseline.
+func podSecurityIsEnforced(t *testing.T, client kubernetes.Interface, of *user.Namespace, own *corev1.Namespace) {
+	made, err := client.CoreV1().Namespaces().Create(t.Context(), labelled(own, ""), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.CoreV1().Namespaces().Delete(user.Afterwards(t), made.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	privileged := podOf("privileged", func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
+	})
+	of.Eventually("a privileged pod of an administrator to be refused", func(ctx context.Context) (string, error) {
+		return refused(of.Client.CoreV1().Pods(made.Name).Create(ctx, privileged, dryRun()))("violates PodSecurity"), nil
+	})
+	plain, err := client.CoreV1().Pods(made.Name).Create(t.Context(), podOf("plain"), dryRun())
+	if complaint := refused(plain, err)(""); complaint != "" {
+		t.Error("a plain pod: ", complaint)
 	}
 }
 
@@ -293,6 +334,7 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 		"hostNetwork":     {func(pod *corev1.Pod) { pod.Spec.HostNetwork = true }, "of their node"},
 		"hostPID":         {func(pod *corev1.Pod) { pod.Spec.HostPID = true }, "of their node"},
 		"hostIPC":         {func(pod *corev1.Pod) { pod.Spec.HostIPC = true }, "of their node"},
+		"flexVolume":      {volume(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "a/b"}}), "flexVolume"},
 		"hostPath":        {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
 		"a token":         {projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}), "no token of it"},
 		"an automount":    {func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }, "no token of it"},
@@ -303,6 +345,9 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 		"an unsafe sysctl": {func(pod *corev1.Pod) {
 			pod.Spec.SecurityContext = &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: "kernel.msgmax", Value: "1"}}}
 		}, "sysctls"},
+		"an AppArmor annotation": {func(pod *corev1.Pod) {
+			pod.Annotations = map[string]string{"container.apparmor.security.beta.kubernetes.io/" + pod.Spec.Containers[0].Name: "unconfined"}
+		}, "unconfined"},
 		"an SELinux type":  {initial(corev1.SecurityContext{SELinuxOptions: &corev1.SELinuxOptions{Type: "spc_t"}}), "SELinux"},
 		"an SELinux level": {initial(corev1.SecurityContext{SELinuxOptions: &corev1.SELinuxOptions{Level: "s0:c1"}}), ""},
 		"a probe of another host": {first(func(c *corev1.Container) {

@@ -23,6 +23,7 @@ use crate::{
         self, ACCOUNT, HOME, Identity, LEVEL, Level, MANAGED_BY_CONNECT, NamespaceName, ObjectRef, SESSION,
         TOKEN_SECONDS,
     },
+    api::fabric::PodSecurity,
     cluster::{ApiError, Cause, Cluster, Objects, Precondition},
     volume::{ClusterId, mark},
 };
@@ -272,6 +273,9 @@ impl Remote {
         for left in self.delete(&outdated).await?.left {
             eprintln!("Not deleted: {left}");
         }
+        if level == Level::Fabric {
+            self.label_namespaces(&identity.home).await?;
+        }
         let secrets = self.cluster.within::<Secret>(identity.namespace.as_str());
         if secrets.get(PERMANENT_TOKEN).await.map_err(explained)?.is_some() {
             eprintln!(
@@ -279,6 +283,24 @@ impl Remote {
                  kubectl delete secret -n {0} {PERMANENT_TOKEN}",
                 identity.namespace
             );
+        }
+        Ok(())
+    }
+
+    /// Adds the Pod Security label to namespaces that an older version of the fabric created without it: the
+    /// identity may not change namespaces.
+    async fn label_namespaces(&self, home: &ClusterId) -> Outcome {
+        let all = self.cluster.all::<Namespace>();
+        let found = all.list(Some(&format!("{FABRIC_HOME}={home}"))).await;
+        for namespace in found.map_err(explained)? {
+            if namespace.labels().contains_key(PodSecurity::LABEL) {
+                continue;
+            }
+            let labels = json!({PodSecurity::LABEL: PodSecurity::default().name()});
+            let patch = json!({"metadata": {"uid": namespace.uid(), "labels": labels}});
+            all.merge(&namespace.name_any(), &patch)
+                .await
+                .map_err(explained)?;
         }
         Ok(())
     }

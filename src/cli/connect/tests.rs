@@ -345,6 +345,32 @@ async fn the_level_of_a_fabric_with_namespaces_is_not_lowered() {
     assert!(why.contains("shop-home") && why.contains("unoffload"), "{why}");
 }
 
+/// The identity may not do so itself.
+#[tokio::test]
+async fn namespaces_of_an_older_fabric_are_labelled_for_pod_security() {
+    const LABEL: &str = "pod-security.kubernetes.io/enforce";
+    let two = Two::new().await;
+    let path = |name: &str| format!("/api/v1/namespaces/{name}");
+    let of = |home: &str| json!({"fabric.storage.liqo.io/home": home});
+    for (name, mut labels, level) in [
+        ("old", of("home-uid"), Value::Null),
+        ("strict", of("home-uid"), "restricted".into()),
+        ("other", of("rome"), Value::Null),
+    ] {
+        if !level.is_null() {
+            labels[LABEL] = level;
+        }
+        two.remote
+            .put(&path(name), json!({"metadata": {"labels": labels}}));
+    }
+    two.connect(&request()).await.unwrap();
+    let label = |name: &str| two.remote.object(&path(name)).unwrap()["metadata"]["labels"][LABEL].clone();
+    assert_eq!(
+        ["old", "strict", "other"].map(label),
+        [json!("baseline"), json!("restricted"), Value::Null]
+    );
+}
+
 #[tokio::test]
 async fn unsafe_connections_are_refused_with_a_reason() {
     // Both kubeconfigs lead to the same cluster.

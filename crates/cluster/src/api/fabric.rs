@@ -60,6 +60,12 @@ pub struct Fabric {
     #[serde(default)]
     pub pods: RemotePods,
 
+    /// Pod Security Standard of namespaces that the fabric creates there: their label
+    /// pod-security.kubernetes.io/enforce. The chart there admits that in its
+    /// remoteAccess.podSecurity only.
+    #[serde(default)]
+    pub pod_security: PodSecurity,
+
     /// Which namespaces may be offloaded.
     #[serde(default)]
     pub offload: OffloadRules,
@@ -218,6 +224,17 @@ pub struct RemotePods {
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub runtime_class_name: Option<String>,
 
+    /// Labels of pods that stay here, because controllers there would act on them. A key that ends
+    /// with * stands for all that begin with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "keys")]
+    pub skip_labels: Vec<String>,
+
+    /// Annotations of pods that stay here, likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "keys")]
+    pub skip_annotations: Vec<String>,
+
     /// After what time a pod that no node there takes is given up, so that its controller creates
     /// another one, which prefers other clusters. By default 60s; 0s for never, such as where an
     /// autoscaler adds nodes for pods that wait.
@@ -257,6 +274,32 @@ pub struct Toleration {
     pub effect: Option<String>,
 }
 
+/// A level of the Pod Security Standards.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum PodSecurity {
+    Privileged,
+    #[default]
+    Baseline,
+    Restricted,
+}
+
+impl PodSecurity {
+    /// The label of a namespace that has API servers enforce a level.
+    pub const LABEL: &str = "pod-security.kubernetes.io/enforce";
+
+    /// Its value.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Privileged => "privileged",
+            Self::Baseline => "baseline",
+            Self::Restricted => "restricted",
+        }
+    }
+}
+
 /// Which namespaces may be offloaded.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffloadRules {
@@ -275,6 +318,14 @@ fn labels(_: &mut schemars::SchemaGenerator) -> Schema {
             "maxLength": 63,
             "pattern": "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$",
         },
+    })
+}
+
+fn keys(_: &mut schemars::SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 64,
+        "items": {"type": "string", "maxLength": 317, "pattern": r"^([-a-z0-9.]+/)?[-A-Za-z0-9_.]*\*?$", "minLength": 2},
     })
 }
 

@@ -116,7 +116,12 @@ pub struct ClusterTerm {
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterRequirement {
     /// Its key.
-    #[schemars(length(min = 1, max = 317))]
+    #[schemars(
+        length(min = 1, max = 317),
+        regex(
+            pattern = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+        )
+    )]
     pub key: String,
 
     /// How its value is compared.
@@ -125,7 +130,13 @@ pub struct ClusterRequirement {
     /// Values to compare with: at least one for In and NotIn, one integer for Gt and Lt, none for
     /// the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = 253)))]
+    #[schemars(
+        length(max = 64),
+        inner(
+            length(max = 253),
+            regex(pattern = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")
+        )
+    )]
     pub values: Vec<String>,
 }
 

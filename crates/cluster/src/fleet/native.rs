@@ -169,9 +169,12 @@ fn object(
     }
     // The schema requires the Secret, and one of the two.
     let secret = spec.kubeconfig_secret_ref?;
-    let nodes = match (&spec.node_selector, &spec.fabric) {
-        (Some(nodes), _) => nodes.selector(),
-        (None, Some(_)) => LabelSelector(vec![Requirement::is_in(FABRIC_NODE, [name.clone()])]),
+    let nodes = match (&spec.node_selector, cluster.fabric_node()) {
+        (Some(nodes), _) => NodeRule::Labels(nodes.selector()),
+        (None, Some(node)) => NodeRule::Named {
+            name: node,
+            labels: LabelSelector(vec![Requirement::is_in(FABRIC_NODE, [name.clone()])]),
+        },
         (None, None) => return None,
     };
     let namespaces = if spec.fabric.is_some() {
@@ -188,7 +191,7 @@ fn object(
             id,
             fabric: None,
             object: format!("RemoteCluster {name}"),
-            nodes: NodeRule::Labels(nodes),
+            nodes,
             namespaces,
             classes,
             policy,
@@ -266,18 +269,22 @@ mod tests {
 
     #[test]
     fn without_a_selector_the_node_is_the_one_that_the_fabric_makes() {
-        let spec = json!({"kubeconfigSecretRef": {"name": "milan"}, "fabric": {}});
-        let Some(Object::Declaring(declaration)) =
-            object(&RemoteCluster::new("milan", from_value(spec).unwrap()), Vec::new)
-        else {
-            unreachable!()
-        };
-        let node = |cluster: &str| Node {
+        let node = |name: &str, cluster: &str| Node {
+            name: name.to_owned(),
             labels: [(FABRIC_NODE.to_owned(), cluster.to_owned())].into(),
             ..Node::default()
         };
-        let nodes = declaration.declared.nodes;
-        assert!(nodes.admits(&node("milan")) && !nodes.admits(&node("rome")));
+        for (fabric, name) in [(json!({}), "milan"), (json!({"nodeName": "north"}), "north")] {
+            let spec = json!({"kubeconfigSecretRef": {"name": "milan"}, "fabric": fabric});
+            let object = object(&RemoteCluster::new("milan", from_value(spec).unwrap()), Vec::new);
+            let Some(Object::Declaring(declaration)) = object else {
+                unreachable!()
+            };
+            let nodes = declaration.declared.nodes;
+            assert!(nodes.admits(&node(name, "milan")) && !nodes.admits(&node(name, "rome")));
+            // A kubelet may give its own node this label.
+            assert!(!nodes.admits(&node("worker", "milan")));
+        }
     }
 
     #[test]

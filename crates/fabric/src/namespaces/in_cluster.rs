@@ -56,6 +56,10 @@ struct Known {
     granted: Option<Instant>,
     /// The last refusal: of the namespace, or of the eviction of a pod.
     refused: Option<String>,
+    /// What the status says, and since when this process has seen that.
+    published: Option<(Readiness, Instant)>,
+    /// Whether the copies in a namespace that leaves were deleted.
+    emptied: bool,
 }
 
 impl<'a> InCluster<'a> {
@@ -94,10 +98,13 @@ impl<'a> InCluster<'a> {
         let changed_at = object
             .condition(&self.id, READY)
             .and_then(|it| it.last_transition_time.parse::<Timestamp>().ok());
+        let seen = self.known(namespace, |it| it.seen_for(published.as_ref()));
+        // A replica whose clock is ahead of this one wrote a time in the future.
         let since = changed_at
-            .and_then(|then| Duration::try_from(Timestamp::now().duration_since(then)).ok())
+            .map(|then| Duration::try_from(Timestamp::now().duration_since(then)).unwrap_or(seen))
             .unwrap_or_default();
         let is_checked = self.known(namespace, |it| {
+            it.emptied &= wanted.is_err();
             it.checked.is_some_and(|when| when.elapsed() < CHECK_RIGHTS)
         });
         let question = match (&wanted, &published) {
@@ -199,8 +206,19 @@ impl<'a> InCluster<'a> {
         };
         match step {
             Step::Create if !has_finalizer(cluster, FINALIZER) => self.set_finalizer(cluster, true).await?,
-            Step::Create => owner.create(&there, name).await?,
+            Step::Create => {
+                let fabric = cluster.spec.fabric.as_ref();
+                let security = fabric.map(|it| it.pod_security).unwrap_or_default();
+                owner.create(&there, name, security).await?;
+            }
             Step::Delete(uid) => owner.delete(&there, name, uid).await?,
+            // Where others run pods, there may be some of which nothing is known here.
+            Step::DeleteCopies if cluster.fabric_node().is_none() => {}
+            Step::DeleteCopies if self.known(&owner.namespace, |it| it.emptied) => {}
+            Step::DeleteCopies => {
+                owner.delete_copies(&there, name).await?;
+                self.known(&owner.namespace, |it| it.emptied = true);
+            }
             Step::Evict(_) => {}
         }
         Ok(None)
@@ -237,6 +255,19 @@ impl<'a> InCluster<'a> {
 }
 
 impl Known {
+    /// For how long this process has seen this in the status.
+    fn seen_for(&mut self, published: Option<&Readiness>) -> Duration {
+        let is_same = |(before, _): &(Readiness, Instant)| Some(before) == published;
+        self.published = match self.published.take().filter(is_same) {
+            Some(seen) => Some(seen),
+            None => published.map(|now| (now.clone(), Instant::now())),
+        };
+        self.published
+            .as_ref()
+            .map(|(_, since)| since.elapsed())
+            .unwrap_or_default()
+    }
+
     /// Rights that were granted take some time to become effective.
     fn check_rights(&mut self, usable: &mut Result<(), Readiness>) {
         self.checked = usable.is_ok().then(Instant::now);

@@ -22,13 +22,14 @@ use crate::{
     },
     cluster::{ApiError, facts::is_ready, slim, view::View},
     offload::{
-        Amounts, Offer, is_label,
+        Amounts, Offer,
         requests::{Requests, add},
         share_of, share_of_free, stated, suggested,
     },
     placement::{Consumer, Taint, Toleration},
     places::Place,
     seen::{SeenPod, SentPod},
+    topology::is_label,
 };
 
 const RECOUNT: Duration = Duration::from_mins(1);

@@ -393,7 +393,9 @@ impl<'a> NodeKeeper<'a> {
     async fn renew_lease(&self, node: &Node) -> Result<(), ApiError> {
         let leases = self.places.home.within::<Lease>(LEASES);
         let renewed = MicroTime(Timestamp::now());
-        let patch = json!({"spec": {
+        // A policy lets the fabric write only leases with this label.
+        let labels = json!({FABRIC_NODE: self.cluster.as_str()});
+        let patch = json!({"metadata": {"labels": labels}, "spec": {
             "holderIdentity": self.name, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": renewed,
         }});
         if crash::around(Step::FabricNodeLease, leases.merge(&self.name, &patch))
@@ -406,6 +408,7 @@ impl<'a> NodeKeeper<'a> {
         let lease = Lease {
             metadata: ObjectMeta {
                 name: Some(self.name.clone()),
+                labels: serde_json::from_value(labels).ok(),
                 owner_references: serde_json::from_value(owner).ok(),
                 ..ObjectMeta::default()
             },

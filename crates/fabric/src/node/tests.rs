@@ -142,6 +142,24 @@ async fn each_node_has_a_port_of_its_own_and_keeps_it() {
     assert_eq!(world.port("rome"), before);
 }
 
+/// By this label a policy knows the leases that the fabric may write.
+#[tokio::test]
+async fn leases_say_whose_they_are() {
+    let world = World::new().await;
+    let path = |name: &str| format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases/{name}");
+    // That of an older version.
+    world
+        .home
+        .put(&path("rome"), json!({"spec": {"holderIdentity": "rome"}}));
+    let is_labelled = |world: &World, name: &str| {
+        let lease = world.home.object(&path(name)).unwrap_or_default();
+        lease["metadata"]["labels"][FABRIC_NODE] == name
+    };
+    world
+        .run_until(&[], |world| NAMES.iter().all(|name| is_labelled(world, name)))
+        .await;
+}
+
 #[tokio::test]
 async fn a_node_without_a_port_has_no_address() {
     let world = World::new().await;

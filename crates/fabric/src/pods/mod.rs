@@ -425,6 +425,8 @@ fn remote_settings(pods: &RemotePods, home: &ClusterId) -> RemoteSettings {
         priority_class: pods.priority_class_name.clone(),
         claims: BTreeMap::new(),
         runtime_class: pods.runtime_class_name.clone(),
+        skip_labels: pods.skip_labels.clone(),
+        skip_annotations: pods.skip_annotations.clone(),
     }
 }
 

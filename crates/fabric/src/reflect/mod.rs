@@ -29,7 +29,7 @@ use self::{
 };
 pub(super) use self::{
     copies::Copies,
-    source::{MOST_COPIED, Source},
+    source::{Copied, MOST_COPIED, Source},
 };
 use super::{
     Idle, IdleReason,

@@ -38,7 +38,7 @@ const EACH_EVENT: Duration = Duration::from_millis(200);
 const EVENTS_AT_ONCE: u32 = 10;
 
 /// A kind that is copied.
-pub(super) trait Copied:
+pub(crate) trait Copied:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
     + Debug

@@ -14,12 +14,30 @@ async fn claims_keep_a_remote_namespace() {
     );
     let foreign = CLAIM.replace("/data", "/theirs");
     world.there.put(&foreign, json!({}));
+    // The fabric runs the pods there: it knows that none uses the copies.
+    world
+        .home
+        .change(CLUSTER, |it| it["spec"]["nodeSelector"] = Value::Null);
+    let secret = |name: &str| format!("{THERE}/secrets/{name}");
+    let uid = world.home.object("/api/v1/namespaces/kube-system").unwrap()["metadata"]["uid"].clone();
+    for (name, of) in [("copy", uid), ("other", json!("another-home"))] {
+        let labels = json!({mark::MANAGED_BY: mark::MANAGED_BY_US, "fabric.storage.liqo.io/home": "home"});
+        let annotations = json!({"fabric.storage.liqo.io/home-uid": of});
+        world.there.put(
+            &secret(name),
+            json!({"metadata": {"labels": labels, "annotations": annotations}}),
+        );
+    }
     world.unoffload();
     world
         .run_until(|world| world.ready().1.contains("data, theirs (not a twin)"))
         .await;
     assert_eq!(world.phase(), "Terminating");
     world.age_conditions();
+    world
+        .run_until(|world| world.there.object(&secret("copy")).is_none())
+        .await;
+    assert!(world.there.object(&secret("other")).is_some());
     world.there.remove(CLAIM);
     world
         .run_until(|world| world.ready().1.contains(": theirs (not a twin)."))

@@ -3,13 +3,14 @@
 
 use serde_json::{Map, Value};
 
+use crate::topology::is_label;
+
 /// The kubelet's limit.
 const LONGEST_MESSAGE: usize = 4096;
 /// For other texts, such as the id of an image.
 const LONGEST_TEXT: usize = 1024;
 const LONGEST_REASON: usize = 128;
 const LONGEST_KEY: usize = 253;
-const LONGEST_LABEL: usize = 63;
 const LONGEST_UID: usize = 64;
 /// For lists, and for the fields of an object.
 const MOST_ENTRIES: usize = 256;
@@ -43,16 +44,6 @@ pub fn is_name(name: &str) -> bool {
 pub fn is_uid(uid: &str) -> bool {
     let is_plain = |it: u8| it.is_ascii_alphanumeric() || it == b'-';
     !uid.is_empty() && uid.len() <= LONGEST_UID && uid.bytes().all(is_plain)
-}
-
-/// Whether it is a valid label key without a prefix, or a valid label value.
-#[must_use]
-pub fn is_label(text: &str) -> bool {
-    let edge = |it: char| it.is_ascii_alphanumeric();
-    text.len() <= LONGEST_LABEL
-        && text.starts_with(edge)
-        && text.ends_with(edge)
-        && text.chars().all(|it| edge(it) || matches!(it, '-' | '_' | '.'))
 }
 
 /// Whether it is a valid name of a node resource, with or without a prefix.

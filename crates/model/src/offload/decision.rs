@@ -69,6 +69,9 @@ pub enum Step {
     Create,
     /// Evict these pods at home, so that they run elsewhere.
     Evict(Vec<Placed>),
+    /// Delete what was copied into the namespace, which claims hold: no pod uses it any more, and it is not kept up
+    /// to date.
+    DeleteCopies,
     /// Delete the namespace with this uid.
     Delete(String),
 }
@@ -185,6 +188,7 @@ fn empty(
     pods: Vec<Placed>,
     refused: Option<String>,
 ) -> (Option<Readiness>, Option<Step>) {
+    let has_pods = !pods.is_empty();
     let (going, holding): (Vec<&Claim>, Vec<&Claim>) =
         claims.iter().partition(|claim| volumes.may_delete(claim));
     // Retained volumes serve their pods until nothing blocks the deletion of the namespace.
@@ -220,7 +224,11 @@ fn empty(
         return (Some(Readiness::Terminating(why)), Some(Step::Delete(uid)));
     };
     let evicted: Vec<_> = free.into_iter().filter(|pod| !pod.leaving).collect();
-    let step = (!evicted.is_empty()).then_some(Step::Evict(evicted));
+    let step = match evicted.is_empty() {
+        true if has_pods => None,
+        true => Some(Step::DeleteCopies),
+        false => Some(Step::Evict(evicted)),
+    };
     (Some(Readiness::Terminating(why)), step)
 }
 
@@ -345,7 +353,7 @@ mod tests {
     #[test]
     fn claims_keep_a_namespace_and_are_reported() {
         let held = told(false, Some(terminating()), 60, ours(&["logs", "data"]));
-        assert_eq!(held.step, None);
+        assert_eq!(held.step, Some(Step::DeleteCopies), "no pod needs them");
         let Some(Readiness::Terminating(why)) = held.state.ready else {
             panic!("it is held");
         };
@@ -472,6 +480,9 @@ mod tests {
                 Some(Step::Evict(evicted)) => {
                     prop_assert!(!wanted && !deleting && since >= 5);
                     prop_assert_eq!(evicted, pods);
+                }
+                Some(Step::DeleteCopies) => {
+                    prop_assert!(!wanted && holds && pods.is_empty() && !deleting && since >= 5);
                 }
                 Some(Step::Delete(_)) => {
                     prop_assert!(!wanted && !holds && pods.is_empty() && !deleting && since >= 5);

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::is_label;
-use crate::topology::{Node, NodeSelector, Operator, Requirement, Term};
+use crate::topology::{Node, NodeSelector, Operator, Requirement, Term, is_label};
 
 /// Labels that a cluster may suggest.
 const MOST_SUGGESTED: usize = 64;

@@ -14,6 +14,8 @@ use crate::{
 pub enum NodeRule {
     /// Nodes with these labels.
     Labels(LabelSelector),
+    /// The node with this name and these labels: a kubelet may put labels on its own node.
+    Named { name: String, labels: LabelSelector },
     /// Nodes with this annotation.
     Annotation { key: String, value: String },
 }
@@ -25,6 +27,7 @@ impl NodeRule {
         match self {
             // An empty selector would match every node.
             Self::Labels(selector) => !selector.0.is_empty() && selector.admits(&node.labels),
+            Self::Named { name, labels } => node.name == *name && labels.admits(&node.labels),
             Self::Annotation { key, value } => node.annotations.get(key) == Some(value),
         }
     }

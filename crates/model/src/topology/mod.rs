@@ -7,4 +7,6 @@ mod selector;
 
 pub use accessible::{AffinityError, MAX_TOPOLOGIES, accessible, allowed};
 pub use segments::{CLUSTER_KEY, FABRIC_NODE, NODE_KEY, Segments, VIRTUAL_NODE, node_value};
-pub use selector::{LabelSelector, Labels, Node, NodeSelector, Operator, Requirement, Term, UnknownOperator};
+pub use selector::{
+    LabelSelector, Labels, Node, NodeSelector, Operator, Requirement, Term, UnknownOperator, is_label,
+};

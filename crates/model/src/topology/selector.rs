@@ -9,6 +9,18 @@ use super::{NODE_KEY, node_value};
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
+const LONGEST_LABEL: usize = 63;
+
+/// Whether it is a valid label key without a prefix, or a valid label value.
+#[must_use]
+pub fn is_label(text: &str) -> bool {
+    let edge = |it: char| it.is_ascii_alphanumeric();
+    text.len() <= LONGEST_LABEL
+        && text.starts_with(edge)
+        && text.ends_with(edge)
+        && text.chars().all(|it| edge(it) || matches!(it, '-' | '_' | '.'))
+}
+
 const NAME_FIELD: &str = "metadata.name";
 
 /// A node, as far as the scheduler needs it.
@@ -111,11 +123,18 @@ impl Requirement {
     }
 
     fn is_valid(&self) -> bool {
-        match self.operator {
+        let (prefix, name) = self.key.split_once('/').unwrap_or(("", &self.key));
+        let number = match self.operator {
             Operator::In | Operator::NotIn => !self.values.is_empty(),
             Operator::Exists | Operator::DoesNotExist => self.values.is_empty(),
             Operator::Gt | Operator::Lt => self.values.len() == 1,
-        }
+        };
+        // An API server refuses pods whose affinity has other keys or values.
+        let parts = prefix
+            .split('.')
+            .chain([name])
+            .chain(self.values.iter().map(String::as_str));
+        number && !name.is_empty() && parts.into_iter().all(|part| part.is_empty() || is_label(part))
     }
 
     /// For fields, Kubernetes supports only the name with a single value.
@@ -225,16 +244,25 @@ mod tests {
     #[test]
     fn what_kubernetes_rejects_admits_nobody() {
         use Operator::{DoesNotExist, Exists, Gt, In, NotIn};
+        let long = "a".repeat(64);
         for (key, operator, values) in [
             ("zone", In, &[] as &[&str]),
             ("disk", NotIn, &[]),
             ("zone", Exists, &["a"]),
             ("disk", DoesNotExist, &["a"]),
             ("cores", Gt, &["1", "2"]),
+            ("disk", NotIn, &["no value"]),
+            ("disk", NotIn, &["-1"]),
+            ("disk", NotIn, &[long.as_str()]),
+            ("no key", DoesNotExist, &[]),
+            ("example.test/", DoesNotExist, &[]),
+            ("example.test/a/b", DoesNotExist, &[]),
         ] {
             let one = requirement(key, operator, values);
             assert!(!one.admits(&node().labels), "{one:?}");
         }
+        let valid = requirement("example.test/a_b.C", NotIn, &["", "a_b.C"]);
+        assert!(valid.admits(&node().labels));
         assert!("Like".parse::<Operator>().is_err());
     }
 

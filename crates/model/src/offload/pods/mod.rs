@@ -27,7 +27,7 @@ pub use self::{
     kept::not_kept,
     spec::{
         PodRefused, RemoteMarks, RemoteSettings, caveats, claims, configuration, inline_drivers,
-        is_homebound, remote_pod, secrets,
+        is_homebound, remote_pod, secrets, without_skipped,
     },
     status::{
         STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,

@@ -27,10 +27,11 @@ const CARRIED_NODE_LABELS: [&str; 4] = [
     "beta.kubernetes.io/arch",
 ];
 /// Prefixes of labels and annotations that describe the home cluster, or belong to the fabric.
-const OWN_KEYS: [&str; 4] = [
+const OWN_KEYS: [&str; 5] = [
     "fabric.storage.liqo.io/",
-    // Kubernetes copies these from the node.
-    "topology.kubernetes.io/",
+    // API servers overwrite these two with the labels of the node (`PodTopologyLabels`).
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
     "liqo.io/shadowPod",
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
@@ -80,6 +81,11 @@ const LEFT_OUT: [&str; 13] = [
     "automountServiceAccountToken",
 ];
 
+/// cluster-autoscaler removes no node with a pod that has another controller than these, unless this annotation
+/// allows it. The controller of a remote pod is its namespace.
+const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
+const EVICTED_CONTROLLERS: [&str; 4] = ["Job", "ReplicaSet", "ReplicationController", "StatefulSet"];
+
 /// The largest pod, in KiB. Pods with sidecars have about 15.
 const LARGEST: usize = 256;
 
@@ -125,6 +131,30 @@ pub struct RemoteSettings {
     pub claims: BTreeMap<String, String>,
     /// Their runtime class, unless the pod has one of its own other than `liqo`.
     pub runtime_class: Option<String>,
+    /// Keys of labels and of annotations that stay at home; one that ends with `*` is a prefix.
+    pub skip_labels: Vec<String>,
+    pub skip_annotations: Vec<String>,
+}
+
+/// The home pod without the labels and annotations that stay at home by these settings.
+#[must_use]
+pub fn without_skipped(home: &Value, settings: &RemoteSettings) -> Value {
+    let mut home = home.clone();
+    for (field, skipped) in [
+        ("labels", &settings.skip_labels),
+        ("annotations", &settings.skip_annotations),
+    ] {
+        let is_skipped = |key: &str| {
+            skipped.iter().any(|skipped| match skipped.strip_suffix('*') {
+                Some(prefix) => key.starts_with(prefix),
+                None => key == skipped,
+            })
+        };
+        if let Some(pairs) = home["metadata"][field].as_object_mut() {
+            pairs.retain(|key, _| !is_skipped(key));
+        }
+    }
+    home
 }
 
 /// The remote pod of a home pod, as JSON: its name, the marks, the gate, and no namespace.
@@ -141,12 +171,13 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
             remote.insert(field.clone(), value.clone());
         }
     }
-    let (kept, tokens) = volumes::remote(spec.get("volumes"), settings)?;
-    set(&mut remote, "volumes", kept);
+    set(&mut remote, "volumes", volumes::remote(&home["spec"], settings)?);
+    let tokens = volumes::tokens(&home["spec"]);
+    let kept = without_skipped(home, settings);
     for field in ["containers", "initContainers"] {
         for container in array_mut(&mut remote, field) {
             without_mounts(container, &tokens);
-            keep_paths(container, home);
+            keep_paths(container, home, &kept);
             tell_account(container, spec);
             name_copies(container, &settings.home);
         }
@@ -173,10 +204,13 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     remote.insert("serviceAccountName".into(), "default".into());
     remote.insert("automountServiceAccountToken".into(), false.into());
     remote.insert("schedulingGates".into(), json!([{ "name": GATE }]));
-    let mut labels = carried_labels(home);
+    let mut labels = carried_labels(&kept);
     labels.extend(marks.labels.clone());
-    let mut annotations = carried_annotations(home);
-    annotations.insert(RECORD.to_owned(), changes::record(home));
+    let mut annotations = carried_annotations(&kept);
+    annotations.insert(RECORD.to_owned(), changes::record(&kept));
+    if is_safe_to_evict(home) {
+        annotations.insert(SAFE_TO_EVICT.to_owned(), "true".to_owned());
+    }
     annotations.extend(marks.annotations.clone());
     let pod = json!({
         "apiVersion": "v1",
@@ -196,8 +230,7 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
 #[must_use]
 pub fn is_homebound(home: &Value) -> bool {
     let spec = &home["spec"];
-    let mut volumes = spec["volumes"].as_array().into_iter().flatten();
-    AT_HOME_ONLY.iter().any(|field| !is_empty(&spec[field])) || volumes.any(volumes::is_homebound)
+    AT_HOME_ONLY.iter().any(|field| !is_empty(&spec[field])) || volumes::are_homebound(spec)
 }
 
 /// The fields of a pod that have another meaning in a remote cluster: for each the reason of an event, and its
@@ -221,7 +254,7 @@ pub fn caveats(home: &Value, cluster: &str) -> Vec<(&'static str, String)> {
         ));
     }
     let account = spec["serviceAccountName"].as_str().unwrap_or("default");
-    if !matches!(account, "" | "default") && !volumes::tokens(spec.get("volumes")).is_empty() {
+    if !matches!(account, "" | "default") && !volumes::tokens(spec).is_empty() {
         all.push((
             "NoServiceAccountToken",
             format!(
@@ -281,7 +314,7 @@ pub(super) fn carried_tolerations(spec: &Value) -> impl Iterator<Item = &Value> 
 pub(super) fn ephemeral_containers(home: &Value) -> Vec<Value> {
     let none = Map::new();
     let spec = home["spec"].as_object().unwrap_or(&none);
-    let tokens = volumes::tokens(spec.get("volumes"));
+    let tokens = volumes::tokens(&home["spec"]);
     let all = home["spec"]["ephemeralContainers"]
         .as_array()
         .into_iter()
@@ -378,6 +411,19 @@ pub fn inline_drivers(home: &Value) -> BTreeSet<String> {
         .collect()
 }
 
+/// Whether cluster-autoscaler would evict the home pod by default, from a node of its own cluster.
+fn is_safe_to_evict(home: &Value) -> bool {
+    let meta = &home["metadata"];
+    let mut owners = meta["ownerReferences"].as_array().into_iter().flatten();
+    let mut volumes = home["spec"]["volumes"].as_array().into_iter().flatten();
+    let is_replaced = |owner: &Value| {
+        owner["controller"] == true && EVICTED_CONTROLLERS.iter().any(|kind| owner["kind"] == *kind)
+    };
+    let is_local =
+        |volume: &Value| volume["emptyDir"].is_object() && volume["emptyDir"]["medium"] != "Memory";
+    meta["annotations"][SAFE_TO_EVICT].is_null() && owners.any(is_replaced) && !volumes.any(is_local)
+}
+
 fn carried(pairs: &Value) -> BTreeMap<String, String> {
     let pairs = pairs.as_object().into_iter().flatten();
     pairs
@@ -455,7 +501,7 @@ fn name_copies(container: &mut Value, home: &str) {
 
 /// Directories of a volume have the same name in every cluster: the variables that a `subPathExpr` uses get
 /// the values of the home pod, even where the namespace or the node has another name in the remote cluster.
-fn keep_paths(container: &mut Value, home: &Value) {
+fn keep_paths(container: &mut Value, home: &Value, kept: &Value) {
     let mounts = container["volumeMounts"].as_array().into_iter().flatten();
     let mut used: Vec<String> = mounts
         .filter_map(|mount| mount["subPathExpr"].as_str())
@@ -477,7 +523,7 @@ fn keep_paths(container: &mut Value, home: &Value) {
                 .collect::<Vec<_>>();
             used.extend(further);
         } else if let Some(field) = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str()
-            && let Some(value) = field_of(home, field)
+            && let Some(value) = field_of(home, kept, field)
         {
             *variable = json!({"name": name, "value": value.replace('$', "$$")});
         }
@@ -502,7 +548,7 @@ fn references(text: &str) -> impl Iterator<Item = String> {
 
 /// The value of a downward API field, as far as the home pod's own spec and metadata contain it, and the remote
 /// pod's do not: labels and annotations that are carried have the same value there, also when they change.
-fn field_of(home: &Value, path: &str) -> Option<String> {
+fn field_of(home: &Value, kept: &Value, path: &str) -> Option<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     if let Some((map, key)) = path.strip_suffix("']").and_then(|path| path.split_once("['")) {
         let is_carried = match map {
@@ -511,7 +557,8 @@ fn field_of(home: &Value, path: &str) -> Option<String> {
             _ => return None,
         };
         let map = map.trim_start_matches("metadata.");
-        return (!is_carried).then(|| text(&home["metadata"][map][key]).unwrap_or_default());
+        let (value, kept) = (&home["metadata"][map][key], &kept["metadata"][map][key]);
+        return (!is_carried || value != kept).then(|| text(value).unwrap_or_default());
     }
     match path {
         "metadata.name" | "metadata.namespace" | "metadata.uid" => {
@@ -692,6 +739,7 @@ mod tests {
                 {"name": "kube-api-access-x7k2p", "projected": {"sources": [
                     {"serviceAccountToken": {"path": "token"}},
                     {"configMap": {"name": "kube-root-ca.crt"}},
+                    {"downwardAPI": {"items": [{"path": "namespace"}]}},
                 ]}},
             ],
         })
@@ -830,7 +878,13 @@ mod tests {
             assert!(matches!(refused(&spec), PodRefused::AtHomeOnly(_)), "{spec}");
         }
         // The volume that Kubernetes adds for the token is omitted from the remote pod.
-        assert!(policy.contains("!v.name.startsWith('kube-api-access-')"));
+        for part in [volumes::TOKEN_VOLUME, volumes::TOKEN_PATH] {
+            assert!(policy.contains(&format!("'{part}'")), "{part}");
+        }
+        let certificates = volumes::TOKEN_CERTIFICATES
+            .map(|name| format!("'{name}'"))
+            .join(", ");
+        assert!(policy.contains(&format!("[{certificates}]")));
         assert!(!is_homebound(&pod(&usual())));
         let mut token = usual();
         token["volumes"][1]["projected"]["sources"][1] = json!({"podCertificate": {}});
@@ -846,6 +900,7 @@ mod tests {
             home: "home".into(),
             claims: BTreeMap::new(),
             runtime_class: Some("gvisor".into()),
+            ..RemoteSettings::default()
         };
         let spec = |class| {
             json!({"containers": [], "runtimeClassName": class, "topologySpreadConstraints": [
@@ -1006,6 +1061,71 @@ mod tests {
             merged[0]["labelSelector"], with_app,
             "the home API server was first"
         );
+    }
+
+    #[test]
+    fn an_autoscaler_there_may_evict_what_it_would_evict_here() {
+        let annotation = |change: &dyn Fn(&mut Value)| {
+            let mut home = pod(&usual());
+            home["metadata"]["ownerReferences"] =
+                json!([{"kind": "StatefulSet", "name": "web", "controller": true}]);
+            change(&mut home);
+            let remote = remote_pod(&home, &RemoteMarks::default(), &RemoteSettings::default()).unwrap();
+            remote["metadata"]["annotations"][SAFE_TO_EVICT].clone()
+        };
+        assert_eq!(annotation(&|_| {}), "true");
+        let own = |home: &mut Value| home["metadata"]["annotations"][SAFE_TO_EVICT] = "false".into();
+        assert_eq!(annotation(&own), "false");
+        for kept in [
+            |home: &mut Value| home["metadata"]["ownerReferences"] = json!([]),
+            |home: &mut Value| home["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet".into(),
+            |home: &mut Value| home["spec"]["volumes"][0] = json!({"name": "data", "emptyDir": {}}),
+        ] {
+            assert_eq!(annotation(&kept), Value::Null);
+        }
+    }
+
+    #[test]
+    fn labels_and_annotations_stay_here_that_others_must_not_act_on() {
+        let from =
+            |name: &str, field: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}});
+        let spec = json!({"containers": [{
+            "name": "a",
+            "env": [from("TEAM", "metadata.labels['corp/team']"), from("APP", "metadata.labels['app']")],
+            "volumeMounts": [{"name": "data", "mountPath": "/a", "subPathExpr": "$(TEAM)/$(APP)"}],
+        }]});
+        let mut home = pod(&spec);
+        for key in [
+            "corp/team",
+            "topology.kubernetes.io/zone",
+            "topology.kubernetes.io/rack",
+        ] {
+            home["metadata"]["labels"][key] = "a".into();
+        }
+        home["metadata"]["annotations"]["external-dns/host"] = "a.test".into();
+        let settings = RemoteSettings {
+            skip_labels: vec!["corp/*".to_owned(), "ap".to_owned()],
+            skip_annotations: vec!["external-dns/host".to_owned()],
+            ..RemoteSettings::default()
+        };
+        let remote = remote_pod(&home, &RemoteMarks::default(), &settings).unwrap();
+        assert_eq!(
+            remote["metadata"]["labels"],
+            json!({"app": "web", "topology.kubernetes.io/rack": "a"})
+        );
+        let annotations = remote["metadata"]["annotations"].as_object().unwrap();
+        assert_eq!(annotations.keys().collect::<Vec<_>>(), [RECORD, "note"]);
+        let env = &remote["spec"]["containers"][0]["env"];
+        // The directory has the same name there, also by a label that is not.
+        assert_eq!(env[0], json!({"name": "TEAM", "value": "a"}));
+        assert_eq!(env[1], from("APP", "metadata.labels['app']"));
+        // Nothing is to be changed later, until the setting does.
+        let change = |settings: &RemoteSettings| {
+            changes::Change::Metadata.patches(&without_skipped(&home, settings), &remote)
+        };
+        assert!(change(&settings).is_empty());
+        let patch = &change(&RemoteSettings::default())[0].patch["metadata"];
+        assert_eq!(patch["labels"], json!({"corp/team": "a"}));
     }
 
     /// The conformance tests of Kubernetes add such an annotation when the container has failed without it.

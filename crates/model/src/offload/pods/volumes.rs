@@ -5,8 +5,12 @@ use serde_json::{Map, Value};
 use super::{PodRefused, RemoteSettings};
 use crate::offload::reflection::{Kind, name_of_copy};
 
-/// Kubernetes mounts the token of a service account by a volume with such a name.
-const TOKEN_VOLUME: &str = "kube-api-access-";
+/// The API server adds a volume with such a name, for the token of the pod's service account.
+pub(super) const TOKEN_VOLUME: &str = "kube-api-access-";
+/// Where it mounts the volume.
+pub(super) const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// The certificates in it. The second is added by OpenShift.
+pub(super) const TOKEN_CERTIFICATES: [&str; 2] = ["kube-root-ca.crt", "openshift-service-ca.crt"];
 
 /// Volume sources that mean the same in every cluster: the objects they name are copied, exist there under
 /// the same name, or are outside of both clusters.
@@ -43,20 +47,11 @@ pub(super) const SOURCES_AT_HOME_ONLY: [&str; 3] =
 /// Allowed sources of a projected volume.
 const CARRIED_SOURCES: [&str; 3] = ["configMap", "downwardAPI", "secret"];
 
-/// The volumes of the remote pod, and the names of those that are left out: token volumes that Kubernetes has
-/// added, whose tokens are invalid there.
-pub(super) fn remote(
-    volumes: Option<&Value>,
-    settings: &RemoteSettings,
-) -> Result<(Value, Vec<String>), PodRefused> {
-    let (mut kept, mut tokens) = (Vec::new(), Vec::new());
-    for volume in volumes.and_then(Value::as_array).into_iter().flatten() {
-        let name = volume["name"].as_str().unwrap_or_default();
-        if is_token(name, volume) {
-            tokens.push(name.to_owned());
-            continue;
-        }
-        check(name, volume)?;
+/// The volumes of the remote pod of a home pod with this spec. Without [`tokens`].
+pub(super) fn remote(spec: &Value, settings: &RemoteSettings) -> Result<Value, PodRefused> {
+    let mut kept = Vec::new();
+    for volume in all(spec).filter(|volume| !is_token(volume, spec)) {
+        check(volume["name"].as_str().unwrap_or_default(), volume)?;
         let mut volume = with_copies(volume.clone(), &settings.home);
         if let Some(claim) = volume.pointer_mut("/persistentVolumeClaim/claimName")
             && let Some(name) = claim.as_str().and_then(|name| settings.claims.get(name))
@@ -65,17 +60,18 @@ pub(super) fn remote(
         }
         kept.push(volume);
     }
-    Ok((kept.into(), tokens))
+    Ok(kept.into())
 }
 
-/// The names of the volumes that [`remote`] leaves out.
-pub(super) fn tokens(volumes: Option<&Value>) -> Vec<String> {
-    let all = volumes.and_then(Value::as_array).into_iter().flatten();
-    let named = all.map(|volume| (volume["name"].as_str().unwrap_or_default(), volume));
-    named
-        .filter(|(name, volume)| is_token(name, volume))
-        .map(|(name, _)| name.to_owned())
-        .collect()
+/// The names of the volumes that Kubernetes has added for tokens, which are invalid in other clusters.
+pub(super) fn tokens(spec: &Value) -> Vec<String> {
+    let tokens = all(spec).filter(|volume| is_token(volume, spec));
+    let names = tokens.filter_map(|volume| volume["name"].as_str());
+    names.map(str::to_owned).collect()
+}
+
+fn all(spec: &Value) -> impl Iterator<Item = &Value> {
+    spec["volumes"].as_array().into_iter().flatten()
 }
 
 /// The volume with the names of the copies.
@@ -99,19 +95,40 @@ pub(super) fn name_copy(reference: Option<&mut Value>, home: &str) {
     }
 }
 
-fn is_token(name: &str, volume: &Value) -> bool {
+/// Whether the API server has added the volume. A user's own has other sources, or is mounted elsewhere.
+fn is_token(volume: &Value, spec: &Value) -> bool {
+    let is_known = |source: &Map<String, Value>| {
+        let of = |kind: &str| source.get(kind).unwrap_or(&Value::Null);
+        let (token, items) = (of("serviceAccountToken"), &of("downwardAPI")["items"]);
+        let paths = items.as_array().into_iter().flatten().map(|item| &item["path"]);
+        token["path"] == "token" && token["audience"].is_null()
+            || paths.eq(["namespace"])
+            || TOKEN_CERTIFICATES
+                .iter()
+                .any(|name| of("configMap")["name"] == *name)
+    };
     let has = |kind: &str| sources(volume).any(|source| source.contains_key(kind));
-    let has_other = has("clusterTrustBundle") || has("podCertificate");
-    name.starts_with(TOKEN_VOLUME) && has("serviceAccountToken") && !has_other
+    let containers = ["containers", "initContainers"]
+        .into_iter()
+        .flat_map(|kind| spec[kind].as_array().into_iter().flatten());
+    let mut mounts = containers.flat_map(|one| one["volumeMounts"].as_array().into_iter().flatten());
+    let name = volume["name"].as_str().unwrap_or_default();
+    name.starts_with(TOKEN_VOLUME)
+        && ["serviceAccountToken", "configMap", "downwardAPI"]
+            .into_iter()
+            .all(has)
+        && sources(volume).all(is_known)
+        && mounts.all(|mount| mount["name"] != name || mount["mountPath"] == TOKEN_PATH)
 }
 
-/// Whether a pod with this volume can run only in the home cluster.
-pub(super) fn is_homebound(volume: &Value) -> bool {
-    let has = |kind: &str| !volume[kind].is_null();
-    let name = volume["name"].as_str().unwrap_or_default();
-    let mut kinds = sources(volume).flat_map(Map::keys);
-    AT_HOME_ONLY.into_iter().any(has)
-        || !is_token(name, volume) && kinds.any(|kind| SOURCES_AT_HOME_ONLY.contains(&kind.as_str()))
+/// Whether a pod with this spec can run only in the home cluster, because of its volumes.
+pub(super) fn are_homebound(spec: &Value) -> bool {
+    all(spec).any(|volume| {
+        let has = |kind: &str| !volume[kind].is_null();
+        let mut kinds = sources(volume).flat_map(Map::keys);
+        AT_HOME_ONLY.into_iter().any(has)
+            || kinds.any(|kind| SOURCES_AT_HOME_ONLY.contains(&kind.as_str())) && !is_token(volume, spec)
+    })
 }
 
 fn sources(volume: &Value) -> impl Iterator<Item = &Map<String, Value>> {
@@ -158,8 +175,12 @@ mod tests {
         }
     }
 
+    fn made(volumes: &Value) -> Result<Value, PodRefused> {
+        remote(&json!({ "volumes": volumes }), &of_home())
+    }
+
     fn refused(volume: &Value) -> PodRefused {
-        remote(Some(&json!([volume])), &of_home()).unwrap_err()
+        made(&json!([volume])).unwrap_err()
     }
 
     #[test]
@@ -169,7 +190,7 @@ mod tests {
             {"name": "b", "nfs": {"server": "nas", "path": "/"}},
             {"name": "c", "projected": {"sources": [{"secret": {"name": "s"}}, {"downwardAPI": {}}]}},
         ]);
-        assert_eq!(remote(Some(&carried), &of_home()), Ok((carried.clone(), vec![])));
+        assert_eq!(made(&carried), Ok(carried));
         let at_home = |what: &str| PodRefused::AtHomeOnly(what.into());
         assert_eq!(
             refused(&json!({"name": "a", "hostPath": {"path": "/"}})),
@@ -195,7 +216,7 @@ mod tests {
             {"name": "a", "configMap": certificates},
             {"name": "b", "projected": {"sources": [{"configMap": certificates}, {"secret": {"name": "s"}}]}},
         ]);
-        let (made, _) = remote(Some(&volumes), &of_home()).unwrap();
+        let made = made(&volumes).unwrap();
         let copy = name_of_copy(Kind::ConfigMap, "kube-root-ca.crt", "home");
         assert_ne!(copy, "kube-root-ca.crt");
         assert_eq!(made[0]["configMap"]["name"], copy);
@@ -209,17 +230,85 @@ mod tests {
     #[test]
     fn a_claim_has_the_name_of_its_twin() {
         let claim = |name: &str| json!([{"name": "v", "persistentVolumeClaim": {"claimName": name, "readOnly": true}}]);
-        let made = |name: &str| remote(Some(&claim(name)), &of_home()).unwrap().0;
-        assert_eq!(made("data"), claim("prime"));
-        assert_eq!(made("other"), claim("other"));
+        assert_eq!(made(&claim("data")), Ok(claim("prime")));
+        assert_eq!(made(&claim("other")), Ok(claim("other")));
     }
 
     #[test]
-    fn only_mounted_tokens_are_left_out_in_silence() {
-        let named = json!({"name": "kube-api-access-mine", "emptyDir": {}});
-        assert_eq!(
-            remote(Some(&json!([named])), &of_home()).unwrap().1,
-            Vec::<String>::new()
-        );
+    fn only_tokens_that_kubernetes_mounts_are_left_out() {
+        let sources = json!([
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+        ]);
+        let with = |change: &dyn Fn(&mut Value)| {
+            let mut spec = json!({
+                "containers": [{"volumeMounts": [{"name": "kube-api-access-a", "mountPath": TOKEN_PATH}]}],
+                "volumes": [{"name": "kube-api-access-a", "projected": {"sources": sources}}],
+            });
+            change(&mut spec);
+            spec
+        };
+        for added in [
+            with(&|_| {}),
+            with(&|spec| {
+                let of_openshift = json!({"configMap": {"name": "openshift-service-ca.crt"}});
+                let sources = spec["volumes"][0]["projected"]["sources"].as_array_mut();
+                sources.unwrap().push(of_openshift);
+            }),
+        ] {
+            assert_eq!(remote(&added, &of_home()), Ok(json!([])));
+            assert_eq!(tokens(&added), ["kube-api-access-a"]);
+            assert!(!are_homebound(&added));
+        }
+        for (of_user, place, value) in [
+            ("a name", "/volumes/0/name", json!("token")),
+            (
+                "a path",
+                "/containers/0/volumeMounts/0/mountPath",
+                json!("/tokens"),
+            ),
+            (
+                "a file",
+                "/volumes/0/projected/sources/0/serviceAccountToken/path",
+                json!("mine"),
+            ),
+            (
+                "an audience",
+                "/volumes/0/projected/sources/0/serviceAccountToken/audience",
+                json!("vault"),
+            ),
+            (
+                "a ConfigMap",
+                "/volumes/0/projected/sources/1/configMap/name",
+                json!("mine"),
+            ),
+            (
+                "another source",
+                "/volumes/0/projected/sources/1",
+                json!({"clusterTrustBundle": {}}),
+            ),
+            (
+                "fewer sources",
+                "/volumes/0/projected/sources",
+                json!([sources[0]]),
+            ),
+        ] {
+            let spec = with(&|spec| {
+                let (parent, key) = place.rsplit_once('/').unwrap();
+                match spec.pointer_mut(parent).unwrap() {
+                    Value::Array(all) => all[key.parse::<usize>().unwrap()] = value.clone(),
+                    parent => parent[key] = value.clone(),
+                }
+            });
+            let refused = remote(&spec, &of_home()).unwrap_err();
+            assert!(
+                refused.to_string().contains("serviceAccountToken"),
+                "{of_user}: {refused}"
+            );
+            assert!(tokens(&spec).is_empty() && are_homebound(&spec), "{of_user}");
+        }
+        let empty = json!([{"name": "kube-api-access-mine", "emptyDir": {}}]);
+        assert_eq!(made(&empty), Ok(empty));
     }
 }

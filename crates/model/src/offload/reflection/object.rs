@@ -34,6 +34,18 @@ const OWN_MEANING: [&str; 11] = [
 /// values of each revision. Helm in the remote cluster would list and uninstall them.
 const HELM_RELEASE: (&str, &str) = ("helm.sh/release.v1", "sh.helm.release.v1.");
 
+/// Types of Secrets that are credentials of the home cluster.
+const CREDENTIALS: [&str; 2] = [
+    "kubernetes.io/service-account-token",
+    "bootstrap.kubernetes.io/token",
+];
+/// Annotations of Secrets that hold a token of a service account: `OpenShift` keeps the credentials of its registry
+/// in such.
+const OF_AN_ACCOUNT: [&str; 2] = [
+    "kubernetes.io/service-account.name",
+    "openshift.io/internal-registry-auth-token.service-account",
+];
+
 type Pairs = BTreeMap<String, String>;
 
 /// Why an object is not copied.
@@ -162,12 +174,12 @@ fn is_of_the_cluster(kind: Kind, object: &Value) -> bool {
     match kind {
         Kind::EndpointSlice => false,
         Kind::ConfigMap => text(&object["metadata"]["name"]).starts_with(HELM_RELEASE.1),
-        Kind::Secret => [
-            "kubernetes.io/service-account-token",
-            "bootstrap.kubernetes.io/token",
-            HELM_RELEASE.0,
-        ]
-        .contains(&text(&object["type"])),
+        Kind::Secret => {
+            let annotations = &object["metadata"]["annotations"];
+            CREDENTIALS.contains(&text(&object["type"]))
+                || object["type"] == HELM_RELEASE.0
+                || OF_AN_ACCOUNT.iter().any(|key| annotations[*key].is_string())
+        }
         Kind::Service => {
             let metadata = &object["metadata"];
             metadata["name"] == "kubernetes" && metadata["namespace"] == "default"

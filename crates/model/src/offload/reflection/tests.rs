@@ -218,6 +218,16 @@ fn some_objects_stay_at_home() {
         let token = named("token", Kind::Secret, json!({"type": of_type}));
         assert_eq!(refused(Kind::Secret, token), Err(NotCopied::OfTheCluster));
     }
+    // A user's own credentials of a registry, and those that OpenShift makes of a token.
+    let mut registry = named(
+        "registry",
+        Kind::Secret,
+        json!({"type": "kubernetes.io/dockercfg"}),
+    );
+    assert_eq!(refused(Kind::Secret, registry.clone()), Ok("registry".into()));
+    registry["metadata"]["annotations"]["openshift.io/internal-registry-auth-token.service-account"] =
+        "default".into();
+    assert_eq!(refused(Kind::Secret, registry), Err(NotCopied::OfTheCluster));
     let release = named(
         "sh.helm.release.v1.web.v3",
         Kind::ConfigMap,

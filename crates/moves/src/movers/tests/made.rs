@@ -74,6 +74,51 @@ async fn movers_get_only_the_capabilities_that_copying_needs() {
     }
 }
 
+/// The chart of a remote cluster lets nothing else run in listed namespaces.
+#[tokio::test]
+async fn the_policy_of_a_remote_cluster_admits_movers() {
+    let chart = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../deploy/chart/liqo-csi/templates/remote-access.yaml"
+    );
+    let chart = std::fs::read_to_string(chart).unwrap();
+    let (_, policy) = chart.split_once("name: {{ $role }}-movers\n").unwrap();
+    let (policy, _) = policy
+        .split_once("kind: ValidatingAdmissionPolicyBinding")
+        .unwrap();
+    for (of, world) in [
+        ("files", World::new(Way::Out).await),
+        ("a device", World::with_device(Way::Out).await),
+    ] {
+        world.prepare().await;
+        for pod in [world.source_pod(), world.target_pod()] {
+            let one = container(&pod);
+            let all = |field: &str| one[field].as_array().cloned().unwrap_or_default();
+            let mut named: Vec<String> = one.as_object().unwrap().keys().cloned().collect();
+            let texts = all("command").into_iter();
+            let texts = texts.chain(all("volumeMounts").into_iter().map(|it| it["mountPath"].clone()));
+            let texts = texts.chain(
+                all("volumeDevices")
+                    .into_iter()
+                    .map(|it| it["devicePath"].clone()),
+            );
+            named.extend(texts.map(|it| it.as_str().unwrap().to_owned()));
+            for part in named {
+                assert!(policy.contains(&format!("'{part}'")), "{of}: {part}");
+            }
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            let (of_side, digits) = name.rsplit_once('-').unwrap();
+            assert!(matches!(of_side, "move-source" | "move-target"), "{name}");
+            assert!(digits.len() == 16 && digits.chars().all(|it| "0123456789abcdef".contains(it)));
+            for volume in pod["spec"]["volumes"].as_array().unwrap() {
+                if let Some(secret) = volume["secret"]["secretName"].as_str() {
+                    assert!(secret.starts_with(name), "{secret}");
+                }
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_user_that_owns_all_files_needs_no_root() {
     let mut world = World::new(Way::Out).await;

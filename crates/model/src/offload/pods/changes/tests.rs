@@ -17,7 +17,11 @@ fn home() -> Value {
                 {"name": "log", "image": "log:1", "resources": {}},
             ],
             "tolerations": [{"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}],
-            "volumes": [{"name": "kube-api-access-1", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}],
+            "volumes": [{"name": "kube-api-access-1", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "token"}},
+                {"configMap": {"name": "kube-root-ca.crt"}},
+                {"downwardAPI": {"items": [{"path": "namespace"}]}},
+            ]}}],
         },
     })
 }
