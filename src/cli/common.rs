@@ -1,10 +1,7 @@
 //! What the commands for users have in common: how they find the cluster, and in which format they
 //! print.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use clap::ValueEnum;
 use k8s_openapi::api::core::v1::Namespace;
@@ -22,9 +19,8 @@ pub(super) struct CommonArgs {
     /// Output format.
     #[arg(long, short, value_enum, default_value = "table")]
     pub(super) output: Format,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
@@ -91,7 +87,7 @@ impl CommonArgs {
     /// Connects to the cluster and reads how the driver is deployed there.
     pub(super) async fn find(&self) -> Outcome<Place> {
         find(
-            self.kubeconfig.as_deref(),
+            &self.cluster,
             self.storage_namespace.as_deref(),
             self.cluster_id.clone(),
         )
@@ -101,12 +97,11 @@ impl CommonArgs {
 
 /// Connects to the cluster and reads how the driver is deployed there; options take precedence.
 pub(super) async fn find(
-    kubeconfig: Option<&Path>,
+    cluster: &ClusterArgs,
     storage_namespace: Option<&str>,
     id: Option<ClusterId>,
 ) -> Outcome<Place> {
-    let cluster = Cluster::connect_unwatched(kubeconfig, CALL_TIMEOUT).await?;
-    Ok(place(cluster, storage_namespace, id).await)
+    Ok(place(cluster.client().await?, storage_namespace, id).await)
 }
 
 /// Reads how the driver is deployed in the cluster; options take precedence.

@@ -1,13 +1,13 @@
 //! `liqo-csi import`: gives an existing claim or snapshot a class of this driver, without copying its
 //! data.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use clap::Subcommand;
 
 use super::{
     Outcome,
-    common::{block_on, find},
+    common::{ClusterArgs, block_on, find},
     process::duration,
 };
 use crate::{
@@ -70,9 +70,8 @@ struct PvcArgs {
     /// How long to wait for other programs, such as the controller.
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
@@ -98,9 +97,8 @@ struct SnapshotArgs {
     /// How long to wait for other programs, such as the snapshot controller.
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
@@ -118,12 +116,7 @@ pub(super) fn run(args: Args) -> Outcome {
 
 async fn import_one_snapshot(args: SnapshotArgs) -> Outcome {
     take_orders_of_command();
-    let place = find(
-        args.kubeconfig.as_deref(),
-        args.storage_namespace.as_deref(),
-        args.cluster_id,
-    )
-    .await?;
+    let place = find(&args.cluster, args.storage_namespace.as_deref(), args.cluster_id).await?;
     let home = home_id(&place.cluster, place.id).await.ok_or(
         "the id of this cluster is unknown: neither the Deployment of the driver nor the namespace kube-system shows it: add \
          --cluster-id",
@@ -153,12 +146,7 @@ async fn import_one_snapshot(args: SnapshotArgs) -> Outcome {
 
 async fn import_claim(args: PvcArgs) -> Outcome {
     take_orders_of_command();
-    let place = find(
-        args.kubeconfig.as_deref(),
-        args.storage_namespace.as_deref(),
-        None,
-    )
-    .await?;
+    let place = find(&args.cluster, args.storage_namespace.as_deref(), None).await?;
     let claim = args.claim.clone();
     let report = |what: &str| println!("{claim}: {what}");
     let context = Context {

@@ -8,22 +8,18 @@ mod orders;
 mod undo;
 mod volume;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Subcommand;
 
 use self::{follow::follow, orders::Order, volume::VolumeArgs};
 use super::{
     Outcome,
-    common::{Format, block_on, print_json},
+    common::{ClusterArgs, Format, block_on, print_json},
     table::Table,
 };
-use crate::{
-    api::volume_move::VolumeMove,
-    cluster::{Cluster, Objects},
-};
+use crate::{api::volume_move::VolumeMove, cluster::Objects};
 
-const CALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 const HEADER: [&str; 7] = ["NAME", "PHASE", "CLAIMS", "TO", "COPIED", "LEFT", "DOWNTIME"];
 
 const EXAMPLES: &str = "\
@@ -76,9 +72,8 @@ struct PlaceArgs {
     /// Namespace of the claims [default: that of the kubeconfig's context].
     #[arg(long, short)]
     namespace: Option<String>,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 #[derive(clap::Args)]
@@ -119,7 +114,7 @@ struct Place {
 
 impl PlaceArgs {
     async fn find(self) -> Outcome<Place> {
-        let cluster = Cluster::connect_unwatched(self.kubeconfig.as_deref(), CALL_TIMEOUT).await?;
+        let cluster = self.cluster.client().await?;
         let current = || cluster.client().default_namespace().to_owned();
         let namespace = self.namespace.unwrap_or_else(current);
         Ok(Place {

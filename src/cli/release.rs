@@ -1,12 +1,12 @@
 //! `liqo-csi release`: gives a claim of this driver the class of its twin, without copying its data.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use clap::Subcommand;
 
 use super::{
     Outcome,
-    common::{block_on, find},
+    common::{ClusterArgs, block_on, find},
     process::duration,
 };
 use crate::{
@@ -54,9 +54,8 @@ struct PvcArgs {
     /// How long to wait for other programs, such as Kubernetes.
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
@@ -69,12 +68,7 @@ pub(super) fn run(args: Args) -> Outcome {
 
 async fn release_claim(args: PvcArgs) -> Outcome {
     take_orders_of_command();
-    let place = find(
-        args.kubeconfig.as_deref(),
-        args.storage_namespace.as_deref(),
-        None,
-    )
-    .await?;
+    let place = find(&args.cluster, args.storage_namespace.as_deref(), None).await?;
     let claim = args.claim.clone();
     let report = |what: &str| println!("{claim}: {what}");
     let context = Context {
