@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_stands_below() {
+    fn problems_are_listed_below_the_table() {
         let condition = |kind: &str, reason: &str| {
             json!({
                 "type": kind, "status": "False", "reason": reason, "message": "no answer within 10s",
@@ -363,7 +363,7 @@ rome    -        Undeclared    -         -            -       0            1    
     }
 
     #[test]
-    fn nothing_said_is_not_ready() {
+    fn a_missing_status_is_unknown() {
         let shown = all(vec![object(&json!(null))], &[], None);
         assert_eq!(shown[0].state, "Unknown");
         assert!(shown[0].message.contains("lease"), "{}", shown[0].message);

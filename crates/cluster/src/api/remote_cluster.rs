@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_has_the_documented_defaults() {
+    fn omitted_fields_have_the_documented_defaults() {
         let spec = read(least());
         assert_eq!(spec.kubeconfig_secret_ref.unwrap().key, "kubeconfig");
         assert_eq!(spec.namespaces.strategy, NamespaceStrategy::SameName);
