@@ -7,19 +7,17 @@ use clap_complete::{Shell, generate};
 
 use super::{Cli, Outcome};
 
-const INSTALL: &str = "\
-Install it for your user:
-  bash (needs the package bash-completion): redirect it to ~/.local/share/bash-completion/completions/liqo-csi
-  zsh: redirect it to a file _liqo-csi in a directory of $fpath
-  fish: redirect it to ~/.config/fish/completions/liqo-csi.fish
+const EXAMPLES: &str = "\
+bash needs its package bash-completion for this, and zsh the directory of the file in $fpath.
 
 Examples:
   liqo-csi completion bash > ~/.local/share/bash-completion/completions/liqo-csi
+  liqo-csi completion zsh > ~/.zfunc/_liqo-csi
   liqo-csi completion fish > ~/.config/fish/completions/liqo-csi.fish";
 
 /// Prints the completion script of a shell.
 #[derive(clap::Args)]
-#[command(after_long_help = INSTALL)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     shell: Shell,
 }

@@ -17,6 +17,8 @@ mod process;
 mod relay;
 mod release;
 mod table;
+#[cfg(test)]
+mod tests;
 mod unoffload;
 mod volumes;
 
@@ -121,14 +123,4 @@ type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn success((): ()) -> ExitCode {
     ExitCode::SUCCESS
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
-    }
 }

@@ -316,3 +316,41 @@ fn unwatched(client: Client, name: &str, call_timeout: Duration) -> Result<Clust
     let calls = Calls::without_metrics(call_timeout);
     Ok(Cluster::remote(id.clone(), &id, client, none, calls))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    async fn in_context(contexts: &[&str], name: &str) -> Result<Config, ConnectError> {
+        let entries = contexts.iter().map(|it| {
+            json!({"name": it, "context": {"cluster": "here", "user": "me", "namespace": format!("of-{it}")}})
+        });
+        let file = serde_json::from_value(json!({
+            "clusters": [{"name": "here", "cluster": {"server": "https://192.0.2.1:6443"}}],
+            "users": [{"name": "me", "user": {"token": "secret"}}],
+            "contexts": entries.collect::<Vec<_>>(),
+            "current-context": contexts.first(),
+        }))
+        .unwrap();
+        let entry = KubeConfigOptions {
+            context: Some(name.to_owned()),
+            ..KubeConfigOptions::default()
+        };
+        of_entry(file, &entry, "milan.yaml").await
+    }
+
+    #[tokio::test]
+    async fn the_named_context_is_used_and_an_error_names_those_that_there_are() {
+        let chosen = in_context(&["home", "milan"], "milan").await.unwrap();
+        assert_eq!(chosen.default_namespace, "of-milan");
+        for (contexts, known) in [(&["home", "milan"][..], "home, milan"), (&[], "none")] {
+            let refused = in_context(contexts, "rome").await.err().unwrap();
+            assert_eq!(
+                refused.to_string(),
+                format!("the kubeconfig milan.yaml has no context rome: it has {known}")
+            );
+        }
+    }
+}
