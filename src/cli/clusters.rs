@@ -47,7 +47,11 @@ before the controller has written a status), message, serverVersion, policy, nod
 snapshots, classes, limits (what the driver may not do there, and what that costs),
 waiting (pods that wait because their data is there, and why) and namespaces: those that are
 offloaded to it, each with namespace, remoteNamespace, state (the reason of its condition Ready)
-and message."#;
+and message.
+
+Examples:
+  liqo-csi clusters
+  liqo-csi clusters --context home -o json"#;
 
 /// Lists the remote clusters that the virtual nodes of this cluster represent: how they are reached, what
 /// cannot be done there, and which pods wait for them.

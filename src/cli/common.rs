@@ -1,10 +1,7 @@
 //! What the commands for users have in common: how they find the cluster, and in which format they
 //! print.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use clap::ValueEnum;
 use k8s_openapi::api::core::v1::Namespace;
@@ -12,7 +9,11 @@ use kube::{ResourceExt, config::KubeConfigOptions};
 use serde::Serialize;
 
 use super::Outcome;
-use crate::{cluster::Cluster, inspect::Setup, volume::ClusterId};
+use crate::{
+    cluster::Cluster,
+    inspect::Setup,
+    volume::{ClaimName, ClusterId},
+};
 
 /// A page of a large cluster takes a while.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -22,9 +23,8 @@ pub(super) struct CommonArgs {
     /// Output format.
     #[arg(long, short, value_enum, default_value = "table")]
     pub(super) output: Format,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
@@ -62,6 +62,38 @@ impl ClusterArgs {
     }
 }
 
+/// A claim or snapshot.
+#[derive(clap::Args)]
+pub(super) struct ObjectArgs {
+    /// Its name, or NAMESPACE/NAME.
+    name: String,
+    /// Its namespace [default: that of the kubeconfig's context].
+    #[arg(long, short)]
+    namespace: Option<String>,
+}
+
+impl ObjectArgs {
+    /// Its name, and its namespace or else that of the client.
+    pub(super) fn find(&self, cluster: &Cluster) -> Outcome<ClaimName> {
+        self.within(cluster.client().default_namespace())
+    }
+
+    fn within(&self, current: &str) -> Outcome<ClaimName> {
+        let (own, name) = match self.name.split_once('/') {
+            Some((own, name)) => (Some(own), name),
+            None => (None, self.name.as_str()),
+        };
+        match (own, self.namespace.as_deref()) {
+            (Some(own), Some(given)) if own != given => Err(format!(
+                "{} is not in the namespace {given}: use NAMESPACE/NAME or --namespace, not both",
+                self.name
+            )
+            .into()),
+            (own, given) => Ok(format!("{}/{name}", own.or(given).unwrap_or(current)).parse()?),
+        }
+    }
+}
+
 /// The namespaces with these labels, as kubectl's `-l` selects; an error if there are none.
 pub(super) async fn namespaces(cluster: &Cluster, labels: &str) -> Outcome<Vec<String>> {
     let found = cluster.all::<Namespace>().list(Some(labels)).await?;
@@ -91,7 +123,7 @@ impl CommonArgs {
     /// Connects to the cluster and reads how the driver is deployed there.
     pub(super) async fn find(&self) -> Outcome<Place> {
         find(
-            self.kubeconfig.as_deref(),
+            &self.cluster,
             self.storage_namespace.as_deref(),
             self.cluster_id.clone(),
         )
@@ -101,12 +133,11 @@ impl CommonArgs {
 
 /// Connects to the cluster and reads how the driver is deployed there; options take precedence.
 pub(super) async fn find(
-    kubeconfig: Option<&Path>,
+    cluster: &ClusterArgs,
     storage_namespace: Option<&str>,
     id: Option<ClusterId>,
 ) -> Outcome<Place> {
-    let cluster = Cluster::connect_unwatched(kubeconfig, CALL_TIMEOUT).await?;
-    Ok(place(cluster, storage_namespace, id).await)
+    Ok(place(cluster.client().await?, storage_namespace, id).await)
 }
 
 /// Reads how the driver is deployed in the cluster; options take precedence.
@@ -150,5 +181,53 @@ pub(super) fn print_json_of<const KINDS: usize>(
 pub(super) fn print_unknown(unknown: &[String]) {
     for what in unknown {
         eprintln!("unknown: {what}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        object: ObjectArgs,
+    }
+
+    fn named(line: &[&str]) -> Outcome<String> {
+        let args = ["import"].iter().chain(line);
+        let found = Line::try_parse_from(args)?.object.within("current")?;
+        Ok(found.to_string())
+    }
+
+    #[test]
+    fn the_namespace_is_part_of_the_name_or_an_option_or_that_of_the_context() {
+        for (line, expected) in [
+            (&["data"][..], "current/data"),
+            (&["data", "-n", "shop"], "shop/data"),
+            (&["--namespace=shop", "data"], "shop/data"),
+            (&["shop/data"], "shop/data"),
+            (&["shop/data", "-n", "shop"], "shop/data"),
+        ] {
+            assert_eq!(named(line).unwrap(), expected, "{line:?}");
+        }
+        for line in [
+            &["shop/data", "-n", "other"][..],
+            &["shop/data/more"],
+            &["/data"],
+            &["shop/"],
+            &[""],
+            &["data", "-n", ""],
+            &["data", "-n", "a/b"],
+        ] {
+            assert!(named(line).is_err(), "{line:?}");
+        }
+        let refused = named(&["shop/data", "-n", "other"]).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("shop/data is not in the namespace other"),
+            "{refused}"
+        );
     }
 }

@@ -15,7 +15,13 @@ const HEADER: &str = "# Printed by `liqo-csi crds`; do not edit.\n";
 const OFFLOADING_HEADER: &str = "# Printed by `liqo-csi crds --offloading`; do not edit. For `kubectl create`: Liqo \
                                  defines the\n# same kind, and its definition must not be overwritten.\n";
 
+const EXAMPLES: &str = "\
+Examples:
+  liqo-csi crds | kubectl apply -f -
+  liqo-csi crds --offloading | kubectl create -f -";
+
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// Print only the definition of `NamespaceOffloadings`, for `kubectl create -f -`, which does not
     /// change the one that Liqo has installed.

@@ -14,7 +14,11 @@ use crate::inspect::{
 const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors, or if it cannot be read how
 the controller is deployed.
 JSON: {"version": 1, "findings": [...], "unknown": [...]}. A finding has
-severity (error, warning, note), object, problem and mend."#;
+severity (error, warning, note), object, problem and mend.
+
+Examples:
+  liqo-csi doctor
+  liqo-csi doctor --context home -o json"#;
 
 /// Checks an installation of the driver and says how to fix what is wrong.
 #[derive(clap::Args)]

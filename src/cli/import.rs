@@ -1,13 +1,13 @@
 //! `liqo-csi import`: gives an existing claim or snapshot a class of this driver, without copying its
 //! data.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use clap::Subcommand;
 
 use super::{
     Outcome,
-    common::{block_on, find},
+    common::{ClusterArgs, ObjectArgs, block_on, find},
     process::duration,
 };
 use crate::{
@@ -17,21 +17,31 @@ use crate::{
         Context, ImportRequest, SnapshotImportRequest, import, import_snapshot, undo_import,
         undo_snapshot_import,
     },
-    volume::{ClaimName, ClusterId},
+    volume::ClusterId,
 };
 
 const FORM: &str = "The claim is deleted and created again, with the same name and a class of the driver; its
 PersistentVolume is retained meanwhile and keeps the data. No pod may use the claim.
 If the command is interrupted, run it again to continue, or with --undo to restore the previous state;
 `liqo-csi doctor` lists unfinished imports. The rights that it needs, and what changes for
-the claim, are in docs/import.md.";
+the claim, are in docs/import.md.
+
+Examples:
+  liqo-csi import pvc data -n shop --dry-run
+  liqo-csi import pvc shop/data
+  liqo-csi import pvc shop/data --undo";
 
 const SNAPSHOT_FORM: &str =
     "The VolumeSnapshot is deleted and created again, with the same name and a class of the driver; its data is
 kept by a content that is retained meanwhile. Volumes of a class of the driver can then be created from it.
 If the command is interrupted, run it again to continue. Until the original VolumeSnapshot is
 deleted, --undo restores the previous state. `liqo-csi doctor` lists unfinished imports. The rights
-that it needs are in docs/import.md.";
+that it needs are in docs/import.md.
+
+Examples:
+  liqo-csi import snapshot backup -n shop --dry-run
+  liqo-csi import snapshot shop/backup
+  liqo-csi import snapshot shop/backup --undo";
 
 /// Gives existing claims and snapshots a class of the driver, without copying their data.
 #[derive(clap::Args)]
@@ -52,9 +62,8 @@ enum Action {
 
 #[derive(clap::Args)]
 struct PvcArgs {
-    /// The claim, as NAMESPACE/NAME.
-    #[arg(value_name = "NAMESPACE/NAME")]
-    claim: ClaimName,
+    #[command(flatten)]
+    claim: ObjectArgs,
     /// The class that it gets [default: the only class of the driver, or liqo].
     #[arg(long, conflicts_with = "undo")]
     class: Option<String>,
@@ -70,9 +79,8 @@ struct PvcArgs {
     /// How long to wait for other programs, such as the controller.
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
@@ -80,9 +88,8 @@ struct PvcArgs {
 
 #[derive(clap::Args)]
 struct SnapshotArgs {
-    /// The snapshot, as NAMESPACE/NAME.
-    #[arg(value_name = "NAMESPACE/NAME")]
-    snapshot: ClaimName,
+    #[command(flatten)]
+    snapshot: ObjectArgs,
     /// The snapshot class that it gets [default: the only one of the driver, or liqo].
     #[arg(long, conflicts_with = "undo")]
     class: Option<String>,
@@ -98,9 +105,8 @@ struct SnapshotArgs {
     /// How long to wait for other programs, such as the snapshot controller.
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
@@ -118,17 +124,12 @@ pub(super) fn run(args: Args) -> Outcome {
 
 async fn import_one_snapshot(args: SnapshotArgs) -> Outcome {
     take_orders_of_command();
-    let place = find(
-        args.kubeconfig.as_deref(),
-        args.storage_namespace.as_deref(),
-        args.cluster_id,
-    )
-    .await?;
+    let place = find(&args.cluster, args.storage_namespace.as_deref(), args.cluster_id).await?;
     let home = home_id(&place.cluster, place.id).await.ok_or(
         "the id of this cluster is unknown: neither the Deployment of the driver nor the namespace kube-system shows it: add \
          --cluster-id",
     )?;
-    let snapshot = args.snapshot.clone();
+    let snapshot = args.snapshot.find(&place.cluster)?;
     let report = |what: &str| println!("{snapshot}: {what}");
     let context = Context {
         cluster: &place.cluster,
@@ -138,7 +139,7 @@ async fn import_one_snapshot(args: SnapshotArgs) -> Outcome {
         report: &report,
     };
     let request = SnapshotImportRequest {
-        snapshot: args.snapshot,
+        snapshot: snapshot.clone(),
         class: args.class,
         force_managed: args.force_managed,
         home,
@@ -153,13 +154,8 @@ async fn import_one_snapshot(args: SnapshotArgs) -> Outcome {
 
 async fn import_claim(args: PvcArgs) -> Outcome {
     take_orders_of_command();
-    let place = find(
-        args.kubeconfig.as_deref(),
-        args.storage_namespace.as_deref(),
-        None,
-    )
-    .await?;
-    let claim = args.claim.clone();
+    let place = find(&args.cluster, args.storage_namespace.as_deref(), None).await?;
+    let claim = args.claim.find(&place.cluster)?;
     let report = |what: &str| println!("{claim}: {what}");
     let context = Context {
         cluster: &place.cluster,
@@ -169,11 +165,11 @@ async fn import_claim(args: PvcArgs) -> Outcome {
         report: &report,
     };
     if args.undo {
-        Box::pin(undo_import(&context, &args.claim)).await?;
+        Box::pin(undo_import(&context, &claim)).await?;
         return Ok(());
     }
     let request = ImportRequest {
-        claim: args.claim,
+        claim: claim.clone(),
         class: args.class,
         force_managed: args.force_managed,
     };

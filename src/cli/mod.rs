@@ -2,6 +2,7 @@
 
 mod clusters;
 mod common;
+mod completion;
 mod connect;
 mod controller;
 mod crds;
@@ -16,6 +17,8 @@ mod process;
 mod relay;
 mod release;
 mod table;
+#[cfg(test)]
+mod tests;
 mod unoffload;
 mod volumes;
 
@@ -66,6 +69,8 @@ enum Command {
     Unoffload(unoffload::Args),
     /// Print the custom resource definitions, for `kubectl apply -f -`.
     Crds(crds::Args),
+    /// Print the completion script of a shell.
+    Completion(completion::Args),
     /// List the places where a test can crash this build.
     #[cfg(debug_assertions)]
     CrashPoints,
@@ -94,6 +99,7 @@ pub fn run() -> ExitCode {
         Command::Offload(args) => offload::run(args),
         Command::Unoffload(args) => unoffload::run(args),
         Command::Crds(args) => crds::run(&args).map(success),
+        Command::Completion(args) => completion::run(&args).map(success),
         #[cfg(debug_assertions)]
         Command::CrashPoints => {
             for point in crate::observe::crash::points() {
@@ -117,14 +123,4 @@ type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn success((): ()) -> ExitCode {
     ExitCode::SUCCESS
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
-    }
 }

@@ -8,28 +8,29 @@ mod orders;
 mod undo;
 mod volume;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Subcommand;
 
 use self::{follow::follow, orders::Order, volume::VolumeArgs};
 use super::{
     Outcome,
-    common::{Format, block_on, print_json},
+    common::{ClusterArgs, Format, block_on, print_json},
     table::Table,
 };
-use crate::{
-    api::volume_move::VolumeMove,
-    cluster::{Cluster, Objects},
-};
+use crate::{api::volume_move::VolumeMove, cluster::Objects};
 
-const CALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 const HEADER: [&str; 7] = ["NAME", "PHASE", "CLAIMS", "TO", "COPIED", "LEFT", "DOWNTIME"];
 
 const EXAMPLES: &str = "\
 Examples:
   liqo-csi move volume data -n shop --target-cluster milan --dry-run
   liqo-csi move volume data -n shop --target-node worker-1 --evict";
+
+const RECOVER_EXAMPLES: &str = "\
+Examples:
+  liqo-csi move recover-source data-3f9a1 -n shop
+  liqo-csi move recover-source data-3f9a1 -n shop --accept-loss";
 
 const FORM: &str = "The controller does the work, also after this command has ended: Ctrl-C only stops following.
 Exit status: 0 the volumes are at the target (or, with --dry-run, nothing blocks the move); 2 it was refused, and
@@ -50,23 +51,31 @@ enum Action {
     #[command(visible_alias = "pvc", after_help = EXAMPLES)]
     Volume(Box<VolumeArgs>),
     /// List the moves of a namespace.
+    #[command(after_help = "Examples:\n  liqo-csi move list -n shop")]
     List(ListArgs),
     /// Follow a move.
+    #[command(after_help = "Examples:\n  liqo-csi move status data-3f9a1 -n shop")]
     Status(NamedArgs),
     /// Pause a move, while the pods can use their volumes.
+    #[command(after_help = "Examples:\n  liqo-csi move pause data-3f9a1 -n shop")]
     Pause(NamedArgs),
     /// Resume a paused move.
+    #[command(after_help = "Examples:\n  liqo-csi move resume data-3f9a1 -n shop")]
     Resume(NamedArgs),
     /// Start the cut-over of a move now, although more may be left to copy.
+    #[command(after_help = "Examples:\n  liqo-csi move cutover data-3f9a1 -n shop")]
     Cutover(NamedArgs),
     /// Cancel the move: the volumes stay where they are.
+    #[command(after_help = "Examples:\n  liqo-csi move cancel data-3f9a1 -n shop")]
     Cancel(NamedArgs),
     /// Move the volumes of a move that has ended back to where they were: to the cluster, the storage class
     /// and, if they could be used from some nodes only, the node that its status names.
+    #[command(after_help = "Examples:\n  liqo-csi move undo data-3f9a1 -n shop")]
     Undo(NamedArgs),
     /// Recover the source as it was at the commit, because the target is lost: its claim there or the
     /// declaration of its cluster was deleted, or that cluster is unreachable and its virtual node has the taint
     /// node.kubernetes.io/out-of-service. What was written at the target since the commit is lost.
+    #[command(after_help = RECOVER_EXAMPLES)]
     RecoverSource(RecoverArgs),
 }
 
@@ -76,9 +85,8 @@ struct PlaceArgs {
     /// Namespace of the claims [default: that of the kubeconfig's context].
     #[arg(long, short)]
     namespace: Option<String>,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 #[derive(clap::Args)]
@@ -119,7 +127,7 @@ struct Place {
 
 impl PlaceArgs {
     async fn find(self) -> Outcome<Place> {
-        let cluster = Cluster::connect_unwatched(self.kubeconfig.as_deref(), CALL_TIMEOUT).await?;
+        let cluster = self.cluster.client().await?;
         let current = || cluster.client().default_namespace().to_owned();
         let namespace = self.namespace.unwrap_or_else(current);
         Ok(Place {

@@ -1,18 +1,17 @@
 //! `liqo-csi release`: gives a claim of this driver the class of its twin, without copying its data.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use clap::Subcommand;
 
 use super::{
     Outcome,
-    common::{block_on, find},
+    common::{ClusterArgs, ObjectArgs, block_on, find},
     process::duration,
 };
 use crate::{
     observe::crash::take_orders_of_command,
     transfer::{Context, ReleaseRequest, release, undo_release},
-    volume::ClaimName,
 };
 
 const FORM: &str =
@@ -21,7 +20,12 @@ PersistentVolume of the twin, which is retained meanwhile and keeps the data. Th
 virtual PersistentVolume are deleted. No pod may use the claim.
 If the command is interrupted, run it again to continue, or with --undo to restore the previous state;
 `liqo-csi doctor` lists unfinished releases. The rights that it needs, and what changes for
-the claim, are in docs/import.md.";
+the claim, are in docs/import.md.
+
+Examples:
+  liqo-csi release pvc data -n shop --dry-run
+  liqo-csi release pvc shop/data
+  liqo-csi release pvc shop/data --undo";
 
 /// Gives claims of the driver their real class, without copying their data.
 #[derive(clap::Args)]
@@ -39,9 +43,8 @@ enum Action {
 
 #[derive(clap::Args)]
 struct PvcArgs {
-    /// The claim, as NAMESPACE/NAME.
-    #[arg(value_name = "NAMESPACE/NAME")]
-    claim: ClaimName,
+    #[command(flatten)]
+    claim: ObjectArgs,
     /// Undo a release that has not completed.
     #[arg(long)]
     undo: bool,
@@ -54,9 +57,8 @@ struct PvcArgs {
     /// How long to wait for other programs, such as Kubernetes.
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Namespace of the twins [default: as configured in the controller].
     #[arg(long)]
     storage_namespace: Option<String>,
@@ -69,13 +71,8 @@ pub(super) fn run(args: Args) -> Outcome {
 
 async fn release_claim(args: PvcArgs) -> Outcome {
     take_orders_of_command();
-    let place = find(
-        args.kubeconfig.as_deref(),
-        args.storage_namespace.as_deref(),
-        None,
-    )
-    .await?;
-    let claim = args.claim.clone();
+    let place = find(&args.cluster, args.storage_namespace.as_deref(), None).await?;
+    let claim = args.claim.find(&place.cluster)?;
     let report = |what: &str| println!("{claim}: {what}");
     let context = Context {
         cluster: &place.cluster,
@@ -85,11 +82,11 @@ async fn release_claim(args: PvcArgs) -> Outcome {
         report: &report,
     };
     if args.undo {
-        Box::pin(undo_release(&context, &args.claim)).await?;
+        Box::pin(undo_release(&context, &claim)).await?;
         return Ok(());
     }
     let request = ReleaseRequest {
-        claim: args.claim,
+        claim: claim.clone(),
         force_managed: args.force_managed,
     };
     Box::pin(release(&context, &request)).await?;

@@ -63,6 +63,13 @@ pub enum ConnectError {
     InCluster(#[from] InClusterError),
     #[error("the kubeconfig cannot be used: {0}")]
     Kubeconfig(#[from] KubeconfigError),
+    /// The kubeconfig does not have the context that the user named.
+    #[error("the kubeconfig {path} has no context {name}: it has {known}")]
+    NoContext {
+        name: String,
+        path: String,
+        known: String,
+    },
     #[error("cannot create a client: {0}")]
     Client(#[from] kube::Error),
     #[error("no cluster is configured: {0}; pass --kubeconfig")]
@@ -93,14 +100,6 @@ impl Cluster {
 
     /// Connects for a command, with the rights of the user: without watches, and without reading the
     /// cluster's id. Without a kubeconfig argument it is found as by kubectl.
-    pub async fn connect_unwatched(
-        kubeconfig: Option<&Path>,
-        call_timeout: Duration,
-    ) -> Result<Self, ConnectError> {
-        Self::connect_unwatched_as(kubeconfig, &KubeConfigOptions::default(), call_timeout).await
-    }
-
-    /// The same, with a context, cluster and user of the kubeconfig.
     pub async fn connect_unwatched_as(
         kubeconfig: Option<&Path>,
         entry: &KubeConfigOptions,
@@ -108,8 +107,8 @@ impl Cluster {
     ) -> Result<Self, ConnectError> {
         let is_chosen = entry.context.is_some() || entry.cluster.is_some() || entry.user.is_some();
         let config = match kubeconfig {
-            Some(path) => Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, entry).await?,
-            None if is_chosen => Config::from_kubeconfig(entry).await?,
+            Some(path) => of_entry(Kubeconfig::read_from(path)?, entry, &path.display().to_string()).await?,
+            None if is_chosen => of_entry(Kubeconfig::read()?, entry, &found()).await?,
             None => Config::infer().await?,
         };
         Self::connect_unwatched_with(config, UNKNOWN, call_timeout).await
@@ -275,6 +274,29 @@ pub(super) fn client(
         .build())
 }
 
+/// The kubeconfig that kubectl finds, for messages.
+fn found() -> String {
+    std::env::var("KUBECONFIG").unwrap_or_else(|_| "~/.kube/config".to_owned())
+}
+
+/// The configuration of an entry of this kubeconfig, which errors name by `path`.
+async fn of_entry(file: Kubeconfig, entry: &KubeConfigOptions, path: &str) -> Result<Config, ConnectError> {
+    let known: Vec<&str> = file.contexts.iter().map(|it| it.name.as_str()).collect();
+    if let Some(name) = entry.context.as_deref().filter(|name| !known.contains(name)) {
+        let known = if known.is_empty() {
+            "none".to_owned()
+        } else {
+            known.join(", ")
+        };
+        return Err(ConnectError::NoContext {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            known,
+        });
+    }
+    Ok(Config::from_custom_kubeconfig(file, entry).await?)
+}
+
 async fn from_file(path: &Path) -> Result<Config, ConnectError> {
     let file = Kubeconfig::read_from(path)?;
     Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
@@ -293,4 +315,42 @@ fn unwatched(client: Client, name: &str, call_timeout: Duration) -> Result<Clust
     let none = Rights::default();
     let calls = Calls::without_metrics(call_timeout);
     Ok(Cluster::remote(id.clone(), &id, client, none, calls))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    async fn in_context(contexts: &[&str], name: &str) -> Result<Config, ConnectError> {
+        let entries = contexts.iter().map(|it| {
+            json!({"name": it, "context": {"cluster": "here", "user": "me", "namespace": format!("of-{it}")}})
+        });
+        let file = serde_json::from_value(json!({
+            "clusters": [{"name": "here", "cluster": {"server": "https://192.0.2.1:6443"}}],
+            "users": [{"name": "me", "user": {"token": "secret"}}],
+            "contexts": entries.collect::<Vec<_>>(),
+            "current-context": contexts.first(),
+        }))
+        .unwrap();
+        let entry = KubeConfigOptions {
+            context: Some(name.to_owned()),
+            ..KubeConfigOptions::default()
+        };
+        of_entry(file, &entry, "milan.yaml").await
+    }
+
+    #[tokio::test]
+    async fn the_named_context_is_used_and_an_error_names_those_that_there_are() {
+        let chosen = in_context(&["home", "milan"], "milan").await.unwrap();
+        assert_eq!(chosen.default_namespace, "of-milan");
+        for (contexts, known) in [(&["home", "milan"][..], "home, milan"), (&[], "none")] {
+            let refused = in_context(contexts, "rome").await.err().unwrap();
+            assert_eq!(
+                refused.to_string(),
+                format!("the kubeconfig milan.yaml has no context rome: it has {known}")
+            );
+        }
+    }
 }
