@@ -44,7 +44,9 @@ func TestRemoteNamespacesHaveAPodSecurityLabel(t *testing.T) {
 // Nodes there can be drained without force, and an autoscaler may remove them, where the pods have a controller
 // here.
 func TestNodesThereCanBeEmptied(t *testing.T) {
-	n, remote := offloadedTenant(t)
+	n := newTenant(t)
+	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Remote")
+	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
 	n.Apply(deployment("web", 1))
 	n.Pod("bare", "", bare)
 	web := n.onlyPod("app=web")
