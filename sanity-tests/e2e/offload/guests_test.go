@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
 // The API server there holds what runs in the namespace to the baseline. Namespaces of older versions have no such
