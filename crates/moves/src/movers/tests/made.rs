@@ -90,7 +90,8 @@ async fn the_policy_of_a_remote_cluster_admits_movers() {
         ("files", World::new(Way::Out).await),
         ("a device", World::with_device(Way::Out).await),
     ] {
-        world.prepare().await;
+        world.gate();
+        world.prepare_for(&Stage::Finishing(GateNumber::FIRST)).await;
         for pod in [world.source_pod(), world.target_pod()] {
             let one = container(&pod);
             let all = |field: &str| one[field].as_array().cloned().unwrap_or_default();
