@@ -254,7 +254,7 @@ async fn a_namespace_is_labelled_for_pod_security_unless_that_is_refused() {
     assert_eq!(label(&World::offloaded().await), "baseline");
     let world = World::with_spec(json!({})).await;
     world.home.change(CLUSTER, |it| {
-        it["spec"]["fabric"]["podSecurity"] = "restricted".into()
+        it["spec"]["fabric"]["podSecurity"] = "restricted".into();
     });
     world.run_until(|world| world.phase() == "Ready").await;
     assert_eq!(label(&world), "restricted");

@@ -9,7 +9,7 @@ use crate::offload::reflection::{Kind, name_of_copy};
 pub(super) const TOKEN_VOLUME: &str = "kube-api-access-";
 /// Where it mounts the volume.
 pub(super) const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// The certificates in it. The second is added by OpenShift.
+/// The certificates in it. The second is added by `OpenShift`.
 pub(super) const TOKEN_CERTIFICATES: [&str; 2] = ["kube-root-ca.crt", "openshift-service-ca.crt"];
 
 /// Volume sources that mean the same in every cluster: the objects they name are copied, exist there under
