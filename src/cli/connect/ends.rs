@@ -13,7 +13,7 @@ use super::{Outcome, remote::Remote};
 use crate::{
     access::{self, ACCOUNT},
     cli::common::{ClusterArgs, place},
-    cluster::Cluster,
+    cluster::{self, Cluster},
     fleet::kubeconfig::{Allowed, of_server, vet},
     inspect::{Setup, home_id},
     volume::ClusterId,
@@ -136,17 +136,7 @@ fn entries(file: &Kubeconfig, context: Option<&str>) -> Outcome<(String, Entry, 
         .or(file.current_context.as_deref())
         .filter(|it| !it.is_empty());
     let context = match (name, file.contexts.as_slice()) {
-        (Some(name), all) => all.iter().find(|it| it.name == name).ok_or_else(|| {
-            let known: Vec<&str> = all.iter().map(|it| it.name.as_str()).collect();
-            format!(
-                "the kubeconfig of the remote cluster has no context {name}: it has {}",
-                if known.is_empty() {
-                    "none".to_owned()
-                } else {
-                    known.join(", ")
-                }
-            )
-        })?,
+        (Some(name), _) => cluster::context(file, name, "of the remote cluster")?,
         (None, [only]) => only,
         (None, _) => {
             return Err(

@@ -224,13 +224,13 @@ pub struct RemotePods {
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub runtime_class_name: Option<String>,
 
-    /// Labels of pods that stay here, because controllers there would act on them. A key that ends
-    /// with * stands for all that begin with it.
+    /// Keys of pod labels that are not copied to remote pods, because controllers there would act on
+    /// them. A key that ends with * is a prefix.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "keys")]
     pub skip_labels: Vec<String>,
 
-    /// Annotations of pods that stay here, likewise.
+    /// Keys of pod annotations that are not copied, in the same format.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "keys")]
     pub skip_annotations: Vec<String>,

@@ -12,7 +12,9 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Client, Config,
     client::{ClientBuilder, ConfigExt},
-    config::{InClusterError, InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{
+        InClusterError, InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError, NamedContext,
+    },
 };
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -279,20 +281,28 @@ fn found() -> String {
     std::env::var("KUBECONFIG").unwrap_or_else(|_| "~/.kube/config".to_owned())
 }
 
-/// The configuration of an entry of this kubeconfig, which errors name by `path`.
-async fn of_entry(file: Kubeconfig, entry: &KubeConfigOptions, path: &str) -> Result<Config, ConnectError> {
-    let known: Vec<&str> = file.contexts.iter().map(|it| it.name.as_str()).collect();
-    if let Some(name) = entry.context.as_deref().filter(|name| !known.contains(name)) {
+/// The context of this name in a kubeconfig, which errors name by `path`.
+pub fn context<'a>(file: &'a Kubeconfig, name: &str, path: &str) -> Result<&'a NamedContext, ConnectError> {
+    let found = file.contexts.iter().find(|it| it.name == name);
+    found.ok_or_else(|| {
+        let known: Vec<&str> = file.contexts.iter().map(|it| it.name.as_str()).collect();
         let known = if known.is_empty() {
             "none".to_owned()
         } else {
             known.join(", ")
         };
-        return Err(ConnectError::NoContext {
+        ConnectError::NoContext {
             name: name.to_owned(),
             path: path.to_owned(),
             known,
-        });
+        }
+    })
+}
+
+/// The configuration of an entry of this kubeconfig, which errors name by `path`.
+async fn of_entry(file: Kubeconfig, entry: &KubeConfigOptions, path: &str) -> Result<Config, ConnectError> {
+    if let Some(name) = &entry.context {
+        context(&file, name, path)?;
     }
     Ok(Config::from_custom_kubeconfig(file, entry).await?)
 }

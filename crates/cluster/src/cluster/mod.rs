@@ -54,7 +54,7 @@ pub use self::{
     awaited::AwaitedVolumes,
     budget::Budget,
     calls::{Calls, Metrics},
-    connect::{ConnectError, Settings, client_for},
+    connect::{ConnectError, Settings, client_for, context},
     evict::Eviction,
     finalizers::has_finalizer,
     lean::Lean,

@@ -55,7 +55,7 @@ impl Writer<'_> {
         pods: &Objects<RawPod>,
     ) -> Option<Duration> {
         let ended = home.as_home().ended;
-        let wanted = without_skipped(&home.json(), &self.pods.settings());
+        let wanted = without_skipped(home.json(), &self.pods.settings());
         let (mut remote, mut again) = (remote.clone(), None::<Duration>);
         for change in Change::ALL
             .into_iter()

@@ -224,10 +224,10 @@ fn empty(
         return (Some(Readiness::Terminating(why)), Some(Step::Delete(uid)));
     };
     let evicted: Vec<_> = free.into_iter().filter(|pod| !pod.leaving).collect();
-    let step = match evicted.is_empty() {
-        true if has_pods => None,
-        true => Some(Step::DeleteCopies),
-        false => Some(Step::Evict(evicted)),
+    let step = if evicted.is_empty() {
+        (!has_pods).then_some(Step::DeleteCopies)
+    } else {
+        Some(Step::Evict(evicted))
     };
     (Some(Readiness::Terminating(why)), step)
 }

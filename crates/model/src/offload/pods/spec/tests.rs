@@ -1,0 +1,496 @@
+use super::*;
+use crate::offload::reflection::name_of_copy;
+
+fn pod(spec: &Value) -> Value {
+    json!({
+        "metadata": {
+            "name": "web",
+            "labels": {"app": "web", "liqo.io/shadowPod": "true"},
+            "annotations": {
+                "note": "kept", "fabric.storage.liqo.io/remote-cluster": "milan", "kubernetes.io/config.source": "api",
+                "argocd.argoproj.io/tracking-id": "shop:/Pod:shop/web",
+            },
+        },
+        "spec": spec,
+    })
+}
+
+fn made(spec: &Value) -> Value {
+    let marks = RemoteMarks {
+        labels: [("ours".to_owned(), "yes".to_owned())].into(),
+        annotations: BTreeMap::new(),
+    };
+    remote_pod(&pod(spec), &marks, &RemoteSettings::default()).unwrap()
+}
+
+fn refused(spec: &Value) -> PodRefused {
+    remote_pod(&pod(spec), &RemoteMarks::default(), &RemoteSettings::default()).unwrap_err()
+}
+
+/// A pod of a `StatefulSet`, as the API server returns it.
+fn usual() -> Value {
+    json!({
+        "automountServiceAccountToken": true,
+        "containers": [{
+            "name": "web", "image": "web:1", "resources": {"requests": {"cpu": "1"}},
+            "env": [
+                {"name": "ACCOUNT", "valueFrom": {"fieldRef": {"fieldPath": "spec.serviceAccountName"}}},
+                {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            ],
+            "volumeMounts": [
+                {"name": "data", "mountPath": "/data"},
+                {"name": "kube-api-access-x7k2p", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"},
+            ],
+        }],
+        "dnsPolicy": "ClusterFirst", "enableServiceLinks": true, "hostname": "web-0",
+        "nodeName": "milan", "preemptionPolicy": "PreemptLowerPriority", "priority": 0,
+        "restartPolicy": "Always", "schedulerName": "default-scheduler", "securityContext": {},
+        "serviceAccount": "runner", "serviceAccountName": "runner",
+        "nodeSelector": {"kubernetes.io/os": "linux", "liqo.io/type": "virtual-node"},
+        "affinity": {"nodeAffinity": {}},
+        "tolerations": [
+            {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+            {"key": "virtual-node.liqo.io/not-allowed", "operator": "Exists"},
+            {"operator": "Exists"},
+        ],
+        "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data-web-0"}},
+            {"name": "kube-api-access-x7k2p", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "token"}},
+                {"configMap": {"name": "kube-root-ca.crt"}},
+                {"downwardAPI": {"items": [{"path": "namespace"}]}},
+            ]}},
+        ],
+    })
+}
+
+#[test]
+fn a_usual_pod_is_carried_without_what_is_of_home() {
+    let remote = made(&usual());
+    assert_eq!(remote["metadata"]["labels"], json!({"app": "web", "ours": "yes"}));
+    let annotations = remote["metadata"]["annotations"].as_object().unwrap();
+    assert_eq!(annotations.keys().collect::<Vec<_>>(), [RECORD, "note"]);
+    let spec = &remote["spec"];
+    assert_eq!(
+        spec["volumes"],
+        json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data-web-0"}}])
+    );
+    let container = &spec["containers"][0];
+    assert_eq!(
+        container["volumeMounts"],
+        json!([{"name": "data", "mountPath": "/data"}])
+    );
+    assert_eq!(container["env"][0], json!({"name": "ACCOUNT", "value": "runner"}));
+    assert_eq!(
+        container["env"][1]["valueFrom"]["fieldRef"]["fieldPath"],
+        "spec.nodeName"
+    );
+    assert_eq!(spec["serviceAccountName"], "default");
+    assert_eq!(spec["automountServiceAccountToken"], false);
+    assert_eq!(spec["nodeSelector"], json!({"kubernetes.io/os": "linux"}));
+    assert_eq!(spec["tolerations"].as_array().unwrap().len(), 1);
+    assert_eq!(spec["schedulingGates"], json!([{"name": GATE}]));
+    assert_eq!(spec["hostname"], "web-0");
+    let hasty = made(&json!({"containers": [], "terminationGracePeriodSeconds": 0}));
+    assert_eq!(hasty["spec"]["terminationGracePeriodSeconds"], 1);
+    for field in LEFT_OUT
+        .iter()
+        .filter(|field| !field.contains("ccount") && **field != "schedulingGates")
+    {
+        assert_eq!(spec[field], Value::Null, "{field}");
+    }
+    assert_eq!(claims(&pod(&usual())), ["data-web-0"]);
+}
+
+#[test]
+fn what_is_of_home_only_is_refused_by_its_name() {
+    let containers = json!([{"name": "a", "image": "a"}]);
+    for (field, value) in [
+        ("hostNetwork", json!(true)),
+        ("hostPID", json!(true)),
+        ("hostIPC", json!(true)),
+        ("resourceClaims", json!([{"name": "gpu"}])),
+        ("schedulingGroup", json!({"podGroupName": "a"})),
+    ] {
+        let mut spec = json!({ "containers": containers });
+        spec[field] = value;
+        assert_eq!(refused(&spec), PodRefused::AtHomeOnly(field.into()));
+    }
+    made(&json!({"containers": containers, "hostNetwork": false, "resourceClaims": []}));
+}
+
+#[test]
+fn fields_with_another_meaning_there_are_reported() {
+    let reasons = |spec: &Value| {
+        let all = caveats(&pod(spec), "milan");
+        all.into_iter()
+            .map(|(reason, note)| {
+                assert!(note.contains("milan") && note.contains("keep the pod"), "{note}");
+                reason
+            })
+            .collect::<Vec<_>>()
+    };
+    let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]});
+    let preferred = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]});
+    let mut of_default = usual();
+    of_default["serviceAccountName"] = "default".into();
+    let mut without_token = usual();
+    without_token["volumes"].as_array_mut().unwrap().pop();
+    for (spec, said) in [
+        (usual(), vec!["NoServiceAccountToken"]),
+        (of_default, vec![]),
+        (without_token, vec![]),
+        (
+            json!({"affinity": {"podAntiAffinity": preferred}, "dnsPolicy": "Default"}),
+            vec![],
+        ),
+        (
+            json!({"affinity": {"podAntiAffinity": required}}),
+            vec!["PodAffinityIgnored"],
+        ),
+        (
+            json!({"affinity": {"podAffinity": required, "podAntiAffinity": required}}),
+            vec!["PodAffinityIgnored"],
+        ),
+        (
+            json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.53"]}}),
+            vec!["NameserversOfHome"],
+        ),
+    ] {
+        assert_eq!(reasons(&spec), said, "{spec}");
+    }
+}
+
+/// The names that follow `before` in a text.
+fn names<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
+    let all = text.split(before).skip(1);
+    all.filter_map(|rest| rest.split(|it: char| !it.is_alphanumeric()).next())
+        .collect()
+}
+
+#[test]
+fn the_policies_of_the_chart_hold_the_same_pods_at_home() {
+    let chart = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../deploy/chart/liqo-csi/templates/offloading.yaml"
+    );
+    let chart = std::fs::read_to_string(chart).unwrap();
+    let (_, policy) = chart.split_once("- name: whyHomebound").unwrap();
+    let (policy, _) = policy.split_once("- name: homebound").unwrap();
+    let mut fields = names(policy, "object.spec.?");
+    fields.extend(names(policy, "has(object.spec."));
+    assert_eq!(fields, AT_HOME_ONLY.into());
+    for field in fields {
+        for value in [json!(true), json!([{}]), json!({"podGroupName": "a"})] {
+            assert!(is_homebound(&pod(&json!({field: value}))), "{field}");
+        }
+    }
+    let (kinds, sources) = (names(policy, "has(v."), names(policy, "has(s."));
+    assert_eq!(kinds, volumes::AT_HOME_ONLY.into());
+    assert_eq!(sources, volumes::SOURCES_AT_HOME_ONLY.into());
+    let with = |volume: Value| json!({"containers": [], "volumes": [volume]});
+    let kinds = kinds.iter().map(|kind| with(json!({"name": "v", *kind: {}})));
+    let sources = sources.iter().map(|source| json!({"sources": [{*source: {}}]}));
+    let sources = sources.map(|sources| with(json!({"name": "v", "projected": sources})));
+    for spec in kinds.chain(sources) {
+        assert!(is_homebound(&pod(&spec)), "{spec}");
+        assert!(matches!(refused(&spec), PodRefused::AtHomeOnly(_)), "{spec}");
+    }
+    // The volume that Kubernetes adds for the token is omitted from the remote pod.
+    for part in [volumes::TOKEN_VOLUME, volumes::TOKEN_PATH] {
+        assert!(policy.contains(&format!("'{part}'")), "{part}");
+    }
+    let certificates = volumes::TOKEN_CERTIFICATES
+        .map(|name| format!("'{name}'"))
+        .join(", ");
+    assert!(policy.contains(&format!("[{certificates}]")));
+    assert!(!is_homebound(&pod(&usual())));
+    let mut token = usual();
+    token["volumes"][1]["projected"]["sources"][1] = json!({"podCertificate": {}});
+    assert!(is_homebound(&pod(&token)));
+}
+
+#[test]
+fn the_remote_cluster_says_where_its_pods_run() {
+    let settings = RemoteSettings {
+        node_selector: [("pool".to_owned(), "guests".to_owned())].into(),
+        tolerations: vec![json!({"key": "guests", "operator": "Exists"})],
+        priority_class: Some("low".into()),
+        home: "home".into(),
+        claims: BTreeMap::new(),
+        runtime_class: Some("gvisor".into()),
+        ..RemoteSettings::default()
+    };
+    let spec = |class| {
+        json!({"containers": [], "runtimeClassName": class, "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 3},
+        ]})
+    };
+    let made = |class| remote_pod(&pod(&spec(class)), &RemoteMarks::default(), &settings).unwrap();
+    let remote = &made("liqo")["spec"];
+    assert_eq!(remote["nodeSelector"], json!({"pool": "guests"}));
+    assert_eq!(
+        remote["tolerations"],
+        json!([{"key": "guests", "operator": "Exists"}])
+    );
+    assert_eq!(remote["priorityClassName"], "low");
+    assert_eq!(remote["runtimeClassName"], "gvisor");
+    assert_eq!(made("kata")["spec"]["runtimeClassName"], "kata");
+    let spread = &remote["topologySpreadConstraints"][0];
+    assert_eq!(
+        (&spread["whenUnsatisfiable"], &spread["minDomains"]),
+        (&json!("ScheduleAnyway"), &Value::Null)
+    );
+}
+
+#[test]
+fn a_pod_runs_there_on_machines_that_its_images_are_built_for() {
+    let amd = json!({"key": "kubernetes.io/arch", "operator": "NotIn", "values": ["arm64"]});
+    let zone = json!({"key": "zone", "operator": "Exists"});
+    let virtual_nodes =
+        |operator: &str| json!({"key": NODE_KIND, "operator": operator, "values": ["virtual-node"]});
+    let real = virtual_nodes("NotIn");
+    let both = json!([{"matchExpressions": [amd, real]}]);
+    let any = json!([{"matchExpressions": [real]}]);
+    for (own, wanted) in [
+        (json!([]), &any),
+        (
+            json!([{"matchExpressions": [zone, amd, virtual_nodes("In")]}]),
+            &both,
+        ),
+        (
+            json!([{"matchExpressions": [amd]}, {"matchExpressions": [zone]}]),
+            &any,
+        ),
+        // What the policies add for nodes of this cluster.
+        (
+            json!([{"matchExpressions": [amd, virtual_nodes("In")]}, {"matchExpressions": [real]}]),
+            &both,
+        ),
+        (
+            json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["milan"]}]}]),
+            &any,
+        ),
+    ] {
+        let required = json!({ "nodeSelectorTerms": own });
+        let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
+        let made = made(&json!({"containers": [], "affinity": affinity}));
+        let required =
+            &made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        assert_eq!(required["nodeSelectorTerms"], *wanted, "{own}");
+    }
+    let selector = json!({"beta.kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"});
+    let selecting = made(&json!({"containers": [], "nodeSelector": selector}));
+    assert_eq!(selecting["spec"]["nodeSelector"], selector);
+}
+
+#[test]
+fn what_a_pod_is_configured_by_is_found_wherever_it_is_named() {
+    let home = pod(&json!({
+        "initContainers": [{"name": "i", "envFrom": [
+            {"configMapRef": {"name": "c1"}}, {"secretRef": {"name": "s1", "optional": true}},
+        ]}],
+        "containers": [{"name": "a", "env": [
+            {"name": "A", "value": "a"},
+            {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "c2", "key": "b", "optional": true}}},
+            {"name": "C", "valueFrom": {"secretKeyRef": {"name": "s2", "key": "c"}}},
+        ]}],
+        "volumes": [
+            {"name": "a", "configMap": {"name": "c3"}},
+            {"name": "b", "secret": {"secretName": "s3"}},
+            {"name": "c", "projected": {"sources": [{"configMap": {"name": "c4"}}, {"secret": {"name": "s4"}}]}},
+            {"name": "d", "emptyDir": {}},
+        ],
+        "imagePullSecrets": [{"name": "s5"}],
+    }));
+    let mut names: Vec<String> = configuration(&home).into_iter().map(|(_, name)| name).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["c1", "c2", "c3", "c4", "s1", "s2", "s3", "s4", "s5"]);
+    for (kind, name) in configuration(&home) {
+        assert_eq!(kind == Kind::Secret, name.starts_with('s'), "{name}");
+    }
+    assert_eq!(secrets(&home), ["s2", "s3", "s4"].map(str::to_owned).into());
+}
+
+#[test]
+fn variables_from_certificates_of_home_are_from_the_copy() {
+    let container = |name: &str| {
+        json!({
+            "name": "a",
+            "env": [{"name": "CA", "valueFrom": {"configMapKeyRef": {"name": name, "key": "ca.crt"}}}],
+            "envFrom": [{"configMapRef": {"name": name}}, {"secretRef": {"name": "s"}}],
+        })
+    };
+    let pod = pod(&json!({"containers": [container("kube-root-ca.crt")]}));
+    let settings = RemoteSettings {
+        home: "home".into(),
+        ..RemoteSettings::default()
+    };
+    let remote = remote_pod(&pod, &RemoteMarks::default(), &settings).unwrap();
+    let copy = name_of_copy(Kind::ConfigMap, "kube-root-ca.crt", "home");
+    assert_eq!(remote["spec"]["containers"][0], container(&copy));
+}
+
+#[test]
+fn what_is_set_is_carried_whatever_its_value() {
+    let spec = json!({
+        "containers": [], "enableServiceLinks": false, "hostUsers": false, "shareProcessNamespace": false,
+        "terminationGracePeriodSeconds": 5, "subdomain": "", "securityContext": {}, "newFeature": {"on": false},
+    });
+    let remote = &made(&spec)["spec"];
+    for (field, value) in spec.as_object().unwrap() {
+        assert_eq!(remote[field], *value, "{field}");
+    }
+}
+
+#[test]
+fn constraints_that_spread_pods_are_ones_that_an_api_server_takes() {
+    let constraint = |when: &str, skew: i64, selector: Value| {
+        json!({
+            "topologyKey": "zone", "whenUnsatisfiable": when, "maxSkew": skew,
+            "labelSelector": selector, "matchLabelKeys": ["app", "absent"],
+        })
+    };
+    let of_web = json!({"matchLabels": {"app": "web"}});
+    let spread = |constraints: Value| {
+        made(&json!({"containers": [], "topologySpreadConstraints": constraints}))["spec"]
+            ["topologySpreadConstraints"]
+            .clone()
+    };
+    let both = spread(json!([
+        constraint("ScheduleAnyway", 1, of_web.clone()),
+        constraint("DoNotSchedule", 2, of_web.clone()),
+    ]));
+    let wanted = json!({"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1, "labelSelector": of_web});
+    assert_eq!(both, json!([wanted]));
+    let of_all = json!({"matchExpressions": [{"key": "tier", "operator": "Exists"}]});
+    let unequal = spread(json!([
+        constraint("ScheduleAnyway", 1, of_web),
+        constraint("DoNotSchedule", 2, of_all.clone()),
+    ]));
+    let with_app = json!({"matchExpressions": [
+        {"key": "tier", "operator": "Exists"}, {"key": "app", "operator": "In", "values": ["web"]},
+    ]});
+    assert_eq!(unequal.as_array().unwrap().len(), 1);
+    assert_eq!(unequal[0]["labelSelector"], with_app);
+    assert_eq!(unequal[0]["maxSkew"], 2);
+    let merged = spread(json!([constraint("DoNotSchedule", 1, with_app.clone())]));
+    assert_eq!(
+        merged[0]["labelSelector"], with_app,
+        "the home API server was first"
+    );
+}
+
+#[test]
+fn an_autoscaler_there_may_evict_what_it_would_evict_here() {
+    let annotation = |change: &dyn Fn(&mut Value)| {
+        let mut home = pod(&usual());
+        home["metadata"]["ownerReferences"] =
+            json!([{"kind": "StatefulSet", "name": "web", "controller": true}]);
+        change(&mut home);
+        let remote = remote_pod(&home, &RemoteMarks::default(), &RemoteSettings::default()).unwrap();
+        remote["metadata"]["annotations"][SAFE_TO_EVICT].clone()
+    };
+    assert_eq!(annotation(&|_| {}), "true");
+    let own = |home: &mut Value| home["metadata"]["annotations"][SAFE_TO_EVICT] = "false".into();
+    assert_eq!(annotation(&own), "false");
+    for kept in [
+        |home: &mut Value| home["metadata"]["ownerReferences"] = json!([]),
+        |home: &mut Value| home["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet".into(),
+        |home: &mut Value| home["spec"]["volumes"][0] = json!({"name": "data", "emptyDir": {}}),
+    ] {
+        assert_eq!(annotation(&kept), Value::Null);
+    }
+}
+
+#[test]
+fn labels_and_annotations_stay_here_that_others_must_not_act_on() {
+    let from =
+        |name: &str, field: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}});
+    let spec = json!({"containers": [{
+        "name": "a",
+        "env": [from("TEAM", "metadata.labels['corp/team']"), from("APP", "metadata.labels['app']")],
+        "volumeMounts": [{"name": "data", "mountPath": "/a", "subPathExpr": "$(TEAM)/$(APP)"}],
+    }]});
+    let mut home = pod(&spec);
+    for key in [
+        "corp/team",
+        "topology.kubernetes.io/zone",
+        "topology.kubernetes.io/rack",
+    ] {
+        home["metadata"]["labels"][key] = "a".into();
+    }
+    home["metadata"]["annotations"]["external-dns/host"] = "a.test".into();
+    let settings = RemoteSettings {
+        skip_labels: vec!["corp/*".to_owned(), "ap".to_owned()],
+        skip_annotations: vec!["external-dns/host".to_owned()],
+        ..RemoteSettings::default()
+    };
+    let remote = remote_pod(&home, &RemoteMarks::default(), &settings).unwrap();
+    assert_eq!(
+        remote["metadata"]["labels"],
+        json!({"app": "web", "topology.kubernetes.io/rack": "a"})
+    );
+    let annotations = remote["metadata"]["annotations"].as_object().unwrap();
+    assert_eq!(annotations.keys().collect::<Vec<_>>(), [RECORD, "note"]);
+    let env = &remote["spec"]["containers"][0]["env"];
+    // The directory has the same name there, also by a label that is not.
+    assert_eq!(env[0], json!({"name": "TEAM", "value": "a"}));
+    assert_eq!(env[1], from("APP", "metadata.labels['app']"));
+    // Nothing is to be changed later, until the setting does.
+    let change = |settings: &RemoteSettings| {
+        changes::Change::Metadata.patches(&without_skipped(home.clone(), settings), &remote)
+    };
+    assert!(change(&settings).is_empty());
+    let patch = &change(&RemoteSettings::default())[0].patch["metadata"];
+    assert_eq!(patch["labels"], json!({"corp/team": "a"}));
+}
+
+/// The conformance tests of Kubernetes add such an annotation when the container has failed without it.
+#[test]
+fn a_directory_that_an_annotation_names_may_get_its_name_later() {
+    let annotation = json!({"name": "DIRECTORY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['directory']"}}});
+    let spec = json!({"containers": [{
+        "name": "a", "env": [annotation],
+        "volumeMounts": [{"name": "data", "mountPath": "/a", "subPathExpr": "$(DIRECTORY)/a"}],
+    }]});
+    assert_eq!(made(&spec)["spec"]["containers"][0]["env"], json!([annotation]));
+}
+
+#[test]
+fn a_directory_of_a_volume_has_the_same_name_everywhere() {
+    let from =
+        |name: &str, field: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}});
+    let spec = json!({"nodeName": "milan", "containers": [{
+        "name": "a",
+        "env": [
+            from("NAMESPACE", "metadata.namespace"),
+            from("NODE", "spec.nodeName"),
+            from("APP", "metadata.labels['app']"),
+            from("SOURCE", "metadata.annotations['kubernetes.io/config.source']"),
+            {"name": "BOTH", "value": "$(APP)-$(NAMESPACE)-$$(NODE)"},
+            from("ELSEWHERE", "metadata.namespace"),
+            from("IP", "status.podIP"),
+        ],
+        "volumeMounts": [
+            {"name": "data", "mountPath": "/c", "subPathExpr": "$(SOURCE)"},
+            {"name": "data", "mountPath": "/a", "subPathExpr": "x/$(BOTH)"},
+            {"name": "data", "mountPath": "/b", "subPathExpr": "$(IP)"},
+        ],
+    }]});
+    let mut home = pod(&spec);
+    home["metadata"]["namespace"] = "shop".into();
+    let remote = remote_pod(&home, &RemoteMarks::default(), &RemoteSettings::default()).unwrap();
+    assert_eq!(
+        remote["spec"]["containers"][0]["env"],
+        json!([
+            {"name": "NAMESPACE", "value": "shop"},
+            from("NODE", "spec.nodeName"),
+            from("APP", "metadata.labels['app']"),
+            {"name": "SOURCE", "value": "api"},
+            {"name": "BOTH", "value": "$(APP)-$(NAMESPACE)-$$(NODE)"},
+            from("ELSEWHERE", "metadata.namespace"),
+            from("IP", "status.podIP"),
+        ])
+    );
+}
