@@ -23,6 +23,16 @@ pub enum ClaimDecision {
     Regate,
 }
 
+impl ClaimDecision {
+    /// The same step in the cluster of a remote source.
+    pub(super) fn there(self) -> Self {
+        match self {
+            Self::Do(step) => Self::Do(ClaimStep::There(Box::new(step))),
+            other => other,
+        }
+    }
+}
+
 /// Decides for one claim, in the current stage of the move.
 #[must_use]
 pub fn claim_step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {

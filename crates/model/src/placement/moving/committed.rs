@@ -7,7 +7,7 @@ use super::{
     TargetTwin, VirtualVolume, VolumeNow, Waiting,
     claim::unknown,
     gated::pass,
-    rollback::{bound_again, helpers_removed, release_deleted_pv, restore_policy, unlocked},
+    rollback::{bound_again, helpers_removed, opened_there, release_deleted_pv, restore_policy, unlocked},
 };
 use crate::volume::{
     ReclaimPolicy,
@@ -19,6 +19,8 @@ pub(super) fn step(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option
     source_superseded(by, facts)
         .or_else(|| journal_taken_off(gate, facts))
         .or_else(|| helpers_gone(facts))
+        // The target takes over the name of the source there.
+        .or_else(|| opened_there(by, gate, facts).filter(|_| facts.same_namespace))
         .or_else(|| match arrival(by, facts) {
             Arrival::Arrived => unlocked(facts),
             Arrival::Deleted if matches!(facts.target, Live::Known(TargetTwin::Absent)) => None,
@@ -41,6 +43,8 @@ pub(super) fn retaining(
             Arrival::Due if is_moved_again(facts) => None,
             Arrival::Due => replaced(by, gate, facts),
         })
+        // The users do not wait for it.
+        .or_else(|| opened_there(by, gate, facts))
         .or_else(|| (!overdue).then(|| ClaimDecision::Await(waits_for(by, facts))))
         .or_else(|| kept_released(by, facts))
         .or_else(|| source_released(facts))

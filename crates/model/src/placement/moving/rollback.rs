@@ -6,8 +6,8 @@
 //! with its data.
 
 use super::{
-    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, Lock, RollbackTo, Serves, Side,
-    SourceTwin, TargetTwin, VirtualVolume, VolumeNow, Waiting, claim::unknown,
+    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, Lock, MoverClaim, RollbackTo,
+    Serves, Side, SourceTwin, TargetTwin, VirtualVolume, VolumeNow, Waiting, claim::unknown,
 };
 use crate::volume::{
     ReclaimPolicy,
@@ -35,10 +35,60 @@ pub(super) fn step(
 }
 
 fn reopened(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    source_unmarked(by, gate, facts).or_else(|| match &facts.volume {
-        VolumeNow::Exists(volume) => ungate(by, gate, facts, volume),
-        VolumeNow::Absent => recreate_pv(by, gate, facts),
-    })
+    // As long as the twin is marked, no other loop changes the PV there.
+    opened_there(by, gate, facts)
+        .or_else(|| source_unmarked(by, gate, facts))
+        .or_else(|| match &facts.volume {
+            VolumeNow::Exists(volume) => ungate(by, gate, facts, volume),
+            VolumeNow::Absent => recreate_pv(by, gate, facts),
+        })
+        .or_else(|| gate_there_refused(by, gate, facts))
+}
+
+/// Opens the gate of a remote source in its own cluster, if it is closed. A PV whose twin is deleted meanwhile stays
+/// retained and names it: the twin is created again for it. A PV that is being deleted there is not created again.
+pub(super) fn opened_there(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let remote = facts.there.as_ref()?;
+    let there = facts.seen_there(remote);
+    let note = there.note_of(by).filter(|note| note.gate <= gate)?;
+    let volume = VirtualVolume {
+        deleting: false,
+        ..remote.volume.clone()
+    };
+    // First, while the PV there shows that something is left.
+    let is_unused = volume.held_by == HeldBy::Claim;
+    let removed = is_unused.then(|| mover_claim_removed(facts)).flatten();
+    let opened = || match &remote.twin {
+        ClaimNow::Exists { deleting: false, .. } => restore_gated(note, &there, &volume),
+        ClaimNow::Exists { .. } | ClaimNow::Absent => (volume.held_by == HeldBy::Move).then(|| {
+            ClaimDecision::Do(ClaimStep::RestoreClaimRef {
+                volume: volume.at.clone(),
+                note: note.clone(),
+            })
+        }),
+    };
+    removed.or_else(|| opened().map(ClaimDecision::there))
+}
+
+/// Marks the PV of a remote source, so that a late gate write of an old leader fails. It comes last: users do not
+/// wait for it, in case another client there denies it.
+fn gate_there_refused(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let remote = facts.there.as_ref()?;
+    let ClaimNow::Exists { deleting: false, .. } = &remote.twin else {
+        return None;
+    };
+    let there = facts.seen_there(remote);
+    let refused = || ungate(by, gate, &there, &remote.volume).map(ClaimDecision::there);
+    mover_claim_removed(facts).or_else(refused)
+}
+
+fn mover_claim_removed(facts: &ClaimFacts) -> Option<ClaimDecision> {
+    match &facts.there.as_ref()?.mover_claim {
+        MoverClaim::Unused(claim) => Some(ClaimDecision::Do(ClaimStep::RemoveMoverClaim {
+            claim: claim.clone(),
+        })),
+        MoverClaim::Absent | MoverClaim::Named { .. } | MoverClaim::Leaving => None,
+    }
 }
 
 /// Before the PV: when a pod can start, the mark must not block its attachment.
@@ -217,6 +267,7 @@ fn cleaned_up(by: &MoveUid, overdue: bool, keeps_copy: bool, facts: &ClaimFacts)
         return Some(both_kept(by, overdue, facts));
     }
     let left = helpers_removed(Side::Source, &facts.source_helpers)
+        .or_else(|| mover_claim_removed(facts))
         .or_else(|| helpers_removed(Side::Target, &facts.target_helpers))
         .or_else(|| target_removed(keeps_copy, facts));
     match left {

@@ -20,6 +20,9 @@ enum Event {
     PvControllerOnClaim(usize),
     Provisioner(usize),
     PodScheduled(usize),
+    PodScheduledThere(usize),
+    PvControllerThere(usize),
+    PvControllerThereOnClaims(usize),
     PodsGoOn(usize),
     PodsWrite(usize),
     PodEnds(usize),
@@ -47,8 +50,9 @@ fn any_event() -> impl Strategy<Value = Event> {
     use Event::{
         Cancel, DeleteClaim, DeleteMove, DeleteMoveByForce, DeletePv, Detach, DowntimeOverdue, DrainOverdue,
         EvictedPodEnds, LateActs, LateDecides, LateObjects, Lead, LoseTarget, MoverDies, MoversGoOn,
-        OrphanEnds, PodDeletedByForce, PodEnds, PodScheduled, PodsGoOn, PodsWrite, Provisioner, PvController,
-        PvControllerOnClaim, RecoverSource, Silence, TargetOff, TargetReturns,
+        OrphanEnds, PodDeletedByForce, PodEnds, PodScheduled, PodScheduledThere, PodsGoOn, PodsWrite,
+        Provisioner, PvController, PvControllerOnClaim, PvControllerThere, PvControllerThereOnClaims,
+        RecoverSource, Silence, TargetOff, TargetReturns,
     };
     let volume = || 0..2_usize;
     let side = || select(vec![Side::Source, Side::Target]);
@@ -61,6 +65,9 @@ fn any_event() -> impl Strategy<Value = Event> {
         14 => volume().prop_map(PvControllerOnClaim),
         8 => volume().prop_map(Provisioner),
         4 => volume().prop_map(PodScheduled),
+        4 => volume().prop_map(PodScheduledThere),
+        10 => volume().prop_map(PvControllerThere),
+        10 => volume().prop_map(PvControllerThereOnClaims),
         8 => volume().prop_map(PodsGoOn),
         8 => volume().prop_map(PodsWrite),
         3 => volume().prop_map(PodEnds),
@@ -89,6 +96,9 @@ fn happens(world: &mut World, event: Event) {
         Event::PvControllerOnClaim(number) => world.pv_controller_looks_at_claim(which(number)),
         Event::Provisioner(number) => world.provisioner_looks(which(number)),
         Event::PodScheduled(number) => world.pod_is_scheduled(which(number)),
+        Event::PodScheduledThere(number) => world.pod_is_scheduled_there(which(number)),
+        Event::PvControllerThere(number) => world.pv_controller_there_looks_at_pv(which(number)),
+        Event::PvControllerThereOnClaims(number) => world.pv_controller_there_looks_at_claims(which(number)),
         Event::PodsGoOn(number) => world.pods_go_on(which(number)),
         Event::PodsWrite(number) => world.pods_write(which(number)),
         Event::PodEnds(number) => world.pod_ends(which(number), false),
@@ -122,6 +132,8 @@ fn come_to_rest(world: &mut World) -> Result<(), TestCaseError> {
         for number in 0..world.volumes.len() {
             world.pv_controller_looks_at_pv(number);
             world.pv_controller_looks_at_claim(number);
+            world.pv_controller_there_looks_at_pv(number);
+            world.pv_controller_there_looks_at_claims(number);
             world.provisioner_looks(number);
             world.pod_ends(number, false);
             world.orphan_ends(number);
@@ -141,6 +153,12 @@ fn in_the_end(world: &World, number: usize) -> Result<(), TestCaseError> {
     let volume = &world.volumes[number];
     let show = || format!("{volume:#?} {:?}", world.mv);
     prop_assert_eq!(volume.helpers, [false; 2], "{}", show());
+    if let Some(real) = &volume.real {
+        prop_assert!(real.names.is_none() && !real.twin_lost, "{}", show());
+        prop_assert_eq!(real.phase, Phase::Bound, "{}", show());
+        prop_assert_eq!(real.policy, volume.policy, "{}", show());
+        prop_assert!(real.mover_claim.is_none(), "{}", show());
+    }
     let Some(claim) = &volume.claim else {
         // The claim was deleted: its data follows the reclaim policy of the user.
         let left = volume.source.is_some() || volume.target.is_some() || volume.pv.is_some();
@@ -233,10 +251,94 @@ proptest! {
         volumes in 1..3_usize,
         quiesce in select(vec![Quiesce::Wait, Quiesce::Evict]),
         policy in select(vec![ReclaimPolicy::Delete, ReclaimPolicy::Retain]),
+        is_remote in any::<bool>(),
+        same_namespace in any::<bool>(),
         events in vec(any_event(), 0..250),
     ) {
-        run(World::new(volumes, quiesce, policy), &events)?;
+        let mut world = World::new(volumes, quiesce, policy);
+        if is_remote {
+            world = world.remote();
+            world.same_namespace = same_namespace;
+        }
+        run(world, &events)?;
     }
+}
+
+/// Everybody but leaders and pods takes a step.
+fn others_go_on(world: &mut World) {
+    world.pv_controller_looks_at_pv(0);
+    world.pv_controller_looks_at_claim(0);
+    world.pv_controller_there_looks_at_pv(0);
+    world.pv_controller_there_looks_at_claims(0);
+    world.attacher_detaches(0);
+    world.movers_go_on(0);
+}
+
+/// A move of a remote source. A pod starts with its twin after this many decisions, writes, and ends before the
+/// driver looks again.
+fn visited(mut world: World, begins: usize) -> World {
+    for led in 0..80 {
+        if led == begins {
+            world.pod_is_scheduled_there(0);
+            for _ in 0..3 {
+                world.pods_go_on(0);
+                world.pods_write(0);
+            }
+            world.pod_ends(0, false);
+            world.attacher_detaches(0);
+        }
+        world.lead(1);
+        others_go_on(&mut world);
+    }
+    assert!(world.was_committed, "{world:#?}");
+    world
+}
+
+#[test]
+fn no_pod_writes_unseen_to_a_remote_source_that_is_gated_there() {
+    let remote = || World::new(1, Quiesce::Evict, ReclaimPolicy::Delete).remote();
+    for begins in 0..80 {
+        let world = visited(remote(), begins);
+        world.check().unwrap();
+        run(world, &[]).unwrap();
+    }
+    // Without the rights for that, the user has to accept it.
+    let is_missed = |begins| {
+        let mut world = remote();
+        world.may_gate_there = false;
+        visited(world, begins).check().is_err()
+    };
+    assert!((0..80).any(is_missed));
+}
+
+/// A gate there that another client opens is not trusted any more.
+#[test]
+fn a_gate_there_that_is_opened_is_closed_again_before_the_commit() {
+    let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete).remote();
+    for _ in 0..80 {
+        if matches!(world.mv.as_ref().unwrap().stage, Stage::Verifying(_)) {
+            break;
+        }
+        world.lead(1);
+        others_go_on(&mut world);
+    }
+    let real = world.volumes[0].real.as_mut().unwrap();
+    assert!(real.names.is_some() && real.twin_lost, "{real:?}");
+    real.names = None;
+    world.lead(1);
+    let stage = &world.mv.as_ref().unwrap().stage;
+    assert!(
+        matches!(
+            stage,
+            Stage::Rollback {
+                to: RollbackTo::Copying,
+                why: RollbackReason::GateOpen,
+                ..
+            }
+        ),
+        "{stage:?}"
+    );
+    assert!(run(world, &[]).unwrap().was_committed);
 }
 
 /// A pod that started after the mover, on its node, is deleted by force, and its container still writes.

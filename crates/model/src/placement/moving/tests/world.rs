@@ -58,6 +58,24 @@ enum PodState {
 pub(super) struct Pod {
     state: PodState,
     leaving: bool,
+    /// Whether somebody in the cluster of a remote source has started it with the twin.
+    there: bool,
+}
+
+/// The PV of a remote source, and the claim of its mover.
+#[derive(Clone, Debug)]
+pub(super) struct Real {
+    version: u64,
+    /// The claim of a mover that it names; the twin if `None`.
+    pub(super) names: Option<u64>,
+    pub(super) mark: Option<VolumeMark>,
+    pub(super) policy: ReclaimPolicy,
+    pub(super) phase: Phase,
+    /// The claim of the mover by its uid, and whether it is bound.
+    pub(super) mover_claim: Option<(u64, bool)>,
+    /// The phase of the twin.
+    pub(super) twin_lost: bool,
+    touched: Option<Touch>,
 }
 
 /// One claim and its objects.
@@ -67,6 +85,8 @@ pub(super) struct Volume {
     pub(super) claim: Option<Claim>,
     pub(super) pv: Option<Pv>,
     pub(super) source: Option<Twin>,
+    /// The PV of the source, if that is in a remote cluster.
+    pub(super) real: Option<Real>,
     pub(super) target: Option<Twin>,
     pub(super) helpers: [bool; 2],
     pub(super) copied: Copied,
@@ -105,6 +125,10 @@ pub(super) struct World {
     pub(super) quiesce: Quiesce,
     pub(super) overdue: OverDue,
     pub(super) silent: [bool; 2],
+    /// Whether the driver may change PVs in the cluster of a remote source.
+    pub(super) may_gate_there: bool,
+    /// Whether both twins are in one namespace of a remote cluster.
+    pub(super) same_namespace: bool,
     pub(super) target_gone: bool,
     /// An administrator declared the target's cluster out of service, and nothing runs there.
     pub(super) target_out_of_service: bool,
@@ -136,6 +160,10 @@ fn read(uid: &str, version: u64) -> AsRead {
     AsRead::new(uid.to_owned(), version.to_string())
 }
 
+fn read_real(real: &Real) -> AsRead {
+    read("real", real.version)
+}
+
 fn read_pv(pv: &Pv) -> AsRead {
     read(&format!("pv-{}", pv.uid), pv.version)
 }
@@ -153,6 +181,38 @@ impl Volume {
         self.pods
             .retain(|pod| pod.state != PodState::Running(Side::Target));
         self.orphans.retain(|side| *side != Side::Target);
+    }
+
+    /// One write in the cluster of a remote source; false if the object has changed.
+    fn apply_there(&mut self, step: ClaimStep, clock: u64) -> bool {
+        let (Some(real), Some(twin)) = (&mut self.real, &mut self.source) else {
+            return false;
+        };
+        match step {
+            ClaimStep::Touch { claim: at, touch } if read("source", twin.version) == at => {
+                (real.touched, twin.version) = (Some(touch), clock);
+                return true;
+            }
+            // Its leader may die before the second write.
+            ClaimStep::Gate { volume: at, .. } if read_real(real) == at && real.mover_claim.is_none() => {
+                real.mover_claim = Some((clock, false));
+                return true;
+            }
+            ClaimStep::Gate { volume: at, note } if read_real(real) == at => {
+                real.names = real.mover_claim.map(|(uid, _)| uid);
+                (real.policy, real.mark) = (ReclaimPolicy::Retain, Some(VolumeMark::Gated(note)));
+            }
+            ClaimStep::RestoreClaimRef { volume: at, .. } if read_real(real) == at => real.names = None,
+            ClaimStep::RestorePolicy {
+                volume: at,
+                policy,
+                mark,
+            } if read_real(real) == at => (real.policy, real.mark) = (policy, Some(mark)),
+            ClaimStep::RefuseGate { volume: at, mark } if read_real(real) == at => real.mark = Some(mark),
+            _ => return false,
+        }
+        real.version = clock;
+        true
     }
 
     /// Whether an attachment names its PV.
@@ -176,7 +236,11 @@ impl Volume {
             let seems_unclaimed = pv.phase == Phase::Released || !pv.held_by_claim || self.claim.is_none();
             pv.serves == side && pv.policy == ReclaimPolicy::Delete && seems_unclaimed
         });
-        has_all && !goes
+        let real = self.real.as_ref().filter(|_| side == Side::Source);
+        let goes_there = real.is_some_and(|real| {
+            real.policy == ReclaimPolicy::Delete && (real.phase == Phase::Released || real.names.is_some())
+        });
+        has_all && !goes && !goes_there
     }
 }
 
@@ -211,6 +275,7 @@ impl World {
                 handed_over: true,
                 retained: false,
             }),
+            real: None,
             target: None,
             helpers: [false; 2],
             copied: Copied::default(),
@@ -237,6 +302,8 @@ impl World {
             quiesce,
             overdue: OverDue::default(),
             silent: [false; 2],
+            may_gate_there: true,
+            same_namespace: false,
             target_gone: false,
             target_out_of_service: false,
             was_committed: false,
@@ -245,6 +312,23 @@ impl World {
             late_objects: None,
             late_step: None,
         }
+    }
+
+    /// The source is in a remote cluster.
+    pub(super) fn remote(mut self) -> Self {
+        for volume in &mut self.volumes {
+            volume.real = Some(Real {
+                version: 1,
+                names: None,
+                mark: None,
+                policy: volume.policy,
+                phase: Phase::Bound,
+                mover_claim: None,
+                twin_lost: false,
+                touched: None,
+            });
+        }
+        self
     }
 
     /// The next resource version, for each write.
@@ -275,22 +359,6 @@ impl World {
                 Helpers::Absent
             }
         };
-        let pods = volume.pods.iter().map(|pod| UserPod {
-            name: "pod".into(),
-            has_node: true,
-            leaving: pod.leaving,
-            pending: !matches!(pod.state, PodState::Running(_)),
-        });
-        let node = UserNode {
-            name: "node".into(),
-            attached: volume.attached,
-            detach_error: None,
-            in_use: volume.attached,
-            health: NodeHealth::Ready,
-        };
-        let (mover_nodes, nodes) = [node]
-            .into_iter()
-            .partition(|_| volume.attached && volume.attached_for_mover);
         ClaimFacts {
             claim: volume
                 .claim
@@ -339,6 +407,7 @@ impl World {
                     },
                 },
             ),
+            there: self.there(volume),
             target: self.answers(
                 Side::Target,
                 match &volume.target {
@@ -354,20 +423,81 @@ impl World {
                 },
             ),
             target_out_of_service: self.target_out_of_service && self.silent[TARGET],
-            same_namespace: false,
+            same_namespace: self.same_namespace,
             epoch: epoch(1),
             source_helpers: self.answers(Side::Source, helpers(Side::Source)),
             target_helpers: self.answers(Side::Target, helpers(Side::Target)),
-            users: Live::Known(Users {
-                pods: pods.collect(),
-                nodes,
-                mover_nodes,
-                deletes_claim: None,
-            }),
+            users: self.users(volume),
             unwatched: None,
             copied: self.answers(Side::Target, volume.copied.clone()),
             recorded: None,
         }
+    }
+
+    fn users(&self, volume: &Volume) -> Live<Users> {
+        let pods = volume.pods.iter().map(|pod| UserPod {
+            name: "pod".into(),
+            has_node: true,
+            leaving: pod.leaving,
+            pending: !matches!(pod.state, PodState::Running(_)),
+        });
+        let node = UserNode {
+            name: "node".into(),
+            attached: volume.attached,
+            detach_error: None,
+            in_use: volume.attached,
+            health: NodeHealth::Ready,
+        };
+        let (mover_nodes, nodes) = [node]
+            .into_iter()
+            .partition(|_| volume.attached && volume.attached_for_mover);
+        let users = Users {
+            pods: pods.collect(),
+            nodes,
+            mover_nodes,
+            deletes_claim: None,
+        };
+        if volume.real.is_some() {
+            self.answers(Side::Source, users)
+        } else {
+            Live::Known(users)
+        }
+    }
+
+    fn there(&self, volume: &Volume) -> Option<RemoteVolume> {
+        let real = volume.real.as_ref();
+        let real = real.filter(|_| self.may_gate_there && !self.silent[SOURCE])?;
+        let twin = volume.source.as_ref().filter(|twin| twin.epoch == 0)?;
+        Some(RemoteVolume {
+            twin: ClaimNow::Exists {
+                at: read("source", twin.version),
+                deleting: false,
+                lock: Lock::Free,
+                lost: real.twin_lost,
+                touched: real.touched,
+                changing: false,
+            },
+            twin_uid: "twin".into(),
+            volume: VirtualVolume {
+                at: read_real(real),
+                serves: Serves::Source,
+                held_by: if real.names.is_none() {
+                    HeldBy::Claim
+                } else {
+                    HeldBy::Move
+                },
+                mark: real.mark.clone(),
+                policy: real.policy,
+                bound: real.phase == Phase::Bound,
+                deleting: false,
+                attached: Vec::new(),
+            },
+            mover_claim: match real.mover_claim {
+                None => MoverClaim::Absent,
+                Some((uid, bound)) if real.names == Some(uid) => MoverClaim::Named { bound },
+                Some((uid, _)) => MoverClaim::Unused(read("mover-claim", uid)),
+            },
+        })
     }
 
     fn status(&self) -> Option<MoveFacts> {
@@ -522,6 +652,8 @@ impl World {
         };
         let mut gone_while_attached = false;
         let mut given_away = false;
+        let mut released_gated = false;
+        let same_namespace = self.same_namespace;
         match step {
             ClaimStep::Lock { claim: at, .. } if claim(volume, &at) => {
                 if let Some(claim) = volume.claim.as_mut().filter(|claim| !claim.deleting) {
@@ -571,7 +703,8 @@ impl World {
                 volume.begun_with = volume.source.as_ref().map_or(0, |twin| twin.data);
             }
             ClaimStep::Evict(_) => {
-                for pod in &mut volume.pods {
+                // Those of other clusters cannot be evicted.
+                for pod in volume.pods.iter_mut().filter(|pod| !pod.there) {
                     pod.leaving = true;
                 }
             }
@@ -662,6 +795,8 @@ impl World {
                 }
             }
             ClaimStep::HandOver { target: at, .. } if twin(&volume.target, "target", &at) => {
+                released_gated |=
+                    same_namespace && volume.real.as_ref().is_some_and(|real| real.names.is_some());
                 if let Some(twin) = volume.target.as_mut().filter(|_| !silent[TARGET]) {
                     twin.handed_over = true;
                     twin.version = clock;
@@ -681,8 +816,24 @@ impl World {
             }
             ClaimStep::ReleaseSource { source: at, .. } if twin(&volume.source, "source", &at) => {
                 if !silent[SOURCE] {
-                    volume.source = None;
+                    released_gated |= volume.real.as_ref().is_some_and(|real| real.names.is_some());
+                    (volume.source, volume.real) = (None, None);
                 }
+            }
+            ClaimStep::There(step) if !silent[SOURCE] => {
+                if !volume.apply_there(*step, clock) {
+                    return;
+                }
+            }
+            ClaimStep::RemoveMoverClaim { claim: at } if !silent[SOURCE] => {
+                let is_it = |real: &&mut Real| {
+                    real.mover_claim
+                        .is_some_and(|(uid, _)| read("mover-claim", uid) == at)
+                };
+                let Some(real) = volume.real.as_mut().filter(is_it) else {
+                    return;
+                };
+                real.mover_claim = None;
             }
             // The object has changed, or the cluster is unreachable.
             _ => return,
@@ -690,6 +841,10 @@ impl World {
         self.clock = clock;
         if gone_while_attached {
             self.broken.push("a PV went while it was attached".into());
+        }
+        if released_gated {
+            self.broken
+                .push("a source was released that is gated there".into());
         }
         if given_away {
             self.broken
@@ -742,8 +897,48 @@ impl World {
         }
     }
 
+    /// The PV controller in the cluster of a remote source.
+    pub(super) fn pv_controller_there_looks_at_pv(&mut self, number: usize) {
+        let version = self.clock + 1;
+        let Some(real) = &mut self.volumes[number].real else {
+            return;
+        };
+        let is_bound = real.names.is_none() || real.mover_claim.map(|(uid, _)| uid) == real.names;
+        let phase = if is_bound { Phase::Bound } else { Phase::Released };
+        if real.phase != phase {
+            (real.phase, real.version) = (phase, version);
+            self.clock = version;
+        }
+    }
+
+    pub(super) fn pv_controller_there_looks_at_claims(&mut self, number: usize) {
+        let version = self.clock + 1;
+        let volume = &mut self.volumes[number];
+        let (Some(real), Some(twin)) = (&mut volume.real, &mut volume.source) else {
+            return;
+        };
+        let is_lost = real.names.is_some();
+        if real.twin_lost != is_lost {
+            (real.twin_lost, twin.version) = (is_lost, version);
+            self.clock = version;
+        }
+        let names = real.names;
+        if let Some((uid, bound)) = &mut real.mover_claim
+            && *bound != (names == Some(*uid))
+        {
+            *bound = !*bound;
+            self.clock = version;
+        }
+    }
+
     pub(super) fn provisioner_looks(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
+        let goes_there = |real: &Real| real.phase == Phase::Released && real.policy == ReclaimPolicy::Delete;
+        if volume.real.as_ref().is_some_and(goes_there) {
+            (volume.source, volume.real) = (None, None);
+            self.tick();
+            return;
+        }
         let goes = |pv: &Pv| pv.phase == Phase::Released && pv.policy == ReclaimPolicy::Delete;
         let Some(pv) = volume.pv.as_ref().filter(|pv| goes(pv)) else {
             return;
@@ -752,7 +947,7 @@ impl World {
             return;
         }
         match pv.serves {
-            Side::Source => volume.source = None,
+            Side::Source => (volume.source, volume.real) = (None, None),
             Side::Target => volume.target = None,
         }
         if !pv.finalizer {
@@ -768,6 +963,26 @@ impl World {
             volume.pods.push(Pod {
                 state: PodState::Scheduled,
                 leaving: false,
+                there: false,
+            });
+            self.tick();
+        }
+    }
+
+    /// Somebody in the cluster of a remote source starts a pod with the twin. Nobody does with a superseded one: this
+    /// driver does not prevent it.
+    pub(super) fn pod_is_scheduled_there(&mut self, number: usize) {
+        let volume = &mut self.volumes[number];
+        let is_superseded = matches!(
+            volume.source.as_ref().and_then(|twin| twin.mark.as_ref()),
+            Some(SourceMark::Superseded { .. })
+        );
+        let has_data = volume.real.is_some() && volume.source.is_some();
+        if has_data && !is_superseded && !self.was_committed && volume.pods.len() < 2 {
+            volume.pods.push(Pod {
+                state: PodState::Scheduled,
+                leaving: false,
+                there: true,
             });
             self.tick();
         }
@@ -777,11 +992,24 @@ impl World {
     pub(super) fn pods_go_on(&mut self, number: usize) {
         let world = self.clone();
         let volume = &mut self.volumes[number];
-        let Some(pv) = &volume.pv else { return };
-        let mut stale = false;
-        for pod in &mut volume.pods {
+        // Every kubelet in the cluster of a remote source verifies that its PV names the twin.
+        let is_open = volume.real.as_ref().is_none_or(|real| real.names.is_none());
+        for pod in volume.pods.iter_mut().filter(|pod| pod.there) {
             match pod.state {
-                PodState::Scheduled if pv.held_by_claim => pod.state = PodState::Checked,
+                PodState::Scheduled if is_open => pod.state = PodState::Checked,
+                PodState::Checked => {
+                    pod.state = PodState::Running(Side::Source);
+                    volume.attached = true;
+                }
+                PodState::Scheduled | PodState::Running(_) => {}
+            }
+        }
+        let Some(pv) = &volume.pv else { return };
+        let is_open = is_open || pv.serves == Side::Target;
+        let mut stale = false;
+        for pod in volume.pods.iter_mut().filter(|pod| !pod.there) {
+            match pod.state {
+                PodState::Scheduled if is_open && pv.held_by_claim => pod.state = PodState::Checked,
                 PodState::Checked if world.publishes(number, pv.serves, pv.epoch, &Caller::User) => {
                     pod.state = PodState::Running(pv.serves);
                     volume.attached = true;
@@ -905,6 +1133,14 @@ impl World {
         let (Some(source), Some(target)) = (&volume.source, &mut volume.target) else {
             return;
         };
+        let has_claim = |real: &Real| real.names == real.mover_claim.map(|(uid, _)| uid);
+        if volume
+            .real
+            .as_ref()
+            .is_some_and(|real| real.names.is_some() && !has_claim(real))
+        {
+            return;
+        }
         // A twin that was handed over is not attached for a mover.
         if volume.helpers != [true; 2] || self.silent != [false; 2] || target.handed_over {
             return;
@@ -1007,7 +1243,7 @@ impl World {
     /// The twin of the source and its data are destroyed.
     pub(super) fn lose_source(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
-        volume.source = None;
+        (volume.source, volume.real) = (None, None);
         // Lost by that, not by a decision of the driver.
         volume.waived = true;
         self.tick();
