@@ -32,7 +32,7 @@ deps: ## Install the Debian packages the lab needs (as root), or say which are m
 
 .PHONY: demo demo-down
 demo: deps ## Start clusters, storage and driver, and show a volume's life step by step
-	@echo "building the demo (the first time takes a minute or two)"
+	@echo "compiling the demo itself (a minute or two the first time)"
 	@cd sanity-tests && go run ./cmd/demo
 
 demo-down: lab-down ## Take down what the demo started

@@ -1,4 +1,4 @@
-//! `liqo-csi`: a CSI driver behind a virtual storage class.
+//! `liqo-csi`: a CSI driver with a virtual storage class.
 //!
 //! This crate holds the gRPC services, the reports of `doctor` and `volumes`, and the command line.
 //! They use the crates in `crates/`; `docs/architecture.md` says which crate uses which.

@@ -114,7 +114,7 @@ mod tests {
 
     /// A write of 2 GiB that began five minutes before a pass may still be in progress during it.
     #[test]
-    fn what_may_still_be_written_is_not_settled() {
+    fn recently_written_files_are_not_settled() {
         let pass = at(10_000, 50);
         let settled_at = |secs, nanos| settled(Time { secs, nanos }, &pass, LONGEST_WRITE);
         assert!(!settled_at(10_000 - 300, 1));

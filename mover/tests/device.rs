@@ -177,7 +177,7 @@ fn a_device_is_copied_and_then_only_what_changed() {
 }
 
 #[test]
-fn a_pass_that_breaks_is_gone_on_with_whether_its_process_lives_or_not() {
+fn an_interrupted_pass_resumes_also_in_a_new_process() {
     for has_died in [false, true] {
         let devices = Devices::new();
         let mut target = devices.open();
@@ -254,7 +254,7 @@ fn a_larger_device_keeps_what_is_behind_the_end() {
 }
 
 #[test]
-fn a_device_and_a_tree_are_not_taken_for_each_other() {
+fn a_device_and_a_tree_are_not_confused() {
     let devices = Devices::new();
     fs::create_dir(devices.at("tree")).unwrap();
     let mut target = devices.open();

@@ -177,19 +177,19 @@ fn passes(direct: SocketAddr, to: SocketAddr, is_relayed: bool) {
 }
 
 #[test]
-fn a_target_that_can_be_dialled_is() {
+fn a_reachable_target_is_dialled() {
     let to = free();
     passes(to, to, false);
 }
 
 #[test]
-fn where_nobody_answers_the_other_way_is_taken() {
+fn without_an_answer_the_relay_is_used() {
     passes(free(), free(), true);
 }
 
 /// The addresses of pods in two clusters may be the same.
 #[test]
-fn where_somebody_else_answers_the_other_way_is_taken() {
+fn if_another_server_answers_the_relay_is_used() {
     let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
     let direct = stranger.local_addr().unwrap();
     thread::spawn(move || {
@@ -201,7 +201,7 @@ fn where_somebody_else_answers_the_other_way_is_taken() {
 }
 
 #[test]
-fn a_target_does_what_it_is_told() {
+fn a_target_executes_its_orders() {
     let pair = Pair::new();
     for file in 0..50 {
         fs::write(pair.source.join(format!("file-{file}")), vec![file; 10_000]).unwrap();
@@ -287,7 +287,7 @@ fn a_target_that_is_a_device_does_the_same() {
 }
 
 #[test]
-fn a_source_is_waited_for_as_long_as_somebody_does() {
+fn a_target_stops_waiting_for_the_source_when_its_client_disconnects() {
     let pair = Pair::new();
     let nowhere = pair.folder.path().join("nowhere");
     let programs = Programs::start(&pair, &nowhere, &pair.target, &[]);

@@ -213,7 +213,7 @@ fn a_bit_that_flips_on_the_wire_never_reaches_a_file() {
 }
 
 #[test]
-fn a_byte_that_flips_on_disk_is_found_and_its_path_named_and_mended() {
+fn a_corrupt_byte_on_disk_is_reported_and_repaired() {
     let pair = Pair::new();
     fill(&pair.source, 100, 5 << 20);
     pair.pass(PassOptions::default());
@@ -321,7 +321,7 @@ fn a_target_that_is_too_small_is_told_before_anything_is_sent() {
 
 /// The file that did not fit leaves no space for the journal of the pass that would delete it.
 #[test]
-fn a_full_disk_is_cleared_of_what_the_source_has_no_more() {
+fn a_full_disk_is_freed_by_deleting_what_the_source_lacks() {
     if !is_root() {
         return;
     }
@@ -628,7 +628,7 @@ fn only_the_peer_of_this_move_is_let_in() {
 
 /// Programs wait for a source in steps of a second, and check in between whether it is still wanted.
 #[test]
-fn lanes_that_come_slowly_make_a_session_all_the_same() {
+fn slow_connections_still_form_a_session() {
     let (acceptor, address) = acceptor();
     let dialled = thread::spawn(move || {
         let dialled = std::sync::atomic::AtomicU32::new(0);

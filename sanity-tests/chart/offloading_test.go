@@ -127,6 +127,38 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 	}
 }
 
+// What a remote cluster refuses to every pod of this one would wait there for ever, and with it its volumes.
+func TestPodsThatRemoteClustersRefuseAreNotSent(t *testing.T) {
+	fence := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, remote("fabric")), "liqo-csi-remote.liqo-csi-pods")
+	objects := render(t, offloading(Values{"policies": true}))
+	const name = "offloaded-pods.storage.liqo.io"
+	for kind, variables := range map[string][]admissionv1.Variable{
+		"mutating":   named[*admissionv1.MutatingAdmissionPolicy](t, objects, name).Spec.Variables,
+		"validating": named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec.Variables,
+	} {
+		expressions := map[string]string{}
+		for _, one := range variables {
+			if expressions[one.Name] != "" {
+				t.Errorf("%s: there are two variables %s", kind, one.Name)
+			}
+			expressions[one.Name] = one.Expression
+		}
+		var others []string
+		for _, one := range fence.Spec.Validations {
+			if !strings.Contains(expressions["whyRefused"], "!("+one.Expression+") ?") {
+				others = append(others, one.Message)
+			}
+		}
+		for _, about := range []string{"only in the namespaces", "hostNetwork", "hostPath", "service account", "nodeName", "priority"} {
+			others = slices.DeleteFunc(others, func(message string) bool { return strings.Contains(message, about) })
+		}
+		// The pods there have another service account, no node and another priority; what is of its machine stays here anyway.
+		if len(others) > 0 || !strings.Contains(expressions["sent"], "variables.whyRefused == ''") {
+			t.Errorf("%s: pods are sent that are refused there: %s", kind, others)
+		}
+	}
+}
+
 func TestRuntimeClassOfLiqo(t *testing.T) {
 	class := named[*nodev1.RuntimeClass](t, render(t, offloading(Values{})), "liqo")
 	if class.Handler != "liqo" || class.Scheduling.NodeSelector["liqo.io/type"] != "virtual-node" ||

@@ -29,6 +29,13 @@ func remote(level string, namespaces ...string) Values {
 	return values
 }
 
+// session is remote with tokens that expire.
+func session(level string, namespaces ...string) Values {
+	values := remote(level, namespaces...)
+	values["remoteAccess"].(Values)["token"] = "session"
+	return values
+}
+
 func TestRemoteSideIsAnIdentityAndNothingElse(t *testing.T) {
 	const account, token = "ServiceAccount liqo-csi/liqo-csi-remote", "Secret liqo-csi/liqo-csi-remote-token"
 	const role = "liqo-csi-remote.liqo-csi"
@@ -96,8 +103,12 @@ func TestNotesAreThoseOfTheSide(t *testing.T) {
 		"fabric":                  {offloading(Values{"policies": true}), []string{"connect NAME --fabric"}, []string{"are left as they are"}},
 		"remote": {remote("full"), []string{secret, "get secret liqo-csi-remote-token", "kind: RemoteCluster", "{{.data.token | base64decode}}"},
 			[]string{"Uninstalling", "default: CLASS"}},
-		"remote of a fabric": {remote("fabric"), []string{"  fabric: {}\n", "(fabric.enabled) makes the node"}, []string{"nodeSelector", "the selector"}},
+		"remote of a fabric": {remote("fabric"), []string{"  fabric: {}\n", "(fabric.enabled) creates its virtual node"}, []string{"nodeSelector", "the selector"}},
 		"minimal":            {remote("minimal", "a", "b"), []string{secret, "in a, b.", "storageClasses: {default: CLASS}"}, []string{"Uninstalling"}},
+		// Without a RemoteCluster, connect needs to be told of its virtual nodes, and with minimal rights of a class.
+		"session":             {session("full"), []string{"--token-only --node-selector KEY=VALUE\n"}, []string{secret, "--fabric"}},
+		"session of a fabric": {session("fabric"), []string{"--remote-namespace liqo-csi --token-only --fabric\n"}, []string{secret, "--node-selector"}},
+		"minimal session":     {session("minimal", "a"), []string{"--token-only --node-selector KEY=VALUE --storage-class CLASS\n"}, []string{secret}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			notes, err := helm(t).Notes(t.Context(), Release, Namespace, side.values)

@@ -42,7 +42,7 @@ const UNDECLARED: &str = "Undeclared";
 
 const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "unknown": [...]}. A cluster has
 id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting, Unreachable,
-Refused, HoldsVolumes while it is being deleted, Undeclared if it is not declared and has volumes, or Unknown
+Refused, HoldsVolumes while it is being deleted, Undeclared if nothing declares it any more, or Unknown
 before the controller has written a status), message, serverVersion, policy, nodes, volumes,
 snapshots, classes, limits (what the driver may not do there, and what that costs),
 waiting (pods that wait because their data is there, and why) and namespaces: those that are
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_stands_below() {
+    fn problems_are_listed_below_the_table() {
         let condition = |kind: &str, reason: &str| {
             json!({
                 "type": kind, "status": "False", "reason": reason, "message": "no answer within 10s",
@@ -363,7 +363,7 @@ rome    -        Undeclared    -         -            -       0            1    
     }
 
     #[test]
-    fn nothing_said_is_not_ready() {
+    fn a_missing_status_is_unknown() {
         let shown = all(vec![object(&json!(null))], &[], None);
         assert_eq!(shown[0].state, "Unknown");
         assert!(shown[0].message.contains("lease"), "{}", shown[0].message);

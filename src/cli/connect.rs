@@ -45,7 +45,12 @@ rights of the level, policies that limit it, and the Secret liqo-csi-session to 
 cluster: a Secret with a kubeconfig in the namespace of the driver, and the RemoteCluster. Repeating the command repairs
 all of it and stops no pod or volume. With the fabric it also approves the serving certificates that its pods wait for.
 
-Exit codes: 0 the pods of the controller reach the cluster; 1 something failed, or they do not reach it in time.";
+Exit codes: 0 the pods of the controller reach the cluster; 1 something failed, or they do not reach it in time.
+
+Examples:
+  liqo-csi connect milan --fabric --remote-context milan
+  liqo-csi connect milan --node-selector cluster=milan --remote-kubeconfig milan.yaml --server https://192.0.2.1:6443
+  liqo-csi connect milan --fabric -o yaml --only remote > in-milan.yaml";
 
 /// Connects another cluster with your own rights at both ends, and waits until the driver reaches it.
 #[derive(clap::Args)]

@@ -31,10 +31,16 @@ const REFUSED: u8 = 2;
 /// The controller's, on a `RemoteCluster` while volumes or snapshots are in its cluster.
 const FINALIZER: &str = "storage.liqo.io/volumes";
 
+const EXAMPLES: &str = "\
+Examples:
+  liqo-csi disconnect milan --remote-context milan
+  liqo-csi disconnect milan --local-only --the-cluster-is-gone";
+
 /// Deletes the `RemoteCluster` and its Secret here, and the identity there with its rights and
 /// tokens. Refused, with exit code 2, while there are volumes, snapshots or offloaded namespaces
 /// there, even if nothing uses them any more. A repeated run continues.
 #[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
     /// Name of the cluster.
     name: ClusterId,
@@ -43,7 +49,7 @@ pub(super) struct Args {
     /// Delete only the objects here, because the other cluster does not exist any more. Its volumes are lost.
     #[arg(long, requires = "the_cluster_is_gone", conflicts_with_all = ["remote_kubeconfig", "remote_context"])]
     local_only: bool,
-    /// With --local-only: you declare that the cluster is goneand will not come back.
+    /// With --local-only: you declare that the cluster is gone and will not come back.
     #[arg(long, requires = "local_only")]
     the_cluster_is_gone: bool,
     /// Namespace of the identity there [default: that of the kubeconfig which the driver has, or

@@ -104,8 +104,8 @@ async fn serve(args: Args) -> Outcome {
     let (idle, rests) = watch::channel(None);
     let ready = move || {
         let outcome = match &*rests.borrow() {
-            Some(fabric::Rest::Unready(why)) => Err(why.clone()),
-            Some(fabric::Rest::Undefined) | None => Ok(()),
+            Some(fabric::IdleReason::Unready(why)) => Err(why.clone()),
+            Some(fabric::IdleReason::Undefined) | None => Ok(()),
         };
         Box::pin(async move { outcome }) as _
     };

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// A CSI driver behind a virtual storage class.
+/// A CSI driver with a virtual storage class, and the commands for it.
 #[derive(Parser)]
 #[command(name = "liqo-csi", version)]
 struct Cli {
@@ -33,13 +33,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve Identity and Controller behind the CSI sidecars.
+    /// Run the controller: the CSI services Identity and Controller, and the background loops.
     Controller(controller::Args),
-    /// Serve Identity and Node on every real node.
+    /// Run the node plugin: the CSI services Identity and Node, on every real node.
     Node(node::Args),
-    /// List the volumes of the driver: claim, twin, real class, place and health.
+    /// List the volumes of the driver, with their twins, clusters and states.
     Volumes(volumes::Args),
-    /// Connect another cluster, or repair its connection or change its rights.
+    /// Connect another cluster, repair its connection, or change its rights.
     Connect(connect::Args),
     /// Disconnect a cluster at both ends, unless volumes are there.
     Disconnect(disconnect::Args),

@@ -26,6 +26,11 @@ use crate::{
 const CALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 const HEADER: [&str; 7] = ["NAME", "PHASE", "CLAIMS", "TO", "COPIED", "LEFT", "DOWNTIME"];
 
+const EXAMPLES: &str = "\
+Examples:
+  liqo-csi move volume data -n shop --target-cluster milan --dry-run
+  liqo-csi move volume data -n shop --target-node worker-1 --evict";
+
 const FORM: &str = "The controller does the work, also after this command has ended: Ctrl-C only stops following.
 Exit status: 0 the volumes are at the target (or, with --dry-run, nothing blocks the move); 2 it was refused, and
 nothing was changed; 3 it was cancelled or its source was recovered, 4 it has failed: the volumes are where they
@@ -42,7 +47,7 @@ pub(super) struct Args {
 #[derive(Subcommand)]
 enum Action {
     /// Move the volume of a claim, and follow the move.
-    #[command(visible_alias = "pvc")]
+    #[command(visible_alias = "pvc", after_help = EXAMPLES)]
     Volume(Box<VolumeArgs>),
     /// List the moves of a namespace.
     List(ListArgs),
@@ -52,7 +57,7 @@ enum Action {
     Pause(NamedArgs),
     /// Resume a paused move.
     Resume(NamedArgs),
-    /// Cut over now: stop the pods, and copy the rest.
+    /// Start the cut-over of a move now, although more may be left to copy.
     Cutover(NamedArgs),
     /// Cancel the move: the volumes stay where they are.
     Cancel(NamedArgs),

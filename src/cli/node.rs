@@ -77,8 +77,8 @@ pub(super) struct Args {
     /// Whether Secrets that twins refer to may be read and handed to their drivers.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     secrets: bool,
-    /// Time without a call after which kubelet counts as having forgotten a volume: one that no pod
-    /// uses is unstaged; from one that kubelet unstages, the pods' mounts are removed first.
+    /// Time without a call for a volume after which kubelet counts as having forgotten it. If no pod uses
+    /// the volume, it is unstaged; if kubelet only asks to unstage it, mounts of pods are removed first.
     #[arg(long, default_value = "5m", value_parser = duration)]
     forgotten_after: Duration,
     /// Format of log lines.

@@ -32,6 +32,12 @@ use crate::{
 
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
+const EXAMPLES: &str = "\
+Examples:
+  liqo-csi offload namespace shop
+  liqo-csi offload namespace shop --pod-offloading-strategy Remote -l 'region in (europe,us-west), !staging'
+  liqo-csi offload namespace shop -o yaml > offloading.yaml";
+
 /// Extends namespaces into remote clusters.
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -42,7 +48,7 @@ pub(super) struct Args {
 #[derive(Subcommand)]
 enum Action {
     /// Extend namespaces into the remote clusters whose `RemoteCluster` has spec.fabric.
-    #[command(visible_aliases = ["ns", "namespaces"])]
+    #[command(visible_aliases = ["ns", "namespaces"], after_help = EXAMPLES)]
     Namespace(NamespaceArgs),
 }
 

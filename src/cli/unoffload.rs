@@ -28,6 +28,11 @@ use crate::{
 };
 
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+const EXAMPLES: &str = "\
+Examples:
+  liqo-csi unoffload namespace shop --dry-run
+  liqo-csi unoffload namespace shop --retain-volumes";
 /// Exit code after a list of what would be lost.
 const REFUSED: u8 = 2;
 
@@ -42,7 +47,7 @@ pub(super) struct Args {
 enum Action {
     /// Delete the namespaces in remote clusters that were created for these. Refused, with exit code 2,
     /// while there are volumes there, or pods without a controller. A repeated run continues.
-    #[command(visible_aliases = ["ns", "namespaces"])]
+    #[command(visible_aliases = ["ns", "namespaces"], after_help = EXAMPLES)]
     Namespace(NamespaceArgs),
 }
 

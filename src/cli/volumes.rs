@@ -53,7 +53,7 @@ fn form() -> String {
     });
     let listed = |intro: &str, names: Vec<String>| wrapped(&format!("{intro} {}.", names.join(", ")));
     format!(
-        "{FORM}\n{}\n{}\n{SNAPSHOT_FORM}\n{}",
+        "{FORM}\n{}\n{}\n{SNAPSHOT_FORM}\n{}\n\n{EXAMPLES}",
         listed("States:", plain.collect()),
         listed("States of claims that are bound:", of_twins.collect()),
         listed("States of snapshots:", of_snapshots.collect())
@@ -86,6 +86,11 @@ volume, claim {namespace, name}, class, size, growingTo, state, message, advice,
 twin {namespace, name}, realClass, realVolume, cluster, heldByGravity (a pod
 waits because it can only run where the data is) and nodes (["*"] for all of the
 cluster). What does not exist or is unknown is null."#;
+
+const EXAMPLES: &str = "\
+Examples:
+  liqo-csi volumes -n shop
+  liqo-csi volumes -A -o json";
 
 const SNAPSHOT_FORM: &str = "\
 A snapshot has snapshot {namespace, name}, class, source (a claim, or the id of a volume), size,

@@ -286,12 +286,13 @@ impl wire::controller_server::Controller for Controller {
         let place = parse::place(request.accessible_topology);
         let parameters = request.parameters.into_iter().collect();
         self.observed(deadline).await?;
-        let room = twin::room(&self.home, &self.registry, &self.policy, &parameters, &place)
-            .await
-            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let available =
+            twin::available_capacity(&self.home, &self.registry, &self.policy, &parameters, &place)
+                .await
+                .map_err(|error| Status::unavailable(error.to_string()))?;
         Ok(Response::new(wire::GetCapacityResponse {
-            available_capacity: bytes(room.capacity()),
-            maximum_volume_size: Some(bytes(room.maximum())),
+            available_capacity: bytes(available.capacity()),
+            maximum_volume_size: Some(bytes(available.maximum())),
             minimum_volume_size: None,
         }))
     }

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_a_slow_class_lets_others_begin() {
+    async fn a_slow_class_does_not_delay_others() {
         let limiter = CreateLimiter::new(1);
         let begin = Instant::now();
         let slow = limiter.take(begin + SOON, async {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_turn_that_does_not_come_in_time_is_unavailable() {
+    async fn a_wait_beyond_the_deadline_is_unavailable() {
         let limiter = CreateLimiter::new(1);
         let begin = Instant::now();
         let busy = limiter.take(begin + SOON, async {

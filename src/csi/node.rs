@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn taking_away_what_is_not_there_is_success() {
+    async fn unpublishing_an_absent_volume_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("mount");
         std::fs::create_dir(&target).unwrap();

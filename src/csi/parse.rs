@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_request_is_an_order() {
+    fn a_minimal_request_is_accepted() {
         let create_request = create_request(request()).unwrap();
         assert_eq!(create_request.request_name, "Some Volume");
         assert!(create_request.requisite.is_empty());
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_is_none_of_ours_is_not_found() {
+    fn a_foreign_source_is_not_found() {
         use wire::volume_content_source::{SnapshotSource, Type, VolumeSource};
         let sources = [
             Type::Snapshot(SnapshotSource {

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn kubelet_finds_us_says_its_verdict_and_sees_us_leave() {
+    async fn the_kubelet_registers_and_unregisters_the_plugin() {
         let dir = tempfile::tempdir().unwrap();
         let csi: Endpoint = dir.path().join("csi.sock").display().to_string().parse().unwrap();
         let registration = Registration::new(dir.path(), csi.clone());

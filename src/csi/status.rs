@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_hears_why() {
+    fn a_timeout_includes_the_reason() {
         let status = still_waiting().status();
         assert_eq!(
             status.message(),

@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_not_cut_says_why() {
+    fn a_snapshot_that_was_not_taken_has_a_reason() {
         let mut pending = snapshot();
         pending["status"] = json!({"error": {"message": "no disks"}});
         let row = only(&all([pending.clone()], [], [twin("home")]));
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_says_how_it_is_discarded() {
+    fn retained_snapshots_show_how_to_delete_them() {
         let row = only(&all([], [content(&here(), "Retain")], [twin("home")]));
         assert_eq!(row.state, SnapshotState::Retained);
         assert!(row.advice.contains("deletionPolicy"));
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_or_somebody_elses_is_said() {
+    fn missing_and_foreign_objects_are_reported() {
         let row = only(&all([snapshot()], [content(&here(), "Delete")], []));
         assert_eq!(row.state, SnapshotState::TwinVanished);
         assert_eq!(only(&all([], [], [twin("rome")])).state, SnapshotState::Guest);
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn where_something_may_not_be_read_nothing_is_concluded() {
+    fn without_the_right_to_read_nothing_is_concluded() {
         let mut unread = all([], [], [twin("home")]);
         unread.contents = Listing::refused("no right");
         assert_eq!(only(&unread).state, SnapshotState::Unknown);

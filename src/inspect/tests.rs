@@ -46,7 +46,7 @@ async fn a_volume_is_found_from_all_namespaces_and_from_its_own() {
 }
 
 #[tokio::test]
-async fn what_is_forbidden_is_said_and_the_rest_is_shown() {
+async fn forbidden_reads_are_reported_and_the_others_shown() {
     let api = api().await;
     let cluster = api.cluster_unwatched().await;
     api.fault(Fault::new("GET", "/persistentvolumes", Act::Refuse(403)));

@@ -44,7 +44,7 @@ pub trait Controller {
     async fn reconcile(&self, key: &str) -> Result<Option<Duration>, ApiError>;
 
     /// A key was handled, successfully or not.
-    fn looked_at(&self, _key: &str) {}
+    fn reconciled(&self, _key: &str) {}
 }
 
 /// Runs a controller forever.
@@ -56,8 +56,8 @@ pub async fn control<C: Controller>(controller: &C, metrics: &LoopMetrics) {
             at,
             works,
         } = controller.changes(&mut queue).await;
-        let room = if works { C::AT_ONCE - running.len() } else { 0 };
-        for key in queue.take(room) {
+        let free = if works { C::AT_ONCE - running.len() } else { 0 };
+        for key in queue.take(free) {
             running.push(async move {
                 let began = Instant::now();
                 let outcome = controller.reconcile(&key).await;
@@ -80,7 +80,7 @@ pub async fn control<C: Controller>(controller: &C, metrics: &LoopMetrics) {
                     Ok(again) => queue.done(&key, again),
                     Err(error) => queue.failed(&key, &error),
                 }
-                controller.looked_at(&key);
+                controller.reconciled(&key);
             }
             _changed = select_all(changes) => {}
             () = time::sleep_until(next.map_or(at, |it| it.min(at))) => {}

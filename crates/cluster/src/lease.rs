@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_holder_loses_it() {
+    async fn an_expired_lease_is_taken_over() {
         let api = FakeApi::start().await;
         let home = api.cluster_unwatched().await;
         let (first, second) = (Lease::new(&home, "ours", "a"), Lease::new(&home, "ours", "b"));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn what_computes_does_not_delay_it() {
+    async fn blocking_work_does_not_delay_renewal() {
         let api = FakeApi::start().await;
         let home = api.cluster_unwatched().await;
         let lease = Lease::new(&home, "ours", "a");

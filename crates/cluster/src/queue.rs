@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_fails_pauses_by_itself() {
+    async fn a_failing_key_backs_off_alone() {
         let mut queue = Queue::default();
         for key in ["a", "b", "a"] {
             queue.add(key);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_round_that_is_given_up_forgets_nothing() {
+    async fn an_aborted_round_keeps_its_keys() {
         let mut queue = Queue::default();
         queue.add("a");
         let hanging = queue.work(|_| std::future::pending());

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_due_is_not_waited_for_longer() {
+    async fn a_due_time_ends_the_wait() {
         let (_sender, trigger) = watch::channel(1);
         let rounds = Arc::new(AtomicUsize::new(0));
         let due = Due(Counting {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_change_is_seen_while_a_failure_is_slept_on() {
+    async fn a_change_during_back_off_is_not_missed() {
         let (sender, trigger) = watch::channel(1);
         let rounds = Arc::new(AtomicUsize::new(0));
         let failing = Failing(Counting {
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_things_are_all_done() {
+    async fn all_of_many_keys_are_handled() {
         let done = AtomicUsize::new(0);
         let outcome = each(0..100, |_| async {
             tokio::task::yield_now().await;

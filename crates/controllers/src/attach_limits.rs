@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_older_api_server_is_asked_once() {
+    async fn an_api_server_without_the_field_fails_no_round() {
         let api = FakeApi::start().await;
         put_node(&api, &[CLUSTER_KEY, "storage.liqo.io/node"]);
         put_classes(&api, "disk.example");

@@ -207,7 +207,7 @@ mod tests {
     const LONG: Duration = Duration::from_mins(11);
 
     #[tokio::test]
-    async fn one_that_serves_nobody_is_removed_after_the_grace_period() {
+    async fn an_unused_attachment_is_removed_after_the_grace_period() {
         let api = FakeApi::start().await;
         put_twin_attachment(&api);
         round(&api, Duration::from_mins(9), || ()).await.unwrap();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_serves_a_pod_stays() {
+    async fn an_attachment_of_a_pod_stays() {
         let api = FakeApi::start().await;
         put_twin_attachment(&api);
         put_kubernetes_attachment(&api, "n1");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_epoch_of_a_volume_is_needed_by_itself() {
+    async fn attachments_are_checked_for_each_epoch() {
         const VOLUMES: &str = "/api/v1/persistentvolumes";
         let second = format!("v2:home:{VOLUME}:1");
         for (of_mover, epoch, stays) in [(false, "1", true), (false, "2", false), (true, "1", true)] {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_is_published_again_meanwhile_stays() {
+    async fn an_attachment_that_is_published_again_stays() {
         let api = FakeApi::start().await;
         put_twin_attachment(&api);
         let of_kubernetes = kubernetes_attachment_path();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_read_live_decides() {
+    async fn a_live_read_is_required_before_deletion() {
         let api = FakeApi::start().await;
         put_twin_attachment(&api);
         round(&api, LONG, || put_kubernetes_attachment(&api, "n1"))

@@ -90,13 +90,13 @@ impl<'a> Capacities<'a> {
                 crash::around(Step::CapacityWrite, self.published.create(&self.object(wanted))).await;
             return created.map(|_| ());
         };
-        let room = &wanted.room;
-        if current.capacity == Some(room.capacity()) && current.maximum == Some(room.maximum()) {
+        let available = &wanted.available;
+        if current.capacity == Some(available.capacity()) && current.maximum == Some(available.maximum()) {
             return Ok(());
         }
         let patch = json!({
-            "capacity": quantity(wanted.room.capacity()),
-            "maximumVolumeSize": quantity(wanted.room.maximum()),
+            "capacity": quantity(wanted.available.capacity()),
+            "maximumVolumeSize": quantity(wanted.available.maximum()),
         });
         let changed = crash::around(Step::CapacityWrite, self.published.merge(&wanted.name, &patch)).await;
         changed.map(|_| ())
@@ -130,8 +130,8 @@ impl<'a> Capacities<'a> {
                     values: Some(wanted.values.clone()),
                 }]),
             }),
-            capacity: Some(Quantity(quantity(wanted.room.capacity()))),
-            maximum_volume_size: Some(Quantity(quantity(wanted.room.maximum()))),
+            capacity: Some(Quantity(quantity(wanted.available.capacity()))),
+            maximum_volume_size: Some(Quantity(quantity(wanted.available.maximum()))),
         }
     }
 }

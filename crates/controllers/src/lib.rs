@@ -215,7 +215,7 @@ mod tests {
     use crate::{cluster::testing::FakeApi, volume::DRIVER_NAME};
 
     #[tokio::test]
-    async fn the_loops_run_under_the_lease_and_give_it_back() {
+    async fn the_lease_is_held_while_running_and_released_at_the_end() {
         const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ours/leases/storage-liqo-io-reconcilers";
         const CAPACITIES: &str = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities/";
         let api = FakeApi::start().await;

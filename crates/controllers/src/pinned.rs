@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn generic_ephemeral_claims_too() {
+    async fn the_claim_of_a_generic_ephemeral_volume_gets_its_node() {
         let api = FakeApi::start().await;
         world(&api);
         put_claim(&api, "pod-scratch", "liqo", &json!({}));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn others_are_left_alone() {
+    async fn other_claims_get_no_node() {
         let api = FakeApi::start().await;
         world(&api);
         put_claim(&api, "data", "other", &json!({}));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_was_taken_back_is_not_told_again_at_once() {
+    async fn a_removed_node_is_not_selected_again_at_once() {
         let api = FakeApi::start().await;
         world(&api);
         let home = api.cluster().await;

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_pod_of_the_fabric_asks_for_itself_is_approved() {
+    async fn a_request_of_a_fabric_pod_for_itself_is_approved() {
         let conditions = decided(request(|_| {}), |_| {}).await;
         assert_eq!(
             (&conditions[0]["type"], &conditions[0]["status"]),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_else_is_approved() {
+    async fn other_requests_are_not_approved() {
         let of = |key: &'static str, value: Value| {
             let mut request = request(|_| {});
             request["spec"][key] = value;

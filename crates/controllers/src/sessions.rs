@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_is_renewed_after_a_third_of_its_life() {
+    async fn a_token_is_renewed_after_a_third_of_its_lifetime() {
         let world = world(LIFE / 3 + 60).await;
         world.round().await;
         let kept = world.kept();
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_cannot_be_renewed_is_tried_again_and_keeps_what_is_there() {
+    async fn a_failed_renewal_is_retried_and_keeps_the_old_token() {
         for fault in [
             Fault::new("POST", TOKEN, Act::Forbid("the policy says no")),
             Fault::new("POST", TOKEN, Act::Refuse(404)),
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_would_not_do_is_refused() {
+    fn an_invalid_new_token_is_refused() {
         let of = |subject: &str, bound: &str| {
             token_saying(&json!({
                 "sub": format!("system:serviceaccount:{subject}"), "iat": 0, "exp": 2000,
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_renewal_that_died_is_done_again() {
+    async fn a_renewal_is_repeated_after_a_crash() {
         for writes in 0..3 {
             let world = world(LIFE / 2).await;
             world.home.change(KEPT, |it| {
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_kept_of_clusters_that_are_gone_is_taken_out() {
+    async fn tokens_of_deleted_clusters_are_removed() {
         let world = world(0).await;
         let kept = BTreeMap::from([
             (renewed_key("rome"), ByteString(b"x".to_vec())),

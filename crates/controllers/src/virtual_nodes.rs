@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_real_node_is_never_marked_and_repaired_if_it_was() {
+    async fn a_real_node_is_never_labelled_and_loses_our_label() {
         let api = FakeApi::start().await;
         let labels = json!({"to": "milan", CLUSTER_KEY: "home", NODE_KEY: "milan"});
         api.put(NODE, json!({"metadata": {"labels": labels}}));

@@ -1,5 +1,4 @@
-//! The pods at home that may run in a remote cluster which their namespace leaves: which they
-//! are, and their eviction.
+//! Finds and evicts the home pods that may run in a remote cluster which their namespace leaves.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -17,23 +16,21 @@ use crate::{
 const KIND: &str = "liqo.io/type";
 const VIRTUAL: &str = "virtual-node";
 const RUNTIME_CLASS: &str = "liqo";
-/// So long after the end of an offloading was asked for, API servers may not have read it.
+/// The admission policies of API servers may see the deletion of the `NamespaceOffloading` this much later.
 const LATE: SignedDuration = SignedDuration::from_secs(10);
 
 /// A namespace that leaves a cluster.
 pub(super) struct Leaving<'a> {
     pub(super) home: &'a Cluster,
-    /// Its name.
     pub(super) namespace: &'a str,
-    /// The nodes that stand for the cluster.
+    /// The virtual nodes of the cluster.
     pub(super) nodes: BTreeSet<String>,
-    /// When that was said. Pods that were made later are what they are by somebody's wish, such as
-    /// a template that names the node.
-    pub(super) said: Timestamp,
+    /// Since when the status says so. Later pods are on the node because their template demands it.
+    pub(super) since: Timestamp,
 }
 
 impl Leaving<'_> {
-    /// The pods that may run there, or that have a node which does not run them any more.
+    /// The pods that may run in the cluster, or are assigned to a node that will not run them any more.
     pub(super) async fn pods(&self) -> Result<Vec<Placed>, ApiError> {
         let pods = self.home.within::<Pod>(self.namespace);
         pods.pick(None, None, |pod| self.is_concerned(&pod).then(|| placed(&pod)))
@@ -42,20 +39,20 @@ impl Leaving<'_> {
 
     fn is_concerned(&self, pod: &Pod) -> bool {
         let node = pod.spec.as_ref().and_then(|it| it.node_name.as_deref());
-        let is_older = pod.creation_timestamp().is_none_or(|made| made.0 <= self.said);
+        let is_older = pod.creation_timestamp().is_none_or(|made| made.0 <= self.since);
         let is_there = node.is_some_and(|node| self.nodes.contains(node));
-        is_there && (may_run_there(pod) || (is_older && is_made_again(pod)))
+        is_there && (may_run_there(pod) || (is_older && is_recreated_elsewhere(pod)))
     }
 
-    /// Marks the twins whose claims at home are being deleted, gone, or others by now: a
-    /// `StatefulSet` makes its claims again under the same names.
-    pub(super) async fn mark(&self, claims: &mut [Claim]) -> Result<(), ApiError> {
+    /// Marks the twins whose claims at home are being deleted, were deleted, or are other claims by now: a
+    /// `StatefulSet` creates its claims again under the same names.
+    pub(super) async fn mark_claims(&self, claims: &mut [Claim]) -> Result<(), ApiError> {
         let at_home = self.home.within::<PersistentVolumeClaim>(self.namespace);
-        // However many there are there, the ones here are read once.
+        // One list instead of a read for each remote claim.
         let found = at_home.pick(None, None, |it| Some((it.name_any(), it))).await?;
         let mut found: HashMap<String, PersistentVolumeClaim> = found.into_iter().collect();
         for claim in claims {
-            // What nobody at home has asked for is not deleted with its namespace.
+            // A remote claim that is no twin was created there, and must not be deleted with its namespace.
             claim.leaving = found.remove(&claim.name).map_or(claim.is_twin, |it| {
                 it.metadata.deletion_timestamp.is_some() || is_of_another(claim, &it)
             });
@@ -64,27 +61,27 @@ impl Leaving<'_> {
     }
 }
 
-/// Whether a claim at home has another volume than that of this twin.
+/// Whether a claim at home has another volume than this twin's.
 fn is_of_another(twin: &Claim, at_home: &PersistentVolumeClaim) -> bool {
     let its = at_home.spec.as_ref().and_then(|spec| spec.volume_name.as_ref());
     let ours = twin.volume.as_ref().filter(|_| twin.is_twin);
     its.zip(ours).is_some_and(|(its, ours)| its != ours)
 }
 
-/// Evicts the pods that wait for virtual nodes although their namespace is offloaded no more;
-/// what their owners make next does not. Whether there were any.
+/// Evicts pending pods that may run on virtual nodes only, although their namespace is not offloaded any more. Those
+/// that replace them have no such affinity. Returns whether there were any.
 pub(super) async fn evict_waiting(home: &Cluster, object: &NamespaceOffloading) -> Result<bool, ApiError> {
     let namespace = object.namespace().unwrap_or_default();
-    let Some(said) = &object.metadata.deletion_timestamp else {
+    let Some(deleted) = &object.metadata.deletion_timestamp else {
         return Ok(false);
     };
     let is_older = |pod: &Pod| {
         pod.creation_timestamp()
-            .is_none_or(|made| made.0 <= said.0 + LATE)
+            .is_none_or(|made| made.0 <= deleted.0 + LATE)
     };
     let waits = |pod: &Pod| {
         let is_placed = pod.spec.as_ref().is_some_and(|it| it.node_name.is_some());
-        !is_placed && is_older(pod) && is_made_again(pod) && waits_for_virtual_nodes(pod)
+        !is_placed && is_older(pod) && is_recreated_elsewhere(pod) && waits_for_virtual_nodes(pod)
     };
     let pods = home.within::<Pod>(&namespace);
     let pods = pods.pick(None, None, |pod| waits(&pod).then(|| placed(&pod)));
@@ -95,7 +92,7 @@ pub(super) async fn evict_waiting(home: &Cluster, object: &NamespaceOffloading) 
     Ok(!pods.is_empty())
 }
 
-/// Evicts pods; one that may not go now does not keep the others. Why one may not, if so.
+/// Evicts pods. Returns why an eviction was refused, if one was; the others are evicted all the same.
 pub(super) async fn evict(
     home: &Cluster,
     namespace: &str,
@@ -133,13 +130,12 @@ fn controller(pod: &Pod) -> Option<&str> {
     Some(&owner.kind)
 }
 
-/// Whether it is made anew, elsewhere, when it is gone.
-fn is_made_again(pod: &Pod) -> bool {
+/// Whether its controller creates another pod, which may run on another node.
+fn is_recreated_elsewhere(pod: &Pod) -> bool {
     controller(pod).is_some_and(|kind| kind != "DaemonSet")
 }
 
-/// Whether the policy of an offloaded namespace lets it run on virtual nodes only. What its owner
-/// makes next has no such affinity.
+/// Whether the pod may run on virtual nodes only, as the policy of offloaded namespaces demands.
 fn waits_for_virtual_nodes(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
     if spec.runtime_class_name.as_deref() == Some(RUNTIME_CLASS) {

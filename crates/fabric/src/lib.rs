@@ -1,13 +1,13 @@
-//! The fabric of this driver: `liqo-csi fabric`. It makes the namespaces in remote clusters that
-//! `NamespaceOffloading`s ask for, the virtual nodes of `RemoteCluster`s that nobody else makes
-//! nodes for, and runs the pods of these nodes. One replica does so at a time, under a lease.
-//! Where Liqo is installed no namespace is offloaded: `NamespaceOffloading`s are Liqo's then.
+//! The fabric of this driver: `liqo-csi fabric`. It creates the remote namespaces of
+//! `NamespaceOffloading`s, and the virtual nodes of `RemoteCluster`s for which no other tool creates
+//! nodes, and runs the pods of these nodes. One replica does so at a time, under a lease.
+//! Where Liqo is installed no namespace is offloaded: Liqo carries out `NamespaceOffloading`s then.
 //!
-//! What is decided is in [`crate::offload`]; what is read and written is here.
+//! Decisions are in [`crate::offload`]; reads and writes are here.
 
 #![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 
-mod brake;
+mod backoff;
 mod leaving;
 mod liqo;
 mod marks;
@@ -52,38 +52,33 @@ use crate::{
     volume::ClusterId,
 };
 
-/// The name of its lease.
 pub const LEASE: &str = "storage-liqo-io-fabric";
 
 /// Why the fabric offloads no namespaces, while it does not.
-pub type Idle = watch::Sender<Option<Rest>>;
+pub type Idle = watch::Sender<Option<IdleReason>>;
 
-/// Why it offloads none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rest {
-    /// It does not know yet what there is, or may not do what it is there for: it is not ready.
+pub enum IdleReason {
+    /// Its objects are not listed yet, or Liqo is installed: it is not ready.
     Unready(String),
-    /// There are none, because the kind is not defined. All else of the fabric works: it is ready.
+    /// The kind `NamespaceOffloading` is not defined. The rest of the fabric works: it is ready.
     Undefined,
 }
 
-/// How it runs.
 #[derive(Clone)]
 pub struct Settings {
-    /// Namespace of its lease.
+    /// Namespace of the lease.
     pub namespace: String,
-    /// Who holds the lease: the name of this pod.
+    /// The holder of the lease: the name of this pod.
     pub identity: String,
-    /// Namespaces that are never offloaded, beside the one of this process.
+    /// Namespaces that are never offloaded, besides the one of this process.
     pub reserved: BTreeSet<String>,
-    /// The address by which API servers call this process, if they do.
+    /// The address at which API servers call this process, if they do.
     pub address: Option<IpAddr>,
-    /// Counts the remote pods that are given up.
     pub given_up: GivenUp,
 }
 
-/// Runs whenever this replica holds the lease, until `stop`; and serves streams whether it does or
-/// not.
+/// Runs the controllers while this replica holds the lease, until `stop`. Serves streams also without the lease.
 pub async fn run(
     home: Cluster,
     registry: Registry,
@@ -101,11 +96,10 @@ pub async fn run(
     let mut reserved = settings.reserved;
     reserved.insert(settings.namespace.clone());
     let lease = Lease::named(LEASE, &home, &settings.namespace, &settings.identity);
-    let turn = async || {
+    let term = async || {
         metrics.leads(true);
-        // Until it was asked for the first time.
-        let unasked = "it was not asked yet whether Liqo is installed";
-        idle.send_replace(Some(Rest::Unready(unasked.to_owned())));
+        let unchecked = "checking whether Liqo is installed";
+        idle.send_replace(Some(IdleReason::Unready(unchecked.to_owned())));
         let places = Places::new(&home, &registry);
         let reflection = Reflection::new(&places, &settings.namespace, &metrics, &idle);
         tokio::join!(
@@ -117,7 +111,7 @@ pub async fn run(
     };
     let led = async {
         while !stop.is_cancelled() {
-            Box::pin(stop.run_until_cancelled(lease.lead(turn))).await;
+            Box::pin(stop.run_until_cancelled(lease.lead(term))).await;
             metrics.leads(false);
             idle.send_replace(None);
         }
@@ -127,14 +121,14 @@ pub async fn run(
     tokio::join!(led, served);
 }
 
-/// A cluster, and the node that the fabric makes for it.
+/// A cluster, and its virtual node that the fabric creates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Served {
     cluster: ClusterId,
     node: String,
 }
 
-/// Looks after each node that the fabric makes, and its pods.
+/// Runs the controllers of each virtual node of the fabric, and of its pods.
 async fn virtual_nodes(
     places: &Places<'_>,
     endpoints: &Endpoints,
@@ -150,7 +144,7 @@ async fn virtual_nodes(
                 cluster: cluster.name_any().parse().ok()?,
             })
         };
-        places.forget_gone();
+        places.forget_deleted();
         clusters
             .all()
             .iter()

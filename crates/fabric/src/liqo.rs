@@ -1,4 +1,4 @@
-//! Whether Liqo is installed: `NamespaceOffloading`s have one owner.
+//! Whether Liqo is installed: only one of the two may carry out `NamespaceOffloading`s.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration,
@@ -13,8 +13,8 @@ use crate::cluster::{ApiError, Cluster, plain};
 
 const GROUP: &str = "offloading.liqo.io";
 
-/// How it shows that Liqo is there, if it is. Definitions of its kinds alone show nothing: they
-/// stay when Liqo goes.
+/// What shows that Liqo is installed, if it is. Its CustomResourceDefinitions do not: they stay when Liqo is
+/// uninstalled.
 pub async fn installed(home: &Cluster) -> Result<Option<String>, String> {
     if has_virtual_nodes(home).await? {
         return Ok(Some("there are VirtualNodes of Liqo".to_owned()));
@@ -27,12 +27,12 @@ async fn has_virtual_nodes(home: &Cluster) -> Result<bool, String> {
     Ok(has_any(home, "VirtualNode").await? == Some(true))
 }
 
-/// Whether the kind is defined: Liqo's chart and ours do so, and neither has to be there.
+/// Whether the kind is defined. Liqo's chart and ours do so.
 pub(super) async fn defines_offloadings(home: &Cluster) -> Result<bool, String> {
     Ok(has_any(home, "NamespaceOffloading").await?.is_some())
 }
 
-/// Whether there are objects of a kind of Liqo's, if it is defined.
+/// Whether objects of a kind of Liqo exist; `None` if it is not defined.
 async fn has_any(home: &Cluster, kind: &str) -> Result<Option<bool>, String> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, "v1beta1", kind));
     let all: Api<DynamicObject> = Api::all_with(home.client().clone(), &resource);
@@ -46,7 +46,7 @@ async fn has_any(home: &Cluster, kind: &str) -> Result<Option<bool>, String> {
     }
 }
 
-/// The name of a webhook configuration for the kind, whoever made it.
+/// The name of any webhook configuration for `NamespaceOffloading`s.
 async fn webhook(home: &Cluster) -> Result<Option<String>, ApiError> {
     let all = home.all::<ValidatingWebhookConfiguration>();
     let validating = all.pick(None, None, |it| {

@@ -1,26 +1,25 @@
-//! The marks by which the fabric knows what it made, at home and in remote clusters.
+//! The labels and annotations of objects that the fabric created or claimed.
 
-/// Label of what the fabric made in a remote cluster: the id of the home cluster.
+/// Label of remote objects of the fabric: the id of the home cluster.
 pub(super) const HOME: &str = "fabric.storage.liqo.io/home";
-/// Annotation of it: the uid of that home cluster's namespace kube-system. Ids may be chosen,
-/// and two clusters choose the same.
+/// Annotation of the same: the uid of the home cluster's namespace kube-system. Two clusters may have chosen the same
+/// id.
 pub(super) const HOME_UID: &str = "fabric.storage.liqo.io/home-uid";
-/// Label of a remote namespace: the namespace at home that it was made for.
+/// Label of a remote namespace: the namespace at home that is mapped to it.
 pub(super) const HOME_NAMESPACE: &str = "fabric.storage.liqo.io/home-namespace";
-/// Annotation of a remote namespace: the uid of the namespace that it was made for.
+/// Annotation of a remote namespace: the uid of that namespace.
 pub(super) const HOME_NAMESPACE_UID: &str = "fabric.storage.liqo.io/home-namespace-uid";
-/// Annotation of a remote pod: namespace and name of the pod at home that it runs for.
+/// Annotation of a remote pod: namespace and name of the home pod.
 pub(super) const HOME_POD: &str = "fabric.storage.liqo.io/home-pod";
-/// Annotation of a remote pod: the uid of that pod.
+/// Annotation of a remote pod: the uid of the home pod.
 pub(super) const HOME_POD_UID: &str = "fabric.storage.liqo.io/home-pod-uid";
-/// Annotation of a home pod that may run in a remote cluster: the cluster's id.
+/// Annotation of a claimed home pod: the id of its remote cluster.
 pub(super) const REMOTE_CLUSTER: &str = "fabric.storage.liqo.io/remote-cluster";
-/// Annotation of such a pod: the uid of that cluster's namespace kube-system.
+/// Annotation of a claimed home pod: the uid of that cluster's namespace kube-system.
 pub(super) const REMOTE_CLUSTER_UID: &str = "fabric.storage.liqo.io/remote-cluster-uid";
-/// Annotation of such a pod: the namespace there.
+/// Annotation of a claimed home pod: the remote namespace.
 pub(super) const REMOTE_NAMESPACE: &str = "fabric.storage.liqo.io/remote-namespace";
-/// Label of a home namespace whose new pods are what its `NamespaceOffloading` makes of them. As
-/// Liqo's.
+/// Liqo's label of offloaded namespaces: admission policies change their new pods.
 pub(super) const SCHEDULING: &str = "liqo.io/scheduling-enabled";
-/// Annotation of such a namespace: the label was put on by the fabric.
+/// Annotation of such a namespace: the fabric has set the label.
 pub(super) const SCHEDULING_BY_US: &str = "fabric.storage.liqo.io/scheduling-enabled";

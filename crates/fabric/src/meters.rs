@@ -1,5 +1,5 @@
-//! What pods of virtual nodes use: asked where the kubelet's API is served, answered where the
-//! pods are looked after, which is in one replica only.
+//! What pods of virtual nodes use: requested where the kubelet's API is served, answered by the controller of the
+//! pods, which runs in the leading replica only.
 
 use std::{
     collections::BTreeMap,
@@ -14,65 +14,64 @@ use tokio::{
 
 use crate::offload::usage::Counters;
 
-/// For a node to answer. Who collects metrics waits for ten seconds.
-const PATIENCE: Duration = Duration::from_secs(8);
-/// So many may ask about a node at a time.
-const MOST_ASKING: usize = 8;
+/// For a node to answer. Metrics collectors wait for ten seconds.
+const TIMEOUT: Duration = Duration::from_secs(8);
+/// Requests for one node at a time.
+const MOST_REQUESTS: usize = 8;
 
-/// What the pods of a node use, or why that is not known.
+/// What the pods of a node use, or why that is unknown.
 pub(super) type Usage = Result<Counters, String>;
-/// Where an answer is awaited.
-pub(super) type Asked = oneshot::Sender<Usage>;
+pub(super) type Reply = oneshot::Sender<Usage>;
 
-/// The nodes that can be asked. Cheap to clone.
+/// The nodes whose usage this replica can read. Cheap to clone.
 #[derive(Clone, Default)]
-pub(super) struct Meters(Arc<Mutex<BTreeMap<String, mpsc::Sender<Asked>>>>);
+pub(super) struct Meters(Arc<Mutex<BTreeMap<String, mpsc::Sender<Reply>>>>);
 
-/// The questions about one node, until it is dropped.
-pub(super) struct Questions {
+/// The requests for one node, until it is dropped.
+pub(super) struct UsageRequests {
     meters: Meters,
-    asked: mpsc::Receiver<Asked>,
+    requests: mpsc::Receiver<Reply>,
 }
 
 impl Meters {
-    /// From now on, the node answers.
-    pub(super) fn answer_for(&self, node: &str) -> Questions {
-        let (asks, asked) = mpsc::channel(MOST_ASKING);
-        self.lock().insert(node.to_owned(), asks);
-        Questions {
+    /// Receives the requests for this node from now on.
+    pub(super) fn serve(&self, node: &str) -> UsageRequests {
+        let (sender, requests) = mpsc::channel(MOST_REQUESTS);
+        self.lock().insert(node.to_owned(), sender);
+        UsageRequests {
             meters: self.clone(),
-            asked,
+            requests,
         }
     }
 
-    /// Asks a node.
     pub(super) async fn read(&self, node: &str) -> Usage {
-        let asks = self.lock().get(node).cloned();
-        let asks = asks.ok_or("this replica of the fabric does not look after the node")?;
+        let sender = self.lock().get(node).cloned();
+        let sender = sender.ok_or("this replica of the fabric does not run the node")?;
         let (reply, answer) = oneshot::channel();
-        asks.try_send(reply).map_err(|_| "too many ask")?;
-        let answer = timeout(PATIENCE, answer).await;
+        sender
+            .try_send(reply)
+            .map_err(|_| "too many requests at a time")?;
+        let answer = timeout(TIMEOUT, answer).await;
         let answer = answer.map_err(|_| "its cluster has not answered in time")?;
-        answer.map_err(|_| "it is not looked after any more")?
+        answer.map_err(|_| "this replica of the fabric does not run the node any more")?
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, mpsc::Sender<Asked>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, mpsc::Sender<Reply>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Questions {
-    /// The next one.
-    pub(super) async fn next(&mut self) -> Option<Asked> {
-        self.asked.recv().await
+impl UsageRequests {
+    pub(super) async fn next(&mut self) -> Option<Reply> {
+        self.requests.recv().await
     }
 }
 
-impl Drop for Questions {
+impl Drop for UsageRequests {
     fn drop(&mut self) {
-        self.asked.close();
-        // Whoever looks after the node by now is not closed.
-        self.meters.lock().retain(|_, asks| !asks.is_closed());
+        self.requests.close();
+        // A new controller of the node has a channel of its own by now, which stays.
+        self.meters.lock().retain(|_, sender| !sender.is_closed());
     }
 }
 
@@ -81,17 +80,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn each_node_answers_for_itself() {
+    async fn usage_is_read_from_the_controller_of_the_node() {
         let meters = Meters::default();
-        let (mut milan, _rome) = (meters.answer_for("milan"), meters.answer_for("rome"));
+        let (mut milan, _rome) = (meters.serve("milan"), meters.serve("rome"));
         let answers = async {
             milan.next().await.unwrap().send(Ok(Counters::default())).unwrap();
         };
-        let (read, silent, ()) = tokio::join!(meters.read("milan"), meters.read("rome"), answers);
+        let (read, unanswered, ()) = tokio::join!(meters.read("milan"), meters.read("rome"), answers);
         assert!(read.is_ok());
-        assert!(silent.is_err_and(|why| why.contains("in time")));
+        assert!(unanswered.is_err_and(|why| why.contains("in time")));
         drop(milan);
         let unknown = meters.read("milan").await;
-        assert!(unknown.is_err_and(|why| why.contains("does not look after")));
+        assert!(unknown.is_err_and(|why| why.contains("does not run the node")));
     }
 }

@@ -1,25 +1,23 @@
-//! How fast something is done that others cause: so many a second, and a few at once.
+//! A rate limit with a burst, for work that other clients cause.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A pace.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// The time that each takes.
+    /// The time between two actions.
     each: Duration,
-    /// Until when all time is taken.
+    /// When the actions so far would have ended without a burst.
     taken: Option<Instant>,
 }
 
 impl Pace {
-    /// One at which each takes so long.
     pub(super) const fn new(each: Duration) -> Self {
         Self { each, taken: None }
     }
 
-    /// Takes a turn, or says in what time there is one. So many may come at once.
+    /// Permits one action, or returns the time to wait. `burst` actions may come at once.
     pub(super) fn take(&mut self, burst: u32) -> Result<(), Duration> {
         let now = Instant::now();
         let next = self.taken.map_or(now, |it| it.max(now)) + self.each;
@@ -31,7 +29,7 @@ impl Pace {
         Ok(())
     }
 
-    /// Whether it was as if nothing had been done yet.
+    /// Whether the full burst is available again.
     pub(super) fn is_idle(&self) -> bool {
         self.taken.is_none_or(|it| it <= Instant::now())
     }
@@ -44,7 +42,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn five_a_second_come_after_a_few() {
+    async fn a_burst_is_followed_by_five_a_second() {
         let mut pace = Pace::new(Duration::from_millis(200));
         let mut at_once = || (0..100).take_while(|_| pace.take(10).is_ok()).count();
         assert_eq!(at_once(), 10);

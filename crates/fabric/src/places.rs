@@ -1,5 +1,4 @@
-//! Remote clusters as the fabric reaches them: which cluster it is that answers, and not another
-//! one under its address.
+//! Remote clusters whose identity was verified: another cluster may answer at the same address.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,29 +23,29 @@ use crate::{
     volume::ClusterId,
 };
 
-/// The namespace that lives as long as its cluster.
-const ETERNAL: &str = "kube-system";
+/// A namespace that exists as long as its cluster: its uid identifies the cluster.
+const SYSTEM: &str = "kube-system";
 
 /// A remote cluster that answers.
 #[derive(Clone)]
 pub(super) struct Place {
     pub(super) cluster: Cluster,
-    /// The uid of its namespace kube-system, when it was connected to.
+    /// The uid of its namespace kube-system, when the connection was made.
     pub(super) uid: String,
 }
 
-/// What is read of offloaded namespaces at home, by namespace.
+/// The watched objects of offloaded namespaces at home, by namespace.
 pub(super) type Sources = BTreeMap<String, Arc<Source>>;
 
-/// The copies of the objects of a namespace in a cluster, by both.
+/// The copies of the objects of a namespace in a cluster, by namespace and cluster.
 pub(super) type AllCopies = BTreeMap<(String, String), Arc<Copies>>;
 
-/// All of them, and home.
+/// The home cluster, and all verified remote clusters.
 pub(super) struct Places<'a> {
     pub(super) home: &'a Cluster,
     registry: &'a Registry,
     home_uid: OnceCell<String>,
-    /// By `RemoteCluster`: name and uid.
+    /// By name and uid of the `RemoteCluster`.
     known: Mutex<HashMap<(String, String), Place>>,
     sources: watch::Sender<Sources>,
     copies: Mutex<AllCopies>,
@@ -68,44 +67,46 @@ impl<'a> Places<'a> {
         self.registry
     }
 
-    /// What is read of offloaded namespaces at home.
     pub(super) fn sources(&self) -> watch::Receiver<Sources> {
         self.sources.subscribe()
     }
 
-    /// Shows it to others.
-    pub(super) fn show_sources(&self, now: &Sources) {
-        self.sources.send_if_modified(|shown| {
-            let is_same = shown.len() == now.len()
-                && shown
+    pub(super) fn publish_sources(&self, now: &Sources) {
+        self.sources.send_if_modified(|published| {
+            let is_same = published.len() == now.len()
+                && published
                     .iter()
                     .zip(now)
                     .all(|(a, b)| a.0 == b.0 && Arc::ptr_eq(a.1, b.1));
             if !is_same {
-                shown.clone_from(now);
+                published.clone_from(now);
             }
             !is_same
         });
     }
 
-    pub(super) fn show_copies(&self, now: AllCopies) {
+    pub(super) fn publish_copies(&self, now: AllCopies) {
         *self.copies.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
-    /// Whether a pod of this namespace finds in this cluster what it would find here.
-    pub(super) fn serve(&self, namespace: &str, cluster: &ClusterId, named: &[(Kind, String)]) -> bool {
+    /// Whether the copies that a pod of this namespace uses in this cluster are current.
+    pub(super) fn has_current_copies(
+        &self,
+        namespace: &str,
+        cluster: &ClusterId,
+        named: &[(Kind, String)],
+    ) -> bool {
         let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         let of = (namespace.to_owned(), cluster.to_string());
-        copies.get(&of).is_some_and(|it| it.serve(named))
+        copies.get(&of).is_some_and(|it| it.are_current(named))
     }
 
-    /// The uid of this cluster.
     pub(super) async fn home_uid(&self) -> Result<&str, ApiError> {
         let uid = self.home_uid.get_or_try_init(|| identity(self.home)).await?;
         Ok(uid)
     }
 
-    /// The cluster of this id, or why nothing can be done there now.
+    /// The verified cluster of this id, or why it cannot be used now.
     pub(super) async fn reach(&self, id: &ClusterId) -> Result<Place, String> {
         let remote = self.registry.get(id).map_err(|why| why.to_string())?;
         let cluster = remote.reach().map_err(|why| why.to_string())?;
@@ -114,8 +115,9 @@ impl<'a> Places<'a> {
         }
         let uid = identity(&cluster).await.map_err(|error| error.to_string())?;
         let place = Place { cluster, uid };
-        let is_new = self.take(id, &place)?;
+        let is_new = self.admit(id, &place)?;
         if is_new {
+            // Before anything is written there.
             self.remember(id, &place.uid)
                 .await
                 .map_err(|error| error.to_string())?;
@@ -123,9 +125,9 @@ impl<'a> Places<'a> {
         Ok(place)
     }
 
-    /// Notes that this cluster is the one of this id, if it may be: what ran in another one is not
-    /// looked for in it, and no two ids lead to one. Whether that is to be remembered yet.
-    fn take(&self, id: &ClusterId, place: &Place) -> Result<bool, String> {
+    /// Accepts the cluster for this id, unless the id was another cluster's before or the cluster has another id.
+    /// Returns whether its uid has yet to be recorded.
+    fn admit(&self, id: &ClusterId, place: &Place) -> Result<bool, String> {
         let uid = &place.uid;
         let clusters = self.home.views().remote_clusters.all();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,20 +142,19 @@ impl<'a> Places<'a> {
             Some(before) if before != *uid => {
                 return Err(format!(
                     "the kubeconfig of {id} leads to another cluster than before (its namespace kube-system has the uid \
-                     {uid}): nothing is concluded from what it says. If it replaces the one before, delete the \
-                     RemoteCluster {id} and make it again"
+                     {uid}), so its answers are ignored. If it replaces the one before, delete the RemoteCluster {id} and \
+                     create it again"
                 ));
             }
             Some(_) => {}
-            // Nothing begins there any more, and what has begun is to end.
+            // Nothing new starts in a cluster that is being deleted, and what is there has to be removed.
             None if this.metadata.deletion_timestamp.is_some() => {}
             None => {
                 let mut others = clusters.iter().filter(|it| it.name_any() != id.as_str());
                 if let Some(other) = others.find(|it| before(it).as_ref() == Some(uid)) {
                     let name = other.name_any();
                     return Err(format!(
-                        "the kubeconfig of {id} leads to the cluster that RemoteCluster {name} stands for: delete one of \
-                         them"
+                        "the kubeconfig of {id} leads to the cluster of RemoteCluster {name}: delete one of them"
                     ));
                 }
             }
@@ -162,7 +163,7 @@ impl<'a> Places<'a> {
         Ok(this.spec.fabric.is_some() && remembered(this).is_none())
     }
 
-    /// Writes down which cluster it is, before anything is done there.
+    /// Records the uid of the cluster in its `RemoteCluster`.
     async fn remember(&self, id: &ClusterId, uid: &str) -> Result<(), ApiError> {
         let all = self.home.all::<RemoteCluster>();
         let patch = json!({"status": {"virtualNode": {"clusterUid": uid}}});
@@ -175,7 +176,7 @@ impl<'a> Places<'a> {
         written.map(drop)
     }
 
-    /// For whom a namespace is made in remote clusters.
+    /// The owner of the remote namespaces of this one.
     pub(super) async fn owner(&self, namespace: &Namespace) -> Result<Owner, ApiError> {
         Ok(Owner {
             home: self.home.id().clone(),
@@ -185,12 +186,12 @@ impl<'a> Places<'a> {
         })
     }
 
-    /// Lets go of clusters whose `RemoteCluster` is no more, and with them of their watches.
-    pub(super) fn forget_gone(&self) {
-        let there = self.home.views().remote_clusters.all();
-        let there: HashSet<_> = there.iter().map(|it| key(it)).collect();
+    /// Drops clusters whose `RemoteCluster` was deleted, and with them their watches.
+    pub(super) fn forget_deleted(&self) {
+        let existing = self.home.views().remote_clusters.all();
+        let existing: HashSet<_> = existing.iter().map(|it| key(it)).collect();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|key, _| there.contains(key));
+        known.retain(|key, _| existing.contains(key));
     }
 
     fn known(&self, id: &ClusterId) -> Option<Place> {
@@ -204,37 +205,36 @@ fn key(cluster: &RemoteCluster) -> (String, String) {
     (cluster.name_any(), cluster.uid().unwrap_or_default())
 }
 
-/// The uid of the cluster that a `RemoteCluster` stands for, once it was reached.
+/// The recorded uid of the cluster, once it was reached.
 fn remembered(cluster: &RemoteCluster) -> Option<String> {
     let node = cluster.status.as_ref()?.virtual_node.as_ref()?;
     node.cluster_uid.clone()
 }
 
 impl Place {
-    /// Whether it is still that cluster that answers, and the cluster that is meant; why not, if
-    /// it is another one.
-    pub(super) async fn is_cluster(&self, meant: Option<&str>) -> Result<(), String> {
+    /// Reads live whether the cluster that answers has the expected uid, by default that of before.
+    pub(super) async fn verify(&self, expected: Option<&str>) -> Result<(), String> {
         let now = identity(&self.cluster).await.map_err(|error| error.to_string())?;
-        let meant = meant.unwrap_or(&self.uid);
-        if now == meant {
+        let expected = expected.unwrap_or(&self.uid);
+        if now == expected {
             return Ok(());
         }
         Err(format!(
             "the kubeconfig of {} leads to another cluster than before (its namespace kube-system has the uid {now}, not \
-             {meant}): nothing is concluded from what it says",
+             {expected}), so its answers are ignored",
             self.cluster.id()
         ))
     }
 }
 
-/// The uid by which a cluster is known: that of its namespace kube-system.
+/// The uid of the cluster's namespace kube-system.
 pub(super) async fn identity(cluster: &Cluster) -> Result<String, ApiError> {
     let all = cluster.all::<Namespace>();
-    let found = all.get(ETERNAL).await?;
+    let found = all.get(SYSTEM).await?;
     let wrong = |cause| all.failure("identify the cluster by", cause);
     let uid = found.and_then(|it| it.uid());
-    let uid = uid.ok_or_else(|| wrong(Cause::NotFound(ETERNAL.to_owned())))?;
-    // It is written on every pod that is given to the cluster.
+    let uid = uid.ok_or_else(|| wrong(Cause::NotFound(SYSTEM.to_owned())))?;
+    // It is written to every pod that runs in the cluster.
     if !is_uid(&uid) {
         return Err(wrong(Cause::Malformed(format!("{} is no uid", short(&uid)))));
     }
@@ -250,17 +250,17 @@ mod tests {
         placement::Declared,
     };
 
-    const SYSTEM: &str = "/api/v1/namespaces/kube-system";
+    const NAMESPACE: &str = "/api/v1/namespaces/kube-system";
 
     fn path(name: &str) -> String {
         format!("/apis/storage.liqo.io/v1alpha1/remoteclusters/{name}")
     }
 
-    /// Two ids, both of which lead to one cluster.
-    async fn of_one() -> (FakeApi, FakeApi) {
+    /// Home, and one cluster that two ids lead to.
+    async fn two_ids() -> (FakeApi, FakeApi) {
         let (home, there) = (FakeApi::start().await, FakeApi::start().await);
         for api in [&home, &there] {
-            api.put(SYSTEM, json!({}));
+            api.put(NAMESPACE, json!({}));
         }
         for name in ["milan", "turin"] {
             home.put(
@@ -284,23 +284,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_of_two_for_one_cluster_has_it_for_good() {
-        let (home, there) = of_one().await;
+    async fn only_the_first_of_two_remote_clusters_may_use_one_cluster() {
+        let (home, there) = two_ids().await;
         for _ in 0..2 {
             let [milan, turin] = reach_both(&home, &there).await;
             assert_eq!(milan, Ok(()));
             assert!(turin.unwrap_err().contains("RemoteCluster milan"));
         }
         let uid = &home.object(&path("milan")).unwrap()["status"]["virtualNode"]["clusterUid"];
-        assert_eq!(*uid, there.object(SYSTEM).unwrap()["metadata"]["uid"]);
+        assert_eq!(*uid, there.object(NAMESPACE).unwrap()["metadata"]["uid"]);
         home.remove(&path("milan"));
         assert_eq!(reach_both(&home, &there).await[1], Ok(()));
     }
 
     #[tokio::test]
-    async fn two_that_had_it_already_and_one_that_leaves_go_on() {
-        let (home, there) = of_one().await;
-        let uid = there.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
+    async fn recorded_and_deleted_remote_clusters_may_share_a_cluster() {
+        let (home, there) = two_ids().await;
+        let uid = there.object(NAMESPACE).unwrap()["metadata"]["uid"].clone();
         for name in ["milan", "turin"] {
             home.change(&path(name), |it| {
                 it["status"]["virtualNode"]["clusterUid"] = uid.clone();

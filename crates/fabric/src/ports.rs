@@ -1,5 +1,5 @@
-//! The ports at which virtual nodes are called: one for each, remembered in the status of its
-//! `RemoteCluster`, so that all replicas know which node is meant.
+//! The ports of the kubelet's API: one for each virtual node, recorded in the status of its `RemoteCluster`, so that
+//! all replicas know which node a port belongs to.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -12,16 +12,16 @@ use crate::{
     offload::{Port, assigned},
 };
 
-/// Where this process is called by API servers.
+/// Where API servers call this process.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoints {
     /// The address of this pod, if it is known.
     pub(super) address: Option<IpAddr>,
-    /// All ports that it listens at.
+    /// All ports that it listens on.
     pub(super) ports: Arc<[u16]>,
 }
 
-/// The port of the virtual node of this cluster, if there is one left for it.
+/// The port of this cluster's virtual node, if one is left for it.
 pub(super) fn port_of(clusters: &[Arc<RemoteCluster>], ports: &[u16], cluster: &str) -> Option<Port> {
     assign(clusters, ports).remove(cluster)
 }
@@ -29,7 +29,7 @@ pub(super) fn port_of(clusters: &[Arc<RemoteCluster>], ports: &[u16], cluster: &
 /// The virtual node that has this port.
 pub(super) fn node_at(clusters: &[Arc<RemoteCluster>], ports: &[u16], port: u16) -> Option<String> {
     let assigned = assign(clusters, ports);
-    let (name, _) = assigned.iter().find(|(_, its)| **its == Port::Held(port))?;
+    let (name, _) = assigned.iter().find(|(_, its)| **its == Port::Recorded(port))?;
     clusters.iter().find(|it| it.name_any() == *name)?.fabric_node()
 }
 
@@ -45,8 +45,8 @@ fn assign(clusters: &[Arc<RemoteCluster>], ports: &[u16]) -> BTreeMap<String, Po
     assigned.map(|(name, port)| (name.to_owned(), port)).collect()
 }
 
-/// Whether the fabric makes a node for the cluster, and has not deleted it for good: what else
-/// holds a cluster that is being deleted takes no port from others.
+/// Whether the fabric creates a node for the cluster and has not deleted it for good: a cluster that only other
+/// finalizers keep needs no port.
 fn has_node(cluster: &RemoteCluster) -> bool {
     let is_gone = cluster.metadata.deletion_timestamp.is_some() && !has_finalizer(cluster, node::FINALIZER);
     cluster.fabric_node().is_some() && !is_gone
@@ -88,25 +88,25 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_of_the_node_whose_cluster_remembers_it() {
+    fn a_port_belongs_to_the_node_whose_cluster_has_recorded_it() {
         let all = [ours("milan", 2026, Some(9830)), ours("rome", 2025, None)];
         assert_eq!(node_at(&all, &PORTS, 9830).as_deref(), Some("to-milan"));
-        // Not yet: another one might get it.
+        // It is not recorded yet: another cluster might get it.
         assert_eq!(node_at(&all, &PORTS, 9829), None);
         assert_eq!(port_of(&all, &PORTS, "rome"), Some(Port::Free(9829)));
-        // Nobody listens there.
+        // This process does not listen on it.
         assert_eq!(node_at(&all, &PORTS[..1], 9830), None);
     }
 
     #[test]
-    fn the_older_one_has_the_port_that_two_remember() {
+    fn the_older_cluster_gets_a_port_that_two_have_recorded() {
         let all = [ours("milan", 2026, Some(9829)), ours("rome", 2025, Some(9829))];
         assert_eq!(node_at(&all, &PORTS, 9829).as_deref(), Some("to-rome"));
         assert_eq!(port_of(&all, &PORTS, "milan"), Some(Port::Free(9830)));
     }
 
     #[test]
-    fn nodes_that_others_make_need_none() {
+    fn nodes_of_other_fabrics_need_no_port() {
         let others = cluster(
             "rome",
             2025,
@@ -119,8 +119,9 @@ mod tests {
         assert_eq!(port_of(&all, &PORTS, "rome"), None);
         assert_eq!(node_at(&all, &PORTS, 9829), None);
     }
+
     #[test]
-    fn a_cluster_that_is_being_deleted_has_its_port_until_its_node_is_gone() {
+    fn a_cluster_that_is_being_deleted_keeps_its_port_until_its_node_is_deleted() {
         let leaving = |finalizers: &[&str]| {
             let mut cluster = RemoteCluster::clone(&ours("rome", 2025, Some(9829)));
             cluster.metadata.deletion_timestamp = cluster.metadata.creation_timestamp.clone();

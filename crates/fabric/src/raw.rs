@@ -1,5 +1,4 @@
-//! Pods field by field, as the API server has them: a typed definition drops what it does not
-//! know.
+//! Pods with all fields that the API server has: the typed `Pod` drops those that it does not know.
 
 use std::borrow::Cow;
 
@@ -13,7 +12,6 @@ use crate::offload::{
     pods::{FINALIZER, GATE, HomePod, RemotePod, STARTED},
 };
 
-/// A pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RawPod {
     #[serde(rename = "apiVersion", default = "version")]
@@ -78,18 +76,17 @@ impl RawPod {
         self.annotations().get(key).map(String::as_str)
     }
 
-    /// Whether its name and uid are such as Kubernetes gives: of a remote pod, they become parts of
-    /// requests, and texts here.
+    /// Whether its name and uid are well-formed: those of a remote pod become parts of requests and messages here.
     pub(super) fn is_plausible(&self) -> bool {
         is_name(&self.name_any()) && is_uid(self.uid())
     }
 
-    /// As JSON, for what is decided in [`crate::offload::pods`].
+    /// As JSON, for the decisions in [`crate::offload::pods`].
     pub(super) fn json(&self) -> Value {
         json!({"metadata": self.metadata, "spec": self.spec, "status": self.status})
     }
 
-    /// The metadata of a patch of exactly this version.
+    /// The metadata of a patch that applies to exactly this version.
     pub(super) fn exactly(&self) -> Value {
         json!({"uid": self.metadata.uid, "resourceVersion": self.metadata.resource_version})
     }
@@ -103,14 +100,14 @@ impl RawPod {
         matches!(self.status["phase"].as_str(), Some("Succeeded" | "Failed"))
     }
 
-    /// What is decided from, of a home pod.
+    /// The facts about a home pod for decisions.
     pub(super) fn as_home(&self) -> HomePod {
-        // Either may be erased by others; what has started once gets no other start.
+        // Other clients may erase one of the two; a pod that has started must never be started again.
         let has_started = self.status["startTime"].is_string() || self.started().is_some();
         home_pod(&self.metadata, has_started, self.has_ended())
     }
 
-    /// What is decided from, of a remote pod, for the home pod of this key, if that is there.
+    /// The facts about a remote pod for decisions, for the home pod with this key, if that exists.
     pub(super) fn as_there(&self, is_ours: bool, key: &str, home: Option<&Self>) -> RemotePod {
         if !is_ours || self.home_key() != Some(key) {
             return RemotePod::Foreign;
@@ -131,16 +128,15 @@ impl RawPod {
         }
     }
 
-    /// The uid of the remote pod that has started for this home pod, if one has.
+    /// The uid of the remote pod that this home pod was started as, if it was.
     fn started(&self) -> Option<&str> {
         let conditions = self.status["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
         conditions.find(|it| it["type"] == STARTED)?["message"].as_str()
     }
 
-    /// Whether it has our finalizer.
-    pub(super) fn is_held(&self) -> bool {
-        is_held(&self.metadata)
+    pub(super) fn has_our_finalizer(&self) -> bool {
+        has_our_finalizer(&self.metadata)
     }
 
     fn is_gated(&self) -> bool {
@@ -148,12 +144,12 @@ impl RawPod {
         gates.into_iter().flatten().any(|gate| gate["name"] == GATE)
     }
 
-    /// Where a home pod may run: cluster and namespace.
+    /// Cluster and namespace in which a home pod may run.
     pub(super) fn place(&self) -> Option<(&str, &str)> {
         place(&self.metadata)
     }
 
-    /// The pod at home, as `namespace/name`, for which a remote pod says that it runs.
+    /// The home pod in the annotation of a remote pod, as `namespace/name`.
     pub(super) fn home_key(&self) -> Option<&str> {
         home_key(&self.metadata)
     }
@@ -166,12 +162,14 @@ impl RawPod {
     }
 }
 
-/// What is decided from, of a home pod with this metadata.
+/// The facts about a home pod with this metadata, for decisions.
 pub(super) fn home_pod(meta: &ObjectMeta, started: bool, ended: bool) -> HomePod {
     let owners = meta.owner_references.iter().flatten();
     HomePod {
         deleting: deleting(meta),
-        claimed: is_held(meta) && place(meta).is_some() && annotation(meta, REMOTE_CLUSTER_UID).is_some(),
+        claimed: has_our_finalizer(meta)
+            && place(meta).is_some()
+            && annotation(meta, REMOTE_CLUSTER_UID).is_some(),
         started,
         ended,
         controlled: owners.into_iter().any(|it| it.controller == Some(true)),
@@ -183,7 +181,7 @@ fn deleting(meta: &ObjectMeta) -> Option<i64> {
     Some(meta.deletion_grace_period_seconds.unwrap_or_default())
 }
 
-pub(super) fn is_held(meta: &ObjectMeta) -> bool {
+pub(super) fn has_our_finalizer(meta: &ObjectMeta) -> bool {
     meta.finalizers.iter().flatten().any(|it| it == FINALIZER)
 }
 
@@ -207,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_started_stays_so_if_others_erase_a_sign_of_it() {
+    fn a_pod_counts_as_started_by_its_start_time_or_our_condition() {
         let started = |status: Value| {
             let pod = json!({"metadata": {"name": "web"}, "status": status});
             serde_json::from_value::<RawPod>(pod).unwrap().as_home().started

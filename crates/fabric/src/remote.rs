@@ -1,4 +1,4 @@
-//! One namespace in one remote cluster: what is there, and the writes.
+//! Reads and writes one remote namespace.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use crate::{
     volume::{ClusterId, mark},
 };
 
-/// So many objects are read at the same time.
+/// Objects read at the same time.
 const AT_ONCE: usize = 16;
 
-/// For whom a namespace is made.
+/// The namespace at home that remote ones are mapped to.
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub(super) home: ClusterId,
@@ -29,52 +29,52 @@ pub(super) struct Owner {
     pub(super) namespace_uid: String,
 }
 
-/// What is wanted to be known of a namespace that is ours.
+/// What to read about a namespace of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Question {
-    /// Whether twins can be made in it, and pods if the fabric runs them.
+    /// Whether twins can be created in it.
     Usable {
-        /// Whether it does.
+        /// Also whether pods can be created.
         pods: bool,
     },
-    /// Which claims it holds.
+    /// Which claims it has.
     Claims {
-        /// Whether their data stay when they go, too.
+        /// Also whether their volumes are retained.
         retained: bool,
     },
-    /// Neither.
+    /// Only whether it exists.
     Presence,
 }
 
 impl Owner {
-    /// What the cluster has under this name, read live.
-    pub(super) async fn look(&self, there: &Cluster, name: &str, asked: Question) -> Seen {
-        self.read(there, name, asked)
+    /// Reads live which namespace of this name the cluster has.
+    pub(super) async fn observe(&self, there: &Cluster, name: &str, question: Question) -> Seen {
+        self.read(there, name, question)
             .await
             .unwrap_or_else(|error| Seen::Unknown(error.to_string()))
     }
 
-    async fn read(&self, there: &Cluster, name: &str, asked: Question) -> Result<Seen, ApiError> {
+    async fn read(&self, there: &Cluster, name: &str, question: Question) -> Result<Seen, ApiError> {
         let Some(found) = there.all::<Namespace>().get(name).await? else {
             return Ok(Seen::Absent);
         };
-        if let Some(why) = self.disowns(&found, name) {
+        if let Some(why) = self.why_foreign(&found, name) {
             return Ok(Seen::Foreign(why));
         }
         let (mut claims, mut usable) = (Vec::new(), Ok(()));
-        match asked {
+        match question {
             Question::Claims { retained } => claims = claims_in(there, name, retained).await?,
             Question::Usable { pods } => {
                 usable = if !may_within(there, name, "create", "", "persistentvolumeclaims").await? {
                     Err(Readiness::Failed(format!(
-                        "the namespace {name} is there, but this driver may not make claims in it: see \
-                         remoteAccess.level fabric of the chart"
+                        "the namespace {name} exists, but this driver may not create claims in it: see remoteAccess.level \
+                         fabric of the chart"
                     )))
                 } else if pods {
                     rights::take(there, name, "pods").await?
                 } else {
-                    // Others run the pods; what these need is copied by the fabric. Without that right,
-                    // claims are served all the same.
+                    // Another fabric runs the pods, this one copies what they need. Without that right claims still
+                    // work.
                     if let Err(Readiness::Failed(why)) = rights::take(there, name, "configmaps").await? {
                         tracing::warn!(cluster = %there.id(), "nothing is copied: {why}");
                     }
@@ -91,17 +91,17 @@ impl Owner {
         })
     }
 
-    /// Why a namespace is not the one that was made for this owner, if it is not.
-    fn disowns(&self, found: &Namespace, name: &str) -> Option<String> {
+    /// Why a namespace does not belong to this owner, if so.
+    fn why_foreign(&self, found: &Namespace, name: &str) -> Option<String> {
         let (labels, annotations) = (found.labels(), found.annotations());
         let taken = |by: &str| {
             Some(format!(
-                "the cluster has a namespace {name} already, {by}; it is left as it is. Choose another name, or have it \
-                 deleted there"
+                "the cluster has a namespace {name} already, {by}; it is not used. Choose another name, or have it deleted \
+                 there"
             ))
         };
         let Some(home) = labels.get(HOME) else {
-            return taken("which this driver did not make");
+            return taken("which this driver did not create");
         };
         if *home != self.home.as_str() || annotations.get(HOME_UID) != Some(&self.home_uid) {
             return taken(&format!("which belongs to another home cluster ({home})"));
@@ -118,7 +118,7 @@ impl Owner {
         None
     }
 
-    /// Makes the namespace; nothing, if one of that name is there by now.
+    /// Creates the namespace, unless one of that name exists.
     pub(super) async fn create(&self, there: &Cluster, name: &str) -> Result<(), ApiError> {
         let pairs = |all: &[(&str, &str)]| -> BTreeMap<String, String> {
             all.iter()
@@ -143,11 +143,10 @@ impl Owner {
         };
         let all = there.all::<Namespace>();
         crash::around(Step::OffloadCreate, all.create(&namespace)).await?;
-        tracing::info!(cluster = %there.id(), name, home = self.namespace, "made a namespace");
+        tracing::info!(cluster = %there.id(), name, home = self.namespace, "created a remote namespace");
         Ok(())
     }
 
-    /// Deletes the namespace of this uid.
     pub(super) async fn delete(&self, there: &Cluster, name: &str, uid: String) -> Result<(), ApiError> {
         let exactly = Precondition {
             uid,
@@ -155,13 +154,12 @@ impl Owner {
         };
         let all = there.all::<Namespace>();
         crash::around(Step::OffloadDelete, all.delete(name, exactly)).await?;
-        tracing::info!(cluster = %there.id(), name, home = self.namespace, "deleted a namespace");
+        tracing::info!(cluster = %there.id(), name, home = self.namespace, "deleted a remote namespace");
         Ok(())
     }
 }
 
-/// The claims of a namespace, whoever made them. Whether their likes at home are leaving is for
-/// others to tell.
+/// All claims of a namespace. The caller fills in `leaving`.
 async fn claims_in(there: &Cluster, namespace: &str, retained: bool) -> Result<Vec<Claim>, ApiError> {
     let claims = there.within::<PersistentVolumeClaim>(namespace);
     let describe = |claim: PersistentVolumeClaim| {
@@ -172,7 +170,7 @@ async fn claims_in(there: &Cluster, namespace: &str, retained: bool) -> Result<V
             leaving: false,
             retained: false,
         };
-        // What belongs to a move holds the namespace until the move has ended.
+        // Claims of a move are never reported as retained: they keep the namespace until the move has ended.
         let moves =
             claim.labels().contains_key(mark::MOVE) || claim.annotations().contains_key(mark::SOURCE_OF);
         let volume = claim.spec.as_ref().and_then(|it| it.volume_name.clone());
@@ -183,7 +181,7 @@ async fn claims_in(there: &Cluster, namespace: &str, retained: bool) -> Result<V
     let complete = async |(mut claim, uid, volume): (Claim, String, Option<String>)| {
         if let Some(volume) = volume.filter(|_| retained && claim.is_twin) {
             let volume = match volumes.get(&volume).await {
-                // Then it is not known to be retained.
+                // Without the right to read it, it counts as not retained.
                 Err(error) if error.is_forbidden() => None,
                 found => found?,
             };
@@ -195,19 +193,19 @@ async fn claims_in(there: &Cluster, namespace: &str, retained: bool) -> Result<V
     in_order(found.into_iter().map(complete)).await
 }
 
-/// What all of these read, some of them at the same time. The first that fails ends it.
+/// Runs these reads, some at a time, until one fails.
 async fn in_order<T>(
     reads: impl Iterator<Item = impl Future<Output = Result<T, ApiError>>>,
 ) -> Result<Vec<T>, ApiError> {
     stream::iter(reads).buffered(AT_ONCE).try_collect().await
 }
 
-/// Whether a volume belongs to the claim of this uid, and stays when that goes.
+/// Whether a volume belongs to the claim of this uid and has the reclaim policy `Retain`.
 fn is_retained(volume: &PersistentVolume, claim: &str) -> bool {
     let Some(spec) = &volume.spec else { return false };
-    let holder = spec.claim_ref.as_ref().and_then(|it| it.uid.as_deref());
+    let bound_to = spec.claim_ref.as_ref().and_then(|it| it.uid.as_deref());
     volume.metadata.deletion_timestamp.is_none()
-        && holder == Some(claim)
+        && bound_to == Some(claim)
         && spec.persistent_volume_reclaim_policy.as_deref() == Some("Retain")
 }
 
@@ -223,7 +221,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn objects_are_read_some_at_a_time() {
+    async fn reads_run_concurrently_up_to_a_limit() {
         let (open, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let read = async |at: usize| {
             most.fetch_max(open.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);

@@ -1,6 +1,5 @@
-//! The rights to run pods in a namespace that the fabric has made, and to copy what they need. They are
-//! not granted for the whole remote cluster: the chart there lets this identity bind one `ClusterRole`,
-//! and that only in namespaces of the fabric.
+//! The rights to run pods in a remote namespace and to copy objects there. They are not granted cluster-wide: the chart
+//! of the remote cluster lets this identity bind one `ClusterRole`, only in namespaces of the fabric.
 
 use std::time::Duration;
 
@@ -18,16 +17,15 @@ use crate::{
     volume::mark,
 };
 
-/// The name of the binding.
 const BINDING: &str = "liqo-csi-fabric";
 const GROUP: &str = "rbac.authorization.k8s.io";
-/// How the name of the chart's role ends.
+/// The suffix of the name of the chart's role.
 const ROLE: &str = "-workloads";
-/// A right that is given a moment ago is not known to the API server at once, but after so long.
-pub(super) const KNOWN_AFTER: Duration = Duration::from_secs(10);
+/// Granted rights are effective after this time, not at once.
+pub(super) const EFFECTIVE_AFTER: Duration = Duration::from_secs(10);
 
-/// Takes the rights, unless they are there. What is said of the namespace if objects of this kind cannot
-/// be made in it: it is being made while the API server may not know yet what it was given.
+/// Creates the `RoleBinding`, unless objects of the kind `what` can be created already. Returns the state of the
+/// namespace if they cannot: `Creating` while the rights may not be effective yet.
 pub(super) async fn take(
     there: &Cluster,
     namespace: &str,
@@ -38,8 +36,8 @@ pub(super) async fn take(
     }
     let missing = |why: &str| {
         format!(
-            "the namespace {namespace} is there, but this driver may not make {what} in it{why}: see remoteAccess.level fabric \
-             of the chart"
+            "the namespace {namespace} exists, but this driver may not create {what} in it{why}: see remoteAccess.level \
+             fabric of the chart"
         )
     };
     let refused = |why: &str| Ok(Err(Readiness::Failed(missing(why))));
@@ -56,19 +54,19 @@ pub(super) async fn take(
     }
 }
 
-/// Gives the role of the chart to whom we are; `None` if there is none that we may give.
+/// The binding of the chart's role to this identity; `None` if it may bind no such role.
 async fn binding(there: &Cluster, namespace: &str) -> Result<Option<RoleBinding>, ApiError> {
-    let asked = SelfSubjectReview::default();
-    let reviewed = there.all::<SelfSubjectReview>().create(&asked).await?;
+    let review = SelfSubjectReview::default();
+    let reviewed = there.all::<SelfSubjectReview>().create(&review).await?;
     let user = reviewed.and_then(|it| it.status).and_then(|it| it.user_info);
     let name = user.and_then(|it| it.username).unwrap_or_default();
-    let asked = SelfSubjectRulesReview {
+    let review = SelfSubjectRulesReview {
         spec: SelfSubjectRulesReviewSpec {
             namespace: Some(namespace.to_owned()),
         },
         ..SelfSubjectRulesReview::default()
     };
-    let rules = match there.all::<SelfSubjectRulesReview>().create(&asked).await {
+    let rules = match there.all::<SelfSubjectRulesReview>().create(&review).await {
         Err(error) if error.is_refusal() => None,
         answered => answered?.and_then(|it| it.status),
     };
@@ -88,8 +86,8 @@ async fn binding(there: &Cluster, namespace: &str) -> Result<Option<RoleBinding>
     }))
 }
 
-/// The role of the chart: the one that we may give, or where that is not said the one that is called
-/// after us.
+/// The role of the chart: the one that this identity may bind, or if the rules do not show it the one named after its
+/// service account.
 fn role(rules: &[ResourceRule], user: &str) -> Option<String> {
     let has = |all: &Option<Vec<String>>, name: &str| all.iter().flatten().any(|it| it == name);
     let may_bind = |rule: &&ResourceRule| {
@@ -144,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_may_give_the_role_of_the_chart_gives_it_to_himself() {
+    fn the_bindable_role_of_the_chart_is_bound_to_this_identity() {
         let rules = [
             may("bind", "clusterroles", "view"),
             may("get", "clusterroles", "a-workloads"),
@@ -168,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn where_it_is_not_said_the_role_is_called_after_the_account() {
+    fn without_rules_the_role_is_named_after_the_service_account() {
         let account = "system:serviceaccount:liqo-csi:liqo-csi-remote";
         assert_eq!(role(&[], account).as_deref(), Some(CHART));
         assert_eq!(role(&[], "milan"), None);

@@ -1,6 +1,5 @@
-//! The label of namespaces by which admission finds those that are offloaded. What it does to
-//! pods is in the policies of the chart. A label that was there before is somebody's wish that
-//! pods wait until the namespace is offloaded: it is left, also in the end.
+//! The label of offloaded namespaces, by which the admission policies of the chart select them. A user may set the label
+//! beforehand, so that pods wait until the namespace is offloaded: that label is never removed.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -20,8 +19,8 @@ use crate::{
     rounds::Rounds,
 };
 
-/// Takes labels off that were put on here and whose `NamespaceOffloading` is gone without its finalizer, as
-/// after a restore of namespaces alone: such a namespace would take no pods.
+/// Removes the fabric's label from namespaces whose `NamespaceOffloading` disappeared without its finalizer, as after a
+/// restore of namespaces alone: such a namespace would accept no pods.
 pub(super) struct ForgottenLabels<'a> {
     home: &'a Cluster,
     idle: &'a Idle,
@@ -36,7 +35,7 @@ impl<'a> ForgottenLabels<'a> {
 impl Rounds for ForgottenLabels<'_> {
     const NAME: &'static str = "forgotten-labels";
     const RESYNC: Duration = Duration::from_mins(1);
-    /// A round lists namespaces, and each status of a `NamespaceOffloading` is a change.
+    /// Each status write of a `NamespaceOffloading` is a change, and each round lists namespaces.
     const GATHER: Duration = Duration::from_secs(5);
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
@@ -72,7 +71,7 @@ impl Rounds for ForgottenLabels<'_> {
                 keep(self.home, &namespace, false).await?;
                 tracing::info!(
                     namespace = name,
-                    "takes pods again: its label had outlived its NamespaceOffloading"
+                    "removed the label of a namespace whose NamespaceOffloading does not exist any more"
                 );
             }
         }
@@ -80,7 +79,7 @@ impl Rounds for ForgottenLabels<'_> {
     }
 }
 
-/// Labels the namespace, or takes the label off that was put on here.
+/// Sets the label, or removes it if the fabric has set it.
 pub(super) async fn keep(home: &Cluster, namespace: &Namespace, offloaded: bool) -> Result<(), ApiError> {
     let is_ours = namespace.annotations().contains_key(SCHEDULING_BY_US);
     let is_labelled = namespace.labels().contains_key(SCHEDULING);

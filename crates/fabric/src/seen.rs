@@ -1,6 +1,5 @@
-//! Pods as views keep them. A pod of a few containers has 15 KiB, parsed several times that, and there
-//! are thousands: kept is what they are found and told apart by, and a digest of the rest. What is
-//! decided and written is decided from a body that was read live ([`RawPod`]).
+//! Pods as views keep them: what identifies them, and digests of the rest. A pod of a few containers has 15 KiB, parsed
+//! several times that, and there are thousands. Decisions and writes use the full object, read live ([`RawPod`]).
 
 use std::{
     borrow::Cow,
@@ -21,13 +20,13 @@ use crate::{
         pods::{GATE, HomePod, STARTED},
         requests::{Requesting, Requests, beyond},
     },
-    raw::{RawPod, home_key, home_pod, is_held, place},
+    raw::{RawPod, has_our_finalizer, home_key, home_pod, place},
 };
 
-/// More containers than a pod has that anybody wants to know of.
+/// Containers that are kept of one pod.
 const MOST_CONTAINERS: usize = 100;
 
-/// A pod as it is sent: what is in it is not parsed before it is known what is kept.
+/// A pod as it is received: only the fields that are kept get parsed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct SentPod {
     metadata: ObjectMeta,
@@ -86,9 +85,9 @@ struct Running {
 }
 
 /// Amounts in billionths, by resource.
-type Asks = Box<[(Box<str>, i128)]>;
+type BoxedRequests = Box<[(Box<str>, i128)]>;
 
-/// What is kept of a pod.
+/// A pod as views keep it.
 #[derive(Debug, PartialEq)]
 pub(super) struct SeenPod {
     /// `namespace/name`.
@@ -101,16 +100,16 @@ pub(super) struct SeenPod {
     place: Option<(Box<str>, Box<str>)>,
     /// The uid of the remote pod that has started for it.
     started: Option<Box<str>>,
-    /// What a remote pod says for whom it runs: uids of cluster and pod, and the pod.
+    /// The annotations of a remote pod about its home pod: uid of the home cluster, key and uid of the pod.
     home_uid: Option<Box<str>>,
     home_key: Option<Box<str>>,
     home_pod_uid: Option<Box<str>>,
-    /// Of a home pod that was given to a cluster, as the following.
+    /// Of a claimed home pod, as the next two.
     pub(super) labels: Labels,
     pub(super) containers: Box<[Box<str>]>,
-    /// What it asks of its node; nothing if it has ended.
-    pub(super) requests: Option<Asks>,
-    /// The containers of a remote pod that run, and since when, in milliseconds.
+    /// `None` if it has ended.
+    pub(super) requests: Option<BoxedRequests>,
+    /// The running containers of a remote pod, and when they started, in milliseconds.
     pub(super) since: Box<[(Box<str>, i64)]>,
     pub(super) digests: Digests,
 }
@@ -123,7 +122,7 @@ pub(super) struct Digests {
     pub(super) status: u64,
 }
 
-/// What a part of a pod says, as far as it makes sense: who sends nonsense is read live.
+/// Parses a part of a pod; a malformed one counts as empty, and shows when the pod is read live.
 fn read<T: Default + for<'de> Deserialize<'de>>(part: Option<&RawValue>) -> T {
     part.and_then(|it| serde_json::from_str(it.get()).ok())
         .unwrap_or_default()
@@ -146,7 +145,7 @@ impl SentPod {
         read::<Assigned>(self.spec.as_deref()).node_name
     }
 
-    /// What a pod of another cluster requests there beyond what this home pod requests here, for which it runs.
+    /// The requests of a remote pod that exceed those of its home pod.
     pub(super) fn requests_beyond(&self, home: Option<&SeenPod>) -> Requests {
         let mut requests = read::<Requesting>(self.spec.as_deref()).requests();
         let of_home = home.and_then(|it| it.requests.as_deref()).unwrap_or_default();
@@ -159,22 +158,21 @@ impl SentPod {
 }
 
 impl SeenPod {
-    /// A pod of this cluster.
     pub(super) fn at_home(pod: &SentPod) -> Self {
         let (spec, status): (Spec, Status) = (read(pod.spec.as_deref()), read(pod.status.as_deref()));
         let mut seen = Self::of(pod, &status);
-        // Of a pod that is not ours nothing is to be said.
-        if is_held(&pod.metadata) {
+        // Other pods are not reported anywhere: their details are not needed.
+        if has_our_finalizer(&pod.metadata) {
             let lists = [spec.containers, spec.ephemeral_containers, spec.init_containers];
             let names = lists.into_iter().flatten().map(|it| it.name);
             seen.containers = names.take(MOST_CONTAINERS).collect();
-            let asks = || {
+            let requests = || {
                 read::<Requesting>(pod.spec.as_deref())
                     .requests()
                     .into_iter()
                     .collect()
             };
-            seen.requests = (!seen.state.ended).then(asks);
+            seen.requests = (!seen.state.ended).then(requests);
             seen.labels = pod.metadata.labels.clone().unwrap_or_default();
             let place = place(&pod.metadata);
             seen.place = place.map(|(cluster, namespace)| (cluster.into(), namespace.into()));
@@ -182,7 +180,7 @@ impl SeenPod {
         seen
     }
 
-    /// A pod of another cluster; `None` if its name or uid is none.
+    /// A pod of a remote cluster; `None` if its name or uid is malformed.
     pub(super) fn remote(pod: &SentPod) -> Option<Self> {
         let (name, uid) = (pod.metadata.name.as_deref()?, pod.metadata.uid.as_deref()?);
         if !is_name(name) || !is_uid(uid) {
@@ -278,24 +276,23 @@ impl SeenPod {
         &self.uid
     }
 
-    /// Where a home pod may run: cluster and namespace.
+    /// Cluster and namespace in which a home pod may run.
     pub(super) fn place(&self) -> Option<(&str, &str)> {
         self.place
             .as_ref()
             .map(|(cluster, namespace)| (&**cluster, &**namespace))
     }
 
-    /// The pod at home, as `namespace/name`, for which a remote pod says that it runs.
+    /// The home pod in the annotation of a remote pod, as `namespace/name`.
     pub(super) fn home_key(&self) -> Option<&str> {
         self.home_key.as_deref()
     }
 
-    /// The uid of that.
     pub(super) fn home_pod_uid(&self) -> Option<&str> {
         self.home_pod_uid.as_deref()
     }
 
-    /// Whether a remote pod runs for this one, of the cluster with this uid.
+    /// Whether this is the remote pod that runs the containers of `home`, of the home cluster with this uid.
     pub(super) fn runs_for(&self, home: &Self, home_uid: &str) -> bool {
         self.home_uid.as_deref() == Some(home_uid)
             && self.home_key() == Some(home.key())
@@ -318,7 +315,7 @@ impl Slim for SeenPod {
             .place
             .iter()
             .map(|(cluster, namespace)| cluster.len() + namespace.len());
-        // A map of texts takes as much again.
+        // A map takes about twice the size of its keys and values.
         let labels = self
             .labels
             .iter()
@@ -425,13 +422,13 @@ mod tests {
         [SeenPod::at_home(&sent), SeenPod::remote(&sent).unwrap()]
     }
 
-    /// What a view counts of a pod and keeps beside it, and as much again for what is kept by pod elsewhere.
+    /// What a view counts for a pod, the view's own overhead, and as much again for other structures keyed by pod.
     fn weight(pod: &SeenPod) -> usize {
         3 * pod.key().len() + size_of::<SeenPod>() + pod.text() + 2 * 256
     }
 
     #[test]
-    fn thousands_of_pods_take_little_memory() {
+    fn ten_thousand_pods_take_less_than_64_mebibytes() {
         let pods = seen(0);
         assert!(pods[0].runs && pods[0].place().is_some() && !pods[0].labels.is_empty());
         assert_eq!((pods[0].containers.len(), pods[1].since.len()), (3, 3));
@@ -444,10 +441,10 @@ mod tests {
         );
     }
 
-    /// How much it is by the books of the system. It counts the whole process: run it alone.
+    /// By the resident set size of the process: run it alone.
     #[test]
     #[ignore = "measures its process"]
-    fn thousands_of_pods_by_the_books_of_the_system() {
+    fn resident_memory_of_ten_thousand_pods() {
         let pages = || {
             let text = std::fs::read_to_string("/proc/self/statm").unwrap();
             text.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
@@ -462,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pod_that_is_not_ours_only_identity_and_end_are_kept() {
+    fn of_pods_without_our_finalizer_no_details_are_kept() {
         let mut pod = with_sidecars(0);
         pod["metadata"]["finalizers"] = json!([]);
         let sent: SentPod = serde_json::from_str(&pod.to_string()).unwrap();

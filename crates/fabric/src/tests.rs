@@ -1,4 +1,4 @@
-//! The loop against two fake API servers: this cluster, and the cluster `milan`.
+//! The controllers of namespaces against two fake API servers: this cluster, and the cluster `milan`.
 
 use std::{cell::Cell, time::Duration};
 
@@ -14,15 +14,16 @@ use crate::{
     },
     fleet::Link,
     placement::Declared,
-    volume::mark,
 };
+
+mod labels;
+mod unoffload;
 
 const OFFLOADING: &str = "/apis/offloading.liqo.io/v1beta1/namespaces/shop/namespaceoffloadings/offloading";
 const CLUSTER: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
 const NODE: &str = "/api/v1/nodes/to-milan";
 const THERE: &str = "/api/v1/namespaces/shop-home";
 const CLAIM: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
-const VOLUME: &str = "/api/v1/persistentvolumes/pv-data";
 const MOST_WRITES: usize = 20;
 
 struct World {
@@ -57,14 +58,14 @@ impl World {
         world
     }
 
-    /// In which the namespace is asked for like this.
-    async fn asked(spec: Value) -> Self {
+    /// With a `NamespaceOffloading` of this spec.
+    async fn with_spec(spec: Value) -> Self {
         let world = Self::new().await;
         world.home.put(OFFLOADING, json!({ "spec": spec }));
         world
     }
 
-    /// In which there is a second cluster that answers nothing, once it is connected.
+    /// With a second cluster, which stops answering after the connection.
     async fn with_a_cluster_that_hangs(mut self) -> Self {
         for (path, from) in [(CLUSTER, "milan"), (NODE, "to-milan")] {
             let object = self.home.object(path).unwrap();
@@ -81,9 +82,9 @@ impl World {
         self
     }
 
-    /// In which the namespace is there.
+    /// With an offloaded namespace.
     async fn offloaded() -> Self {
-        let world = Self::asked(json!({})).await;
+        let world = Self::with_spec(json!({})).await;
         world.run_until(|world| world.phase() == "Ready").await;
         world
     }
@@ -112,7 +113,7 @@ impl World {
         );
     }
 
-    /// Lets the loop run until this is so.
+    /// Runs the controllers until the condition is true.
     async fn run_until(&self, condition: impl Fn(&Self) -> bool) {
         let idle = watch::Sender::new(None);
         let until = async {
@@ -130,16 +131,16 @@ impl World {
         assert!(came, "it never came true: {:#}", self.status());
     }
 
-    /// Lets the loop look at the offloading so many times, each time to the end.
-    async fn look_again(&self, times: usize) {
-        let look = format!("GET {OFFLOADING}");
-        let looks = || self.home.requests().iter().filter(|it| **it == look).count();
-        let (before, seen) = (looks(), Cell::new(0));
+    /// Runs the controllers until they have reconciled the offloading completely this many times.
+    async fn reconcile_again(&self, times: usize) {
+        let read = format!("GET {OFFLOADING}");
+        let reads = || self.home.requests().iter().filter(|it| **it == read).count();
+        let (before, seen) = (reads(), Cell::new(0));
         self.run_until(|world| {
-            let begun = looks() - before;
+            let begun = reads() - before;
             if begun > seen.replace(begun) {
                 world.home.change(OFFLOADING, |it| {
-                    it["metadata"]["annotations"]["look"] = json!(begun.to_string());
+                    it["metadata"]["annotations"]["touched"] = json!(begun.to_string());
                 });
             }
             begun > times
@@ -147,9 +148,9 @@ impl World {
         .await;
     }
 
-    /// Lets the loop run until it dies before the write after so many, or this is so; whether it
-    /// died.
-    async fn die_after(&self, writes: usize, done: impl Fn(&Self) -> bool) -> bool {
+    /// Runs the controllers until they crash after this many writes or the condition is true. Returns whether they
+    /// crashed.
+    async fn crash_after(&self, writes: usize, done: impl Fn(&Self) -> bool) -> bool {
         let life = Life::of_writes(writes);
         for api in [&self.home, &self.there] {
             api.live(Some(life.clone()));
@@ -175,7 +176,7 @@ impl World {
             .to_owned()
     }
 
-    /// What the status says under this condition of the cluster.
+    /// A condition of the cluster in the status.
     fn condition(&self, type_: &str) -> Value {
         let all = self.status()["remoteNamespacesConditions"]["milan"].clone();
         let found = all
@@ -201,12 +202,12 @@ impl World {
                 it["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
             });
         }
-        // The notice that is given before a namespace is deleted is over.
-        self.let_time_pass();
+        // The delay before a namespace is deleted is over.
+        self.age_conditions();
     }
 
-    /// As if what the status says had been there for long.
-    fn let_time_pass(&self) {
+    /// Sets the transition times of the conditions far into the past.
+    fn age_conditions(&self) {
         self.home.change(OFFLOADING, |it| {
             let all = it.pointer_mut("/status/remoteNamespacesConditions/milan");
             for condition in all.and_then(Value::as_array_mut).into_iter().flatten() {
@@ -221,7 +222,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_namespace_is_made_and_said_to_be_there() {
+async fn a_remote_namespace_is_created_and_reported() {
     let world = World::offloaded().await;
     let status = world.status();
     assert_eq!(status["remoteNamespaceName"], "shop-home");
@@ -233,32 +234,38 @@ async fn a_namespace_is_made_and_said_to_be_there() {
         made["metadata"]["labels"]["fabric.storage.liqo.io/home-namespace"],
         "shop"
     );
-    let held = |path| world.home.object(path).unwrap()["metadata"]["finalizers"].clone();
+    let finalizers = |path| world.home.object(path).unwrap()["metadata"]["finalizers"].clone();
     assert_eq!(
-        held(OFFLOADING),
+        finalizers(OFFLOADING),
         json!(["fabric.storage.liqo.io/remote-namespaces"])
     );
-    assert_eq!(held(CLUSTER), json!(["fabric.storage.liqo.io/remote-namespaces"]));
+    assert_eq!(
+        finalizers(CLUSTER),
+        json!(["fabric.storage.liqo.io/remote-namespaces"])
+    );
 }
 
 #[tokio::test]
 async fn a_cluster_that_hangs_delays_no_other() {
-    let world = World::asked(json!({})).await.with_a_cluster_that_hangs().await;
+    let world = World::with_spec(json!({}))
+        .await
+        .with_a_cluster_that_hangs()
+        .await;
     world
         .run_until(|world| world.ready().0 == "NamespaceCreated")
         .await;
-    let said = &world.status()["remoteNamespacesConditions"]["turin"];
+    let message = &world.status()["remoteNamespacesConditions"]["turin"];
     assert_eq!(
-        said.as_array().map(Vec::len),
+        message.as_array().map(Vec::len),
         Some(1),
-        "it was waited for: {said}"
+        "it was waited for: {message}"
     );
     assert_eq!(world.phase(), "InProgress");
-    // Nor is it waited for where nothing was ever said to be.
+    // Nor is it waited for at the end: no condition says that a namespace exists there.
     world.unoffload();
     world
         .run_until(|world| {
-            world.let_time_pass();
+            world.age_conditions();
             world.is_gone()
         })
         .await;
@@ -300,7 +307,7 @@ async fn clusters_are_avoided_until_their_time_has_passed() {
 }
 
 #[tokio::test]
-async fn each_strategy_has_its_name() {
+async fn each_mapping_strategy_names_the_remote_namespace() {
     for (spec, name) in [
         (json!({"namespaceMappingStrategy": "EnforceSameName"}), "shop"),
         (
@@ -308,7 +315,7 @@ async fn each_strategy_has_its_name() {
             "else",
         ),
     ] {
-        let world = World::asked(spec).await;
+        let world = World::with_spec(spec).await;
         world.run_until(|world| world.phase() == "Ready").await;
         assert_eq!(world.status()["remoteNamespaceName"], name);
         assert!(
@@ -321,12 +328,12 @@ async fn each_strategy_has_its_name() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_not_selected_is_not_asked() {
+async fn nothing_is_created_in_a_cluster_that_is_not_selected() {
     let selector = |region: &str| {
         let expression = json!({"key": "region", "operator": "In", "values": [region]});
         json!({"clusterSelector": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}})
     };
-    let world = World::asked(selector("asia")).await;
+    let world = World::with_spec(selector("asia")).await;
     world
         .run_until(|world| world.phase() == "NoClusterSelected")
         .await;
@@ -335,7 +342,7 @@ async fn a_cluster_that_is_not_selected_is_not_asked() {
         "ClusterNotSelected"
     );
     assert_eq!(world.there.writes(), 0);
-    let world = World::asked(selector("europe")).await;
+    let world = World::with_spec(selector("europe")).await;
     world.run_until(|world| world.phase() == "Ready").await;
 }
 
@@ -348,18 +355,18 @@ async fn foreign_namespaces_are_never_adopted_and_never_deleted() {
         })
     };
     for (metadata, who) in [
-        (json!({}), "which this driver did not make"),
+        (json!({}), "which this driver did not create"),
         (
             json!({"labels": labels("rome", "shop")}),
             "another home cluster (rome)",
         ),
-        // An id may be chosen: the other one has chosen the same.
+        // Another home cluster that has chosen the same id.
         (
             json!({"labels": labels("home", "shop")}),
             "another home cluster (home)",
         ),
     ] {
-        let world = World::asked(json!({})).await;
+        let world = World::with_spec(json!({})).await;
         world.there.put(THERE, json!({ "metadata": metadata }));
         world.run_until(|world| world.phase() == "AllFailed").await;
         let (reason, message) = world.ready();
@@ -375,8 +382,8 @@ async fn foreign_namespaces_are_never_adopted_and_never_deleted() {
 }
 
 #[tokio::test]
-async fn however_much_a_cluster_says_little_of_it_is_in_the_status() {
-    let world = World::asked(json!({})).await;
+async fn messages_from_a_cluster_are_truncated_in_the_status() {
+    let world = World::with_spec(json!({})).await;
     let labels = json!({"fabric.storage.liqo.io/home": "h".repeat(1 << 20)});
     world.there.put(THERE, json!({"metadata": {"labels": labels}}));
     world.run_until(|world| world.phase() == "AllFailed").await;
@@ -387,7 +394,7 @@ async fn however_much_a_cluster_says_little_of_it_is_in_the_status() {
 }
 
 #[tokio::test]
-async fn what_kubernetes_and_this_driver_live_in_is_never_offloaded() {
+async fn system_namespaces_are_never_offloaded() {
     for namespace in ["kube-system", "liqo-csi"] {
         let world = World::new().await;
         let path = OFFLOADING.replace("/shop/", &format!("/{namespace}/"));
@@ -402,12 +409,15 @@ async fn what_kubernetes_and_this_driver_live_in_is_never_offloaded() {
         world
             .run_until(|world| status(world)["offloadingPhase"].is_string())
             .await;
-        let said = &status(&world)["remoteNamespacesConditions"]["milan"];
-        assert_eq!(said.as_array().map(Vec::len), Some(1), "{said}");
-        assert_eq!(said[0]["reason"], "ClusterNotAdmitted");
+        let message = &status(&world)["remoteNamespacesConditions"]["milan"];
+        assert_eq!(message.as_array().map(Vec::len), Some(1), "{message}");
+        assert_eq!(message[0]["reason"], "ClusterNotAdmitted");
         assert!(
-            said[0]["message"].as_str().unwrap().contains("never offloaded"),
-            "{said}"
+            message[0]["message"]
+                .as_str()
+                .unwrap()
+                .contains("never offloaded"),
+            "{message}"
         );
         assert_eq!(world.there.writes(), 0);
         let space = world
@@ -420,9 +430,9 @@ async fn what_kubernetes_and_this_driver_live_in_is_never_offloaded() {
 }
 
 #[tokio::test]
-async fn two_namespaces_cannot_share_one_there() {
+async fn two_namespaces_cannot_share_a_remote_namespace() {
     let spec = json!({"namespaceMappingStrategy": "SelectedName", "remoteNamespaceName": "common"});
-    let world = World::asked(spec.clone()).await;
+    let world = World::with_spec(spec.clone()).await;
     world.run_until(|world| world.phase() == "Ready").await;
     world.home.put("/api/v1/namespaces/other", json!({}));
     let other = OFFLOADING.replace("/shop/", "/other/");
@@ -439,8 +449,8 @@ async fn two_namespaces_cannot_share_one_there() {
 }
 
 #[tokio::test]
-async fn what_a_cluster_refuses_is_said() {
-    let world = World::asked(json!({})).await;
+async fn a_refused_namespace_is_reported_and_retried() {
+    let world = World::with_spec(json!({})).await;
     world
         .there
         .fault(Fault::new("POST", "/api/v1/namespaces", Act::Forbid("no right")));
@@ -449,49 +459,10 @@ async fn what_a_cluster_refuses_is_said() {
     world.run_until(|world| world.phase() == "Ready").await;
 }
 
-#[tokio::test]
-async fn claims_hold_a_namespace_until_they_are_gone() {
-    let world = World::offloaded().await;
-    world.there.put(
-        CLAIM,
-        json!({"metadata": {"labels": {mark::MANAGED_BY: mark::MANAGED_BY_US}}}),
-    );
-    let foreign = CLAIM.replace("/data", "/theirs");
-    world.there.put(&foreign, json!({}));
-    world.unoffload();
-    world
-        .run_until(|world| world.ready().1.contains("data, theirs (not a twin)"))
-        .await;
-    assert_eq!(world.phase(), "Terminating");
-    world.let_time_pass();
-    world.there.remove(CLAIM);
-    world
-        .run_until(|world| world.ready().1.contains(": theirs (not a twin)."))
-        .await;
-    world.there.remove(&foreign);
-    world.run_until(World::is_gone).await;
-}
-
-/// A twin, bound to the volume `pv-data` there.
-#[tokio::test]
-async fn however_many_claims_are_there_those_at_home_are_read_once() {
-    let world = World::offloaded().await;
-    for at in 0..50 {
-        world.there.put(
-            &format!("{THERE}/persistentvolumeclaims/other-{at}"),
-            json!({"spec": {}}),
-        );
-    }
-    world.unoffload();
-    world.run_until(|world| world.ready().1.contains("other-1")).await;
-    let own = |request: &&String| request.contains("GET /api/v1/namespaces/shop/persistentvolumeclaims/");
-    assert_eq!(world.home.requests().iter().filter(own).count(), 0);
-}
-
 const RIGHTS: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/shop-home/rolebindings/liqo-csi-fabric";
 
 #[tokio::test]
-async fn rights_that_others_took_away_are_taken_again() {
+async fn removed_rights_are_granted_again() {
     let world = World::offloaded().await;
     assert!(world.there.object(RIGHTS).is_none(), "they were there");
     world.there.put("/denied", json!({"resources": ["configmaps"]}));
@@ -502,8 +473,8 @@ async fn rights_that_others_took_away_are_taken_again() {
 }
 
 #[tokio::test]
-async fn where_others_run_the_pods_what_these_need_may_be_copied() {
-    let world = World::asked(json!({})).await;
+async fn objects_are_copied_for_pods_of_another_fabric() {
+    let world = World::with_spec(json!({})).await;
     world
         .there
         .put("/denied", json!({"resources": ["pods", "configmaps"]}));
@@ -514,349 +485,10 @@ async fn where_others_run_the_pods_what_these_need_may_be_copied() {
     assert_eq!(*role, "liqo-csi-remote.access-workloads");
 }
 
-fn bound_twin(world: &World, policy: &str) {
-    let twin = json!({
-        "metadata": {"labels": {mark::MANAGED_BY: mark::MANAGED_BY_US}},
-        "spec": {"volumeName": "pv-data"},
-    });
-    let uid = world.there.put(CLAIM, twin)["metadata"]["uid"].clone();
-    let volume = json!({"spec": {"claimRef": {"uid": uid}, "persistentVolumeReclaimPolicy": policy}});
-    world.there.put(VOLUME, volume);
-}
-
-fn ask(world: &World, volumes: &str) {
-    world.home.change(OFFLOADING, |it| {
-        it["metadata"]["annotations"] = json!({"fabric.storage.liqo.io/volumes": volumes});
-    });
-}
-
-#[tokio::test]
-async fn retained_twins_go_with_their_namespace_and_others_hold_it() {
-    let world = World::offloaded().await;
-    world
-        .home
-        .put("/api/v1/namespaces/shop/persistentvolumeclaims/data", json!({}));
-    bound_twin(&world, "Delete");
-    let foreign = CLAIM.replace("/data", "/theirs");
-    world.there.put(&foreign, json!({}));
-    ask(&world, "Retain");
-    world.unoffload();
-    world
-        .run_until(|world| {
-            world
-                .ready()
-                .1
-                .contains("data (its remote PersistentVolume is not retained yet), theirs (not a twin)")
-        })
-        .await;
-    world.there.change(VOLUME, |it| {
-        it["spec"]["persistentVolumeReclaimPolicy"] = json!("Retain");
-    });
-    world
-        .run_until(|world| world.ready().1.contains("claims: theirs (not a twin)."))
-        .await;
-    world.let_time_pass();
-    world.there.remove(&foreign);
-    world.run_until(World::is_gone).await;
-    // A volume of somebody else's is no reason to let the twin go.
-    let world = World::offloaded().await;
-    bound_twin(&world, "Retain");
-    world
-        .there
-        .change(VOLUME, |it| it["spec"]["claimRef"]["uid"] = json!("another"));
-    ask(&world, "Retain");
-    world.unoffload();
-    world
-        .run_until(|world| world.ready().1.contains("not retained yet"))
-        .await;
-}
-
-#[tokio::test]
-async fn claims_that_somebody_made_there_are_deleted_only_if_that_is_asked_for() {
-    let world = World::offloaded().await;
-    let at_home = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
-    world.home.put(at_home, json!({}));
-    bound_twin(&world, "Delete");
-    world.there.put(&CLAIM.replace("/data", "/theirs"), json!({}));
-    ask(&world, "Delete");
-    world.unoffload();
-    world
-        .run_until(|world| {
-            world
-                .ready()
-                .1
-                .contains("claims: data (its claim at home is not deleted).")
-        })
-        .await;
-    world.home.remove(at_home);
-    world
-        .run_until(|world| world.ready().1.contains("claims: data."))
-        .await;
-    assert!(
-        world.there.object(THERE).is_some(),
-        "the twin goes the ordinary way"
-    );
-    world.let_time_pass();
-    world.there.remove(CLAIM);
-    world.run_until(World::is_gone).await;
-}
-
-/// A pod of the namespace that is made again when it goes, on the node that stands for the cluster unless `spec` says otherwise.
-fn pod(metadata: &Value, spec: &Value) -> Value {
-    let mut pod = json!({
-        "metadata": {
-            "creationTimestamp": "2025-01-01T00:00:00Z",
-            "ownerReferences": controlled_by("ReplicaSet"),
-        },
-        "spec": {"nodeName": "to-milan", "containers": []},
-    });
-    for (field, changes) in [("metadata", metadata), ("spec", spec)] {
-        for (key, value) in changes.as_object().unwrap() {
-            pod[field][key] = value.clone();
-        }
-    }
-    pod
-}
-
-fn controlled_by(kind: &str) -> Value {
-    json!([{"apiVersion": "apps/v1", "kind": kind, "name": "web", "uid": "w", "controller": true}])
-}
-
-#[tokio::test]
-async fn pods_are_evicted_before_their_namespace_is_deleted() {
-    let path = |name: &str| format!("/api/v1/namespaces/shop/pods/{name}");
-    let claim =
-        |name: &str| json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]});
-    let remote_only = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
-        "nodeSelectorTerms": [{"matchExpressions": [
-            {"key": "liqo.io/type", "operator": "In", "values": ["virtual-node"]},
-        ]}],
-    }}});
-    let world = World::offloaded().await;
-    let daemon = json!({"ownerReferences": controlled_by("DaemonSet")});
-    let bare = json!({"ownerReferences": []});
-    let later = json!({"creationTimestamp": "2030-01-01T00:00:00Z"});
-    for (name, metadata, spec) in [
-        ("web", json!({}), json!({})),
-        ("db", json!({}), claim("data")),
-        ("here", json!({}), json!({"nodeName": "worker"})),
-        ("daemon", daemon, json!({})),
-        (
-            "waiting",
-            json!({}),
-            json!({"nodeName": null, "affinity": remote_only}),
-        ),
-        ("later", later, json!({})),
-        ("bare", bare, json!({})),
-    ] {
-        world.home.put(&path(name), pod(&metadata, &spec));
-    }
-    world
-        .home
-        .put("/api/v1/namespaces/shop/persistentvolumeclaims/data", json!({}));
-    let twin = json!({"metadata": {"labels": {mark::MANAGED_BY: mark::MANAGED_BY_US}}});
-    world.there.put(CLAIM, twin);
-    world.unoffload();
-    world.run_until(|world| world.ready().0 == "Terminating").await;
-    world.let_time_pass();
-    let leaves = |name: &str| {
-        let pod = world.home.object(&path(name)).unwrap();
-        pod["metadata"]["deletionTimestamp"].is_string()
-    };
-    world.run_until(|_| leaves("web") && leaves("waiting")).await;
-    // Its data stay, and it with them.
-    assert!(!leaves("db"));
-    world
-        .home
-        .remove("/api/v1/namespaces/shop/persistentvolumeclaims/data");
-    world.run_until(|_| leaves("db")).await;
-    world.there.remove(CLAIM);
-    for name in ["web", "waiting"] {
-        world.home.remove(&path(name));
-    }
-    world
-        .run_until(|world| world.ready().1.contains("evicted: db."))
-        .await;
-    assert!(world.there.object(THERE).is_some());
-    world.home.remove(&path("db"));
-    world.run_until(World::is_gone).await;
-    for name in ["here", "daemon", "later", "bare"] {
-        assert!(!leaves(name), "{name}");
-    }
-}
-
-#[tokio::test]
-async fn a_pod_that_may_not_be_evicted_is_named() {
-    let world = World::offloaded().await;
-    let web = "/api/v1/namespaces/shop/pods/web";
-    world.home.put(web, pod(&json!({}), &json!({})));
-    let budget = Act::Refuse(429);
-    world
-        .home
-        .fault(Fault::new("POST", &format!("{web}/eviction"), budget));
-    world.unoffload();
-    world.run_until(|world| world.ready().0 == "Terminating").await;
-    world.let_time_pass();
-    world
-        .run_until(|world| world.ready().1.contains("cannot be evicted"))
-        .await;
-    assert!(world.there.object(THERE).is_some());
-    world.home.heal();
-    world
-        .run_until(|_| world.home.object(web).unwrap()["metadata"]["deletionTimestamp"].is_string())
-        .await;
-}
-
-#[tokio::test]
-async fn a_dead_cluster_is_let_go_when_it_is_declared_out_of_service() {
-    let world = World::offloaded().await;
-    world
-        .home
-        .change(CLUSTER, |it| it["spec"]["nodeSelector"] = Value::Null);
-    world.home.put(
-        "/api/v1/nodes/milan",
-        json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}}),
-    );
-    let identity = "/api/v1/namespaces/kube-system";
-    world.there.fault(Fault::new("GET", identity, Act::Hang));
-    world.unoffload();
-    world
-        .run_until(|world| world.home.object(OFFLOADING).is_none())
-        .await;
-    assert!(world.there.object(THERE).is_some());
-}
-
-#[tokio::test]
-async fn another_cluster_behind_the_kubeconfig_is_not_believed() {
-    let world = World::offloaded().await;
-    let system = "/api/v1/namespaces/kube-system";
-    world.there.remove(THERE);
-    world
-        .there
-        .change(system, |it| it["metadata"]["uid"] = json!("another"));
-    world.unoffload();
-    world
-        .run_until(|world| world.ready().1.contains("leads to another cluster"))
-        .await;
-    world.let_time_pass();
-    world.look_again(3).await;
-    assert!(world.home.object(OFFLOADING).is_some());
-}
-
-#[tokio::test]
-async fn a_claim_that_is_no_twin_is_not_taken_for_one_that_leaves() {
-    let world = World::offloaded().await;
-    let web = "/api/v1/namespaces/shop/pods/web";
-    let claim = json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]});
-    world.home.put(web, pod(&json!({}), &claim));
-    world.there.put(CLAIM, json!({}));
-    world.unoffload();
-    world.run_until(|world| world.ready().0 == "Terminating").await;
-    world.let_time_pass();
-    world
-        .run_until(|world| world.ready().1.contains("not a twin"))
-        .await;
-    assert!(world.home.object(web).unwrap()["metadata"]["deletionTimestamp"].is_null());
-}
-
-#[tokio::test]
-async fn pods_that_wait_for_a_namespace_that_is_gone_are_evicted() {
-    let world = World::offloaded().await;
-    let web = "/api/v1/namespaces/shop/pods/web";
-    world.home.put(web, pod(&json!({}), &json!({})));
-    world.there.remove(THERE);
-    world.unoffload();
-    world.run_until(|world| world.ready().0 == "Terminating").await;
-    world.let_time_pass();
-    world
-        .run_until(|world| world.home.object(OFFLOADING).is_none())
-        .await;
-    let evicted = world.home.object(web);
-    assert!(evicted.is_none_or(|it| it["metadata"]["deletionTimestamp"].is_string()));
-}
-
-#[tokio::test]
-async fn leaving_the_selector_takes_the_namespace_away() {
-    let world = World::offloaded().await;
-    let expression = json!({"key": "region", "operator": "In", "values": ["asia"]});
-    let terms = json!([{"matchExpressions": [expression]}]);
-    world.home.change(OFFLOADING, |it| {
-        it["spec"]["clusterSelector"] = json!({"nodeSelectorTerms": terms});
-    });
-    world.run_until(|world| world.ready().0 == "Terminating").await;
-    assert_eq!(world.phase(), "NoClusterSelected");
-    world.let_time_pass();
-    world
-        .run_until(|world| world.there.object(THERE).is_none() && world.ready().0.is_empty())
-        .await;
-    // It is made again when the cluster is selected again.
-    world.home.change(OFFLOADING, |it| it["spec"] = json!({}));
-    world.run_until(|world| world.phase() == "Ready").await;
-}
-
-#[tokio::test]
-async fn a_remote_cluster_is_held_until_no_namespace_is_there() {
-    let world = World::offloaded().await;
-    world.there.put(CLAIM, json!({}));
-    world.home.change(CLUSTER, |it| {
-        it["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    });
-    world
-        .run_until(|world| world.ready().1.contains("data (not a twin)"))
-        .await;
-    assert!(world.home.object(CLUSTER).is_some());
-    world.let_time_pass();
-    world.there.remove(CLAIM);
-    world
-        .run_until(|world| world.home.object(CLUSTER).is_none())
-        .await;
-    assert!(world.there.object(THERE).is_none());
-}
-
-const HERE: &str = "/api/v1/namespaces/shop";
-const LABEL: &str = "liqo.io/scheduling-enabled";
-
-#[tokio::test]
-async fn an_offloaded_namespace_is_labelled_and_unlabelled_again() {
-    let world = World::offloaded().await;
-    let metadata = || world.home.object(HERE).unwrap()["metadata"].clone();
-    assert_eq!(metadata()["labels"], json!({LABEL: "true"}));
-    // Somebody takes it off: as long as the namespace is offloaded, it is put on again.
-    world.home.change(HERE, |it| it["metadata"]["labels"] = json!({}));
-    world
-        .run_until(|_| metadata()["labels"] == json!({LABEL: "true"}))
-        .await;
-    world.there.put(CLAIM, json!({}));
-    world.unoffload();
-    // Pods are made here again before anything there is gone.
-    world
-        .run_until(|_| metadata()["labels"].get(LABEL).is_none())
-        .await;
-    assert!(world.there.object(THERE).is_some());
-    world.there.remove(CLAIM);
-    world.run_until(World::is_gone).await;
-    assert_eq!(metadata()["annotations"], json!({}));
-}
-
-#[tokio::test]
-async fn a_label_that_was_there_stays() {
-    for value in ["true", "false"] {
-        let world = World::asked(json!({})).await;
-        let labels = json!({LABEL: value, "team": "a"});
-        world
-            .home
-            .change(HERE, |it| it["metadata"]["labels"] = labels.clone());
-        world.run_until(|world| world.phase() == "Ready").await;
-        world.unoffload();
-        world.run_until(World::is_gone).await;
-        assert_eq!(world.home.object(HERE).unwrap()["metadata"]["labels"], labels);
-    }
-}
-
 /// The policies of pods read the reason.
 #[tokio::test]
 async fn a_cluster_that_does_not_admit_the_strategy_says_so() {
-    let world = World::asked(json!({})).await;
+    let world = World::with_spec(json!({})).await;
     world.home.change(CLUSTER, |it| {
         it["spec"]["fabric"] = json!({"offload": {"strategies": ["EnforceSameName"]}});
     });
@@ -867,29 +499,7 @@ async fn a_cluster_that_does_not_admit_the_strategy_says_so() {
 }
 
 #[tokio::test]
-async fn a_label_that_has_outlived_its_offloading_goes_and_one_of_a_user_stays() {
-    let world = World::asked(json!({})).await;
-    let labelled = |name: &str, notes: Value| {
-        let path = format!("/api/v1/namespaces/{name}");
-        world.home.put(
-            &path,
-            json!({"metadata": {"labels": {LABEL: "true"}, "annotations": notes}}),
-        );
-        path
-    };
-    let forgotten = labelled(
-        "restored",
-        json!({"fabric.storage.liqo.io/scheduling-enabled": "true"}),
-    );
-    let users = labelled("beforehand", json!({}));
-    let is_labelled =
-        |world: &World, path: &str| world.home.object(path).unwrap()["metadata"]["labels"][LABEL] == "true";
-    world.run_until(|world| !is_labelled(world, &forgotten)).await;
-    assert!(is_labelled(&world, &users));
-}
-
-#[tokio::test]
-async fn where_liqo_is_installed_nothing_is_done() {
+async fn nothing_is_written_where_liqo_is_installed() {
     let rule = json!({"apiGroups": ["offloading.liqo.io"], "resources": ["namespaceoffloadings"]});
     for (path, object) in [
         (
@@ -904,37 +514,38 @@ async fn where_liqo_is_installed_nothing_is_done() {
             }]}),
         ),
     ] {
-        let world = World::asked(json!({})).await;
+        let world = World::with_spec(json!({})).await;
         world.home.put(path, object);
         let idle = watch::Sender::new(None);
-        let mut told = idle.subscribe();
-        let is_liqo = |rest: &Option<Rest>| matches!(rest, Some(Rest::Unready(why)) if why.contains("Liqo is installed"));
+        let mut reason = idle.subscribe();
+        let is_liqo = |reason: &Option<IdleReason>| matches!(reason, Some(IdleReason::Unready(why)) if why.contains("Liqo is installed"));
         tokio::select! {
             () = world.run(&idle) => {}
-            told = told.wait_for(is_liqo) => assert!(told.is_ok()),
+            found = reason.wait_for(is_liqo) => assert!(found.is_ok()),
         }
         assert_eq!((world.home.writes(), world.there.writes()), (0, 0), "{path}");
     }
 }
 
 #[tokio::test]
-async fn a_fabric_without_offloadings_to_read_is_ready_and_goes_on_once_they_are_defined() {
-    let world = World::asked(json!({})).await;
+async fn without_the_crd_the_fabric_is_ready_and_starts_when_it_is_installed() {
+    let world = World::with_spec(json!({})).await;
     world
         .home
         .fault(Fault::new("GET", "/namespaceoffloadings", Act::Refuse(404)).at_the_end());
     let idle = watch::Sender::new(None);
-    let mut told = idle.subscribe();
-    let unready = |rest: &Option<Rest>| matches!(rest, Some(Rest::Unready(_)));
+    let mut reason = idle.subscribe();
+    let unready = |reason: &Option<IdleReason>| matches!(reason, Some(IdleReason::Unready(_)));
     let story = async {
-        told.wait_for(|rest| *rest == Some(Rest::Undefined))
+        reason
+            .wait_for(|reason| *reason == Some(IdleReason::Undefined))
             .await
             .unwrap();
         assert_eq!((world.home.writes(), world.there.writes()), (0, 0));
         world.home.heal();
-        while told.borrow_and_update().is_some() {
-            assert!(!unready(&told.borrow()), "{:?}", *told.borrow());
-            told.changed().await.unwrap();
+        while reason.borrow_and_update().is_some() {
+            assert!(!unready(&reason.borrow()), "{:?}", *reason.borrow());
+            reason.changed().await.unwrap();
         }
         world
             .home
@@ -955,10 +566,10 @@ async fn a_fabric_without_offloadings_to_read_is_ready_and_goes_on_once_they_are
 }
 
 #[tokio::test]
-async fn whoever_dies_is_succeeded() {
+async fn offloading_completes_after_a_crash_at_any_write() {
     for writes in 0..MOST_WRITES {
-        let world = World::asked(json!({})).await;
-        let died = world.die_after(writes, |world| world.phase() == "Ready").await;
+        let world = World::with_spec(json!({})).await;
+        let died = world.crash_after(writes, |world| world.phase() == "Ready").await;
         world.run_until(|world| world.phase() == "Ready").await;
         assert!(world.there.object(THERE).is_some());
         if !died {
@@ -970,13 +581,13 @@ async fn whoever_dies_is_succeeded() {
 }
 
 #[tokio::test]
-async fn a_namespace_that_is_deleted_while_it_is_made_leaves_nothing_behind() {
+async fn unoffloading_after_a_crash_at_any_write_leaves_nothing() {
     for writes in 0..MOST_WRITES {
-        let world = World::asked(json!({})).await;
-        let died = world.die_after(writes, |world| world.phase() == "Ready").await;
+        let world = World::with_spec(json!({})).await;
+        let died = world.crash_after(writes, |world| world.phase() == "Ready").await;
         world.unoffload();
-        let ended = Box::pin(world.die_after(1, World::is_gone)).await;
-        world.let_time_pass();
+        let ended = Box::pin(world.crash_after(1, World::is_gone)).await;
+        world.age_conditions();
         if ended {
             world.run_until(World::is_gone).await;
         }
@@ -989,7 +600,7 @@ async fn a_namespace_that_is_deleted_while_it_is_made_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn the_loop_runs_under_its_lease_and_gives_it_back() {
+async fn the_lease_is_held_while_running_and_released_at_the_end() {
     const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ours/leases/storage-liqo-io-fabric";
     let world = World::new().await;
     let home = world.home.cluster_unwatched().await;
@@ -1030,7 +641,7 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
 }
 
 #[tokio::test]
-async fn network_policies_that_are_not_copied_are_named_while_they_exist() {
+async fn existing_network_policies_are_named_in_the_condition() {
     const POLICY: &str = "/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies/deny-all";
     let message = |world: &World| world.condition("OffloadingRequired")["message"].to_string();
     let world = World::offloaded().await;
@@ -1047,7 +658,7 @@ async fn network_policies_that_are_not_copied_are_named_while_they_exist() {
     assert_eq!(world.phase(), "Ready");
     let written = world.home.writes();
     // A restarted process writes the same status, also before it has listed the policies.
-    world.look_again(1).await;
+    world.reconcile_again(1).await;
     assert_eq!(world.home.writes(), written);
     world.home.remove(POLICY);
     world

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_asks_for_nothing_hears_nothing() {
+    fn a_driver_without_pod_info_gets_none() {
         let info = consumer().info_for(&DriverRequirements::default()).unwrap();
         assert!(info.context.is_empty() && info.secrets.is_empty());
     }

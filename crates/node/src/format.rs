@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_where_signatures_live_is_enough_to_keep_hands_off() {
+    fn any_byte_in_the_signature_area_prevents_formatting() {
         let size = 16 << 20;
         assert!(is_blank(image(size, &[]).path()).unwrap());
         for offset in [
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn no_proof_is_an_error() {
+    fn a_device_that_cannot_be_checked_is_not_formatted() {
         for path in ["/no/such/device", "/"] {
             let result = is_blank(Path::new(path));
             assert!(

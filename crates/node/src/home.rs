@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_earlier_answer_bridges_an_outage() {
+    async fn the_stored_cluster_id_is_used_during_an_outage() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("cluster-id");
         let outage = || Err("no API server".to_owned());

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_is_held_until_the_last_clone_goes() {
+    fn a_volume_is_locked_until_the_last_guard_is_dropped() {
         let all = InFlight::default();
         let guard = all.enter("a").unwrap();
         let clone = guard.clone();

@@ -105,7 +105,7 @@ fn wants(mut path: DataPath, wants: DriverRequirements) -> DataPath {
 }
 
 #[tokio::test]
-async fn the_real_driver_is_told_what_kubelet_would_have_told_it() {
+async fn the_real_driver_gets_the_calls_of_a_kubelet() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let volumes = node.volumes();
@@ -147,7 +147,7 @@ async fn the_real_driver_is_told_what_kubelet_would_have_told_it() {
 }
 
 #[tokio::test]
-async fn a_driver_that_tells_writers_apart_and_asks_for_the_pod_is_served_so() {
+async fn single_node_multi_writer_and_pod_info_are_passed_on() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     driver.set_capabilities(&[Can::SingleNodeMultiWriter]);
@@ -219,7 +219,7 @@ async fn a_driver_decides_itself_whether_it_can_do_without_a_token() {
 }
 
 #[tokio::test]
-async fn a_whole_life_needs_no_memory_but_the_disk() {
+async fn state_on_disk_is_enough_after_restarts() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let request = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
@@ -243,7 +243,7 @@ async fn a_whole_life_needs_no_memory_but_the_disk() {
 }
 
 #[tokio::test]
-async fn a_lost_record_is_mended_by_the_next_publish() {
+async fn a_lost_record_is_restored_by_the_next_publish() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     node.volumes()

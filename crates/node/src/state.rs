@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn of_records_that_cannot_be_read_nothing_is_told() {
+    fn unreadable_records_are_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::open(dir.path().to_owned()).unwrap();
         state.save(&record("a")).unwrap();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_remembered_by_whoever_comes_next() {
+    fn a_call_is_recorded_across_restarts() {
         let dir = tempfile::tempdir().unwrap();
         let open = || State::open(dir.path().to_owned()).unwrap();
         open().save(&record("a")).unwrap();

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_asks_often_whether_we_live_costs_nothing() {
+    async fn frequent_liveness_probes_are_cheap() {
         let probes = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&probes);
         let health = Health::new(
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn live_and_ready_are_two_questions() {
+    async fn liveness_and_readiness_are_independent() {
         assert_eq!(ask("/healthz").await, (StatusCode::OK, "ok\n".into()));
         assert_eq!(
             ask("/readyz").await,

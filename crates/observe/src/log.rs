@@ -60,7 +60,7 @@ mod tests {
     use super::Ongoing;
 
     #[test]
-    fn what_goes_on_is_news_once() {
+    fn a_lasting_state_is_logged_once() {
         let mut trouble = Ongoing::default();
         assert!(trouble.is_news("refused"));
         assert!(!trouble.is_news("refused"));

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_tells_of_itself() {
+    fn process_metrics_are_exported() {
         let page = Metrics::new("test", |_| {}).print().unwrap();
         let value = |name: &str| -> f64 {
             let line = page.lines().find(|line| line.starts_with(name));

@@ -495,7 +495,7 @@ async fn a_claim_gets_a_class_of_this_driver_and_keeps_its_volume() {
 }
 
 #[tokio::test]
-async fn it_goes_on_wherever_it_died() {
+async fn an_import_resumes_after_a_crash_at_any_write() {
     for writes in MARKED..=MADE + 3 {
         let world = World::new("Delete").await.with_driver();
         world.import_and_die_after(writes).await;
@@ -505,7 +505,7 @@ async fn it_goes_on_wherever_it_died() {
 }
 
 #[tokio::test]
-async fn it_is_undone_wherever_it_died() {
+async fn an_import_can_be_undone_after_a_crash_at_any_write() {
     for writes in MARKED..=MADE + 3 {
         // Without the driver the last step is never reached; with it some tries may be too late.
         let world = World::new("Delete").await;
@@ -527,7 +527,7 @@ async fn it_is_undone_wherever_it_died() {
 }
 
 #[tokio::test]
-async fn an_undo_goes_on_wherever_it_died() {
+async fn an_undo_resumes_after_a_crash_at_any_write() {
     for until in 1..=8 {
         let world = World::new("Delete").await;
         // With a bound twin, as if the controller crashed before it answered.
@@ -557,7 +557,7 @@ async fn an_undo_goes_on_wherever_it_died() {
 }
 
 #[tokio::test]
-async fn two_imports_of_one_claim_at_once_are_one() {
+async fn concurrent_imports_of_one_claim_do_no_harm() {
     let world = World::new("Delete").await.with_driver();
     let (one, other) = tokio::join!(world.import(), world.import());
     one.unwrap();
@@ -585,7 +585,7 @@ async fn an_import_and_its_undo_at_once_lose_nothing() {
 }
 
 #[tokio::test]
-async fn all_that_speaks_against_it_is_told_at_once_and_nothing_is_written() {
+async fn all_obstacles_are_reported_at_once_without_a_write() {
     let world = World::new("Delete").await;
     pod(&world.api);
     let attachment = json!({"spec": {"attacher": "real.test", "nodeName": "n2", "source": {"persistentVolumeName": "pv-1"}}});
@@ -603,7 +603,7 @@ async fn all_that_speaks_against_it_is_told_at_once_and_nothing_is_written() {
 }
 
 #[tokio::test]
-async fn a_replica_that_is_wanted_is_not_taken() {
+async fn a_claim_of_a_stateful_set_replica_is_not_imported() {
     let world = World::new("Delete").await;
     let set = json!({"spec": {
         "replicas": 1, "selector": {}, "serviceName": "s", "template": {},
@@ -638,7 +638,7 @@ async fn a_replica_that_is_wanted_is_not_taken() {
 }
 
 #[tokio::test]
-async fn a_pod_that_comes_before_the_deletion_has_it_taken_back() {
+async fn a_pod_created_before_the_deletion_rolls_back() {
     let world = World::new("Delete").await;
     world.import_and_die_after(MARKED).await;
     pod(&world.api);
@@ -648,7 +648,7 @@ async fn a_pod_that_comes_before_the_deletion_has_it_taken_back() {
 }
 
 #[tokio::test]
-async fn a_claim_that_may_not_be_made_is_found_before() {
+async fn a_claim_that_would_be_refused_is_detected_by_dry_run() {
     let world = World::new("Delete").await;
     let quota = "exceeded quota: liqo";
     world
@@ -663,7 +663,7 @@ async fn a_claim_that_may_not_be_made_is_found_before() {
 }
 
 #[tokio::test]
-async fn a_claim_made_in_the_gap_gets_the_data_back() {
+async fn a_claim_created_by_others_meanwhile_gets_the_data() {
     let world = World::new("Delete").await;
     let theirs = json!({
         "metadata": {"uid": "theirs"},
@@ -716,7 +716,7 @@ async fn a_claim_deleted_before_the_end_keeps_its_data() {
 }
 
 #[tokio::test]
-async fn a_wish_alone_gives_nobody_anything() {
+async fn an_adopt_annotation_alone_gives_no_access() {
     let world = World::new("Delete").await;
     world.api.change(CLAIM, |claim| {
         claim["metadata"]["uid"] = "22222222-2222-4222-8222-222222222222".into();
@@ -737,7 +737,7 @@ async fn a_wish_alone_gives_nobody_anything() {
 }
 
 #[tokio::test]
-async fn what_is_only_to_be_said_changes_nothing() {
+async fn a_dry_run_changes_nothing() {
     let world = World::new("Delete").await;
     let context = Context {
         cluster: &world.home,

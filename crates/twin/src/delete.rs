@@ -217,8 +217,7 @@ async fn observe(
     let twin = match &found {
         None => DeleteTwin::Absent,
         Some(found) => match owner.recognise(found.labels(), found.annotations()) {
-            // Another client created this claim after the twin was deleted.
-            Err(_) if site.remote_cluster().is_some() => DeleteTwin::Absent,
+            Err(_) if is_later_claim(site, id, virtual_pv, found).await? => DeleteTwin::Absent,
             Err(foreign) => DeleteTwin::Foreign(foreign),
             Ok(_) if reading::is_releasing(found) => DeleteTwin::Releasing,
             Ok(_) if owned_by_move => DeleteTwin::OfMove,
@@ -254,6 +253,31 @@ async fn observe(
         },
         found,
     ))
+}
+
+/// Whether a claim that is not marked as the twin was created after the twin was deleted. In a remote cluster names
+/// are reused, so the volume of such a claim decides: a claim with this volume's data is the twin, and its labels or
+/// annotations were changed.
+async fn is_later_claim(
+    site: &Site,
+    id: &VolumeId,
+    virtual_pv: Option<&PersistentVolume>,
+    found: &PersistentVolumeClaim,
+) -> Result<bool, ApiError> {
+    if site.remote_cluster().is_none() {
+        return Ok(false);
+    }
+    let Some(name) = reading::volume_name(found) else {
+        return Ok(true);
+    };
+    let known = virtual_pv
+        .and_then(|virtual_pv| remembered(virtual_pv, site.epoch()))
+        .and_then(twin_volume_in);
+    if !site.shows_volumes() {
+        return Ok(known.as_deref() != Some(name));
+    }
+    let real = site.volumes().get(name).await?;
+    Ok(real.is_none_or(|real| holder(site, &id.name, known.as_deref(), &real) != Holder::Ours))
 }
 
 async fn delete_twin(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {

@@ -8,6 +8,7 @@
 mod adopt;
 mod attach;
 pub mod attributes;
+mod available_capacity;
 mod changing;
 mod claim_copy;
 mod claimed;
@@ -34,7 +35,6 @@ mod refusals;
 pub mod remote_class;
 mod remote_node;
 mod remote_plan;
-mod room;
 mod site;
 mod snapshot;
 mod source;
@@ -57,6 +57,7 @@ pub use self::{
     adopt::{adopted, claim_ref, remove_adopt_request, unmountable},
     attach::{attachment_name, detach_unneeded, publish, unpublish},
     attributes::{NoAttributes, modify},
+    available_capacity::{CapacityViews, available_capacity, real_drivers},
     claim_copy::{clean_claim, is_copy, remove_copy},
     claimed::second_pvs,
     create::{create, last_warning},
@@ -73,7 +74,6 @@ pub use self::{
     reclaim::{give_policy_back, reclaim_policy, retain},
     record::{metadata, twins_claim},
     refusals::Refusals,
-    room::{CapacityViews, real_drivers, room},
     site::Site,
     snapshot::{
         CutError, CutSnapshot, SnapshotDeleteError, SnapshotFilter, SnapshotHealth, SnapshotReadError,

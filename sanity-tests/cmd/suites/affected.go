@@ -123,7 +123,7 @@ var table = []tableLine{
 	{prefix: "crates/twin/src/attributes", tests: modified},
 	{prefix: "crates/twin/src/changing", tests: modified},
 	{prefix: "crates/model/src/placement/modify", tests: modified},
-	{prefix: "crates/twin/src/room", tests: capacity},
+	{prefix: "crates/twin/src/available_capacity", tests: capacity},
 	{prefix: "crates/twin/src/refusals", tests: capacity},
 	{prefix: "crates/model/src/volume/refused", tests: capacity},
 	{prefix: "crates/model/src/placement/capacity", tests: capacity},

@@ -246,6 +246,22 @@ func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
 	}
 }
 
+// Sent there it would be refused, and its volume was there by then: no other node could have the pod any more.
+func TestPodThatEveryRemoteClusterRefusesStaysHereWithItsVolume(t *testing.T) {
+	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("locks", "data", adding("IPC_LOCK"), func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+				Weight: 100, Preference: term(needs(typeLabel, corev1.NodeSelectorOpIn, "virtual-node")),
+			}},
+		}}
+	})
+	if locks := n.WaitReady("locks"); locks.Spec.NodeName == node {
+		t.Error("it was sent where it is refused")
+	}
+}
+
 // controllerOpensItsGateOnly tries what else Kubernetes lets a caller change of a pod that waits with the
 // driver's scheduling gate, and of one without it.
 func (n tenant) controllerOpensItsGateOnly(waits, runs string) {

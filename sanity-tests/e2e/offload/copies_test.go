@@ -24,6 +24,12 @@ apiVersion: v1
 kind: ConfigMap
 metadata: {name: private, annotations: {liqo.io/skip-reflection: "true"}}
 data: {color: red}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: sh.helm.release.v1.web.v1}
+type: helm.sh/release.v1
+stringData: {release: H4sIAAAA}
 `
 
 // "The pod offloading strategy applies to pods only, while the other objects [...] are always
@@ -55,8 +61,10 @@ func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
 				if got["settings"] != "blue" || got["password"] != "secret" {
 					return fmt.Sprint("there are ", got), nil
 				}
-				if _, isThere := got["private"]; isThere {
-					t.Error("what is to be skipped is there")
+				for _, name := range []string{"private", "sh.helm.release.v1.web.v1"} {
+					if _, isThere := got[name]; isThere {
+						t.Errorf("%s is there", name)
+					}
 				}
 				return "", nil
 			})

@@ -154,7 +154,7 @@ func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 		}
 	}
 	for i, one := range all {
-		const event = "to which no route leads"
+		const event = "to which there are no routes"
 		if len(one.pods["remote"]) > 0 {
 			tenants[i].WaitEvent("web", event, name)
 		} else {

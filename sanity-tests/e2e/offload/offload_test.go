@@ -237,7 +237,7 @@ func TestForeignNamespaceIsRefused(t *testing.T) {
 		t.Error("it is not refused")
 	}
 	n.waitCondition("Ready", "CreationLoopBackOff", n.Name)
-	if err := ask(); err == nil || !strings.Contains(err.Error(), "which this driver did not make") {
+	if err := ask(); err == nil || !strings.Contains(err.Error(), "which this driver did not create") {
 		t.Errorf("it is not refused: %v", err)
 	}
 	if out, err := n.program("doctor"); err == nil || !strings.Contains(out, n.Name+"/offloading") || !strings.Contains(out, "cannot be created in the cluster "+name) {

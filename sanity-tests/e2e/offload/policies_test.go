@@ -148,11 +148,35 @@ var natures = []shape{
 	}},
 	{"a token of its own", projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}})},
 	{"the token of Kubernetes", func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }},
+	{"privileged", func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
+	}},
+	{"a privileged init container", func(pod *corev1.Pod) {
+		pod.Spec.InitContainers = []corev1.Container{{
+			Name: "first", Image: "busybox", SecurityContext: &corev1.SecurityContext{Privileged: new(true)},
+		}}
+	}},
+	{"a capability", adding("IPC_LOCK")},
+	{"a capability of the baseline", adding("NET_BIND_SERVICE")},
+	{"hostPort", func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}}
+	}},
+	{"a sysctl", func(pod *corev1.Pod) {
+		pod.Spec.SecurityContext = &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: "net.core.somaxconn", Value: "1024"}}}
+	}},
 	{"a projected volume", projected(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{}})},
 }
 
 func projected(source corev1.VolumeProjection) func(*corev1.Pod) {
 	return volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{source}}})
+}
+
+func adding(capability corev1.Capability) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{
+			Capabilities: &corev1.Capabilities{Add: []corev1.Capability{capability}},
+		}
+	}
 }
 
 func ownedBy(kind string) func(*corev1.Pod) {
@@ -189,6 +213,16 @@ func isHomebound(pod *corev1.Pod) bool {
 		slices.ContainsFunc(spec.Volumes, func(one corev1.Volume) bool {
 			return one.HostPath != nil || one.Ephemeral != nil || one.FlexVolume != nil ||
 				one.Projected != nil && one.Projected.Sources[0].ServiceAccountToken != nil
+		})
+}
+
+// isBeyondBaseline: the policies of remote clusters refuse it.
+func isBeyondBaseline(pod *corev1.Pod) bool {
+	return pod.Spec.SecurityContext != nil && len(pod.Spec.SecurityContext.Sysctls) > 0 ||
+		slices.ContainsFunc(slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers), func(one corev1.Container) bool {
+			may := one.SecurityContext
+			return len(one.Ports) > 0 && one.Ports[0].HostPort != 0 || may != nil && (may.Privileged != nil && *may.Privileged ||
+				may.Capabilities != nil && may.Capabilities.Add[0] == "IPC_LOCK")
 		})
 }
 
@@ -235,7 +269,7 @@ func (w wish) allows(t *testing.T, pod *corev1.Pod, node *corev1.Node) bool {
 	case w.strategy == "Remote":
 		return wanted && isVirtual && selected
 	case w.strategy == "LocalAndRemote":
-		return wanted && (!isVirtual || selected && !isHomebound(pod))
+		return wanted && (!isVirtual || selected && !isHomebound(pod) && !isBeyondBaseline(pod))
 	default:
 		return wanted && !isVirtual
 	}

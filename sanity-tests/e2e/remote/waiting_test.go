@@ -115,7 +115,7 @@ var waitingClaims = []waiting{
 			return claimed(p, "liqo-reference-local", "4Pi", p.there)
 		},
 		event:  []string{"waiting for pod user to be scheduled"},
-		doctor: []string{"its pod user cannot be scheduled", "did not have enough free storage"},
+		doctor: []string{"its pod user cannot be scheduled", "did not have enough free storage", "The largest volume"},
 	},
 	{
 		state: "its quota there is used up",

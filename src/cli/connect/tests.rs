@@ -239,7 +239,7 @@ async fn another_selector_takes_the_place_of_the_first() {
 }
 
 #[tokio::test]
-async fn a_run_that_died_is_finished_by_the_next() {
+async fn an_interrupted_run_is_completed_by_the_next() {
     let mut writes = 0;
     let whole = {
         let two = Two::new().await;
@@ -346,7 +346,7 @@ async fn the_level_of_a_fabric_with_namespaces_is_not_lowered() {
 }
 
 #[tokio::test]
-async fn what_is_not_to_be_touched_is_named() {
+async fn unsafe_connections_are_refused_with_a_reason() {
     // Both kubeconfigs lead to the same cluster.
     let two = Two::new().await;
     two.remote.put(
@@ -532,7 +532,7 @@ async fn whoever_manages_the_rights_lists_the_namespaces() {
 }
 
 #[tokio::test]
-async fn what_pods_do_not_reach_is_a_failure_in_time() {
+async fn an_address_unreachable_for_pods_fails_in_time() {
     let two = Two::new().await;
     let impatient = Request {
         timeout: Duration::ZERO,

@@ -58,7 +58,7 @@ async fn both_sides_are_taken_away() {
 }
 
 #[tokio::test]
-async fn a_run_that_died_is_finished_by_the_next() {
+async fn an_interrupted_run_is_completed_by_the_next() {
     let mut writes = 0;
     loop {
         let two = connected().await;
@@ -93,7 +93,7 @@ async fn a_run_that_died_is_finished_by_the_next() {
 }
 
 #[tokio::test]
-async fn whatever_is_there_holds_it() {
+async fn remaining_objects_block_the_command() {
     let ours = json!({
         "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
         "storage.liqo.io/volume": VOLUME,
@@ -135,7 +135,7 @@ async fn whatever_is_there_holds_it() {
 }
 
 #[tokio::test]
-async fn what_others_have_there_does_not_hold_it() {
+async fn objects_of_others_do_not_block_the_command() {
     let two = connected().await;
     let theirs = json!({
         "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "rome",
@@ -152,7 +152,7 @@ async fn what_others_have_there_does_not_hold_it() {
 }
 
 #[tokio::test]
-async fn a_volume_that_only_home_knows_holds_it() {
+async fn a_volume_known_only_at_home_blocks_the_command() {
     for policy in ["Delete", "Retain"] {
         let two = connected().await;
         volume_in(&two, "milan", policy);
@@ -182,7 +182,7 @@ fn volume_in(two: &Two, cluster: &str, policy: &str) {
 }
 
 #[tokio::test]
-async fn twins_of_another_name_of_the_same_cluster_do_not_hold_it() {
+async fn twins_under_another_id_of_the_cluster_do_not_block_the_command() {
     let two = connected().await;
     let labels = json!({
         "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
@@ -197,7 +197,7 @@ async fn twins_of_another_name_of_the_same_cluster_do_not_hold_it() {
 }
 
 #[tokio::test]
-async fn both_ends_of_a_move_hold_it_and_so_does_what_cannot_be_read() {
+async fn moves_and_unreadable_objects_block_the_command() {
     let by = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
     let target = json!({mark::MOVE: by});
     for (labels, annotations) in [
@@ -257,7 +257,7 @@ async fn the_identity_of_another_home_cluster_stays_and_so_does_all_here() {
 }
 
 #[tokio::test]
-async fn what_is_not_known_holds_it() {
+async fn unknown_state_blocks_the_command() {
     for path in ["/api/v1/persistentvolumeclaims", "/api/v1/persistentvolumes"] {
         let two = connected().await;
         two.remote
@@ -268,7 +268,7 @@ async fn what_is_not_known_holds_it() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_gone_is_let_go_without_it() {
+async fn a_deleted_cluster_can_be_disconnected_locally() {
     let two = connected().await;
     two.home
         .change(DECLARED, |it| it["metadata"]["finalizers"] = json!([FINALIZER]));
@@ -298,7 +298,7 @@ async fn a_cluster_that_answers_is_not_gone() {
 }
 
 #[tokio::test]
-async fn rights_stay_until_the_controller_has_let_go() {
+async fn rights_stay_until_the_controller_has_removed_its_finalizer() {
     let two = connected().await;
     two.home
         .change(DECLARED, |it| it["metadata"]["finalizers"] = json!([FINALIZER]));

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_to_be_copied_beside_pods_that_is_not() {
+    fn copying_in_use_is_reported_only_if_it_happens() {
         let copying = |claim: Value| with(&json!({}), &json!({"phase": "Copying", "claims": [claim]}));
         let warm = copying(json!({"name": "data"}));
         assert_eq!(cold(&warm).count(), 0);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_turn_it_is_is_said() {
+    fn the_output_says_what_the_move_waits_for() {
         for (spec, part) in [
             (json!({"cutover": {"mode": "Manual"}}), "move cutover"),
             (json!({}), "stop the pods"),

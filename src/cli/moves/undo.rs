@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_as_the_move_went_but_waits_for_its_own_cutover() {
+    fn an_undo_copies_the_options_except_the_cutover() {
         let back = reverse(&ended("Retaining", "milan", &[was("home", "fast", &[])])).unwrap();
         assert_eq!(back.quiesce.mode, QuiesceMode::Evict);
         assert_eq!(back.cutover.mode, CutoverMode::Manual);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_way_back_from_what_did_not_go_or_is_not_known() {
+    fn unfinished_and_unknown_moves_cannot_be_undone() {
         let home = |nodes: &[&str]| was("home", "fast", nodes);
         let old = json!({"cluster": "home", "namespace": "liqo-storage", "name": "twin"});
         for (phase, to, sources, why) in [

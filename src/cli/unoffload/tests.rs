@@ -106,7 +106,7 @@ fn asked_of_the_fabric(home: &FakeApi) -> Value {
 }
 
 #[tokio::test]
-async fn volumes_hold_a_namespace_unless_it_is_said_what_becomes_of_them() {
+async fn volumes_block_unoffloading_without_an_option_for_them() {
     for changed in [
         args(),
         NamespaceArgs {
@@ -194,7 +194,7 @@ async fn volumes_are_retained_before_anything_is_unoffloaded() {
 }
 
 #[tokio::test]
-async fn a_volume_in_a_cluster_that_is_not_left_holds_nothing() {
+async fn volumes_in_other_clusters_do_not_block_unoffloading() {
     let home = shop().await;
     for name in ["data", "logs"] {
         home.remove(&claim(name));

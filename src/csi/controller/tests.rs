@@ -98,7 +98,7 @@ async fn volumes_that_do_not_exist() {
 
 /// After a downgrade "there is no such volume" would be false, and would leak the volume.
 #[tokio::test]
-async fn volumes_of_a_newer_driver_are_neither_there_nor_gone() {
+async fn volumes_of_a_newer_driver_are_neither_found_nor_missing() {
     let (api, controller) = controller().await;
     let newer = format!("{}:1", id(1).replace("v1:", "v3:"));
     assert_eq!(delete(&controller, &newer).await, Code::Unavailable);
@@ -109,7 +109,7 @@ async fn volumes_of_a_newer_driver_are_neither_there_nor_gone() {
 }
 
 #[tokio::test]
-async fn fields_are_asked_for_before_anything_else() {
+async fn required_fields_are_checked_first() {
     let (_api, controller) = controller().await;
     assert_eq!(delete(&controller, "").await, Code::InvalidArgument);
     assert_eq!(unpublish(&controller, "").await, Code::InvalidArgument);
@@ -123,7 +123,7 @@ async fn fields_are_asked_for_before_anything_else() {
 }
 
 #[tokio::test]
-async fn another_clusters_volume_is_neither_there_nor_gone() {
+async fn volumes_of_another_cluster_are_neither_found_nor_missing() {
     let (_api, controller) = controller().await;
     let elsewhere = id(1).replace(":home:", ":away:");
     assert_eq!(delete(&controller, &elsewhere).await, Code::Unavailable);
@@ -135,7 +135,7 @@ async fn another_clusters_volume_is_neither_there_nor_gone() {
 
 /// The request of an orchestrator that does not know this driver, such as csi-sanity.
 #[tokio::test]
-async fn capacity_is_told_whatever_is_left_out() {
+async fn capacity_is_returned_for_any_omitted_field() {
     let (_api, controller) = controller().await;
     let asked = controller.get_capacity(Request::new(wire::GetCapacityRequest::default()));
     let told = asked.await.unwrap().into_inner();
@@ -266,7 +266,7 @@ async fn snapshots_that_do_not_exist() {
 }
 
 #[tokio::test]
-async fn fields_of_snapshots_are_asked_for_first() {
+async fn required_fields_of_snapshots_are_checked_first() {
     let (_api, controller) = controller().await;
     assert_eq!(cut(&controller, "", &id(1)).await, Code::InvalidArgument);
     assert_eq!(cut(&controller, "s", "").await, Code::InvalidArgument);

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn every_trouble_has_its_code_and_kubelet_reads_it_as_we_do() {
+    fn every_error_has_the_code_that_the_kubelet_expects() {
         for (it, code) in [ours(), drivers(), mounting()].into_iter().flatten() {
             assert_eq!(volume_code(&it), code, "{it:?}");
             let open = matches!(
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operation_has_its_own_words() {
+    fn each_operation_has_its_own_message() {
         let (id, p) = (String::from("v"), std::path::PathBuf::from("/p"));
         let different = PublishError::Different {
             volume_id: id.clone(),

@@ -11,14 +11,14 @@ use kube::ResourceExt;
 
 use super::{Finding, Installation, Severity};
 use crate::{
-    cluster::slim::marked_volume,
+    cluster::{facts, slim::marked_volume},
     inspect::{
         Scope, State, cases, events,
         names::{Name, full_name},
         rows::{Row, rows},
     },
     twin::consumers::uses,
-    volume::DRIVER_NAME,
+    volume::{DRIVER_NAME, quantity},
 };
 
 /// Kubelet repeats its events every two minutes at most; an older event is about a problem that is over.
@@ -27,10 +27,11 @@ const RECENT: SignedDuration = SignedDuration::from_mins(10);
 /// Volumes with a problem, and claims that wait.
 pub(super) fn problems(installation: &Installation) -> Vec<Finding> {
     let rows = rows(&installation.storage, &Scope::All);
-    rows.into_iter().filter_map(finding).collect()
+    let rows = rows.into_iter();
+    rows.filter_map(|row| finding(row, installation)).collect()
 }
 
-fn finding(row: Row) -> Option<Finding> {
+fn finding(row: Row, installation: &Installation) -> Option<Finding> {
     let severity = match row.state {
         State::Bound | State::Waiting | State::Guest | State::Unknown | State::Foreign => return None,
         State::Lost | State::Unreachable | State::Twin(_) => Severity::Error,
@@ -44,12 +45,29 @@ fn finding(row: Row) -> Option<Finding> {
         (None, None, Some(volume)) => format!("PersistentVolume {volume}"),
         _ => format!("PersistentVolume {}", row.volume),
     };
+    let too_large = (row.state == State::Pending).then(|| too_large(&row, installation));
     Some(Finding::new(
         severity,
         object,
         format!("{}: {}.", row.state.name(), row.message.trim_end_matches('.')),
-        row.advice,
+        too_large.flatten().unwrap_or(row.advice),
     ))
+}
+
+/// What to do about a claim that no node has the capacity for: the scheduler does not say how much there is.
+fn too_large(row: &Row, installation: &Installation) -> Option<String> {
+    let (claim, class) = (row.claim.as_ref()?, row.class.as_ref()?);
+    let claims = &installation.storage.claims;
+    let requested = facts::claim_size(claims.named(Some(&claim.namespace), &claim.name)?).requested;
+    let published = installation.capacities.iter().map(facts::capacity);
+    let of_class = published.filter(|it| it.class == *class);
+    let largest = of_class.filter_map(|it| it.largest()).max()?;
+    (requested > largest).then(|| {
+        format!(
+            "The largest volume that a node can have in the class {class} is {}: request less, or free storage there.",
+            quantity(largest)
+        )
+    })
 }
 
 /// No pod mounts a twin: when it ended, Kubernetes would detach the storage of the pod that owns the volume.

@@ -33,7 +33,7 @@ fn volumes(change: impl FnOnce(&mut Value, &mut Value)) -> Listing<PersistentVol
 }
 
 #[test]
-fn a_healthy_volume_tells_everything_and_needs_no_words() {
+fn a_healthy_volume_has_all_columns_and_no_reason() {
     let row = serde_json::to_value(one(&storage())).unwrap();
     let expected = json!({
         "volume": format!("pvc-{UID}"),
@@ -55,7 +55,7 @@ fn a_healthy_volume_tells_everything_and_needs_no_words() {
 }
 
 #[test]
-fn claims_of_others_are_none_of_ours() {
+fn claims_of_other_drivers_are_not_listed() {
     let mut storage = storage();
     storage.claims = claim_with(|it| {
         it["metadata"]["uid"] = "other".into();
@@ -70,7 +70,7 @@ fn claims_of_others_are_none_of_ours() {
 /// The change, the resulting state, and a part of the message.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one table")]
-fn every_state_is_told_from_the_objects() {
+fn every_state_is_derived_from_the_objects() {
     type Break = fn(&mut Storage);
     let table: &[(&str, Break, State, &str)] = &[
         (
@@ -411,7 +411,7 @@ fn leftovers_belong_to_the_namespace_of_their_claim() {
 }
 
 #[test]
-fn why_a_pod_waits_is_known_whatever_else_is_wrong() {
+fn the_reason_of_a_waiting_pod_is_found_despite_other_problems() {
     let mut storage = storage();
     storage.twins = twin_with(deleting);
     storage.consumers = listing([json!({
@@ -429,7 +429,7 @@ fn why_a_pod_waits_is_known_whatever_else_is_wrong() {
 }
 
 #[test]
-fn the_cluster_of_a_claim_that_waits_is_where_its_pod_was_sent() {
+fn the_cluster_of_a_pending_claim_is_that_of_its_pod() {
     let with = |annotation: Option<&str>, pod_on: Option<&str>| {
         let mut storage = storage();
         storage.twins = Listing::default();
@@ -467,7 +467,7 @@ fn the_cluster_of_a_claim_that_waits_is_where_its_pod_was_sent() {
 }
 
 #[test]
-fn a_volume_that_grows_tells_from_what_to_what() {
+fn an_expanding_volume_shows_both_sizes() {
     let sizes = |requested: &str, status: Value| {
         let mut storage = storage();
         storage.claims = claim_with(|claim| {

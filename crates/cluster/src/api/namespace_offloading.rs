@@ -327,7 +327,7 @@ mod tests {
 
     /// As Liqo's documentation and `liqoctl offload namespace --output yaml` write it.
     #[test]
-    fn manifests_of_liqo_are_read_as_they_are() {
+    fn manifests_of_liqo_are_parsed() {
         let object: NamespaceOffloading = from_value(json!({
             "apiVersion": "offloading.liqo.io/v1beta1",
             "kind": "NamespaceOffloading",

@@ -80,7 +80,7 @@ pub struct RemoteClusterSpec {
     pub namespaces: Namespaces,
 
     /// Lets the fabric of this driver create namespaces there, as the NamespaceOffloadings here
-    /// request; `namespaces` is not used then. Without nodeSelector the fabric also creates the
+    /// request; `namespaces` has to be left out. Without nodeSelector the fabric also creates the
     /// virtual node of the cluster, and runs its pods there; with it, the tool that creates the
     /// nodes runs the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -282,7 +282,7 @@ pub struct RemoteClusterStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<String>,
 
-    /// Rights that the driver lacks there, and the consequences.
+    /// What does not work there, and why, such as a right that the driver lacks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<String>,
 
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_has_the_documented_defaults() {
+    fn omitted_fields_have_the_documented_defaults() {
         let spec = read(least());
         assert_eq!(spec.kubeconfig_secret_ref.unwrap().key, "kubeconfig");
         assert_eq!(spec.namespaces.strategy, NamespaceStrategy::SameName);

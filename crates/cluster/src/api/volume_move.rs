@@ -190,11 +190,10 @@ pub struct Cutover {
     /// volumes where they were, and copying continues.
     #[serde(default = "ten_minutes")]
     #[schemars(schema_with = "super::duration")]
-    #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("without any downtime nothing can be moved"))]
+    #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("maxDowntime has to be longer than 0s"))]
     pub max_downtime: String,
 
-    /// Number of passes beside running pods after which the rest counts as little, however much it
-    /// is.
+    /// Auto begins the cut-over after this many passes, however much is left.
     #[serde(default = "five")]
     #[schemars(range(min = 1, max = 100))]
     pub max_passes: i32,
@@ -221,7 +220,7 @@ pub struct QuiesceSpec {
     /// where they were, and copying continues.
     #[serde(default = "a_quarter_of_an_hour")]
     #[schemars(schema_with = "super::duration")]
-    #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("pods take time to go"))]
+    #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("deadline has to be longer than 0s"))]
     pub deadline: String,
 }
 

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_given_back() {
+    fn a_released_place_is_free_again() {
         let budget = Budget::new(2, usize::MAX);
         let one = budget.reserve(1).unwrap();
         let two = budget.reserve(1).unwrap();

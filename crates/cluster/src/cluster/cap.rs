@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_small_values_are_too_much_too() {
+    async fn many_small_values_exceed_the_limit() {
         let items = |count: usize| format!("{{\"items\":[{}]}}", vec!["{}"; count].join(","));
         let most = Limits::REMOTE.values;
         assert!(read(items(most / 3).into(), Limits::REMOTE, false).await.is_ok());
@@ -330,14 +330,14 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_may_have_depends_on_the_question() {
+    fn the_limit_of_an_answer_depends_on_the_request() {
         let limits = Limits::REMOTE;
         let (list, object) = (limits.longest("limit=100", false), limits.longest("", false));
         assert!(list > object && object > limits.longest("limit=100", true));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_endless_stream_is_read_only_so_fast() {
+    async fn an_endless_watch_is_read_at_a_limited_rate() {
         let pace = Pace::new(Some((1000, 5000)));
         let started = Instant::now();
         for _ in 0..5 {

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_claim_with_a_long_name_hears_what_is_wrong() {
+    async fn a_claim_with_a_long_name_gets_events() {
         let api = FakeApi::start().await;
         let events = Events::new(api.cluster_unwatched().await.client().clone());
         let long = claim(&"x".repeat(250));

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_of_the_future_admits_nobody() {
+    fn an_unknown_selector_operator_matches_nothing() {
         let read = affinity(&volume(&json!({
             "nodeAffinity": {"required": {"nodeSelectorTerms": [
                 {"matchExpressions": [{"key": "zone", "operator": "Like", "values": ["a*"]}]},

@@ -8,7 +8,7 @@ use tokio_util::sync::DropGuard;
 
 use super::{
     Cluster,
-    view::{Room, Slim, View},
+    view::{Slim, View, ViewBudgets},
 };
 
 /// A view whose watch ends when this is dropped.
@@ -33,7 +33,7 @@ impl Cluster {
         namespace: &str,
         those: watcher::Config,
         slim: F,
-        room: impl FnOnce(Room<S>) -> Room<S>,
+        budgets: impl FnOnce(ViewBudgets<S>) -> ViewBudgets<S>,
     ) -> Watched<S>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -44,9 +44,9 @@ impl Cluster {
         let inner = &self.0;
         let stop = inner.stop.child_token();
         let api = Api::namespaced(inner.client.clone(), namespace);
-        let room = room(Room::from(&inner.budget));
+        let budgets = budgets(ViewBudgets::from(&inner.budget));
         Watched {
-            view: View::start_within(api, those, slim, room, &stop),
+            view: View::start_within(api, those, slim, budgets, &stop),
             _stops: stop.drop_guard(),
         }
     }

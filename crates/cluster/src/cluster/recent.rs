@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn however_many_ask_it_is_read_once_in_a_while() {
+    async fn concurrent_reads_share_one_request() {
         let recent = Recent::default();
         let reads = AtomicUsize::new(0);
         let ask = async |place: &str| {

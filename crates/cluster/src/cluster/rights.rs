@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_may_be_watched_but_not_listed_is_not_seen() {
+    async fn a_kind_needs_the_rights_to_list_and_to_watch() {
         for verb in ["list", "watch"] {
             let but_nodes = async |asked: &'static str, _, resource| {
                 Ok(if asked == verb && resource == "nodes" {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_review_that_failed_is_no_refusal() {
+    fn a_failed_access_review_is_no_refusal() {
         let error = Some("clusterroles.rbac.authorization.k8s.io \"x\" not found");
         assert_eq!(reviewed(true, None, error), Answer::Granted);
         assert_eq!(reviewed(false, None, error), Answer::Unknown);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_known_is_as_it_was() {
+    async fn an_unknown_right_keeps_its_last_state() {
         let failing = async |_, _, resource: &'static str| {
             Ok(match resource {
                 "persistentvolumes" => Answer::Unknown,

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_says_whose_it_is() {
+    fn the_driver_of_a_class_is_parsed() {
         let class: VolumeSnapshotClass = from_value(json!({
             "metadata": {"name": "fast", "annotations": {IS_DEFAULT: "true"}},
             "driver": "real.test", "deletionPolicy": "Delete",
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_installed_is_known() {
+    async fn missing_snapshot_kinds_are_detected() {
         let api = FakeApi::start().await;
         let cluster = api.cluster_unwatched().await;
         assert!(not_installed(&cluster).await);

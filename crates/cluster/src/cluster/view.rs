@@ -103,7 +103,7 @@ struct OverBudget(usize);
 /// The budgets of a view: that of its cluster, and a separate one for the objects of a served namespace. Its
 /// users must not use up the budget of the whole cluster: when the separate budget is exhausted, the view
 /// shows no more of these objects, and continues.
-pub struct Room<S> {
+pub struct ViewBudgets<S> {
     cluster: Budget,
     own: Option<(Budget, IsOwn<S>)>,
     /// The watch begins after this: before, it is unknown which objects have the separate budget.
@@ -112,7 +112,7 @@ pub struct Room<S> {
 
 type IsOwn<S> = Box<dyn Fn(&S) -> bool + Send + Sync>;
 
-impl<S> From<&Budget> for Room<S> {
+impl<S> From<&Budget> for ViewBudgets<S> {
     fn from(cluster: &Budget) -> Self {
         Self {
             cluster: cluster.clone(),
@@ -122,7 +122,7 @@ impl<S> From<&Budget> for Room<S> {
     }
 }
 
-impl<S: Slim> Room<S> {
+impl<S: Slim> ViewBudgets<S> {
     /// Matching objects have this separate budget.
     #[must_use]
     pub fn and_own(self, own: Budget, is_own: impl Fn(&S) -> bool + Send + Sync + 'static) -> Self {
@@ -236,13 +236,13 @@ impl<S: Slim> View<S> {
     /// a cluster could be listed again only while half of its budget is free.
     fn kept(
         &self,
-        room: &Room<S>,
+        budgets: &ViewBudgets<S>,
         key: &str,
         value: S,
     ) -> Result<Result<KeptObject<S>, OverBudget>, Exhausted> {
         match self.read().objects.get(key) {
             Some(before) if *before.value == value => Ok(Ok(before.again())),
-            _ => room.keep(key, value),
+            _ => budgets.keep(key, value),
         }
     }
 

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_heard_before_it_is_told_what_is_installed() {
+    fn no_declaration_is_read_before_the_installed_kinds_are_known() {
         assert!(Installed::default().all_declarations().is_none());
     }
 

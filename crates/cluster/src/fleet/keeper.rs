@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_remote_cluster_says_counts_for_one_that_was_found() {
+    fn a_remote_cluster_object_configures_a_discovered_cluster() {
         let (declared, closed) = with_settings(found(Some(&LIQO)), &mut said(), false);
         assert_eq!((declared.classes.real(None), closed), (Some("gold"), None));
         assert_eq!(declared.policy, BindingPolicy::WaitForBound);
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn while_it_cannot_be_read_nothing_is_done_that_it_may_forbid() {
+    fn nothing_is_done_while_unreadable_settings_might_forbid_it() {
         let (declared, closed) = with_settings(found(Some(&LIQO)), &mut BTreeMap::new(), true);
         assert_eq!((declared.protect, closed), (false, Some(Closed::Unread)));
         let (declared, closed) = with_settings(found(None), &mut BTreeMap::new(), true);
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_renewed_counts_until_somebody_writes_another_kubeconfig() {
+    async fn a_renewed_token_is_used_until_the_kubeconfig_changes() {
         const SEED: &str = "/api/v1/namespaces/ours/secrets/remote-milan";
         let api = FakeApi::start().await;
         api.put("/apis", json!({"groups": [{"name": NATIVE, "versions": []}]}));

@@ -209,7 +209,7 @@ mod tests {
     use crate::topology::Node;
 
     #[test]
-    fn a_declaration_is_taken_at_its_word() {
+    fn a_remote_cluster_is_read_as_declared() {
         let read = |namespaces: serde_json::Value| {
             let spec = json!({
                 "kubeconfigSecretRef": {"name": "milan"},
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_a_discovered_cluster_declares_none() {
+    fn settings_for_a_discovered_cluster_declare_no_cluster() {
         let spec = json!({
             "discoveredFrom": {"fabric": "Liqo"},
             "storageClasses": {"mapping": {"liqo": "ssd"}},
@@ -281,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_id_is_nobody() {
+    fn a_malformed_id_declares_no_cluster() {
         let spec = json!({"kubeconfigSecretRef": {"name": "x"}, "nodeSelector": {"matchLabels": {"a": "b"}}});
         let long = RemoteCluster::new(&"x".repeat(64), from_value(spec).unwrap());
         assert!(object(&long, Vec::new).is_none());
     }
 
     #[test]
-    fn with_a_fabric_namespaces_are_those_that_it_made() {
+    fn with_a_fabric_only_its_remote_namespaces_are_mapped() {
         let offloading = |namespace: &str, reason: &str, leaving: bool| -> Arc<NamespaceOffloading> {
             let ready = json!({"type": "Ready", "status": "True", "reason": reason, "message": "taken"});
             let required =

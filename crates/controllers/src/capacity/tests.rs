@@ -163,7 +163,7 @@ async fn changes_are_followed() {
 }
 
 #[tokio::test]
-async fn nothing_is_hidden_while_the_new_cannot_be_written() {
+async fn old_capacity_stays_until_the_new_is_written() {
     let api = FakeApi::start().await;
     world(&api);
     round(&api).await.unwrap();
@@ -177,7 +177,7 @@ async fn nothing_is_hidden_while_the_new_cannot_be_written() {
 }
 
 #[tokio::test]
-async fn where_classes_cannot_be_seen_one_has_to_be_named() {
+async fn without_the_right_to_read_classes_one_must_be_named() {
     let (api, there) = (FakeApi::start().await, FakeApi::start().await);
     class(&api, "liqo", DRIVER_NAME, &json!({}));
     let named = milan(&there, Rights::default(), Some("gold")).await;
@@ -202,7 +202,7 @@ async fn where_classes_cannot_be_seen_one_has_to_be_named() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_being_deleted_has_no_room() {
+async fn a_cluster_that_is_being_deleted_has_no_capacity() {
     let (api, there) = (FakeApi::start().await, FakeApi::start().await);
     class(&api, "liqo", DRIVER_NAME, &json!({}));
     let registry = milan(&there, Rights::default(), Some("gold")).await;
@@ -218,7 +218,7 @@ fn refusal(seconds_ago: i64) -> Refused {
 }
 
 #[tokio::test]
-async fn what_users_write_closes_nothing() {
+async fn annotations_of_users_do_not_reduce_capacity() {
     let (api, there) = (FakeApi::start().await, FakeApi::start().await);
     class(&api, "liqo", DRIVER_NAME, &json!({}));
     let registry = milan(&there, Rights::default(), Some("gold")).await;
@@ -244,7 +244,7 @@ async fn what_users_write_closes_nothing() {
 }
 
 #[tokio::test]
-async fn what_was_refused_is_too_large_for_a_while() {
+async fn a_refused_size_limits_capacity_for_a_while() {
     const NOTES: &str = "/api/v1/namespaces/ours/configmaps/liqo-csi-refusals";
     let (api, there) = (FakeApi::start().await, FakeApi::start().await);
     class(&api, "liqo", DRIVER_NAME, &json!({}));
@@ -273,7 +273,7 @@ async fn what_was_refused_is_too_large_for_a_while() {
 }
 
 #[tokio::test]
-async fn only_a_volume_that_nobody_has_wakes_it() {
+async fn only_unbound_volumes_trigger_a_round() {
     let api = FakeApi::start().await;
     world(&api);
     let home = api.cluster().await;

@@ -110,7 +110,7 @@ fn by_liqo() -> Declared {
 }
 
 #[tokio::test]
-async fn people_are_told_how_it_is() {
+async fn the_status_shows_the_state_of_the_cluster() {
     let api = world().await;
     round(&api, &registry(Link::Unreachable("no route".into()))).await;
     assert_eq!(condition(&api, 0), ("False".into(), "no route".into()));
@@ -126,7 +126,7 @@ async fn people_are_told_how_it_is() {
 }
 
 #[tokio::test]
-async fn a_cluster_with_volumes_is_held_and_says_which() {
+async fn a_cluster_with_volumes_keeps_its_finalizer_and_names_them() {
     let api = world().await;
     put_volume(&api);
     let there = FakeApi::start().await;
@@ -144,7 +144,7 @@ async fn a_cluster_with_volumes_is_held_and_says_which() {
 }
 
 #[tokio::test]
-async fn a_cluster_with_twins_that_became_no_volumes_is_held() {
+async fn a_cluster_with_unused_twins_keeps_its_finalizer() {
     let api = world().await;
     let there = FakeApi::start().await;
     there.put(
@@ -175,7 +175,7 @@ async fn a_cluster_with_twins_that_became_no_volumes_is_held() {
 
 /// Several `RemoteCluster`s may lead to one API server.
 #[tokio::test]
-async fn a_cluster_is_held_by_the_moves_that_lead_there() {
+async fn moves_to_a_cluster_keep_its_finalizer() {
     let api = world().await;
     let there = FakeApi::start().await;
     let name = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
@@ -235,7 +235,7 @@ fn put_snapshot(api: &FakeApi, cluster: &str) {
 }
 
 #[tokio::test]
-async fn a_cluster_with_nothing_but_snapshots_is_held_and_says_which() {
+async fn a_cluster_with_snapshots_keeps_its_finalizer_and_names_them() {
     let (api, there) = (world().await, FakeApi::start().await);
     put_snapshot(&api, "rome");
     let registry = registry(up(&there).await);
@@ -284,7 +284,7 @@ async fn an_object_of_a_found_cluster_with_snapshots_outlives_the_declaration() 
 }
 
 #[tokio::test]
-async fn a_token_that_has_expired_is_named_with_the_way_out() {
+async fn an_expired_token_is_reported_with_the_fix() {
     let unreachable = || Link::Unreachable("Unauthorized".into());
     for (registry, way_out) in [
         (registry(unreachable()), "liqo-csi connect milan"),
@@ -315,14 +315,14 @@ async fn a_token_that_has_expired_is_named_with_the_way_out() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_never_answered_is_not_held() {
+async fn a_cluster_that_was_never_connected_gets_no_finalizer() {
     let api = world().await;
     round(&api, &registry(Link::Unreachable("no route".into()))).await;
     assert!(!is_held(&api));
 }
 
 #[tokio::test]
-async fn a_fabric_that_cannot_be_read_is_told_and_holds_up_nobody() {
+async fn an_unreadable_fabric_is_reported_and_delays_no_other() {
     let api = world().await;
     let link = Link::Unreachable("no route".into());
     round(
@@ -334,7 +334,7 @@ async fn a_fabric_that_cannot_be_read_is_told_and_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn what_is_declared_twice_can_be_taken_back() {
+async fn a_duplicate_declaration_can_be_deleted() {
     let api = world().await;
     put_volume(&api);
     let disputed = registry(Link::Disputed("it is declared more than once".into()));
@@ -352,7 +352,7 @@ async fn what_is_declared_twice_can_be_taken_back() {
 }
 
 #[tokio::test]
-async fn a_selector_that_hits_a_real_node_is_told() {
+async fn a_selector_that_matches_a_real_node_is_reported() {
     let api = world().await;
     let labels = json!({"to": "milan", crate::topology::NODE_KEY: "worker"});
     api.put("/api/v1/nodes/worker", json!({"metadata": {"labels": labels}}));
@@ -364,7 +364,7 @@ async fn a_selector_that_hits_a_real_node_is_told() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_found_gets_an_object_for_as_long_as_it_is_declared() {
+async fn a_discovered_cluster_has_an_object_while_it_is_declared() {
     let api = world().await;
     api.remove(OBJECT);
     round(&api, &found(Link::Unreachable("no route".into()))).await;
@@ -393,7 +393,7 @@ async fn a_cluster_that_is_found_gets_an_object_for_as_long_as_it_is_declared() 
 }
 
 #[tokio::test]
-async fn an_object_that_says_more_or_has_volumes_outlives_the_declaration() {
+async fn an_object_with_settings_or_volumes_outlives_the_declaration() {
     for has_volumes in [false, true] {
         let api = world().await;
         api.remove(OBJECT);
@@ -419,7 +419,7 @@ async fn an_object_that_says_more_or_has_volumes_outlives_the_declaration() {
 }
 
 #[tokio::test]
-async fn a_class_that_gets_no_real_one_there_is_a_limit() {
+async fn a_class_without_a_real_class_there_is_reported() {
     let (api, there) = (world().await, FakeApi::start().await);
     api.put(
         "/apis/storage.k8s.io/v1/storageclasses/liqo",
@@ -446,7 +446,7 @@ async fn a_class_that_gets_no_real_one_there_is_a_limit() {
 }
 
 #[tokio::test]
-async fn a_leader_that_has_just_begun_does_not_forget_how_it_was() {
+async fn a_new_leader_keeps_the_last_state() {
     let api = world().await;
     round(&api, &registry(Link::Unreachable("no route".into()))).await;
     let before = status(&api);
@@ -469,7 +469,7 @@ fn put_volume_in(api: &FakeApi, cluster: &str, number: usize) -> String {
 }
 
 #[tokio::test]
-async fn what_one_volume_costs_does_not_depend_on_how_many_there_are() {
+async fn the_cost_of_a_change_does_not_depend_on_the_number_of_volumes() {
     let api = world().await;
     for number in 0..100 {
         put_volume_in(&api, if number < 50 { "home" } else { "milan" }, number);

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_census_counts_volumes_by_how_they_were_last_seen() {
+    fn volumes_are_counted_by_their_last_state() {
         let mut counts = VolumeCounts::default();
         let kind = |diagnosis| Some(("liqo".to_owned(), diagnosis));
         let count = |counts: &VolumeCounts, diagnosis| {

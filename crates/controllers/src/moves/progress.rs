@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn each_pass_over_a_device_is_measured_by_what_it_is_done_with() {
+    fn progress_of_a_device_pass_counts_processed_bytes() {
         let passed = Passed {
             pass: 1,
             entries: 0,
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_pass_is_measured_by_what_the_file_system_holds_but_not_beyond_the_volume() {
+    fn the_first_pass_is_measured_by_used_bytes_within_the_volume() {
         let first = |received, expected| {
             noted(CopyProgress {
                 received,
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn later_passes_say_how_much_there_is_and_how_long_the_last_one_will_take() {
+    fn later_passes_report_the_rest_and_predict_the_last_pass() {
         let passed = Passed {
             pass: 1,
             entries: 7,
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn that_it_will_be_is_said_before_the_gate() {
+    fn a_source_that_will_be_read_elsewhere_is_reported_before_the_gate() {
         let mut status = predicted();
         on("n1", Some("it is not Ready")).write(&mut status);
         let downtime = status.downtime.clone().unwrap();
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_new_leader_does_not_know_stays() {
+    fn a_new_leader_keeps_unknown_progress() {
         let mut status = noted(CopyProgress {
             received: 200,
             running: Some(running(200, 400)),
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_said_by_claim_until_a_pass_finds_otherwise() {
+    fn losses_are_reported_by_claim_until_a_pass_finds_none() {
         let progress = |passes, losses: &[(LostKind, u64)]| CopyProgress {
             passes,
             losses: losses

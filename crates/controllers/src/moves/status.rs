@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn after_three_overruns_of_a_kind_nobody_is_sent_away_before_the_spec_is_changed() {
+    fn after_three_overruns_pods_are_not_evicted_until_the_spec_changes() {
         for (why, field) in [
             (RollbackReason::DowntimeOverdue, "maxDowntime"),
             (RollbackReason::DrainOverdue, "quiesce.deadline"),

@@ -147,7 +147,7 @@ mod tests {
     use crate::{placement::moving::Side, volume::moving::GateNumber};
 
     #[test]
-    fn what_keeps_users_away_is_looked_at_soonest() {
+    fn a_gated_move_has_the_shortest_poll_interval() {
         let copying = Stage::Copying { last: None };
         let draining = Stage::Draining(GateNumber::FIRST);
         let users = || (0, Waiting::Users(vec!["web-0".into()]));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_waited_for_is_told_when_it_lasts_whatever_its_words() {
+    async fn a_long_wait_is_reported_once_even_if_its_message_changes() {
         let mut since = WaitClock::now();
         let preparing = Stage::Preparing;
         let silent = |why: &str| [(0, Waiting::Unknown(Side::Target, why.into()))];
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_what_should_not_last_is_called_stalled() {
+    async fn only_unexpected_waits_are_reported_as_stalled() {
         let mut since = WaitClock::now();
         let copying = Stage::Copying { last: None };
         let silent = [(0, Waiting::Changing)];

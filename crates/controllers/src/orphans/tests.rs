@@ -102,7 +102,7 @@ fn events(api: &FakeApi) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn what_nobody_was_given_is_collected_after_the_grace_period() {
+async fn a_twin_never_handed_over_is_deleted_after_the_grace_period() {
     let api = FakeApi::start().await;
     put_twin(&api, false, true);
     round_after(&api, Duration::from_mins(9)).await.unwrap();
@@ -137,7 +137,7 @@ async fn a_twin_with_claim_or_volume_stays() {
 /// The PV of the volume is in another cluster, or of another epoch, while a move creates its twin here,
 /// reads it, or retains it.
 #[tokio::test]
-async fn what_is_a_moves_is_neither_collected_nor_reported() {
+async fn twins_of_a_move_are_neither_deleted_nor_reported() {
     const MOVE: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
     for (handed_over, mark) in [
         (false, None),
@@ -175,7 +175,7 @@ async fn what_is_a_moves_is_neither_collected_nor_reported() {
 
 /// Nothing else releases it, and in a remote cluster it costs money and has the name of the claim.
 #[tokio::test]
-async fn what_a_move_has_left_whose_object_is_gone_is_reported_and_may_be_deleted() {
+async fn twins_of_a_deleted_move_are_reported_and_may_be_deleted() {
     for handed_over in [true, false] {
         let api = FakeApi::start().await;
         put_dying(&api);
@@ -217,7 +217,7 @@ async fn what_a_move_has_left_whose_object_is_gone_is_reported_and_may_be_delete
 }
 
 #[tokio::test]
-async fn a_twin_of_another_epoch_than_its_volume_that_nobody_was_given_is_collected() {
+async fn a_twin_of_another_epoch_never_handed_over_is_deleted() {
     let api = FakeApi::start().await;
     put_twin(&api, false, true);
     put_claim(&api, UID);
@@ -231,7 +231,7 @@ async fn a_twin_of_another_epoch_than_its_volume_that_nobody_was_given_is_collec
 
 /// After a downgrade: only the version that created the volume knows where its data is.
 #[tokio::test]
-async fn the_twin_of_a_volume_of_another_version_is_neither_collected_nor_reported() {
+async fn the_twin_of_a_volume_of_another_version_is_neither_deleted_nor_reported() {
     for handed_over in [false, true] {
         let api = FakeApi::start().await;
         put_twin(&api, handed_over, true);
@@ -246,7 +246,7 @@ async fn the_twin_of_a_volume_of_another_version_is_neither_collected_nor_report
 }
 
 #[tokio::test]
-async fn what_is_read_live_decides() {
+async fn a_live_read_is_required_before_deletion() {
     for put in [put_volume as fn(&FakeApi), |api| put_claim(api, UID)] {
         let api = FakeApi::start().await;
         put_twin(&api, false, true);
@@ -267,7 +267,7 @@ async fn what_is_read_live_decides() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_not_collected() {
+async fn an_unreadable_twin_is_not_deleted() {
     for path in ["persistentvolumes/", "namespaces/shop/"] {
         let api = FakeApi::start().await;
         put_twin(&api, false, true);
@@ -278,7 +278,7 @@ async fn what_cannot_be_read_is_not_collected() {
 }
 
 #[tokio::test]
-async fn what_was_given_away_is_reported_and_left_alone() {
+async fn a_handed_over_twin_is_reported_and_not_deleted() {
     let api = FakeApi::start().await;
     put_twin(&api, true, true);
     let before = api.object(TWIN);
@@ -298,7 +298,7 @@ async fn a_twin_without_a_claim_is_reported_and_left_alone() {
 }
 
 #[tokio::test]
-async fn who_deletes_a_reported_twin_is_not_held_up() {
+async fn deleting_a_reported_twin_is_not_delayed() {
     for (handed_over, with_claim) in [(true, true), (true, false), (false, false)] {
         let api = FakeApi::start().await;
         put_twin(&api, handed_over, with_claim);
@@ -382,7 +382,7 @@ async fn orphans_keep_their_age_while_their_cluster_is_unreachable() {
 }
 
 #[tokio::test]
-async fn the_data_of_a_twin_that_was_given_away_is_kept_when_it_is_deleted() {
+async fn the_data_of_a_handed_over_twin_is_retained_when_it_is_deleted() {
     let there = FakeApi::start().await;
     put_dying(&there);
     round_there(&there, Rights::ALL).await;
@@ -404,7 +404,7 @@ async fn the_data_of_a_twin_that_was_given_away_is_kept_when_it_is_deleted() {
 
 /// The namespace of the twin is being deleted, and the right to delete was lost with a Role in it.
 #[tokio::test]
-async fn a_dying_twin_is_let_go_without_the_right_to_delete() {
+async fn the_finalizer_of_a_deleted_twin_is_removed_without_the_right_to_delete() {
     let there = FakeApi::start().await;
     put_dying(&there);
     there.fault(Fault::new("DELETE", "persistentvolumeclaims", Act::Refuse(403)).times(100));
@@ -414,7 +414,7 @@ async fn a_dying_twin_is_let_go_without_the_right_to_delete() {
 
 /// The report says that deleting it retains the data.
 #[tokio::test]
-async fn the_data_of_every_reported_twin_is_kept_when_it_is_deleted() {
+async fn the_data_of_every_reported_twin_is_retained_when_it_is_deleted() {
     for (handed_over, with_claim, claim_lives) in [
         (true, true, true),
         (true, true, false),
@@ -446,7 +446,7 @@ async fn the_data_of_every_reported_twin_is_kept_when_it_is_deleted() {
 }
 
 #[tokio::test]
-async fn a_twin_that_was_given_away_is_held_while_its_data_cannot_be_kept() {
+async fn a_handed_over_twin_keeps_its_finalizer_while_its_data_cannot_be_retained() {
     let without = Rights {
         volume_changes: false,
         ..Rights::ALL

@@ -96,7 +96,7 @@ async fn data_is_kept_and_a_settled_snapshot_costs_one_list() {
 }
 
 #[tokio::test]
-async fn a_twin_that_somebody_deletes_is_told_of_once() {
+async fn a_deleted_snapshot_twin_is_reported_once() {
     let api = world().await;
     rounds(
         &api,
@@ -119,7 +119,7 @@ async fn a_twin_that_somebody_deletes_is_told_of_once() {
 }
 
 #[tokio::test]
-async fn what_is_being_deleted_is_not_kept() {
+async fn snapshots_that_are_being_deleted_are_not_retained() {
     let api = world().await;
     api.change(&content("users"), |content| {
         content["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();

@@ -215,7 +215,7 @@ async fn a_node_is_selected_that_the_pod_may_use() {
 }
 
 #[tokio::test]
-async fn a_pod_that_may_not_go_there_is_told() {
+async fn a_pod_that_cannot_run_near_the_source_gets_an_event() {
     let api = world("milan").await;
     claim(&api, &missed());
     pod(
@@ -251,7 +251,7 @@ async fn a_pod_that_may_not_go_there_is_told() {
 }
 
 #[tokio::test]
-async fn classes_say_how_far_snapshots_reach() {
+async fn the_topology_of_a_snapshot_depends_on_the_class() {
     let api = world("home").await;
     twin(&api, Some("n2"));
     class(&api, &json!({"restoreTopology": "cluster"}));
@@ -260,7 +260,7 @@ async fn classes_say_how_far_snapshots_reach() {
 }
 
 #[tokio::test]
-async fn a_clone_is_sent_to_its_source() {
+async fn a_clone_is_scheduled_to_its_source() {
     let api = world("home").await;
     api.change(CLAIM, |claim| {
         claim["spec"]["dataSource"] = json!({"kind": "PersistentVolumeClaim", "name": "data"});
@@ -286,7 +286,7 @@ async fn a_clone_is_sent_to_its_source() {
 }
 
 #[tokio::test]
-async fn others_are_left_alone() {
+async fn other_claims_get_no_node() {
     let api = world("home").await;
     twin(&api, Some("n2"));
     claim(&api, &json!({SELECTED_NODE: "n9"}));
@@ -314,7 +314,7 @@ async fn others_are_left_alone() {
 
 /// Kubernetes writes to a new claim at the same moment.
 #[tokio::test]
-async fn a_claim_that_changes_meanwhile_is_looked_at_again() {
+async fn a_claim_that_changes_meanwhile_is_reconciled_again() {
     let api = world("home").await;
     twin(&api, Some("n2"));
     let now = |key: &'static str, value: Value| {

@@ -104,7 +104,7 @@ fn condition(api: &FakeApi) -> Value {
 }
 
 #[tokio::test]
-async fn claims_that_wait_in_vain_are_told_the_ways_out() {
+async fn pending_claims_get_events_with_possible_fixes() {
     let (api, registry) = world().await;
     assert_eq!(told(&api, &registry, false).await, [""; 0]);
     let told = told(&api, &registry, true).await;
@@ -129,7 +129,7 @@ async fn claims_that_wait_in_vain_are_told_the_ways_out() {
 }
 
 #[tokio::test]
-async fn claims_are_told_that_their_cluster_cannot_be_used() {
+async fn claims_of_an_unusable_cluster_get_an_event() {
     for (link, reason, why) in [
         (
             Link::Unreachable("no answer within 10s".into()),
@@ -156,7 +156,7 @@ async fn claims_are_told_that_their_cluster_cannot_be_used() {
 }
 
 #[tokio::test]
-async fn what_is_not_true_any_more_is_taken_back() {
+async fn outdated_reports_are_removed() {
     let (api, registry) = world().await;
     told(&api, &registry, true).await;
     let there = FakeApi::start().await;
@@ -173,7 +173,7 @@ async fn what_is_not_true_any_more_is_taken_back() {
 }
 
 #[tokio::test]
-async fn only_claims_of_pods_that_may_run_there_are_told() {
+async fn only_claims_of_pods_that_may_run_there_get_events() {
     for (labels, is_told) in [
         (json!({"to": "milan"}), true),
         (json!({"to": "rome"}), false),
@@ -194,7 +194,7 @@ async fn only_claims_of_pods_that_may_run_there_are_told() {
 
 /// A pod that may run in several clusters: a claim gets a warning for each.
 #[tokio::test]
-async fn a_claim_is_told_of_every_cluster_that_does_not_serve_it() {
+async fn a_claim_gets_the_reasons_of_every_cluster() {
     let api = home(&["milan", "turin"]).await;
     let mut clusters = Vec::new();
     for id in ["milan", "turin"] {
@@ -210,7 +210,7 @@ async fn a_claim_is_told_of_every_cluster_that_does_not_serve_it() {
 }
 
 #[tokio::test]
-async fn claims_of_namespaces_that_are_not_offloaded_are_not_told() {
+async fn claims_of_namespaces_that_are_not_offloaded_get_no_event() {
     let api = home(&["milan"]).await;
     let registry = Registry::fixed([(Declared::plain("milan"), without_classes().await)]);
     assert_eq!(told(&api, &registry, true).await, [""; 0]);
@@ -218,7 +218,7 @@ async fn claims_of_namespaces_that_are_not_offloaded_are_not_told() {
 
 /// Their volumes are created at home, before there is a pod.
 #[tokio::test]
-async fn claims_of_immediate_classes_are_not_told() {
+async fn claims_of_immediate_classes_get_no_event() {
     let (api, registry) = world().await;
     api.change("/apis/storage.k8s.io/v1/storageclasses/liqo", |class| {
         class["volumeBindingMode"] = "Immediate".into();
@@ -241,7 +241,7 @@ async fn a_class_is_served_by_annotation_only_where_what_it_may_name_exists() {
 
 /// The class of its annotation may have no capacity there, and then no pod is sent there either.
 #[tokio::test]
-async fn a_claim_is_told_unless_it_names_a_class_that_is_there() {
+async fn a_claim_with_a_missing_class_gets_an_event() {
     let (api, there) = (home(&["milan"]).await, FakeApi::start().await);
     there.put(
         "/apis/storage.k8s.io/v1/storageclasses/gold",
@@ -265,7 +265,7 @@ async fn a_claim_is_told_unless_it_names_a_class_that_is_there() {
 }
 
 #[tokio::test]
-async fn clusters_that_serve_a_class_are_not_told_of() {
+async fn clusters_that_serve_the_class_are_not_reported() {
     let (api, there) = (home(&["milan"]).await, FakeApi::start().await);
     put_default_class(&there);
     let registry = milan(Link::up(&there, Rights::ALL).await);

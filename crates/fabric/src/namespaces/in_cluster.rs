@@ -1,5 +1,4 @@
-//! The namespaces of one remote cluster: what is to be there is decided, and once the status says so,
-//! done.
+//! The controller of the remote namespaces in one cluster: it decides, and acts once the decision is in the status.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -11,7 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use tokio::time::Instant;
 
-use super::{AT_ONCE, FINALIZER, News, Offloadings};
+use super::{AT_ONCE, ChangeFeed, FINALIZER, Offloadings};
 use crate::{
     api::{
         namespace_offloading::{NAME, NamespaceOffloading, READY},
@@ -32,38 +31,37 @@ use crate::{
     rights,
 };
 
-/// After something was written its effect is looked at so soon.
+/// After a write.
 const SOON: Duration = Duration::from_secs(1);
-/// What is waited for in a remote cluster is looked for so often.
+/// While something in the remote cluster is not finished: it is not watched.
 const POLL: Duration = Duration::from_secs(5);
-/// How often it is asked whether the rights in a namespace that is there are still there.
+/// Between two checks of the rights in an existing namespace.
 const CHECK_RIGHTS: Duration = Duration::from_mins(5);
 /// The key of the cluster itself. No namespace has it.
 const ITSELF: &str = "";
 
-/// The controller of one cluster.
 pub(super) struct InCluster<'a> {
     all: &'a Offloadings<'a>,
     id: String,
-    news: News,
+    feed: ChangeFeed,
     known: Mutex<HashMap<String, Known>>,
 }
 
-/// What is known of a namespace there.
+/// What is remembered of a remote namespace.
 #[derive(Default)]
 struct Known {
-    /// When the rights were last seen to be there.
+    /// When the rights were last confirmed.
     checked: Option<Instant>,
-    /// Since when they are given and not there yet.
-    given: Option<Instant>,
-    /// What was refused last: the namespace, or the eviction of a pod.
+    /// Since when they are granted, but not effective yet.
+    granted: Option<Instant>,
+    /// The last refusal: of the namespace, or of the eviction of a pod.
     refused: Option<String>,
 }
 
 impl<'a> InCluster<'a> {
     pub(super) fn new(all: &'a Offloadings<'a>, id: String) -> Self {
         Self {
-            news: News::new(all),
+            feed: ChangeFeed::new(all),
             known: Mutex::default(),
             all,
             id,
@@ -83,7 +81,6 @@ impl<'a> InCluster<'a> {
             .remove(namespace);
     }
 
-    /// What is to be in the cluster.
     async fn decide(
         &self,
         object: &NamespaceOffloading,
@@ -94,55 +91,59 @@ impl<'a> InCluster<'a> {
         let namespace = owner.namespace.as_str();
         let wanted = self.all.wanted(object, cluster);
         let published = object.readiness(&self.id);
-        let said = object
+        let changed_at = object
             .condition(&self.id, READY)
             .and_then(|it| it.last_transition_time.parse::<Timestamp>().ok());
-        let since = said
+        let since = changed_at
             .and_then(|then| Duration::try_from(Timestamp::now().duration_since(then)).ok())
             .unwrap_or_default();
         let is_checked = self.known(namespace, |it| {
             it.checked.is_some_and(|when| when.elapsed() < CHECK_RIGHTS)
         });
-        let asked = match (&wanted, &published) {
+        let question = match (&wanted, &published) {
             (Err(_), _) => Question::Claims {
                 retained: object.volumes() != Volumes::Hold,
             },
-            // If the rights were removed since, pods can neither be created nor deleted.
+            // Checked now and then: without the rights pods can neither be created nor deleted.
             (Ok(()), Some(Readiness::Created)) if is_checked => Question::Presence,
             (Ok(()), _) => Question::Usable {
                 pods: cluster.fabric_node().is_some(),
             },
         };
-        let mut is_silent = false;
+        let mut is_unreachable = false;
         let mut seen = match name {
             Err(why) => Seen::Foreign(why.clone()),
             Ok(name) => match self.reach().await {
-                Ok(there) => look(owner, &there, name, asked).await,
+                Ok(there) => observe(owner, &there, name, question).await,
                 Err(why) => {
-                    is_silent = true;
+                    is_unreachable = true;
                     Seen::Unknown(why)
                 }
             },
         };
-        if let (Question::Usable { .. }, Seen::Ours { usable, .. }) = (asked, &mut seen) {
-            self.known(namespace, |known| known.note_rights(usable));
+        if let (Question::Usable { .. }, Seen::Ours { usable, .. }) = (question, &mut seen) {
+            self.known(namespace, |known| known.check_rights(usable));
         }
         let mut pods = Vec::new();
-        if let (Some(Readiness::Terminating(_)), Some(said), true) = (&published, said, wanted.is_err()) {
+        if let (Some(Readiness::Terminating(_)), Some(since), true) =
+            (&published, changed_at, wanted.is_err())
+        {
             let leaving = Leaving {
                 home: self.all.home,
                 namespace,
                 nodes: self.nodes(cluster),
-                said,
+                since,
             };
             if let Seen::Ours { claims, .. } = &mut seen {
-                leaving.mark(claims).await?;
+                leaving.mark_claims(claims).await?;
             }
             pods = leaving.pods().await?;
         }
         Ok(offload::decide(Facts {
             refused: self.refused(namespace, &seen),
-            out_of_service: wanted.is_err() && is_silent && self.is_declared_out_of_service(cluster).await?,
+            out_of_service: wanted.is_err()
+                && is_unreachable
+                && self.is_declared_out_of_service(cluster).await?,
             wanted,
             published,
             since,
@@ -152,17 +153,17 @@ impl<'a> InCluster<'a> {
         }))
     }
 
-    /// The nodes that stand for the cluster, also the one that the fabric makes while it is not there.
+    /// The virtual nodes of the cluster, including the fabric's while it does not exist.
     fn nodes(&self, cluster: &RemoteCluster) -> BTreeSet<String> {
         let nodes = self.all.home.views().nodes.all();
-        let standing = nodes.iter().filter(|node| self.all.stands_for(node, &self.id));
-        standing
+        let virtual_nodes = nodes.iter().filter(|node| self.all.represents(node, &self.id));
+        virtual_nodes
             .map(|node| node.name.clone())
             .chain(cluster.fabric_node())
             .collect()
     }
 
-    /// Whether an administrator has declared out of service the node of the cluster.
+    /// Whether an administrator has declared the node of the cluster out of service.
     async fn is_declared_out_of_service(&self, cluster: &RemoteCluster) -> Result<bool, ApiError> {
         let Some(name) = cluster.fabric_node() else {
             return Ok(false);
@@ -182,7 +183,7 @@ impl<'a> InCluster<'a> {
         self.all.places.reach(&id).await
     }
 
-    /// Why it was refused by rules that may allow it later, if it was.
+    /// Returns why an eviction was refused, if it may be allowed later.
     async fn step(
         &self,
         step: Step,
@@ -197,7 +198,7 @@ impl<'a> InCluster<'a> {
             return Ok(None);
         };
         match step {
-            Step::Create if !has_finalizer(cluster, FINALIZER) => self.hold(cluster, true).await?,
+            Step::Create if !has_finalizer(cluster, FINALIZER) => self.set_finalizer(cluster, true).await?,
             Step::Create => owner.create(&there, name).await?,
             Step::Delete(uid) => owner.delete(&there, name, uid).await?,
             Step::Evict(_) => {}
@@ -205,13 +206,13 @@ impl<'a> InCluster<'a> {
         Ok(None)
     }
 
-    async fn hold(&self, cluster: &RemoteCluster, wanted: bool) -> Result<(), ApiError> {
+    async fn set_finalizer(&self, cluster: &RemoteCluster, wanted: bool) -> Result<(), ApiError> {
         let all: Objects<RemoteCluster> = self.all.home.all();
         let changed = all.set_finalizer(cluster, FINALIZER, wanted);
         unless_conflict(crash::around(Write::FabricHold, changed).await).map(drop)
     }
 
-    /// Lets the cluster go if it is being deleted and has no namespace of ours any more.
+    /// Removes the finalizer of a cluster that is being deleted and has no remote namespace any more.
     async fn release(&self, cluster: &RemoteCluster) -> Result<(), ApiError> {
         if cluster.metadata.deletion_timestamp.is_none() || !has_finalizer(cluster, FINALIZER) {
             return Ok(());
@@ -219,12 +220,12 @@ impl<'a> InCluster<'a> {
         let is_there = |one: NamespaceOffloading| one.condition(&self.id, READY).map(drop);
         let offloadings = self.all.home.all::<NamespaceOffloading>();
         if offloadings.pick(None, None, is_there).await?.is_empty() {
-            self.hold(cluster, false).await?;
+            self.set_finalizer(cluster, false).await?;
         }
         Ok(())
     }
 
-    /// Why what was asked for last was refused: a namespace that is still not there, or an eviction.
+    /// Why the last creation or eviction was refused, if it still matters.
     fn refused(&self, namespace: &str, seen: &Seen) -> Option<String> {
         self.known(namespace, |known| {
             if matches!(seen, Seen::Ours { deleting: true, .. } | Seen::Foreign(_)) {
@@ -236,15 +237,15 @@ impl<'a> InCluster<'a> {
 }
 
 impl Known {
-    /// The API server is given some time until it knows of rights that were given.
-    fn note_rights(&mut self, usable: &mut Result<(), Readiness>) {
+    /// Rights that were granted take some time to become effective.
+    fn check_rights(&mut self, usable: &mut Result<(), Readiness>) {
         self.checked = usable.is_ok().then(Instant::now);
         let Err(Readiness::Creating(why)) = usable else {
-            self.given = None;
+            self.granted = None;
             return;
         };
-        let given = *self.given.get_or_insert_with(Instant::now);
-        if given.elapsed() >= rights::KNOWN_AFTER {
+        let granted = *self.granted.get_or_insert_with(Instant::now);
+        if granted.elapsed() >= rights::EFFECTIVE_AFTER {
             *usable = Err(Readiness::Failed(std::mem::take(why)));
         }
     }
@@ -255,11 +256,11 @@ impl Controller for InCluster<'_> {
     const AT_ONCE: usize = AT_ONCE;
 
     async fn changes(&self, queue: &mut Queue) -> Next {
-        let triggers = News::triggers(self.all);
+        let triggers = ChangeFeed::triggers(self.all);
         let works = self.all.idle.borrow().is_none();
         let mut at = Instant::now() + SOON;
         if works {
-            let (next, has_changed) = self.news.take(self.all, queue);
+            let (next, has_changed) = self.feed.take(self.all, queue);
             at = next;
             if has_changed {
                 queue.add(ITSELF);
@@ -292,16 +293,16 @@ impl Controller for InCluster<'_> {
         let owner = self.all.places.owner(&found).await?;
         let name = self.all.name(&object);
         let Decision { state, step } = self.decide(&object, &cluster, &owner, name.as_ref()).await?;
-        self.all.note(namespace, &self.id, state.clone());
+        self.all.record(namespace, &self.id, state.clone());
         let again = match state.ready {
             Some(Readiness::Creating(_) | Readiness::Terminating(_)) => Some(POLL),
             _ => None,
         };
         let status = object.status.as_ref();
         let published = status.and_then(|it| it.remote_namespaces_conditions.get(&self.id));
-        let is_said = published == Some(&self.all.conditions(&object, &self.id, &state))
+        let is_published = published == Some(&self.all.conditions(&object, &self.id, &state))
             && status.is_some_and(|it| it.remote_namespace_name == name.clone().ok());
-        let (Some(step), Ok(name), true) = (step, name, is_said) else {
+        let (Some(step), Ok(name), true) = (step, name, is_published) else {
             return Ok(again);
         };
         let is_quick = matches!(step, Step::Create | Step::Delete(_));
@@ -316,12 +317,12 @@ impl Controller for InCluster<'_> {
     }
 }
 
-/// What the cluster has under this name. That it has nothing, or what is another's, counts only
-/// from the cluster that is meant.
-async fn look(owner: &Owner, place: &Place, name: &str, asked: Question) -> Seen {
-    let seen = owner.look(&place.cluster, name, asked).await;
+/// Reads the namespace of this name. That it is absent or another's is believed only after a live check that the same
+/// cluster answers.
+async fn observe(owner: &Owner, place: &Place, name: &str, question: Question) -> Seen {
+    let seen = owner.observe(&place.cluster, name, question).await;
     match &seen {
-        Seen::Absent | Seen::Foreign(_) => match place.is_cluster(None).await {
+        Seen::Absent | Seen::Foreign(_) => match place.verify(None).await {
             Ok(()) => seen,
             Err(why) => Seen::Unknown(why),
         },
@@ -334,23 +335,23 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn rights_that_were_given_are_waited_for_but_not_for_ever() {
+    async fn granted_rights_must_become_effective_in_time() {
         let mut known = Known::default();
         let given = || Err(Readiness::Creating("given".to_owned()));
         for _ in 0..3 {
             let mut usable = given();
-            known.note_rights(&mut usable);
+            known.check_rights(&mut usable);
             assert_eq!(usable, given());
         }
-        tokio::time::advance(rights::KNOWN_AFTER).await;
+        tokio::time::advance(rights::EFFECTIVE_AFTER).await;
         let mut usable = given();
-        known.note_rights(&mut usable);
+        known.check_rights(&mut usable);
         assert_eq!(usable, Err(Readiness::Failed("given".to_owned())));
-        known.note_rights(&mut Ok(()));
+        known.check_rights(&mut Ok(()));
         assert!(known.checked.is_some());
         let mut usable = given();
-        known.note_rights(&mut usable);
-        assert_eq!(usable, given(), "they were taken away and given again");
+        known.check_rights(&mut usable);
+        assert_eq!(usable, given(), "they were removed and granted again");
         assert!(known.checked.is_none());
     }
 }

@@ -1,10 +1,9 @@
-//! What carries out `NamespaceOffloading`s. What is decided stands in the status before anything is
-//! done: whoever goes on after a crash finds there where something may have been made, and twins are
-//! made only where the status says so.
+//! Carries out `NamespaceOffloading`s. The decision is written to the status before the action: after a crash the
+//! status shows where namespaces may exist, and twins are created only where it says so.
 //!
-//! Each cluster has its own controller ([`in_cluster`]), which decides and acts there; another one
-//! ([`statuses`]) writes what they have decided. A cluster that is slow delays nobody but itself: what
-//! was said of it last stays until it has answered.
+//! Each cluster has its own controller ([`in_cluster`]), which decides and acts; another one
+//! ([`statuses`]) writes their decisions. A slow cluster delays no other: its last state stays in the status until it
+//! answers.
 
 mod in_cluster;
 mod statuses;
@@ -41,15 +40,14 @@ use crate::{
     topology::Node,
 };
 
-/// Keeps a `NamespaceOffloading` while a namespace of it may be in some cluster, and a
-/// `RemoteCluster` while one may be there.
+/// Keeps a `NamespaceOffloading` while one of its remote namespaces may exist, and a `RemoteCluster` while one may
+/// exist there.
 const FINALIZER: &str = "fabric.storage.liqo.io/remote-namespaces";
-/// All are looked at so often, whatever watches say.
 const RESYNC: Duration = Duration::from_mins(2);
-/// So many namespaces are looked at at the same time, of all that are written and in each cluster.
+/// Namespaces that one controller reconciles at the same time.
 const AT_ONCE: usize = 8;
 
-/// What all of them know.
+/// What the controllers share.
 struct Offloadings<'a> {
     home: &'a Cluster,
     places: &'a Places<'a>,
@@ -57,7 +55,8 @@ struct Offloadings<'a> {
     /// Namespaces that are never offloaded.
     reserved: &'a BTreeSet<String>,
     decided: Mutex<Decided>,
-    news: watch::Sender<u64>,
+    /// Changes with `decided`.
+    decisions: watch::Sender<u64>,
     policies: View<Policy>,
 }
 
@@ -74,15 +73,15 @@ impl Slim for Policy {
     }
 }
 
-/// What was decided last of each namespace in each cluster, by namespace and cluster.
+/// The last decisions, by namespace and cluster.
 #[derive(Default)]
 struct Decided {
     states: HashMap<(String, String), ClusterState>,
-    /// The namespaces of which something else was decided than before.
+    /// The namespaces whose decisions have changed.
     changed: BTreeSet<String>,
 }
 
-/// Carries out all of them, for ever.
+/// Runs the controllers. Never returns.
 pub(super) async fn run(
     places: &Places<'_>,
     idle: &Idle,
@@ -104,7 +103,7 @@ pub(super) async fn run(
         idle,
         reserved,
         decided: Mutex::default(),
-        news: watch::Sender::default(),
+        decisions: watch::Sender::default(),
     };
     let _stops = stop.drop_guard();
     let all = &all;
@@ -128,15 +127,14 @@ impl Offloadings<'_> {
         self.decided.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This was decided of a namespace in a cluster.
-    fn note(&self, namespace: &str, cluster: &str, state: ClusterState) {
+    fn record(&self, namespace: &str, cluster: &str, state: ClusterState) {
         let key = (namespace.to_owned(), cluster.to_owned());
         let mut decided = self.decided();
         if decided.states.get(&key) != Some(&state) {
             decided.states.insert(key, state);
             decided.changed.insert(namespace.to_owned());
             drop(decided);
-            self.news.send_modify(|count| *count += 1);
+            self.decisions.send_modify(|count| *count += 1);
         }
     }
 
@@ -149,7 +147,7 @@ impl Offloadings<'_> {
         self.decided().states.retain(|(_, of), _| of != cluster);
     }
 
-    /// Whether the namespace is to be in a cluster, or why not.
+    /// Whether the namespace should exist in a cluster, or why not.
     fn wanted(&self, object: &NamespaceOffloading, cluster: &RemoteCluster) -> Result<(), Unselected> {
         let unmet = |why: &str| Err(Unselected::Unmet(why.to_owned()));
         if object.is_leaving() {
@@ -167,7 +165,7 @@ impl Offloadings<'_> {
         let rules = cluster.spec.fabric.as_ref().map(|fabric| &fabric.offload);
         let strategies = rules.map(|rules| rules.strategies.as_slice()).unwrap_or_default();
         let strategy = object.spec.namespace_mapping_strategy;
-        // Rules that come later take nothing away.
+        // New rules do not remove namespaces that exist already.
         if !before && !strategies.is_empty() && !strategies.contains(&strategy) {
             return Err(Unselected::NotAdmitted(format!(
                 "its RemoteCluster does not admit the strategy {strategy:?}"
@@ -177,16 +175,16 @@ impl Offloadings<'_> {
         let nodes: Vec<&Node> = nodes
             .iter()
             .map(Arc::as_ref)
-            .filter(|node| self.stands_for(node, &id))
+            .filter(|node| self.represents(node, &id))
             .collect();
         let selector = object.spec.cluster_selector.selector();
         if offload::selects(&selector, &nodes, before) {
             return Ok(());
         }
         unmet(if nodes.is_empty() {
-            "no node stands for it, whose labels the clusterSelector could select"
+            "no virtual node represents it, so the clusterSelector cannot select it"
         } else {
-            "no node that stands for it meets the clusterSelector"
+            "no virtual node of it matches the clusterSelector"
         })
     }
 
@@ -203,11 +201,11 @@ impl Offloadings<'_> {
         conditions(object, cluster, state, names.as_ref())
     }
 
-    fn stands_for(&self, node: &Node, id: &str) -> bool {
+    fn represents(&self, node: &Node, id: &str) -> bool {
         matches!(self.places.registry().behind(node), NodeKind::Virtual(remote) if remote.id.as_str() == id)
     }
 
-    /// The name in remote clusters: what was chosen once stays.
+    /// The name in remote clusters: once in the status, it stays.
     fn name(&self, object: &NamespaceOffloading) -> Result<String, String> {
         let chosen = object
             .status
@@ -225,16 +223,16 @@ impl Offloadings<'_> {
     }
 }
 
-/// What has changed of all `NamespaceOffloading`s, for one of those that act on it.
-struct News {
+/// The changes of all `NamespaceOffloading`s, for one controller.
+struct ChangeFeed {
     objects: Feed<NamespaceOffloading>,
-    /// Whatever concerns them all.
+    /// Views whose changes concern all of them.
     shared: Mutex<Vec<watch::Receiver<u64>>>,
-    /// When all are looked at next.
+    /// When all are reconciled next.
     all: Mutex<Instant>,
 }
 
-impl News {
+impl ChangeFeed {
     fn new(all: &Offloadings<'_>) -> Self {
         Self {
             objects: all.home.views().offloadings.feed(),
@@ -252,15 +250,13 @@ impl News {
         ]
     }
 
-    /// Changes, from now on.
     fn triggers(all: &Offloadings<'_>) -> Vec<watch::Receiver<u64>> {
         let mut triggers = Self::shared(all);
         triggers.push(all.home.views().offloadings.version());
         triggers
     }
 
-    /// Adds the namespaces that are to be looked at; when that is all of them, if nothing changes before,
-    /// and whether anything has changed.
+    /// Queues the namespaces to reconcile. Returns when all of them are due, and whether anything has changed.
     fn take(&self, all: &Offloadings<'_>, queue: &mut Queue) -> (Instant, bool) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         let mut next = self.all.lock().unwrap_or_else(PoisonError::into_inner);

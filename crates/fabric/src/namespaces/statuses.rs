@@ -1,4 +1,4 @@
-//! Writes the status of each `NamespaceOffloading`, and what there is to do at home.
+//! The controller of each `NamespaceOffloading` at home: finalizer, label of the namespace, and status.
 
 use std::{
     collections::BTreeMap,
@@ -11,9 +11,9 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
-use super::{AT_ONCE, FINALIZER, News, Offloadings, Policy};
+use super::{AT_ONCE, ChangeFeed, FINALIZER, Offloadings, Policy};
 use crate::{
-    Rest,
+    IdleReason,
     api::{
         namespace_offloading::{NAME, NamespaceOffloading, NamespaceOffloadingStatus, READY},
         remote_cluster::RemoteCluster,
@@ -31,36 +31,34 @@ use crate::{
     scheduling,
 };
 
-/// How often it is asked whether Liqo is installed.
-const ASK_FOR_LIQO: Duration = Duration::from_secs(20);
-/// After a failure it is asked again so soon, and what was evicted is looked at again.
+/// Between two checks whether Liqo is installed.
+const CHECK_LIQO: Duration = Duration::from_secs(20);
+/// After a failed check, a write or an eviction.
 const SOON: Duration = Duration::from_secs(1);
 
-/// The controller.
 pub(super) struct Statuses<'a> {
     all: &'a Offloadings<'a>,
-    news: News,
+    feed: ChangeFeed,
     policies: Feed<Policy>,
-    asked: Mutex<Asked>,
+    kind_owner: Mutex<KindOwner>,
 }
 
-/// What was answered when it was asked last who serves `NamespaceOffloading`s.
+/// Who carries out `NamespaceOffloading`s, at the last check.
 #[derive(Clone)]
-struct Asked {
-    /// How it shows that Liqo is installed, if it is.
+struct KindOwner {
+    /// What shows that Liqo is installed, if it is.
     liqo: Option<String>,
-    /// Whether the kind is defined.
     is_defined: bool,
-    /// When it is asked next.
+    /// When this is checked next.
     next: Instant,
 }
 
 impl<'a> Statuses<'a> {
     pub(super) fn new(all: &'a Offloadings<'a>) -> Self {
         Self {
-            news: News::new(all),
+            feed: ChangeFeed::new(all),
             policies: all.policies.feed(),
-            asked: Mutex::new(Asked {
+            kind_owner: Mutex::new(KindOwner {
                 liqo: None,
                 is_defined: true,
                 next: Instant::now(),
@@ -69,54 +67,53 @@ impl<'a> Statuses<'a> {
         }
     }
 
-    /// Asks now and then whether Liqo is installed, and whether the kind is defined. What was found last
-    /// counts until then.
-    async fn ask(&self) -> Result<Asked, ApiError> {
-        let known = |now: &Mutex<Asked>| now.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let known = known(&self.asked);
+    /// Checks whether Liqo is installed and the kind is defined. The result is reused until the next check is due.
+    async fn kind_owner(&self) -> Result<KindOwner, ApiError> {
+        let known = |now: &Mutex<KindOwner>| now.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = known(&self.kind_owner);
         if known.next > Instant::now() {
             return Ok(known);
         }
         let home = self.all.home;
         let unknown = |why| {
             home.all::<NamespaceOffloading>()
-                .failure("tell who owns", Cause::Unavailable(why))
+                .failure("find the owner of", Cause::Unavailable(why))
         };
-        let asked = Asked {
+        let owner = KindOwner {
             liqo: liqo::installed(home).await.map_err(unknown)?,
             is_defined: is_read(&home.views().offloadings.version())
                 || liqo::defines_offloadings(home).await.map_err(unknown)?,
-            next: Instant::now() + ASK_FOR_LIQO,
+            next: Instant::now() + CHECK_LIQO,
         };
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = asked.clone();
-        Ok(asked)
+        *self.kind_owner.lock().unwrap_or_else(PoisonError::into_inner) = owner.clone();
+        Ok(owner)
     }
 
-    /// Why nothing is done, if nothing is.
-    fn idle(&self, asked: &Asked) -> Option<Rest> {
+    /// Why no namespace is offloaded, if so.
+    fn idle(&self, owner: &KindOwner) -> Option<IdleReason> {
         let views = self.all.home.views();
-        if let Some(how) = &asked.liqo {
-            return Some(Rest::Unready(format!(
-                "Liqo is installed ({how}), and NamespaceOffloadings are Liqo's: this fabric does nothing. What it made \
+        if let Some(how) = &owner.liqo {
+            return Some(IdleReason::Unready(format!(
+                "Liqo is installed ({how}), and carries out NamespaceOffloadings: this fabric does nothing. What it created \
                  stays as it is"
             )));
         }
         if !is_read(&views.offloadings.version()) {
-            return Some(if asked.is_defined {
-                Rest::Unready("NamespaceOffloadings were not read yet".to_owned())
+            return Some(if owner.is_defined {
+                IdleReason::Unready("NamespaceOffloadings are not listed yet".to_owned())
             } else {
-                Rest::Undefined
+                IdleReason::Undefined
             });
         }
-        // A cluster that was not read yet may well be there.
+        // Otherwise a RemoteCluster that is not listed yet would look deleted.
         let all_read = self.all.places.registry().unread().is_some()
             && is_read(&views.remote_clusters.version())
             && is_read(&views.nodes.version());
-        (!all_read).then(|| Rest::Unready("the RemoteClusters and the nodes were not read yet".to_owned()))
+        (!all_read).then(|| IdleReason::Unready("RemoteClusters and nodes are not listed yet".to_owned()))
     }
 
-    /// What is said of a namespace in one cluster: what was decided there. Until the cluster has answered
-    /// that is what was said before.
+    /// The state of a namespace in one cluster: the last decision there, or until the cluster answers what the status
+    /// has.
     fn state(&self, object: &NamespaceOffloading, cluster: &RemoteCluster) -> ClusterState {
         let id = cluster.name_any();
         let selected = self.all.wanted(object, cluster);
@@ -151,7 +148,7 @@ impl<'a> Statuses<'a> {
         }
     }
 
-    /// The clusters in which this fabric makes namespaces.
+    /// The clusters in which this fabric creates namespaces.
     fn clusters(&self) -> Vec<Arc<RemoteCluster>> {
         let mut all = self.all.home.views().remote_clusters.all();
         all.retain(|it| it.spec.fabric.is_some());
@@ -169,20 +166,20 @@ impl Controller for Statuses<'_> {
     const AT_ONCE: usize = AT_ONCE;
 
     async fn changes(&self, queue: &mut Queue) -> Next {
-        let mut triggers = News::triggers(self.all);
-        triggers.extend([self.all.news.subscribe(), self.all.policies.version()]);
-        let asked = self.ask().await;
-        if let Err(error) = &asked {
-            tracing::warn!(%error, "nothing is done before it is known whether Liqo is installed");
+        let mut triggers = ChangeFeed::triggers(self.all);
+        triggers.extend([self.all.decisions.subscribe(), self.all.policies.version()]);
+        let owner = self.kind_owner().await;
+        if let Err(error) = &owner {
+            tracing::warn!(%error, "waiting: it is unknown whether Liqo is installed");
         }
-        let idle = match &asked {
-            Ok(asked) => self.idle(asked),
+        let idle = match &owner {
+            Ok(owner) => self.idle(owner),
             Err(_) => self.all.idle.borrow().clone(),
         };
         if *self.all.idle.borrow() != idle {
             match &idle {
-                Some(Rest::Unready(why)) => tracing::warn!("{why}"),
-                Some(Rest::Undefined) => tracing::info!(
+                Some(IdleReason::Unready(why)) => tracing::warn!("{why}"),
+                Some(IdleReason::Undefined) => tracing::info!(
                     "NamespaceOffloadings are not defined here, so no namespace is offloaded; to define them: \
                      liqo-csi crds --offloading | kubectl create -f -"
                 ),
@@ -190,10 +187,10 @@ impl Controller for Statuses<'_> {
             }
             self.all.idle.send_replace(idle.clone());
         }
-        let works = asked.is_ok() && idle.is_none();
-        let mut at = Instant::now() + if asked.is_ok() { ASK_FOR_LIQO } else { SOON };
+        let works = owner.is_ok() && idle.is_none();
+        let mut at = Instant::now() + if owner.is_ok() { CHECK_LIQO } else { SOON };
         if works {
-            at = at.min(self.news.take(self.all, queue).0);
+            at = at.min(self.feed.take(self.all, queue).0);
             for namespace in std::mem::take(&mut self.all.decided().changed) {
                 queue.add(namespace);
             }
@@ -225,11 +222,11 @@ impl Controller for Statuses<'_> {
         let never = offload::never_offloaded(namespace, self.all.reserved).is_some();
         match (leaving, has_finalizer(&object, FINALIZER)) {
             (true, false) => return Ok(None),
-            // It is offloaded nowhere, so there is nothing to clean up: it only gets a status that says so.
+            // Never offloaded, so there is nothing to clean up later: it needs no finalizer, only a status.
             (false, false) if never => {}
             (false, false) => {
-                let held = objects.set_finalizer(&object, FINALIZER, true);
-                unless_conflict(crash::around(Write::OffloadHold, held).await)?;
+                let added = objects.set_finalizer(&object, FINALIZER, true);
+                unless_conflict(crash::around(Write::OffloadHold, added).await)?;
                 return Ok(Some(SOON));
             }
             (_, true) => {}
@@ -237,7 +234,8 @@ impl Controller for Statuses<'_> {
         let Some(found) = home.all::<Namespace>().get(namespace).await? else {
             return Ok(None);
         };
-        // Before it is said to be offloaded, and before anything of it is taken away.
+        // The label before the status: pods must be scheduled accordingly once the status says that the namespace is
+        // offloaded, and run at home again before anything is removed.
         scheduling::keep(home, &found, !leaving && !never).await?;
         let clusters = self.clusters();
         let decided = clusters
@@ -259,16 +257,16 @@ impl Controller for Statuses<'_> {
             return Ok(Some(SOON));
         }
         if leaving && gone {
-            let freed = objects.set_finalizer(&object, FINALIZER, false);
-            unless_conflict(crash::around(Write::OffloadLetGo, freed).await)?;
+            let removed = objects.set_finalizer(&object, FINALIZER, false);
+            unless_conflict(crash::around(Write::OffloadLetGo, removed).await)?;
         }
-        // The policy for new pods knows no time: what has ended is removed.
+        // The admission policy for new pods cannot compare times: expired entries have to be removed.
         Ok(avoided_now(&object).1)
     }
 }
 
-/// Replaces the status of exactly the object that was read: what is no more is taken out, which a merge patch
-/// has to spell.
+/// The merge patch that replaces the status of exactly the object that was read: removed entries need an explicit
+/// null.
 fn patch(object: &NamespaceOffloading, status: &NamespaceOffloadingStatus) -> serde_json::Value {
     let mut patch = json!({
         "metadata": {"uid": object.metadata.uid, "resourceVersion": object.metadata.resource_version},

@@ -1,4 +1,4 @@
-//! What the nodes of a remote cluster are and offer, and how that cluster wants to be labelled.
+//! The capacity and common labels of the nodes of a remote cluster, and the labels that the cluster suggests.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -31,37 +31,35 @@ use crate::{
     seen::{SeenPod, SentPod},
 };
 
-/// It is counted so often.
 const RECOUNT: Duration = Duration::from_mins(1);
-/// The lease of the node waits for no longer than this for a cluster with many nodes.
+/// For one count: meanwhile the lease of the node is not renewed.
 const LONGEST: Duration = Duration::from_secs(15);
 
-/// Pods of nodes that have not terminated.
+/// Pods on nodes that have not terminated.
 const PLACED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
-/// Labels of the nodes there that count where all have them alike.
+/// Labels that the virtual node gets if all nodes there have the same value.
 pub(super) const UNIFORM: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
 
-/// Describes the kubelet's API, which the fabric serves itself, and not the pods of a node.
+/// A feature of the kubelet's API, which the fabric serves itself.
 const OF_KUBELET_API: &str = "ExtendWebSocketsToKubelet";
 /// Features of a node, and bytes of each.
 const MOST_FEATURES: usize = 64;
 const LONGEST_FEATURE: usize = 128;
 
-/// What is known of the nodes there.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counted {
-    /// What they offer, if that is known.
+    /// The capacity, if known.
     pub(super) amounts: Option<Amounts>,
-    /// Labels that all of them have alike: operating system and architecture.
+    /// The labels of [`UNIFORM`] that all nodes have in common.
     pub(super) uniform: BTreeMap<String, String>,
-    /// Labels that the cluster suggests for the node that stands for it.
+    /// Labels that the cluster suggests for its virtual node.
     pub(super) suggested: BTreeMap<String, String>,
-    /// The features that all of them declare, if that is known: Kubernetes schedules pods by them, and refuses changes.
+    /// The features that all nodes declare, if known: Kubernetes schedules pods by them, and refuses changes.
     pub(super) features: Option<BTreeSet<String>>,
-    /// What could not be read, if something could not.
-    pub(super) trouble: Option<String>,
-    /// Why the node offers nothing, if the right is missing by which is known what is free.
+    /// What could not be read, if anything.
+    pub(super) problem: Option<String>,
+    /// Why the node offers nothing, if the right to measure free capacity is missing.
     pub(super) refused: Option<String>,
 }
 
@@ -72,25 +70,24 @@ pub(super) struct AtHome<'a> {
 }
 
 impl Counted {
-    /// What the cluster says of itself, in one map: no suggestion is called as one of [`UNIFORM`].
+    /// The labels of the cluster in one map: no suggestion has a key of [`UNIFORM`].
     pub(super) fn labels(&self) -> BTreeMap<String, String> {
         let both = self.suggested.iter().chain(&self.uniform);
         both.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 }
 
-/// Counts now and then.
 #[derive(Debug)]
-pub(super) struct Census {
+pub(super) struct Counter {
     last: Counted,
-    /// What is offered of what is free there.
+    /// The offered part of the free capacity.
     free: Offer,
     began: Instant,
     when: Option<Instant>,
 }
 
-impl Census {
-    /// One that knows which labels the cluster said of itself before.
+impl Counter {
+    /// A counter that starts with the recorded labels of the cluster.
     pub(super) fn after(labels: BTreeMap<String, String>) -> Self {
         let (uniform, suggested) = labels
             .into_iter()
@@ -107,8 +104,7 @@ impl Census {
         }
     }
 
-    /// What is known. The cluster is asked if it answers and was not asked a moment ago; what it
-    /// does not say now is what it said last.
+    /// Counts, if the cluster answers and the last count is not recent. What cannot be read now keeps its last value.
     pub(super) async fn count(
         &mut self,
         fabric: &Fabric,
@@ -118,8 +114,8 @@ impl Census {
         let is_recent = self.when.is_some_and(|when| when.elapsed() < RECOUNT);
         if let Some(place) = place.filter(|_| !is_recent) {
             self.when = Some(Instant::now());
-            let asked = timeout(LONGEST, self.ask(fabric, place, home)).await;
-            self.last.trouble = asked.unwrap_or_else(|_| {
+            let read = timeout(LONGEST, self.read(fabric, place, home)).await;
+            self.last.problem = read.unwrap_or_else(|_| {
                 Some(format!(
                     "the cluster has not listed its nodes, and pods if they count, within {LONGEST:?}"
                 ))
@@ -128,7 +124,7 @@ impl Census {
         self.known(fabric)
     }
 
-    /// What is known without asking.
+    /// The result of the last count.
     pub(super) fn known(&self, fabric: &Fabric) -> Counted {
         let mut known = self.last.clone();
         match fabric.capacity.source {
@@ -142,9 +138,9 @@ impl Census {
         known
     }
 
-    /// Asks for everything; what could not be read, if something could not.
-    async fn ask(&mut self, fabric: &Fabric, place: &Place, home: &AtHome<'_>) -> Option<String> {
-        let mut troubles = Vec::new();
+    /// Reads everything. Returns what could not be read, if anything.
+    async fn read(&mut self, fabric: &Fabric, place: &Place, home: &AtHome<'_>) -> Option<String> {
+        let mut problems = Vec::new();
         self.last.refused = None;
         let pods = Consumer {
             node_labels: fabric.pods.node_selector.clone(),
@@ -153,7 +149,7 @@ impl Census {
         };
         match nodes(place, &pods).await {
             Ok(open) => {
-                // Where no node takes pods just now, the next one is as the last was.
+                // If no node takes pods now, the next one is assumed to have the labels and features of the last.
                 if !open.is_empty() {
                     self.last.uniform = uniform(&open);
                     self.last.features = open.iter().map(|it| it.features.clone()).reduce(|a, b| &a & &b);
@@ -161,27 +157,27 @@ impl Census {
                 let offers = open.iter().map(|node| &node.amounts);
                 self.last.amounts = Some(share_of(offers, fabric.capacity.share));
                 if fabric.capacity.source == CapacitySource::Free {
-                    troubles.extend(self.ask_for_free(&open, fabric.capacity.share, place, home).await);
+                    problems.extend(self.measure_free(&open, fabric.capacity.share, place, home).await);
                 }
             }
-            // Nothing is wrong where nobody needs them.
+            // With a static capacity the nodes are not needed.
             Err(_) if fabric.capacity.source == CapacitySource::Static => {}
-            Err(error) => troubles.push(format!(
-                "its capacity is not known: {error}; set spec.fabric.capacity.source to Static"
+            Err(error) => problems.push(format!(
+                "its capacity is unknown: {error}; set spec.fabric.capacity.source to Static"
             )),
         }
         if let Some(source) = &fabric.labels_from {
             match labels(place, source).await {
                 Ok(labels) => self.last.suggested = labels,
-                Err(error) => troubles.push(format!("the labels that it suggests are not known: {error}")),
+                Err(error) => problems.push(format!("the labels that it suggests are unknown: {error}")),
             }
         }
-        (!troubles.is_empty()).then(|| troubles.join("; "))
+        (!problems.is_empty()).then(|| problems.join("; "))
     }
 
-    /// Measures what is free of these nodes; why that is not known, if so. Without the right, nothing is
-    /// offered: neither all that the nodes have nor what was free once is what the user asked for.
-    async fn ask_for_free(
+    /// Measures the free capacity of these nodes. Returns why that failed, if it did. Without the right nothing is
+    /// offered: neither the full capacity nor an old measurement is what the user configured.
+    async fn measure_free(
         &mut self,
         open: &[Open],
         share: u32,
@@ -189,27 +185,27 @@ impl Census {
         home: &AtHome<'_>,
     ) -> Option<String> {
         let offers = || open.iter().map(|node| &node.amounts);
-        let (free, trouble) = match requested(place, open, home).await {
+        let (free, problem) = match requested(place, open, home).await {
             Ok(requested) => (share_of_free(offers(), &requested, share), None),
             Err(error) if error.is_forbidden() => {
                 let why = format!(
-                    "the node offers nothing, because it is not known what is free there: {error}. Set \
+                    "the node offers nothing, because its free capacity is unknown: {error}. Set \
                      remoteAccess.freeCapacity=true in the release there, or spec.fabric.capacity.source to Nodes"
                 );
                 self.last.refused = Some(why.clone());
                 (share_of(offers(), 0), Some(why))
             }
-            Err(error) => return Some(format!("what is free there is not known: {error}")),
+            Err(error) => return Some(format!("its free capacity is unknown: {error}")),
         };
         self.free.measure(free, self.began.elapsed());
-        trouble
+        problem
     }
 }
 
-/// What pods request on these nodes. Of the remote pods of home pods only what they request beyond these counts:
-/// the scheduler at home has subtracted the rest.
+/// The requests of pods on these nodes. Of remote pods only what exceeds the requests of their home pods counts: the
+/// scheduler at home subtracts the rest.
 async fn requested(place: &Place, open: &[Open], home: &AtHome<'_>) -> Result<Requests, ApiError> {
-    // A home pod that was not read yet would count twice.
+    // A home pod that is not in the view yet would count twice.
     home.pods.complete().await;
     let nodes: HashSet<&str> = open.iter().map(|node| &*node.name).collect();
     let sum = Mutex::new(Requests::new());
@@ -222,7 +218,7 @@ async fn requested(place: &Place, open: &[Open], home: &AtHome<'_>) -> Result<Re
             let requests = pod.requests_beyond(own.as_deref());
             add(&mut sum.lock().unwrap_or_else(PoisonError::into_inner), &requests);
         }
-        // One page is in memory at a time, and of all others only the sum.
+        // Keeps only the sum in memory, and one page at a time.
         None
     };
     place
@@ -239,7 +235,7 @@ async fn labels(place: &Place, source: &LabelSource) -> Result<BTreeMap<String, 
     Ok(suggested(found.and_then(|it| it.data).unwrap_or_default()))
 }
 
-/// What a node there is and offers.
+/// A node there that takes pods of the fabric.
 struct Open {
     name: String,
     /// Those of [`UNIFORM`].
@@ -248,7 +244,7 @@ struct Open {
     features: BTreeSet<String>,
 }
 
-/// The nodes there that take such pods. Their typed definition does not know all fields.
+/// The nodes there that take such pods. Read untyped: the typed `Node` has no `declaredFeatures`.
 async fn nodes(place: &Place, pods: &Consumer) -> Result<Vec<Open>, ApiError> {
     let nodes = place.cluster.dynamic(&ApiResource::erase::<Node>(&()), None);
     let open = |object: DynamicObject| {
@@ -259,7 +255,7 @@ async fn nodes(place: &Place, pods: &Consumer) -> Result<Vec<Open>, ApiError> {
     nodes.pick(None, None, open).await
 }
 
-/// The features that a node declares, as far as their names are such as Kubernetes takes.
+/// The features that a node declares, if Kubernetes accepts their names.
 fn features(declared: &Value) -> BTreeSet<String> {
     let is_word = |it: &str| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_alphanumeric());
     let is_name = |it: &&str| {
@@ -273,7 +269,6 @@ fn features(declared: &Value) -> BTreeSet<String> {
     names.take(MOST_FEATURES).map(str::to_owned).collect()
 }
 
-/// As Kubernetes reads one of `fabric.pods.tolerations`.
 fn toleration(of: &api::fabric::Toleration) -> Option<Toleration> {
     slim::toleration(&k8s_openapi::api::core::v1::Toleration {
         key: Some(of.key.clone()),
@@ -334,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_counts_that_the_pods_of_the_fabric_may_run_on() {
+    fn only_nodes_that_tolerate_the_pods_of_the_fabric_are_counted() {
         let node = |labels: &serde_json::Value, taint: Option<&str>| -> Node {
             let taints = taint.map(|key| json!({"key": key, "effect": "NoSchedule"}));
             serde_json::from_value(json!({

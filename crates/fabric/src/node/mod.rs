@@ -1,6 +1,5 @@
-//! The virtual node of a cluster: it is made, kept as it should be, says how its cluster is, and
-//! goes when its `RemoteCluster` does. Of what is on it, only what the fabric itself has put
-//! there is written: cordons, labels and taints of others stay.
+//! The controller of the virtual node of a cluster: creates it, keeps its labels, taints, lease and status, and deletes
+//! it with its `RemoteCluster`. Labels, taints and cordons that others set stay.
 
 mod count;
 mod object;
@@ -27,7 +26,7 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
 use self::{
-    count::{AtHome, Census},
+    count::{AtHome, Counter},
     object::{Health, Marks, differs, status, status_patch},
 };
 use super::{
@@ -55,33 +54,30 @@ use crate::{
 
 /// Keeps a `RemoteCluster` until its node is gone.
 pub(super) const FINALIZER: &str = "fabric.storage.liqo.io/virtual-node";
-/// Where kubelets have their leases.
+/// The namespace of the leases of nodes.
 const LEASES: &str = "kube-node-lease";
-/// How many seconds a node may be silent, as with kubelets.
+/// As of kubelets.
 const LEASE_SECONDS: i32 = 40;
-/// The status is written so often even if nothing has changed.
+/// The status is written at this interval even if nothing has changed.
 const HEARTBEAT: Duration = Duration::from_mins(1);
-/// What the API server dropped is written again after so long: the definition of `RemoteClusters` may
-/// have been updated meanwhile.
+/// Fields that the API server dropped are written again after this time: the CRD of `RemoteClusters` may have been
+/// updated meanwhile.
 const DROPPED_AGAIN: Duration = Duration::from_mins(1);
 
-/// Where the API server finds the logs of its pods.
+/// Where the API server reaches the node's kubelet API.
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
-    /// The address of this process.
     address: IpAddr,
-    /// The port that is this node's.
     port: u16,
 }
 
-/// What was written of which the API server has kept only a part.
+/// A written status, and the part of it that the API server has kept.
 struct Dropped {
     wanted: VirtualNodeStatus,
     kept: VirtualNodeStatus,
     when: Instant,
 }
 
-/// The loop for one node.
 pub(super) struct NodeKeeper<'a> {
     places: &'a Places<'a>,
     cluster: ClusterId,
@@ -95,8 +91,8 @@ pub(super) struct NodeKeeper<'a> {
     lacks_right: AtomicBool,
     has_old_definition: AtomicBool,
     dropped: Mutex<Option<Dropped>>,
-    /// Made of what is known when the cluster is looked at first.
-    census: tokio::sync::Mutex<Option<Census>>,
+    /// Created in the first round, from the labels in the status.
+    counter: tokio::sync::Mutex<Option<Counter>>,
 }
 
 impl<'a> NodeKeeper<'a> {
@@ -121,7 +117,7 @@ impl<'a> NodeKeeper<'a> {
             lacks_right: AtomicBool::default(),
             has_old_definition: AtomicBool::default(),
             dropped: Mutex::default(),
-            census: tokio::sync::Mutex::default(),
+            counter: tokio::sync::Mutex::default(),
         }
     }
 
@@ -135,20 +131,20 @@ impl<'a> NodeKeeper<'a> {
 
     async fn keep(&self, object: &RemoteCluster, fabric: &Fabric) -> Result<(), ApiError> {
         if !has_finalizer(object, FINALIZER) {
-            self.hold(object, true).await?;
+            self.set_finalizer(object, true).await?;
         }
         self.refresh(object, fabric).await
     }
 
-    /// The node as it should be, with how its cluster is and where it is called.
+    /// Brings the node into its desired state: lease, status, labels and taints.
     async fn refresh(&self, object: &RemoteCluster, fabric: &Fabric) -> Result<(), ApiError> {
         let place = self.places.reach(&self.cluster).await;
-        let mut census = self.census.lock().await;
+        let mut counter = self.counter.lock().await;
         let kept = kept(object);
-        let census = census.get_or_insert_with(|| Census::after(kept.cluster_labels.clone()));
-        let marks = self.marks(fabric, &census.known(fabric));
-        // Without it Kubernetes evicts the pods of a cluster that is well.
+        let counter = counter.get_or_insert_with(|| Counter::after(kept.cluster_labels.clone()));
+        let marks = self.marks(fabric, &counter.known(fabric));
         let node = self.node(&marks, &kept).await?;
+        // Before the slow requests to the cluster: when the lease expires, Kubernetes evicts the pods of the node.
         self.renew_lease(&node).await?;
         if object.metadata.deletion_timestamp.is_some() {
             self.cordon(&node).await?;
@@ -157,7 +153,7 @@ impl<'a> NodeKeeper<'a> {
             pods: &self.pods,
             uid: self.places.home_uid().await?,
         };
-        let counted = census.count(fabric, place.as_ref().ok(), &at_home).await;
+        let counted = counter.count(fabric, place.as_ref().ok(), &at_home).await;
         self.warn_of_right(object, counted.refused.as_deref()).await;
         let health = self.health(&place, &node).await;
         let port = self.port(object).await;
@@ -175,14 +171,14 @@ impl<'a> NodeKeeper<'a> {
             cluster_labels: counted.labels(),
             ..marks.of_others(&node)
         };
-        // How the cluster is does not depend on whether the rest can be written.
-        let said = self.say(&node, &status).await;
+        // A failed status must not keep the rest from being written.
+        let written = self.write_status(&node, &status).await;
         self.remember(&kept, &now).await?;
-        self.mark(&node, &marks).await?;
-        said
+        self.write_marks(&node, &marks).await?;
+        written
     }
 
-    /// The port at which the node is called. That there is none is told.
+    /// The port of the node. Emits an event if there is none left.
     async fn port(&self, object: &RemoteCluster) -> Option<Port> {
         let (clusters, ports) = (
             self.places.home.views().remote_clusters.all(),
@@ -202,11 +198,11 @@ impl<'a> NodeKeeper<'a> {
         port
     }
 
-    /// Emits an event if the node offers nothing for want of a right, unless it did so already.
+    /// Emits an event if the node has no capacity because a right is missing, unless it was emitted already.
     async fn warn_of_right(&self, object: &RemoteCluster, refused: Option<&str>) {
-        let did_already = self.lacks_right.swap(refused.is_some(), Ordering::Relaxed);
-        if let Some(why) = refused.filter(|_| !did_already) {
-            tracing::warn!(cluster = %self.cluster, why, "the capacity of a virtual node is not known");
+        let was_emitted = self.lacks_right.swap(refused.is_some(), Ordering::Relaxed);
+        if let Some(why) = refused.filter(|_| !was_emitted) {
+            tracing::warn!(cluster = %self.cluster, why, "the capacity of a virtual node is unknown");
             self.events
                 .warn_object(object.object_ref(&()), "CapacityUnknown", why)
                 .await;
@@ -221,10 +217,10 @@ impl<'a> NodeKeeper<'a> {
             .await;
     }
 
-    /// Where the API server is to call, once all replicas know whose the port is.
+    /// Where the API server reaches the node. `None` until the port is recorded: other replicas would not know it.
     fn endpoint(&self, port: Option<Port>) -> Option<Endpoint> {
         match (self.endpoints.address, port) {
-            (Some(address), Some(Port::Held(port))) => Some(Endpoint { address, port }),
+            (Some(address), Some(Port::Recorded(port))) => Some(Endpoint { address, port }),
             _ => None,
         }
     }
@@ -233,32 +229,34 @@ impl<'a> NodeKeeper<'a> {
         Marks::of(&self.name, self.cluster.as_str(), fabric, counted)
     }
 
-    /// Keeps what others have set on the node, and what the cluster says of itself, where the node
-    /// cannot take it along.
+    /// Records in the `RemoteCluster` what others have set on the node and the labels of the cluster, so that they
+    /// survive the deletion of the node.
     async fn remember(&self, kept: &VirtualNodeStatus, now: &VirtualNodeStatus) -> Result<(), ApiError> {
         if kept == now || self.was_dropped(kept, now) {
             return Ok(());
         }
-        let mut whole = json!({"port": null, "clusterLabels": null, "labels": null, "taints": null, "unschedulable": null});
-        if let (Some(whole), Ok(Value::Object(said))) = (whole.as_object_mut(), serde_json::to_value(now)) {
-            whole.extend(said);
+        let mut patch_status = json!({"port": null, "clusterLabels": null, "labels": null, "taints": null, "unschedulable": null});
+        if let (Some(patch_status), Ok(Value::Object(fields))) =
+            (patch_status.as_object_mut(), serde_json::to_value(now))
+        {
+            patch_status.extend(fields);
         }
-        // Of labels, a merge patch keeps those that it does not name.
+        // A merge patch removes a label only with an explicit null.
         for (field, before, now) in [
             ("labels", &kept.labels, &now.labels),
             ("clusterLabels", &kept.cluster_labels, &now.cluster_labels),
         ] {
             for key in before.keys().filter(|key| !now.contains_key(*key)) {
-                whole[field][key] = Value::Null;
+                patch_status[field][key] = Value::Null;
             }
         }
         let all = self.places.home.all::<RemoteCluster>();
-        let patch = json!({"status": {"virtualNode": whole}});
+        let patch = json!({"status": {"virtualNode": patch_status}});
         let written = all.merge_status(self.cluster.as_str(), &patch);
         let Some(object) = crash::around(Step::FabricNodeRemember, written).await? else {
             return Ok(());
         };
-        // Helm does not upgrade definitions, and an API server drops the fields that they lack.
+        // Helm does not upgrade CRDs, and the API server drops fields that they lack.
         let kept = self::kept(&object);
         let is_old = kept.port != now.port;
         let dropped = (kept != *now).then(|| Dropped {
@@ -275,7 +273,7 @@ impl<'a> NodeKeeper<'a> {
         Ok(())
     }
 
-    /// Whether just this was written a moment ago, and this is what the API server has kept of it.
+    /// Whether this status was written a moment ago, and the API server kept only this part of it.
     fn was_dropped(&self, kept: &VirtualNodeStatus, now: &VirtualNodeStatus) -> bool {
         let dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
         dropped
@@ -283,12 +281,12 @@ impl<'a> NodeKeeper<'a> {
             .is_some_and(|it| it.wanted == *now && it.kept == *kept && it.when.elapsed() < DROPPED_AGAIN)
     }
 
-    /// The node, made if it is not there.
+    /// The node, created if it does not exist.
     async fn node(&self, marks: &Marks, kept: &VirtualNodeStatus) -> Result<Node, ApiError> {
         let nodes = self.places.home.all::<Node>();
         let taken = || {
-            nodes.failure("make", Cause::Conflict(format!(
-                "the node {} is there already and is not the fabric's: set spec.fabric.nodeName of RemoteCluster {} to \
+            nodes.failure("create", Cause::Conflict(format!(
+                "the node {} exists already and is not the fabric's: set spec.fabric.nodeName of RemoteCluster {} to \
                  another name, or delete that node",
                 self.name, self.cluster
             )))
@@ -297,9 +295,10 @@ impl<'a> NodeKeeper<'a> {
             node
         } else {
             let node = marks.new_node(&self.name, kept);
-            let wrong = |error: serde_json::Error| nodes.failure("make", Cause::Malformed(error.to_string()));
+            let wrong =
+                |error: serde_json::Error| nodes.failure("create", Cause::Malformed(error.to_string()));
             let node: Node = serde_json::from_value(node).map_err(wrong)?;
-            tracing::info!(node = self.name, cluster = %self.cluster, "making a virtual node");
+            tracing::info!(node = self.name, cluster = %self.cluster, "creating a virtual node");
             crash::around(Step::FabricNodeMake, nodes.create(&node))
                 .await?
                 .ok_or_else(taken)?
@@ -312,14 +311,14 @@ impl<'a> NodeKeeper<'a> {
 
     async fn health(&self, place: &Result<Place, String>, node: &Node) -> Health {
         match place {
-            // Names were freed: what still runs there is to be ended first.
+            // Home pods were deleted without their remote pods, which have to end first.
             Ok(_) if is_out_of_service(node) => Health {
                 status: "False",
                 reason: "OutOfService",
-                message: "the remote cluster answers; take the taint node.kubernetes.io/out-of-service off"
+                message: "the remote cluster answers; remove the taint node.kubernetes.io/out-of-service"
                     .to_owned(),
             },
-            Ok(place) => match place.is_cluster(None).await {
+            Ok(place) => match place.verify(None).await {
                 Ok(()) if *self.swept.borrow() => Health {
                     status: "True",
                     reason: "RemoteClusterReady",
@@ -328,7 +327,7 @@ impl<'a> NodeKeeper<'a> {
                 Ok(()) => Health {
                     status: "False",
                     reason: "RemotePodsUnknown",
-                    message: "the pods of the remote cluster are being looked at".to_owned(),
+                    message: "reading the pods of the remote cluster".to_owned(),
                 },
                 Err(message) => Health {
                     status: "Unknown",
@@ -342,10 +341,10 @@ impl<'a> NodeKeeper<'a> {
                     .registry()
                     .get(&self.cluster)
                     .map(|remote| remote.link());
-                let is_silent = matches!(link, Ok(Link::Unreachable(_) | Link::Connecting(_)));
+                let is_unreachable = matches!(link, Ok(Link::Unreachable(_) | Link::Connecting(_)));
                 Health {
-                    status: if is_silent { "Unknown" } else { "False" },
-                    reason: if is_silent {
+                    status: if is_unreachable { "Unknown" } else { "False" },
+                    reason: if is_unreachable {
                         "RemoteClusterUnreachable"
                     } else {
                         "RemoteClusterUnusable"
@@ -363,8 +362,8 @@ impl<'a> NodeKeeper<'a> {
         }
     }
 
-    /// Writes the labels and taints that are not as they should be.
-    async fn mark(&self, node: &Node, marks: &Marks) -> Result<(), ApiError> {
+    /// Writes the labels and taints that differ.
+    async fn write_marks(&self, node: &Node, marks: &Marks) -> Result<(), ApiError> {
         let Some(patch) = marks.changes(node) else {
             return Ok(());
         };
@@ -373,8 +372,8 @@ impl<'a> NodeKeeper<'a> {
         unless_conflict(written).map(drop)
     }
 
-    /// Writes the status if it has changed, and now and then although it has not.
-    async fn say(&self, node: &Node, status: &Value) -> Result<(), ApiError> {
+    /// Writes the status if it has changed or the heartbeat is due.
+    async fn write_status(&self, node: &Node, status: &Value) -> Result<(), ApiError> {
         let nodes = self.places.home.all::<Node>();
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner).take();
         let is_recent = written.is_some_and(|when| when.elapsed() < HEARTBEAT);
@@ -422,13 +421,11 @@ impl<'a> NodeKeeper<'a> {
             .map(drop)
     }
 
-    /// The `RemoteCluster` is being deleted: nothing new comes, and when nothing is there any
-    /// more the node goes.
+    /// The `RemoteCluster` is being deleted: cordons the node, and deletes it once it is not used any more.
     async fn leave(&self, object: &RemoteCluster) -> Result<(), ApiError> {
         let is_used = self.is_used().await?;
         if let (true, Some(fabric)) = (is_used, &object.spec.fabric) {
-            // What still runs there has logs, and nobody could declare a silent cluster out of service
-            // whose node does not say how it is.
+            // Pods that still run need logs; and a node without status cannot be declared out of service.
             return self.refresh(object, fabric).await;
         }
         let nodes = self.places.home.all::<Node>();
@@ -447,7 +444,7 @@ impl<'a> NodeKeeper<'a> {
             crash::around(Step::FabricNodeDelete, nodes.delete(&self.name, exactly)).await?;
             tracing::info!(node = self.name, "deleted a virtual node");
         }
-        self.hold(object, false).await
+        self.set_finalizer(object, false).await
     }
 
     async fn cordon(&self, node: &Node) -> Result<(), ApiError> {
@@ -465,29 +462,29 @@ impl<'a> NodeKeeper<'a> {
             .map(drop)
     }
 
-    /// Whether namespaces are there, or pods that may run there.
+    /// Whether the cluster has remote namespaces, or the node has pods that may run there.
     async fn is_used(&self) -> Result<bool, ApiError> {
-        // Read live: whoever has just begun to lead knows of none.
+        // Live reads: the views of a new leader may not be complete.
         let offloadings = self.places.home.all::<NamespaceOffloading>();
         let is_there = |one: NamespaceOffloading| one.condition(self.cluster.as_str(), READY).map(drop);
         match offloadings.pick(None, None, is_there).await {
-            // Their kind is not defined.
+            // The kind is not defined.
             Err(error) if matches!(error.cause, Cause::NotFound(_)) => {}
             found if found.as_ref().is_ok_and(Vec::is_empty) => {}
             found => return found.map(|_| true),
         }
         let of_node = format!("spec.nodeName={}", self.name);
         let pods = self.places.home.all::<Pod>();
-        let held = pods.pick(None, Some(&of_node), |pod| {
+        let claimed = pods.pick(None, Some(&of_node), |pod| {
             pod.finalizers()
                 .iter()
                 .any(|it| it == POD_FINALIZER)
                 .then_some(())
         });
-        Ok(!held.await?.is_empty())
+        Ok(!claimed.await?.is_empty())
     }
 
-    async fn hold(&self, object: &RemoteCluster, wanted: bool) -> Result<(), ApiError> {
+    async fn set_finalizer(&self, object: &RemoteCluster, wanted: bool) -> Result<(), ApiError> {
         if has_finalizer(object, FINALIZER) == wanted {
             return Ok(());
         }
@@ -497,7 +494,7 @@ impl<'a> NodeKeeper<'a> {
     }
 }
 
-/// What is remembered of the node.
+/// What the `RemoteCluster` has recorded of the node.
 fn kept(object: &RemoteCluster) -> VirtualNodeStatus {
     let node = object.status.as_ref().and_then(|it| it.virtual_node.clone());
     node.unwrap_or_default()
@@ -518,7 +515,7 @@ impl Rounds for NodeKeeper<'_> {
     }
 
     fn due(&self) -> Option<Duration> {
-        // The pods are looked at in a moment.
+        // The first reconciliation of the pods takes a moment.
         (!*self.swept.borrow()).then_some(Duration::from_secs(1))
     }
 

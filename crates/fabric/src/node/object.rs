@@ -1,5 +1,5 @@
-//! The Node that stands for a cluster, as it should be: labels, taints and status, and the patches
-//! that make it so. Only what the fabric itself has put there is changed.
+//! The desired labels, taints and status of a virtual node, and the patches that establish them. Labels and taints of
+//! others are not changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,31 +23,29 @@ use crate::{
 const TAINT: &str = "virtual-node.liqo.io/not-allowed";
 pub(super) const KIND: &str = "liqo.io/type";
 pub(super) const VIRTUAL: &str = "virtual-node";
-/// Annotation: which labels and taints are the fabric's, to be taken off when they are not wanted
-/// any more.
+/// Annotation with the labels and taints that the fabric has set, so that it can remove them.
 const OURS: &str = "fabric.storage.liqo.io/ours";
-/// Taints that Kubernetes puts on nodes and takes off, or by which an administrator declares them out of
-/// service.
+/// Prefixes of taints that Kubernetes sets and removes, or by which an administrator declares a node out of service.
 const KUBERNETES: [&str; 2] = ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"];
 
-/// How the cluster is.
+/// The `Ready` condition of the node.
 pub(super) struct Health {
     pub(super) status: &'static str,
     pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
-/// What the fabric puts on the node.
+/// The labels and taints that the fabric sets on the node.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Marks {
     labels: BTreeMap<String, String>,
-    /// Labels that the cluster suggests: what an administrator here has put on the node counts more.
+    /// Labels that the cluster suggests: those that an administrator here has set take precedence.
     suggested: BTreeMap<String, String>,
     /// No two with the same key and effect.
     taints: Vec<Taint>,
 }
 
-/// The annotation.
+/// The value of the annotation [`OURS`].
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Ours {
     #[serde(default)]
@@ -58,7 +56,6 @@ struct Ours {
 }
 
 impl Marks {
-    /// Those of the node with this name, for this cluster.
     pub(super) fn of(name: &str, cluster: &str, fabric: &Fabric, counted: &Counted) -> Self {
         let own = [
             ("kubernetes.io/hostname", name),
@@ -71,7 +68,7 @@ impl Marks {
             ("node.kubernetes.io/exclude-disruption", "true"),
             (FABRIC_NODE, cluster),
         ];
-        // What is said here counts more than what the cluster says of itself.
+        // Later entries take precedence: the labels of the nodes over the configured ones, and our own over both.
         let mut labels = fabric.labels.clone();
         labels.extend(counted.uniform.clone());
         // Kubelets set both, and pods of older charts select the second.
@@ -103,8 +100,8 @@ impl Marks {
         }
     }
 
-    /// The labels to be set where `others` are set already.
-    fn labels_beside(&self, others: impl Fn(&str) -> bool) -> BTreeMap<&str, &str> {
+    /// The labels to set, where `others` has set these keys already.
+    fn labels_to_set(&self, others: impl Fn(&str) -> bool) -> BTreeMap<&str, &str> {
         let suggested = self.suggested.iter().filter(|(key, _)| !others(key.as_str()));
         let all = suggested.chain(&self.labels);
         all.map(|(key, value)| (key.as_str(), value.as_str())).collect()
@@ -117,9 +114,9 @@ impl Marks {
         }
     }
 
-    /// The node when it is made: with what others had set on the one before.
+    /// A new node, with what others had set on the previous one.
     pub(super) fn new_node(&self, name: &str, before: &VirtualNodeStatus) -> Value {
-        let own = self.labels_beside(|key| before.labels.contains_key(key));
+        let own = self.labels_to_set(|key| before.labels.contains_key(key));
         let ours = self.ours(&own);
         let kept = before.labels.iter();
         let mut labels: BTreeMap<&str, &str> =
@@ -140,11 +137,11 @@ impl Marks {
         })
     }
 
-    /// What is to be changed of labels and taints, if something is. Taints are a list: whoever
-    /// changes it meanwhile makes the patch fail.
+    /// The patch of labels and taints, if they differ. It replaces the list of taints, so it fails if the node has
+    /// changed meanwhile.
     pub(super) fn changes(&self, node: &Node) -> Option<Value> {
         let (before, has) = (ours_on(node), node.labels());
-        let own = self.labels_beside(|key| has.contains_key(key) && !before.labels.contains(key));
+        let own = self.labels_to_set(|key| has.contains_key(key) && !before.labels.contains(key));
         let ours = self.ours(&own);
         let mut labels: BTreeMap<&str, Option<&str>> = own
             .into_iter()
@@ -162,8 +159,8 @@ impl Marks {
             .collect();
         taints.extend(&self.taints);
         let (now, wanted): (BTreeSet<_>, BTreeSet<_>) = (
-            taints_of(node).map(spelled).collect(),
-            taints.iter().copied().map(spelled).collect(),
+            taints_of(node).map(as_tuple).collect(),
+            taints.iter().copied().map(as_tuple).collect(),
         );
         if labels.is_empty() && now == wanted && before == ours {
             return None;
@@ -178,7 +175,7 @@ impl Marks {
         Some(patch)
     }
 
-    /// What others have set on the node, to be set again on the next one.
+    /// What others have set on the node, to be set on the next one.
     pub(super) fn of_others(&self, node: &Node) -> VirtualNodeStatus {
         let before = ours_on(node);
         let is_ours = |key: &String| before.labels.contains(key) || self.labels.contains_key(key);
@@ -202,8 +199,8 @@ impl Marks {
 }
 
 fn ours_on(node: &Node) -> Ours {
-    let said = node.annotations().get(OURS);
-    said.and_then(|it| serde_json::from_str(it).ok())
+    let ours = node.annotations().get(OURS);
+    ours.and_then(|it| serde_json::from_str(it).ok())
         .unwrap_or_default()
 }
 
@@ -211,17 +208,16 @@ fn taints_of(node: &Node) -> impl Iterator<Item = &Taint> {
     node.spec.iter().flat_map(|it| it.taints.iter().flatten())
 }
 
-/// What makes a taint another one.
+/// Two taints with the same key and effect are one.
 fn identity(taint: &Taint) -> String {
     format!("{}:{}", taint.key, taint.effect)
 }
 
-fn spelled(taint: &Taint) -> (&str, &str, &str) {
+fn as_tuple(taint: &Taint) -> (&str, &str, &str) {
     let value = taint.value.as_deref().unwrap_or_default();
     (&taint.key, value, &taint.effect)
 }
 
-/// The status of the node.
 pub(super) fn status(
     node: &Node,
     endpoint: Option<&Endpoint>,
@@ -230,8 +226,8 @@ pub(super) fn status(
     version: Option<String>,
 ) -> Value {
     let now = format!("{:.0}", Timestamp::now());
-    let trouble = counted.trouble.iter().map(|why| format!("; {why}"));
-    let message: String = [health.message.clone()].into_iter().chain(trouble).collect();
+    let problem = counted.problem.iter().map(|why| format!("; {why}"));
+    let message: String = [health.message.clone()].into_iter().chain(problem).collect();
     let condition = |kind: &str, status: &str, reason: &str, message: &str| {
         let mut before = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
         let before = before.find(|it| it.type_ == kind && it.status == status);
@@ -242,7 +238,7 @@ pub(super) fn status(
             "lastHeartbeatTime": now, "lastTransitionTime": since,
         })
     };
-    let fine = |kind| condition(kind, "False", "RemoteCluster", "it stands for a cluster");
+    let fine = |kind| condition(kind, "False", "RemoteCluster", "it represents a cluster");
     let mut status = json!({
         "conditions": [
             condition("Ready", health.status, health.reason, &message),
@@ -256,7 +252,7 @@ pub(super) fn status(
             "machineID": "", "osImage": "", "systemUUID": "",
         },
     });
-    // While it is not known, what was offered last stays.
+    // While the capacity is unknown, the last one stays.
     if let Some(amounts) = &counted.amounts {
         status["capacity"] = json!(amounts);
         status["allocatable"] = json!(amounts);
@@ -264,8 +260,8 @@ pub(super) fn status(
     if let Some(features) = &counted.features {
         status["declaredFeatures"] = json!(features);
     }
-    // A host name would come first where the API server looks for the address. Without a port of its
-    // own it has none: another node's would answer there.
+    // No host name: the API server would prefer it to the address. Without a port no address either: the API of another
+    // node would answer there.
     let addresses = endpoint.map(|it| json!({"type": "InternalIP", "address": it.address}));
     status["addresses"] = addresses.into_iter().collect();
     let port = endpoint.map_or(0, |it| it.port);
@@ -273,8 +269,8 @@ pub(super) fn status(
     status
 }
 
-/// The strategic merge patch that makes the status of the node this one: what is not offered any
-/// more is taken out, and so are addresses of other types.
+/// The strategic merge patch that establishes the status: it removes resources that are not offered any more, and
+/// other addresses.
 pub(super) fn status_patch(node: &Node, status: &Value) -> Value {
     let mut wanted = status.clone();
     let now = json!(node.status);
@@ -298,7 +294,7 @@ pub(super) fn status_patch(node: &Node, status: &Value) -> Value {
     json!({"metadata": {"uid": node.uid()}, "status": wanted})
 }
 
-/// Whether the status says anything else but when it was written.
+/// Whether the status differs in more than its times.
 pub(super) fn differs(node: &Node, status: &Value) -> bool {
     let timeless = |status: &Value| {
         let mut conditions = status["conditions"].as_array().cloned().unwrap_or_default();
@@ -318,7 +314,7 @@ pub(super) fn differs(node: &Node, status: &Value) -> bool {
             now[field].as_array().unwrap_or(&Vec::new()) != value.as_array().unwrap_or(&Vec::new())
         }
         "daemonEndpoints" => port_in(&now[field]) != port_in(value),
-        // The typed node does not have it: it is written with the next heartbeat.
+        // The typed `Node` does not have it; it is written with the next heartbeat.
         "declaredFeatures" => false,
         _ => now[field] != *value,
     })
@@ -329,7 +325,7 @@ fn port_in(endpoints: &Value) -> u64 {
     endpoints["kubeletEndpoint"]["Port"].as_u64().unwrap_or_default()
 }
 
-/// Whether two lists of amounts say the same, however they spell it.
+/// Whether two lists have the same amounts, possibly in other units.
 fn same_amounts(a: &Value, b: &Value) -> bool {
     let empty = serde_json::Map::new();
     let (a, b) = (a.as_object().unwrap_or(&empty), b.as_object().unwrap_or(&empty));

@@ -132,7 +132,7 @@ async fn each_node_has_a_port_of_its_own_and_keeps_it() {
         Some(("10.0.0.1".to_owned(), world.remembered("milan").unwrap()))
     );
     assert_ne!(world.port("milan"), world.port("rome"));
-    // The node is made again, by another replica.
+    // Another replica creates the node again.
     world.home.remove("/api/v1/nodes/rome");
     world.home.remove(&cluster("milan"));
     let before = world.remembered("rome");
@@ -143,7 +143,7 @@ async fn each_node_has_a_port_of_its_own_and_keeps_it() {
 }
 
 #[tokio::test]
-async fn a_node_without_a_port_is_not_called_at_that_of_another() {
+async fn a_node_without_a_port_has_no_address() {
     let world = World::new().await;
     // As all nodes had it before.
     let status = json!({
@@ -158,7 +158,7 @@ async fn a_node_without_a_port_is_not_called_at_that_of_another() {
             json!({"metadata": {"labels": labels}, "status": status}),
         );
     }
-    let said = |world: &World| {
+    let reported = |world: &World| {
         let events = world
             .home
             .store()
@@ -166,20 +166,20 @@ async fn a_node_without_a_port_is_not_called_at_that_of_another() {
         let mut reasons = events
             .iter()
             .map(|it| (it["reason"].clone(), it["regarding"]["name"].clone()));
-        reasons.any(|said| said == (json!("NoPortLeft"), json!("rome")))
+        reasons.any(|reported| reported == (json!("NoPortLeft"), json!("rome")))
     };
     world
         .run_until(&[9829], |world| {
             world.called("milan") == Some(("10.0.0.1".to_owned(), 9829))
                 && world.called("rome").is_none()
-                && said(world)
+                && reported(world)
         })
         .await;
     assert_eq!(world.remembered("rome"), None);
 }
 
 #[tokio::test]
-async fn what_an_older_definition_drops_is_not_written_in_each_round() {
+async fn fields_dropped_by_an_older_crd_are_not_written_every_round() {
     let world = World::new().await;
     let status = format!("{}/status", cluster("milan"));
     world.home.fault(Fault::new("PATCH", &status, Act::TakeOut));
@@ -209,7 +209,7 @@ async fn what_an_older_definition_drops_is_not_written_in_each_round() {
     keeper.round().await.unwrap();
     let before = writes();
     assert!(before > 0);
-    // What is written changes once more, when the node is there.
+    // The status changes once more when the node exists.
     for _ in 0..4 {
         keeper.round().await.unwrap();
     }
@@ -224,7 +224,7 @@ async fn what_an_older_definition_drops_is_not_written_in_each_round() {
 }
 
 #[tokio::test]
-async fn the_node_of_a_cluster_that_is_being_deleted_is_called_at_the_next_leader() {
+async fn a_node_of_a_deleted_cluster_gets_the_address_of_a_new_leader() {
     let world = World::new().await;
     world.home.remove(&cluster("rome"));
     world.home.change(&cluster("milan"), |it| {
@@ -256,7 +256,7 @@ async fn the_node_of_a_cluster_that_is_being_deleted_is_called_at_the_next_leade
         .await;
     let object = world.home.object(node).unwrap();
     assert_eq!(object["spec"]["unschedulable"], true);
-    // The node is made again.
+    // The node is created again.
     world.home.remove(node);
     world
         .run_until(&[9829, 9830], |world| world.called("milan") == ours)
@@ -310,7 +310,7 @@ fn pod_there(cpu: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_node_offers_what_others_leave_free() {
+async fn free_capacity_excludes_requests_of_other_pods() {
     let world = World::new().await;
     world.home.change(&cluster("milan"), |it| {
         it["spec"]["fabric"]["capacity"] = json!({"source": "Free"});
@@ -367,7 +367,7 @@ async fn a_node_offers_what_others_leave_free() {
     let node = world.home.object("/api/v1/nodes/milan").unwrap();
     let ready = node["status"]["conditions"][0]["message"].as_str().unwrap();
     assert!(ready.contains("remoteAccess.freeCapacity=true"), "{ready}");
-    let told = |world: &World| {
+    let reported = |world: &World| {
         let events = world
             .home
             .store()
@@ -375,5 +375,5 @@ async fn a_node_offers_what_others_leave_free() {
         let mut events = events.iter();
         events.any(|it| it["reason"] == "CapacityUnknown" && it["regarding"]["name"] == "milan")
     };
-    assert!(told(&world), "an event of the RemoteCluster says so");
+    assert!(reported(&world), "an event of the RemoteCluster says so");
 }

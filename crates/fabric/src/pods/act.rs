@@ -1,5 +1,5 @@
-//! The writes about one pod. Each names the uid of what it writes on, and most its version: what
-//! changed meanwhile is looked at again.
+//! The writes for one pod. Each has the uid of its object as precondition, and most the resourceVersion: after a
+//! conflict the pod is reconciled again.
 
 use std::{
     net::IpAddr,
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::{
     POLL, Pods, SOON,
     changes::reference,
-    look::{Look, plausible},
+    observe::{Observed, plausible},
 };
 use crate::{
     cluster::{ApiError, Objects, Precondition, unless_conflict},
@@ -30,33 +30,35 @@ use crate::{
     raw::RawPod,
 };
 
-/// Label of home pods that may run in a remote cluster, as Liqo has it.
+/// Liqo's label of home pods that may run in a remote cluster.
 const SHADOWED: &str = "liqo.io/shadowPod";
 
-/// Writes about one pod.
 pub(super) struct Writer<'a> {
     pub(super) pods: &'a Pods<'a>,
-    pub(super) look: Look<'a>,
+    pub(super) observed: Observed<'a>,
 }
 
 impl Writer<'_> {
-    /// Does what was decided; when to look again although nothing changes.
+    /// Carries out the decision. Returns the time until the next reconciliation, if nothing changes before.
     pub(super) async fn carry_out(self, facts: &PodFacts, act: Act) -> Result<Option<Duration>, ApiError> {
-        if let (Act::Make, Some(home), Ok(place), Ok(namespace)) =
-            (&act, &self.look.home, &self.look.place, &self.look.namespace)
-        {
-            return match self.make(home, place, namespace).await? {
-                Made::Now => Ok(Some(SOON)),
-                Made::Refused(waiting) => self.act(facts, Act::ReportWaiting(waiting)).await,
-                // Pods of others are not watched, and one of its own is not seen yet if the answer got lost.
-                Made::Taken(found) => {
+        if let (Act::Make, Some(home), Ok(place), Ok(namespace)) = (
+            &act,
+            &self.observed.home,
+            &self.observed.place,
+            &self.observed.namespace,
+        ) {
+            return match self.create(home, place, namespace).await? {
+                Creation::Created => Ok(Some(SOON)),
+                Creation::Refused(waiting) => self.act(facts, Act::ReportWaiting(waiting)).await,
+                // Pods without our label are not watched, and our own is not in the view yet if the answer was lost.
+                Creation::Taken(found) => {
                     let home = home.clone();
-                    let mut look = Look {
+                    let mut observed = Observed {
                         remote: found,
-                        ..self.look
+                        ..self.observed
                     };
-                    let there = look.classified();
-                    let obstacle = self.pods.obstacle(&mut look, &home, &there).await?;
+                    let there = observed.classified();
+                    let obstacle = self.pods.obstacle(&mut observed, &home, &there).await?;
                     let facts = PodFacts {
                         there,
                         obstacle,
@@ -65,7 +67,7 @@ impl Writer<'_> {
                     let next = decide_pod(&facts);
                     Writer {
                         pods: self.pods,
-                        look,
+                        observed,
                     }
                     .act(&facts, next)
                     .await
@@ -77,23 +79,23 @@ impl Writer<'_> {
 
     async fn act(&self, facts: &PodFacts, act: Act) -> Result<Option<Duration>, ApiError> {
         if !matches!(act, Act::ReportWaiting(_) | Act::Nothing) {
-            self.pods.waits.forget(self.look.key);
+            self.pods.waits.forget(self.observed.key);
         }
         if let Act::DeleteThere(grace) = act {
-            return self.delete_there(grace).await.map(Some);
+            return self.delete_remote(grace).await.map(Some);
         }
-        let Some(home) = &self.look.home else {
+        let Some(home) = &self.observed.home else {
             return Ok(None);
         };
         match act {
             Act::ReportWaiting(waiting) => {
-                let pause = self.say(home, &waiting).await?;
+                let pause = self.report_waiting(home, &waiting).await?;
                 let again = self.give_up_refused(home, &waiting).await?;
                 return Ok(Some(again.map_or(pause, |it| it.min(pause))));
             }
             Act::Claim => self.claim(home).await?,
             Act::MarkStarted => {
-                if let Some(remote) = &self.look.remote {
+                if let Some(remote) = &self.observed.remote {
                     let status = started_status(&home.json(), remote.uid(), &now());
                     self.write_status(home, &status).await?;
                 }
@@ -101,65 +103,73 @@ impl Writer<'_> {
             Act::Ungate => self.ungate().await?,
             Act::Reflect => return self.reflect(home).await,
             Act::End(end) => self.end(home, end).await?,
-            Act::RemoveFinalizer => self.free(home).await?,
-            Act::Nothing => return self.rest(home, facts).await,
-            // Nobody answers whom it could be asked of, or it was made a moment ago.
+            Act::RemoveFinalizer => self.remove_finalizer(home).await?,
+            Act::Nothing => return self.wait(home, facts).await,
+            // The cluster is unreachable, or the pod was created a moment ago.
             Act::Make | Act::DeleteThere(_) => return Ok(Some(POLL)),
         }
         Ok(None)
     }
 
-    /// It says what it waits for, in an event too if that is new; for how long it is left alone.
-    async fn say(&self, home: &RawPod, waiting: &Waiting) -> Result<Duration, ApiError> {
+    /// Writes into the status what the pod waits for, and emits an event if that is new. Returns the time until the
+    /// next check.
+    async fn report_waiting(&self, home: &RawPod, waiting: &Waiting) -> Result<Duration, ApiError> {
         let written = self.write_status(home, &waiting_status(waiting)).await?;
         if written.is_some() {
-            self.tell(home, waiting.reason, &waiting.message).await;
+            self.warn_once(home, waiting.reason, &waiting.message).await;
         }
-        let Look {
+        let Observed {
             key,
-            prints,
+            fingerprints,
             read_live,
             ..
-        } = &self.look;
-        Ok(self.pods.waits.note(key, *prints, waiting.reason, *read_live))
+        } = &self.observed;
+        Ok(self
+            .pods
+            .waits
+            .record(key, *fingerprints, waiting.reason, *read_live))
     }
 
-    /// Tells in an event why a home pod, as it was, now waits, if that is new.
-    async fn tell(&self, home: &RawPod, reason: &str, why: &str) {
+    /// Emits a warning unless the pod has this reason already.
+    async fn warn_once(&self, home: &RawPod, reason: &str, why: &str) {
         if home.status["reason"] != reason {
             let events = &self.pods.events;
             events.warn_object(reference(home), reason, why).await;
         }
     }
 
-    /// What waits for its cluster is not ready meanwhile, and is looked at again.
-    async fn rest(&self, home: &RawPod, facts: &PodFacts) -> Result<Option<Duration>, ApiError> {
+    /// Nothing can be done now: a pod whose cluster is unreachable is not ready meanwhile.
+    async fn wait(&self, home: &RawPod, facts: &PodFacts) -> Result<Option<Duration>, ApiError> {
         let RemotePod::Unknown(why) = &facts.there else {
             let may_come = facts.there == RemotePod::Unseen && !home.as_home().ended;
             return Ok(may_come.then_some(POLL));
         };
-        tracing::debug!(pod = self.look.key, why, "it is not known how a pod is");
-        if self.look.place.is_err() && !home.as_home().ended {
+        tracing::debug!(
+            pod = self.observed.key,
+            why,
+            "the state of a remote pod is unknown"
+        );
+        if self.observed.place.is_err() && !home.as_home().ended {
             self.write_status(home, &unreachable_status(&home.json(), &now()))
                 .await?;
             if home.as_home().deleting.is_none() {
                 let waits = &self.pods.waits;
-                return Ok(Some(waits.note(
-                    self.look.key,
-                    self.look.prints,
+                return Ok(Some(waits.record(
+                    self.observed.key,
+                    self.observed.fingerprints,
                     "RemoteUnreachable",
                     false,
                 )));
             }
         }
-        if self.look.place.is_ok() {
-            self.pods.tell_unknown(home, why).await;
+        if self.observed.place.is_ok() {
+            self.pods.report_unknown(home, why).await;
         }
         Ok(Some(POLL))
     }
 
     async fn claim(&self, home: &RawPod) -> Result<(), ApiError> {
-        let (Ok(place), Ok(namespace)) = (&self.look.place, &self.look.namespace) else {
+        let (Ok(place), Ok(namespace)) = (&self.observed.place, &self.observed.namespace) else {
             return Ok(());
         };
         let finalizers = home.finalizers().iter().map(String::as_str).chain([FINALIZER]);
@@ -183,7 +193,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    async fn make(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Made, ApiError> {
+    async fn create(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Creation, ApiError> {
         let name = home.name_any();
         let Some(owner) = place.cluster.all::<Namespace>().get(namespace).await? else {
             let message = format!(
@@ -191,18 +201,18 @@ impl Writer<'_> {
                 self.pods.cluster
             );
             let reason = "RemoteNamespaceMissing";
-            return Ok(Made::Refused(Waiting { reason, message }));
+            return Ok(Creation::Refused(Waiting { reason, message }));
         };
         let marks = RemoteMarks {
             labels: pairs([(HOME, self.pods.places.home.id().as_str())]),
             annotations: pairs([
-                (HOME_UID, self.look.home_uid),
-                (HOME_POD, self.look.key),
+                (HOME_UID, self.observed.home_uid),
+                (HOME_POD, self.observed.key),
                 (HOME_POD_UID, home.uid()),
             ]),
         };
         let settings = RemoteSettings {
-            claims: self.look.claims.clone(),
+            claims: self.observed.claims.clone(),
             ..self.pods.settings()
         };
         let mut pod = match remote_pod(&home.json(), &marks, &settings) {
@@ -210,11 +220,11 @@ impl Writer<'_> {
             Err(refused) => {
                 let message = refused.to_string();
                 let reason = "PodNotSupported";
-                return Ok(Made::Refused(Waiting { reason, message }));
+                return Ok(Creation::Refused(Waiting { reason, message }));
             }
         };
         pod["metadata"]["namespace"] = namespace.into();
-        // It has a controller: drains take it, and no ReplicaSet adopts it.
+        // With a controller: `kubectl drain` evicts it, and no ReplicaSet adopts it.
         pod["metadata"]["ownerReferences"] = json!([{
             "apiVersion": "v1", "kind": "Namespace", "name": namespace, "uid": owner.metadata.uid, "controller": true,
         }]);
@@ -226,17 +236,17 @@ impl Writer<'_> {
                 if let Some(field) = not_kept(&pod.json(), &stored.json()) {
                     let deleted = pods.delete(&name, exactly(&stored)).await;
                     unless_conflict(deleted.map(Some))?;
-                    return Ok(Made::Refused(self.pods.drops(&field)));
+                    return Ok(Creation::Refused(self.pods.field_not_kept(&field)));
                 }
-                tracing::info!(pod = self.look.key, cluster = %self.pods.cluster, namespace, "made a pod");
-                Ok(Made::Now)
+                tracing::info!(pod = self.observed.key, cluster = %self.pods.cluster, namespace, "created a remote pod");
+                Ok(Creation::Created)
             }
             Ok(None) => {
                 let found = pods.get(&name).await?;
                 let found = found.map(|found| plausible(&pods, found)).transpose()?;
-                Ok(Made::Taken(found.map(Arc::new)))
+                Ok(Creation::Taken(found.map(Arc::new)))
             }
-            Err(error) if error.is_refusal() => Ok(Made::Refused(Look::refusal(&error))),
+            Err(error) if error.is_refusal() => Ok(Creation::Refused(Observed::refusal(&error))),
             Err(error) => Err(error),
         }
     }
@@ -252,12 +262,12 @@ impl Writer<'_> {
         unless_conflict(written).map(drop)
     }
 
-    /// When to look again, because something is to be tried again.
+    /// Copies changes to the remote pod and its status home. Returns the time until a retry, if one is due.
     async fn reflect(&self, home: &RawPod) -> Result<Option<Duration>, ApiError> {
         let Some((remote, pods)) = self.remote() else {
             return Ok(None);
         };
-        let again = self.carry_changes(home, remote, &pods).await;
+        let again = self.apply_changes(home, remote, &pods).await;
         if home.as_home().ended {
             return Ok(again);
         }
@@ -266,16 +276,16 @@ impl Writer<'_> {
         Ok([again, status, waits].into_iter().flatten().min())
     }
 
-    /// When the status may be written, if it may not yet.
+    /// Returns the time until the status may be written, if it may not yet.
     async fn reflect_status(&self, home: &RawPod, remote: &RawPod) -> Result<Option<Duration>, ApiError> {
         let addresses = self.addresses(home, remote).await;
         let status = remote_status(&home.json(), &remote.json(), &addresses);
-        if is_said(home, &status) {
+        if has_status(home, &status) {
             return Ok(None);
         }
         if let Err(wait) = self
             .pods
-            .turns
+            .status_rates
             .take(home.uid(), is_transition(&home.status, &status))
         {
             return Ok(Some(wait));
@@ -288,27 +298,28 @@ impl Writer<'_> {
         if written.is_some() && status["reason"] == UNSCHEDULABLE {
             let (cluster, why) = (&self.pods.cluster, status["message"].as_str().unwrap_or_default());
             let note = format!("no node of the cluster {cluster} takes it: {why}");
-            self.tell(home, UNSCHEDULABLE, &note).await;
+            self.warn_once(home, UNSCHEDULABLE, &note).await;
         }
         Ok(None)
     }
 
-    /// By which addresses the pod is reached from here: those that pods of its cluster have.
+    /// The addresses at which the pod is reached from home.
     async fn addresses(&self, home: &RawPod, remote: &RawPod) -> Vec<IpAddr> {
         let Some(network) = self.pods.network() else {
             return Vec::new();
         };
         match network.addresses(&remote.status) {
             Ok(addresses) => addresses,
-            Err(outside) => {
-                self.pods.tell_outside(home, &outside, &network).await;
+            Err(unroutable) => {
+                self.pods.report_unroutable(home, &unroutable, &network).await;
                 Vec::new()
             }
         }
     }
 
-    /// When to look again. A cluster that takes it and does not delete the pod is asked ever more rarely.
-    async fn delete_there(&self, grace: Option<i64>) -> Result<Duration, ApiError> {
+    /// Deletes the remote pod. A cluster that accepts that and keeps the pod gets the request with back-off.
+    /// Returns the time until the next check.
+    async fn delete_remote(&self, grace: Option<i64>) -> Result<Duration, ApiError> {
         let Some((remote, pods)) = self.remote() else {
             return Ok(POLL);
         };
@@ -320,18 +331,18 @@ impl Writer<'_> {
         let grace = grace.unwrap_or_else(own).max(1);
         let exactly = exactly(remote);
         let grace = u32::try_from(grace).unwrap_or(u32::MAX);
-        let (name, print) = (remote.name_any(), (remote.uid().to_owned(), grace));
-        let brake = || self.pods.deleted.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(left) = brake().holds(self.look.key, &print) {
+        let (name, deletion) = (remote.name_any(), (remote.uid().to_owned(), grace));
+        let backoff = || self.pods.deleted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left) = backoff().remaining(self.observed.key, &deletion) {
             return Ok(left);
         }
         let deleted = pods.delete_within(&name, exactly, Some(grace));
         unless_conflict(crash::around(Step::PodDeleteThere, deleted).await.map(Some))?;
-        brake().note(self.look.key.to_owned(), print);
+        backoff().record(self.observed.key.to_owned(), deletion);
         Ok(POLL)
     }
 
-    /// Others have deleted the remote pod.
+    /// The remote pod was deleted by another client.
     async fn end(&self, home: &RawPod, end: End) -> Result<(), ApiError> {
         let (reason, message) = (
             "DeletedRemotely",
@@ -345,7 +356,7 @@ impl Writer<'_> {
                 Ok(())
             }
             End::Deleted => {
-                tracing::info!(pod = self.look.key, message, "a pod is replaced");
+                tracing::info!(pod = self.observed.key, message, "a pod is replaced");
                 self.replace(home).await
             }
         }
@@ -353,7 +364,7 @@ impl Writer<'_> {
 
     /// Deletes the home pod, so that its controller creates another one.
     pub(super) async fn replace(&self, home: &RawPod) -> Result<(), ApiError> {
-        let remote = self.look.remote.as_ref();
+        let remote = self.observed.remote.as_ref();
         let left = remote.and_then(|it| it.metadata.deletion_grace_period_seconds);
         let left = left.and_then(|it| u32::try_from(it).ok());
         let (pods, name) = (self.home_pods(home), home.name_any());
@@ -361,12 +372,12 @@ impl Writer<'_> {
         unless_conflict(crash::around(Step::PodEnd, deleted).await.map(Some)).map(drop)
     }
 
-    /// Nothing runs for it any more. Jobs count phases, so it ends in one.
-    async fn free(&self, home: &RawPod) -> Result<(), ApiError> {
+    /// The remote pod is gone. Jobs count phases, so the home pod gets a final one before it is deleted.
+    async fn remove_finalizer(&self, home: &RawPod) -> Result<(), ApiError> {
         let pods = self.home_pods(home);
         let name = home.name_any();
         let mut home = home.clone();
-        if home.is_held() {
+        if home.has_our_finalizer() {
             let message = format!("its pod in the cluster {} is gone", self.pods.cluster);
             if let Some(status) = final_status(&home.json(), "Terminated", &message, &now()) {
                 match self.write_end(&home, &status).await? {
@@ -374,19 +385,19 @@ impl Writer<'_> {
                     None => return Ok(()),
                 }
             }
-            let freed = pods.set_finalizer(&home, FINALIZER, false);
-            if unless_conflict(crash::around(Step::PodLetGo, freed).await)?.is_none() {
+            let removed = pods.set_finalizer(&home, FINALIZER, false);
+            if unless_conflict(crash::around(Step::PodLetGo, removed).await)?.is_none() {
                 return Ok(());
             }
         }
         let deleted = pods.delete_within(&name, exactly(&home), Some(0));
         unless_conflict(crash::around(Step::PodFree, deleted).await.map(Some))?;
-        tracing::info!(pod = self.look.key, "a pod of a virtual node has ended");
+        tracing::info!(pod = self.observed.key, "a pod of a virtual node has ended");
         Ok(())
     }
 
-    /// Writes the status of a pod that ends. Where the pod is as large as an object can be, or the API server
-    /// refuses the details, it ends all the same.
+    /// Writes the final status of a pod: without details if the object would be too large or the API server refuses
+    /// them.
     async fn write_end(&self, home: &RawPod, status: &Value) -> Result<Option<RawPod>, ApiError> {
         match self.write_status(home, status).await {
             Err(error) if error.is_too_large() || error.is_refusal() => {
@@ -396,10 +407,9 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes this patch of the status, unless it changes nothing. `None` if somebody else has
-    /// changed the pod.
+    /// Patches the status, unless that changes nothing. `None` if the pod has changed since it was read.
     async fn write_status(&self, home: &RawPod, status: &Value) -> Result<Option<RawPod>, ApiError> {
-        if is_said(home, status) {
+        if has_status(home, status) {
             return Ok(Some(home.clone()));
         }
         let patch = json!({"metadata": home.exactly(), "status": status});
@@ -416,7 +426,7 @@ impl Writer<'_> {
     }
 
     fn remote(&self) -> Option<(&RawPod, Objects<RawPod>)> {
-        let (Some(remote), Ok(place)) = (&self.look.remote, &self.look.place) else {
+        let (Some(remote), Ok(place)) = (&self.observed.remote, &self.observed.place) else {
             return None;
         };
         let pods = place.cluster.within(&remote.namespace().unwrap_or_default());
@@ -424,17 +434,16 @@ impl Writer<'_> {
     }
 }
 
-/// Whether the status says just this already.
-fn is_said(home: &RawPod, status: &Value) -> bool {
+/// Whether the status has all these values.
+fn has_status(home: &RawPod, status: &Value) -> bool {
     let mut fields = status.as_object().into_iter().flatten();
     fields.all(|(field, value)| home.status[field] == *value)
 }
 
-/// What came of making a remote pod.
-enum Made {
-    Now,
+enum Creation {
+    Created,
     Refused(Waiting),
-    /// The name is taken: by this pod, if there still is one.
+    /// The name is taken by this pod, unless it was deleted meanwhile.
     Taken(Option<Arc<RawPod>>),
 }
 

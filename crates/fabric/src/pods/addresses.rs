@@ -1,4 +1,4 @@
-//! The addresses of remote pods: which are believed; and what pods are told that no status says.
+//! The pod network of the cluster, and events on pods about what their status does not show.
 
 use std::{
     collections::BTreeMap,
@@ -15,31 +15,36 @@ use crate::{
     raw::RawPod,
 };
 
-/// Of so many pods it is remembered what they were told.
-const MOST_TOLD: usize = 10_000;
+/// Pods whose last report is remembered.
+const MOST_REPORTED: usize = 10_000;
 
-/// However often the addresses change, it is told so often.
+/// The shortest time between two events on a pod, however often its remote pod changes.
 const EACH: Duration = Duration::from_mins(1);
 
-/// What pods were told: by pod, with its uid, what, and when.
-pub(super) type Told = Mutex<BTreeMap<String, (String, String, Instant)>>;
+/// The last report on each pod: uid, text and time.
+pub(super) type Reported = Mutex<BTreeMap<String, (String, String, Instant)>>;
 
 impl Pods<'_> {
     /// The pod network of the cluster, if there are routes to it.
     pub(super) fn network(&self) -> Option<PodNetwork> {
-        self.spec()?.spec.fabric.as_ref()?.network.routed()
+        self.remote_cluster()?.spec.fabric.as_ref()?.network.routed()
     }
 
-    /// Says on a pod, once for the addresses that it has, why it has none here.
-    pub(super) async fn tell_outside(&self, home: &RawPod, outside: &NotRouted, network: &PodNetwork) {
-        let addresses = outside.to_string();
-        if !self.is_news(home, &addresses) {
+    /// Emits an event on a pod whose addresses in the remote cluster are not routed, once for the same addresses.
+    pub(super) async fn report_unroutable(
+        &self,
+        home: &RawPod,
+        unroutable: &NotRouted,
+        network: &PodNetwork,
+    ) {
+        let addresses = unroutable.to_string();
+        if !self.is_new(home, &addresses) {
             return;
         }
         let cluster = &self.cluster;
         let note = format!(
             "its pod in the cluster {cluster} has the address {addresses}, which is not one of spec.fabric.network.podCIDRs \
-             of RemoteCluster {cluster} ({network}): it has no address here, and no Service leads to it. Mend podCIDRs if \
+             of RemoteCluster {cluster} ({network}): it has no address here, and no Service reaches it. Correct podCIDRs if \
              pods there have such addresses"
         );
         tracing::warn!(pod = home.key(), cluster = %cluster, "{note}");
@@ -48,11 +53,11 @@ impl Pods<'_> {
             .await;
     }
 
-    /// Says on a pod why it is not known how it is although its cluster answers.
-    pub(super) async fn tell_unknown(&self, home: &RawPod, why: &str) {
-        if self.is_news(home, why) {
+    /// Emits an event on a pod whose state is unknown although its cluster answers.
+    pub(super) async fn report_unknown(&self, home: &RawPod, why: &str) {
+        if self.is_new(home, why) {
             let note = format!(
-                "it is not known how its pod in the cluster {} is: {why}",
+                "the state of its pod in the cluster {} is unknown: {why}",
                 self.cluster
             );
             self.events
@@ -61,10 +66,10 @@ impl Pods<'_> {
         }
     }
 
-    /// Emits an event on a pod that a policy or webhook, here or there, refuses a write of the fabric.
-    pub(super) async fn tell_refused(&self, home: &RawPod, error: &ApiError) {
+    /// Emits an event on a pod that a policy or webhook, here or there, refuses or fails a write of the fabric.
+    pub(super) async fn report_refused(&self, home: &RawPod, error: &ApiError) {
         let why = short(&error.to_string());
-        if self.is_news(home, &why) {
+        if self.is_new(home, &why) {
             let note = format!("the fabric cannot write what the pod needs next, and tries again: {why}");
             self.events
                 .warn_object(reference(home), "WriteRefused", &note)
@@ -72,34 +77,33 @@ impl Pods<'_> {
         }
     }
 
-    /// Says on a pod that its remote pod is not watched.
-    pub(super) async fn tell_unwatched(&self, home: &RawPod) {
+    pub(super) async fn report_unwatched(&self, home: &RawPod) {
         let note = format!(
-            "the namespace of its pod in the cluster {} has more pods of this namespace than are watched there: how it is \
-             is read every {} s. Offload fewer pods of one namespace",
+            "the namespace of its pod in the cluster {} has more pods of this namespace than are watched there, so its \
+             state is read every {} s. Offload fewer pods of one namespace",
             self.cluster,
             UNWATCHED.as_secs()
         );
-        if self.is_news(home, &note) {
+        if self.is_new(home, &note) {
             self.events
                 .warn_object(reference(home), "RemotePodNotWatched", &note)
                 .await;
         }
     }
 
-    fn is_news(&self, home: &RawPod, what: &str) -> bool {
-        let mut told = self.outside.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() >= MOST_TOLD {
-            told.retain(|key, _| self.home.get(key).is_some());
+    fn is_new(&self, home: &RawPod, what: &str) -> bool {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if reported.len() >= MOST_REPORTED {
+            reported.retain(|key, _| self.home.get(key).is_some());
         }
         let is_known = |(uid, before, when): &(String, String, Instant)| {
             uid == home.uid() && (before == what || when.elapsed() < EACH)
         };
         let key = home.key();
-        if told.get(&key).is_some_and(is_known) {
+        if reported.get(&key).is_some_and(is_known) {
             return false;
         }
-        told.insert(key, (home.uid().to_owned(), what.to_owned(), Instant::now()));
+        reported.insert(key, (home.uid().to_owned(), what.to_owned(), Instant::now()));
         true
     }
 }

@@ -1,5 +1,5 @@
-//! Which pods the node has taken, and whether it takes one more. Whoever names the node of a pod goes past
-//! the scheduler; a kubelet would say then that it is full. Pods that were taken are never judged again.
+//! Admission of pods to the node, as in a kubelet: pods that name their node bypass the scheduler, and may not fit.
+//! An admitted pod stays admitted.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use crate::{
     seen::SeenPod,
 };
 
-/// What the pods ask for that were taken.
+/// The requests of the admitted pods.
 #[derive(Default)]
 pub(super) struct Admitted {
     pods: HashMap<String, Requests>,
@@ -26,27 +26,26 @@ pub(super) struct Admitted {
 }
 
 impl Admitted {
-    /// This is seen of a pod now.
-    pub(super) fn note(&mut self, key: &str, now: Option<&SeenPod>) {
-        let asks = now.and_then(|it| it.requests.as_deref());
-        match asks {
-            Some(asks) => self.take(key, asks.iter().cloned().collect()),
-            // One that was taken a moment ago is not seen so yet.
+    /// Updates the requests of a pod as the view has it.
+    pub(super) fn record(&mut self, key: &str, now: Option<&SeenPod>) {
+        let requests = now.and_then(|it| it.requests.as_deref());
+        match requests {
+            Some(requests) => self.add(key, requests.iter().cloned().collect()),
+            // In the view, a pod that was admitted a moment ago is not claimed yet.
             None if now.is_some_and(|it| !it.state.claimed && !it.state.ended) => {}
-            None => self.give_back(key),
+            None => self.remove(key),
         }
     }
 
-    fn take(&mut self, key: &str, asks: Requests) {
-        if self.pods.get(key) != Some(&asks) {
-            self.give_back(key);
-            add(&mut self.sum, &asks);
-            self.pods.insert(key.to_owned(), asks);
+    fn add(&mut self, key: &str, requests: Requests) {
+        if self.pods.get(key) != Some(&requests) {
+            self.remove(key);
+            add(&mut self.sum, &requests);
+            self.pods.insert(key.to_owned(), requests);
         }
     }
 
-    /// A pod is not taken after all, or not there any more.
-    pub(super) fn give_back(&mut self, key: &str) {
+    pub(super) fn remove(&mut self, key: &str) {
         if let Some(before) = self.pods.remove(key) {
             subtract(&mut self.sum, &before);
         }
@@ -54,22 +53,22 @@ impl Admitted {
 }
 
 impl Pods<'_> {
-    /// Takes a pod, unless the node has too little left for it.
+    /// Admits a pod, unless the node has too little left for it.
     pub(super) async fn admit(&self, home: &RawPod) -> Result<Option<Waiting>, ApiError> {
         let node = self.places.home.all::<Node>().get(&self.node).await?;
         let offered = node.and_then(|it| it.status).and_then(|it| it.allocatable);
-        // Until it is known what the cluster has, nothing is kept from it.
+        // The capacity is unknown: no pod is refused for it.
         let Some(offered) = offered else { return Ok(None) };
         let offered = offered
             .into_iter()
             .map(|(name, amount)| (name, amount.0))
             .collect();
-        let asks = Requesting::deserialize(&home.spec).unwrap_or_default().requests();
+        let requests = Requesting::deserialize(&home.spec).unwrap_or_default().requests();
         let mut state = self.state();
         let admitted = &mut state.admitted;
         let key = home.key();
-        admitted.give_back(&key);
-        if let Some(why) = exceeded(&offered, &admitted.sum, &asks) {
+        admitted.remove(&key);
+        if let Some(why) = exceeded(&offered, &admitted.sum, &requests) {
             let message = format!(
                 "{why}: wait for other pods of the node {} to end, or let this one be scheduled",
                 self.node
@@ -79,8 +78,8 @@ impl Pods<'_> {
                 message,
             }));
         }
-        admitted.take(&key, asks);
-        tracing::debug!(pod = home.name_any(), "the node takes a pod");
+        admitted.add(&key, requests);
+        tracing::debug!(pod = home.name_any(), "admitted a pod");
         Ok(None)
     }
 }

@@ -1,5 +1,5 @@
-//! What has changed of a home pod goes to its remote pod. What is refused there is said on the home
-//! pod, tried again ever more rarely, and holds nothing else up.
+//! Copies changes of a home pod to its remote pod. A change that is refused there is reported on the home pod,
+//! retried with back-off, and delays no other change.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -12,45 +12,43 @@ use serde_json::Value;
 
 use super::act::Writer;
 use crate::{
-    brake::Brake,
+    backoff::Backoff,
     cluster::{ApiError, Cause, Objects, short},
     observe::crash::{self, Step},
     offload::pods::{Change, Patch},
     raw::RawPod,
 };
 
-/// What was sent of late, by home pod and change.
+/// Recent patches, by home pod and change.
 #[derive(Default)]
-pub(super) struct Sent(Mutex<Brake<String>>);
+pub(super) struct Sent(Mutex<Backoff<String>>);
 
 impl Sent {
-    fn holds(&self, key: &str, patch: &String) -> Option<Duration> {
-        self.lock().holds(key, patch)
+    fn remaining(&self, key: &str, patch: &String) -> Option<Duration> {
+        self.lock().remaining(key, patch)
     }
 
-    fn note(&self, key: String, patch: String) {
-        self.lock().note(key, patch);
+    fn record(&self, key: String, patch: String) {
+        self.lock().record(key, patch);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Brake<String>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Backoff<String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What came of a change.
 enum Outcome {
-    /// The remote pod is this now.
-    Carried(Box<RawPod>),
-    /// It is tried again in that time.
-    Later(Duration),
-    /// The remote pod is another one by now, or gone: a watch is about to tell.
+    /// The remote pod after the change.
+    Applied(Box<RawPod>),
+    RetryAfter(Duration),
+    /// The remote pod was replaced or deleted: a watch will show it.
     Outdated,
 }
 
 impl Writer<'_> {
-    /// Makes the remote pod follow; in what time some of it is tried again. Nothing that fails here
-    /// keeps the status from home.
-    pub(super) async fn carry_changes(
+    /// Applies the changes. Returns the time until a retry, if one failed. That is no error, so that the status is
+    /// copied home all the same.
+    pub(super) async fn apply_changes(
         &self,
         home: &RawPod,
         remote: &RawPod,
@@ -65,9 +63,9 @@ impl Writer<'_> {
         {
             let mut left = 0;
             while let Some(patch) = change.patches(&wanted, &remote.json()).into_iter().nth(left) {
-                match self.carry(change, patch, home, &remote, pods).await {
-                    Outcome::Carried(written) => remote = *written,
-                    Outcome::Later(when) => {
+                match self.apply(change, patch, home, &remote, pods).await {
+                    Outcome::Applied(written) => remote = *written,
+                    Outcome::RetryAfter(when) => {
                         left += 1;
                         again = Some(again.map_or(when, |it| it.min(when)));
                     }
@@ -78,7 +76,7 @@ impl Writer<'_> {
         again
     }
 
-    async fn carry(
+    async fn apply(
         &self,
         change: Change,
         Patch { about, patch }: Patch,
@@ -87,45 +85,58 @@ impl Writer<'_> {
         pods: &Objects<RawPod>,
     ) -> Outcome {
         let (key, text) = (format!("{}/{change:?}/{about}", home.uid()), patch.to_string());
-        if let Some(left) = self.pods.sent.holds(&key, &text) {
-            return Outcome::Later(left);
+        if let Some(left) = self.pods.sent.remaining(&key, &text) {
+            return Outcome::RetryAfter(left);
         }
         let outcome = send(change, pods, remote, patch).await;
         if outcome.as_ref().is_err_and(ApiError::is_conflict) {
             return Outcome::Outdated;
         }
-        self.pods.sent.note(key.clone(), text.clone());
+        self.pods.sent.record(key.clone(), text.clone());
         match outcome {
             Ok(Some(written)) => {
-                tracing::debug!(pod = self.look.key, ?change, about, "a change was carried");
-                return Outcome::Carried(Box::new(written));
+                tracing::debug!(
+                    pod = self.observed.key,
+                    ?change,
+                    about,
+                    "applied a change to the remote pod"
+                );
+                return Outcome::Applied(Box::new(written));
             }
             Ok(None) if self.is_gone(pods, remote).await => return Outcome::Outdated,
-            Ok(None) => self.refused(home, change, "it does not serve that").await,
+            Ok(None) => {
+                self.report_refused_change(home, change, "it does not serve that")
+                    .await
+            }
             Err(error) if error.is_refusal() => {
-                self.refused(home, change, &error.cause.to_string()).await;
+                self.report_refused_change(home, change, &error.cause.to_string())
+                    .await;
             }
             Err(error) => {
-                tracing::warn!(pod = self.look.key, ?change, about, %error, "a change could not be carried: it is tried again");
+                tracing::warn!(pod = self.observed.key, ?change, about, %error, "failed to change a remote pod; will retry");
             }
         }
-        Outcome::Later(self.pods.sent.holds(&key, &text).unwrap_or_default())
+        Outcome::RetryAfter(self.pods.sent.remaining(&key, &text).unwrap_or_default())
     }
 
-    /// Whether the pod is not there any more. Otherwise the cluster does not know what was asked.
+    /// Whether the pod was deleted: 404 may also mean that the cluster lacks the subresource.
     async fn is_gone(&self, pods: &Objects<RawPod>, remote: &RawPod) -> bool {
         let found = pods.get(&remote.name_any()).await;
         found.is_ok_and(|found| found.is_none_or(|it| it.uid() != remote.uid()))
     }
 
-    async fn refused(&self, home: &RawPod, change: Change, why: &str) {
+    async fn report_refused_change(&self, home: &RawPod, change: Change, why: &str) {
         let note = format!(
             "the {} here do not change those of its pod in the cluster {}: {}",
             change.describe(),
             self.pods.cluster,
             short(why)
         );
-        tracing::info!(pod = self.look.key, note, "a change is refused");
+        tracing::info!(
+            pod = self.observed.key,
+            note,
+            "the remote cluster refuses a change of a pod"
+        );
         let about = reference(home);
         self.pods
             .events
@@ -134,7 +145,6 @@ impl Writer<'_> {
     }
 }
 
-/// How events refer to a home pod.
 pub(super) fn reference(home: &RawPod) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -146,8 +156,7 @@ pub(super) fn reference(home: &RawPod) -> ObjectReference {
     }
 }
 
-/// The remote pod as it has become; `None` if there is none, or the cluster cannot change this of
-/// any.
+/// The remote pod after the patch; `None` if there is none, or the cluster does not serve the subresource.
 async fn send(
     change: Change,
     pods: &Objects<RawPod>,
@@ -165,7 +174,7 @@ async fn send(
         }
     });
     match written.await {
-        // Some say in plain text that they serve nothing there.
+        // Some API servers answer in plain text for a path that they do not serve.
         Err(error) if matches!(error.cause, Cause::NotFound(_)) => Ok(None),
         other => other,
     }

@@ -1,4 +1,4 @@
-//! What a pod needs there by name: its claims, and what the cluster may not have at all.
+//! The claims of a pod in its cluster, and what it uses that the cluster cannot have.
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim, Secret},
@@ -23,15 +23,14 @@ const TOKEN: &str = "kubernetes.io/service-account-token";
 
 /// What the cluster has for a claim of a home pod.
 pub(super) enum ClaimThere {
-    /// The claim of this name.
     Named(String),
-    /// Nothing that a pod could use, for this reason.
+    /// No claim that the pod can use, and why.
     Missing(String),
 }
 
 impl Pods<'_> {
-    /// The claim there that has the data of the claim `name`. A volume is its handle: whichever claim uses it
-    /// here, the twin there keeps the name under which it was made.
+    /// The remote claim with the data of the claim `name`. It is found by the volume handle: the twin keeps its name
+    /// when the volume is bound to another claim here.
     pub(super) async fn claim_there(
         &self,
         place: &Place,
@@ -57,7 +56,7 @@ impl Pods<'_> {
             |claim: &PersistentVolumeClaim| mark::manager(claim.labels()) == Some(mark::MANAGED_BY_US);
         match (&here, &same_name) {
             (None, Some(claim)) if !is_a_twin(claim) => return usable(claim),
-            // Only of a claim that is not bound yet is the uid enough: a volume that has moved may leave a twin behind.
+            // For a bound claim the uid is not enough: a move may have left another twin behind.
             (Some(here), Some(claim))
                 if phase(here).is_none_or(|phase| phase == "Pending")
                     && claim.annotations().get(mark::CLAIM_UID) == here.metadata.uid.as_ref() =>
@@ -92,8 +91,8 @@ impl Pods<'_> {
         }
         let Some(claim) = same_name else {
             return missing(format!(
-                "the cluster {cluster} has no claim {namespace}/{name} (yet): use a storage class of this driver, or make the \
-                 claim there"
+                "the cluster {cluster} has no claim {namespace}/{name} (yet): use a storage class of this driver, or create \
+                 the claim there"
             ));
         };
         if !is_a_twin(&claim) && self.is_in_both(here.as_ref()).await? {
@@ -130,8 +129,8 @@ impl Pods<'_> {
         }))
     }
 
-    /// Whether a pod with this claim can run in any cluster: it is bound to a volume of another driver, and an
-    /// administrator says that all have such a claim.
+    /// Whether a pod with this claim can run in any cluster: the claim is bound to a volume of another driver, and an
+    /// administrator declared that all clusters have such a claim.
     pub(super) async fn is_anywhere(&self, home: &RawPod, name: &str) -> Result<bool, ApiError> {
         let own = home.namespace().unwrap_or_default();
         let claim = self
@@ -146,9 +145,9 @@ impl Pods<'_> {
             && self.volume_of(claim.as_ref()).await?.is_none())
     }
 
-    /// Whether an administrator says that both clusters have a claim of this name.
+    /// Whether an administrator declared that both clusters have a claim of this name.
     async fn is_in_both(&self, claim: Option<&PersistentVolumeClaim>) -> Result<bool, ApiError> {
-        let says = |annotations: &std::collections::BTreeMap<String, String>| {
+        let is_declared = |annotations: &std::collections::BTreeMap<String, String>| {
             annotations
                 .get(IN_BOTH_CLUSTERS)
                 .is_some_and(|value| value == "true")
@@ -156,7 +155,7 @@ impl Pods<'_> {
         let Some(claim) = claim else {
             return Ok(false);
         };
-        if says(claim.annotations()) {
+        if is_declared(claim.annotations()) {
             return Ok(true);
         }
         let class = claim
@@ -167,11 +166,15 @@ impl Pods<'_> {
             return Ok(false);
         };
         let found = self.places.home.all::<StorageClass>().get(class).await?;
-        Ok(found.is_some_and(|class| says(class.annotations())))
+        Ok(found.is_some_and(|class| is_declared(class.annotations())))
     }
 
     /// What the pod uses that its cluster cannot have, if anything.
-    pub(super) async fn cannot_have(&self, home: &RawPod, place: &Place) -> Result<Option<String>, ApiError> {
+    pub(super) async fn unavailable_there(
+        &self,
+        home: &RawPod,
+        place: &Place,
+    ) -> Result<Option<String>, ApiError> {
         let (pod, own) = (home.json(), home.namespace().unwrap_or_default());
         let wanted = secrets(&pod);
         if !wanted.is_empty() {
@@ -197,7 +200,7 @@ impl Pods<'_> {
                         self.cluster
                     )));
                 }
-                // Without the right nobody knows, and the kubelet there will say it.
+                // Without the right it is unknown here; the remote kubelet reports it.
                 Err(error) if error.is_forbidden() => {}
                 Err(error) => return Err(error),
             }

@@ -8,25 +8,25 @@ use kube::ResourceExt;
 use super::Pods;
 use crate::{offload::pods::configuration, raw::RawPod};
 
-/// A copy that is not there after this time may never be.
+/// The longest wait for a copy: some copies are never written.
 pub(super) const LONGEST: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 impl Pods<'_> {
-    /// When to look again, if the remote pod waits for copies.
-    pub(super) fn waits_for_copies(&self, home: &RawPod) -> Option<Duration> {
+    /// The time until the next check, if the remote pod has to wait for copies.
+    pub(super) fn wait_for_copies(&self, home: &RawPod) -> Option<Duration> {
         let (key, namespace) = (home.key(), home.namespace().unwrap_or_default());
         let named = configuration(&home.json());
-        if self.places.serve(&namespace, &self.cluster, &named) {
+        if self.places.has_current_copies(&namespace, &self.cluster, &named) {
             self.copying.forget(&key);
             return None;
         }
-        let waited = self.copying.note(&key, home.uid());
+        let waited = self.copying.record(&key, home.uid());
         if waited >= self.longest_copying {
             tracing::info!(
                 pod = key,
                 cluster = %self.cluster,
-                "a pod starts although not all copies of what it refers to are as new as it is"
+                "creating a remote pod although copies of the objects it uses are missing or outdated"
             );
             return None;
         }

@@ -1,6 +1,6 @@
-//! Pods that no node there takes, or that their cluster refuses, are given up, so that their controllers create others
-//! elsewhere. What decides that is in [`crate::offload::pods`]. What follows is what follows whenever a remote pod is
-//! deleted there.
+//! Gives up pods that no node of their cluster takes or that the cluster refuses, so that their controllers create
+//! others elsewhere. The decision is in [`crate::offload::pods`]. A home pod then ends as after any deletion of its
+//! remote pod.
 
 use std::{
     collections::HashMap,
@@ -41,17 +41,23 @@ const POLICY: &str = "avoided-clusters.storage.liqo.io";
 const SCALES_UP: [&str; 2] = ["TriggeredScaleUp", "Nominated"];
 /// The longest time that autoscalers wait for a node that they add, by default.
 const LONGEST_SCALE_UP: SignedDuration = SignedDuration::from_mins(15);
-/// Reasons of pods that their cluster does not take, or cannot run.
-const REFUSALS: [&str; 2] = ["PodNotSupported", "RemoteRefused"];
-/// Until it is tried again whether the status of a namespace can be written.
+/// Reasons of pods that their cluster does not take, or cannot run. None of them has started.
+const REFUSALS: [&str; 5] = [
+    "OffloadingBackOff",
+    "OutOfCapacity",
+    "PodNotSupported",
+    "RemoteNameTaken",
+    "RemoteRefused",
+];
+/// Before the status of the `NamespaceOffloading` is written again.
 const AGAIN: Duration = Duration::from_mins(1);
 
 /// How many remote pods were given up. Cheap to clone; exported only if registered.
 #[derive(Clone, Default)]
-pub struct GivenUp(Family<Of, Counter>);
+pub struct GivenUp(Family<Labels, Counter>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Of {
+struct Labels {
     cluster: String,
 }
 
@@ -69,22 +75,23 @@ impl GivenUp {
 
     fn count(&self, cluster: &str) {
         let cluster = cluster.to_owned();
-        self.0.get_or_create(&Of { cluster }).inc();
+        self.0.get_or_create(&Labels { cluster }).inc();
     }
 
     #[cfg(test)]
     pub(super) fn total(&self, cluster: &str) -> u64 {
         let cluster = cluster.to_owned();
-        self.0.get_or_create(&Of { cluster }).get()
+        self.0.get_or_create(&Labels { cluster }).get()
     }
 }
 
-/// Since when pods are seen waiting for something: a uid and the time, by home pod.
+/// Since when pods wait for something: a uid and the time, by home pod.
 #[derive(Default)]
 pub(super) struct Waited(Mutex<HashMap<String, (String, Instant)>>);
 
 impl Waited {
-    pub(super) fn note(&self, key: &str, uid: &str) -> Duration {
+    /// How long this uid has been waiting.
+    pub(super) fn record(&self, key: &str, uid: &str) -> Duration {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match all.get(key) {
             Some((known, since)) if known == uid => since.elapsed(),
@@ -101,12 +108,11 @@ impl Waited {
     }
 }
 
-/// What becomes of a pod that may be given up.
-enum Fate {
-    /// It is given up now: what new pods avoid is recorded.
-    GivenUp,
-    /// It waits, and is looked at again after this time.
-    Waits(Option<Duration>),
+enum Verdict {
+    /// The pod is given up now: the status records which cluster new pods avoid.
+    GiveUp,
+    /// The pod waits; the time until the next check, if there is one.
+    Wait(Option<Duration>),
 }
 
 impl Writer<'_> {
@@ -119,15 +125,15 @@ impl Writer<'_> {
         let is_refused = REFUSALS.contains(&waiting.reason);
         let pod = is_refused.then(|| replaceable(&home.json(), &waiting.message));
         let Some(pod) = pod.flatten() else {
-            self.pods.waited.forget(self.look.key);
+            self.pods.waited.forget(self.observed.key);
             return Ok(None);
         };
-        match self.fate(home, None, &pod).await? {
-            Fate::Waits(time) => Ok(time),
-            Fate::GivenUp => {
+        match self.judge(home, None, &pod).await? {
+            Verdict::Wait(time) => Ok(time),
+            Verdict::GiveUp => {
                 self.replace(home).await?;
                 let what = "refuses it, and it was deleted before it started";
-                self.tell_given_up(home, what, &pod.why).await;
+                self.report_given_up(home, what, &pod.why).await;
                 Ok(Some(SOON))
             }
         }
@@ -142,19 +148,24 @@ impl Writer<'_> {
         pods: &Objects<RawPod>,
     ) -> Result<Option<Duration>, ApiError> {
         let Some(pod) = unplaced(&home.json(), &remote.json()) else {
-            self.pods.waited.forget(self.look.key);
+            self.pods.waited.forget(self.observed.key);
             return Ok(None);
         };
-        match self.fate(home, Some(remote), &pod).await? {
-            Fate::Waits(time) => Ok(time),
-            Fate::GivenUp => {
+        match self.judge(home, Some(remote), &pod).await? {
+            Verdict::Wait(time) => Ok(time),
+            Verdict::GiveUp => {
                 self.delete_unplaced(home, remote, pods, &pod.why).await?;
                 Ok(Some(SOON))
             }
         }
     }
 
-    async fn fate(&self, home: &RawPod, remote: Option<&RawPod>, pod: &Unplaced) -> Result<Fate, ApiError> {
+    async fn judge(
+        &self,
+        home: &RawPod,
+        remote: Option<&RawPod>,
+        pod: &Unplaced,
+    ) -> Result<Verdict, ApiError> {
         let namespace = home.namespace().unwrap_or_default();
         let seen = self
             .pods
@@ -167,7 +178,10 @@ impl Writer<'_> {
         let mut facts = UnplacedFacts {
             pod,
             cluster: self.pods.cluster.as_str(),
-            waited: self.pods.waited.note(self.look.key, remote.unwrap_or(home).uid()),
+            waited: self
+                .pods
+                .waited
+                .record(self.observed.key, remote.unwrap_or(home).uid()),
             give_up_after: self.pods.give_up_after(),
             avoided: &known,
             now: Timestamp::now().as_second(),
@@ -175,23 +189,23 @@ impl Writer<'_> {
         };
         match decide_unplaced(&facts) {
             UnplacedStep::Read => {}
-            UnplacedStep::StayFor(time) => return Ok(Fate::Waits(Some(time))),
-            UnplacedStep::Stay | UnplacedStep::GiveUp(_) => return Ok(Fate::Waits(None)),
+            UnplacedStep::StayFor(time) => return Ok(Verdict::Wait(Some(time))),
+            UnplacedStep::Stay | UnplacedStep::GiveUp(_) => return Ok(Verdict::Wait(None)),
         }
         let objects = self.pods.places.home.within::<NamespaceOffloading>(&namespace);
         let Some(offloading) = objects.get(NAME).await? else {
-            return Ok(Fate::Waits(Some(AGAIN)));
+            return Ok(Verdict::Wait(Some(AGAIN)));
         };
         let known = avoided(&offloading);
         facts.avoided = &known;
         facts.circumstances = Some(self.circumstances(home, remote, &offloading).await?);
         Ok(match decide_unplaced(&facts) {
             UnplacedStep::GiveUp(all) => {
-                let wait = self.note_avoided(home, &objects, &offloading, &all).await?;
-                wait.map_or(Fate::GivenUp, |wait| Fate::Waits(Some(wait)))
+                let wait = self.record_avoided(home, &objects, &offloading, &all).await?;
+                wait.map_or(Verdict::GiveUp, |wait| Verdict::Wait(Some(wait)))
             }
-            UnplacedStep::StayFor(time) => Fate::Waits(Some(time)),
-            UnplacedStep::Stay | UnplacedStep::Read => Fate::Waits(None),
+            UnplacedStep::StayFor(time) => Verdict::Wait(Some(time)),
+            UnplacedStep::Stay | UnplacedStep::Read => Verdict::Wait(None),
         })
     }
 
@@ -226,7 +240,7 @@ impl Writer<'_> {
     /// Whether an autoscaler there reports that it adds a node for the pod. Where events cannot be read, only
     /// `nominatedNodeName` shows it.
     async fn scales_up(&self, remote: &RawPod) -> Result<bool, ApiError> {
-        let Ok(place) = &self.look.place else {
+        let Ok(place) = &self.observed.place else {
             return Ok(false);
         };
         let events = place
@@ -252,9 +266,9 @@ impl Writer<'_> {
         }
     }
 
-    /// Records what new pods avoid, before the pod is deleted: the next one may be created at once. Returns when to
-    /// try again, if it is not recorded.
-    async fn note_avoided(
+    /// Records which clusters new pods avoid, before the pod is deleted: the next one may be created at once. Returns
+    /// the time until a retry, if it is not recorded.
+    async fn record_avoided(
         &self,
         home: &RawPod,
         objects: &Objects<NamespaceOffloading>,
@@ -273,7 +287,7 @@ impl Writer<'_> {
         if now.status.is_some_and(|it| it.avoided_clusters == all) {
             return Ok(None);
         }
-        let note = "no node there takes it, and it stays there all the same: the CustomResourceDefinition \
+        let note = "no node there takes it, but it is not given up: the CustomResourceDefinition \
                     namespaceoffloadings.offloading.liqo.io is older than this driver, or Liqo's, and does not keep \
                     status.avoidedClusters. Apply what liqo-csi crds --offloading prints";
         let events = &self.pods.events;
@@ -283,7 +297,7 @@ impl Writer<'_> {
         Ok(Some(AGAIN))
     }
 
-    /// Deletes the remote pod exactly as it was read: without a node. If it has one by now, it stays.
+    /// Deletes the remote pod, unless it has changed since it was read: it may have a node by now.
     async fn delete_unplaced(
         &self,
         home: &RawPod,
@@ -296,21 +310,21 @@ impl Writer<'_> {
             resource_version: remote.metadata.resource_version.clone(),
         };
         let name = remote.name_any();
-        // The API server deletes a pod without a node at once. Should another one do otherwise, its kubelet has time.
+        // The API server deletes a pod without a node at once.
         let deleted = pods.delete_within(&name, exactly, Some(1));
         let deleted = crash::around(Step::PodGiveUp, deleted).await;
         if unless_conflict(deleted.map(Some))?.is_none() {
             return Ok(());
         }
         let what = "has no node that takes it, and its pod there was deleted before it started";
-        self.tell_given_up(home, what, why).await;
+        self.report_given_up(home, what, why).await;
         Ok(())
     }
 
-    async fn tell_given_up(&self, home: &RawPod, what: &str, why: &str) {
+    async fn report_given_up(&self, home: &RawPod, what: &str, why: &str) {
         let (cluster, why) = (&self.pods.cluster, short(why));
-        tracing::info!(pod = self.look.key, %cluster, why, "a pod is given up: its cluster {what}");
-        self.pods.waited.forget(self.look.key);
+        tracing::info!(pod = self.observed.key, %cluster, why, "a pod is given up: its cluster {what}");
+        self.pods.waited.forget(self.observed.key);
         self.pods.given_up.count(cluster.as_str());
         let note = format!(
             "the cluster {cluster} {what}. Its controller creates another one, which prefers other clusters for a while. The \

@@ -1,6 +1,5 @@
-//! The pods of one virtual node: each is looked at when it, its remote pod or its cluster has
-//! changed. What is decided is in [`crate::offload::pods`]; [`look`] gathers the facts, [`act`]
-//! writes.
+//! The controller of the pods of one virtual node: a pod is reconciled when it, its remote pod or its cluster
+//! changes. Decisions are in [`crate::offload::pods`]; [`observe`] reads the facts, [`act`] writes.
 
 mod act;
 mod addresses;
@@ -9,9 +8,9 @@ mod changes;
 mod claims;
 mod configuration;
 mod given_up;
-mod look;
+mod observe;
+mod rates;
 mod services;
-mod turns;
 mod usage;
 mod waits;
 mod watches;
@@ -32,16 +31,16 @@ use tokio_util::sync::CancellationToken;
 pub use self::given_up::GivenUp;
 pub(super) use self::given_up::avoided_now;
 use self::{
-    addresses::Told,
+    addresses::Reported,
     admitted::Admitted,
     changes::Sent,
     given_up::Waited,
-    turns::{Looks, Swept, Turns},
+    rates::{ReadRate, StatusRates, SweepRate},
     waits::Waits,
     watches::Watches,
 };
 use super::{
-    brake::Brake,
+    backoff::Backoff,
     meters::Meters,
     places::Places,
     seen::{SeenPod, SentPod},
@@ -60,44 +59,42 @@ use crate::{
     volume::ClusterId,
 };
 
-/// All are looked at so often, whatever watches say.
+/// All pods are reconciled at this interval, whether or not they changed.
 const RESYNC: Duration = Duration::from_mins(1);
-/// What waits for something that no watch tells of is looked at so often.
+/// For pods that wait for something that is not watched.
 const POLL: Duration = Duration::from_secs(2);
-/// After a write whose effect a watch is about to tell.
+/// After a write, if no watch shows its effect before.
 const SOON: Duration = Duration::from_secs(1);
-/// Until the pods of a cluster that answers again should have been listed.
+/// The first list of the pods of a cluster that answers again should be complete by then.
 const LONGEST_LIST: Duration = Duration::from_secs(30);
-/// Before it is asked again whether a cluster answers.
+/// Between two attempts to reach the cluster.
 const RETRY: Duration = Duration::from_secs(2);
-/// What is not watched is read so often.
+/// Between two reads of a remote pod that is not watched.
 const UNWATCHED: Duration = Duration::from_secs(30);
-/// So many remote pods are read whole at the same time: what their cluster sends may be large.
+/// Full remote pods read at the same time: what their cluster sends may be large.
 const READS: usize = 8;
 
-/// The pods of one virtual node.
 pub(super) struct Pods<'a> {
     places: &'a Places<'a>,
     cluster: ClusterId,
     node: String,
-    /// Where it is asked what the pods use.
     meters: &'a Meters,
     home: View<SeenPod>,
     there: Watches,
     state: Mutex<State>,
     reads: Semaphore,
-    outside: Told,
-    turns: Turns,
-    looks: Looks,
-    sweeps: Swept,
-    /// Which remote pods were deleted of late, by home pod: uid and grace.
-    deleted: Mutex<Brake<(String, u32)>>,
-    /// Whether all remote pods were looked at since the cluster answers.
+    reported: Reported,
+    status_rates: StatusRates,
+    read_rate: ReadRate,
+    sweep_rate: SweepRate,
+    /// Remote pods that were deleted recently, by home pod: uid and grace period.
+    deleted: Mutex<Backoff<(String, u32)>>,
+    /// Whether all remote pods were reconciled since the cluster answers.
     swept: &'a watch::Sender<bool>,
     sent: Sent,
     waits: Waits,
     waited: Waited,
-    /// Since when remote pods are not made because a copy is behind.
+    /// Since when the creation of remote pods waits for current copies.
     copying: Waited,
     longest_copying: Duration,
     given_up: GivenUp,
@@ -105,23 +102,22 @@ pub(super) struct Pods<'a> {
     _stops: tokio_util::sync::DropGuard,
 }
 
-/// What is known from one turn to the next.
 struct State {
     feed: Option<Feed<SeenPod>>,
-    /// When all are looked at next.
+    /// When all pods are reconciled next.
     resync: Instant,
     answers: bool,
     sweep: Sweep,
     surroundings: Vec<watch::Receiver<u64>>,
     network: Option<PodNetwork>,
-    /// The namespaces there that the status of a `NamespaceOffloading` names.
+    /// The remote namespaces that the status of a `NamespaceOffloading` names.
     mapped: BTreeSet<String>,
     placed: Placed,
     admitted: Admitted,
 }
 
-/// In which namespaces there pods may run, whatever became of their `NamespaceOffloading`. What others
-/// say of a pod before it was claimed, or started, names no namespace that is watched.
+/// The remote namespaces of pods that may run, even without a `NamespaceOffloading`. Only these are watched:
+/// before a pod is claimed or started, users can write any namespace into its annotations.
 #[derive(Default)]
 struct Placed {
     by_pod: HashMap<String, String>,
@@ -129,7 +125,7 @@ struct Placed {
 }
 
 impl Placed {
-    fn note(&mut self, key: &str, now: Option<&str>) {
+    fn record(&mut self, key: &str, now: Option<&str>) {
         if self.by_pod.get(key).map(String::as_str) == now {
             return;
         }
@@ -176,10 +172,10 @@ impl<'a> Pods<'a> {
                 admitted: Admitted::default(),
             }),
             reads: Semaphore::new(READS),
-            outside: Told::default(),
-            turns: Turns::default(),
-            looks: Looks::default(),
-            sweeps: Swept::default(),
+            reported: Reported::default(),
+            status_rates: StatusRates::default(),
+            read_rate: ReadRate::default(),
+            sweep_rate: SweepRate::default(),
             deleted: Mutex::default(),
             places,
             cluster,
@@ -197,26 +193,29 @@ impl<'a> Pods<'a> {
         }
     }
 
-    /// The home pods of the node.
     pub(super) fn at_home(&self) -> View<SeenPod> {
         self.home.clone()
     }
 
-    /// Looks after them, and says what they use and which Services lead to none of them, for ever.
+    /// Runs the pods, serves their usage, and emits events on Services that do not reach them. Never returns.
     pub(super) async fn run(self, metrics: &LoopMetrics) {
-        tokio::join!(self.look_after(metrics), self.meter(), self.watch_services());
+        tokio::join!(
+            self.reconcile_pods(metrics),
+            self.serve_usage(),
+            self.watch_services()
+        );
     }
 
-    async fn look_after(&self, metrics: &LoopMetrics) {
-        // What is not known at home looks as if it were to be swept.
+    async fn reconcile_pods(&self, metrics: &LoopMetrics) {
+        // A remote pod whose home pod is not listed yet would be deleted.
         self.home.complete().await;
-        // Without what they say of networks, pods would lose their addresses for a moment.
+        // Without the networks that they declare, pods would lose their addresses for a moment.
         self.places.home.views().remote_clusters.complete().await;
         let network = self.network();
         {
             let mut state = self.state();
             state.feed = Some(self.home.feed());
-            (state.network, state.mapped) = (network, self.mapped_there());
+            (state.network, state.mapped) = (network, self.remote_namespaces());
         }
         control(self, metrics).await;
     }
@@ -225,30 +224,28 @@ impl<'a> Pods<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the `RemoteCluster` says of the cluster now.
-    fn spec(&self) -> Option<Arc<RemoteCluster>> {
+    fn remote_cluster(&self) -> Option<Arc<RemoteCluster>> {
         let clusters = &self.places.home.views().remote_clusters;
         clusters.get(self.cluster.as_str())
     }
 
-    /// What it says of pods.
     fn settings(&self) -> RemoteSettings {
         let pods = self.pods_spec().unwrap_or_default();
         remote_settings(&pods, self.places.home.id())
     }
 
-    /// After what time pods that no node takes are given up; `None` for never.
+    /// The time after which pods that no node takes are given up; `None` for never.
     fn give_up_after(&self) -> Option<Duration> {
         self.pods_spec()?.given_up_after()
     }
 
     fn pods_spec(&self) -> Option<RemotePods> {
-        let object = self.spec()?;
+        let object = self.remote_cluster()?;
         Some(object.spec.fabric.as_ref()?.pods.clone())
     }
 
-    /// The namespaces there that are said to be there.
-    fn mapped_there(&self) -> BTreeSet<String> {
+    /// The remote namespaces that exist according to the status of their `NamespaceOffloading`.
+    fn remote_namespaces(&self) -> BTreeSet<String> {
         let offloadings = self.places.home.views().offloadings.all();
         let named = offloadings.iter().filter_map(|one| {
             let is_there = matches!(
@@ -261,31 +258,30 @@ impl<'a> Pods<'a> {
         named.collect()
     }
 
-    /// Notes where this home pod may run now, and what it asks for.
-    fn note_pod(&self, state: &mut State, key: &str) {
+    /// Records in which namespace this home pod may run now, and its requests.
+    fn record_pod(&self, state: &mut State, key: &str) {
         let pod = self.home.get(key);
         let place = pod
             .as_ref()
             .filter(|it| it.state.may_run())
             .and_then(|it| it.place());
         let here = place.filter(|(cluster, _)| *cluster == self.cluster.as_str());
-        state.placed.note(key, here.map(|(_, namespace)| namespace));
-        state.admitted.note(key, pod.as_deref());
+        state.placed.record(key, here.map(|(_, namespace)| namespace));
+        state.admitted.record(key, pod.as_deref());
     }
 
-    /// Adds the home pods that have changed.
-    fn note_home(&self, state: &mut State, queue: &mut Queue) {
+    fn queue_changed_home_pods(&self, state: &mut State, queue: &mut Queue) {
         match state.feed.as_ref().map(Feed::take) {
             Some(Changed::These(pods)) => {
                 for pod in pods {
-                    self.note_pod(state, pod.key());
+                    self.record_pod(state, pod.key());
                     queue.add(pod.key());
                 }
             }
             Some(Changed::Everything) => {
                 (state.placed, state.admitted) = (Placed::default(), Admitted::default());
                 for pod in self.home.all() {
-                    self.note_pod(state, pod.key());
+                    self.record_pod(state, pod.key());
                 }
                 state.resync = Instant::now();
             }
@@ -293,11 +289,11 @@ impl<'a> Pods<'a> {
         }
     }
 
-    /// Adds those whose remote pods have changed, and all of them now and then.
-    fn note_there(&self, state: &mut State, queue: &mut Queue) {
-        let there = self.there.changed();
-        if let (Some(there), true) = (there, state.resync > Instant::now()) {
-            for key in there.iter().filter_map(|pod| pod.home_key()) {
+    /// Adds the pods whose remote pods have changed, and all pods when a resync is due.
+    fn queue_changed_remote_pods(&self, state: &mut State, queue: &mut Queue) {
+        let changed = self.there.changed();
+        if let (Some(changed), true) = (changed, state.resync > Instant::now()) {
+            for key in changed.iter().filter_map(|pod| pod.home_key()) {
                 queue.add(key);
             }
             return;
@@ -317,7 +313,7 @@ impl Controller for Pods<'_> {
     const AT_ONCE: usize = 32;
 
     async fn changes(&self, queue: &mut Queue) -> Next {
-        // From now on: a change while this one looks is not missed.
+        // Subscribed before anything is read, so that no change is missed.
         let mut triggers = surroundings(self.places);
         triggers.push(self.home.version());
         let place = self.places.reach(&self.cluster).await.ok();
@@ -326,22 +322,22 @@ impl Controller for Pods<'_> {
         let mut state = self.state();
         let state = &mut *state;
         if has_changed(&mut state.surroundings) {
-            state.mapped = self.mapped_there();
-            for key in self.waits.keys() {
+            state.mapped = self.remote_namespaces();
+            for key in self.waits.waiting() {
                 queue.add(key);
             }
         }
-        self.note_home(state, queue);
+        self.queue_changed_home_pods(state, queue);
         let placed = state.placed.pods.keys();
         self.there
             .follow(cluster, &state.mapped.iter().chain(placed).cloned().collect());
         triggers.extend(self.there.triggers());
         if network != state.network || (state.answers && !answers) {
-            // All pods have other addresses here, or are not known to be ready any more.
+            // All pods get other addresses here, or are not ready any more.
             (state.network, state.resync) = (network, Instant::now());
         }
         state.answers = answers;
-        self.note_there(state, queue);
+        self.queue_changed_remote_pods(state, queue);
         if !answers {
             state.sweep = Sweep::default();
         }
@@ -357,16 +353,15 @@ impl Controller for Pods<'_> {
     }
 
     async fn reconcile(&self, key: &str) -> Result<Option<Duration>, ApiError> {
-        self.look_at(key).await
+        self.reconcile_pod(key).await
     }
 
-    fn looked_at(&self, key: &str) {
-        self.state().sweep.note(key);
+    fn reconciled(&self, key: &str) {
+        self.state().sweep.remove(key);
     }
 }
 
-/// Which clusters there are and how they are, and which namespaces are there: what waits may wait for
-/// these.
+/// The clusters and their state, and the offloaded namespaces: pods may wait for a change of these.
 fn surroundings(places: &Places<'_>) -> Vec<watch::Receiver<u64>> {
     let views = places.home.views();
     vec![
@@ -376,7 +371,7 @@ fn surroundings(places: &Places<'_>) -> Vec<watch::Receiver<u64>> {
     ]
 }
 
-/// Whether one has since the last call.
+/// Whether one has changed since the last call.
 fn has_changed(versions: &mut [watch::Receiver<u64>]) -> bool {
     let mut has_changed = false;
     for version in versions {
@@ -386,10 +381,10 @@ fn has_changed(versions: &mut [watch::Receiver<u64>]) -> bool {
     has_changed
 }
 
-/// The first look at all remote pods since their cluster answers.
+/// The first reconciliation of all remote pods since their cluster answers.
 struct Sweep {
     began: Instant,
-    /// Those that are still to be looked at, once all were seen.
+    /// The pods that were not reconciled yet, once all are listed.
     left: Option<BTreeSet<String>>,
 }
 
@@ -403,8 +398,8 @@ impl Default for Sweep {
 }
 
 impl Sweep {
-    /// Whether each was looked at. A namespace that cannot be watched is not waited for: the
-    /// others' pods must not be evicted for it.
+    /// Whether each pod was reconciled. A namespace that cannot be watched is not waited for: the node would stay
+    /// not ready, and the pods of other namespaces would be evicted.
     fn is_over(&mut self, there: &Watches) -> bool {
         if self.left.is_none() && (there.are_complete() || self.began.elapsed() > LONGEST_LIST) {
             let all = there.all();
@@ -414,8 +409,7 @@ impl Sweep {
         self.left.as_ref().is_some_and(BTreeSet::is_empty)
     }
 
-    /// A pod was looked at, whatever came of it.
-    fn note(&mut self, key: &str) {
+    fn remove(&mut self, key: &str) {
         if let Some(left) = &mut self.left {
             left.remove(key);
         }

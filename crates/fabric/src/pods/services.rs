@@ -1,5 +1,5 @@
-//! Services at home whose pods run on this node while no route leads to its cluster: these are no
-//! endpoints of theirs, which nothing else would say.
+//! Events on home Services that select pods in a cluster without routes: such pods have no address, and nothing else
+//! would show that they are no endpoints.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -18,20 +18,20 @@ use crate::{
 };
 
 const REASON: &str = "PodsNotReachable";
-/// Changes are gathered for so long.
+/// Between two checks, so that changes are handled together.
 const PACE: Duration = Duration::from_secs(1);
 
-/// The Services of a namespace, and what has changed of them.
+/// The Services of a namespace, and their changes.
 struct Watch {
     source: Arc<Source>,
     changes: Feed<Original>,
 }
 
 impl Pods<'_> {
-    /// Tells Services, once whenever it begins, that they lead to no pod of the cluster.
+    /// Emits an event on each Service when it starts to select a pod of the cluster without routes to it.
     pub(super) async fn watch_services(&self) {
         loop {
-            // From now on: a change while this one is looked at is not missed.
+            // Subscribed before the first check, so that no change is missed.
             let mut clusters = self.places.home.views().remote_clusters.version();
             if self.is_isolated() {
                 self.watch_services_while_isolated().await;
@@ -41,9 +41,9 @@ impl Pods<'_> {
         }
     }
 
-    /// Whether no route leads to the cluster.
+    /// Whether there are no routes to the cluster.
     fn is_isolated(&self) -> bool {
-        self.spec().is_some() && self.network().is_none()
+        self.remote_cluster().is_some() && self.network().is_none()
     }
 
     async fn watch_services_while_isolated(&self) {
@@ -56,8 +56,8 @@ impl Pods<'_> {
             follow(&mut watches, &sources.borrow_and_update());
             known.keep_namespaces(|namespace| watches.contains_key(namespace));
             triggers.extend(watches.values().map(|it| it.source.services().version()));
-            for (namespace, service) in self.news(&pods, &watches, &mut known) {
-                self.tell_service(&namespace, &service).await;
+            for (namespace, service) in self.newly_unreached(&pods, &watches, &mut known) {
+                self.report_service(&namespace, &service).await;
             }
             let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
             tokio::select! {
@@ -68,14 +68,14 @@ impl Pods<'_> {
         }
     }
 
-    /// The Services that are to hear of their pods, by namespace and name.
-    fn news(
+    /// The Services that have started to select unreachable pods, by namespace and name.
+    fn newly_unreached(
         &self,
         pods: &Feed<SeenPod>,
         watches: &BTreeMap<String, Watch>,
         known: &mut Unreached,
     ) -> Vec<(String, String)> {
-        let mut news = Vec::new();
+        let mut unreached = Vec::new();
         let pods = match pods.take() {
             Changed::These(pods) => Some(pods),
             Changed::Everything => None,
@@ -98,7 +98,7 @@ impl Pods<'_> {
                 let selector = service.as_ref().map(|it| &it.selector);
                 let here = here.iter().map(|pod| (pod.name().to_owned(), &pod.labels));
                 if known.note_service(namespace, &name, selector, here) {
-                    news.push((namespace.clone(), name));
+                    unreached.push((namespace.clone(), name));
                 }
             }
         }
@@ -106,36 +106,37 @@ impl Pods<'_> {
             let now = self.home.get(pod.key());
             let labels: Option<&Labels> = now.as_ref().filter(|it| it.runs).map(|it| &it.labels);
             let services = known.note_pod(pod.namespace(), pod.name(), labels);
-            news.extend(
+            unreached.extend(
                 services
                     .into_iter()
                     .map(|service| (pod.namespace().to_owned(), service)),
             );
         }
-        news
+        unreached
     }
 
-    /// The home pods of a namespace that run there.
+    /// The home pods of a namespace that run in the cluster.
     pub(super) fn running_in(&self, namespace: &str) -> Vec<Arc<SeenPod>> {
         let mut pods = self.home.of_topic(namespace);
         pods.retain(|pod| pod.runs);
         pods
     }
 
-    async fn tell_service(&self, namespace: &str, name: &str) {
+    async fn report_service(&self, namespace: &str, name: &str) {
         let service = match self.places.home.within::<Service>(namespace).get(name).await {
             Ok(Some(service)) => service,
             Ok(None) => return,
             Err(error) => {
-                tracing::warn!(namespace, service = name, %error, "a Service could not be told of its pods");
+                tracing::warn!(namespace, service = name, %error, "failed to read a Service whose pods are not reachable");
                 return;
             }
         };
         let cluster = &self.cluster;
         let note = format!(
-            "pods that it selects run in the cluster {cluster}, to which no route leads (spec.fabric.network of RemoteCluster \
-             {cluster} is Isolated): they have no address here, are no endpoints of this Service, and nothing in this cluster \
-             reaches them by it. Run what uses them in that cluster, or see docs/offloading-reference.md#networks"
+            "pods that it selects run in the cluster {cluster}, to which there are no routes (spec.fabric.network of \
+             RemoteCluster {cluster} is Isolated): they have no address here, are no endpoints of this Service, and nothing \
+             in this cluster reaches them by it. Run their clients in that cluster, or see \
+             docs/offloading-reference.md#networks"
         );
         self.events
             .warn_object(service.object_ref(&()), REASON, &note)
@@ -143,7 +144,7 @@ impl Pods<'_> {
     }
 }
 
-/// Follows the namespaces that there are now.
+/// Watches the Services of exactly these namespaces.
 fn follow(watches: &mut BTreeMap<String, Watch>, sources: &Sources) {
     watches.retain(|namespace, watch| {
         let now = sources.get(namespace);

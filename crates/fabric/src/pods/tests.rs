@@ -1,5 +1,5 @@
-//! The pods of the node `milan` against two fake API servers, and a kubelet there that runs what
-//! is not gated and remembers it.
+//! The controller of the pods of the node `milan` against two fake API servers, and a fake kubelet there that records
+//! which pods it has started.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,15 +44,15 @@ const WHY_FULL: &str = "0/3 nodes are available: 3 Insufficient cpu.";
 struct World {
     home: FakeApi,
     there: FakeApi,
-    /// Which remote pods ran for which home pod.
+    /// The uids of the remote pods that have started, by uid of the home pod.
     ran: Mutex<BTreeMap<String, BTreeSet<String>>>,
-    /// Whether the other cluster does not answer.
-    is_silent: AtomicBool,
-    /// Whether it is not seen yet that the namespace is offloaded.
+    /// Whether the remote cluster is unreachable.
+    is_unreachable: AtomicBool,
+    /// Whether the registry does not have the mapping of the namespace yet.
     is_unmapped: bool,
-    /// How many pods of a namespace are watched, if not as many as ever.
+    /// The limit of watched pods of a namespace, if not the default.
     watched: Option<usize>,
-    /// Whether no node there takes a pod.
+    /// Whether no node there accepts a pod.
     is_full: AtomicBool,
     /// Whether the objects of the namespace are copied.
     is_copied: bool,
@@ -82,7 +82,7 @@ impl World {
             home,
             there,
             ran: Mutex::default(),
-            is_silent: AtomicBool::new(false),
+            is_unreachable: AtomicBool::new(false),
             is_unmapped: false,
             watched: None,
             is_full: AtomicBool::new(false),
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// In which a pod waits on the node; somebody would make another one, or not.
+    /// With a pending pod on the node, with or without a controller.
     async fn with_pod(controlled: bool) -> Self {
         let world = Self::new().await;
         world.make(controlled);
@@ -117,10 +117,9 @@ impl World {
         self.with_pods(async |pods| pods.run(&metrics).await).await;
     }
 
-    /// Does this with the pods of the node.
     async fn with_pods(&self, act: impl AsyncFnOnce(Pods<'_>)) {
         let home = self.home.cluster_unwatched().await;
-        let link = if self.is_silent.load(Ordering::Relaxed) {
+        let link = if self.is_unreachable.load(Ordering::Relaxed) {
             Link::Unreachable("no route".into())
         } else {
             Link::up(&self.there, Rights::ALL).await
@@ -142,7 +141,7 @@ impl World {
             annotations: BTreeMap::new(),
         };
         let source = Source::new(&home, "shop", &marks, MOST_COPIED);
-        places.show_sources(&[("shop".to_owned(), Arc::new(source))].into());
+        places.publish_sources(&[("shop".to_owned(), Arc::new(source))].into());
         let swept = watch::Sender::new(false);
         home.views().offloadings.complete().await;
         let mut pods = Pods::new(
@@ -172,7 +171,7 @@ impl World {
         }
     }
 
-    /// Runs what is not gated, as a kubelet does; or reports, as the scheduler does, that no node takes it.
+    /// Starts ungated pods, as a kubelet; or reports them as unschedulable, as the scheduler.
     async fn kubelet(&self) {
         let pods = "/api/v1/namespaces/shop-home/pods/";
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -222,8 +221,8 @@ impl World {
         );
     }
 
-    /// Runs until it dies before the write after so many, or this is so; whether it died.
-    async fn die_after(&self, writes: usize, done: impl Fn(&Self) -> bool) -> bool {
+    /// Runs until the controller crashes after this many writes or the condition is true. Returns whether it crashed.
+    async fn crash_after(&self, writes: usize, done: impl Fn(&Self) -> bool) -> bool {
         let life = Life::of_writes(writes);
         for api in [&self.home, &self.there] {
             api.live(Some(life.clone()));
@@ -265,7 +264,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_pod_runs_there_and_says_so() {
+async fn a_remote_pod_runs_and_its_status_is_copied_home() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     let (here, there) = (world.home_pod(), world.there.object(THERE).unwrap());
@@ -288,14 +287,14 @@ async fn a_pod_runs_there_and_says_so() {
 }
 
 #[tokio::test]
-async fn wherever_it_dies_each_pod_runs_once_and_ends() {
+async fn each_pod_runs_once_despite_a_crash_at_any_write() {
     let mut has_ended = false;
     for writes in 0..MOST_WRITES {
         let world = World::with_pod(true).await;
-        let died = world.die_after(writes, World::is_running).await;
+        let died = world.crash_after(writes, World::is_running).await;
         world.run_until(World::is_running).await;
         world.delete();
-        let died = world.die_after(writes, World::is_gone).await || died;
+        let died = world.crash_after(writes, World::is_gone).await || died;
         world.run_until(World::is_gone).await;
         assert!(world.ran_at_most_once_each(), "{:?}", world.ran);
         has_ended |= !died;
@@ -304,7 +303,7 @@ async fn wherever_it_dies_each_pod_runs_once_and_ends() {
 }
 
 #[tokio::test]
-async fn what_others_delete_there_is_replaced_and_not_run_again() {
+async fn a_remote_pod_deleted_by_others_is_never_run_again() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     let uid = world.home_pod()["metadata"]["uid"].clone();
@@ -326,7 +325,7 @@ async fn what_others_delete_there_is_replaced_and_not_run_again() {
 
 /// A drain there deletes pods that have terminated, too, and a Job counts one that is deleted here as failed.
 #[tokio::test]
-async fn a_pod_that_ended_there_before_it_was_deleted_there_has_ended_as_it_did() {
+async fn a_remote_pod_deleted_after_it_ended_keeps_its_result() {
     let world = World::with_pod(true).await;
     world
         .home
@@ -341,11 +340,11 @@ async fn a_pod_that_ended_there_before_it_was_deleted_there_has_ended_as_it_did(
         .run_until(|world| world.home_pod()["status"]["phase"] == "Succeeded")
         .await;
     world.there.remove(THERE);
-    let looks = world.there.requests().len();
+    let before = world.there.requests().len();
     world
         .run_until(|world| {
-            let asked = &world.there.requests()[looks..];
-            asked.iter().any(|request| request.ends_with(THERE))
+            let requests = &world.there.requests()[before..];
+            requests.iter().any(|request| request.ends_with(THERE))
         })
         .await;
     assert_eq!(world.home_pod()["metadata"]["deletionTimestamp"], Value::Null);
@@ -354,7 +353,7 @@ async fn a_pod_that_ended_there_before_it_was_deleted_there_has_ended_as_it_did(
 
 /// Its node was unreachable for so long that it was evicted here, and it had ended meanwhile.
 #[tokio::test]
-async fn a_pod_that_is_deleted_here_after_it_ended_there_has_ended_as_it_did() {
+async fn a_home_pod_deleted_after_its_remote_pod_ended_gets_its_result() {
     for refuses_details in [false, true] {
         let world = World::with_pod(true).await;
         world.run_until(World::is_running).await;
@@ -378,40 +377,64 @@ async fn a_pod_that_is_deleted_here_after_it_ended_there_has_ended_as_it_did() {
     }
 }
 
-#[tokio::test]
-async fn a_policy_here_that_keeps_a_pod_from_going_on_is_said_on_it() {
-    let world = World::with_pod(true).await;
-    let why = "pods of this namespace must have an owner label";
-    world.home.fault(Fault::new("PATCH", POD, Act::Forbid(why)));
-    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
-    let told = |world: &World| {
-        let all = world.home.store().below(events);
+impl World {
+    /// How many events on pods say that a write is refused, for this reason.
+    fn reported_refused(&self, why: &str) -> usize {
+        let all = self
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
         let notes = all.iter().filter(|it| it["reason"] == "WriteRefused");
         notes
             .filter(|it| it["note"].as_str().unwrap_or_default().contains(why))
             .count()
-    };
-    world.run_until(|world| told(world) > 0).await;
-    world.home.heal();
-    world.run_until(World::is_running).await;
-    assert_eq!(told(&world), 1);
+    }
 }
 
 #[tokio::test]
-async fn a_name_is_free_only_when_its_cluster_says_so() {
+async fn a_write_refused_by_a_policy_is_reported_on_the_pod() {
+    let world = World::with_pod(true).await;
+    let why = "pods of this namespace must have an owner label";
+    world.home.fault(Fault::new("PATCH", POD, Act::Forbid(why)));
+    world.run_until(|world| world.reported_refused(why) > 0).await;
+    world.home.heal();
+    world.run_until(World::is_running).await;
+    assert_eq!(world.reported_refused(why), 1);
+}
+
+/// The API server answers with 500 while a webhook there does not answer.
+#[tokio::test]
+async fn a_write_that_keeps_failing_is_reported_on_the_pod() {
+    let world = World::with_pod(true).await;
+    world.home.change(POD, |pod| {
+        pod["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+    world
+        .there
+        .fault(Fault::new("POST", "/shop-home/pods", Act::Refuse(500)));
+    world
+        .run_until(|world| world.reported_refused("shop-home/web") > 0)
+        .await;
+    world.there.heal();
+    world.run_until(World::is_running).await;
+    assert!(world.ran_at_most_once_each());
+}
+
+#[tokio::test]
+async fn a_home_pod_is_deleted_only_after_a_live_read_from_its_cluster() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     world.there.remove(THERE);
     world.delete();
-    // A proxy in between knows no such path.
+    // A 404 of a proxy.
     world
         .there
         .fault(Fault::new("GET", "/pods/web", Act::Refuse(404)));
-    let looked = |world: &World| {
-        let asked = |request: &&String| request.ends_with(THERE);
-        world.there.requests().iter().filter(asked).count() > 2
+    let was_read = |world: &World| {
+        let is_read = |request: &&String| request.ends_with(THERE);
+        world.there.requests().iter().filter(is_read).count() > 2
     };
-    world.run_until(looked).await;
+    world.run_until(was_read).await;
     assert!(world.home.object(POD).is_some());
     // Another cluster answers under the address.
     world.there.heal();
@@ -419,22 +442,22 @@ async fn a_name_is_free_only_when_its_cluster_says_so() {
     world
         .there
         .change(SYSTEM, |it| it["metadata"]["uid"] = json!("another"));
-    let looked_up = |world: &World| {
-        let asked = world.home.requests();
-        asked
+    let node_was_read = |world: &World| {
+        let requests = world.home.requests();
+        requests
             .iter()
             .filter(|request| request.ends_with("/api/v1/nodes/milan"))
             .count()
             > 1
     };
-    world.run_until(looked_up).await;
+    world.run_until(node_was_read).await;
     assert!(world.home.object(POD).is_some());
     world.there.change(SYSTEM, |it| it["metadata"]["uid"] = before);
     world.run_until(World::is_gone).await;
 }
 
 #[tokio::test]
-async fn what_runs_for_nobody_is_deleted_and_nothing_else() {
+async fn only_remote_pods_without_their_home_pod_are_deleted() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     world.home.remove(POD);
@@ -450,7 +473,7 @@ async fn what_runs_for_nobody_is_deleted_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_pod_that_waits_says_for_what() {
+async fn a_waiting_pod_reports_the_reason() {
     let world = World::with_pod(true).await;
     world.there.put(THERE, json!({"spec": {}}));
     world
@@ -483,10 +506,10 @@ async fn a_pod_that_waits_says_for_what() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_made_late_never_starts() {
+async fn a_remote_pod_created_late_never_starts() {
     let world = World::with_pod(false).await;
     world.run_until(World::is_running).await;
-    // A request of before that was under way for long arrives when the first one has gone.
+    // A delayed request arrives after the first remote pod is gone.
     let mut late = world.there.object(THERE).unwrap();
     late["metadata"]["uid"] = json!("late");
     late["spec"]["schedulingGates"] = json!([{"name": "fabric.storage.liqo.io/home-pod-started"}]);
@@ -502,13 +525,13 @@ async fn a_pod_that_is_made_late_never_starts() {
 }
 
 #[tokio::test]
-async fn the_name_of_a_pod_in_a_lost_cluster_is_free_when_its_node_is_declared_out_of_service() {
+async fn a_pod_of_an_unreachable_cluster_is_deleted_when_its_node_is_out_of_service() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     world.home.change(POD, |pod| {
         pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
     });
-    world.is_silent.store(true, Ordering::Relaxed);
+    world.is_unreachable.store(true, Ordering::Relaxed);
     let is_unready = |world: &World| {
         let conditions = world.home_pod()["status"]["conditions"].clone();
         conditions[0]["reason"] == "NodeStatusUnknown"
@@ -517,22 +540,22 @@ async fn the_name_of_a_pod_in_a_lost_cluster_is_free_when_its_node_is_declared_o
     world.delete();
     let node = "/api/v1/nodes/milan";
     world.home.put(node, json!({}));
-    let asked = |world: &World| {
-        let asked = world.home.requests();
-        asked.iter().filter(|request| request.ends_with(node)).count() > 1
+    let has_read_live = |world: &World| {
+        let requests = world.home.requests();
+        requests.iter().filter(|request| request.ends_with(node)).count() > 1
     };
-    world.run_until(asked).await;
+    world.run_until(has_read_live).await;
     assert!(world.home.object(POD).is_some());
     let taints = json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]);
     world.home.change(node, |node| node["spec"]["taints"] = taints);
     world.run_until(|world| world.home.object(POD).is_none()).await;
-    // What still ran is ended when the cluster answers again.
-    world.is_silent.store(false, Ordering::Relaxed);
+    // The remote pod is deleted when the cluster answers again.
+    world.is_unreachable.store(false, Ordering::Relaxed);
     world.run_until(World::is_gone).await;
 }
 
 #[tokio::test]
-async fn what_users_write_on_a_pod_does_not_say_where_it_runs() {
+async fn annotations_written_by_users_do_not_choose_the_remote_namespace() {
     let world = World::with_pod(true).await;
     let theirs = "/api/v1/namespaces/theirs/pods/web";
     world.there.put("/api/v1/namespaces/theirs", json!({}));
@@ -548,7 +571,7 @@ async fn what_users_write_on_a_pod_does_not_say_where_it_runs() {
         .run_until(|world| world.home_pod()["status"]["reason"] == "OffloadingBackOff")
         .await;
     assert!(world.there.object(theirs).is_none() && world.there.object(THERE).is_none());
-    // One that is only said to be somewhere runs where it belongs.
+    // Without the finalizer the annotations are ignored.
     world
         .home
         .change(POD, |pod| pod["metadata"]["finalizers"] = json!([]));
@@ -557,7 +580,7 @@ async fn what_users_write_on_a_pod_does_not_say_where_it_runs() {
 }
 
 #[tokio::test]
-async fn addresses_come_home_where_there_are_routes() {
+async fn addresses_are_copied_home_only_with_routes() {
     const CLUSTER: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
     let world = World::with_pod(true).await;
     let network = |mode: &str, cidr: &str| {
@@ -567,13 +590,13 @@ async fn addresses_come_home_where_there_are_routes() {
             .change(CLUSTER, |it| it["spec"]["fabric"]["network"] = network);
     };
     world.run_until(World::is_running).await;
-    let say = |ip: &str| {
+    let set_address = |ip: &str| {
         world.there.change(THERE, |pod| {
             pod["status"]["podIP"] = json!(ip);
             pod["status"]["podIPs"] = json!([{"ip": ip}]);
         });
     };
-    say("10.64.0.7");
+    set_address("10.64.0.7");
     let ready = json!([{"type": "Ready", "status": "True"}]);
     world
         .there
@@ -591,14 +614,14 @@ async fn addresses_come_home_where_there_are_routes() {
         .run_until(|world| world.home_pod()["status"]["podIP"] == "10.64.0.7")
         .await;
     assert_eq!(world.home_pod()["status"]["podIPs"], json!([{"ip": "10.64.0.7"}]));
-    // The other cluster says that its pod has an address of this one.
-    say("10.0.0.1");
+    // The remote cluster reports an address of this cluster.
+    set_address("10.0.0.1");
     let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
-    let told = |world: &World| world.home.store().below(events);
+    let reported = |world: &World| world.home.store().below(events);
     world
-        .run_until(|world| !told(world).is_empty() && world.home_pod()["status"]["podIP"].is_null())
+        .run_until(|world| !reported(world).is_empty() && world.home_pod()["status"]["podIP"].is_null())
         .await;
-    let event = &told(&world)[0];
+    let event = &reported(&world)[0];
     assert_eq!(
         (&event["reason"], &event["regarding"]["name"]),
         (&json!("AddressNotRouted"), &json!("web"))
@@ -610,11 +633,11 @@ async fn addresses_come_home_where_there_are_routes() {
             .contains("has the address 10.0.0.1")
     );
 
-    say("10.64.0.8");
+    set_address("10.64.0.8");
     world
         .run_until(|world| world.home_pod()["status"]["podIP"] == "10.64.0.8")
         .await;
-    // While they are looked after.
+    // While the controller runs.
     let changed = std::cell::Cell::new(false);
     world
         .run_until(|world| {
@@ -625,7 +648,7 @@ async fn addresses_come_home_where_there_are_routes() {
         })
         .await;
     assert!(world.home_pod()["status"]["podIPs"].is_null());
-    assert_eq!(told(&world).len(), 1, "once for an address");
+    assert_eq!(reported(&world).len(), 1, "once for an address");
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! What the pods of a virtual node use, as the metrics API of their cluster says. It is asked when
-//! somebody asks here, and of the pods that run for pods of this node alone.
+//! The usage of the pods of a virtual node, from the metrics API of their cluster. It is read on request, and only for
+//! remote pods of this node.
 
 use std::{
     borrow::Cow,
@@ -23,9 +23,9 @@ use crate::{
     seen::SeenPod,
 };
 
-/// What was read so long ago counts still: metrics of pods are new every 15 s or so.
+/// How long a result is reused: metrics-server measures every 15 s or so.
 const AGE: Duration = Duration::from_secs(5);
-/// What a pod uses, in the words of `metrics.k8s.io`.
+/// `PodMetrics` of `metrics.k8s.io`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct PodMetrics {
     metadata: ObjectMeta,
@@ -72,12 +72,12 @@ impl Resource for PodMetrics {
 }
 
 impl Pods<'_> {
-    /// Answers whoever asks, for ever.
-    pub(super) async fn meter(&self) {
-        let mut questions = self.meters.answer_for(&self.node);
+    /// Answers requests for the usage. Never returns.
+    pub(super) async fn serve_usage(&self) {
+        let mut requests = self.meters.serve(&self.node);
         let (mut counters, mut read) = (Counters::default(), None::<(Instant, Result<(), String>)>);
-        while let Some(asked) = questions.next().await {
-            if asked.is_closed() {
+        while let Some(reply) = requests.next().await {
+            if reply.is_closed() {
                 continue;
             }
             if read.as_ref().is_none_or(|(when, _)| when.elapsed() >= AGE) {
@@ -88,17 +88,18 @@ impl Pods<'_> {
                         .as_ref()
                         .is_none_or(|(_, last)| last.as_ref().err() != Some(why))
                 {
-                    tracing::warn!(node = self.node, why, "what pods use cannot be read");
+                    tracing::warn!(node = self.node, why, "the usage of pods cannot be read");
                 }
                 read = Some((Instant::now(), outcome));
             }
             let outcome = read.as_ref().map_or(Ok(()), |(_, outcome)| outcome.clone());
             let usage: Usage = outcome.map(|()| counters.clone());
-            let _nobody_waits = asked.send(usage);
+            // Fails if the request has timed out meanwhile.
+            let _ = reply.send(usage);
         }
     }
 
-    /// What each container uses that runs for one here.
+    /// The usage of each container.
     async fn samples(&self) -> Result<Vec<Sample>, String> {
         let pods = self.running().await.map_err(|error| error.to_string())?;
         let namespaces: BTreeSet<String> = pods
@@ -132,7 +133,7 @@ impl Pods<'_> {
         Ok(measured.flatten().collect())
     }
 
-    /// The pods of this node that run, and what runs for them.
+    /// The running home pods of this node, and their remote pods.
     async fn running(&self) -> Result<Vec<(Arc<SeenPod>, Arc<SeenPod>)>, ApiError> {
         let home_uid = self.places.home_uid().await?;
         let running = self.home.all().into_iter().filter_map(|home| {
@@ -163,8 +164,8 @@ fn namespace(pod: &impl ResourceExt) -> String {
     pod.namespace().unwrap_or_default()
 }
 
-/// What the containers of one pod use, as far as the home pod has them: names that the other
-/// cluster made up are not passed on.
+/// The usage of the containers of one pod. Container names that the home pod does not have are dropped: the remote
+/// cluster may invent any.
 fn of_pod(home: &SeenPod, there: &SeenPod, metrics: &PodMetrics) -> Vec<Sample> {
     let Some((at, window)) = when(metrics) else {
         return Vec::new();
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_as_go_writes_them() {
+    fn durations_are_parsed_as_go_prints_them() {
         for (window, millis) in [
             ("15s", 15_000),
             ("1m0.5s", 60_500),

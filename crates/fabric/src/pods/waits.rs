@@ -1,6 +1,5 @@
-//! Pods of which nothing is read for a while: those that wait, and have said so, ever more rarely, for a
-//! cluster is asked each time; those that are as they should be, for long. At once, when something
-//! changes of what can be seen without asking.
+//! Pods that are not read for a while: waiting pods with back-off, because each check costs requests to a cluster,
+//! and pods in their desired state for several minutes. A change in a view ends the pause.
 
 use std::{
     collections::BTreeSet,
@@ -10,16 +9,16 @@ use std::{
 
 use super::Pods;
 use crate::{
-    brake::Brake,
+    backoff::Backoff,
     places::Place,
     seen::{SeenPod, digest},
 };
 
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
-/// The reason of a pod that waits for a claim there.
+/// The reason of a pod that waits for a claim in its cluster.
 pub(super) const CLAIM_NOT_READY: &str = "ClaimNotReady";
-/// What waits for a claim waits for something that comes by itself, and that nobody watches there.
+/// Remote claims are not watched, and usually become ready without a change here.
 const LONGEST_FOR_CLAIMS: Duration = Duration::from_secs(8);
 /// Pods with these reasons wait for objects that are watched, unless a live read gave the reason.
 const SEEN: [&str; 4] = [
@@ -28,39 +27,45 @@ const SEEN: [&str; 4] = [
     "PodNotSupported",
     "RemoteUnreachable",
 ];
-/// What is as it should be is read again after so long, and up to half as much more.
+/// Pods in their desired state are read again after this time, and up to half of it more.
 const SETTLED: Duration = Duration::from_mins(10);
 
-/// What is known without asking.
+/// Digests of all that is known about a pod without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Prints {
-    /// Of everything but the status at home, which says that the pod waits.
+pub(super) struct Fingerprints {
+    /// Of everything but the status at home: a write of the status must not end the pause.
     pub(super) waiting: u64,
     /// Of everything.
-    pub(super) whole: u64,
+    pub(super) full: u64,
 }
 
-/// Those of which nothing is read for a while, by `namespace/name`.
+/// The pods that are not read for a while, by `namespace/name`.
 #[derive(Default)]
 pub(super) struct Waits(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    waiting: Brake<u64>,
-    /// Those that are as they should be.
-    settled: Brake<u64>,
+    waiting: Backoff<u64>,
+    /// The pods in their desired state.
+    settled: Backoff<u64>,
 }
 
 impl Waits {
-    /// For how long a pod is left alone, of which this was known when it was looked at.
-    pub(super) fn holds(&self, key: &str, prints: Prints) -> Option<Duration> {
+    /// The time until a pod with these fingerprints is read again, if it need not be now.
+    pub(super) fn remaining(&self, key: &str, fingerprints: Fingerprints) -> Option<Duration> {
         let known = self.lock();
-        let waits = known.waiting.holds(key, &prints.waiting);
-        waits.or_else(|| known.settled.holds(key, &prints.whole))
+        let waits = known.waiting.remaining(key, &fingerprints.waiting);
+        waits.or_else(|| known.settled.remaining(key, &fingerprints.full))
     }
 
     /// Records that the pod waits, and whether live reads gave the reason; returns when to reconcile it again.
-    pub(super) fn note(&self, key: &str, prints: Prints, reason: &str, read_live: bool) -> Duration {
+    pub(super) fn record(
+        &self,
+        key: &str,
+        fingerprints: Fingerprints,
+        reason: &str,
+        read_live: bool,
+    ) -> Duration {
         let longest = match reason {
             CLAIM_NOT_READY => LONGEST_FOR_CLAIMS,
             seen if SEEN.contains(&seen) && !read_live => SETTLED,
@@ -70,28 +75,28 @@ impl Waits {
         known.settled.forget(key);
         known
             .waiting
-            .pause(key.to_owned(), prints.waiting, FIRST_PAUSE, longest)
+            .pause(key.to_owned(), fingerprints.waiting, FIRST_PAUSE, longest)
     }
 
-    /// A pod is as it should be, as far as this is known.
-    pub(super) fn settle(&self, key: &str, prints: Prints) {
-        // What was seen together is not read together.
+    /// The pod with these fingerprints is in its desired state.
+    pub(super) fn settle(&self, key: &str, fingerprints: Fingerprints) {
+        // Spreads the reads of pods that settle together.
         let share = u32::try_from(digest(key) % 100).unwrap_or_default();
         let pause = SETTLED + SETTLED * share / 200;
         let mut known = self.lock();
         known.waiting.forget(key);
-        known.settled.pause(key.to_owned(), prints.whole, pause, pause);
+        known
+            .settled
+            .pause(key.to_owned(), fingerprints.full, pause, pause);
     }
 
-    /// It waits no more.
     pub(super) fn forget(&self, key: &str) {
         let mut known = self.lock();
         known.waiting.forget(key);
         known.settled.forget(key);
     }
 
-    /// Those that wait.
-    pub(super) fn keys(&self) -> BTreeSet<String> {
+    pub(super) fn waiting(&self) -> BTreeSet<String> {
         self.lock().waiting.keys().cloned().collect()
     }
 
@@ -101,15 +106,15 @@ impl Waits {
 }
 
 impl Pods<'_> {
-    /// What is known without asking: the pod, where it is to run, what is seen there, which cluster
-    /// answers, or why none does, and how it is to be made there and reached from here.
-    pub(super) fn prints(
+    /// Of the home pod, its remote namespace and pod, which cluster answers or why none does, and the settings for
+    /// remote pods.
+    pub(super) fn fingerprints(
         &self,
         home: &SeenPod,
         remote: Option<&SeenPod>,
         namespace: &Result<String, String>,
         place: &Result<Place, String>,
-    ) -> Prints {
+    ) -> Fingerprints {
         let waiting = digest((
             home.digests.metadata,
             home.digests.spec,
@@ -120,9 +125,9 @@ impl Pods<'_> {
             self.give_up_after(),
         ));
         let network = self.network().map(|it| it.to_string());
-        Prints {
+        Fingerprints {
             waiting,
-            whole: digest((waiting, home.digests.status, network)),
+            full: digest((waiting, home.digests.status, network)),
         }
     }
 }
@@ -132,30 +137,30 @@ mod tests {
     use super::*;
 
     /// The status at home matters only to those that do not wait.
-    fn of(waiting: u64) -> Prints {
-        Prints {
+    fn of(waiting: u64) -> Fingerprints {
+        Fingerprints {
             waiting,
-            whole: waiting + 10,
+            full: waiting + 10,
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_as_it_should_be_is_left_alone_until_anything_changes() {
+    async fn settled_pods_are_not_read_until_they_change() {
         let waits = Waits::default();
         waits.settle("a", of(1));
-        assert!(waits.holds("a", of(1)) >= Some(SETTLED));
-        let status = Prints { whole: 12, ..of(1) };
-        assert_eq!(waits.holds("a", status), None, "its status has changed");
-        assert!(waits.keys().is_empty(), "it waits for nothing");
+        assert!(waits.remaining("a", of(1)) >= Some(SETTLED));
+        let status = Fingerprints { full: 12, ..of(1) };
+        assert_eq!(waits.remaining("a", status), None, "its status has changed");
+        assert!(waits.waiting().is_empty(), "it waits for nothing");
         tokio::time::advance(SETTLED * 2).await;
-        assert_eq!(waits.holds("a", of(1)), None, "it is read now and then");
+        assert_eq!(waits.remaining("a", of(1)), None, "it is read now and then");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn claims_come_by_themselves() {
+    async fn pods_that_wait_for_claims_are_checked_every_eight_seconds() {
         let waits = Waits::default();
         let pauses: Vec<u64> = (0..4)
-            .map(|_| waits.note("a", of(1), CLAIM_NOT_READY, false).as_secs())
+            .map(|_| waits.record("a", of(1), CLAIM_NOT_READY, false).as_secs())
             .collect();
         assert_eq!(pauses, [2, 4, 8, 8]);
     }
@@ -165,7 +170,7 @@ mod tests {
     async fn reasons_from_live_reads_are_checked_again_soon() {
         let waits = Waits::default();
         let longest = |key: &str, read_live| {
-            let pauses = (0..20).map(|_| waits.note(key, of(1), "PodNotSupported", read_live));
+            let pauses = (0..20).map(|_| waits.record(key, of(1), "PodNotSupported", read_live));
             pauses.max().unwrap()
         };
         assert_eq!(longest("driver", true), LONGEST_PAUSE);
@@ -173,23 +178,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_is_asked_for_ever_more_rarely_until_something_changes() {
+    async fn waiting_pods_back_off_until_they_change() {
         let waits = Waits::default();
-        assert_eq!(waits.holds("a", of(1)), None);
+        assert_eq!(waits.remaining("a", of(1)), None);
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            let pause = waits.note("a", of(1), "RemoteRefused", false);
-            assert_eq!(waits.holds("a", of(1)), Some(pause));
+            let pause = waits.record("a", of(1), "RemoteRefused", false);
+            assert_eq!(waits.remaining("a", of(1)), Some(pause));
             tokio::time::advance(pause).await;
-            assert_eq!(waits.holds("a", of(1)), None);
+            assert_eq!(waits.remaining("a", of(1)), None);
             pauses.push(pause.as_secs());
         }
         assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60, 60]);
-        waits.note("a", of(1), "RemoteRefused", false);
-        assert_eq!(waits.holds("a", of(2)), None, "it has changed");
-        assert_eq!(waits.note("a", of(2), "RemoteRefused", false), FIRST_PAUSE);
-        assert_eq!(waits.keys(), ["a".to_owned()].into());
+        waits.record("a", of(1), "RemoteRefused", false);
+        assert_eq!(waits.remaining("a", of(2)), None, "it has changed");
+        assert_eq!(waits.record("a", of(2), "RemoteRefused", false), FIRST_PAUSE);
+        assert_eq!(waits.waiting(), ["a".to_owned()].into());
         waits.forget("a");
-        assert_eq!(waits.holds("a", of(2)), None);
+        assert_eq!(waits.remaining("a", of(2)), None);
     }
 }

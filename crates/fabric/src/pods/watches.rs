@@ -1,5 +1,4 @@
-//! The remote pods of one cluster, watched in the namespaces where the fabric has made some: it
-//! may look into no others.
+//! Watches of the remote pods of one cluster, in the remote namespaces of the fabric: it has no rights in others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,22 +12,21 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::{
     cluster::{
         Budget, Cluster, Lean,
-        view::{Changed, Feed, Room, View},
+        view::{Changed, Feed, View, ViewBudgets},
     },
     marks::HOME,
     seen::{SeenPod, SentPod},
     volume::ClusterId,
 };
 
-/// So many pods of a namespace are watched. Of more, each is read now and then.
+/// Pods watched in a namespace. Further ones are polled.
 const MOST_PODS: usize = 5000;
 
-/// The watches.
 pub(super) struct Watches {
-    /// The cluster whose pods are selected.
+    /// Its id selects the remote pods.
     home: ClusterId,
     pods: View<SeenPod>,
-    /// So many pods are watched of each namespace.
+    /// Pods watched in each namespace.
     most: usize,
     state: Mutex<State>,
 }
@@ -55,8 +53,8 @@ impl Watches {
         }
     }
 
-    /// From now on, these namespaces of this cluster are watched; none while it does not answer.
-    /// What was seen before is forgotten then: it may have changed in silence.
+    /// Watches exactly these namespaces of the cluster; none while it does not answer, so that outdated views are
+    /// dropped.
     pub(super) fn follow(&self, cluster: Option<&Cluster>, namespaces: &BTreeSet<String>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = match (&state.cluster, cluster) {
@@ -83,11 +81,11 @@ impl Watches {
         let stop = CancellationToken::new();
         let ours = watcher::Config::default().labels(&format!("{HOME}={}", self.home));
         let pods: Api<Lean<SentPod>> = Api::namespaced(cluster.client().clone(), namespace);
-        // What the cluster invents is its own.
+        // Pods without a home pod, which the cluster may invent, use the budget of the cluster, not of the namespace.
         let home = self.pods.clone();
         let is_own = move |it: &SeenPod| it.home_key().is_some_and(|key| home.get(key).is_some());
-        let room = Room::from(cluster.budget()).and_own(Budget::of_namespace(self.most), is_own);
-        let view = View::start_within(pods, ours, |pod| SeenPod::remote(&pod), room, &stop);
+        let budgets = ViewBudgets::from(cluster.budget()).and_own(Budget::of_namespace(self.most), is_own);
+        let view = View::start_within(pods, ours, |pod| SeenPod::remote(&pod), budgets, &stop);
         Watched {
             feed: view.feed(),
             view,
@@ -95,7 +93,6 @@ impl Watches {
         }
     }
 
-    /// The pod of this name, as it was seen last.
     pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<SeenPod>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state
@@ -105,7 +102,7 @@ impl Watches {
             .get(&format!("{namespace}/{name}"))
     }
 
-    /// Whether a pod may be there although it is not seen.
+    /// Whether a pod may exist although the view does not have it.
     pub(super) fn may_hide(&self, namespace: &str, name: &str) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let watched = state.namespaces.get(namespace);
@@ -126,8 +123,7 @@ impl Watches {
             .collect()
     }
 
-    /// What has changed since the last call, each as it was and as it is; `None` if all have to be
-    /// looked at, also those that are not there any more.
+    /// The pods that have changed since the last call, before and after the change; `None` if any may have changed.
     pub(super) fn changed(&self) -> Option<Vec<Arc<SeenPod>>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut all, mut everything) = (Vec::new(), false);
@@ -140,7 +136,6 @@ impl Watches {
         (!everything).then_some(all)
     }
 
-    /// All pods that were seen.
     pub(super) fn all(&self) -> Vec<Arc<SeenPod>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state
@@ -150,7 +145,7 @@ impl Watches {
             .collect()
     }
 
-    /// Change whenever a pod does.
+    /// Change whenever a pod changes.
     pub(super) fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state
@@ -160,7 +155,7 @@ impl Watches {
             .collect()
     }
 
-    /// Whether all pods were seen.
+    /// Whether the first list of each namespace is complete.
     pub(super) fn are_complete(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.cluster.is_some()

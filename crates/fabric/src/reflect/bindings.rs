@@ -1,6 +1,5 @@
-//! The right to read the Secrets of a namespace at home, which the fabric has only where the
-//! namespace is offloaded: a `RoleBinding` that it makes for itself, and takes away again. An
-//! admission policy of the chart holds it to that.
+//! The right to read the Secrets of an offloaded namespace: a `RoleBinding` that the fabric creates for itself, and
+//! deletes again. An admission policy of the chart restricts it to offloaded namespaces.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,28 +16,26 @@ use crate::{
     volume::mark,
 };
 
-/// The name of the bindings, and of the role that they give.
+/// The name of the bindings and of their `ClusterRole`.
 pub(super) const ROLE: &str = "liqo-csi-fabric-reflected";
-/// The account of the fabric.
+/// The service account of the fabric.
 const ACCOUNT: &str = "liqo-csi-fabric";
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// How often it is looked whether somebody has deleted one.
-const LOOK: Duration = Duration::from_mins(2);
+/// Between two lists, which show bindings that others have deleted.
+const RELIST: Duration = Duration::from_mins(2);
 
-/// The bindings of all namespaces.
 pub(super) struct Bindings<'a> {
     home: &'a Cluster,
-    /// The namespace of the fabric's account.
+    /// The namespace of the fabric's service account.
     fabric: String,
     /// The binding of each namespace that has one.
     known: BTreeMap<String, Binding>,
-    /// When they are listed next.
-    look: Instant,
+    next_list: Instant,
 }
 
 struct Binding {
     uid: String,
-    /// Whether the fabric made it.
+    /// Whether the fabric created it.
     ours: bool,
 }
 
@@ -48,21 +45,19 @@ impl<'a> Bindings<'a> {
             home,
             fabric: fabric.to_owned(),
             known: BTreeMap::new(),
-            look: Instant::now(),
+            next_list: Instant::now(),
         }
     }
 
-    /// Whether a namespace has one.
-    pub(super) fn hold(&self, namespace: &str) -> bool {
+    pub(super) fn has(&self, namespace: &str) -> bool {
         self.known.contains_key(namespace)
     }
 
-    /// Has one in each of these namespaces and in no other. Where it fails the others are seen to
-    /// all the same.
-    pub(super) async fn settle(&mut self, wanted: &BTreeSet<String>) -> Result<(), ApiError> {
-        if self.look <= Instant::now() {
+    /// Creates a binding in each of these namespaces, and deletes our others. Continues after an error.
+    pub(super) async fn reconcile(&mut self, wanted: &BTreeSet<String>) -> Result<(), ApiError> {
+        if self.next_list <= Instant::now() {
             self.known = self.list().await?;
-            self.look = Instant::now() + LOOK;
+            self.next_list = Instant::now() + RELIST;
         }
         let mut outcome = Ok(());
         for namespace in wanted {
@@ -100,7 +95,10 @@ impl<'a> Bindings<'a> {
         };
         if let Some(there) = there {
             self.known.insert(namespace.to_owned(), Binding::of(&there));
-            tracing::info!(namespace, "its objects may be read");
+            tracing::info!(
+                namespace,
+                "created the RoleBinding to read the Secrets of a namespace"
+            );
         }
         Ok(())
     }
@@ -118,7 +116,10 @@ impl<'a> Bindings<'a> {
         let deleted = crash::around(Step::ReflectUnbind, deleted).await.map(Some);
         unless_conflict(deleted)?;
         self.known.remove(namespace);
-        tracing::info!(namespace, "its objects may be read no more");
+        tracing::info!(
+            namespace,
+            "deleted the RoleBinding to read the Secrets of a namespace"
+        );
         Ok(())
     }
 

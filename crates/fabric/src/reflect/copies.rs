@@ -1,6 +1,5 @@
-//! The copies in one remote namespace. Which of them have to be looked at is told by the views;
-//! what is done rests on live reads of both objects. What a copy says is known by its version
-//! once it was read or written, so that one that did not change is not read again.
+//! The copies in one remote namespace. The views show which of them may differ; writes depend on live reads of both
+//! objects. The content of a copy is remembered by its `resourceVersion`, so that an unchanged copy is not read again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -22,33 +21,33 @@ use super::{
 };
 use crate::{
     api::namespace_offloading::{NAME, NamespaceOffloading},
-    brake::Brake,
+    backoff::Backoff,
     cluster::{ApiError, Cause, Cluster, Precondition, events::Events},
     observe::crash::{self, Step as Write},
     offload::{
         Seen,
         reflection::{
-            Glimpse, HOME_OBJECT_UID, Kind, Known, Marks, Original, Outlook, Print, Slice, Step, Wanted,
-            decide, found, name_of_copy, name_of_original, outlook, patch, wanted,
+            Comparison, CopyMetadata, Fingerprint, HOME_OBJECT_UID, Kind, Known, Marks, Original, Slice,
+            Step, Wanted, compare, decide, found, name_of_copy, name_of_original, patch, wanted,
         },
     },
     remote::{Owner, Question},
 };
 
-/// The remote namespace is asked so often whether it is still ours, if something is to be written.
+/// How long a check that the remote namespace is ours permits writes.
 const CHECK: Duration = Duration::from_secs(30);
-/// After somebody else changed a copy it is looked at again so soon.
+/// After a conflict.
 const SOON: Duration = Duration::from_secs(1);
-/// A name that others have is looked at so often.
+/// While an object of others has the name of a copy.
 const WHILE_TAKEN: Duration = Duration::from_secs(30);
-/// Whose name is taken hears of it so often.
-const TELL: Duration = Duration::from_mins(30);
+/// Between two events with the same content.
+const REPORT_AGAIN: Duration = Duration::from_mins(30);
 
-/// Between which namespaces, and with what.
+/// The two namespaces, and what copying between them needs.
 pub(super) struct Ends {
     pub(super) home: Cluster,
     pub(super) there: Cluster,
-    /// The namespace there.
+    /// The remote namespace.
     pub(super) remote: String,
     pub(super) owner: Owner,
     /// The uid of the `NamespaceOffloading`.
@@ -58,32 +57,31 @@ pub(super) struct Ends {
     /// Whether there are routes between the pods of the two clusters.
     pub(super) routed: bool,
     pub(super) routes: Arc<Current>,
-    pub(super) turns: Arc<Semaphore>,
+    pub(super) permits: Arc<Semaphore>,
     pub(super) events: Events,
 }
 
 /// The copies in one remote namespace.
 pub(crate) struct Copies {
     pub(super) ends: Ends,
-    pub(super) seen: PerKind<Glimpse>,
+    pub(super) seen: PerKind<CopyMetadata>,
     memory: Mutex<Memory>,
 }
 
-/// What was done of late.
 #[derive(Default)]
 struct Memory {
-    /// What each copy says.
+    /// The content of each copy when it was last read or written.
     known: HashMap<String, Known>,
-    /// When what is looked at again although nothing changes.
+    /// When copies are reconciled again even if nothing changes.
     again: BTreeMap<String, Instant>,
-    brake: Brake<Print>,
-    /// The objects whose names others have, and when they were told so.
+    backoff: Backoff<Fingerprint>,
+    /// Copies whose names objects of others have, and when that was reported.
     taken: HashMap<String, Instant>,
-    /// The copies that the cluster refuses, or changes as they are written.
-    unkept: HashSet<String>,
-    /// When it was told that there are too many objects.
+    /// Copies that the cluster refuses, or changes when they are written.
+    not_kept: HashSet<String>,
+    /// When too many objects were last reported.
     too_many: Option<Instant>,
-    /// When the namespace there was last seen to be ours.
+    /// When the remote namespace was last read and ours.
     checked: Option<Instant>,
 }
 
@@ -96,14 +94,14 @@ impl Copies {
         }
     }
 
-    /// What may differ, as far as both sides were read: as kind and name of a copy.
+    /// The keys of copies that may differ, of kinds that are listed on both sides.
     pub(super) fn unsettled(&self) -> BTreeSet<String> {
         let mut unsettled = BTreeSet::new();
         for kind in self.kinds().iter().copied().filter(|kind| self.is_read(*kind)) {
             let (here, there) = (self.ends.source.names(kind), self.seen.of(kind).all());
             let here = here.iter().map(String::as_str);
             let names: BTreeSet<&str> = here.chain(there.iter().map(|it| it.name.as_str())).collect();
-            let is_unsettled = |name: &&str| self.outlook(kind, name).1 != Outlook::Settled;
+            let is_unsettled = |name: &&str| self.compare(kind, name).1 != Comparison::Settled;
             let all = names.into_iter().filter(is_unsettled);
             unsettled.extend(all.map(|name| key(kind, name)));
         }
@@ -114,7 +112,7 @@ impl Copies {
         kinds(self.ends.routed)
     }
 
-    /// Whether both sides were read once, and all that what is copied depends on.
+    /// Whether both sides of a kind are listed, and for slices also Services and routes.
     pub(super) fn is_read(&self, kind: Kind) -> bool {
         let is_read = |kind| {
             let versions = [self.ends.source.version(kind), self.seen.of(kind).version()];
@@ -124,7 +122,7 @@ impl Copies {
         is_read(kind) && (kind != Kind::EndpointSlice || depends())
     }
 
-    /// What is to be copied under this name.
+    /// The object at home whose copy has this name.
     fn original(&self, kind: Kind, name: &str) -> Option<Arc<Original>> {
         match self.ends.source.of(kind) {
             Of::Objects(view) => view.of_topic(name).pop(),
@@ -132,16 +130,16 @@ impl Copies {
         }
     }
 
-    /// Whether a pod finds there what it would find here: the objects that it names, and all Services. What
-    /// is not copied is not waited for.
-    pub(crate) fn serve(&self, named: &[(Kind, String)]) -> bool {
+    /// Whether the copies of the objects that a pod names, and of all Services, are current. Objects that are never
+    /// copied are ignored.
+    pub(crate) fn are_current(&self, named: &[(Kind, String)]) -> bool {
         let services = self.ends.source.names(Kind::Service);
         let services = services.iter().map(|name| (Kind::Service, name));
         let mut all = services.chain(named.iter().map(|(kind, name)| (*kind, name)));
         self.is_read(Kind::Service) && all.all(|(kind, name)| self.is_current(kind, name))
     }
 
-    /// Whether this object was copied as it is here, whatever others have changed of the copy since.
+    /// Whether the current version of this object was copied, even if others have changed the copy since.
     fn is_current(&self, kind: Kind, name: &str) -> bool {
         if !self.is_read(kind) {
             return false;
@@ -152,25 +150,28 @@ impl Copies {
         };
         let (key, memory) = (key(kind, &copy), self.memory());
         memory.taken.contains_key(&key)
-            || memory.unkept.contains(&key)
-            || memory.known.get(&key).is_some_and(|it| it.print == here.print)
+            || memory.not_kept.contains(&key)
+            || memory
+                .known
+                .get(&key)
+                .is_some_and(|it| it.fingerprint == here.fingerprint)
     }
 
-    /// What is to be copied under this name, and what the views tell of the copy.
-    fn outlook(&self, kind: Kind, name: &str) -> (Option<Arc<Original>>, Outlook) {
+    /// The object at home whose copy has this name, and how the views compare the two.
+    fn compare(&self, kind: Kind, name: &str) -> (Option<Arc<Original>>, Comparison) {
         let here = self.original(kind, name);
         let there = self.seen.of(kind).get(&format!("{}/{name}", self.ends.remote));
-        let wanted = here.as_ref().map(|it| &it.print);
-        let outlook = outlook(
+        let wanted = here.as_ref().map(|it| &it.fingerprint);
+        let comparison = compare(
             wanted,
             there.as_deref(),
             self.memory().known.get(&key(kind, name)),
         );
-        (here, outlook)
+        (here, comparison)
     }
 
-    /// Sees to one copy, by its kind and name.
-    pub(super) async fn see_to(&self, key: &str) -> Result<(), ApiError> {
+    /// Takes the next step for the copy with this key.
+    pub(super) async fn reconcile(&self, key: &str) -> Result<(), ApiError> {
         match key.split_once('/') {
             Some(("ConfigMap", name)) => self.copy::<ConfigMap>(name).await,
             Some(("Secret", name)) => self.copy::<Secret>(name).await,
@@ -182,19 +183,19 @@ impl Copies {
 
     async fn copy<K: Copied>(&self, name: &str) -> Result<(), ApiError> {
         let key = key(K::KIND, name);
-        let (here, outlook) = self.outlook(K::KIND, name);
-        if outlook == Outlook::Settled {
+        let (here, comparison) = self.compare(K::KIND, name);
+        if comparison == Comparison::Settled {
             self.memory().settle(&key, here.is_some());
             return Ok(());
         }
-        // Few are held in full at the same time. It is never closed.
-        let _turn = self.ends.turns.acquire().await;
+        // Limits the full objects in memory. The semaphore is never closed.
+        let _permit = self.ends.permits.acquire().await;
         if !self.is_ours().await? {
-            self.look_again(key, CHECK);
+            self.requeue(key, CHECK);
             return Ok(());
         }
         let is_taken = self.memory().taken.contains_key(&key);
-        let there = if outlook == Outlook::Missing && !is_taken {
+        let there = if comparison == Comparison::Missing && !is_taken {
             None
         } else {
             self.read::<K>(name).await?
@@ -206,21 +207,24 @@ impl Copies {
         }
         let wanted = self.wanted::<K>(name).await?;
         if let Some(wanted) = &wanted {
-            let held = self.memory().brake.holds(&key, &wanted.original.print);
-            if let Some(left) = held {
-                self.look_again(key, left);
+            let paused = self
+                .memory()
+                .backoff
+                .remaining(&key, &wanted.original.fingerprint);
+            if let Some(left) = paused {
+                self.requeue(key, left);
                 return Ok(());
             }
         }
         let outcome = self.write::<K>(name, wanted.as_ref(), there).await;
         match (&outcome, &wanted) {
             (Err(error), _) if error.is_conflict() => {
-                self.look_again(key, SOON);
+                self.requeue(key, SOON);
                 return Ok(());
             }
             (Err(error), Some(wanted)) if error.is_refusal() => {
-                self.memory().unkept.insert(key);
-                self.tell::<K>(name, wanted, "ReflectionRefused", &error.to_string())
+                self.memory().not_kept.insert(key);
+                self.warn::<K>(name, wanted, "ReflectionRefused", &error.to_string())
                     .await;
             }
             _ => {}
@@ -228,19 +232,18 @@ impl Copies {
         outcome
     }
 
-    /// What the remote namespace has under this name.
     async fn read<K: Copied>(&self, name: &str) -> Result<Option<Value>, ApiError> {
         let copies = self.ends.there.within::<K>(&self.ends.remote);
         Ok(copies.get(name).await?.map(json))
     }
 
-    /// Whether an object there says what it is to say.
+    /// Whether a copy has the desired content, which is then remembered.
     fn is_alike(&self, kind: Kind, here: &Original, there: &Value) -> bool {
         let there = found(kind, there.clone(), &self.ends.marks);
-        let is_alike = decide(Some(&here.print), Some(&there)) == Step::Nothing;
+        let is_alike = decide(Some(&here.fingerprint), Some(&there)) == Step::Nothing;
         if is_alike {
             self.memory()
-                .know(key(kind, &here.copy), there.version, there.print);
+                .remember(key(kind, &here.copy), there.version, there.fingerprint);
         }
         is_alike
     }
@@ -254,7 +257,7 @@ impl Copies {
         let key = key(K::KIND, name);
         let copies = self.ends.there.within::<K>(&self.ends.remote);
         let seen = there.clone().map(|it| found(K::KIND, it, &self.ends.marks));
-        let step = decide(wanted.map(|it| &it.original.print), seen.as_ref());
+        let step = decide(wanted.map(|it| &it.original.fingerprint), seen.as_ref());
         if step != Step::Taken {
             self.memory().taken.remove(&key);
         }
@@ -263,32 +266,32 @@ impl Copies {
                 if self.create::<K>(wanted).await? {
                     return Ok(());
                 }
-                // Something has the name that the views do not show, or not yet.
+                // An object has the name that the view does not show, or not yet.
                 let there = self.read::<K>(name).await?;
                 let seen = there.map(|it| found(K::KIND, it, &self.ends.marks));
                 if seen.is_some_and(|seen| !seen.ours) {
-                    self.is_taken::<K>(name, wanted).await;
+                    self.report_name_taken::<K>(name, wanted).await;
                 } else {
-                    self.look_again(key, SOON);
+                    self.requeue(key, SOON);
                 }
             }
             (Step::Patch, Some(wanted), Some(there)) => {
                 let patch = patch(K::KIND, &there, &wanted.object, &self.ends.marks);
                 let patched = crash::around(Write::ReflectPatch, copies.merge(name, &patch)).await?;
-                self.note(wanted, patched, "changed a copy");
+                self.record_write(wanted, patched, "changed a copy");
             }
             (Step::Replace, Some(wanted), Some(there)) => {
                 self.delete::<K>(name, &there).await?;
                 self.create::<K>(wanted).await?;
             }
             (Step::Delete, _, Some(there)) => self.delete::<K>(name, &there).await?,
-            (Step::Taken, Some(wanted), _) => self.is_taken::<K>(name, wanted).await,
+            (Step::Taken, Some(wanted), _) => self.report_name_taken::<K>(name, wanted).await,
             _ => {}
         }
         Ok(())
     }
 
-    /// What the copy of this name is to be, read live; `None` if there is to be none.
+    /// The desired copy, from a live read of the object at home; `None` if there should be none.
     async fn wanted<K: Copied>(&self, name: &str) -> Result<Option<Wanted>, ApiError> {
         let (home, namespace) = (&self.ends.home, &self.ends.owner.namespace);
         let original = name_of_original(K::KIND, name, &self.ends.marks.home);
@@ -302,15 +305,15 @@ impl Copies {
         })
     }
 
-    /// False, if something of that name is there by now.
+    /// Returns false if an object of that name exists.
     async fn create<K: Copied>(&self, wanted: &Wanted) -> Result<bool, ApiError> {
         let copies = self.ends.there.within::<K>(&self.ends.remote);
         let copy: K = serde_json::from_value(wanted.object.clone())
             .map_err(|error| copies.failure("copy", Cause::Malformed(error.to_string())))?;
-        let made = crash::around(Write::ReflectCreate, copies.create(&copy)).await?;
-        let is_made = made.is_some();
+        let created = crash::around(Write::ReflectCreate, copies.create(&copy)).await?;
+        let is_made = created.is_some();
         if is_made {
-            self.note(wanted, made, "made a copy");
+            self.record_write(wanted, created, "created a copy");
         }
         Ok(is_made)
     }
@@ -324,12 +327,12 @@ impl Copies {
         };
         let copies = self.ends.there.within::<K>(&self.ends.remote);
         crash::around(Write::ReflectDelete, copies.delete(name, exactly)).await?;
-        self.say(&key(K::KIND, name), "deleted a copy");
+        self.log(&key(K::KIND, name), "deleted a copy");
         Ok(())
     }
 
-    /// Whether the namespace there is still the one that was made for ours: another one may have
-    /// its name by now.
+    /// Whether the remote namespace is still ours, read live: it may have been deleted, and another one created under
+    /// its name.
     pub(super) async fn is_ours(&self) -> Result<bool, ApiError> {
         let checked = self.memory().checked;
         if checked.is_some_and(|at| at.elapsed() < CHECK) {
@@ -338,7 +341,7 @@ impl Copies {
         let Ends {
             owner, there, remote, ..
         } = &self.ends;
-        let why = match owner.look(there, remote, Question::Presence).await {
+        let why = match owner.observe(there, remote, Question::Presence).await {
             Seen::Ours { deleting: false, .. } => {
                 self.memory().checked = Some(Instant::now());
                 return Ok(true);
@@ -348,37 +351,42 @@ impl Copies {
                 return Err(there.within::<ConfigMap>(remote).failure("copy", unknown));
             }
             Seen::Foreign(why) => why,
-            Seen::Absent | Seen::Ours { .. } => "it is going".to_owned(),
+            Seen::Absent | Seen::Ours { .. } => "it is being deleted".to_owned(),
         };
-        tracing::info!(cluster = %there.id(), namespace = remote, why, "nothing is copied into a namespace");
+        tracing::info!(cluster = %there.id(), namespace = remote, why, "objects are not copied into a remote namespace");
         Ok(false)
     }
 
-    async fn is_taken<K: Copied>(&self, name: &str, wanted: &Wanted) {
+    async fn report_name_taken<K: Copied>(&self, name: &str, wanted: &Wanted) {
         let key = key(K::KIND, name);
-        self.look_again(key.clone(), WHILE_TAKEN);
-        let is_told = |memory: &Memory| memory.taken.get(&key).is_some_and(|at| at.elapsed() < TELL);
-        if is_told(&self.memory()) {
+        self.requeue(key.clone(), WHILE_TAKEN);
+        let is_reported = |memory: &Memory| {
+            memory
+                .taken
+                .get(&key)
+                .is_some_and(|at| at.elapsed() < REPORT_AGAIN)
+        };
+        if is_reported(&self.memory()) {
             return;
         }
         let (cluster, remote) = (self.ends.there.id(), &self.ends.remote);
         let note = format!(
             "it is not copied: the namespace {remote} of cluster {cluster} has a {:?} {name} already, which this \
-             driver did not make and leaves as it is",
+             driver did not create and does not change",
             K::KIND
         );
-        let told = self.tell::<K>(name, wanted, "RemoteNameTaken", &note).await;
-        let at = if told {
+        let reported = self.warn::<K>(name, wanted, "RemoteNameTaken", &note).await;
+        let at = if reported {
             Instant::now()
         } else {
-            Instant::now() - TELL
+            Instant::now() - REPORT_AGAIN
         };
         self.memory().taken.insert(key, at);
     }
 
-    /// Whether there was a turn to tell this on the object at home.
-    async fn tell<K: Copied>(&self, name: &str, wanted: &Wanted, reason: &str, note: &str) -> bool {
-        if self.ends.source.take_turn().is_err() {
+    /// Emits an event on the object at home. Returns whether the rate limit permitted it.
+    async fn warn<K: Copied>(&self, name: &str, wanted: &Wanted, reason: &str, note: &str) -> bool {
+        if self.ends.source.may_emit().is_err() {
             return false;
         }
         let uid = wanted.object["metadata"]["annotations"][HOME_OBJECT_UID].as_str();
@@ -394,8 +402,8 @@ impl Copies {
         true
     }
 
-    /// Tells on the `NamespaceOffloading` which kinds have more objects than are copied.
-    pub(super) async fn tell_too_many(&self) {
+    /// Emits an event on the `NamespaceOffloading` about kinds with more objects than are copied.
+    pub(super) async fn report_too_many(&self) {
         let too_many = |kind: &&Kind| self.ends.source.has_too_many(**kind);
         let kinds: Vec<String> = self
             .kinds()
@@ -403,13 +411,16 @@ impl Copies {
             .filter(too_many)
             .map(|it| format!("{it:?}s"))
             .collect();
-        let is_told = self.memory().too_many.is_some_and(|at| at.elapsed() < TELL);
-        if kinds.is_empty() || is_told || self.ends.source.take_turn().is_err() {
+        let is_reported = self
+            .memory()
+            .too_many
+            .is_some_and(|at| at.elapsed() < REPORT_AGAIN);
+        if kinds.is_empty() || is_reported || self.ends.source.may_emit().is_err() {
             return;
         }
         self.memory().too_many = Some(Instant::now());
         let note = format!(
-            "the namespace has more {} than are copied, which are {} of a kind: the rest is not in the cluster {}. \
+            "the namespace has more {} than are copied, which are {} of a kind: the others are missing in the cluster {}. \
              Delete some, or set liqo.io/skip-reflection on those that no pod there needs",
             kinds.join(" and "),
             self.ends.source.most,
@@ -426,29 +437,31 @@ impl Copies {
         self.ends.events.warn_object(about, "TooManyObjects", &note).await;
     }
 
-    /// This was written, and became that.
-    fn note<K: Copied>(&self, wanted: &Wanted, became: Option<K>, what: &str) {
-        let Original { copy, print, .. } = &wanted.original;
+    /// Remembers a write and its result.
+    fn record_write<K: Copied>(&self, wanted: &Wanted, result: Option<K>, what: &str) {
+        let Original {
+            copy, fingerprint, ..
+        } = &wanted.original;
         let key = key(K::KIND, copy);
-        self.say(&key, what);
-        self.memory().brake.note(key.clone(), print.clone());
-        if let Some(became) = became
-            && !self.is_alike(K::KIND, &wanted.original, &json(became))
+        self.log(&key, what);
+        self.memory().backoff.record(key.clone(), fingerprint.clone());
+        if let Some(result) = result
+            && !self.is_alike(K::KIND, &wanted.original, &json(result))
         {
-            self.memory().unkept.insert(key);
+            self.memory().not_kept.insert(key);
         }
     }
 
-    fn say(&self, key: &str, what: &str) {
+    fn log(&self, key: &str, what: &str) {
         let Ends { there, remote, .. } = &self.ends;
         tracing::debug!(cluster = %there.id(), namespace = remote, object = key, "{what}");
     }
 
-    fn look_again(&self, key: String, after: Duration) {
+    fn requeue(&self, key: String, after: Duration) {
         self.memory().again.insert(key, Instant::now() + after);
     }
 
-    /// What is to be looked at again now.
+    /// The keys that are due again now.
     pub(super) fn due(&self) -> Vec<String> {
         let now = Instant::now();
         let mut memory = self.memory();
@@ -456,7 +469,7 @@ impl Copies {
         due.map(|(key, _)| key).collect()
     }
 
-    /// In what time something is.
+    /// The time until the next key is due.
     pub(super) fn next(&self) -> Option<Duration> {
         let next = self.memory().again.values().min().copied()?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -468,15 +481,15 @@ impl Copies {
 }
 
 impl Memory {
-    fn know(&mut self, key: String, version: String, print: Print) {
-        self.unkept.remove(&key);
-        self.known.insert(key, Known { version, print });
+    fn remember(&mut self, key: String, version: String, fingerprint: Fingerprint) {
+        self.not_kept.remove(&key);
+        self.known.insert(key, Known { version, fingerprint });
     }
 
-    /// Nothing is to be done about it.
+    /// The copy is in its desired state.
     fn settle(&mut self, key: &str, is_copied: bool) {
         self.taken.remove(key);
-        self.unkept.remove(key);
+        self.not_kept.remove(key);
         if !is_copied {
             self.known.remove(key);
         }

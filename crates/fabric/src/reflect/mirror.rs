@@ -1,5 +1,4 @@
-//! The loop of one remote namespace: what has changed on either side is compared, and events are
-//! passed on.
+//! The loop of one remote namespace: reconciles copies of objects that have changed on either side, and mirrors events.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +6,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     copies::{Copies, Ends, key},
-    echo::Echo,
+    remote_events::EventMirror,
     source::Changes,
 };
 use crate::{
@@ -15,36 +14,35 @@ use crate::{
         ApiError,
         view::{Changed, Feed},
     },
-    offload::reflection::{Glimpse, Kind},
+    offload::reflection::{CopyMetadata, Kind},
     queue::Queue,
     rounds::Rounds,
 };
 
-/// The loop.
 pub(super) struct Mirror {
     copies: Arc<Copies>,
-    echo: Echo,
+    events: EventMirror,
     feeds: Vec<Feeds>,
     queue: Queue,
-    /// When everything is compared next.
+    /// When all copies are compared next.
     all: Instant,
-    /// Changes when what clusters are told of pods does.
+    /// Changes with the routes.
     routes: watch::Receiver<u64>,
-    /// Whether copies may be left from when there were routes.
+    /// Whether copies of slices may be left from when there were routes.
     has_leftovers: bool,
     has_failed: bool,
 }
 
-/// What has changed of one kind.
+/// The changes of one kind.
 struct Feeds {
     kind: Kind,
     here: Changes,
-    there: Feed<Glimpse>,
+    there: Feed<CopyMetadata>,
 }
 
 impl Mirror {
     pub(super) fn new(ends: Ends) -> Self {
-        let echo = Echo::new(&ends);
+        let events = EventMirror::new(&ends);
         let copies = Arc::new(Copies::new(ends));
         let feeds = copies.kinds().iter().map(|&kind| Feeds {
             kind,
@@ -56,7 +54,7 @@ impl Mirror {
             routes: copies.ends.routes.changes(),
             has_leftovers: !copies.ends.routed,
             copies,
-            echo,
+            events,
             queue: Queue::default(),
             all: Instant::now(),
             has_failed: false,
@@ -67,15 +65,15 @@ impl Mirror {
         Arc::clone(&self.copies)
     }
 
-    fn note_changes(&mut self) {
+    fn queue_changes(&mut self) {
         for due in self.copies.due() {
             self.queue.add(due);
         }
-        let have_moved = self.routes.has_changed().unwrap_or(false);
+        let have_routes_changed = self.routes.has_changed().unwrap_or(false);
         self.routes.mark_unchanged();
-        let mut all = self.all <= Instant::now() || have_moved;
+        let mut all = self.all <= Instant::now() || have_routes_changed;
         for feeds in &self.feeds {
-            // What was not read yet is told as a change when it is.
+            // The first list counts as a change when it is complete.
             if !self.copies.is_read(feeds.kind) {
                 continue;
             }
@@ -110,7 +108,7 @@ impl Rounds for Mirror {
     const GATHER: Duration = Duration::from_millis(100);
 
     fn due(&self) -> Option<Duration> {
-        let next = [self.queue.left(), self.copies.next(), self.echo.next()];
+        let next = [self.queue.left(), self.copies.next(), self.events.next()];
         next.into_iter().flatten().min()
     }
 
@@ -122,26 +120,26 @@ impl Rounds for Mirror {
         let (here, there) = (&self.copies.ends.source, &self.copies.seen);
         let of = |kind: &Kind| [here.version(*kind), there.of(*kind).version()];
         let mut triggers: Vec<_> = self.copies.kinds().iter().flat_map(of).collect();
-        triggers.extend([self.echo.news(), self.routes.clone()]);
+        triggers.extend([self.events.changes(), self.routes.clone()]);
         triggers
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        self.note_changes();
+        self.queue_changes();
         let copies = &self.copies;
-        let see_to = async |key: String| copies.see_to(&key).await;
-        self.has_failed = !self.queue.work(see_to).await;
+        let reconcile = async |key: String| copies.reconcile(&key).await;
+        self.has_failed = !self.queue.work(reconcile).await;
         if self.has_leftovers {
             match copies.collect_slices().await {
                 Ok(()) => self.has_leftovers = false,
                 Err(error) => {
-                    tracing::warn!(%error, "EndpointSlices that were copied could not be deleted: it is tried again");
+                    tracing::warn!(%error, "failed to delete copied EndpointSlices; will retry");
                     self.has_failed = true;
                 }
             }
         }
-        copies.tell_too_many().await;
-        self.echo.pass_on(&copies.ends).await;
+        copies.report_too_many().await;
+        self.events.mirror(&copies.ends).await;
         Ok(())
     }
 }

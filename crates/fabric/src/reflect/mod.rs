@@ -1,12 +1,11 @@
-//! What a namespace has beside pods and claims, kept alike in its remote namespaces: `ConfigMap`s,
-//! Secrets and Services go there, and `EndpointSlice`s where pods reach each other; events about
-//! pods and claims come back. Here it is decided between which namespaces; each pair of them has a loop of its own, so that a cluster that is
-//! slow delays no other. Where Liqo is installed nothing runs.
+//! Copies `ConfigMap`s, Secrets and Services of offloaded namespaces to their remote namespaces, and `EndpointSlice`s
+//! where pods reach each other; mirrors events on pods and claims back. Each pair of namespaces has a loop of its own, so
+//! that a slow cluster delays no other. Where Liqo is installed nothing runs.
 
 mod bindings;
 mod copies;
-mod echo;
 mod mirror;
+mod remote_events;
 mod routes;
 mod slices;
 mod source;
@@ -33,7 +32,7 @@ pub(super) use self::{
     source::{MOST_COPIED, Source},
 };
 use super::{
-    Idle, Rest,
+    Idle, IdleReason,
     marks::{HOME, HOME_UID},
     places::Places,
     remote::Owner,
@@ -45,15 +44,15 @@ use crate::{
     volume::mark,
 };
 
-/// How many objects of one cluster are held in full at the same time.
+/// Full objects of one cluster in memory at the same time.
 const AT_ONCE: usize = 4;
 
-/// The loop that starts and ends the others.
+/// The loop that starts and stops the others.
 pub(super) struct Reflection<'a> {
     places: &'a Places<'a>,
     metrics: &'a LoopMetrics,
     events: Events,
-    idle: watch::Receiver<Option<Rest>>,
+    idle: watch::Receiver<Option<IdleReason>>,
     /// Changes whenever `idle` does.
     wakes: watch::Receiver<u64>,
     _waking: AbortOnDropHandle<()>,
@@ -62,9 +61,9 @@ pub(super) struct Reflection<'a> {
     sources: BTreeMap<String, Arc<Source>>,
     mirrors: BTreeMap<Place, Running>,
     /// By cluster.
-    turns: BTreeMap<String, Arc<Semaphore>>,
+    permits: BTreeMap<String, Arc<Semaphore>>,
     routes: Arc<Current>,
-    /// So many objects of a kind are copied of a namespace.
+    /// Objects of each kind that are copied of a namespace.
     most: usize,
 }
 
@@ -73,11 +72,10 @@ pub(super) struct Reflection<'a> {
 struct Place {
     /// The namespace at home.
     namespace: String,
-    /// The uid of its `NamespaceOffloading`: one that is made anew may be of another namespace.
+    /// The uid of its `NamespaceOffloading`: another one may have the same name later.
     offloading: String,
-    /// The id of the cluster.
     cluster: String,
-    /// The namespace there.
+    /// The remote namespace.
     remote: String,
     /// Whether there are routes between the pods of the two clusters.
     routed: bool,
@@ -91,8 +89,7 @@ struct Running {
 }
 
 impl<'a> Reflection<'a> {
-    /// It begins when `idle` says that nothing is in the way. `fabric` is the namespace of this
-    /// process.
+    /// It runs while `idle` has no reason. `fabric` is the namespace of this process.
     pub(super) fn new(places: &'a Places<'a>, fabric: &str, metrics: &'a LoopMetrics, idle: &Idle) -> Self {
         let (wake, wakes) = watch::channel(0);
         let mut changes = idle.subscribe();
@@ -111,13 +108,13 @@ impl<'a> Reflection<'a> {
             bindings: Bindings::new(places.home, fabric),
             sources: BTreeMap::new(),
             mirrors: BTreeMap::new(),
-            turns: BTreeMap::new(),
+            permits: BTreeMap::new(),
             routes: Arc::default(),
             most: MOST_COPIED,
         }
     }
 
-    /// Whether it is not known yet what there is, or nothing is to be done.
+    /// Whether there is a reason to do nothing, or the first lists are not complete.
     fn is_idle(&self) -> bool {
         let views = self.places.home.views();
         let unread = |version: watch::Receiver<u64>| *version.borrow() == 0;
@@ -126,7 +123,7 @@ impl<'a> Reflection<'a> {
             || unread(views.remote_clusters.version())
     }
 
-    /// The namespaces that are there, each with its cluster if that can be reached.
+    /// The remote namespaces that exist, each with its cluster if that can be reached.
     async fn wanted(&self) -> BTreeMap<Place, Option<Cluster>> {
         let views = self.places.home.views();
         let clusters = views.remote_clusters.all();
@@ -173,8 +170,8 @@ impl<'a> Reflection<'a> {
         let source = self.sources.entry(place.namespace.clone());
         let source =
             source.or_insert_with(|| Arc::new(Source::new(home, &place.namespace, &marks, self.most)));
-        let turns = self.turns.entry(place.cluster.clone());
-        let turns = turns.or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE)));
+        let permits = self.permits.entry(place.cluster.clone());
+        let permits = permits.or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE)));
         let mirror = Mirror::new(copies::Ends {
             home: home.clone(),
             there: there.clone(),
@@ -185,7 +182,7 @@ impl<'a> Reflection<'a> {
             source: Arc::clone(source),
             routed: place.routed,
             routes: Arc::clone(&self.routes),
-            turns: Arc::clone(turns),
+            permits: Arc::clone(permits),
             events: self.events.clone(),
         });
         let (metrics, copies) = (self.metrics.clone(), mirror.copies());
@@ -199,14 +196,14 @@ impl<'a> Reflection<'a> {
             namespace = place.namespace,
             cluster = place.cluster,
             remote = place.remote,
-            "what the namespace has is copied there"
+            "copying the objects of a namespace"
         );
         self.mirrors.insert(place, running);
         Ok(())
     }
 }
 
-/// By what copies are known.
+/// The labels and annotations of copies.
 fn marks(owner: &Owner) -> Marks {
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     let home = owner.home.to_string();
@@ -236,8 +233,8 @@ impl Rounds for Reflection<'_> {
         if self.is_idle() {
             self.mirrors.clear();
             self.sources.clear();
-            self.places.show_sources(&self.sources);
-            self.places.show_copies(BTreeMap::new());
+            self.places.publish_sources(&self.sources);
+            self.places.publish_copies(BTreeMap::new());
             return Ok(());
         }
         let places = self.wanted().await;
@@ -251,21 +248,21 @@ impl Rounds for Reflection<'_> {
         self.mirrors.retain(|place, running| is_same(place, running));
         let namespaces: BTreeSet<String> = places.keys().map(|it| it.namespace.clone()).collect();
         self.sources.retain(|namespace, _| namespaces.contains(namespace));
-        self.turns
+        self.permits
             .retain(|cluster, _| places.keys().any(|it| it.cluster == *cluster));
-        let mut outcome = self.bindings.settle(&namespaces).await;
+        let mut outcome = self.bindings.reconcile(&namespaces).await;
         for (place, there) in places {
-            let is_new = !self.mirrors.contains_key(&place) && self.bindings.hold(&place.namespace);
+            let is_new = !self.mirrors.contains_key(&place) && self.bindings.has(&place.namespace);
             if let (true, Some(there)) = (is_new, there) {
                 outcome = outcome.and(self.start(place, there).await);
             }
         }
-        self.places.show_sources(&self.sources);
+        self.places.publish_sources(&self.sources);
         let copies = self.mirrors.iter().map(|(place, running)| {
             let of = (place.namespace.clone(), place.cluster.clone());
             (of, Arc::clone(&running.copies))
         });
-        self.places.show_copies(copies.collect());
+        self.places.publish_copies(copies.collect());
         outcome
     }
 }

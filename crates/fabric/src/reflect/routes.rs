@@ -1,5 +1,4 @@
-//! Which nodes of this cluster stand for which others, as far as that matters to what these are
-//! told of pods here.
+//! Which nodes of this cluster represent which remote clusters: it decides which endpoints are copied where.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +11,7 @@ use crate::{
     offload::Routes,
 };
 
-/// The routes of this moment, for all who copy.
+/// The current routes, shared by all loops.
 pub(super) struct Current {
     routes: Mutex<Option<Arc<Routes>>>,
     changes: watch::Sender<u64>,
@@ -28,12 +27,12 @@ impl Default for Current {
 }
 
 impl Current {
-    /// `None` until they are known.
+    /// `None` until the nodes are listed.
     pub(super) fn get(&self) -> Option<Arc<Routes>> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes when they do.
+    /// Changes with the routes.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -53,7 +52,7 @@ pub(super) fn is_routed(cluster: &RemoteCluster) -> bool {
     fabric.is_some_and(|fabric| fabric.network.routed().is_some())
 }
 
-/// What is known of them; `None` while the nodes were not read.
+/// The routes; `None` until the nodes are listed.
 pub(super) fn routes(home: &Cluster, registry: &Registry) -> Option<Routes> {
     let views = home.views();
     if *views.nodes.version().borrow() == 0 {
@@ -75,7 +74,7 @@ pub(super) fn routes(home: &Cluster, registry: &Registry) -> Option<Routes> {
         }
         NodeKind::Disputed(clusters) => Some((node.name.clone(), clusters, false)),
     });
-    // Pods are on nodes of the fabric also while somebody has deleted these.
+    // Also the fabric's nodes that were deleted by others: pods still name them.
     let clusters = views.remote_clusters.all();
     let named = clusters
         .iter()

@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Copies {
-    /// What the copy of a slice at home is to be. There is none unless that of its Service is
-    /// there: one of somebody else must get no endpoints from us.
+    /// The desired copy of a slice. `None` unless the copy of its Service exists: a Service of others must get no
+    /// endpoints from us.
     pub(super) fn slice_copy(&self, slice: &Slice) -> Option<Wanted> {
         let here = self.ends.source.services().of_topic(&slice.service);
         let there = self
@@ -33,13 +33,13 @@ impl Copies {
         slice.copy(|node| routes.lead(cluster, node), &self.ends.marks)
     }
 
-    /// The same of one that is known by its name.
+    /// The desired copy of the slice of this name.
     pub(super) fn slice_original(&self, name: &str) -> Option<Arc<Original>> {
         let slice = self.ends.source.slices().of_topic(name).pop()?;
         Some(Arc::new(self.slice_copy(&slice)?.original))
     }
 
-    /// The copies of the slices of a Service, which depend on it.
+    /// The keys of the copies of the slices of a Service.
     pub(super) fn slices_of(&self, service: &str) -> Vec<String> {
         if !self.ends.routed {
             return Vec::new();
@@ -51,8 +51,7 @@ impl Copies {
             .collect()
     }
 
-    /// Deletes what was copied while there were routes. Nothing may be there where this may not
-    /// even be read.
+    /// Deletes copies from when there were routes. Without the right to list them there are none.
     pub(super) async fn collect_slices(&self) -> Result<(), ApiError> {
         let slices = self.ends.there.within::<EndpointSlice>(&self.ends.remote);
         let marks = &self.ends.marks;

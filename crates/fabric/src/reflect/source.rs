@@ -1,8 +1,6 @@
-//! What is watched: the objects of a namespace at home, once however many clusters it is in, and
-//! the metadata of their copies in one remote namespace. Of what objects say only digests are
-//! kept; the text of a Secret is read when it is compared or written, and forgotten. Of
-//! `EndpointSlice`s, which are watched only where there are routes, it is kept what each cluster
-//! may be told of.
+//! The watches: of the objects of a namespace at home, shared by all its clusters, and of the metadata of their copies
+//! in one remote namespace. Only digests of the content are kept, so that no Secret stays in memory. Of
+//! `EndpointSlice`s, which are watched only where there are routes, the endpoints are kept.
 
 use std::{
     fmt::Debug,
@@ -26,16 +24,16 @@ use tokio::sync::watch;
 use crate::{
     cluster::{
         Budget, Cluster, Watched,
-        view::{Changed, Feed, Room, Slim},
+        view::{Changed, Feed, Slim, ViewBudgets},
     },
     offload::{
         is_name,
-        reflection::{Glimpse, Kind, Marks, Original, Slice, name_of_original, wanted},
+        reflection::{CopyMetadata, Kind, Marks, Original, Slice, name_of_original, wanted},
     },
     pace::Pace,
 };
 
-/// Events are told five a second in a namespace, and so many at once.
+/// Events are emitted five a second in a namespace, after a burst.
 const EACH_EVENT: Duration = Duration::from_millis(200);
 const EVENTS_AT_ONCE: u32 = 10;
 
@@ -50,7 +48,6 @@ pub(super) trait Copied:
     + Sync
     + 'static
 {
-    /// Which.
     const KIND: Kind;
 }
 
@@ -72,8 +69,7 @@ impl Copied for EndpointSlice {
 
 /// Objects in one page of a list at home. A page of the largest Secrets must fit into memory.
 const PAGE: u32 = 10;
-/// So many objects of each kind are copied, and no more: one namespace must not use up what is kept of a
-/// cluster for all others.
+/// Objects of each kind that are copied of a namespace: one namespace must not use up the memory for all others.
 pub(crate) const MOST_COPIED: usize = 5000;
 /// All kinds that are copied, with routes or without.
 pub(super) const fn kinds(routed: bool) -> &'static [Kind] {
@@ -81,19 +77,19 @@ pub(super) const fn kinds(routed: bool) -> &'static [Kind] {
     if routed { &ALL } else { ALL.split_at(3).0 }
 }
 
-/// A namespace at home.
+/// The watched objects of a namespace at home.
 pub(crate) struct Source {
     objects: PerKind<Original, Slice>,
     namespace: String,
     /// The id of this cluster.
     home: String,
-    /// So many objects of a kind are copied.
+    /// Objects of each kind that are copied.
     pub(super) most: usize,
-    /// How fast events are made in it.
+    /// The rate limit of events in the namespace.
     pace: Mutex<Pace>,
 }
 
-/// One view for each kind. A watch begins when it is asked.
+/// One view for each kind. A watch starts with its first use.
 pub(super) struct PerKind<S, E = S> {
     config_maps: Watched<S>,
     secrets: Watched<S>,
@@ -126,14 +122,14 @@ impl<S> PerKind<S> {
     }
 }
 
-/// What has changed of one kind at home.
+/// The changes of one kind at home.
 pub(super) enum Changes {
     Objects(Feed<Original>),
     Slices(Feed<Slice>),
 }
 
 impl Changes {
-    /// The names of the copies concerned; `None` if it may be any.
+    /// The names of the copies that may be outdated; `None` if all may be.
     pub(super) fn take(&self) -> Option<Vec<String>> {
         match self {
             Self::Objects(feed) => match feed.take() {
@@ -150,8 +146,8 @@ impl Changes {
 
 impl Source {
     pub(crate) fn new(home: &Cluster, namespace: &str, marks: &Marks, most: usize) -> Self {
-        fn own<S: Slim>(room: Room<S>, most: usize) -> Room<S> {
-            room.and_own(Budget::of_namespace(most), |_| true)
+        fn own<S: Slim>(budgets: ViewBudgets<S>, most: usize) -> ViewBudgets<S> {
+            budgets.and_own(Budget::of_namespace(most), |_| true)
         }
         fn watch<K: Copied>(
             home: &Cluster,
@@ -162,7 +158,7 @@ impl Source {
             let marks = marks.clone();
             let original = move |it: K| Some(wanted(K::KIND, json(it), &marks).ok()?.original);
             let those = watcher::Config::default().page_size(PAGE);
-            home.watch_in(namespace, those, original, |room| own(room, most))
+            home.watch_in(namespace, those, original, |budgets| own(budgets, most))
         }
         Self {
             objects: PerKind {
@@ -173,7 +169,7 @@ impl Source {
                     namespace,
                     watcher::Config::default(),
                     |it: EndpointSlice| Slice::read(&json(it)),
-                    |room| own(room, most),
+                    |budgets| own(budgets, most),
                 ),
             },
             namespace: namespace.to_owned(),
@@ -191,7 +187,7 @@ impl Source {
         }
     }
 
-    /// Whether this is the name of a copy of something that is there.
+    /// Whether an object at home has a copy of this name.
     fn has(&self, kind: Kind, copy: &str) -> bool {
         match self.of(kind) {
             Of::Objects(view) => view.count_of_topic(copy) > 0,
@@ -213,7 +209,7 @@ impl Source {
         self.objects.view(kind)
     }
 
-    /// Its Services, but for those that are not copied.
+    /// The Services that are copied.
     pub(crate) fn services(&self) -> &Watched<Original> {
         &self.objects.services
     }
@@ -244,8 +240,8 @@ impl Source {
         }
     }
 
-    /// Whether an event may be made in the namespace now, or in what time.
-    pub(super) fn take_turn(&self) -> Result<(), Duration> {
+    /// Permits an event in the namespace, or returns the time to wait.
+    pub(super) fn may_emit(&self) -> Result<(), Duration> {
         self.pace
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -259,30 +255,31 @@ pub(super) fn copies(
     namespace: &str,
     marks: &Marks,
     source: &Arc<Source>,
-) -> PerKind<Glimpse> {
+) -> PerKind<CopyMetadata> {
     fn watch<K: Copied>(
         there: &Cluster,
         namespace: &str,
         marks: &Marks,
         source: &Arc<Source>,
-    ) -> Watched<Glimpse> {
+    ) -> Watched<CopyMetadata> {
         let pairs = marks.labels.iter().map(|(key, value)| format!("{key}={value}"));
         let ours = watcher::Config::default().labels(&pairs.collect::<Vec<_>>().join(","));
         let marks = marks.clone();
-        let glimpse = move |it: PartialObjectMeta<K>| {
-            let glimpse = Glimpse {
+        let metadata = move |it: PartialObjectMeta<K>| {
+            let metadata = CopyMetadata {
                 name: it.name_any(),
                 version: it.resource_version().unwrap_or_default(),
                 ours: marks.are_on(it.labels(), it.annotations()),
                 deleting: it.metadata.deletion_timestamp.is_some(),
             };
-            is_name(&glimpse.name).then_some(glimpse)
+            is_name(&metadata.name).then_some(metadata)
         };
         let (here, whose) = (Arc::clone(source), Arc::clone(source));
-        // There is at most one for each original.
+        // There is at most one copy of each object.
         let own = Budget::of_namespace(2 * source.most);
-        there.watch_in(namespace, ours, glimpse, |room| {
-            room.and_own(own, move |it: &Glimpse| whose.has(K::KIND, &it.name))
+        there.watch_in(namespace, ours, metadata, |budgets| {
+            budgets
+                .and_own(own, move |it: &CopyMetadata| whose.has(K::KIND, &it.name))
                 .once(async move { here.complete(K::KIND).await })
         })
     }

@@ -29,7 +29,7 @@ const MOST_WRITES: usize = 30;
 struct World {
     home: FakeApi,
     there: FakeApi,
-    /// So many objects of a kind are copied.
+    /// The limit of copied objects of a kind.
     most: usize,
 }
 
@@ -84,7 +84,7 @@ impl World {
         world
     }
 
-    /// In which this `ConfigMap` is copied.
+    /// With a copied `ConfigMap`.
     async fn copied() -> Self {
         let world = Self::new().await;
         world
@@ -119,7 +119,7 @@ impl World {
         drive(reflection, &metrics).await;
     }
 
-    /// Lets the loops run until this is so.
+    /// Runs the loops until the condition is true.
     async fn run_until(&self, condition: impl Fn(&Self) -> bool) {
         let idle = watch::Sender::new(None);
         self.run_idle_until(&idle, condition).await;
@@ -152,7 +152,7 @@ impl World {
 
     /// Lets the loops run until they die before the write after so many, or this is so; whether
     /// they died.
-    async fn die_after(&self, writes: usize, done: impl Fn(&Self) -> bool) -> bool {
+    async fn crash_after(&self, writes: usize, done: impl Fn(&Self) -> bool) -> bool {
         let life = Life::of_writes(writes);
         for api in [&self.home, &self.there] {
             api.live(Some(life.clone()));
@@ -171,8 +171,8 @@ impl World {
         self.home.store().below("/api/v1/namespaces/shop/events/")
     }
 
-    /// The reasons of what was told on objects at home.
-    fn told(&self) -> Vec<String> {
+    /// The reasons of the events at home.
+    fn reported(&self) -> Vec<String> {
         let events = self
             .home
             .store()
@@ -246,7 +246,7 @@ async fn objects_are_copied_with_their_marks() {
 }
 
 #[tokio::test]
-async fn changes_go_there_and_drift_is_put_right() {
+async fn changes_are_copied_and_drift_is_corrected() {
     let world = World::copied().await;
     let copy = there("configmaps", "settings");
     let uid = world.there.object(&copy).unwrap()["metadata"]["uid"].clone();
@@ -283,7 +283,7 @@ async fn changes_go_there_and_drift_is_put_right() {
 }
 
 #[tokio::test]
-async fn what_is_gone_at_home_goes_there() {
+async fn a_copy_is_deleted_with_its_original() {
     let world = World::copied().await;
     world.home.remove(&here("configmaps", "settings"));
     world.run_until(|world| world.color().is_null()).await;
@@ -294,9 +294,9 @@ async fn what_is_gone_at_home_goes_there() {
     world.run_until(|world| world.color().is_null()).await;
 }
 
-/// The view of a copy says that its object is gone; a live read knows better.
+/// The view shows that the original is gone, but a live read finds it.
 #[tokio::test]
-async fn nothing_is_deleted_for_what_a_live_read_finds() {
+async fn no_copy_is_deleted_while_a_live_read_finds_the_original() {
     let world = World::copied().await;
     let path = here("configmaps", "settings");
     let object = world.home.object(&path).unwrap();
@@ -313,7 +313,7 @@ async fn nothing_is_deleted_for_what_a_live_read_finds() {
 }
 
 #[tokio::test]
-async fn a_copy_is_deleted_as_it_was_read() {
+async fn a_copy_is_deleted_only_in_the_version_that_was_read() {
     let world = World::copied().await;
     let copy = there("configmaps", "settings");
     world.home.remove(&here("configmaps", "settings"));
@@ -332,7 +332,7 @@ async fn a_copy_is_deleted_as_it_was_read() {
 }
 
 #[tokio::test]
-async fn objects_of_others_are_left_alone_and_named() {
+async fn objects_of_others_are_not_changed_and_are_reported() {
     let theirs = |labels: Value, annotations: Value| json!({"metadata": {"labels": labels, "annotations": annotations}, "data": {"color": "theirs"}});
     let ours = json!({
         "app.kubernetes.io/managed-by": "storage.liqo.io", "fabric.storage.liqo.io/home": "home",
@@ -351,7 +351,7 @@ async fn objects_of_others_are_left_alone_and_named() {
             .home
             .put(&here("configmaps", "settings"), json!({"data": {"color": "red"}}));
         world
-            .run_until(|world| world.told().contains(&"RemoteNameTaken".to_owned()))
+            .run_until(|world| world.reported().contains(&"RemoteNameTaken".to_owned()))
             .await;
         world.home.remove(&here("configmaps", "settings"));
         world.settle("last").await;
@@ -366,7 +366,7 @@ async fn objects_of_others_are_left_alone_and_named() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_changed_is_made_again() {
+async fn immutable_copies_are_replaced() {
     let world = World::new().await;
     world
         .home
@@ -418,7 +418,7 @@ async fn what_cannot_be_changed_is_made_again() {
 }
 
 #[tokio::test]
-async fn what_was_left_while_nobody_ran_is_seen_to() {
+async fn changes_during_downtime_are_copied() {
     let world = World::copied().await;
     world.home.remove(&here("configmaps", "settings"));
     world
@@ -429,7 +429,7 @@ async fn what_was_left_while_nobody_ran_is_seen_to() {
             world.color().is_null() && world.there.object(&there("configmaps", "new")).is_some()
         })
         .await;
-    // One that was made anew under its name is another.
+    // A namespace that was created again is another one.
     world.home.remove(&here("configmaps", "new"));
     let uid = world
         .home
@@ -489,7 +489,7 @@ async fn nothing_is_written_where_nothing_has_changed() {
 }
 
 #[tokio::test]
-async fn bodies_are_not_kept() {
+async fn content_is_not_kept_in_memory() {
     let world = World::new().await;
     let body = "c2VjcmV0".repeat(1000);
     world.home.put(
@@ -524,7 +524,7 @@ async fn bodies_are_not_kept() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_does_not_answer_is_served_when_it_is_back() {
+async fn copying_resumes_when_a_cluster_answers_again() {
     let world = World::copied().await;
     world.home.change(&here("configmaps", "settings"), |it| {
         it["data"]["color"] = "blue".into();
@@ -560,7 +560,7 @@ async fn a_cluster_that_does_not_answer_is_served_when_it_is_back() {
 }
 
 #[tokio::test]
-async fn while_a_cluster_cannot_be_reached_nothing_is_tried() {
+async fn an_unreachable_cluster_gets_no_requests() {
     let world = World::copied().await;
     world.home.change(&here("configmaps", "settings"), |it| {
         it["data"]["color"] = "blue".into();
@@ -609,7 +609,7 @@ async fn a_namespace_that_is_no_longer_ours_gets_nothing() {
 }
 
 #[tokio::test]
-async fn what_the_cluster_refuses_is_said_and_tried_again() {
+async fn a_refused_copy_is_reported_and_retried() {
     let world = World::new().await;
     world
         .there
@@ -618,7 +618,7 @@ async fn what_the_cluster_refuses_is_said_and_tried_again() {
         .home
         .put(&here("secrets", "s"), json!({"data": {"a": "Yg=="}}));
     world
-        .run_until(|world| world.told().contains(&"ReflectionRefused".to_owned()))
+        .run_until(|world| world.reported().contains(&"ReflectionRefused".to_owned()))
         .await;
     world.there.heal();
     world
@@ -627,12 +627,12 @@ async fn what_the_cluster_refuses_is_said_and_tried_again() {
 }
 
 #[tokio::test]
-async fn while_something_is_in_the_way_nothing_is_done() {
+async fn an_idle_fabric_copies_nothing() {
     let world = World::new().await;
     world
         .home
         .put(&here("configmaps", "settings"), json!({"data": {"color": "red"}}));
-    let idle = watch::Sender::new(Some(Rest::Unready("Liqo is installed".to_owned())));
+    let idle = watch::Sender::new(Some(IdleReason::Unready("Liqo is installed".to_owned())));
     let until = async {
         let home = || {
             world
@@ -657,7 +657,7 @@ async fn while_something_is_in_the_way_nothing_is_done() {
 }
 
 #[tokio::test]
-async fn what_comes_in_the_way_ends_all_loops() {
+async fn loops_stop_when_the_fabric_becomes_idle() {
     let world = World::new().await;
     let (home, link) = (
         world.home.cluster_unwatched().await,
@@ -672,17 +672,17 @@ async fn what_comes_in_the_way_ends_all_loops() {
         time::sleep(Duration::from_millis(20)).await;
     }
     let wakes = reflection.wakes.clone();
-    idle.send_replace(Some(Rest::Unready("Liqo is installed".to_owned())));
+    idle.send_replace(Some(IdleReason::Unready("Liqo is installed".to_owned())));
     reflection.wakes.changed().await.unwrap();
-    assert!(wakes.has_changed().unwrap(), "it is looked at at once");
+    assert!(wakes.has_changed().unwrap(), "it is checked at once");
     reflection.round().await.unwrap();
     assert!(reflection.mirrors.is_empty() && reflection.sources.is_empty());
 }
 
 #[tokio::test]
-async fn the_right_to_read_goes_with_the_offloading() {
+async fn the_role_binding_is_deleted_with_the_offloading() {
     let world = World::copied().await;
-    // One that was left, and one that others made under its name.
+    // A left-over binding, and one that others created under its name.
     let [left, theirs] =
         ["left", "theirs"].map(|namespace| BINDING.replace("/shop/", &format!("/{namespace}/")));
     let ours = json!({"labels": {"app.kubernetes.io/managed-by": "storage.liqo.io"}});
@@ -699,7 +699,7 @@ async fn the_right_to_read_goes_with_the_offloading() {
 }
 
 #[tokio::test]
-async fn whoever_dies_is_succeeded() {
+async fn copying_completes_after_a_crash_at_any_write() {
     for writes in 0..MOST_WRITES {
         let world = World::copied().await;
         world.home.put(
@@ -739,7 +739,7 @@ async fn whoever_dies_is_succeeded() {
                 && world.there.object(&there("services", "v")).is_some()
                 && world.home.object(BINDING).is_some()
         };
-        let died = world.die_after(writes, done).await;
+        let died = world.crash_after(writes, done).await;
         world.run_until(done).await;
         if !died {
             assert!(writes >= 6, "it is not done by {writes} writes");
@@ -770,7 +770,7 @@ fn event(kind: &str, name: &str, uid: &str, message: &str) -> Value {
 }
 
 #[tokio::test]
-async fn events_come_back_to_the_pod_or_claim_that_they_are_for() {
+async fn remote_events_are_mirrored_to_their_pod_or_claim() {
     let world = World::new().await;
     world.home.put(
         &here("pods", "web"),
@@ -821,7 +821,7 @@ async fn events_come_back_to_the_pod_or_claim_that_they_are_for() {
         world.there.put(&there("events", name), event);
     }
     world.run_until(|world| world.events().len() == 2).await;
-    // All that were heard before the last have been seen to.
+    // Events received before the last one were processed.
     world
         .there
         .put(&there("events", "z"), event("Pod", "web", "there-1", "last"));
@@ -851,7 +851,7 @@ async fn events_come_back_to_the_pod_or_claim_that_they_are_for() {
 }
 
 #[tokio::test]
-async fn an_event_is_told_once_and_counted() {
+async fn a_repeated_event_is_mirrored_once_and_counted() {
     let world = World::new().await;
     world.home.put(
         &here("pods", "web"),
@@ -882,7 +882,7 @@ async fn an_event_is_told_once_and_counted() {
 }
 
 #[tokio::test]
-async fn more_objects_than_are_copied_stay_and_are_told_of() {
+async fn objects_beyond_the_limit_are_reported() {
     let mut world = World::new().await;
     world.most = 3;
     for name in ["a", "b", "c", "d", "e"] {
@@ -892,7 +892,7 @@ async fn more_objects_than_are_copied_stay_and_are_told_of() {
     }
     world.home.put(&here("secrets", "s"), json!({"type": "Opaque"}));
     let is_there = |world: &World, kind: &str, name: &str| world.there.object(&there(kind, name)).is_some();
-    let is_told = |world: &World| {
+    let is_reported = |world: &World| {
         let events = world
             .home
             .store()
@@ -902,7 +902,7 @@ async fn more_objects_than_are_copied_stay_and_are_told_of() {
     };
     world
         .run_until(|world| {
-            is_told(world) && is_there(world, "secrets", "s") && is_there(world, "configmaps", "c")
+            is_reported(world) && is_there(world, "secrets", "s") && is_there(world, "configmaps", "c")
         })
         .await;
     let copied = ["a", "b", "c", "d", "e"]

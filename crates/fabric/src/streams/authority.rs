@@ -1,5 +1,4 @@
-//! The CA by which this cluster knows the certificates of its clients, as its API server publishes
-//! it. Whoever changes it there is heard of soon.
+//! The client CA of this cluster, as its API server publishes it. Read again at an interval.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,20 +11,19 @@ use tokio::{sync::watch, time};
 
 use crate::cluster::{ApiError, Cluster};
 
-/// Where the API server says how it knows callers.
+/// Where the API server publishes how it authenticates clients.
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "extension-apiserver-authentication";
 const KEY: &str = "client-ca-file";
 
-/// Between two looks at it.
-const REST: Duration = Duration::from_secs(30);
-/// Between two attempts to look at it.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// After a failed read.
 const RETRY: Duration = Duration::from_secs(3);
 
-/// Who may sign certificates of clients; nobody, as long as that is not known.
+/// The CAs of client certificates; empty until they are read.
 pub(super) type Authority = watch::Sender<Arc<RootCertStore>>;
 
-/// Keeps up with it, for ever. While it cannot be read, the last one counts.
+/// Keeps the CAs current. Never returns. While they cannot be read, the last ones count.
 pub(super) async fn keep(home: &Cluster, authority: &Authority) {
     let mut known = None;
     loop {
@@ -35,10 +33,10 @@ pub(super) async fn keep(home: &Cluster, authority: &Authority) {
                     authority.send_replace(Arc::new(roots(&text)));
                     known = Some(text);
                 }
-                time::sleep(REST).await;
+                time::sleep(INTERVAL).await;
             }
             Err(error) => {
-                tracing::warn!(%error, "the CA of this cluster's clients cannot be read");
+                tracing::warn!(%error, "the client CA of this cluster cannot be read");
                 time::sleep(RETRY).await;
             }
         }
@@ -63,7 +61,7 @@ fn roots(text: &str) -> RootCertStore {
     }
     if roots.is_empty() {
         tracing::warn!(
-            "the ConfigMap {NAMESPACE}/{NAME} has no {KEY}: callers of the kubelet's API can only show tokens"
+            "the ConfigMap {NAMESPACE}/{NAME} has no {KEY}: callers of the kubelet's API can only use tokens"
         );
     }
     roots

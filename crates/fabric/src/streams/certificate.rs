@@ -1,7 +1,6 @@
-//! The certificate that callers are shown. It is asked of the cluster, for the address of this pod
-//! and as a kubelet asks for its own; somebody has to approve that. Until then one is shown that
-//! only says what it says itself: an API server without `--kubelet-certificate-authority` takes it.
-//! Keys are in memory only, and new for each certificate.
+//! The serving certificate. It is requested from the cluster for the address of this pod, as a kubelet requests its own,
+//! and has to be approved. Until then a self-signed one is served, which an API server without
+//! `--kubelet-certificate-authority` accepts. Keys are in memory only, and new for each certificate.
 
 use std::{
     net::IpAddr,
@@ -33,27 +32,25 @@ use crate::{
     volume::mark,
 };
 
-/// Who signs it.
 pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
-/// The group of those whom the signer signs for.
+/// The organization that the signer demands.
 const NODES: &str = "system:nodes";
-/// Between the first two looks at a request that is not decided, and twice as long each time.
+/// Between the first two reads of a pending request. Doubles each time.
 const FIRST_POLL: Duration = Duration::from_millis(200);
-/// That long at most.
 const LONGEST_POLL: Duration = Duration::from_secs(10);
-/// Whoever approves it by itself has done so by then.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// After a request that came to nothing.
+/// An automatic approver has approved by then.
+const WARN_AFTER: Duration = Duration::from_secs(30);
+/// After a request that failed.
 const RETRY: Duration = Duration::from_mins(5);
-/// Before a certificate is due that ends before this.
+/// The shortest time until a renewal.
 const LEAST: Duration = Duration::from_mins(1);
 
-/// What a certificate is to say.
+/// The subject and address of a certificate.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
-    /// The name behind `system:node:`.
+pub(super) struct CertificateSpec {
+    /// The name after `system:node:`.
     pub(super) node: String,
-    /// The address by which we are called; without one, no certificate is asked for.
+    /// The address at which API servers call this process; without one, no certificate is requested.
     pub(super) address: Option<IpAddr>,
 }
 
@@ -62,7 +59,7 @@ pub(super) struct Wanted {
 pub(super) enum CertificateError {
     #[error(transparent)]
     Api(#[from] ApiError),
-    #[error("no key or request can be made: {0}")]
+    #[error("cannot create a key or request: {0}")]
     Request(#[from] rcgen::Error),
     #[error("the certificate cannot be used: {0}")]
     Tls(#[from] rustls::Error),
@@ -74,52 +71,56 @@ pub(super) enum CertificateError {
     Gone(String),
 }
 
-/// What is shown now.
-pub(super) type Shown = watch::Sender<Arc<CertifiedKey>>;
+/// The certificate that is served.
+pub(super) type Current = watch::Sender<Arc<CertifiedKey>>;
 
-/// A certificate that we signed ourselves.
 pub(super) fn self_signed(
-    wanted: &Wanted,
+    spec: &CertificateSpec,
     provider: &CryptoProvider,
 ) -> Result<CertifiedKey, CertificateError> {
     let key = KeyPair::generate()?;
-    let certificate = params(wanted)?.self_signed(&key)?;
+    let certificate = params(spec)?.self_signed(&key)?;
     certified(vec![certificate.der().clone()], &key, provider)
 }
 
-/// Has certificates signed and renewed, for ever.
-pub(super) async fn keep(home: &Cluster, wanted: &Wanted, shown: &Shown, provider: &CryptoProvider) {
-    if wanted.address.is_none() {
-        tracing::warn!("this pod's address is not known (POD_IP): no serving certificate is asked for");
+/// Requests certificates and renews them. Never returns if the address is known.
+pub(super) async fn keep(
+    home: &Cluster,
+    spec: &CertificateSpec,
+    current: &Current,
+    provider: &CryptoProvider,
+) {
+    if spec.address.is_none() {
+        tracing::warn!("this pod's address is unknown (POD_IP): no serving certificate is requested");
         return;
     }
     loop {
-        let rest = match obtain(home, wanted, provider).await {
+        let pause = match obtain(home, spec, provider).await {
             Ok((certificate, due)) => {
                 tracing::info!(
                     seconds = due.as_secs(),
-                    "has a serving certificate until it is due"
+                    "obtained a serving certificate; renewing it after this time"
                 );
-                shown.send_replace(Arc::new(certificate));
+                current.send_replace(Arc::new(certificate));
                 due
             }
             Err(error) => {
-                tracing::warn!(%error, "there is no serving certificate");
+                tracing::warn!(%error, "failed to obtain a serving certificate");
                 RETRY
             }
         };
-        time::sleep(rest).await;
+        time::sleep(pause).await;
     }
 }
 
-/// A certificate, and when the next one is due.
+/// A certificate, and the time until it has to be renewed.
 pub(super) async fn obtain(
     home: &Cluster,
-    wanted: &Wanted,
+    spec: &CertificateSpec,
     provider: &CryptoProvider,
 ) -> Result<(CertifiedKey, Duration), CertificateError> {
     let key = KeyPair::generate()?;
-    let request = request(wanted, &key)?;
+    let request = request(spec, &key)?;
     let (name, all) = (request.name_any(), home.all::<CertificateSigningRequest>());
     crash::around(Step::ServingRequest, all.create(&request)).await?;
     let signed = signed(home, &name).await?;
@@ -129,24 +130,24 @@ pub(super) async fn obtain(
     Ok((certified(chain, &key, provider)?, due))
 }
 
-/// Waits until somebody has decided, for as long as it takes.
+/// Waits until the request is approved or denied, without a limit.
 async fn signed(home: &Cluster, name: &str) -> Result<Vec<u8>, CertificateError> {
-    let (began, mut is_told) = (Instant::now(), false);
+    let (began, mut is_warned) = (Instant::now(), false);
     let mut pause = FIRST_POLL;
     loop {
         time::sleep(pause).await;
-        if !is_told && began.elapsed() > PATIENCE {
-            is_told = true;
+        if !is_warned && began.elapsed() > WARN_AFTER {
+            is_warned = true;
             tracing::warn!(
-                "nobody approves the serving certificate: kubectl certificate approve {name}; until then one is shown \
-                 that no API server with --kubelet-certificate-authority takes"
+                "the request for a serving certificate is not approved: kubectl certificate approve {name}; until then a \
+                 self-signed one is served, which no API server with --kubelet-certificate-authority accepts"
             );
         }
         pause = (pause * 2).min(LONGEST_POLL);
         let found = home.all::<CertificateSigningRequest>().get(name).await;
         let status = match found {
             Ok(Some(found)) => found.status.unwrap_or_default(),
-            // It is deleted when nobody decides for a day.
+            // Kubernetes deletes pending requests after a day.
             Ok(None) => return Err(CertificateError::Gone(name.to_owned())),
             Err(error) if error.is_transient() => continue,
             Err(error) => return Err(error.into()),
@@ -166,8 +167,8 @@ async fn signed(home: &Cluster, name: &str) -> Result<Vec<u8>, CertificateError>
     }
 }
 
-fn request(wanted: &Wanted, key: &KeyPair) -> Result<CertificateSigningRequest, CertificateError> {
-    let text = params(wanted)?.serialize_request(key)?.pem()?;
+fn request(spec: &CertificateSpec, key: &KeyPair) -> Result<CertificateSigningRequest, CertificateError> {
+    let text = params(spec)?.serialize_request(key)?.pem()?;
     let unique = Uuid::new_v4().simple().to_string();
     let usages = ["digital signature", "server auth"];
     Ok(CertificateSigningRequest {
@@ -179,7 +180,7 @@ fn request(wanted: &Wanted, key: &KeyPair) -> Result<CertificateSigningRequest, 
         spec: CertificateSigningRequestSpec {
             request: ByteString(text.into_bytes()),
             signer_name: SIGNER.to_owned(),
-            // The key is one of an elliptic curve: it enciphers no other.
+            // No key encipherment: the key is an elliptic-curve key.
             usages: Some(usages.map(str::to_owned).to_vec()),
             ..CertificateSigningRequestSpec::default()
         },
@@ -187,15 +188,15 @@ fn request(wanted: &Wanted, key: &KeyPair) -> Result<CertificateSigningRequest, 
     })
 }
 
-fn params(wanted: &Wanted) -> Result<CertificateParams, rcgen::Error> {
-    let address = wanted
+fn params(spec: &CertificateSpec) -> Result<CertificateParams, rcgen::Error> {
+    let address = spec
         .address
         .map_or_else(|| "localhost".to_owned(), |it| it.to_string());
     let mut params = CertificateParams::new(vec![address])?;
     params.distinguished_name = DistinguishedName::new();
     let subject = &mut params.distinguished_name;
     subject.push(DnType::OrganizationName, NODES);
-    subject.push(DnType::CommonName, format!("system:node:{}", wanted.node));
+    subject.push(DnType::CommonName, format!("system:node:{}", spec.node));
     Ok(params)
 }
 
@@ -205,11 +206,11 @@ fn certified(
     provider: &CryptoProvider,
 ) -> Result<CertifiedKey, CertificateError> {
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
-    // Refuses a certificate of another key.
+    // Fails for a certificate of another key.
     Ok(CertifiedKey::from_der(chain, key, provider)?)
 }
 
-/// How long until a certificate is renewed: when four fifths of its time are over.
+/// The time until a certificate is renewed: after four fifths of its validity.
 fn due(chain: &[CertificateDer<'_>], now: SystemTime) -> Result<Duration, CertificateError> {
     let unreadable = |why: &str| CertificateError::Unreadable(why.to_owned());
     let first = chain.first().ok_or_else(|| unreadable("it is empty"))?;
@@ -227,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_is_renewed_when_four_fifths_of_its_time_are_over() {
+    fn a_certificate_is_renewed_after_four_fifths_of_its_validity() {
         let now = SystemTime::now();
         let mut params = CertificateParams::new(vec!["10.0.0.1".to_owned()]).unwrap();
         params.not_before = now.into();

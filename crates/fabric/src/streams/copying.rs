@@ -1,4 +1,4 @@
-//! Bytes from one connection to another, both ways, until both are quiet for good.
+//! Copies bytes between two connections, in both directions, until both are closed.
 
 use std::{
     io,
@@ -11,12 +11,11 @@ use tokio::{
     time::timeout,
 };
 
-/// What is held of a stream in memory, in each direction.
+/// Bytes in memory for each direction of a stream.
 const BUFFER: usize = 16 << 10;
 
-/// Copies until both sides have said all they have to say. When one has, the other one hears of it
-/// and may go on; one that is silent for `linger` then has nothing more to say. While both are
-/// open, they may be silent for as long as they like.
+/// Copies until both sides have closed. A close of one side is passed on, and the other may still send, until it has
+/// sent nothing for `linger`. While both are open, there is no idle limit.
 pub(super) async fn copy(
     one: impl AsyncRead + AsyncWrite,
     other: impl AsyncRead + AsyncWrite,
@@ -47,7 +46,7 @@ pub(super) async fn copy(
     }
 }
 
-/// One direction, and its end.
+/// Copies one direction, and passes on its end.
 async fn pass(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -60,7 +59,7 @@ async fn pass(
             return to.shutdown().await;
         }
         to.write_all(&buffer[..read]).await?;
-        // TLS keeps back what was written.
+        // TLS buffers writes.
         to.flush().await?;
         passed.fetch_add(read as u64, Ordering::Relaxed);
     }
@@ -75,7 +74,7 @@ mod tests {
     const LINGER: Duration = Duration::from_mins(1);
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_said_all_still_hears_the_other() {
+    async fn after_one_side_has_closed_the_other_may_still_send() {
         let (mut home, one) = duplex(1000);
         let (mut there, other) = duplex(1000);
         let copying = tokio::spawn(copy(one, other, LINGER));
@@ -84,7 +83,7 @@ mod tests {
         let mut heard = String::new();
         there.read_to_string(&mut heard).await.unwrap();
         assert_eq!(heard, "sort this");
-        // It takes longer than it may be silent, but is not silent for so long.
+        // Longer than `linger` in all, but never without data for that long.
         for _ in 0..5 {
             tokio::time::sleep(LINGER * 9 / 10).await;
             there.write_all(b"sorted ").await.unwrap();
@@ -97,14 +96,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_ends_nothing_until_one_side_has_left() {
+    async fn an_idle_stream_stays_open_until_one_side_closes() {
         let (home, one) = duplex(1000);
         let (mut there, other) = duplex(1000);
         let copying = tokio::spawn(copy(one, other, LINGER));
         tokio::time::sleep(LINGER * 100).await;
         assert!(!copying.is_finished());
         drop(home);
-        // The other side does not notice.
+        // The other side stays open.
         let mut heard = Vec::new();
         there.read_to_end(&mut heard).await.unwrap();
         copying.await.unwrap().unwrap();

@@ -1,7 +1,6 @@
-//! Who calls, and whether they may. A caller shows a certificate of the cluster's client CA, which
-//! TLS has verified before it is read here, or a token, which the API server reviews. What they may
-//! do is asked of the API server as a kubelet asks it: the rights on `nodes/proxy` and
-//! `nodes/metrics`. Nobody is anonymous.
+//! Authenticates and authorizes callers, as a kubelet does: by a certificate of the cluster's client CA, which TLS has
+//! verified, or by a token, which the API server reviews; and by SubjectAccessReviews for `nodes/proxy` and
+//! `nodes/metrics`. There is no anonymous access.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,23 +19,22 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer, x509::X509Name
 use super::Refusal;
 use crate::{cluster::Cluster, volume::digest};
 
-/// The group of whoever the API server knows. A certificate does not say it.
+/// The group of all authenticated users, which a certificate does not contain.
 const AUTHENTICATED: &str = "system:authenticated";
-/// What authentication calls those whom it does not know.
+/// The user name of unauthenticated requests.
 const ANONYMOUS: &str = "system:anonymous";
-/// For how long an answer of the API server counts.
+/// How long an access review is reused.
 const AGE: Duration = Duration::from_secs(5);
-/// For how long a token counts as none that was none.
+/// How long the refusal of a token is reused.
 const AGE_OF_REFUSALS: Duration = Duration::from_secs(10);
-/// So many tokens are reviewed at a time: what the fabric itself asks of the API server waits behind them.
+/// Token reviews at a time, so that other requests of the fabric are not delayed.
 const MOST_REVIEWS: usize = 8;
-/// So many answers are kept.
+/// Answers that are kept.
 const MOST_ANSWERS: usize = 1000;
 
-/// Digits of the digest of a token: as many as make it the only one.
+/// Digits of the digest of a token: enough to exclude collisions.
 const DIGITS: usize = 64;
 
-/// Who calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Caller {
     name: String,
@@ -45,12 +43,10 @@ pub(super) struct Caller {
     extra: Option<BTreeMap<String, Vec<String>>>,
 }
 
-/// The part of a node that something takes a right on.
+/// The subresource of a node to authorize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Its pods.
     Proxy,
-    /// What is used there.
     Metrics,
 }
 
@@ -64,7 +60,7 @@ impl Part {
 }
 
 impl Caller {
-    /// Whose certificate this is. It was verified before.
+    /// The subject of a verified certificate.
     pub(super) fn of_certificate(der: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         let subject = certificate.subject();
@@ -79,7 +75,7 @@ impl Caller {
     }
 }
 
-/// One that is the only one and not empty.
+/// The common name, if there is exactly one and it is not empty.
 fn common_name(subject: &X509Name<'_>) -> Option<String> {
     let mut names = subject.iter_common_name();
     let (name, more) = (names.next()?, names.next());
@@ -95,16 +91,15 @@ fn organizations(subject: &X509Name<'_>) -> Option<Vec<String>> {
         .collect()
 }
 
-/// Asks the API server about callers.
-pub(super) struct Gate {
+pub(super) struct Authorizer {
     home: Cluster,
     answers: Mutex<HashMap<String, (Instant, bool)>>,
-    /// Tokens that were none, by their digests.
+    /// Refused tokens, by their digests.
     refused: Mutex<HashMap<String, Instant>>,
     reviews: Semaphore,
 }
 
-impl Gate {
+impl Authorizer {
     pub(super) fn new(home: Cluster) -> Self {
         Self {
             home,
@@ -114,7 +109,7 @@ impl Gate {
         }
     }
 
-    /// Who calls: whom their certificate names, or else whose token they show.
+    /// The caller: the subject of the certificate, or else the user of the token.
     pub(super) async fn identify(
         &self,
         certified: Option<&Caller>,
@@ -123,7 +118,7 @@ impl Gate {
         if let Some(caller) = certified {
             return Ok(caller.clone());
         }
-        let token = bearer(headers).ok_or(Refusal::Stranger)?;
+        let token = bearer(headers).ok_or(Refusal::Unauthenticated)?;
         let digest = digest(DIGITS, [token]);
         let is_refused = || {
             self.refused()
@@ -131,12 +126,12 @@ impl Gate {
                 .is_some_and(|when| when.elapsed() < AGE_OF_REFUSALS)
         };
         if is_refused() {
-            return Err(Refusal::Stranger);
+            return Err(Refusal::Unauthenticated);
         }
-        let _turn = self.reviews.acquire().await;
-        // It may have been asked about meanwhile.
+        let _permit = self.reviews.acquire().await;
+        // Another request with this token may have been reviewed meanwhile.
         if is_refused() {
-            return Err(Refusal::Stranger);
+            return Err(Refusal::Unauthenticated);
         }
         let review = TokenReview {
             spec: TokenReviewSpec {
@@ -155,7 +150,7 @@ impl Gate {
             if refused.len() < MOST_ANSWERS {
                 refused.insert(digest, Instant::now());
             }
-            return Err(Refusal::Stranger);
+            return Err(Refusal::Unauthenticated);
         }
         Ok(Caller {
             name,
@@ -165,8 +160,8 @@ impl Gate {
         })
     }
 
-    /// Whether the caller may do this on a node.
-    pub(super) async fn admit(
+    /// Checks that the caller may do this on a node.
+    pub(super) async fn authorize(
         &self,
         caller: &Caller,
         verb: &'static str,
@@ -191,7 +186,7 @@ impl Gate {
         let key = serde_json::to_string(&spec).unwrap_or_default();
         let is_allowed = match self.known(&key) {
             Some(known) => known,
-            None => self.ask(spec, key).await?,
+            None => self.review(spec, key).await?,
         };
         if is_allowed {
             return Ok(());
@@ -204,7 +199,7 @@ impl Gate {
         })
     }
 
-    async fn ask(&self, spec: SubjectAccessReviewSpec, key: String) -> Result<bool, Refusal> {
+    async fn review(&self, spec: SubjectAccessReviewSpec, key: String) -> Result<bool, Refusal> {
         let review = SubjectAccessReview {
             spec,
             ..SubjectAccessReview::default()
@@ -231,7 +226,6 @@ impl Gate {
     }
 }
 
-/// The token that a caller shows.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let token = token.trim();
@@ -265,20 +259,20 @@ mod tests {
         let caller = Caller::of_certificate(&der).unwrap();
         assert_eq!(caller.name, "apiserver");
         assert_eq!(caller.groups, ["system:masters", "system:authenticated"]);
-        for nobody in [
+        for invalid in [
             certificate(&[]),
             certificate(&[(group, "system:masters")]),
             certificate(&[(user.clone(), "")]),
             certificate(&[(user, "system:anonymous")]),
             b"no certificate".to_vec(),
         ] {
-            assert_eq!(Caller::of_certificate(&nobody), None);
+            assert_eq!(Caller::of_certificate(&invalid), None);
         }
     }
 
     #[test]
-    fn a_token_is_read_as_it_is_shown() {
-        for (shown, token) in [
+    fn bearer_tokens_are_parsed() {
+        for (header, token) in [
             ("Bearer abc", Some("abc")),
             ("bearer  abc ", Some("abc")),
             ("Bearer ", None),
@@ -286,10 +280,10 @@ mod tests {
             ("Basic abc", None),
             ("", None),
         ] {
-            let headers: HeaderMap = [(AUTHORIZATION, HeaderValue::from_static(shown))]
+            let headers: HeaderMap = [(AUTHORIZATION, HeaderValue::from_static(header))]
                 .into_iter()
                 .collect();
-            assert_eq!(bearer(&headers), token, "{shown:?}");
+            assert_eq!(bearer(&headers), token, "{header:?}");
         }
         assert_eq!(bearer(&HeaderMap::new()), None);
     }

@@ -1,4 +1,4 @@
-//! How many streams there are, of which kind, and what came of requests.
+//! Metrics: open streams by kind, and outcomes of requests.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use prometheus_client::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::asked::Kind;
+use super::request::Kind;
 
 /// The streams of a process. Cheap to clone; exported only if registered.
 #[derive(Clone, Default)]
 pub struct Metrics {
     open: Family<Stream, Gauge>,
-    asked: Family<Request, Counter>,
+    requests: Family<Request, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -29,7 +29,6 @@ struct Request {
     outcome: Outcome,
 }
 
-/// What came of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(super) enum Outcome {
     /// The remote cluster answered, and the answer was passed on.
@@ -38,14 +37,13 @@ pub(super) enum Outcome {
     Refused,
 }
 
-/// A stream that is open, until it is dropped.
+/// Counts as an open stream until it is dropped.
 pub(super) struct Open {
     gauge: Gauge,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Metrics {
-    /// Registers them.
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
@@ -57,14 +55,14 @@ impl Metrics {
         registry.register(
             "liqo_csi_fabric_stream_requests",
             "Requests for streams to pods in remote clusters, by kind and outcome",
-            metrics.asked.clone(),
+            metrics.requests.clone(),
         );
         metrics
     }
 
-    /// Begins a stream, unless there are too many.
-    pub(super) fn open(&self, kind: Kind, room: &Arc<Semaphore>) -> Option<Open> {
-        let permit = Arc::clone(room).try_acquire_owned().ok()?;
+    /// Starts a stream, unless there are too many.
+    pub(super) fn open(&self, kind: Kind, permits: &Arc<Semaphore>) -> Option<Open> {
+        let permit = Arc::clone(permits).try_acquire_owned().ok()?;
         let gauge = self.open.get_or_create(&Stream { kind }).clone();
         gauge.inc();
         Some(Open {
@@ -73,9 +71,8 @@ impl Metrics {
         })
     }
 
-    /// Counts a request.
     pub(super) fn count(&self, kind: Kind, outcome: Outcome) {
-        self.asked.get_or_create(&Request { kind, outcome }).inc();
+        self.requests.get_or_create(&Request { kind, outcome }).inc();
     }
 
     #[cfg(test)]

@@ -1,14 +1,11 @@
-//! The kubelet's API for the pods that this fabric runs in remote clusters: logs, `exec`, `attach`
-//! and `port-forward`, and what they use. The API server of this cluster calls it, at the address of
-//! a virtual node; each of these has a port of its own, at which only its pods are found. What is
-//! asked is asked again of the API server of the remote pod, and what that says is passed on:
-//! nothing of a stream is parsed here.
+//! The kubelet's API for the pods of this fabric: logs, `exec`, `attach`, `port-forward` and usage. The API server of
+//! this cluster calls it at the address of a virtual node. Each virtual node has a port of its own, which serves only its
+//! pods. A request is sent to the API server of the remote pod, and the answer passed on; streams are not parsed.
 //!
 //! ```text
 //!  connection ─▶ identity: who calls, and may they ─▶ target: which remote pod ─▶ relay
 //! ```
 
-mod asked;
 mod authority;
 mod certificate;
 mod copying;
@@ -16,6 +13,7 @@ mod identity;
 mod metrics;
 mod refusal;
 mod relay;
+mod request;
 mod slots;
 mod target;
 mod usage;
@@ -54,12 +52,12 @@ use tower::BoxError;
 pub use self::certificate::SIGNER as SERVING_SIGNER;
 pub use self::metrics::Metrics;
 use self::{
-    asked::Asked,
-    certificate::Wanted,
-    identity::{Caller, Gate, Part},
+    certificate::CertificateSpec,
+    identity::{Authorizer, Caller, Part},
     metrics::Outcome,
     refusal::Refusal,
     relay::Relay,
+    request::StreamRequest,
     slots::{Slot, Slots},
     target::Finder,
 };
@@ -70,20 +68,20 @@ use crate::{
     ports::node_at,
 };
 
-/// Streams at a time. Each holds some dozen KiB.
+/// Streams at a time. Each takes some dozen KiB.
 const MOST_STREAMS: usize = 512;
-/// For a caller to say who it is.
+/// For the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// For a caller to say what it wants, also after it was answered, if it has a certificate and if not.
+/// For the headers of the first and each further request, of callers with and without a certificate.
 const HEADERS: Duration = Duration::from_secs(30);
-const HEADERS_OF_STRANGERS: Duration = Duration::from_secs(5);
-/// For a remote cluster to answer. It has to reach the node of the pod first.
+const HEADERS_UNAUTHENTICATED: Duration = Duration::from_secs(5);
+/// For the first byte of an answer of a remote cluster, which has to reach the node of the pod.
 const ANSWER: Duration = Duration::from_secs(30);
-/// For one side of a stream to be silent when the other one has left.
+/// How long one side of a stream may send nothing after the other has closed.
 const LINGER: Duration = Duration::from_mins(2);
-/// For streams to end by themselves when this process is to end.
-const FAREWELL: Duration = Duration::from_secs(5);
-/// After a connection that could not be taken.
+/// For streams to end by themselves when this process stops.
+const SHUTDOWN: Duration = Duration::from_secs(5);
+/// After a failed `accept`.
 const RETRY: Duration = Duration::from_millis(200);
 
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
@@ -91,31 +89,31 @@ type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 /// How the kubelet's API is served.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where, at first.
+    /// Address and first port.
     pub address: SocketAddr,
-    /// At how many ports, from that of the address on.
+    /// The number of consecutive ports.
     pub ports: u16,
-    /// The address that API servers call, which the certificate is for: that of this pod.
+    /// The address of this pod, for the certificate.
     pub pod_ip: Option<IpAddr>,
-    /// The name in the certificate.
+    /// The node name in the certificate.
     pub name: String,
 }
 
 /// The kubelet's API, listening.
 pub struct Streams {
     listeners: Vec<(u16, TcpListener)>,
-    wanted: Wanted,
+    certificate: CertificateSpec,
     metrics: Metrics,
     bounds: Bounds,
 }
 
-/// How much, and for how long.
+/// Limits, which tests change.
 #[derive(Clone, Copy)]
 struct Bounds {
     streams: usize,
     answer: Duration,
     linger: Duration,
-    farewell: Duration,
+    shutdown: Duration,
 }
 
 impl Default for Bounds {
@@ -124,18 +122,18 @@ impl Default for Bounds {
             streams: MOST_STREAMS,
             answer: ANSWER,
             linger: LINGER,
-            farewell: FAREWELL,
+            shutdown: SHUTDOWN,
         }
     }
 }
 
 impl Streams {
-    /// Listens. Nothing is answered before it is served.
+    /// Listens. Connections are answered once [`Self::serve`] runs.
     pub async fn bind(settings: Settings, metrics: Metrics) -> io::Result<Self> {
         let mut listeners = Vec::new();
         for after in 0..settings.ports {
             let mut address = settings.address;
-            // Any free one, where none is named.
+            // Port 0 means any free port each time.
             if address.port() != 0 {
                 let port = address.port().checked_add(after);
                 address.set_port(port.ok_or_else(|| io::Error::other("there are no ports above 65535"))?);
@@ -145,7 +143,7 @@ impl Streams {
         }
         Ok(Self {
             listeners,
-            wanted: Wanted {
+            certificate: CertificateSpec {
                 node: settings.name,
                 address: settings.pod_ip,
             },
@@ -154,7 +152,7 @@ impl Streams {
         })
     }
 
-    /// The ports that there are for virtual nodes.
+    /// The ports for virtual nodes.
     pub(super) fn ports(&self) -> Arc<[u16]> {
         self.listeners.iter().map(|(port, _)| *port).collect()
     }
@@ -168,11 +166,13 @@ impl Streams {
         stop: CancellationToken,
     ) {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let first = match certificate::self_signed(&self.wanted, &provider) {
+        let first = match certificate::self_signed(&self.certificate, &provider) {
             Ok(first) => first,
-            Err(error) => return tracing::error!(%error, "logs, exec and the like are not served"),
+            Err(error) => {
+                return tracing::error!(%error, "logs, exec, attach and port-forward are not served");
+            }
         };
-        let shown = watch::Sender::new(Arc::new(first));
+        let serving = watch::Sender::new(Arc::new(first));
         let authority = watch::Sender::new(Arc::new(RootCertStore::empty()));
         let ports = self.ports();
         let kubelet = Kubelet::new(
@@ -185,38 +185,38 @@ impl Streams {
         );
         let tls = Tls {
             provider: Arc::clone(&provider),
-            shown: shown.clone(),
+            serving: serving.clone(),
             authority: authority.clone(),
         };
         let certificates = async {
-            certificate::keep(&home, &self.wanted, &shown, &provider).await;
+            certificate::keep(&home, &self.certificate, &serving, &provider).await;
             std::future::pending::<()>().await;
         };
         let listening = async {
-            // Before, nobody knows whose the ports are.
+            // The ports of the nodes are in the RemoteClusters.
             home.views().remote_clusters.complete().await;
             tracing::info!(?ports, "serving logs, exec, attach and port-forward");
-            // They are closed with this future: nobody is to call who would not be answered.
+            // The listeners are closed with this future, so that no connection is accepted and not served.
             let all = self.listeners.into_iter();
             join_all(all.map(|(port, listener)| Arc::clone(&kubelet).accept(port, listener, &tls))).await
         };
         let serving =
             Box::pin(async { tokio::join!(authority::keep(&home, &authority), certificates, listening) });
         if stop.run_until_cancelled(serving).await.is_none() {
-            kubelet.end(self.bounds.farewell).await;
+            kubelet.end(self.bounds.shutdown).await;
         }
     }
 }
 
-/// What callers are shown, and whom they have to be certified by.
+/// The serving certificate, and the CAs of clients.
 struct Tls {
     provider: Arc<CryptoProvider>,
-    shown: watch::Sender<Arc<CertifiedKey>>,
+    serving: watch::Sender<Arc<CertifiedKey>>,
     authority: watch::Sender<Arc<RootCertStore>>,
 }
 
 impl Tls {
-    /// As it is now. Sessions are not resumed: each caller is known anew.
+    /// With the current certificates. Sessions are not resumed: each connection is authenticated.
     fn acceptor(&self) -> Result<TlsAcceptor, BoxError> {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()?;
@@ -225,12 +225,12 @@ impl Tls {
             builder.with_no_client_auth()
         } else {
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&self.provider));
-            // Who shows no certificate may show a token.
+            // Callers without a certificate may have a token.
             builder.with_client_cert_verifier(verifier.allow_unauthenticated().build()?)
         };
-        let shown = SingleCertAndKey::from(Arc::clone(&self.shown.borrow()));
+        let shown = SingleCertAndKey::from(Arc::clone(&self.serving.borrow()));
         let mut config = builder.with_cert_resolver(Arc::new(shown));
-        // Upgrades are of HTTP/1.1.
+        // Upgrades need HTTP/1.1.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
@@ -240,17 +240,17 @@ impl Tls {
 
 /// Answers as a kubelet.
 struct Kubelet {
-    gate: Gate,
+    authorizer: Authorizer,
     finder: Finder,
     relay: Relay,
     meters: Meters,
     ports: Arc<[u16]>,
     metrics: Metrics,
     bounds: Bounds,
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     slots: Arc<Slots>,
     connections: TaskTracker,
-    /// Nothing more is asked from then on.
+    /// Cancelled when no further request is accepted.
     closing: CancellationToken,
 }
 
@@ -264,7 +264,7 @@ impl Kubelet {
         bounds: Bounds,
     ) -> Arc<Self> {
         Arc::new(Self {
-            gate: Gate::new(home.clone()),
+            authorizer: Authorizer::new(home.clone()),
             finder: Finder::new(home.clone(), registry),
             relay: Relay {
                 answer: bounds.answer,
@@ -276,20 +276,20 @@ impl Kubelet {
             ports,
             metrics,
             bounds,
-            room: Arc::new(Semaphore::new(bounds.streams)),
+            permits: Arc::new(Semaphore::new(bounds.streams)),
             slots: Slots::new(),
             connections: TaskTracker::new(),
             closing: CancellationToken::new(),
         })
     }
 
-    /// Takes connections at a port, for ever.
+    /// Accepts connections at a port. Never returns.
     async fn accept(self: Arc<Self>, port: u16, listener: TcpListener, tls: &Tls) {
         loop {
             let (socket, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be taken");
+                    tracing::warn!(%error, "failed to accept a connection");
                     time::sleep(RETRY).await;
                     continue;
                 }
@@ -300,30 +300,30 @@ impl Kubelet {
                     let kubelet = Arc::clone(&self);
                     self.connections.spawn(async move {
                         let cut = slot.cut.clone();
-                        cut.run_until_cancelled(kubelet.converse(port, socket, acceptor, &slot))
+                        cut.run_until_cancelled(kubelet.serve_connection(port, socket, acceptor, &slot))
                             .await
                     });
                 }
-                Err(error) => tracing::warn!(error, "a connection cannot be secured"),
+                Err(error) => tracing::warn!(error, "cannot configure TLS"),
             }
         }
     }
 
-    /// One connection, until it is closed or has become a stream.
-    async fn converse(self: Arc<Self>, port: u16, socket: TcpStream, tls: TlsAcceptor, slot: &Slot) {
+    /// Serves one connection, until it is closed or has become a stream.
+    async fn serve_connection(self: Arc<Self>, port: u16, socket: TcpStream, tls: TlsAcceptor, slot: &Slot) {
         let prepared = prepare(&socket);
         let Ok(Ok(socket)) = timeout(HANDSHAKE, tls.accept(socket)).await else {
-            return tracing::debug!("somebody called, and did not say who that is");
+            return tracing::debug!("a TLS handshake failed");
         };
         if let Err(error) = prepared {
-            tracing::debug!(%error, "a connection cannot be watched over");
+            tracing::debug!(%error, "cannot set keepalive on a connection");
         }
         let shown = socket.get_ref().1.peer_certificates();
         let caller = shown.and_then(|chain| Caller::of_certificate(chain.first()?));
-        let patience = if caller.is_some() {
+        let header_timeout = if caller.is_some() {
             HEADERS
         } else {
-            HEADERS_OF_STRANGERS
+            HEADERS_UNAUTHENTICATED
         };
         let service = service_fn(|request| {
             let (kubelet, caller) = (Arc::clone(&self), caller.clone());
@@ -331,7 +331,7 @@ impl Kubelet {
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(patience)
+            .header_read_timeout(header_timeout)
             .serve_connection(TokioIo::new(socket), service)
             .with_upgrades();
         tokio::pin!(connection);
@@ -350,7 +350,7 @@ impl Kubelet {
         }
     }
 
-    /// The node that is called at this port.
+    /// The virtual node with this port.
     fn node(&self, port: u16) -> Result<String, Refusal> {
         let clusters = self.finder.home().views().remote_clusters.all();
         node_at(&clusters, &self.ports, port).ok_or(Refusal::NoNode(port))
@@ -367,26 +367,26 @@ impl Kubelet {
         if uri.path() == usage::PATH {
             let answer = Box::pin(self.usage(port, slot, caller, request.headers(), method)).await;
             return answer.unwrap_or_else(|refusal| {
-                tracing::debug!(why = %refusal, "what pods use is not said");
+                tracing::debug!(why = %refusal, "a request for the usage of pods is refused");
                 refusal.answer()
             });
         }
-        let asked = Asked::read(method, uri.path(), uri.query().unwrap_or_default());
-        let asked = match asked {
-            Ok(asked) => asked,
+        let stream = StreamRequest::read(method, uri.path(), uri.query().unwrap_or_default());
+        let stream = match stream {
+            Ok(stream) => stream,
             Err(refusal) => return refusal.answer(),
         };
         // Its future is large.
-        let outcome = Box::pin(self.relayed(port, slot, caller, &asked, request)).await;
+        let outcome = Box::pin(self.relayed(port, slot, caller, &stream, request)).await;
         let counted = match outcome {
             Ok(_) => Outcome::Relayed,
             Err(_) => Outcome::Refused,
         };
-        self.metrics.count(asked.kind, counted);
+        self.metrics.count(stream.kind, counted);
         outcome.unwrap_or_else(|refusal| {
-            let Asked {
+            let StreamRequest {
                 kind, namespace, pod, ..
-            } = &asked;
+            } = &stream;
             tracing::info!(?kind, namespace, pod, why = %refusal, "a stream is refused");
             refusal.answer()
         })
@@ -397,38 +397,38 @@ impl Kubelet {
         port: u16,
         slot: &Slot,
         caller: Option<&Caller>,
-        asked: &Asked,
+        stream: &StreamRequest,
         mut request: Request<Incoming>,
     ) -> Result<Answer, Refusal> {
-        let caller = self.gate.identify(caller, request.headers()).await?;
+        let caller = self.authorizer.identify(caller, request.headers()).await?;
         let node = self.node(port)?;
-        // Who may not is not told which pods there are.
-        self.gate
-            .admit(&caller, asked.kind.verb(), Part::Proxy, &node)
+        // Before the pod is read: a refused caller must not learn which pods exist.
+        self.authorizer
+            .authorize(&caller, stream.kind.verb(), Part::Proxy, &node)
             .await?;
         slot.authorize()?;
-        let Asked { namespace, pod, .. } = asked;
+        let StreamRequest { namespace, pod, .. } = stream;
         let found = self.finder.pod(namespace, pod).await?;
         let is_here = |pod: &Pod| pod.spec.as_ref().and_then(|it| it.node_name.as_ref()) == Some(&node);
         let pod = found
             .filter(is_here)
             .ok_or_else(|| Refusal::NoPod(format!("there is no pod {namespace}/{pod} on the node {node}")))?;
         let target = self.finder.target(&pod).await?;
-        let open = self.metrics.open(asked.kind, &self.room);
+        let open = self.metrics.open(stream.kind, &self.permits);
         let open = open.ok_or(Refusal::Busy(self.bounds.streams))?;
         let (method, upgrade) = (request.method().clone(), hyper::upgrade::on(&mut request));
         self.relay
-            .relay(asked, &target, method, request.headers(), upgrade, open)
+            .relay(stream, &target, method, request.headers(), upgrade, open)
             .await
     }
 
-    /// Takes nothing more, lets what is open end by itself for a while, then cuts it.
-    async fn end(&self, farewell: Duration) {
+    /// Accepts no further requests, waits for open ones, and cuts those that do not end in time.
+    async fn end(&self, shutdown: Duration) {
         self.closing.cancel();
         self.connections.close();
         self.relay.streams.close();
         let ended = async { tokio::join!(self.connections.wait(), self.relay.streams.wait()) };
-        if timeout(farewell, ended).await.is_err() {
+        if timeout(shutdown, ended).await.is_err() {
             self.relay.cut.cancel();
             self.connections.wait().await;
             self.relay.streams.wait().await;
@@ -436,7 +436,7 @@ impl Kubelet {
     }
 }
 
-/// Key strokes are sent at once, and a caller that is gone without a word is found out.
+/// Sends keystrokes at once, and detects dead peers.
 fn prepare(socket: &TcpStream) -> io::Result<()> {
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE)

@@ -1,5 +1,5 @@
-//! Why something that was asked is not done, and how that is told. API servers pass on what is
-//! said here to whoever asked them, so it is plain text, as a kubelet's is.
+//! Refusals of requests, and the answers for them. API servers pass the text on to their clients, so it is plain text, as
+//! a kubelet's.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use http_body_util::{BodyExt, Full};
 use super::Answer;
 use crate::{cluster::ApiError, fleet::Unreachable};
 
-/// Why something that was asked is not done.
+/// Why a request is refused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
-    /// Whoever asks says not who that is, or it is not believed.
-    #[error("Unauthorized: neither a certificate of this cluster's client CA nor a valid token was shown")]
-    Stranger,
-    /// Whoever asks may not.
+    #[error(
+        "Unauthorized: neither a certificate of this cluster's client CA nor a valid token was presented"
+    )]
+    Unauthenticated,
     #[error("Forbidden ({who}, verb={verb}, resource=nodes, subresource={part}, node={node})")]
     Forbidden {
         who: String,
@@ -24,48 +24,43 @@ pub(super) enum Refusal {
         part: &'static str,
         node: String,
     },
-    /// It is none of what is served.
+    /// The path is not served.
     #[error("404 page not found")]
     NotServed,
-    /// It is served, but not by this method.
-    #[error("it is not served by {0}")]
+    /// The path is not served with this method.
+    #[error("it is not served with the method {0}")]
     Method(Method),
-    /// It was not asked for as a stream.
-    #[error("the request has to ask for an upgrade, to SPDY/3.1 or websocket")]
+    #[error("the request needs an upgrade to SPDY/3.1 or websocket")]
     NoUpgrade,
-    /// No virtual node has the port at which it is asked for.
     #[error("no virtual node has the port {0}")]
     NoNode(u16),
-    /// There is no such pod, at home or there.
+    /// There is no such pod, at home or in the remote cluster.
     #[error("{0}")]
     NoPod(String),
-    /// Nobody knows what pods use.
+    /// The usage of pods is unknown.
     #[error("{0}")]
     NoUsage(String),
-    /// The pod there is not the one that runs for the pod at home.
+    /// The pod in the remote cluster does not belong to the home pod.
     #[error("{0}")]
     Foreign(String),
-    /// There are too many streams.
-    #[error("this fabric has {0} streams open and takes no more now")]
+    #[error("this fabric has {0} open streams and accepts no more now")]
     Busy(usize),
-    /// A cluster cannot be asked which pod it is.
+    /// A read of the home or remote cluster failed.
     #[error("{0}")]
     Unknown(#[from] ApiError),
-    /// The remote cluster cannot be reached.
     #[error("{0}")]
     Unreachable(#[from] Unreachable),
-    /// The remote cluster takes the request, and says nothing.
     #[error("the cluster {0} has not answered within {1:?}")]
-    Silent(String, Duration),
-    /// The remote cluster says what cannot be passed on.
-    #[error("the cluster {0} did not answer as it should: {1}")]
-    Broken(String, String),
+    Timeout(String, Duration),
+    /// The answer of the remote cluster cannot be passed on.
+    #[error("unexpected answer of the cluster {0}: {1}")]
+    BadAnswer(String, String),
 }
 
 impl Refusal {
     fn status(&self) -> StatusCode {
         match self {
-            Self::Stranger => StatusCode::UNAUTHORIZED,
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
             Self::Forbidden { .. } => StatusCode::FORBIDDEN,
             Self::NotServed | Self::NoNode(_) | Self::NoPod(_) | Self::NoUsage(_) => StatusCode::NOT_FOUND,
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
@@ -73,18 +68,16 @@ impl Refusal {
             Self::Foreign(_) => StatusCode::CONFLICT,
             Self::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Unknown(_) | Self::Unreachable(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Silent(..) => StatusCode::GATEWAY_TIMEOUT,
-            Self::Broken(..) => StatusCode::BAD_GATEWAY,
+            Self::Timeout(..) => StatusCode::GATEWAY_TIMEOUT,
+            Self::BadAnswer(..) => StatusCode::BAD_GATEWAY,
         }
     }
 
-    /// The answer that says so.
     pub(super) fn answer(&self) -> Answer {
         text(self.status(), format!("{self}\n"))
     }
 }
 
-/// An answer in plain text.
 pub(super) fn text(status: StatusCode, text: String) -> Answer {
     let body = Full::from(text).map_err(|never| match never {}).boxed_unsync();
     let mut answer = Response::new(body);

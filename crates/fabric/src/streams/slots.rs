@@ -1,6 +1,5 @@
-//! Slots of connections. Any pod can open a connection, so one that is not authorized yet has to be
-//! among few, and the oldest of these is closed for a new one. Authorized connections have slots of
-//! their own.
+//! Slots of connections. Any pod can open a connection, so there are few slots for connections that are not authorized
+//! yet, and the oldest of these is closed for a new one. Authorized connections have slots of their own.
 
 use std::{
     collections::BTreeMap,
@@ -15,13 +14,12 @@ use super::Refusal;
 
 /// Authorized connections at a time.
 const MOST: usize = 512;
-/// Connections that are not authorized, in all and of one address.
+/// Connections that are not authorized: in all, and of one address.
 const MOST_UNAUTHORIZED: usize = 256;
 const MOST_OF_ONE: usize = 64;
 
-/// The slots of all connections.
 pub(super) struct Slots {
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     unauthorized: Mutex<Unauthorized>,
 }
 
@@ -44,7 +42,7 @@ pub(super) struct Slot {
 impl Slots {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
-            room: Arc::new(Semaphore::new(MOST)),
+            permits: Arc::new(Semaphore::new(MOST)),
             unauthorized: Mutex::default(),
         })
     }
@@ -91,8 +89,8 @@ impl Slot {
     pub(super) fn authorize(&self) -> Result<(), Refusal> {
         let mut permit = self.permit.lock().unwrap_or_else(PoisonError::into_inner);
         if permit.is_none() {
-            let room = Arc::clone(&self.slots.room).try_acquire_owned();
-            *permit = Some(room.map_err(|_| Refusal::Busy(MOST))?);
+            let acquired = Arc::clone(&self.slots.permits).try_acquire_owned();
+            *permit = Some(acquired.map_err(|_| Refusal::Busy(MOST))?);
             self.slots.unauthorized().all.remove(&self.number);
         }
         Ok(())
@@ -114,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn many_connections_of_one_address_close_each_other() {
+    fn the_oldest_unauthorized_connection_of_an_address_is_closed_for_a_new_one() {
         let slots = Slots::new();
         let other = slots.take(from(1));
         let mut all: Vec<Slot> = (0..2 * MOST_OF_ONE).map(|_| slots.take(from(2))).collect();

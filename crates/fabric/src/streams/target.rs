@@ -1,5 +1,5 @@
-//! Which remote pod stands behind a pod at home. Both are read live: a name says nothing about who
-//! it is, and a stream into the pod of somebody else must never begin.
+//! Finds the remote pod of a home pod. Both are read live and compared by uid: a name may belong to another pod, and a
+//! stream into the pod of another user must never start.
 
 use http::Uri;
 use k8s_openapi::api::core::v1::Pod;
@@ -16,18 +16,17 @@ use crate::{
     volume::ClusterId,
 };
 
-/// A remote pod that is the one meant, and how its API server is reached.
+/// A verified remote pod, and the client of its API server.
 pub(super) struct Target {
     pub(super) cluster: ClusterId,
     pub(super) namespace: String,
     pub(super) client: Client,
 }
 
-/// Where pods run.
 pub(super) struct Finder {
     home: Cluster,
     registry: Registry,
-    /// By which remote pods know this cluster.
+    /// The uid of this cluster in the annotations of remote pods.
     home_uid: OnceCell<String>,
 }
 
@@ -40,38 +39,37 @@ impl Finder {
         }
     }
 
-    /// The cluster of the pods that are asked for.
     pub(super) fn home(&self) -> &Cluster {
         &self.home
     }
 
-    /// The pod at home, read live.
+    /// Reads the home pod live.
     pub(super) async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ApiError> {
         self.home.within::<Pod>(namespace).get(name).await
     }
 
-    /// The pod that runs for this one.
+    /// The remote pod of this home pod.
     pub(super) async fn target(&self, pod: &Pod) -> Result<Target, Refusal> {
         let name = pod.name_any();
-        let told = |what: &str| pod.annotations().get(what).filter(|text| !text.is_empty());
+        let annotation = |key: &str| pod.annotations().get(key).filter(|text| !text.is_empty());
         let missing = || {
             let namespace = pod.namespace().unwrap_or_default();
             Refusal::NoPod(format!(
                 "the pod {namespace}/{name} was not given to a remote cluster (yet)"
             ))
         };
-        let cluster: ClusterId = told(REMOTE_CLUSTER)
+        let cluster: ClusterId = annotation(REMOTE_CLUSTER)
             .and_then(|id| id.parse().ok())
             .ok_or_else(missing)?;
-        let namespace = told(REMOTE_NAMESPACE)
+        let namespace = annotation(REMOTE_NAMESPACE)
             .filter(|namespace| is_name(namespace))
             .ok_or_else(missing)?;
         let remote = self.registry.get(&cluster)?;
         let there = remote.reach()?;
         let own = pod.namespace().unwrap_or_default();
         let is_mapped = remote.namespaces.remote(&own, &cluster) == Ok(namespace.as_str());
-        // A user who creates a pod writes its annotations, and must not learn which pods are in the remote
-        // namespaces of other users. The condition that it has started is the fabric's alone.
+        // A user can write the annotations of a pod, and must not learn which pods are in the remote namespaces of
+        // other users. Only the fabric writes the condition that the pod has started.
         let found = if is_mapped || has_started(pod) {
             there.within::<Pod>(namespace).get(&name).await?
         } else {
@@ -89,7 +87,7 @@ impl Finder {
         if !runs_for(HOME_POD_UID, &uid) || !runs_for(HOME_UID, self.home_uid().await?) {
             return Err(Refusal::Foreign(format!(
                 "the pod {namespace}/{name} of the cluster {cluster} does not run for the pod of this name here: it \
-                 belongs to an earlier one, or to somebody else"
+                 belongs to an earlier or another pod"
             )));
         }
         let client = remote.stream_client(self.home.calls().timeout).await?;
@@ -113,10 +111,9 @@ fn has_started(pod: &Pod) -> bool {
 }
 
 impl Target {
-    /// Where the API server is asked this.
     pub(super) fn uri(&self, path: &str) -> Result<Uri, Refusal> {
         path.parse().map_err(|error: http::uri::InvalidUri| {
-            Refusal::Broken(self.cluster.to_string(), error.to_string())
+            Refusal::BadAnswer(self.cluster.to_string(), error.to_string())
         })
     }
 }

@@ -1,5 +1,4 @@
-//! What the pods of a virtual node use, as a kubelet says it to whoever collects metrics:
-//! `/metrics/resource`.
+//! Serves `/metrics/resource` as a kubelet does: the usage of the pods of a virtual node.
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
@@ -10,15 +9,14 @@ use super::{
     slots::Slot,
 };
 
-/// Where it is asked for.
 pub(super) const PATH: &str = "/metrics/resource";
 /// Prometheus' text format.
 const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// As kubelets say it.
+/// Part of a kubelet's answer.
 const NO_ERROR: &str = "# TYPE resource_scrape_error gauge\nresource_scrape_error 0\n";
 
 impl Kubelet {
-    /// What the pods use of the node that is called at this port.
+    /// The usage of the pods of the node with this port.
     pub(super) async fn usage(
         &self,
         port: u16,
@@ -30,9 +28,11 @@ impl Kubelet {
         if *method != Method::GET {
             return Err(Refusal::Method(method.clone()));
         }
-        let caller = self.gate.identify(caller, headers).await?;
+        let caller = self.authorizer.identify(caller, headers).await?;
         let node = self.node(port)?;
-        self.gate.admit(&caller, "get", Part::Metrics, &node).await?;
+        self.authorizer
+            .authorize(&caller, "get", Part::Metrics, &node)
+            .await?;
         slot.authorize()?;
         let usage = self.meters.read(&node).await;
         let counters = usage.map_err(|why| Refusal::NoUsage(format!("{node}: {why}")))?;

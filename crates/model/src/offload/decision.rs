@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_is_made_and_then_there() {
+    fn a_selected_namespace_is_created_and_reported() {
         let absent = told(true, None, 0, Seen::Absent);
         assert_eq!(absent.step, Some(Step::Create));
         let there = told(true, None, 0, ours(&["data"]));
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_hold_a_namespace_and_are_named() {
+    fn claims_keep_a_namespace_and_are_reported() {
         let held = told(false, Some(terminating()), 60, ours(&["logs", "data"]));
         assert_eq!(held.step, None);
         let Some(Readiness::Terminating(why)) = held.state.ready else {
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_is_declared_out_of_service_is_let_go() {
+    fn a_cluster_that_is_out_of_service_is_left() {
         let silent = Seen::Unknown("no answer".into());
         let held = facts(false, Some(terminating()), 60, silent);
         assert!(decide(held.clone()).state.ready.is_some());

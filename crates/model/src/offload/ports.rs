@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
     /// It is remembered for this node, so a connection to it identifies the node.
-    Held(u16),
+    Recorded(u16),
     /// It is free, and must be remembered before it is used.
     Free(u16),
 }
@@ -14,7 +14,7 @@ impl Port {
     #[must_use]
     pub fn number(self) -> u16 {
         match self {
-            Self::Held(number) | Self::Free(number) => number,
+            Self::Recorded(number) | Self::Free(number) => number,
         }
     }
 }
@@ -29,7 +29,7 @@ pub fn assigned<'a>(ports: &[u16], nodes: &[(&'a str, Option<u16>)]) -> BTreeMap
         if let Some(port) = remembered.filter(|port| ports.contains(port))
             && taken.insert(port)
         {
-            assigned.insert(node, Port::Held(port));
+            assigned.insert(node, Port::Recorded(port));
         }
     }
     let mut free = ports.iter().copied().filter(|port| !taken.contains(port));
@@ -62,7 +62,7 @@ mod tests {
         let kept = assigned(&PORTS, &[("turin", None), ("rome", Some(9829))]);
         assert_eq!(
             kept,
-            BTreeMap::from([("rome", Port::Held(9829)), ("turin", Port::Free(9830))])
+            BTreeMap::from([("rome", Port::Recorded(9829)), ("turin", Port::Free(9830))])
         );
     }
 
@@ -70,13 +70,13 @@ mod tests {
     fn a_port_that_is_not_served_any_more_is_replaced() {
         let moved = assigned(&PORTS, &[("milan", Some(10_000)), ("rome", Some(9829))]);
         assert_eq!(moved["milan"], Port::Free(9830));
-        assert_eq!(moved["rome"], Port::Held(9829));
+        assert_eq!(moved["rome"], Port::Recorded(9829));
     }
 
     #[test]
     fn of_two_that_remember_one_port_the_first_keeps_it() {
         let both = assigned(&PORTS, &[("milan", Some(9830)), ("rome", Some(9830))]);
-        assert_eq!(both["milan"], Port::Held(9830));
+        assert_eq!(both["milan"], Port::Recorded(9830));
         assert_eq!(both["rome"], Port::Free(9829));
     }
 
@@ -94,8 +94,8 @@ mod tests {
             // A remembered port stays.
             let again: Vec<_> = nodes.iter().map(|(node, _)| (*node, assigned.get(node).map(|it| it.number()))).collect();
             for (node, port) in super::assigned(&ports, &again) {
-                prop_assert_eq!(Some(Port::Held(port.number())), assigned.get(node).map(|it| Port::Held(it.number())));
-                prop_assert_eq!(port, Port::Held(port.number()));
+                prop_assert_eq!(Some(Port::Recorded(port.number())), assigned.get(node).map(|it| Port::Recorded(it.number())));
+                prop_assert_eq!(port, Port::Recorded(port.number()));
             }
         }
     }

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_hears_once_of_pods_that_it_does_not_lead_to() {
+    fn a_service_is_reported_once_for_unreachable_pods() {
         let (web, other) = (labels(&[("app", "web"), ("tier", "b")]), labels(&[("app", "db")]));
         let selector = labels(&[("app", "web")]);
         let mut known = Unreached::default();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_comes_later_or_changes_hears_of_pods_that_are_there() {
+    fn a_later_or_changed_service_is_reported_for_existing_pods() {
         let web = labels(&[("app", "web")]);
         let pods = || [("web-0".to_owned(), &web)].into_iter();
         let mut known = Unreached::default();

@@ -45,7 +45,7 @@ pub fn attach_limit(
         attached >= *limit
     };
     // A driver that can attach no volume more must not get one, and the scheduler does not know which real
-    // driver a volume uses. The node takes none at all until there is room again.
+    // driver a volume uses. The node takes none at all until one of the drivers can take a volume again.
     let full = limits
         .iter()
         .any(is_full)
@@ -53,7 +53,7 @@ pub fn attach_limit(
     let all_limited = !limits.is_empty() && limits.len() == in_use.len();
     // Counted without the volumes of this driver that are being attached, so that the number stays the same
     // meanwhile.
-    let room = |(driver, limit): &(&String, u32)| {
+    let available = |(driver, limit): &(&String, u32)| {
         let of_others = count(
             &|volume| matches!(volume, AttachedVolume::Real { driver: of, of_twin: false, .. } if of == *driver),
         );
@@ -62,7 +62,7 @@ pub fn attach_limit(
         );
         limit.saturating_sub(of_others).saturating_add(elsewhere)
     };
-    let most = limits.iter().map(room).max().filter(|_| all_limited);
+    let most = limits.iter().map(available).max().filter(|_| all_limited);
     full.into_iter().chain(most).min()
 }
 

@@ -74,7 +74,7 @@ pub struct Published {
     pub key: String,
     pub values: Vec<String>,
     /// The capacity on them.
-    pub room: AvailableCapacity,
+    pub available: AvailableCapacity,
 }
 
 /// What to publish for a virtual class.
@@ -94,8 +94,8 @@ pub fn publish(
     remotes: &[(ClusterId, AvailableCapacity)],
 ) -> Vec<Published> {
     let mut groups: BTreeMap<(&str, AvailableCapacity), Vec<String>> = BTreeMap::new();
-    for (cluster, room) in remotes {
-        let values = groups.entry((CLUSTER_KEY, *room)).or_default();
+    for (cluster, available) in remotes {
+        let values = groups.entry((CLUSTER_KEY, *available)).or_default();
         values.push(cluster.as_str().to_owned());
     }
     for node in nodes {
@@ -110,9 +110,9 @@ pub fn publish(
     }
     groups
         .into_iter()
-        .flat_map(|((key, room), mut values)| {
+        .flat_map(|((key, available), mut values)| {
             values.sort();
-            let one = |values: &[String]| object(virtual_class, key, values, room);
+            let one = |values: &[String]| object(virtual_class, key, values, available);
             values.chunks(NODES_MAX).map(one).collect::<Vec<_>>()
         })
         .collect()
@@ -140,7 +140,7 @@ pub fn capacity_in(possible: &[ClassContext<'_>], nodes: Option<&[Node]>) -> Ava
     possible.iter().map(best).max().unwrap_or(AvailableCapacity::Zero)
 }
 
-fn object(class: &str, key: &str, values: &[String], room: AvailableCapacity) -> Published {
+fn object(class: &str, key: &str, values: &[String], available: AvailableCapacity) -> Published {
     // Only objects of other keys contain the key: those of real nodes existed first, and keep their names.
     let marked = (key != NODE_KEY).then_some(key);
     let parts = [class]
@@ -152,7 +152,7 @@ fn object(class: &str, key: &str, values: &[String], room: AvailableCapacity) ->
         class: class.to_owned(),
         key: key.to_owned(),
         values: values.to_vec(),
-        room,
+        available,
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
     fn rooms(published: &[Published]) -> Vec<(AvailableCapacity, Vec<&str>)> {
         published
             .iter()
-            .map(|one| (one.room, one.values.iter().map(String::as_str).collect()))
+            .map(|one| (one.available, one.values.iter().map(String::as_str).collect()))
             .collect()
     }
 
@@ -296,14 +296,14 @@ mod tests {
             volumes: &volumes,
             ..surroundings(&real, &driver)
         };
-        let room = AvailableCapacity::Limited {
+        let available = AvailableCapacity::Limited {
             maximum: 2 * GIB,
             capacity: Some(3 * GIB),
         };
         let published = publish("liqo", &[real], &nodes(&["n1", "n2"]), &[]);
         assert_eq!(
             rooms(&published),
-            [(AvailableCapacity::Zero, vec!["n2"]), (room, vec!["n1"])]
+            [(AvailableCapacity::Zero, vec!["n2"]), (available, vec!["n1"])]
         );
     }
 
@@ -338,33 +338,36 @@ mod tests {
             ..surroundings(&real, &driver)
         }];
         let r_nodes = [node("r1"), node("r2"), node("r3")];
-        let room = capacity_in(&there, Some(&r_nodes));
-        assert_eq!((room.maximum(), room.capacity()), (2 * GIB, 5 * GIB));
+        let available = capacity_in(&there, Some(&r_nodes));
+        assert_eq!((available.maximum(), available.capacity()), (2 * GIB, 5 * GIB));
         // Without a class or a node there is no capacity; unreadable nodes mean no limit.
         assert_eq!(capacity_in(&[], Some(&r_nodes)), AvailableCapacity::Zero);
         assert_eq!(capacity_in(&there, Some(&[])), AvailableCapacity::Zero);
         assert_eq!(capacity_in(&there, None), AvailableCapacity::Unlimited);
         assert_eq!(capacity_in(&[], None), AvailableCapacity::Zero);
         // A recently refused size is excluded.
-        assert_eq!((room.up_to(GIB).maximum(), room.up_to(9 * GIB)), (GIB, room));
+        assert_eq!(
+            (available.up_to(GIB).maximum(), available.up_to(9 * GIB)),
+            (GIB, available)
+        );
         assert_eq!(AvailableCapacity::Unlimited.up_to(0), AvailableCapacity::Zero);
 
         let id = |id: &str| id.parse().unwrap();
         let remotes = [
-            (id("a"), room),
+            (id("a"), available),
             (id("b"), AvailableCapacity::Zero),
-            (id("c"), room),
+            (id("c"), available),
         ];
         let told: Vec<_> = publish("liqo", &[], &[], &remotes)
             .into_iter()
-            .map(|one| (one.key, one.values, one.room))
+            .map(|one| (one.key, one.values, one.available))
             .collect();
         let key = CLUSTER_KEY.to_owned();
         assert_eq!(
             told,
             [
                 (key.clone(), vec!["b".to_owned()], AvailableCapacity::Zero),
-                (key, vec!["a".to_owned(), "c".to_owned()], room),
+                (key, vec!["a".to_owned(), "c".to_owned()], available),
             ]
         );
     }
@@ -402,7 +405,7 @@ mod tests {
                 };
                 let found: Vec<_> = published.iter().filter(covers).collect();
                 prop_assert_eq!(found.len(), 1);
-                prop_assert_eq!(found[0].room.maximum(), *size);
+                prop_assert_eq!(found[0].available.maximum(), *size);
             }
         }
     }

@@ -139,7 +139,10 @@ pub enum DeleteRefusal {
     )]
     Claimed(ClaimMark),
     /// Another object has the name of the twin.
-    #[error("the name of the twin is taken by an object that is not ours: {0}. It is not touched")]
+    #[error(
+        "the name of the twin is taken by an object that is not ours: {0}. It is not touched: restore its labels and annotations if \
+         it is the twin, or delete it if its data is not needed"
+    )]
     Foreign(Foreign),
     /// The claim gets the real volume.
     #[error(

@@ -135,8 +135,8 @@ impl<'a> ClassContext<'a> {
                 size: ask.size,
             });
         }
-        let room = self.largest_on(node);
-        (room < ask.size).then(|| Unfit::NoCapacity {
+        let available = self.largest_on(node);
+        (available < ask.size).then(|| Unfit::NoCapacity {
             class: class(),
             node: node.name.clone(),
             size: ask.size,

@@ -6,7 +6,7 @@ use super::*;
 use crate::error::VolumeError;
 
 #[tokio::test]
-async fn an_absent_driver_is_waited_for_as_long_as_there_is_something_to_undo() {
+async fn a_missing_driver_is_waited_for_only_if_it_has_something_to_undo() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let block = || publish(&node, "pod-1", csi_path(VolumeMode::Block));
@@ -84,7 +84,7 @@ async fn a_final_refusal_leaves_no_record_and_an_open_one_does() {
 }
 
 #[tokio::test]
-async fn a_driver_that_dies_over_a_call_may_have_done_it() {
+async fn a_call_interrupted_by_a_crash_of_the_driver_may_have_succeeded() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     driver.crash("stage");
@@ -99,7 +99,7 @@ async fn a_driver_that_dies_over_a_call_may_have_done_it() {
 }
 
 #[tokio::test]
-async fn what_the_driver_says_about_unpublish_counts() {
+async fn an_unpublish_error_of_the_driver_is_returned_except_not_found() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let volumes = node.volumes();
@@ -115,7 +115,7 @@ async fn what_the_driver_says_about_unpublish_counts() {
 }
 
 #[tokio::test]
-async fn busy_volumes_turn_callers_away() {
+async fn concurrent_calls_for_a_volume_are_refused() {
     let node = Node::new();
     let volumes = node.volumes();
     let _held = volumes.in_flight.enter(ID).unwrap();
@@ -142,7 +142,7 @@ async fn a_device_is_not_a_file_system() {
 }
 
 #[tokio::test]
-async fn a_corrupt_record_stops_everything_and_says_so() {
+async fn a_corrupt_record_fails_all_calls_with_a_reason() {
     let node = Node::new();
     let _driver = FakeDriver::start(&node, DRIVER);
     let request = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));

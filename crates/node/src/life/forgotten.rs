@@ -23,7 +23,7 @@ fn write_volume_data(folder: &Path) {
 }
 
 #[tokio::test]
-async fn a_volume_that_nobody_has_nor_calls_for_is_taken_off_the_node() {
+async fn an_unused_volume_is_unmounted() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let volumes = node.volumes();
@@ -58,7 +58,7 @@ async fn a_volume_that_nobody_has_nor_calls_for_is_taken_off_the_node() {
 }
 
 #[tokio::test]
-async fn a_volume_of_which_a_pod_has_a_folder_is_kubelets() {
+async fn a_volume_in_a_pod_directory_is_left_to_the_kubelet() {
     for folder in [
         ["pods/pod-1/volumes/kubernetes.io~csi/data"; 2],
         [
@@ -86,7 +86,7 @@ async fn a_volume_of_which_a_pod_has_a_folder_is_kubelets() {
 }
 
 #[tokio::test]
-async fn a_folder_that_says_nothing_stands_for_the_volume_of_its_name() {
+async fn a_pod_directory_without_metadata_counts_for_the_volume_of_its_name() {
     let node = Node::new();
     let _driver = FakeDriver::start(&node, DRIVER);
     let request = stage(&node, csi_path(VolumeMode::Filesystem));

@@ -96,8 +96,8 @@ fn is_read_only(path: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn a_local_directory_is_bound_and_given_back_untouched() {
-    if !in_own_namespace("a_local_directory_is_bound_and_given_back_untouched") {
+async fn a_local_directory_is_bind_mounted_and_unmounted_unchanged() {
+    if !in_own_namespace("a_local_directory_is_bind_mounted_and_unmounted_unchanged") {
         return;
     }
     let node = Node::new();
@@ -134,8 +134,8 @@ async fn a_local_directory_is_bound_and_given_back_untouched() {
 }
 
 #[tokio::test]
-async fn what_kubelet_forgot_in_a_pod_is_taken_away_when_it_wants_it_unstaged() {
-    if !in_own_namespace("what_kubelet_forgot_in_a_pod_is_taken_away_when_it_wants_it_unstaged") {
+async fn forgotten_pod_mounts_are_removed_at_unstage() {
+    if !in_own_namespace("forgotten_pod_mounts_are_removed_at_unstage") {
         return;
     }
     let node = Node::new();
@@ -170,8 +170,8 @@ async fn what_kubelet_forgot_in_a_pod_is_taken_away_when_it_wants_it_unstaged() 
 }
 
 #[tokio::test]
-async fn a_bind_that_lost_its_read_only_to_a_crash_gets_it_back() {
-    if !in_own_namespace("a_bind_that_lost_its_read_only_to_a_crash_gets_it_back") {
+async fn a_bind_mount_gets_its_read_only_flag_after_a_crash() {
+    if !in_own_namespace("a_bind_mount_gets_its_read_only_flag_after_a_crash") {
         return;
     }
     let node = Node::new();
@@ -282,8 +282,8 @@ async fn a_device_is_handed_over_raw() {
 }
 
 #[tokio::test]
-async fn what_nobody_remembers_is_left_mounted() {
-    if !in_own_namespace("what_nobody_remembers_is_left_mounted") {
+async fn an_unrecorded_mount_is_not_touched() {
+    if !in_own_namespace("an_unrecorded_mount_is_not_touched") {
         return;
     }
     let node = Node::new();
@@ -303,8 +303,8 @@ async fn what_nobody_remembers_is_left_mounted() {
 }
 
 #[tokio::test]
-async fn a_driver_that_mounts_is_asked_again_only_if_it_wants_that() {
-    if !in_own_namespace("a_driver_that_mounts_is_asked_again_only_if_it_wants_that") {
+async fn republish_is_called_only_if_the_driver_requires_it() {
+    if !in_own_namespace("republish_is_called_only_if_the_driver_requires_it") {
         return;
     }
     let node = Node::new();
@@ -347,8 +347,8 @@ async fn a_driver_that_mounts_is_asked_again_only_if_it_wants_that() {
 }
 
 #[tokio::test]
-async fn one_writer_is_alone() {
-    if !in_own_namespace("one_writer_is_alone") {
+async fn a_single_writer_volume_is_mounted_once() {
+    if !in_own_namespace("a_single_writer_volume_is_mounted_once") {
         return;
     }
     let node = Node::new();

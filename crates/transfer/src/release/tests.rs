@@ -350,7 +350,7 @@ async fn a_claim_gets_its_real_class_and_keeps_its_volume() {
 }
 
 #[tokio::test]
-async fn it_goes_on_wherever_it_died() {
+async fn a_release_resumes_after_a_crash_at_any_write() {
     for writes in 1..=ALL {
         let world = World::new("Delete", "Delete").await;
         world.die_after(false, writes).await;
@@ -363,7 +363,7 @@ async fn it_goes_on_wherever_it_died() {
 }
 
 #[tokio::test]
-async fn it_is_undone_wherever_it_died() {
+async fn a_release_can_be_undone_after_a_crash_at_any_write() {
     let mut outcomes = [0; 3];
     for writes in 1..=ALL {
         let world = World::new("Delete", "Delete").await;
@@ -395,7 +395,7 @@ async fn it_is_undone_wherever_it_died() {
 }
 
 #[tokio::test]
-async fn an_undo_goes_on_wherever_it_died() {
+async fn an_undo_resumes_after_a_crash_at_any_write() {
     for undone in 1..=9 {
         let world = World::new("Delete", "Delete").await;
         let context = context(&world);
@@ -443,7 +443,7 @@ async fn a_release_and_its_undo_at_once_lose_nothing() {
 }
 
 #[tokio::test]
-async fn all_that_speaks_against_it_is_told_at_once_and_nothing_is_written() {
+async fn all_obstacles_are_reported_at_once_without_a_write() {
     let world = World::new("Delete", "Delete").await;
     pod(&world.api);
     attach(&world.api, "outer", &format!("pvc-{UID}"));
@@ -467,7 +467,7 @@ async fn all_that_speaks_against_it_is_told_at_once_and_nothing_is_written() {
 
 /// A user has created it for the same data, and bound another claim to it, which would lose its volume.
 #[tokio::test]
-async fn a_second_pv_of_the_volume_is_in_the_way() {
+async fn a_second_pv_of_the_volume_blocks_the_release() {
     let world = World::new("Delete", "Delete").await;
     let mut second = world.api.object(&outer_path()).unwrap();
     second["metadata"] = json!({});
@@ -481,7 +481,7 @@ async fn a_second_pv_of_the_volume_is_in_the_way() {
 }
 
 #[tokio::test]
-async fn a_pod_that_comes_before_the_deletion_has_it_taken_back() {
+async fn a_pod_created_before_the_deletion_rolls_back() {
     for writes in 1..=5 {
         let world = World::new("Delete", "Delete").await;
         world.die_after(false, writes).await;
@@ -498,7 +498,7 @@ async fn a_pod_that_comes_before_the_deletion_has_it_taken_back() {
 }
 
 #[tokio::test]
-async fn a_claim_that_may_not_be_made_is_found_before() {
+async fn a_claim_that_would_be_refused_is_detected_by_dry_run() {
     let world = World::new("Delete", "Delete").await;
     let quota = "exceeded quota: fast";
     world
@@ -510,7 +510,7 @@ async fn a_claim_that_may_not_be_made_is_found_before() {
 }
 
 #[tokio::test]
-async fn a_finalizer_that_no_sidecar_takes_off_is_taken_off() {
+async fn a_finalizer_without_its_sidecar_is_removed() {
     let world = World::with_sidecars("Delete", "Delete", false).await;
     world.release().await.unwrap();
     world.assert_released("Delete");
@@ -534,7 +534,7 @@ async fn a_policy_that_this_driver_replaced_is_not_lost() {
 }
 
 #[tokio::test]
-async fn a_claim_made_in_the_gap_gets_the_data_if_it_fits() {
+async fn a_matching_claim_created_by_others_meanwhile_gets_the_data() {
     let world = World::new("Delete", "Delete").await;
     let theirs = json!({
         "metadata": {"uid": "theirs"},
@@ -560,7 +560,7 @@ async fn a_claim_made_in_the_gap_gets_the_data_if_it_fits() {
 }
 
 #[tokio::test]
-async fn a_claim_whose_data_is_elsewhere_is_left_alone() {
+async fn a_claim_with_remote_data_is_not_released() {
     let world = World::new("Delete", "Delete").await;
     world.api.change(&outer_path(), |outer| {
         outer["spec"]["csi"]["volumeHandle"] = format!("v1:far:pvc-{UID}").into();
@@ -571,7 +571,7 @@ async fn a_claim_whose_data_is_elsewhere_is_left_alone() {
 }
 
 #[tokio::test]
-async fn what_is_only_to_be_said_changes_nothing() {
+async fn a_dry_run_changes_nothing() {
     let world = World::new("Delete", "Delete").await;
     let context = Context {
         dry_run: true,
@@ -587,7 +587,7 @@ async fn what_is_only_to_be_said_changes_nothing() {
 }
 
 #[tokio::test]
-async fn two_releases_at_once_are_one() {
+async fn concurrent_releases_do_no_harm() {
     for pause in [0, 20, 60] {
         let world = World::new("Delete", "Delete").await;
         let second = async {
@@ -602,7 +602,7 @@ async fn two_releases_at_once_are_one() {
 }
 
 #[tokio::test]
-async fn a_mark_whose_claim_somebody_has_deleted_is_taken_off() {
+async fn a_mark_of_a_deleted_claim_is_removed() {
     let world = World::new("Delete", "Delete").await;
     world.api.change(&twin_path(), |twin| {
         twin["metadata"]["annotations"][mark::RELEASING] = "shop/data".into();
@@ -615,7 +615,7 @@ async fn a_mark_whose_claim_somebody_has_deleted_is_taken_off() {
 }
 
 #[tokio::test]
-async fn a_mark_for_an_earlier_claim_of_the_name_is_taken_off() {
+async fn a_mark_of_an_earlier_claim_of_the_name_is_removed() {
     let other = format!("{TWINS}earlier");
     for undo in [false, true] {
         let world = World::new("Delete", "Delete").await;
@@ -643,7 +643,7 @@ async fn a_release_that_cannot_be_recorded_leaves_no_mark() {
 
 /// Between the mark and the record an undo only removes the mark.
 #[tokio::test]
-async fn a_release_whose_undo_has_ended_is_not_gone_on_with() {
+async fn an_undone_release_is_not_resumed() {
     let world = World::new("Delete", "Delete").await;
     world.api.before("PATCH", REAL, |store| {
         let mut twin = store.get(&twin_path()).unwrap();
@@ -678,7 +678,7 @@ async fn a_real_volume_that_is_being_deleted_keeps_its_twin() {
 }
 
 #[tokio::test]
-async fn only_owners_that_are_there_are_owners_again() {
+async fn only_existing_owners_are_restored() {
     let world = World::new("Delete", "Delete").await;
     let kinds = json!({
         "kind": "APIResourceList", "groupVersion": "apps/v1",
@@ -706,7 +706,7 @@ async fn only_owners_that_are_there_are_owners_again() {
 
 /// Kubernetes deletes a PV without a claim as soon as its policy is Delete.
 #[tokio::test]
-async fn a_twin_that_somebody_deletes_meanwhile_takes_no_data_with_it() {
+async fn deleting_the_twin_meanwhile_keeps_the_data() {
     for gone in [false, true] {
         let world = World::new("Delete", "Delete").await;
         let request = ReleaseRequest {
@@ -800,7 +800,7 @@ async fn a_twin_that_an_undo_wants_to_keep_is_not_deleted() {
 
 /// A later namespace of the same name may belong to another user.
 #[tokio::test]
-async fn a_namespace_made_anew_gets_nothing() {
+async fn a_recreated_namespace_gets_nothing() {
     let world = World::new("Delete", "Delete").await;
     world.die_after(false, 8).await;
     world

@@ -314,7 +314,7 @@ async fn a_snapshot_is_imported_without_a_copy() {
 }
 
 #[tokio::test]
-async fn it_goes_on_wherever_it_stopped() {
+async fn a_snapshot_import_resumes_after_any_write() {
     let stopped = (MARKED..=MADE + 1).map(async |writes| {
         let world = World::new("Delete").await;
         world.import_and_die_after(writes).await;
@@ -328,7 +328,7 @@ async fn it_goes_on_wherever_it_stopped() {
 }
 
 #[tokio::test]
-async fn it_is_undone_until_the_old_object_is_deleted() {
+async fn a_snapshot_import_can_be_undone_until_the_old_object_is_deleted() {
     let stopped = (MARKED..=MADE + 1).map(async |writes| {
         let world = World::new("Delete").await;
         world.import_and_die_after(writes).await;
@@ -349,7 +349,7 @@ async fn it_is_undone_until_the_old_object_is_deleted() {
 }
 
 #[tokio::test]
-async fn whoever_would_delete_what_is_being_undone_is_refused() {
+async fn deleting_an_object_that_is_being_undone_is_refused() {
     let world = World::new("Delete").await;
     let path = USER.to_owned();
     // Between the last observation and the deletion, an undo begins.
@@ -365,7 +365,7 @@ async fn whoever_would_delete_what_is_being_undone_is_refused() {
 }
 
 #[tokio::test]
-async fn all_that_speaks_against_it_is_told_at_once() {
+async fn all_obstacles_are_reported_at_once() {
     let world = World::new("Delete").await;
     world.api.remove("/apis/storage.k8s.io/v1/storageclasses/fast");
     world.api.remove(&format!("{KINDS}/volumesnapshotclasses/liqo"));
@@ -395,7 +395,7 @@ async fn all_that_speaks_against_it_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn one_of_this_driver_or_one_that_is_not_ready_is_refused() {
+async fn own_and_unready_snapshots_are_refused() {
     let world = World::new("Delete").await;
     world
         .api
@@ -412,7 +412,7 @@ async fn one_of_this_driver_or_one_that_is_not_ready_is_refused() {
 }
 
 #[tokio::test]
-async fn a_namespace_made_anew_under_the_same_name_gets_nothing() {
+async fn a_recreated_namespace_gets_nothing() {
     let world = World::new("Delete").await;
     world.import_and_die_after(MARKED).await;
     world.api.change("/api/v1/namespaces/shop", |namespace| {

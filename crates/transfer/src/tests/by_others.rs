@@ -74,7 +74,7 @@ async fn an_undo_takes_the_volume_back_from_a_claim_that_got_another_one() {
 }
 
 #[tokio::test]
-async fn an_import_leaves_no_volume_to_whoever_gets_the_name() {
+async fn an_import_never_binds_the_volume_to_a_claim_of_others() {
     for cleared in ["/spec/claimRef/uid", "/spec/claimRef"] {
         let world = in_the_gap().await;
         world.api.put(CLAIM, theirs());
@@ -138,7 +138,7 @@ async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_undo_goes_on()
 }
 
 #[tokio::test]
-async fn a_quota_that_counts_the_old_claim_for_a_moment_is_no_end_of_an_undo() {
+async fn an_undo_waits_for_a_quota_that_still_counts_the_old_claim() {
     let world = in_the_gap().await;
     let quota = Fault::new("POST", "persistentvolumeclaims", Act::Forbid("exceeded quota"));
     world.api.fault(quota.times(2));

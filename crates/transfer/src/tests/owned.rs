@@ -26,7 +26,7 @@ async fn owned(owners: &[Value]) -> World {
 }
 
 #[tokio::test]
-async fn an_owner_that_cannot_be_read_is_told_before_anything_is_deleted() {
+async fn an_unreadable_owner_is_reported_before_any_deletion() {
     for why in [
         Fault::new("GET", SET, Act::Refuse(403)),
         Fault::new("GET", "/apis/apps/v1", Act::Refuse(503)).at_the_end(),
@@ -51,7 +51,7 @@ async fn an_owner_that_cannot_be_read_is_told_before_anything_is_deleted() {
 }
 
 #[tokio::test]
-async fn owners_that_are_dropped_are_told_once_and_why() {
+async fn dropped_owners_are_reported_once_with_the_reason() {
     let living = owner("apps/v1", "StatefulSet", "db");
     let world = owned(&[
         owner("apps/v1", "StatefulSet", "gone"),
@@ -96,7 +96,7 @@ async fn owners_that_are_dropped_are_told_once_and_why() {
 /// If the right is lost after the deletion, the claim is created all the same: a missing owner reference
 /// never leads to a deletion.
 #[tokio::test]
-async fn an_owner_that_cannot_be_read_any_more_does_not_keep_the_claim_from_being_made() {
+async fn an_owner_unreadable_later_does_not_prevent_the_claim() {
     let world = owned(&[owner("apps/v1", "StatefulSet", "db")]).await;
     world.import_and_die_after(MADE - 1).await;
     world.api.remove(CLAIM);

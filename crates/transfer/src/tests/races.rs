@@ -44,7 +44,7 @@ fn end(store: &Store) {
 }
 
 #[tokio::test]
-async fn an_import_that_ends_between_two_looks_is_no_undo() {
+async fn an_import_that_ends_between_two_reads_is_not_undone() {
     let world = World::new("Delete").await;
     world.import_and_die_after(MADE).await;
     // The first observation lists PVs; the second one has read the claim when the import ends.
@@ -67,7 +67,7 @@ async fn an_undo_deletes_no_claim_whose_import_has_just_ended() {
 }
 
 #[tokio::test]
-async fn an_undo_ends_when_it_has_restored_although_somebody_undoes_too() {
+async fn concurrent_undos_end_after_the_restoration() {
     let world = World::new("Delete").await;
     world.import_and_die_after(MARKED).await;
     let (one, other) = tokio::join!(world.undo(), world.undo());
@@ -77,7 +77,7 @@ async fn an_undo_ends_when_it_has_restored_although_somebody_undoes_too() {
 }
 
 #[tokio::test]
-async fn a_claim_with_a_volume_of_its_own_is_not_the_imported_one_for_its_wish() {
+async fn a_claim_with_another_volume_does_not_count_as_imported() {
     let world = World::new("Delete").await;
     world.import_and_die_after(MADE).await;
     // Another client deletes the claim and creates another one, with a volume and with the annotation.
@@ -123,7 +123,7 @@ async fn an_import_that_comes_while_the_claim_is_marked_by_an_undo_deletes_nothi
 }
 
 #[tokio::test]
-async fn a_namespace_made_anew_under_the_same_name_gets_nothing() {
+async fn a_recreated_namespace_gets_nothing() {
     let world = World::new("Delete").await;
     world.import_and_die_after(MADE).await;
     world.api.change("/api/v1/namespaces/shop", |namespace| {
@@ -160,7 +160,7 @@ async fn an_undo_deletes_no_claim_that_was_not_made_for_the_volume() {
 }
 
 #[tokio::test]
-async fn what_is_written_on_the_claim_until_it_is_deleted_is_kept() {
+async fn changes_of_the_claim_until_its_deletion_are_kept() {
     let world = World::new("Delete").await.with_driver();
     world.api.before("DELETE", CLAIM, |store| {
         let mut claim = store.get(CLAIM).unwrap();

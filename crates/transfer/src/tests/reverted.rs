@@ -16,7 +16,7 @@ async fn taken_out(world: &World, undo: bool) -> String {
 }
 
 #[tokio::test]
-async fn an_import_whose_mark_is_taken_back_again_and_again_ends_and_says_so() {
+async fn an_import_whose_mark_is_always_reverted_fails() {
     let world = World::new("Delete").await;
     let error = taken_out(&world, false).await;
     for part in ["PersistentVolume pv-1 do not persist", "webhook", "controller"] {
@@ -29,7 +29,7 @@ async fn an_import_whose_mark_is_taken_back_again_and_again_ends_and_says_so() {
 }
 
 #[tokio::test]
-async fn an_undo_whose_writes_are_taken_back_again_and_again_ends_and_says_so() {
+async fn an_undo_whose_writes_are_always_reverted_fails() {
     let world = World::new("Delete").await;
     let marked = world
         .api

@@ -49,7 +49,7 @@ fn refusal(outcome: Result<ProvisionedVolume, CreateError>) -> AdoptRefusal {
 }
 
 #[tokio::test]
-async fn the_volume_is_the_pv_that_is_there() {
+async fn an_adopted_volume_is_the_existing_pv() {
     let world = adopting(Real::Works).await;
     let made = world.create().await.unwrap();
     assert_eq!(made.bytes, 3 << 30, "its capacity is the PV's");
@@ -116,7 +116,7 @@ async fn a_refusal_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_node_that_does_not_reach_it_is_told_elsewhere() {
+async fn a_node_that_cannot_reach_the_volume_is_refused() {
     let world = adopting(Real::Works).await;
     world
         .api
@@ -126,7 +126,7 @@ async fn a_node_that_does_not_reach_it_is_told_elsewhere() {
 }
 
 #[tokio::test]
-async fn it_names_its_twin_whatever_becomes_of_the_claim() {
+async fn the_adopted_pv_keeps_naming_its_twin() {
     let world = adopting(Real::Idle).await.impatient();
     world.create().await.unwrap_err();
     assert!(world.twin().is_some());
@@ -146,7 +146,7 @@ async fn it_names_its_twin_whatever_becomes_of_the_claim() {
 }
 
 #[tokio::test]
-async fn an_earlier_twin_that_is_gone_does_not_keep_it() {
+async fn an_earlier_deleted_twin_does_not_block_adoption() {
     let world = adopting(Real::Works).await;
     world.api.change(OLD, |old| {
         old["spec"]["claimRef"] = json!({"namespace": "liqo-storage", "name": "earlier", "uid": "t0"});
@@ -162,7 +162,7 @@ async fn an_earlier_twin_that_is_gone_does_not_keep_it() {
 }
 
 #[tokio::test]
-async fn deleted_before_the_import_has_ended_its_data_stays() {
+async fn data_stays_if_the_claim_is_deleted_during_the_import() {
     let world = adopting(Real::Works).await;
     let made = world.create().await.unwrap();
     world.bind_claim(&made);

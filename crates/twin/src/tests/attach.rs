@@ -45,7 +45,7 @@ async fn publishing_attaches_under_a_name_of_our_own() {
 
 /// A watch may lag, be interrupted, or have only just begun.
 #[tokio::test]
-async fn an_attachment_that_no_watch_shows_is_taken_off_all_the_same() {
+async fn an_attachment_missing_in_the_view_is_deleted_too() {
     for twin_is_there in [true, false] {
         let world = World::new(Real::Works).await;
         let made = world.create().await.unwrap();
@@ -124,7 +124,7 @@ async fn what_cannot_be_published() {
 }
 
 #[tokio::test]
-async fn the_real_attachers_word_is_passed_on() {
+async fn errors_of_the_real_attacher_are_passed_on() {
     let world = World::new(Real::Idle).await;
     let claim_twin = tokio::spawn({
         let api = Arc::clone(&world.api);

@@ -59,7 +59,7 @@ async fn a_twin_is_made_with_the_class_that_was_asked_for() {
 }
 
 #[tokio::test]
-async fn a_class_that_cannot_be_had_is_refused_before_anything_is_made() {
+async fn an_unavailable_class_is_refused_before_any_write() {
     for (class, said) in [
         ("bronze", "has no VolumeAttributesClass"),
         ("other", "other.test"),
@@ -88,7 +88,7 @@ async fn attributes_change_and_change_back() {
 }
 
 #[tokio::test]
-async fn what_the_driver_will_not_do_is_left_for_another_class() {
+async fn after_a_refusal_another_class_can_be_requested() {
     let world = world().await;
     world.create().await.unwrap();
     let infeasible = json!({
@@ -130,7 +130,7 @@ async fn a_class_of_another_driver_or_out_of_sight_changes_nothing() {
 }
 
 #[tokio::test]
-async fn whoever_waits_for_a_change_is_woken_by_it() {
+async fn a_waiting_call_returns_when_the_change_is_done() {
     let world = world().await;
     world.create().await.unwrap();
     let change = async {
@@ -185,7 +185,7 @@ async fn a_volume_of_no_driver_is_given_no_class() {
 }
 
 #[tokio::test]
-async fn a_change_that_takes_long_goes_on_with_the_next_call() {
+async fn a_slow_change_is_continued_by_the_next_call() {
     let world = world().await;
     world.create().await.unwrap();
     let world = world.impatient();

@@ -51,7 +51,7 @@ async fn a_volume_is_made_where_its_consumer_is() {
 }
 
 #[tokio::test]
-async fn asking_again_gives_the_same_volume_and_writes_nothing() {
+async fn a_repeated_request_returns_the_same_volume_without_a_write() {
     let world = World::new(Real::Works).await;
     let first = world.create().await.unwrap();
     let writes = world.api.writes();
@@ -66,7 +66,7 @@ async fn asking_again_gives_the_same_volume_and_writes_nothing() {
 }
 
 #[tokio::test]
-async fn time_running_out_is_not_final_and_says_why() {
+async fn a_timeout_is_not_final_and_has_a_reason() {
     let mut world = World::new(Real::Idle).await.impatient();
     world.create().await.unwrap_err();
     let uid = world.twin().unwrap()["metadata"]["uid"].clone();
@@ -90,7 +90,7 @@ async fn time_running_out_is_not_final_and_says_why() {
 }
 
 #[tokio::test]
-async fn elsewhere_is_what_the_real_driver_says() {
+async fn a_node_refused_by_the_real_driver_is_refused() {
     let world = World::new(Real::SaysElsewhere).await;
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::Elsewhere(_)), "{error}");
@@ -143,7 +143,7 @@ async fn a_claim_is_known_by_its_uid() {
 }
 
 #[tokio::test]
-async fn an_old_request_is_not_followed() {
+async fn a_request_for_another_node_than_the_claim_selects_is_refused() {
     let world = World::new(Real::Works).await;
     claim(&world.api, "n2");
     assert!(matches!(
@@ -177,7 +177,7 @@ async fn another_request_under_the_same_name_is_refused() {
 }
 
 #[tokio::test]
-async fn a_twin_that_vanished_is_never_made_again() {
+async fn a_vanished_twin_is_never_recreated() {
     let world = World::new(Real::Works).await;
     world.create().await.unwrap();
     world
@@ -270,7 +270,7 @@ async fn static_volumes_that_say_who_made_them_are_found_without_a_list() {
 }
 
 #[tokio::test]
-async fn without_a_room_no_static_twin() {
+async fn without_a_matching_pv_a_static_class_creates_no_twin() {
     let mut world = World::new(Real::Works).await;
     world.request.spec.parameters.real_class = Some("static".into());
     let error = world.create().await.unwrap_err();
@@ -382,7 +382,7 @@ async fn where_every_node_is_allowed_the_real_class_chooses() {
 }
 
 #[tokio::test]
-async fn what_is_made_outside_of_it_is_withdrawn() {
+async fn a_twin_outside_the_requested_topology_is_withdrawn() {
     let world = immediate(Real::Idle, &["n2", "n3"]).await.impatient();
     world.create().await.unwrap_err();
     // The real driver may select another node.
@@ -408,7 +408,7 @@ async fn no_place_in_this_cluster_is_no_volume() {
 }
 
 #[tokio::test]
-async fn a_class_that_expands_the_namespace_needs_a_virtual_one_that_says_so() {
+async fn a_class_that_uses_the_namespace_needs_an_opt_in() {
     let mut world = World::new(Real::Works).await;
     let mut changes = world.home.views().classes.subscribe("real");
     world
@@ -425,7 +425,7 @@ async fn a_class_that_expands_the_namespace_needs_a_virtual_one_that_says_so() {
 }
 
 #[tokio::test]
-async fn no_class_is_an_error_that_says_so() {
+async fn a_missing_class_is_explained() {
     let mut world = World::new(Real::Works).await;
     for (class, expected) in [
         (Some("none"), "does not exist"),

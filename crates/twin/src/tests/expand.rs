@@ -181,7 +181,7 @@ async fn a_twin_that_no_pod_mounts_grows_again_and_again() {
 
 /// No expansion is in progress then, and csi-resizer must get the missing right as an error.
 #[tokio::test]
-async fn a_right_that_ends_an_expansion_and_is_missing_is_named() {
+async fn the_missing_right_to_cancel_an_expansion_is_reported() {
     let world = world().await;
     world.resizer(2, pending_on_node(2));
     world.real_is(2);
@@ -256,7 +256,7 @@ async fn a_request_that_was_too_much_is_lowered() {
 }
 
 #[tokio::test]
-async fn words_of_the_real_driver_have_their_meaning() {
+async fn errors_of_the_real_driver_get_their_grpc_code() {
     let world = world().await;
     let in_use = "rpc error: code = FailedPrecondition desc = it is mounted";
     world.resizer(2, failed("ControllerResizeInProgress", in_use));
@@ -299,7 +299,7 @@ async fn a_volume_that_no_driver_grows_is_refused() {
 }
 
 #[tokio::test]
-async fn a_quota_in_the_way_can_be_evaded_by_asking_for_less() {
+async fn a_request_refused_by_a_quota_can_be_lowered() {
     let world = world().await;
     let fault = Fault::new("PATCH", &twin_path(), Act::Forbid("exceeded quota: storage")).times(1);
     world.api.fault(fault);
@@ -309,7 +309,7 @@ async fn a_quota_in_the_way_can_be_evaded_by_asking_for_less() {
 }
 
 #[tokio::test]
-async fn a_volume_without_its_twin_is_no_volume_or_one_in_trouble() {
+async fn a_volume_without_its_twin_is_not_found_or_unhealthy() {
     let world = world().await.impatient();
     let waiting = world.expand(2).await.unwrap_err();
     assert!(matches!(waiting, ChangeError::StillWaiting { .. }), "{waiting}");

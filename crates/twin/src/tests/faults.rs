@@ -30,7 +30,7 @@ async fn conflicts_are_read_again() {
 }
 
 #[tokio::test]
-async fn nothing_final_is_said_of_a_twin_that_still_stands() {
+async fn no_final_error_is_returned_while_the_twin_exists() {
     let world = World::new(Real::SaysElsewhere).await;
     world
         .api
@@ -41,7 +41,7 @@ async fn nothing_final_is_said_of_a_twin_that_still_stands() {
 }
 
 #[tokio::test]
-async fn an_unreachable_cluster_is_no_answer() {
+async fn an_unreachable_cluster_gives_no_final_error() {
     let mut world = World::new(Real::Works).await;
     world.create().await.unwrap();
     world.home = world.api.impatient_cluster().await;

@@ -4,6 +4,7 @@
 mod adopt;
 mod attach;
 mod attributes;
+mod available_capacity;
 mod create;
 mod delete;
 mod expand;
@@ -12,7 +13,6 @@ mod list;
 mod moved;
 mod release;
 mod remote_plan;
-mod room;
 mod source;
 mod stand_in;
 

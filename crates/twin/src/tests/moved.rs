@@ -95,7 +95,7 @@ async fn what_is_moving_is_attached_for_its_mover_only() {
 }
 
 #[tokio::test]
-async fn the_mark_of_a_move_that_is_gone_keeps_nobody_away() {
+async fn the_mark_of_a_deleted_move_blocks_no_pod() {
     let world = world(&moving()).await;
     world.api.remove(THE_MOVE);
     world.publish("n1").await.unwrap();
@@ -115,7 +115,7 @@ async fn the_mark_of_a_move_that_is_gone_keeps_nobody_away() {
 
 /// A move that gates a volume reads the attachments, but not those that are created later.
 #[tokio::test]
-async fn what_is_gated_while_it_is_attached_is_not_answered_for() {
+async fn an_attachment_gated_meanwhile_is_not_confirmed() {
     let world = World::new(Real::Works).await;
     let made = world.create().await.unwrap();
     let name = attachment_name(&made.context[TWIN_VOLUME], "n1");
@@ -134,7 +134,7 @@ async fn what_is_gated_while_it_is_attached_is_not_answered_for() {
 }
 
 #[tokio::test]
-async fn what_a_move_has_left_behind_is_nobodys() {
+async fn a_twin_left_by_a_move_belongs_to_no_volume() {
     let world = world(&superseded()).await;
     let moved_on = AttachDecision::MovedOn {
         asked: Epoch::NEVER_MOVED,
@@ -183,7 +183,7 @@ async fn what_a_move_has_left_behind_is_nobodys() {
 }
 
 #[tokio::test]
-async fn nothing_changes_while_it_moves() {
+async fn a_volume_is_not_changed_during_a_move() {
     let world = world(&moving()).await;
     let wanted = SizeRange::new(2 * GIB, 0).unwrap();
     let grown = expand(
@@ -322,7 +322,7 @@ async fn each_epoch_has_attachments_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_handle_of_before_the_move_leads_to_nothing_of_after_it() {
+async fn a_handle_of_an_earlier_epoch_reaches_no_data_of_a_later_one() {
     let world = world(&superseded()).await;
     let id = move_home(&world);
     world.api.remove(&twin_path());
@@ -525,7 +525,7 @@ fn volume_name_of(world: &World) -> String {
 
 /// After a refused detachment the attachment keeps its deletion timestamp when the gate is removed.
 #[tokio::test]
-async fn what_was_given_back_stays_attached_to_a_pod_that_has_started() {
+async fn after_a_rollback_a_volume_stays_attached_to_its_pod() {
     let world = used().await;
     mark_volume(&world, &given_back());
     let before = attachments(&world);
@@ -538,7 +538,7 @@ async fn what_was_given_back_stays_attached_to_a_pod_that_has_started() {
 }
 
 #[tokio::test]
-async fn an_attachment_without_its_outer_one_stays_where_a_pod_still_runs() {
+async fn an_attachment_without_a_kubernetes_one_stays_while_a_pod_runs() {
     let world = used().await;
     mark_volume(&world, &gated());
     let nested = world.home.all::<VolumeAttachment>().list(None).await.unwrap();

@@ -104,7 +104,7 @@ async fn a_volume_is_cloned_by_its_driver() {
 }
 
 #[tokio::test]
-async fn whoever_would_ignore_the_source_is_not_asked() {
+async fn a_driver_that_would_ignore_the_source_is_not_used() {
     let world = with_snapshot("other.test").await;
     assert!(matches!(
         refused(world.create().await),
@@ -207,7 +207,7 @@ async fn a_source_that_cannot_be_used_yet_or_any_more() {
 
 /// A twin may be bound to a static PV before its provisioner has seen the twin.
 #[tokio::test]
-async fn a_volume_that_was_there_before_is_no_copy() {
+async fn an_existing_volume_is_not_used_as_a_copy() {
     let world = with_snapshot("real.test").await;
     let made = world.create().await.unwrap();
     let path = format!("{VOLUMES}/{}", made.context[TWIN_VOLUME]);
@@ -281,7 +281,7 @@ fn reached_from(world: &World, node: &str) {
 }
 
 #[tokio::test]
-async fn a_node_that_cannot_have_the_copy_is_given_back() {
+async fn a_node_that_cannot_have_the_copy_is_rejected() {
     let mut world = with_snapshot("real.test").await;
     reached_from(&world, "n2");
     let error = world.create().await.unwrap_err();

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    inspect::fixtures::{real, volume},
+    inspect::fixtures::{claim, real, volume},
     volume::mark,
 };
 
@@ -134,6 +134,34 @@ fn volumes_are_checked() {
             },
             E,
             ["PersistentVolumeClaim shop/data", "TwinTerminating", "Retain"],
+        ),
+        (
+            "claim that is too large",
+            |it| {
+                let mut waiting = claim();
+                waiting["spec"]["volumeName"] = Value::Null;
+                waiting["spec"]["resources"]["requests"]["storage"] = "2Ti".into();
+                waiting["status"]["phase"] = "Pending".into();
+                it.storage.claims = listing([waiting]);
+                it.capacities = listing(["1Gi", "10Gi"].map(|size| {
+                    json!({
+                        "metadata": {"name": size, "namespace": "liqo-csi"}, "storageClassName": "liqo",
+                        "nodeTopology": {}, "capacity": "1Ti", "maximumVolumeSize": size,
+                    })
+                }));
+                it.storage.consumers = listing([json!({
+                    "metadata": {"namespace": "shop", "name": "web-0"},
+                    "spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
+                })]);
+                (it.storage.volumes, it.storage.twins) = (Listing::default(), Listing::default());
+                it.attachments = Listing::default();
+            },
+            W,
+            [
+                "PersistentVolumeClaim shop/data",
+                "web-0 waits for the scheduler",
+                "in the class liqo is 10Gi",
+            ],
         ),
         (
             "import not complete",

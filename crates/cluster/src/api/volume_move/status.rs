@@ -211,7 +211,7 @@ pub struct Downtime {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 
-    /// Since when they are not used.
+    /// Since when no pod uses them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time")]
     pub since: Option<Time>,

@@ -54,7 +54,7 @@ fn schema() -> Value {
 }
 
 #[test]
-fn what_is_not_said_has_the_documented_defaults() {
+fn omitted_fields_have_the_documented_defaults() {
     let request = request(&with("paused", json!(false)));
     assert_eq!(request.claims[0].to_string(), "shop/data");
     assert_eq!(request.target, MoveTarget::Node("n2".into()));
@@ -68,7 +68,7 @@ fn what_is_not_said_has_the_documented_defaults() {
 }
 
 #[test]
-fn what_is_said_is_read() {
+fn all_fields_are_parsed() {
     let request = request(&read(&json!({
         "claims": ["data", "logs"],
         "target": {"cluster": "milan", "storageClassName": "fast", "accessModes": ["ReadWriteMany", "ReadWriteOnce"]},
@@ -90,7 +90,7 @@ fn what_is_said_is_read() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_by_its_field() {
+fn invalid_fields_are_refused_by_name() {
     for (spec, field) in [
         (with("claims", json!([])), "claims"),
         (with("claims", json!(["a", "a"])), "claims"),
@@ -235,7 +235,7 @@ fn a_stage_that_nobody_writes_is_no_stage() {
 }
 
 #[test]
-fn a_record_of_another_claim_is_not_believed() {
+fn a_record_of_another_claim_is_ignored() {
     let name = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
     let mut claim = ClaimStatus {
         name: "data".into(),

@@ -30,7 +30,7 @@ fn config_map() -> ConfigMap {
 }
 
 #[tokio::test]
-async fn absence_is_an_answer() {
+async fn an_absent_object_is_none() {
     let (_api, objects) = with([]).await;
     assert_eq!(objects.get("x").await, Ok(None));
     assert_eq!(objects.merge("x", &json!({})).await, Ok(None));
@@ -44,7 +44,7 @@ async fn absence_is_an_answer() {
 
 /// A proxy without a backend answers so. The twin behind it must not count as deleted.
 #[tokio::test]
-async fn a_404_of_a_proxy_says_nothing_about_an_object() {
+async fn a_404_of_a_proxy_does_not_mean_absence() {
     for method in ["GET", "PATCH", "DELETE"] {
         let (api, objects) = with([Fault::new(method, "configmaps", Act::Refuse(404))]).await;
         api.put(PATH, json!({}));
@@ -62,7 +62,7 @@ async fn a_404_of_a_proxy_says_nothing_about_an_object() {
 }
 
 #[tokio::test]
-async fn what_passes_is_retried() {
+async fn transient_errors_are_retried() {
     for code in [429, 500, 503, 504] {
         let (_api, objects) = with([Fault::new("GET", "configmaps", Act::Refuse(code)).times(2)]).await;
         assert_eq!(objects.get("x").await, Ok(None), "{code}");
@@ -70,7 +70,7 @@ async fn what_passes_is_retried() {
 }
 
 #[tokio::test]
-async fn a_created_object_whose_answer_got_lost_is_found_taken() {
+async fn a_lost_answer_to_a_create_reports_the_name_as_taken() {
     let (api, objects) = with([Fault::new("POST", "configmaps", Act::DoAndRefuse(504)).times(1)]).await;
     assert_eq!(objects.create(&config_map()).await, Ok(None));
     assert!(api.object(PATH).is_some());
@@ -90,7 +90,7 @@ async fn a_hanging_server_costs_the_call_timeout() {
 }
 
 #[tokio::test]
-async fn a_lasting_refusal_is_reported_within_the_call_timeout() {
+async fn persistent_transient_errors_are_reported_within_the_call_timeout() {
     let api = FakeApi::start().await;
     let objects = api.impatient_cluster().await.within::<ConfigMap>("ns");
     api.fault(Fault::new("GET", "configmaps", Act::Refuse(503)));
@@ -98,7 +98,7 @@ async fn a_lasting_refusal_is_reported_within_the_call_timeout() {
 }
 
 #[tokio::test]
-async fn what_does_not_pass_is_not_retried() {
+async fn permanent_errors_are_not_retried() {
     for (code, transient) in [(403, false), (422, false), (409, false)] {
         let (api, objects) = with([Fault::new("PATCH", "configmaps", Act::Refuse(code))]).await;
         let error = objects.merge("x", &json!({})).await.unwrap_err();

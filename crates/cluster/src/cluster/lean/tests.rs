@@ -102,7 +102,7 @@ fn maps_without_metadata_pass_unchanged() {
 }
 
 #[test]
-fn of_metadata_no_more_is_asked_for() {
+fn metadata_requests_ask_for_metadata_only() {
     assert!(Lean::<PartialObjectMeta<Pod>>::metadata_api());
     assert!(!Lean::<Pod>::metadata_api());
 }

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_a_pod_asks_of_its_node() {
+    fn reads_the_node_requirements_of_a_pod() {
         let required = json!({"nodeSelectorTerms": [{"matchExpressions": [
             {"key": "zone", "operator": "In", "values": ["a"]},
         ]}]});

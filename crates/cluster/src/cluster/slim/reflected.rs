@@ -2,7 +2,7 @@
 
 use crate::{
     cluster::view::Slim,
-    offload::reflection::{Glimpse, Original, Slice},
+    offload::reflection::{CopyMetadata, Original, Slice},
 };
 
 /// Its topic is the name of its copy.
@@ -13,7 +13,7 @@ impl Slim for Original {
 
     fn text(&self) -> usize {
         let selector = self.selector.iter().map(|(key, value)| key.len() + value.len());
-        self.copy.len() + self.print.text() + selector.sum::<usize>()
+        self.copy.len() + self.fingerprint.text() + selector.sum::<usize>()
     }
 }
 
@@ -28,7 +28,7 @@ impl Slim for Slice {
     }
 }
 
-impl Slim for Glimpse {
+impl Slim for CopyMetadata {
     fn topic(&self) -> &str {
         &self.name
     }

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_told_once_to_each_feed() {
+    fn each_feed_gets_each_change_once() {
         let feeds = Feeds::default();
         let (first, second) = (feeds.add(), feeds.add());
         assert_eq!(these(&first), None, "at first it is everything");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_changes_are_everything() {
+    fn too_many_changes_are_reported_as_everything() {
         let feeds = Feeds::default();
         let feed = feeds.add();
         drop(feed.take());

@@ -86,7 +86,7 @@ async fn a_change_before_the_wait_is_not_missed() {
 
 /// Only the colour of a config map is kept.
 #[tokio::test]
-async fn an_update_that_changes_nothing_of_what_is_kept_wakes_nobody() {
+async fn an_update_of_fields_that_are_not_kept_is_no_change() {
     let api = FakeApi::start().await;
     paint(&api, "a", "red");
     paint(&api, "b", "red");
@@ -111,7 +111,7 @@ async fn an_update_that_changes_nothing_of_what_is_kept_wakes_nobody() {
 }
 
 #[tokio::test]
-async fn nothing_is_watched_before_the_first_question() {
+async fn the_watch_starts_with_the_first_use() {
     let api = FakeApi::start().await;
     let client = api.cluster_unwatched().await.client().clone();
     let stop = CancellationToken::new();
@@ -197,7 +197,7 @@ async fn a_view_that_was_never_filled_is_outdated_from_its_start() {
 }
 
 #[tokio::test]
-async fn listeners_leave_nothing_behind() {
+async fn dropped_listeners_free_their_memory() {
     let view = View::<Color>::none();
     let (one, two) = (view.subscribe("red"), view.subscribe("red"));
     drop(one);
@@ -224,7 +224,7 @@ async fn exhausts(budget: &Budget) -> String {
 }
 
 #[tokio::test]
-async fn an_endless_list_is_not_read_on() {
+async fn an_endless_list_is_aborted() {
     let api = FakeApi::start().await;
     api.fault(Fault::new("GET", "configmaps", Act::Endless));
     let budget = Budget::new(1000, usize::MAX);
@@ -236,7 +236,7 @@ async fn an_endless_list_is_not_read_on() {
 }
 
 #[tokio::test]
-async fn endless_events_are_not_followed_and_what_was_known_stays() {
+async fn an_endless_watch_is_aborted_and_the_view_stays() {
     let api = FakeApi::start().await;
     paint(&api, "a", "blue");
     api.fault(Fault::new("GET", "configmaps", Act::Flood));
@@ -248,7 +248,7 @@ async fn endless_events_are_not_followed_and_what_was_known_stays() {
 }
 
 #[tokio::test]
-async fn what_is_listed_again_needs_no_second_place() {
+async fn a_relist_does_not_count_objects_twice() {
     let api = FakeApi::start().await;
     for name in ["a", "b", "c"] {
         paint(&api, name, "blue");
@@ -273,7 +273,7 @@ async fn what_is_listed_again_needs_no_second_place() {
 }
 
 #[tokio::test]
-async fn fat_objects_are_as_good_as_many() {
+async fn large_objects_use_up_the_budget_too() {
     let api = FakeApi::start().await;
     let budget = Budget::new(1000, 50_000);
     let (view, _stop) = colors_within(&api, &budget).await;
@@ -300,7 +300,7 @@ impl Slim for Pair {
 }
 
 #[tokio::test]
-async fn an_object_is_found_under_all_its_topics_and_changes_are_counted_for_whom_they_matter() {
+async fn objects_are_indexed_and_counted_by_all_their_topics() {
     let api = FakeApi::start().await;
     let client = api.cluster_unwatched().await.client().clone();
     let stop = CancellationToken::new();
@@ -353,7 +353,7 @@ async fn a_page_that_is_too_large_is_made_smaller() {
 }
 
 #[tokio::test]
-async fn an_object_that_is_too_large_by_itself_hides_no_other() {
+async fn a_too_large_object_hides_no_other() {
     let api = FakeApi::start().await;
     let cluster = api.remote_cluster("milan", Rights::ALL).await;
     for name in ["a", "c"] {
@@ -381,7 +381,7 @@ async fn an_object_that_is_too_large_by_itself_hides_no_other() {
 }
 
 #[tokio::test]
-async fn what_has_a_room_of_its_own_takes_none_of_others() {
+async fn objects_with_a_budget_of_their_own_do_not_use_the_shared_one() {
     let api = FakeApi::start().await;
     for name in ["a", "b", "c"] {
         paint(&api, name, "blue");
@@ -391,11 +391,11 @@ async fn what_has_a_room_of_its_own_takes_none_of_others() {
     let (stop, cluster) = (CancellationToken::new(), Budget::new(100, usize::MAX));
     let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
     let (known, is_known) = tokio::sync::oneshot::channel::<()>();
-    let room = Room::from(&cluster)
+    let budgets = ViewBudgets::from(&cluster)
         .and_own(Budget::of_namespace(2), |it: &Color| it.0 == "blue")
         .once(async { drop(is_known.await) });
     let everything = watcher::Config::default();
-    let view = View::start_within(Api::all(client), everything, slim, room, &stop);
+    let view = View::start_within(Api::all(client), everything, slim, budgets, &stop);
     assert_eq!(*view.version().borrow(), 0);
     drop(known);
     view.complete().await;

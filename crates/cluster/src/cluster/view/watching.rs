@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Exhausted, NOT_FULL, OverBudget, Room, Slim, View};
+use super::{Exhausted, NOT_FULL, OverBudget, Slim, View, ViewBudgets};
 use crate::{
     cluster::{
         HOME_PAGE, REMOTE_PAGE,
@@ -61,8 +61,8 @@ impl<S: Slim> View<S> {
         let config = config.timeout(WATCH_SECONDS).page_size(HOME_PAGE);
         Self::begun_with(stop, move |keeper: Self| async move {
             loop {
-                let room = Room::from(&Budget::home());
-                let Exhausted = keeper.keep(&api, &config, &slim, &room).await;
+                let budgets = ViewBudgets::from(&Budget::home());
+                let Exhausted = keeper.keep(&api, &config, &slim, &budgets).await;
                 tracing::warn!(
                     url = api.resource_url(),
                     "a list exceeds the limits for a cluster; ignoring it"
@@ -79,7 +79,7 @@ impl<S: Slim> View<S> {
         api: Api<Lean<K>>,
         config: watcher::Config,
         slim: F,
-        room: impl Into<Room<S>>,
+        budgets: impl Into<ViewBudgets<S>>,
         stop: &CancellationToken,
     ) -> Self
     where
@@ -89,15 +89,21 @@ impl<S: Slim> View<S> {
     {
         let page = config.page_size.map_or(REMOTE_PAGE, |it| it.min(REMOTE_PAGE));
         let config = config.timeout(WATCH_SECONDS).page_size(page);
-        let room = room.into();
+        let budgets = budgets.into();
         Self::begun_with(stop, move |keeper: Self| async move {
-            let ready = room.ready.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let ready = budgets
+                .ready
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
             if let Some(ready) = ready {
                 ready.await;
             }
-            let Exhausted = keeper.keep(&api, &config, &slim, &room).await;
+            let Exhausted = keeper.keep(&api, &config, &slim, &budgets).await;
             let kind = api.resource_url();
-            room.cluster.exhaust(kind.rsplit('/').next().unwrap_or_default());
+            budgets
+                .cluster
+                .exhaust(kind.rsplit('/').next().unwrap_or_default());
         })
     }
 
@@ -121,7 +127,7 @@ impl<S: Slim> View<S> {
         api: &Api<Lean<K>>,
         config: &watcher::Config,
         slim: &F,
-        room: &Room<S>,
+        budgets: &ViewBudgets<S>,
     ) -> Exhausted
     where
         K: Resource + Clone + Debug + DeserializeOwned + 'static,
@@ -129,7 +135,7 @@ impl<S: Slim> View<S> {
     {
         let mut failures = Failures::default();
         loop {
-            let version = match self.list(api, config, slim, room).await {
+            let version = match self.list(api, config, slim, budgets).await {
                 Ok(Ok(version)) => version,
                 Ok(Err(error)) => {
                     self.interrupted(api.resource_url(), &mut failures, &error).await;
@@ -139,7 +145,10 @@ impl<S: Slim> View<S> {
             };
             self.set_outdated(false);
             failures.is_over();
-            if let Err(exhausted) = self.watch(api, config, version, slim, room, &mut failures).await {
+            if let Err(exhausted) = self
+                .watch(api, config, version, slim, budgets, &mut failures)
+                .await
+            {
                 return exhausted;
             }
         }
@@ -152,7 +161,7 @@ impl<S: Slim> View<S> {
         api: &Api<Lean<K>>,
         config: &watcher::Config,
         slim: &F,
-        room: &Room<S>,
+        budgets: &ViewBudgets<S>,
     ) -> Result<Result<String, kube::Error>, Exhausted>
     where
         K: Resource + Clone + Debug + DeserializeOwned,
@@ -174,14 +183,14 @@ impl<S: Slim> View<S> {
                 Err(error) => return Ok(Err(error)),
             };
             seen += page.objects.len().max(1);
-            if seen > room.cluster.most_objects() {
+            if seen > budgets.cluster.most_objects() {
                 return Err(Exhausted);
             }
             too_large.extend(page.too_large);
             for Lean(object) in page.objects {
                 let key = key(&object);
                 if let Some(value) = slim(object) {
-                    match self.kept(room, &key, value)? {
+                    match self.kept(budgets, &key, value)? {
                         Ok(kept) => drop(listed.insert(key, kept)),
                         Err(OverBudget(bytes)) => smallest_omitted = smallest_omitted.min(bytes),
                     }
@@ -218,7 +227,7 @@ impl<S: Slim> View<S> {
         config: &watcher::Config,
         mut version: String,
         slim: &F,
-        room: &Room<S>,
+        budgets: &ViewBudgets<S>,
         failures: &mut Failures,
     ) -> Result<(), Exhausted>
     where
@@ -259,7 +268,7 @@ impl<S: Slim> View<S> {
                         self.set_outdated(false);
                         if let Some(event) = event {
                             failures.was_refused = false;
-                            let now = self.apply(event, slim, room)?;
+                            let now = self.apply(event, slim, budgets)?;
                             version = now.filter(|it| !it.is_empty()).unwrap_or(version);
                         }
                     }
@@ -270,7 +279,7 @@ impl<S: Slim> View<S> {
                 // An API server that ends each watch at once gets no more requests than this.
                 time::sleep(SHORTEST_WATCH.saturating_sub(began.elapsed())).await;
                 // Only a new list returns the objects that were omitted.
-                if self.is_full() && room.own_allows(self.smallest_omitted()) {
+                if self.is_full() && budgets.own_allows(self.smallest_omitted()) {
                     return Ok(());
                 }
                 continue;
@@ -292,7 +301,7 @@ impl<S: Slim> View<S> {
         &self,
         event: WatchEvent<Lean<K>>,
         slim: &impl Fn(K) -> Option<S>,
-        room: &Room<S>,
+        budgets: &ViewBudgets<S>,
     ) -> Result<Option<String>, Exhausted> {
         let (Lean(object), is_there) = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),
@@ -302,7 +311,7 @@ impl<S: Slim> View<S> {
         };
         let (key, version) = (key(&object), object.meta().resource_version.clone());
         let value = is_there.then(|| slim(object)).flatten();
-        let kept = value.map(|value| room.keep(&key, value)).transpose()?;
+        let kept = value.map(|value| budgets.keep(&key, value)).transpose()?;
         if let Some(Err(OverBudget(bytes))) = kept {
             self.0.smallest_omitted.fetch_min(bytes, Ordering::Relaxed);
         }
@@ -374,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_that_may_be_defined_is_looked_for_soon_however_often_it_was_missed() {
+    fn a_kind_that_may_be_installed_is_retried_without_long_back_off() {
         let mut pauses = watcher::DefaultBackoff::default();
         for _ in 0..20 {
             assert_eq!(pause(&answer(404), &mut pauses), Duration::from_secs(5));

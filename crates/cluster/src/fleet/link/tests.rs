@@ -73,7 +73,7 @@ async fn up(prober: &Prober) -> Arc<Connected> {
 }
 
 #[tokio::test]
-async fn a_change_while_the_cluster_is_asked_is_passed_on() {
+async fn a_change_during_the_connection_is_not_missed() {
     let ((api, client), registry) = (there().await, Registry::default());
     let prober = prober(&registry, Duration::from_hours(1));
     let _runs = run(&prober, client);
@@ -135,7 +135,7 @@ async fn a_change_in_a_namespace_that_is_watched_by_itself_is_passed_on() {
 }
 
 #[tokio::test]
-async fn what_a_cluster_refuses_is_said_in_its_own_words() {
+async fn a_refusal_is_reported_with_the_text_of_the_cluster() {
     let ((api, client), registry) = (there().await, Registry::default());
     let prober = prober(&registry, LONG);
     for (act, expected) in [
@@ -168,7 +168,7 @@ async fn a_cluster_that_sends_without_end_is_not_used() {
 }
 
 #[tokio::test]
-async fn that_a_cluster_does_not_answer_is_said_once_for_as_long_as_it_goes_on() {
+async fn an_outage_is_logged_once() {
     let ((api, client), registry) = (there().await, Registry::default());
     let prober = prober(&registry, LONG);
     api.fault(Fault::new("GET", "/version", Act::Refuse(500)));

@@ -18,7 +18,7 @@ fn object(kind: &str, labels: &serde_json::Value, rest: &serde_json::Value) -> D
 }
 
 #[test]
-fn a_virtual_node_says_how_its_cluster_is_reached() {
+fn the_identity_of_a_cluster_is_read_from_its_virtual_node() {
     let node = virtual_node(&object(
         "VirtualNode",
         &json!({}),
@@ -43,7 +43,7 @@ fn a_virtual_node_says_how_its_cluster_is_reached() {
 }
 
 #[test]
-fn a_default_that_is_virtual_is_none() {
+fn a_virtual_default_class_is_ignored() {
     let node = virtual_node(&object(
         "VirtualNode",
         &json!({CLUSTER_LABEL: "milan"}),
@@ -125,7 +125,7 @@ async fn said(api: &FakeApi, listed: &[&str]) -> Vec<ClusterDeclaration> {
 }
 
 #[tokio::test]
-async fn a_peer_speaks_for_itself_only() {
+async fn a_peer_cannot_declare_another_cluster() {
     let api = FakeApi::start().await;
     for cluster in ["milan", "evil"] {
         put_tenant(&api, cluster);

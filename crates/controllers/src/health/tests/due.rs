@@ -36,7 +36,7 @@ async fn next(due: &mut DueVolumes, home: &Cluster) -> Option<BTreeSet<String>> 
 }
 
 #[tokio::test]
-async fn each_change_is_a_reason_to_look_at_its_volume_alone() {
+async fn a_change_makes_only_its_volume_due() {
     let api = FakeApi::start().await;
     let (home, _watched, mut due) = begin(&api).await;
     assert_eq!(next(&mut due, &home).await, None, "at first all are looked at");
@@ -58,7 +58,7 @@ async fn each_change_is_a_reason_to_look_at_its_volume_alone() {
 }
 
 #[tokio::test]
-async fn after_a_round_that_failed_all_volumes_are_looked_at() {
+async fn after_a_failed_round_all_volumes_are_due() {
     let api = FakeApi::start().await;
     let (home, _watched, mut due) = begin(&api).await;
     assert!(matches!(due.take(Some(home.clone())), Scope::All));
@@ -71,7 +71,7 @@ async fn after_a_round_that_failed_all_volumes_are_looked_at() {
 }
 
 #[tokio::test]
-async fn what_changes_elsewhere_concerns_its_volume_until_that_cluster_is_connected_anew() {
+async fn a_remote_change_makes_its_volume_due_and_a_reconnection_makes_all() {
     let (api, there) = (FakeApi::start().await, FakeApi::start().await);
     let (_home, _watched, mut due) = begin(&api).await;
     let milan = there.remote_cluster("milan", Rights::ALL).await;

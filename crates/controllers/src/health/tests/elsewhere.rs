@@ -232,7 +232,7 @@ async fn milan(there: &FakeApi, rights: Rights) -> Registry {
 
 /// The namespace of that name may belong to another user now.
 #[tokio::test]
-async fn a_twin_is_made_again_only_where_its_namespace_is_offloaded() {
+async fn a_remote_twin_is_recreated_only_in_an_offloaded_namespace() {
     let mut both = Both::start().await;
     waiting_there(&both.home, &both.there, 0);
     bound_there(&both.there, 0, "real");
@@ -255,7 +255,7 @@ async fn a_twin_is_made_again_only_where_its_namespace_is_offloaded() {
 }
 
 #[tokio::test]
-async fn a_twin_comes_back_onto_its_own_data_and_no_other() {
+async fn a_twin_is_recreated_only_on_its_own_volume() {
     let mut both = Both::start().await;
     waiting_there(&both.home, &both.there, 0);
     bound_there(&both.there, 0, "b-ours");
@@ -284,7 +284,7 @@ async fn a_twin_comes_back_onto_its_own_data_and_no_other() {
 }
 
 #[tokio::test]
-async fn data_that_nothing_shows_to_be_the_volumes_is_left_alone_and_told() {
+async fn unidentified_data_is_reported_and_not_touched() {
     let mut both = Both::start().await;
     waiting_there(&both.home, &both.there, 0);
     both.there.remove(&twin_there(0));
@@ -307,7 +307,7 @@ async fn data_that_nothing_shows_to_be_the_volumes_is_left_alone_and_told() {
 }
 
 #[tokio::test]
-async fn the_twin_of_another_volume_is_not_taken_for_its_own() {
+async fn the_twin_of_another_volume_is_not_used() {
     let mut both = Both::bound().await;
     // Two namespaces are mapped to one: the existing twin belongs to the other claim.
     both.there.change(&twin_there(0), |twin| {
@@ -326,7 +326,7 @@ async fn the_twin_of_another_volume_is_not_taken_for_its_own() {
 
 /// Kosmos copies the metadata of twins to claims.
 #[tokio::test]
-async fn the_marks_of_a_twin_do_not_stay_on_its_claim() {
+async fn marks_of_a_twin_are_not_copied_to_its_claim() {
     let mut both = Both::bound().await;
     let twin = both.there.object(&twin_there(0)).unwrap();
     both.home.change(&twin_there(0), |claim| {
@@ -354,7 +354,7 @@ async fn the_marks_of_a_twin_do_not_stay_on_its_claim() {
 }
 
 #[tokio::test]
-async fn the_copy_of_a_claim_makes_way_for_the_twin_that_is_made_again() {
+async fn the_copy_of_a_claim_is_replaced_by_the_recreated_twin() {
     let mut both = Both::bound().await;
     both.round().await.unwrap();
     delete(&both.there, &twin_there(0));
@@ -381,7 +381,7 @@ async fn the_copy_of_a_claim_makes_way_for_the_twin_that_is_made_again() {
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_retained_volume_may_be_deleted() {
+async fn the_remains_of_a_retained_volume_may_be_deleted() {
     let mut both = Both::bound().await;
     both.home.remove(&twin_there(0));
     let volume = format!("{REALS}/pvc-{UID}-0");
@@ -403,7 +403,7 @@ async fn what_is_left_of_a_retained_volume_may_be_deleted() {
 }
 
 #[tokio::test]
-async fn retain_is_seen_to_when_rights_or_the_wish_come_later() {
+async fn retain_is_applied_when_rights_or_the_policy_come_later() {
     let mut both = Both::bound().await;
     let policy = |both: &Both| both.policy().clone();
     let wish = |both: &Both, policy: &str| {
@@ -463,7 +463,7 @@ async fn the_real_size_reaches_claim_and_volume_after_a_crash_too() {
 }
 
 #[tokio::test]
-async fn a_volume_that_cannot_be_helped_does_not_slow_the_others() {
+async fn a_volume_that_cannot_be_recovered_does_not_delay_others() {
     let mut both = Both::start().await;
     for number in 0..2 {
         waiting_there(&both.home, &both.there, number);
@@ -514,7 +514,7 @@ async fn a_cluster_that_hangs_costs_a_round_one_call() {
 }
 
 #[tokio::test]
-async fn a_rescued_volume_there_gets_its_policy_back_even_if_somebody_else_writes() {
+async fn the_policy_of_a_recovered_volume_is_restored_despite_conflicts() {
     let (api, there) = (FakeApi::start().await, FakeApi::start().await);
     waiting_there(&api, &there, 0);
     let twin = "/api/v1/namespaces/shop/persistentvolumeclaims/far-0";

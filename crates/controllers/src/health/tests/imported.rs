@@ -26,7 +26,7 @@ fn is_settled(api: &FakeApi) -> bool {
 }
 
 #[tokio::test]
-async fn the_policy_comes_back_when_the_users_claim_is_bound() {
+async fn the_policy_is_restored_when_the_users_claim_is_bound() {
     let api = FakeApi::start().await;
     imported(&api);
     round(&api).await.unwrap();
@@ -40,7 +40,7 @@ async fn the_policy_comes_back_when_the_users_claim_is_bound() {
 }
 
 #[tokio::test]
-async fn a_class_that_retains_wins_and_can_be_taken_back() {
+async fn a_retain_policy_of_the_user_is_applied_and_can_be_reverted() {
     let api = FakeApi::start().await;
     imported(&api);
     wish(&api, VOLUME, "Retain");
@@ -54,7 +54,7 @@ async fn a_class_that_retains_wins_and_can_be_taken_back() {
 }
 
 #[tokio::test]
-async fn nothing_is_given_back_before() {
+async fn the_policy_is_not_restored_before_the_claim_is_bound() {
     type Break = fn(&FakeApi);
     let table: [(&str, Break); 7] = [
         ("the virtual PV is not bound", |api| {
@@ -95,7 +95,7 @@ async fn nothing_is_given_back_before() {
 }
 
 #[tokio::test]
-async fn an_end_that_is_interrupted_is_gone_on_with() {
+async fn an_interrupted_completion_is_resumed() {
     for method in ["persistentvolumeclaims/data", "persistentvolumes/real"] {
         let api = FakeApi::start().await;
         imported(&api);

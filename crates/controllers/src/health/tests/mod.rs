@@ -134,7 +134,7 @@ fn told(api: &FakeApi) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_healthy_volume_says_so_once_and_is_left_alone() {
+async fn a_healthy_volume_gets_one_write() {
     let api = FakeApi::start().await;
     world(&api);
     api.change(CLAIM, |claim| {
@@ -153,7 +153,7 @@ async fn a_healthy_volume_says_so_once_and_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_claim_that_was_bound_by_name_says_how_its_twin_is_too() {
+async fn a_claim_bound_by_name_gets_the_condition_too() {
     let api = FakeApi::start().await;
     world(&api);
     api.change(CLAIM, |claim| claim["metadata"]["annotations"] = json!({}));
@@ -211,7 +211,7 @@ fn settles(api: &FakeApi, times: u32) {
 }
 
 #[tokio::test]
-async fn what_has_changed_since_it_was_seen_is_looked_at_before_it_is_retained() {
+async fn a_changed_volume_is_read_live_before_it_is_retained() {
     for twin_goes in [false, true] {
         let api = FakeApi::start().await;
         world(&api);
@@ -239,7 +239,7 @@ async fn what_has_changed_since_it_was_seen_is_looked_at_before_it_is_retained()
 }
 
 #[tokio::test]
-async fn a_rescue_looks_again_at_once_when_somebody_else_writes_too() {
+async fn a_recovery_retries_at_once_after_a_conflict() {
     let api = FakeApi::start().await;
     world(&api);
     let mut reports = None;
@@ -263,7 +263,7 @@ fn wish(api: &FakeApi, volume: &str, policy: &str) {
 }
 
 #[tokio::test]
-async fn retain_that_is_taken_back_is_taken_back_on_the_twins_volume() {
+async fn reverting_retain_reverts_it_on_the_twins_volume() {
     let api = FakeApi::start().await;
     world(&api);
     wish(&api, VOLUME, "Retain");
@@ -297,7 +297,7 @@ async fn what_others_retain_stays_retained() {
 /// The user chooses Retain, and the twin's data is rescued: it is retained, and still deleted if the user
 /// chooses Delete again.
 #[tokio::test]
-async fn a_second_volume_of_the_same_data_changes_nothing_for_the_first() {
+async fn a_second_pv_of_the_same_data_does_not_affect_the_first() {
     let api = FakeApi::start().await;
     world(&api);
     let further = "/api/v1/persistentvolumes/reads-along";
@@ -318,7 +318,7 @@ async fn a_second_volume_of_the_same_data_changes_nothing_for_the_first() {
 
 /// The claim of the first one was deleted, and its PV is Released.
 #[tokio::test]
-async fn a_second_volume_of_the_same_data_is_cared_for_when_only_that_has_a_claim() {
+async fn a_second_pv_of_the_same_data_is_maintained_if_only_it_has_a_claim() {
     let api = FakeApi::start().await;
     world(&api);
     let (mut claim, mut second) = (api.object(CLAIM).unwrap(), api.object(VOLUME).unwrap());
@@ -348,7 +348,7 @@ async fn a_second_volume_of_the_same_data_is_cared_for_when_only_that_has_a_clai
 }
 
 #[tokio::test]
-async fn a_rescue_does_not_forget_which_policy_was_replaced() {
+async fn a_recovery_keeps_the_replaced_policy() {
     let api = FakeApi::start().await;
     world(&api);
     let mut reports = None;
@@ -368,7 +368,7 @@ async fn a_rescue_does_not_forget_which_policy_was_replaced() {
 /// A retained PV that its administrator bound to another claim, or that was restored from a backup: the
 /// recreated twin is still that of its volume.
 #[tokio::test]
-async fn a_volume_that_belongs_to_another_claim_now_is_rescued_as_what_it_is() {
+async fn a_volume_of_another_claim_is_recovered_for_that_claim() {
     let api = FakeApi::start().await;
     world(&api);
     let mut reports = None;
@@ -437,7 +437,7 @@ fn kubernetes_binds(api: &FakeApi) {
 }
 
 #[tokio::test]
-async fn a_twin_deleted_behind_our_back_comes_back_with_its_data() {
+async fn a_deleted_twin_is_recreated_with_its_data() {
     let api = FakeApi::start().await;
     world(&api);
     let mut reports = None;
@@ -479,7 +479,7 @@ async fn a_twin_deleted_behind_our_back_comes_back_with_its_data() {
 }
 
 #[tokio::test]
-async fn rescued_data_always_names_whose_it_is() {
+async fn retained_data_always_names_its_volume() {
     let api = FakeApi::start().await;
     world(&api);
     let mut reports = None;
@@ -541,7 +541,7 @@ async fn a_vanished_twin_without_data_is_never_replaced() {
 }
 
 #[tokio::test]
-async fn what_the_user_deletes_is_not_rescued() {
+async fn a_volume_deleted_by_the_user_is_not_recovered() {
     let ways: [fn(&FakeApi); 3] = [
         |api| delete(api, CLAIM),
         |api| {

@@ -59,7 +59,7 @@ async fn the_retain_of_a_gate_is_not_the_users() {
 }
 
 #[tokio::test]
-async fn a_gated_volume_is_neither_repaired_nor_let_go() {
+async fn a_gated_volume_is_neither_recovered_nor_released() {
     for (gated, given_back) in [(true, false), (true, true), (false, false)] {
         let api = FakeApi::start().await;
         world(&api);
@@ -98,7 +98,7 @@ async fn the_twin_of_a_gated_volume_is_not_made_again() {
 
 /// A cluster that was restored from a backup.
 #[tokio::test]
-async fn what_a_move_has_left_behind_is_told_and_not_rescued() {
+async fn twins_left_by_a_move_are_reported_and_not_recovered() {
     let api = FakeApi::start().await;
     world(&api);
     mark_twin(&api, &format!("superseded:{MOVE}:1"));
@@ -113,7 +113,7 @@ async fn what_a_move_has_left_behind_is_told_and_not_rescued() {
 
 /// The PV was replaced with that of the next epoch, which is also at home.
 #[tokio::test]
-async fn the_twin_of_before_is_not_taken_for_that_of_now() {
+async fn the_twin_of_an_earlier_epoch_is_not_used() {
     let api = FakeApi::start().await;
     world(&api);
     api.change(VOLUME, |volume| {
@@ -186,7 +186,7 @@ async fn a_twin_is_not_made_again_at_home_while_a_remote_cluster_shows_a_later_o
 }
 
 #[tokio::test]
-async fn data_of_an_earlier_epoch_is_not_the_volumes() {
+async fn data_of_an_earlier_epoch_is_not_used() {
     let mut both = Both::bound().await;
     both.round().await.unwrap();
     // It has moved away and back, and its twin was lost; what is left there is of an earlier epoch.

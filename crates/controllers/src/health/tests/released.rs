@@ -17,7 +17,7 @@ fn record(api: &FakeApi) {
 }
 
 #[tokio::test]
-async fn its_twin_is_deleted_on_purpose() {
+async fn the_deleted_twin_of_a_released_volume_is_not_recovered() {
     let api = FakeApi::start().await;
     world(&api);
     mark_twin(&api);
@@ -32,7 +32,7 @@ async fn its_twin_is_deleted_on_purpose() {
 }
 
 #[tokio::test]
-async fn a_twin_that_is_gone_is_not_made_again() {
+async fn a_missing_twin_of_a_released_volume_is_not_recreated() {
     let api = FakeApi::start().await;
     world(&api);
     record(&api);
@@ -50,7 +50,7 @@ async fn a_twin_that_is_gone_is_not_made_again() {
 }
 
 #[tokio::test]
-async fn its_policy_is_not_given_back() {
+async fn the_policy_of_a_released_volume_is_not_restored() {
     for marked in [true, false] {
         let api = FakeApi::start().await;
         world(&api);

@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_nodes_those_are_noted_that_all_volumes_share() {
+    fn the_recorded_nodes_are_those_shared_by_all_volumes() {
         let named = |numbers: std::ops::Range<usize>| -> Vec<String> {
             numbers.map(|number| format!("n{number:02}")).collect()
         };

@@ -27,12 +27,12 @@ fn moved(world: &World) {
 }
 
 #[tokio::test]
-async fn whoever_dies_is_succeeded() {
+async fn a_move_completes_after_a_crash_at_any_write() {
     dies_at(0..MOST_WRITES, |_| {}, moved).await;
 }
 
 #[tokio::test]
-async fn two_controllers_at_once_do_what_one_does() {
+async fn two_concurrent_controllers_do_no_harm() {
     for _ in 0..3 {
         let world = World::evicting().await;
         tokio::join!(world.to_the_end(), world.to_the_end(), world.to_the_end());
@@ -41,7 +41,7 @@ async fn two_controllers_at_once_do_what_one_does() {
 }
 
 #[tokio::test]
-async fn whoever_cancels_gets_his_volume_back_or_it_has_moved() {
+async fn a_cancelled_move_restores_the_volume_or_has_completed() {
     let cancel = |world: &World| {
         world
             .home_api

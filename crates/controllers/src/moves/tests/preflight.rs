@@ -33,7 +33,7 @@ fn says(found: &[String], words: &str) -> bool {
 }
 
 #[tokio::test]
-async fn all_that_speaks_against_a_move_is_said_at_once() {
+async fn all_obstacles_to_a_move_are_reported_at_once() {
     let spec = to_milan(&json!({
         "claims": ["data", "logs"], "target": {"cluster": "milan", "storageClassName": "odd"},
     }));
@@ -57,7 +57,7 @@ async fn all_that_speaks_against_a_move_is_said_at_once() {
 }
 
 #[tokio::test]
-async fn where_a_volume_cannot_go_is_said() {
+async fn unsuitable_targets_are_reported() {
     let elsewhere = |target: Value| to_milan(&json!({"target": target}));
     for (target, words) in [
         (json!({"cluster": "rome"}), "the cluster rome is not known"),
@@ -88,7 +88,7 @@ async fn where_a_volume_cannot_go_is_said() {
 
 /// A user has created it for the same data, and bound another claim to it.
 #[tokio::test]
-async fn a_second_pv_of_the_volume_is_in_the_way() {
+async fn a_second_pv_of_the_volume_blocks_the_move() {
     let found = findings(to_milan(&json!({})), |world| {
         let mut second = world.home_api.object(&volume_path()).unwrap();
         second["metadata"] = json!({});
@@ -101,7 +101,7 @@ async fn a_second_pv_of_the_volume_is_in_the_way() {
 }
 
 #[tokio::test]
-async fn claims_that_cannot_be_moved_are_named() {
+async fn claims_that_cannot_be_moved_are_reported() {
     type Change = fn(&World);
     let table: [(Change, &str); 8] = [
         (
@@ -232,7 +232,7 @@ async fn within_a_remote_cluster_a_volume_moves_to_another_class_only() {
 
 /// The undo needs it.
 #[tokio::test]
-async fn it_is_noted_where_the_volumes_were() {
+async fn the_source_nodes_are_recorded() {
     let noted = async |places: Value| {
         let world = World::new(to_milan(&json!({}))).await;
         let labels =
@@ -268,7 +268,7 @@ async fn it_is_noted_where_the_volumes_were() {
 }
 
 #[tokio::test]
-async fn what_movers_are_refused_is_said_before_anything_is_done() {
+async fn refusals_of_mover_pods_are_reported_before_any_write() {
     let found = findings(to_milan(&json!({})), |world| {
         world.movers.lock().refused = Some("exceeded quota".into());
     })
@@ -277,7 +277,7 @@ async fn what_movers_are_refused_is_said_before_anything_is_done() {
 }
 
 #[tokio::test]
-async fn what_one_pod_mounts_is_moved_together() {
+async fn claims_of_one_pod_are_moved_together() {
     let found = findings(to_milan(&json!({})), |world| {
         let other = "/api/v1/namespaces/shop/persistentvolumeclaims/logs";
         world

@@ -60,7 +60,7 @@ async fn a_claim_that_is_deleted_while_it_is_gated_leaves_both_copies() {
 }
 
 #[tokio::test]
-async fn users_that_do_not_go_in_time_get_their_volume_back() {
+async fn pods_that_do_not_stop_in_time_keep_their_volume() {
     let world = World::evicting().await;
     world.carry(|world| world.stage() == Stage::Gating(GATE)).await;
     // The pod has a node again, and its eviction is refused.
@@ -97,7 +97,7 @@ async fn users_that_do_not_go_in_time_get_their_volume_back() {
 }
 
 #[tokio::test]
-async fn a_pause_counts_while_users_have_their_volumes() {
+async fn a_move_can_be_paused_until_the_gate() {
     let world = World::evicting().await;
     world.carry(|world| world.stage() == Stage::Preparing).await;
     world
@@ -119,7 +119,7 @@ async fn a_pause_counts_while_users_have_their_volumes() {
 }
 
 #[tokio::test]
-async fn what_has_the_name_of_the_new_twin_is_left_alone() {
+async fn an_object_with_the_name_of_the_new_twin_is_not_touched() {
     let world = World::evicting().await;
     world.carry(|world| world.stage() == Stage::Preparing).await;
     world.there.put(

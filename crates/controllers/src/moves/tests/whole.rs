@@ -15,7 +15,7 @@ fn condition(world: &World, wanted: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_volume_in_use_is_moved_and_its_users_sent_away_for_that() {
+async fn a_volume_in_use_is_moved_after_its_pods_are_evicted() {
     let world = World::evicting().await;
     world.to_the_end().await;
     assert_eq!(world.stage(), Stage::Ended(Outcome::Done));
@@ -53,7 +53,7 @@ async fn a_volume_in_use_is_moved_and_its_users_sent_away_for_that() {
 }
 
 #[tokio::test]
-async fn where_the_source_was_read_is_remembered_for_after_the_drain() {
+async fn the_node_of_the_source_mover_is_recorded_for_after_the_drain() {
     let world = World::evicting().await;
     let remembered = |world: &World| world.read().unwrap().status.unwrap().claims[0].mover_node.clone();
     world
@@ -71,7 +71,7 @@ async fn where_the_source_was_read_is_remembered_for_after_the_drain() {
 }
 
 #[tokio::test]
-async fn what_is_done_is_told_on_the_claim_and_on_the_move() {
+async fn steps_are_reported_on_the_claim_and_the_move() {
     let world = World::evicting().await;
     world.to_the_end().await;
     let events = world
@@ -103,7 +103,7 @@ async fn what_is_done_is_told_on_the_claim_and_on_the_move() {
 }
 
 #[tokio::test]
-async fn users_that_are_waited_for_keep_their_volume() {
+async fn without_eviction_pods_keep_their_volume_until_they_stop() {
     let world =
         World::new(json!({"claims": ["data"], "target": {"nodeName": "milan"}, "retainSource": "0s"})).await;
     world
@@ -122,7 +122,7 @@ async fn users_that_are_waited_for_keep_their_volume() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_copied_beside_its_users_is_copied_when_they_have_gone() {
+async fn a_volume_that_cannot_be_copied_in_use_is_copied_after_the_drain() {
     let world = World::evicting().await;
     world.movers.lock().cold = Some(Cold::Block);
     world.to_the_end().await;
@@ -149,7 +149,7 @@ async fn what_cannot_be_copied_beside_its_users_is_copied_when_they_have_gone() 
 }
 
 #[tokio::test]
-async fn nothing_is_cut_over_before_that_is_asked_for() {
+async fn a_manual_cut_over_waits_for_the_request() {
     let spec = json!({
         "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
         "cutover": {"mode": "Manual"}, "retainSource": "0s",
@@ -180,7 +180,7 @@ pub(super) async fn retaining() -> World {
 }
 
 #[tokio::test]
-async fn the_source_is_kept_for_as_long_as_is_asked_for() {
+async fn the_source_is_retained_for_the_requested_time() {
     let world = retaining().await;
     world.waits("the source is not kept").await;
     let source = world.home_api.object(&source_path()).expect("it is gone");
@@ -220,7 +220,7 @@ async fn a_source_whose_cluster_is_not_declared_any_more_is_named() {
 }
 
 #[tokio::test]
-async fn what_differs_goes_back() {
+async fn a_failed_comparison_rolls_back() {
     let world = World::evicting().await;
     world.movers.lock().differs = true;
     world.to_the_end().await;

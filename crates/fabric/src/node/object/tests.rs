@@ -81,7 +81,7 @@ fn machines_have_the_labels_that_kubelets_set() {
 }
 
 #[test]
-fn what_is_not_wanted_any_more_goes_and_what_others_set_stays() {
+fn only_labels_and_taints_of_the_fabric_are_removed() {
     let before = marks(&["region"], &["kosmos.io/node"]);
     let mut node = made(&before, &VirtualNodeStatus::default());
     assert_eq!(before.changes(&node), None);
@@ -98,7 +98,7 @@ fn what_is_not_wanted_any_more_goes_and_what_others_set_stays() {
 }
 
 #[test]
-fn a_node_that_is_made_again_has_what_others_set() {
+fn a_new_node_gets_the_labels_and_taints_of_others() {
     let marks = marks(&["region"], &[]);
     let mut node = made(&marks, &VirtualNodeStatus::default());
     node.labels_mut().insert("team".to_owned(), "a".to_owned());
@@ -121,7 +121,7 @@ fn a_node_that_is_made_again_has_what_others_set() {
 }
 
 #[test]
-fn the_taint_of_virtual_nodes_cannot_be_taken_off() {
+fn the_taint_of_virtual_nodes_cannot_be_removed() {
     let marks = marks(&[], &[]);
     let mut node = made(&marks, &VirtualNodeStatus::default());
     node.spec.as_mut().unwrap().taints = None;
@@ -131,7 +131,7 @@ fn the_taint_of_virtual_nodes_cannot_be_taken_off() {
 }
 
 #[test]
-fn amounts_are_compared_by_value_and_leave_with_their_resource() {
+fn amounts_are_compared_by_value_and_removed_with_their_resource() {
     let health = Health {
         status: "True",
         reason: "RemoteClusterReady",
@@ -165,7 +165,7 @@ fn amounts_are_compared_by_value_and_leave_with_their_resource() {
 }
 
 #[test]
-fn what_an_administrator_set_counts_more_than_what_a_cluster_suggests() {
+fn labels_of_administrators_take_precedence_over_suggested_ones() {
     let suggesting = |value: &str| {
         let counted = Counted {
             suggested: [("region".to_owned(), value.to_owned())].into(),
@@ -190,7 +190,7 @@ fn what_an_administrator_set_counts_more_than_what_a_cluster_suggests() {
 }
 
 #[test]
-fn no_taint_is_there_twice() {
+fn taints_are_unique() {
     let twice = marks(&["region"], &["dedicated", "dedicated"]);
     let theirs = VirtualNodeStatus {
         taints: vec![(&taint("dedicated", "NoSchedule")).into()],
@@ -203,7 +203,7 @@ fn no_taint_is_there_twice() {
 
 proptest! {
     #[test]
-    fn what_was_changed_is_as_it_should_be(
+    fn a_node_has_no_changes_after_the_patch(
         before in prop::collection::btree_set("[a-d]", 0..3), after in prop::collection::btree_set("[a-d]", 0..3),
         others in prop::collection::btree_set("[e-f]", 0..2),
     ) {

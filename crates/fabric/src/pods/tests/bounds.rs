@@ -1,4 +1,4 @@
-//! What a hostile cluster says of a pod, and how fast.
+//! Limits against a hostile remote cluster.
 
 use std::cell::Cell;
 
@@ -10,20 +10,20 @@ fn status_writes(world: &World) -> usize {
 }
 
 #[tokio::test]
-async fn however_often_a_remote_status_changes_it_is_written_once_a_second() {
+async fn a_remote_status_is_copied_at_most_once_a_second() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
-    let (before, began, said) = (status_writes(&world), time::Instant::now(), Cell::new(0));
+    let (before, began, sent) = (status_writes(&world), time::Instant::now(), Cell::new(0));
     world
         .run_until(|world| {
-            let now = said.get() + 1;
+            let now = sent.get() + 1;
             if now <= 200 {
-                said.set(now);
+                sent.set(now);
                 world.there.change(THERE, |pod| {
-                    pod["status"]["message"] = json!(format!("said {now} times"));
+                    pod["status"]["message"] = json!(format!("changed {now} times"));
                 });
             }
-            world.home_pod()["status"]["message"] == "said 200 times"
+            world.home_pod()["status"]["message"] == "changed 200 times"
         })
         .await;
     let (writes, seconds) = (status_writes(&world) - before, began.elapsed().as_secs());
@@ -40,7 +40,7 @@ async fn however_often_a_remote_status_changes_it_is_written_once_a_second() {
 }
 
 #[tokio::test]
-async fn a_pod_as_large_as_an_object_can_be_ends_all_the_same() {
+async fn a_pod_of_maximum_size_can_still_end() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     world.there.remove(THERE);
@@ -54,7 +54,7 @@ async fn a_pod_as_large_as_an_object_can_be_ends_all_the_same() {
 }
 
 #[tokio::test]
-async fn what_is_no_uid_is_written_nowhere() {
+async fn malformed_uids_are_not_written() {
     let long = "u".repeat(1 << 10);
     let world = World::with_pod(true).await;
     world
@@ -74,17 +74,17 @@ async fn what_is_no_uid_is_written_nowhere() {
         .there
         .change(THERE, |it| it["metadata"]["uid"] = json!(long));
     world.delete();
-    let asked = || {
+    let reads = || {
         let read = |request: &&String| **request == format!("GET {THERE}");
         world.there.requests().iter().filter(read).count()
     };
-    let before = asked();
-    world.run_until(|_| asked() > before).await;
+    let before = reads();
+    world.run_until(|_| reads() > before).await;
     assert!(!world.home_pod().to_string().contains(&long));
 }
 
 #[tokio::test]
-async fn addresses_that_change_all_the_time_are_told_once_a_minute() {
+async fn changing_addresses_cause_one_event_a_minute() {
     let world = World::with_pod(true).await;
     world
         .home
@@ -92,12 +92,12 @@ async fn addresses_that_change_all_the_time_are_told_once_a_minute() {
             it["spec"]["fabric"]["network"] = json!({"mode": "Routed", "podCIDRs": ["10.64.0.0/16"]});
         });
     world.run_until(World::is_running).await;
-    let (began, said) = (time::Instant::now(), Cell::new(0));
+    let (began, sent) = (time::Instant::now(), Cell::new(0));
     world
         .run_until(|world| {
-            let now = said.get() + 1;
+            let now = sent.get() + 1;
             if now <= 100 {
-                said.set(now);
+                sent.set(now);
                 world.there.change(THERE, |pod| {
                     pod["status"]["podIP"] = json!(format!("10.0.0.{now}"));
                     pod["status"]["message"] = json!(now.to_string());
@@ -106,18 +106,18 @@ async fn addresses_that_change_all_the_time_are_told_once_a_minute() {
             world.home_pod()["status"]["message"] == "100"
         })
         .await;
-    let told = world
+    let reported = world
         .home
         .store()
         .below("/apis/events.k8s.io/v1/namespaces/shop/events/")
         .len();
     assert!(
-        u64::try_from(told).unwrap() <= 1 + began.elapsed().as_secs() / 60,
-        "told {told} times"
+        u64::try_from(reported).unwrap() <= 1 + began.elapsed().as_secs() / 60,
+        "reported {reported} times"
     );
 }
 
-/// A remote pod that says it runs for this pod, which is not there.
+/// A remote pod whose annotations name a home pod that does not exist.
 fn ghost(world: &World, name: &str, home: &str) -> String {
     let path = format!("/api/v1/namespaces/shop-home/pods/{name}");
     let uid = world.home.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
@@ -136,7 +136,7 @@ fn ghost(world: &World, name: &str, home: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_a_cluster_invents_and_does_not_delete_is_asked_for_ever_more_rarely() {
+async fn remote_pods_without_home_pod_are_deleted_with_back_off() {
     let world = World::new().await;
     let path = ghost(&world, "ghost", "shop/ghost");
     world
@@ -147,7 +147,7 @@ async fn what_a_cluster_invents_and_does_not_delete_is_asked_for_ever_more_rarel
     let began = time::Instant::now();
     world
         .run_until(|world| {
-            // It says something else all the time.
+            // Its status changes all the time.
             world.there.change(&path, |pod| {
                 let now = pod["status"]["message"].as_u64().unwrap_or_default() + 1;
                 pod["status"]["message"] = json!(now);
@@ -160,25 +160,28 @@ async fn what_a_cluster_invents_and_does_not_delete_is_asked_for_ever_more_rarel
 }
 
 #[tokio::test]
-async fn what_is_no_name_is_asked_nowhere() {
+async fn malformed_names_of_home_pods_cause_no_request() {
     let world = World::with_pod(true).await;
     for (at, namespace) in ["a?b", "..", "a%2Fb", "A"].into_iter().enumerate() {
         let name = format!("ghost-{at}");
         ghost(&world, &name, &format!("{namespace}/{name}"));
     }
-    // One that is asked about, as each of them would be.
+    // One with a valid name, which is read.
     ghost(&world, "ghost", "shop/ghost");
     world
         .run_until(|world| {
             World::is_running(world) && world.there.object(&THERE.replace("web", "ghost")).is_none()
         })
         .await;
-    let asked = world.home.requests();
-    assert!(!asked.iter().any(|it| it.contains("/pods/ghost-")), "{asked:?}");
+    let requests = world.home.requests();
+    assert!(
+        !requests.iter().any(|it| it.contains("/pods/ghost-")),
+        "{requests:?}"
+    );
 }
 
 #[tokio::test]
-async fn no_namespace_is_watched_because_a_pod_names_it() {
+async fn namespaces_in_annotations_of_users_are_not_watched() {
     let world = World::with_pod(true).await;
     let elsewhere = json!({
         "fabric.storage.liqo.io/remote-cluster": "milan", "fabric.storage.liqo.io/remote-cluster-uid": "u",
@@ -195,12 +198,12 @@ async fn no_namespace_is_watched_because_a_pod_names_it() {
         );
     }
     world.run_until(World::is_running).await;
-    let asked = world.there.requests();
-    assert!(!asked.iter().any(|it| it.contains("nowhere")), "{asked:?}");
+    let requests = world.there.requests();
+    assert!(!requests.iter().any(|it| it.contains("nowhere")), "{requests:?}");
 }
 
 #[tokio::test]
-async fn one_remote_pod_that_is_too_large_hides_no_other() {
+async fn a_too_large_remote_pod_does_not_affect_others() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     let other = "/api/v1/namespaces/shop/pods/other";
@@ -218,34 +221,34 @@ async fn one_remote_pod_that_is_too_large_hides_no_other() {
             .is_some()
     };
     let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
-    let is_told = |world: &World| {
+    let is_reported = |world: &World| {
         let events = world.home.store().below(events);
         events
             .iter()
             .any(|it| it["reason"] == "RemotePodUnknown" && it["regarding"]["name"] == "web")
     };
-    world.run_until(|world| made(world) && is_told(world)).await;
+    world.run_until(|world| made(world) && is_reported(world)).await;
     assert!(world.home.object(POD).is_some());
 }
 
 #[tokio::test]
-async fn pods_that_are_not_watched_run_and_say_so() {
+async fn pods_beyond_the_watch_limit_run_and_are_reported() {
     let mut world = World::with_pod(true).await;
     world.watched = Some(0);
     world.run_until(World::is_running).await;
     let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
-    let is_told = |world: &World| {
+    let is_reported = |world: &World| {
         let events = world.home.store().below(events);
         events.iter().any(|it| it["reason"] == "RemotePodNotWatched")
     };
-    world.run_until(is_told).await;
+    world.run_until(is_reported).await;
     world.delete();
     world.run_until(World::is_gone).await;
     assert!(world.ran_at_most_once_each());
 }
 
 #[tokio::test]
-async fn a_pod_that_is_too_large_is_refused_and_says_so() {
+async fn a_too_large_pod_is_refused_with_a_reason() {
     let world = World::with_pod(true).await;
     let large = json!([{"name": "LARGE", "value": "x".repeat(300 << 10)}]);
     world
@@ -254,14 +257,17 @@ async fn a_pod_that_is_too_large_is_refused_and_says_so() {
     world
         .run_until(|world| world.home_pod()["status"]["reason"] == "PodNotSupported")
         .await;
-    let said = world.home_pod()["status"]["message"].clone();
-    assert!(said.as_str().unwrap().contains("more than 256 KiB"), "{said}");
+    let message = world.home_pod()["status"]["message"].clone();
+    assert!(
+        message.as_str().unwrap().contains("more than 256 KiB"),
+        "{message}"
+    );
     assert!(world.there.object(THERE).is_none());
     assert!(world.home_pod()["metadata"]["finalizers"].is_null());
 }
 
 #[tokio::test]
-async fn a_node_takes_no_more_pods_than_it_offers() {
+async fn a_node_admits_no_more_pods_than_its_capacity() {
     let world = World::with_pod(true).await;
     world.home.put(
         "/api/v1/nodes/milan",
@@ -289,19 +295,22 @@ async fn a_node_takes_no_more_pods_than_it_offers() {
         .run_until(|world| count(world, &is_claimed) == 2 && count(world, &waits) == 1)
         .await;
     let waiting = names.into_iter().find(|it| waits(&world, it)).unwrap();
-    let said = world.home.object(&path(waiting)).unwrap()["status"]["message"].clone();
+    let message = world.home.object(&path(waiting)).unwrap()["status"]["message"].clone();
     assert!(
-        said.as_str().unwrap().contains("its node has only 0 of 2 left"),
-        "{said}"
+        message
+            .as_str()
+            .unwrap()
+            .contains("its node has only 0 of 2 left"),
+        "{message}"
     );
-    // One of them ends, and there is room.
+    // When one is deleted, another one is admitted.
     let other = names.into_iter().find(|it| is_claimed(&world, it)).unwrap();
     world.home.remove(&path(other));
     world.run_until(|world| is_claimed(world, waiting)).await;
 }
 
 #[tokio::test]
-async fn what_changes_on_one_pod_costs_that_pod() {
+async fn a_change_of_one_pod_reconciles_only_that_pod() {
     let world = World::new().await;
     let path = |at: usize| format!("/api/v1/namespaces/shop/pods/ended-{at}");
     let pods = 200;
@@ -316,7 +325,7 @@ async fn what_changes_on_one_pod_costs_that_pod() {
         world.home.requests().iter().filter(|it| **it == read).count()
     };
     let metrics = LoopMetrics::default();
-    let looked = world.with_pods(async |node| {
+    let reconciled = world.with_pods(async |node| {
         let change = async {
             while (0..pods).any(|at| reads(at) == 0) {
                 time::sleep(Duration::from_millis(10)).await;
@@ -331,11 +340,11 @@ async fn what_changes_on_one_pod_costs_that_pod() {
             node.home.objects_given() - before
         };
         tokio::select! {
-            () = node.look_after(&metrics) => unreachable!("it runs for ever"),
-            given = change => assert!(given < 10, "{given} pods were looked at"),
+            () = node.reconcile_pods(&metrics) => unreachable!("it runs for ever"),
+            given = change => assert!(given < 10, "{given} pods were read"),
         }
     });
-    time::timeout(Duration::from_secs(40), looked).await.unwrap();
+    time::timeout(Duration::from_secs(40), reconciled).await.unwrap();
     let read: usize = (0..pods).map(reads).sum();
     assert_eq!(read, pods + 1, "what is as it should be is read once");
 }

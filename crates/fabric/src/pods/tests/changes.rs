@@ -25,7 +25,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn what_changes_here_changes_there() {
+async fn changes_of_the_home_pod_are_copied_to_the_remote_pod() {
     let world = World::with_running().await;
     let uid = world.there()["metadata"]["uid"].clone();
     world.home.change(POD, |pod| {
@@ -49,8 +49,8 @@ async fn what_changes_here_changes_there() {
         .await;
     for part in ["resize", "ephemeralcontainers"] {
         let patch = format!("PATCH {THERE}/{part}");
-        let asked = world.there.requests();
-        assert_eq!(asked.iter().filter(|it| **it == patch).count(), 1, "{part}");
+        let requests = world.there.requests();
+        assert_eq!(requests.iter().filter(|it| **it == patch).count(), 1, "{part}");
     }
     world.there.change(THERE, |pod| {
         pod["status"]["ephemeralContainerStatuses"] = json!([{"name": "debug", "state": {"running": {}}}]);
@@ -63,7 +63,7 @@ async fn what_changes_here_changes_there() {
 }
 
 #[tokio::test]
-async fn what_is_refused_there_is_said_here_and_holds_nothing_up() {
+async fn a_refused_change_is_reported_and_delays_no_other() {
     let world = World::with_running().await;
     let why = "exceeded quota: no more than 1 cpu";
     world
@@ -103,7 +103,7 @@ async fn what_is_refused_there_is_said_here_and_holds_nothing_up() {
 }
 
 #[tokio::test]
-async fn who_insists_there_is_not_fought_with() {
+async fn changes_by_others_are_not_reverted_at_once() {
     let world = World::with_running().await;
     world
         .home

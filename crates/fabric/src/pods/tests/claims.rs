@@ -1,4 +1,4 @@
-//! Pods whose claims, Secrets or protection are not there as they are here.
+//! Pods whose claims, Secrets or security fields are missing in the remote cluster.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn waits(world: &World, reason: &str, words: &str) -> bool {
     status["reason"] == reason && status["message"].as_str().unwrap_or_default().contains(words)
 }
 
-/// A volume that was made for the claim `prime`, whose twin is `prime` there, is bound to `data`.
+/// Binds a volume that was created for the claim `prime`, with the twin `prime`, to the claim `data`.
 fn rebind(world: &World, bound_to: &str) {
     let volume = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
     world.home.change(POD, |pod| pod["spec"]["volumes"] = volume);
@@ -94,7 +94,7 @@ async fn a_volume_that_names_another_claim_and_a_twin_of_another_volume_are_not_
 }
 
 #[tokio::test]
-async fn a_pod_does_not_start_without_what_protects_it() {
+async fn a_pod_does_not_start_without_its_security_fields() {
     let world = World::with_pod(true).await;
     world
         .home
@@ -127,9 +127,9 @@ async fn made_without_protection(of: &World) -> Value {
     made
 }
 
-/// The answer got lost: the next try finds the pod in the place of the one that it would make.
+/// The answer was lost: the next attempt finds the name taken by the pod.
 #[tokio::test]
-async fn a_pod_that_is_found_without_its_protection_is_made_again() {
+async fn an_existing_remote_pod_without_security_fields_is_replaced() {
     let world = World::with_pod(true).await;
     let made = made_without_protection(&world).await;
     let before = made["metadata"]["uid"].clone();
@@ -143,9 +143,9 @@ async fn a_pod_that_is_found_without_its_protection_is_made_again() {
     assert_ne!(now["metadata"]["uid"], before);
 }
 
-/// One that was made by a process that ended before it read what became of it.
+/// The process that created it ended before it read the answer.
 #[tokio::test]
-async fn a_pod_that_was_made_without_its_protection_is_made_again() {
+async fn a_remote_pod_of_an_earlier_process_without_security_fields_is_replaced() {
     let world = World::with_pod(true).await;
     let made = made_without_protection(&world).await;
     let before = made["metadata"]["uid"].clone();
@@ -166,7 +166,7 @@ async fn a_pod_that_was_made_without_its_protection_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_credential_of_home_and_a_driver_that_is_not_there_are_named() {
+async fn token_secrets_and_missing_csi_drivers_are_reported() {
     let world = World::with_pod(true).await;
     let volume = json!([{"name": "t", "secret": {"secretName": "token"}}]);
     world.home.change(POD, |pod| pod["spec"]["volumes"] = volume);

@@ -5,7 +5,7 @@ use super::*;
 const SETTINGS: &str = "/api/v1/namespaces/shop/configmaps/settings";
 const COPY: &str = "/api/v1/namespaces/shop-home/configmaps/settings";
 
-/// In which the pod takes a variable of a `ConfigMap`, if there is one, and objects are copied.
+/// With a pod that has an optional variable of a `ConfigMap`, and with copies.
 async fn with_settings() -> World {
     let mut world = World::with_pod(true).await;
     world.is_copied = true;
@@ -30,7 +30,7 @@ async fn with_settings() -> World {
     world
 }
 
-fn asked(world: &World, request: &str) -> bool {
+fn was_requested(world: &World, request: &str) -> bool {
     world.there.requests().iter().any(|it| it == request)
 }
 
@@ -38,13 +38,13 @@ const MAKE: &str = "POST /api/v1/namespaces/shop-home/pods";
 const COPIES: &str = "POST /api/v1/namespaces/shop-home/configmaps";
 
 #[tokio::test]
-async fn a_pod_starts_with_the_configuration_that_there_was_when_it_was_created() {
+async fn a_remote_pod_is_created_after_the_copies_it_needs() {
     let world = with_settings().await;
     let busy = || Fault::new("POST", "/shop-home/configmaps", Act::Refuse(503));
     world.there.fault(busy());
     let is_claimed = |world: &World| !world.home_pod()["metadata"]["finalizers"].is_null();
     world
-        .run_until(|world| is_claimed(world) && asked(world, COPIES))
+        .run_until(|world| is_claimed(world) && was_requested(world, COPIES))
         .await;
     world.there.heal();
     world.run_until(World::is_running).await;
@@ -56,7 +56,7 @@ async fn a_pod_starts_with_the_configuration_that_there_was_when_it_was_created(
 }
 
 #[tokio::test]
-async fn what_is_never_copied_is_not_waited_for() {
+async fn objects_that_cannot_be_copied_are_not_waited_for() {
     let world = with_settings().await;
     // A quota there.
     let full = Fault::new(

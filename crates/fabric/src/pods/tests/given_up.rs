@@ -1,4 +1,4 @@
-//! Pods that no node there takes, or that their cluster refuses.
+//! Pods that no remote node accepts, or that their cluster refuses.
 
 use super::*;
 
@@ -9,7 +9,7 @@ const CLUSTER: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
 const EVENTS: &str = "/api/v1/namespaces/shop-home/events";
 
 impl World {
-    /// In which the nodes of the other cluster take no pod, and pods are given up.
+    /// With remote nodes that accept no pod, and a short `giveUpAfter`.
     async fn full() -> Self {
         let world = Self::with_pod(true).await;
         world.is_full.store(true, Ordering::Relaxed);
@@ -44,8 +44,8 @@ impl World {
     }
 
     fn times(&self, method: &str, path: &str) -> usize {
-        let asked = format!("{method} {path}");
-        self.there.requests().iter().filter(|it| **it == asked).count()
+        let request = format!("{method} {path}");
+        self.there.requests().iter().filter(|it| **it == request).count()
     }
 
     /// Lets the fabric read the circumstances of the pod twice: then it has acted upon the first reading.
@@ -78,12 +78,15 @@ async fn a_pod_that_no_node_takes_is_given_up_and_never_ran() {
         .home
         .store()
         .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
-    let told: Vec<&str> = events
+    let reported: Vec<&str> = events
         .iter()
         .filter(|it| it["reason"] == "RemotePodGivenUp")
         .filter_map(|it| it["note"].as_str())
         .collect();
-    assert!(told.len() == 1 && told[0].ends_with(WHY_FULL), "{told:?}");
+    assert!(
+        reported.len() == 1 && reported[0].ends_with(WHY_FULL),
+        "{reported:?}"
+    );
     let requests = world.there.requests();
     let mut afterwards = requests.iter().skip_while(|it| !it.starts_with("DELETE"));
     assert!(
@@ -93,7 +96,7 @@ async fn a_pod_that_no_node_takes_is_given_up_and_never_ran() {
 }
 
 #[tokio::test]
-async fn a_pod_that_its_cluster_refuses_goes_back() {
+async fn a_refused_pod_is_given_up() {
     let world = World::full().await;
     let why = "exceeded quota: pods, requested: pods=1, used: pods=10, limited: pods=10";
     world
@@ -125,6 +128,42 @@ async fn a_pod_that_its_cluster_refuses_goes_back() {
 }
 
 #[tokio::test]
+async fn a_pod_that_its_cluster_has_no_place_for_goes_back() {
+    for reason in ["OffloadingBackOff", "OutOfCapacity", "RemoteNameTaken"] {
+        let mut world = World::full().await;
+        match reason {
+            "OffloadingBackOff" => {
+                world.is_unmapped = true;
+                world.home.change(OFFLOADING, |it| {
+                    it["status"]["remoteNamespacesConditions"]["milan"][0]["reason"] =
+                        json!("CreationLoopBackOff");
+                });
+            }
+            "OutOfCapacity" => {
+                let offers = json!({"status": {"allocatable": {"pods": "0"}}});
+                world.home.put("/api/v1/nodes/milan", offers);
+            }
+            _ => world.there.put(THERE, json!({"spec": {}})),
+        }
+        let has_waited = AtomicBool::new(false);
+        world
+            .run_until(|world| {
+                let pod = world.home.object(POD).unwrap_or_default();
+                has_waited.fetch_or(pod["status"]["reason"] == reason, Ordering::Relaxed);
+                pod.is_null()
+            })
+            .await;
+        assert!(has_waited.into_inner(), "{reason}");
+        assert_eq!(
+            (world.avoided().len(), world.given_up.total("milan")),
+            (1, 1),
+            "{reason}"
+        );
+        assert!(world.ran.lock().unwrap().is_empty(), "it never started");
+    }
+}
+
+#[tokio::test]
 async fn a_pod_that_gets_a_node_just_before_it_is_given_up_stays() {
     let world = World::full().await;
     world.there.before("DELETE", THERE, |store| {
@@ -140,10 +179,10 @@ async fn a_pod_that_gets_a_node_just_before_it_is_given_up_stays() {
 }
 
 #[tokio::test]
-async fn a_controller_loses_one_pod_in_a_minute_whatever_restarts() {
+async fn one_pod_of_a_controller_is_given_up_a_minute() {
     let world = World::full().await;
     world.run_until(World::is_gone).await;
-    // The next one is there again, for another process.
+    // The next pod, with another process.
     world.make(true);
     world.schedule(POD);
     world.run_until(World::is_unplaced).await;
@@ -227,7 +266,7 @@ async fn a_pod_for_which_a_node_is_added_stays() {
     world.give_up_after("1s");
     world.run_until_twice_read().await;
     assert!(world.there.object(THERE).is_some() && world.avoided().is_empty());
-    // The autoscaler has said so long ago.
+    // The event of the autoscaler is old.
     world.there.change(&scales_up, |it| {
         it["lastTimestamp"] = json!("2026-01-01T00:00:00Z");
         it["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
@@ -247,25 +286,25 @@ async fn without_the_policy_or_with_an_older_definition_pods_stay() {
     world
         .home
         .fault(Fault::new("PATCH", &status, Act::Drop("/status/avoidedClusters")));
-    let told = |world: &World| {
+    let reported = |world: &World| {
         let events = world
             .home
             .store()
             .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
         events.iter().any(|it| it["reason"] == "DefinitionOutdated")
     };
-    world.run_until(told).await;
+    world.run_until(reported).await;
     assert!(world.there.object(THERE).is_some());
     assert_eq!(world.times("DELETE", THERE), 0);
 }
 
 #[tokio::test]
-async fn wherever_it_dies_a_pod_that_is_given_up_never_runs() {
+async fn a_given_up_pod_never_runs_despite_a_crash_at_any_write() {
     let mut has_ended = false;
     // Before that it does not matter whether a node there takes it.
     for writes in 4..MOST_WRITES + 3 {
         let world = World::full().await;
-        let died = world.die_after(writes, World::is_gone).await;
+        let died = world.crash_after(writes, World::is_gone).await;
         // A minute has passed since.
         if !world.avoided().is_empty() {
             world.home.change(OFFLOADING, |it| {

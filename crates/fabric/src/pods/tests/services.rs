@@ -1,4 +1,4 @@
-//! Services whose pods run where no route leads.
+//! Services whose pods run in a cluster without routes.
 
 use std::cell::Cell;
 
@@ -14,8 +14,8 @@ fn service(world: &World, name: &str, selector: &Value) {
     );
 }
 
-/// The Services that were told, and how often.
-fn told(world: &World) -> Vec<(String, u64)> {
+/// The Services with an event, and its count.
+fn reported(world: &World) -> Vec<(String, u64)> {
     let events = world.home.store().below(EVENTS);
     let about = events.iter().filter(|it| it["reason"] == "PodsNotReachable");
     let name = |it: &Value| it["regarding"]["name"].as_str().unwrap_or_default().to_owned();
@@ -30,7 +30,7 @@ fn runs(world: &World) -> bool {
 }
 
 #[tokio::test]
-async fn a_service_is_told_once_that_it_does_not_lead_to_pods_there() {
+async fn a_service_with_unreachable_pods_gets_one_event() {
     let world = World::with_pod(true).await;
     service(&world, "web", &json!({"app": "web"}));
     service(&world, "db", &json!({"app": "db"}));
@@ -38,10 +38,10 @@ async fn a_service_is_told_once_that_it_does_not_lead_to_pods_there() {
     let (changed, added) = (Cell::new(false), Cell::new(false));
     world
         .run_until(|world| {
-            if told(world).is_empty() {
+            if reported(world).is_empty() {
                 return false;
             }
-            // What comes later is no news: another status of the pod, and another port.
+            // Later changes emit no event: another status of the pod, and another port.
             if !changed.replace(true) {
                 world
                     .there
@@ -50,23 +50,23 @@ async fn a_service_is_told_once_that_it_does_not_lead_to_pods_there() {
                     it["spec"]["ports"][0]["port"] = json!(81);
                 });
             }
-            // When this one is told, those changes have been seen.
+            // When this one has an event, those changes were processed.
             let is_seen = world.home.object(POD).unwrap()["status"]["message"] == "busy";
             if is_seen && !added.replace(true) {
                 service(world, "web-later", &json!({"app": "web"}));
             }
-            told(world).len() > 1
+            reported(world).len() > 1
         })
         .await;
     assert!(runs(&world));
-    let mut told = told(&world);
-    told.sort();
+    let mut reported = reported(&world);
+    reported.sort();
     let once = ["web", "web-later"].map(|name| (name.to_owned(), 1));
-    assert_eq!(told, once);
+    assert_eq!(reported, once);
 }
 
 #[tokio::test]
-async fn a_service_whose_pods_are_reached_is_told_nothing() {
+async fn a_service_with_reachable_pods_gets_no_event() {
     let world = World::with_pod(true).await;
     world
         .home
@@ -75,25 +75,25 @@ async fn a_service_whose_pods_are_reached_is_told_nothing() {
         });
     service(&world, "web", &json!({"app": "web"}));
     world.run_until(runs).await;
-    // In the time in which two are told, one after the other, whose pods are not reached.
+    // While two Services with unreachable pods get events, one after the other.
     let unreached = World::with_pod(true).await;
     service(&unreached, "web", &json!({"app": "web"}));
     let later = Cell::new(false);
-    let both_told = |unreached: &World| {
-        if !told(unreached).is_empty() && !later.replace(true) {
+    let both_reported = |unreached: &World| {
+        if !reported(unreached).is_empty() && !later.replace(true) {
             service(unreached, "web-later", &json!({"app": "web"}));
         }
-        told(unreached).len() > 1
+        reported(unreached).len() > 1
     };
     tokio::join!(
-        world.run_until(|_| told(&unreached).len() > 1),
-        unreached.run_until(both_told)
+        world.run_until(|_| reported(&unreached).len() > 1),
+        unreached.run_until(both_reported)
     );
-    assert_eq!(told(&world), []);
+    assert_eq!(reported(&world), []);
 }
 
 #[tokio::test]
-async fn a_service_costs_no_more_than_the_pods_of_its_namespace() {
+async fn checking_a_service_reads_only_the_pods_of_its_namespace() {
     let world = World::new().await;
     for (namespace, count) in [("shop", 2), ("other", 50)] {
         for at in 0..count {

@@ -1,17 +1,17 @@
-//! What pods use is asked of their cluster.
+//! The usage of pods is read from their cluster.
 
 use super::*;
 
 const METRICS: &str = "/apis/metrics.k8s.io/v1beta1/namespaces/shop-home/pods";
 
 impl World {
-    /// What the node answers, while it is looked after.
+    /// The usage of the node, read while its controller runs.
     async fn usage(&self) -> Result<String, String> {
         let read = async {
             loop {
                 match self.meters.read("milan").await {
                     // Not yet.
-                    Err(why) if why.contains("does not look after") => {
+                    Err(why) if why.contains("does not run") => {
                         time::sleep(Duration::from_millis(10)).await;
                     }
                     usage => break usage.map(|it| it.text()),
@@ -39,7 +39,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn containers_of_ours_are_told_of_and_no_others() {
+async fn usage_is_served_of_containers_of_home_pods_only() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     world.there.change(THERE, |pod| {
@@ -49,7 +49,7 @@ async fn containers_of_ours_are_told_of_and_no_others() {
     let ours = json!({"fabric.storage.liqo.io/home": "home"});
     world.measured("web", &ours);
     world.measured("other", &ours);
-    // What was seen of the pods may be a moment old.
+    // The view of pods may be behind.
     let mut text = String::new();
     while !text.contains("web") {
         text = world.usage().await.unwrap();
@@ -75,7 +75,7 @@ async fn containers_of_ours_are_told_of_and_no_others() {
 }
 
 #[tokio::test]
-async fn a_cluster_without_metrics_is_named() {
+async fn missing_metrics_are_explained() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     for (refusal, words) in [

@@ -1,4 +1,4 @@
-//! Pods wait.
+//! Pods that wait.
 
 use super::*;
 
@@ -10,7 +10,7 @@ impl World {
             .count()
     }
 
-    fn told(&self, reason: &str) -> usize {
+    fn reported(&self, reason: &str) -> usize {
         let all = self
             .home
             .store()
@@ -20,14 +20,14 @@ impl World {
 }
 
 #[tokio::test]
-async fn what_a_pod_waits_for_is_told_once_and_tried_again() {
+async fn a_refused_pod_gets_one_event_and_is_retried() {
     let world = World::with_pod(true).await;
     let pods = "/api/v1/namespaces/shop-home/pods";
     world
         .there
         .fault(Fault::new("POST", pods, Act::Forbid("exceeded quota")));
     world
-        .run_until(|world| world.posts() > 1 && world.told("RemoteRefused") == 1)
+        .run_until(|world| world.posts() > 1 && world.reported("RemoteRefused") == 1)
         .await;
     let status = world.home_pod()["status"].clone();
     assert!(
@@ -36,11 +36,11 @@ async fn what_a_pod_waits_for_is_told_once_and_tried_again() {
     );
     world.there.heal();
     world.run_until(World::is_running).await;
-    assert_eq!(world.told("RemoteRefused"), 1);
+    assert_eq!(world.reported("RemoteRefused"), 1);
 }
 
 #[tokio::test]
-async fn a_change_of_its_own_status_does_not_make_a_pod_ask_again() {
+async fn a_status_change_at_home_does_not_end_the_back_off() {
     let world = World::with_pod(true).await;
     let pods = "/api/v1/namespaces/shop-home/pods";
     world
@@ -63,7 +63,7 @@ async fn a_change_of_its_own_status_does_not_make_a_pod_ask_again() {
 }
 
 #[tokio::test]
-async fn a_pod_that_no_node_takes_there_is_told_once_what_the_scheduler_says() {
+async fn an_unschedulable_remote_pod_is_reported_once() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     let refuse = |why: &str| {
@@ -76,7 +76,7 @@ async fn a_pod_that_no_node_takes_there_is_told_once_what_the_scheduler_says() {
     let says = |world: &World, why: &str| world.home_pod()["status"]["message"] == why;
     refuse("0/3 nodes are available");
     world
-        .run_until(|world| world.told("RemoteUnschedulable") == 1)
+        .run_until(|world| world.reported("RemoteUnschedulable") == 1)
         .await;
     assert!(says(&world, "0/3 nodes are available"));
     refuse("0/4 nodes are available");
@@ -87,29 +87,29 @@ async fn a_pod_that_no_node_takes_there_is_told_once_what_the_scheduler_says() {
         .home
         .store()
         .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
-    let told: Vec<_> = events
+    let reported: Vec<_> = events
         .iter()
         .filter(|it| it["reason"] == "RemoteUnschedulable")
         .map(|it| it["note"].as_str().unwrap_or_default())
         .collect();
     assert_eq!(
-        told,
+        reported,
         ["no node of the cluster milan takes it: 0/3 nodes are available"]
     );
 }
 
 #[tokio::test]
-async fn who_comes_just_after_the_namespace_was_offloaded_is_not_warned() {
+async fn a_pod_created_right_after_offloading_gets_no_warning() {
     let mut world = World::with_pod(true).await;
     world.is_unmapped = true;
-    let asked = |world: &World| {
-        let asked = world.home.requests();
-        let live = asked
+    let has_read_live = |world: &World| {
+        let requests = world.home.requests();
+        let live = requests
             .iter()
             .filter(|it| it.ends_with("/namespaceoffloadings/offloading"));
         live.count() > 2
     };
-    world.run_until(asked).await;
+    world.run_until(has_read_live).await;
     assert_eq!(world.home_pod()["status"]["reason"], Value::Null);
     world.home.change(POD, |pod| {
         pod["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");

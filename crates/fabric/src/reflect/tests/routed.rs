@@ -19,7 +19,7 @@ fn endpoint(address: &str, hostname: &str, node: &str, ready: bool) -> Value {
 }
 
 impl World {
-    /// In which the headless Service `db` has two pods here, one in milan and one in turin.
+    /// With a headless Service `db` that has two pods at home, one in milan and one in turin.
     async fn routed() -> Self {
         let world = Self::new().await;
         world
@@ -71,7 +71,7 @@ impl World {
     }
 
     /// The host names of a copy.
-    fn told_of(&self, name: &str) -> Vec<String> {
+    fn copied_endpoints(&self, name: &str) -> Vec<String> {
         let endpoints = self.copy(name)["endpoints"].clone();
         let endpoints = endpoints.as_array().cloned().unwrap_or_default();
         let text = |it: &Value| it["hostname"].as_str().unwrap_or_default().to_owned();
@@ -89,11 +89,13 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_cluster_is_told_of_the_pods_that_it_does_not_run() {
+async fn endpoints_of_pods_elsewhere_are_copied() {
     let world = World::routed().await;
     world.slice("db-v6", "IPv6", &[endpoint("fd00::1", "db-0", "worker", true)]);
     world
-        .run_until(|world| !world.told_of("db-v4").is_empty() && !world.told_of("db-v6").is_empty())
+        .run_until(|world| {
+            !world.copied_endpoints("db-v4").is_empty() && !world.copied_endpoints("db-v6").is_empty()
+        })
         .await;
     let copy = world.copy("db-v4");
     assert_eq!(
@@ -119,19 +121,19 @@ async fn a_cluster_is_told_of_the_pods_that_it_does_not_run() {
 }
 
 #[tokio::test]
-async fn endpoints_follow_and_cost_no_list() {
+async fn endpoint_changes_are_copied_without_a_list() {
     let world = World::routed().await;
     let (idle, uid) = (watch::Sender::new(None), std::cell::OnceCell::new());
     let step = std::cell::Cell::new(0);
     // One run, in which each change is seen to.
     world
         .run_idle_until(&idle, |world| {
-            let (told, is_drifted) = (
-                world.told_of("db-v4"),
+            let (reported, is_drifted) = (
+                world.copied_endpoints("db-v4"),
                 world.copy("db-v4")["endpoints"][0]["nodeName"] == "theirs",
             );
             match step.get() {
-                0 if told == ["db-0", "db-3"] => {
+                0 if reported == ["db-0", "db-3"] => {
                     uid.set(world.copy("db-v4")["metadata"]["uid"].clone()).unwrap();
                     world.home.change(&format!("{HERE}/db-v4"), |it| {
                         it["endpoints"].as_array_mut().unwrap().remove(0);
@@ -139,7 +141,7 @@ async fn endpoints_follow_and_cost_no_list() {
                     });
                     step.set(1);
                 }
-                1 if told == ["db-3"]
+                1 if reported == ["db-3"]
                     && world.copy("db-v4")["endpoints"][0]["conditions"]["ready"] == true =>
                 {
                     world.there.change(&format!("{COPIES}/db-v4"), |it| {
@@ -161,7 +163,7 @@ async fn endpoints_follow_and_cost_no_list() {
 }
 
 #[tokio::test]
-async fn what_was_told_is_taken_back_where_the_routes_go() {
+async fn copied_endpoints_are_deleted_when_routes_are_removed() {
     let world = World::routed().await;
     world.run_until(|world| !world.copy("db-v4").is_null()).await;
     // That of the cluster's own controller, and of another home.
@@ -187,7 +189,7 @@ async fn what_was_told_is_taken_back_where_the_routes_go() {
 }
 
 #[tokio::test]
-async fn without_routes_nothing_is_told_and_nothing_watched() {
+async fn without_routes_no_endpoints_are_copied_or_watched() {
     let world = World::routed().await;
     world.home.change(CLUSTER, |it| it["spec"]["fabric"] = json!({}));
     world
@@ -195,36 +197,39 @@ async fn without_routes_nothing_is_told_and_nothing_watched() {
         .await;
     world.settle("last").await;
     assert!(world.copy("db-v4").is_null());
-    let asked = world.home.requests();
-    assert!(!asked.iter().any(|it| it.contains("endpointslices")), "{asked:?}");
+    let requests = world.home.requests();
+    assert!(
+        !requests.iter().any(|it| it.contains("endpointslices")),
+        "{requests:?}"
+    );
     let watched = world.there.requests();
     let watched = watched.iter().filter(|it| it.contains("endpointslices"));
     assert!(watched.count() <= 2, "a list for each start");
 }
 
 #[tokio::test]
-async fn a_cluster_without_that_right_is_not_asked_again() {
+async fn without_the_right_to_list_slices_nothing_is_retried() {
     let world = World::new().await;
     world
         .there
         .fault(Fault::new("GET", "/endpointslices", Act::Forbid("no such right")));
     world.settle("one").await;
-    let asked = || {
+    let reads = || {
         let all = world.there.requests();
         all.iter().filter(|it| it.contains("endpointslices")).count()
     };
-    world.run_until(|_| asked() >= 1).await;
-    let before = asked();
+    world.run_until(|_| reads() >= 1).await;
+    let before = reads();
     let idle = watch::Sender::new(None);
     world
         .home
         .put(&here("configmaps", "two"), json!({"data": {"a": "b"}}));
     world
         .run_idle_until(&idle, |world| {
-            world.there.object(&there("configmaps", "two")).is_some() && asked() > before
+            world.there.object(&there("configmaps", "two")).is_some() && reads() > before
         })
         .await;
-    assert_eq!(asked(), before + 1, "once for a start");
+    assert_eq!(reads(), before + 1, "once for a start");
 }
 
 #[tokio::test]
@@ -252,7 +257,7 @@ async fn a_service_of_others_gets_no_endpoints() {
         json!({"spec": {"selector": {"app": "theirs"}}}),
     );
     world
-        .run_until(|world| world.told().contains(&"RemoteNameTaken".to_owned()))
+        .run_until(|world| world.reported().contains(&"RemoteNameTaken".to_owned()))
         .await;
     world.settle("last").await;
     assert!(world.copy("db-v4").is_null());
@@ -261,10 +266,10 @@ async fn a_service_of_others_gets_no_endpoints() {
 }
 
 #[tokio::test]
-async fn pods_of_another_cluster_are_told_of_when_there_are_routes_to_it() {
+async fn endpoints_in_a_third_cluster_are_copied_when_it_gets_routes() {
     let world = World::routed().await;
     world
-        .run_until(|world| world.told_of("db-v4") == ["db-0", "db-3"])
+        .run_until(|world| world.copied_endpoints("db-v4") == ["db-0", "db-3"])
         .await;
     let idle = watch::Sender::new(None);
     let is_routed =
@@ -277,13 +282,13 @@ async fn pods_of_another_cluster_are_told_of_when_there_are_routes_to_it() {
                     .home
                     .change(TURIN, |it| it["spec"]["fabric"]["network"] = network("Routed"));
             }
-            if world.told_of("db-v4") == ["db-0", "db-2", "db-3"] {
+            if world.copied_endpoints("db-v4") == ["db-0", "db-2", "db-3"] {
                 came.set(true);
                 world
                     .home
                     .change(TURIN, |it| it["spec"]["fabric"]["network"] = network("Isolated"));
             }
-            came.get() && world.told_of("db-v4") == ["db-0", "db-3"]
+            came.get() && world.copied_endpoints("db-v4") == ["db-0", "db-3"]
         })
         .await;
 }

@@ -1,4 +1,4 @@
-//! What callers are shown.
+//! The serving certificate.
 
 use k8s_openapi::ByteString;
 use rcgen::CertificateSigningRequestParams;
@@ -7,7 +7,7 @@ use super::*;
 
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests/";
 
-/// The request that is made, once it is.
+/// Waits for the request and returns its path.
 async fn request(home: &FakeApi) -> (String, Value) {
     home.until(|store| !store.below(REQUESTS).is_empty()).await;
     let request = home.store().below(REQUESTS).pop().unwrap();
@@ -20,7 +20,7 @@ fn text(request: &Value) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// As the signer of Kubernetes does once it is approved.
+/// Signs an approved request as Kubernetes does.
 fn sign(home: &FakeApi, path: &str, request: &Value, ca: &Ca) -> CertificateDer<'static> {
     let asked = CertificateSigningRequestParams::from_pem(&text(request)).unwrap();
     let signed = asked.signed_by(&ca.0).unwrap();
@@ -33,8 +33,8 @@ fn publish(home: &FakeApi, path: &str, certificate: String) {
     assert!(home.change(path, |it| it["status"]["certificate"] = signed));
 }
 
-fn wanted() -> Wanted {
-    Wanted {
+fn spec() -> CertificateSpec {
+    CertificateSpec {
         node: "liqo-csi-fabric-0".into(),
         address: Some([10, 0, 0, 7].into()),
     }
@@ -42,17 +42,17 @@ fn wanted() -> Wanted {
 
 async fn obtained(
     home: &FakeApi,
-    wanted: Wanted,
+    spec: CertificateSpec,
 ) -> Result<(CertifiedKey, Duration), certificate::CertificateError> {
     let provider = rustls::crypto::ring::default_provider();
-    certificate::obtain(&home.cluster_unwatched().await, &wanted, &provider).await
+    certificate::obtain(&home.cluster_unwatched().await, &spec, &provider).await
 }
 
 #[tokio::test]
-async fn callers_are_shown_what_the_cluster_has_signed() {
+async fn the_signed_certificate_is_served() {
     let world = World::new(Act::Echo).await;
     let shown = async || {
-        let call = world.call_as_master().await;
+        let call = world.call_as_api_server().await;
         call.0.get_ref().1.peer_certificates().unwrap()[0]
             .clone()
             .into_owned()
@@ -64,19 +64,19 @@ async fn callers_are_shown_what_the_cluster_has_signed() {
     while shown().await != signed {
         tokio::task::yield_now().await;
     }
-    // And it is what the caller's connection is secured by.
-    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::SWITCHING_PROTOCOLS);
+    // The certificate works for requests.
+    assert_eq!(world.request(EXEC, SPDY).await.0, StatusCode::SWITCHING_PROTOCOLS);
 }
 
 #[tokio::test]
-async fn the_request_is_one_that_the_signer_of_kubelets_takes() {
+async fn the_request_meets_the_rules_of_the_kubelet_serving_signer() {
     let home = FakeApi::start().await;
     let signing = async {
         let (path, made) = request(&home).await;
         sign(&home, &path, &made, &Ca::new());
         made
     };
-    let (outcome, made) = tokio::join!(obtained(&home, wanted()), signing);
+    let (outcome, made) = tokio::join!(obtained(&home, spec()), signing);
     assert!(outcome.unwrap().1 > Duration::from_mins(1));
     // It has no right to approve.
     assert!(!home.requests().iter().any(|it| it.starts_with("PATCH")));
@@ -103,8 +103,8 @@ async fn the_request_is_one_that_the_signer_of_kubelets_takes() {
 }
 
 #[tokio::test]
-async fn what_comes_of_a_request_may_be_nothing() {
-    for (told, deed) in [
+async fn failed_certificate_requests_are_reported() {
+    for (expected, deed) in [
         ("was denied: who is that?", 0),
         ("is gone", 1),
         ("cannot be used", 2),
@@ -124,8 +124,8 @@ async fn what_comes_of_a_request_may_be_nothing() {
                 _ => publish(&home, &path, "no certificate".to_owned()),
             }
         };
-        let (outcome, ()) = tokio::join!(obtained(&home, wanted()), deciding);
-        let told_is = outcome.err().unwrap().to_string();
-        assert!(told_is.contains(told), "{told_is}");
+        let (outcome, ()) = tokio::join!(obtained(&home, spec()), deciding);
+        let error = outcome.err().unwrap().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }

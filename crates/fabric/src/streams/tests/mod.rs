@@ -1,5 +1,4 @@
-//! The kubelet's API as an API server calls it, over TLS and with bytes on the wire, in front of
-//! two fake API servers and the end of a stream that does what a test wants.
+//! The kubelet's API, called over TLS as by an API server, with two fake API servers and a fake remote end of streams.
 
 mod callers;
 mod certificates;
@@ -64,8 +63,8 @@ impl Ca {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// A certificate for somebody of this group.
-    fn issue(&self, group: &str) -> Shown {
+    /// A client certificate with this group.
+    fn issue(&self, group: &str) -> ClientCertificate {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name = DistinguishedName::new();
         params
@@ -81,15 +80,14 @@ impl Ca {
     }
 }
 
-/// A loopback address that no other world has: nobody is given a port of it that is free again.
+/// A loopback address for one world: no other socket gets a port of it that becomes free.
 fn own_host() -> Ipv4Addr {
     static WORLDS: AtomicU16 = AtomicU16::new(0);
     let [high, low] = WORLDS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
     Ipv4Addr::new(127, 1, high, low)
 }
 
-/// What somebody shows who calls.
-type Shown = (CertificateDer<'static>, PrivatePkcs8KeyDer<'static>);
+type ClientCertificate = (CertificateDer<'static>, PrivatePkcs8KeyDer<'static>);
 
 /// A home cluster with a pod that runs in the cluster `milan`, and the API in front of them.
 struct World {
@@ -97,7 +95,7 @@ struct World {
     there: FakeApi,
     remote: Remote,
     ca: Ca,
-    /// Where the node `to-milan` is called, and where `to-rome` is.
+    /// The addresses of the nodes `to-milan` and `to-rome`.
     address: SocketAddr,
     other: SocketAddr,
     metrics: Metrics,
@@ -170,25 +168,25 @@ impl World {
             stop,
             served,
         };
-        // It asks for certificates as soon as it knows who signs them.
-        while world.asked("GET /containerLogs/no/such/pod", "").await.0 == StatusCode::UNAUTHORIZED {
+        // Client certificates are requested only after the client CA was read.
+        while world.request("GET /containerLogs/no/such/pod", "").await.0 == StatusCode::UNAUTHORIZED {
             tokio::task::yield_now().await;
         }
         world
     }
 
     /// A connection with this certificate.
-    async fn call(&self, shown: Option<Shown>) -> io::Result<Conversation> {
-        Self::call_at(self.address, shown).await
+    async fn call(&self, certificate: Option<ClientCertificate>) -> io::Result<Connection> {
+        Self::call_at(self.address, certificate).await
     }
 
-    async fn call_at(address: SocketAddr, shown: Option<Shown>) -> io::Result<Conversation> {
+    async fn call_at(address: SocketAddr, certificate: Option<ClientCertificate>) -> io::Result<Connection> {
         let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anybody));
-        let mut config = match shown {
+            .with_custom_certificate_verifier(Arc::new(AnyCertificate));
+        let mut config = match certificate {
             Some((certificate, key)) => builder
                 .with_client_auth_cert(vec![certificate], PrivateKeyDer::from(key))
                 .unwrap(),
@@ -198,32 +196,31 @@ impl World {
         let socket = TcpStream::connect(address).await?;
         let name = ServerName::try_from("127.0.0.1").unwrap();
         let socket = TlsConnector::from(Arc::new(config)).connect(name, socket).await?;
-        Ok(Conversation(socket))
+        Ok(Connection(socket))
     }
 
-    /// As the API server.
-    async fn call_as_master(&self) -> Conversation {
+    async fn call_as_api_server(&self) -> Connection {
         self.call(Some(self.ca.issue("system:masters"))).await.unwrap()
     }
 
-    /// A stream that is open.
-    async fn stream(&self, line: &str) -> Conversation {
-        let mut call = self.call_as_master().await;
-        let (status, head) = call.say(line, SPDY).await;
+    /// An open stream.
+    async fn stream(&self, line: &str) -> Connection {
+        let mut call = self.call_as_api_server().await;
+        let (status, head) = call.send(line, SPDY).await;
         assert_eq!(status, StatusCode::SWITCHING_PROTOCOLS, "{head}");
         call
     }
 
-    /// What is answered to the API server.
-    async fn asked(&self, line: &str, headers: &str) -> (StatusCode, String) {
-        self.call_as_master().await.ask(line, headers).await
+    /// Sends a request as the API server.
+    async fn request(&self, line: &str, headers: &str) -> (StatusCode, String) {
+        self.call_as_api_server().await.request(line, headers).await
     }
 
-    /// What is answered to it where this node is called.
-    async fn asked_at(&self, address: SocketAddr, line: &str, headers: &str) -> (StatusCode, String) {
-        let shown = Some(self.ca.issue("system:masters"));
-        let mut call = Self::call_at(address, shown).await.unwrap();
-        call.ask(line, headers).await
+    /// Sends a request as the API server to the node at this address.
+    async fn request_at(&self, address: SocketAddr, line: &str, headers: &str) -> (StatusCode, String) {
+        let certificate = Some(self.ca.issue("system:masters"));
+        let mut call = Self::call_at(address, certificate).await.unwrap();
+        call.request(line, headers).await
     }
 
     fn change(api: &FakeApi, path: &str, pointer: &str, value: Value) {
@@ -258,12 +255,11 @@ async fn registry(there: &FakeApi, remote: &Remote) -> Registry {
     Registry::fixed([(declared, link)])
 }
 
-/// One connection.
-struct Conversation(TlsStream<TcpStream>);
+struct Connection(TlsStream<TcpStream>);
 
-impl Conversation {
-    /// Asks something; the head of the answer.
-    async fn say(&mut self, line: &str, headers: &str) -> (StatusCode, String) {
+impl Connection {
+    /// Sends a request and returns the head of the answer.
+    async fn send(&mut self, line: &str, headers: &str) -> (StatusCode, String) {
         let request = format!("{line} HTTP/1.1\r\nHost: node\r\n{headers}\r\n");
         self.0.write_all(request.as_bytes()).await.unwrap();
         let mut head = Vec::new();
@@ -275,9 +271,9 @@ impl Conversation {
         (status, head)
     }
 
-    /// Asks something and nothing else: head and body of the answer.
-    async fn ask(&mut self, line: &str, headers: &str) -> (StatusCode, String) {
-        let (status, mut head) = self.say(line, headers).await;
+    /// Sends a request and returns head and body of the answer.
+    async fn request(&mut self, line: &str, headers: &str) -> (StatusCode, String) {
+        let (status, mut head) = self.send(line, headers).await;
         let length = head
             .lines()
             .find_map(|line| line.strip_prefix("content-length: "))
@@ -288,19 +284,18 @@ impl Conversation {
         (status, head)
     }
 
-    /// All that is said until the end.
-    async fn rest(&mut self) -> Vec<u8> {
+    async fn read_to_end(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
         self.0.read_to_end(&mut rest).await.unwrap();
         rest
     }
 }
 
-/// Takes every certificate, as an API server without `--kubelet-certificate-authority` does.
+/// Accepts every certificate, as an API server without `--kubelet-certificate-authority`.
 #[derive(Debug)]
-struct Anybody;
+struct AnyCertificate;
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -1,4 +1,4 @@
-//! The API server of a remote cluster, as far as it has streams.
+//! A fake API server of a remote cluster with streams.
 
 use std::{
     convert::Infallible,
@@ -24,35 +24,32 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// What it does with every request.
+/// Its answer to every request.
 #[derive(Clone)]
 pub(super) enum Act {
-    /// Opens a stream, and says what is said to it.
+    /// Opens a stream and echoes it.
     Echo,
-    /// Opens a stream, listens to the end, and says so many bytes then.
-    HearFirst,
-    /// Opens a stream, says this and leaves.
-    Leave(&'static str),
-    /// Says no.
+    /// Opens a stream, reads to the end, and sends the bytes in reverse order.
+    ReverseAtEnd,
+    /// Opens a stream, sends this text and closes it.
+    SendAndClose(&'static str),
     Refuse(u16, &'static str),
-    /// Says that all is well, and opens no stream.
-    Fine,
-    /// Says nothing.
-    Silent,
-    /// Says all lines that there are, as often as there are more, until there is an empty one.
+    /// Answers 200 without a stream.
+    NoUpgrade,
+    NoAnswer,
+    /// Sends lines as they are added, until an empty one.
     Log(watch::Receiver<Vec<&'static str>>),
 }
 
-/// A request that came.
 #[derive(Clone, Debug)]
-pub(super) struct Came {
+pub(super) struct Received {
     pub(super) line: String,
     pub(super) headers: HeaderMap,
 }
 
 pub(super) struct Remote {
     pub(super) address: SocketAddr,
-    came: Arc<Mutex<Vec<Came>>>,
+    received: Arc<Mutex<Vec<Received>>>,
     _stops: DropGuard,
 }
 
@@ -60,14 +57,14 @@ impl Remote {
     pub(super) async fn start(act: Act) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let came = Arc::new(Mutex::new(Vec::new()));
-        let (noted, stop) = (Arc::clone(&came), CancellationToken::new());
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let (log, stop) = (Arc::clone(&received), CancellationToken::new());
         tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
             loop {
                 let (socket, _) = listener.accept().await.unwrap();
-                let (act, noted) = (act.clone(), Arc::clone(&noted));
+                let (act, log) = (act.clone(), Arc::clone(&log));
                 let service = service_fn(move |request| {
-                    note(&noted, &request);
+                    record(&log, &request);
                     answer(act.clone(), request)
                 });
                 let connection = http1::Builder::new().serve_connection(TokioIo::new(socket), service);
@@ -76,19 +73,18 @@ impl Remote {
         }));
         Self {
             address,
-            came,
+            received,
             _stops: stop.drop_guard(),
         }
     }
 
-    /// What was asked so far.
-    pub(super) fn came(&self) -> Vec<Came> {
-        self.came.lock().unwrap().clone()
+    pub(super) fn requests(&self) -> Vec<Received> {
+        self.received.lock().unwrap().clone()
     }
 }
 
-fn note(noted: &Mutex<Vec<Came>>, request: &Request<Incoming>) {
-    noted.lock().unwrap().push(Came {
+fn record(log: &Mutex<Vec<Received>>, request: &Request<Incoming>) {
+    log.lock().unwrap().push(Received {
         line: format!("{} {}", request.method(), request.uri()),
         headers: request.headers().clone(),
     });
@@ -100,8 +96,8 @@ async fn answer(
 ) -> Result<Response<UnsyncBoxBody<Bytes, Infallible>>, Infallible> {
     let mut answer = Response::new(Empty::new().boxed_unsync());
     match act {
-        Act::Silent => std::future::pending().await,
-        Act::Fine => {}
+        Act::NoAnswer => std::future::pending().await,
+        Act::NoUpgrade => {}
         Act::Refuse(code, body) => {
             *answer.status_mut() = StatusCode::from_u16(code).unwrap();
             *answer.body_mut() = Full::from(body).boxed_unsync();
@@ -110,17 +106,17 @@ async fn answer(
                 .insert("content-type", "application/json".parse().unwrap());
         }
         Act::Log(lines) => {
-            let lines = stream::unfold((lines, 0), |(mut lines, said)| async move {
-                let found = lines.wait_for(|all| all.len() > said).await;
-                let line = found.map_or("", |all| all[said]);
+            let lines = stream::unfold((lines, 0), |(mut lines, sent)| async move {
+                let found = lines.wait_for(|all| all.len() > sent).await;
+                let line = found.map_or("", |all| all[sent]);
                 let frame = Frame::data(Bytes::from_static(line.as_bytes()));
-                (!line.is_empty()).then(|| (Ok(frame), (lines, said + 1)))
+                (!line.is_empty()).then(|| (Ok(frame), (lines, sent + 1)))
             });
             *answer.body_mut() = StreamBody::new(lines.boxed()).boxed_unsync();
         }
-        Act::Echo | Act::HearFirst | Act::Leave(_) => {
+        Act::Echo | Act::ReverseAtEnd | Act::SendAndClose(_) => {
             let upgrade = hyper::upgrade::on(&mut request);
-            tokio::spawn(async move { converse(act, upgrade.await.unwrap()).await });
+            tokio::spawn(async move { run_stream(act, upgrade.await.unwrap()).await });
             *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
             let asked = request.headers();
             for (name, value) in [
@@ -136,18 +132,18 @@ async fn answer(
     Ok(answer)
 }
 
-async fn converse(act: Act, stream: Upgraded) {
+async fn run_stream(act: Act, stream: Upgraded) {
     let (mut reader, mut writer) = tokio::io::split(TokioIo::new(stream));
     match act {
-        Act::HearFirst => {
-            let mut heard = Vec::new();
-            reader.read_to_end(&mut heard).await.unwrap();
-            heard.reverse();
-            writer.write_all(&heard).await.unwrap();
+        Act::ReverseAtEnd => {
+            let mut bytes = Vec::new();
+            reader.read_to_end(&mut bytes).await.unwrap();
+            bytes.reverse();
+            writer.write_all(&bytes).await.unwrap();
         }
-        Act::Leave(words) => writer.write_all(words.as_bytes()).await.unwrap(),
+        Act::SendAndClose(words) => writer.write_all(words.as_bytes()).await.unwrap(),
         _ => {
-            // Whoever leaves in the middle breaks it.
+            // Fails if the client closes early.
             let _ = tokio::io::copy(&mut reader, &mut writer).await;
         }
     }

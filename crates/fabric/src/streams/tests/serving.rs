@@ -1,7 +1,7 @@
 //! What is passed on, and what is not.
 
 use super::*;
-use crate::streams::asked::Kind;
+use crate::streams::request::Kind;
 
 /// Bytes of which no two pieces are alike.
 fn noise(length: u32) -> Vec<u8> {
@@ -11,11 +11,11 @@ fn noise(length: u32) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_command_is_run_there_and_ten_mebibytes_come_back_as_they_went() {
+async fn exec_streams_ten_mebibytes_unchanged() {
     let world = World::new(Act::Echo).await;
-    let mut call = world.call_as_master().await;
+    let mut call = world.call_as_api_server().await;
     let (status, head) = call
-        .say(EXEC, &format!("{SPDY}Authorization: Bearer x\r\n"))
+        .send(EXEC, &format!("{SPDY}Authorization: Bearer x\r\n"))
         .await;
     assert_eq!(status, StatusCode::SWITCHING_PROTOCOLS);
     let head = head.to_lowercase();
@@ -28,14 +28,18 @@ async fn a_command_is_run_there_and_ten_mebibytes_come_back_as_they_went() {
     }
     assert!(!head.contains("set-cookie"), "{head}");
 
-    let came = world.remote.came().pop().unwrap();
+    let received = world.remote.requests().pop().unwrap();
     assert_eq!(
-        came.line,
+        received.line,
         "POST /api/v1/namespaces/shop-home/pods/web/exec\
          ?container=app&command=cat&stdin=true&stdout=true&stderr=false&tty=false"
     );
-    assert_eq!(came.headers["authorization"], "Bearer of-the-driver");
-    let versions: Vec<_> = came.headers.get_all("x-stream-protocol-version").iter().collect();
+    assert_eq!(received.headers["authorization"], "Bearer of-the-driver");
+    let versions: Vec<_> = received
+        .headers
+        .get_all("x-stream-protocol-version")
+        .iter()
+        .collect();
     assert_eq!(versions, ["v5.channel.k8s.io", "v4.channel.k8s.io"]);
 
     let sent = noise(10 << 20);
@@ -57,24 +61,24 @@ async fn a_command_is_run_there_and_ten_mebibytes_come_back_as_they_went() {
 }
 
 #[tokio::test]
-async fn who_has_said_all_still_hears_the_answer() {
-    let world = World::new(Act::HearFirst).await;
+async fn a_caller_that_closed_its_side_still_receives_the_answer() {
+    let world = World::new(Act::ReverseAtEnd).await;
     let mut call = world.stream("POST /attach/shop/web/app?input=1&output=1").await;
     let mut sent = noise(1 << 20);
     call.0.write_all(&sent).await.unwrap();
     call.0.shutdown().await.unwrap();
     sent.reverse();
-    assert!(call.rest().await == sent);
+    assert!(call.read_to_end().await == sent);
 }
 
 #[tokio::test]
-async fn who_leaves_there_is_heard_to_the_end() {
-    let world = World::new(Act::Leave("exit 3")).await;
+async fn data_sent_before_a_remote_close_arrives() {
+    let world = World::new(Act::SendAndClose("exit 3")).await;
     let mut call = world.stream("GET /portForward/shop/web?port=80").await;
-    assert_eq!(call.rest().await, b"exit 3");
-    let came = world.remote.came().pop().unwrap();
+    assert_eq!(call.read_to_end().await, b"exit 3");
+    let received = world.remote.requests().pop().unwrap();
     assert_eq!(
-        came.line,
+        received.line,
         "GET /api/v1/namespaces/shop-home/pods/web/portforward?ports=80"
     );
 }
@@ -91,8 +95,8 @@ async fn a_log_is_passed_on_as_it_is_written() {
         },
     )
     .await;
-    let mut call = world.call_as_master().await;
-    let (status, _) = call.say(&format!("{LOGS}?follow=true&tailLines=5"), "").await;
+    let mut call = world.call_as_api_server().await;
+    let (status, _) = call.send(&format!("{LOGS}?follow=true&tailLines=5"), "").await;
     assert_eq!(status, StatusCode::OK);
     for line in ["one\n", "two\n"] {
         lines.send_modify(|all| all.push(line));
@@ -106,27 +110,27 @@ async fn a_log_is_passed_on_as_it_is_written() {
     call.0.read_exact(&mut end).await.unwrap();
     assert_eq!(end, b"0\r\n\r\n");
     assert_eq!(
-        world.remote.came().pop().unwrap().line,
+        world.remote.requests().pop().unwrap().line,
         "GET /api/v1/namespaces/shop-home/pods/web/log?container=app&follow=true&tailLines=5"
     );
     // The connection is good for the next request.
-    assert_eq!(call.ask("GET /pods", "").await.0, StatusCode::NOT_FOUND);
+    assert_eq!(call.request("GET /pods", "").await.0, StatusCode::NOT_FOUND);
     assert_eq!(world.metrics.open_now(Kind::Logs), 0);
 }
 
 #[tokio::test]
-async fn what_a_cluster_refuses_is_said_as_it_says_it() {
+async fn errors_of_the_remote_api_server_are_passed_on() {
     const SAID: &str = r#"{"kind":"Status","code":400,"message":"container app is waiting to start"}"#;
     for code in [400, 403, 404, 500] {
         let world = World::new(Act::Refuse(code, SAID)).await;
-        let (status, head) = world.asked(EXEC, SPDY).await;
+        let (status, head) = world.request(EXEC, SPDY).await;
         assert_eq!(status.as_u16(), code);
-        // Whoever wants a stream reads a Status, who wants a log would see one.
+        // Clients parse a Status in answer to a stream, but would print it as a log.
         assert!(
             head.ends_with(SAID) && head.contains("content-type: application/json"),
             "{head}"
         );
-        let (status, head) = world.asked(LOGS, "").await;
+        let (status, head) = world.request(LOGS, "").await;
         assert_eq!(status.as_u16(), code);
         assert!(
             head.ends_with("\r\n\r\ncontainer app is waiting to start"),
@@ -136,28 +140,25 @@ async fn what_a_cluster_refuses_is_said_as_it_says_it() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_does_not_open_the_stream_is_not_believed() {
-    let world = World::new(Act::Fine).await;
-    let (status, head) = world.asked(EXEC, SPDY).await;
+async fn an_answer_without_an_upgrade_is_an_error() {
+    let world = World::new(Act::NoUpgrade).await;
+    let (status, head) = world.request(EXEC, SPDY).await;
     assert_eq!(status, StatusCode::BAD_GATEWAY);
-    assert!(
-        head.contains("it says 200 OK to a request for a stream"),
-        "{head}"
-    );
+    assert!(head.contains("200 OK to a request for a stream"), "{head}");
     let endless = "x".repeat(1 << 20).leak();
     let world = World::new(Act::Refuse(500, endless)).await;
-    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::BAD_GATEWAY);
+    assert_eq!(world.request(EXEC, SPDY).await.0, StatusCode::BAD_GATEWAY);
 }
 
 #[tokio::test]
-async fn a_cluster_that_says_nothing_is_waited_for_only_so_long() {
+async fn an_unanswered_request_times_out() {
     let bounds = Bounds {
         answer: Duration::from_millis(50),
         ..Bounds::default()
     };
-    let world = World::bounded(Act::Silent, bounds).await;
+    let world = World::bounded(Act::NoAnswer, bounds).await;
     for (line, headers) in [(EXEC, SPDY), (LOGS, "")] {
-        let (status, head) = world.asked(line, headers).await;
+        let (status, head) = world.request(line, headers).await;
         assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
         assert!(
             head.contains("the cluster milan has not answered within 50ms"),
@@ -168,10 +169,10 @@ async fn a_cluster_that_says_nothing_is_waited_for_only_so_long() {
 }
 
 #[tokio::test]
-async fn only_the_pod_that_runs_for_the_live_one_is_reached() {
+async fn only_the_remote_pod_of_the_live_home_pod_is_reached() {
     let annotation = |name: &str| format!("/metadata/annotations/fabric.storage.liqo.io~1{name}");
     let milan = "remote-cluster";
-    for (is_home, name, value, status, told) in [
+    for (is_home, name, value, status, expected) in [
         (
             false,
             "home-pod-uid",
@@ -237,55 +238,55 @@ async fn only_the_pod_that_runs_for_the_live_one_is_reached() {
         };
         World::change(api, path, &annotation(name), value);
         for (line, headers) in [(EXEC, SPDY), (LOGS, "")] {
-            let (answered, head) = world.asked(line, headers).await;
+            let (answered, head) = world.request(line, headers).await;
             assert_eq!(answered, status, "{head}");
-            assert!(head.contains(told), "{head}");
+            assert!(head.contains(expected), "{head}");
         }
-        assert!(world.remote.came().is_empty(), "{told}");
+        assert!(world.remote.requests().is_empty(), "{expected}");
     }
 }
 
 #[tokio::test]
-async fn nobody_learns_what_is_in_the_namespaces_of_others() {
+async fn annotations_do_not_expose_namespaces_of_other_users() {
     const THEIRS: &str = "/api/v1/namespaces/theirs/pods/web";
     let world = World::new(Act::Echo).await;
     world.there.put(THEIRS, json!({"spec": {"containers": []}}));
     world.home.change(POD, |pod| {
         pod["metadata"]["annotations"]["fabric.storage.liqo.io/remote-namespace"] = json!("theirs");
     });
-    let (answered, head) = world.asked(LOGS, "").await;
+    let (answered, head) = world.request(LOGS, "").await;
     assert_eq!(answered, StatusCode::NOT_FOUND, "{head}");
     let asked = |request: &String| *request == format!("GET {THEIRS}");
     assert!(!world.there.requests().iter().any(asked), "it was asked");
-    // One that has started there is there, whatever became of the mapping.
+    // A pod that has started keeps its remote namespace without a mapping.
     world.home.change(POD, |pod| {
         pod["status"] = json!({"conditions": [
             {"type": "fabric.storage.liqo.io/RemotePodStarted", "status": "True", "message": "uid"},
         ]});
     });
-    let (answered, head) = world.asked(LOGS, "").await;
+    let (answered, head) = world.request(LOGS, "").await;
     assert_eq!(answered, StatusCode::CONFLICT, "{head}");
 }
 
 #[tokio::test]
-async fn a_pod_that_was_made_again_is_another() {
+async fn a_recreated_home_pod_does_not_reach_the_old_remote_pod() {
     let world = World::new(Act::Echo).await;
     World::change(&world.home, POD, "/metadata/uid", json!("of-the-next"));
-    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::CONFLICT);
+    assert_eq!(world.request(EXEC, SPDY).await.0, StatusCode::CONFLICT);
     world.there.remove(POD_THERE);
-    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::NOT_FOUND);
+    assert_eq!(world.request(EXEC, SPDY).await.0, StatusCode::NOT_FOUND);
     world.home.remove(POD);
-    let (status, head) = world.asked(EXEC, SPDY).await;
+    let (status, head) = world.request(EXEC, SPDY).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert!(head.contains("there is no pod shop/web"), "{head}");
-    assert!(world.remote.came().is_empty());
+    assert!(world.remote.requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_node_has_its_own_pods_only() {
+async fn a_node_serves_only_its_own_pods() {
     let world = World::new(Act::Echo).await;
     for (line, headers) in [(EXEC, SPDY), (LOGS, "")] {
-        let (status, head) = world.asked_at(world.other, line, headers).await;
+        let (status, head) = world.request_at(world.other, line, headers).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{head}");
         assert!(
             head.contains("there is no pod shop/web on the node to-rome"),
@@ -295,58 +296,58 @@ async fn a_node_has_its_own_pods_only() {
         assert_eq!(asked["name"], "to-rome");
     }
     World::change(&world.home, POD, "/spec/nodeName", json!("to-rome"));
-    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::NOT_FOUND);
-    let here = world.asked_at(world.other, EXEC, SPDY).await;
+    assert_eq!(world.request(EXEC, SPDY).await.0, StatusCode::NOT_FOUND);
+    let here = world.request_at(world.other, EXEC, SPDY).await;
     assert_eq!(here.0, StatusCode::SWITCHING_PROTOCOLS, "{}", here.1);
-    assert_eq!(world.remote.came().len(), 1);
+    assert_eq!(world.remote.requests().len(), 1);
 }
 
 #[tokio::test]
-async fn a_port_is_given_back_with_its_cluster() {
+async fn a_port_serves_no_node_after_its_cluster_is_deleted() {
     let world = World::new(Act::Echo).await;
     world.home.remove(&remote_cluster("rome"));
     loop {
-        let (status, head) = world.asked_at(world.other, EXEC, SPDY).await;
+        let (status, head) = world.request_at(world.other, EXEC, SPDY).await;
         assert_eq!(status, StatusCode::NOT_FOUND);
         if head.contains("no virtual node has the port") {
             break;
         }
     }
-    // Those of others go on.
-    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::SWITCHING_PROTOCOLS);
+    // Other ports are still served.
+    assert_eq!(world.request(EXEC, SPDY).await.0, StatusCode::SWITCHING_PROTOCOLS);
 }
 
 #[tokio::test]
-async fn a_stream_has_to_be_asked_for_as_one() {
+async fn streams_need_an_upgrade_request() {
     let world = World::new(Act::Echo).await;
     for headers in ["", "Connection: Upgrade\r\nUpgrade: h2c\r\n"] {
-        assert_eq!(world.asked(EXEC, headers).await.0, StatusCode::BAD_REQUEST);
+        assert_eq!(world.request(EXEC, headers).await.0, StatusCode::BAD_REQUEST);
     }
     let post = LOGS.replace("GET", "POST");
     assert_eq!(
-        world.asked(&post, "Content-Length: 0\r\n").await.0,
+        world.request(&post, "Content-Length: 0\r\n").await.0,
         StatusCode::METHOD_NOT_ALLOWED
     );
-    assert!(world.remote.came().is_empty());
+    assert!(world.remote.requests().is_empty());
 }
 
 #[tokio::test]
-async fn there_are_only_so_many_streams() {
+async fn concurrent_streams_are_limited() {
     let bounds = Bounds {
         streams: 2,
         ..Bounds::default()
     };
     let world = World::bounded(Act::Echo, bounds).await;
     let streams = (world.stream(EXEC).await, world.stream(EXEC).await);
-    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(world.request(EXEC, SPDY).await.0, StatusCode::TOO_MANY_REQUESTS);
     drop(streams);
-    while world.asked(EXEC, SPDY).await.0 != StatusCode::SWITCHING_PROTOCOLS {
+    while world.request(EXEC, SPDY).await.0 != StatusCode::SWITCHING_PROTOCOLS {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn streams_are_cut_when_they_do_not_end_by_themselves() {
+async fn open_streams_are_cut_at_shutdown() {
     let (_lines, written) = watch::channel(vec!["one\n"]);
     for (act, line, headers) in [
         (Act::Echo, EXEC, SPDY),
@@ -357,15 +358,15 @@ async fn streams_are_cut_when_they_do_not_end_by_themselves() {
         ),
     ] {
         let bounds = Bounds {
-            farewell: Duration::from_millis(50),
+            shutdown: Duration::from_millis(50),
             ..Bounds::default()
         };
         let world = World::bounded(act, bounds).await;
-        let mut call = world.call_as_master().await;
-        call.say(line, headers).await;
+        let mut call = world.call_as_api_server().await;
+        call.send(line, headers).await;
         world.stop.cancel();
         world.served.await.unwrap();
-        // It ends, politely or not.
+        // With or without a clean close.
         let mut rest = Vec::new();
         let _ = call.0.read_to_end(&mut rest).await;
         assert!(TcpStream::connect(world.address).await.is_err(), "nobody listens");

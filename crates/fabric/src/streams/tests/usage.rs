@@ -1,9 +1,9 @@
-//! What pods use.
+//! The usage of pods.
 
 use super::*;
 use crate::offload::usage::{Container, Counters, Sample};
 
-const ASKED: &str = "GET /metrics/resource";
+const METRICS: &str = "GET /metrics/resource";
 
 fn counters(pod: &str) -> Counters {
     let mut counters = Counters::default();
@@ -22,26 +22,26 @@ fn counters(pod: &str) -> Counters {
     counters
 }
 
-/// Lets a node answer this, as long as the test runs.
+/// Answers usage requests for a node during the test.
 fn answer(world: &World, node: &str, usage: Result<Counters, String>) {
-    let mut questions = world.meters.answer_for(node);
+    let mut requests = world.meters.serve(node);
     tokio::spawn(async move {
-        while let Some(asked) = questions.next().await {
-            asked.send(usage.clone()).unwrap();
+        while let Some(reply) = requests.next().await {
+            reply.send(usage.clone()).unwrap();
         }
     });
 }
 
 #[tokio::test]
-async fn each_node_tells_of_its_own_pods_only() {
+async fn each_node_serves_the_usage_of_its_own_pods() {
     let world = World::new(Act::Echo).await;
-    let (status, head) = world.asked(ASKED, "").await;
+    let (status, head) = world.request(METRICS, "").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(head.contains("does not look after the node"), "{head}");
+    assert!(head.contains("does not run the node"), "{head}");
     answer(&world, "to-milan", Ok(counters("web")));
     answer(&world, "to-rome", Ok(counters("db")));
     for (address, pod, other) in [(world.address, "web", "db"), (world.other, "db", "web")] {
-        let (status, head) = world.asked_at(address, ASKED, "").await;
+        let (status, head) = world.request_at(address, METRICS, "").await;
         assert_eq!(status, StatusCode::OK, "{head}");
         let cpu = format!(
             "container_cpu_usage_seconds_total{{container=\"app\",namespace=\"shop\",pod=\"{pod}\"}} 5.000000000 60000\n"
@@ -59,7 +59,7 @@ async fn each_node_tells_of_its_own_pods_only() {
 }
 
 #[tokio::test]
-async fn why_nothing_is_known_is_told() {
+async fn unknown_usage_is_answered_with_the_reason() {
     let world = World::new(Act::Echo).await;
     answer(&world, "to-milan", Ok(counters("web")));
     answer(
@@ -67,21 +67,21 @@ async fn why_nothing_is_known_is_told() {
         "to-rome",
         Err("the cluster rome serves no metrics.k8s.io".to_owned()),
     );
-    let (status, head) = world.asked_at(world.other, ASKED, "").await;
+    let (status, head) = world.request_at(world.other, METRICS, "").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert!(
         head.contains("to-rome: the cluster rome serves no metrics.k8s.io"),
         "{head}"
     );
-    assert_eq!(world.asked(ASKED, "").await.0, StatusCode::OK);
+    assert_eq!(world.request(METRICS, "").await.0, StatusCode::OK);
 }
 
 #[tokio::test]
-async fn it_takes_the_right_that_metrics_take() {
+async fn usage_needs_the_right_on_nodes_metrics() {
     let world = World::new(Act::Echo).await;
     let nobody = world.ca.issue("system:nobodies");
     let mut call = world.call(Some(nobody)).await.unwrap();
-    let (status, head) = call.ask(ASKED, "").await;
+    let (status, head) = call.request(METRICS, "").await;
     assert_eq!(status, StatusCode::FORBIDDEN, "{head}");
     assert!(
         head.contains("verb=get, resource=nodes, subresource=metrics, node=to-milan)"),
@@ -93,11 +93,11 @@ async fn it_takes_the_right_that_metrics_take() {
         (&json!("metrics"), &json!("get"))
     );
     assert_eq!(
-        world.call(None).await.unwrap().ask(ASKED, "").await.0,
+        world.call(None).await.unwrap().request(METRICS, "").await.0,
         StatusCode::UNAUTHORIZED
     );
     assert_eq!(
-        world.asked("POST /metrics/resource", "").await.0,
+        world.request("POST /metrics/resource", "").await.0,
         StatusCode::METHOD_NOT_ALLOWED
     );
 }

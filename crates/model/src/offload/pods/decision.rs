@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_said() {
+    fn obstacles_are_reported() {
         let waiting = Waiting {
             reason: "ClaimNotReady",
             message: "the claim".into(),
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_run_is_marked_before_it_goes() {
+    fn a_pod_that_may_have_run_is_marked_before_its_deletion() {
         let going = RemotePod::Ours {
             gated: false,
             deleting: Some(30),
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_delete_there_is_not_made_again() {
+    fn a_remote_pod_deleted_by_others_is_not_recreated() {
         let going = RemotePod::Ours {
             gated: false,
             deleting: Some(30),

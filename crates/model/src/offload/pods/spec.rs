@@ -220,6 +220,17 @@ pub fn caveats(home: &Value, cluster: &str) -> Vec<(&'static str, String)> {
             ),
         ));
     }
+    let account = spec["serviceAccountName"].as_str().unwrap_or("default");
+    if !matches!(account, "" | "default") && !volumes::tokens(spec.get("volumes")).is_empty() {
+        all.push((
+            "NoServiceAccountToken",
+            format!(
+                "the pod has no token of its service account {account} in the cluster {cluster}, so it cannot call the API \
+                 server of this cluster or of that one: keep the pod on nodes of this cluster if it does, or set \
+                 automountServiceAccountToken to false if it does not"
+            ),
+        ));
+    }
     if spec["dnsPolicy"] == "None" {
         let servers = spec["dnsConfig"]["nameservers"].as_array().into_iter().flatten();
         let servers: Vec<&str> = servers.filter_map(Value::as_str).collect();
@@ -754,8 +765,14 @@ mod tests {
         };
         let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]});
         let preferred = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]});
+        let mut of_default = usual();
+        of_default["serviceAccountName"] = "default".into();
+        let mut without_token = usual();
+        without_token["volumes"].as_array_mut().unwrap().pop();
         for (spec, said) in [
-            (usual(), vec![]),
+            (usual(), vec!["NoServiceAccountToken"]),
+            (of_default, vec![]),
+            (without_token, vec![]),
             (
                 json!({"affinity": {"podAntiAffinity": preferred}, "dnsPolicy": "Default"}),
                 vec![],

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn which_remote_pod_has_started_is_said_at_home_alone() {
+    fn the_started_condition_exists_only_at_home() {
         let named = |uid: &str| json!([{"type": STARTED, "status": "True", "message": uid}]);
         let home = json!({"status": {"conditions": named("remote")}});
         let remote = json!({"status": {"phase": "Running", "conditions": named("further")}});
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_that_look_into_a_pod_are_told_of() {
+    fn statuses_of_ephemeral_containers_are_copied() {
         let named = |names: &[&str]| -> Value { names.iter().map(|name| json!({"name": name})).collect() };
         let remote = json!({"status": {"phase": "Running", "ephemeralContainerStatuses": named(&["debug", "theirs"])}});
         let home = json!({"spec": {"ephemeralContainers": named(&["debug", "later"])}});
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_remote_pod_says_no_more_goes() {
+    fn fields_removed_from_the_remote_status_are_removed() {
         let home = json!({"status": {"conditions": [condition("PodResizePending", "True"), condition("lb", "True")]}});
         let remote = json!({"status": {"phase": "Running", "conditions": [condition("Ready", "True")]}});
         let status = remote_status(&home, &remote, &[]);
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_no_node_takes_there_says_so() {
+    fn an_unschedulable_remote_pod_is_reported() {
         let mut waits = condition("PodScheduled", "False");
         waits["reason"] = "Unschedulable".into();
         waits["message"] = "0/3 nodes".into();
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_waits_in_a_queue_there_says_so() {
+    fn a_remote_pod_with_scheduling_gates_is_reported() {
         let mut waits = condition("PodScheduled", "False");
         waits["reason"] = "SchedulingGated".into();
         let message = |gates: &[&str]| {
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_in_a_cluster_that_is_silent_is_not_ready() {
+    fn a_pod_of_an_unreachable_cluster_is_not_ready() {
         let home = json!({"status": {"conditions": [condition("PodScheduled", "True"), condition("Ready", "True")]}});
         let status = unreachable_status(&home, "now");
         assert_eq!(find(&status, "Ready")["status"], "False");
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_a_hostile_cluster_says_little_is_taken() {
+    fn a_status_from_a_hostile_cluster_is_bounded() {
         let home = json!({"spec": {"containers": [{"name": "web"}]}, "status": {"conditions": [condition("lb", "True")]}});
         let mut conditions: Vec<Value> = (0..10_000)
             .map(|at| condition(&format!("x.io/a{at}"), "True"))

@@ -69,7 +69,7 @@ impl Marks {
 
 /// Fingerprint of the copied content of an object. The content cannot be restored from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Print {
+pub struct Fingerprint {
     metadata: String,
     /// Everything else.
     content: String,
@@ -78,7 +78,7 @@ pub struct Print {
     fixed: String,
 }
 
-impl Print {
+impl Fingerprint {
     /// Its size in bytes.
     #[must_use]
     pub fn text(&self) -> usize {
@@ -91,14 +91,14 @@ impl Print {
 pub struct Original {
     pub copy: String,
     /// The content that the copy should have.
-    pub print: Print,
+    pub fingerprint: Fingerprint,
     /// The selector of its pods, if it is a Service with a selector.
     pub selector: BTreeMap<String, String>,
 }
 
 /// The metadata of an object in the remote namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Glimpse {
+pub struct CopyMetadata {
     pub name: String,
     /// Its `resourceVersion`.
     pub version: String,
@@ -112,12 +112,12 @@ pub struct Glimpse {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     pub version: String,
-    pub print: Print,
+    pub fingerprint: Fingerprint,
 }
 
 /// What the metadata alone shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outlook {
+pub enum Comparison {
     /// Nothing to do.
     Settled,
     /// The copy is missing.
@@ -128,21 +128,25 @@ pub enum Outlook {
 
 /// Compares the original with the metadata and the known content of its copy.
 #[must_use]
-pub fn outlook(wanted: Option<&Print>, seen: Option<&Glimpse>, known: Option<&Known>) -> Outlook {
+pub fn compare(
+    wanted: Option<&Fingerprint>,
+    seen: Option<&CopyMetadata>,
+    known: Option<&Known>,
+) -> Comparison {
     match (wanted, seen) {
-        (None, None) => Outlook::Settled,
-        (Some(_), None) => Outlook::Missing,
-        (None, Some(seen)) if !seen.ours => Outlook::Settled,
-        (_, Some(seen)) if seen.ours && seen.deleting => Outlook::Settled,
+        (None, None) => Comparison::Settled,
+        (Some(_), None) => Comparison::Missing,
+        (None, Some(seen)) if !seen.ours => Comparison::Settled,
+        (_, Some(seen)) if seen.ours && seen.deleting => Comparison::Settled,
         (Some(wanted), Some(seen)) => {
-            let is_known = known.is_some_and(|it| it.version == seen.version && it.print == *wanted);
+            let is_known = known.is_some_and(|it| it.version == seen.version && it.fingerprint == *wanted);
             if seen.ours && is_known {
-                Outlook::Settled
+                Comparison::Settled
             } else {
-                Outlook::Unclear
+                Comparison::Unclear
             }
         }
-        (None, Some(_)) => Outlook::Unclear,
+        (None, Some(_)) => Comparison::Unclear,
     }
 }
 
@@ -157,7 +161,7 @@ pub struct Found {
     pub deleting: bool,
     /// Whether it has `immutable: true`.
     pub immutable: bool,
-    pub print: Print,
+    pub fingerprint: Fingerprint,
 }
 
 /// The next step for one copy.
@@ -178,7 +182,7 @@ pub enum Step {
 
 /// The next step for a copy. Objects of others are never changed.
 #[must_use]
-pub fn decide(wanted: Option<&Print>, found: Option<&Found>) -> Step {
+pub fn decide(wanted: Option<&Fingerprint>, found: Option<&Found>) -> Step {
     match (wanted, found) {
         (None, None) => Step::Nothing,
         (Some(_), None) => Step::Create,
@@ -186,10 +190,10 @@ pub fn decide(wanted: Option<&Print>, found: Option<&Found>) -> Step {
         (Some(_), Some(found)) if !found.ours => Step::Taken,
         (_, Some(found)) if found.deleting => Step::Wait,
         (None, Some(_)) => Step::Delete,
-        (Some(wanted), Some(found)) if found.print == *wanted => Step::Nothing,
+        (Some(wanted), Some(found)) if found.fingerprint == *wanted => Step::Nothing,
         (Some(wanted), Some(found)) => {
-            let is_sealed = found.immutable && found.print.content != wanted.content;
-            if is_sealed || found.print.fixed != wanted.fixed {
+            let is_sealed = found.immutable && found.fingerprint.content != wanted.content;
+            if is_sealed || found.fingerprint.fixed != wanted.fixed {
                 Step::Replace
             } else {
                 Step::Patch

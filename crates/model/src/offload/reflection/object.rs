@@ -7,20 +7,32 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, from_value, json};
 
 use super::{
-    COPIED_KEYS, Found, HOME_OBJECT_UID, Kind, Marks, Original, Print, ROOT_CERTIFICATES, SKIP, name_of_copy,
+    COPIED_KEYS, Fingerprint, Found, HOME_OBJECT_UID, Kind, Marks, Original, ROOT_CERTIFICATES, SKIP,
+    name_of_copy,
 };
 use crate::volume::{digest, is_within, marks_ownership};
 
-/// Digits of the hashes in a [`Print`].
+/// Digits of the hashes in a [`Fingerprint`].
 const DIGITS: usize = 32;
-/// Domains of keys that concern the object itself, never its copy: ours and Liqo's, and those of tools that
-/// would prune the copy as missing from their sources.
-const OWN_MEANING: [&str; 4] = [
+/// Domains of keys that concern the object itself, never its copy: ours and Liqo's, those of tools that would
+/// prune the copy as missing from their sources, and those of controllers that would act in the remote cluster
+/// as if its users had asked: copy a Secret into namespaces of others, or publish a Service once more.
+const OWN_MEANING: [&str; 11] = [
     "liqo.io",
     "kubectl.kubernetes.io",
     "applyset.kubernetes.io",
     "config.k8s.io",
+    "replicator.v1.mittwald.de",
+    "reflector.v1.k8s.emberstack.com",
+    "kubed.appscode.com",
+    "external-dns.alpha.kubernetes.io",
+    "external-dns.kubernetes.io",
+    "tailscale.com",
+    "cloud.google.com",
 ];
+/// Helm keeps its releases in Secrets of this type, or in `ConfigMap`s with such names: all manifests and
+/// values of each revision. Helm in the remote cluster would list and uninstall them.
+const HELM_RELEASE: (&str, &str) = ("helm.sh/release.v1", "sh.helm.release.v1.");
 
 type Pairs = BTreeMap<String, String>;
 
@@ -89,7 +101,7 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
         Kind::ConfigMap | Kind::Secret => configuration(kind, object.take()),
         Kind::EndpointSlice => endpoints(&object),
     };
-    let print = print(kind, &labels, &annotations, &content);
+    let fingerprint = fingerprint(kind, &labels, &annotations, &content);
     let mut object = json!({
         "apiVersion": kind.api_version(),
         "kind": format!("{kind:?}"),
@@ -99,7 +111,7 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
     Ok(Wanted {
         original: Original {
             copy,
-            print,
+            fingerprint,
             selector,
         },
         object,
@@ -122,7 +134,7 @@ pub fn found(kind: Kind, object: Value, marks: &Marks) -> Found {
         ours,
         deleting,
         immutable,
-        print: print(kind, &labels, &annotations, &content),
+        fingerprint: fingerprint(kind, &labels, &annotations, &content),
     }
 }
 
@@ -148,11 +160,14 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
 /// Whether an object is meaningful only in its own cluster.
 fn is_of_the_cluster(kind: Kind, object: &Value) -> bool {
     match kind {
-        Kind::ConfigMap | Kind::EndpointSlice => false,
-        Kind::Secret => matches!(
-            text(&object["type"]),
-            "kubernetes.io/service-account-token" | "bootstrap.kubernetes.io/token"
-        ),
+        Kind::EndpointSlice => false,
+        Kind::ConfigMap => text(&object["metadata"]["name"]).starts_with(HELM_RELEASE.1),
+        Kind::Secret => [
+            "kubernetes.io/service-account-token",
+            "bootstrap.kubernetes.io/token",
+            HELM_RELEASE.0,
+        ]
+        .contains(&text(&object["type"])),
         Kind::Service => {
             let metadata = &object["metadata"];
             metadata["name"] == "kubernetes" && metadata["namespace"] == "default"
@@ -313,7 +328,7 @@ fn says_something(value: &Value) -> bool {
     }
 }
 
-fn print(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Print {
+fn fingerprint(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Fingerprint {
     let fixed = match kind {
         Kind::ConfigMap => String::new(),
         Kind::Secret => digest(DIGITS, [text(&content["type"])]),
@@ -324,7 +339,7 @@ fn print(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Pr
             format!("{}/{headless}", is_external_name(spec))
         }
     };
-    Print {
+    Fingerprint {
         metadata: digest(
             DIGITS,
             [json!(labels), json!(annotations)]

@@ -65,7 +65,7 @@ fn merge(object: &mut Value, patch: &Value) {
 fn act(kind: Kind, original: Option<&Value>, there: &mut Option<Value>) -> Step {
     let wanted = original.and_then(|it| wanted(kind, it.clone(), &marks()).ok());
     let seen = there.clone().map(|it| found(kind, it, &marks()));
-    let step = decide(wanted.as_ref().map(|it| &it.original.print), seen.as_ref());
+    let step = decide(wanted.as_ref().map(|it| &it.original.fingerprint), seen.as_ref());
     let made = || {
         let mut made = wanted.as_ref().unwrap().object.clone();
         made["metadata"]["uid"] = "new".into();
@@ -169,6 +169,37 @@ fn a_service_asks_for_nothing_of_its_own_cluster() {
     assert_eq!(spec_of(elsewhere.clone()), elsewhere);
 }
 
+/// Controllers in the remote cluster obey annotations: it is not for a copy to spread a Secret further, or to
+/// publish a Service a second time.
+#[test]
+fn what_controllers_are_told_of_an_object_is_not_told_of_its_copy() {
+    let told = [
+        "replicator.v1.mittwald.de/replicate-to",
+        "reflector.v1.k8s.emberstack.com/reflection-auto-enabled",
+        "kubed.appscode.com/sync",
+        "external-dns.alpha.kubernetes.io/hostname",
+        "tailscale.com/expose",
+        "cloud.google.com/neg",
+    ];
+    let pairs: BTreeMap<&str, &str> = told
+        .into_iter()
+        .chain(["note"])
+        .map(|key| (key, "true"))
+        .collect();
+    let metadata = json!({"name": "a", "uid": "u", "labels": pairs, "annotations": pairs});
+    for (kind, content) in [
+        (Kind::Secret, json!({"type": "Opaque"})),
+        (Kind::Service, json!({"spec": {"clusterIP": "None"}})),
+    ] {
+        let copy = copy_of(kind, object(kind, metadata.clone(), content));
+        for part in ["labels", "annotations"] {
+            let all = &copy["metadata"][part];
+            assert_eq!(all["note"], "true");
+            assert!(told.iter().all(|key| all[*key].is_null()), "{all}");
+        }
+    }
+}
+
 #[test]
 fn some_objects_stay_at_home() {
     let refused = |kind, object| wanted(kind, object, &marks()).map(|it| it.original.copy);
@@ -182,10 +213,17 @@ fn some_objects_stay_at_home() {
     for of_type in [
         "kubernetes.io/service-account-token",
         "bootstrap.kubernetes.io/token",
+        "helm.sh/release.v1",
     ] {
         let token = named("token", Kind::Secret, json!({"type": of_type}));
         assert_eq!(refused(Kind::Secret, token), Err(NotCopied::OfTheCluster));
     }
+    let release = named(
+        "sh.helm.release.v1.web.v3",
+        Kind::ConfigMap,
+        json!({"data": {"release": "H4s"}}),
+    );
+    assert_eq!(refused(Kind::ConfigMap, release), Err(NotCopied::OfTheCluster));
     let api = json!({"name": "kubernetes", "namespace": "default"});
     assert_eq!(
         refused(Kind::Service, object(Kind::Service, api, json!({}))),
@@ -213,7 +251,7 @@ fn the_certificates_of_home_take_no_name_of_the_cluster() {
 }
 
 #[test]
-fn what_cannot_be_changed_is_made_again() {
+fn immutable_copies_are_replaced() {
     let secret = |of_type: &str| named("s", Kind::Secret, json!({"type": of_type}));
     let service = |spec: Value| named("s", Kind::Service, json!({"spec": spec}));
     let map = |content: Value| named("s", Kind::ConfigMap, content);
@@ -304,57 +342,75 @@ fn what_is_known_is_not_read_again() {
     let wanted = wanted(Kind::ConfigMap, original, &marks())
         .unwrap()
         .original
-        .print;
+        .fingerprint;
     let other = wanted_print("c");
-    let glimpse = |version: &str, ours, deleting| Glimpse {
+    let metadata = |version: &str, ours, deleting| CopyMetadata {
         name: "a".into(),
         version: version.into(),
         ours,
         deleting,
     };
-    let known = |print: &Print| Known {
+    let known = |fingerprint: &Fingerprint| Known {
         version: "7".into(),
-        print: print.clone(),
+        fingerprint: fingerprint.clone(),
     };
-    let (same, changed) = (glimpse("7", true, false), glimpse("8", true, false));
+    let (same, changed) = (metadata("7", true, false), metadata("8", true, false));
     for (at_home, seen, known, expected) in [
-        (None, None, None, Outlook::Settled),
-        (Some(&wanted), None, Some(known(&wanted)), Outlook::Missing),
-        (Some(&wanted), Some(&same), Some(known(&wanted)), Outlook::Settled),
-        (Some(&wanted), Some(&same), Some(known(&other)), Outlook::Unclear),
+        (None, None, None, Comparison::Settled),
+        (Some(&wanted), None, Some(known(&wanted)), Comparison::Missing),
+        (
+            Some(&wanted),
+            Some(&same),
+            Some(known(&wanted)),
+            Comparison::Settled,
+        ),
+        (
+            Some(&wanted),
+            Some(&same),
+            Some(known(&other)),
+            Comparison::Unclear,
+        ),
         (
             Some(&wanted),
             Some(&changed),
             Some(known(&wanted)),
-            Outlook::Unclear,
+            Comparison::Unclear,
         ),
-        (Some(&wanted), Some(&same), None, Outlook::Unclear),
-        (None, Some(&same), Some(known(&wanted)), Outlook::Unclear),
-        (None, Some(&glimpse("7", false, false)), None, Outlook::Settled),
+        (Some(&wanted), Some(&same), None, Comparison::Unclear),
+        (None, Some(&same), Some(known(&wanted)), Comparison::Unclear),
         (
-            Some(&wanted),
-            Some(&glimpse("7", false, false)),
-            Some(known(&wanted)),
-            Outlook::Unclear,
-        ),
-        (
-            Some(&wanted),
-            Some(&glimpse("7", true, true)),
             None,
-            Outlook::Settled,
+            Some(&metadata("7", false, false)),
+            None,
+            Comparison::Settled,
+        ),
+        (
+            Some(&wanted),
+            Some(&metadata("7", false, false)),
+            Some(known(&wanted)),
+            Comparison::Unclear,
+        ),
+        (
+            Some(&wanted),
+            Some(&metadata("7", true, true)),
+            None,
+            Comparison::Settled,
         ),
     ] {
         assert_eq!(
-            outlook(at_home, seen, known.as_ref()),
+            compare(at_home, seen, known.as_ref()),
             expected,
             "{at_home:?} {seen:?}"
         );
     }
 }
 
-fn wanted_print(data: &str) -> Print {
+fn wanted_print(data: &str) -> Fingerprint {
     let object = named("a", Kind::ConfigMap, json!({"data": {"a": data}}));
-    wanted(Kind::ConfigMap, object, &marks()).unwrap().original.print
+    wanted(Kind::ConfigMap, object, &marks())
+        .unwrap()
+        .original
+        .fingerprint
 }
 
 fn pairs() -> impl Strategy<Value = Value> {
@@ -479,7 +535,7 @@ proptest! {
             let wanted = original.and_then(|it| wanted(kind, it.clone(), &marks()).ok());
             prop_assert_eq!(wanted.is_some(), now.is_some());
             let (Some(wanted), Some(copy)) = (wanted, &mut now) else { continue };
-            prop_assert_eq!(&found(kind, copy.clone(), &marks()).print, &wanted.original.print);
+            prop_assert_eq!(&found(kind, copy.clone(), &marks()).fingerprint, &wanted.original.fingerprint);
             if !late || copy["immutable"] == true {
                 continue;
             }
@@ -489,7 +545,7 @@ proptest! {
             if is_ours(&met) {
                 prop_assert_eq!(act(kind, original, &mut now), Step::Nothing);
                 let copy = now.clone().unwrap();
-                prop_assert_eq!(found(kind, copy, &marks()).print, wanted.original.print);
+                prop_assert_eq!(found(kind, copy, &marks()).fingerprint, wanted.original.fingerprint);
             } else {
                 prop_assert_eq!(&now, &met, "without its marks it is no longer ours");
                 return Ok(());

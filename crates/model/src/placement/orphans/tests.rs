@@ -519,7 +519,7 @@ fn explore(start: World) -> usize {
 }
 
 #[test]
-fn whatever_happens_only_what_nobody_was_given_is_collected() {
+fn model_only_twins_never_handed_over_are_deleted() {
     for remote in [false, true] {
         for (handed_over, named) in [(false, true), (false, false), (true, true), (true, false)] {
             let start = World::new(remote, handed_over, named, 4);

@@ -819,7 +819,7 @@ fn explore(start: World, leaders: usize) -> usize {
 }
 
 #[test]
-fn whatever_happens_the_data_is_kept_and_comes_back() {
+fn model_data_is_kept_and_recovered() {
     for (remote, remembers) in [(false, true), (true, true), (true, false)] {
         for wants_retain in [false, true] {
             let start = World::new(remote, remembers, wants_retain, 3);

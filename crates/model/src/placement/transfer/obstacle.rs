@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_speaks_against_a_claim_that_nobody_uses() {
+    fn an_unused_claim_has_no_obstacles() {
         assert_eq!(found(&claim(), &volume()), []);
     }
 
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn all_reasons_are_told_at_once() {
+    fn all_reasons_are_reported_at_once() {
         let mut claim = claim();
         claim.pods = vec![("web-0".into(), false), ("web-1".into(), false)];
         claim.modifying = true;
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn what_speaks_against_a_release_is_looked_for_on_both_sides() {
+    fn obstacles_to_a_release_are_checked_on_both_sides() {
         type Break = fn(&mut ImportedClaim, &mut RealVolume, &mut ReleasedTwin);
         assert_eq!(release_found(|_, _, _| {}), []);
         let table: [(Break, &str); 15] = [
@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_manages_is_left_to_them_unless_forced() {
+    fn claims_managed_by_a_tool_are_refused_unless_forced() {
         let mut claim = claim();
         claim.managed = Some(("Argo CD", "argocd.argoproj.io/tracking-id".into()));
         claim.controller = Some(("Cluster".into(), "pg".into()));
@@ -694,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_is_nothing_to_import() {
+    fn claims_of_this_driver_are_not_imported() {
         let ours = RealVolume {
             is_ours: true,
             ..volume()

@@ -523,7 +523,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn kubernetes_is_made_to_look_at_the_claim_before_it_is_waited_for() {
+    fn the_claim_is_touched_before_waiting_for_its_binding() {
         for (bound, holder) in [(false, NAMED), (true, BOUND)] {
             let mut facts = facts(real(bound), VirtualNow::Absent, TwinNow::Absent, holder);
             facts.needs_wake = true;

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn kubernetes_is_made_to_look_at_the_claim_before_it_is_waited_for() {
+    fn the_claim_is_touched_before_waiting_for_its_binding() {
         for holder in [NAMED, BOUND] {
             let got = release_undo_step(&ReleaseUndoFacts {
                 claim: TOUCHED,
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_whose_claim_is_gone_is_taken_off() {
+    fn a_mark_of_a_deleted_claim_is_removed() {
         use ReleaseProgress::NotRecorded;
         let got = step(ReleasedClaim::Absent, NotRecorded, VirtualNow::Absent, MARKED);
         assert_eq!(got, ReleaseUndoStep::UnmarkTwin);
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_somebody_has_taken_is_left_to_them() {
+    fn a_name_taken_by_others_is_left_to_them() {
         for claim in [
             other(true, MatchingVolume::Virtual),
             other(false, MatchingVolume::Neither),
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn the_import_that_it_has_become_is_gone_on_with() {
+    fn the_undo_continues_as_an_import() {
         let got = release_undo_step(&ReleaseUndoFacts {
             claim: ReleasedClaim::Absent,
             progress: ReleaseProgress::NotRecorded,

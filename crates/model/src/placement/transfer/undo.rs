@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn kubernetes_is_made_to_look_at_a_claim_before_it_is_waited_for() {
+    fn the_claim_is_touched_before_waiting_for_its_binding() {
         let mut facts = UndoFacts {
             claim: other(NamedVolume::Imported { bound: false }, true),
             progress: Progress::Withdrawn,
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_somebody_made_in_the_gap_gets_the_data_if_it_asks_for_the_like() {
+    fn a_matching_claim_created_by_others_meanwhile_gets_the_data() {
         let step = |claim, holder| decide(claim, Progress::Withdrawn, holder);
         let theirs = |fits| other(NamedVolume::None, fits);
         assert_eq!(step(theirs(true), Holder::Gone), UndoStep::GiveBack);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_come_to_its_end_is_not_undone() {
+    fn a_completed_import_is_not_undone() {
         for progress in [Progress::NotRecorded, Progress::Permitted, Progress::Withdrawn] {
             let step = decide(new(true), progress, Holder::Twin { deleting: false });
             assert_eq!(step, UndoStep::Refuse(UndoRefusal::Finished));

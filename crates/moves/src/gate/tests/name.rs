@@ -181,7 +181,7 @@ async fn the_target_takes_the_name_of_the_claim_and_the_source_stays_as_its_volu
 }
 
 #[tokio::test]
-async fn whoever_dies_while_the_name_is_taken_is_succeeded() {
+async fn taking_the_name_completes_after_a_crash_at_any_write() {
     for writes in 0..20 {
         let world = World::within().await;
         let life = Life::of_writes(writes);
@@ -202,7 +202,7 @@ async fn whoever_dies_while_the_name_is_taken_is_succeeded() {
 }
 
 #[tokio::test]
-async fn before_the_commit_nothing_has_to_be_known_of_names() {
+async fn names_are_not_read_before_the_commit() {
     let world = World::within().await;
     let look = world.look().await;
     assert!(matches!(
@@ -224,7 +224,7 @@ async fn before_the_commit_nothing_has_to_be_known_of_names() {
 }
 
 #[tokio::test]
-async fn a_source_that_somebody_else_deletes_is_kept_as_well() {
+async fn a_source_deleted_by_others_is_retained_too() {
     let world = World::within().await;
     world.there.change(TARGET, |source| {
         source["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
@@ -245,7 +245,7 @@ async fn a_source_that_somebody_else_deletes_is_kept_as_well() {
 }
 
 #[tokio::test]
-async fn whatever_else_has_the_name_is_left_alone() {
+async fn another_object_with_the_name_is_not_touched() {
     let world = World::within().await;
     let foreign = json!({"metadata": {"uid": "x"}, "spec": {"volumeName": "theirs"}});
     world.there.put(TARGET, foreign);

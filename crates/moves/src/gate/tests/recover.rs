@@ -152,7 +152,7 @@ async fn a_source_at_home_is_recovered_despite_crashes() {
 }
 
 #[tokio::test]
-async fn a_source_elsewhere_is_given_back_in_one_write() {
+async fn a_remote_source_is_restored_in_one_write() {
     let mut world = World::within().await;
     world.there.remove(&format!(
         "/api/v1/namespaces/shop-home/persistentvolumeclaims/{UID}-1"
@@ -216,7 +216,7 @@ async fn a_target_that_returns_is_superseded_and_kept() {
 }
 
 #[tokio::test]
-async fn another_twin_of_that_name_is_not_taken_for_the_source() {
+async fn another_twin_of_that_name_is_not_used_as_the_source() {
     let world = World::lost(true).await;
     world.api.put(&second(), json!({"metadata": {"uid": "x"}}));
     let refused = async {

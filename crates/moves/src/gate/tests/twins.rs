@@ -16,7 +16,7 @@ fn policy_of(api: &FakeApi, real: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_source_says_itself_what_has_become_of_it() {
+async fn the_state_of_a_source_is_read_from_its_marks() {
     let world = World::new().await;
     let superseded = SourceMark::Superseded {
         by: by(),
@@ -72,7 +72,7 @@ async fn a_source_is_lost_for_good_only_if_no_retained_volume_has_its_data() {
 }
 
 #[tokio::test]
-async fn only_what_this_move_has_made_is_its_target() {
+async fn only_a_twin_created_by_this_move_is_its_target() {
     let world = World::new().await.with_target("Delete");
     let seen = world.look().await.target;
     let at = target_version(&world);
@@ -108,7 +108,7 @@ async fn only_what_this_move_has_made_is_its_target() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_does_not_answer_is_not_empty() {
+async fn an_unreachable_cluster_does_not_count_as_empty() {
     let world = World::new().await.with_target("Delete");
     let hand_over = ClaimStep::HandOver {
         target: target_version(&world),
@@ -133,7 +133,7 @@ async fn a_cluster_that_does_not_answer_is_not_empty() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_nobody_declares_is_gone_only_when_all_declarations_are_read() {
+async fn an_undeclared_cluster_counts_as_gone_only_when_all_declarations_are_read() {
     let unknown = || Err(Unreachable::Unknown("milan".parse().unwrap()));
     assert!(matches!(Place::of(unknown(), &Registry::fixed([])), Place::Gone));
     let partial = Registry::partial([], ["kosmos.io"]);
@@ -170,7 +170,7 @@ async fn a_target_is_handed_over_in_one_write() {
 }
 
 #[tokio::test]
-async fn data_that_is_to_be_retained_is_before_its_twin_is_handed_over() {
+async fn data_is_retained_before_its_twin_is_handed_over() {
     let world = World::new().await.with_target("Delete");
     let hand_over = ClaimStep::HandOver {
         target: target_version(&world),
@@ -192,7 +192,7 @@ async fn data_that_is_to_be_retained_is_before_its_twin_is_handed_over() {
 }
 
 #[tokio::test]
-async fn where_nothing_can_be_retained_a_twin_is_handed_over_all_the_same() {
+async fn without_the_right_to_retain_a_twin_is_handed_over_all_the_same() {
     let rights = Rights {
         volume_changes: false,
         ..Rights::ALL
@@ -214,7 +214,7 @@ async fn where_nothing_can_be_retained_a_twin_is_handed_over_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_target_that_is_given_up_goes_with_its_finalizer() {
+async fn an_abandoned_target_is_deleted_with_its_finalizer() {
     let world = World::new().await.with_target("Delete");
     world.there.change(TARGET, |twin| {
         twin["metadata"]["finalizers"] = json!([mark::TWIN_FINALIZER]);
@@ -259,7 +259,7 @@ async fn a_target_that_was_handed_over_meanwhile_stays() {
 }
 
 #[tokio::test]
-async fn a_copy_that_is_kept_is_retained_until_it_goes() {
+async fn a_kept_copy_is_retained_until_it_is_deleted() {
     let world = World::new().await.with_target("Delete");
     let retain = ClaimStep::RetainTarget {
         target: target_version(&world),
@@ -279,7 +279,7 @@ async fn a_copy_that_is_kept_is_retained_until_it_goes() {
 }
 
 #[tokio::test]
-async fn a_source_is_released_as_its_user_wants_it() {
+async fn a_source_is_released_by_the_policy_of_its_user() {
     let world = World::new().await;
     let release = |world: &World, policy| ClaimStep::ReleaseSource {
         source: source_version(world),

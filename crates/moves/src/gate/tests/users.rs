@@ -85,7 +85,7 @@ async fn pods_use_a_claim_until_they_have_ended() {
 }
 
 #[tokio::test]
-async fn nodes_have_a_volume_until_they_have_unmounted_and_detached_it() {
+async fn a_node_uses_a_volume_until_it_is_unmounted_and_detached() {
     let world = World::new().await;
     node(&world.api, "n1", true, &in_use(), &json!([]));
     node(&world.api, "n2", false, &in_use(), &json!([]));
@@ -137,7 +137,7 @@ async fn nodes_have_a_volume_until_they_have_unmounted_and_detached_it() {
 }
 
 #[tokio::test]
-async fn a_mover_is_no_user_unless_the_users_attachment_is_there_too() {
+async fn a_mover_does_not_count_as_a_user_of_the_volume() {
     let world = World::new().await;
     world.api.put(
         &format!("{VOLUMES}/temporary"),
@@ -156,7 +156,7 @@ async fn a_mover_is_no_user_unless_the_users_attachment_is_there_too() {
 }
 
 #[tokio::test]
-async fn a_set_that_deletes_claims_when_it_is_scaled_down_is_named() {
+async fn stateful_sets_that_delete_claims_on_scale_down_are_reported() {
     for (policy, expected) in [
         ("Delete", Some("the StatefulSet db".to_owned())),
         ("Retain", None),
@@ -195,7 +195,7 @@ async fn remote_source(rights: Rights) -> World {
 }
 
 #[tokio::test]
-async fn users_of_a_remote_source_are_looked_for_there_too() {
+async fn users_of_a_remote_source_are_also_read_in_its_cluster() {
     let world = remote_source(Rights::ALL).await;
     let real = "kubernetes.io/csi/real.test^h-real-2";
     node(&world.there, "r1", true, real, &json!([]));
@@ -269,7 +269,7 @@ async fn users_there_are_found_while_the_pv_names_the_claim_of_the_mover() {
 }
 
 #[tokio::test]
-async fn where_only_pods_may_be_read_they_alone_tell() {
+async fn without_other_rights_only_pods_are_checked() {
     let world = remote_source(Rights::default()).await;
     pod(
         &world.there,
@@ -282,7 +282,7 @@ async fn where_only_pods_may_be_read_they_alone_tell() {
 }
 
 #[tokio::test]
-async fn writers_there_may_not_be_noticed_without_rights_on_volumes_and_nodes() {
+async fn without_rights_on_volumes_and_nodes_remote_writers_may_be_missed() {
     assert_eq!(World::new().await.moved.unwatched(), None, "the gate is at home");
     assert_eq!(remote_source(Rights::ALL).await.moved.unwatched(), None);
     for rights in [

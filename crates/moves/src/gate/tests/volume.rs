@@ -18,7 +18,7 @@ fn back() -> Stage {
 }
 
 #[tokio::test]
-async fn what_nobody_has_moved_is_seen_as_it_is() {
+async fn a_volume_without_a_move_is_read_unchanged() {
     let world = World::new().await;
     let seen = world.look().await;
     let ClaimNow::Exists {
@@ -61,7 +61,7 @@ async fn a_claim_of_the_same_name_is_another_one() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_being_changed_says_so() {
+async fn a_claim_with_a_pending_change_is_detected() {
     let changes: [fn(&mut Value); 3] = [
         |claim| claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into(),
         |claim| claim["spec"]["volumeAttributesClassName"] = "gold".into(),
@@ -80,7 +80,7 @@ async fn a_claim_that_is_being_changed_says_so() {
 
 /// Otherwise claim and move would wait for each other.
 #[tokio::test]
-async fn what_is_asked_of_a_locked_claim_is_put_off() {
+async fn changes_of_a_locked_claim_are_deferred() {
     let world = World::new().await;
     world.api.change(CLAIM, |claim| {
         claim["metadata"]["annotations"][mark::MOVE] = MOVE.into();
@@ -98,7 +98,7 @@ async fn what_is_asked_of_a_locked_claim_is_put_off() {
 }
 
 #[tokio::test]
-async fn a_target_that_can_never_be_large_enough_is_told_of() {
+async fn a_target_that_cannot_grow_enough_is_reported() {
     let world = World::new().await.with_target("Delete");
     world.there.change(TARGET, |twin| {
         twin["spec"]["storageClassName"] = "fixed".into();
@@ -264,7 +264,7 @@ async fn a_pv_that_is_being_deleted_is_not_gated() {
 }
 
 #[tokio::test]
-async fn a_gate_whose_answer_was_lost_is_seen_by_the_next_look() {
+async fn a_gate_whose_answer_was_lost_is_found_by_the_next_read() {
     let world = World::new().await;
     let gate = ClaimStep::Gate {
         volume: world.volume().await.at,
@@ -334,7 +334,7 @@ async fn the_policy_comes_back_after_kubernetes_has_bound_the_claim() {
 }
 
 #[tokio::test]
-async fn an_open_gate_refuses_whoever_comes_late() {
+async fn an_open_gate_refuses_late_writes() {
     let world = World::new().await;
     let late = ClaimStep::Gate {
         volume: world.volume().await.at,
@@ -425,7 +425,7 @@ async fn a_pv_is_replaced_once_nothing_attaches_it() {
 }
 
 #[tokio::test]
-async fn a_pv_is_made_only_where_none_is_and_one_is_recorded() {
+async fn a_pv_is_created_only_if_it_is_missing_and_recorded() {
     let world = World::new().await;
     let make = ClaimStep::MakeVolume {
         of: Side::Source,
@@ -452,7 +452,7 @@ async fn a_pv_is_made_only_where_none_is_and_one_is_recorded() {
 }
 
 #[tokio::test]
-async fn steps_of_movers_and_pods_are_left_to_others() {
+async fn steps_of_movers_and_pods_are_not_handled_here() {
     let world = World::new().await;
     let writes = world.api.writes();
     for step in [

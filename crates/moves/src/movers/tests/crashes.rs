@@ -31,7 +31,7 @@ fn kinds(world: &World) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn whoever_comes_after_a_crash_finds_what_was_made() {
+async fn objects_created_before_a_crash_are_found() {
     let whole = World::new(Way::Out).await;
     whole.prepare().await;
     let expected = kinds(&whole);
@@ -64,7 +64,7 @@ async fn whoever_comes_after_a_crash_finds_what_was_made() {
 }
 
 #[tokio::test]
-async fn deletions_are_gone_on_with() {
+async fn deletions_resume_after_a_crash() {
     for collection in [
         "/liqo-csi/pods",
         "/liqo-csi/persistentvolumeclaims",
@@ -90,7 +90,7 @@ async fn deletions_are_gone_on_with() {
 }
 
 #[tokio::test]
-async fn objects_of_others_are_left_and_named() {
+async fn objects_of_others_are_not_touched_and_are_reported() {
     let whole = World::new(Way::Out).await;
     whole.prepare().await;
     let source = whole.source_pod()["metadata"]["name"]

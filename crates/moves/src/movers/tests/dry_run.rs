@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn nothing_is_made_to_find_out_what_would_be_refused() {
+async fn refusals_are_found_by_dry_run() {
     let mut world = World::new(Way::Out).await;
     let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
     assert_eq!(found, Vec::<String>::new());
@@ -79,7 +79,7 @@ async fn a_gate_that_is_denied_there_is_reported_before_the_move() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_beside_its_users_is_not_said_to_be() {
+async fn a_volume_that_cannot_be_read_in_use_is_not_reported_as_readable() {
     let mut world = World::with_device(Way::Out).await;
     let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
     assert_eq!(found, Vec::<String>::new(), "a device can be moved");

@@ -29,7 +29,7 @@ async fn removed(world: &World) {
 }
 
 #[tokio::test]
-async fn nothing_is_left_but_what_goes_with_the_pods() {
+async fn only_objects_owned_by_the_pods_are_left() {
     for way in [Way::Out, Way::Home, Way::Within] {
         let world = World::new(way).await;
         world.prepare().await;
@@ -47,7 +47,7 @@ async fn nothing_is_left_but_what_goes_with_the_pods() {
 }
 
 #[tokio::test]
-async fn a_mover_that_has_ended_is_made_again_after_a_while() {
+async fn an_ended_mover_is_recreated_after_a_pause() {
     let world = World::new(Way::Out).await;
     world.prepare().await;
     let pod = path(&world.target_pod());
@@ -79,7 +79,7 @@ async fn a_mover_that_has_ended_is_made_again_after_a_while() {
 }
 
 #[tokio::test]
-async fn a_pod_that_cannot_start_says_why() {
+async fn the_reason_why_a_pod_cannot_start_is_reported() {
     let world = World::new(Way::Out).await;
     world.prepare().await;
     let pod = path(&world.target_pod());
@@ -129,7 +129,7 @@ async fn a_mover_follows_the_users_of_its_volume() {
 
 /// On other nodes everything would have to be read again.
 #[tokio::test]
-async fn when_the_users_have_gone_a_mover_prefers_the_node_where_it_was() {
+async fn after_the_drain_a_mover_prefers_its_last_node() {
     for way in [Way::Out, Way::Home] {
         let mut world = World::new(way).await;
         let api = if way == Way::Out { &world.api } else { &world.there };
@@ -177,7 +177,7 @@ async fn when_the_users_have_gone_a_mover_prefers_the_node_where_it_was() {
 }
 
 #[tokio::test]
-async fn a_node_that_takes_no_mover_again_is_known_before_the_gate() {
+async fn a_node_that_accepts_no_mover_is_detected_before_the_gate() {
     let world = World::new(Way::Out).await;
     world.prepare().await;
     let copying = Stage::Copying { last: None };
@@ -203,7 +203,7 @@ async fn a_node_that_takes_no_mover_again_is_known_before_the_gate() {
 }
 
 #[tokio::test]
-async fn while_users_are_drained_the_source_counts_as_there_or_gone() {
+async fn during_the_drain_a_source_mover_counts_as_running_or_gone() {
     let world = World::new(Way::Out).await;
     world.prepare().await;
     let draining = Stage::Draining(GateNumber::FIRST);
@@ -281,7 +281,7 @@ fn reference_of(world: &World) -> Value {
 }
 
 #[tokio::test]
-async fn old_certificates_are_issued_anew_for_new_pods() {
+async fn old_certificates_are_replaced_for_new_pods() {
     let world = World::new(Way::Out).await;
     world.prepare().await;
     let issued = world
@@ -309,7 +309,7 @@ async fn old_certificates_are_issued_anew_for_new_pods() {
 }
 
 #[tokio::test]
-async fn a_remote_cluster_that_does_not_answer_is_not_empty() {
+async fn an_unreachable_remote_cluster_does_not_count_as_empty() {
     let mut world = World::new(Way::Out).await;
     world.prepare().await;
     world

@@ -23,7 +23,7 @@ fn has(pod: &Value, argument: &str) {
 }
 
 #[tokio::test]
-async fn both_sides_are_made_and_then_ready() {
+async fn both_movers_are_created_and_become_ready() {
     for way in [Way::Out, Way::Home, Way::Within] {
         let world = World::new(way).await;
         let before = world.look(&PREPARING).await;
@@ -38,7 +38,7 @@ async fn both_sides_are_made_and_then_ready() {
 }
 
 #[tokio::test]
-async fn movers_may_do_what_copying_needs_and_no_more() {
+async fn movers_get_only_the_capabilities_that_copying_needs() {
     let world = World::new(Way::Out).await;
     world.prepare().await;
     for (pod, added, read_only) in [
@@ -222,7 +222,7 @@ async fn certificates_go_with_their_pods_and_fit_each_other() {
 }
 
 #[tokio::test]
-async fn between_clusters_the_source_dials_and_a_relay_stands_by() {
+async fn between_clusters_the_source_dials_and_a_relay_is_ready() {
     let world = World::new(Way::Out).await;
     world.prepare().await;
     has(&world.target_pod(), "--listen=0.0.0.0:7401");
@@ -232,7 +232,7 @@ async fn between_clusters_the_source_dials_and_a_relay_stands_by() {
 }
 
 #[tokio::test]
-async fn where_nobody_may_dial_a_relay_connects_two_loopbacks() {
+async fn without_a_direct_route_a_relay_connects_both_movers() {
     let mut world = World::new(Way::Out).await;
     world.of = request(json!({"target": {"cluster": "milan"}, "transport": {"allow": ["ApiServer"]}}));
     world.prepare().await;
@@ -302,7 +302,7 @@ async fn within_a_cluster_the_source_dials_the_target() {
 }
 
 #[tokio::test]
-async fn a_copy_from_a_snapshot_is_refused_in_words() {
+async fn a_copy_from_a_snapshot_is_refused_with_a_reason() {
     let mut world = World::new(Way::Out).await;
     world.of = request(json!({"target": {"cluster": "milan"}, "warm": "Snapshot"}));
     let refused = world.try_prepare().await.unwrap_err().to_string();
@@ -310,7 +310,7 @@ async fn a_copy_from_a_snapshot_is_refused_in_words() {
 }
 
 #[tokio::test]
-async fn a_device_is_given_to_its_movers_as_one() {
+async fn block_volumes_are_passed_to_movers_as_devices() {
     for way in [Way::Out, Way::Home, Way::Within] {
         let world = World::with_device(way).await;
         world.gate();
@@ -356,7 +356,7 @@ async fn a_device_is_given_to_its_movers_as_one() {
 }
 
 #[tokio::test]
-async fn a_device_at_home_is_not_read_beside_its_users_and_one_elsewhere_is() {
+async fn only_remote_block_volumes_are_copied_in_use() {
     for (way, cold) in [
         (Way::Out, Some(Cold::Block)),
         (Way::Within, Some(Cold::Block)),
@@ -383,7 +383,7 @@ async fn a_device_at_home_is_not_read_beside_its_users_and_one_elsewhere_is() {
 }
 
 #[tokio::test]
-async fn what_one_pod_alone_may_have_is_not_read_before_its_users_have_gone() {
+async fn single_pod_volumes_are_not_read_in_use() {
     for cold in [
         json!({"target": {"cluster": "milan"}, "warm": "None"}),
         json!({"target": {"cluster": "milan"}}),

@@ -190,7 +190,7 @@ async fn files_that_change_while_they_are_read_are_left_to_one_more_pass() {
 
 /// So that little is left to read during the cut-over.
 #[tokio::test]
-async fn what_a_pass_beside_the_users_has_written_is_read_back() {
+async fn data_written_by_a_warm_pass_is_read_back() {
     let mut changing = verified(0);
     changing["verified"]["different"] = 2.into();
     changing["verified"]["unknown"] = 2.into();
@@ -214,7 +214,7 @@ async fn what_a_pass_beside_the_users_has_written_is_read_back() {
 }
 
 #[tokio::test]
-async fn what_was_finished_and_compared_is_that_of_its_gate() {
+async fn a_comparison_counts_only_for_its_own_gate() {
     let script = vec![passed(0, &json!([])), verified(0), json!("finished")];
     let copies = Copies::with(script).await;
     let Live::Known(seen) = copies.ended(Pass::Final(GATE)).await else {
@@ -250,7 +250,7 @@ async fn what_was_finished_and_compared_is_that_of_its_gate() {
 }
 
 #[tokio::test]
-async fn whoever_takes_over_compares_only_after_a_pass_of_his_own() {
+async fn a_new_leader_compares_only_after_a_pass_of_its_own() {
     let script = vec![passed(0, &json!([])), verified(0)];
     let mut copies = Copies::with(script).await;
     copies.world.of = request(json!({"target": {"cluster": "milan"}, "verify": "Full"}));
@@ -266,7 +266,7 @@ async fn whoever_takes_over_compares_only_after_a_pass_of_his_own() {
 }
 
 #[tokio::test]
-async fn a_target_that_is_too_small_is_not_asked_again() {
+async fn a_too_small_target_gets_no_further_requests() {
     let failed = json!({"failed": {"reason": "tooSmall", "message": "no room"}});
     let copies = Copies::with(vec![failed]).await;
     let Live::Known(seen) = copies.ended(Pass::Warm).await else {
@@ -276,7 +276,7 @@ async fn a_target_that_is_too_small_is_not_asked_again() {
 }
 
 #[tokio::test]
-async fn a_comparison_that_fails_is_made_again_after_another_pass() {
+async fn a_failed_comparison_is_repeated_after_another_pass() {
     let pass = passed(0, &json!([]));
     let cut = json!({"failed": {"reason": "target", "message": "cut"}});
     let copies = Copies::with(vec![pass.clone(), cut, pass, verified(0)]).await;
@@ -309,7 +309,7 @@ async fn a_comparison_whose_gate_was_opened_again_leaves_the_journal() {
 }
 
 #[tokio::test]
-async fn a_target_that_cannot_take_the_journal_off_is_not_waited_for() {
+async fn a_target_that_cannot_delete_its_journal_is_not_waited_for() {
     let failed = json!({"failed": {"reason": "target", "message": "I/O error"}});
     let copies = Copies::with(vec![failed]).await;
     assert_eq!(copies.begin(Pass::Finish(GATE)), Applied::Done);
@@ -325,7 +325,7 @@ async fn a_target_that_cannot_take_the_journal_off_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn differences_are_named_and_end_nothing() {
+async fn differences_are_reported_without_failing_the_move() {
     let copies = Copies::with(vec![passed(0, &json!([])), verified(2)]).await;
     let seen = copies.ended(Pass::Verify(GATE)).await;
     let Live::Known(Copied {
@@ -340,7 +340,7 @@ async fn differences_are_named_and_end_nothing() {
 }
 
 #[tokio::test]
-async fn what_fails_is_said_and_tried_again_later() {
+async fn failures_are_reported_and_retried_later() {
     let failed = json!({"failed": {"reason": "full", "message": "the target is full"}});
     let copies = Copies::with(vec![failed]).await;
     assert_eq!(
@@ -358,7 +358,7 @@ async fn what_fails_is_said_and_tried_again_later() {
 }
 
 #[tokio::test]
-async fn nothing_is_lost_unsaid() {
+async fn every_loss_is_reported() {
     let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
     let mut copies = Copies::with(vec![passed(0, &lost), passed(0, &lost)]).await;
     let seen = copies.ended(Pass::Warm).await;
@@ -393,7 +393,7 @@ fn is_silent(seen: &Live<Copied>) -> bool {
 
 /// Only a target that reports the losses of the whole volume can clear one.
 #[tokio::test]
-async fn what_would_be_lost_holds_the_move_up_until_it_is_accepted_or_gone() {
+async fn a_loss_blocks_the_move_until_it_is_accepted_or_gone() {
     let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
     let none = json!([]);
     let script = vec![passed(0, &lost), passed_of_old(&none), passed(0, &none)];
@@ -425,7 +425,7 @@ async fn what_would_be_lost_holds_the_move_up_until_it_is_accepted_or_gone() {
 
 /// A new leader makes a pass of its own, which reports all losses.
 #[tokio::test]
-async fn a_new_leader_hears_of_losses_that_an_old_one_was_told_of() {
+async fn a_new_leader_learns_of_losses_that_were_reported_before() {
     let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
     let mut copies = Copies::with(vec![passed(0, &lost), passed(0, &lost)]).await;
     copies.ended(Pass::Warm).await;
@@ -436,7 +436,7 @@ async fn a_new_leader_hears_of_losses_that_an_old_one_was_told_of() {
 }
 
 #[tokio::test]
-async fn orders_are_given_one_after_the_other() {
+async fn orders_are_sent_one_at_a_time() {
     let copies = Copies::with(vec![passed(0, &json!([])), passed(0, &json!([]))]).await;
     assert_eq!(copies.begin(Pass::Warm), Applied::Done);
     assert_eq!(copies.begin(Pass::Warm), Applied::ChangedMeanwhile);
@@ -457,7 +457,7 @@ async fn orders_are_given_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn a_pass_whose_source_goes_is_not_waited_for() {
+async fn a_pass_whose_source_ends_is_not_waited_for() {
     let copies = Copies::with(vec![passed(0, &json!([])), passed(0, &json!([]))]).await;
     assert_eq!(copies.begin(Pass::Final(GATE)), Applied::Done);
     assert_eq!(copies.begin(Pass::Final(GATE.next())), Applied::Done);

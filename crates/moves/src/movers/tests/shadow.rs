@@ -62,7 +62,7 @@ async fn prepared(way: Way) -> World {
 }
 
 #[tokio::test]
-async fn liqo_makes_the_pod_and_knows_for_whom() {
+async fn liqo_creates_the_mover_pod_with_our_marks() {
     for way in [Way::Out, Way::Home] {
         let world = prepared(way).await;
         let shadow = shadow(&world);
@@ -87,7 +87,7 @@ async fn liqo_makes_the_pod_and_knows_for_whom() {
 }
 
 #[tokio::test]
-async fn what_waits_for_liqo_says_so() {
+async fn waiting_for_liqo_is_reported() {
     let world = behind_liqo(Way::Out).await;
     world.prepare().await;
     let Live::Unknown(why) = world.look(&PREPARING).await.target else {
@@ -97,7 +97,7 @@ async fn what_waits_for_liqo_says_so() {
 }
 
 #[tokio::test]
-async fn a_pod_that_somebody_deletes_is_liqos_matter() {
+async fn a_deleted_pod_is_recreated_by_liqo() {
     let world = prepared(Way::Out).await;
     let before = shadow(&world);
     let pod = format!("{PODS}{}", before["metadata"]["name"].as_str().unwrap());
@@ -110,7 +110,7 @@ async fn a_pod_that_somebody_deletes_is_liqos_matter() {
 }
 
 #[tokio::test]
-async fn one_that_has_ended_is_replaced_when_its_pod_has_gone() {
+async fn an_ended_mover_is_replaced_after_its_pod_is_deleted() {
     let world = prepared(Way::Out).await;
     let before = shadow(&world);
     let name = before["metadata"]["name"].as_str().unwrap().to_owned();
@@ -138,7 +138,7 @@ async fn one_that_has_ended_is_replaced_when_its_pod_has_gone() {
 }
 
 #[tokio::test]
-async fn removing_one_is_done_when_its_pod_has_gone() {
+async fn a_removal_is_complete_when_the_pod_is_deleted() {
     let world = prepared(Way::Out).await;
     world.step(ClaimStep::RemoveHelpers(Side::Target)).await.unwrap();
     assert!(world.there.store().below(SHADOWS).is_empty());
@@ -149,7 +149,7 @@ async fn removing_one_is_done_when_its_pod_has_gone() {
 }
 
 #[tokio::test]
-async fn beforehand_liqo_is_asked_rather_than_the_api_server_for_pods() {
+async fn preflight_uses_the_kind_of_liqo_instead_of_pods() {
     let world = behind_liqo(Way::Out).await;
     let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
     assert_eq!(found, Vec::<String>::new());

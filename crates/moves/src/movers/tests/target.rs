@@ -25,7 +25,7 @@ async fn a_remote_twin_has_the_mapped_class_the_claims_name_and_the_larger_size(
 }
 
 #[tokio::test]
-async fn a_twin_at_home_has_its_epoch_in_its_name_and_is_told_the_node() {
+async fn a_twin_at_home_has_its_epoch_in_its_name_and_a_selected_node() {
     for way in [Way::Home, Way::Within] {
         let world = World::new(way).await;
         assert_eq!(world.make_target().await.unwrap(), Applied::Done);
@@ -60,7 +60,7 @@ async fn the_user_may_name_a_class_that_is_allowed_and_modes() {
 
 /// The undo requests it by name.
 #[tokio::test]
-async fn the_class_of_a_new_claim_may_be_named_by_everybody() {
+async fn any_user_may_choose_the_class_of_a_new_claim() {
     for (way, class) in [(Way::Out, "mapped"), (Way::Home, "real"), (Way::Within, "real")] {
         let mut world = World::new(way).await;
         let mut target = json!({"nodeName": "n2", "storageClassName": class});
@@ -81,7 +81,7 @@ async fn the_class_of_a_new_claim_may_be_named_by_everybody() {
 }
 
 #[tokio::test]
-async fn the_class_of_the_target_is_told_where_it_can_be() {
+async fn the_class_of_the_target_is_reported_if_its_cluster_is_reachable() {
     let mut world = World::new(Way::Out).await;
     let none = Policy::default();
     let told = target_class(&world.moved, &none, &world.of).await.unwrap();
@@ -106,7 +106,7 @@ async fn the_class_of_the_target_is_told_where_it_can_be() {
 }
 
 #[tokio::test]
-async fn what_is_in_its_place_is_left_and_named() {
+async fn another_object_in_its_place_is_not_touched_and_is_reported() {
     let world = World::new(Way::Out).await;
     world.there.put(TWIN_THERE, json!({"metadata": {"uid": "x"}}));
     assert_eq!(world.make_target().await.unwrap(), Applied::ChangedMeanwhile);
@@ -144,7 +144,7 @@ async fn the_target_of_a_volume_that_another_claim_has_by_now_is_found() {
 }
 
 #[tokio::test]
-async fn one_that_was_made_before_a_crash_is_found_again() {
+async fn a_target_created_before_a_crash_is_found() {
     let world = World::new(Way::Out).await;
     let lost = Fault::new("POST", "/shop-home/persistentvolumeclaims", Act::DoAndRefuse(422)).times(1);
     world.there.fault(lost);
@@ -164,7 +164,7 @@ async fn one_that_was_made_before_a_crash_is_found_again() {
 }
 
 #[tokio::test]
-async fn a_node_that_cannot_have_it_and_a_cluster_that_is_silent_are_said() {
+async fn unsuitable_nodes_and_unreachable_clusters_are_reported() {
     let mut world = World::new(Way::Within).await;
     world.of = request(json!({"target": {"nodeName": "n9"}}));
     let refused = world.make_target().await.unwrap_err().to_string();

@@ -89,7 +89,7 @@ impl Ends {
 }
 
 #[tokio::test]
-async fn a_target_is_dialled_when_the_source_speaks_and_hears_all_it_says() {
+async fn the_target_is_dialled_with_the_first_bytes_and_receives_all() {
     let ends = ends_with(None, 2).await;
     let _silent = ends.at_source().await;
     let mut source = ends.at_source().await;
@@ -118,7 +118,7 @@ async fn a_target_is_dialled_when_the_source_speaks_and_hears_all_it_says() {
 }
 
 #[tokio::test]
-async fn an_end_that_does_not_read_holds_up_the_other() {
+async fn a_slow_reader_blocks_the_sender() {
     let ends = ends(None).await;
     let (mut source, mut target) = ends.connected().await;
     let chunk: Vec<u8> = (0..64 << 10).map(|at: u32| at.to_le_bytes()[0]).collect();
@@ -140,7 +140,7 @@ async fn an_end_that_does_not_read_holds_up_the_other() {
 }
 
 #[tokio::test]
-async fn no_more_passes_than_is_allowed() {
+async fn the_bandwidth_limit_is_kept() {
     let ends = ends(NonZeroU64::new(1 << 20)).await;
     let (mut source, mut target) = ends.connected().await;
     let started = Instant::now();
@@ -152,7 +152,7 @@ async fn no_more_passes_than_is_allowed() {
 }
 
 #[tokio::test]
-async fn a_connection_that_broke_is_made_again() {
+async fn a_broken_connection_is_reconnected() {
     let ends = ends(None).await;
     for cut in [&ends.home, &ends.remote] {
         let (mut source, mut target) = ends.connected().await;
@@ -164,7 +164,7 @@ async fn a_connection_that_broke_is_made_again() {
 }
 
 #[tokio::test]
-async fn ends_that_are_not_there_yet_are_waited_for() {
+async fn missing_movers_are_waited_for() {
     let (home, remote) = (FakeCluster::start().await, FakeCluster::start().await);
     let (from, to) = (reserved(), reserved());
     let port = |socket: &TcpSocket| socket.local_addr().unwrap().port();

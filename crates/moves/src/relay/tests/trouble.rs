@@ -36,7 +36,7 @@ async fn announced() -> (Tunnel, Server) {
 }
 
 #[tokio::test]
-async fn what_a_node_says_of_a_port_is_reported() {
+async fn errors_of_a_port_forward_are_reported() {
     let (mut tunnel, mut server) = announced().await;
     let told = [&[1], &b"connection refused\n"[..]].concat();
     server.send(Message::binary(told)).await.unwrap();
@@ -48,7 +48,7 @@ async fn what_a_node_says_of_a_port_is_reported() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_in_the_words_of_the_api_server() {
+async fn a_refusal_is_reported_with_the_text_of_the_api_server() {
     let api = FakeCluster::start().await;
     let error = Tunnel::open(&api.end("forbidden", PORT))
         .await
@@ -66,7 +66,7 @@ async fn a_refusal_is_told_in_the_words_of_the_api_server() {
 }
 
 #[tokio::test]
-async fn an_open_port_with_nobody_behind_it_is_told_apart() {
+async fn an_open_port_without_a_server_is_detected() {
     let api = FakeCluster::start().await;
     let nobody = reserved();
     let port = nobody.local_addr().unwrap().port();
@@ -75,7 +75,7 @@ async fn an_open_port_with_nobody_behind_it_is_told_apart() {
 }
 
 #[tokio::test]
-async fn what_has_no_place_on_a_port_ends_it() {
+async fn unexpected_data_ends_the_connection() {
     for wrong in [
         Message::binary(vec![]),
         Message::binary(vec![0, 1, 2]),
@@ -124,7 +124,7 @@ async fn a_quiet_connection_is_kept_by_pings_and_a_dead_one_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_takes_nothing_is_given_up() {
+async fn a_pod_that_reads_nothing_times_out() {
     let (mut tunnel, mut server) = announced().await;
     // The pod sends, but does not read.
     server.send(Message::binary(vec![0; 1000])).await.unwrap();

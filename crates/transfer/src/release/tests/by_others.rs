@@ -42,7 +42,7 @@ pub(super) async fn in_the_gap() -> World {
 }
 
 #[tokio::test]
-async fn a_release_takes_the_volume_back_from_a_claim_that_got_another_one() {
+async fn a_release_unbinds_the_volume_from_a_claim_with_another_volume() {
     let world = World::new("Delete", "Delete").await;
     let mut changes = world.api.store().changes();
     let in_the_gap = async {
@@ -75,7 +75,7 @@ async fn a_release_takes_the_volume_back_from_a_claim_that_got_another_one() {
 }
 
 #[tokio::test]
-async fn an_undo_takes_the_virtual_volume_back_from_a_claim_that_got_another_one() {
+async fn an_undo_unbinds_the_virtual_volume_from_a_claim_with_another_volume() {
     let world = in_the_gap().await;
     world.api.put(CLAIM, theirs("liqo"));
     world.api.before("PATCH", &outer_path(), bind_elsewhere);
@@ -93,7 +93,7 @@ async fn an_undo_takes_the_virtual_volume_back_from_a_claim_that_got_another_one
 }
 
 #[tokio::test]
-async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_release_goes_on() {
+async fn a_release_resumes_after_a_deleted_volume_is_recreated() {
     let world = World::new("Delete", "Delete").await;
     world
         .api
@@ -111,7 +111,7 @@ async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_release_goes_o
 }
 
 #[tokio::test]
-async fn a_quota_that_counts_the_old_claim_for_a_moment_is_no_end_of_an_undo() {
+async fn an_undo_waits_for_a_quota_that_still_counts_the_old_claim() {
     let world = in_the_gap().await;
     let quota = Fault::new("POST", "persistentvolumeclaims", Act::Forbid("exceeded quota"));
     world.api.fault(quota.times(2));
@@ -121,7 +121,7 @@ async fn a_quota_that_counts_the_old_claim_for_a_moment_is_no_end_of_an_undo() {
 
 /// The claim is the original one, and not that of another client.
 #[tokio::test]
-async fn a_claim_that_has_lost_its_twin_and_its_virtual_volume_is_not_called_another_one() {
+async fn a_claim_without_twin_and_virtual_volume_is_still_recognized() {
     let world = World::new("Delete", "Delete").await;
     let mut changes = world.api.store().changes();
     let recorded = async {
@@ -140,7 +140,7 @@ async fn a_claim_that_has_lost_its_twin_and_its_virtual_volume_is_not_called_ano
 }
 
 #[tokio::test]
-async fn an_undo_that_leaves_the_twin_to_the_driver_says_so_in_the_end() {
+async fn an_undo_reports_that_the_driver_recreates_the_twin() {
     let world = World::new("Delete", "Delete").await;
     let mut changes = world.api.store().changes();
     let recorded = async {
@@ -174,7 +174,7 @@ async fn an_undo_that_leaves_the_twin_to_the_driver_says_so_in_the_end() {
 }
 
 #[tokio::test]
-async fn what_is_written_on_the_claim_until_it_is_deleted_is_kept() {
+async fn changes_of_the_claim_until_its_deletion_are_kept() {
     let world = World::new("Delete", "Delete").await;
     world.api.before("DELETE", CLAIM, |store| {
         let mut claim = store.get(CLAIM).unwrap();

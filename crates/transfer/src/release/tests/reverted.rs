@@ -17,7 +17,7 @@ async fn reverted(world: &World, undo: bool) -> String {
 }
 
 #[tokio::test]
-async fn a_mark_that_is_taken_back_ends_a_release() {
+async fn a_release_whose_mark_is_always_reverted_fails() {
     let world = World::new("Delete", "Delete").await;
     world.api.fault(Fault::new("PATCH", &twin_path(), Act::TakeOut));
     let lists = || {
@@ -35,7 +35,7 @@ async fn a_mark_that_is_taken_back_ends_a_release() {
 }
 
 #[tokio::test]
-async fn a_record_that_is_taken_back_ends_a_release_and_an_undo() {
+async fn a_release_or_undo_whose_record_is_always_reverted_fails() {
     let world = World::new("Delete", "Delete").await;
     world.api.fault(Fault::new("PATCH", REAL, Act::TakeOut));
     let error = reverted(&world, false).await;
@@ -59,7 +59,7 @@ async fn a_record_that_is_taken_back_ends_a_release_and_an_undo() {
 }
 
 #[tokio::test]
-async fn a_stray_mark_that_comes_back_ends_a_release_and_an_undo() {
+async fn a_release_or_undo_whose_stray_mark_always_returns_fails() {
     let world = World::new("Delete", "Delete").await;
     let stray = format!("{TWINS}stray");
     world.api.put(
@@ -77,7 +77,7 @@ async fn a_stray_mark_that_comes_back_ends_a_release_and_an_undo() {
 }
 
 #[tokio::test]
-async fn a_finalizer_that_comes_back_ends_a_release() {
+async fn a_release_whose_finalizer_always_returns_fails() {
     let world = by_others::in_the_gap().await;
     let api = Arc::clone(&world.api);
     // A csi-provisioner that does not run, but whose finalizer is on every PV.

@@ -33,7 +33,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn an_undo_deletes_nothing_while_the_content_of_before_goes() {
+async fn an_undo_deletes_nothing_while_the_old_content_is_being_deleted() {
     let world = World::new("Delete").await;
     world.import_until_the_twin_is_ready().await;
     world.api.change(REAL, goes);
@@ -54,7 +54,7 @@ async fn an_undo_deletes_nothing_while_the_content_of_before_goes() {
 }
 
 #[tokio::test]
-async fn what_goes_and_is_not_retained_is_retained_even_so() {
+async fn a_content_that_is_being_deleted_is_still_retained() {
     let world = World::new("Delete").await;
     world.import_until_the_twin_is_ready().await;
     world.api.change(REAL, goes);
@@ -69,7 +69,7 @@ async fn what_goes_and_is_not_retained_is_retained_even_so() {
 }
 
 #[tokio::test]
-async fn an_undo_stops_when_the_content_of_before_begins_to_go() {
+async fn an_undo_stops_when_the_old_content_is_deleted() {
     // Before its first write, and before its first deletion.
     for method in ["PATCH", "DELETE"] {
         for gone in [false, true] {
@@ -99,7 +99,7 @@ async fn an_undo_stops_when_the_content_of_before_begins_to_go() {
 }
 
 #[tokio::test]
-async fn the_policy_of_before_is_not_given_to_a_content_that_goes() {
+async fn a_content_that_is_being_deleted_does_not_get_the_old_policy() {
     let world = World::new("Delete").await;
     world.import_until_the_twin_is_ready().await;
     world.api.before("DELETE", &world.twin_content(), |store| {
@@ -117,7 +117,7 @@ async fn the_policy_of_before_is_not_given_to_a_content_that_goes() {
 }
 
 #[tokio::test]
-async fn where_the_content_of_before_is_gone_the_second_one_tells_the_data() {
+async fn without_the_old_content_the_second_one_identifies_the_data() {
     let world = World::new("Delete").await;
     world.import_until_the_twin_is_ready().await;
     world.api.remove(REAL);
@@ -142,7 +142,7 @@ async fn where_the_content_of_before_is_gone_the_second_one_tells_the_data() {
 }
 
 #[tokio::test]
-async fn a_snapshot_whose_content_is_gone_is_not_said_to_be_as_before() {
+async fn a_snapshot_without_its_content_is_not_reported_as_restored() {
     for gone in [true, false] {
         let world = World::new("Delete").await;
         // The state after an interrupted undo.

@@ -49,7 +49,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn whoever_deletes_the_content_while_there_is_no_snapshot_is_told_where_the_data_is() {
+async fn deleting_the_content_without_a_snapshot_reports_where_the_data_is() {
     let world = World::new("Delete").await;
     world.import_until_the_old_is_gone().await;
     world.api.change(REAL, goes);
@@ -65,7 +65,7 @@ async fn whoever_deletes_the_content_while_there_is_no_snapshot_is_told_where_th
 }
 
 #[tokio::test]
-async fn the_content_of_before_is_not_forgotten_while_that_of_the_twin_goes() {
+async fn the_old_content_is_remembered_while_the_twins_content_is_deleted() {
     let world = World::new("Delete").await;
     let of_twin = world.twin_content();
     world.import_and_die_after(MADE).await;
@@ -75,7 +75,7 @@ async fn the_content_of_before_is_not_forgotten_while_that_of_the_twin_goes() {
 }
 
 #[tokio::test]
-async fn what_has_the_name_of_the_twins_content_and_is_another_is_left_alone() {
+async fn another_object_with_the_name_of_the_twins_content_is_not_touched() {
     for differs in [
         "/spec/driver",
         "/spec/source/snapshotHandle",
@@ -103,7 +103,7 @@ async fn what_has_the_name_of_the_twins_content_and_is_another_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_twin_that_leads_elsewhere_is_not_its_own() {
+async fn a_snapshot_twin_with_another_content_is_not_used() {
     let world = World::new("Delete").await;
     world.import_until_the_twin_is_ready().await;
     world.api.change(&world.twin(), |twin| {
@@ -121,7 +121,7 @@ async fn a_twin_that_leads_elsewhere_is_not_its_own() {
 }
 
 #[tokio::test]
-async fn a_twin_that_somebody_deletes_can_be_made_again() {
+async fn a_deleted_snapshot_twin_can_be_recreated() {
     let world = World::new("Delete").await;
     world.import_until_the_twin_is_ready().await;
     let of_twin = world.twin_content();
@@ -135,7 +135,7 @@ async fn a_twin_that_somebody_deletes_can_be_made_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_retained_any_more_is_retained_before_anything_is_deleted() {
+async fn contents_are_retained_again_before_any_deletion() {
     for of_twin in [true, false] {
         for undo in [true, false] {
             let world = World::new("Delete").await;
@@ -160,7 +160,7 @@ async fn what_is_not_retained_any_more_is_retained_before_anything_is_deleted() 
 }
 
 #[tokio::test]
-async fn what_is_made_when_the_import_was_undone_is_taken_back() {
+async fn objects_created_after_an_undo_are_deleted() {
     // First there is a dry run of the contents of the twin and of the new object, and of the twin.
     let made = [
         (format!("{KINDS}/volumesnapshotcontents"), 2),
@@ -207,7 +207,7 @@ async fn what_is_made_when_the_import_was_undone_is_taken_back() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_taken_meanwhile_can_be_given_up() {
+async fn an_import_can_be_undone_if_its_name_was_taken() {
     let world = World::new("Delete").await;
     let old = world.api.object(USER).unwrap();
     world.import_until_the_old_is_gone().await;
@@ -230,7 +230,7 @@ async fn a_name_that_is_taken_meanwhile_can_be_given_up() {
 }
 
 #[tokio::test]
-async fn what_is_written_on_the_snapshot_until_it_is_deleted_is_kept() {
+async fn changes_of_the_snapshot_until_its_deletion_are_kept() {
     let world = World::new("Delete").await;
     world.api.before("DELETE", USER, |store| {
         let mut user = store.get(USER).unwrap();

@@ -19,7 +19,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn what_would_not_be_accepted_is_told_before_anything_is_written() {
+async fn objects_that_would_be_refused_are_reported_before_any_write() {
     for what in made() {
         let world = World::new("Delete").await;
         world
@@ -36,7 +36,7 @@ async fn what_would_not_be_accepted_is_told_before_anything_is_written() {
 }
 
 #[tokio::test]
-async fn an_undo_tries_nothing() {
+async fn an_undo_makes_no_dry_runs() {
     let world = World::new("Delete").await;
     for what in made() {
         world.forbid(&what);
@@ -46,7 +46,7 @@ async fn an_undo_tries_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_not_accepted_later_is_taken_back() {
+async fn an_object_refused_later_rolls_back() {
     for (writes, what) in (MARKED..).zip(made()) {
         let world = World::new("Delete").await;
         world.import_and_die_after(writes).await;
@@ -62,7 +62,7 @@ async fn what_is_not_accepted_later_is_taken_back() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_taken_back_is_said_to_have_begun() {
+async fn an_import_that_cannot_be_rolled_back_is_reported_as_started() {
     let [contents, _, users] = made();
     let world = World::new("Delete").await;
     world.import_until_the_twin_is_ready().await;

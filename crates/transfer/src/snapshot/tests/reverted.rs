@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn a_write_that_is_taken_back_ends_an_import_and_an_undo() {
+async fn an_import_or_undo_whose_writes_are_always_reverted_fails() {
     let world = World::new("Delete").await;
     for undo in [false, true] {
         let before = world.api.writes();

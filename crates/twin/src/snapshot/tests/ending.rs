@@ -8,7 +8,7 @@ fn dying(object: &mut Value) {
 }
 
 #[tokio::test]
-async fn one_that_nobody_waits_for_leaks_nothing() {
+async fn an_abandoned_snapshot_leaks_nothing() {
     let world = World::new().await.posted().await;
     world.api.change(&user_content(), dying);
     assert_eq!(refusal(world.cut().await), SnapshotRefusal::GivenUp);
@@ -21,7 +21,7 @@ async fn one_that_nobody_waits_for_leaks_nothing() {
 }
 
 #[tokio::test]
-async fn one_that_was_cut_when_it_was_given_up_is_told_so_that_it_is_deleted() {
+async fn an_abandoned_snapshot_that_was_taken_is_returned_for_deletion() {
     let world = World::new().await.posted().await;
     world.api.change(&user_content(), dying);
     let twin = twin_path();
@@ -36,7 +36,7 @@ async fn one_that_was_cut_when_it_was_given_up_is_told_so_that_it_is_deleted() {
 }
 
 #[tokio::test]
-async fn until_it_is_gone_the_end_is_not_told() {
+async fn a_deletion_is_not_confirmed_before_the_snapshot_is_gone() {
     let world = World::new().await.posted().await;
     world.api.change(&user_content(), dying);
     world.api.change(&twin_path(), |twin| {
@@ -50,7 +50,7 @@ async fn until_it_is_gone_the_end_is_not_told() {
 }
 
 #[tokio::test]
-async fn one_that_vanished_is_not_cut_again_at_another_time() {
+async fn a_vanished_snapshot_is_not_taken_again() {
     let world = World::new().await.with_snapshot().await;
     world.api.change(&user_content(), |content| {
         content["status"] = json!({"snapshotHandle": "x"});
@@ -62,7 +62,7 @@ async fn one_that_vanished_is_not_cut_again_at_another_time() {
 }
 
 #[tokio::test]
-async fn a_deletion_waits_and_says_what_for() {
+async fn a_waiting_deletion_reports_the_reason() {
     let mut world = World::new().await.with_snapshot().await;
     // A new replica starts with a list of all events.
     world.home = world.api.cluster().await;
@@ -94,7 +94,7 @@ async fn a_deletion_waits_and_says_what_for() {
 }
 
 #[tokio::test]
-async fn what_the_user_retains_is_retained_behind_it() {
+async fn a_retained_snapshot_retains_its_twins_content() {
     let world = World::new().await.with_snapshot().await;
     let real = format!("{KINDS}/volumesnapshotcontents/real");
     world.api.change(&user_content(), |content| {
@@ -124,7 +124,7 @@ async fn what_the_user_retains_is_retained_behind_it() {
 }
 
 #[tokio::test]
-async fn where_retain_cannot_be_applied_it_is_said() {
+async fn a_failed_retain_is_reported() {
     let world = World::new().await.with_snapshot().await;
     world.api.change(&user_content(), |content| {
         content["spec"]["deletionPolicy"] = "Retain".into();

@@ -61,7 +61,7 @@ async fn data_in_use_is_retained_and_its_place_noted() {
 }
 
 #[tokio::test]
-async fn one_that_was_made_before_is_retained_later() {
+async fn an_older_snapshot_is_retained_later() {
     let world = World::new().await.with_snapshot().await;
     world.api.change(&user_content(), |content| {
         content["status"] = json!({"snapshotHandle": format!("s1:home::{SNAPSHOT}")});
@@ -73,7 +73,7 @@ async fn one_that_was_made_before_is_retained_later() {
 }
 
 #[tokio::test]
-async fn one_that_its_user_deletes_is_not_retained_again() {
+async fn a_snapshot_deleted_by_its_user_is_not_retained_again() {
     let world = in_use().await;
     world.api.change(&user_content(), |content| {
         content["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
@@ -96,7 +96,7 @@ async fn one_that_its_user_deletes_is_not_retained_again() {
 }
 
 #[tokio::test]
-async fn whose_twin_somebody_deletes_is_told_where_the_data_is() {
+async fn a_snapshot_whose_twin_was_deleted_reports_where_the_data_is() {
     let world = in_use().await;
     world.api.change(&twin_path(), |twin| {
         twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
@@ -188,7 +188,7 @@ async fn a_content_that_cannot_be_read_now_keeps_its_twin() {
 }
 
 #[tokio::test]
-async fn without_rights_or_the_wish_it_is_as_its_class_says() {
+async fn without_rights_or_policy_the_class_decides() {
     let rights = Rights {
         snapshot_contents: false,
         ..Rights::ALL

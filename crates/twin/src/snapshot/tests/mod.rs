@@ -203,7 +203,7 @@ fn refusal(outcome: Result<CutSnapshot, CutError>) -> SnapshotRefusal {
 }
 
 #[tokio::test]
-async fn a_snapshot_of_the_twin_is_answered_for_when_it_is_cut() {
+async fn a_snapshot_is_confirmed_when_its_twin_was_taken() {
     let world = World::new().await.posted().await;
     let twin = world.twin().unwrap();
     assert_eq!(twin["apiVersion"], "snapshot.storage.k8s.io/v1");
@@ -244,7 +244,7 @@ async fn a_snapshot_of_the_twin_is_answered_for_when_it_is_cut() {
 }
 
 #[tokio::test]
-async fn whoever_waits_is_woken_when_it_is_cut() {
+async fn a_waiting_call_returns_when_the_snapshot_was_taken() {
     let world = World::new().await;
     let controllers = async {
         world.api.until(|store| store.get(&twin_path()).is_some()).await;
@@ -258,7 +258,7 @@ async fn whoever_waits_is_woken_when_it_is_cut() {
 }
 
 #[tokio::test]
-async fn what_the_controllers_say_is_told_to_whoever_waits() {
+async fn errors_of_the_snapshot_controllers_are_passed_on() {
     let world = World::new().await.posted().await;
     world.api.change(&twin_path(), |twin| {
         twin["status"] = json!({"error": {"message": "out of snapshots"}});
@@ -319,7 +319,7 @@ async fn volumes_without_snapshots() {
 }
 
 #[tokio::test]
-async fn one_name_is_one_snapshot_of_one_volume() {
+async fn a_snapshot_name_belongs_to_one_volume() {
     let mut world = World::new().await.with_snapshot().await;
     world.request.source.name = VolumeName::from_request("another");
     let owner = world.request.source.name.to_string();
@@ -331,7 +331,7 @@ async fn one_name_is_one_snapshot_of_one_volume() {
 }
 
 #[tokio::test]
-async fn a_foreign_object_in_its_place_is_left_alone() {
+async fn a_foreign_object_in_its_place_is_not_touched() {
     let world = World::new().await;
     world
         .api
@@ -345,7 +345,7 @@ async fn a_foreign_object_in_its_place_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_cluster_without_snapshots_is_named() {
+async fn a_cluster_without_snapshot_support_is_reported() {
     let world = World::new().await;
     world.api.remove(KINDS);
     for class in ["default", "fast", "other"] {
@@ -364,7 +364,7 @@ async fn a_cluster_without_snapshots_is_named() {
 }
 
 #[tokio::test]
-async fn a_missing_right_is_final_and_a_silent_server_is_not() {
+async fn a_missing_right_is_final_and_an_unreachable_server_is_not() {
     let mut world = World::new().await;
     for (method, kind) in [("GET", "/volumesnapshots/"), ("POST", "/volumesnapshots")] {
         world.api.fault(Fault::new(method, kind, Act::Forbid("no right")));

@@ -100,7 +100,7 @@ fn path() -> String {
 }
 
 #[tokio::test]
-async fn it_lives_beside_its_volume_and_its_id_leads_there() {
+async fn a_remote_snapshot_is_next_to_its_volume_and_found_by_its_id() {
     let world = Remote::new().await;
     world.cut_in_vain().await;
     let twin = world.there.object(&path()).unwrap();
@@ -211,7 +211,7 @@ async fn a_namespace_too_long_for_the_id_is_found() {
 }
 
 #[tokio::test]
-async fn a_silent_cluster_is_not_one_without_the_snapshot() {
+async fn an_unreachable_cluster_does_not_mean_that_the_snapshot_is_gone() {
     let world = Remote::new().await;
     let registry = Registry::fixed([(Declared::plain("milan"), Link::Unreachable("cut off".into()))]);
     let events = Events::new(world.home.client().clone());

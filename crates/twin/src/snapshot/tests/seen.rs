@@ -10,7 +10,7 @@ async fn listed(world: &World, filter: SnapshotFilter<'_>) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn only_those_that_are_cut_exist() {
+async fn only_snapshots_that_were_taken_are_listed() {
     let world = World::new().await.posted().await;
     let id: SnapshotId = format!("s1:home::{SNAPSHOT}").parse().unwrap();
     let registry = Registry::default();

@@ -98,7 +98,7 @@ async fn a_volume_is_found_through_a_pv_with_another_name() {
 }
 
 #[tokio::test]
-async fn a_later_claim_of_that_name_does_not_hold_a_deletion_up() {
+async fn a_later_claim_of_that_name_does_not_block_a_deletion() {
     let world = World::new().await;
     // No PV records the twin, and another claim with a PV of its own has its name.
     let occupant = world.there.put(TWIN, json!({"spec": {"volumeName": "pv"}}));
@@ -112,8 +112,42 @@ async fn a_later_claim_of_that_name_does_not_hold_a_deletion_up() {
     assert!(world.twin().is_some());
 }
 
+/// Somebody in the remote cluster removed the labels of the twin. Its data would stay for ever.
 #[tokio::test]
-async fn an_older_retained_volume_of_that_name_does_not_pass_for_it() {
+async fn a_twin_without_its_labels_is_not_a_later_claim() {
+    for is_marked in [false, true] {
+        let world = World::new().await;
+        let mut made = world.create().await.unwrap();
+        world.bind().await;
+        if is_marked {
+            let of = format!("home/pvc-{UID}");
+            world.there.change("/api/v1/persistentvolumes/pv", |volume| {
+                volume["metadata"]["annotations"][mark::DATA_OF] = of.clone().into();
+            });
+        } else {
+            made.context.insert(TWIN_VOLUME.to_owned(), "pv".to_owned());
+        }
+        world.remember(made);
+        world
+            .there
+            .change(TWIN, |twin| twin["metadata"]["labels"] = json!({}));
+        let refused = world.delete().await;
+        assert!(
+            matches!(
+                refused,
+                Err(DeleteError::Refused {
+                    refusal: DeleteRefusal::Foreign(_),
+                    ..
+                })
+            ),
+            "{is_marked}: {refused:?}"
+        );
+        assert!(world.twin().is_some());
+    }
+}
+
+#[tokio::test]
+async fn an_older_retained_volume_of_that_name_is_not_deleted() {
     let world = World::new().await;
     let made = world.create().await.unwrap();
     assert_eq!(made.context[TWIN_VOLUME], "", "answered before it was bound");
@@ -128,7 +162,7 @@ async fn an_older_retained_volume_of_that_name_does_not_pass_for_it() {
 }
 
 #[tokio::test]
-async fn what_was_rescued_is_deleted_with_its_volume_and_nobody_elses() {
+async fn only_the_volumes_own_recovered_data_is_deleted() {
     let rescued = |of: &str| json!({mark::POLICY_BEFORE: "Delete", mark::DATA_OF: format!("home/{of}")});
     for uid in [Some("gone"), None] {
         let world = World::new().await;
@@ -157,7 +191,7 @@ async fn what_was_rescued_is_deleted_with_its_volume_and_nobody_elses() {
 }
 
 #[tokio::test]
-async fn rescued_data_is_not_deleted_on_a_guess() {
+async fn unidentified_recovered_data_is_not_deleted() {
     let world = World::new().await;
     let made = world.create().await.unwrap();
     world.remember(made);
@@ -173,7 +207,7 @@ async fn rescued_data_is_not_deleted_on_a_guess() {
 }
 
 #[tokio::test]
-async fn a_right_of_which_nobody_knows_is_no_reason_to_call_a_volume_deleted() {
+async fn with_unknown_rights_no_deletion_is_confirmed() {
     let mut world = World::new().await;
     let made = world.create().await.unwrap();
     world.bind().await;

@@ -69,7 +69,7 @@ async fn the_copy_of_a_claim_makes_way_for_its_twin() {
 }
 
 #[tokio::test]
-async fn a_removal_that_was_interrupted_is_finished() {
+async fn an_interrupted_removal_is_completed() {
     let world = World::of_kosmos().await;
     let marks = json!({"kosmos-io/cluster-owners": "milan", mark::COPY_REMOVED: "true"});
     world.copy(&marks, &json!({}));
@@ -77,7 +77,7 @@ async fn a_removal_that_was_interrupted_is_finished() {
 }
 
 #[tokio::test]
-async fn what_may_be_more_than_a_copy_is_left_alone() {
+async fn a_claim_that_may_have_data_is_not_removed() {
     let others = json!({"kosmos.io/global": "true", "kosmos-io/cluster-owners": "rome"});
     for (annotations, spec, phase) in [
         (others, json!({}), "Pending"),
@@ -110,7 +110,7 @@ async fn what_may_be_more_than_a_copy_is_left_alone() {
 
 /// One-to-one: pods arrive with `spec.nodeName`, and no scheduler there selects nodes for claims.
 #[tokio::test]
-async fn a_virtual_node_of_one_node_has_its_volumes_there() {
+async fn volumes_of_a_one_to_one_virtual_node_are_on_that_node() {
     let world = World::of_kosmos().await;
     for node in ["r1", "r2"] {
         let labels = json!({"to": "milan", CLUSTER_KEY: "milan", "kubernetes.io/hostname": node});

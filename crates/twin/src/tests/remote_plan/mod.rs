@@ -226,7 +226,7 @@ fn elsewhere(outcome: Result<ProvisionedVolume, CreateError>) -> String {
 }
 
 #[tokio::test]
-async fn a_twin_that_its_pod_binds_is_answered_for_at_once() {
+async fn a_wait_for_first_consumer_twin_is_confirmed_at_once() {
     let world = World::new().await;
     let made = world.create().await.unwrap();
     assert_eq!(made.cluster.as_str(), "milan");
@@ -245,7 +245,7 @@ async fn a_twin_that_its_pod_binds_is_answered_for_at_once() {
 }
 
 #[tokio::test]
-async fn a_class_that_binds_at_once_is_waited_for() {
+async fn an_immediate_class_is_confirmed_when_bound() {
     let mut world = World::new().await;
     world.declared.classes.default = Some("instant".into());
     world.create_in_vain().await;
@@ -256,7 +256,7 @@ async fn a_class_that_binds_at_once_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_volume_that_is_waited_for_is_told_its_node() {
+async fn a_volume_that_must_be_bound_gets_a_selected_node() {
     let mut world = World::new().await;
     world.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
     world.create_in_vain().await;
@@ -272,7 +272,7 @@ async fn a_volume_that_is_waited_for_is_told_its_node() {
 }
 
 #[tokio::test]
-async fn all_claims_of_a_pod_are_told_one_node() {
+async fn all_claims_of_a_pod_get_the_same_node() {
     let mut world = World::new().await;
     let there = &world.there;
     class(there, "other", "other.test", "WaitForFirstConsumer");
@@ -402,7 +402,7 @@ async fn access_modes_may_differ_there() {
 }
 
 #[tokio::test]
-async fn with_the_least_of_rights_it_works_all_the_same() {
+async fn minimal_rights_are_enough() {
     let mut world = World::new().await;
     world.rights = Rights::default();
     let made = world.create().await.unwrap();

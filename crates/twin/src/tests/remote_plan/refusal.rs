@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn where_it_cannot_be_is_said_and_nothing_made() {
+async fn an_impossible_placement_is_refused_without_a_write() {
     let mut world = World::new().await;
     world.declared.namespaces = Namespaces::default();
     assert!(matches!(
@@ -45,7 +45,7 @@ async fn a_class_that_is_not_there_sends_the_pod_elsewhere() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_had_there_is_refused() {
+async fn unsupported_requests_are_refused() {
     let mut world = World::new().await;
     world.home_api.change(CLAIM, |claim| {
         claim["metadata"]["ownerReferences"] =
@@ -69,7 +69,7 @@ async fn what_cannot_be_had_there_is_refused() {
 }
 
 #[tokio::test]
-async fn somebody_elses_claim_of_that_name_is_left_alone() {
+async fn a_claim_of_others_with_that_name_is_not_touched() {
     let world = World::new().await;
     world
         .there
@@ -119,7 +119,7 @@ async fn a_quota_sends_the_pod_elsewhere_and_is_remembered() {
 }
 
 #[tokio::test]
-async fn one_claim_that_names_no_class_closes_the_cluster_to_nobody() {
+async fn a_missing_class_parameter_is_not_remembered_for_the_cluster() {
     let mut world = World::new().await;
     world.declared.classes.default = None;
     world.rights = Rights::default();
@@ -133,7 +133,7 @@ async fn one_claim_that_names_no_class_closes_the_cluster_to_nobody() {
 }
 
 #[tokio::test]
-async fn a_driver_that_gives_the_node_back_is_remembered_as_well() {
+async fn a_node_rejected_by_the_driver_is_remembered() {
     let mut world = World::new().await;
     world.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
     let full = async {
@@ -150,7 +150,7 @@ async fn a_driver_that_gives_the_node_back_is_remembered_as_well() {
 }
 
 #[tokio::test]
-async fn a_role_that_is_not_there_yet_may_come() {
+async fn a_missing_role_is_not_final() {
     let world = World::new().await;
     let rbac =
         Act::Forbid("cannot create resource \"persistentvolumeclaims\" in the namespace \"shop-home\"");

@@ -51,7 +51,7 @@ fn miss(world: &World) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn elsewhere_the_pod_is_told_where_to_go() {
+async fn a_pod_elsewhere_is_rescheduled_to_the_source() {
     let world = copying(&format!("s1:home::{SNAPSHOT}")).await;
     snapshot(&world.home_api, "liqo-storage");
     let why = elsewhere(world.create().await);
@@ -92,7 +92,7 @@ async fn elsewhere_the_pod_is_told_where_to_go() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_seen_to_be_copied_is_refused() {
+async fn a_source_that_cannot_be_verified_is_refused() {
     let source = |outcome| match outcome {
         Err(CreateError::Source(refusal)) => refusal,
         other => panic!("{other:?}"),

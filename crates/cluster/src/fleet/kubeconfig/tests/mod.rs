@@ -88,7 +88,7 @@ fn a_single_context_needs_no_name() {
 }
 
 #[test]
-fn what_tools_write_without_meaning_is_let_pass() {
+fn irrelevant_fields_of_tools_are_accepted() {
     let extensions = json!([{ "name": "minikube.sigs.k8s.io", "extension": { "provider": SECRET } }]);
     for file in [
         with("", "extensions", extensions.clone()),
@@ -119,7 +119,7 @@ fn what_tools_write_without_meaning_is_let_pass() {
 }
 
 #[test]
-fn what_lets_its_author_act_through_us_is_refused() {
+fn fields_that_would_run_code_or_read_files_are_refused() {
     let cluster = |field, value| with(CLUSTER, field, value);
     let user = |field, value| with(USER, field, value);
     for (file, says) in [

@@ -16,7 +16,7 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn what_can_no_longer_be_seen_is_not_called_well() {
+async fn an_unreadable_twin_is_not_reported_as_healthy() {
     let mut both = Both::bound().await;
     both.round().await.unwrap();
     assert_eq!(both.condition(0), ("True".into(), "TwinBound".into()));
@@ -39,7 +39,7 @@ async fn what_can_no_longer_be_seen_is_not_called_well() {
 }
 
 #[tokio::test]
-async fn a_right_lost_in_one_namespace_is_told_and_the_data_is_kept_meanwhile() {
+async fn a_right_lost_in_one_namespace_is_reported_and_the_data_kept() {
     let mut both = Both::bound().await;
     let view = both.watch_one_namespace().await;
     both.round().await.unwrap();
@@ -71,7 +71,7 @@ async fn a_right_lost_in_one_namespace_is_told_and_the_data_is_kept_meanwhile() 
 }
 
 #[tokio::test]
-async fn a_twin_that_cannot_be_watched_is_read_and_rescued() {
+async fn a_twin_that_cannot_be_watched_is_polled_and_recovered() {
     let mut both = Both::bound().await;
     both.round().await.unwrap();
     // What a ClusterRole still permits in a namespace whose RoleBinding is deleted.
@@ -90,7 +90,7 @@ async fn a_twin_that_cannot_be_watched_is_read_and_rescued() {
 }
 
 #[tokio::test]
-async fn a_twin_whose_volume_cannot_be_retained_is_held() {
+async fn a_twin_whose_volume_cannot_be_retained_keeps_its_finalizer() {
     for really in [false, true] {
         let mut both = Both::bound().await;
         both.round().await.unwrap();
@@ -187,7 +187,7 @@ async fn data_is_kept_when_the_rights_go_before_the_twin() {
 /// The view never showed the deletion of the twin: this driver was started after it had lost the rights
 /// to list and watch there together with their namespace.
 #[tokio::test]
-async fn what_is_left_of_a_retained_volume_is_let_go_where_it_cannot_be_watched() {
+async fn the_finalizer_of_a_retained_twin_is_removed_also_without_a_watch() {
     let mut both = Both::bound().await;
     both.home.remove(&twin_there(0));
     both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
@@ -206,7 +206,7 @@ async fn what_is_left_of_a_retained_volume_is_let_go_where_it_cannot_be_watched(
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_retained_volume_is_held_while_it_cannot_be_retained() {
+async fn a_twin_keeps_its_finalizer_while_its_volume_cannot_be_retained() {
     let mut both = Both::bound().await;
     both.home.remove(&twin_there(0));
     both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {

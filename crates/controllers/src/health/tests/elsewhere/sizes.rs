@@ -60,7 +60,7 @@ async fn a_claim_has_grown_when_its_twin_there_has() {
 }
 
 #[tokio::test]
-async fn what_a_node_there_refuses_is_said_once() {
+async fn a_refused_expansion_on_a_remote_node_is_reported_once() {
     let mut both = growing().await;
     both.there.change(&twin_there(0), |twin| {
         twin["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizeInfeasible"});

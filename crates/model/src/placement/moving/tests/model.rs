@@ -247,7 +247,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn whatever_happens_no_data_is_lost_and_nothing_is_left(
+    fn no_data_is_lost_and_nothing_is_left_in_any_order(
         volumes in 1..3_usize,
         quiesce in select(vec![Quiesce::Wait, Quiesce::Evict]),
         policy in select(vec![ReclaimPolicy::Delete, ReclaimPolicy::Retain]),
@@ -387,7 +387,7 @@ fn what_writes_on_without_a_pod_is_waited_for_on_the_node_of_the_mover() {
 
 /// The check is useless if the move never makes progress.
 #[test]
-fn a_move_that_nobody_disturbs_is_done() {
+fn an_undisturbed_move_completes() {
     for volumes in [1, 2] {
         for policy in [ReclaimPolicy::Delete, ReclaimPolicy::Retain] {
             let world = run(World::new(volumes, Quiesce::Evict, policy), &[]).unwrap();

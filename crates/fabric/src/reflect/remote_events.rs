@@ -1,5 +1,4 @@
-//! Events of a remote namespace about pods and claims of ours, told at home about the pod or claim
-//! that they are for. Nothing is kept of an event but that it was told.
+//! Mirrors events of a remote namespace on remote pods and twins: as events on their home pods and claims.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,34 +23,31 @@ use crate::{
     volume::{Marks, digest, mark},
 };
 
-/// Who tells them at home.
 const COMPONENT: &str = "liqo-csi-fabric";
-/// Digits of the hash by which an event at home is called after that there.
+/// Digits of the hash of the remote event's uid in the name of the event at home.
 const DIGITS: usize = 16;
 /// The longest name of an object.
 const LONGEST_NAME: usize = 253;
-/// The longest reason that Kubernetes takes.
+/// The longest reason that Kubernetes accepts.
 const LONGEST_REASON: usize = 128;
-/// So many wait for their turn; those that come then are not told.
+/// Pending events; further ones are dropped.
 const MOST_WAITING: usize = 1000;
-/// So many are remembered as told. More are told again, which changes nothing at home.
-const MOST_TOLD: usize = 20_000;
-/// After an API server has failed it is left alone for so long.
+/// Events remembered as mirrored. Others are mirrored again, which changes nothing at home.
+const MOST_REMEMBERED: usize = 20_000;
+/// After a failed request.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// What waits to be told, and what was.
-pub(super) struct Echo {
-    heard: Arc<Mutex<BTreeMap<String, Heard>>>,
-    news: watch::Receiver<u64>,
-    /// How often what was counted when it was told, by its hash; `None` until it was read what is
-    /// at home from before.
-    told: Option<HashMap<String, i32>>,
-    /// When the next may be told.
+pub(super) struct EventMirror {
+    pending: Arc<Mutex<BTreeMap<String, RemoteEvent>>>,
+    changes: watch::Receiver<u64>,
+    /// The mirrored counts, by hash; `None` until the events of earlier leaders are listed.
+    mirrored: Option<HashMap<String, i32>>,
+    /// When the next may be mirrored.
     next: Option<Instant>,
     _watch: Watched<Nothing>,
 }
 
-/// What is kept of events in view.
+/// The view keeps no events.
 #[derive(PartialEq)]
 struct Nothing(Infallible);
 
@@ -61,10 +57,9 @@ impl Slim for Nothing {
     }
 }
 
-/// An event there.
 #[derive(Clone, Debug)]
-struct Heard {
-    about: About,
+struct RemoteEvent {
+    regarding: Regarding,
     field: Option<String>,
     reason: String,
     message: String,
@@ -75,26 +70,26 @@ struct Heard {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
+enum Kind {
     Pod,
     Claim,
 }
 
-/// The object that an event is about, there or at home.
+/// The object of an event, there or at home.
 #[derive(Clone, Debug)]
-struct About {
-    of: Of,
+struct Regarding {
+    kind: Kind,
     name: String,
     uid: String,
 }
 
-impl Echo {
+impl EventMirror {
     pub(super) fn new(ends: &Ends) -> Self {
-        let heard: Arc<Mutex<BTreeMap<String, Heard>>> = Arc::default();
-        let (changed, news) = watch::channel(0);
-        let waiting = Arc::clone(&heard);
-        let hear = move |event: Event| {
-            if let Some((hash, event)) = Heard::read(event) {
+        let pending: Arc<Mutex<BTreeMap<String, RemoteEvent>>> = Arc::default();
+        let (changed, changes) = watch::channel(0);
+        let waiting = Arc::clone(&pending);
+        let collect = move |event: Event| {
+            if let Some((hash, event)) = RemoteEvent::read(event) {
                 let mut waiting = lock(&waiting);
                 if waiting.len() < MOST_WAITING || waiting.contains_key(&hash) {
                     waiting.insert(hash, event);
@@ -105,37 +100,39 @@ impl Echo {
         };
         let watch = ends
             .there
-            .watch_in(&ends.remote, watcher::Config::default(), hear, |room| room);
-        // It begins when it is asked.
+            .watch_in(&ends.remote, watcher::Config::default(), collect, |budgets| {
+                budgets
+            });
+        // Starts the watch.
         drop(watch.version());
         Self {
-            heard,
-            news,
-            told: None,
+            pending,
+            changes,
+            mirrored: None,
             next: None,
             _watch: watch,
         }
     }
 
-    /// Changes when an event was heard.
-    pub(super) fn news(&self) -> watch::Receiver<u64> {
-        self.news.clone()
+    /// Changes when an event was received.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.clone()
     }
 
-    /// In what time one may be told, if one waits.
+    /// The time until the next pending event may be mirrored.
     pub(super) fn next(&self) -> Option<Duration> {
-        let next = self.next.filter(|_| !lock(&self.heard).is_empty())?;
+        let next = self.next.filter(|_| !lock(&self.pending).is_empty())?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// Tells at home what was heard, as fast as events may be made there. An event is a courtesy:
-    /// one that cannot be told for good is forgotten.
-    pub(super) async fn pass_on(&mut self, ends: &Ends) {
-        if self.next.is_some_and(|next| next > Instant::now()) || lock(&self.heard).is_empty() {
+    /// Mirrors pending events, as fast as the rate limit of the namespace permits. Events that cannot be mirrored are
+    /// dropped: nothing depends on them.
+    pub(super) async fn mirror(&mut self, ends: &Ends) {
+        if self.next.is_some_and(|next| next > Instant::now()) || lock(&self.pending).is_empty() {
             return;
         }
         self.next = self
-            .tell(ends)
+            .mirror_pending(ends)
             .await
             .unwrap_or_else(|error| {
                 tracing::debug!(%error, "events of a remote cluster wait");
@@ -144,58 +141,60 @@ impl Echo {
             .map(|pause| Instant::now() + pause);
     }
 
-    /// In what time to go on, if something is left.
-    async fn tell(&mut self, ends: &Ends) -> Result<Option<Duration>, ApiError> {
-        let told = match &mut self.told {
-            Some(told) if told.len() < MOST_TOLD => told,
-            told => told.insert(told_before(ends).await?),
+    /// Returns the time until the next attempt, if events are left.
+    async fn mirror_pending(&mut self, ends: &Ends) -> Result<Option<Duration>, ApiError> {
+        let mirrored = match &mut self.mirrored {
+            Some(mirrored) if mirrored.len() < MOST_REMEMBERED => mirrored,
+            mirrored => mirrored.insert(mirrored_before(ends).await?),
         };
         loop {
-            let waiting = lock(&self.heard)
+            let waiting = lock(&self.pending)
                 .first_key_value()
                 .map(|(hash, it)| (hash.clone(), it.clone()));
             let Some((hash, event)) = waiting else {
                 return Ok(None);
             };
-            if told.get(&hash).is_none_or(|count| *count < event.count) {
-                if let Err(wait) = ends.source.take_turn() {
+            if mirrored.get(&hash).is_none_or(|count| *count < event.count) {
+                if let Err(wait) = ends.source.may_emit() {
                     return Ok(Some(wait));
                 }
-                match event.tell(ends, &hash, told.contains_key(&hash)).await {
+                match event.write(ends, &hash, mirrored.contains_key(&hash)).await {
                     Err(error) if error.is_transient() => return Err(error),
-                    Err(error) => tracing::warn!(%error, "an event of a remote cluster could not be told"),
+                    Err(error) => {
+                        tracing::warn!(%error, "an event of a remote cluster could not be mirrored")
+                    }
                     Ok(()) => {}
                 }
-                told.insert(hash.clone(), event.count);
+                mirrored.insert(hash.clone(), event.count);
             }
-            let mut heard = lock(&self.heard);
-            // It may have been counted on meanwhile.
-            if heard.get(&hash).is_some_and(|now| now.count <= event.count) {
-                heard.remove(&hash);
+            let mut pending = lock(&self.pending);
+            // Its count may have grown meanwhile.
+            if pending.get(&hash).is_some_and(|now| now.count <= event.count) {
+                pending.remove(&hash);
             }
         }
     }
 }
 
-/// What whoever led before told at home.
-async fn told_before(ends: &Ends) -> Result<HashMap<String, i32>, ApiError> {
+/// The counts of events that earlier leaders have mirrored.
+async fn mirrored_before(ends: &Ends) -> Result<HashMap<String, i32>, ApiError> {
     let events = ends.home.within::<Event>(&ends.owner.namespace);
     let ours = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
-    let told = events.pick(Some(&ours), None, |event| {
+    let mirrored = events.pick(Some(&ours), None, |event| {
         let name = event.name_any();
         let (_, hash) = name.rsplit_once('.')?;
         Some((hash.to_owned(), event.count.unwrap_or(1)))
     });
-    Ok(told.await?.into_iter().take(MOST_TOLD / 2).collect())
+    Ok(mirrored.await?.into_iter().take(MOST_REMEMBERED / 2).collect())
 }
 
-impl Heard {
-    /// An event about a pod or a claim, and its hash.
+impl RemoteEvent {
+    /// An event on a pod or a claim, and its hash.
     fn read(event: Event) -> Option<(String, Self)> {
-        let about = event.involved_object;
-        let of = match about.kind.as_deref()? {
-            "Pod" => Of::Pod,
-            "PersistentVolumeClaim" => Of::Claim,
+        let regarding = event.involved_object;
+        let kind = match regarding.kind.as_deref()? {
+            "Pod" => Kind::Pod,
+            "PersistentVolumeClaim" => Kind::Claim,
             _ => return None,
         };
         let series = event.series.as_ref();
@@ -208,15 +207,15 @@ impl Heard {
             .or_else(|| at.clone());
         let mut reason = event.reason.unwrap_or_default();
         reason.truncate(reason.floor_char_boundary(LONGEST_REASON));
-        let name = about.name.filter(|name| is_name(name))?;
+        let name = regarding.name.filter(|name| is_name(name))?;
         let hash = digest(DIGITS, [event.metadata.uid.as_deref()?]);
-        let heard = Self {
-            about: About {
-                of,
+        let remote = Self {
+            regarding: Regarding {
+                kind,
                 name,
-                uid: about.uid?,
+                uid: regarding.uid?,
             },
-            field: about.field_path.map(|it| short(&it)),
+            field: regarding.field_path.map(|it| short(&it)),
             reason,
             message: short(&event.message.unwrap_or_default()),
             warning: event.type_.as_deref() == Some("Warning"),
@@ -224,30 +223,35 @@ impl Heard {
             first: event.first_timestamp.or(at),
             last,
         };
-        Some((hash, heard))
+        Some((hash, remote))
     }
 
-    /// Makes the event at home, or counts it on there; nothing, if what it is about is not ours.
-    async fn tell(&self, ends: &Ends, hash: &str, again: bool) -> Result<(), ApiError> {
-        let Some(about) = self.about.at_home(ends).await? else {
+    /// Creates the event at home, or updates its count. Does nothing if it is not about an object of ours.
+    async fn write(&self, ends: &Ends, hash: &str, again: bool) -> Result<(), ApiError> {
+        let Some(regarding) = self.regarding.at_home(ends).await? else {
             return Ok(());
         };
         let namespace = &ends.owner.namespace;
         let events = ends.home.within::<Event>(namespace);
-        let kept = about.name.floor_char_boundary(LONGEST_NAME - DIGITS - 1);
-        let name = format!("{}.{hash}", about.name[..kept].trim_end_matches(['-', '.']));
-        if !again && events.create(&self.event(ends, &name, about)).await?.is_some() {
+        let kept = regarding.name.floor_char_boundary(LONGEST_NAME - DIGITS - 1);
+        let name = format!("{}.{hash}", regarding.name[..kept].trim_end_matches(['-', '.']));
+        if !again
+            && events
+                .create(&self.event(ends, &name, regarding))
+                .await?
+                .is_some()
+        {
             return Ok(());
         }
         let counted = json!({"count": self.count, "lastTimestamp": self.last, "message": self.message});
         events.merge(&name, &counted).await.map(drop)
     }
 
-    fn event(&self, ends: &Ends, name: &str, about: About) -> Event {
+    fn event(&self, ends: &Ends, name: &str, regarding: Regarding) -> Event {
         let namespace = ends.owner.namespace.clone();
-        let kind = match about.of {
-            Of::Pod => "Pod",
-            Of::Claim => "PersistentVolumeClaim",
+        let kind = match regarding.kind {
+            Kind::Pod => "Pod",
+            Kind::Claim => "PersistentVolumeClaim",
         };
         let ours = [(mark::MANAGED_BY.to_owned(), mark::MANAGED_BY_US.to_owned())];
         let cluster = ends.there.id().to_string();
@@ -262,8 +266,8 @@ impl Heard {
                 api_version: Some("v1".to_owned()),
                 kind: Some(kind.to_owned()),
                 namespace: Some(namespace),
-                name: Some(about.name),
-                uid: Some(about.uid),
+                name: Some(regarding.name),
+                uid: Some(regarding.uid),
                 field_path: self.field.clone(),
                 ..ObjectReference::default()
             },
@@ -284,19 +288,20 @@ impl Heard {
     }
 }
 
-impl About {
-    /// The object at home that one there is for, if it is for one and that is still there.
+impl Regarding {
+    /// The object at home that this remote one belongs to, if that still exists. Read live: an event must not appear on
+    /// another object of the same name.
     async fn at_home(&self, ends: &Ends) -> Result<Option<Self>, ApiError> {
         let namespace = &ends.owner.namespace;
-        let (name, uid) = match self.of {
-            Of::Pod => {
+        let (name, uid) = match self.kind {
+            Kind::Pod => {
                 let pod = ends.there.within::<Pod>(&ends.remote).get(&self.name).await?;
                 let pod = pod.filter(|pod| pod.uid().as_ref() == Some(&self.uid));
                 let pod = pod.filter(|pod| pod.annotations().get(HOME_UID) == Some(&ends.owner.home_uid));
                 let uid = pod.and_then(|pod| pod.annotations().get(HOME_POD_UID).cloned());
                 (self.name.clone(), uid)
             }
-            Of::Claim => {
+            Kind::Claim => {
                 let claims = ends.there.within::<PersistentVolumeClaim>(&ends.remote);
                 let claim = claims.get(&self.name).await?;
                 let claim = claim.filter(|claim| claim.uid().as_ref() == Some(&self.uid));
@@ -308,24 +313,24 @@ impl About {
             }
         };
         let Some(uid) = uid else { return Ok(None) };
-        let now = match self.of {
-            Of::Pod => ends
+        let now = match self.kind {
+            Kind::Pod => ends
                 .home
                 .within::<Pod>(namespace)
                 .get(&name)
                 .await?
                 .and_then(|it| it.uid()),
-            Of::Claim => {
+            Kind::Claim => {
                 let claims = ends.home.within::<PersistentVolumeClaim>(namespace);
                 claims.get(&name).await?.and_then(|it| it.uid())
             }
         };
-        let about = Self {
-            of: self.of,
+        let regarding = Self {
+            kind: self.kind,
             name,
             uid,
         };
-        Ok((now.as_ref() == Some(&about.uid)).then_some(about))
+        Ok((now.as_ref() == Some(&regarding.uid)).then_some(regarding))
     }
 }
 

@@ -45,7 +45,7 @@ async fn world() -> World {
 }
 
 impl World {
-    async fn room(
+    async fn available(
         &self,
         registry: &Registry,
         real_class: Option<&str>,
@@ -53,7 +53,7 @@ impl World {
     ) -> AvailableCapacity {
         let named = real_class.map(|name| ("realStorageClass".to_owned(), name.to_owned()));
         let parameters = named.into_iter().collect();
-        room(&self.home, registry, &self.policy, &parameters, place)
+        available_capacity(&self.home, registry, &self.policy, &parameters, place)
             .await
             .unwrap()
     }
@@ -84,11 +84,11 @@ async fn milan(there: &FakeApi) -> Registry {
 }
 
 #[tokio::test]
-async fn a_place_has_what_its_best_node_has() {
+async fn the_capacity_of_a_topology_is_that_of_its_best_node() {
     let (world, nobody) = (world().await, Registry::default());
     let anywhere = Segments::default();
     let home = Segments::of_cluster(world.home.id());
-    for (place, room) in [
+    for (place, available) in [
         (world.node("n1"), gibs(7)),
         (world.node("n2"), AvailableCapacity::Zero),
         (home, gibs(7)),
@@ -99,15 +99,21 @@ async fn a_place_has_what_its_best_node_has() {
             AvailableCapacity::Zero,
         ),
     ] {
-        assert_eq!(world.room(&nobody, Some("real"), &place).await, room, "{place}");
+        assert_eq!(
+            world.available(&nobody, Some("real"), &place).await,
+            available,
+            "{place}"
+        );
     }
 }
 
 #[tokio::test]
 async fn no_class_is_no_limit_because_creation_says_why() {
     let (world, nobody) = (world().await, Registry::default());
-    let room = world.room(&nobody, Some("missing"), &Segments::default()).await;
-    assert_eq!(room, AvailableCapacity::Unlimited);
+    let available = world
+        .available(&nobody, Some("missing"), &Segments::default())
+        .await;
+    assert_eq!(available, AvailableCapacity::Unlimited);
 }
 
 #[tokio::test]
@@ -130,18 +136,18 @@ async fn volumes_made_beforehand_are_found_without_a_loop() {
     let volumes = &world.home.views().volumes;
     let are_seen = |_: &u64| volumes.free(None).len() == 3;
     volumes.version().wait_for(are_seen).await.unwrap();
-    let room = world.room(&nobody, Some("static"), &world.node("n1")).await;
-    assert_eq!((room.maximum(), room.capacity()), (3 * GIB, 5 * GIB));
+    let available = world.available(&nobody, Some("static"), &world.node("n1")).await;
+    assert_eq!((available.maximum(), available.capacity()), (3 * GIB, 5 * GIB));
 }
 
 /// The request does not name a class, and clusters map classes by their names.
 #[tokio::test]
-async fn another_cluster_is_asked_for_the_class_of_these_parameters() {
+async fn capacity_of_a_remote_cluster_needs_the_class_of_the_parameters() {
     let (world, there) = (world().await, FakeApi::start().await);
     let registry = milan(&there).await;
     let milan = Segments::of_cluster(&"milan".parse().unwrap());
     assert_eq!(
-        world.room(&registry, None, &milan).await,
+        world.available(&registry, None, &milan).await,
         AvailableCapacity::Unlimited
     );
     world.api.remove(&format!("{CLASSES}/liqo"));
@@ -149,11 +155,14 @@ async fn another_cluster_is_asked_for_the_class_of_these_parameters() {
         home: world.api.cluster().await,
         ..world
     };
-    assert_eq!(world.room(&registry, None, &milan).await, AvailableCapacity::Zero);
+    assert_eq!(
+        world.available(&registry, None, &milan).await,
+        AvailableCapacity::Zero
+    );
 }
 
 #[tokio::test]
-async fn what_a_cluster_did_not_take_is_too_large_for_a_while() {
+async fn a_refused_size_limits_capacity_for_a_while() {
     let (world, there) = (world().await, FakeApi::start().await);
     let registry = milan(&there).await;
     let milan = Segments::of_cluster(&"milan".parse().unwrap());
@@ -164,7 +173,7 @@ async fn what_a_cluster_did_not_take_is_too_large_for_a_while() {
             "/api/v1/namespaces/ours/configmaps/liqo-csi-refusals",
             json!({"data": {"a": note.to_string()}}),
         );
-        world.room(&registry, None, &milan).await
+        world.available(&registry, None, &milan).await
     };
     assert_eq!(refused(0).await.maximum(), GIB - 1);
     assert_eq!(refused(120).await, AvailableCapacity::Unlimited);

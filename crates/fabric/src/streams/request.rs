@@ -1,5 +1,4 @@
-//! What is asked of a kubelet, and the same in the words of an API server. No cluster is asked
-//! anything here.
+//! Translates requests to a kubelet into requests to an API server.
 
 use form_urlencoded::Serializer;
 use http::Method;
@@ -8,32 +7,27 @@ use prometheus_client::encoding::EncodeLabelValue;
 use super::Refusal;
 use crate::offload::is_name;
 
-/// What may be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(super) enum Kind {
-    /// What a container has written.
     Logs,
-    /// To run a command in a container.
     Exec,
-    /// To be connected with the process of a container.
     Attach,
-    /// To be connected with ports of a pod.
     PortForward,
 }
 
-/// What a kubelet was asked.
+/// A request to a kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct StreamRequest {
     pub(super) kind: Kind,
     pub(super) namespace: String,
     pub(super) pod: String,
     container: Option<String>,
-    /// As an API server calls them.
+    /// With the names that an API server has for them.
     options: Vec<(&'static str, String)>,
 }
 
 impl Kind {
-    /// The verb whose right it takes: a command may be run by GET as well.
+    /// The verb to authorize. Streams need `create` also by GET: they run commands.
     pub(super) fn verb(self) -> &'static str {
         match self {
             Self::Logs => "get",
@@ -59,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// How an API server calls a parameter of a kubelet, if it is passed on.
+    /// The API server's name of a kubelet parameter, if it is passed on.
     fn option(self, parameter: &str) -> Option<&'static str> {
         let known: &[(&str, &'static str)] = match self {
             Self::Logs => &[
@@ -80,7 +74,7 @@ impl Kind {
         found.map(|&(_, option)| option)
     }
 
-    /// What is either on or off, as a kubelet and as an API server call it.
+    /// Boolean parameters: their names in a kubelet and in an API server.
     fn switches(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Logs | Self::PortForward => &[],
@@ -94,8 +88,7 @@ impl Kind {
     }
 }
 
-impl Asked {
-    /// Reads a request.
+impl StreamRequest {
     pub(super) fn read(method: &Method, path: &str, query: &str) -> Result<Self, Refusal> {
         let parts: Vec<&str> = path.split('/').collect();
         let (kind, namespace, pod, container) = match parts[..] {
@@ -124,14 +117,13 @@ impl Asked {
         })
     }
 
-    /// Whether the answer may well begin when something is written that is not written yet.
+    /// Whether the answer may start late: a followed log has no data before the container writes some.
     pub(super) fn follows(&self) -> bool {
         let follow = |(name, value): &(&str, String)| *name == "follow" && is_on(value);
         self.options.iter().any(follow)
     }
 
-    /// Path and query of the same request to an API server, for the pod of that name in this
-    /// namespace.
+    /// Path and query of the same request to an API server, for the pod of this name in `namespace`.
     pub(super) fn path(&self, namespace: &str) -> String {
         let mut query = Serializer::new(String::new());
         if let Some(container) = &self.container {
@@ -157,7 +149,7 @@ fn options(kind: Kind, query: &str) -> Vec<(&'static str, String)> {
             switched[at] |= is_on(&value);
         }
     }
-    // All of them are said: an API server has defaults of its own.
+    // Explicit, also if false: an API server has other defaults.
     for (&(_, option), on) in kind.switches().iter().zip(switched) {
         options.push((option, on.to_string()));
     }
@@ -173,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_request_has_its_words() {
+    fn requests_are_translated_for_an_api_server() {
         for (method, asked, expected) in [
             (
                 Method::GET,
@@ -205,7 +197,7 @@ mod tests {
             ),
         ] {
             let (path, query) = asked.split_once('?').unwrap_or((asked, ""));
-            let read = Asked::read(&method, path, query).unwrap();
+            let read = StreamRequest::read(&method, path, query).unwrap();
             assert_eq!((read.namespace.as_str(), read.pod.as_str()), ("shop", "web-0"));
             let expected = format!("/api/v1/namespaces/there/pods/web-0{expected}");
             assert_eq!(read.path("there"), expected, "{asked}");
@@ -213,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_served() {
+    fn other_paths_and_methods_are_refused() {
         for path in [
             "/",
             "",
@@ -232,7 +224,7 @@ mod tests {
             "/containerLogs/shop/web-0",
             "/portForward/shop/web-0/uid",
         ] {
-            let read = Asked::read(&Method::GET, path, "");
+            let read = StreamRequest::read(&Method::GET, path, "");
             assert!(matches!(read, Err(Refusal::NotServed)), "{path}");
         }
         for (method, path) in [
@@ -240,14 +232,14 @@ mod tests {
             (Method::PUT, "/exec/shop/web-0/app"),
             (Method::DELETE, "/portForward/shop/web-0"),
         ] {
-            let read = Asked::read(&method, path, "");
+            let read = StreamRequest::read(&method, path, "");
             assert!(matches!(read, Err(Refusal::Method(_))), "{method} {path}");
         }
     }
 
     #[test]
-    fn only_a_log_that_is_followed_may_be_quiet_from_the_start() {
-        let logs = |query| Asked::read(&Method::GET, "/containerLogs/shop/web-0/app", query).unwrap();
+    fn only_followed_logs_may_start_late() {
+        let logs = |query| StreamRequest::read(&Method::GET, "/containerLogs/shop/web-0/app", query).unwrap();
         assert!(logs("tailLines=1&follow=true").follows());
         for query in ["", "follow=false", "stream=follow"] {
             assert!(!logs(query).follows(), "{query}");

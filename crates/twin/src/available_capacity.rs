@@ -23,7 +23,7 @@ use crate::{
 
 /// The capacity for volumes of a class with these parameters, in this topology segment. A volume is on
 /// one node, so the capacities of several are not added up: the largest one counts.
-pub async fn room(
+pub async fn available_capacity(
     home: &Cluster,
     registry: &Registry,
     policy: &Policy,
@@ -46,7 +46,7 @@ pub async fn room(
         .iter()
         .flat_map(|class| views.of(class, &policy.allowed_classes, &refused, place));
     Ok(published
-        .map(|one| one.room)
+        .map(|one| one.available)
         .max()
         .unwrap_or(AvailableCapacity::Zero))
 }
@@ -131,11 +131,11 @@ impl CapacityViews {
             .iter()
             .filter(|remote| Segments::of_cluster(remote.id()).is_within(place))
             .map(|remote| {
-                let room = remote.room(class, allowed);
+                let available = remote.available(class, allowed);
                 let smallest = smallest(refused, class, remote.id());
                 // This size did not fit; a smaller one may.
-                let room = smallest.map_or(room, |bytes| room.up_to(bytes.saturating_sub(1)));
-                (remote.id().clone(), room)
+                let available = smallest.map_or(available, |bytes| available.up_to(bytes.saturating_sub(1)));
+                (remote.id().clone(), available)
             })
             .collect();
         publish(&class.name, &surroundings, &self.nodes(place), &remotes)
@@ -288,10 +288,10 @@ impl RemoteViews {
         &self.remote.id
     }
 
-    fn room(&self, class: &Class, allowed: &BTreeSet<String>) -> AvailableCapacity {
+    fn available(&self, class: &Class, allowed: &BTreeSet<String>) -> AvailableCapacity {
         let (id, map) = (self.id(), &self.remote.classes);
         match &self.visible {
-            Visible::Fixed(room) => *room,
+            Visible::Fixed(available) => *available,
             // A class that cannot be read has to be named explicitly.
             Visible::NoClasses => match served(class, allowed, map, KnownClasses::Unreadable, id) {
                 Err(NoClass::All(_)) => AvailableCapacity::Zero,

@@ -1,5 +1,4 @@
-//! What is known of one pod: the home pod, what its cluster has under its name, and what is in
-//! the way.
+//! Reads the facts about one pod: the home pod, the pod of its name in its cluster, and why it must wait.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,7 +10,7 @@ use super::{
     POLL, Pods, SOON, UNWATCHED,
     act::Writer,
     claims::ClaimThere,
-    waits::{CLAIM_NOT_READY, Prints},
+    waits::{CLAIM_NOT_READY, Fingerprints},
 };
 use crate::{
     api::namespace_offloading::{NAME, NamespaceOffloading},
@@ -31,34 +30,33 @@ use crate::{
     raw::RawPod,
 };
 
-/// What a pod needs may have been made just before it, and not been seen here yet.
+/// What a younger pod needs may have been created just before it, and not be in the views yet.
 const YOUNG: SignedDuration = SignedDuration::from_secs(30);
 
-/// A pod, and all that its writes need.
-pub(super) struct Look<'a> {
+/// A pod as it was read, and what its writes need.
+pub(super) struct Observed<'a> {
     pub(super) key: &'a str,
     pub(super) home: Option<Arc<RawPod>>,
     pub(super) remote: Option<Arc<RawPod>>,
-    /// The namespace there, if there is one.
+    /// The remote namespace, or why there is none.
     pub(super) namespace: Result<String, String>,
     pub(super) place: Result<Place, String>,
     pub(super) home_uid: &'a str,
-    /// The names that the pod's claims have there.
+    /// The names of the pod's claims in the remote cluster.
     pub(super) claims: BTreeMap<String, String>,
-    /// What was known without asking.
-    pub(super) prints: Prints,
+    pub(super) fingerprints: Fingerprints,
     /// Whether live reads found what it waits for, which no watch shows.
     pub(super) read_live: bool,
 }
 
 impl Pods<'_> {
-    /// Looks at one pod and does what is next; when to look again although nothing changes.
-    pub(super) async fn look_at(&self, key: &str) -> Result<Option<Duration>, ApiError> {
+    /// Takes the next step for one pod. Returns the time until the next reconciliation, if nothing changes before.
+    pub(super) async fn reconcile_pod(&self, key: &str) -> Result<Option<Duration>, ApiError> {
         let home_uid = self.places.home_uid().await?;
         let place = self.places.reach(&self.cluster).await;
         let Some(seen) = self.home.get(key) else {
             self.waits.forget(key);
-            self.looks.forget(key);
+            self.read_rate.forget(key);
             self.waited.forget(key);
             self.copying.forget(key);
             return self.sweep(key, home_uid, place).await;
@@ -68,87 +66,90 @@ impl Pods<'_> {
         let is_hidden = |namespace: &String| self.there.may_hide(namespace, seen.name());
         let is_hidden = remote.is_some_and(is_hidden);
         let remote = remote.and_then(|namespace| self.there.get(namespace, seen.name()));
-        let prints = self.prints(&seen, remote.as_deref(), &namespace, &place);
+        let fingerprints = self.fingerprints(&seen, remote.as_deref(), &namespace, &place);
         if seen.state.deleting.is_none()
-            && let Some(left) = self.waits.holds(key, prints)
+            && let Some(left) = self.waits.remaining(key, fingerprints)
         {
             return Ok(Some(left));
         }
-        // Something has changed: what it is, the bodies say.
-        self.may_read(&seen).await;
+        // The digests differ: what has changed is in the full objects.
+        self.wait_to_read(&seen).await;
         let pods = self.places.home.within::<RawPod>(seen.namespace());
         let home = pods.get_or_gone(seen.name()).await?;
         let Some(home) = home.filter(|it| it.uid() == seen.uid()).map(Arc::new) else {
             return Ok(Some(SOON));
         };
         let state = home.as_home();
-        let mut look = Look {
+        let mut observed = Observed {
             key,
             namespace: self.namespace(state, home.place(), seen.namespace()),
-            place: place.and_then(|place| self.is_meant(&home, place)),
+            place: place.and_then(|place| self.expect_uid(&home, place)),
             home: Some(Arc::clone(&home)),
             remote: None,
             home_uid,
             claims: BTreeMap::new(),
-            prints,
+            fingerprints,
             read_live: false,
         };
-        if look.namespace.is_err()
+        if observed.namespace.is_err()
             && !state.claimed
             && is_young(&home)
             && self.is_offloaded_by_now(seen.namespace()).await?
         {
             return Ok(Some(SOON));
         }
-        let there = self.there(&mut look, &home, remote.is_some()).await?;
+        let there = self.there(&mut observed, &home, remote.is_some()).await?;
         let facts = PodFacts {
             home: Some(state),
-            obstacle: self.obstacle(&mut look, &home, &there).await?,
-            out_of_service: self.is_declared_out_of_service(&look, &home, &there).await?,
+            obstacle: self.obstacle(&mut observed, &home, &there).await?,
+            out_of_service: self.is_declared_out_of_service(&observed, &home, &there).await?,
             is_finite: matches!(home.spec["restartPolicy"].as_str(), Some("Never" | "OnFailure")),
             there,
         };
         let act = decide_pod(&facts);
         if act == Act::Make
-            && let Some(pause) = self.waits_for_copies(&home)
+            && let Some(pause) = self.wait_for_copies(&home)
         {
             return Ok(Some(pause));
         }
         if matches!(act, Act::ReportWaiting(_)) && !state.claimed {
-            self.state().admitted.give_back(key);
+            self.state().admitted.remove(key);
         }
         let may_rest = state.deleting.is_none() && matches!(act, Act::Reflect | Act::Nothing);
-        let again = match (Writer { pods: self, look }).carry_out(&facts, act).await {
-            Err(error) if error.is_refusal() => {
-                self.tell_refused(&home, &error).await;
+        let again = match (Writer { pods: self, observed }).carry_out(&facts, act).await {
+            // A webhook that does not answer fails the write, too, and nothing else shows why the pod waits.
+            Err(error)
+                if error.is_refusal() || error.is_transient() && !state.started && !is_young(&home) =>
+            {
+                self.report_refused(&home, &error).await;
                 return Err(error);
             }
             again => again?,
         };
         if remote.is_none() && matches!(facts.there, RemotePod::Ours { .. }) {
-            // No watch tells of it, or not yet.
+            // No watch shows the remote pod, or not yet.
             if is_hidden {
-                self.tell_unwatched(&home).await;
+                self.report_unwatched(&home).await;
             }
             let pause = if seen.runs { UNWATCHED } else { UNWATCHED / 6 };
             return Ok(Some(again.map_or(pause, |it| it.min(pause))));
         }
         if may_rest && again.is_none() {
-            // Whatever was written is seen in a moment, and looked at then.
-            self.waits.settle(key, prints);
+            // A write shows in the view in a moment, and causes another reconciliation.
+            self.waits.settle(key, fingerprints);
         }
         Ok(again)
     }
 
-    /// The namespace in which the pod runs, or is to run.
+    /// The remote namespace in which the pod runs or will run.
     fn namespace(&self, state: HomePod, place: Option<(&str, &str)>, own: &str) -> Result<String, String> {
         match place {
-            // Users can write it, but not that a pod has started when they make one.
+            // Users can write the annotations, but cannot create a pod whose status says that it has started.
             Some((cluster, namespace)) if state.may_run() => {
                 if cluster == self.cluster.as_str() {
                     Ok(namespace.to_owned())
                 } else {
-                    Err(format!("it was made to run in the cluster {cluster}"))
+                    Err(format!("it belongs to the cluster {cluster}"))
                 }
             }
             Some((_, namespace)) if state.claimed => {
@@ -157,15 +158,15 @@ impl Pods<'_> {
                     return Ok(mapped);
                 }
                 Err(format!(
-                    "its annotations say that it is to run in the namespace {namespace}, but its own is offloaded to {mapped}: \
-                     make it anew"
+                    "its annotations name the remote namespace {namespace}, but its namespace is offloaded to {mapped}: \
+                     delete the pod and create it again"
                 ))
             }
             _ => self.mapped(own),
         }
     }
 
-    /// The namespace that this one has there.
+    /// The remote namespace that this one is mapped to.
     fn mapped(&self, namespace: &str) -> Result<String, String> {
         let remote = self.places.registry().get(&self.cluster);
         let remote = remote.map_err(|why| why.to_string())?;
@@ -173,8 +174,7 @@ impl Pods<'_> {
         mapped.map(str::to_owned).map_err(|why| why.to_string())
     }
 
-    /// Whether the namespace is offloaded to the cluster, and only this process has not seen it yet: then
-    /// a warning would be wrong.
+    /// Whether the namespace is offloaded to the cluster and only the view is behind: then a warning would be wrong.
     async fn is_offloaded_by_now(&self, namespace: &str) -> Result<bool, ApiError> {
         let objects = self.places.home.within::<NamespaceOffloading>(namespace);
         let found = objects.get_or_gone(NAME).await?;
@@ -182,23 +182,27 @@ impl Pods<'_> {
         Ok(matches!(ready, Some(Readiness::Created)))
     }
 
-    /// The cluster that the pod was given to, and not another one under its address.
-    fn is_meant(&self, home: &RawPod, place: Place) -> Result<Place, String> {
+    /// The cluster, unless the pod was claimed for another one at its address.
+    fn expect_uid(&self, home: &RawPod, place: Place) -> Result<Place, String> {
         match home.annotation(REMOTE_CLUSTER_UID) {
-            Some(meant) if home.as_home().claimed && meant != place.uid => Err(format!(
-                "it was given to the cluster with the uid {meant}, and now one with the uid {} answers for {}",
+            Some(expected) if home.as_home().claimed && expected != place.uid => Err(format!(
+                "it belongs to the cluster with the uid {expected}, and now one with the uid {} answers for {}",
                 place.uid, self.cluster
             )),
             _ => Ok(place),
         }
     }
 
-    /// What the cluster has under the pod's name, if something was seen there, or it matters that nothing
-    /// is.
-    async fn there(&self, look: &mut Look<'_>, home: &RawPod, is_seen: bool) -> Result<RemotePod, ApiError> {
+    /// The pod of this name in the cluster. Read only if a watch has shown one, or if its absence matters.
+    async fn there(
+        &self,
+        observed: &mut Observed<'_>,
+        home: &RawPod,
+        is_seen: bool,
+    ) -> Result<RemotePod, ApiError> {
         let may_run = home.as_home().may_run();
-        let (Ok(namespace), Ok(place)) = (&look.namespace, &look.place) else {
-            let why = [look.namespace.as_ref().err(), look.place.as_ref().err()];
+        let (Ok(namespace), Ok(place)) = (&observed.namespace, &observed.place) else {
+            let why = [observed.namespace.as_ref().err(), observed.place.as_ref().err()];
             let why = why.into_iter().flatten().next().cloned().unwrap_or_default();
             return Ok(if may_run {
                 RemotePod::Unknown(why)
@@ -209,32 +213,32 @@ impl Pods<'_> {
         if !may_run && !is_seen {
             return Ok(RemotePod::Unseen);
         }
-        // Whatever was seen before, or elsewhere, frees no name.
+        // Only a live read from this cluster proves that the name is free.
         let found = match self.live(place, namespace, &home.name_any()).await {
             Err(error) if error.is_forbidden() || matches!(error.cause, Cause::Malformed(_)) => {
                 return Ok(RemotePod::Unknown(error.to_string()));
             }
             found => found?,
         };
-        look.remote = found.map(Arc::new);
-        let there = look.classified();
+        observed.remote = found.map(Arc::new);
+        let there = observed.classified();
         if !may_run || matches!(there, RemotePod::Ours { .. }) {
             return Ok(there);
         }
-        if let Err(why) = place.is_cluster(home.annotation(REMOTE_CLUSTER_UID)).await {
+        if let Err(why) = place.verify(home.annotation(REMOTE_CLUSTER_UID)).await {
             return Ok(RemotePod::Unknown(why));
         }
-        Ok(if look.remote.is_none() {
+        Ok(if observed.remote.is_none() {
             RemotePod::Gone
         } else {
             there
         })
     }
 
-    /// The remote pod of this name, read live. Nothing is in a namespace that is gone, whose rights went
-    /// with it.
+    /// The remote pod of this name, read live. 403 may mean that the namespace was deleted together with our
+    /// RoleBinding: then the pod is gone too.
     async fn live(&self, place: &Place, namespace: &str, name: &str) -> Result<Option<RawPod>, ApiError> {
-        let _turn = self.reads.acquire().await.ok();
+        let _permit = self.reads.acquire().await.ok();
         let pods = place.cluster.within::<RawPod>(namespace);
         let found = pods.get_or_gone(name).await;
         match found {
@@ -250,7 +254,7 @@ impl Pods<'_> {
         }
     }
 
-    /// Deletes what runs for a home pod that is no more.
+    /// Deletes the remote pods of a home pod that does not exist any more.
     async fn sweep(
         &self,
         key: &str,
@@ -265,14 +269,14 @@ impl Pods<'_> {
             if remote.home_key() != Some(key) {
                 continue;
             }
-            if let Some(left) = self.swept_of_late(key, remote.uid()).await {
+            if let Some(left) = self.wait_to_sweep(key, remote.uid()).await {
                 outcome = Some(outcome.map_or(left, |it: Duration| it.min(left)));
                 continue;
             }
             let pods = self.places.home.within::<RawPod>(namespace);
             let live = pods.get_or_gone(name).await?;
             if live.is_some_and(|live| Some(live.uid()) == remote.home_pod_uid()) {
-                // It is just not seen yet, or has lost its node.
+                // The view is behind, or the home pod is not on this node any more.
                 outcome = Some(POLL);
                 continue;
             }
@@ -284,7 +288,7 @@ impl Pods<'_> {
                 outcome = Some(POLL);
                 continue;
             };
-            let look = Look {
+            let observed = Observed {
                 key,
                 home: None,
                 namespace: Ok(remote.namespace().to_owned()),
@@ -292,17 +296,17 @@ impl Pods<'_> {
                 place: place.clone(),
                 home_uid,
                 claims: BTreeMap::new(),
-                prints: Prints { waiting: 0, whole: 0 },
+                fingerprints: Fingerprints { waiting: 0, full: 0 },
                 read_live: false,
             };
             let facts = PodFacts {
                 home: None,
-                there: look.classified(),
+                there: observed.classified(),
                 obstacle: None,
                 out_of_service: false,
                 is_finite: false,
             };
-            let again = Writer { pods: self, look }
+            let again = Writer { pods: self, observed }
                 .carry_out(&facts, decide_pod(&facts))
                 .await?;
             outcome = outcome.or(again);
@@ -310,8 +314,8 @@ impl Pods<'_> {
         Ok(outcome)
     }
 
-    /// What a pod says of which the cluster does not keep a field.
-    pub(super) fn drops(&self, field: &str) -> Waiting {
+    /// The reason for a pod to wait whose cluster does not store this field.
+    pub(super) fn field_not_kept(&self, field: &str) -> Waiting {
         Waiting {
             reason: "RemoteRefused",
             message: format!(
@@ -323,27 +327,28 @@ impl Pods<'_> {
         }
     }
 
-    /// Whether an administrator has marked the node of a pod that ends as one on which nothing runs
-    /// any more, while nobody can be asked (KEP 2268).
+    /// Whether the pod is being deleted, its cluster is unreachable, and an administrator has declared the node out
+    /// of service: nothing runs there any more (KEP 2268).
     async fn is_declared_out_of_service(
         &self,
-        look: &Look<'_>,
+        observed: &Observed<'_>,
         home: &RawPod,
         there: &RemotePod,
     ) -> Result<bool, ApiError> {
         let node = home.spec["nodeName"].as_str();
         let ends = home.as_home().deleting;
-        let (RemotePod::Unknown(_), Err(_), Some(_), Some(node)) = (there, &look.place, ends, node) else {
+        let (RemotePod::Unknown(_), Err(_), Some(_), Some(node)) = (there, &observed.place, ends, node)
+        else {
             return Ok(false);
         };
         let node = self.places.home.all::<Node>().get(node).await?;
         Ok(node.is_some_and(|node| is_out_of_service(&node) && !is_ready(&node)))
     }
 
-    /// What is in the way of a pod that was not made yet.
+    /// Why a pod cannot be created or started there yet, if so.
     pub(super) async fn obstacle(
         &self,
-        look: &mut Look<'_>,
+        observed: &mut Observed<'_>,
         home: &RawPod,
         there: &RemotePod,
     ) -> Result<Option<Waiting>, ApiError> {
@@ -359,12 +364,12 @@ impl Pods<'_> {
             },
             Some(remote),
             true,
-        ) = (there, &look.remote, state.claimed)
+        ) = (there, &observed.remote, state.claimed)
         {
-            // It was created, and this process has not read the result: the answer got lost, or another process created it.
+            // Its creation was not checked: the answer was lost, or another process created it.
             let wanted = remote_pod(&home.json(), &RemoteMarks::default(), &self.settings());
             let lost = wanted.ok().and_then(|wanted| not_kept(&wanted, &remote.json()));
-            return Ok(lost.map(|field| self.drops(&field)));
+            return Ok(lost.map(|field| self.field_not_kept(&field)));
         }
         if *there != RemotePod::Unseen {
             return Ok(None);
@@ -372,17 +377,17 @@ impl Pods<'_> {
         let waiting = |reason, message| Ok(Some(Waiting { reason, message }));
         if home.is_of_daemon_set() {
             let message = "it belongs to a DaemonSet, whose pods are for machines: keep the DaemonSet off this node, which \
-                           stands for a cluster, by an affinity: liqo.io/type NotIn virtual-node";
+                           represents a cluster, by an affinity: liqo.io/type NotIn virtual-node";
             return waiting("DaemonSetNotOffloaded", message.to_owned());
         }
-        if let Err(why) = &look.namespace {
+        if let Err(why) = &observed.namespace {
             return waiting("OffloadingBackOff", why.clone());
         }
         if let Err(refused) = remote_pod(&home.json(), &RemoteMarks::default(), &self.settings()) {
             return waiting("PodNotSupported", refused.to_string());
         }
-        let (Ok(namespace), Ok(place)) = (&look.namespace, &look.place) else {
-            let why = look.place.as_ref().err().cloned().unwrap_or_default();
+        let (Ok(namespace), Ok(place)) = (&observed.namespace, &observed.place) else {
+            let why = observed.place.as_ref().err().cloned().unwrap_or_default();
             return waiting("RemoteUnreachable", why);
         };
         if !state.claimed {
@@ -392,14 +397,14 @@ impl Pods<'_> {
                 self.admit(home).await
             };
         }
-        if let Some(why) = self.cannot_have(home, place).await? {
-            look.read_live = true;
+        if let Some(why) = self.unavailable_there(home, place).await? {
+            observed.read_live = true;
             return waiting("PodNotSupported", why);
         }
         for claim in claims(&home.json()) {
             match self.claim_there(place, home, namespace, &claim).await? {
                 ClaimThere::Named(there) => {
-                    look.claims.insert(claim, there);
+                    observed.claims.insert(claim, there);
                 }
                 ClaimThere::Missing(why) => return waiting(CLAIM_NOT_READY, why),
             }
@@ -408,23 +413,23 @@ impl Pods<'_> {
     }
 }
 
-/// Whether a pod was made a moment ago.
+/// Whether a pod was created a moment ago.
 fn is_young(home: &RawPod) -> bool {
     let made = home.metadata.creation_timestamp.as_ref();
     made.is_some_and(|made| Timestamp::now().duration_since(made.0) < YOUNG)
 }
 
-/// A remote pod, unless its uid or name is none.
+/// A remote pod, or an error if its uid or name is malformed.
 pub(super) fn plausible(pods: &Objects<RawPod>, found: RawPod) -> Result<RawPod, ApiError> {
     if found.is_plausible() {
         return Ok(found);
     }
-    let why = "a pod has a name or uid that Kubernetes does not give";
+    let why = "a pod has a name or uid that Kubernetes does not allow";
     Err(pods.failure("read", Cause::Malformed(why.to_owned())))
 }
 
-impl Look<'_> {
-    /// What the remote pod is, as far as it was seen.
+impl Observed<'_> {
+    /// What the remote pod that was read is to the home pod.
     pub(super) fn classified(&self) -> RemotePod {
         let Some(remote) = &self.remote else {
             return RemotePod::Unseen;
@@ -433,7 +438,7 @@ impl Look<'_> {
         remote.as_there(is_ours, self.key, self.home.as_deref())
     }
 
-    /// What a pod says that a cluster does not take.
+    /// The reason for a pod to wait that the cluster refuses.
     pub(super) fn refusal(error: &ApiError) -> Waiting {
         Waiting {
             reason: "RemoteRefused",
