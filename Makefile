@@ -19,7 +19,7 @@ help: ## Show this list
 # What cannot be had as a Go module or a crate. The lab runs containers with runc,
 # joins nodes with iproute2 and nftables, and its storage makes file systems. The tests of moves
 # compare with rsync.
-DEBIAN_PACKAGES := busybox-static e2fsprogs iproute2 make mount nftables rsync runc util-linux xfsprogs
+DEBIAN_PACKAGES := btrfs-progs busybox-static e2fsprogs iproute2 make mount nftables rsync runc util-linux xfsprogs
 
 .PHONY: deps
 deps: ## Install the Debian packages the lab needs (as root), or say which are missing

@@ -371,7 +371,7 @@ impl ReceiveState {
         let tree = self.tree.as_ref().ok_or_else(SessionStatus::ended)?;
         if !job.fresh || job.chunks.is_some() {
             return tree
-                .file(&job.path, OFlags::WRONLY)
+                .file_to_change(&job.path)
                 .map_err(Error::tree("opening", &job.path));
         }
         if directory.as_ref().is_none_or(|(path, _)| *path != job.parent) {

@@ -70,7 +70,8 @@ impl BlockTarget {
         let failed = |errno| Error::tree("opening the target", &root)(errno);
         let device = open_anywhere(device, OFlags::RDWR).map_err(failed)?;
         let size = rustix::fs::seek(&device, SeekFrom::End(0)).map_err(failed)?;
-        let journal = Journal::open(state, id).map_err(Error::Journal)?;
+        let journal = Journal::new(state, id);
+        journal.make().map_err(Error::Journal)?;
         let chunks = Arc::new(Chunks::open(&journal.file("device")).map_err(Error::Journal)?);
         let mut target = Self {
             device: Arc::new(device),

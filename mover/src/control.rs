@@ -178,7 +178,7 @@ pub enum Reason {
     Corrupt,
     /// The source cannot read something, or failed for another reason that it reports.
     Source,
-    /// The target's file system cannot represent a name of the source.
+    /// The target's file system cannot represent a name or an attribute of the source.
     Unfit,
     /// The target is smaller than the content of the source.
     TooSmall,
@@ -206,7 +206,7 @@ impl Reason {
             Error::Full { .. } | Error::Tree { .. } | Error::Journal(_) => Self::Target,
             Error::Corrupt { .. } => Self::Corrupt,
             Error::Busy { .. } => Self::Busy,
-            Error::CaseClash { .. } => Self::Unfit,
+            Error::CaseClash { .. } | Error::Unfit { .. } => Self::Unfit,
             Error::TooSmall { .. } => Self::TooSmall,
             Error::Credentials(_) => Self::Credentials,
         }

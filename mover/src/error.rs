@@ -3,6 +3,8 @@
 
 use std::io;
 
+use rustix::io::Errno;
+
 use crate::{message::BadMessage, path::TreePath, piece::BadPiece, wire::WireError};
 
 /// Why a session ended early. No error loses data: the next session continues from the journal.
@@ -66,6 +68,14 @@ pub enum Error {
         /// One of the two.
         path: TreePath,
     },
+    /// A file system, or a message, cannot hold an inode with everything that is copied.
+    #[error("'{path}' cannot be copied: {problem}")]
+    Unfit {
+        /// The path in the tree.
+        path: TreePath,
+        /// The property that does not fit.
+        problem: &'static str,
+    },
     /// The target is smaller than the content of the source.
     #[error("the target is too small: its capacity is {capacity} {what}, and the source has {needed}")]
     TooSmall {
@@ -98,27 +108,35 @@ impl Error {
     }
 
     /// Names the path at which an operation on the tree failed.
-    pub(crate) fn tree(doing: &'static str, path: &TreePath) -> impl FnOnce(rustix::io::Errno) -> Self {
+    pub(crate) fn tree(doing: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> Self {
         move |errno| {
             let path = path.clone();
-            if matches!(errno, rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) {
-                Self::Full {
+            match errno {
+                Errno::NOSPC | Errno::DQUOT => Self::Full {
                     path,
                     source: errno.into(),
-                }
-            } else {
-                Self::Tree {
+                },
+                // See `At::xattrs` and `At::set_attributes`.
+                Errno::TOOBIG => Self::Unfit {
+                    path,
+                    problem: "its extended attributes are too large",
+                },
+                Errno::OVERFLOW => Self::Unfit {
+                    path,
+                    problem: "the target's file system cannot hold the time of its last change",
+                },
+                errno => Self::Tree {
                     doing,
                     path,
                     source: errno.into(),
-                }
+                },
             }
         }
     }
 
     /// The same for an error of the standard library.
     pub(crate) fn file(doing: &'static str, path: &TreePath) -> impl FnOnce(io::Error) -> Self {
-        move |error| match rustix::io::Errno::from_io_error(&error) {
+        move |error| match Errno::from_io_error(&error) {
             Some(errno) => Self::tree(doing, path)(errno),
             None => Self::Tree {
                 doing,

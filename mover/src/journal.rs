@@ -7,8 +7,8 @@
 //!              pass that was completed
 //! entries.new  the same of the pass that is in progress; blocks are appended only when
 //!              their content is on disk
-//! changed      directories of `entries` that are being changed, and files whose content is
-//!              being written, in the order of the walk
+//! changed      directories of `entries` that are being changed, and names whose inodes are
+//!              being written or replaced, in the order of the walk
 //! removed      exists once the pass that is in progress has deleted a directory
 //! verified     the pass up to which the disk was read back
 //! chunks/      hashes of the chunks of files with more than one
@@ -131,15 +131,13 @@ impl Journal {
         [JOURNAL_PREFIX, id.uid().as_bytes()].concat()
     }
 
-    /// Opens or creates the journal in this root. An unreadable one is replaced.
-    pub(crate) fn open(root: &Path, id: &MoveId) -> io::Result<Self> {
+    /// The journal in this root, which [`Self::make`] creates: that changes the times of the root.
+    pub(crate) fn new(root: &Path, id: &MoveId) -> Self {
         use std::os::unix::ffi::OsStringExt as _;
-        let journal = Self {
+        Self {
             folder: root.join(std::ffi::OsString::from_vec(Self::folder_name(id))),
             epoch: id.epoch(),
-        };
-        journal.make()?;
-        Ok(journal)
+        }
     }
 
     /// Deletes everything in the journal: the content of the target counts as unknown then.
@@ -148,7 +146,8 @@ impl Journal {
         self.make()
     }
 
-    fn make(&self) -> io::Result<()> {
+    /// Creates its directories.
+    pub(crate) fn make(&self) -> io::Result<()> {
         for part in [self.folder.clone(), self.file("chunks"), self.file("links")] {
             match fs::DirBuilder::new().mode(0o700).create(&part) {
                 Ok(()) => {}
@@ -160,7 +159,19 @@ impl Journal {
         Ok(())
     }
 
-    pub(crate) fn remove(self) -> io::Result<()> {
+    pub(crate) fn exists(&self) -> bool {
+        self.folder.exists()
+    }
+
+    /// Deletes it. What may take long goes first: if the process is killed meanwhile, `entries` still has the
+    /// attributes of the root.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        for part in ["chunks", "links"] {
+            match fs::remove_dir_all(self.file(part)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
         fs::remove_dir_all(&self.folder)
     }
 
@@ -256,7 +267,7 @@ impl Journal {
     }
 
     /// After a pass that was not completed: merges its records on disk with those of the pass before for
-    /// everything after them, except for the files that were being written. A directory that the aborted
+    /// everything after them, except for the names that were being changed. A directory that the aborted
     /// pass has changed is listed again, even if the source reports in the end that it is unchanged: it may
     /// have been moved away and back. The same applies to everything below a deleted directory and, after a
     /// reboot, which may have lost such notes, to everything.
@@ -529,7 +540,7 @@ impl Lines {
     }
 }
 
-/// Records which directories of the last journal are changed, and which files are written, before that
+/// Records which directories of the last journal are changed, and which names in them, before that
 /// happens.
 pub(crate) struct Changes {
     file: BufWriter<File>,
@@ -568,16 +579,17 @@ impl Changes {
         Ok(())
     }
 
-    /// This file is about to be written.
-    pub(crate) fn file(&mut self, directory: &TreePath, name: &Name) -> io::Result<()> {
+    /// The inode of this name is about to be written or replaced. The note survives a crash of this process.
+    pub(crate) fn name(&mut self, directory: &TreePath, name: &Name) -> io::Result<()> {
         self.unsynced = true;
         put_block(
             &mut self.file,
             &[directory.as_bytes(), &[0], name.as_bytes()].concat(),
-        )
+        )?;
+        self.file.flush()
     }
 
-    /// Writes the notes about files to disk.
+    /// Writes the notes about names to disk.
     pub(crate) fn sync(&mut self) -> io::Result<()> {
         if self.unsynced {
             self.file.flush()?;
@@ -739,7 +751,8 @@ mod tests {
     /// Writes a directory with one file, and reads it again.
     fn written_in(format: u32) -> Vec<Line> {
         let root = tempfile::tempdir().unwrap();
-        let journal = Journal::open(root.path(), &MoveId::new("of-old", 1).unwrap()).unwrap();
+        let journal = Journal::new(root.path(), &MoveId::new("of-old", 1).unwrap());
+        journal.make().unwrap();
         let header = Header {
             format,
             epoch: 1,

@@ -20,7 +20,7 @@ pub const CHUNK: usize = 1 << 20;
 /// Maximum number of chunks in one fetch.
 pub(crate) const FETCH_CHUNKS: u32 = 16;
 /// Ranges of data in one chunk: one every other block of 4 KiB.
-const MAX_RANGES: usize = CHUNK / 8192 + 1;
+pub(crate) const MAX_RANGES: usize = CHUNK / 8192 + 1;
 /// A batch is sent when it has this many bytes; it may exceed them by one chunk.
 pub(crate) const BATCH: usize = CHUNK;
 /// The longest batch before compression.

@@ -5,7 +5,7 @@
 use std::{
     collections::HashSet,
     fs::File,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize},
@@ -146,12 +146,12 @@ impl Planner<'_> {
                 "it lists something that is not a directory".to_owned(),
             ));
         }
-        let directory = self
-            .tree
-            .directory(path)
-            .map_err(Error::tree("opening directory", path))?;
         let old = self.old.seek(path)?;
         self.changes.directory(path).map_err(Error::Journal)?;
+        let directory = self
+            .tree
+            .directory_to_change(path)
+            .map_err(Error::tree("opening directory", path))?;
         let line = Line::Directory {
             path: path.clone(),
             own: own.clone(),
@@ -316,6 +316,7 @@ impl Planner<'_> {
             }
             present => present,
         };
+        let is_recorded = old.is_some();
         let old = old.filter(|old| present.is_some() && type_of(&old.entry.inode.kind) == wanted);
         if entry.inode.is_directory() {
             if present.is_none() {
@@ -335,6 +336,12 @@ impl Planner<'_> {
         {
             return self.push(Item::Kept(old.clone()));
         }
+        // The record may be that of another inode, which was here before and may be moved back.
+        if is_recorded {
+            self.changes
+                .name(&current.path, &entry.name)
+                .map_err(Error::Journal)?;
+        }
         let (present, role) = self.link(current, &path, &entry, old.as_ref(), present.is_some())?;
         let old = old.filter(|_| present);
         match (role, &entry.inode.kind) {
@@ -349,7 +356,7 @@ impl Planner<'_> {
             }
             (Role::Owner, Kind::File) => self.file(current, &path, &entry, old.as_ref(), present),
             (Role::Owner, _) => {
-                Self::special(current, &path, &entry, present)?;
+                self.special(current, &path, &entry, present)?;
                 let clean = self.settled(&entry.inode.stamp);
                 self.push(Item::Kept(Record {
                     entry,
@@ -380,7 +387,6 @@ impl Planner<'_> {
         } else {
             None
         };
-        let unlink_it = || unlink(directory, name).map_err(failed);
         if !inode.linked {
             let Some(status) = status.filter(|status| status.stx_nlink > 1) else {
                 return Ok((present, Role::Owner));
@@ -395,7 +401,7 @@ impl Planner<'_> {
                 }
                 return Ok((true, Role::Owner));
             }
-            unlink_it()?;
+            self.replace(directory, path, name)?;
             return Ok((false, Role::Owner));
         }
         let group = number(inode.stamp.ino)?;
@@ -415,7 +421,7 @@ impl Planner<'_> {
                 .is_none_or(|status| status.stx_ino != of_group.stx_ino)
             {
                 if present {
-                    unlink_it()?;
+                    self.replace(directory, path, name)?;
                 }
                 let none = AtFlags::empty();
                 rustix::fs::linkat(&self.links, group.as_bytes(), directory, name.as_bytes(), none)
@@ -427,13 +433,13 @@ impl Planner<'_> {
         let is_other =
             present && ((shared && !same_inode) || !is_such(directory, name, &inode.kind).map_err(failed)?);
         if is_other {
-            unlink_it()?;
+            self.replace(directory, path, name)?;
         }
         if !present || is_other {
             if inode.is_file() {
                 create(directory, name).map_err(clash("creating", path))?;
             } else {
-                Self::special(current, path, entry, false)?;
+                self.special(current, path, entry, false)?;
             }
         }
         rustix::fs::linkat(
@@ -447,14 +453,27 @@ impl Planner<'_> {
         Ok((true, Role::Owner))
     }
 
+    /// Deletes a name to create another inode there. If that is recorded, so is on disk that it does not match
+    /// the journal any more.
+    fn replace(&mut self, directory: BorrowedFd<'_>, path: &TreePath, name: &Name) -> Result<(), Error> {
+        self.changes.sync().map_err(Error::Journal)?;
+        unlink(directory, name).map_err(Error::tree("replacing", path))
+    }
+
     /// A link, pipe, socket or device.
-    fn special(current: &Current, path: &TreePath, entry: &Entry, present: bool) -> Result<(), Error> {
+    fn special(
+        &mut self,
+        current: &Current,
+        path: &TreePath,
+        entry: &Entry,
+        present: bool,
+    ) -> Result<(), Error> {
         let Entry { name, inode } = entry;
         let directory = current.directory.as_fd();
         let failed = |errno| Error::tree("creating", path)(errno);
         if !present || !is_such(directory, name, &inode.kind).map_err(failed)? {
             if present {
-                unlink(directory, name).map_err(failed)?;
+                self.replace(directory, path, name)?;
             }
             let made = match &inode.kind {
                 Kind::Symlink(target) => rustix::fs::symlinkat(&target[..], directory, name.as_bytes()),
@@ -499,12 +518,10 @@ impl Planner<'_> {
             ),
             None => KnownContent::Nothing,
         };
-        if old.is_some() {
-            self.changes
-                .file(&current.path, &entry.name)
-                .map_err(Error::Journal)?;
-        }
         let (chunks, mut fresh) = (chunks_of(size), !present);
+        if fresh || chunks == 0 {
+            self.changes.sync().map_err(Error::Journal)?;
+        }
         if fresh && chunks != 1 {
             let file = create(current.directory.as_fd(), &entry.name).map_err(clash("creating", path))?;
             fresh = false;
@@ -512,10 +529,9 @@ impl Planner<'_> {
                 complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", path))?;
             }
         } else if chunks == 0 {
-            self.changes.sync().map_err(Error::Journal)?;
             let file = self
                 .tree
-                .file(path, OFlags::WRONLY)
+                .file_to_change(path)
                 .map_err(Error::tree("opening", path))?;
             complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", path))?;
         }
@@ -670,7 +686,7 @@ enum KnownContent {
 }
 
 /// Whether a symbolic link or device is the expected one.
-fn is_such(directory: rustix::fd::BorrowedFd<'_>, name: &Name, kind: &Kind) -> Result<bool, Errno> {
+fn is_such(directory: BorrowedFd<'_>, name: &Name, kind: &Kind) -> Result<bool, Errno> {
     Ok(match kind {
         Kind::Symlink(target) => read_link(directory, name)? == *target,
         Kind::Character(_) | Kind::Block(_) => {
@@ -693,7 +709,7 @@ fn clash(doing: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> Error {
     }
 }
 
-fn unlink(directory: rustix::fd::BorrowedFd<'_>, name: &Name) -> Result<(), Errno> {
+fn unlink(directory: BorrowedFd<'_>, name: &Name) -> Result<(), Errno> {
     match rustix::fs::unlinkat(directory, name.as_bytes(), AtFlags::empty()) {
         Err(Errno::NOENT) => Ok(()),
         result => result,
@@ -703,7 +719,7 @@ fn unlink(directory: rustix::fd::BorrowedFd<'_>, name: &Name) -> Result<(), Errn
 /// Removes a directory and its contents. No descriptor is held across levels, however deep.
 fn remove_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
     loop {
-        let directory = tree.directory(path)?;
+        let directory = tree.directory_to_change(path)?;
         let Names { names, .. } = names(directory.as_fd(), None, 1024, |_, _| true)?;
         if names.is_empty() {
             break;

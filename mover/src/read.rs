@@ -20,14 +20,14 @@ use crate::{
     lanes::Writer,
     message::{BadMessage, RawFetch, decode_claims},
     path::TreePath,
-    piece::{BATCH, CHUNK, FETCH_CHUNKS, Piece, Range, chunk_length, hash_chunk, hash_hole, hash_of_hashes},
+    piece::{
+        BATCH, CHUNK, FETCH_CHUNKS, MAX_RANGES, Piece, Range, chunk_length, hash_chunk, hash_hole,
+        hash_of_hashes,
+    },
     throttle::Throttle,
     tree::{At, Tree, file_type, stamp_of},
     wire::FrameKind,
 };
-
-/// If there are more parts, they are sent as one, including the holes between them.
-const MAX_RANGES: usize = 64;
 
 /// A request of the target.
 #[derive(Debug)]
@@ -298,7 +298,8 @@ fn whole(length: u32) -> Vec<Range> {
     vec![Range { offset: 0, length }]
 }
 
-/// The data in this part of the file.
+/// The data in this part of the file. Blocks of less than 4 KiB may have more parts than are allowed: the last
+/// ones are one part, including the holes between them.
 fn data_in(file: &File, offset: u64, length: u32) -> Result<Vec<Range>, Errno> {
     let end = offset + u64::from(length);
     let mut ranges = Vec::new();

@@ -132,7 +132,7 @@ impl Scan {
                 let path = level
                     .path
                     .child(&name)
-                    .map_err(|bad| too_long(&level.path, &bad.to_string()))?;
+                    .map_err(|_| Error::tree("reading directory", &level.path)(Errno::NAMETOOLONG))?;
                 self.read_ahead();
                 return Ok(Some(path));
             }
@@ -272,14 +272,6 @@ impl State {
     }
 }
 
-fn too_long(directory: &TreePath, problem: &str) -> Error {
-    Error::Tree {
-        doing: "walking into",
-        path: directory.clone(),
-        source: std::io::Error::other(format!("{problem}: paths may have {} bytes", TreePath::MAX)),
-    }
-}
-
 fn subdirectories(
     tree: &Tree,
     path: &TreePath,
@@ -319,6 +311,10 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
         more: found.more,
     };
     for (name, kind) in found.names {
+        // Everything is addressed by its path.
+        if path.as_bytes().len() + 1 + name.as_bytes().len() > TreePath::MAX {
+            return Err(Errno::NAMETOOLONG);
+        }
         let inode = if kind == FileType::Directory {
             Some(Inode::directory_by_name())
         } else {

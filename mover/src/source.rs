@@ -33,7 +33,7 @@ use crate::{
     scan::{Listed, Scan, read},
     session::{ControlLane, SessionStatus, lock},
     throttle::Throttle,
-    tree::{At, Tree, open_anywhere, read_link},
+    tree::{At, Tree, file_type, open_anywhere, read_link, type_of},
     wire::FrameKind,
 };
 
@@ -321,7 +321,7 @@ impl TreePass<'_> {
             own: Some(own),
             ..Listing::default()
         };
-        let mut size = 0;
+        let mut size = part.encoded_len();
         loop {
             let after = listed.entries.last().map(|entry| entry.name.clone());
             self.count(&listed);
@@ -330,9 +330,8 @@ impl TreePass<'_> {
                     continue;
                 }
                 let bytes = RawEntry::encode(&entry);
-                size += bytes.len();
-                part.entries.push(bytes);
-                if size > LISTING {
+                // Extended attributes of two inodes may be too large for one message.
+                if size + bytes.len() > LISTING {
                     self.up
                         .send(&source_message(SourceMessage::Listing(part)), false)?;
                     part = Listing {
@@ -341,6 +340,8 @@ impl TreePass<'_> {
                     };
                     size = 0;
                 }
+                size += bytes.len();
+                part.entries.push(bytes);
             }
             if !listed.more {
                 break;
@@ -391,6 +392,10 @@ fn details(
         *target = read_link(directory, name)?;
     }
     let (xattrs, others) = At::Child(directory, name).xattrs()?;
+    // Since the walk, another inode may have got the name: the target's may be of a kind that has none of these.
+    if !xattrs.is_empty() && file_type(&At::Child(directory, name).status()?) != type_of(&inode.kind) {
+        return Err(Errno::NOENT);
+    }
     inode.attributes.xattrs = xattrs;
     Ok(others)
 }
@@ -511,4 +516,26 @@ fn send_data(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{XattrFlags, setxattr};
+
+    use super::*;
+    use crate::{path::Name, tree::inode_of};
+
+    #[test]
+    fn attributes_of_another_inode_that_has_the_name_by_now_are_not_taken() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("x");
+        std::fs::write(&path, "").unwrap();
+        setxattr(&path, "user.a", b"", XattrFlags::empty()).unwrap();
+        let (tree, name) = (Tree::open(root.path()).unwrap(), Name::parse(b"x").unwrap());
+        let status = At::Child(tree.root(), &name).status().unwrap();
+        let mut inode = inode_of(&status).unwrap();
+        assert_eq!(details(tree.root(), &name, &mut inode), Ok(false));
+        inode.kind = Kind::Fifo;
+        assert_eq!(details(tree.root(), &name, &mut inode), Err(Errno::NOENT));
+    }
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::fs::{AtFlags, OFlags};
+use rustix::fs::AtFlags;
 
 use crate::{
     apply::ReceiveState,
@@ -88,11 +88,10 @@ impl Target {
     /// Opens the volume and its journal.
     pub fn open(root: &Path, id: &MoveId) -> Result<Self, Error> {
         let tree = Tree::open(root).map_err(Error::tree("opening the target", &TreePath::root()))?;
-        let journal = Journal::open(root, id).map_err(Error::Journal)?;
         Ok(Self {
             root: root.to_owned(),
             tree: Arc::new(tree),
-            journal,
+            journal: Journal::new(root, id),
             longest_write: LONGEST_WRITE,
             last_full: None,
             journal_full: false,
@@ -127,7 +126,7 @@ impl Target {
             return Ok(());
         };
         // It may not have been a file.
-        if let Ok(file) = self.tree.file(&path, OFlags::WRONLY)
+        if let Ok(file) = self.tree.file_to_change(&path)
             && file.metadata().is_ok_and(|found| found.is_file())
         {
             file.set_len(0).map_err(Error::file("shortening", &path))?;
@@ -142,8 +141,11 @@ impl Target {
     }
 
     /// Deletes the journal; the volume is then equal to the source. After this, a move of the same uid would
-    /// hash everything again.
+    /// hash everything again, and nothing is left to finish.
     pub fn finish(self) -> Result<(), Error> {
+        if !self.journal.exists() {
+            return Ok(());
+        }
         if self.journal.is_unfinished() {
             return Err(Error::Journal(std::io::Error::other(
                 "the last pass is not complete",
@@ -242,6 +244,7 @@ impl Session<'_> {
     fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
         self.target.free_space()?;
         let journal = &self.target.journal;
+        journal.make().map_err(Error::Journal)?;
         journal.recover().map_err(Error::Journal)?;
         let (header, lines) = journal.read().map_err(Error::Journal)?.unzip();
         let pass = header.as_ref().map_or(0, |header| header.pass) + 1;

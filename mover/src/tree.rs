@@ -29,6 +29,9 @@ const INSIDE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
+/// `STATX_SUBVOL`: the subvolume's number, since Linux 6.10 and only where there are any (btrfs).
+const SUBVOLUME: StatxFlags = StatxFlags::from_bits_retain(0x8000);
+
 /// The capacity of a file system, or what is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Capacity {
@@ -50,6 +53,17 @@ impl Tree {
         self.at(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
     }
 
+    /// The same, to change names in it. A mover that runs as the owner has no capabilities: its own read-only
+    /// directory has to be made writable first. Its mode has to be set again afterwards.
+    pub(crate) fn directory_to_change(&self, path: &TreePath) -> Result<OwnedFd> {
+        let fd = self.directory(path)?;
+        let mode = Mode::from_raw_mode(At::Fd(fd.as_fd()).status()?.stx_mode.into());
+        if !mode.contains(Mode::WUSR | Mode::XUSR) {
+            rustix::fs::fchmod(&fd, mode | Mode::RWXU)?;
+        }
+        Ok(fd)
+    }
+
     /// Opens a file with these flags. Neither a pipe nor a terminal blocks this.
     pub(crate) fn file(&self, path: &TreePath, flags: OFlags) -> Result<File> {
         self.at(
@@ -58,6 +72,18 @@ impl Tree {
             Mode::empty(),
         )
         .map(File::from)
+    }
+
+    /// Opens a file for writing, its owner's read-only file too: see [`Self::directory_to_change`].
+    pub(crate) fn file_to_change(&self, path: &TreePath) -> Result<File> {
+        match self.file(path, OFlags::WRONLY) {
+            Err(Errno::ACCESS) => {
+                let fd = self.at(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+                rustix::fs::chmod(&At::Fd(fd.as_fd()).path()[..], Mode::RUSR | Mode::WUSR)?;
+                self.file(path, OFlags::WRONLY)
+            }
+            result => result,
+        }
     }
 
     fn at(&self, path: &TreePath, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
@@ -126,7 +152,7 @@ pub(crate) enum At<'a> {
 
 impl At<'_> {
     pub(crate) fn status(self) -> Result<Statx> {
-        let mask = StatxFlags::BASIC_STATS;
+        let mask = StatxFlags::BASIC_STATS | SUBVOLUME;
         match self {
             Self::Fd(fd) => rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask),
             Self::Child(dir, name) => rustix::fs::statx(
@@ -219,6 +245,13 @@ impl At<'_> {
         }
     }
 
+    /// Whether the file system has no space left.
+    fn is_full(self) -> Result<bool> {
+        let (Self::Fd(fd) | Self::Child(fd, _)) = self;
+        let found = rustix::fs::fstatvfs(fd)?;
+        Ok(found.f_bavail.saturating_mul(found.f_frsize) < 2 * MAX_XATTRS as u64)
+    }
+
     fn set_xattrs(self, wanted: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         let (present, _) = self.xattrs()?;
         if present == wanted {
@@ -235,16 +268,22 @@ impl At<'_> {
             }
         }
         for (name, value) in wanted.iter().filter(|xattr| !present.contains(xattr)) {
-            match self {
-                Self::Fd(fd) => rustix::fs::fsetxattr(fd, &name[..], value, XattrFlags::empty())?,
-                Self::Child(..) => rustix::fs::lsetxattr(&path[..], &name[..], value, XattrFlags::empty())?,
+            let set = match self {
+                Self::Fd(fd) => rustix::fs::fsetxattr(fd, &name[..], value, XattrFlags::empty()),
+                Self::Child(..) => rustix::fs::lsetxattr(&path[..], &name[..], value, XattrFlags::empty()),
+            };
+            match set {
+                // The same error if an inode has no space for them.
+                Err(Errno::NOSPC) if !self.is_full()? => return Err(Errno::TOOBIG),
+                set => set?,
             }
         }
         Ok(())
     }
 
     /// Owner, extended attributes, mode, times, in this order: each of them can reset a part of the earlier
-    /// ones.
+    /// ones. `TOOBIG` if the file system cannot hold the extended attributes, `OVERFLOW` if the time: it
+    /// would be rounded silently.
     pub(crate) fn set_attributes(self, inode: &Inode) -> Result<()> {
         let Attributes {
             mode,
@@ -268,7 +307,7 @@ impl At<'_> {
                 rustix::fs::fchown(fd, uid, gid)?;
                 self.set_xattrs(xattrs)?;
                 rustix::fs::fchmod(fd, Mode::from_raw_mode(*mode))?;
-                rustix::fs::futimens(fd, &times)
+                rustix::fs::futimens(fd, &times)?;
             }
             Self::Child(dir, name) => {
                 rustix::fs::chownat(dir, name.as_bytes(), uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -278,8 +317,13 @@ impl At<'_> {
                     let fd = rustix::fs::openat(dir, name.as_bytes(), path_only, Mode::empty())?;
                     rustix::fs::chmod(&At::Fd(fd.as_fd()).path()[..], Mode::from_raw_mode(*mode))?;
                 }
-                rustix::fs::utimensat(dir, name.as_bytes(), &times, AtFlags::SYMLINK_NOFOLLOW)
+                rustix::fs::utimensat(dir, name.as_bytes(), &times, AtFlags::SYMLINK_NOFOLLOW)?;
             }
+        }
+        if stamp_of(&self.status()?).mtime == inode.stamp.mtime {
+            Ok(())
+        } else {
+            Err(Errno::OVERFLOW)
         }
     }
 }
@@ -287,6 +331,14 @@ impl At<'_> {
 /// The target of a symbolic link.
 pub(crate) fn read_link(dir: BorrowedFd<'_>, name: &Name) -> Result<Vec<u8>> {
     rustix::fs::readlinkat(dir, name.as_bytes(), Vec::with_capacity(256)).map(std::ffi::CString::into_bytes)
+}
+
+/// The number of an inode, which is unique in its file system: subvolumes of btrfs have the same numbers. Both
+/// parts are counters, and too small to overlap.
+pub(crate) fn inode_number(status: &Statx) -> u64 {
+    let has_subvolume = status.stx_mask & SUBVOLUME.bits() != 0;
+    let subvolume = if has_subvolume { status.stx_subvol } else { 0 };
+    status.stx_ino ^ subvolume.rotate_left(40)
 }
 
 /// The stamp in a status.
@@ -297,7 +349,7 @@ pub(crate) fn stamp_of(status: &Statx) -> Stamp {
     };
     let is_file = file_type(status) == FileType::RegularFile;
     Stamp {
-        ino: status.stx_ino,
+        ino: inode_number(status),
         // The size of a directory depends on its file system.
         size: if is_file { status.stx_size } else { 0 },
         mtime: time(status.stx_mtime),

@@ -24,7 +24,7 @@ use crate::{
     scan::is_foreign,
     session::lock,
     target::Target,
-    tree::{At, SortedNames, Tree, inode_of, read_link},
+    tree::{At, SortedNames, Tree, inode_number, inode_of, read_link},
 };
 
 /// Entries that one thread checks at a time.
@@ -527,7 +527,7 @@ impl ReadBack<'_> {
         if inode.linked {
             let group = Name::parse(inode.stamp.ino.to_string().as_bytes())?;
             let of_group = At::Child(self.links.as_fd(), &group).status();
-            there.linked = of_group.is_ok_and(|other| other.stx_ino == there.stamp.ino);
+            there.linked = of_group.is_ok_and(|other| inode_number(&other) == there.stamp.ino);
         }
         let before = result.differences.len();
         compare(&path, inode, &there, &mut result.differences);

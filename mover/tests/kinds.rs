@@ -18,10 +18,11 @@ use std::{
 
 use common::{Image, Pair, is_root, run, with_session};
 use mover::{
+    error::Error,
     target::{PassOptions, PassReport},
     verify::Scope,
 };
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
+use rustix::fs::{CWD, FileType, Mode, OFlags, XattrFlags, makedev, mknodat, setxattr};
 
 fn fill(root: &Path) {
     let dir = root.join("etc");
@@ -286,6 +287,274 @@ fn links_whose_number_another_inode_has_now_are_replaced() {
     }
     assert_eq!(make("two"), number);
     pair.last_pass();
+}
+
+/// Inodes of two subvolumes have the same numbers.
+#[test]
+fn links_of_two_subvolumes_are_not_mixed() {
+    if !is_root() {
+        return;
+    }
+    let image = Image::new(&["mkfs.btrfs", "-q"], 200);
+    for target in [None, Some(Image::new(&["mkfs.btrfs", "-q"], 200))] {
+        let pair = Pair::new();
+        let pair = Pair {
+            source: image.at.clone(),
+            target: target.as_ref().map_or(pair.target, |image| image.at.clone()),
+            folder: pair.folder,
+        };
+        let mut inos = Vec::new();
+        for part in ["a", "b"] {
+            let part = pair.source.join(part);
+            if target.is_none() {
+                run(std::process::Command::new("btrfs")
+                    .args(["-q", "subvolume", "create"])
+                    .arg(&part));
+                fs::write(part.join("one"), part.as_os_str().as_bytes()).unwrap();
+                fs::hard_link(part.join("one"), part.join("two")).unwrap();
+            }
+            inos.push(fs::metadata(part.join("one")).unwrap().ino());
+        }
+        assert_eq!(inos[0], inos[1]);
+        // Not by rsync and the checker of all other tests, which identify inodes by their numbers too.
+        pair.pass(PassOptions::default());
+        pair.assert_verified(Scope::All);
+        for part in ["a", "b"] {
+            let at = |root: &Path, name: &str| root.join(part).join(name);
+            let inode = |name: &str| fs::metadata(at(&pair.target, name)).unwrap().ino();
+            assert_eq!(inode("one"), inode("two"));
+            assert_eq!(
+                fs::read(at(&pair.target, "one")).unwrap(),
+                fs::read(at(&pair.source, "one")).unwrap()
+            );
+        }
+    }
+}
+
+#[test]
+fn holes_between_all_blocks_stay_holes() {
+    let pair = Pair::new();
+    let file = fs::File::create(pair.source.join("comb")).unwrap();
+    for at in 0..512 {
+        std::os::unix::fs::FileExt::write_all_at(&file, &[7; 4096], at * 8192).unwrap();
+    }
+    pair.last_pass();
+    let blocks = |root: &Path| fs::metadata(root.join("comb")).unwrap().blocks();
+    assert!(blocks(&pair.target) <= blocks(&pair.source) + 64);
+}
+
+/// They are sent in messages of limited size.
+#[test]
+fn many_extended_attributes_of_several_inodes_in_one_directory_are_kept() {
+    if !is_root() {
+        return;
+    }
+    let xfs = ["mkfs.xfs", "-q"];
+    let (from, to) = (Image::new(&xfs, 400), Image::new(&xfs, 400));
+    let pair = Pair {
+        source: from.at.clone(),
+        target: to.at.clone(),
+        ..Pair::new()
+    };
+    for name in ["", "a", "b"] {
+        let path = pair.source.join(name);
+        if !name.is_empty() {
+            fs::write(&path, name).unwrap();
+        }
+        for at in 0..8 {
+            setxattr(
+                &path,
+                format!("user.{at}"),
+                &vec![at; 60_000],
+                XattrFlags::empty(),
+            )
+            .unwrap();
+        }
+    }
+    pair.last_pass();
+}
+
+#[test]
+fn what_the_target_cannot_hold_is_named_by_the_first_pass() {
+    if !is_root() {
+        return;
+    }
+    let ext4 = ["mkfs.ext4", "-q"];
+    let (from, to) = (
+        Image::new(&["mkfs.xfs", "-q"], 400),
+        Image::new(&[&ext4[..], &["-I", "128"]].concat(), 64),
+    );
+    let problem = |target: &Path| {
+        let pair = Pair {
+            source: from.at.clone(),
+            target: target.to_owned(),
+            ..Pair::new()
+        };
+        let mut target = pair.open();
+        match with_session(&pair.source, &mut target, |session| {
+            session.pass(PassOptions::default())
+        }) {
+            Err(Error::Unfit { path, problem }) => format!("{path}: {problem}"),
+            other => panic!("{other:?}"),
+        }
+    };
+    let file = from.at.join("file");
+    fs::write(&file, "").unwrap();
+    let whole = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let set = |path: &Path, time| fs::File::open(path).unwrap().set_modified(time).unwrap();
+    set(&file, whole + Duration::from_nanos(1));
+    set(&from.at, whole);
+    assert_eq!(
+        problem(&to.at),
+        "file: the target's file system cannot hold the time of its last change"
+    );
+    // More than a block of a file system that has enough of them.
+    setxattr(&file, "user.large", &vec![1; 20_000], XattrFlags::empty()).unwrap();
+    set(&file, whole);
+    assert_eq!(problem(&to.at), "file: its extended attributes are too large");
+}
+
+/// Directories of which the last one's content has paths that are too long.
+fn make_deep(root: &Path) {
+    let mut fd = rustix::fs::openat(CWD, root, OFlags::DIRECTORY, Mode::empty()).unwrap();
+    for _ in 0..20 {
+        let name = "d".repeat(200);
+        rustix::fs::mkdirat(&fd, &name, Mode::RWXU).unwrap();
+        fd = rustix::fs::openat(&fd, &name, OFlags::DIRECTORY, Mode::empty()).unwrap();
+    }
+    mknodat(&fd, "f".repeat(200), FileType::Fifo, Mode::RUSR, 0).unwrap();
+}
+
+/// A pass that the source ends with an error when it has read this directory.
+fn pass_that_fails(pair: &Pair, poisoned: &str) {
+    let poisoned = pair.source.join(poisoned);
+    fs::create_dir(&poisoned).unwrap();
+    make_deep(&poisoned);
+    let mut target = pair.open();
+    let result = with_session(&pair.source, &mut target, |session| {
+        session.pass(PassOptions::default())
+    });
+    assert!(
+        matches!(&result, Err(Error::Peer(why)) if why.ends_with("File name too long (os error 36)")),
+        "{result:?}"
+    );
+    fs::rename(&poisoned, pair.folder.path().join("poisoned")).unwrap();
+}
+
+#[test]
+fn a_file_with_a_path_that_is_too_long_is_an_error_of_the_source() {
+    pass_that_fails(&Pair::new(), "z");
+}
+
+/// The stamps of what is in a directory stay when it is moved away and back.
+#[test]
+fn a_directory_that_was_another_one_during_a_pass_that_failed_is_copied_again() {
+    let pair = Pair::new();
+    let (here, aside) = (pair.source.join("d"), pair.folder.path().join("aside"));
+    fs::create_dir(&here).unwrap();
+    let make = |to: &str| {
+        symlink(to, here.join("link")).unwrap();
+        fs::write(here.join("a"), to).unwrap();
+        fs::write(here.join("b"), to).unwrap();
+    };
+    make("one");
+    std::thread::sleep(Duration::from_millis(50));
+    pair.last_pass();
+    fs::rename(&here, &aside).unwrap();
+    fs::create_dir(&here).unwrap();
+    make("two");
+    fs::remove_file(here.join("b")).unwrap();
+    fs::hard_link(here.join("a"), here.join("b")).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    pass_that_fails(&pair, "z");
+    fs::remove_dir_all(&here).unwrap();
+    fs::rename(&aside, &here).unwrap();
+    pair.last_pass();
+}
+
+#[test]
+fn what_was_finished_before_stays_as_it_is() {
+    let pair = Pair::new();
+    fill(&pair.source);
+    pair.last_pass();
+    for _ in 0..2 {
+        pair.open().finish().unwrap();
+        pair.assert_equal();
+    }
+}
+
+/// Runs both programs as this user, without capabilities, for one pass and its verification.
+fn pass_as(user: u32, pair: &Pair) {
+    let program = env!("CARGO_BIN_EXE_liqo-csi-mover");
+    let credentials = pair.folder.path().join("credentials");
+    run(std::process::Command::new(program)
+        .args(["issue", "--move", common::UID])
+        .arg(&credentials));
+    let address = common::free().to_string();
+    let start = |side: &str, root: &Path, more: &[&str]| {
+        std::process::Command::new("setpriv")
+            .args([
+                &format!("--reuid={user}"),
+                &format!("--regid={user}"),
+                "--clear-groups",
+                "--bounding-set=-all",
+                program,
+                side,
+                "--move",
+                common::UID,
+            ])
+            .arg("--root")
+            .arg(root)
+            .arg("--credentials")
+            .arg(credentials.join(side))
+            .args(more)
+            .spawn()
+            .unwrap()
+    };
+    let mut target = start("target", &pair.target, &["--listen", &address, "--keep-journal"]);
+    let mut source = start("source", &pair.source, &["--connect", &address]);
+    let passed = target.wait().unwrap().success();
+    if !passed {
+        // It would dial for ever.
+        source.kill().unwrap();
+    }
+    assert!(source.wait().unwrap().success() && passed);
+}
+
+/// Where root is not admitted, movers run as the owner of all files.
+#[test]
+fn an_owner_without_capabilities_changes_what_it_may_only_read() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let at = |path: &str| pair.source.join(path);
+    let set = |path: &str, mode| fs::set_permissions(at(path), fs::Permissions::from_mode(mode)).unwrap();
+    let owned = |mode| {
+        run(std::process::Command::new("chown")
+            .args(["-R", "1000:1000"])
+            .arg(pair.folder.path()));
+        for path in ["dir/file", "dir/below", "dir"] {
+            set(path, mode);
+        }
+    };
+    fs::create_dir_all(at("dir/below")).unwrap();
+    fs::write(at("dir/below/gone"), "").unwrap();
+    fs::write(at("dir/file"), "one").unwrap();
+    owned(0o555);
+    pass_as(1000, &pair);
+    pair.assert_equal();
+    fs::write(at("dir/file"), "other").unwrap();
+    fs::write(at("dir/new"), "").unwrap();
+    fs::remove_dir_all(at("dir/below")).unwrap();
+    fs::create_dir(at("dir/below")).unwrap();
+    fs::write(at("dir/below/new"), "").unwrap();
+    owned(0o555);
+    pass_as(1000, &pair);
+    pair.assert_equal();
+    fs::remove_dir_all(at("dir")).unwrap();
+    pass_as(1000, &pair);
+    pair.assert_equal();
 }
 
 #[test]

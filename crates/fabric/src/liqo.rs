@@ -13,7 +13,7 @@ use crate::cluster::{ApiError, Cluster, plain};
 
 const GROUP: &str = "offloading.liqo.io";
 
-/// What shows that Liqo is installed, if it is. Its CustomResourceDefinitions do not: they stay when Liqo is
+/// What shows that Liqo is installed, if it is. Its CRDs do not: they stay when Liqo is
 /// uninstalled.
 pub async fn installed(home: &Cluster) -> Result<Option<String>, String> {
     if has_virtual_nodes(home).await? {

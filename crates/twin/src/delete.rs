@@ -214,10 +214,14 @@ async fn observe(
         Some(found) => is_of_move(site.home(), found).await,
         None => false,
     };
+    let recorded = || {
+        let attributes = virtual_pv.and_then(|virtual_pv| remembered(virtual_pv, site.epoch()));
+        attributes.and_then(twin_volume_in)
+    };
     let twin = match &found {
         None => DeleteTwin::Absent,
         Some(found) => match owner.recognise(found.labels(), found.annotations()) {
-            Err(_) if is_later_claim(site, id, virtual_pv, found).await? => DeleteTwin::Absent,
+            Err(_) if is_later_claim(site, volume, recorded(), found).await? => DeleteTwin::Absent,
             Err(foreign) => DeleteTwin::Foreign(foreign),
             Ok(_) if reading::is_releasing(found) => DeleteTwin::Releasing,
             Ok(_) if owned_by_move => DeleteTwin::OfMove,
@@ -231,9 +235,7 @@ async fn observe(
     {
         *real_volume = Some(name.to_owned());
     } else if real_volume.is_none() {
-        *real_volume = virtual_pv
-            .and_then(|virtual_pv| remembered(virtual_pv, site.epoch()))
-            .and_then(twin_volume_in);
+        *real_volume = recorded();
     }
     let seen = match twin {
         DeleteTwin::Absent => {
@@ -257,11 +259,11 @@ async fn observe(
 
 /// Whether a claim that is not marked as the twin was created after the twin was deleted. In a remote cluster names
 /// are reused, so the volume of such a claim decides: a claim with this volume's data is the twin, and its labels or
-/// annotations were changed.
+/// annotations were changed. `recorded` is the PV that the virtual PV records.
 async fn is_later_claim(
     site: &Site,
-    id: &VolumeId,
-    virtual_pv: Option<&PersistentVolume>,
+    volume: &VolumeName,
+    recorded: Option<String>,
     found: &PersistentVolumeClaim,
 ) -> Result<bool, ApiError> {
     if site.remote_cluster().is_none() {
@@ -270,14 +272,11 @@ async fn is_later_claim(
     let Some(name) = reading::volume_name(found) else {
         return Ok(true);
     };
-    let known = virtual_pv
-        .and_then(|virtual_pv| remembered(virtual_pv, site.epoch()))
-        .and_then(twin_volume_in);
     if !site.shows_volumes() {
-        return Ok(known.as_deref() != Some(name));
+        return Ok(recorded.as_deref() != Some(name));
     }
     let real = site.volumes().get(name).await?;
-    Ok(real.is_none_or(|real| holder(site, &id.name, known.as_deref(), &real) != Holder::Ours))
+    Ok(real.is_none_or(|real| holder(site, volume, recorded.as_deref(), &real) != Holder::Ours))
 }
 
 async fn delete_twin(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {

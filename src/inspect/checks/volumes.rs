@@ -13,7 +13,7 @@ use super::{Finding, Installation, Severity};
 use crate::{
     cluster::{facts, slim::marked_volume},
     inspect::{
-        Scope, State, cases, events,
+        Listing, Scope, State, cases, events,
         names::{Name, full_name},
         rows::{Row, rows},
     },
@@ -26,12 +26,29 @@ const RECENT: SignedDuration = SignedDuration::from_mins(10);
 
 /// Volumes with a problem, and claims that wait.
 pub(super) fn problems(installation: &Installation) -> Vec<Finding> {
-    let rows = rows(&installation.storage, &Scope::All);
-    let rows = rows.into_iter();
-    rows.filter_map(|row| finding(row, installation)).collect()
+    let claims = &installation.storage.claims;
+    let largest = largest_volumes(installation);
+    let rows = rows(&installation.storage, &Scope::All).into_iter();
+    rows.filter_map(|row| finding(row, claims, &largest)).collect()
 }
 
-fn finding(row: Row, installation: &Installation) -> Option<Finding> {
+/// The largest volume, in bytes, that any node can have in each class, as far as it is published.
+fn largest_volumes(installation: &Installation) -> BTreeMap<String, u64> {
+    let mut largest = BTreeMap::new();
+    for capacity in installation.capacities.iter().map(facts::capacity) {
+        if let Some(bytes) = capacity.largest() {
+            let of_class = largest.entry(capacity.class).or_insert(bytes);
+            *of_class = bytes.max(*of_class);
+        }
+    }
+    largest
+}
+
+fn finding(
+    row: Row,
+    claims: &Listing<PersistentVolumeClaim>,
+    largest: &BTreeMap<String, u64>,
+) -> Option<Finding> {
     let severity = match row.state {
         State::Bound | State::Waiting | State::Guest | State::Unknown | State::Foreign => return None,
         State::Lost | State::Unreachable | State::Twin(_) => Severity::Error,
@@ -45,7 +62,7 @@ fn finding(row: Row, installation: &Installation) -> Option<Finding> {
         (None, None, Some(volume)) => format!("PersistentVolume {volume}"),
         _ => format!("PersistentVolume {}", row.volume),
     };
-    let too_large = (row.state == State::Pending).then(|| too_large(&row, installation));
+    let too_large = (row.state == State::Pending).then(|| too_large(&row, claims, largest));
     Some(Finding::new(
         severity,
         object,
@@ -55,13 +72,14 @@ fn finding(row: Row, installation: &Installation) -> Option<Finding> {
 }
 
 /// What to do about a claim that no node has the capacity for: the scheduler does not say how much there is.
-fn too_large(row: &Row, installation: &Installation) -> Option<String> {
+fn too_large(
+    row: &Row,
+    claims: &Listing<PersistentVolumeClaim>,
+    largest: &BTreeMap<String, u64>,
+) -> Option<String> {
     let (claim, class) = (row.claim.as_ref()?, row.class.as_ref()?);
-    let claims = &installation.storage.claims;
+    let largest = *largest.get(class)?;
     let requested = facts::claim_size(claims.named(Some(&claim.namespace), &claim.name)?).requested;
-    let published = installation.capacities.iter().map(facts::capacity);
-    let of_class = published.filter(|it| it.class == *class);
-    let largest = of_class.filter_map(|it| it.largest()).max()?;
     (requested > largest).then(|| {
         format!(
             "The largest volume that a node can have in the class {class} is {}: request less, or free storage there.",

@@ -153,22 +153,22 @@ impl<'a> NodeKeeper<'a> {
             pods: &self.pods,
             uid: self.places.home_uid().await?,
         };
-        let counted = counter.count(fabric, place.as_ref().ok(), &at_home).await;
-        self.warn_of_right(object, counted.refused.as_deref()).await;
+        let capacity = counter.count(fabric, place.as_ref().ok(), &at_home).await;
+        self.warn_of_right(object, capacity.refused.as_deref()).await;
         let health = self.health(&place, &node).await;
         let port = self.port(object).await;
         let status = status(
             &node,
             self.endpoint(port).as_ref(),
-            &counted,
+            &capacity,
             &health,
             self.version(),
         );
-        let marks = self.marks(fabric, &counted);
+        let marks = self.marks(fabric, &capacity);
         let now = VirtualNodeStatus {
             cluster_uid: kept.cluster_uid.clone(),
             port: port.map(Port::number),
-            cluster_labels: counted.labels(),
+            cluster_labels: capacity.labels(),
             ..marks.of_others(&node)
         };
         // A failed status must not keep the rest from being written.

@@ -106,7 +106,7 @@ impl Writer<'_> {
             Ok(None) if self.is_gone(pods, remote).await => return Outcome::Outdated,
             Ok(None) => {
                 self.report_refused_change(home, change, "it does not serve that")
-                    .await
+                    .await;
             }
             Err(error) if error.is_refusal() => {
                 self.report_refused_change(home, change, &error.cause.to_string())

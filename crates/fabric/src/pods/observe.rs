@@ -236,7 +236,7 @@ impl Pods<'_> {
     }
 
     /// The remote pod of this name, read live. 403 may mean that the namespace was deleted together with our
-    /// RoleBinding: then the pod is gone too.
+    /// role binding: then the pod is gone too.
     async fn live(&self, place: &Place, namespace: &str, name: &str) -> Result<Option<RawPod>, ApiError> {
         let _permit = self.reads.acquire().await.ok();
         let pods = place.cluster.within::<RawPod>(namespace);

@@ -86,14 +86,14 @@ struct Regarding {
 impl EventMirror {
     pub(super) fn new(ends: &Ends) -> Self {
         let pending: Arc<Mutex<BTreeMap<String, RemoteEvent>>> = Arc::default();
-        let (changed, changes) = watch::channel(0);
+        let (sender, changes) = watch::channel(0);
         let waiting = Arc::clone(&pending);
         let collect = move |event: Event| {
             if let Some((hash, event)) = RemoteEvent::read(event) {
                 let mut waiting = lock(&waiting);
                 if waiting.len() < MOST_WAITING || waiting.contains_key(&hash) {
                     waiting.insert(hash, event);
-                    changed.send_modify(|count| *count += 1);
+                    sender.send_modify(|count| *count += 1);
                 }
             }
             None
@@ -161,7 +161,7 @@ impl EventMirror {
                 match event.write(ends, &hash, mirrored.contains_key(&hash)).await {
                     Err(error) if error.is_transient() => return Err(error),
                     Err(error) => {
-                        tracing::warn!(%error, "an event of a remote cluster could not be mirrored")
+                        tracing::warn!(%error, "an event of a remote cluster could not be mirrored");
                     }
                     Ok(()) => {}
                 }

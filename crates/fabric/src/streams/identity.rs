@@ -1,5 +1,5 @@
 //! Authenticates and authorizes callers, as a kubelet does: by a certificate of the cluster's client CA, which TLS has
-//! verified, or by a token, which the API server reviews; and by SubjectAccessReviews for `nodes/proxy` and
+//! verified, or by a token, which the API server reviews; and by access reviews for `nodes/proxy` and
 //! `nodes/metrics`. There is no anonymous access.
 
 use std::{

@@ -123,6 +123,27 @@ fn unfinished_releases_are_reported() {
     ]);
 }
 
+/// A claim of 2Ti that waits with its pod, and nodes that have 10Gi at most.
+fn waiting_claim(it: &mut Installation) {
+    let mut waiting = claim();
+    waiting["spec"]["volumeName"] = Value::Null;
+    waiting["spec"]["resources"]["requests"]["storage"] = "2Ti".into();
+    waiting["status"]["phase"] = "Pending".into();
+    it.storage.claims = listing([waiting]);
+    it.capacities = listing(["1Gi", "10Gi"].map(|size| {
+        json!({
+            "metadata": {"name": size, "namespace": "liqo-csi"}, "storageClassName": "liqo",
+            "nodeTopology": {}, "capacity": "1Ti", "maximumVolumeSize": size,
+        })
+    }));
+    it.storage.consumers = listing([json!({
+        "metadata": {"namespace": "shop", "name": "web-0"},
+        "spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
+    })]);
+    (it.storage.volumes, it.storage.twins) = (Listing::default(), Listing::default());
+    it.attachments = Listing::default();
+}
+
 #[test]
 fn volumes_are_checked() {
     assert_found(&[
@@ -137,25 +158,7 @@ fn volumes_are_checked() {
         ),
         (
             "claim that is too large",
-            |it| {
-                let mut waiting = claim();
-                waiting["spec"]["volumeName"] = Value::Null;
-                waiting["spec"]["resources"]["requests"]["storage"] = "2Ti".into();
-                waiting["status"]["phase"] = "Pending".into();
-                it.storage.claims = listing([waiting]);
-                it.capacities = listing(["1Gi", "10Gi"].map(|size| {
-                    json!({
-                        "metadata": {"name": size, "namespace": "liqo-csi"}, "storageClassName": "liqo",
-                        "nodeTopology": {}, "capacity": "1Ti", "maximumVolumeSize": size,
-                    })
-                }));
-                it.storage.consumers = listing([json!({
-                    "metadata": {"namespace": "shop", "name": "web-0"},
-                    "spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
-                })]);
-                (it.storage.volumes, it.storage.twins) = (Listing::default(), Listing::default());
-                it.attachments = Listing::default();
-            },
+            waiting_claim,
             W,
             [
                 "PersistentVolumeClaim shop/data",

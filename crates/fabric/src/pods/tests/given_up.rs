@@ -143,7 +143,9 @@ async fn a_pod_that_its_cluster_has_no_place_for_goes_back() {
                 let offers = json!({"status": {"allocatable": {"pods": "0"}}});
                 world.home.put("/api/v1/nodes/milan", offers);
             }
-            _ => world.there.put(THERE, json!({"spec": {}})),
+            _ => {
+                world.there.put(THERE, json!({"spec": {}}));
+            }
         }
         let has_waited = AtomicBool::new(false);
         world

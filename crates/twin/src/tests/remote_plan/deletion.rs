@@ -112,7 +112,7 @@ async fn a_later_claim_of_that_name_does_not_block_a_deletion() {
     assert!(world.twin().is_some());
 }
 
-/// Somebody in the remote cluster removed the labels of the twin. Its data would stay for ever.
+/// Otherwise the volume would count as deleted, and its data would stay in the remote cluster.
 #[tokio::test]
 async fn a_twin_without_its_labels_is_not_a_later_claim() {
     for is_marked in [false, true] {
