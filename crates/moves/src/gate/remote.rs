@@ -35,8 +35,8 @@ use crate::{
 };
 
 impl MovedVolume {
-    /// The PV of a remote source, if this driver may change it, or a move has gated it. Without the twin, only one
-    /// that this move has gated.
+    /// The PV of a remote source, if this driver may change it, or a move has gated it. If the twin has none, or does
+    /// not exist, it is the one that this move has gated.
     pub(super) async fn real_there(
         &self,
         site: &Site,
@@ -46,24 +46,33 @@ impl MovedVolume {
         if site.remote_cluster().is_none() || !rights.volumes {
             return Ok(None);
         }
-        let Some(twin) = twin else {
-            let found = site.volumes().find(|real| self.has_gated(site, real)).await?;
-            return Ok(found.into_iter().next());
+        let named = match twin.and_then(reading::volume_name) {
+            Some(name) => site.volumes().get(name).await?,
+            None => None,
         };
-        let Some(name) = reading::volume_name(twin) else {
-            return Ok(None);
-        };
-        let found = site.volumes().get(name).await?;
-        let may_change = |real: &PersistentVolume| rights.volume_changes && is_bound_to(real, twin);
-        Ok(found.filter(|real| may_change(real) || is_gated(real.annotations())))
+        match (named, twin) {
+            (Some(real), Some(twin)) if is_bound_to(&real, twin) => {
+                Ok(Some(real).filter(|real| rights.volume_changes || is_gated(real.annotations())))
+            }
+            (Some(real), _) if is_gated(real.annotations()) => Ok(Some(real)),
+            _ => {
+                let found = site.volumes().find(|real| self.has_gated(site, real)).await?;
+                Ok(found.into_iter().next())
+            }
+        }
     }
 
-    /// Whether this move has gated a PV with the data of the source, and has not restored it.
+    /// Whether this move has gated a PV with the data of the source, and has not restored its policy.
     pub(super) fn has_gated(&self, site: &Site, real: &PersistentVolume) -> bool {
-        let mark = VolumeMark::read(real.annotations());
-        let note = mark.as_ref().ok().and_then(|mark| mark.as_ref()?.note());
-        real.annotations().get(mark::DATA_OF) == Some(&data_of(site, self.volume()))
-            && note.is_some_and(|note| note.by == self.by)
+        let annotations = real.annotations();
+        let by = match VolumeMark::read(annotations) {
+            Ok(Some(VolumeMark::Gated(note))) => Some(note.by),
+            Ok(Some(VolumeMark::Ungated { by, .. })) if annotations.contains_key(mark::POLICY_BEFORE) => {
+                Some(by)
+            }
+            _ => None,
+        };
+        annotations.get(mark::DATA_OF) == Some(&data_of(site, self.volume())) && by.as_ref() == Some(&self.by)
     }
 
     pub(super) async fn remote_volume(
@@ -83,7 +92,7 @@ impl MovedVolume {
             volume: VirtualVolume {
                 at: as_read(real),
                 serves: Serves::Source,
-                held_by: self.held_there(site, twin, real),
+                held_by: self.held_there(site, twin, mark.as_ref(), real),
                 mark,
                 policy: facts::reclaim_policy(Some(reclaim_policy(real))),
                 bound: is_bound(real),
@@ -94,10 +103,12 @@ impl MovedVolume {
         })
     }
 
+    /// The twin may have been deleted since it was gated, or created again with another uid.
     fn held_there(
         &self,
         site: &Site,
         twin: Option<&PersistentVolumeClaim>,
+        mark: Option<&VolumeMark>,
         real: &PersistentVolume,
     ) -> HeldBy {
         let Some(holder) = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
@@ -105,7 +116,10 @@ impl MovedVolume {
         };
         let name = facts::claim_name(holder);
         let names = |claim: &str| name.namespace == site.namespace() && name.name == claim;
-        if twin.map_or_else(|| names(site.name()), |twin| is_bound_to(real, twin)) {
+        let note = mark.and_then(VolumeMark::note);
+        let is_gated_one = note.is_some_and(|note| holder_uid(real) == Some(note.claim_uid.as_str()));
+        let is_it = |twin| is_bound_to(real, twin) || is_gated_one;
+        if names(site.name()) && twin.is_none_or(is_it) {
             HeldBy::Claim
         } else if names(&name_of_claim_there(self)) {
             HeldBy::Move
@@ -147,11 +161,7 @@ impl MovedVolume {
                 (volume, Step::MoveOpenThere, json!({"spec": {"claimRef": claim}}))
             }
             ClaimStep::RestorePolicy { volume, policy, mark } => {
-                let patch = json!({
-                    "metadata": {"annotations": {mark::GATE: self.written(mark)?}},
-                    "spec": {"persistentVolumeReclaimPolicy": policy.as_str()},
-                });
-                (volume, Step::MoveOpenedThere, patch)
+                return self.restore_policy_there(volume, *policy, mark).await;
             }
             ClaimStep::RefuseGate { volume, mark } => {
                 let patch = json!({"metadata": {"annotations": {mark::GATE: self.written(mark)?}}});
@@ -163,6 +173,31 @@ impl MovedVolume {
             Some((_, real)) => real.change(point, patch).await,
             None => Ok(Applied::ChangedMeanwhile),
         }
+    }
+
+    /// A Retain that replaces the policy from before the gate is that of this driver.
+    async fn restore_policy_there(
+        &self,
+        at: &AsRead,
+        policy: ReclaimPolicy,
+        mark: &VolumeMark,
+    ) -> Result<Applied, GateError> {
+        let Some((_, real)) = self.exact_real(at).await? else {
+            return Ok(Applied::ChangedMeanwhile);
+        };
+        let mut annotations = json!({mark::GATE: self.written(mark)?});
+        let was = VolumeMark::read(real.object.annotations()).ok().flatten();
+        let was = was.as_ref().and_then(VolumeMark::note);
+        if policy == ReclaimPolicy::Delete {
+            annotations[mark::POLICY_BEFORE] = Value::Null;
+        } else if let Some(before) = was.map(|note| note.policy).filter(|before| *before != policy) {
+            annotations[mark::POLICY_BEFORE] = before.as_str().into();
+        }
+        let patch = json!({
+            "metadata": {"annotations": annotations},
+            "spec": {"persistentVolumeReclaimPolicy": policy.as_str()},
+        });
+        real.change(Step::MoveOpenedThere, patch).await
     }
 
     /// Creates the claim of the mover first. It waits until the PV names it.

@@ -318,6 +318,12 @@ impl ClaimFacts {
         note.filter(|note| note.by == *by)
     }
 
+    /// The note of this move on the PV of a remote source.
+    pub(super) fn note_there(&self, by: &MoveUid) -> Option<&GateNote> {
+        let mark = self.there.as_ref()?.volume.mark.as_ref();
+        mark?.note().filter(|note| note.by == *by)
+    }
+
     /// The facts on which the gate of a remote source is opened and closed: twin and PV there, instead of claim
     /// and PV at home.
     pub(super) fn seen_there(&self, remote: &RemoteVolume) -> Self {

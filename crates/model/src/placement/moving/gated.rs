@@ -5,7 +5,7 @@ use super::{
     ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Live, MoveFacts, MoverClaim, Pass, Quiesce,
     RollbackReason, RollbackTo, Roots, Serves, Side, SourceTwin, TargetTwin, VirtualVolume, VolumeFault,
     VolumeNow, Waiting,
-    claim::{deleted_with_users, large_enough, locked, source_answers, unknown, with_helpers},
+    claim::{deleted_with_users, large_enough, locked, source_answers, unknown, watched, with_helpers},
     rollback::helpers_removed,
 };
 use crate::volume::{
@@ -40,7 +40,9 @@ pub(super) fn draining(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> 
             }
             let anywhere = users.left_with_movers();
             if anywhere.is_empty() {
-                return mover.or_else(|| gated_there(of, facts, gate));
+                return mover
+                    .or_else(|| watched(facts))
+                    .or_else(|| gated_there(of, facts, gate));
             }
             Some(ClaimDecision::Await(Waiting::Users(anywhere)))
         }

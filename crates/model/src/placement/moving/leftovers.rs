@@ -64,8 +64,7 @@ fn was_committed(facts: &ClaimFacts) -> bool {
 /// The last gate of this move in the marks on its objects.
 fn last_gate(by: &MoveUid, facts: &ClaimFacts) -> Option<GateNumber> {
     let noted = facts.note_of(by).map(|note| note.gate);
-    let there = facts.there.as_ref();
-    let noted_there = there.and_then(|remote| facts.seen_there(remote).note_of(by).map(|note| note.gate));
+    let noted_there = facts.note_there(by).map(|note| note.gate);
     let marked = match &facts.source {
         Live::Known(SourceTwin::Exists {
             mark: Some(SourceMark::Moving { by: other, gate }),

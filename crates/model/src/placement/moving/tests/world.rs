@@ -38,11 +38,15 @@ pub(super) struct Claim {
 #[derive(Clone, Debug)]
 pub(super) struct Twin {
     version: u64,
+    uid: u64,
     pub(super) epoch: u32,
     pub(super) data: u64,
     pub(super) mark: Option<SourceMark>,
     pub(super) handed_over: bool,
     retained: bool,
+    pub(super) deleting: bool,
+    /// Whether it has the finalizer of this driver.
+    pub(super) finalizer: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +72,14 @@ pub(super) struct Real {
     version: u64,
     /// The claim of a mover that it names; the twin if `None`.
     pub(super) names: Option<u64>,
+    /// The uid of the twin that it names otherwise.
+    twin: u64,
     pub(super) mark: Option<VolumeMark>,
     pub(super) policy: ReclaimPolicy,
+    /// That of [`mark::POLICY_BEFORE`](crate::volume::mark::POLICY_BEFORE).
+    policy_before: Option<ReclaimPolicy>,
+    /// Its data, if the twin was deleted.
+    left: u64,
     pub(super) phase: Phase,
     /// The claim of the mover by its uid, and whether it is bound.
     pub(super) mover_claim: Option<(u64, bool)>,
@@ -168,7 +178,35 @@ fn read_pv(pv: &Pv) -> AsRead {
     read(&format!("pv-{}", pv.uid), pv.version)
 }
 
+impl Real {
+    fn names(&self, twin: &Twin) -> bool {
+        self.names.is_none() && self.twin == twin.uid
+    }
+
+    fn note(&self) -> Option<&GateNote> {
+        self.mark.as_ref().and_then(VolumeMark::note)
+    }
+
+    /// Whether the move finds it without its twin.
+    fn is_of_move(&self) -> bool {
+        self.note().is_some() || (self.mark.is_some() && self.policy_before.is_some())
+    }
+
+    fn retain(&mut self) {
+        if self.policy == ReclaimPolicy::Delete {
+            (self.policy, self.policy_before) = (ReclaimPolicy::Retain, Some(ReclaimPolicy::Delete));
+        }
+    }
+}
+
 impl Volume {
+    /// Whether the real PV is bound to an existing twin.
+    pub(super) fn is_open_there(&self) -> bool {
+        self.real
+            .as_ref()
+            .is_none_or(|real| self.source.as_ref().is_some_and(|twin| real.names(twin)))
+    }
+
     fn twin(&self, side: Side) -> Option<&Twin> {
         match side {
             Side::Source => self.source.as_ref(),
@@ -185,14 +223,20 @@ impl Volume {
 
     /// One write in the cluster of a remote source; false if the object has changed.
     fn apply_there(&mut self, step: ClaimStep, clock: u64) -> bool {
-        let (Some(real), Some(twin)) = (&mut self.real, &mut self.source) else {
-            return false;
-        };
+        let Some(real) = &mut self.real else { return false };
         match step {
-            ClaimStep::Touch { claim: at, touch } if read("source", twin.version) == at => {
+            ClaimStep::Touch { claim: at, touch } => {
+                let Some(twin) = self
+                    .source
+                    .as_mut()
+                    .filter(|twin| read("source", twin.version) == at)
+                else {
+                    return false;
+                };
                 (real.touched, twin.version) = (Some(touch), clock);
                 return true;
             }
+            ClaimStep::Gate { .. } if self.source.is_none() => return false,
             // Its leader may die before the second write.
             ClaimStep::Gate { volume: at, .. } if read_real(real) == at && real.mover_claim.is_none() => {
                 real.mover_claim = Some((clock, false));
@@ -202,12 +246,24 @@ impl Volume {
                 real.names = real.mover_claim.map(|(uid, _)| uid);
                 (real.policy, real.mark) = (ReclaimPolicy::Retain, Some(VolumeMark::Gated(note)));
             }
-            ClaimStep::RestoreClaimRef { volume: at, .. } if read_real(real) == at => real.names = None,
+            ClaimStep::RestoreClaimRef { volume: at, note } if read_real(real) == at => {
+                (real.names, real.twin) = (None, note.claim_uid.parse().unwrap());
+            }
             ClaimStep::RestorePolicy {
                 volume: at,
                 policy,
                 mark,
-            } if read_real(real) == at => (real.policy, real.mark) = (policy, Some(mark)),
+            } if read_real(real) == at => {
+                let before = real
+                    .note()
+                    .map(|note| note.policy)
+                    .filter(|before| *before != policy);
+                real.policy_before = match policy {
+                    ReclaimPolicy::Delete => None,
+                    ReclaimPolicy::Retain => before.or(real.policy_before),
+                };
+                (real.policy, real.mark) = (policy, Some(mark));
+            }
             ClaimStep::RefuseGate { volume: at, mark } if read_real(real) == at => real.mark = Some(mark),
             _ => return false,
         }
@@ -228,17 +284,15 @@ impl Volume {
 
     /// Whether there is a copy with all confirmed writes that will not be deleted.
     fn is_safe(&self, side: Side) -> bool {
-        let has_all = self
-            .twin(side)
-            .as_ref()
-            .is_some_and(|twin| twin.data == self.newest);
+        let real = self.real.as_ref().filter(|_| side == Side::Source);
+        let data = self.twin(side).map(|twin| twin.data);
+        let has_all = data.or_else(|| real.map(|real| real.left)) == Some(self.newest);
         let goes = self.pv.as_ref().is_some_and(|pv| {
             let seems_unclaimed = pv.phase == Phase::Released || !pv.held_by_claim || self.claim.is_none();
             pv.serves == side && pv.policy == ReclaimPolicy::Delete && seems_unclaimed
         });
-        let real = self.real.as_ref().filter(|_| side == Side::Source);
         let goes_there = real.is_some_and(|real| {
-            real.policy == ReclaimPolicy::Delete && (real.phase == Phase::Released || real.names.is_some())
+            real.policy == ReclaimPolicy::Delete && (real.phase == Phase::Released || !self.is_open_there())
         });
         has_all && !goes && !goes_there
     }
@@ -269,11 +323,14 @@ impl World {
             }),
             source: Some(Twin {
                 version: 1,
+                uid: 1,
                 epoch: 0,
                 data: 1,
                 mark: None,
                 handed_over: true,
                 retained: false,
+                deleting: false,
+                finalizer: true,
             }),
             real: None,
             target: None,
@@ -320,8 +377,11 @@ impl World {
             volume.real = Some(Real {
                 version: 1,
                 names: None,
+                twin: 1,
                 mark: None,
                 policy: volume.policy,
+                policy_before: None,
+                left: 0,
                 phase: Phase::Bound,
                 mover_claim: None,
                 twin_lost: false,
@@ -398,12 +458,17 @@ impl World {
             source: self.answers(
                 Side::Source,
                 match &volume.source {
-                    None => SourceTwin::Gone { for_good: true },
+                    None => SourceTwin::Gone {
+                        for_good: volume
+                            .real
+                            .as_ref()
+                            .is_none_or(|real| real.policy != ReclaimPolicy::Retain),
+                    },
                     Some(twin) if twin.epoch > 0 => SourceTwin::Recovered,
                     Some(twin) => SourceTwin::Exists {
                         at: read("source", twin.version),
                         mark: twin.mark.clone(),
-                        deleting: false,
+                        deleting: twin.deleting,
                     },
                 },
             ),
@@ -467,24 +532,34 @@ impl World {
     fn there(&self, volume: &Volume) -> Option<RemoteVolume> {
         let real = volume.real.as_ref();
         let real = real.filter(|_| self.may_gate_there && !self.silent[SOURCE])?;
-        let twin = volume.source.as_ref().filter(|twin| twin.epoch == 0)?;
+        let twin = volume.source.as_ref();
+        if twin.is_some_and(|twin| twin.epoch > 0)
+            || !(twin.is_some_and(|twin| real.names(twin)) || real.is_of_move())
+        {
+            return None;
+        }
+        let is_gated_one = real
+            .note()
+            .is_some_and(|note| note.claim_uid == real.twin.to_string());
         Some(RemoteVolume {
-            twin: ClaimNow::Exists {
+            twin: twin.map_or(ClaimNow::Absent, |twin| ClaimNow::Exists {
                 at: read("source", twin.version),
-                deleting: false,
+                deleting: twin.deleting,
                 lock: Lock::Free,
                 lost: real.twin_lost,
                 touched: real.touched,
                 changing: false,
-            },
-            twin_uid: "twin".into(),
+            }),
+            twin_uid: twin.map(|twin| twin.uid.to_string()).unwrap_or_default(),
             volume: VirtualVolume {
                 at: read_real(real),
                 serves: Serves::Source,
-                held_by: if real.names.is_none() {
+                held_by: if real.names.is_some() {
+                    HeldBy::Move
+                } else if twin.is_none_or(|twin| real.names(twin)) || is_gated_one {
                     HeldBy::Claim
                 } else {
-                    HeldBy::Move
+                    HeldBy::Other("another twin".into())
                 },
                 mark: real.mark.clone(),
                 policy: real.policy,
@@ -676,11 +751,14 @@ impl World {
             ClaimStep::MakeTarget { .. } if volume.target.is_none() && !silent[TARGET] && !target_gone => {
                 volume.target = Some(Twin {
                     version: clock,
+                    uid: clock,
                     epoch: 1,
                     data: 0,
                     mark: None,
                     handed_over: false,
                     retained: false,
+                    deleting: false,
+                    finalizer: false,
                 });
                 volume.copied = Copied::default();
             }
@@ -900,10 +978,11 @@ impl World {
     /// The PV controller in the cluster of a remote source.
     pub(super) fn pv_controller_there_looks_at_pv(&mut self, number: usize) {
         let version = self.clock + 1;
-        let Some(real) = &mut self.volumes[number].real else {
-            return;
-        };
-        let is_bound = real.names.is_none() || real.mover_claim.map(|(uid, _)| uid) == real.names;
+        let volume = &mut self.volumes[number];
+        let is_open = volume.is_open_there();
+        let Some(real) = &mut volume.real else { return };
+        let is_bound =
+            is_open || (real.names.is_some() && real.mover_claim.map(|(uid, _)| uid) == real.names);
         let phase = if is_bound { Phase::Bound } else { Phase::Released };
         if real.phase != phase {
             (real.phase, real.version) = (phase, version);
@@ -914,10 +993,23 @@ impl World {
     pub(super) fn pv_controller_there_looks_at_claims(&mut self, number: usize) {
         let version = self.clock + 1;
         let volume = &mut self.volumes[number];
-        let (Some(real), Some(twin)) = (&mut volume.real, &mut volume.source) else {
+        let is_lost = !volume.is_open_there();
+        // The protection of claims in use.
+        let has_mover = volume.helpers[SOURCE];
+        let is_used = !(volume.pods.is_empty() && volume.orphans.is_empty()) || (has_mover && !is_lost);
+        let goes = |twin: &Twin| twin.deleting && !twin.finalizer && !is_used;
+        if let (Some(real), Some(twin)) = (&mut volume.real, volume.source.take_if(|twin| goes(twin))) {
+            (real.left, real.touched, real.twin_lost) = (twin.data, None, false);
+            self.clock = version;
+        }
+        let Some(real) = &mut volume.real else { return };
+        let Some(twin) = &mut volume.source else {
+            // The garbage collector.
+            if !has_mover && real.mover_claim.take().is_some() {
+                self.clock = version;
+            }
             return;
         };
-        let is_lost = real.names.is_some();
         if real.twin_lost != is_lost {
             (real.twin_lost, twin.version) = (is_lost, version);
             self.clock = version;
@@ -929,6 +1021,71 @@ impl World {
             *bound = !*bound;
             self.clock = version;
         }
+    }
+
+    /// The loops that recover the twin of a volume in use, and set the policy of its PV. They make one write.
+    pub(super) fn recovery_looks(&mut self, number: usize) {
+        let clock = self.clock + 1;
+        let move_exists = self.mv.is_some();
+        let may_write = self.may_gate_there && !self.silent[SOURCE];
+        let volume = &mut self.volumes[number];
+        let (Some(pv), Some(real)) = (&volume.pv, volume.real.as_mut().filter(|_| may_write)) else {
+            return;
+        };
+        let is_gated = pv.mark.as_ref().and_then(VolumeMark::note).is_some();
+        if pv.serves != Side::Source || pv.epoch > 0 || is_gated || pv.deleting {
+            return;
+        }
+        let has_claim = volume.claim.as_ref().is_some_and(|claim| !claim.deleting);
+        let is_in_use = pv.phase == Phase::Bound && has_claim;
+        let is_left = pv.phase == Phase::Released && pv.policy == ReclaimPolicy::Retain;
+        let is_of_move = |twin: &Twin| match twin.mark {
+            Some(SourceMark::Superseded { .. }) => true,
+            Some(SourceMark::Moving { .. }) => move_exists,
+            Some(SourceMark::RolledBack { .. }) | None => false,
+        };
+        match &mut volume.source {
+            Some(twin) if is_of_move(twin) => return,
+            Some(twin) if twin.deleting && twin.finalizer && (is_in_use || is_left) => {
+                if real.names(twin) {
+                    real.retain();
+                    real.version = clock;
+                }
+                (twin.finalizer, twin.version) = (false, clock);
+            }
+            Some(twin) if twin.deleting || !is_in_use => return,
+            Some(twin)
+                if !real.names(twin) && real.names.is_none() && real.policy == ReclaimPolicy::Retain =>
+            {
+                (real.twin, real.version) = (twin.uid, clock);
+            }
+            Some(twin) if real.names(twin) => match (pv.policy, real.policy_before) {
+                (ReclaimPolicy::Retain, _) if real.policy == ReclaimPolicy::Delete => {
+                    real.retain();
+                    real.version = clock;
+                }
+                (ReclaimPolicy::Delete, Some(before)) => {
+                    (real.policy, real.policy_before, real.version) = (before, None, clock);
+                }
+                _ => return,
+            },
+            Some(_) => return,
+            None if is_in_use && real.names.is_none() && real.policy == ReclaimPolicy::Retain => {
+                volume.source = Some(Twin {
+                    version: clock,
+                    uid: clock,
+                    epoch: 0,
+                    data: real.left,
+                    mark: None,
+                    handed_over: true,
+                    retained: false,
+                    deleting: false,
+                    finalizer: true,
+                });
+            }
+            None => return,
+        }
+        self.clock = clock;
     }
 
     pub(super) fn provisioner_looks(&mut self, number: usize) {
@@ -947,7 +1104,17 @@ impl World {
             return;
         }
         match pv.serves {
-            Side::Source => (volume.source, volume.real) = (None, None),
+            // Without the twin, what another client retains stays.
+            Side::Source => {
+                let is_deleted = |real: &Real| {
+                    volume.source.is_some()
+                        || real.policy == ReclaimPolicy::Delete
+                        || real.policy_before.is_some()
+                };
+                if volume.real.as_ref().is_none_or(is_deleted) {
+                    (volume.source, volume.real) = (None, None);
+                }
+            }
             Side::Target => volume.target = None,
         }
         if !pv.finalizer {
@@ -977,7 +1144,7 @@ impl World {
             volume.source.as_ref().and_then(|twin| twin.mark.as_ref()),
             Some(SourceMark::Superseded { .. })
         );
-        let has_data = volume.real.is_some() && volume.source.is_some();
+        let has_data = volume.real.is_some() && volume.source.as_ref().is_some_and(|twin| !twin.deleting);
         if has_data && !is_superseded && !self.was_committed && volume.pods.len() < 2 {
             volume.pods.push(Pod {
                 state: PodState::Scheduled,
@@ -993,7 +1160,7 @@ impl World {
         let world = self.clone();
         let volume = &mut self.volumes[number];
         // Every kubelet in the cluster of a remote source verifies that its PV names the twin.
-        let is_open = volume.real.as_ref().is_none_or(|real| real.names.is_none());
+        let is_open = volume.is_open_there();
         for pod in volume.pods.iter_mut().filter(|pod| pod.there) {
             match pod.state {
                 PodState::Scheduled if is_open => pod.state = PodState::Checked,
@@ -1240,6 +1407,31 @@ impl World {
         self.pv_controller_looks_at_pv(number);
     }
 
+    /// Somebody in the cluster of a remote source deletes its twin; by force also without the finalizer, while it is
+    /// Lost or not needed any more.
+    pub(super) fn delete_twin_there(&mut self, number: usize, by_force: bool) {
+        let version = self.clock + 1;
+        let (was_committed, target_gone) = (self.was_committed, self.target_gone);
+        if self.mv.as_ref().is_some_and(|mv| mv.recover) {
+            return;
+        }
+        let volume = &mut self.volumes[number];
+        let is_kept = !target_gone && volume.is_safe(Side::Target);
+        let is_gated = volume.real.as_ref().is_some_and(|real| real.note().is_some());
+        let may_be = if was_committed {
+            by_force && is_kept
+        } else {
+            !by_force || is_gated
+        };
+        let has_real = volume.real.is_some();
+        let Some(twin) = volume.source.as_mut().filter(|_| has_real && may_be) else {
+            return;
+        };
+        (twin.deleting, twin.version) = (true, version);
+        twin.finalizer &= !by_force;
+        self.clock = version;
+    }
+
     /// The twin of the source and its data are destroyed.
     pub(super) fn lose_source(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
@@ -1253,7 +1445,8 @@ impl World {
     /// are lost by that, not by a decision of the driver.
     pub(super) fn lose_target(&mut self) {
         let was_committed = self.was_committed;
-        let is_left = |volume: &Volume| volume.waived || volume.is_safe(Side::Source);
+        let has_twin = |volume: &Volume| volume.source.is_some() || !was_committed;
+        let is_left = |volume: &Volume| volume.waived || (volume.is_safe(Side::Source) && has_twin(volume));
         let is_kept = |volume: &Volume| was_committed && volume.source.is_some();
         if self
             .volumes
