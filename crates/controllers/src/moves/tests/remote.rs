@@ -180,6 +180,31 @@ async fn a_twin_that_is_deleted_while_it_is_gated_leaves_a_pv_that_names_it() {
     world.there.remove(TARGET);
     world.waits("the twin may exist again").await;
     assert!(matches!(world.stage(), Stage::Verifying(_)));
+    assert_kept_after_cancelling(world, &uid).await;
+}
+
+/// Somebody created its twin again while it was gated: the PV waits for the recovery, which makes it name that twin.
+#[tokio::test]
+async fn a_twin_that_was_created_again_while_it_was_gated_gets_its_pv() {
+    let world = World::remote(Rights::ALL, json!([])).await;
+    world
+        .carry(|world| matches!(world.stage(), Stage::Verifying(_)))
+        .await;
+    let twin = world.there.object(TARGET).unwrap();
+    world.there.remove(TARGET);
+    let (labels, spec) = (&twin["metadata"]["labels"], &twin["spec"]);
+    let annotations = &twin["metadata"]["annotations"];
+    let again = json!({
+        "metadata": {"labels": labels, "annotations": annotations}, "spec": spec, "status": {"phase": "Pending"},
+    });
+    world.there.put(TARGET, again);
+    let uid = &twin["metadata"]["uid"];
+    assert_ne!(world.there.object(TARGET).unwrap()["metadata"]["uid"], *uid);
+    assert_kept_after_cancelling(world, uid).await;
+}
+
+/// The PV names the gated twin, and is retained with its policy recorded, as for the recovery of any twin.
+async fn assert_kept_after_cancelling(world: World, uid: &Value) {
     world
         .home_api
         .change(THE_MOVE, |of| of["spec"]["cancel"] = true.into());
@@ -187,7 +212,12 @@ async fn a_twin_that_is_deleted_while_it_is_gated_leaves_a_pv_that_names_it() {
     assert_eq!(world.stage(), Stage::Ended(Outcome::Cancelled));
     let real = real(&world);
     assert_eq!(real["spec"]["claimRef"]["name"], "data");
-    assert_eq!(real["spec"]["claimRef"]["uid"], uid);
+    assert_eq!(real["spec"]["claimRef"]["uid"], *uid);
     assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
-    assert_eq!(claims_there(&world.there), Vec::<Value>::new());
+    let annotations = &real["metadata"]["annotations"];
+    assert_eq!(annotations[mark::POLICY_BEFORE], "Delete");
+    let gate = annotations[mark::GATE].as_str().unwrap();
+    assert!(!gate.contains("gated"), "{gate}");
+    let left: Vec<Value> = world.there.object(TARGET).into_iter().collect();
+    assert_eq!(claims_there(&world.there), left, "the claim of the mover is left");
 }

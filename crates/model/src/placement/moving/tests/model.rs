@@ -163,8 +163,9 @@ fn in_the_end(world: &World, number: usize) -> Result<(), TestCaseError> {
     if let Some(real) = &volume.real {
         let is_gated = real.mark.as_ref().and_then(VolumeMark::note).is_some();
         prop_assert!(!is_gated && real.names.is_none() && !real.twin_lost, "{}", show());
-        // Without its claim, the recovery keeps a PV whose twin was deleted.
-        let is_needed = volume.claim.is_some() || volume.source.is_some();
+        // A twin that nobody needs is not created again.
+        let is_its = volume.pv.as_ref().is_some_and(|pv| pv.serves == Side::Source);
+        let is_needed = volume.source.is_some() || (volume.claim.is_some() && is_its);
         prop_assert_eq!(real.phase == Phase::Bound, is_needed, "{}", show());
         prop_assert_eq!(real.policy, volume.policy, "{}", show());
         prop_assert!(real.mover_claim.is_none(), "{}", show());
@@ -222,12 +223,12 @@ fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
     come_to_rest(&mut world)?;
     // The user of a move that waits for its source cancels it; a superseded twin does not wait for its user.
     for number in 0..world.volumes.len() {
-        let source = &mut world.volumes[number].source;
-        match source {
-            Some(twin) if twin.deleting && world.was_committed => twin.finalizer = false,
-            Some(twin) if !twin.deleting => continue,
-            _ if world.was_committed => continue,
-            _ => world.cancel(),
+        match &mut world.volumes[number].source {
+            Some(twin) if world.was_committed => twin.finalizer &= !twin.deleting,
+            source if !world.was_committed && source.as_ref().is_none_or(|twin| twin.deleting) => {
+                world.cancel()
+            }
+            _ => {}
         }
     }
     come_to_rest(&mut world)?;
