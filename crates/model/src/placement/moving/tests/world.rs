@@ -1033,12 +1033,12 @@ impl World {
             return;
         };
         let is_gated = pv.mark.as_ref().and_then(VolumeMark::note).is_some();
-        if pv.serves != Side::Source || pv.epoch > 0 || is_gated || pv.deleting {
+        if pv.serves != Side::Source || pv.epoch > 0 || is_gated {
             return;
         }
         let has_claim = volume.claim.as_ref().is_some_and(|claim| !claim.deleting);
-        let is_in_use = pv.phase == Phase::Bound && has_claim;
-        let is_left = pv.phase == Phase::Released && pv.policy == ReclaimPolicy::Retain;
+        let is_in_use = pv.phase == Phase::Bound && has_claim && !pv.deleting;
+        let is_left = pv.phase == Phase::Released && pv.policy == ReclaimPolicy::Retain && !pv.deleting;
         let is_of_move = |twin: &Twin| match twin.mark {
             Some(SourceMark::Superseded { .. }) => true,
             Some(SourceMark::Moving { .. }) => move_exists,
@@ -1053,22 +1053,27 @@ impl World {
                 }
                 (twin.finalizer, twin.version) = (false, clock);
             }
-            Some(twin) if twin.deleting || !is_in_use => return,
+            Some(twin) if twin.deleting => return,
             Some(twin)
-                if !real.names(twin) && real.names.is_none() && real.policy == ReclaimPolicy::Retain =>
+                if is_in_use
+                    && !real.names(twin)
+                    && real.names.is_none()
+                    && real.policy == ReclaimPolicy::Retain =>
             {
                 (real.twin, real.version) = (twin.uid, clock);
             }
-            Some(twin) if real.names(twin) => match (pv.policy, real.policy_before) {
-                (ReclaimPolicy::Retain, _) if real.policy == ReclaimPolicy::Delete => {
-                    real.retain();
-                    real.version = clock;
+            Some(twin) if real.names(twin) && real.phase == Phase::Bound => {
+                match (pv.policy, real.policy_before) {
+                    (ReclaimPolicy::Retain, _) if real.policy == ReclaimPolicy::Delete => {
+                        real.retain();
+                        real.version = clock;
+                    }
+                    (ReclaimPolicy::Delete, Some(before)) => {
+                        (real.policy, real.policy_before, real.version) = (before, None, clock);
+                    }
+                    _ => return,
                 }
-                (ReclaimPolicy::Delete, Some(before)) => {
-                    (real.policy, real.policy_before, real.version) = (before, None, clock);
-                }
-                _ => return,
-            },
+            }
             Some(_) => return,
             None if is_in_use && real.names.is_none() && real.policy == ReclaimPolicy::Retain => {
                 volume.source = Some(Twin {
