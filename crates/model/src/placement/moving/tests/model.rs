@@ -231,7 +231,7 @@ fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
         match &mut world.volumes[number].source {
             Some(twin) if world.was_committed => twin.finalizer &= !twin.deleting,
             source if !world.was_committed && source.as_ref().is_none_or(|twin| twin.deleting) => {
-                world.cancel()
+                world.cancel();
             }
             _ => {}
         }

@@ -36,6 +36,7 @@ pub(super) struct Claim {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct Twin {
     version: u64,
     uid: u64,
@@ -1074,7 +1075,6 @@ impl World {
                     _ => return,
                 }
             }
-            Some(_) => return,
             None if is_in_use && real.names.is_none() && real.policy == ReclaimPolicy::Retain => {
                 volume.source = Some(Twin {
                     version: clock,
@@ -1088,7 +1088,7 @@ impl World {
                     finalizer: true,
                 });
             }
-            None => return,
+            _ => return,
         }
         self.clock = clock;
     }
