@@ -146,7 +146,7 @@ impl MovedVolume {
                 self.bind_second_claim(site, &second, first).await
             }
             (ClaimOfName::Source(source), Some(first)) if is_decided_on(&first) => {
-                self.release_name(*source).await.map(Some)
+                Box::pin(self.release_name(*source)).await.map(Some)
             }
             (ClaimOfName::Nothing, Some(first)) if is_decided_on(&first) => {
                 let second = copy_of_twin(name, first);

@@ -37,7 +37,7 @@ impl MovedVolume {
                 .map(VolumeNow::Exists)
         })?;
         let (twin, real) = (source.twin.as_ref(), source.real.as_ref());
-        let users = self.users(&attached, twin, real).await?;
+        let users = Box::pin(self.users(&attached, twin, real)).await?;
         let too_small = claim
             .as_ref()
             .zip(target_twin.as_ref())

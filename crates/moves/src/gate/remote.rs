@@ -227,12 +227,12 @@ impl MovedVolume {
         let Some(claim) = claim else {
             return Ok(Applied::ChangedMeanwhile);
         };
-        let patch = self.closing(site, note, claim.uid())?;
+        let patch = self.closing(site, note, claim.metadata.uid.as_deref())?;
         real.change(Step::MoveGateThere, patch).await
     }
 
     /// The patch of the PV that closes the gate.
-    fn closing(&self, site: &Site, note: &GateNote, claim_uid: Option<String>) -> Result<Value, GateError> {
+    fn closing(&self, site: &Site, note: &GateNote, claim_uid: Option<&str>) -> Result<Value, GateError> {
         Ok(json!({
             "metadata": {"annotations": {
                 mark::GATE: self.written(&VolumeMark::Gated(note.clone()))?,
@@ -263,7 +263,7 @@ impl MovedVolume {
             claim_uid: twin.uid().unwrap_or_default(),
         };
         // The claim has no uid yet.
-        let patch = self.closing(site, &note, Some(self.by.to_string()))?;
+        let patch = self.closing(site, &note, Some(self.by.as_str()))?;
         let claim = claim_there(self, site, &twin);
         Ok(vec![
             site.twins().try_create(&claim).await,
