@@ -339,6 +339,26 @@ fn no_pod_writes_unseen_to_a_remote_source_that_is_gated_there() {
     assert!((0..80).any(is_missed));
 }
 
+/// Its twin was deleted before the gate there was opened: the data is kept as long as that of any source.
+#[test]
+fn a_source_without_its_twin_is_released() {
+    for same_namespace in [false, true] {
+        let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete).remote();
+        world.same_namespace = same_namespace;
+        while !world.was_committed {
+            world.lead(1);
+            others_go_on(&mut world);
+        }
+        assert!(world.volumes[0].real.as_ref().unwrap().names.is_some());
+        world.delete_twin_there(0, true);
+        come_to_rest(&mut world).unwrap();
+        assert!(world.volumes[0].source.is_none());
+        let real = world.volumes[0].real.as_ref().expect("the data is gone");
+        assert_eq!(real.policy, ReclaimPolicy::Retain);
+        assert!(run(world, &[]).unwrap().volumes[0].real.is_none());
+    }
+}
+
 /// A gate there that another client opens is not trusted any more.
 #[test]
 fn a_gate_there_that_is_opened_is_closed_again_before_the_commit() {
