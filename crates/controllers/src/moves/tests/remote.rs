@@ -183,6 +183,20 @@ async fn a_twin_that_is_deleted_while_it_is_gated_leaves_a_pv_that_names_it() {
     assert_kept_after_cancelling(world, &uid).await;
 }
 
+/// Its twin was deleted by force after the commit, before the gate there was opened.
+#[tokio::test]
+async fn a_source_without_its_twin_gets_its_policy_back_when_it_is_released() {
+    let world = World::remote(Rights::ALL, json!([])).await;
+    world
+        .carry(|world| matches!(world.stage(), Stage::Committed(_)))
+        .await;
+    world.there.remove(TARGET);
+    world.to_the_end().await;
+    assert_eq!(world.stage(), Stage::Ended(Outcome::Done));
+    assert_moved(&world);
+    assert!(real(&world)["metadata"]["annotations"][mark::POLICY_BEFORE].is_null());
+}
+
 /// Somebody created its twin again while it was gated: the PV waits for the recovery, which makes it name that twin.
 #[tokio::test]
 async fn a_twin_that_was_created_again_while_it_was_gated_gets_its_pv() {
