@@ -36,8 +36,8 @@ impl MovedVolume {
             self.described(&volume, attached.nodes_of(self.volume().as_str()))
                 .map(VolumeNow::Exists)
         })?;
-        let (twin, real) = (source.twin.as_ref(), source.real.as_ref());
-        let users = Box::pin(self.users(&attached, twin, real)).await?;
+        let (twin, real) = (source.twin.as_deref(), source.real.as_deref());
+        let users = self.users(&attached, twin, real).await?;
         let too_small = claim
             .as_ref()
             .zip(target_twin.as_ref())
@@ -242,8 +242,8 @@ impl MovedVolume {
         };
         Ok(ObservedSource {
             now,
-            twin,
-            real,
+            twin: twin.map(Box::new),
+            real: real.map(Box::new),
             there,
         })
     }
@@ -388,9 +388,9 @@ impl MovedVolume {
 struct ObservedSource {
     now: Live<SourceTwin>,
     /// Its twin, if it exists.
-    twin: Option<PersistentVolumeClaim>,
+    twin: Option<Box<PersistentVolumeClaim>>,
     /// The PV of a remote twin.
-    real: Option<PersistentVolume>,
+    real: Option<Box<PersistentVolume>>,
     there: Option<RemoteVolume>,
 }
 
