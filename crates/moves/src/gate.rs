@@ -1,7 +1,7 @@
 //! Reads and writes the objects of one claim that is being moved: the claim, its PV and both twins. The next
 //! step is decided in `placement::moving`, on facts that `observe` and `users` read live. `apply` takes the
 //! step, with `twins` for the twins, `name` for moves within one remote namespace, and `recover` for a target
-//! that is lost after the commit. `records` computes what the status of the move records of the PV. The
+//! that is lost after the commit, and `remote` for the gate of a source in a remote cluster. `records` computes what the status of the move records of the PV. The
 //! movers and the creation of the target twin are in [`super::movers`]; evictions are in the crate
 //! `controllers`.
 
@@ -10,6 +10,7 @@ mod name;
 mod observe;
 mod records;
 mod recover;
+mod remote;
 mod twins;
 mod users;
 
@@ -26,7 +27,8 @@ use crate::{
     fleet::{Registry, Unreachable},
     movers::{HelperError, TargetError},
     placement::moving::{
-        ClaimFacts, ClaimNow, Copied, Helpers, Live, Recorded, Side, SourceTwin, TargetTwin, Users, VolumeNow,
+        ClaimFacts, ClaimNow, Copied, Helpers, Live, Recorded, RemoteVolume, Side, SourceTwin, TargetTwin,
+        Users, VolumeNow,
     },
     topology::AffinityError,
     twin::Site,
@@ -88,6 +90,7 @@ pub struct ClaimObjects {
     pub too_small: Option<String>,
     pub volume: VolumeNow,
     pub source: Live<SourceTwin>,
+    pub there: Option<RemoteVolume>,
     pub target: Live<TargetTwin>,
     pub users: Live<Users>,
 }
@@ -214,6 +217,7 @@ impl ClaimObjects {
             claim: self.claim,
             volume: self.volume,
             source: self.source,
+            there: self.there,
             target: self.target,
             target_out_of_service: of.target_out_of_service,
             same_namespace: of.name_to_take().is_some(),

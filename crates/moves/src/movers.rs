@@ -8,6 +8,8 @@
 //!  PV, claim ── pod of the mover ◀── relay ── port-forward ──▶ pod of the mover ── the twin
 //! ```
 //!
+//! While the PV of a remote source is gated there, its mover mounts it by a claim of its own (`gate::remote`).
+//!
 //! `target` creates the twin; `volume`, `certificates` and `pod` build the other objects, `side` observes
 //! those of one side, `making` creates and deletes them, `relay` builds the pod between both sides, `orders`
 //! sends orders to the target's mover, and `dry_run` asks the API servers before the move begins.
@@ -36,7 +38,7 @@ use kube::ResourceExt;
 
 pub use self::orders::{CopyProgress, RunningPass};
 pub use self::target::target_class;
-pub(super) use self::volume::node_affinity;
+pub(super) use self::volume::{claim_there, is_claim_there, name_of_claim_there, node_affinity};
 use self::{orders::Orders, side::MoverSide};
 use crate::{
     api::volume_move::{MoveRequest, MoveTarget, Warm},

@@ -237,6 +237,12 @@ steps! {
     MoveGiveBack = "move-give-back",
     /// Restores the reclaim policy of a PV that was gated.
     MoveRestorePolicy = "move-restore-policy",
+    /// Gates the real PV of a remote source.
+    MoveGateThere = "move-gate-there",
+    /// Makes that PV name the source again.
+    MoveOpenThere = "move-open-there",
+    /// Restores the reclaim policy of that PV.
+    MoveOpenedThere = "move-opened-there",
     /// Marks a PV that was not gated, so that a delayed write of the gate fails.
     MoveRefuseGate = "move-refuse-gate",
     /// Sets a PV that will be replaced to Retain again.

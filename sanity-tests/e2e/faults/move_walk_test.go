@@ -210,8 +210,8 @@ func (w *walk) moveRetained(t *testing.T, b *neighbour) {
 	b.discard()
 }
 
-// The controller dies around every write by which a twin takes over the name of the one before it, which
-// is kept without a claim.
+// The controller dies around every write by which a remote source is gated in its cluster and opened again,
+// and by which a twin takes over the name of the one before it, which is kept without a claim.
 func (w *walk) moveWithin(t *testing.T, b *neighbour) {
 	if err := driver.ImportImage(t.Context(), b.there.Cluster); err != nil {
 		t.Fatal(err)
@@ -224,8 +224,9 @@ func (w *walk) moveWithin(t *testing.T, b *neighbour) {
 	write(b.there, "writer", b.here.Name)
 	b.here.DeletePod("writer")
 	was := b.follow("data")
-	controller := w.onController(t, b.here, both("move-retain-source", "move-free-twin", "move-release-source",
-		"move-take-name", "move-pass-on", "move-delete-target", "move-hand-over"))
+	controller := w.onController(t, b.here, both("move-gate-there", "move-open-there", "move-opened-there",
+		"move-retain-source", "move-free-twin", "move-release-source", "move-take-name", "move-pass-on",
+		"move-delete-target", "move-hand-over"))
 	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+", storageClassName: reference-immediate}")
 	b.here.WaitMove(aMove, "Retaining")
 	w.carriedOut(t, b.here, controller)

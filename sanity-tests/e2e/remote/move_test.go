@@ -61,6 +61,52 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	p.forgetMoves(t)
 }
 
+// While the last changes of a remote source are copied, no pod there starts with its twin; after a
+// cancelled cut-over one does.
+func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	here := p.home.Cluster.Nodes()[0].Name
+	pod := p.home.Set("writer", "data", preferring([]string{p.node}, []string{here}))
+	p.home.WaitOn(pod, p.node)
+	p.remote.WaitReady(pod)
+	real := p.home.FollowTo(p.remote, "data").Real
+	const cancelled, through = "cancelled", "through"
+	for _, name := range []string{cancelled, through} {
+		p.home.Move(name, "data", "target: {nodeName: "+here+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}, "+
+			"transport: {bandwidth: 1Mi}")
+		p.home.WaitMove(name, "Ready")
+		// So much that the last pass takes a while.
+		p.remote.Exec(pod, "head -c 30000000 /dev/urandom > "+user.DataPath+"/"+name+" && sync")
+		p.home.EditMove(name, `{"cutover":{"requested":true}}`)
+		p.home.WaitMove(name, "Finishing")
+		p.remote.Pod("stranger", "data")
+		p.remote.WaitEvent("stranger", "non-existent persistentvolume")
+		if name == cancelled {
+			p.home.EditMove(name, `{"cancel":true}`)
+			p.home.WaitMove(name, "Cancelled")
+			p.remote.WaitReady("stranger")
+			found := p.home.FollowTo(p.remote, "data").Real
+			if found.UID != real.UID || found.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
+				t.Errorf("the PersistentVolume %s has the policy %s, and had %s", found.Name,
+					found.Spec.PersistentVolumeReclaimPolicy, real.Spec.PersistentVolumeReclaimPolicy)
+			}
+		}
+		p.remote.DeletePod("stranger")
+		if name == cancelled {
+			p.home.WaitOn(pod, p.node)
+			p.remote.WaitReady(pod)
+		}
+	}
+	p.home.WaitMove(through, "Retaining")
+	p.home.WaitOn(pod, here)
+	p.home.WaitReady(pod)
+	if got := p.home.Exec(pod, "cat "+user.DataPath+"/"+through+" | wc -c"); got != "30000000" {
+		user.Violated(t, "%s bytes of the last changes were copied", got)
+	}
+	p.forgetMoves(t)
+}
+
 // A device moves to another cluster, without its pods, and back, beside them.
 func TestDeviceMovesThereAndBack(t *testing.T) {
 	p := offloaded(t)

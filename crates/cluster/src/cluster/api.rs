@@ -331,6 +331,22 @@ where
         .await
     }
 
+    /// Whether the API server would accept a JSON merge patch: it applies everything but does not store the object.
+    pub async fn try_merge(&self, name: &str, patch: &serde_json::Value) -> Result<(), ApiError> {
+        let params = PatchParams {
+            dry_run: true,
+            field_manager: Some(DRIVER_NAME.to_owned()),
+            ..PatchParams::default()
+        };
+        self.bounded("change", name, || async {
+            self.api
+                .patch(name, &params, &Patch::Merge(patch))
+                .await
+                .map(drop)
+        })
+        .await
+    }
+
     /// Applies a JSON merge patch to the status; `None` if there is no such object.
     pub async fn merge_status(&self, name: &str, patch: &serde_json::Value) -> Result<Option<K>, ApiError> {
         self.change_status(name, &Patch::Merge(patch)).await

@@ -47,6 +47,8 @@ impl MovedVolume {
             ClaimStep::ReleaseSource { source, policy } => {
                 Box::pin(self.release_source(source, *policy)).await
             }
+            ClaimStep::There(step) => Box::pin(self.apply_there(step)).await,
+            ClaimStep::RemoveMoverClaim { claim } => self.remove_mover_claim(claim).await,
             ClaimStep::MakeTarget { .. }
             | ClaimStep::MakeHelpers(_)
             | ClaimStep::RemoveHelpers(_)
@@ -172,7 +174,7 @@ impl MovedVolume {
         change(&self.volumes(), self.volume().as_str(), at, step, patch).await
     }
 
-    fn written(&self, mark: &VolumeMark) -> Result<String, GateError> {
+    pub(super) fn written(&self, mark: &VolumeMark) -> Result<String, GateError> {
         mark.to_annotation().map_err(|error| self.unwritable(error))
     }
 

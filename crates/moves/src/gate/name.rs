@@ -28,7 +28,10 @@ use crate::{
     observe::crash::{self, Step},
     placement::moving::{AsRead, Side},
     twin::{Site, data_of, is_bound, is_bound_to, reading, reclaim_policy},
-    volume::{ReclaimPolicy, mark, moving::SourceMark},
+    volume::{
+        ReclaimPolicy, mark,
+        moving::{SourceMark, is_gated},
+    },
 };
 
 /// Prefixes of the annotations that Kubernetes writes on a claim about its volume.
@@ -143,7 +146,7 @@ impl MovedVolume {
                 self.bind_second_claim(site, &second, first).await
             }
             (ClaimOfName::Source(source), Some(first)) if is_decided_on(&first) => {
-                self.release_name(*source).await.map(Some)
+                Box::pin(self.release_name(*source)).await.map(Some)
             }
             (ClaimOfName::Nothing, Some(first)) if is_decided_on(&first) => {
                 let second = copy_of_twin(name, first);
@@ -179,6 +182,9 @@ impl MovedVolume {
             Some(name) => site.volumes().get(name).await?,
             None => None,
         };
+        if real.as_ref().is_some_and(|real| is_gated(real.annotations())) {
+            return Ok(Applied::ChangedMeanwhile);
+        }
         let real = real.filter(|real| is_bound_to(real, &source));
         if let Some(real) = real.filter(|real| !real.annotations().contains_key(mark::SOURCE_OF)) {
             let mut annotations = json!({

@@ -10,7 +10,8 @@ use crate::{
     cluster::{ApiError, facts},
     placement::{
         moving::{
-            AsRead, ClaimNow, HeldBy, Live, Lock, Serves, SourceTwin, TargetTwin, VirtualVolume, VolumeNow,
+            AsRead, ClaimNow, HeldBy, Live, Lock, RemoteVolume, Serves, SourceTwin, TargetTwin,
+            VirtualVolume, VolumeNow,
         },
         recovery::Holder,
     },
@@ -24,7 +25,7 @@ use crate::{
 
 impl MovedVolume {
     pub async fn observe(&self) -> Result<ClaimObjects, GateError> {
-        let (claim, volume, (source, twin), (target, target_twin)) = tokio::try_join!(
+        let (claim, volume, source, (target, target_twin)) = tokio::try_join!(
             self.claim(),
             self.virtual_volume(),
             Box::pin(self.source_now()),
@@ -35,19 +36,21 @@ impl MovedVolume {
             self.described(&volume, attached.nodes_of(self.volume().as_str()))
                 .map(VolumeNow::Exists)
         })?;
-        let users = self.users(&attached, twin.as_ref()).await?;
+        let (twin, real) = (source.twin.as_deref(), source.real.as_deref());
+        let users = self.users(&attached, twin, real).await?;
         let too_small = claim
             .as_ref()
             .zip(target_twin.as_ref())
             .and_then(|(claim, target)| self.remains_too_small(claim, target));
         Ok(ClaimObjects {
             claim: match &claim {
-                Some(claim) => self.claim_now(claim, twin.as_ref()).await?,
+                Some(claim) => self.claim_now(claim, twin).await?,
                 None => ClaimNow::Absent,
             },
             too_small,
             volume,
-            source,
+            source: source.now,
+            there: source.there,
             target,
             users,
         })
@@ -190,31 +193,59 @@ impl MovedVolume {
         }
     }
 
-    /// Also returns the source twin, if it exists. A twin of another epoch may have its name.
-    async fn source_now(&self) -> Result<(Live<SourceTwin>, Option<PersistentVolumeClaim>), GateError> {
+    /// A twin of another epoch may have the name of the source.
+    async fn source_now(&self) -> Result<ObservedSource, GateError> {
         let found = match live_twin(&self.source.place).await {
-            Live::Unknown(why) => return Ok((Live::Unknown(why), None)),
+            Live::Unknown(why) => return Ok(Live::Unknown(why).into()),
             Live::Known(found) => found,
         };
         match self.recovered_now().await {
-            Err(error) => return Ok((Live::Unknown(error.to_string()), None)),
-            Ok(Some(recovered)) => return Ok((recovered, None)),
+            Err(error) => return Ok(Live::Unknown(error.to_string()).into()),
+            Ok(Some(recovered)) => return Ok(recovered.into()),
             Ok(None) => {}
         }
         let twin = match found {
             Some((site, twin)) if self.is_source(site, &twin)? => Some(twin),
             _ => None,
         };
-        let (Some(twin), Place::Site(site)) = (twin, &self.source.place) else {
-            return Ok((self.source_volume().await?, None));
+        let Place::Site(site) = &self.source.place else {
+            return Ok(self.source_volume().await?.into());
         };
-        let unreadable = |error| unreadable(site, error);
-        let there = SourceTwin::Exists {
-            at: as_read(&twin),
-            mark: SourceMark::read(twin.annotations()).map_err(unreadable)?,
-            deleting: twin.metadata.deletion_timestamp.is_some(),
+        let real = match self.real_there(site, twin.as_ref()).await {
+            Err(error) => return Ok(Live::Unknown(error.to_string()).into()),
+            Ok(real) => real,
         };
-        Ok((Live::Known(there), Some(twin)))
+        let there = match &real {
+            Some(real) => Some(self.remote_volume(site, twin.as_ref(), real).await?),
+            None => None,
+        };
+        let now = match &twin {
+            None => self.source_volume().await?,
+            Some(twin) => {
+                let mark = SourceMark::read(twin.annotations()).map_err(|error| unreadable(site, error))?;
+                let may_be_gated = matches!(&mark, Some(SourceMark::Moving { by, .. }) if *by == self.by)
+                    && site.remote_cluster().is_some()
+                    && reading::phase(twin) == "Lost";
+                if may_be_gated && !site.shows_volumes() {
+                    Live::Unknown(format!(
+                        "the claim {} is Lost, and the driver may not read PersistentVolumes there any more",
+                        site.place()
+                    ))
+                } else {
+                    Live::Known(SourceTwin::Exists {
+                        at: as_read(twin),
+                        mark,
+                        deleting: twin.metadata.deletion_timestamp.is_some(),
+                    })
+                }
+            }
+        };
+        Ok(ObservedSource {
+            now,
+            twin: twin.map(Box::new),
+            real: real.map(Box::new),
+            there,
+        })
     }
 
     fn is_source(&self, site: &Site, twin: &PersistentVolumeClaim) -> Result<bool, GateError> {
@@ -251,7 +282,7 @@ impl MovedVolume {
         let may_be = |real: &PersistentVolume| {
             reclaim_policy(real) == ReclaimPolicy::Retain.as_str()
                 && real.metadata.deletion_timestamp.is_none()
-                && holder(site, self.volume(), None, real) != Holder::Other
+                && (holder(site, self.volume(), None, real) != Holder::Other || self.has_gated(site, real))
         };
         Ok(!site.volumes().find(may_be).await?.is_empty())
     }
@@ -350,6 +381,27 @@ impl MovedVolume {
             None if !marks.handed_over => Some("no VolumeMove has created it".to_owned()),
             Some(_) | None => None,
         })
+    }
+}
+
+/// The source as it was read.
+struct ObservedSource {
+    now: Live<SourceTwin>,
+    /// Its twin, if it exists.
+    twin: Option<Box<PersistentVolumeClaim>>,
+    /// The PV of a remote twin.
+    real: Option<Box<PersistentVolume>>,
+    there: Option<RemoteVolume>,
+}
+
+impl From<Live<SourceTwin>> for ObservedSource {
+    fn from(now: Live<SourceTwin>) -> Self {
+        Self {
+            now,
+            twin: None,
+            real: None,
+            there: None,
+        }
     }
 }
 

@@ -11,16 +11,17 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use super::{GateError, MovedVolume, Place, observe::twins_volume};
+use super::{GateError, MovedVolume, Place};
 use crate::{
-    cluster::{ApiError, Cluster},
+    cluster::{ApiError, Cluster, slim::has_ended},
+    movers::name_of_claim_there,
     placement::{
         moving::{Live, NodeHealth, UserNode, Users},
         transfer::wanted_replica,
     },
     twin::{
         Site,
-        consumers::{health, node_of, pods, user},
+        consumers::{health, node_of, pods, user, uses},
         reading,
     },
     volume::{DRIVER_NAME, mark},
@@ -92,6 +93,7 @@ impl MovedVolume {
         &self,
         attachments: &Attachments,
         twin: Option<&PersistentVolumeClaim>,
+        real: Option<&PersistentVolume>,
     ) -> Result<Live<Users>, GateError> {
         let mut users = self.users_at_home(attachments, twin).await?;
         let site = match &self.source.place {
@@ -99,7 +101,7 @@ impl MovedVolume {
             Place::Site(site) if site.remote_cluster().is_some() => site,
             Place::Site(_) | Place::Gone => return Ok(Live::Known(users)),
         };
-        match users_there(site, twin).await {
+        match self.users_there(site, real).await {
             Ok(there) => {
                 users.pods.extend(there.pods);
                 users.nodes.extend(there.nodes);
@@ -108,6 +110,33 @@ impl MovedVolume {
             }
             Err(error) => Ok(Live::Unknown(error.to_string())),
         }
+    }
+
+    /// The pods and nodes of a remote source. The pods are read last: a mover that was scheduled after the nodes
+    /// were read is found by its pod. Other pods may also use the claim of the mover.
+    async fn users_there(&self, site: &Site, real: Option<&PersistentVolume>) -> Result<Users, ApiError> {
+        let cluster = site.cluster();
+        let found = match real.filter(|_| cluster.rights().nodes) {
+            Some(real) => nodes(cluster, &traces_there(cluster, real).await?).await?,
+            None => Vec::new(),
+        };
+        let claims = [site.name().to_owned(), name_of_claim_there(self)];
+        let is_user = |pod: &Pod| claims.iter().any(|claim| uses(pod, claim)) && !has_ended(pod);
+        let all = cluster.within::<Pod>(site.namespace()).find(is_user).await?;
+        let (movers, users): (Vec<Pod>, Vec<Pod>) = all
+            .into_iter()
+            .partition(|pod| pod.labels().contains_key(mark::MOVE));
+        let on = |pods: &[Pod]| pods.iter().filter_map(node_of).collect::<BTreeSet<String>>();
+        let (of_movers, of_users) = (on(&movers), on(&users));
+        let is_movers = |node: &UserNode| of_movers.contains(&node.name) && !of_users.contains(&node.name);
+        let (mover_nodes, nodes) = found.into_iter().partition(is_movers);
+        let user = |pod| user(pod, Some(cluster.id().as_str()));
+        Ok(Users {
+            pods: users.iter().map(user).collect(),
+            nodes,
+            mover_nodes,
+            deletes_claim: None,
+        })
     }
 
     async fn users_at_home(
@@ -173,35 +202,6 @@ fn deletes(set: &StatefulSet, claim: &str) -> bool {
         .collect();
     let is_its = wanted_replica(claim, &set.name_any(), &templates, 0, u64::MAX).is_some();
     is_its && policy.is_some_and(|policy| policy.when_scaled.as_deref() == Some("Delete"))
-}
-
-/// The pods and nodes of a remote source. The pods are read last: a mover that was scheduled after the nodes
-/// were read is found by its pod.
-async fn users_there(site: &Site, twin: Option<&PersistentVolumeClaim>) -> Result<Users, ApiError> {
-    let cluster = site.cluster();
-    let real = match twin {
-        Some(twin) => twins_volume(site, twin).await?,
-        None => None,
-    };
-    let found = match real.filter(|_| cluster.rights().nodes) {
-        Some(real) => nodes(cluster, &traces_there(cluster, &real).await?).await?,
-        None => Vec::new(),
-    };
-    let all = pods(cluster, site.namespace(), site.name()).await?;
-    let (movers, users): (Vec<Pod>, Vec<Pod>) = all
-        .into_iter()
-        .partition(|pod| pod.labels().contains_key(mark::MOVE));
-    let on = |pods: &[Pod]| pods.iter().filter_map(node_of).collect::<BTreeSet<String>>();
-    let (of_movers, of_users) = (on(&movers), on(&users));
-    let is_movers = |node: &UserNode| of_movers.contains(&node.name) && !of_users.contains(&node.name);
-    let (mover_nodes, nodes) = found.into_iter().partition(is_movers);
-    let user = |pod| user(pod, Some(cluster.id().as_str()));
-    Ok(Users {
-        pods: users.iter().map(user).collect(),
-        nodes,
-        mover_nodes,
-        deletes_claim: None,
-    })
 }
 
 async fn traces_there(cluster: &Cluster, real: &PersistentVolume) -> Result<Traces, ApiError> {

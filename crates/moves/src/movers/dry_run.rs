@@ -45,6 +45,9 @@ impl ClusterHelpers {
         for side in [Side::Source, Side::Target] {
             found.extend(Box::pin(self.mover_refused(moved, of, side, &outer)).await?);
         }
+        for tried in Box::pin(moved.try_gate_there()).await? {
+            found.extend(refusal(tried)?);
+        }
         Ok(found)
     }
 

@@ -323,12 +323,18 @@ impl OrderSender {
         let took = began.elapsed();
         let is_little = {
             let mut state = lock(&self.state);
-            let before = state.last.as_ref().map(|(_, before)| before.received_bytes);
+            let before = state.last.as_ref().map(|(_, before)| before);
             // What arrives in each pass is what the users have written meanwhile.
-            let stays = before.is_some_and(|before| passed.received_bytes / 4 >= before / 5);
+            let stays = |count: fn(&Passed) -> u64| {
+                before.is_some_and(|before| count(&passed) / 4 >= count(before) / 5)
+            };
+            let has_little = took <= SHORT || stays(|passed| passed.received_bytes);
+            // Files that changed while they were read are left to the next pass.
+            let leaves_little = passed.unsteady == 0 || stays(|passed| passed.unsteady);
+            let is_little = has_little && leaves_little;
             state.converged = None;
             state.record(passed, took);
-            took <= SHORT || stays || state.passes >= self.most_passes
+            is_little || state.passes >= self.most_passes
         };
         if !self.reads_all {
             self.read_back().await?;

@@ -23,7 +23,10 @@ use crate::{
     cluster::{ApiError, Cluster, slim::has_ended},
     gate::{MovedSide, Place, ReadsOn},
     placement::moving::{Helpers, Live, NodeHealth, Side},
-    twin::consumers::{health, pods},
+    twin::{
+        consumers::{health, pods},
+        reading::phase,
+    },
     volume::{AccessMode, mark},
 };
 
@@ -156,6 +159,17 @@ impl<'a> MoverSide<'a> {
             self.shadows = cluster.within(self.namespace).list(Some(ours)).await?;
         }
         self.movers = cluster.within(self.namespace).list(Some(ours)).await?;
+        if self.side == Side::Source {
+            let name = volume::name_of_claim_there(self.moved);
+            let found = cluster
+                .within::<PersistentVolumeClaim>(self.namespace)
+                .get(&name)
+                .await?;
+            let is_usable = |claim: &PersistentVolumeClaim| phase(claim) == "Bound" && !is_deleting(claim);
+            if found.is_some_and(|claim| volume::is_claim_there(self.moved, &claim) && is_usable(&claim)) {
+                self.claim_name = name;
+            }
+        }
         Ok(())
     }
 

@@ -9,7 +9,8 @@ use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeSpec,
     VolumeNodeAffinity, VolumeResourceRequirements,
 };
-use kube::ResourceExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::{Value, json};
 
 use super::{
@@ -21,7 +22,7 @@ use crate::{
     gate::twins_volume,
     placement::moving::Side,
     topology::{Segments, accessible},
-    twin::{TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, reading},
+    twin::{Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, reading},
     volume::{AccessMode, DRIVER_NAME, ReclaimPolicy, VolumeMode, mark},
 };
 
@@ -90,6 +91,44 @@ pub(super) fn claim(
         }),
         status: None,
     }
+}
+
+/// The claim by which the mover of a remote source mounts its PV while that is gated there. Kubernetes deletes it
+/// with the twin.
+pub(crate) fn claim_there(
+    moved: &MovedVolume,
+    site: &Site,
+    twin: &PersistentVolumeClaim,
+) -> PersistentVolumeClaim {
+    let owner = OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "PersistentVolumeClaim".to_owned(),
+        name: twin.name_any(),
+        uid: twin.uid().unwrap_or_default(),
+        ..OwnerReference::default()
+    };
+    let name = name_of_claim_there(moved);
+    PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            owner_references: Some(vec![owner]),
+            ..Names::of(moved).metadata(name, Some(site.namespace()), Side::Source)
+        },
+        spec: twin.spec.clone().map(|spec| PersistentVolumeClaimSpec {
+            data_source: None,
+            data_source_ref: None,
+            selector: None,
+            ..spec
+        }),
+        status: None,
+    }
+}
+
+pub(crate) fn name_of_claim_there(moved: &MovedVolume) -> String {
+    Names::of(moved).of_role(Role::Mover(Side::Source))
+}
+
+pub(crate) fn is_claim_there(moved: &MovedVolume, claim: &PersistentVolumeClaim) -> bool {
+    Names::of(moved).is_ours(claim, Side::Source)
 }
 
 /// The access modes of the moved volume.

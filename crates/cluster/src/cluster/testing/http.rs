@@ -216,6 +216,7 @@ fn act(
             }
             store.create(&format!("{path}/{name}"), sent)
         }
+        Method::PATCH if query.contains_key("dryRun") => store.get(path).ok_or(Refused::Absent),
         // Applying creates the object if it does not exist.
         Method::PATCH if lists == Lists::Applied && store.get(path).is_none() => store.create(path, sent()),
         Method::PATCH => store.merge(object, &sent(), lists),

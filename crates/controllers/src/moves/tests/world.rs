@@ -74,6 +74,22 @@ pub(super) fn source_again() -> String {
     format!("{}-2", source_path())
 }
 
+/// The target twin of a move to this cluster.
+pub(super) fn target_at_home() -> String {
+    format!("{}-1", source_path())
+}
+
+/// The claims that name the PV of a remote source: the twin, and that of the mover while it is gated there.
+pub(super) fn claims_there(api: &FakeApi) -> Vec<Value> {
+    let claims = api
+        .store()
+        .below("/api/v1/namespaces/shop/persistentvolumeclaims/");
+    claims
+        .into_iter()
+        .filter(|claim| claim["spec"]["volumeName"] == "real-1")
+        .collect()
+}
+
 /// A world that runs on its own until it is dropped.
 pub(super) struct World {
     pub(super) home_api: Arc<FakeApi>,
@@ -131,10 +147,26 @@ impl World {
     pub(super) async fn new(spec: Value) -> Self {
         let (home_api, there) = (Arc::new(FakeApi::start().await), Arc::new(FakeApi::start().await));
         populate(&home_api);
+        Self::of(home_api, there, Rights::ALL, spec).await
+    }
+
+    /// A move of a claim whose volume is in the remote cluster, where the driver has these rights, to a node at home.
+    pub(super) async fn remote(rights: Rights, accept_loss: Value) -> Self {
+        let (home_api, there) = (Arc::new(FakeApi::start().await), Arc::new(FakeApi::start().await));
+        populate(&home_api);
+        put_elsewhere(&home_api, &there);
+        let spec = json!({
+            "claims": ["data"], "target": {"nodeName": "n1"}, "quiesce": {"mode": "Evict"}, "retainSource": "0s",
+            "acceptLoss": accept_loss,
+        });
+        Self::of(home_api, there, rights, spec).await
+    }
+
+    async fn of(home_api: Arc<FakeApi>, there: Arc<FakeApi>, rights: Rights, spec: Value) -> Self {
         ask(&home_api, &spec);
         let home = home_api.cluster().await;
         let declared = Declared::with_same_names("milan");
-        let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
+        let registry = Registry::fixed([(declared, Link::up(&there, rights).await)]);
         let watched = Watched::start(&home);
         watched.complete().await;
         home.views().moves.complete().await;
@@ -306,7 +338,7 @@ impl World {
         assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Delete");
     }
 
-    fn assert_whole(&self, start: &str, end: &str) {
+    pub(super) fn assert_whole(&self, start: &str, end: &str) {
         let claim = self.home_api.object(CLAIM).expect("the claim is gone");
         let volume = self.home_api.object(&volume_path()).expect("the PV is gone");
         assert_eq!(claim["status"]["phase"], "Bound");
@@ -406,6 +438,44 @@ fn populate(api: &FakeApi) {
     api.put(&format!("{ATTACHMENTS}/outer"), attacher);
 }
 
+/// Puts the twin of the claim, and the real PV, into the remote cluster.
+fn put_elsewhere(home: &FakeApi, there: &FakeApi) {
+    home.remove(&source_path());
+    home.remove(REAL);
+    home.change(&volume_path(), |volume| {
+        let csi = &mut volume["spec"]["csi"];
+        csi["volumeHandle"] = format!("v1:milan:{}", name()).into();
+        csi["volumeAttributes"] =
+            json!({crate::twin::TWIN_NAMESPACE: "shop", crate::twin::TWIN_NAME: "data"});
+        let term = &mut volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0];
+        term["matchExpressions"][0]["values"] = json!(["milan"]);
+    });
+    home.change(POD, |pod| pod["spec"]["nodeName"] = "milan".into());
+    home.change(&format!("{ATTACHMENTS}/outer"), |attachment| {
+        attachment["spec"]["nodeName"] = "milan".into();
+    });
+    home.change("/api/v1/nodes/n1", |node| {
+        node["status"]["volumesInUse"] = json!([]);
+    });
+    let marks = claim_marks(true, Epoch::NEVER_MOVED);
+    there.put(
+        TARGET,
+        json!({
+            "metadata": {"labels": marks.labels(), "annotations": marks.annotations(), "finalizers": [mark::TWIN_FINALIZER]},
+            "spec": {
+                "volumeName": "real-1", "storageClassName": "slow", "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+            "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+        }),
+    );
+    real_volume(there, "real-1", TARGET);
+    there.change(REAL, |real| {
+        real["spec"]["claimRef"]["namespace"] = "shop".into();
+        real["spec"]["claimRef"]["name"] = "data".into();
+    });
+}
+
 /// Creates the move as a user would.
 fn ask(api: &FakeApi, spec: &Value) {
     api.put(
@@ -441,8 +511,10 @@ async fn keep(api: Arc<FakeApi>, broken: Arc<Mutex<Vec<String>>>) {
         changes.borrow_and_update();
         while bind(&api, &broken)
             || bind_again(&api)
+            || bind_there(&api, &broken)
             || stop_pods(&api)
-            || provision(&api)
+            || provision(&api, TARGET)
+            || provision(&api, &target_at_home())
             || remove_volumes(&api)
         {}
         if changes.changed().await.is_err() {
@@ -500,6 +572,40 @@ fn bind_again(api: &FakeApi) -> bool {
         && api.change(&source_again(), |twin| twin["status"]["phase"] = "Bound".into())
 }
 
+/// The PV controller and csi-provisioner in the cluster of a remote source.
+fn bind_there(api: &FakeApi, broken: &Mutex<Vec<String>>) -> bool {
+    let is_it = |real: &Value| real["spec"]["claimRef"]["namespace"] == "shop";
+    let Some(real) = api.object(REAL).filter(is_it) else {
+        return false;
+    };
+    let claims = claims_there(api);
+    let is_its = |claim: &Value| real["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"];
+    let is_bound = claims.iter().any(is_its);
+    if !is_bound && !claims.is_empty() && real["spec"]["persistentVolumeReclaimPolicy"] == "Delete" {
+        broken
+            .lock()
+            .unwrap()
+            .push("csi-provisioner deletes the volume of the source".into());
+    }
+    let phase = if is_bound { "Bound" } else { "Released" };
+    if real["status"]["phase"] != phase {
+        return api.change(REAL, |real| real["status"]["phase"] = phase.into());
+    }
+    claims.iter().any(|claim| {
+        let phase = match claim["status"]["phase"].as_str() {
+            _ if is_its(claim) => "Bound",
+            Some("Bound" | "Lost") => "Lost",
+            _ => "Pending",
+        };
+        let path = format!(
+            "/api/v1/namespaces/shop/persistentvolumeclaims/{}",
+            claim["metadata"]["name"].as_str().unwrap()
+        );
+        claim["status"]["phase"] != phase
+            && api.change(&path, |claim| claim["status"]["phase"] = phase.into())
+    })
+}
+
 /// The kubelet, csi-attacher, and the `StatefulSet` that recreates the pod. The pod gets no node: its
 /// claim is not bound.
 fn stop_pods(api: &FakeApi) -> bool {
@@ -522,17 +628,17 @@ fn stop_pods(api: &FakeApi) -> bool {
     true
 }
 
-/// The real provisioner of the remote cluster.
-fn provision(api: &FakeApi) -> bool {
+/// The real provisioner of the target.
+fn provision(api: &FakeApi, path: &str) -> bool {
     let waits = |twin: &Value| {
         twin["spec"]["volumeName"].is_null() && !twin["metadata"]["labels"][mark::VOLUME].is_null()
     };
-    let Some(twin) = api.object(TARGET).filter(waits) else {
+    let Some(twin) = api.object(path).filter(waits) else {
         return false;
     };
     let real = format!("real-of-{}", twin["metadata"]["uid"].as_str().unwrap());
-    real_volume(api, &real, TARGET);
-    api.change(TARGET, |twin| {
+    real_volume(api, &real, path);
+    api.change(path, |twin| {
         twin["spec"]["volumeName"] = real.as_str().into();
         twin["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
     })

@@ -23,6 +23,16 @@ pub enum ClaimDecision {
     Regate,
 }
 
+impl ClaimDecision {
+    /// The same step in the cluster of a remote source.
+    pub(super) fn there(self) -> Self {
+        match self {
+            Self::Do(step) => Self::Do(ClaimStep::There(Box::new(step))),
+            other => other,
+        }
+    }
+}
+
 /// Decides for one claim, in the current stage of the move.
 #[must_use]
 pub fn claim_step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
@@ -91,17 +101,21 @@ pub(super) fn locked(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision
 /// Checks that no other move moves the volume, and that PV and source are usable.
 fn usable(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let back = |why| Some(ClaimDecision::Rollback(RollbackTo::Start, why));
+    let gated_late = || {
+        Some(ClaimDecision::Rollback(
+            RollbackTo::Copying,
+            RollbackReason::Volume(VolumeFault::GatedLate),
+        ))
+    };
     let VolumeNow::Exists(volume) = &facts.volume else {
         return back(RollbackReason::Volume(VolumeFault::Gone));
     };
+    if facts.note_there(&of.uid).is_some() {
+        return gated_late();
+    }
     match &volume.mark {
         // A late write of an earlier gate. The copied data stays valid.
-        Some(VolumeMark::Gated(note)) if note.by == of.uid => {
-            return Some(ClaimDecision::Rollback(
-                RollbackTo::Copying,
-                RollbackReason::Volume(VolumeFault::GatedLate),
-            ));
-        }
+        Some(VolumeMark::Gated(note)) if note.by == of.uid => return gated_late(),
         Some(VolumeMark::Gated(note)) => return back(RollbackReason::Locked(note.by.clone())),
         Some(VolumeMark::Ungated { .. }) | None => {}
     }
@@ -220,8 +234,8 @@ pub(super) fn large_enough(facts: &ClaimFacts) -> Option<ClaimDecision> {
 /// The last checks before the gate: the pods that the move waits for have stopped, no size or attribute is
 /// being changed, and the driver detects later writers at the source, or the user accepts that it does not.
 fn may_be_gated(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    if let Some(why) = &facts.unwatched {
-        return Some(ClaimDecision::Await(Waiting::Consent(why.clone())));
+    if let Some(unwatched) = watched(facts) {
+        return Some(unwatched);
     }
     if let ClaimNow::Exists { changing: true, .. } = facts.claim {
         return Some(ClaimDecision::Await(Waiting::Changing));
@@ -234,6 +248,13 @@ fn may_be_gated(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
             (!running.is_empty()).then_some(ClaimDecision::Await(Waiting::Users(running)))
         }),
     }
+}
+
+/// Waits until the driver may gate a remote source and detects its users, or the user accepts that it does not. Rights
+/// may be revoked while a move is gated.
+pub(super) fn watched(facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let why = facts.unwatched.clone()?;
+    Some(ClaimDecision::Await(Waiting::Consent(why)))
 }
 
 /// The move cannot wait for the pods to be stopped if that deletes the claim.

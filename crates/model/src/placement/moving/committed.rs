@@ -7,7 +7,10 @@ use super::{
     TargetTwin, VirtualVolume, VolumeNow, Waiting,
     claim::unknown,
     gated::pass,
-    rollback::{bound_again, helpers_removed, release_deleted_pv, restore_policy, unlocked},
+    rollback::{
+        bound_again, helpers_removed, opened_there, release_deleted_pv, released_there, restore_policy,
+        unlocked,
+    },
 };
 use crate::volume::{
     ReclaimPolicy,
@@ -19,6 +22,8 @@ pub(super) fn step(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option
     source_superseded(by, facts)
         .or_else(|| journal_taken_off(gate, facts))
         .or_else(|| helpers_gone(facts))
+        // The target takes over the name of the source there.
+        .or_else(|| opened_there(by, gate, facts).filter(|_| facts.same_namespace))
         .or_else(|| match arrival(by, facts) {
             Arrival::Arrived => unlocked(facts),
             Arrival::Deleted if matches!(facts.target, Live::Known(TargetTwin::Absent)) => None,
@@ -41,9 +46,11 @@ pub(super) fn retaining(
             Arrival::Due if is_moved_again(facts) => None,
             Arrival::Due => replaced(by, gate, facts),
         })
+        // The users do not wait for it.
+        .or_else(|| opened_there(by, gate, facts))
         .or_else(|| (!overdue).then(|| ClaimDecision::Await(waits_for(by, facts))))
         .or_else(|| kept_released(by, facts))
-        .or_else(|| source_released(facts))
+        .or_else(|| source_released(by, facts))
 }
 
 /// Whether another move has locked the claim, or has moved it since. Then only that move replaces the PV.
@@ -224,7 +231,7 @@ fn kept_released(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
 }
 
 /// Releases the source only while its successor exists: otherwise it is the last copy.
-fn source_released(facts: &ClaimFacts) -> Option<ClaimDecision> {
+fn source_released(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let is_served = facts.claim == ClaimNow::Absent
         || has_moved_on(facts)
         || matches!(
@@ -236,6 +243,7 @@ fn source_released(facts: &ClaimFacts) -> Option<ClaimDecision> {
             })
         );
     match (&facts.source, &facts.recorded) {
+        (Live::Known(SourceTwin::Gone { .. }), _) if is_served => released_there(by, facts),
         (Live::Known(SourceTwin::Gone { .. } | SourceTwin::Recovered), _) => None,
         (Live::Unknown(why), _) => Some(unknown(Side::Source, why)),
         (Live::Known(SourceTwin::Exists { deleting: true, .. }), _) => {

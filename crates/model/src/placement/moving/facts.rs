@@ -62,6 +62,8 @@ pub struct ClaimFacts {
     /// The PV with the name of its volume.
     pub volume: VolumeNow,
     pub source: Live<SourceTwin>,
+    /// The PV of a remote source, if the driver may change it or a move has gated it.
+    pub there: Option<RemoteVolume>,
     pub target: Live<TargetTwin>,
     /// Whether an administrator declared the cluster of the target out of service, and its nodes are not ready.
     pub target_out_of_service: bool,
@@ -134,6 +136,31 @@ pub struct VirtualVolume {
     pub deleting: bool,
     /// The nodes with a `VolumeAttachment` that names it: csi-attacher needs the PV to detach them.
     pub attached: Vec<String>,
+}
+
+/// The PV of a source in a remote cluster, which is gated there as well: pods there could start with the twin.
+/// It then names the claim of the mover, which mounts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteVolume {
+    /// The twin, which is the claim of this PV. Nobody locks it.
+    pub twin: ClaimNow,
+    pub twin_uid: String,
+    /// The PV. It is held by the claim if it names the twin, and by the move if it names the mover's claim.
+    pub volume: VirtualVolume,
+    pub mover_claim: MoverClaim,
+}
+
+/// The claim in a remote cluster by which the mover of a source mounts a gated PV.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MoverClaim {
+    Absent,
+    /// The PV names it.
+    Named {
+        bound: bool,
+    },
+    /// The PV does not name it.
+    Unused(AsRead),
+    Leaving,
 }
 
 /// The twin to which the handle of a PV refers.
@@ -289,6 +316,27 @@ impl ClaimFacts {
         };
         let note = volume.mark.as_ref().and_then(VolumeMark::note);
         note.filter(|note| note.by == *by)
+    }
+
+    /// The note of this move on the PV of a remote source.
+    pub(super) fn note_there(&self, by: &MoveUid) -> Option<&GateNote> {
+        let mark = self.there.as_ref()?.volume.mark.as_ref();
+        mark?.note().filter(|note| note.by == *by)
+    }
+
+    /// The facts on which the gate of a remote source is opened and closed: twin and PV there, instead of claim
+    /// and PV at home.
+    pub(super) fn seen_there(&self, remote: &RemoteVolume) -> Self {
+        Self {
+            claim: remote.twin.clone(),
+            volume: VolumeNow::Exists(remote.volume.clone()),
+            recorded: Some(Recorded {
+                policy: remote.volume.policy,
+                claim_uid: remote.twin_uid.clone(),
+            }),
+            there: None,
+            ..self.clone()
+        }
     }
 
     /// Whether the claim was deleted during the move and its data is retained. Then both copies are kept,

@@ -2,9 +2,10 @@
 //! failure `rollback` undoes them; results are valid for one gate only.
 
 use super::{
-    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Live, MoveFacts, Pass, Quiesce, RollbackReason,
-    RollbackTo, Roots, Serves, Side, SourceTwin, TargetTwin, VirtualVolume, VolumeFault, VolumeNow, Waiting,
-    claim::{deleted_with_users, large_enough, locked, source_answers, unknown, with_helpers},
+    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Live, MoveFacts, MoverClaim, Pass, Quiesce,
+    RollbackReason, RollbackTo, Roots, Serves, Side, SourceTwin, TargetTwin, VirtualVolume, VolumeFault,
+    VolumeNow, Waiting,
+    claim::{deleted_with_users, large_enough, locked, source_answers, unknown, watched, with_helpers},
     rollback::helpers_removed,
 };
 use crate::volume::{
@@ -39,7 +40,9 @@ pub(super) fn draining(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> 
             }
             let anywhere = users.left_with_movers();
             if anywhere.is_empty() {
-                return mover;
+                return mover
+                    .or_else(|| watched(facts))
+                    .or_else(|| gated_there(of, facts, gate));
             }
             Some(ClaimDecision::Await(Waiting::Users(anywhere)))
         }
@@ -49,6 +52,7 @@ pub(super) fn draining(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> 
 /// Makes the last pass.
 pub(super) fn finishing(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option<ClaimDecision> {
     still_gated(of, facts, gate)
+        .or_else(|| still_gated_there(of, facts, gate))
         .or_else(|| still_drained(facts))
         .or_else(|| target_there(facts))
         .or_else(|| large_enough(facts))
@@ -62,6 +66,7 @@ pub(super) fn finishing(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) ->
 /// Compares both sides.
 pub(super) fn verifying(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option<ClaimDecision> {
     still_gated(of, facts, gate)
+        .or_else(|| still_gated_there(of, facts, gate))
         .or_else(|| still_drained(facts))
         .or_else(|| target_there(facts))
         .or_else(|| match &facts.copied {
@@ -170,6 +175,34 @@ fn close(volume: &VirtualVolume, note: GateNote) -> ClaimDecision {
     ClaimDecision::Do(ClaimStep::Gate {
         volume: volume.at.clone(),
         note,
+    })
+}
+
+/// Closes the gate of a remote source in its own cluster. Only after the drain: a kubelet that restarts while a
+/// PV is gated unmounts it from running pods, and the driver there is not this one, which would refuse that.
+fn gated_there(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option<ClaimDecision> {
+    let remote = facts.there.as_ref()?;
+    let there = facts.seen_there(remote);
+    let gate_again = || Some(close(&remote.volume, there.note_of(&of.uid)?.clone()));
+    let named = || match &remote.mover_claim {
+        MoverClaim::Named { bound: true } => None,
+        MoverClaim::Named { bound: false } => Some(ClaimDecision::Await(Waiting::Bound)),
+        MoverClaim::Absent | MoverClaim::Unused(_) => gate_again(),
+        MoverClaim::Leaving => Some(ClaimDecision::Await(Waiting::HelpersGone(Side::Source))),
+    };
+    let leaving = (remote.mover_claim == MoverClaim::Leaving).then(named).flatten();
+    leaving
+        .or_else(|| volume_gated(of, &there, gate))
+        .or_else(|| claim_lost(&there, gate))
+        .or_else(named)
+        .map(ClaimDecision::there)
+}
+
+/// If the gate there is not closed any more, a pod may have written since the drain.
+fn still_gated_there(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option<ClaimDecision> {
+    gated_there(of, facts, gate).map(|pending| match pending {
+        back @ ClaimDecision::Rollback(..) => back,
+        _ => ClaimDecision::Regate,
     })
 }
 

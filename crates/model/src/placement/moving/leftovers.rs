@@ -21,8 +21,10 @@ pub fn leftover_step(by: &MoveUid, facts: &ClaimFacts) -> ClaimDecision {
 /// at the target, so a rollback is right; after it only movers and the lock are removed.
 pub(super) fn pending(by: &MoveUid, keeps_copy: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let is_gated = facts.note_of(by).is_some();
+    let gate = last_gate(by, facts);
     if was_committed(facts) {
-        if let Some(decision) = committed::helpers_gone(facts) {
+        let opened = || rollback::opened_there(by, gate?, facts);
+        if let Some(decision) = committed::helpers_gone(facts).or_else(opened) {
             return Some(decision);
         }
         return match (&facts.volume, &facts.claim) {
@@ -44,7 +46,6 @@ pub(super) fn pending(by: &MoveUid, keeps_copy: bool, facts: &ClaimFacts) -> Opt
     if let (true, Live::Unknown(why)) = (is_in_doubt, &facts.source) {
         return Some(unknown(Side::Source, why));
     }
-    let gate = last_gate(by, facts);
     rollback::step(by, gate, RollbackTo::Start, false, keeps_copy, facts)
 }
 
@@ -63,6 +64,7 @@ fn was_committed(facts: &ClaimFacts) -> bool {
 /// The last gate of this move in the marks on its objects.
 fn last_gate(by: &MoveUid, facts: &ClaimFacts) -> Option<GateNumber> {
     let noted = facts.note_of(by).map(|note| note.gate);
+    let noted_there = facts.note_there(by).map(|note| note.gate);
     let marked = match &facts.source {
         Live::Known(SourceTwin::Exists {
             mark: Some(SourceMark::Moving { by: other, gate }),
@@ -70,5 +72,5 @@ fn last_gate(by: &MoveUid, facts: &ClaimFacts) -> Option<GateNumber> {
         }) if other == by => Some(*gate),
         _ => None,
     };
-    noted.max(marked)
+    noted.max(noted_there).max(marked)
 }

@@ -51,8 +51,8 @@ pub use calls::{
 };
 pub use claim::{ClaimDecision, claim_step};
 pub use facts::{
-    AsRead, ClaimFacts, ClaimNow, Copied, HeldBy, Helpers, Live, Lock, Pass, Recorded, Roots, Serves,
-    SourceTwin, TargetTwin, VirtualVolume, VolumeNow,
+    AsRead, ClaimFacts, ClaimNow, Copied, HeldBy, Helpers, Live, Lock, MoverClaim, Pass, Recorded,
+    RemoteVolume, Roots, Serves, SourceTwin, TargetTwin, VirtualVolume, VolumeNow,
 };
 pub use leftovers::leftover_step;
 pub use stage::{

@@ -8,7 +8,7 @@ use super::{
     claim::unknown,
     committed::{bound, deleted},
     gated::claim_lost,
-    rollback::{release_deleted_pv, remove_helpers, restore_policy, unlocked},
+    rollback::{opened_there, release_deleted_pv, remove_helpers, restore_policy, unlocked},
 };
 use crate::volume::{
     ReclaimPolicy,
@@ -114,6 +114,7 @@ pub(super) fn step(
         }
         _ => locked(by, facts)
             .or_else(|| gated(by, gate, facts))
+            .or_else(|| opened_there(by, gate, facts))
             .or_else(|| source_recovered(facts))
             .or_else(|| replaced(by, gate, facts))
             .or_else(|| kept(by, overdue, facts)),

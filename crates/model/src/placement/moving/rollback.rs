@@ -6,8 +6,8 @@
 //! with its data.
 
 use super::{
-    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, Lock, RollbackTo, Serves, Side,
-    SourceTwin, TargetTwin, VirtualVolume, VolumeNow, Waiting, claim::unknown,
+    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, Lock, MoverClaim, RollbackTo,
+    Serves, Side, SourceTwin, TargetTwin, VirtualVolume, VolumeNow, Waiting, claim::unknown,
 };
 use crate::volume::{
     ReclaimPolicy,
@@ -35,10 +35,87 @@ pub(super) fn step(
 }
 
 fn reopened(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    source_unmarked(by, gate, facts).or_else(|| match &facts.volume {
-        VolumeNow::Exists(volume) => ungate(by, gate, facts, volume),
-        VolumeNow::Absent => recreate_pv(by, gate, facts),
+    // As long as the twin is marked, no other loop changes the PV there.
+    opened_there(by, gate, facts)
+        .or_else(|| source_unmarked(by, gate, facts))
+        .or_else(|| match &facts.volume {
+            VolumeNow::Exists(volume) => ungate(by, gate, facts, volume),
+            VolumeNow::Absent => recreate_pv(by, gate, facts),
+        })
+        .or_else(|| gate_there_refused(by, gate, facts))
+}
+
+/// Opens the gate of a remote source in its own cluster, if it is closed. A PV whose twin was deleted meanwhile, or
+/// created again, names the twin that was gated and stays retained; with its policy recorded, the recovery binds it to
+/// a new twin and restores the policy. A PV that is being deleted there is not created again.
+pub(super) fn opened_there(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let remote = facts.there.as_ref()?;
+    let there = facts.seen_there(remote);
+    let note = there.note_of(by).filter(|note| note.gate <= gate)?;
+    let volume = VirtualVolume {
+        deleting: false,
+        ..remote.volume.clone()
+    };
+    let is_same = remote.twin_uid == note.claim_uid;
+    let opened = || match (&remote.twin, &volume.held_by) {
+        (ClaimNow::Exists { deleting: false, .. }, _) if is_same => restore_gated(note, &there, &volume),
+        (_, HeldBy::Move) => Some(restore_claim_ref(note, &volume)),
+        (_, HeldBy::Claim) => Some(retained_there(note, &volume)),
+        (_, HeldBy::Other(_)) => None,
+    };
+    // First, while the PV there shows that something is left.
+    let is_unused = volume.held_by == HeldBy::Claim;
+    let removed = is_unused.then(|| mover_claim_removed(facts)).flatten();
+    removed.or_else(|| opened().map(ClaimDecision::there))
+}
+
+fn restore_claim_ref(note: &GateNote, volume: &VirtualVolume) -> ClaimDecision {
+    ClaimDecision::Do(ClaimStep::RestoreClaimRef {
+        volume: volume.at.clone(),
+        note: note.clone(),
     })
+}
+
+fn retained_there(note: &GateNote, volume: &VirtualVolume) -> ClaimDecision {
+    let retained = GateNote {
+        policy: ReclaimPolicy::Retain,
+        ..note.clone()
+    };
+    restore_policy(&retained, volume)
+}
+
+/// The PV of a remote source whose twin was deleted while it was gated there: it is retained, with its policy recorded.
+/// When the source may be released, its policy is restored.
+pub(super) fn released_there(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let remote = facts.there.as_ref()?;
+    let recorded = facts.recorded.as_ref()?;
+    let Some(VolumeMark::Ungated { by: other, gate }) = &remote.volume.mark else {
+        return None;
+    };
+    let is_left = remote.twin == ClaimNow::Absent && remote.volume.held_by == HeldBy::Claim && other == by;
+    (is_left && remote.volume.policy != recorded.policy)
+        .then(|| restore_policy(&recorded.note(by, *gate), &remote.volume).there())
+}
+
+/// Marks the PV of a remote source, so that a late gate write of an old leader fails. It comes last: users do not
+/// wait for it, in case another client there denies it.
+fn gate_there_refused(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let remote = facts.there.as_ref()?;
+    if remote.twin == ClaimNow::Absent {
+        return None;
+    }
+    let there = facts.seen_there(remote);
+    let refused = || ungate(by, gate, &there, &remote.volume).map(ClaimDecision::there);
+    mover_claim_removed(facts).or_else(refused)
+}
+
+fn mover_claim_removed(facts: &ClaimFacts) -> Option<ClaimDecision> {
+    match &facts.there.as_ref()?.mover_claim {
+        MoverClaim::Unused(claim) => Some(ClaimDecision::Do(ClaimStep::RemoveMoverClaim {
+            claim: claim.clone(),
+        })),
+        MoverClaim::Absent | MoverClaim::Named { .. } | MoverClaim::Leaving => None,
+    }
 }
 
 /// Before the PV: when a pod can start, the mark must not block its attachment.
@@ -101,10 +178,7 @@ fn restore_gated(note: &GateNote, facts: &ClaimFacts, volume: &VirtualVolume) ->
         return None;
     };
     match &volume.held_by {
-        HeldBy::Move => Some(ClaimDecision::Do(ClaimStep::RestoreClaimRef {
-            volume: volume.at.clone(),
-            note: note.clone(),
-        })),
+        HeldBy::Move => Some(restore_claim_ref(note, volume)),
         HeldBy::Other(who) => Some(ClaimDecision::Await(Waiting::VolumeTaken(who.clone()))),
         HeldBy::Claim if volume.deleting && is_held_by_mover(facts, volume) => {
             Some(ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)))
@@ -217,6 +291,7 @@ fn cleaned_up(by: &MoveUid, overdue: bool, keeps_copy: bool, facts: &ClaimFacts)
         return Some(both_kept(by, overdue, facts));
     }
     let left = helpers_removed(Side::Source, &facts.source_helpers)
+        .or_else(|| mover_claim_removed(facts))
         .or_else(|| helpers_removed(Side::Target, &facts.target_helpers))
         .or_else(|| target_removed(keeps_copy, facts));
     match left {

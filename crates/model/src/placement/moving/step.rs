@@ -99,6 +99,12 @@ pub enum ClaimStep {
     },
     /// Delete the superseded twin; with the policy Delete also its data.
     ReleaseSource { source: AsRead, policy: ReclaimPolicy },
+    /// Take this step in the cluster of a remote source: the claim is its twin, the PV that of the twin. To gate
+    /// it, the claim of the mover is created if it does not exist, and the PV names that claim. A policy Retain that
+    /// it did not have before the gate replaces the one before, which is recorded as for every twin.
+    There(Box<ClaimStep>),
+    /// Delete the claim of the mover in the cluster of a remote source, whose PV does not name it.
+    RemoveMoverClaim { claim: AsRead },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

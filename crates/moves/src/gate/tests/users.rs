@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     cluster::testing::{Act, Fault},
-    placement::moving::{NodeHealth, UserNode, UserPod},
+    placement::moving::{HeldBy, NodeHealth, UserNode, UserPod},
 };
 
 fn pod(api: &FakeApi, path: &str, node: Option<&str>, more: &Value) {
@@ -218,6 +218,54 @@ async fn users_of_a_remote_source_are_also_read_in_its_cluster() {
     assert_eq!(seen.mover_nodes[0].name, "r2");
     world.there.fault(Fault::new("GET", "/pods", Act::Refuse(500)));
     assert!(matches!(world.look().await.users, Live::Unknown(_)));
+}
+
+#[tokio::test]
+async fn users_there_are_found_while_the_pv_names_the_claim_of_the_mover() {
+    let world = remote_source(Rights::ALL).await;
+    node(
+        &world.there,
+        "r1",
+        true,
+        "kubernetes.io/csi/real.test^h-real-2",
+        &json!([]),
+    );
+    world.there.change(&format!("{VOLUMES}/real-2"), |real| {
+        real["spec"]["claimRef"]["namespace"] = "shop-home".into();
+    });
+    let twin = world.there.object(TARGET).unwrap();
+    let real = world.there.object(&format!("{VOLUMES}/real-2")).unwrap();
+    let gate = ClaimStep::There(Box::new(ClaimStep::Gate {
+        volume: as_read(&real),
+        note: GateNote {
+            claim_uid: twin["metadata"]["uid"].as_str().unwrap().into(),
+            ..note()
+        },
+    }));
+    assert_eq!(world.moved.apply(&gate).await.unwrap(), Applied::Done);
+    assert_eq!(world.moved.apply(&gate).await.unwrap(), Applied::ChangedMeanwhile);
+    let seen = world.look().await;
+    let there = seen.there.expect("the PV is not found");
+    assert_eq!(there.volume.held_by, HeldBy::Move);
+    assert_eq!(there.volume.policy, ReclaimPolicy::Retain);
+    assert_eq!(users(&world).await.left(), ["node r1 (mounted)"]);
+    // A pod that somebody starts with the claim of the mover is no mover.
+    let real = world.there.object(&format!("{VOLUMES}/real-2")).unwrap();
+    let claim = &real["spec"]["claimRef"]["name"];
+    let path = |name: &str| format!("/api/v1/namespaces/shop-home/pods/{name}");
+    let mover = json!({"metadata": {"labels": {mark::MOVE: MOVE}}});
+    for (name, more) in [("other", &json!({})), ("mover", &mover)] {
+        pod(&world.there, &path(name), Some("r1"), more);
+        world.there.change(&path(name), |pod| {
+            pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim.clone();
+        });
+    }
+    assert_eq!(
+        users(&world).await.running(),
+        ["shop-home/other of cluster milan"]
+    );
+    world.there.remove(&path("other"));
+    assert_eq!(users(&world).await.left(), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -46,6 +46,38 @@ async fn a_quota_refuses_the_twin_and_a_silent_cluster_is_an_error() {
     assert!(world.helpers.obstacles(&world.moved, &world.of).await.is_err());
 }
 
+/// The claim of the mover of a remote source, and the change of its PV.
+#[tokio::test]
+async fn a_gate_that_is_denied_there_is_reported_before_the_move() {
+    let world = World::new(Way::Home).await;
+    world
+        .there
+        .change(TWIN_THERE, |twin| twin["spec"]["volumeName"] = "real-1".into());
+    let twin = world.there.object(TWIN_THERE).unwrap();
+    let path = format!("{VOLUMES}/real-1");
+    world.there.put(
+        &path,
+        json!({"spec": {
+            "claimRef": {"namespace": "shop-home", "name": "data", "uid": twin["metadata"]["uid"]},
+            "persistentVolumeReclaimPolicy": "Delete",
+        }}),
+    );
+    let before = world.there.store().version();
+    let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
+    assert_eq!(found, Vec::<String>::new());
+    assert_eq!(world.there.store().version(), before, "something was written");
+    let quota = Act::Forbid("exceeded quota: storage");
+    world
+        .there
+        .fault(Fault::new("POST", "/shop-home/persistentvolumeclaims", quota));
+    world
+        .there
+        .fault(Fault::new("PATCH", &path, Act::Forbid("a policy denies it")));
+    let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
+    let said = |part: &str| found.iter().any(|one| one.contains(part));
+    assert!(said("exceeded quota") && said("a policy denies it"), "{found:?}");
+}
+
 #[tokio::test]
 async fn a_volume_that_cannot_be_read_in_use_is_not_reported_as_readable() {
     let mut world = World::with_device(Way::Out).await;

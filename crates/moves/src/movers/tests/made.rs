@@ -212,6 +212,33 @@ async fn a_target_at_home_is_written_by_a_pv_of_its_own_epoch() {
     assert_eq!(source["spec"]["imagePullSecrets"], json!([]));
 }
 
+/// While the PV of a remote source is gated there, only the claim of the mover is bound to it.
+#[tokio::test]
+async fn a_mover_there_mounts_its_own_claim_as_long_as_that_is_bound() {
+    let world = World::new(Way::Home).await;
+    world.prepare().await;
+    let claim_of = |world: &World| {
+        let pod = world.source_pod();
+        pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"].clone()
+    };
+    let Place::Site(site) = &world.moved.source.place else {
+        panic!("it is unreachable");
+    };
+    let twin = site.twins().get(site.name()).await.unwrap().unwrap();
+    let claim = claim_there(&world.moved, site, &twin);
+    assert!(!site.is_twin(&world.moved.source.id.name, &claim));
+    let name = name_of_claim_there(&world.moved);
+    let path = format!("{THERE}/persistentvolumeclaims/{name}");
+    site.twins().create(&claim).await.unwrap();
+    for (phase, expected) in [("Pending", "data"), ("Bound", name.as_str()), ("Lost", "data")] {
+        world
+            .there
+            .change(&path, |claim| claim["status"]["phase"] = phase.into());
+        world.prepare_for(&Stage::Finishing(GateNumber::FIRST)).await;
+        assert_eq!(claim_of(&world), expected, "{phase}");
+    }
+}
+
 #[tokio::test]
 async fn certificates_go_with_their_pods_and_fit_each_other() {
     let world = World::new(Way::Out).await;

@@ -172,6 +172,22 @@ async fn a_short_pass_has_found_little() {
     );
 }
 
+#[tokio::test]
+async fn files_that_change_while_they_are_read_are_left_to_one_more_pass() {
+    let unsteady = |files: u64| {
+        let mut passed = passed(100, &json!([]));
+        passed["passed"]["unsteady"] = files.into();
+        passed
+    };
+    let copies = Copies::with(vec![unsteady(900), unsteady(1), unsteady(1)]).await;
+    for converged in [false, false, true] {
+        let Live::Known(seen) = copies.ended(Pass::Warm).await else {
+            panic!("it failed");
+        };
+        assert_eq!(seen.converged, converged);
+    }
+}
+
 /// So that little is left to read during the cut-over.
 #[tokio::test]
 async fn data_written_by_a_warm_pass_is_read_back() {

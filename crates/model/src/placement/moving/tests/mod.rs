@@ -113,6 +113,7 @@ fn idle() -> ClaimFacts {
             mark: None,
             deleting: false,
         }),
+        there: None,
         target: Live::Known(TargetTwin::Absent),
         target_out_of_service: false,
         same_namespace: false,

@@ -36,13 +36,18 @@ pub(super) struct Claim {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct Twin {
     version: u64,
+    uid: u64,
     pub(super) epoch: u32,
     pub(super) data: u64,
     pub(super) mark: Option<SourceMark>,
     pub(super) handed_over: bool,
     retained: bool,
+    pub(super) deleting: bool,
+    /// Whether it has the finalizer of this driver.
+    pub(super) finalizer: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +63,30 @@ enum PodState {
 pub(super) struct Pod {
     state: PodState,
     leaving: bool,
+    /// Whether somebody in the cluster of a remote source has started it with the twin.
+    there: bool,
+}
+
+/// The PV of a remote source, and the claim of its mover.
+#[derive(Clone, Debug)]
+pub(super) struct Real {
+    version: u64,
+    /// The claim of a mover that it names; the twin if `None`.
+    pub(super) names: Option<u64>,
+    /// The uid of the twin that it names otherwise.
+    twin: u64,
+    pub(super) mark: Option<VolumeMark>,
+    pub(super) policy: ReclaimPolicy,
+    /// That of [`mark::POLICY_BEFORE`](crate::volume::mark::POLICY_BEFORE).
+    policy_before: Option<ReclaimPolicy>,
+    /// Its data, if the twin was deleted.
+    left: u64,
+    pub(super) phase: Phase,
+    /// The claim of the mover by its uid, and whether it is bound.
+    pub(super) mover_claim: Option<(u64, bool)>,
+    /// The phase of the twin.
+    pub(super) twin_lost: bool,
+    touched: Option<Touch>,
 }
 
 /// One claim and its objects.
@@ -67,6 +96,8 @@ pub(super) struct Volume {
     pub(super) claim: Option<Claim>,
     pub(super) pv: Option<Pv>,
     pub(super) source: Option<Twin>,
+    /// The PV of the source, if that is in a remote cluster.
+    pub(super) real: Option<Real>,
     pub(super) target: Option<Twin>,
     pub(super) helpers: [bool; 2],
     pub(super) copied: Copied,
@@ -105,6 +136,10 @@ pub(super) struct World {
     pub(super) quiesce: Quiesce,
     pub(super) overdue: OverDue,
     pub(super) silent: [bool; 2],
+    /// Whether the driver may change PVs in the cluster of a remote source.
+    pub(super) may_gate_there: bool,
+    /// Whether both twins are in one namespace of a remote cluster.
+    pub(super) same_namespace: bool,
     pub(super) target_gone: bool,
     /// An administrator declared the target's cluster out of service, and nothing runs there.
     pub(super) target_out_of_service: bool,
@@ -136,11 +171,43 @@ fn read(uid: &str, version: u64) -> AsRead {
     AsRead::new(uid.to_owned(), version.to_string())
 }
 
+fn read_real(real: &Real) -> AsRead {
+    read("real", real.version)
+}
+
 fn read_pv(pv: &Pv) -> AsRead {
     read(&format!("pv-{}", pv.uid), pv.version)
 }
 
+impl Real {
+    fn names(&self, twin: &Twin) -> bool {
+        self.names.is_none() && self.twin == twin.uid
+    }
+
+    fn note(&self) -> Option<&GateNote> {
+        self.mark.as_ref().and_then(VolumeMark::note)
+    }
+
+    /// Whether the move finds it without its twin.
+    fn is_of_move(&self) -> bool {
+        self.note().is_some() || (self.mark.is_some() && self.policy_before.is_some())
+    }
+
+    fn retain(&mut self) {
+        if self.policy == ReclaimPolicy::Delete {
+            (self.policy, self.policy_before) = (ReclaimPolicy::Retain, Some(ReclaimPolicy::Delete));
+        }
+    }
+}
+
 impl Volume {
+    /// Whether the real PV is bound to an existing twin.
+    pub(super) fn is_open_there(&self) -> bool {
+        self.real
+            .as_ref()
+            .is_none_or(|real| self.source.as_ref().is_some_and(|twin| real.names(twin)))
+    }
+
     fn twin(&self, side: Side) -> Option<&Twin> {
         match side {
             Side::Source => self.source.as_ref(),
@@ -153,6 +220,56 @@ impl Volume {
         self.pods
             .retain(|pod| pod.state != PodState::Running(Side::Target));
         self.orphans.retain(|side| *side != Side::Target);
+    }
+
+    /// One write in the cluster of a remote source; false if the object has changed.
+    fn apply_there(&mut self, step: ClaimStep, clock: u64) -> bool {
+        let Some(real) = &mut self.real else { return false };
+        match step {
+            ClaimStep::Touch { claim: at, touch } => {
+                let Some(twin) = self
+                    .source
+                    .as_mut()
+                    .filter(|twin| read("source", twin.version) == at)
+                else {
+                    return false;
+                };
+                (real.touched, twin.version) = (Some(touch), clock);
+                return true;
+            }
+            ClaimStep::Gate { .. } if self.source.is_none() => return false,
+            // Its leader may die before the second write.
+            ClaimStep::Gate { volume: at, .. } if read_real(real) == at && real.mover_claim.is_none() => {
+                real.mover_claim = Some((clock, false));
+                return true;
+            }
+            ClaimStep::Gate { volume: at, note } if read_real(real) == at => {
+                real.names = real.mover_claim.map(|(uid, _)| uid);
+                (real.policy, real.mark) = (ReclaimPolicy::Retain, Some(VolumeMark::Gated(note)));
+            }
+            ClaimStep::RestoreClaimRef { volume: at, note } if read_real(real) == at => {
+                (real.names, real.twin) = (None, note.claim_uid.parse().unwrap());
+            }
+            ClaimStep::RestorePolicy {
+                volume: at,
+                policy,
+                mark,
+            } if read_real(real) == at => {
+                let before = real
+                    .note()
+                    .map(|note| note.policy)
+                    .filter(|before| *before != policy);
+                real.policy_before = match policy {
+                    ReclaimPolicy::Delete => None,
+                    ReclaimPolicy::Retain => before.or(real.policy_before),
+                };
+                (real.policy, real.mark) = (policy, Some(mark));
+            }
+            ClaimStep::RefuseGate { volume: at, mark } if read_real(real) == at => real.mark = Some(mark),
+            _ => return false,
+        }
+        real.version = clock;
+        true
     }
 
     /// Whether an attachment names its PV.
@@ -168,15 +285,17 @@ impl Volume {
 
     /// Whether there is a copy with all confirmed writes that will not be deleted.
     fn is_safe(&self, side: Side) -> bool {
-        let has_all = self
-            .twin(side)
-            .as_ref()
-            .is_some_and(|twin| twin.data == self.newest);
+        let real = self.real.as_ref().filter(|_| side == Side::Source);
+        let data = self.twin(side).map(|twin| twin.data);
+        let has_all = data.or_else(|| real.map(|real| real.left)) == Some(self.newest);
         let goes = self.pv.as_ref().is_some_and(|pv| {
             let seems_unclaimed = pv.phase == Phase::Released || !pv.held_by_claim || self.claim.is_none();
             pv.serves == side && pv.policy == ReclaimPolicy::Delete && seems_unclaimed
         });
-        has_all && !goes
+        let goes_there = real.is_some_and(|real| {
+            real.policy == ReclaimPolicy::Delete && (real.phase == Phase::Released || !self.is_open_there())
+        });
+        has_all && !goes && !goes_there
     }
 }
 
@@ -205,12 +324,16 @@ impl World {
             }),
             source: Some(Twin {
                 version: 1,
+                uid: 1,
                 epoch: 0,
                 data: 1,
                 mark: None,
                 handed_over: true,
                 retained: false,
+                deleting: false,
+                finalizer: true,
             }),
+            real: None,
             target: None,
             helpers: [false; 2],
             copied: Copied::default(),
@@ -237,6 +360,8 @@ impl World {
             quiesce,
             overdue: OverDue::default(),
             silent: [false; 2],
+            may_gate_there: true,
+            same_namespace: false,
             target_gone: false,
             target_out_of_service: false,
             was_committed: false,
@@ -245,6 +370,26 @@ impl World {
             late_objects: None,
             late_step: None,
         }
+    }
+
+    /// The source is in a remote cluster.
+    pub(super) fn remote(mut self) -> Self {
+        for volume in &mut self.volumes {
+            volume.real = Some(Real {
+                version: 1,
+                names: None,
+                twin: 1,
+                mark: None,
+                policy: volume.policy,
+                policy_before: None,
+                left: 0,
+                phase: Phase::Bound,
+                mover_claim: None,
+                twin_lost: false,
+                touched: None,
+            });
+        }
+        self
     }
 
     /// The next resource version, for each write.
@@ -275,22 +420,6 @@ impl World {
                 Helpers::Absent
             }
         };
-        let pods = volume.pods.iter().map(|pod| UserPod {
-            name: "pod".into(),
-            has_node: true,
-            leaving: pod.leaving,
-            pending: !matches!(pod.state, PodState::Running(_)),
-        });
-        let node = UserNode {
-            name: "node".into(),
-            attached: volume.attached,
-            detach_error: None,
-            in_use: volume.attached,
-            health: NodeHealth::Ready,
-        };
-        let (mover_nodes, nodes) = [node]
-            .into_iter()
-            .partition(|_| volume.attached && volume.attached_for_mover);
         ClaimFacts {
             claim: volume
                 .claim
@@ -330,15 +459,21 @@ impl World {
             source: self.answers(
                 Side::Source,
                 match &volume.source {
-                    None => SourceTwin::Gone { for_good: true },
+                    None => SourceTwin::Gone {
+                        for_good: volume
+                            .real
+                            .as_ref()
+                            .is_none_or(|real| real.policy != ReclaimPolicy::Retain),
+                    },
                     Some(twin) if twin.epoch > 0 => SourceTwin::Recovered,
                     Some(twin) => SourceTwin::Exists {
                         at: read("source", twin.version),
                         mark: twin.mark.clone(),
-                        deleting: false,
+                        deleting: twin.deleting,
                     },
                 },
             ),
+            there: self.there(volume),
             target: self.answers(
                 Side::Target,
                 match &volume.target {
@@ -354,20 +489,91 @@ impl World {
                 },
             ),
             target_out_of_service: self.target_out_of_service && self.silent[TARGET],
-            same_namespace: false,
+            same_namespace: self.same_namespace,
             epoch: epoch(1),
             source_helpers: self.answers(Side::Source, helpers(Side::Source)),
             target_helpers: self.answers(Side::Target, helpers(Side::Target)),
-            users: Live::Known(Users {
-                pods: pods.collect(),
-                nodes,
-                mover_nodes,
-                deletes_claim: None,
-            }),
+            users: self.users(volume),
             unwatched: None,
             copied: self.answers(Side::Target, volume.copied.clone()),
             recorded: None,
         }
+    }
+
+    fn users(&self, volume: &Volume) -> Live<Users> {
+        let pods = volume.pods.iter().map(|pod| UserPod {
+            name: "pod".into(),
+            has_node: true,
+            leaving: pod.leaving,
+            pending: !matches!(pod.state, PodState::Running(_)),
+        });
+        let node = UserNode {
+            name: "node".into(),
+            attached: volume.attached,
+            detach_error: None,
+            in_use: volume.attached,
+            health: NodeHealth::Ready,
+        };
+        let (mover_nodes, nodes) = [node]
+            .into_iter()
+            .partition(|_| volume.attached && volume.attached_for_mover);
+        let users = Users {
+            pods: pods.collect(),
+            nodes,
+            mover_nodes,
+            deletes_claim: None,
+        };
+        if volume.real.is_some() {
+            self.answers(Side::Source, users)
+        } else {
+            Live::Known(users)
+        }
+    }
+
+    fn there(&self, volume: &Volume) -> Option<RemoteVolume> {
+        let real = volume.real.as_ref();
+        let real = real.filter(|_| self.may_gate_there && !self.silent[SOURCE])?;
+        let twin = volume.source.as_ref();
+        if twin.is_some_and(|twin| twin.epoch > 0)
+            || !(twin.is_some_and(|twin| real.names(twin)) || real.is_of_move())
+        {
+            return None;
+        }
+        let is_gated_one = real
+            .note()
+            .is_some_and(|note| note.claim_uid == real.twin.to_string());
+        Some(RemoteVolume {
+            twin: twin.map_or(ClaimNow::Absent, |twin| ClaimNow::Exists {
+                at: read("source", twin.version),
+                deleting: twin.deleting,
+                lock: Lock::Free,
+                lost: real.twin_lost,
+                touched: real.touched,
+                changing: false,
+            }),
+            twin_uid: twin.map(|twin| twin.uid.to_string()).unwrap_or_default(),
+            volume: VirtualVolume {
+                at: read_real(real),
+                serves: Serves::Source,
+                held_by: if real.names.is_some() {
+                    HeldBy::Move
+                } else if twin.is_none_or(|twin| real.names(twin)) || is_gated_one {
+                    HeldBy::Claim
+                } else {
+                    HeldBy::Other("another twin".into())
+                },
+                mark: real.mark.clone(),
+                policy: real.policy,
+                bound: real.phase == Phase::Bound,
+                deleting: false,
+                attached: Vec::new(),
+            },
+            mover_claim: match real.mover_claim {
+                None => MoverClaim::Absent,
+                Some((uid, bound)) if real.names == Some(uid) => MoverClaim::Named { bound },
+                Some((uid, _)) => MoverClaim::Unused(read("mover-claim", uid)),
+            },
+        })
     }
 
     fn status(&self) -> Option<MoveFacts> {
@@ -522,6 +728,8 @@ impl World {
         };
         let mut gone_while_attached = false;
         let mut given_away = false;
+        let mut released_gated = false;
+        let same_namespace = self.same_namespace;
         match step {
             ClaimStep::Lock { claim: at, .. } if claim(volume, &at) => {
                 if let Some(claim) = volume.claim.as_mut().filter(|claim| !claim.deleting) {
@@ -544,11 +752,14 @@ impl World {
             ClaimStep::MakeTarget { .. } if volume.target.is_none() && !silent[TARGET] && !target_gone => {
                 volume.target = Some(Twin {
                     version: clock,
+                    uid: clock,
                     epoch: 1,
                     data: 0,
                     mark: None,
                     handed_over: false,
                     retained: false,
+                    deleting: false,
+                    finalizer: false,
                 });
                 volume.copied = Copied::default();
             }
@@ -571,7 +782,8 @@ impl World {
                 volume.begun_with = volume.source.as_ref().map_or(0, |twin| twin.data);
             }
             ClaimStep::Evict(_) => {
-                for pod in &mut volume.pods {
+                // Those of other clusters cannot be evicted.
+                for pod in volume.pods.iter_mut().filter(|pod| !pod.there) {
                     pod.leaving = true;
                 }
             }
@@ -662,6 +874,8 @@ impl World {
                 }
             }
             ClaimStep::HandOver { target: at, .. } if twin(&volume.target, "target", &at) => {
+                released_gated |=
+                    same_namespace && volume.real.as_ref().is_some_and(|real| real.names.is_some());
                 if let Some(twin) = volume.target.as_mut().filter(|_| !silent[TARGET]) {
                     twin.handed_over = true;
                     twin.version = clock;
@@ -681,8 +895,24 @@ impl World {
             }
             ClaimStep::ReleaseSource { source: at, .. } if twin(&volume.source, "source", &at) => {
                 if !silent[SOURCE] {
-                    volume.source = None;
+                    released_gated |= volume.real.as_ref().is_some_and(|real| real.names.is_some());
+                    (volume.source, volume.real) = (None, None);
                 }
+            }
+            ClaimStep::There(step) if !silent[SOURCE] => {
+                if !volume.apply_there(*step, clock) {
+                    return;
+                }
+            }
+            ClaimStep::RemoveMoverClaim { claim: at } if !silent[SOURCE] => {
+                let is_it = |real: &&mut Real| {
+                    real.mover_claim
+                        .is_some_and(|(uid, _)| read("mover-claim", uid) == at)
+                };
+                let Some(real) = volume.real.as_mut().filter(is_it) else {
+                    return;
+                };
+                real.mover_claim = None;
             }
             // The object has changed, or the cluster is unreachable.
             _ => return,
@@ -690,6 +920,10 @@ impl World {
         self.clock = clock;
         if gone_while_attached {
             self.broken.push("a PV went while it was attached".into());
+        }
+        if released_gated {
+            self.broken
+                .push("a source was released that is gated there".into());
         }
         if given_away {
             self.broken
@@ -742,8 +976,131 @@ impl World {
         }
     }
 
+    /// The PV controller in the cluster of a remote source.
+    pub(super) fn pv_controller_there_looks_at_pv(&mut self, number: usize) {
+        let version = self.clock + 1;
+        let volume = &mut self.volumes[number];
+        let is_open = volume.is_open_there();
+        let Some(real) = &mut volume.real else { return };
+        let is_bound =
+            is_open || (real.names.is_some() && real.mover_claim.map(|(uid, _)| uid) == real.names);
+        let phase = if is_bound { Phase::Bound } else { Phase::Released };
+        if real.phase != phase {
+            (real.phase, real.version) = (phase, version);
+            self.clock = version;
+        }
+    }
+
+    pub(super) fn pv_controller_there_looks_at_claims(&mut self, number: usize) {
+        let version = self.clock + 1;
+        let volume = &mut self.volumes[number];
+        let is_lost = !volume.is_open_there();
+        // The protection of claims in use.
+        let has_mover = volume.helpers[SOURCE];
+        let is_used = !(volume.pods.is_empty() && volume.orphans.is_empty()) || (has_mover && !is_lost);
+        let goes = |twin: &Twin| twin.deleting && !twin.finalizer && !is_used;
+        if let (Some(real), Some(twin)) = (&mut volume.real, volume.source.take_if(|twin| goes(twin))) {
+            (real.left, real.touched, real.twin_lost) = (twin.data, None, false);
+            self.clock = version;
+        }
+        let Some(real) = &mut volume.real else { return };
+        let Some(twin) = &mut volume.source else {
+            // The garbage collector.
+            if !has_mover && real.mover_claim.take().is_some() {
+                self.clock = version;
+            }
+            return;
+        };
+        if real.twin_lost != is_lost {
+            (real.twin_lost, twin.version) = (is_lost, version);
+            self.clock = version;
+        }
+        let names = real.names;
+        if let Some((uid, bound)) = &mut real.mover_claim
+            && *bound != (names == Some(*uid))
+        {
+            *bound = !*bound;
+            self.clock = version;
+        }
+    }
+
+    /// The loops that recover the twin of a volume in use, and set the policy of its PV. They make one write.
+    pub(super) fn recovery_looks(&mut self, number: usize) {
+        let clock = self.clock + 1;
+        let move_exists = self.mv.is_some();
+        let may_write = self.may_gate_there && !self.silent[SOURCE];
+        let volume = &mut self.volumes[number];
+        let (Some(pv), Some(real)) = (&volume.pv, volume.real.as_mut().filter(|_| may_write)) else {
+            return;
+        };
+        let is_gated = pv.mark.as_ref().and_then(VolumeMark::note).is_some();
+        if pv.serves != Side::Source || pv.epoch > 0 || is_gated {
+            return;
+        }
+        let has_claim = volume.claim.as_ref().is_some_and(|claim| !claim.deleting);
+        let is_in_use = pv.phase == Phase::Bound && has_claim && !pv.deleting;
+        let is_left = pv.phase == Phase::Released && pv.policy == ReclaimPolicy::Retain && !pv.deleting;
+        let is_of_move = |twin: &Twin| match twin.mark {
+            Some(SourceMark::Superseded { .. }) => true,
+            Some(SourceMark::Moving { .. }) => move_exists,
+            Some(SourceMark::RolledBack { .. }) | None => false,
+        };
+        match &mut volume.source {
+            Some(twin) if is_of_move(twin) => return,
+            Some(twin) if twin.deleting && twin.finalizer && (is_in_use || is_left) => {
+                if real.names(twin) {
+                    real.retain();
+                    real.version = clock;
+                }
+                (twin.finalizer, twin.version) = (false, clock);
+            }
+            Some(twin) if twin.deleting => return,
+            Some(twin)
+                if is_in_use
+                    && !real.names(twin)
+                    && real.names.is_none()
+                    && real.policy == ReclaimPolicy::Retain =>
+            {
+                (real.twin, real.version) = (twin.uid, clock);
+            }
+            Some(twin) if real.names(twin) && real.phase == Phase::Bound => {
+                match (pv.policy, real.policy_before) {
+                    (ReclaimPolicy::Retain, _) if real.policy == ReclaimPolicy::Delete => {
+                        real.retain();
+                        real.version = clock;
+                    }
+                    (ReclaimPolicy::Delete, Some(before)) => {
+                        (real.policy, real.policy_before, real.version) = (before, None, clock);
+                    }
+                    _ => return,
+                }
+            }
+            None if is_in_use && real.names.is_none() && real.policy == ReclaimPolicy::Retain => {
+                volume.source = Some(Twin {
+                    version: clock,
+                    uid: clock,
+                    epoch: 0,
+                    data: real.left,
+                    mark: None,
+                    handed_over: true,
+                    retained: false,
+                    deleting: false,
+                    finalizer: true,
+                });
+            }
+            _ => return,
+        }
+        self.clock = clock;
+    }
+
     pub(super) fn provisioner_looks(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
+        let goes_there = |real: &Real| real.phase == Phase::Released && real.policy == ReclaimPolicy::Delete;
+        if volume.real.as_ref().is_some_and(goes_there) {
+            (volume.source, volume.real) = (None, None);
+            self.tick();
+            return;
+        }
         let goes = |pv: &Pv| pv.phase == Phase::Released && pv.policy == ReclaimPolicy::Delete;
         let Some(pv) = volume.pv.as_ref().filter(|pv| goes(pv)) else {
             return;
@@ -752,7 +1109,17 @@ impl World {
             return;
         }
         match pv.serves {
-            Side::Source => volume.source = None,
+            // Without the twin, what another client retains stays.
+            Side::Source => {
+                let is_deleted = |real: &Real| {
+                    volume.source.is_some()
+                        || real.policy == ReclaimPolicy::Delete
+                        || real.policy_before.is_some()
+                };
+                if volume.real.as_ref().is_none_or(is_deleted) {
+                    (volume.source, volume.real) = (None, None);
+                }
+            }
             Side::Target => volume.target = None,
         }
         if !pv.finalizer {
@@ -768,6 +1135,26 @@ impl World {
             volume.pods.push(Pod {
                 state: PodState::Scheduled,
                 leaving: false,
+                there: false,
+            });
+            self.tick();
+        }
+    }
+
+    /// Somebody in the cluster of a remote source starts a pod with the twin. Nobody does with a superseded one: this
+    /// driver does not prevent it.
+    pub(super) fn pod_is_scheduled_there(&mut self, number: usize) {
+        let volume = &mut self.volumes[number];
+        let is_superseded = matches!(
+            volume.source.as_ref().and_then(|twin| twin.mark.as_ref()),
+            Some(SourceMark::Superseded { .. })
+        );
+        let has_data = volume.real.is_some() && volume.source.as_ref().is_some_and(|twin| !twin.deleting);
+        if has_data && !is_superseded && !self.was_committed && volume.pods.len() < 2 {
+            volume.pods.push(Pod {
+                state: PodState::Scheduled,
+                leaving: false,
+                there: true,
             });
             self.tick();
         }
@@ -777,11 +1164,24 @@ impl World {
     pub(super) fn pods_go_on(&mut self, number: usize) {
         let world = self.clone();
         let volume = &mut self.volumes[number];
-        let Some(pv) = &volume.pv else { return };
-        let mut stale = false;
-        for pod in &mut volume.pods {
+        // Every kubelet in the cluster of a remote source verifies that its PV names the twin.
+        let is_open = volume.is_open_there();
+        for pod in volume.pods.iter_mut().filter(|pod| pod.there) {
             match pod.state {
-                PodState::Scheduled if pv.held_by_claim => pod.state = PodState::Checked,
+                PodState::Scheduled if is_open => pod.state = PodState::Checked,
+                PodState::Checked => {
+                    pod.state = PodState::Running(Side::Source);
+                    volume.attached = true;
+                }
+                PodState::Scheduled | PodState::Running(_) => {}
+            }
+        }
+        let Some(pv) = &volume.pv else { return };
+        let is_open = is_open || pv.serves == Side::Target;
+        let mut stale = false;
+        for pod in volume.pods.iter_mut().filter(|pod| !pod.there) {
+            match pod.state {
+                PodState::Scheduled if is_open && pv.held_by_claim => pod.state = PodState::Checked,
                 PodState::Checked if world.publishes(number, pv.serves, pv.epoch, &Caller::User) => {
                     pod.state = PodState::Running(pv.serves);
                     volume.attached = true;
@@ -905,6 +1305,14 @@ impl World {
         let (Some(source), Some(target)) = (&volume.source, &mut volume.target) else {
             return;
         };
+        let has_claim = |real: &Real| real.names == real.mover_claim.map(|(uid, _)| uid);
+        if volume
+            .real
+            .as_ref()
+            .is_some_and(|real| real.names.is_some() && !has_claim(real))
+        {
+            return;
+        }
         // A twin that was handed over is not attached for a mover.
         if volume.helpers != [true; 2] || self.silent != [false; 2] || target.handed_over {
             return;
@@ -1004,10 +1412,35 @@ impl World {
         self.pv_controller_looks_at_pv(number);
     }
 
+    /// Somebody in the cluster of a remote source deletes its twin; by force also without the finalizer, while it is
+    /// Lost or not needed any more.
+    pub(super) fn delete_twin_there(&mut self, number: usize, by_force: bool) {
+        let version = self.clock + 1;
+        let (was_committed, target_gone) = (self.was_committed, self.target_gone);
+        if self.mv.as_ref().is_some_and(|mv| mv.recover) {
+            return;
+        }
+        let volume = &mut self.volumes[number];
+        let is_kept = !target_gone && volume.is_safe(Side::Target);
+        let is_gated = volume.real.as_ref().is_some_and(|real| real.note().is_some());
+        let may_be = if was_committed {
+            by_force && is_kept
+        } else {
+            !by_force || is_gated
+        };
+        let has_real = volume.real.is_some();
+        let Some(twin) = volume.source.as_mut().filter(|_| has_real && may_be) else {
+            return;
+        };
+        (twin.deleting, twin.version) = (true, version);
+        twin.finalizer &= !by_force;
+        self.clock = version;
+    }
+
     /// The twin of the source and its data are destroyed.
     pub(super) fn lose_source(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
-        volume.source = None;
+        (volume.source, volume.real) = (None, None);
         // Lost by that, not by a decision of the driver.
         volume.waived = true;
         self.tick();
@@ -1017,7 +1450,8 @@ impl World {
     /// are lost by that, not by a decision of the driver.
     pub(super) fn lose_target(&mut self) {
         let was_committed = self.was_committed;
-        let is_left = |volume: &Volume| volume.waived || volume.is_safe(Side::Source);
+        let has_twin = |volume: &Volume| volume.source.is_some() || !was_committed;
+        let is_left = |volume: &Volume| volume.waived || (volume.is_safe(Side::Source) && has_twin(volume));
         let is_kept = |volume: &Volume| was_committed && volume.source.is_some();
         if self
             .volumes
