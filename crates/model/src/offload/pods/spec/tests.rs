@@ -5,7 +5,7 @@ fn pod(spec: &Value) -> Value {
     json!({
         "metadata": {
             "name": "web",
-            "labels": {"app": "web", "liqo.io/shadowPod": "true"},
+            "labels": {"app": "web", "liqo.io/shadowPod": "true", "fabric.storage.liqo.io/home": "another"},
             "annotations": {
                 "note": "kept", "fabric.storage.liqo.io/remote-cluster": "milan", "kubernetes.io/config.source": "api",
                 "argocd.argoproj.io/tracking-id": "shop:/Pod:shop/web",
