@@ -94,10 +94,11 @@ impl Writer<'_> {
                     && let Some(claim) = self.pods.claim_with_data(home).await?
                 {
                     let (cluster, own) = (&self.pods.cluster, home.namespace().unwrap_or_default());
-                    waiting.message += &format!(
+                    let way_out = format!(
                         ". The data of its claim {claim} are in the cluster {cluster}: to run it here, move them with liqo-csi \
                          move volume {claim} -n {own} --target-node NODE --evict"
                     );
+                    waiting.message.push_str(&way_out);
                 }
                 let pause = self.report_waiting(home, &waiting).await?;
                 let again = self.give_up_refused(home, &waiting).await?;
