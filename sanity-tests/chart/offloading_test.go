@@ -127,6 +127,28 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 	}
 }
 
+// Controllers read no warnings: the templates are judged, and of pods those that somebody writes.
+func TestRequiredPodAffinityIsWarnedOf(t *testing.T) {
+	const name = "pod-affinity.storage.liqo.io"
+	objects := render(t, offloading(Values{"policies": true}))
+	policy := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
+	var judged []string
+	for _, rule := range policy.MatchConstraints.ResourceRules {
+		judged = append(judged, rule.Resources...)
+	}
+	if !slices.Equal(judged, []string{"pods", "deployments", "replicasets", "statefulsets", "jobs", "cronjobs"}) {
+		t.Errorf("it is about %v", judged)
+	}
+	if *policy.FailurePolicy != admissionv1.Ignore || policy.MatchConstraints.NamespaceSelector.MatchLabels["liqo.io/scheduling-enabled"] != "true" {
+		t.Errorf("%s in %v", *policy.FailurePolicy, policy.MatchConstraints.NamespaceSelector)
+	}
+	binding := named[*admissionv1.ValidatingAdmissionPolicyBinding](t, objects, name).Spec
+	if binding.PolicyName != name || *binding.ParamRef.ParameterNotFoundAction != admissionv1.AllowAction ||
+		!slices.Equal(binding.ValidationActions, []admissionv1.ValidationAction{admissionv1.Warn}) {
+		t.Errorf("it is bound as %v", binding)
+	}
+}
+
 // What a remote cluster refuses to every pod of this one would wait there for ever, and with it its volumes.
 func TestPodsThatRemoteClustersRefuseAreNotSent(t *testing.T) {
 	fence := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, remote("fabric")), "liqo-csi-remote.liqo-csi-pods")

@@ -3,8 +3,10 @@ package offload
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -74,4 +76,58 @@ func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Both clusters of the lab have one IP family: what is preferred is not refused there, and API servers give two families
+// to a headless Service without a selector whatever they have.
+func TestServicesKeepTheirIPFamilies(t *testing.T) {
+	n, remote := offloadedTenant(t)
+	n.Apply(`apiVersion: v1
+kind: Service
+metadata: {name: preferred}
+spec: {ipFamilyPolicy: PreferDualStack, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: without-pods}
+spec: {clusterIP: None, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: single}
+spec: {ports: [{port: 80}]}
+`)
+	services := func(of *user.Namespace) func(string) (string, error) {
+		return func(name string) (string, error) {
+			found, err := of.Client.CoreV1().Services(of.Name).Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil || found.Spec.IPFamilyPolicy == nil {
+				return "", err
+			}
+			return fmt.Sprint(*found.Spec.IPFamilyPolicy, found.Spec.IPFamilies), nil
+		}
+	}
+	for name, policy := range map[string]string{"preferred": "PreferDualStack", "without-pods": "RequireDualStack", "single": "SingleStack"} {
+		here, err := services(n.Namespace)(name)
+		if err != nil || !strings.HasPrefix(here, policy) {
+			t.Fatal(name, here, err)
+		}
+		remote.Eventually("the copy of "+name, func(context.Context) (string, error) {
+			there, err := services(remote)(name)
+			if apierrors.IsNotFound(err) || err == nil && there != here {
+				return fmt.Sprintf("here it is %s, there %s (%v)", here, there, err), nil
+			}
+			return "", err
+		})
+	}
+	patch := `{"spec": {"ipFamilyPolicy": "SingleStack"}}`
+	if out, err := n.Kubectl("patch", "service", "preferred", "--type=merge", "-p", patch); err != nil {
+		t.Fatal(err, out)
+	}
+	remote.Eventually("the copy to follow", func(context.Context) (string, error) {
+		there, err := services(remote)("preferred")
+		if err == nil && !strings.HasPrefix(there, "SingleStack") {
+			return "it is " + there, nil
+		}
+		return "", err
+	})
 }

@@ -116,3 +116,13 @@ func TestOnlyTheFabricChangesItsMarksOnPods(t *testing.T) {
 	}
 	n.DeletePod("web")
 }
+
+// A pod may bring the gate that a policy adds to pods with claims: nobody else opens it.
+func TestGateThatAPodBringsIsOpened(t *testing.T) {
+	n := newTenant(t)
+	n.Pod("web", "", claimless, func(pod *corev1.Pod) {
+		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "fabric.storage.liqo.io/claims"}}
+	})
+	n.WaitReady("web")
+	n.DeletePod("web")
+}

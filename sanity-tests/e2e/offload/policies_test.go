@@ -1,18 +1,24 @@
 package offload
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -547,6 +553,48 @@ func TestNarrowerStrategyWarns(t *testing.T) {
 	}
 	if out := patch("LocalAndRemote"); strings.Contains(out, words) {
 		t.Errorf("LocalAndRemote: %s", out)
+	}
+	n.unoffload()
+}
+
+// People write templates, and read warnings: pods are created by controllers, which do not.
+func TestRequiredPodAffinityWarns(t *testing.T) {
+	n := newTenant(t)
+	n.offload()
+	n.waitPolicies(wish{strategy: "LocalAndRemote"})
+	keptHere := shape{"a pod affinity in this cluster", func(pod *corev1.Pod) {
+		required(term(needs(typeLabel, corev1.NodeSelectorOpNotIn, "virtual-node")))(pod)
+		pod.Spec.Affinity.PodAntiAffinity = podOf("", affinities[1].edit).Spec.Affinity.PodAntiAffinity
+	}}
+	for _, one := range append(slices.Clone(affinities), keptHere) {
+		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}}, Spec: podOf("", one.edit).Spec}
+		once := *template.DeepCopy()
+		once.Spec.RestartPolicy = corev1.RestartPolicyNever
+		selector := &metav1.LabelSelector{MatchLabels: template.Labels}
+		for kind, object := range map[string]any{
+			"v1/Pod":              &corev1.Pod{Spec: template.Spec},
+			"apps/v1/Deployment":  &appsv1.Deployment{Spec: appsv1.DeploymentSpec{Selector: selector, Template: template}},
+			"apps/v1/ReplicaSet":  &appsv1.ReplicaSet{Spec: appsv1.ReplicaSetSpec{Selector: selector, Template: template}},
+			"apps/v1/StatefulSet": &appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Selector: selector, Template: template}},
+			"batch/v1/Job":        &batchv1.Job{Spec: batchv1.JobSpec{Template: once}},
+			"batch/v1/CronJob":    &batchv1.CronJob{Spec: batchv1.CronJobSpec{Schedule: "@daily", JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: once}}}},
+		} {
+			fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fields["apiVersion"], fields["kind"], fields["metadata"] = path.Dir(kind), path.Base(kind), map[string]any{"name": "web"}
+			text, err := json.Marshal(fields)
+			if err != nil {
+				t.Fatal(err)
+			}
+			command := n.kubectl(t.Context(), false, "create", "--dry-run=server", "-f", "-")
+			command.Stdin = bytes.NewReader(text)
+			out, err := command.CombinedOutput()
+			if want := one.name == "a pod affinity"; err != nil || strings.Contains(string(out), "require a podAntiAffinity") != want {
+				t.Errorf("%s with %s: %v %s", kind, one.name, err, out)
+			}
+		}
 	}
 	n.unoffload()
 }

@@ -45,6 +45,27 @@ func (n tenant) wantUntouched() {
 	}
 }
 
+// A pod that its volume holds to the cluster that refuses it cannot go back.
+func TestRefusedPodSaysHowToMoveItsData(t *testing.T) {
+	n, _, _ := written(t)
+	n.Pod("refused", "data", there, func(pod *corev1.Pod) {
+		pod.Spec.HostPID = true
+		// The scheduler would find no node for it.
+		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
+	})
+	words := "liqo-csi move volume data -n " + n.Name
+	n.waitPod("the pod to say why it waits", "refused", func(pod *corev1.Pod) string {
+		said := pod.Status.Reason + ": " + pod.Status.Message
+		if !strings.Contains(said, "PodNotSupported: it has spec.hostPID") || !strings.Contains(said, words) {
+			return said
+		}
+		return ""
+	})
+	n.WaitEvent("refused", "PodNotSupported", words)
+	n.DeletePod("refused")
+	n.DeletePod("writer")
+}
+
 func TestUnoffloadDeletesVolumes(t *testing.T) {
 	n, remote, volume := written(t)
 	remote.Claim("theirs", "reference", "64Mi")

@@ -235,16 +235,16 @@ pub struct RemotePods {
     #[schemars(schema_with = "keys")]
     pub skip_annotations: Vec<String>,
 
-    /// After what time a pod that no node there takes is given up, so that its controller creates
-    /// another one, which prefers other clusters. By default 60s; 0s for never, such as where an
-    /// autoscaler adds nodes for pods that wait.
+    /// After what time a pod is given up that no node there takes, or that the cluster refuses or
+    /// cannot run, so that its controller creates another one, which prefers other clusters. By
+    /// default 60s; 0s for never, such as where an autoscaler adds nodes for pods that wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::duration")]
     pub give_up_after: Option<String>,
 }
 
 impl RemotePods {
-    /// After what time pods that no node takes are given up; `None` for never.
+    /// After what time pods that the cluster does not take are given up; `None` for never.
     #[must_use]
     pub fn given_up_after(&self) -> Option<Duration> {
         let time = match &self.give_up_after {

@@ -174,7 +174,7 @@ pub struct NamespaceOffloadingStatus {
     pub remote_namespaces_conditions: BTreeMap<String, Vec<RemoteCondition>>,
 
     /// Clusters that new pods of a controller avoid if they can, because no node there took a pod
-    /// of it.
+    /// of it, or the cluster refused one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub avoided_clusters: Vec<AvoidedCluster>,

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::{
     POLL, Pods, SOON,
     changes::reference,
+    given_up::REFUSALS,
     observe::{Observed, plausible},
 };
 use crate::{
@@ -88,7 +89,17 @@ impl Writer<'_> {
             return Ok(None);
         };
         match act {
-            Act::ReportWaiting(waiting) => {
+            Act::ReportWaiting(mut waiting) => {
+                if REFUSALS.contains(&waiting.reason)
+                    && let Some(claim) = self.pods.claim_with_data(home).await?
+                {
+                    let (cluster, own) = (&self.pods.cluster, home.namespace().unwrap_or_default());
+                    let way_out = format!(
+                        ". The data of its claim {claim} are in the cluster {cluster}: to run it here, move them with liqo-csi \
+                         move volume {claim} -n {own} --target-node NODE --evict"
+                    );
+                    waiting.message.push_str(&way_out);
+                }
                 let pause = self.report_waiting(home, &waiting).await?;
                 let again = self.give_up_refused(home, &waiting).await?;
                 return Ok(Some(again.map_or(pause, |it| it.min(pause))));

@@ -15,7 +15,7 @@ use crate::{
     backoff::Backoff,
     cluster::{ApiError, Cause, Objects, short},
     observe::crash::{self, Step},
-    offload::pods::{Change, Patch, without_skipped},
+    offload::pods::{Change, Patch, not_kept, without_skipped},
     raw::RawPod,
 };
 
@@ -88,13 +88,18 @@ impl Writer<'_> {
         if let Some(left) = self.pods.sent.remaining(&key, &text) {
             return Outcome::RetryAfter(left);
         }
-        let outcome = send(change, pods, remote, patch).await;
+        let outcome = send(change, pods, remote, patch.clone()).await;
         if outcome.as_ref().is_err_and(ApiError::is_conflict) {
             return Outcome::Outdated;
         }
         self.pods.sent.record(key.clone(), text.clone());
         match outcome {
             Ok(Some(written)) => {
+                // It cannot be taken back: what runs can be neither replaced nor, if ephemeral, removed.
+                if let Some(field) = not_kept(&patch, &written.json()) {
+                    let why = format!("it does not keep {field}");
+                    self.report_refused_change(home, change, &why).await;
+                }
                 tracing::debug!(
                     pod = self.observed.key,
                     ?change,

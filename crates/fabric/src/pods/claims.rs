@@ -11,7 +11,7 @@ use crate::{
     cluster::ApiError,
     offload::{
         IN_BOTH_CLUSTERS,
-        pods::{inline_drivers, secrets},
+        pods::{claims, inline_drivers, secrets},
     },
     places::Place,
     raw::RawPod,
@@ -127,6 +127,19 @@ impl Pods<'_> {
             let twin = twin_in(&csi.volume_attributes.unwrap_or_default())?;
             Some((csi.volume_handle.parse().ok()?, twin))
         }))
+    }
+
+    /// The first claim of the pod whose volume is in this cluster: the pod can run in no other one.
+    pub(super) async fn claim_with_data(&self, home: &RawPod) -> Result<Option<String>, ApiError> {
+        let own = home.namespace().unwrap_or_default();
+        let all = self.places.home.within::<PersistentVolumeClaim>(&own);
+        for name in claims(&home.json()) {
+            let volume = self.volume_of(all.get(&name).await?.as_ref()).await?;
+            if volume.is_some_and(|(id, _)| id.cluster == self.cluster) {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether a pod with this claim can run in any cluster: the claim is bound to a volume of another driver, and an

@@ -42,7 +42,7 @@ const SCALES_UP: [&str; 2] = ["TriggeredScaleUp", "Nominated"];
 /// The longest time that autoscalers wait for a node that they add, by default.
 const LONGEST_SCALE_UP: SignedDuration = SignedDuration::from_mins(15);
 /// Reasons of pods that their cluster does not take, or cannot run. None of them has started.
-const REFUSALS: [&str; 5] = [
+pub(super) const REFUSALS: [&str; 5] = [
     "OffloadingBackOff",
     "OutOfCapacity",
     "PodNotSupported",
@@ -287,7 +287,7 @@ impl Writer<'_> {
         if now.status.is_some_and(|it| it.avoided_clusters == all) {
             return Ok(None);
         }
-        let note = "no node there takes it, but it is not given up: the CustomResourceDefinition \
+        let note = "the cluster does not take it, but it is not given up: the CustomResourceDefinition \
                     namespaceoffloadings.offloading.liqo.io is older than this driver, or Liqo's, and does not keep \
                     status.avoidedClusters. Apply what liqo-csi crds --offloading prints";
         let events = &self.pods.events;

@@ -234,7 +234,7 @@ impl<'a> Pods<'a> {
         remote_settings(&pods, self.places.home.id())
     }
 
-    /// The time after which pods that no node takes are given up; `None` for never.
+    /// The time after which pods that the cluster does not take are given up; `None` for never.
     fn give_up_after(&self) -> Option<Duration> {
         self.pods_spec()?.given_up_after()
     }

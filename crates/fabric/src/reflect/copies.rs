@@ -307,15 +307,27 @@ impl Copies {
 
     /// Returns false if an object of that name exists.
     async fn create<K: Copied>(&self, wanted: &Wanted) -> Result<bool, ApiError> {
-        let copies = self.ends.there.within::<K>(&self.ends.remote);
-        let copy: K = serde_json::from_value(wanted.object.clone())
-            .map_err(|error| copies.failure("copy", Cause::Malformed(error.to_string())))?;
-        let created = crash::around(Write::ReflectCreate, copies.create(&copy)).await?;
+        let mut object = wanted.object.clone();
+        let mut created = self.post::<K>(&object).await;
+        if created.as_ref().is_err_and(lacks_families)
+            && let Some(spec) = object["spec"].as_object_mut()
+            && spec.remove("ipFamilies").is_some()
+        {
+            created = self.post::<K>(&object).await;
+        }
+        let created = created?;
         let is_made = created.is_some();
         if is_made {
             self.record_write(wanted, created, "created a copy");
         }
         Ok(is_made)
+    }
+
+    async fn post<K: Copied>(&self, object: &Value) -> Result<Option<K>, ApiError> {
+        let copies = self.ends.there.within::<K>(&self.ends.remote);
+        let copy: K = serde_json::from_value(object.clone())
+            .map_err(|error| copies.failure("copy", Cause::Malformed(error.to_string())))?;
+        crash::around(Write::ReflectCreate, copies.create(&copy)).await
     }
 
     /// Deletes exactly what was read.
@@ -494,6 +506,11 @@ impl Memory {
             self.known.remove(key);
         }
     }
+}
+
+/// Whether the cluster does not have an IP family of a Service.
+fn lacks_families(error: &ApiError) -> bool {
+    matches!(&error.cause, Cause::Invalid(why) if why.contains("spec.ipFamilies"))
 }
 
 pub(super) fn key(kind: Kind, name: &str) -> String {

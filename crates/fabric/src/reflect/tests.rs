@@ -626,6 +626,38 @@ async fn a_refused_copy_is_reported_and_retried() {
         .await;
 }
 
+/// A cluster with one IP family has one address for a Service that prefers two, and refuses one that requires them.
+#[tokio::test]
+async fn a_service_for_two_families_is_copied_to_a_cluster_with_one() {
+    let world = World::new().await;
+    let spec = |policy: &str| json!({"spec": {"ipFamilyPolicy": policy, "ipFamilies": ["IPv6", "IPv4"]}});
+    let copy = there("services", "web");
+    world.home.put(&here("services", "web"), spec("PreferDualStack"));
+    world.run_until(|world| world.there.object(&copy).is_some()).await;
+    assert_eq!(
+        world.there.object(&copy).unwrap()["spec"]["ipFamilies"],
+        json!(["IPv6", "IPv4"])
+    );
+    world.there.remove(&copy);
+    let refuse = |what| Fault::new("POST", "/services", Act::Invalid(what));
+    world.there.fault(refuse("ipFamilies"));
+    world.run_until(|world| world.there.object(&copy).is_some()).await;
+    let made = world.there.object(&copy).unwrap();
+    assert_eq!(
+        made["spec"],
+        json!({"type": "ClusterIP", "ipFamilyPolicy": "PreferDualStack"})
+    );
+    world.there.heal();
+    world.there.fault(refuse("RequireDualStack"));
+    world
+        .home
+        .put(&here("services", "strict"), spec("RequireDualStack"));
+    world
+        .run_until(|world| world.reported().contains(&"ReflectionRefused".to_owned()))
+        .await;
+    assert!(world.there.object(&there("services", "strict")).is_none());
+}
+
 #[tokio::test]
 async fn an_idle_fabric_copies_nothing() {
     let world = World::new().await;

@@ -12,12 +12,12 @@ use crate::{
     placement::{Consumer, Toleration},
 };
 
-/// A pod with claims that does not run yet.
+/// A pod that does not run yet, with claims or with the scheduling gate for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingPod {
     pub uid: String,
     pub node: Option<String>,
-    /// Whether it has the scheduling gate until its claims were looked up.
+    /// Whether it has the scheduling gate until its claims were looked up. Users can write it on any pod.
     pub waits_for_claims_gate: bool,
     /// Its claims, as `namespace/name`.
     pub claims: Vec<String>,
@@ -41,11 +41,13 @@ impl Slim for PendingPod {
     }
 }
 
-/// The fields of a pod that does not run yet; `None` if it waits for no claim.
+/// The fields of a pod that does not run yet; `None` if it waits neither for a claim nor for the gate.
 pub(in crate::cluster) fn pending_pod(pod: &Pod) -> Option<PendingPod> {
     let spec = pod.spec.as_ref()?;
     let names = claims_of(pod);
-    if names.is_empty() || pod.metadata.deletion_timestamp.is_some() {
+    let mut gates = spec.scheduling_gates.iter().flatten();
+    let waits_for_claims_gate = gates.any(|gate| gate.name == CLAIMS_GATE);
+    if (names.is_empty() && !waits_for_claims_gate) || pod.metadata.deletion_timestamp.is_some() {
         return None;
     }
     let namespace = pod.namespace().unwrap_or_default();
@@ -54,11 +56,7 @@ pub(in crate::cluster) fn pending_pod(pod: &Pod) -> Option<PendingPod> {
     Some(PendingPod {
         uid: pod.uid().unwrap_or_default(),
         node: spec.node_name.clone().filter(|node| !node.is_empty()),
-        waits_for_claims_gate: spec
-            .scheduling_gates
-            .iter()
-            .flatten()
-            .any(|gate| gate.name == CLAIMS_GATE),
+        waits_for_claims_gate,
         claims: names.iter().map(|name| format!("{namespace}/{name}")).collect(),
         consumer: Consumer {
             namespace,
@@ -178,6 +176,9 @@ mod tests {
     #[test]
     fn a_pod_waits_for_its_claims_and_those_that_are_made_for_it() {
         assert_eq!(pending_pod(&pod(&json!({"containers": []}))), None);
+        let gated = json!({"containers": [], "schedulingGates": [{"name": CLAIMS_GATE}]});
+        let read = pending_pod(&pod(&gated)).expect("a gate is opened, also of a pod without claims");
+        assert_eq!(read.topics().last(), Some(GATED));
         let volumes = json!([
             {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "scratch", "ephemeral": {}},
         ]);

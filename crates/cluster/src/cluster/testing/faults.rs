@@ -12,6 +12,8 @@ pub enum Act {
     Refuse(u16),
     /// Answers requests that contain this text with the error that the object would be too large.
     TooLarge(&'static str),
+    /// Refuses requests that contain this text as invalid, and names it.
+    Invalid(&'static str),
     /// Stores the object without the field of this JSON pointer, as a server that does not know it.
     Drop(&'static str),
     /// Forbids the request with this message.

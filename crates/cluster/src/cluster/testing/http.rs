@@ -82,7 +82,17 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
         Some(Act::TooLarge(text)) if String::from_utf8_lossy(&body).contains(text) => {
             refusal(413, "Request entity too large: limit is 3145728")
         }
-        None | Some(Act::TooLarge(_)) => act(&server.store, &method, &path, &query, lists, &body),
+        Some(Act::Invalid(text)) if String::from_utf8_lossy(&body).contains(text) => {
+            let why = format!("the object is invalid: spec.{text}: not configured on this cluster");
+            (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                Json(status(422, "Invalid", &why)),
+            )
+                .into_response()
+        }
+        None | Some(Act::TooLarge(_) | Act::Invalid(_)) => {
+            act(&server.store, &method, &path, &query, lists, &body)
+        }
         Some(Act::Drop(pointer)) => {
             let mut sent: Value = serde_json::from_slice(&body).unwrap_or_default();
             let (parent, field) = pointer.rsplit_once('/').unwrap();

@@ -103,6 +103,23 @@ async fn a_refused_change_is_reported_and_delays_no_other() {
 }
 
 #[tokio::test]
+async fn a_field_of_an_ephemeral_container_that_is_dropped_there_is_reported() {
+    let world = World::with_running().await;
+    let drop = Act::Drop("/spec/ephemeralContainers/0/securityContext");
+    world
+        .there
+        .fault(Fault::new("PATCH", "/pods/web/ephemeralcontainers", drop));
+    let own = json!({"name": "debug", "image": "sh", "securityContext": {"runAsNonRoot": true}});
+    world
+        .home
+        .change(POD, |pod| pod["spec"]["ephemeralContainers"] = json!([own]));
+    world.run_until(|world| !world.refusals().is_empty()).await;
+    let note = world.refusals()[0]["note"].clone();
+    let field = "does not keep spec.ephemeralContainers[debug].securityContext.runAsNonRoot";
+    assert!(note.as_str().unwrap().contains(field), "{note}");
+}
+
+#[tokio::test]
 async fn changes_by_others_are_not_reverted_at_once() {
     let world = World::with_running().await;
     world

@@ -93,6 +93,32 @@ async fn a_volume_that_names_another_claim_and_a_twin_of_another_volume_are_not_
         .await;
 }
 
+/// Its volume holds it to the cluster that refuses it, so it does not go back.
+#[tokio::test]
+async fn a_refused_pod_with_its_data_there_says_how_to_move_them() {
+    const MOVE: &str = "liqo-csi move volume data -n shop";
+    let world = World::with_pod(true).await;
+    rebind(&world, "new");
+    world.home.change(POD, |pod| pod["spec"]["hostPID"] = json!(true));
+    let notes = |world: &World| -> Vec<String> {
+        let events = world
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        events.iter().map(|it| it["note"].to_string()).collect()
+    };
+    world.run_until(|world| !notes(world).is_empty()).await;
+    assert!(notes(&world)[0].contains(MOVE) && waits(&world, "PodNotSupported", MOVE));
+    assert!(waits(&world, "PodNotSupported", "spec.hostPID"));
+    world.home.change("/api/v1/persistentvolumes/pv", |volume| {
+        volume["spec"]["csi"]["volumeHandle"] = json!(format!("v1:turin:pvc-{VOLUME}"));
+    });
+    world
+        .run_until(|world| !waits(world, "PodNotSupported", MOVE))
+        .await;
+    assert_eq!((notes(&world).len(), world.there.writes()), (1, 0));
+}
+
 #[tokio::test]
 async fn a_pod_does_not_start_without_its_security_fields() {
     let world = World::with_pod(true).await;

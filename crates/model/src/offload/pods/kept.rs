@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 /// Fields that remote policies and webhooks rewrite, or that the fabric writes for the remote cluster, with
-/// everything below them: another value is accepted, a missing field is not.
+/// everything below them: another value is accepted; a missing field is not, nor a value that only lacks some.
 const MAY_DIFFER: [&str; 27] = [
     "activeDeadlineSeconds",
     "affinity",
@@ -35,6 +35,8 @@ const MAY_DIFFER: [&str; 27] = [
     "tolerations",
     "topologySpreadConstraints",
 ];
+/// Maps whose keys are no fields: a missing one was removed.
+const MAPS: [&str; 3] = ["limits", "nodeSelector", "requests"];
 /// This field may be missing: API servers that know it write a default into every pod.
 const MAY_BE_MISSING: &str = "resizePolicy";
 /// Fields of a variable: webhooks that fetch secrets write another value, or a value instead of a reference.
@@ -62,12 +64,14 @@ fn lost(sent: &Value, stored: &Value, path: &str) -> Option<String> {
         Value::Null => None,
         Value::Object(fields) => fields.iter().find_map(|(field, value)| {
             let (name, stored) = (field.as_str(), &stored[field]);
-            let may_be_missing =
-                name == MAY_BE_MISSING || path.contains(".env[") && OF_VARIABLES.contains(&name);
-            if may_be_missing || MAY_DIFFER.contains(&name) && !stored.is_null() {
+            if name == MAY_BE_MISSING || path.contains(".env[") && OF_VARIABLES.contains(&name) {
                 return None;
             }
-            lost(value, stored, &format!("{path}.{field}"))
+            let path = format!("{path}.{field}");
+            if MAY_DIFFER.contains(&name) && !stored.is_null() {
+                return missing(value, stored, &path)?.into_iter().next();
+            }
+            lost(value, stored, &path)
         }),
         Value::Array(all) => all.iter().find_map(|one| {
             let key = KEYS.into_iter().find(|key| one[*key].is_string());
@@ -92,6 +96,29 @@ fn lost(sent: &Value, stored: &Value, path: &str) -> Option<String> {
         Value::String(text) if text.is_empty() && stored.is_null() => None,
         _ => (sent != stored).then(|| path.to_owned()),
     }
+}
+
+/// The fields that are missing, if nothing else differs; `None` if something does: the value was rewritten.
+fn missing(sent: &Value, stored: &Value, path: &str) -> Option<Vec<String>> {
+    let is_map = MAPS.iter().any(|map| path.ends_with(&format!(".{map}")));
+    let all: Option<Vec<_>> = match (sent, stored) {
+        _ if sent == stored => return Some(Vec::new()),
+        _ if is_map => return None,
+        (_, Value::Null) => return Some(lost(sent, stored, path).into_iter().collect()),
+        (Value::Object(fields), Value::Object(kept)) if kept.keys().all(|key| fields.contains_key(key)) => {
+            let fields = fields.iter();
+            fields
+                .map(|(field, value)| missing(value, &stored[field], &format!("{path}.{field}")))
+                .collect()
+        }
+        (Value::Array(all), Value::Array(kept)) if all.len() == kept.len() => {
+            let both = all.iter().zip(kept).enumerate();
+            both.map(|(at, (one, kept))| missing(one, kept, &format!("{path}[{at}]")))
+                .collect()
+        }
+        _ => None,
+    };
+    all.map(|all| all.concat())
 }
 
 /// Whether a flag asks for less protection than its opposite.
@@ -253,6 +280,49 @@ mod tests {
         }
     }
 
+    /// The JSON pointers of all fields below this one.
+    fn fields(value: &Value, pointer: &str) -> Vec<String> {
+        let at = |key: &str| format!("{pointer}/{key}");
+        let mut all = Vec::new();
+        for (key, value) in value.as_object().into_iter().flatten() {
+            all.push(at(key));
+            all.extend(fields(value, &at(key)));
+        }
+        for (index, value) in value.as_array().into_iter().flatten().enumerate() {
+            all.extend(fields(value, &at(&index.to_string())));
+        }
+        all
+    }
+
+    /// An API server whose feature gate is off drops one field, wherever it is.
+    #[test]
+    fn every_dropped_field_is_found() {
+        let mut sent = with(&json!({
+            "command": ["a"], "lifecycle": {"preStop": {"sleep": {"seconds": 1}}, "stopSignal": "SIGUSR1"},
+            "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"key": "a", "optional": false}}}],
+            "livenessProbe": {"exec": {"command": ["a"]}, "terminationGracePeriodSeconds": 2},
+            "readinessProbe": {"grpc": {"port": 1, "service": "a"}}, "restartPolicyRules": [{"action": "Restart"}],
+            "resources": {"limits": {"cpu": "1"}, "claims": [{"name": "gpu", "request": "a"}]},
+        }));
+        let of_pod = json!({
+            "dnsConfig": {"options": [{"name": "ndots", "value": "3"}], "searches": ["a"]},
+            "hostUsers": false, "nodeSelector": {"a": "b"},
+            "tolerations": [{"key": "a"}, {"key": "b", "effect": "NoExecute", "tolerationSeconds": 1}],
+            "topologySpreadConstraints": [{"topologyKey": "a", "nodeTaintsPolicy": "Honor"}],
+        });
+        let spec = sent["spec"].as_object_mut().unwrap();
+        spec.extend(of_pod.as_object().unwrap().clone());
+        for pointer in fields(&sent["spec"], "/spec") {
+            let mut stored = sent.clone();
+            let (parent, field) = pointer.rsplit_once('/').unwrap();
+            let parent = stored.pointer_mut(parent).and_then(Value::as_object_mut);
+            parent.unwrap().remove(field);
+            // The keys of these are no fields: somebody has removed one.
+            let is_kept = pointer.contains("/nodeSelector/") || pointer.contains("/limits");
+            assert_eq!(not_kept(&sent, &stored).is_none(), is_kept, "{pointer}");
+        }
+    }
+
     #[test]
     fn usual_changes_by_remote_admission_are_accepted() {
         for (sent, stored) in [
@@ -260,6 +330,11 @@ mod tests {
             (
                 json!({"resources": {"limits": {"cpu": "2"}}}),
                 json!({"resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}}),
+            ),
+            // A policy there allows no limits of CPU.
+            (
+                json!({"resources": {"limits": {"cpu": "2", "memory": "1Gi"}}}),
+                json!({"resources": {"limits": {"memory": "1Gi"}}}),
             ),
             // A service mesh probes instead of the container.
             (

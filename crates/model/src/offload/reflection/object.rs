@@ -66,6 +66,7 @@ pub enum NotCopied {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
     pub original: Original,
+    /// As it is created.
     pub object: Value,
 }
 
@@ -108,6 +109,8 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
         Kind::Service => from_value(object["spec"]["selector"].clone()).unwrap_or_default(),
         Kind::ConfigMap | Kind::Secret | Kind::EndpointSlice => BTreeMap::new(),
     };
+    let families = Some(object["spec"]["ipFamilies"].clone());
+    let families = families.filter(|it| kind == Kind::Service && says_something(it));
     let content = match kind {
         Kind::Service => json!({"spec": service(&object["spec"])}),
         Kind::ConfigMap | Kind::Secret => configuration(kind, object.take()),
@@ -120,6 +123,10 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
         "metadata": {"name": copy, "labels": labels, "annotations": annotations},
     });
     extend(&mut object, content);
+    // Not compared: the cluster chooses, if it does not have these, and never changes the first one.
+    if let Some(families) = families {
+        object["spec"]["ipFamilies"] = families;
+    }
     Ok(Wanted {
         original: Original {
             copy,
@@ -161,7 +168,12 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
     for key in ["apiVersion", "kind"] {
         after.as_object_mut().and_then(|it| it.remove(key));
     }
-    after["metadata"].as_object_mut().and_then(|it| it.remove("name"));
+    for (of, key) in [("metadata", "name"), ("spec", "ipFamilies")] {
+        after
+            .get_mut(of)
+            .and_then(Value::as_object_mut)
+            .and_then(|it| it.remove(key));
+    }
     let mut patch = difference(&before, &after);
     for key in ["uid", "resourceVersion"] {
         patch["metadata"][key] = there["metadata"][key].clone();
@@ -310,6 +322,7 @@ fn service_parts(spec: &Value, of_port: &[&str]) -> Map<String, Value> {
             "sessionAffinityConfig",
             "publishNotReadyAddresses",
             "internalTrafficPolicy",
+            "ipFamilyPolicy",
         ],
     );
     if spec["clusterIP"] == "None" {

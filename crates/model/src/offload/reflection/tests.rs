@@ -141,8 +141,7 @@ fn a_copy_says_the_same_and_whose_it_is() {
 #[test]
 fn a_service_asks_for_nothing_of_its_own_cluster() {
     let spec = json!({
-        "type": "LoadBalancer", "clusterIP": "10.0.0.7", "clusterIPs": ["10.0.0.7"], "ipFamilies": ["IPv4"],
-        "ipFamilyPolicy": "SingleStack", "externalIPs": ["192.0.2.1"], "loadBalancerIP": "192.0.2.2",
+        "type": "LoadBalancer", "clusterIP": "10.0.0.7", "clusterIPs": ["10.0.0.7"], "externalIPs": ["192.0.2.1"], "loadBalancerIP": "192.0.2.2",
         "externalTrafficPolicy": "Local", "healthCheckNodePort": 30000, "allocateLoadBalancerNodePorts": true,
         "loadBalancerClass": "x", "trafficDistribution": "PreferClose", "internalTrafficPolicy": "Cluster",
         "sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 5}},
@@ -167,6 +166,28 @@ fn a_service_asks_for_nothing_of_its_own_cluster() {
     assert_eq!(spec_of(headless.clone()), headless);
     let elsewhere = json!({"type": "ExternalName", "externalName": "example.test"});
     assert_eq!(spec_of(elsewhere.clone()), elsewhere);
+}
+
+/// The families of a copy are chosen when it is created: API servers do not change the first one.
+#[test]
+fn a_service_has_one_address_or_two_as_at_home() {
+    let spec = |policy: &str, families: Value| json!({"type": "ClusterIP", "ipFamilyPolicy": policy, "ipFamilies": families});
+    let service = |spec: &Value| named("web", Kind::Service, json!({ "spec": spec }));
+    let both = spec("PreferDualStack", json!(["IPv6", "IPv4"]));
+    let copy = copy_of(Kind::Service, service(&both));
+    assert_eq!(copy["spec"], both);
+    // The cluster has one family only.
+    let mut there = Some(copy);
+    there.as_mut().unwrap()["spec"]["ipFamilies"] = json!(["IPv4"]);
+    assert_eq!(
+        act(Kind::Service, Some(&service(&both)), &mut there),
+        Step::Nothing
+    );
+    for policy in ["SingleStack", "RequireDualStack"] {
+        let original = service(&spec(policy, json!(["IPv6"])));
+        assert_eq!(act(Kind::Service, Some(&original), &mut there), Step::Patch);
+        assert_eq!(there.as_ref().unwrap()["spec"], spec(policy, json!(["IPv4"])));
+    }
 }
 
 /// Controllers in the remote cluster obey annotations: it is not for a copy to spread a Secret further, or to

@@ -5,7 +5,7 @@ fn pod(spec: &Value) -> Value {
     json!({
         "metadata": {
             "name": "web",
-            "labels": {"app": "web", "liqo.io/shadowPod": "true"},
+            "labels": {"app": "web", "liqo.io/shadowPod": "true", "fabric.storage.liqo.io/home": "another"},
             "annotations": {
                 "note": "kept", "fabric.storage.liqo.io/remote-cluster": "milan", "kubernetes.io/config.source": "api",
                 "argocd.argoproj.io/tracking-id": "shop:/Pod:shop/web",
@@ -36,6 +36,7 @@ fn usual() -> Value {
             "env": [
                 {"name": "ACCOUNT", "valueFrom": {"fieldRef": {"fieldPath": "spec.serviceAccountName"}}},
                 {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                {"name": "HOSTS", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIPs"}}},
             ],
             "volumeMounts": [
                 {"name": "data", "mountPath": "/data"},
@@ -81,10 +82,9 @@ fn a_usual_pod_is_carried_without_what_is_of_home() {
         json!([{"name": "data", "mountPath": "/data"}])
     );
     assert_eq!(container["env"][0], json!({"name": "ACCOUNT", "value": "runner"}));
-    assert_eq!(
-        container["env"][1]["valueFrom"]["fieldRef"]["fieldPath"],
-        "spec.nodeName"
-    );
+    for (at, field) in [(1, "spec.nodeName"), (2, "status.hostIPs")] {
+        assert_eq!(container["env"][at]["valueFrom"]["fieldRef"]["fieldPath"], field);
+    }
     assert_eq!(spec["serviceAccountName"], "default");
     assert_eq!(spec["automountServiceAccountToken"], false);
     assert_eq!(spec["nodeSelector"], json!({"kubernetes.io/os": "linux"}));
