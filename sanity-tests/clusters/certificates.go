@@ -3,6 +3,7 @@ package clusters
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -152,4 +153,9 @@ func (c *Cluster) writeKubeconfig(file, server, user, certFile, keyFile string) 
 		return fmt.Errorf("write the kubeconfig %s: %w", file, failure)
 	}
 	return nil
+}
+
+// Redated is a token of the cluster with other dates.
+func (c *Cluster) Redated(token string, issued, expires time.Time) (string, error) {
+	return c.pki().Redated(serviceAccount, token, issued, expires)
 }

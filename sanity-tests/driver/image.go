@@ -83,6 +83,25 @@ func ImportImage(ctx context.Context, cluster *clusters.Cluster) error {
 	return cluster.RemoveOtherTags(ctx, built.Name)
 }
 
+// imageFor is the image of this program, or of the one that is built.
+func imageFor(ctx context.Context, program string) (*images.Image, error) {
+	if program == "" {
+		return Image(ctx)
+	}
+	return image(program)
+}
+
+// ImportProgram gives the image of this program, which is that of another version, to the nodes of a cluster that do not
+// have it.
+func ImportProgram(ctx context.Context, cluster *clusters.Cluster, program string) error {
+	built, err := image(program)
+	if err != nil {
+		return err
+	}
+	_, err = cluster.ImportMissing(ctx, built)
+	return err
+}
+
 // ImportImageAs builds the driver and gives its image to the nodes of a cluster under another name, as that of a
 // release.
 func ImportImageAs(ctx context.Context, name string, cluster *clusters.Cluster) error {

@@ -31,6 +31,8 @@ const CSIName = "storage.liqo.io"
 type Options struct {
 	// Values replace top-level values of Values().
 	Values chart.Values
+	// Program and Chart are those of another version: a file, and the folder or package of a chart.
+	Program, Chart string
 	// Progress is told what happens; nil for nobody.
 	Progress io.Writer
 }
@@ -45,7 +47,7 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	step := func(what string) {
 		fmt.Fprintf(options.Progress, "%6.1fs  %s: %s\n", time.Since(started).Seconds(), cluster.Name(), what)
 	}
-	built, err := Image(ctx)
+	built, err := imageFor(ctx, options.Program)
 	if err != nil {
 		return err
 	}
@@ -67,9 +69,13 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 		return err
 	}
 	helm, err := helmFor(ctx, cluster)
+	if options.Chart != "" {
+		helm, err = chart.NewFor(ctx, options.Chart)
+	}
 	if err != nil {
 		return err
 	}
+	helm.Kubeconfig = cluster.Kubeconfig()
 	values := withImage(built.Name, options.Values)
 	if err := helm.Install(ctx, chart.Release, chart.Namespace, values); err != nil {
 		return fmt.Errorf("install the driver in cluster %s: %w\n%s", cluster.Name(), err, podTrouble(ctx, client))

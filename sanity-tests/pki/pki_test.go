@@ -1,9 +1,15 @@
 package pki
 
 import (
+	"crypto/ecdsa"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/base64"
+	"math/big"
 	"os"
+	"strings"
 	"testing"
+	"time"
 )
 
 func TestIssuedCertificatesAreTrustedForTheirPurpose(t *testing.T) {
@@ -81,4 +87,39 @@ func read(t *testing.T, files []string) (all string) {
 		all += string(content)
 	}
 	return all
+}
+
+func TestRedatedTokenIsSignedAndSaysTheSame(t *testing.T) {
+	dir := Dir(t.TempDir())
+	if err := dir.ServiceAccountKey("sa"); err != nil {
+		t.Fatal(err)
+	}
+	encode := base64.RawURLEncoding.EncodeToString
+	before := encode([]byte(`{"alg":"ES256"}`)) + "." + encode([]byte(`{"sub":"a","exp":1,"uid":9007199254740993}`)) + ".c2ln"
+	token, err := dir.Redated("sa", before, time.Unix(1790000000, 0), time.Unix(1790000060, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := strings.Split(token, ".")
+	content, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil || string(content) != `{"exp":1790000060,"iat":1790000000,"sub":"a","uid":9007199254740993}` {
+		t.Errorf("it says %s (%v)", content, err)
+	}
+	der, err := readPEM(dir.PublicKey("sa"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := x509.ParsePKIXPublicKey(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signature, err := base64.RawURLEncoding.DecodeString(parts[2])
+	if err != nil || len(signature) != 64 {
+		t.Fatalf("the signature %x: %v", signature, err)
+	}
+	digest := sha256.Sum256([]byte(parts[0] + "." + parts[1]))
+	r, s := new(big.Int).SetBytes(signature[:32]), new(big.Int).SetBytes(signature[32:])
+	if !ecdsa.Verify(public.(*ecdsa.PublicKey), digest[:], r, s) {
+		t.Error("the signature is wrong")
+	}
 }

@@ -5,6 +5,7 @@ mod ends;
 mod home;
 mod remote;
 mod report;
+mod session;
 #[cfg(test)]
 pub(super) mod tests;
 mod wait;
@@ -50,6 +51,7 @@ Exit codes: 0 the pods of the controller reach the cluster; 1 something failed, 
 Examples:
   liqo-csi connect milan --fabric --remote-context milan
   liqo-csi connect milan --node-selector cluster=milan --remote-kubeconfig milan.yaml --server https://192.0.2.1:6443
+  liqo-csi connect milan --remote-context milan --revoke-tokens
   liqo-csi connect milan --fabric -o yaml --only remote > in-milan.yaml";
 
 /// Connects another cluster with your own rights at both ends, and waits until the driver reaches it.
@@ -93,6 +95,10 @@ pub(super) struct Args {
     /// Leave the rights there as they are, because Helm or a repository manages them: only create a token.
     #[arg(long, conflicts_with_all = ["level", "namespaces"])]
     token_only: bool,
+    /// End all tokens of the identity there before, such as one that was stolen, and those that were requested
+    /// with it.
+    #[arg(long, conflicts_with = "output")]
+    revoke_tokens: bool,
     /// How long to wait for the pods of the controller to reach it.
     #[arg(long, default_value = "120s", value_parser = duration)]
     timeout: Duration,
@@ -146,6 +152,7 @@ pub(super) struct Request {
     remote_namespace: Option<NamespaceName>,
     lifetime: Option<Duration>,
     token_only: bool,
+    revoke_tokens: bool,
     timeout: Duration,
 }
 
@@ -161,6 +168,7 @@ impl Args {
             remote_namespace: self.remote_namespace.clone(),
             lifetime: self.token_lifetime,
             token_only: self.token_only,
+            revoke_tokens: self.revoke_tokens,
             timeout: self.timeout,
         }
     }
@@ -310,6 +318,11 @@ async fn connect(
     // What `apply` installs allows the longest life.
     let longest = current.longest_token.filter(|_| request.token_only);
     let lifetime = request.lifetime(longest.unwrap_or(LONGEST_TOKEN))?;
+    if request.revoke_tokens || current.has_account && !request.token_only {
+        remote
+            .end_session(&identity.namespace, request.revoke_tokens)
+            .await?;
+    }
     if !request.token_only {
         remote.apply(level, &identity, &current).await?;
     }

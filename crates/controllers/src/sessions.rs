@@ -252,6 +252,11 @@ mod tests {
 
     /// A cluster that is reached with a token of this age.
     async fn world(age: i64) -> World {
+        world_of(age, SEED).await
+    }
+
+    /// The same, where the user has written this. The renewed kubeconfig says so.
+    async fn world_of(age: i64, seed: &[u8]) -> World {
         let (home, there) = (FakeApi::start().await, FakeApi::start().await);
         home.put(KEPT, json!({"metadata": {"labels": {"a": "b"}}}));
         there.put(
@@ -263,7 +268,7 @@ mod tests {
             "clusters": [{"name": "c", "cluster": {"server": "https://192.0.2.1"}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
             "users": [{"name": "u", "user": {"token": "before"}}],
-            "current-context": "c",
+            "current-context": "c", "preferences": {"seed": fingerprint(seed)},
         });
         let link = Link::Up(Arc::new(Connected {
             cluster: there.remote_cluster("milan", Rights::ALL).await,
@@ -272,7 +277,7 @@ mod tests {
         }));
         let issued = jiff::Timestamp::now().as_second() - age;
         let registry = Registry::fixed([(Declared::plain("milan"), link)]).with_access(&AccessFacts {
-            seed: fingerprint(SEED),
+            seed: fingerprint(seed),
             token: Some(TokenFacts {
                 namespace: "access".into(),
                 account: ACCOUNT.into(),
@@ -300,6 +305,18 @@ mod tests {
         fn kept(&self) -> BTreeMap<String, ByteString> {
             let data = self.home.object(KEPT).unwrap()["data"].clone();
             serde_json::from_value(data).unwrap_or_default()
+        }
+
+        /// The seed of the only renewal.
+        fn of_one_seed(&self) -> String {
+            let kept = self.kept();
+            assert_eq!(kept.len(), 2, "{kept:?}");
+            let seed = String::from_utf8(kept[&seed_key("milan")].0.clone()).unwrap();
+            let file: Value = serde_json::from_slice(&kept[&renewed_key("milan")].0).unwrap();
+            assert_eq!(file["preferences"]["seed"], seed);
+            let token = file["users"][0]["user"]["token"].as_str().unwrap();
+            assert!(TokenFacts::read(token).unwrap().is_renewed());
+            seed
         }
     }
 
@@ -416,6 +433,32 @@ mod tests {
                 [renewed_key("milan"), seed_key("milan")],
                 "after {writes} writes"
             );
+        }
+    }
+
+    /// A replica that is not the leader any more, and does not know it yet, renews beside its successor, which
+    /// already knows a newer kubeconfig of the user.
+    #[tokio::test]
+    async fn two_replicas_that_renew_at_once_leave_the_renewal_of_one() {
+        for writes in 0..2 {
+            let (stale, successor) = (world(LIFE / 2).await, world_of(LIFE / 2, b"newer").await);
+            successor.round().await;
+            let theirs = json!(successor.kept());
+            for _ in 0..writes {
+                stale.home.before("PATCH", KEPT, |_| {});
+            }
+            stale.home.before("PATCH", KEPT, move |store| {
+                let mut secret = store.get(KEPT).unwrap();
+                secret["data"] = theirs;
+                store.put(KEPT, secret);
+            });
+            stale.round().await;
+            assert_eq!(stale.of_one_seed(), fingerprint(SEED), "after {writes} writes");
+            // Its seed is not that of the current kubeconfig, so that nobody uses it, and the successor renews again.
+            let home = stale.home.cluster_unwatched().await;
+            let mut again = Sessions::new(&home, &successor.registry, "ours");
+            again.round().await.unwrap();
+            assert_eq!(stale.of_one_seed(), fingerprint(b"newer"));
         }
     }
 

@@ -14,12 +14,11 @@ import (
 	"testing"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"storage.liqo.io/sanity-tests/chart"
@@ -40,6 +39,8 @@ type connection struct {
 	access string
 	// server is the address by which pods reach it.
 	server string
+	// anonymous is access from here without credentials.
+	anonymous *rest.Config
 }
 
 func newConnection(t *testing.T) *connection {
@@ -55,6 +56,11 @@ func newConnection(t *testing.T) *connection {
 		t.Fatal(err)
 	}
 	c.server = config.Clusters[config.Contexts[config.CurrentContext].Cluster].Server
+	admin, err := remote.Cluster.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.anonymous = rest.AnonymousClientConfig(admin)
 	t.Cleanup(c.wantNoTwins)
 	t.Cleanup(c.cleanUp)
 	c.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
@@ -159,32 +165,10 @@ func TestClustersAreConnectedByOneCommand(t *testing.T) {
 func TestTokensOfASessionEndWithIt(t *testing.T) {
 	c := newConnection(t)
 	c.connect(nil, "--level", "full")
-	secret, err := c.home.Client.CoreV1().Secrets(chart.Namespace).Get(t.Context(), "remote-"+c.cluster, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := clientcmd.RESTConfigFromKubeConfig(secret.Data["kubeconfig"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The kubeconfig has the address for pods; this test uses that of the administrator.
-	there, err := c.remote.Cluster.Config()
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.Host = there.Host
-	identity, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	identity := c.as(c.token())
 	const day = int64(24 * 3600)
 	ask := func(account, bound string, seconds int64) error {
-		spec := authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}
-		if bound != "" {
-			spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: bound}
-		}
-		_, err := identity.CoreV1().ServiceAccounts(c.access).CreateToken(t.Context(), account,
-			&authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{})
+		_, err := identity.CoreV1().ServiceAccounts(c.access).CreateToken(t.Context(), account, tokenFor(bound, seconds), metav1.CreateOptions{})
 		return err
 	}
 	c.remote.Eventually("the identity may renew its token", func(context.Context) (string, error) {

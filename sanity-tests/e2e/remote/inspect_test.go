@@ -29,6 +29,7 @@ type status struct {
 	Classes, Limits                      []string
 	ServerVersion, LastError, DeclaredBy string
 	Volumes, Snapshots                   int
+	Credentials                          struct{ Expires string }
 }
 
 // shownCluster is a cluster as `liqo-csi clusters` shows it, shownVolume a volume

@@ -91,12 +91,7 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	if err := makeTenantNamespaces(ctx, client); err != nil {
 		return err
 	}
-	values := chart.Values{
-		"liqo":                      chart.Values{"tenantNamespaces": tenantNamespaces()},
-		"allowedRealStorageClasses": []string{annotatedClass, namedClass, movedClass},
-		"carriedAnnotations":        []string{"cost-center"},
-	}
-	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
+	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: sharedValues()}); err != nil {
 		return err
 	}
 	// Pods that copy run there, where no driver is.
@@ -118,6 +113,15 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 		return err
 	}
 	return awaitMarked(ctx, home, sharedNode, sharedName)
+}
+
+// sharedValues are those with which the driver is installed for these tests.
+func sharedValues() chart.Values {
+	return chart.Values{
+		"liqo":                      chart.Values{"tenantNamespaces": tenantNamespaces()},
+		"allowedRealStorageClasses": []string{annotatedClass, namedClass, movedClass},
+		"carriedAnnotations":        []string{"cost-center"},
+	}
 }
 
 // makeTenantNamespaces makes Liqo's namespaces, also when those of tests that ran

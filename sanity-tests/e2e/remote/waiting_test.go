@@ -171,6 +171,11 @@ func TestClaimsSayWhyTheyWait(t *testing.T) {
 
 // doctorOf is what doctor says of a claim, if anything.
 func (p *pair) doctorOf(ctx context.Context, claim string) (string, error) {
+	return p.doctorOn(ctx, "PersistentVolumeClaim "+p.home.Name+"/"+claim)
+}
+
+// doctorOn is what doctor says of an object, if anything.
+func (p *pair) doctorOn(ctx context.Context, object string) (string, error) {
 	// Its exit code says that it found something, whatever that is.
 	text, failed := p.look(ctx, "doctor", "--output", "json")
 	var report struct {
@@ -179,8 +184,7 @@ func (p *pair) doctorOf(ctx context.Context, claim string) (string, error) {
 	if err := json.Unmarshal([]byte(text), &report); err != nil {
 		return "", fmt.Errorf("%w: %s: %w", err, text, failed)
 	}
-	name := "PersistentVolumeClaim " + p.home.Name + "/" + claim
-	of := slices.IndexFunc(report.Findings, func(one struct{ Object, Problem, Mend string }) bool { return one.Object == name })
+	of := slices.IndexFunc(report.Findings, func(one struct{ Object, Problem, Mend string }) bool { return one.Object == object })
 	if of < 0 {
 		return "", nil
 	}

@@ -48,6 +48,7 @@ pub(in crate::cli) struct Remote {
 /// The identity as it was before this run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Current {
+    pub(super) has_account: bool,
     pub(super) level: Option<Level>,
     pub(super) listed: BTreeSet<NamespaceName>,
     /// The longest life of a token, in seconds, that the policy allows.
@@ -93,7 +94,7 @@ pub(in crate::cli) async fn fabric_namespaces(
 
 /// The error of the API server, with what the user can do about it.
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn explained(error: ApiError) -> String {
+pub(super) fn explained(error: ApiError) -> String {
     match &error.cause {
         Cause::Forbidden(_) => {
             format!("{error} (this command uses your own rights there, and needs those of an administrator)")
@@ -187,6 +188,7 @@ impl Remote {
             .into());
         }
         let said = |key: &str| account.annotations().get(key);
+        current.has_account = true;
         current.level = said(LEVEL).and_then(|it| it.parse().ok());
         current.longest_token = said(TOKEN_SECONDS).and_then(|it| it.parse().ok());
         Ok(current)

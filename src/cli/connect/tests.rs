@@ -153,6 +153,7 @@ pub(in crate::cli) fn request() -> Request {
         remote_namespace: None,
         lifetime: None,
         token_only: false,
+        revoke_tokens: false,
         timeout: Duration::from_secs(10),
     }
 }
@@ -223,6 +224,77 @@ async fn the_second_run_repairs_and_gives_another_token() {
         (&spec["storageClasses"]["default"], &spec["fabric"]),
         (&json!("fast"), &json!({}))
     );
+}
+
+/// What happened to the Secret of the session after these requests, and when the token was requested.
+fn of_session(two: &Two, after: usize) -> Vec<String> {
+    let mut requests = two.remote.requests().split_off(after);
+    let own = |it: &String| it.contains("/secrets") && !it.ends_with("-token") || it.ends_with("/token");
+    requests.retain(own);
+    requests.iter().map(|it| it.replace(NAMESPACE, "")).collect()
+}
+
+#[tokio::test]
+async fn a_session_begins_when_no_token_of_the_one_before_is_remembered() {
+    let two = Two::new().await;
+    let session = format!("{NAMESPACE}/secrets/{SESSION}");
+    two.connect(&request()).await.unwrap();
+    let (token, before) = (two.token(), two.remote.object(&session).unwrap());
+    two.connect(&request()).await.unwrap();
+    let after = |it: &Value| two.remote.object(&session).unwrap()["metadata"]["uid"] != it["metadata"]["uid"];
+    assert!(!after(&before), "without a reason no token is revoked");
+
+    let revoke = Request {
+        revoke_tokens: true,
+        ..request()
+    };
+    for (is_deleted, request, begins) in [
+        (false, &revoke, "POST /secrets"),
+        (true, &request(), "PATCH /secrets/liqo-csi-session"),
+    ] {
+        let before = two.remote.object(&session).unwrap();
+        if is_deleted {
+            two.remote.remove(&session);
+        }
+        let earlier = two.remote.requests().len();
+        assert_eq!(two.connect(request).await.unwrap(), ExitCode::SUCCESS);
+        assert!(after(&before));
+        assert_ne!(two.token(), token);
+        let requests = of_session(&two, earlier);
+        let looks = requests.iter().filter(|it| it.starts_with("GET ")).count();
+        assert!(looks > 1, "it was not awaited: {requests:?}");
+        let at = |what: &str| requests.iter().position(|it| it == what);
+        assert_eq!(at("DELETE /secrets/liqo-csi-session"), (!is_deleted).then_some(1));
+        assert!(at(begins) >= Some(looks), "{requests:?}");
+        assert!(
+            at("POST /serviceaccounts/liqo-csi-remote/token") > at(begins),
+            "{requests:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_others_begin_again_is_not_used() {
+    let two = Two::new().await;
+    let session = format!("{NAMESPACE}/secrets/{SESSION}");
+    two.connect(&request()).await.unwrap();
+    let revoke = Request {
+        revoke_tokens: true,
+        ..request()
+    };
+    let (token, again) = (two.token(), session.clone());
+    two.remote.before("GET", &session, |_| {});
+    two.remote
+        .before("GET", &session, move |store| drop(store.put(&again, json!({}))));
+    let why = said(two.connect(&revoke).await);
+    assert!(why.contains("GitOps"), "{why}");
+    assert_eq!(two.token(), token);
+
+    two.remote.change(&session, |it| {
+        it["metadata"]["finalizers"] = json!(["example.test/held"]);
+    });
+    let why = said(two.connect(&revoke).await);
+    assert!(why.contains("example.test/held"), "{why}");
 }
 
 #[tokio::test]
@@ -500,7 +572,13 @@ async fn with_helm_only_the_token_is_made() {
     assert!(why.contains("remoteAccess.token=session"), "{why}");
     two.remote
         .put(&format!("{NAMESPACE}/secrets/liqo-csi-session"), helm);
-    assert_eq!(two.connect(&only).await.unwrap(), ExitCode::SUCCESS);
+    for revoke_tokens in [false, true] {
+        let only = Request {
+            revoke_tokens,
+            ..only.clone()
+        };
+        assert_eq!(two.connect(&only).await.unwrap(), ExitCode::SUCCESS);
+    }
     assert_eq!(two.identity(), Vec::<String>::new());
 
     // A token is useless if the policy of the release does not let the driver renew it.

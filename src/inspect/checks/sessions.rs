@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
 use super::Finding;
-use crate::{api::remote_cluster::RemoteCluster, inspect::Installation};
+use crate::{api::remote_cluster::RemoteCluster, fleet::UNAUTHORIZED, inspect::Installation};
 
 /// A renewal may be delayed, but not until this long before the end.
 const LATE: SignedDuration = SignedDuration::from_hours(1);
@@ -23,22 +23,30 @@ fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
     if cluster.spec.discovered_from.is_some() {
         return None;
     }
-    let credentials = cluster.status.as_ref()?.credentials.as_ref()?;
-    let text = credentials.expires.as_ref()?;
-    let expires: Timestamp = text.parse().ok()?;
-    let renews: Option<Timestamp> = credentials.renews.as_ref().and_then(|it| it.parse().ok());
+    let status = cluster.status.as_ref()?;
+    let credentials = status.credentials.as_ref()?;
     let name = cluster.name_any();
     let object = format!("RemoteCluster {name}");
     let fix = format!(
         "liqo-csi connect {name} gives the driver another one. Pods and volumes there are not affected."
     );
-    if expires <= now {
-        return Some(Finding::error(
-            object,
-            format!("The token with which the driver reaches the cluster expired at {text}."),
-            fix,
-        ));
+    let moment = |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok();
+    let (expires, renews) = (moment(&credentials.expires), moment(&credentials.renews));
+    let text = credentials.expires.as_deref().unwrap_or_default();
+    if expires.is_some_and(|at| at <= now) {
+        let problem = format!("The token with which the driver reaches the cluster expired at {text}.");
+        return Some(Finding::error(object, problem, fix));
     }
+    if status
+        .last_error
+        .as_ref()
+        .is_some_and(|it| it.starts_with(UNAUTHORIZED))
+    {
+        let problem =
+            "The cluster does not accept the token or certificate with which the driver reaches it.";
+        return Some(Finding::error(object, problem, fix));
+    }
+    let expires = expires?;
     match renews {
         Some(renews) if now.duration_since(renews) > LATE => Some(Finding::warning(
             object,

@@ -33,6 +33,9 @@ const TOO_MUCH: Duration = Duration::from_mins(5);
 /// A single failed probe may be an accident.
 const LOST_IN_A_ROW: u32 = 2;
 
+/// Why a cluster that does not accept the credentials is unreachable.
+pub const UNAUTHORIZED: &str = "Unauthorized";
+
 /// Counts the changes of remote clusters.
 pub(super) type Changes = watch::Sender<u64>;
 
@@ -256,6 +259,9 @@ impl Prober {
         let (began, Calls { timeout, metrics }) = (time::Instant::now(), &self.calls);
         let answer = match time::timeout(*timeout, client.apiserver_version()).await {
             Err(_) => Err(Cause::Timeout(*timeout)),
+            Ok(Err(kube::Error::Api(status))) if status.code == 401 => {
+                Err(Cause::Unavailable(UNAUTHORIZED.to_owned()))
+            }
             Ok(Err(error)) => Err(Cause::Unavailable(plain(&error))),
             Ok(Ok(info)) => Ok(short(&info.git_version)),
         };

@@ -7,7 +7,7 @@ use crate::{
     access::TokenFacts,
     api::{remote_cluster::CredentialsStatus, volume_move::VolumeMove},
     cluster::{Cluster, slim::Twin},
-    fleet::{AccessFacts, Link, Remote},
+    fleet::{AccessFacts, Link, Remote, UNAUTHORIZED},
     placement::Fabric,
     topology::Node,
     unserved::unserved,
@@ -98,15 +98,7 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
     match remote.link() {
         Link::Connecting(why) => report.message = why,
         Link::Unreachable(why) => {
-            let ended = remote.access().and_then(|access| access.token.as_ref()?.expires);
-            let ended = ended.filter(|at| *at <= jiff::Timestamp::now().as_second());
-            let because = ended.map_or_else(String::new, |at| {
-                let way_out = match &remote.fabric {
-                    None => format!("liqo-csi connect {} gives the driver another one", remote.id),
-                    Some(fabric) => format!("{} has to renew it", fabric.name),
-                };
-                format!(". Its token expired at {}: {way_out}", moment(at))
-            });
+            let because = refused(remote, &why);
             (report.state, report.message) = (State::Unreachable, format!("{why}{because}"));
         }
         Link::Refused(why) | Link::Disputed(why) => (report.state, report.message) = (State::Refused, why),
@@ -124,6 +116,26 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
         }
     }
     report
+}
+
+/// Why an unreachable cluster does not accept the credentials, and the way out, if that is the cause.
+fn refused(remote: &Remote, why: &str) -> String {
+    let ended = remote.access().and_then(|access| access.token.as_ref()?.expires);
+    let ended = ended.filter(|at| *at <= jiff::Timestamp::now().as_second());
+    let cause = match ended {
+        Some(at) => format!("Its token expired at {}", moment(at)),
+        None if why == UNAUTHORIZED => {
+            "Its token or certificate was revoked, or is not of this cluster".to_owned()
+        }
+        None => return String::new(),
+    };
+    match &remote.fabric {
+        None => format!(
+            ". {cause}: liqo-csi connect {} gives the driver another one",
+            remote.id
+        ),
+        Some(fabric) => format!(". {cause}: {} has to renew it", fabric.name),
+    }
 }
 
 fn credentials(access: &AccessFacts) -> CredentialsStatus {

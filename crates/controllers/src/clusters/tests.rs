@@ -9,7 +9,7 @@ use crate::{
         Rights,
         testing::{Act, FakeApi, Fault},
     },
-    fleet::AccessFacts,
+    fleet::{AccessFacts, UNAUTHORIZED},
     placement::{Declared, Fabric},
     volume::{DRIVER_NAME, mark},
 };
@@ -284,11 +284,29 @@ async fn an_object_of_a_found_cluster_with_snapshots_outlives_the_declaration() 
 }
 
 #[tokio::test]
-async fn an_expired_token_is_reported_with_the_fix() {
-    let unreachable = || Link::Unreachable("Unauthorized".into());
-    for (registry, way_out) in [
-        (registry(unreachable()), "liqo-csi connect milan"),
-        (found(unreachable()), "liqo has to renew it"),
+async fn a_token_that_is_not_valid_is_reported_with_the_fix() {
+    let unreachable = || Link::Unreachable(UNAUTHORIZED.into());
+    let later = jiff::Timestamp::now().as_second() + 3600;
+    for (registry, expires, cause, way_out) in [
+        (
+            registry(unreachable()),
+            1_767_225_600,
+            "expired at 2026-01-01T00:00:00Z",
+            "liqo-csi connect milan",
+        ),
+        (
+            found(unreachable()),
+            1_767_225_600,
+            "expired at 2026-01-01T00:00:00Z",
+            "liqo has to renew it",
+        ),
+        (
+            registry(unreachable()),
+            later,
+            "was revoked",
+            "liqo-csi connect milan",
+        ),
+        (found(unreachable()), later, "was revoked", "liqo has to renew it"),
     ] {
         let api = world().await;
         let registry = registry.with_access(&AccessFacts {
@@ -297,16 +315,16 @@ async fn an_expired_token_is_reported_with_the_fix() {
                 namespace: "access".into(),
                 account: "a".into(),
                 issued: 0,
-                expires: Some(1_767_225_600),
+                expires: Some(expires),
                 bound_to: Some(SESSION.into()),
             }),
         });
         round(&api, &registry).await;
         let message = status(&api)["lastError"].as_str().unwrap_or_default().to_owned();
-        assert!(
-            message.contains("2026-01-01T00:00:00Z") && message.contains(way_out),
-            "{message}"
-        );
+        assert!(message.contains(cause) && message.contains(way_out), "{message}");
+        if expires == later {
+            continue;
+        }
         let credentials = json!({
             "kubeconfig": "seed", "expires": "2026-01-01T00:00:00Z", "renews": "1988-09-01T00:00:00Z",
         });

@@ -7,10 +7,15 @@ use crate::inspect::offloading::Offloading;
 
 /// The findings about a cluster with such a token, at noon.
 fn found(expires: &str, renews: Option<&str>) -> Vec<Finding> {
+    found_after(Some(expires), renews, None)
+}
+
+/// The same, with this error.
+fn found_after(expires: Option<&str>, renews: Option<&str>, error: Option<&str>) -> Vec<Finding> {
     let cluster = json!({
         "apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster", "metadata": {"name": "milan"},
         "spec": {"kubeconfigSecretRef": {"name": "a"}, "fabric": {}},
-        "status": {"credentials": {"kubeconfig": "a", "expires": expires, "renews": renews}},
+        "status": {"credentials": {"kubeconfig": "a", "expires": expires, "renews": renews}, "lastError": error},
     });
     let installation = Installation {
         now: "2026-01-01T12:00:00Z".parse().unwrap(),
@@ -54,6 +59,22 @@ fn tokens_that_end_are_named_with_the_way_out() {
         let [finding] = found(expires, renews).try_into().unwrap();
         assert_eq!(finding.severity, severity);
         assert!(finding.problem.contains(word), "{}", finding.problem);
+        assert!(
+            finding.fix.starts_with("liqo-csi connect milan"),
+            "{}",
+            finding.fix
+        );
+    }
+}
+
+#[test]
+fn tokens_that_are_not_accepted_are_named_with_the_way_out() {
+    for expires in [Some("2026-01-21T12:00:00Z"), None] {
+        assert_eq!(found_after(expires, expires, Some("no route to host")), []);
+        let error = Some("Unauthorized. Its token or certificate was revoked");
+        let [finding] = found_after(expires, expires, error).try_into().unwrap();
+        assert_eq!(finding.severity, Severity::Error);
+        assert!(finding.problem.contains("does not accept"), "{}", finding.problem);
         assert!(
             finding.fix.starts_with("liqo-csi connect milan"),
             "{}",

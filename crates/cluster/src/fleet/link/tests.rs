@@ -139,7 +139,8 @@ async fn a_refusal_is_reported_with_the_text_of_the_cluster() {
     let ((api, client), registry) = (there().await, Registry::default());
     let prober = prober(&registry, LONG);
     for (act, expected) in [
-        (Act::Refuse(401), "scripted"),
+        (Act::Refuse(401), UNAUTHORIZED),
+        (Act::Refuse(418), "scripted"),
         (Act::Forbid("not for you"), "not for you"),
     ] {
         api.fault(Fault::new("GET", "/version", act).times(1));

@@ -1,0 +1,97 @@
+//! The end of a session: its tokens are bound to a Secret in the remote cluster, and are valid as long as that
+//! exists.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{ResourceExt, api::ObjectMeta};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Outcome,
+    remote::{Remote, explained},
+};
+use crate::{
+    access::{ACCOUNT, NamespaceName, SESSION},
+    cluster::Precondition,
+};
+
+/// API servers remember for ten seconds that a token was valid (`TokenSuccessCacheTTL`). Whoever has one that they
+/// remember could request a token of the next session with it.
+const REMEMBERED: Duration = if cfg!(test) {
+    Duration::from_millis(50)
+} else {
+    Duration::from_secs(15)
+};
+const POLL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 });
+
+impl Remote {
+    /// Waits, if a session was ended, until no API server accepts its tokens any more. With `revoke` it ends the
+    /// current one first, and begins another.
+    pub(super) async fn end_session(&self, namespace: &NamespaceName, revoke: bool) -> Outcome {
+        let secrets = self.cluster.within::<Secret>(namespace.as_str());
+        let found = secrets.get(SESSION).await.map_err(explained)?;
+        if found.is_some() && !revoke {
+            return Ok(());
+        }
+        if let Some(session) = &found {
+            let exactly = Precondition {
+                uid: session.uid().unwrap_or_default(),
+                resource_version: None,
+            };
+            secrets.delete(SESSION, exactly).await.map_err(explained)?;
+        }
+        println!(
+            "There: all tokens of {namespace}/{ACCOUNT} that are bound to {SESSION} are revoked. Waiting {}s, because API \
+             servers remember valid tokens for some seconds.",
+            REMEMBERED.as_secs()
+        );
+        let until = Instant::now() + REMEMBERED;
+        loop {
+            if let Some(now) = secrets.get(SESSION).await.map_err(explained)? {
+                let is_same = found.as_ref().is_some_and(|it| it.uid() == now.uid());
+                let why = if is_same {
+                    held(&now, namespace)
+                } else {
+                    begun_by_others(namespace)
+                };
+                return Err(why.into());
+            }
+            if Instant::now() >= until {
+                break;
+            }
+            sleep(POLL).await;
+        }
+        if let Some(session) = found {
+            let next = Secret {
+                metadata: ObjectMeta {
+                    name: Some(SESSION.to_owned()),
+                    namespace: Some(namespace.to_string()),
+                    labels: session.metadata.labels,
+                    annotations: session.metadata.annotations,
+                    ..ObjectMeta::default()
+                },
+                ..session
+            };
+            secrets.create(&next).await.map_err(explained)?;
+        }
+        Ok(())
+    }
+}
+
+/// The session goes on, although its Secret was deleted.
+fn held(secret: &Secret, namespace: &NamespaceName) -> String {
+    format!(
+        "the Secret {namespace}/{SESSION} there is not deleted, because it has the finalizers {}: remove them, and run this again",
+        secret.finalizers().join(", ")
+    )
+}
+
+/// Another session began too early.
+fn begun_by_others(namespace: &NamespaceName) -> String {
+    format!(
+        "the Secret {namespace}/{SESSION} there was created again at once, so that a stolen token that an API server still \
+         remembers may have been renewed: stop what creates it, such as GitOps, until this command is done, and run it again \
+         with --revoke-tokens"
+    )
+}
