@@ -150,7 +150,7 @@ pub struct RemoteVolume {
     pub mover_claim: MoverClaim,
 }
 
-/// The claim in a remote cluster by which the mover of a source mounts a gated PV.
+/// The claim in a remote cluster with which the mover of a source mounts a gated PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoverClaim {
     Absent,
@@ -200,6 +200,8 @@ pub enum SourceTwin {
         /// The mark of a move on it.
         mark: Option<SourceMark>,
         deleting: bool,
+        /// Whether the finalizer of this driver keeps it.
+        protected: bool,
     },
     /// It exists in the epoch after the target's: it was recovered after the commit.
     Recovered,
