@@ -88,6 +88,7 @@ impl MovedVolume {
             volume: real.name_any(),
             error,
         })?;
+        let policy_before = real.annotations().get(mark::POLICY_BEFORE);
         Ok(RemoteVolume {
             twin: twin.map_or(ClaimNow::Absent, twin_as_claim),
             twin_uid: twin.and_then(ResourceExt::uid).unwrap_or_default(),
@@ -101,6 +102,7 @@ impl MovedVolume {
                 deleting: real.metadata.deletion_timestamp.is_some(),
                 attached: Vec::new(),
             },
+            policy_before: policy_before.map(|before| facts::reclaim_policy(Some(before))),
             mover_claim: self.mover_claim(site, real).await?,
         })
     }

@@ -277,7 +277,7 @@ pub(super) fn released_there(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDe
     let policy = if facts.recorded.as_ref().is_some_and(is_kept) {
         ReclaimPolicy::Retain
     } else {
-        note.policy
+        remote.policy_before.unwrap_or(note.policy)
     };
     let note = GateNote {
         policy,

@@ -147,6 +147,8 @@ pub struct RemoteVolume {
     pub twin_uid: String,
     /// The PV. It is held by the claim if it names the twin, and by the move if it names the mover's claim.
     pub volume: VirtualVolume,
+    /// The policy that a Retain of this driver has replaced, if it did.
+    pub policy_before: Option<ReclaimPolicy>,
     pub mover_claim: MoverClaim,
 }
 

@@ -385,6 +385,23 @@ fn a_source_without_its_twin_is_released() {
     }
 }
 
+/// The driver had set Retain, for example because the twin was deleted once, and not restored the policy yet.
+#[test]
+fn a_source_that_was_retained_before_the_gate_gets_its_policy_back_when_it_is_released() {
+    for same_namespace in [false, true] {
+        let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete).remote();
+        world.same_namespace = same_namespace;
+        while !world.was_committed {
+            if matches!(world.mv.as_ref().unwrap().stage, Stage::Gating(_)) {
+                world.volumes[0].real.as_mut().unwrap().retain();
+            }
+            world.lead(1);
+            others_go_on(&mut world);
+        }
+        assert!(run(world, &[]).unwrap().volumes[0].real.is_none());
+    }
+}
+
 /// A gate there that another client opens is not trusted any more.
 #[test]
 fn a_gate_there_that_is_opened_is_closed_again_before_the_commit() {

@@ -442,6 +442,7 @@ fn a_claim_is_unlocked_before_late_gates_of_its_remote_source_are_refused() {
         twin: facts.claim.clone(),
         twin_uid: "twin".into(),
         volume: real,
+        policy_before: None,
         mover_claim: MoverClaim::Absent,
     });
     let stage = of(back(RollbackTo::Start));

@@ -195,7 +195,7 @@ impl Real {
         self.note().is_some() || (self.mark.is_some() && self.policy_before.is_some())
     }
 
-    fn retain(&mut self) {
+    pub(super) fn retain(&mut self) {
         if self.policy == ReclaimPolicy::Delete {
             (self.policy, self.policy_before) = (ReclaimPolicy::Retain, Some(ReclaimPolicy::Delete));
         }
@@ -571,6 +571,7 @@ impl World {
                 deleting: false,
                 attached: Vec::new(),
             },
+            policy_before: real.policy_before,
             mover_claim: match real.mover_claim {
                 None => MoverClaim::Absent,
                 Some((uid, bound)) if real.names == Some(uid) => MoverClaim::Named { bound },
@@ -879,7 +880,8 @@ impl World {
                 // The source is then only its PV, which this world shows by its twin.
                 if let (true, Some(_), Some(real)) = (same_namespace, &volume.source, &mut volume.real) {
                     let policy = real.note().map_or(real.policy, |note| note.policy);
-                    real.policy_before = (policy == ReclaimPolicy::Delete).then_some(policy);
+                    let before = (policy == ReclaimPolicy::Delete).then_some(policy);
+                    real.policy_before = before.or(real.policy_before);
                     (real.policy, real.version) = (ReclaimPolicy::Retain, clock);
                     real.mark = real.note().map(|note| VolumeMark::Ungated {
                         by: note.by.clone(),
@@ -1183,7 +1185,8 @@ impl World {
         let volume = &mut self.volumes[number];
         // Every kubelet in the cluster of a remote source verifies that its PV names the twin.
         let is_open = volume.is_open_there();
-        let is_lost = volume.real.as_ref().is_some_and(|real| real.twin_lost);
+        // Without the twin it is not scheduled either.
+        let is_lost = volume.source.is_none() || volume.real.as_ref().is_some_and(|real| real.twin_lost);
         for pod in volume.pods.iter_mut().filter(|pod| pod.there) {
             match pod.state {
                 PodState::Unscheduled if !is_lost => pod.state = PodState::Scheduled,
