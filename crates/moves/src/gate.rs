@@ -1,9 +1,9 @@
 //! Reads and writes the objects of one claim that is being moved: the claim, its PV and both twins. The next
 //! step is decided in `placement::moving`, on facts that `observe` and `users` read live. `apply` takes the
-//! step, with `twins` for the twins, `name` for moves within one remote namespace, and `recover` for a target
-//! that is lost after the commit, and `remote` for the gate of a source in a remote cluster. `records` computes what the status of the move records of the PV. The
-//! movers and the creation of the target twin are in [`super::movers`]; evictions are in the crate
-//! `controllers`.
+//! step, with `twins` for the twins, `name` for moves within one remote namespace, `recover` for a target that
+//! is lost after the commit, and `remote` for the gate of a source in a remote cluster. `records` computes what
+//! the status of the move records of the PV. The movers and the creation of the target twin are in
+//! [`super::movers`]; evictions are in the crate `controllers`.
 
 mod apply;
 mod name;

@@ -8,7 +8,7 @@
 //!  PV, claim ── pod of the mover ◀── relay ── port-forward ──▶ pod of the mover ── the twin
 //! ```
 //!
-//! While the PV of a remote source is gated there, its mover mounts it by a claim of its own (`gate::remote`).
+//! While the PV of a remote source is gated there, its mover mounts it with a claim of its own (`gate::remote`).
 //!
 //! `target` creates the twin; `volume`, `certificates` and `pod` build the other objects, `side` observes
 //! those of one side, `making` creates and deletes them, `relay` builds the pod between both sides, `orders`

@@ -222,12 +222,26 @@ func (w *walk) moveWithin(t *testing.T, b *neighbour) {
 	b.here.Pod("writer", "data", b.onIt)
 	b.here.WaitReady("writer")
 	write(b.there, "writer", b.here.Name)
+	if _, err := b.there.Kubectl("exec", "writer", "--", "sh", "-c", "head -c 20971520 /dev/urandom > /data/much && sync"); err != nil {
+		t.Fatal(err)
+	}
 	b.here.DeletePod("writer")
 	was := b.follow("data")
-	controller := w.onController(t, b.here, both("move-gate-there", "move-open-there", "move-opened-there",
-		"move-retain-source", "move-free-twin", "move-release-source", "move-take-name", "move-pass-on",
-		"move-delete-target", "move-hand-over"))
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+", storageClassName: reference-immediate}")
+	target := "target: {nodeName: " + b.id + ", storageClassName: reference-immediate}"
+	// Everything is copied by the last pass, so slowly that it can be cancelled.
+	controller := w.onController(t, b.here, both("move-open-there", "move-opened-there"))
+	b.here.Move(aMove, "data", target+", warm: None, transport: {bandwidth: 1Mi}")
+	b.here.WaitMove(aMove, "Finishing")
+	b.here.EditMove(aMove, `{"cancel":true}`)
+	b.here.WaitMove(aMove, "Cancelled")
+	w.carriedOut(t, b.here, controller)
+	if _, err := b.here.Kubectl("delete", "volumemove", aMove); err != nil {
+		t.Fatal(err)
+	}
+
+	controller = w.onController(t, b.here, both("move-gate-there", "move-retain-source", "move-free-twin",
+		"move-release-source", "move-take-name", "move-pass-on", "move-delete-target", "move-hand-over"))
+	b.here.Move(aMove, "data", target)
 	b.here.WaitMove(aMove, "Retaining")
 	w.carriedOut(t, b.here, controller)
 	b.oneTwinEach()

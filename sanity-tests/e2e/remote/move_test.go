@@ -61,8 +61,8 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	p.forgetMoves(t)
 }
 
-// While the last changes of a remote source are copied, no pod there starts with its twin; after a
-// cancelled cut-over one does.
+// While the last changes of a remote source are copied, and after the commit, no pod there starts with its
+// twin; after a cancelled cut-over one does.
 func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 	p := offloaded(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
@@ -91,6 +91,14 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 				t.Errorf("the PersistentVolume %s has the policy %s, and had %s", found.Name,
 					found.Spec.PersistentVolumeReclaimPolicy, real.Spec.PersistentVolumeReclaimPolicy)
 			}
+		} else {
+			// It would write to superseded data.
+			p.home.WaitMove(name, "Retaining")
+			p.home.WaitReady(pod)
+			stranger, err := p.remote.Client.CoreV1().Pods(p.remote.Name).Get(t.Context(), "stranger", metav1.GetOptions{})
+			if err != nil || stranger.Status.Phase != corev1.PodPending {
+				t.Errorf("a pod with the superseded twin is %s: %v", stranger.Status.Phase, err)
+			}
 		}
 		p.remote.DeletePod("stranger")
 		if name == cancelled {
@@ -98,9 +106,7 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 			p.remote.WaitReady(pod)
 		}
 	}
-	p.home.WaitMove(through, "Retaining")
 	p.home.WaitOn(pod, here)
-	p.home.WaitReady(pod)
 	if got := p.home.Exec(pod, "cat "+user.DataPath+"/"+through+" | wc -c"); got != "30000000" {
 		user.Violated(t, "%s bytes of the last changes were copied", got)
 	}

@@ -24,7 +24,10 @@ use crate::{
     gate::{Applied, MovedSide, MovedVolume, Place, Records, unlocked},
     movers::MoveHelpers,
     observe::crash::{self, Step},
-    placement::moving::{ClaimDecision, Outcome, Stage, leftover_step},
+    placement::{
+        Phase,
+        moving::{ClaimDecision, Outcome, Stage, leftover_step},
+    },
     rounds::{Rounds, each},
     twin::{exists, twin_in},
     volume::{
@@ -94,7 +97,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             let (Ok(marks), Some(claim)) = (&twin.moves, &twin.claim) else {
                 continue;
             };
-            for by in locking_moves(marks).into_iter().filter(is_unseen) {
+            for by in locking_moves(&twin, marks).into_iter().filter(is_unseen) {
                 found.insert(Leftover::of(by, claim, twin.volume.as_str()));
             }
         }
@@ -287,10 +290,12 @@ impl Leftover {
     }
 }
 
-/// The moves that lock a twin against its users. A twin that was rolled back or is superseded is not locked.
-fn locking_moves(marks: &TwinMarks) -> Vec<MoveUid> {
+/// The moves that lock a twin against its users. A twin that was rolled back is not locked, and a superseded one only
+/// if its PV may be gated in its cluster.
+fn locking_moves(twin: &Twin, marks: &TwinMarks) -> Vec<MoveUid> {
     let source = match &marks.source {
         Some(SourceMark::Moving { by, .. }) => Some(by.clone()),
+        Some(SourceMark::Superseded { by, .. }) if twin.phase == Phase::Lost => Some(by.clone()),
         Some(SourceMark::RolledBack { .. } | SourceMark::Superseded { .. }) | None => None,
     };
     let target = marks.target.as_ref().map(|target| target.by.clone());

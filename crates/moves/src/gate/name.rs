@@ -30,7 +30,7 @@ use crate::{
     twin::{Site, data_of, is_bound, is_bound_to, reading, reclaim_policy},
     volume::{
         ReclaimPolicy, mark,
-        moving::{SourceMark, is_gated},
+        moving::{SourceMark, VolumeMark},
     },
 };
 
@@ -182,16 +182,22 @@ impl MovedVolume {
             Some(name) => site.volumes().get(name).await?,
             None => None,
         };
-        if real.as_ref().is_some_and(|real| is_gated(real.annotations())) {
-            return Ok(Applied::ChangedMeanwhile);
-        }
-        let real = real.filter(|real| is_bound_to(real, &source));
+        let real = real.filter(|real| is_bound_to(real, &source) || self.has_gated(site, real));
         if let Some(real) = real.filter(|real| !real.annotations().contains_key(mark::SOURCE_OF)) {
             let mut annotations = json!({
                 mark::SOURCE_OF: superseded.to_string(),
                 mark::DATA_OF: data_of(site, self.volume()),
             });
-            record_policy(&mut annotations, &real);
+            match VolumeMark::read(real.annotations()) {
+                // The PV still names the claim of the mover, which Kubernetes deletes with the source: pods that wait
+                // for that name start with the target.
+                Ok(Some(VolumeMark::Gated(note))) if note.by == self.by => {
+                    record_policy(&mut annotations, note.policy.as_str());
+                    let (by, gate) = (note.by, note.gate);
+                    annotations[mark::GATE] = self.written(&VolumeMark::Ungated { by, gate })?.into();
+                }
+                _ => record_policy(&mut annotations, reclaim_policy(&real)),
+            }
             let patch = json!({
                 "metadata": {"annotations": annotations},
                 "spec": {"persistentVolumeReclaimPolicy": ReclaimPolicy::Retain.as_str()},
@@ -256,8 +262,7 @@ fn is_active(claim: &PersistentVolumeClaim) -> bool {
 }
 
 /// Records the reclaim policy of a PV that is about to be retained.
-fn record_policy(annotations: &mut Value, real: &PersistentVolume) {
-    let policy = reclaim_policy(real);
+fn record_policy(annotations: &mut Value, policy: &str) {
     if policy != ReclaimPolicy::Retain.as_str() {
         annotations[mark::POLICY_BEFORE] = policy.into();
     }
@@ -269,7 +274,7 @@ pub(super) fn pass_to(
     twin: &PersistentVolumeClaim,
     mut annotations: Value,
 ) -> Value {
-    record_policy(&mut annotations, real);
+    record_policy(&mut annotations, reclaim_policy(real));
     json!({
         "metadata": {"annotations": annotations},
         "spec": {

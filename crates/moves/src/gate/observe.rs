@@ -228,7 +228,8 @@ impl MovedVolume {
                     && reading::phase(twin) == "Lost";
                 if may_be_gated && !site.shows_volumes() {
                     Live::Unknown(format!(
-                        "the claim {} is Lost, and the driver may not read PersistentVolumes there any more",
+                        "the claim {} is Lost, and the driver may not read PersistentVolumes there: grant it that right again, \
+                         or delete the claim if its PersistentVolume does not exist",
                         site.place()
                     ))
                 } else {
@@ -236,6 +237,7 @@ impl MovedVolume {
                         at: as_read(twin),
                         mark,
                         deleting: twin.metadata.deletion_timestamp.is_some(),
+                        protected: has_finalizer(twin),
                     })
                 }
             }
@@ -269,6 +271,7 @@ impl MovedVolume {
                 at: as_read(&real),
                 mark: SourceMark::read(real.annotations()).map_err(|error| unreadable(site, error))?,
                 deleting: real.metadata.deletion_timestamp.is_some(),
+                protected: false,
             }),
         })
     }

@@ -1,15 +1,17 @@
-//! The gate of a source in a remote cluster, on the PV of its twin. Between the drain and the commit that PV names
+//! The gate of a source in a remote cluster, on the PV of its twin. After the drain that PV names
 //! the claim of the mover instead of the twin, so that no pod there starts with the twin:
 //!
 //! ```text
 //! claim of the mover ── created, for the same PV and owned by the twin
 //! PV of the source   ── Retain, and names the claim of the mover; the twin becomes Lost
-//!                    ── names the twin again
+//!                    ── names the twin again                          (rollback)
 //! claim of the mover ── deleted
 //! PV of the source   ── its own reclaim policy, once it is bound to the twin
 //! ```
 //!
-//! The PV always names a uid, so that no other claim is bound to it.
+//! After the commit the gate stays closed, because the twin has superseded data. When the source is released, the twin
+//! is deleted, and with it the claim of the mover; then its PV gets the reclaim policy that the user wants. The PV
+//! always names a uid, so that no other claim is bound to it.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -86,6 +88,7 @@ impl MovedVolume {
             volume: real.name_any(),
             error,
         })?;
+        let policy_before = real.annotations().get(mark::POLICY_BEFORE);
         Ok(RemoteVolume {
             twin: twin.map_or(ClaimNow::Absent, twin_as_claim),
             twin_uid: twin.and_then(ResourceExt::uid).unwrap_or_default(),
@@ -99,6 +102,7 @@ impl MovedVolume {
                 deleting: real.metadata.deletion_timestamp.is_some(),
                 attached: Vec::new(),
             },
+            policy_before: policy_before.map(|before| facts::reclaim_policy(Some(before))),
             mover_claim: self.mover_claim(site, real).await?,
         })
     }
@@ -118,8 +122,8 @@ impl MovedVolume {
         let names = |claim: &str| name.namespace == site.namespace() && name.name == claim;
         let note = mark.and_then(VolumeMark::note);
         let is_gated_one = note.is_some_and(|note| holder_uid(real) == Some(note.claim_uid.as_str()));
-        let is_it = |twin| is_bound_to(real, twin) || is_gated_one;
-        if names(site.name()) && twin.is_none_or(is_it) {
+        let is_twins = twin.map_or(note.is_none(), |twin| is_bound_to(real, twin));
+        if names(site.name()) && (is_twins || is_gated_one) {
             HeldBy::Claim
         } else if names(&name_of_claim_there(self)) {
             HeldBy::Move

@@ -93,7 +93,7 @@ pub(super) fn claim(
     }
 }
 
-/// The claim by which the mover of a remote source mounts its PV while that is gated there. Kubernetes deletes it
+/// The claim with which the mover of a remote source mounts its PV while that is gated there. Kubernetes deletes it
 /// with the twin.
 pub(crate) fn claim_there(
     moved: &MovedVolume,

@@ -1,9 +1,12 @@
+use serde_json::json;
+
 use super::world::*;
-use crate::{moves::leftovers::Leftovers, placement::moving::Stage, rounds::Rounds};
+use crate::{
+    cluster::Rights, moves::leftovers::Leftovers, placement::moving::Stage, rounds::Rounds, volume::mark,
+};
 
 /// A user removes the finalizer of a move, and deletes it.
-async fn forced(at: impl Fn(&Stage) -> bool) -> World {
-    let world = World::evicting().await;
+async fn forced(world: World, at: impl Fn(&Stage) -> bool) -> World {
     world.carry(|world| at(&world.stage())).await;
     world.home_api.remove(THE_MOVE);
     let seen = world.home.views().moves.clone();
@@ -34,7 +37,7 @@ pub(super) async fn clean(world: &World, is_clean: impl Fn(&World) -> bool) {
 
 fn is_unlocked(world: &World) -> bool {
     let claim = world.home_api.object(CLAIM).unwrap();
-    claim["metadata"]["annotations"][crate::volume::mark::MOVE].is_null()
+    claim["metadata"]["annotations"][mark::MOVE].is_null()
 }
 
 #[tokio::test]
@@ -46,7 +49,7 @@ async fn a_move_that_was_deleted_by_force_is_undone() {
         |stage| matches!(stage, Stage::Draining(_)),
         |stage| matches!(stage, Stage::Verifying(_)),
     ] {
-        let world = forced(stage).await;
+        let world = forced(World::evicting().await, stage).await;
         // A move that has just begun has not locked anything yet.
         clean(&world, |world| {
             is_unlocked(world) && world.there.object(TARGET).is_none()
@@ -68,16 +71,34 @@ async fn a_move_that_exists_is_left_to_its_own_loop() {
     assert_eq!(world.home_api.store().version(), before);
 }
 
+/// Nothing releases it any more. When its twin is deleted, so is its data.
+#[tokio::test]
+async fn a_superseded_source_there_gets_its_policy_back() {
+    let remote = World::remote(Rights::ALL, json!([])).await;
+    let world = forced(remote, |stage| matches!(stage, Stage::Retaining(_))).await;
+    let real = |world: &World| world.there.object(REAL).expect("the data is gone");
+    assert_eq!(real(&world)["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+    clean(&world, |world| {
+        real(world)["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+    })
+    .await;
+    let annotations = &real(&world)["metadata"]["annotations"];
+    assert!(!annotations[mark::GATE].as_str().unwrap().contains("gated"));
+    assert_eq!(real(&world)["status"]["phase"], "Bound");
+    // A pod that waits for it there would start with superseded data.
+    let twin = world.there.object(TARGET).expect("the twin is gone");
+    assert_eq!(twin["status"]["phase"], "Lost");
+}
+
 /// A backup of a claim that was being moved, for example, is restored with the lock.
 #[tokio::test]
 async fn a_locked_claim_without_a_volume_is_unlocked() {
-    use crate::volume::mark;
     let world = World::evicting().await;
     let path = "/api/v1/namespaces/shop/persistentvolumeclaims/restored";
     let other = "77777777-7777-4777-8777-777777777777";
     world.home_api.put(
         path,
-        serde_json::json!({
+        json!({
             "metadata": {
                 "uid": "9f9f7e1c-1a0e-4a53-9d0c-0d2c7ef1a333", "annotations": {mark::MOVE: other, "team": "blue"},
                 "finalizers": ["kubernetes.io/pvc-protection", mark::MOVE],
@@ -94,7 +115,7 @@ async fn a_locked_claim_without_a_volume_is_unlocked() {
     let claim = world.home_api.object(path).unwrap();
     assert_eq!(
         claim["metadata"]["finalizers"],
-        serde_json::json!(["kubernetes.io/pvc-protection"])
+        json!(["kubernetes.io/pvc-protection"])
     );
     assert_eq!(claim["metadata"]["annotations"]["team"], "blue");
 }

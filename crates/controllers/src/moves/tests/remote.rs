@@ -16,8 +16,8 @@ fn real(world: &World) -> Value {
     world.there.object(REAL).expect("the data is gone")
 }
 
-/// The PV there has no trace of the gate, and its claim is the twin, if that exists.
-fn assert_open_there(world: &World) {
+/// Its provisioner deletes the PV there when it has no claim any more, and that of the mover is deleted.
+fn assert_not_retained_there(world: &World) {
     let real = real(world);
     assert_eq!(real["spec"]["claimRef"]["name"], "data");
     assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Delete");
@@ -25,23 +25,15 @@ fn assert_open_there(world: &World) {
         .as_str()
         .unwrap_or("{}");
     assert!(!gate.contains("gated"), "{gate}");
-    let twin = world.there.object(TARGET);
-    let left: Vec<Value> = twin.iter().cloned().collect();
+    let left: Vec<Value> = world.there.object(TARGET).into_iter().collect();
     assert_eq!(claims_there(&world.there), left, "the claim of the mover is left");
-    if let Some(twin) = twin {
-        assert_eq!(real["spec"]["claimRef"]["uid"], twin["metadata"]["uid"]);
-        assert_eq!(
-            (&twin["status"]["phase"], &real["status"]["phase"]),
-            (&json!("Bound"), &json!("Bound"))
-        );
-    }
 }
 
 fn assert_moved(world: &World) {
     world.check();
     world.assert_whole("v2:home:", ":1");
-    assert_open_there(world);
     assert_eq!(world.there.object(TARGET), None, "the source was not released");
+    assert_not_retained_there(world);
     let target = world
         .home_api
         .object(&target_at_home())
@@ -52,8 +44,16 @@ fn assert_moved(world: &World) {
 fn assert_back(world: &World) {
     world.check();
     world.assert_whole("v1:milan:", "");
-    assert_open_there(world);
-    let source = world.there.object(TARGET).expect("the source is gone");
+    assert_not_retained_there(world);
+    let (real, source) = (
+        real(world),
+        world.there.object(TARGET).expect("the source is gone"),
+    );
+    assert_eq!(real["spec"]["claimRef"]["uid"], source["metadata"]["uid"]);
+    assert_eq!(
+        (&source["status"]["phase"], &real["status"]["phase"]),
+        (&json!("Bound"), &json!("Bound"))
+    );
     let marked = source["metadata"]["annotations"][mark::SOURCE_OF]
         .as_str()
         .unwrap_or_default();
@@ -98,6 +98,24 @@ async fn no_pod_there_starts_with_the_source_from_the_last_pass_to_the_commit() 
             Pass::Finish(gate)
         ]
     );
+}
+
+/// A pod that waits for it there would start with superseded data.
+#[tokio::test]
+async fn no_pod_there_starts_with_the_source_after_the_commit() {
+    let world = World::remote(Rights::ALL, json!([])).await;
+    let is_gated = |world: &World| {
+        let twin = world.there.object(TARGET);
+        twin.is_none_or(|twin| twin["status"]["phase"] == "Lost")
+    };
+    let check = |world: &World| {
+        let is_committed = world.stage().is_committed() || matches!(world.stage(), Stage::Ended(_));
+        assert!(is_gated(world) || !is_committed, "{:?}", world.stage());
+        false
+    };
+    world.carry(check).await;
+    assert_eq!(world.stage(), Stage::Ended(Outcome::Done));
+    assert_moved(&world);
 }
 
 #[tokio::test]
@@ -183,7 +201,7 @@ async fn a_twin_that_is_deleted_while_it_is_gated_leaves_a_pv_that_names_it() {
     assert_kept_after_cancelling(world, &uid).await;
 }
 
-/// Its twin was deleted by force after the commit, before the gate there was opened.
+/// Its twin was deleted by force after the commit.
 #[tokio::test]
 async fn a_source_without_its_twin_gets_its_policy_back_when_it_is_released() {
     let world = World::remote(Rights::ALL, json!([])).await;
@@ -195,6 +213,24 @@ async fn a_source_without_its_twin_gets_its_policy_back_when_it_is_released() {
     assert_eq!(world.stage(), Stage::Ended(Outcome::Done));
     assert_moved(&world);
     assert!(real(&world)["metadata"]["annotations"][mark::POLICY_BEFORE].is_null());
+}
+
+/// Somebody deletes its twin, which the finalizer keeps.
+#[tokio::test]
+async fn a_source_that_is_being_deleted_is_released() {
+    for stage in [
+        (|stage: &Stage| matches!(stage, Stage::Committed(_))) as fn(&Stage) -> bool,
+        |stage| matches!(stage, Stage::Retaining(_)),
+    ] {
+        let world = World::remote(Rights::ALL, json!([])).await;
+        world.carry(|world| stage(&world.stage())).await;
+        world.there.change(TARGET, |twin| {
+            twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        });
+        world.to_the_end().await;
+        assert_eq!(world.stage(), Stage::Ended(Outcome::Done));
+        assert_moved(&world);
+    }
 }
 
 /// Somebody created its twin again while it was gated: the PV waits for the recovery, which makes it name that twin.

@@ -511,6 +511,7 @@ async fn keep(api: Arc<FakeApi>, broken: Arc<Mutex<Vec<String>>>) {
         changes.borrow_and_update();
         while bind(&api, &broken)
             || bind_again(&api)
+            || collect_garbage(&api)
             || bind_there(&api, &broken)
             || stop_pods(&api)
             || provision(&api, TARGET)
@@ -570,6 +571,22 @@ fn bind_again(api: &FakeApi) -> bool {
     is_its
         && twin["status"]["phase"] != "Bound"
         && api.change(&source_again(), |twin| twin["status"]["phase"] = "Bound".into())
+}
+
+/// Deletes the claim of the mover of a remote source together with its owner, the twin.
+fn collect_garbage(api: &FakeApi) -> bool {
+    let claims = claims_there(api);
+    let is_there = |uid: &Value| claims.iter().any(|claim| claim["metadata"]["uid"] == *uid);
+    let is_left = |claim: &&Value| {
+        let owner = &claim["metadata"]["ownerReferences"][0]["uid"];
+        !owner.is_null() && !is_there(owner)
+    };
+    let Some(left) = claims.iter().find(is_left) else {
+        return false;
+    };
+    let name = left["metadata"]["name"].as_str().unwrap();
+    api.remove(&format!("/api/v1/namespaces/shop/persistentvolumeclaims/{name}"));
+    true
 }
 
 /// The PV controller and csi-provisioner in the cluster of a remote source.

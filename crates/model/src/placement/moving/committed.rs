@@ -3,18 +3,17 @@
 //! to the claim, and later the source is released.
 
 use super::{
-    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, Helpers, Live, Lock, Pass, Serves, Side, SourceTwin,
-    TargetTwin, VirtualVolume, VolumeNow, Waiting,
+    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, Lock, Pass, Recorded, Serves,
+    Side, SourceTwin, TargetTwin, VirtualVolume, VolumeNow, Waiting,
     claim::unknown,
     gated::pass,
     rollback::{
-        bound_again, helpers_removed, opened_there, release_deleted_pv, released_there, restore_policy,
-        unlocked,
+        bound_again, helpers_removed, release_deleted_pv, restore_claim_ref, restore_policy, unlocked,
     },
 };
 use crate::volume::{
     ReclaimPolicy,
-    moving::{GateNumber, MoveUid, SourceMark},
+    moving::{GateNote, GateNumber, MoveUid, SourceMark},
 };
 
 /// Steps 9 to 11.
@@ -22,8 +21,6 @@ pub(super) fn step(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option
     source_superseded(by, facts)
         .or_else(|| journal_taken_off(gate, facts))
         .or_else(|| helpers_gone(facts))
-        // The target takes over the name of the source there.
-        .or_else(|| opened_there(by, gate, facts).filter(|_| facts.same_namespace))
         .or_else(|| match arrival(by, facts) {
             Arrival::Arrived => unlocked(facts),
             Arrival::Deleted if matches!(facts.target, Live::Known(TargetTwin::Absent)) => None,
@@ -46,8 +43,6 @@ pub(super) fn retaining(
             Arrival::Due if is_moved_again(facts) => None,
             Arrival::Due => replaced(by, gate, facts),
         })
-        // The users do not wait for it.
-        .or_else(|| opened_there(by, gate, facts))
         .or_else(|| (!overdue).then(|| ClaimDecision::Await(waits_for(by, facts))))
         .or_else(|| kept_released(by, facts))
         .or_else(|| source_released(by, facts))
@@ -107,6 +102,7 @@ fn source_superseded(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> 
         at,
         mark,
         deleting: false,
+        ..
     }) = &facts.source
     else {
         return None;
@@ -246,9 +242,14 @@ fn source_released(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
         (Live::Known(SourceTwin::Gone { .. }), _) if is_served => released_there(by, facts),
         (Live::Known(SourceTwin::Gone { .. } | SourceTwin::Recovered), _) => None,
         (Live::Unknown(why), _) => Some(unknown(Side::Source, why)),
-        (Live::Known(SourceTwin::Exists { deleting: true, .. }), _) => {
-            Some(ClaimDecision::Await(Waiting::TwinGone(Side::Source)))
-        }
+        (
+            Live::Known(SourceTwin::Exists {
+                deleting: true,
+                protected: false,
+                ..
+            }),
+            _,
+        ) => Some(ClaimDecision::Await(Waiting::TwinGone(Side::Source))),
         (Live::Known(SourceTwin::Exists { .. }), _) if !is_served => {
             Some(ClaimDecision::Await(Waiting::TargetGone))
         }
@@ -260,4 +261,27 @@ fn source_released(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
             }))
         }
     }
+}
+
+/// Sets the reclaim policy of the PV of a source that is gated in a remote cluster, after its twin was deleted. Until
+/// then the gate stays closed: pods that wait there for the twin would start with superseded data.
+pub(super) fn released_there(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let remote = facts.there.as_ref()?;
+    let note = facts.note_there(by)?;
+    match (&remote.volume.held_by, &remote.twin) {
+        (HeldBy::Other(_), _) => return None,
+        (HeldBy::Move, ClaimNow::Absent) => return Some(restore_claim_ref(note, &remote.volume).there()),
+        (HeldBy::Move | HeldBy::Claim, _) => {}
+    }
+    let is_kept = |recorded: &Recorded| recorded.policy == ReclaimPolicy::Retain;
+    let policy = if facts.recorded.as_ref().is_some_and(is_kept) {
+        ReclaimPolicy::Retain
+    } else {
+        remote.policy_before.unwrap_or(note.policy)
+    };
+    let note = GateNote {
+        policy,
+        ..note.clone()
+    };
+    Some(restore_policy(&note, &remote.volume).there())
 }

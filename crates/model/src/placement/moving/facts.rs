@@ -147,10 +147,12 @@ pub struct RemoteVolume {
     pub twin_uid: String,
     /// The PV. It is held by the claim if it names the twin, and by the move if it names the mover's claim.
     pub volume: VirtualVolume,
+    /// The policy that a Retain of this driver has replaced, if it did.
+    pub policy_before: Option<ReclaimPolicy>,
     pub mover_claim: MoverClaim,
 }
 
-/// The claim in a remote cluster by which the mover of a source mounts a gated PV.
+/// The claim in a remote cluster with which the mover of a source mounts a gated PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoverClaim {
     Absent,
@@ -200,6 +202,8 @@ pub enum SourceTwin {
         /// The mark of a move on it.
         mark: Option<SourceMark>,
         deleting: bool,
+        /// Whether the finalizer of this driver keeps it.
+        protected: bool,
     },
     /// It exists in the epoch after the target's: it was recovered after the commit.
     Recovered,

@@ -183,16 +183,17 @@ fn close(volume: &VirtualVolume, note: GateNote) -> ClaimDecision {
 fn gated_there(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option<ClaimDecision> {
     let remote = facts.there.as_ref()?;
     let there = facts.seen_there(remote);
-    let gate_again = || Some(close(&remote.volume, there.note_of(&of.uid)?.clone()));
+    if remote.mover_claim == MoverClaim::Leaving {
+        return Some(ClaimDecision::Await(Waiting::HelpersGone(Side::Source)));
+    }
     let named = || match &remote.mover_claim {
-        MoverClaim::Named { bound: true } => None,
+        MoverClaim::Named { bound: true } | MoverClaim::Leaving => None,
         MoverClaim::Named { bound: false } => Some(ClaimDecision::Await(Waiting::Bound)),
-        MoverClaim::Absent | MoverClaim::Unused(_) => gate_again(),
-        MoverClaim::Leaving => Some(ClaimDecision::Await(Waiting::HelpersGone(Side::Source))),
+        MoverClaim::Absent | MoverClaim::Unused(_) => {
+            Some(close(&remote.volume, there.note_of(&of.uid)?.clone()))
+        }
     };
-    let leaving = (remote.mover_claim == MoverClaim::Leaving).then(named).flatten();
-    leaving
-        .or_else(|| volume_gated(of, &there, gate))
+    volume_gated(of, &there, gate)
         .or_else(|| claim_lost(&there, gate))
         .or_else(named)
         .map(ClaimDecision::there)
@@ -211,6 +212,7 @@ fn source_marked(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option
         at,
         mark,
         deleting: false,
+        ..
     }) = &facts.source
     else {
         return source_answers(facts);

@@ -3,8 +3,8 @@
 //! removed by force.
 
 use super::{
-    ClaimDecision, ClaimFacts, ClaimNow, Live, RollbackTo, Serves, Side, SourceTwin, TargetTwin, VolumeNow,
-    Waiting,
+    ClaimDecision, ClaimFacts, ClaimNow, Live, MoverClaim, RemoteVolume, RollbackTo, Serves, Side,
+    SourceTwin, TargetTwin, VolumeNow, Waiting,
     claim::{source_mark, unknown},
     committed, rollback,
 };
@@ -21,10 +21,12 @@ pub fn leftover_step(by: &MoveUid, facts: &ClaimFacts) -> ClaimDecision {
 /// at the target, so a rollback is right; after it only movers and the lock are removed.
 pub(super) fn pending(by: &MoveUid, keeps_copy: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let is_gated = facts.note_of(by).is_some();
-    let gate = last_gate(by, facts);
     if was_committed(facts) {
-        let opened = || rollback::opened_there(by, gate?, facts);
-        if let Some(decision) = committed::helpers_gone(facts).or_else(opened) {
+        // Its data is deleted when users delete its twin, and with that the claim of the mover.
+        let is_bound = |remote: &RemoteVolume| matches!(remote.mover_claim, MoverClaim::Named { .. });
+        let is_kept = facts.there.as_ref().is_some_and(is_bound);
+        let released = || committed::released_there(by, facts).filter(|_| is_kept);
+        if let Some(decision) = committed::helpers_gone(facts).or_else(released) {
             return Some(decision);
         }
         return match (&facts.volume, &facts.claim) {
@@ -46,6 +48,7 @@ pub(super) fn pending(by: &MoveUid, keeps_copy: bool, facts: &ClaimFacts) -> Opt
     if let (true, Live::Unknown(why)) = (is_in_doubt, &facts.source) {
         return Some(unknown(Side::Source, why));
     }
+    let gate = last_gate(by, facts);
     rollback::step(by, gate, RollbackTo::Start, false, keeps_copy, facts)
 }
 

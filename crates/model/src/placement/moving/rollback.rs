@@ -31,7 +31,11 @@ pub(super) fn step(
     };
     // A source that is unreachable delays only its own mark.
     let marked = || gate.and_then(|_| source_unknown(facts));
-    reopened.or_else(cleaned_up).or_else(marked)
+    let refused_there = || gate_there_refused(by, gate?, facts);
+    reopened
+        .or_else(cleaned_up)
+        .or_else(refused_there)
+        .or_else(marked)
 }
 
 fn reopened(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
@@ -42,7 +46,6 @@ fn reopened(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimD
             VolumeNow::Exists(volume) => ungate(by, gate, facts, volume),
             VolumeNow::Absent => recreate_pv(by, gate, facts),
         })
-        .or_else(|| gate_there_refused(by, gate, facts))
 }
 
 /// Opens the gate of a remote source in its own cluster, if it is closed. A PV whose twin was deleted meanwhile, or
@@ -69,7 +72,7 @@ pub(super) fn opened_there(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -
     removed.or_else(|| opened().map(ClaimDecision::there))
 }
 
-fn restore_claim_ref(note: &GateNote, volume: &VirtualVolume) -> ClaimDecision {
+pub(super) fn restore_claim_ref(note: &GateNote, volume: &VirtualVolume) -> ClaimDecision {
     ClaimDecision::Do(ClaimStep::RestoreClaimRef {
         volume: volume.at.clone(),
         note: note.clone(),
@@ -84,21 +87,8 @@ fn retained_there(note: &GateNote, volume: &VirtualVolume) -> ClaimDecision {
     restore_policy(&retained, volume)
 }
 
-/// The PV of a remote source whose twin was deleted while it was gated there: it is retained, with its policy recorded.
-/// When the source may be released, its policy is restored.
-pub(super) fn released_there(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let remote = facts.there.as_ref()?;
-    let recorded = facts.recorded.as_ref()?;
-    let Some(VolumeMark::Ungated { by: other, gate }) = &remote.volume.mark else {
-        return None;
-    };
-    let is_left = remote.twin == ClaimNow::Absent && remote.volume.held_by == HeldBy::Claim && other == by;
-    (is_left && remote.volume.policy != recorded.policy)
-        .then(|| restore_policy(&recorded.note(by, *gate), &remote.volume).there())
-}
-
 /// Marks the PV of a remote source, so that a late gate write of an old leader fails. It comes last: users do not
-/// wait for it, in case another client there denies it.
+/// wait for it, in case a webhook there denies it.
 fn gate_there_refused(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let remote = facts.there.as_ref()?;
     if remote.twin == ClaimNow::Absent {

@@ -17,6 +17,11 @@ fn real(name: &str) -> String {
     format!("{VOLUMES}/{name}")
 }
 
+fn is_gated_by_any_move(real: &Value) -> bool {
+    let gate = real["metadata"]["annotations"][mark::GATE].as_str();
+    gate.is_some_and(|gate| gate.contains("gated"))
+}
+
 fn committed() -> Stage {
     Stage::Committed(GATE)
 }
@@ -86,6 +91,28 @@ impl World {
         world
     }
 
+    /// The same, while the source is gated in its cluster.
+    async fn within_and_gated() -> Self {
+        let world = Self::within().await;
+        world.there.change(&real("real-1"), |real| {
+            real["spec"]["claimRef"]["namespace"] = "shop-home".into();
+            real["spec"]["claimRef"]["name"] = "data".into();
+        });
+        let twin = world.there.object(TARGET).unwrap();
+        let gate = ClaimStep::There(Box::new(ClaimStep::Gate {
+            volume: as_read(&world.there.object(&real("real-1")).unwrap()),
+            note: GateNote {
+                claim_uid: twin["metadata"]["uid"].as_str().unwrap().into(),
+                ..note()
+            },
+        }));
+        assert_eq!(world.moved.apply(&gate).await.unwrap(), Applied::Done);
+        world
+            .there
+            .change(TARGET, |twin| twin["status"]["phase"] = "Lost".into());
+        world
+    }
+
     /// The PV controller of that cluster.
     fn bind(&self) {
         let (Some(second), Some(real_2)) = (self.there.object(TARGET), self.there.object(&real("real-2")))
@@ -140,17 +167,25 @@ impl World {
 
 #[tokio::test]
 async fn the_target_takes_the_name_of_the_claim_and_the_source_stays_as_its_volume() {
-    for (policy, left) in [
+    for ((policy, left), is_gated) in [
         (ReclaimPolicy::Delete, "Delete"),
         (ReclaimPolicy::Retain, "Retain"),
-    ] {
-        let world = World::within().await;
+    ]
+    .into_iter()
+    .flat_map(|case| [(case, false), (case, true)])
+    {
+        let world = if is_gated {
+            World::within_and_gated().await
+        } else {
+            World::within().await
+        };
         world.arrive().await;
         world.assert_arrived();
         let Live::Known(SourceTwin::Exists {
             at,
             mark,
             deleting: false,
+            ..
         }) = world.look().await.source
         else {
             panic!("the source is not seen any more");
@@ -172,6 +207,7 @@ async fn the_target_takes_the_name_of_the_claim_and_the_source_stays_as_its_volu
         assert_eq!(world.there.object(&first()), None, "what came late is left");
         let of_source = world.there.object(&real("real-1")).unwrap();
         assert_eq!(of_source["spec"]["persistentVolumeReclaimPolicy"], left);
+        assert!(!is_gated_by_any_move(&of_source));
         assert!(matches!(
             world.look().await.source,
             Live::Known(SourceTwin::Gone { .. })
@@ -183,7 +219,7 @@ async fn the_target_takes_the_name_of_the_claim_and_the_source_stays_as_its_volu
 #[tokio::test]
 async fn taking_the_name_completes_after_a_crash_at_any_write() {
     for writes in 0..20 {
-        let world = World::within().await;
+        let world = World::within_and_gated().await;
         let life = Life::of_writes(writes);
         world.there.live(Some(life.clone()));
         let died = tokio::select! {

@@ -112,6 +112,7 @@ fn idle() -> ClaimFacts {
             at: at("source"),
             mark: None,
             deleting: false,
+            protected: true,
         }),
         there: None,
         target: Live::Known(TargetTwin::Absent),

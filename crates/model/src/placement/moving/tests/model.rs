@@ -164,7 +164,9 @@ fn in_the_end(world: &World, number: usize) -> Result<(), TestCaseError> {
     let is_not_recovered = !volume.is_open_there() && volume.pv.as_ref().is_none_or(|pv| pv.deleting);
     if let Some(real) = &volume.real {
         let is_gated = real.mark.as_ref().and_then(VolumeMark::note).is_some();
-        prop_assert!(!is_gated && real.names.is_none(), "{}", show());
+        // After the commit it names the claim of the mover until it is deleted.
+        let is_superseded = world.was_committed && !world.was_recovered;
+        prop_assert!(!is_gated && (real.names.is_none() || is_superseded), "{}", show());
         let is_its = volume.pv.as_ref().is_some_and(|pv| pv.serves == Side::Source);
         if volume.claim.is_some() && is_its && !is_not_recovered {
             prop_assert!(volume.is_open_there() && !real.twin_lost, "{}", show());
@@ -226,14 +228,11 @@ fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
     world.silent = [false; 2];
     world.overdue = OverDue::default();
     come_to_rest(&mut world)?;
-    // The user of a move that waits for its source cancels it; a superseded twin does not wait for its user.
+    // The user of a move that waits for its source cancels it.
     for number in 0..world.volumes.len() {
-        match &mut world.volumes[number].source {
-            Some(twin) if world.was_committed => twin.finalizer &= !twin.deleting,
-            source if !world.was_committed && source.as_ref().is_none_or(|twin| twin.deleting) => {
-                world.cancel();
-            }
-            _ => {}
+        let source = world.volumes[number].source.as_ref();
+        if !world.was_committed && source.is_none_or(|twin| twin.deleting) {
+            world.cancel();
         }
     }
     come_to_rest(&mut world)?;
@@ -339,7 +338,34 @@ fn no_pod_writes_unseen_to_a_remote_source_that_is_gated_there() {
     assert!((0..80).any(is_missed));
 }
 
-/// Its twin was deleted before the gate there was opened: the data is kept as long as that of any source.
+/// A pod waits there for its twin while that is gated: it never gets the superseded copy.
+#[test]
+fn a_pod_that_waits_for_a_gated_source_does_not_start_with_it_after_the_commit() {
+    for same_namespace in [false, true] {
+        let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete).remote();
+        world.same_namespace = same_namespace;
+        while !world.was_committed {
+            let is_lost = world.volumes[0].real.as_ref().unwrap().twin_lost;
+            if is_lost && world.volumes[0].pods.is_empty() {
+                world.pod_is_scheduled_there(0);
+            }
+            world.lead(1);
+            others_go_on(&mut world);
+        }
+        assert_eq!(world.volumes[0].pods.len(), 1);
+        for led in 0..60 {
+            world.overdue.retention = led > 30;
+            world.lead(1);
+            others_go_on(&mut world);
+            world.pods_go_on(0);
+            world.pods_write(0);
+            assert!(!world.volumes[0].runs(Side::Source), "{world:#?}");
+        }
+        run(world, &[]).unwrap();
+    }
+}
+
+/// Its twin was deleted after the commit: the data is kept as long as that of any source.
 #[test]
 fn a_source_without_its_twin_is_released() {
     for same_namespace in [false, true] {
@@ -355,6 +381,23 @@ fn a_source_without_its_twin_is_released() {
         assert!(world.volumes[0].source.is_none());
         let real = world.volumes[0].real.as_ref().expect("the data is gone");
         assert_eq!(real.policy, ReclaimPolicy::Retain);
+        assert!(run(world, &[]).unwrap().volumes[0].real.is_none());
+    }
+}
+
+/// The driver had set Retain, for example because the twin was deleted once, and not restored the policy yet.
+#[test]
+fn a_source_that_was_retained_before_the_gate_gets_its_policy_back_when_it_is_released() {
+    for same_namespace in [false, true] {
+        let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete).remote();
+        world.same_namespace = same_namespace;
+        while !world.was_committed {
+            if matches!(world.mv.as_ref().unwrap().stage, Stage::Gating(_)) {
+                world.volumes[0].real.as_mut().unwrap().retain();
+            }
+            world.lead(1);
+            others_go_on(&mut world);
+        }
         assert!(run(world, &[]).unwrap().volumes[0].real.is_none());
     }
 }

@@ -430,6 +430,34 @@ fn on_the_way_back_the_policy_comes_last() {
     }
 }
 
+/// A webhook in its cluster may deny the mark on the PV of a remote source.
+#[test]
+fn a_claim_is_unlocked_before_late_gates_of_its_remote_source_are_refused() {
+    let mut facts = idle().locked().source(unmarked(GATE));
+    let VolumeNow::Exists(real) = facts.volume.clone() else {
+        panic!("there is no PV");
+    };
+    facts = facts.volume(|volume| volume.mark = Some(given_back(GATE)));
+    facts.there = Some(RemoteVolume {
+        twin: facts.claim.clone(),
+        twin_uid: "twin".into(),
+        volume: real,
+        policy_before: None,
+        mover_claim: MoverClaim::Absent,
+    });
+    let stage = of(back(RollbackTo::Start));
+    assert_eq!(
+        step(&stage, &facts),
+        done(ClaimStep::Unlock { claim: at("claim") })
+    );
+    unlock(&mut facts);
+    let refused = ClaimStep::RefuseGate {
+        volume: at("volume"),
+        mark: given_back(GATE),
+    };
+    assert_eq!(step(&stage, &facts), done(ClaimStep::There(Box::new(refused))));
+}
+
 #[test]
 fn what_was_made_goes_when_the_users_have_their_volume() {
     let way = of(back(RollbackTo::Start));

@@ -52,6 +52,8 @@ pub(super) struct Twin {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PodState {
+    /// The scheduler sees that the twin is Lost.
+    Unscheduled,
     Scheduled,
     /// Its kubelet has verified that the PV names the claim.
     Checked,
@@ -193,7 +195,7 @@ impl Real {
         self.note().is_some() || (self.mark.is_some() && self.policy_before.is_some())
     }
 
-    fn retain(&mut self) {
+    pub(super) fn retain(&mut self) {
         if self.policy == ReclaimPolicy::Delete {
             (self.policy, self.policy_before) = (ReclaimPolicy::Retain, Some(ReclaimPolicy::Delete));
         }
@@ -278,7 +280,7 @@ impl Volume {
     }
 
     /// Whether a container writes to that side.
-    fn runs(&self, side: Side) -> bool {
+    pub(super) fn runs(&self, side: Side) -> bool {
         let runs = |pod: &Pod| pod.state == PodState::Running(side);
         self.pods.iter().any(runs) || self.orphans.contains(&side)
     }
@@ -470,6 +472,7 @@ impl World {
                         at: read("source", twin.version),
                         mark: twin.mark.clone(),
                         deleting: twin.deleting,
+                        protected: twin.finalizer,
                     },
                 },
             ),
@@ -503,7 +506,7 @@ impl World {
     fn users(&self, volume: &Volume) -> Live<Users> {
         let pods = volume.pods.iter().map(|pod| UserPod {
             name: "pod".into(),
-            has_node: true,
+            has_node: pod.state != PodState::Unscheduled,
             leaving: pod.leaving,
             pending: !matches!(pod.state, PodState::Running(_)),
         });
@@ -568,6 +571,7 @@ impl World {
                 deleting: false,
                 attached: Vec::new(),
             },
+            policy_before: real.policy_before,
             mover_claim: match real.mover_claim {
                 None => MoverClaim::Absent,
                 Some((uid, bound)) if real.names == Some(uid) => MoverClaim::Named { bound },
@@ -728,7 +732,6 @@ impl World {
         };
         let mut gone_while_attached = false;
         let mut given_away = false;
-        let mut released_gated = false;
         let same_namespace = self.same_namespace;
         match step {
             ClaimStep::Lock { claim: at, .. } if claim(volume, &at) => {
@@ -874,8 +877,17 @@ impl World {
                 }
             }
             ClaimStep::HandOver { target: at, .. } if twin(&volume.target, "target", &at) => {
-                released_gated |=
-                    same_namespace && volume.real.as_ref().is_some_and(|real| real.names.is_some());
+                // The source is then only its PV, which this world shows by its twin.
+                if let (true, Some(_), Some(real)) = (same_namespace, &volume.source, &mut volume.real) {
+                    let policy = real.note().map_or(real.policy, |note| note.policy);
+                    let before = (policy == ReclaimPolicy::Delete).then_some(policy);
+                    real.policy_before = before.or(real.policy_before);
+                    (real.policy, real.version) = (ReclaimPolicy::Retain, clock);
+                    real.mark = real.note().map(|note| VolumeMark::Ungated {
+                        by: note.by.clone(),
+                        gate: note.gate,
+                    });
+                }
                 if let Some(twin) = volume.target.as_mut().filter(|_| !silent[TARGET]) {
                     twin.handed_over = true;
                     twin.version = clock;
@@ -895,8 +907,14 @@ impl World {
             }
             ClaimStep::ReleaseSource { source: at, .. } if twin(&volume.source, "source", &at) => {
                 if !silent[SOURCE] {
-                    released_gated |= volume.real.as_ref().is_some_and(|real| real.names.is_some());
-                    (volume.source, volume.real) = (None, None);
+                    // The PV that is gated does not name the twin, and is retained.
+                    let is_gated = |real: &&mut Real| real.note().is_some();
+                    let real = volume.real.as_mut().filter(is_gated);
+                    if let (Some(twin), Some(real)) = (volume.source.take(), real) {
+                        (real.left, real.touched, real.twin_lost) = (twin.data, None, false);
+                    } else {
+                        volume.real = None;
+                    }
                 }
             }
             ClaimStep::There(step) if !silent[SOURCE] => {
@@ -920,10 +938,6 @@ impl World {
         self.clock = clock;
         if gone_while_attached {
             self.broken.push("a PV went while it was attached".into());
-        }
-        if released_gated {
-            self.broken
-                .push("a source was released that is gated there".into());
         }
         if given_away {
             self.broken
@@ -1151,8 +1165,13 @@ impl World {
         );
         let has_data = volume.real.is_some() && volume.source.as_ref().is_some_and(|twin| !twin.deleting);
         if has_data && !is_superseded && !self.was_committed && volume.pods.len() < 2 {
+            let is_lost = volume.real.as_ref().is_some_and(|real| real.twin_lost);
             volume.pods.push(Pod {
-                state: PodState::Scheduled,
+                state: if is_lost {
+                    PodState::Unscheduled
+                } else {
+                    PodState::Scheduled
+                },
                 leaving: false,
                 there: true,
             });
@@ -1166,14 +1185,17 @@ impl World {
         let volume = &mut self.volumes[number];
         // Every kubelet in the cluster of a remote source verifies that its PV names the twin.
         let is_open = volume.is_open_there();
+        // Without the twin it is not scheduled either.
+        let is_lost = volume.source.is_none() || volume.real.as_ref().is_some_and(|real| real.twin_lost);
         for pod in volume.pods.iter_mut().filter(|pod| pod.there) {
             match pod.state {
+                PodState::Unscheduled if !is_lost => pod.state = PodState::Scheduled,
                 PodState::Scheduled if is_open => pod.state = PodState::Checked,
                 PodState::Checked => {
                     pod.state = PodState::Running(Side::Source);
                     volume.attached = true;
                 }
-                PodState::Scheduled | PodState::Running(_) => {}
+                PodState::Unscheduled | PodState::Scheduled | PodState::Running(_) => {}
             }
         }
         let Some(pv) = &volume.pv else { return };
@@ -1417,14 +1439,17 @@ impl World {
     pub(super) fn delete_twin_there(&mut self, number: usize, by_force: bool) {
         let version = self.clock + 1;
         let (was_committed, target_gone) = (self.was_committed, self.target_gone);
+        let same_namespace = self.same_namespace;
         if self.mv.as_ref().is_some_and(|mv| mv.recover) {
             return;
         }
         let volume = &mut self.volumes[number];
         let is_kept = !target_gone && volume.is_safe(Side::Target);
         let is_gated = volume.real.as_ref().is_some_and(|real| real.note().is_some());
+        let is_handed_over = volume.target.as_ref().is_some_and(|twin| twin.handed_over);
         let may_be = if was_committed {
-            by_force && is_kept
+            // Within one namespace only its PV is left by then.
+            is_kept && !(same_namespace && is_handed_over)
         } else {
             !by_force || is_gated
         };
