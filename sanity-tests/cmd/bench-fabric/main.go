@@ -150,9 +150,9 @@ func (e *environment) prepare(ctx context.Context, pods int) error {
 	if err := driver.Install(ctx, e.home, options); err != nil {
 		return err
 	}
-	access, kubeconfig, err := driver.GiveAccess(ctx, e.remote, nil)
+	access, kubeconfig, err := driver.GrantAccess(ctx, e.remote, nil)
 	if access != nil {
-		e.addCleanup(access.Take)
+		e.addCleanup(access.Revoke)
 	}
 	if err != nil {
 		return err

@@ -99,9 +99,9 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 	if _, err := deployments.Patch(t.Context(), "liqo-csi-fabric", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	access, kubeconfig, err := driver.GiveAccess(t.Context(), remote, nil)
+	access, kubeconfig, err := driver.GrantAccess(t.Context(), remote, nil)
 	t.Cleanup(func() {
-		if err := access.Take(user.Afterwards(t)); err != nil {
+		if err := access.Revoke(user.Afterwards(t)); err != nil {
 			t.Error(err)
 		}
 	})
