@@ -62,27 +62,27 @@ func install(t *testing.T, cluster *clusters.Cluster, replicas int) {
 // again in the same lab with that of its first attempt.
 func accounted(t *testing.T, accountable ...*clusters.Cluster) {
 	t.Helper()
-	book := account.LabBook()
-	before, again, err := book.Before(t.Name(), func() (account.Stock, error) {
+	book := account.LabBaselines()
+	before, again, err := book.Before(t.Name(), func() (account.Inventory, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), user.Patience)
 		defer cancel()
-		return account.Settled(ctx, 2*time.Second, func(ctx context.Context) (account.Stock, error) { return stock(ctx, accountable) })
+		return account.WaitStable(ctx, 2*time.Second, func(ctx context.Context) (account.Inventory, error) { return inventory(ctx, accountable) })
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if again != "" {
-		t.Logf("the account is that of the first attempt in this lab, at %s", again)
+		t.Logf("compared with the inventory before the first attempt in this lab, at %s", again)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
 		defer cancel()
 		var leaked, lost []string
 		for ctx.Err() == nil {
-			var after account.Stock
-			if after, err = stock(ctx, accountable); err == nil {
-				if leaked, lost = after.Beyond(before), before.Beyond(after); len(leaked)+len(lost) == 0 {
-					if err := book.Settle(t.Name()); err != nil {
+			var after account.Inventory
+			if after, err = inventory(ctx, accountable); err == nil {
+				if leaked, lost = after.Except(before), before.Except(after); len(leaked)+len(lost) == 0 {
+					if err := book.Delete(t.Name()); err != nil {
 						t.Error(err)
 					}
 					return
@@ -94,18 +94,18 @@ func accounted(t *testing.T, accountable ...*clusters.Cluster) {
 			}
 		}
 		if len(leaked)+len(lost) == 0 {
-			t.Errorf("no stock could be taken in the end: %v", err)
+			t.Errorf("no inventory at the end: %v", err)
 			return
 		}
 		user.Violated(t, "leaked:\n  %s\nlost:\n  %s", strings.Join(leaked, "\n  "), strings.Join(lost, "\n  "))
 	})
 }
 
-// stock is what there is in several clusters.
-func stock(ctx context.Context, accountable []*clusters.Cluster) (account.Stock, error) {
-	all := account.Stock{}
+// inventory lists several clusters.
+func inventory(ctx context.Context, accountable []*clusters.Cluster) (account.Inventory, error) {
+	all := account.Inventory{}
 	for _, cluster := range accountable {
-		there, err := account.Take(ctx, cluster)
+		there, err := account.List(ctx, cluster)
 		if err != nil {
 			return nil, err
 		}

@@ -24,9 +24,9 @@ func LeavesNothing(t *testing.T, cluster *clusters.Cluster, sweep func(context.C
 		defer cancel()
 		var leaked []string
 		for {
-			after, err := account.Take(ctx, cluster)
+			after, err := account.List(ctx, cluster)
 			if err == nil {
-				if leaked = after.Beyond(before); len(leaked) == 0 {
+				if leaked = after.Except(before); len(leaked) == 0 {
 					return
 				}
 			}
@@ -40,14 +40,14 @@ func LeavesNothing(t *testing.T, cluster *clusters.Cluster, sweep func(context.C
 	})
 }
 
-func swept(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) account.Stock {
+func swept(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) account.Inventory {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
 	defer cancel()
 	if err := sweep(ctx); err != nil {
 		t.Error(err)
 	}
-	stock, err := account.Take(ctx, cluster)
+	stock, err := account.List(ctx, cluster)
 	if err != nil {
 		t.Error(err)
 	}
