@@ -10,8 +10,8 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 )
 
-// LeavesNothing starts from a cluster without remains of former runs of somebody else's tests, which
-// sweep removes, and looks for those of this one.
+// LeavesNothing deletes objects of earlier runs of others' tests with sweep, and checks at the end of the
+// test that this run has left none.
 func LeavesNothing(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) {
 	t.Helper()
 	before := swept(t, cluster, sweep)
@@ -47,9 +47,9 @@ func swept(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) 
 	if err := sweep(ctx); err != nil {
 		t.Error(err)
 	}
-	stock, err := account.List(ctx, cluster)
+	inventory, err := account.List(ctx, cluster)
 	if err != nil {
 		t.Error(err)
 	}
-	return stock
+	return inventory
 }
