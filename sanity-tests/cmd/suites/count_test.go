@@ -180,7 +180,7 @@ func TestGoTestsThatWereRunningWhenTimeWasUpFailed(t *testing.T) {
 
 func TestGoroutinesAreNotShownWithoutEnd(t *testing.T) {
 	last := crashOutput("panic: test timed out after 1s\n\n" + strings.Repeat("goroutine 1 [select]:\nmain.f()\n\n", 1000))
-	if n := strings.Count(last.argsUsed(), "\n"); n != linesOfGoroutines+1 {
+	if n := strings.Count(last.shortened(), "\n"); n != linesOfGoroutines+1 {
 		t.Errorf("%d lines", n)
 	}
 }

@@ -154,7 +154,7 @@ func (c *goCounter) count(got *result, pkg *goPackage, timeIsUp bool) {
 	if !complete {
 		got.early = append(got.early, pkg.earlyEnd())
 		fmt.Fprintf(c.out, "=== %s: the test program ended before its tests\n", shortPackage(pkg.name))
-		printIndented(c.out, crash.argsUsed())
+		printIndented(c.out, crash.shortened())
 	}
 	if pkg.failed && complete && (len(got.failures) == failed || crash != "") {
 		got.failures = append(got.failures, c.packageFailure(pkg))
@@ -293,7 +293,7 @@ const linesOfGoroutines = 400
 
 // shortened puts the goroutines that run code of tests first, because they show what a test was
 // waiting for, and limits the lines.
-func (l crashOutput) argsUsed() string {
+func (l crashOutput) shortened() string {
 	parts := strings.Split(string(l), "\n\n")
 	first := slices.IndexFunc(parts, func(part string) bool { return strings.HasPrefix(part, "goroutine ") })
 	if first < 0 {
