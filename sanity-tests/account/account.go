@@ -1,6 +1,6 @@
-// Package account takes stock of everything that volumes leave behind in a
-// cluster of the lab: objects, mounts, loop devices, records of the node plugin
-// and the data itself. Two stocks compared tell what was leaked or lost.
+// Package account lists everything that volumes leave in a cluster of the lab: objects, mounts, loop
+// devices, records of the node plugin, and data. The difference of two inventories is what was leaked
+// or lost.
 package account
 
 import (
@@ -25,48 +25,48 @@ import (
 )
 
 const (
-	// recordDir is where the node plugin remembers volumes, below kubelet's root.
+	// recordDir has the node plugin's records of volumes, below kubelet's root.
 	recordDir = "plugins/storage.liqo.io/state"
-	// localPathDir is where local-path-provisioner has its volumes on each node.
+	// localPathDir has the volumes of local-path-provisioner on each node.
 	localPathDir = "/opt/local-path-provisioner"
 )
 
-// Stock is what there is, each thing under a name that people can look up.
-type Stock map[string]struct{}
+// Inventory is a set of descriptions of objects, mounts and so on.
+type Inventory map[string]struct{}
 
-// Take takes stock of a cluster.
-func Take(ctx context.Context, cluster *clusters.Cluster) (Stock, error) {
-	stock := Stock{}
-	for _, count := range []func(context.Context, *clusters.Cluster) error{
-		stock.objects, stock.mounts, stock.records, stock.loops, stock.data,
+// List returns the inventory of a cluster.
+func List(ctx context.Context, cluster *clusters.Cluster) (Inventory, error) {
+	inventory := Inventory{}
+	for _, add := range []func(context.Context, *clusters.Cluster) error{
+		inventory.objects, inventory.mounts, inventory.records, inventory.loops, inventory.data,
 	} {
-		if err := count(ctx, cluster); err != nil {
-			return nil, fmt.Errorf("take stock of cluster %s: %w", cluster.Name(), err)
+		if err := add(ctx, cluster); err != nil {
+			return nil, fmt.Errorf("list the inventory of cluster %s: %w", cluster.Name(), err)
 		}
 	}
-	return stock, nil
+	return inventory, nil
 }
 
-// Beyond names what is in this stock and was not in the other, sorted.
-func (s Stock) Beyond(other Stock) []string {
+// Except returns what is in this inventory and not in the other, sorted.
+func (s Inventory) Except(other Inventory) []string {
 	var more []string
-	for thing := range s {
-		if _, known := other[thing]; !known {
-			more = append(more, thing)
+	for item := range s {
+		if _, known := other[item]; !known {
+			more = append(more, item)
 		}
 	}
 	slices.Sort(more)
 	return more
 }
 
-func (s Stock) add(format string, args ...any) { s[fmt.Sprintf(format, args...)] = struct{}{} }
+func (s Inventory) add(format string, args ...any) { s[fmt.Sprintf(format, args...)] = struct{}{} }
 
-func (s Stock) objects(ctx context.Context, cluster *clusters.Cluster) error {
+func (s Inventory) objects(ctx context.Context, cluster *clusters.Cluster) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}
-	// Twins for claims of other clusters are in the namespaces of their users.
+	// Twins of claims of other clusters are in the namespaces of users.
 	claims, err := client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func (s Stock) objects(ctx context.Context, cluster *clusters.Cluster) error {
 	return s.snapshots(ctx, client)
 }
 
-func (s Stock) snapshots(ctx context.Context, client kubernetes.Interface) error {
+func (s Inventory) snapshots(ctx context.Context, client kubernetes.Interface) error {
 	for _, kind := range []string{"volumesnapshots", "volumesnapshotcontents"} {
 		raw, err := client.Discovery().RESTClient().Get().AbsPath("/apis/snapshot.storage.k8s.io/v1/" + kind).DoRaw(ctx)
 		if err != nil {
@@ -110,9 +110,8 @@ func (s Stock) snapshots(ctx context.Context, client kubernetes.Interface) error
 	return nil
 }
 
-// mounts counts those of CSI and local volumes; those of other kinds come and go
-// with any pod.
-func (s Stock) mounts(_ context.Context, cluster *clusters.Cluster) error {
+// mounts adds those of CSI and local volumes. Any pod has mounts of other kinds.
+func (s Inventory) mounts(_ context.Context, cluster *clusters.Cluster) error {
 	table, err := machine.Mounts()
 	if err != nil {
 		return err
@@ -129,7 +128,7 @@ func (s Stock) mounts(_ context.Context, cluster *clusters.Cluster) error {
 	return nil
 }
 
-func (s Stock) records(_ context.Context, cluster *clusters.Cluster) error {
+func (s Inventory) records(_ context.Context, cluster *clusters.Cluster) error {
 	for _, node := range cluster.Nodes() {
 		files, err := filepath.Glob(filepath.Join(node.KubeletRoot(), recordDir, "*"))
 		if err != nil {
@@ -142,10 +141,9 @@ func (s Stock) records(_ context.Context, cluster *clusters.Cluster) error {
 	return nil
 }
 
-// loops counts every loop device of the machine, by the name and inode of its file.
-// Neither its number nor the path in sysfs would do: numbers are reused, and the
-// path is the one inside the mount namespace that opened the file.
-func (s Stock) loops(context.Context, *clusters.Cluster) error {
+// loops adds every loop device of the machine, by the name and inode of its file: numbers of devices
+// are reused, and the path in sysfs is that in the mount namespace that opened the file.
+func (s Inventory) loops(context.Context, *clusters.Cluster) error {
 	attached, err := machine.LoopDevices()
 	if err != nil {
 		return err
@@ -156,8 +154,8 @@ func (s Stock) loops(context.Context, *clusters.Cluster) error {
 	return nil
 }
 
-// data counts what real drivers remember, and what they hold, remembered or not.
-func (s Stock) data(_ context.Context, cluster *clusters.Cluster) error {
+// data adds the real drivers' records of volumes, and their data.
+func (s Inventory) data(_ context.Context, cluster *clusters.Cluster) error {
 	for _, driver := range storage.Drivers() {
 		volumes, err := storage.BackendOf(cluster, driver).Volumes()
 		if err != nil {
@@ -178,8 +176,8 @@ func (s Stock) data(_ context.Context, cluster *clusters.Cluster) error {
 	return nil
 }
 
-// files counts what is in a folder, if there is one.
-func (s Stock) files(what, folder string) error {
+// files adds the entries of a folder, if it exists.
+func (s Inventory) files(what, folder string) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

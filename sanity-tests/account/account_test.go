@@ -10,21 +10,21 @@ import (
 )
 
 func TestBeyondNamesOnlyWhatIsNew(t *testing.T) {
-	before, after := Stock{}, Stock{}
+	before, after := Inventory{}, Inventory{}
 	before.add("twin %s", "a")
 	before.add("twin %s", "b")
 	after.add("twin %s", "b")
 	after.add("twin %s", "d")
 	after.add("twin %s", "c")
-	if leaked := after.Beyond(before); !slices.Equal(leaked, []string{"twin c", "twin d"}) {
+	if leaked := after.Except(before); !slices.Equal(leaked, []string{"twin c", "twin d"}) {
 		t.Errorf("leaked: %v", leaked)
 	}
-	if lost := before.Beyond(after); !slices.Equal(lost, []string{"twin a"}) {
+	if lost := before.Except(after); !slices.Equal(lost, []string{"twin a"}) {
 		t.Errorf("lost: %v", lost)
 	}
 }
 
-// Real drivers attach in a mount namespace of their own, where files have other paths.
+// Real drivers attach in their own mount namespace, in which files have other paths.
 func TestLoopDevicesOfOtherNamespacesCount(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: a loop device in a mount namespace")
@@ -48,14 +48,14 @@ func TestLoopDevicesOfOtherNamespacesCount(t *testing.T) {
 			t.Errorf("detach %s: %v: %s", device, err, out)
 		}
 	})
-	stock := Stock{}
-	if err := stock.loops(t.Context(), nil); err != nil {
+	inventory := Inventory{}
+	if err := inventory.loops(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	for thing := range stock {
-		if strings.Contains(thing, "vol-of-account-test") {
+	for item := range inventory {
+		if strings.Contains(item, "vol-of-account-test") {
 			return
 		}
 	}
-	t.Errorf("%s is not among %v", device, stock)
+	t.Errorf("%s is not among %v", device, inventory)
 }

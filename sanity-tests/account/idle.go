@@ -11,8 +11,8 @@ import (
 	"storage.liqo.io/sanity-tests/nodes"
 )
 
-// Idle names the volumes that are staged on a node and published nowhere, by the
-// node plugin's records.
+// Idle returns the volumes that are staged on a node and not published, according to the node plugin's
+// records.
 func Idle(node *nodes.Node) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(node.KubeletRoot(), recordDir, "*"))
 	if err != nil {

@@ -63,7 +63,6 @@ func TestAuditedCallsAreCountedByAgentFromTheMark(t *testing.T) {
 	}
 }
 
-// The write comes while the log is being waited for.
 func TestCallsAreSettledWhenWritesHaveCeased(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	file, err := os.Create(path)
@@ -75,11 +74,11 @@ func TestCallsAreSettledWhenWritesHaveCeased(t *testing.T) {
 	if err := log.Mark(); err != nil {
 		t.Fatal(err)
 	}
-	late := time.AfterFunc(300*time.Millisecond, func() {
+	timer := time.AfterFunc(300*time.Millisecond, func() {
 		_, _ = file.WriteString(`{"stage":"ResponseComplete","verb":"patch","userAgent":"liqo-csi/1","objectRef":{"resource":"persistentvolumeclaims"}}` + "\n")
 	})
-	defer late.Stop()
-	got, err := log.Settled(t.Context(), Agent)
+	defer timer.Stop()
+	got, err := log.CallsWhenIdle(t.Context(), Agent)
 	if err != nil {
 		t.Fatal(err)
 	}

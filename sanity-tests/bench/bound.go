@@ -8,15 +8,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// watchBound notes when each claim of a namespace is first seen Bound; its note is
-// its volume.
-func watchBound(ctx context.Context, client kubernetes.Interface, namespace string) (*sightings, error) {
+// watchBound records when each claim of a namespace is first seen Bound, with the name of its volume.
+func watchBound(ctx context.Context, client kubernetes.Interface, namespace string) (*observer, error) {
 	return watchClaims(ctx, client, namespace, "claims bound", func(claim *corev1.PersistentVolumeClaim) (bool, string) {
 		return claim.Status.Phase == corev1.ClaimBound, claim.Spec.VolumeName
 	})
 }
 
-func watchClaims(ctx context.Context, client kubernetes.Interface, namespace, what string, done look[*corev1.PersistentVolumeClaim]) (*sightings, error) {
+func watchClaims(ctx context.Context, client kubernetes.Interface, namespace, what string, done final[*corev1.PersistentVolumeClaim]) (*observer, error) {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace))
 	return watchFor(ctx, what, factory, factory.Core().V1().PersistentVolumeClaims().Informer(), done)
 }

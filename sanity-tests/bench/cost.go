@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Cost is what a race took of the driver beside time.
+// Cost is what a batch cost besides time. Calls are the driver's, OtherWrites those of all other
+// clients; ControllerRSS is in bytes.
 type Cost struct {
 	CPU           time.Duration
 	Calls         Calls
@@ -13,8 +14,8 @@ type Cost struct {
 	ControllerRSS int64
 }
 
-// Measure runs something and reads what it cost the driver's controller.
-func (i Installation) Measure(audit *AuditLog, something func() error) (Cost, error) {
+// Measure calls run and returns what it cost the driver's controller.
+func (i Installation) Measure(audit *AuditLog, run func() error) (Cost, error) {
 	before, err := i.Processes(Controller)
 	if err != nil {
 		return Cost{}, err
@@ -25,7 +26,7 @@ func (i Installation) Measure(audit *AuditLog, something func() error) (Cost, er
 	if err := audit.Mark(); err != nil {
 		return Cost{}, err
 	}
-	if err := something(); err != nil {
+	if err := run(); err != nil {
 		return Cost{}, err
 	}
 	after, err := i.Processes(Controller)
@@ -40,33 +41,29 @@ func (i Installation) Measure(audit *AuditLog, something func() error) (Cost, er
 	begin, _ := sum(before, Controller)
 	end, rss := sum(after, Controller)
 	cost.CPU, cost.ControllerRSS = end-begin, rss
-	for agent, its := range calls {
+	for agent, counts := range calls {
 		if agent == Agent {
-			cost.Calls = its
+			cost.Calls = counts
 		} else {
-			cost.OtherWrites += its.Writes
+			cost.OtherWrites += counts.Writes
 		}
 	}
 	return cost, nil
 }
 
-// And adds the cost of one more heat.
-func (c Cost) And(more Cost) Cost {
+// Add returns the sum of both; of ControllerRSS the maximum.
+func (c Cost) Add(more Cost) Cost {
 	return Cost{
 		CPU:           c.CPU + more.CPU,
-		Calls:         c.Calls.and(more.Calls),
+		Calls:         Calls{c.Calls.Reads + more.Calls.Reads, c.Calls.Lists + more.Calls.Lists, c.Calls.Writes + more.Calls.Writes},
 		OtherWrites:   c.OtherWrites + more.OtherWrites,
 		ControllerRSS: max(c.ControllerRSS, more.ControllerRSS),
 	}
 }
 
-func (c Calls) and(more Calls) Calls {
-	return Calls{c.Reads + more.Reads, c.Lists + more.Lists, c.Writes + more.Writes}
-}
-
-// Charge notes the cost of all heats as shares per volume.
-func (r *Row) Charge(c Cost) {
-	volumes := r.Claims * r.Heats
+// SetCost sets the cost per volume from the cost of all runs.
+func (r *Row) SetCost(c Cost) {
+	volumes := r.Claims * r.Runs
 	n := float64(volumes)
 	r.CPUPerVolume = c.CPU / time.Duration(volumes)
 	r.WritesPerVolume = float64(c.Calls.Writes) / n
@@ -76,7 +73,7 @@ func (r *Row) Charge(c Cost) {
 	r.ControllerRSS = c.ControllerRSS
 }
 
-// IdleMemory reads what the driver and its sidecars hold before any race.
+// IdleMemory returns the RSS of the driver and its sidecars.
 func (i Installation) IdleMemory() (Memory, error) {
 	all, err := i.Processes(append([]string{Controller, NodePlugin}, Sidecars...)...)
 	if err != nil {

@@ -21,63 +21,61 @@ import (
 )
 
 const (
-	// fillLabel is on the copies of a fill.
-	fillLabel = "bench.storage.liqo.io/fill"
-	// original is the claim whose objects are copied, named as nothing else in them is.
+	copyLabel = "bench.storage.liqo.io/fill"
+	// original is the name of the claim whose objects are copied. It occurs nowhere else in them,
+	// because copies are renamed by replacing this string.
 	original = "fill-original"
-	// writers is how many volumes are made at a time.
+	// writers is how many volumes are created concurrently.
 	writers = 16
 )
 
-// Fill is many volumes in the cluster that the driver takes for its own, because they
-// are: it provisioned the first, and the others are copies of its four objects (claim,
-// virtual PV, twin, real PV) under uids and names of their own, bound by Kubernetes. Ten
-// thousand of them are made in minutes, and go as every volume does.
-type Fill struct {
+// CopiedVolumes are many volumes of the driver. It provisioned the first; the others are copies of
+// its four objects (claim, virtual PV, twin, real PV) with other names and uids, bound by
+// Kubernetes. Ten thousand are created in minutes, and deleted like any volume.
+type CopiedVolumes struct {
 	client    kubernetes.Interface
 	namespace string // of the claims
-	first     objects
+	first     volumeObjects
 }
 
-// objects are those of one volume.
-type objects struct {
+type volumeObjects struct {
 	claim, twin   *corev1.PersistentVolumeClaim
 	virtual, real *corev1.PersistentVolume
 }
 
-// NewFill provisions the first volume with this race's class, in its namespace.
-func NewFill(ctx context.Context, race Race) (*Fill, error) {
-	times, err := watchBound(ctx, race.Client, race.Namespace)
+// NewCopiedVolumes provisions the first volume with this batch's class, in its namespace.
+func NewCopiedVolumes(ctx context.Context, batch Batch) (*CopiedVolumes, error) {
+	times, err := watchBound(ctx, batch.Client, batch.Namespace)
 	if err != nil {
 		return nil, err
 	}
 	defer times.stop()
-	fill := &Fill{client: race.Client, namespace: race.Namespace}
-	claims := race.Client.CoreV1().PersistentVolumeClaims(race.Namespace)
-	if _, err := claims.Create(ctx, race.claim(original), metav1.CreateOptions{}); err != nil {
+	copies := &CopiedVolumes{client: batch.Client, namespace: batch.Namespace}
+	claims := batch.Client.CoreV1().PersistentVolumeClaims(batch.Namespace)
+	if _, err := claims.Create(ctx, batch.claim(original), metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
 	if _, err := times.await(ctx, 1); err != nil {
 		return nil, err
 	}
-	if fill.first.claim, err = claims.Get(ctx, original, metav1.GetOptions{}); err != nil {
+	if copies.first.claim, err = claims.Get(ctx, original, metav1.GetOptions{}); err != nil {
 		return nil, err
 	}
-	volumes := race.Client.CoreV1().PersistentVolumes()
-	if fill.first.virtual, err = volumes.Get(ctx, fill.first.claim.Spec.VolumeName, metav1.GetOptions{}); err != nil {
+	volumes := batch.Client.CoreV1().PersistentVolumes()
+	if copies.first.virtual, err = volumes.Get(ctx, copies.first.claim.Spec.VolumeName, metav1.GetOptions{}); err != nil {
 		return nil, err
 	}
-	attributes := fill.first.virtual.Spec.CSI.VolumeAttributes
-	twins := race.Client.CoreV1().PersistentVolumeClaims(attributes["storage.liqo.io/twin-namespace"])
-	if fill.first.twin, err = twins.Get(ctx, attributes["storage.liqo.io/twin-name"], metav1.GetOptions{}); err != nil {
+	attributes := copies.first.virtual.Spec.CSI.VolumeAttributes
+	twins := batch.Client.CoreV1().PersistentVolumeClaims(attributes["storage.liqo.io/twin-namespace"])
+	if copies.first.twin, err = twins.Get(ctx, attributes["storage.liqo.io/twin-name"], metav1.GetOptions{}); err != nil {
 		return nil, err
 	}
-	fill.first.real, err = volumes.Get(ctx, fill.first.twin.Spec.VolumeName, metav1.GetOptions{})
-	return fill, err
+	copies.first.real, err = volumes.Get(ctx, copies.first.twin.Spec.VolumeName, metav1.GetOptions{})
+	return copies, err
 }
 
-// Add makes so many copies and waits until Kubernetes has bound them all.
-func (f *Fill) Add(ctx context.Context, count int) error {
+// Add creates copies and waits until all are Bound.
+func (f *CopiedVolumes) Add(ctx context.Context, count int) error {
 	times, err := watchBound(ctx, f.client, f.namespace)
 	if err != nil {
 		return err
@@ -88,93 +86,91 @@ func (f *Fill) Add(ctx context.Context, count int) error {
 		return err
 	}
 	defer twins.stop()
-	there := len(twins.all())
-	if err := each(count, func(number int) error { return f.copy(ctx, fmt.Sprintf("fill-%05d", number)) }); err != nil {
+	existing := len(twins.all())
+	if err := parallel(count, func(number int) error { return f.copy(ctx, fmt.Sprintf("fill-%05d", number)) }); err != nil {
 		return err
 	}
 	_, err = times.await(ctx, count+1)
-	_, err2 := twins.await(ctx, there+count)
+	_, err2 := twins.await(ctx, existing+count)
 	return errors.Join(err, err2)
 }
 
-// copy makes one more volume. Each object names the one before by its uid; the virtual PV,
-// which is what users and the driver go by, comes last.
-func (f *Fill) copy(ctx context.Context, name string) error {
+// copy creates one copy. Each object refers to the one created before it by uid; the virtual PV
+// comes last, because the driver finds a volume by it.
+func (f *CopiedVolumes) copy(ctx context.Context, name string) error {
 	claims, volumes := f.client.CoreV1().PersistentVolumeClaims, f.client.CoreV1().PersistentVolumes()
-	claim := fresh(f.first.claim, strings.NewReplacer(original, name))
+	claim := renamedCopy(f.first.claim, strings.NewReplacer(original, name))
 	claim.Spec.VolumeName = ""
-	// A claim with a node and no PV would be provisioned.
+	// csi-provisioner would provision a claim with a selected node and no PV.
 	delete(claim.Annotations, SelectedNode)
-	made, err := claims(f.namespace).Create(ctx, claim, metav1.CreateOptions{})
+	created, err := claims(f.namespace).Create(ctx, claim, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
-	real := "real-" + string(made.UID)
+	real := "real-" + string(created.UID)
 	renamed := strings.NewReplacer(
-		string(f.first.claim.UID), string(made.UID),
+		string(f.first.claim.UID), string(created.UID),
 		f.first.real.Name, real,
 		original, name,
 	)
-	twin := fresh(f.first.twin, renamed)
+	twin := renamedCopy(f.first.twin, renamed)
 	twin.Spec.VolumeName = real
 	madeTwin, err := claims(twin.Namespace).Create(ctx, twin, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
-	volume := fresh(f.first.real, renamed)
+	volume := renamedCopy(f.first.real, renamed)
 	volume.Spec.ClaimRef.UID = madeTwin.UID
 	volume.Spec.CSI.VolumeHandle = real
 	if _, err := volumes.Create(ctx, volume, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	_, err = volumes.Create(ctx, fresh(f.first.virtual, renamed), metav1.CreateOptions{})
+	_, err = volumes.Create(ctx, renamedCopy(f.first.virtual, renamed), metav1.CreateOptions{})
 	return err
 }
 
-// fresh is the object as it was before Kubernetes wrote on it, under other names.
-func fresh[T interface {
+// renamedCopy copies the object without what Kubernetes set in it, and replaces names everywhere.
+func renamedCopy[T interface {
 	*corev1.PersistentVolume | *corev1.PersistentVolumeClaim
 	metav1.Object
-}](object T, renamed *strings.Replacer) T {
+}](object T, names *strings.Replacer) T {
 	text, err := json.Marshal(object)
 	if err != nil {
-		panic(err) // objects of Kubernetes always are JSON
+		panic(err) // Kubernetes objects always marshal
 	}
 	var copied T
-	if err := json.Unmarshal([]byte(renamed.Replace(string(text))), &copied); err != nil {
+	if err := json.Unmarshal([]byte(names.Replace(string(text))), &copied); err != nil {
 		panic(err)
 	}
 	copied.SetUID(types.UID(""))
 	copied.SetResourceVersion("")
 	copied.SetManagedFields(nil)
-	annotations := copied.GetAnnotations()
-	for _, binding := range []string{"pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller"} {
-		delete(annotations, binding)
-	}
+	delete(copied.GetAnnotations(), "pv.kubernetes.io/bind-completed")
+	delete(copied.GetAnnotations(), "pv.kubernetes.io/bound-by-controller")
 	labels := copied.GetLabels()
 	if labels == nil {
 		labels = map[string]string{}
 	}
-	labels[fillLabel] = "true"
+	labels[copyLabel] = "true"
 	copied.SetLabels(labels)
 	return copied
 }
 
-// Remove deletes all claims at once and waits until nothing of any volume is left.
-func (f *Fill) Remove(ctx context.Context) error {
+// Remove deletes all claims at once and waits until all copied PersistentVolumes are deleted.
+func (f *CopiedVolumes) Remove(ctx context.Context) error {
 	claims := f.client.CoreV1().PersistentVolumeClaims(f.namespace)
 	for {
 		err := claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 		if err == nil || apierrors.IsNotFound(err) {
 			break
 		}
-		// The API server deletes one after the other, and gives up after a minute.
+		// The API server deletes one object after the other, with a timeout of a minute.
 		if !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) {
 			return err
 		}
 	}
 	for {
-		left, err := f.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{LabelSelector: fillLabel, Limit: 1})
+		left, err := f.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{LabelSelector: copyLabel, Limit: 1})
 		if err != nil {
 			return err
 		}
@@ -189,14 +185,14 @@ func (f *Fill) Remove(ctx context.Context) error {
 	}
 }
 
-// each calls make for 0..n, several at a time, and gives the first errors.
-func each(n int, make func(int) error) error {
+// parallel calls create for 0..n-1 from several goroutines, each of which stops at its first error.
+func parallel(n int, create func(int) error) error {
 	var wait sync.WaitGroup
 	errs := [writers]error{}
 	for w := range writers {
 		wait.Go(func() {
 			for i := w; i < n && errs[w] == nil; i += writers {
-				errs[w] = make(i)
+				errs[w] = create(i)
 			}
 		})
 	}
@@ -204,20 +200,20 @@ func each(n int, make func(int) error) error {
 	return errors.Join(errs[:]...)
 }
 
-// FullReport is what the driver costs beside many volumes.
+// FullReport is what the driver costs with many volumes in the cluster.
 type FullReport struct {
 	RealClass string
 	Volumes   int
-	// Without and With are the same races without and with the volumes.
+	// Without and With are the same batches without and with the volumes.
 	Without, With []Row
-	// RSS is each replica's with the volumes there; Peak the most it had of it while they
-	// were all deleted at once, which took Removal.
+	// RSS is that of each replica with the volumes; Peak its maximum while all of them were
+	// deleted at once, which took Removal.
 	RSS, Peak []int64
 	Removal   time.Duration
-	// Restart is from deleting both replicas until both are ready again and a claim was bound
-	// and deleted, with the volumes there and so many remote Clusters; RestartCalls is what they
-	// asked of the API server meanwhile, RestartReceived the bytes that each of their pods had
-	// received by then, sidecars included, and RestartRSS what each replica held afterwards.
+	// Restart is the time from deleting both replicas until both are ready again and a claim was
+	// bound and deleted, with the volumes and this number of RemoteClusters. RestartCalls are the
+	// API calls in this time, RestartReceived the bytes that each pod received (sidecars
+	// included), RestartRSS the RSS of each replica afterwards.
 	Restart         time.Duration
 	Clusters        int
 	RestartCalls    Calls
@@ -246,14 +242,14 @@ func (r FullReport) Print(out io.Writer) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "replicas of the controller with %d volumes of class %s (RSS): %s MiB; most while all were deleted at once, in %s: %s MiB\n",
-		r.Volumes, r.RealClass, inMebibytes(r.RSS), r.Removal.Round(time.Second), inMebibytes(r.Peak))
-	_, err2 := fmt.Fprintf(out, "restart with these volumes and %d remote clusters: %s from the end of both replicas to a claim that was bound and deleted by their successors, which read %d pages of lists and %d objects singly; their pods received %s MiB, sidecars included, and they held %s MiB afterwards\n",
-		r.Clusters, r.Restart.Round(10*time.Millisecond), r.RestartCalls.Lists, r.RestartCalls.Reads, inMebibytes(r.RestartReceived), inMebibytes(r.RestartRSS))
+	_, err := fmt.Fprintf(out, "RSS of the controller's replicas with %d volumes of class %s: %s MiB; maximum while all were deleted at once, in %s: %s MiB\n",
+		r.Volumes, r.RealClass, joinMebibytes(r.RSS), r.Removal.Round(time.Second), joinMebibytes(r.Peak))
+	_, err2 := fmt.Fprintf(out, "restart with these volumes and %d remote clusters: %s from deleting both replicas until the new ones had bound and deleted a claim, with %d list and %d get requests; their pods received %s MiB (sidecars included); RSS afterwards %s MiB\n",
+		r.Clusters, r.Restart.Round(10*time.Millisecond), r.RestartCalls.Lists, r.RestartCalls.Reads, joinMebibytes(r.RestartReceived), joinMebibytes(r.RestartRSS))
 	return errors.Join(err, err2)
 }
 
-func inMebibytes(all []int64) string {
+func joinMebibytes(all []int64) string {
 	texts := make([]string, len(all))
 	for i, bytes := range all {
 		texts[i] = fmt.Sprintf("%.1f", mebibytes(bytes))
@@ -261,11 +257,10 @@ func inMebibytes(all []int64) string {
 	return strings.Join(texts, " and ")
 }
 
-// SettledRSS reads the memory of the controller's replicas until none has grown for a while.
-func (i Installation) SettledRSS(ctx context.Context) ([]int64, error) {
-	const calm = 10
+// StableRSS returns the RSS of the controller's replicas once none has grown for ten seconds.
+func (i Installation) StableRSS(ctx context.Context) ([]int64, error) {
 	var last []int64
-	for quiet := 0; quiet < calm; {
+	for quiet := 0; quiet < 10; {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -290,9 +285,9 @@ func (i Installation) SettledRSS(ctx context.Context) ([]int64, error) {
 	return last, nil
 }
 
-// ForgetPeaks makes the kernel count the most memory of the controller's replicas from now on
-// (proc(5), clear_refs), and gives their processes.
-func (i Installation) ForgetPeaks() ([]Process, error) {
+// ResetPeaks resets the peak RSS of the controller's replicas (proc(5), clear_refs) and returns
+// their processes.
+func (i Installation) ResetPeaks() ([]Process, error) {
 	found, err := i.Processes(Controller)
 	for _, process := range found {
 		err = errors.Join(err, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", process.PID), []byte("5"), 0))
@@ -300,8 +295,8 @@ func (i Installation) ForgetPeaks() ([]Process, error) {
 	return found, err
 }
 
-// Peaks is the most memory that each of these processes had. One that ended meanwhile, as
-// for want of memory, is an error.
+// Peaks returns the peak RSS of these processes. One that has ended (out of memory, for example)
+// is an error.
 func (i Installation) Peaks(since []Process) ([]int64, error) {
 	found, err := i.Processes(Controller)
 	if err != nil {

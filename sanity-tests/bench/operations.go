@@ -16,86 +16,78 @@ import (
 	"k8s.io/client-go/dynamic/dynamicinformer"
 )
 
-// snapshotGroup is the API group of snapshots.
 const snapshotGroup = "snapshot.storage.k8s.io"
 
-// Resources of snapshots.
 var (
 	Snapshots        = schema.GroupVersionResource{Group: snapshotGroup, Version: "v1", Resource: "volumesnapshots"}
 	SnapshotContents = schema.GroupVersionResource{Group: snapshotGroup, Version: "v1", Resource: "volumesnapshotcontents"}
 	SnapshotClasses  = schema.GroupVersionResource{Group: snapshotGroup, Version: "v1", Resource: "volumesnapshotclasses"}
 )
 
-// Stock is a number of volumes of one class that operations are tried on. No pod ever
-// has one of them.
-type Stock struct {
-	Race
+// VolumeSet is a number of volumes of one class on which operations are measured. No pod uses them.
+type VolumeSet struct {
+	Batch
 	Dynamic       dynamic.Interface
 	SnapshotClass string
 }
 
-// Operation is done to volumes that are there.
+// Operation is performed on existing volumes.
 type Operation struct {
 	Name string
-	// Goal is how many times as long as on the real class alone it may take.
+	// Goal is the maximum of the ratio to the real class alone.
 	Goal float64
-	// OfSnapshots needs a driver that takes snapshots.
-	OfSnapshots bool
-	// Hold does it once with each of these claims of the stock, all at once. Every round
-	// is of something new: a larger size, another snapshot.
-	Hold func(stock Stock, ctx context.Context, claims []string, round int) (Heat, error)
+	// NeedsSnapshots: the driver must support snapshots.
+	NeedsSnapshots bool
+	// Run performs it once on each of these claims, all at once. The round selects the next size,
+	// or the name of the snapshot.
+	Run func(volumes VolumeSet, ctx context.Context, claims []string, round int) (Result, error)
 }
 
-// Operations are all of them, in their order: what is restored are the snapshots taken
-// in the same round.
+// Operations are in this order because the third restores the snapshots of the second.
 var Operations = []Operation{
-	{Name: "expansion", Goal: 2, Hold: Stock.Expand},
-	{Name: "snapshot", Goal: 2, OfSnapshots: true, Hold: Stock.Snapshot},
-	{Name: "restore", Goal: 2, OfSnapshots: true, Hold: Stock.Restore},
+	{Name: "expansion", Goal: 2, Run: VolumeSet.Expand},
+	{Name: "snapshot", Goal: 2, NeedsSnapshots: true, Run: VolumeSet.Snapshot},
+	{Name: "restore", Goal: 2, NeedsSnapshots: true, Run: VolumeSet.Restore},
 }
 
-// Claims are the names of those that have the volumes.
-func (s Stock) Claims() []string { return s.names() }
-
-// Fill makes the volumes and waits until all are bound.
-func (s Stock) Fill(ctx context.Context) error {
+// Provision creates the claims and waits until all are Bound.
+func (s VolumeSet) Provision(ctx context.Context) error {
 	bound, err := watchBound(ctx, s.Client, s.Namespace)
 	if err != nil {
 		return err
 	}
 	defer bound.stop()
-	if _, err := hold(ctx, s.names(), bound, newStopwatch(), s.post); err != nil {
+	if _, err := measure(ctx, s.Claims(), bound, newStopwatch(), s.post); err != nil {
 		return fmt.Errorf("class %s: %w", s.Class, err)
 	}
 	return nil
 }
 
-// sizes are those of claims, by how often they have grown.
+// sizes of the claims, by round; round 0 is their creation.
 var sizes = []resource.Quantity{resource.MustParse("1Mi"), resource.MustParse("2Mi"), resource.MustParse("3Mi")}
 
-// Expand asks for the next size; a claim has grown when its status says so.
-func (s Stock) Expand(ctx context.Context, claims []string, round int) (Heat, error) {
+// Expand requests the next size and waits until it is in the status of each claim.
+func (s VolumeSet) Expand(ctx context.Context, claims []string, round int) (Result, error) {
 	size := sizes[round]
-	grown, err := watchClaims(ctx, s.Client, s.Namespace, "claims grown", func(claim *corev1.PersistentVolumeClaim) (bool, string) {
+	expanded, err := watchClaims(ctx, s.Client, s.Namespace, "claims expanded", func(claim *corev1.PersistentVolumeClaim) (bool, string) {
 		if !slices.Contains(claims, claim.Name) {
 			return false, ""
 		}
-		has := claim.Status.Capacity[corev1.ResourceStorage]
-		return has.Cmp(size) >= 0, complaints(claim)
+		capacity := claim.Status.Capacity[corev1.ResourceStorage]
+		return capacity.Cmp(size) >= 0, conditionMessage(claim)
 	})
 	if err != nil {
-		return Heat{}, err
+		return Result{}, err
 	}
-	defer grown.stop()
+	defer expanded.stop()
 	patch := fmt.Appendf(nil, `{"spec":{"resources":{"requests":{"storage":%q}}}}`, size.String())
-	return hold(ctx, claims, grown, newStopwatch(), func(ctx context.Context, name string) error {
+	return measure(ctx, claims, expanded, newStopwatch(), func(ctx context.Context, name string) error {
 		_, err := s.Client.CoreV1().PersistentVolumeClaims(s.Namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 		return err
 	})
 }
 
-// complaints are what the conditions of a claim say.
-func complaints(claim *corev1.PersistentVolumeClaim) string {
+func conditionMessage(claim *corev1.PersistentVolumeClaim) string {
 	for _, condition := range claim.Status.Conditions {
 		if condition.Message != "" {
 			return fmt.Sprintf("%s: %s", condition.Type, condition.Message)
@@ -104,29 +96,29 @@ func complaints(claim *corev1.PersistentVolumeClaim) string {
 	return ""
 }
 
-// Snapshot takes one of each claim; it is there when it is ready to use.
-func (s Stock) Snapshot(ctx context.Context, claims []string, round int) (Heat, error) {
+// Snapshot creates a VolumeSnapshot of each claim and waits until all are ready to use.
+func (s VolumeSet) Snapshot(ctx context.Context, claims []string, round int) (Result, error) {
 	of := derived("snapshot", claims, round)
 	factory := dynamicinformer.NewFilteredDynamicSharedInformerFactory(s.Dynamic, 0, s.Namespace, nil)
 	ready, err := watchFor(ctx, "snapshots ready to use", factory, factory.ForResource(Snapshots).Informer(), func(snapshot *unstructured.Unstructured) (bool, string) {
-		if _, ours := of[snapshot.GetName()]; !ours {
+		if _, found := of[snapshot.GetName()]; !found {
 			return false, ""
 		}
 		ready, _, _ := unstructured.NestedBool(snapshot.Object, "status", "readyToUse")
-		trouble, _, _ := unstructured.NestedString(snapshot.Object, "status", "error", "message")
-		return ready, trouble
+		message, _, _ := unstructured.NestedString(snapshot.Object, "status", "error", "message")
+		return ready, message
 	})
 	if err != nil {
-		return Heat{}, err
+		return Result{}, err
 	}
 	defer ready.stop()
-	return hold(ctx, slices.Sorted(maps.Keys(of)), ready, newStopwatch(), func(ctx context.Context, name string) error {
+	return measure(ctx, slices.Sorted(maps.Keys(of)), ready, newStopwatch(), func(ctx context.Context, name string) error {
 		_, err := s.Dynamic.Resource(Snapshots).Namespace(s.Namespace).Create(ctx, s.snapshot(name, of[name]), metav1.CreateOptions{})
 		return err
 	})
 }
 
-func (s Stock) snapshot(name, claim string) *unstructured.Unstructured {
+func (s VolumeSet) snapshot(name, claim string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": Snapshots.GroupVersion().String(), "kind": "VolumeSnapshot",
 		"metadata": map[string]any{"name": name},
@@ -137,25 +129,25 @@ func (s Stock) snapshot(name, claim string) *unstructured.Unstructured {
 	}}
 }
 
-// Restore makes a claim from the snapshot that was taken of each in this round.
-func (s Stock) Restore(ctx context.Context, claims []string, round int) (Heat, error) {
+// Restore creates a claim from each snapshot of this round and waits until all are Bound.
+func (s VolumeSet) Restore(ctx context.Context, claims []string, round int) (Result, error) {
 	of := derived("restored", claims, round)
 	bound, err := watchClaims(ctx, s.Client, s.Namespace, "restored claims bound", func(claim *corev1.PersistentVolumeClaim) (bool, string) {
-		_, ours := of[claim.Name]
-		return ours && claim.Status.Phase == corev1.ClaimBound, ""
+		_, found := of[claim.Name]
+		return found && claim.Status.Phase == corev1.ClaimBound, ""
 	})
 	if err != nil {
-		return Heat{}, err
+		return Result{}, err
 	}
 	defer bound.stop()
-	return hold(ctx, slices.Sorted(maps.Keys(of)), bound, newStopwatch(), func(ctx context.Context, name string) error {
+	return measure(ctx, slices.Sorted(maps.Keys(of)), bound, newStopwatch(), func(ctx context.Context, name string) error {
 		_, err := s.Client.CoreV1().PersistentVolumeClaims(s.Namespace).Create(ctx, s.restored(name, derivedName("snapshot", of[name], round)), metav1.CreateOptions{})
 		return err
 	})
 }
 
-// restored is as large as claims ever get, and so as any snapshot of one.
-func (s Stock) restored(name, snapshot string) *corev1.PersistentVolumeClaim {
+// restored has the largest size, because a restored volume may not be smaller than its snapshot.
+func (s VolumeSet) restored(name, snapshot string) *corev1.PersistentVolumeClaim {
 	group := snapshotGroup
 	claim := s.claim(name)
 	claim.Spec.Resources.Requests[corev1.ResourceStorage] = sizes[len(sizes)-1]
@@ -163,7 +155,7 @@ func (s Stock) restored(name, snapshot string) *corev1.PersistentVolumeClaim {
 	return claim
 }
 
-// derived names what a round makes of each claim.
+// derived maps the names of the objects that a round creates to the claims they are created from.
 func derived(what string, claims []string, round int) map[string]string {
 	from := map[string]string{}
 	for _, claim := range claims {

@@ -7,38 +7,36 @@ import (
 	"text/tabwriter"
 )
 
-// Components are the programs that work for a class beside its driver. Those of the real
-// class and those beside our controller are of the same names, so with a virtual class
-// the figures are of both.
+// Components are the user agents that work for a class besides its driver. The sidecars of the real
+// driver and of this one have the same names, so with a virtual class the figures include both.
 var Components = append([]string{"kube-controller-manager", "snapshot-controller"}, Sidecars...)
 
-// Series is what was seen of one operation on one class.
+// Series are the results of one operation on one class.
 type Series struct {
-	heats  []Heat
-	writes map[string]int
+	results []Result
+	writes  map[string]int
 }
 
-// Add notes one more heat and the calls it led to.
-func (s *Series) Add(heat Heat, calls map[string]Calls) {
-	s.heats = append(s.heats, heat)
+// Add adds the result of one run and the API calls it caused.
+func (s *Series) Add(result Result, calls map[string]Calls) {
+	s.results = append(s.results, result)
 	if s.writes == nil {
 		s.writes = map[string]int{}
 	}
 	for _, agent := range append([]string{Agent}, Components...) {
-		if its := calls[agent]; its.Writes > 0 {
-			s.writes[agent] += its.Writes
+		if writes := calls[agent].Writes; writes > 0 {
+			s.writes[agent] += writes
 		}
 	}
 }
 
-// Times sum up the series.
-func (s Series) Times() Times { return Summary(s.heats) }
+func (s Series) Times() Times { return Summarize(s.results) }
 
-// Writes are the API writes for one operation, by user agent.
+// Writes returns the API writes per operation, by user agent.
 func (s Series) Writes() map[string]float64 {
 	count := 0
-	for _, heat := range s.heats {
-		count += len(heat.Each)
+	for _, result := range s.results {
+		count += len(result.Each)
 	}
 	each := map[string]float64{}
 	for agent, writes := range s.writes {
@@ -47,31 +45,28 @@ func (s Series) Writes() map[string]float64 {
 	return each
 }
 
-// OperationRow is one operation on volumes of the real class and on those of a virtual
-// class above it.
+// OperationRow compares an operation on volumes of the real class and of a virtual class that uses it.
 type OperationRow struct {
 	Operation string
 	RealClass string
-	// AtOnce is how many were under way at a time; Samples how many there were.
+	// AtOnce is how many ran concurrently, Samples how many were measured.
 	AtOnce, Samples int
 	Goal            float64
 	Real, Virtual   Times
-	// RealWrites are the API writes for each on the real class alone, VirtualWrites all
-	// those on the virtual class, by user agent.
+	// RealWrites and VirtualWrites are the API writes per operation, by user agent.
 	RealWrites, VirtualWrites map[string]float64
 }
 
-// P50Ratio is how many times as long it takes on the virtual class: the ratio of the medians.
+// P50Ratio is the ratio of the virtual class to the real one.
 func (r OperationRow) P50Ratio() float64 {
 	return ratio(r.Virtual.P50.Seconds(), r.Real.P50.Seconds())
 }
 
-// P99Ratio is that of the slowest.
 func (r OperationRow) P99Ratio() float64 {
 	return ratio(r.Virtual.P99.Seconds(), r.Real.P99.Seconds())
 }
 
-// Met says whether the goal is, which is about the medians.
+// Met reports whether the goal is met. It is about the medians.
 func (r OperationRow) Met() bool { return r.P50Ratio() <= r.Goal }
 
 func (r OperationRow) verdict() string {
@@ -81,7 +76,7 @@ func (r OperationRow) verdict() string {
 	return "missed"
 }
 
-// MarshalJSON writes the ratios too.
+// MarshalJSON adds the ratios.
 func (r OperationRow) MarshalJSON() ([]byte, error) {
 	type plain OperationRow
 	return json.Marshal(struct {
@@ -91,10 +86,10 @@ func (r OperationRow) MarshalJSON() ([]byte, error) {
 	}{plain(r), r.P50Ratio(), r.P99Ratio(), r.Met()})
 }
 
-// OperationsReport is what was measured of volumes that were there.
+// OperationsReport are the results of operations on existing volumes.
 type OperationsReport struct {
 	Rows []OperationRow
-	// Skipped says of what was not measured why.
+	// Skipped are the operations that were not measured, with the reason.
 	Skipped []string
 }
 
@@ -106,7 +101,7 @@ func (r OperationsReport) Print(out io.Writer) error {
 		fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%.2f\t%.2f\t%.1f %s\t%.1f\t%.1f\t%.1f\t\n",
 			row.Operation, row.RealClass, row.AtOnce, row.Samples,
 			short(row.Real.P50), short(row.Real.P99), short(row.Virtual.P50), short(row.Virtual.P99), row.P50Ratio(), row.P99Ratio(),
-			row.Goal, row.verdict(), row.VirtualWrites[Agent], ofComponents(row.RealWrites), ofComponents(row.VirtualWrites))
+			row.Goal, row.verdict(), row.VirtualWrites[Agent], componentWrites(row.RealWrites), componentWrites(row.VirtualWrites))
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -119,7 +114,7 @@ func (r OperationsReport) Print(out io.Writer) error {
 	return nil
 }
 
-func ofComponents(writes map[string]float64) (sum float64) {
+func componentWrites(writes map[string]float64) (sum float64) {
 	for _, component := range Components {
 		sum += writes[component]
 	}

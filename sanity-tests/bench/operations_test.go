@@ -19,27 +19,26 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// Both rounds of all operations, on a cluster that grants what it is asked for.
 func TestOperationsAreHeldInTheirOrder(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	stock := newStock(3)
-	go grant(ctx, stock)
-	if err := stock.Fill(ctx); err != nil {
+	volumes := newVolumeSet(3)
+	go complete(ctx, volumes)
+	if err := volumes.Provision(ctx); err != nil {
 		t.Fatal(err)
 	}
 	for round := 1; round <= 2; round++ {
 		for _, operation := range Operations {
-			heat, err := operation.Hold(stock, ctx, stock.Claims(), round)
+			result, err := operation.Run(volumes, ctx, volumes.Claims(), round)
 			if err != nil {
 				t.Fatalf("%s, round %d: %v", operation.Name, round, err)
 			}
-			if len(heat.Each) != stock.Count || heat.Whole <= 0 {
-				t.Errorf("%s, round %d: got %v", operation.Name, round, heat)
+			if len(result.Each) != volumes.Count || result.Total <= 0 {
+				t.Errorf("%s, round %d: got %v", operation.Name, round, result)
 			}
 		}
 	}
-	claims, err := stock.Client.CoreV1().PersistentVolumeClaims(stock.Namespace).List(ctx, metav1.ListOptions{})
+	claims, err := volumes.Client.CoreV1().PersistentVolumeClaims(volumes.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,43 +49,43 @@ func TestOperationsAreHeldInTheirOrder(t *testing.T) {
 		}
 		if source := claim.Spec.DataSource; source != nil {
 			restored++
-			snapshot, err := stock.Dynamic.Resource(Snapshots).Namespace(stock.Namespace).Get(ctx, source.Name, metav1.GetOptions{})
+			snapshot, err := volumes.Dynamic.Resource(Snapshots).Namespace(volumes.Namespace).Get(ctx, source.Name, metav1.GetOptions{})
 			if err != nil {
-				t.Errorf("%s is of no snapshot: %v", claim.Name, err)
+				t.Errorf("claim %s has no snapshot: %v", claim.Name, err)
 			} else if of, _, _ := unstructured.NestedString(snapshot.Object, "spec", "source", "persistentVolumeClaimName"); !strings.HasSuffix(claim.Name, of) {
-				t.Errorf("%s is of a snapshot of %s", claim.Name, of)
+				t.Errorf("claim %s is restored from a snapshot of claim %s", claim.Name, of)
 			}
 		}
 	}
-	if restored != 2*stock.Count {
+	if restored != 2*volumes.Count {
 		t.Errorf("%d claims were restored", restored)
 	}
 }
 
 func TestWhatKeepsASnapshotIsTold(t *testing.T) {
-	stock := newStock(1)
-	snapshot := stock.snapshot("snapshot-1-of-claim-0000", "claim-0000")
-	trouble := map[string]any{"error": map[string]any{"message": "the backend is full"}}
-	if err := unstructured.SetNestedMap(snapshot.Object, trouble, "status"); err != nil {
+	volumes := newVolumeSet(1)
+	snapshot := volumes.snapshot("snapshot-1-of-claim-0000", "claim-0000")
+	status := map[string]any{"error": map[string]any{"message": "the backend is full"}}
+	if err := unstructured.SetNestedMap(snapshot.Object, status, "status"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stock.Dynamic.Resource(Snapshots).Namespace(stock.Namespace).Create(t.Context(), snapshot, metav1.CreateOptions{}); err != nil {
+	if _, err := volumes.Dynamic.Resource(Snapshots).Namespace(volumes.Namespace).Create(t.Context(), snapshot, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := stock.Snapshot(t.Context(), []string{"claim-0000"}, 1)
+	_, err := volumes.Snapshot(t.Context(), []string{"claim-0000"}, 1)
 	if err == nil || !strings.Contains(err.Error(), "already exists; the backend is full") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestAClassOfSnapshotsHasToBeOfTheDriver(t *testing.T) {
-	stock := newStock(1)
+	volumes := newVolumeSet(1)
 	for name, want := range map[string]string{
 		"reference": "",
 		"liqo":      "there is no VolumeSnapshotClass liqo",
 		"other":     "VolumeSnapshotClass other is of the driver other.test, not of reference.storage.test",
 	} {
-		if got, err := NoSnapshotClass(t.Context(), stock.Dynamic, name, "reference.storage.test"); err != nil || got != want {
+		if got, err := NoSnapshotClass(t.Context(), volumes.Dynamic, name, "reference.storage.test"); err != nil || got != want {
 			t.Errorf("%s: got %q, %v", name, got, err)
 		}
 	}
@@ -109,7 +108,7 @@ func TestSnapshotsAreTakenOnlyWhereSomebodyAsksForThem(t *testing.T) {
 func TestAnOperationIsReportedAsRatiosAndWritesOfEach(t *testing.T) {
 	series := func(milliseconds int, calls map[string]Calls) (s Series) {
 		each := time.Duration(milliseconds) * time.Millisecond
-		s.Add(Heat{Each: []time.Duration{each, each}, Whole: each}, calls)
+		s.Add(Result{Each: []time.Duration{each, each}, Total: each}, calls)
 		return s
 	}
 	real := series(20, map[string]Calls{"csi-resizer": {Writes: 6}, "bench": {Writes: 2}})
@@ -144,7 +143,7 @@ func TestAnOperationIsReportedAsRatiosAndWritesOfEach(t *testing.T) {
 	}
 }
 
-func newStock(count int) Stock {
+func newVolumeSet(count int) VolumeSet {
 	class := func(name, driver string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": SnapshotClasses.GroupVersion().String(), "kind": "VolumeSnapshotClass",
@@ -152,20 +151,20 @@ func newStock(count int) Stock {
 		}}
 	}
 	lists := map[schema.GroupVersionResource]string{Snapshots: "VolumeSnapshotList", SnapshotClasses: "VolumeSnapshotClassList"}
-	return Stock{
-		Race: Race{Client: fake.NewClientset(), Namespace: "bench", Class: "reference", Node: "home-1", Count: count},
+	return VolumeSet{
+		Batch: Batch{Client: fake.NewClientset(), Namespace: "bench", Class: "reference", Node: "home-1", Count: count},
 		Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists,
 			class("reference", "reference.storage.test"), class("other", "other.test")),
 		SnapshotClass: "reference",
 	}
 }
 
-// grant gives all claims and snapshots what they ask for, again and again: what the fake
-// clients say between a list and the watch after it is lost.
-func grant(ctx context.Context, stock Stock) {
+// complete binds all claims and makes all snapshots ready, repeatedly: the fake clients lose events
+// between a list and the watch after it.
+func complete(ctx context.Context, volumes VolumeSet) {
 	for ctx.Err() == nil {
-		grantClaims(ctx, stock)
-		grantSnapshots(ctx, stock.Dynamic.Resource(Snapshots).Namespace(stock.Namespace))
+		completeClaims(ctx, volumes)
+		completeSnapshots(ctx, volumes.Dynamic.Resource(Snapshots).Namespace(volumes.Namespace))
 		select {
 		case <-ctx.Done():
 		case <-time.After(10 * time.Millisecond):
@@ -173,8 +172,8 @@ func grant(ctx context.Context, stock Stock) {
 	}
 }
 
-func grantClaims(ctx context.Context, stock Stock) {
-	client := stock.Client.CoreV1().PersistentVolumeClaims(stock.Namespace)
+func completeClaims(ctx context.Context, volumes VolumeSet) {
+	client := volumes.Client.CoreV1().PersistentVolumeClaims(volumes.Namespace)
 	claims, err := client.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return
@@ -188,7 +187,7 @@ func grantClaims(ctx context.Context, stock Stock) {
 	}
 }
 
-func grantSnapshots(ctx context.Context, client dynamic.ResourceInterface) {
+func completeSnapshots(ctx context.Context, client dynamic.ResourceInterface) {
 	snapshots, err := client.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return

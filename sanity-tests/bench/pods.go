@@ -17,42 +17,41 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// Fabric is the process that runs pods in other clusters.
+// Fabric is how the command line of the fabric's process begins.
 const Fabric = "liqo-csi fabric"
 
-// PodRace is one set of pods, ready and deleted again.
-type PodRace struct {
+// PodBatch is a number of pods that are created, become ready and are deleted.
+type PodBatch struct {
 	Client    kubernetes.Interface
 	Namespace string
 	Count     int
-	// Place says where they run.
+	// Place sets where they run.
 	Place func(spec *corev1.PodSpec)
 }
 
-// Run posts the pods and waits until all were seen ready; then it deletes them, and waits until
-// none is left.
-func (r PodRace) Run(ctx context.Context) (Heat, error) {
+// Run creates the pods, waits until all were ready, deletes them, and waits until none is left.
+func (r PodBatch) Run(ctx context.Context) (Result, error) {
 	factory := informers.NewSharedInformerFactoryWithOptions(r.Client, 0, informers.WithNamespace(r.Namespace))
 	seen, err := watchFor(ctx, "pods ready", factory, factory.Core().V1().Pods().Informer(), readiness)
 	if err != nil {
-		return Heat{}, err
+		return Result{}, err
 	}
 	defer seen.stop()
 	names := make([]string, r.Count)
 	for i := range names {
 		names[i] = fmt.Sprintf("pod-%04d", i)
 	}
-	heat, err := hold(ctx, names, seen, newStopwatch(), func(ctx context.Context, name string) error {
+	result, err := measure(ctx, names, seen, newStopwatch(), func(ctx context.Context, name string) error {
 		_, err := r.Client.CoreV1().Pods(r.Namespace).Create(ctx, r.pod(name), metav1.CreateOptions{})
 		return err
 	})
 	if err != nil {
-		return Heat{}, err
+		return Result{}, err
 	}
-	return heat, r.clean(ctx)
+	return result, r.clean(ctx)
 }
 
-func readiness(pod *corev1.Pod) (done bool, note string) {
+func readiness(pod *corev1.Pod) (done bool, detail string) {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodReady {
 			return condition.Status == corev1.ConditionTrue, condition.Message
@@ -61,12 +60,11 @@ func readiness(pod *corev1.Pod) (done bool, note string) {
 	return false, string(pod.Status.Phase)
 }
 
-func (r PodRace) pod(name string) *corev1.Pod {
-	grace := int64(1)
+func (r PodBatch) pod(name string) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
-			TerminationGracePeriodSeconds: &grace,
+			TerminationGracePeriodSeconds: new(int64(1)),
 			Containers:                    []corev1.Container{{Name: "main", Image: images.PauseName}},
 		},
 	}
@@ -74,7 +72,7 @@ func (r PodRace) pod(name string) *corev1.Pod {
 	return pod
 }
 
-func (r PodRace) clean(ctx context.Context) error {
+func (r PodBatch) clean(ctx context.Context) error {
 	pods := r.Client.CoreV1().Pods(r.Namespace)
 	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
@@ -92,20 +90,22 @@ func (r PodRace) clean(ctx context.Context) error {
 	}
 }
 
-// FabricRow compares pods that the fabric runs in a cluster with the same pods made there.
+// FabricRow compares pods that the fabric runs in a cluster with pods that are created there directly.
 type FabricRow struct {
-	Pods, Heats  int
-	Direct, Ours Times
-	// CPUPerPod is the fabric's, from the first POST until the last pod is gone.
+	Pods, Runs     int
+	Direct, Fabric Times
+	// CPUPerPod is the fabric's, from the first POST until the last pod is deleted.
 	CPUPerPod time.Duration
-	// HomeWritesPerPod and RemoteWritesPerPod are those of the driver in the same time.
+	// HomeWritesPerPod and RemoteWritesPerPod are the driver's API writes in the same time.
 	HomeWritesPerPod, RemoteWritesPerPod float64
-	// RSS is the fabric's while all pods are there or have just gone, in bytes.
+	// RSS is the fabric's, in bytes.
 	RSS int64
 }
 
-// Whole is how many times as long it takes until all pods are ready.
-func (r FabricRow) Whole() float64 { return ratio(r.Ours.Whole.Seconds(), r.Direct.Whole.Seconds()) }
+// TotalRatio compares the time until all pods are ready.
+func (r FabricRow) TotalRatio() float64 {
+	return ratio(r.Fabric.Total.Seconds(), r.Direct.Total.Seconds())
+}
 
 // FabricReport is what bench-fabric prints.
 type FabricReport struct {
@@ -114,44 +114,41 @@ type FabricReport struct {
 	Streams []StreamRow
 }
 
-// StreamRow compares a stream to or from a pod of the fabric with that of a pod made there.
+// StreamRow compares a stream to or from a pod of the fabric with that of a pod created directly.
 type StreamRow struct {
-	What  string
-	Bytes int64
-	// Direct and Ours is how long it took, each time.
-	Direct, Ours []time.Duration
+	What           string
+	Bytes          int64
+	Direct, Fabric []time.Duration
 }
 
-// Throughput is that of the fabric's pod, as a part of the other's.
+// Throughput is that of the fabric's pod, as a fraction of the other's.
 func (r StreamRow) Throughput() float64 {
-	return ratio(middle(r.Direct).Seconds(), middle(r.Ours).Seconds())
+	return ratio(median(r.Direct).Seconds(), median(r.Fabric).Seconds())
 }
 
-func middle(all []time.Duration) time.Duration {
-	sorted := slices.Sorted(slices.Values(all))
-	return percentile(sorted, 50)
+func median(all []time.Duration) time.Duration {
+	return percentile(slices.Sorted(slices.Values(all)), 50)
 }
 
-// Print writes it as a table.
+// Print writes the report as tables.
 func (r FabricReport) Print(out io.Writer) error {
-	fmt.Fprintf(out, "memory of the idle fabric: %.1f MiB\n", float64(r.IdleRSS)/(1<<20))
+	fmt.Fprintf(out, "memory of the idle fabric: %.1f MiB\n", mebibytes(r.IdleRSS))
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "pods\theats\tdirect p50\tp99\tours p50\tp99\tp50 more\tall ready, ratio\tCPU per pod\twrites at home\tthere\tmemory, MiB")
+	fmt.Fprintln(table, "pods\truns\tdirect p50\tp99\tfabric p50\tp99\tp50 difference\tall ready, ratio\tCPU per pod\twrites at home\tremote\tmemory, MiB")
 	for _, row := range r.Rows {
-		fmt.Fprintf(table, "%d\t%d\t%v\t%v\t%v\t%v\t%v\t%.2f\t%v\t%.1f\t%.1f\t%.1f\n", row.Pods, row.Heats,
-			row.Direct.P50.Round(time.Millisecond), row.Direct.P99.Round(time.Millisecond),
-			row.Ours.P50.Round(time.Millisecond), row.Ours.P99.Round(time.Millisecond),
-			(row.Ours.P50 - row.Direct.P50).Round(time.Millisecond), row.Whole(),
-			row.CPUPerPod.Round(100*time.Microsecond), row.HomeWritesPerPod, row.RemoteWritesPerPod, float64(row.RSS)/(1<<20))
+		fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\t%s\t%.2f\t%v\t%.1f\t%.1f\t%.1f\n", row.Pods, row.Runs,
+			short(row.Direct.P50), short(row.Direct.P99), short(row.Fabric.P50), short(row.Fabric.P99),
+			short(row.Fabric.P50-row.Direct.P50), row.TotalRatio(),
+			row.CPUPerPod.Round(100*time.Microsecond), row.HomeWritesPerPod, row.RemoteWritesPerPod, mebibytes(row.RSS))
 	}
 	if err := table.Flush(); err != nil || len(r.Streams) == 0 {
 		return err
 	}
 	fmt.Fprintln(out)
-	fmt.Fprintln(table, "stream\tMiB\tdirect\tours\tthroughput, of direct")
+	fmt.Fprintln(table, "stream\tMiB\tdirect\tfabric\tthroughput, of direct")
 	for _, row := range r.Streams {
-		fmt.Fprintf(table, "%s\t%d\t%v\t%v\t%.0f %%\n", row.What, row.Bytes>>20,
-			middle(row.Direct).Round(time.Millisecond), middle(row.Ours).Round(time.Millisecond), 100*row.Throughput())
+		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%.0f %%\n", row.What, row.Bytes>>20,
+			short(median(row.Direct)), short(median(row.Fabric)), 100*row.Throughput())
 	}
 	return table.Flush()
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -12,63 +11,60 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// RemoteRow is one race on the real class in the remote cluster, by somebody who
-// is there, and one on a virtual class at home whose twins are made there.
+// RemoteRow compares claims of the real class in the remote cluster with claims of a virtual class
+// at home whose twins are created there.
 type RemoteRow struct {
-	// Policy is when a claim is answered for: Optimistic or WaitForBound.
+	// Policy is the binding policy: Optimistic or WaitForBound.
 	Policy string
 	Claims int
-	Heats  int
-	// RoundTrip is what one call to the remote API server takes, measured.
+	Runs   int
+	// RoundTrip is the time of one call to the remote API server.
 	RoundTrip time.Duration
-	// Real is the real class in the remote cluster itself.
+	// Real is the real class in the remote cluster.
 	Real Times
-	// Claim is from the POST of a claim at home to Bound; Twin from the same
-	// moment to Bound of its twin, where it is waited for.
+	// Claim is from the POST of a claim at home until it is Bound; Twin from the same moment until
+	// its twin is Bound, with WaitForBound.
 	Claim, Twin Times
-	// CPUPerVolume and WritesPerVolume are the driver's, creating and deleting.
+	// CPUPerVolume and WritesPerVolume are the driver's, for creating and deleting.
 	CPUPerVolume    time.Duration
 	WritesPerVolume float64
 }
 
-// Bound is how many times as long a claim takes as the real class there.
-func (r RemoteRow) Bound() float64 { return ratio(r.Claim.P50.Seconds(), r.Real.P50.Seconds()) }
+// BoundRatio is the ratio of the medians, claim to real.
+func (r RemoteRow) BoundRatio() float64 { return ratio(r.Claim.P50.Seconds(), r.Real.P50.Seconds()) }
 
-// TwinTimes notes when twins are first seen Bound in a namespace of the remote
-// cluster, until the returned function is called, which sums them up beside when
-// their claims were posted. The names of twins are those of their claims.
-func TwinTimes(ctx context.Context, client kubernetes.Interface, namespace string) (since func(sent map[string]time.Time) Heat, err error) {
+// TwinTimes records when twins in a namespace of the remote cluster are first seen Bound, until
+// the returned function is called with the times when their claims were posted. A twin has the
+// name of its claim.
+func TwinTimes(ctx context.Context, client kubernetes.Interface, namespace string) (stop func(sent map[string]time.Time) Result, err error) {
 	times, err := watchBound(ctx, client, namespace)
 	if err != nil {
 		return nil, err
 	}
-	return func(sent map[string]time.Time) Heat {
+	return func(sent map[string]time.Time) Result {
 		times.stop()
-		stopwatch := &stopwatch{at: sent}
-		return stopwatch.until(times.all())
+		return (&stopwatch{at: sent}).until(times.all())
 	}, nil
 }
 
-// RoundTrip measures one call to an API server: the median of a few.
+// RoundTrip returns the median time of nine calls to an API server.
 func RoundTrip(ctx context.Context, client kubernetes.Interface) (time.Duration, error) {
-	const calls = 9
 	var each []time.Duration
-	for range calls {
+	for range 9 {
 		begin := time.Now()
 		if _, err := client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{}); err != nil {
 			return 0, err
 		}
 		each = append(each, time.Since(begin))
 	}
-	slices.Sort(each)
-	return percentile(each, 50), nil
+	return median(each), nil
 }
 
-// RemoteReport is what was measured of volumes in a remote cluster.
+// RemoteReport are the results of volumes in a remote cluster.
 type RemoteReport struct {
 	Rows []RemoteRow
-	// ControllerRSS is the controller's with one remote cluster and with Clusters
-	// of them, which share one API server.
+	// ControllerRSS is with one remote cluster, ControllerRSSMany with Clusters of them, which
+	// share one API server.
 	ControllerRSS, ControllerRSSMany int64
 	Clusters                         int
 }
@@ -76,11 +72,11 @@ type RemoteReport struct {
 // Print writes the report as a table.
 func (r RemoteReport) Print(out io.Writer) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "policy\tround trip\tclaims\theats\treal there p50\tp99\tclaim p50\tp99\tratio p50\ttwin p50\tp99\treal /s\tclaims /s\tCPU/vol\twrites/vol\t")
+	fmt.Fprintln(table, "policy\tround trip\tclaims\truns\treal remote p50\tp99\tclaim p50\tp99\tratio p50\ttwin p50\tp99\treal /s\tclaims /s\tCPU/vol\twrites/vol\t")
 	for _, row := range r.Rows {
 		fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%.2f\t%s\t%s\t%.1f\t%.1f\t%s\t%.1f\t\n",
-			row.Policy, row.RoundTrip.Round(100*time.Microsecond), row.Claims, row.Heats,
-			short(row.Real.P50), short(row.Real.P99), short(row.Claim.P50), short(row.Claim.P99), row.Bound(),
+			row.Policy, row.RoundTrip.Round(100*time.Microsecond), row.Claims, row.Runs,
+			short(row.Real.P50), short(row.Real.P99), short(row.Claim.P50), short(row.Claim.P99), row.BoundRatio(),
 			orDash(row.Twin.P50), orDash(row.Twin.P99), row.Real.PerSecond, row.Claim.PerSecond,
 			row.CPUPerVolume.Round(10*time.Microsecond), row.WritesPerVolume)
 	}

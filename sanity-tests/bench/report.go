@@ -10,44 +10,40 @@ import (
 	"time"
 )
 
-// Driver and Sidecars are the processes whose cost is reported, as their command
-// lines begin.
+// How the command lines of the driver's processes begin.
 const (
 	Controller = "liqo-csi controller"
 	NodePlugin = "liqo-csi node"
-	// Agent is how the driver calls itself to API servers.
+	// Agent is the driver's user agent.
 	Agent = "liqo-csi"
 )
 
 // Sidecars run beside the controller.
 var Sidecars = []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter"}
 
-// Row is one race on the real class and one on the virtual class above it.
+// Row compares a batch of the real class with one of a virtual class that uses it.
 type Row struct {
 	RealClass string
 	Claims    int
-	// Heats is how often it was held; few claims say little.
-	Heats   int
+	// Runs is how often the batch was repeated.
+	Runs    int
 	Real    Times
 	Virtual Times
-	// CPUPerVolume is the controller's, creating and deleting.
+	// CPUPerVolume is the controller's, for creating and deleting.
 	CPUPerVolume time.Duration
-	// WritesPerVolume counts API writes of the driver itself, creating and deleting.
-	WritesPerVolume float64
-	// ReadsPerVolume and ListsPerVolume count the other calls of the driver.
-	ReadsPerVolume, ListsPerVolume float64
-	// OtherWritesPerVolume counts those of all other clients together.
+	// API calls of the driver, for creating and deleting.
+	WritesPerVolume, ReadsPerVolume, ListsPerVolume float64
+	// OtherWritesPerVolume are those of all other clients.
 	OtherWritesPerVolume float64
-	// ControllerRSS is the controller's after the race, in bytes.
+	// ControllerRSS is the controller's afterwards, in bytes.
 	ControllerRSS int64
 }
 
-// Bound is how many times as long a claim of the virtual class takes to be
-// bound: the ratio of the medians.
-func (r Row) Bound() float64 { return ratio(r.Virtual.P50.Seconds(), r.Real.P50.Seconds()) }
+// BoundRatio is the ratio of the medians until Bound, virtual to real.
+func (r Row) BoundRatio() float64 { return ratio(r.Virtual.P50.Seconds(), r.Real.P50.Seconds()) }
 
-// Throughput is the virtual class's against half the real class's alone: each
-// claim of the virtual class is two claims to Kubernetes.
+// Throughput compares the virtual class with half of the real class alone: Kubernetes binds two
+// claims for each claim of a virtual class.
 func (r Row) Throughput() float64 { return ratio(r.Virtual.PerSecond, r.Real.PerSecond/2) }
 
 func ratio(a, b float64) float64 {
@@ -57,25 +53,22 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// Memory is what processes hold, in bytes.
+// Memory is the RSS of processes, in bytes.
 type Memory struct {
 	ControllerIdle, NodePlugin int64
-	// Sidecars of all replicas, and everything together.
+	// Sidecars of all replicas; Total of all processes.
 	Sidecars, Total int64
 }
 
 // Report is one run.
 type Report struct {
-	// Conditions are what must be known to read the figures, such as the
-	// controller-manager's client limits.
+	// Conditions of the measurement, such as the controller-manager's client limits.
 	Conditions []string
 	Rows       []Row
 	Memory     Memory
-	// Remote is what was measured across clusters, if it was.
-	Remote *RemoteReport
-	// Full is what was measured beside many volumes, if it was.
-	Full *FullReport
-	// Operations is what was measured of volumes that were there, if it was.
+	// nil if they were not measured.
+	Remote     *RemoteReport
+	Full       *FullReport
 	Operations *OperationsReport
 }
 
@@ -113,11 +106,11 @@ func (r Report) printRows(out io.Writer) error {
 		return nil
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "real class\tclaims\theats\treal p50\tp99\tliqo p50\tp99\tratio p50\treal /s\tliqo /s\tof half\tCPU/vol\treads/vol\tlists/vol\twrites/vol\tothers'\tRSS MiB\t")
+	fmt.Fprintln(table, "real class\tclaims\truns\treal p50\tp99\tliqo p50\tp99\tratio p50\treal /s\tliqo /s\tof half\tCPU/vol\treads/vol\tlists/vol\twrites/vol\tothers'\tRSS MiB\t")
 	for _, row := range r.Rows {
 		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%.2f\t%.1f\t%.1f\t%.0f %%\t%s\t%.1f\t%.2f\t%.1f\t%.1f\t%.1f\t\n",
-			row.RealClass, row.Claims, row.Heats,
-			short(row.Real.P50), short(row.Real.P99), short(row.Virtual.P50), short(row.Virtual.P99), row.Bound(),
+			row.RealClass, row.Claims, row.Runs,
+			short(row.Real.P50), short(row.Real.P99), short(row.Virtual.P50), short(row.Virtual.P99), row.BoundRatio(),
 			row.Real.PerSecond, row.Virtual.PerSecond, 100*row.Throughput(),
 			row.CPUPerVolume.Round(10*time.Microsecond), row.ReadsPerVolume, row.ListsPerVolume, row.WritesPerVolume, row.OtherWritesPerVolume, mebibytes(row.ControllerRSS))
 	}
@@ -132,7 +125,7 @@ func (r Report) Save(path string) error {
 	}
 	rows := make([]rowWithRatios, len(r.Rows))
 	for i, row := range r.Rows {
-		rows[i] = rowWithRatios{row, row.Bound(), row.Throughput()}
+		rows[i] = rowWithRatios{row, row.BoundRatio(), row.Throughput()}
 	}
 	text, err := json.MarshalIndent(map[string]any{"conditions": r.Conditions, "rows": rows, "operations": r.Operations, "remote": r.Remote, "full": r.Full, "memory": r.Memory}, "", "  ")
 	if err != nil {

@@ -28,16 +28,15 @@ type Process struct {
 	PID  int
 	CPU  time.Duration
 	RSS  int64 // bytes
-	Peak int64 // the most it ever had of it
-	// Mapped is how much of it is that of files, which the kernel can read again.
+	Peak int64 // maximum of RSS
+	// Mapped is the part of RSS that is mapped files, which the kernel can read again.
 	Mapped int64
 }
 
-// Installation is the driver as it runs in a cluster: its pods. Others in the
-// lab run the same sidecars.
+// Installation holds the uids of the driver's pods: other pods in the lab have the same sidecars.
 type Installation struct{ pods []string }
 
-// Find finds the pods of the driver.
+// Find returns the driver's pods in a cluster.
 func Find(ctx context.Context, client kubernetes.Interface) (Installation, error) {
 	pods, err := client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -45,16 +44,15 @@ func Find(ctx context.Context, client kubernetes.Interface) (Installation, error
 	}
 	var found Installation
 	for _, pod := range pods.Items {
-		if pod.DeletionTimestamp != nil {
-			continue
+		if pod.DeletionTimestamp == nil {
+			found.pods = append(found.pods, string(pod.UID))
 		}
-		found.pods = append(found.pods, string(pod.UID))
 	}
 	return found, nil
 }
 
-// Processes finds the running processes of the installation whose command is one
-// of names, each written as the words the command line begins with.
+// Processes returns the running processes of the installation whose command line begins with one of
+// names.
 func (i Installation) Processes(names ...string) ([]Process, error) {
 	return processes(func(cgroups string) bool {
 		return slices.ContainsFunc(i.pods, func(uid string) bool { return strings.Contains(cgroups, uid) })
@@ -70,7 +68,7 @@ func processes(ours func(cgroups string) bool, names ...string) ([]Process, erro
 	for _, entry := range entries {
 		line, err := os.ReadFile(entry)
 		if err != nil {
-			continue // it ended meanwhile
+			continue // the process has ended
 		}
 		cgroups, err := os.ReadFile(filepath.Join(filepath.Dir(entry), "cgroup"))
 		if err != nil || !ours(string(cgroups)) {
@@ -79,7 +77,7 @@ func processes(ours func(cgroups string) bool, names ...string) ([]Process, erro
 		words := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
 		words[0] = filepath.Base(words[0])
 		for _, name := range names {
-			if begins(words, strings.Fields(name)) {
+			if hasPrefix(words, strings.Fields(name)) {
 				if p, err := readProcess(filepath.Dir(entry), name); err == nil {
 					found = append(found, p)
 				}
@@ -89,8 +87,8 @@ func processes(ours func(cgroups string) bool, names ...string) ([]Process, erro
 	return found, nil
 }
 
-// Received is how many bytes the pod of each replica of the controller has received: all of its
-// containers share a network.
+// Received returns the bytes that the pod of each replica of the controller has received; its
+// containers share one network.
 func (i Installation) Received() ([]int64, error) {
 	found, err := i.Processes(Controller)
 	if err != nil {
@@ -109,8 +107,8 @@ func (i Installation) Received() ([]int64, error) {
 	return received, nil
 }
 
-// receivedBytes adds up what all interfaces but the loopback one have received, from the table
-// of proc(5), net/dev.
+// receivedBytes sums the received bytes of all interfaces except loopback in a table of proc(5),
+// net/dev.
 func receivedBytes(table string) (int64, error) {
 	var sum int64
 	for line := range strings.Lines(table) {
@@ -120,14 +118,14 @@ func receivedBytes(table string) (int64, error) {
 		}
 		var bytes int64
 		if _, err := fmt.Sscan(counters, &bytes); err != nil {
-			return 0, fmt.Errorf("net/dev is not as proc(5) says: %w", err)
+			return 0, fmt.Errorf("net/dev is not as in proc(5): %w", err)
 		}
 		sum += bytes
 	}
 	return sum, nil
 }
 
-func begins(words, prefix []string) bool {
+func hasPrefix(words, prefix []string) bool {
 	return len(words) >= len(prefix) && slices.Equal(words[:len(prefix)], prefix)
 }
 
@@ -136,17 +134,17 @@ func readProcess(dir, name string) (Process, error) {
 	if err != nil {
 		return Process{}, err
 	}
-	// The command in parentheses may hold spaces: fields count from behind it.
+	// The command in parentheses may contain spaces.
 	_, rest, found := strings.Cut(string(stat), ") ")
 	fields := strings.Fields(rest)
 	if !found || len(fields) < 22 {
-		return Process{}, fmt.Errorf("%s/stat is not as proc(5) says", dir)
+		return Process{}, fmt.Errorf("%s/stat is not as in proc(5)", dir)
 	}
 	user, err1 := strconv.ParseInt(fields[11], 10, 64)
 	system, err2 := strconv.ParseInt(fields[12], 10, 64)
 	pages, err3 := strconv.ParseInt(fields[21], 10, 64)
 	if err1 != nil || err2 != nil || err3 != nil {
-		return Process{}, fmt.Errorf("%s/stat is not as proc(5) says", dir)
+		return Process{}, fmt.Errorf("%s/stat is not as in proc(5)", dir)
 	}
 	peak, mapped, err := readMemory(filepath.Join(dir, "status"))
 	if err != nil {
@@ -169,7 +167,7 @@ func readMemory(file string) (peak, mapped int64, err error) {
 			continue
 		}
 		if _, err := fmt.Sscanf(value, "%d kB", field); err != nil {
-			return 0, 0, fmt.Errorf("%s of %s is not as proc(5) says", name, file)
+			return 0, 0, fmt.Errorf("%s of %s is not as in proc(5)", name, file)
 		}
 		*field <<= 10
 		delete(fields, name)
@@ -180,7 +178,7 @@ func readMemory(file string) (peak, mapped int64, err error) {
 	return peak, mapped, nil
 }
 
-// CPU is the sum over processes of that name; RSS is the largest of them.
+// sum returns the CPU time of all processes of that name, and the largest RSS.
 func sum(all []Process, name string) (cpu time.Duration, rss int64) {
 	for _, p := range all {
 		if p.Name == name {
@@ -191,13 +189,8 @@ func sum(all []Process, name string) (cpu time.Duration, rss int64) {
 	return cpu, rss
 }
 
-// Calls are those that a client made of an API server.
-type Calls struct {
-	// Reads are of single objects; Lists of many, be it without end (the list that a watch
-	// begins with counts, the watch does not).
-	Reads, Lists int
-	Writes       int
-}
+// Calls are numbers of API calls. Watches are not counted, the lists before them are.
+type Calls struct{ Reads, Lists, Writes int }
 
 // AuditLog counts API calls by user agent from the API server's audit log.
 type AuditLog struct {
@@ -205,7 +198,7 @@ type AuditLog struct {
 	offset int64
 }
 
-// Mark makes the next count start here.
+// Mark makes Calls count from here.
 func (a *AuditLog) Mark() error {
 	info, err := os.Stat(a.Path)
 	if err != nil {
@@ -215,10 +208,10 @@ func (a *AuditLog) Mark() error {
 	return nil
 }
 
-// Settled is Calls once none of these agents has written for a while: what is done after
-// a user was served costs too, and is not to be counted with what comes next.
-func (a *AuditLog) Settled(ctx context.Context, agents ...string) (map[string]Calls, error) {
-	const calm = time.Second
+// CallsWhenIdle returns Calls once none of these agents has written for a second: writes after an
+// operation are part of its cost, and must not be counted for the next one.
+func (a *AuditLog) CallsWhenIdle(ctx context.Context, agents ...string) (map[string]Calls, error) {
+	const idle = time.Second
 	last, since := -1, time.Now()
 	for {
 		calls, err := a.Calls()
@@ -231,19 +224,19 @@ func (a *AuditLog) Settled(ctx context.Context, agents ...string) (map[string]Ca
 		}
 		if writes != last {
 			last, since = writes, time.Now()
-		} else if time.Since(since) >= calm {
+		} else if time.Since(since) >= idle {
 			return calls, nil
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%v have not ceased to write: %w", agents, context.Cause(ctx))
-		case <-time.After(calm / 10):
+			return nil, fmt.Errorf("%v still write: %w", agents, context.Cause(ctx))
+		case <-time.After(idle / 10):
 		}
 	}
 }
 
-// Calls counts the calls since Mark by the first word of the user agent. Lease renewals
-// and access reviews are not work on volumes.
+// Calls counts the calls since Mark by the first word of the user agent, without those on leases
+// and access reviews.
 func (a *AuditLog) Calls() (map[string]Calls, error) {
 	file, err := os.Open(a.Path)
 	if err != nil {

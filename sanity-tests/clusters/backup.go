@@ -11,34 +11,33 @@ import (
 	"time"
 )
 
-// Backup is what the etcd of a cluster held at one time.
+// Backup has the content of a cluster's etcd at one time.
 type Backup struct {
 	cluster *Cluster
 	values  map[string][]byte
 }
 
-// everything is where the API server has its objects.
-const everything = "/registry/"
+// registry is the API server's prefix of all objects.
+const registry = "/registry/"
 
-// Backup takes one of all objects but those that etcd removes by itself.
+// Backup backs up all objects except those with a lease in etcd.
 func (c *Cluster) Backup(ctx context.Context) (*Backup, error) {
 	values, err := c.stored(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("back up the cluster %s: %w", c.Name(), err)
+		return nil, fmt.Errorf("back up cluster %s: %w", c.Name(), err)
 	}
 	return &Backup{c, values}, nil
 }
 
-// Restore brings the cluster back to the backup while nobody can use it. Revisions go
-// on, as after `etcdutl snapshot restore --bump-revision`, so that nobody's watch is from
-// a time that has not been yet.
+// Restore restores the backup while the API server is stopped. Revisions continue, as with `etcdutl
+// snapshot restore --bump-revision`, so that no watch has a resourceVersion of the future.
 func (b *Backup) Restore(ctx context.Context) error {
 	if err := b.cluster.Kill(ctx, apiServer); err != nil {
 		return err
 	}
 	err := b.write(ctx)
 	if err != nil {
-		err = fmt.Errorf("restore the cluster %s: %w", b.cluster.Name(), err)
+		err = fmt.Errorf("restore cluster %s: %w", b.cluster.Name(), err)
 	}
 	return errors.Join(err, b.cluster.ensureComponent(ctx, apiServer))
 }
@@ -52,7 +51,7 @@ func (b *Backup) write(ctx context.Context) error {
 		if _, known := b.values[key]; known {
 			continue
 		}
-		if _, err := b.cluster.askEtcd(ctx, "deleterange", map[string][]byte{"key": []byte(key)}); err != nil {
+		if _, err := b.cluster.callEtcd(ctx, "deleterange", map[string][]byte{"key": []byte(key)}); err != nil {
 			return err
 		}
 	}
@@ -60,39 +59,39 @@ func (b *Backup) write(ctx context.Context) error {
 		if bytes.Equal(now[key], value) {
 			continue
 		}
-		if _, err := b.cluster.askEtcd(ctx, "put", map[string][]byte{"key": []byte(key), "value": value}); err != nil {
+		if _, err := b.cluster.callEtcd(ctx, "put", map[string][]byte{"key": []byte(key), "value": value}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// stored is what etcd has under each key.
+// stored returns the values in etcd by key.
 func (c *Cluster) stored(ctx context.Context) (map[string][]byte, error) {
-	after := strings.TrimSuffix(everything, "/") + string('/'+1)
-	answer, err := c.askEtcd(ctx, "range", map[string][]byte{"key": []byte(everything), "range_end": []byte(after)})
+	end := strings.TrimSuffix(registry, "/") + string('/'+1)
+	response, err := c.callEtcd(ctx, "range", map[string][]byte{"key": []byte(registry), "range_end": []byte(end)})
 	if err != nil {
 		return nil, err
 	}
 	var found struct {
 		KVs []struct{ Key, Value []byte }
 	}
-	if err := json.Unmarshal(answer, &found); err != nil {
-		return nil, fmt.Errorf("read what etcd has: %w", err)
+	if err := json.Unmarshal(response, &found); err != nil {
+		return nil, fmt.Errorf("parse the response of etcd: %w", err)
 	}
 	values := map[string][]byte{}
-	for _, one := range found.KVs {
-		key := string(one.Key)
-		if !strings.HasPrefix(key, everything+"events/") && !strings.HasPrefix(key, everything+"masterleases/") {
-			values[key] = one.Value
+	for _, kv := range found.KVs {
+		key := string(kv.Key)
+		if !strings.HasPrefix(key, registry+"events/") && !strings.HasPrefix(key, registry+"masterleases/") {
+			values[key] = kv.Value
 		}
 	}
 	return values, nil
 }
 
-// askEtcd makes a call of etcd's JSON gateway, which has bytes in base64 as Go has them.
-func (c *Cluster) askEtcd(ctx context.Context, call string, what map[string][]byte) (answer []byte, err error) {
-	body, err := json.Marshal(what)
+// callEtcd calls etcd's JSON gateway. Like Go, it encodes bytes as base64.
+func (c *Cluster) callEtcd(ctx context.Context, call string, parameters map[string][]byte) (response []byte, err error) {
+	body, err := json.Marshal(parameters)
 	if err != nil {
 		return nil, err
 	}
@@ -102,5 +101,5 @@ func (c *Cluster) askEtcd(ctx context.Context, call string, what map[string][]by
 	if err != nil {
 		return nil, err
 	}
-	return c.ask(c.controlPlaneNet(), request)
+	return c.do(c.controlPlaneNet(), request)
 }

@@ -13,20 +13,18 @@ import (
 	"storage.liqo.io/sanity-tests/pki"
 )
 
-// Names of the authorities and keys in a cluster's certificate folder.
+// Names of the authorities, keys and users in a cluster's certificate folder.
 const (
 	clusterCA      = "ca"
 	frontProxyCA   = "front-proxy-ca"
 	serviceAccount = "sa"
 	adminUser      = "lab-admin"
-	// kubeletClient is who the API server is to the kubelets.
-	kubeletClient = "kube-apiserver-kubelet-client"
-	// kubeProxy may what RBAC's own rules let the user system:kube-proxy.
-	kubeProxy = "kube-proxy"
-	dnsUser   = "system:coredns"
+	kubeletClient  = "kube-apiserver-kubelet-client"
+	kubeProxy      = "kube-proxy"
+	dnsUser        = "system:coredns"
 )
 
-// issueCertificates makes everything the control plane and its users need.
+// issueCertificates issues the certificates of the control plane and its users.
 func (c *Cluster) issueCertificates() error {
 	dir := c.pki()
 	authority, err := dir.Authority(clusterCA)
@@ -57,14 +55,13 @@ func (c *Cluster) issueCertificates() error {
 		return err
 	}
 	if err := dir.ServiceAccountKey(serviceAccount); err != nil {
-		return fmt.Errorf("make the service account key of %s: %w", c.Name(), err)
+		return fmt.Errorf("create the service account key of %s: %w", c.Name(), err)
 	}
 	return c.writeKubeconfigs()
 }
 
-// apiServerNames are all the ways to the API server: from its own nodes and
-// pods, from the host through a forwarder, from the first cluster through the
-// fault proxy.
+// apiServerNames are the names and addresses by which the API server is reached: from its nodes and
+// pods, from the host through a forwarder, from the first cluster through the fault proxy.
 func (c *Cluster) apiServerNames() []string {
 	return []string{
 		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
@@ -72,8 +69,8 @@ func (c *Cluster) apiServerNames() []string {
 	}
 }
 
-// issueNodeCertificates puts each kubelet's client and serving certificates,
-// and its kubeconfig, into the node.
+// issueNodeCertificates writes the certificates and kubeconfigs of kubelet and kube-proxy into each
+// node.
 func (c *Cluster) issueNodeCertificates() error {
 	authority, err := c.pki().Authority(clusterCA)
 	if err != nil {
@@ -94,7 +91,7 @@ func (c *Cluster) issueNodeCertificates() error {
 			}
 		}
 		if err := os.WriteFile(dir.Cert(clusterCA), ca, 0o644); err != nil {
-			return fmt.Errorf("give node %s its authority: %w", node.Name, err)
+			return fmt.Errorf("write the authority of node %s: %w", node.Name, err)
 		}
 		if err := c.writeKubeconfig(node.HostPath(nodes.Kubeconfig), c.internalURL(), "system:node:"+node.Name,
 			dir.Cert("client"), dir.Key("client")); err != nil {
@@ -126,8 +123,7 @@ func (c *Cluster) writeKubeconfigs() error {
 	return nil
 }
 
-// writeKubeconfig writes a kubeconfig that carries its certificates, so that it
-// works wherever it is copied to.
+// writeKubeconfig writes a kubeconfig with inline certificates, so that it can be copied.
 func (c *Cluster) writeKubeconfig(file, server, user, certFile, keyFile string) error {
 	config := clientcmdapi.NewConfig()
 	var failure error

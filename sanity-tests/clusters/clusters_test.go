@@ -57,7 +57,6 @@ func TestFreePortsAreDistinct(t *testing.T) {
 	}
 }
 
-// Addresses must not meet, whatever the number of clusters and nodes.
 func TestAddressesAreDistinct(t *testing.T) {
 	var known record
 	for _, name := range []string{"a", "b", "c"} {
@@ -65,11 +64,11 @@ func TestAddressesAreDistinct(t *testing.T) {
 		known.Ports = append(known.Ports, 1)
 	}
 	owner := map[string]string{}
-	claim := func(address, who string) {
+	claim := func(address, name string) {
 		if other := owner[address]; other != "" {
-			t.Errorf("%s belongs to %s and to %s", address, other, who)
+			t.Errorf("%s belongs to %s and to %s", address, other, name)
 		}
-		owner[address] = who
+		owner[address] = name
 	}
 	for _, cluster := range newLab(known).clusters {
 		claim(cluster.switchIP(), cluster.Name()+" switch")

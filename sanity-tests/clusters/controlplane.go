@@ -21,12 +21,11 @@ const (
 	coreDNS           = "coredns"
 )
 
-// controlPlane lists them in the order in which they need each other.
+// controlPlane lists them in the order of their start.
 var controlPlane = []string{etcd, apiServer, controllerManager, scheduler, coreDNS}
 
 func (c *Cluster) process(component string) string { return c.Name() + "/" + component }
 
-// controlPlaneSpec says how a component is started.
 func (c *Cluster) controlPlaneSpec(component string) machine.Spec {
 	flags := map[string]func() []string{
 		etcd:              c.etcdFlags,
@@ -42,8 +41,7 @@ func (c *Cluster) controlPlaneSpec(component string) machine.Spec {
 	}
 }
 
-// etcdFlags: nothing of a lab has to survive a power cut, so etcd need not wait
-// for the disk.
+// etcdFlags: a lab need not survive a power failure, so etcd does not sync to disk.
 func (c *Cluster) etcdFlags() []string {
 	url := c.etcdURL()
 	return []string{
@@ -100,9 +98,8 @@ func (c *Cluster) apiServerFlags() []string {
 	}
 }
 
-// controllerManagerFlags: with the stock limit of 20 requests per second the
-// controller manager sets the pace from about ten claims on, and measurements
-// of drivers would measure that.
+// controllerManagerFlags: with the default of 20 requests per second, benchmarks with more than
+// about ten claims would measure the controller manager instead of the driver.
 func (c *Cluster) controllerManagerFlags() []string {
 	dir := c.pki()
 	return append(c.clientFlags(controllerManager),
@@ -119,8 +116,8 @@ func (c *Cluster) controllerManagerFlags() []string {
 
 func (c *Cluster) schedulerFlags() []string { return c.clientFlags(scheduler) }
 
-// clientFlags are what the two components that only use the API have in
-// common. There is one of each, so they need not elect a leader.
+// clientFlags are the common flags of the controller manager and the scheduler, which have one
+// replica each.
 func (c *Cluster) clientFlags(component string) []string {
 	kubeconfig := c.dir(component + ".kubeconfig")
 	return []string{
@@ -136,8 +133,7 @@ func (c *Cluster) clientFlags(component string) []string {
 
 func (c *Cluster) auditPolicyFile() string { return c.dir("audit-policy.yaml") }
 
-// auditPolicy records every request once, when it is answered, with who made it
-// and by which user agent; health checks are nobody's calls.
+// auditPolicy records every request except health checks once, when it is completed.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived, ResponseStarted]
@@ -147,7 +143,7 @@ rules:
 - level: Metadata
 `
 
-// writeConfigs writes the files that flags of the control plane name.
+// writeConfigs writes the configuration files of the control plane.
 func (c *Cluster) writeConfigs() error {
 	if err := os.MkdirAll(c.dir(), 0o755); err != nil {
 		return fmt.Errorf("create the folder of cluster %s: %w", c.Name(), err)
@@ -158,8 +154,8 @@ func (c *Cluster) writeConfigs() error {
 	return os.WriteFile(c.auditPolicyFile(), []byte(auditPolicy), 0o644)
 }
 
-// allowKubeletAccess lets the API server do with kubelets what logs and exec
-// need; kubelets ask the API who may do what.
+// allowKubeletAccess allows the API server to call kubelets for logs and exec. Kubelets authorize
+// requests with SubjectAccessReviews.
 func (c *Cluster) allowKubeletAccess(ctx context.Context) error {
 	client, err := c.Client()
 	if err != nil {

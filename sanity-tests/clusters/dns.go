@@ -12,9 +12,8 @@ import (
 )
 
 const (
-	// dnsReady is where CoreDNS says, in its namespace, whether it knows the cluster.
-	dnsReady = "127.0.0.1:8181"
-	// dnsService is the name under which programs look for it.
+	// dnsReady is CoreDNS's address for readiness checks, in its network namespace.
+	dnsReady   = "127.0.0.1:8181"
 	dnsService = "kube-dns"
 )
 
@@ -22,7 +21,7 @@ func (c *Cluster) corefile() string { return c.dir("Corefile") }
 
 func (c *Cluster) dnsFlags() []string { return []string{"-conf=" + c.corefile()} }
 
-// dnsConfig: of names outside the cluster nothing is known, and it is said at once.
+// dnsConfig resolves names of the cluster only, and refuses others at once.
 func (c *Cluster) dnsConfig() string {
 	return fmt.Sprintf(`cluster.local in-addr.arpa {
 	errors
@@ -34,9 +33,9 @@ func (c *Cluster) dnsConfig() string {
 `, dnsReady, c.dir(coreDNS+".kubeconfig"))
 }
 
-// announceDNS makes the service by which pods reach CoreDNS, which runs beside the API server, and
-// lets it read what names are made of, as its published manifests do.
-func (c *Cluster) announceDNS(ctx context.Context) error {
+// createDNSObjects creates the service of CoreDNS, which runs beside the API server, and its RBAC as
+// in its published manifests.
+func (c *Cluster) createDNSObjects(ctx context.Context) error {
 	client, err := c.Client()
 	if err != nil {
 		return err
@@ -61,7 +60,7 @@ func (c *Cluster) announceDNS(ctx context.Context) error {
 			return err
 		},
 		"service": func() error {
-			// Making it once more is refused for the sake of its address, not of its name.
+			// Create fails because of the allocated address, and not with AlreadyExists.
 			_, err := client.CoreV1().Services(metav1.NamespaceSystem).Get(ctx, dnsService, metav1.GetOptions{})
 			if !apierrors.IsNotFound(err) {
 				return err
@@ -75,13 +74,13 @@ func (c *Cluster) announceDNS(ctx context.Context) error {
 		},
 	} {
 		if err := create(); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("make the %s of the DNS of %s: %w", what, c.Name(), err)
+			return fmt.Errorf("create the %s of the DNS of %s: %w", what, c.Name(), err)
 		}
 	}
 	return nil
 }
 
-// dnsObjects are a service without a selector, and the address it stands for.
+// dnsObjects returns a service without a selector, and its endpoint.
 func (c *Cluster) dnsObjects() (*corev1.Service, *discoveryv1.EndpointSlice) {
 	service := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: dnsService},
@@ -93,12 +92,12 @@ func (c *Cluster) dnsObjects() (*corev1.Service, *discoveryv1.EndpointSlice) {
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{c.controlPlaneIP()}}},
 	}
 	port := int32(53)
-	for _, one := range []struct {
+	for _, p := range []struct {
 		name     string
 		protocol corev1.Protocol
 	}{{"dns", corev1.ProtocolUDP}, {"dns-tcp", corev1.ProtocolTCP}} {
-		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{Name: one.name, Port: port, Protocol: one.protocol})
-		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &one.name, Port: &port, Protocol: &one.protocol})
+		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{Name: p.name, Port: port, Protocol: p.protocol})
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.name, Port: &port, Protocol: &p.protocol})
 	}
 	return service, slice
 }

@@ -8,8 +8,7 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// Down ends the lab and returns the machine to what it was, however much of a
-// lab there is.
+// Down stops the lab and removes everything it changed on the machine, also after a partial start.
 func Down(ctx context.Context) error {
 	unlock, err := machine.Lock(ctx)
 	if err != nil {
@@ -19,9 +18,8 @@ func Down(ctx context.Context) error {
 	return machine.Teardown(ctx)
 }
 
-// Running finds the lab that runs on this machine. One of which no process does
-// any more, as after a reboot or a sudden end of everything, is taken down:
-// tests want none of the objects in it.
+// Running returns the lab that is running on this machine. A lab without running processes, as after
+// a reboot, is taken down: tests must not find its objects.
 func Running(ctx context.Context) (*Lab, error) {
 	lab, err := Load()
 	if err != nil {
@@ -29,13 +27,13 @@ func Running(ctx context.Context) (*Lab, error) {
 	}
 	processes, err := machine.Processes()
 	if err != nil {
-		return nil, fmt.Errorf("look for the lab's processes: %w", err)
+		return nil, fmt.Errorf("find the lab's processes: %w", err)
 	}
 	if slices.ContainsFunc(processes, (*machine.Process).Alive) {
 		return lab, nil
 	}
 	if err := Down(ctx); err != nil {
-		return nil, fmt.Errorf("remove what is left of a lab: %w", err)
+		return nil, fmt.Errorf("take down a lab without processes: %w", err)
 	}
 	return nil, ErrNoLab
 }

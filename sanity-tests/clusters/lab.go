@@ -1,10 +1,8 @@
-// Package clusters is the lab itself: it starts clusters on this machine, finds
-// those that run, and does to them what tests want done: kill and restart
-// components, cut the link between them, import images.
+// Package clusters is the lab: it starts clusters on this machine, finds running ones, kills and
+// restarts components, cuts the link between clusters, and imports images.
 //
-// What the clusters are made of is below: namespaces and processes in package
-// machine, nodes in package nodes, programs in package components. What is
-// deployed into them is not its business.
+// Package machine has the namespaces and processes, package nodes the nodes, package components the
+// programs.
 package clusters
 
 import (
@@ -32,18 +30,18 @@ type Lab struct {
 	bin      components.Binaries
 }
 
-// Cluster is one of them.
+// Cluster is a cluster of the lab.
 type Cluster struct {
 	spec ClusterSpec
 	lab  *Lab
-	// index numbers the clusters of a lab; addresses follow from it.
+	// index of the cluster in the lab; it determines the addresses.
 	index int
-	// port is where the API server is reached on the host's loopback.
+	// port of the API server on the host's loopback.
 	port  int
 	nodes []*nodes.Node
 }
 
-// record is what the state directory remembers of a lab.
+// record is the lab's description in the state directory.
 type record struct {
 	Clusters []ClusterSpec
 	Ports    []int
@@ -52,10 +50,10 @@ type record struct {
 
 func recordFile() string { return machine.Path("lab.json") }
 
-// ErrNoLab says that no lab runs.
+// ErrNoLab: no lab is running.
 var ErrNoLab = errors.New("no lab on this machine: start one with `make lab-up`")
 
-// Load finds the lab that runs on this machine.
+// Load reads the record of the lab on this machine.
 func Load() (*Lab, error) {
 	content, err := os.ReadFile(recordFile())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -105,10 +103,10 @@ func (l *Lab) save() error {
 	return nil
 }
 
-// Clusters are all clusters of the lab; the first is where users work.
+// Clusters returns all clusters of the lab; the first is home.
 func (l *Lab) Clusters() []*Cluster { return l.clusters }
 
-// Cluster finds a cluster by name.
+// Cluster returns a cluster by name.
 func (l *Lab) Cluster(name string) (*Cluster, error) {
 	for _, cluster := range l.clusters {
 		if cluster.Name() == name {
@@ -118,10 +116,10 @@ func (l *Lab) Cluster(name string) (*Cluster, error) {
 	return nil, fmt.Errorf("the lab has no cluster %q", name)
 }
 
-// Binaries are the programs the lab runs.
+// Binaries returns the folder of the lab's programs.
 func (l *Lab) Binaries() components.Binaries { return l.bin }
 
-// Proxy switches the faults between the first cluster and the second.
+// Proxy returns a client of the fault proxy between the first cluster and the second.
 func (l *Lab) Proxy() *faults.Client {
 	if len(l.clusters) < 2 {
 		return faults.NewClient(faultsSocket(), "")
@@ -129,18 +127,18 @@ func (l *Lab) Proxy() *faults.Client {
 	return l.clusters[1].Proxy()
 }
 
-// Proxy switches the faults between the first cluster and this one.
+// Proxy returns a client of the fault proxy between the first cluster and this one.
 func (c *Cluster) Proxy() *faults.Client { return faults.NewClient(faultsSocket(), c.Name()) }
 
 func faultsSocket() string { return machine.Path("faults.sock") }
 
-// Name is the cluster's name.
+// Name returns the cluster's name.
 func (c *Cluster) Name() string { return c.spec.Name }
 
-// Nodes are the cluster's nodes.
+// Nodes returns the cluster's nodes.
 func (c *Cluster) Nodes() []*nodes.Node { return slices.Clone(c.nodes) }
 
-// Node finds a node by name.
+// Node returns a node by name.
 func (c *Cluster) Node(name string) (*nodes.Node, error) {
 	for _, node := range c.nodes {
 		if node.Name == name {
@@ -150,29 +148,27 @@ func (c *Cluster) Node(name string) (*nodes.Node, error) {
 	return nil, fmt.Errorf("cluster %s has no node %q", c.Name(), name)
 }
 
-// dir is the cluster's own folder in the state directory.
+// dir returns a path in the cluster's folder in the state directory.
 func (c *Cluster) dir(names ...string) string {
 	return machine.Path(append([]string{c.Name()}, names...)...)
 }
 
 func (c *Cluster) pki() pki.Dir { return pki.Dir(c.dir("pki")) }
 
-// Kubeconfig is the administrator's kubeconfig; it works on the host.
+// Kubeconfig returns the administrator's kubeconfig for the host.
 func (c *Cluster) Kubeconfig() string { return c.dir("admin.kubeconfig") }
 
-// ProxyKubeconfig is the administrator's kubeconfig for use inside the first
-// cluster (its pods, its nodes): it goes through the fault proxy.
+// ProxyKubeconfig returns the administrator's kubeconfig for pods and nodes of the first cluster,
+// through the fault proxy.
 func (c *Cluster) ProxyKubeconfig() string { return c.dir("via-proxy.kubeconfig") }
 
-// AuditLog is the API server's audit log: JSON lines that name the user agent.
+// AuditLog returns the API server's audit log, in JSON lines.
 func (c *Cluster) AuditLog() string { return c.dir("audit.log") }
 
-// SharedDir is where nodes.SharedDir of all nodes of the cluster is on the
-// host.
+// SharedDir returns the host's path of nodes.SharedDir of all nodes of the cluster.
 func (c *Cluster) SharedDir() string { return c.dir("shared") }
 
-// Config is the administrator's access to the cluster, without a limit of
-// requests per second on the client's side.
+// Config returns the administrator's client configuration, without a client-side rate limit.
 func (c *Cluster) Config() (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
 	if err != nil {
@@ -182,7 +178,7 @@ func (c *Cluster) Config() (*rest.Config, error) {
 	return config, nil
 }
 
-// Client is a client of the cluster with the administrator's rights.
+// Client returns a client with the administrator's rights.
 func (c *Cluster) Client() (kubernetes.Interface, error) {
 	config, err := c.Config()
 	if err != nil {

@@ -2,16 +2,14 @@ package clusters
 
 import "storage.liqo.io/sanity-tests/machine"
 
-// Memory is what the lab takes, in bytes; pages that processes share
-// count once.
+// Memory is the memory of the lab, in bytes. Shared pages count once.
 type Memory struct {
 	Total int64
-	// Pods is the part of everything that is not a recorded process: pods and
-	// the shims that hold them.
+	// Pods is the part of processes that are not recorded: pods and their shims.
 	Pods int64
 }
 
-// Memory adds up what the lab's processes take.
+// Memory returns the memory of the lab's processes.
 func (l *Lab) Memory() (Memory, error) {
 	all, err := machine.Memory()
 	if err != nil {

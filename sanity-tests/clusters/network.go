@@ -7,8 +7,8 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// Addresses. Everything lives in namespaces of its own, so these never meet
-// what the host's network uses. Cluster i has 10.(71+i).0.0/16:
+// Addresses. The lab has network namespaces of its own, so these cannot collide with the host's
+// network. Cluster i has 10.(71+i).0.0/16:
 //
 //	.0.1      its switch, the router of everything in it
 //	.0.2      its control plane
@@ -38,11 +38,11 @@ func (c *Cluster) controlPlaneNet() machine.Namespace {
 	return machine.Namespace{Name: c.Name() + "-cp"}
 }
 
-// link is the interface of the first cluster's switch that leads to this one.
+// link is the name of the interface of another cluster's switch to this one.
 func (c *Cluster) link() string { return "to-" + c.Name() }
 
-// ensureNetwork makes the cluster's switch, its control plane's namespace and
-// the cables to its nodes, whose namespaces exist.
+// ensureNetwork creates the cluster's switch, the namespace of its control plane, and the links to
+// its nodes, whose namespaces exist.
 func (c *Cluster) ensureNetwork(ctx context.Context) error {
 	hub := c.switchNet()
 	for _, namespace := range []machine.Namespace{hub, c.controlPlaneNet()} {
@@ -99,8 +99,8 @@ func (c *Cluster) plug(ctx context.Context, namespace machine.Namespace, port, i
 	return c.switchNet().Links(ctx, "link set "+port+" master br0 up")
 }
 
-// ensureRoutes tells the switch where pods are. Addresses of services never come there: kube-proxy
-// puts an address of a pod in their place on the node that asks.
+// ensureRoutes adds routes to pods to the switch. It needs none to services, which kube-proxy
+// translates on each node.
 func (c *Cluster) ensureRoutes(ctx context.Context) error {
 	var lines []string
 	for _, node := range c.nodes {
@@ -111,30 +111,29 @@ func (c *Cluster) ensureRoutes(ctx context.Context) error {
 
 // ensureLink connects the first cluster's switch with this one's.
 func (c *Cluster) ensureLink(ctx context.Context, first *Cluster) error {
-	here, there := first.switchNet(), c.switchNet()
-	if here.HasLink(ctx, c.link()) {
+	near, far := first.switchNet(), c.switchNet()
+	if near.HasLink(ctx, c.link()) {
 		return nil
 	}
-	if err := here.Links(ctx,
-		"link add "+c.link()+" type veth peer name "+first.link()+" netns "+there.NetFile(),
+	if err := near.Links(ctx,
+		"link add "+c.link()+" type veth peer name "+first.link()+" netns "+far.NetFile(),
 		"addr add "+first.linkIP()+" peer "+c.linkIP()+" dev "+c.link(),
 		"link set "+c.link()+" up",
 	); err != nil {
 		return err
 	}
-	if err := there.Links(ctx,
+	if err := far.Links(ctx,
 		"addr add "+c.linkIP()+" peer "+first.linkIP()+" dev "+first.link(),
 		"link set "+first.link()+" up",
 		"route replace "+first.network()+" via "+first.linkIP(),
 	); err != nil {
 		return err
 	}
-	return here.Links(ctx, "route replace "+c.network()+" via "+c.linkIP())
+	return near.Links(ctx, "route replace "+c.network()+" via "+c.linkIP())
 }
 
-// Partition cuts the links between the clusters, or mends them. It is the far
-// end that is taken down: to the first cluster's side the others fall silent,
-// as across a real partition, instead of being refused at once.
+// Partition cuts the links between the clusters, or restores them. It sets the far end down, so that
+// connections from the first cluster time out as in a real partition, and do not fail at once.
 func (l *Lab) Partition(ctx context.Context, on bool) error {
 	first := l.clusters[0]
 	for _, cluster := range l.clusters[1:] {
@@ -146,13 +145,12 @@ func (l *Lab) Partition(ctx context.Context, on bool) error {
 		}
 		if err := cluster.switchNet().Links(ctx,
 			"link set "+first.link()+" up",
-			// Routes go with an interface that is taken down.
+			// The kernel deletes routes of an interface that is down.
 			"route replace "+first.network()+" via "+first.linkIP(),
 		); err != nil {
 			return err
 		}
-		// Who was asked for in vain during the partition counts as unreachable for
-		// some more seconds.
+		// Failed neighbour entries would be kept for some seconds.
 		if err := first.switchNet().Links(ctx, "neigh flush dev "+cluster.link()); err != nil {
 			return err
 		}

@@ -6,27 +6,25 @@ import (
 	"regexp"
 )
 
-// ClusterSpec is what one can choose about a cluster.
+// ClusterSpec describes a cluster.
 type ClusterSpec struct {
 	Name  string
 	Nodes int
-	// Port is where the API server listens on the host's loopback; 0 takes a
-	// free one.
+	// Port of the API server on the host's loopback; 0: a free one.
 	Port int `json:",omitempty"`
 }
 
-// String describes the cluster for people.
 func (s ClusterSpec) String() string { return fmt.Sprintf("%s with %d nodes", s.Name, s.Nodes) }
 
-// Options are what one can choose about a lab.
+// Options of a lab.
 type Options struct {
-	// Clusters defaults to home with two nodes and remote with one.
+	// Clusters defaults to DefaultClusters.
 	Clusters []ClusterSpec
-	// Progress is told what happens; nil for nobody.
+	// Progress gets a line per step; nil discards them.
 	Progress io.Writer
 }
 
-// DefaultClusters is the lab that most tests want.
+// DefaultClusters returns the clusters that most tests need.
 func DefaultClusters() []ClusterSpec {
 	return []ClusterSpec{{Name: "home", Nodes: 2}, {Name: "remote", Nodes: 1}}
 }

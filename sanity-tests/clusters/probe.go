@@ -15,8 +15,8 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// answers asks a component of the control plane whether it is well.
-func (c *Cluster) answers(ctx context.Context, component string) error {
+// controlPlaneHealthy checks the health of a component of the control plane.
+func (c *Cluster) controlPlaneHealthy(ctx context.Context, component string) error {
 	switch component {
 	case etcd:
 		return c.get(ctx, c.controlPlaneNet(), "http://127.0.0.1:2381/readyz")
@@ -32,8 +32,7 @@ func (c *Cluster) answers(ctx context.Context, component string) error {
 	return fmt.Errorf("no component %q in the control plane", component)
 }
 
-// get succeeds when a URL inside a network namespace answers 200 to the
-// administrator.
+// get succeeds when a URL inside a network namespace returns 200 to the administrator.
 func (c *Cluster) get(ctx context.Context, namespace machine.Namespace, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -41,18 +40,18 @@ func (c *Cluster) get(ctx context.Context, namespace machine.Namespace, url stri
 	if err != nil {
 		return err
 	}
-	_, err = c.ask(namespace, request)
+	_, err = c.do(namespace, request)
 	return err
 }
 
-// ask is the answer 200 to a request of the administrator inside a network namespace.
-func (c *Cluster) ask(namespace machine.Namespace, request *http.Request) (body []byte, err error) {
-	security, err := c.adminTLS()
+// do sends a request of the administrator inside a network namespace, and returns the body of a 200.
+func (c *Cluster) do(namespace machine.Namespace, request *http.Request) (body []byte, err error) {
+	tlsConfig, err := c.adminTLS()
 	if err != nil {
 		return nil, err
 	}
 	client := http.Client{Transport: &http.Transport{
-		TLSClientConfig:   security,
+		TLSClientConfig:   tlsConfig,
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
 			err = namespace.InNetwork(func() error {

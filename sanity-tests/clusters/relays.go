@@ -21,11 +21,10 @@ const (
 	faultsProxy  = "lab/faults-proxy"
 )
 
-// Relays are the names of the processes that belong to no cluster.
+// Relays returns the names of the processes that belong to no cluster.
 func (l *Lab) Relays() []string { return []string{apiForwarder, faultsProxy} }
 
-// startRelays starts what forwards from the host to the API servers, and what
-// makes faults between the clusters.
+// startRelays starts the forwarder from the host to the API servers, and the fault proxies.
 func (l *Lab) startRelays(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	program := machine.Path("bin", "relay")
@@ -72,7 +71,7 @@ func startRelay(ctx context.Context, program, name string, relays faults.Relays,
 	return process.UntilAnswers(ctx, answers)
 }
 
-// forwards lead from the host's loopback to each API server.
+// forwards returns relays from the host's loopback to each API server.
 func (l *Lab) forwards() faults.Relays {
 	var relays faults.Relays
 	for _, cluster := range l.clusters {
@@ -86,8 +85,7 @@ func (l *Lab) forwards() faults.Relays {
 	return relays
 }
 
-// proxies lead from the first cluster to the API servers of the others, over
-// the link between them.
+// proxies returns relays from the first cluster to the API servers of the others, over the link.
 func (l *Lab) proxies() faults.Relays {
 	relays := faults.Relays{Control: faultsSocket()}
 	first := l.clusters[0]
@@ -103,8 +101,8 @@ func (l *Lab) proxies() faults.Relays {
 	return relays
 }
 
-// server, forwarded and proxied are where an API server listens, where it is
-// reached from the host, and where from the first cluster: its own needs no proxy.
+// server, forwarded and proxied are the addresses of an API server in its cluster, on the host, and
+// in the first cluster, whose own API server needs no proxy.
 func (c *Cluster) server() string    { return net.JoinHostPort(c.controlPlaneIP(), "443") }
 func (c *Cluster) forwarded() string { return fmt.Sprintf("127.0.0.1:%d", c.port) }
 func (c *Cluster) proxied() string {

@@ -17,12 +17,12 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// Report gets one line for each thing that was found broken and repaired.
+// Report gets one line per repair.
 type Report func(format string, args ...any)
 
-// Repair takes back what tests do to a lab on purpose and leave behind when they are killed:
-// partition, faults of the proxies, killed components, nodes that are cordoned or out of service.
-// It returns when all components answer and all nodes are ready.
+// Repair reverts faults that killed tests left in a lab: partition, faults of the proxies, killed
+// components, nodes that are cordoned or out of service. It returns when all components are healthy
+// and all nodes are ready.
 func (l *Lab) Repair(ctx context.Context, report Report) error {
 	unlock, err := machine.Lock(ctx)
 	if err != nil {
@@ -50,13 +50,14 @@ func (l *Lab) repairLinks(ctx context.Context, report Report) error {
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("look at the link to cluster %s: %w", cluster.Name(), err)
+			return fmt.Errorf("read the link to cluster %s: %w", cluster.Name(), err)
 		}
 		if link.Flags&net.FlagUp == 0 {
 			report("the link to cluster %s was cut: joined", cluster.Name())
 		}
 	}
-	// Also when the links are up: whoever was killed while joining them has left out the routes.
+	// Also when the links are up: a process that was killed while restoring them may have added no
+	// routes.
 	return l.Partition(ctx, false)
 }
 
@@ -115,7 +116,7 @@ func (c *Cluster) repair(ctx context.Context, report Report) error {
 	return machine.Until(ctx, "the nodes of "+c.Name(), func() error { return c.nodesReady(ctx) })
 }
 
-// frozenAfter is how long a component that runs may take to answer before it is started again.
+// frozenAfter is how long a running component may be unhealthy before it is restarted.
 const frozenAfter = 20 * time.Second
 
 func (c *Cluster) repairComponent(ctx context.Context, name string, report Report) error {
@@ -130,14 +131,14 @@ func (c *Cluster) repairComponent(ctx context.Context, name string, report Repor
 	}
 	answering, cancel := context.WithTimeout(ctx, frozenAfter)
 	defer cancel()
-	if err := process.UntilAnswers(answering, func() error { return known.answers(answering) }); err == nil || ctx.Err() != nil {
+	if err := process.UntilAnswers(answering, func() error { return known.healthy(answering) }); err == nil || ctx.Err() != nil {
 		return err
 	}
 	report("%s did not answer within %s: restarted", known.spec.Name, frozenAfter)
 	return c.Restart(ctx, name)
 }
 
-// repairNode lets pods be scheduled to a node again.
+// repairNode makes a node schedulable.
 func (c *Cluster) repairNode(ctx context.Context, name string, report Report) error {
 	client, err := c.Client()
 	if err != nil {
@@ -147,7 +148,7 @@ func (c *Cluster) repairNode(ctx context.Context, name string, report Report) er
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return fmt.Errorf("look at node %s: %w", name, err)
+			return fmt.Errorf("get node %s: %w", name, err)
 		}
 		if !node.Spec.Unschedulable && !slices.ContainsFunc(node.Spec.Taints, outOfService) {
 			return nil
@@ -155,7 +156,7 @@ func (c *Cluster) repairNode(ctx context.Context, name string, report Report) er
 		node.Spec.Unschedulable = false
 		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, outOfService)
 		if _, err := client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
-			return err // unwrapped: a conflict is tried again
+			return err // not wrapped, so that a conflict is retried
 		}
 		report("node %s was cordoned or out of service: taken into service", name)
 		return nil

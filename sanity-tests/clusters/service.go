@@ -13,12 +13,11 @@ import (
 	"storage.liqo.io/sanity-tests/faults"
 )
 
-// ServiceCIDR is where services of the cluster get their addresses.
+// ServiceCIDR returns the address range of services.
 func (c *Cluster) ServiceCIDR() string { return c.serviceCIDR() }
 
-// ServiceRelay leads from the address of a service to one of its pods, for as long
-// as somebody serves it. Nodes have a kube-proxy, the control plane does not, and what
-// the API server asks of webhooks starts there, so there is where the relay listens.
+// ServiceRelay returns a relay from the address of a service to one of its pods, in the namespace of
+// the control plane: it has no kube-proxy, and the API server calls webhooks from there.
 func (c *Cluster) ServiceRelay(ctx context.Context, namespace, name string) (relay faults.Relay, remove func(context.Context) error, err error) {
 	client, err := c.Client()
 	if err != nil {
@@ -26,30 +25,30 @@ func (c *Cluster) ServiceRelay(ctx context.Context, namespace, name string) (rel
 	}
 	service, err := client.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return relay, nil, fmt.Errorf("look for the service %s/%s: %w", namespace, name, err)
+		return relay, nil, fmt.Errorf("get service %s/%s: %w", namespace, name, err)
 	}
 	slices, err := client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: discoveryv1.LabelServiceName + "=" + name,
 	})
 	if err != nil {
-		return relay, nil, fmt.Errorf("look for the pods of the service %s/%s: %w", namespace, name, err)
+		return relay, nil, fmt.Errorf("list the endpoints of service %s/%s: %w", namespace, name, err)
 	}
 	endpoint, found := endpointOf(slices.Items)
 	if !found || service.Spec.ClusterIP == corev1.ClusterIPNone || len(service.Spec.Ports) != 1 {
 		return relay, nil, fmt.Errorf("the service %s/%s needs an address, one port and a ready pod", namespace, name)
 	}
 
-	here := c.controlPlaneNet()
+	controlPlane := c.controlPlaneNet()
 	address := service.Spec.ClusterIP + "/32 dev lo"
-	if err := here.Links(ctx, "addr replace "+address); err != nil {
+	if err := controlPlane.Links(ctx, "addr replace "+address); err != nil {
 		return relay, nil, err
 	}
-	remove = func(ctx context.Context) error { return here.Links(ctx, "addr del "+address) }
+	remove = func(ctx context.Context) error { return controlPlane.Links(ctx, "addr del "+address) }
 	return faults.Relay{
 		Name:     c.Name() + "/" + name,
-		ListenIn: here,
+		ListenIn: controlPlane,
 		ListenOn: net.JoinHostPort(service.Spec.ClusterIP, strconv.Itoa(int(service.Spec.Ports[0].Port))),
-		DialIn:   here,
+		DialIn:   controlPlane,
 		DialTo:   endpoint,
 	}, remove, nil
 }

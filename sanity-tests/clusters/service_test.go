@@ -21,7 +21,7 @@ func TestServiceLeadsToAReadyPod(t *testing.T) {
 		"none":         {nil, ""},
 		"not ready":    {[]discoveryv1.EndpointSlice{slice(at("10.0.0.1", &no))}, ""},
 		"ready":        {[]discoveryv1.EndpointSlice{slice(at("10.0.0.1", &no), at("10.0.0.2", &yes))}, "10.0.0.2:9443"},
-		"nothing said": {[]discoveryv1.EndpointSlice{slice(), slice(at("10.0.0.3", nil))}, "10.0.0.3:9443"},
+		"no condition": {[]discoveryv1.EndpointSlice{slice(), slice(at("10.0.0.3", nil))}, "10.0.0.3:9443"},
 	} {
 		if got, found := endpointOf(one.slices); got != one.want || found != (one.want != "") {
 			t.Errorf("%s: %q, %v", name, got, found)

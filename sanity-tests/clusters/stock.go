@@ -8,8 +8,8 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// StockImages are the programs that are put into the nodes as images under
-// their published names: repository, program, and the pin that is the tag.
+// stockPrograms are imported into the nodes as images under their published names. The tag is the
+// version of the module in the folder of components.
 var stockPrograms = []struct{ repository, program, folder, module string }{
 	{"registry.k8s.io/sig-storage/csi-provisioner", "csi-provisioner", "kubernetes", "github.com/kubernetes-csi/external-provisioner/v6"},
 	{"registry.k8s.io/sig-storage/csi-attacher", "csi-attacher", "kubernetes", "github.com/kubernetes-csi/external-attacher/v4"},
@@ -19,7 +19,7 @@ var stockPrograms = []struct{ repository, program, folder, module string }{
 	{"docker.io/rancher/local-path-provisioner", "local-path-provisioner", "localpath", "github.com/rancher/local-path-provisioner"},
 }
 
-// StockImage is the full name of a stock program's image.
+// StockImage returns the full name of a stock program's image.
 func StockImage(ctx context.Context, program string) (string, error) {
 	for _, stock := range stockPrograms {
 		if stock.program == program {

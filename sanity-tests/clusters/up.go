@@ -21,12 +21,10 @@ import (
 	"storage.liqo.io/sanity-tests/nodes"
 )
 
-// startTimeout bounds the wait for each component; a healthy one takes a few
-// seconds, a busy machine with two CPUs many.
+// startTimeout is the limit for each component to start, on a busy machine with two CPUs.
 const startTimeout = 3 * time.Minute
 
-// Up starts a lab, or whatever part of it does not run, and returns when all
-// nodes are ready.
+// Up starts a lab, or those parts of it that do not run, and returns when all nodes are ready.
 func Up(ctx context.Context, options Options) (*Lab, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
@@ -42,7 +40,7 @@ func Up(ctx context.Context, options Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	progress.step("programs at hand")
+	progress.step("programs built")
 
 	unlock, err := machine.Lock(ctx)
 	if err != nil {
@@ -66,8 +64,7 @@ func Up(ctx context.Context, options Options) (*Lab, error) {
 	return lab, nil
 }
 
-// wanted is the lab that is asked for: the one that runs, if it is of that
-// shape.
+// wanted returns the lab of the options: the existing one, if it fits.
 func wanted(options Options) (*Lab, error) {
 	present, err := Load()
 	if err == nil {
@@ -83,8 +80,7 @@ func wanted(options Options) (*Lab, error) {
 	return newLab(record{Clusters: options.Clusters, Ports: ports}), nil
 }
 
-// fits says whether the lab is of that shape; a port that is not asked for may
-// be any.
+// fits returns an error if the lab has other clusters, nodes or ports. Port 0 fits any port.
 func (l *Lab) fits(specs []ClusterSpec) error {
 	var present []string
 	same := len(specs) == len(l.clusters)
@@ -94,14 +90,14 @@ func (l *Lab) fits(specs []ClusterSpec) error {
 			(specs[i].Port == 0 || specs[i].Port == cluster.port)
 	}
 	if !same {
-		return fmt.Errorf("a lab of another shape runs here (%s; wanted: %v): run `make lab-down` first",
+		return fmt.Errorf("another lab runs on this machine (%s; wanted: %v): run `make lab-down` first",
 			strings.Join(present, ", "), specs)
 	}
 	return nil
 }
 
-// hostPorts checks that the ports of the host's loopback are free, or finds
-// some. All are held until the last is known, so that no two are the same.
+// hostPorts checks that ports of the host's loopback are free, or chooses free ones. It keeps all
+// listeners open until the end, so that the ports differ.
 func hostPorts(specs []ClusterSpec) ([]int, error) {
 	var ports []int
 	for _, spec := range specs {
@@ -115,7 +111,7 @@ func hostPorts(specs []ClusterSpec) ([]int, error) {
 	return ports, nil
 }
 
-// prepare makes everything that is not a process.
+// prepare creates everything except processes.
 func (l *Lab) prepare(ctx context.Context) error {
 	if err := machine.Prepare(); err != nil {
 		return err
@@ -145,7 +141,7 @@ func (l *Lab) prepare(ctx context.Context) error {
 	return l.writeKubectls()
 }
 
-// ensureNodes makes the nodes' namespaces, configuration and credentials.
+// ensureNodes creates the nodes' namespaces, configuration and credentials.
 func (c *Cluster) ensureNodes() error {
 	for _, node := range c.nodes {
 		if err := node.Ensure(string(c.lab.bin), c.SharedDir()); err != nil {
@@ -155,7 +151,7 @@ func (c *Cluster) ensureNodes() error {
 	return c.issueNodeCertificates()
 }
 
-// writeKubectls makes a kubectl for each cluster, for people.
+// writeKubectls writes a kubectl wrapper for each cluster.
 func (l *Lab) writeKubectls() error {
 	for _, cluster := range l.clusters {
 		script := fmt.Sprintf("#!/bin/sh\nKUBECONFIG=%s exec %s \"$@\"\n", cluster.Kubeconfig(), l.bin.Path("kubectl"))
@@ -169,11 +165,11 @@ func (l *Lab) writeKubectls() error {
 	return nil
 }
 
-// Kubectl is a kubectl for this cluster.
+// Kubectl returns the path of a kubectl for this cluster.
 func (c *Cluster) Kubectl() string { return machine.Path("bin", "kubectl-"+c.Name()) }
 
-// startAll brings up everything side by side: control planes, and container
-// runtimes with their images; kubelets follow when both of theirs are there.
+// startAll starts control planes and container runtimes in parallel, and kubelets when both are
+// healthy.
 func (l *Lab) startAll(ctx context.Context, progress *progress) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return l.startRelays(ctx) })
@@ -227,15 +223,15 @@ func (c *Cluster) startControlPlane(ctx context.Context, progress *progress) err
 		ctx, cancel := context.WithTimeout(ctx, startTimeout)
 		defer cancel()
 		return machine.Until(ctx, "the first objects in "+c.Name(), func() error {
-			return errors.Join(c.allowKubeletAccess(ctx), c.announceDNS(ctx))
+			return errors.Join(c.allowKubeletAccess(ctx), c.createDNSObjects(ctx))
 		})
 	})
 	group.Go(func() error { return c.ensureComponent(ctx, coreDNS) })
 	return group.Wait()
 }
 
-// startContainerd starts a node's containerd and gives it the image of pod
-// sandboxes, without which its kubelet's first pods would fail.
+// startContainerd starts a node's containerd and imports the image of pod sandboxes, which kubelet's
+// first pods need.
 func (c *Cluster) startContainerd(ctx context.Context, node *nodes.Node) error {
 	if err := c.ensureComponent(ctx, "containerd@"+node.Name); err != nil {
 		return err
@@ -264,8 +260,8 @@ func (c *Cluster) startKubelets(ctx context.Context, progress *progress) error {
 	return nil
 }
 
-// nodesReady succeeds when pods can run: the nodes are ready, without taints,
-// and the account that pods run as exists.
+// nodesReady succeeds when pods can run: the nodes are ready and have no taints, and the default
+// service account exists.
 func (c *Cluster) nodesReady(ctx context.Context) error {
 	client, err := c.Client()
 	if err != nil {
@@ -294,8 +290,7 @@ func (c *Cluster) nodesReady(ctx context.Context) error {
 	return err
 }
 
-// importStock puts the images that everything needs into the nodes that do not
-// have them.
+// importStock imports the stock images into the nodes that do not have them.
 func (l *Lab) importStock(ctx context.Context, progress *progress) error {
 	stock, err := l.stockImages(ctx)
 	if err != nil {
@@ -323,24 +318,23 @@ func (l *Lab) importStock(ctx context.Context, progress *progress) error {
 	return nil
 }
 
-// Import puts images into all nodes of the cluster, replacing those of the same
-// name.
+// Import imports images into all nodes of the cluster, and replaces those of the same name.
 func (c *Cluster) Import(ctx context.Context, imported ...*images.Image) error {
 	return nodes.Import(ctx, string(c.lab.bin), c.nodes, imported...)
 }
 
-// ImportMissing puts an image whose name follows from its content into those nodes of the cluster
-// that do not have it, and returns how many those were.
+// ImportMissing imports an image, whose name is a hash of its content, into those nodes of the
+// cluster that do not have it, and returns their number.
 func (c *Cluster) ImportMissing(ctx context.Context, image *images.Image) (imported int, err error) {
 	return nodes.ImportMissing(ctx, string(c.lab.bin), c.nodes, image)
 }
 
-// RemoveOtherTags removes the images that differ from this one only by their tags.
+// RemoveOtherTags removes images of the same repository with other tags.
 func (c *Cluster) RemoveOtherTags(ctx context.Context, image string) error {
 	return nodes.RemoveOtherTags(ctx, string(c.lab.bin), c.nodes, image)
 }
 
-// progress tells what has been reached and how long it took.
+// progress writes the steps and their times.
 type progress struct {
 	mu    sync.Mutex
 	out   io.Writer

@@ -1,8 +1,7 @@
-// Package components builds the programs the lab runs. Each nested module
-// (kubernetes, containerd, localpath, coredns; liqo, e2e and kwok for those who need them) pins a set of
-// them in its `tool` lines and holds no code, or none but the list of what a program is put
-// together from; what is built is kept in the user's cache under a name made of everything that
-// went into it, so clones of the project share it.
+// Package components builds the programs of the lab. Nested modules (kubernetes, containerd,
+// localpath, coredns; liqo, e2e and kwok for some tests) pin them in their `tool` lines, and have
+// hardly any code. Programs are kept in the user's cache under a hash of their inputs, which clones
+// of the repository share.
 package components
 
 import (
@@ -26,19 +25,19 @@ import (
 // Binaries is the folder of the built programs.
 type Binaries string
 
-// Path is where a program is, by the name its users know it by.
+// Path returns the path of a program.
 func (b Binaries) Path(program string) string { return filepath.Join(string(b), program) }
 
-// module is one nested module and how it is built.
+// module is a nested module and how it is built.
 type module struct {
 	folder string
 	tags   string
-	// stamps are -X settings: package path to a go.mod entry whose version is
-	// put there, or to a literal when it starts with "=".
+	// stamps are -X settings: variable to the path of a module, whose version is set, or to "="
+	// and a literal.
 	stamps map[string]string
-	// renames are programs whose package is not named as they are.
+	// renames maps names of packages to those of their programs.
 	renames map[string]string
-	// tests are programs made of the tests of a package, by the name they get.
+	// tests maps names of test programs to packages.
 	tests map[string]string
 }
 
@@ -55,7 +54,7 @@ var modules = []module{
 	{folder: "kubernetes", stamps: kubernetesStamps, renames: map[string]string{"server": "etcd"}},
 	{
 		folder: "containerd",
-		// File systems that need C libraries or device-mapper.
+		// These snapshotters need C libraries or device-mapper.
 		tags: "no_btrfs,no_devmapper,no_zfs",
 		stamps: map[string]string{
 			"github.com/containerd/containerd/v2/version.Version": "github.com/containerd/containerd/v2",
@@ -68,7 +67,7 @@ var modules = []module{
 	},
 }
 
-// liqoModules are not part of the lab: only the suite that runs Liqo builds them.
+// liqoModules are built by the suite liqo only.
 var liqoModules = []module{
 	{
 		folder: "liqo",
@@ -78,31 +77,30 @@ var liqoModules = []module{
 	},
 }
 
-// e2eModules are Kubernetes' own end-to-end tests and what they run.
+// e2eModules are Kubernetes' own end-to-end tests and their programs.
 var e2eModules = []module{
 	{folder: "e2e", stamps: kubernetesStamps, tests: map[string]string{"e2e.test": "k8s.io/kubernetes/test/e2e"}},
 }
 
-// kwokModules play nodes without a kubelet: the fabric is raced on them.
+// kwokModules simulate nodes without a kubelet for benchmarks of the fabric.
 var kwokModules = []module{{folder: "kwok"}}
 
-// Build returns the programs of the lab, building what the cache does not have.
+// Build returns the programs of the lab, and builds them if the cache does not have them.
 func Build(ctx context.Context, progress io.Writer) (Binaries, error) {
 	return build(ctx, modules, progress)
 }
 
-// BuildLiqo returns Liqo's programs, building them unless the cache has them.
+// BuildLiqo does the same for Liqo's programs.
 func BuildLiqo(ctx context.Context, progress io.Writer) (Binaries, error) {
 	return build(ctx, liqoModules, progress)
 }
 
-// BuildE2E returns the programs e2e.test, ginkgo, agnhost and nonewprivs, building them
-// unless the cache has them.
+// BuildE2E does the same for e2e.test, ginkgo, agnhost and nonewprivs.
 func BuildE2E(ctx context.Context, progress io.Writer) (Binaries, error) {
 	return build(ctx, e2eModules, progress)
 }
 
-// BuildKwok returns the program kwok, building it unless the cache has it.
+// BuildKwok does the same for kwok.
 func BuildKwok(ctx context.Context, progress io.Writer) (Binaries, error) {
 	return build(ctx, kwokModules, progress)
 }
@@ -126,24 +124,24 @@ func build(ctx context.Context, modules []module, progress io.Writer) (Binaries,
 		return binaries, nil
 	}
 
-	// Built aside and renamed, so that a folder of that name is always whole.
+	// Built in a temporary folder and renamed, so that a folder of that name is always complete.
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return "", fmt.Errorf("create the cache: %w", err)
 	}
-	aside, err := os.MkdirTemp(filepath.Dir(dir), "building-")
+	temporary, err := os.MkdirTemp(filepath.Dir(dir), "building-")
 	if err != nil {
 		return "", fmt.Errorf("create the cache: %w", err)
 	}
-	defer os.RemoveAll(aside)
+	defer os.RemoveAll(temporary)
 	for _, module := range modules {
-		if err := module.build(ctx, root, filepath.Join(aside, "bin"), progress); err != nil {
+		if err := module.build(ctx, root, filepath.Join(temporary, "bin"), progress); err != nil {
 			return "", err
 		}
 	}
-	if err := os.Chmod(aside, 0o755); err != nil {
+	if err := os.Chmod(temporary, 0o755); err != nil {
 		return "", err
 	}
-	if err := os.Rename(aside, dir); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Rename(temporary, dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("put the programs into the cache: %w", err)
 	}
 	return binaries, nil
@@ -161,9 +159,9 @@ func (m module) build(ctx context.Context, root, out string, progress io.Writer)
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return fmt.Errorf("build %s: %w", m.folder, err)
 	}
-	done := reportBuild(progress, m.folder)
+	stop := reportBuild(progress, m.folder)
 	err = m.compile(ctx, root, out, flags)
-	done()
+	stop()
 	if err != nil {
 		return fmt.Errorf("build %s: %w", m.folder, err)
 	}
@@ -183,7 +181,7 @@ func (m module) compile(ctx context.Context, root, out, linkerFlags string) erro
 		return err
 	}
 	for _, program := range sortedKeys(m.tests) {
-		// Vetting what others wrote would take longer than compiling it.
+		// vet would take longer than the compilation.
 		test := slices.Concat([]string{"test", "-c", "-vet=off"}, flags, []string{"-o", filepath.Join(out, program), m.tests[program]})
 		if err := runBuild(goCommand(ctx, m.dir(root), test...)); err != nil {
 			return err
@@ -208,8 +206,7 @@ func (m module) linkerFlags(root string) (string, error) {
 	return strings.Join(flags, " "), nil
 }
 
-// cacheKey changes with anything that changes the programs: what is pinned, how
-// it is built and by which compiler.
+// cacheKey is a hash of everything that determines the programs: pins, flags, code and compiler.
 func cacheKey(root string, modules []module) (string, error) {
 	hash := sha256.New()
 	fmt.Fprintln(hash, runtime.Version(), runtime.GOARCH)
@@ -223,7 +220,7 @@ func cacheKey(root string, modules []module) (string, error) {
 		for _, file := range append([]string{filepath.Join(module.dir(root), "go.mod"), filepath.Join(module.dir(root), "go.sum")}, code...) {
 			content, err := os.ReadFile(file)
 			if err != nil {
-				return "", fmt.Errorf("read what %s pins: %w", module.folder, err)
+				return "", fmt.Errorf("read the module %s: %w", module.folder, err)
 			}
 			hash.Write(content)
 		}
@@ -231,8 +228,8 @@ func cacheKey(root string, modules []module) (string, error) {
 	return fmt.Sprintf("%x", hash.Sum(nil)[:8]), nil
 }
 
-// Tool is the one program of a module that nothing of the lab runs, such as Helm. The cache keeps it
-// under a name made of what it is built from.
+// Tool returns a program of a module that is not part of the lab, such as Helm, and builds it if the
+// cache does not have it.
 func Tool(ctx context.Context, folder, pkg string) (program string, err error) {
 	root, err := ModuleRoot(ctx)
 	if err != nil {
@@ -241,7 +238,7 @@ func Tool(ctx context.Context, folder, pkg string) (program string, err error) {
 	module := filepath.Join(root, "components", folder)
 	pins, err := os.ReadFile(filepath.Join(module, "go.sum"))
 	if err != nil {
-		return "", fmt.Errorf("read what %s is built from: %w", pkg, err)
+		return "", fmt.Errorf("read the pins of %s: %w", pkg, err)
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -255,19 +252,18 @@ func Tool(ctx context.Context, folder, pkg string) (program string, err error) {
 	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
 		return "", fmt.Errorf("create the cache: %w", err)
 	}
-	// Built aside, so that a program of that name is always whole.
-	aside := fmt.Sprintf("%s.%d", program, os.Getpid())
-	if err := GoBuild(ctx, module, pkg, aside); err != nil {
+	// Built under another name, so that a program of that name is always complete.
+	temporary := fmt.Sprintf("%s.%d", program, os.Getpid())
+	if err := GoBuild(ctx, module, pkg, temporary); err != nil {
 		return "", err
 	}
-	if err := os.Rename(aside, program); err != nil {
+	if err := os.Rename(temporary, program); err != nil {
 		return "", fmt.Errorf("put %s into the cache: %w", path.Base(pkg), err)
 	}
 	return program, nil
 }
 
-// GoBuild builds one more program from a package of a module: dir is the
-// module's folder, out the file to write.
+// GoBuild builds a program from a package of the module in dir, and writes it to out.
 func GoBuild(ctx context.Context, dir, pkg, out string) error {
 	defer reportBuild(os.Stderr, pkg)()
 	if err := runBuild(goCommand(ctx, dir, "build", "-trimpath", "-ldflags", "-s -w", "-o", out, pkg)); err != nil {
@@ -276,8 +272,8 @@ func GoBuild(ctx context.Context, dir, pkg, out string) error {
 	return nil
 }
 
-// ModuleRoot is the folder of the module that runs, sanity-tests: the working
-// directory of `go run` and `go test` lies inside it.
+// ModuleRoot returns the folder of the module sanity-tests. The working directory must be inside it,
+// as it is with `go run` and `go test`.
 func ModuleRoot(ctx context.Context) (string, error) {
 	out, err := goCommand(ctx, "", "list", "-m", "-f", "{{.Path}} {{.Dir}}").Output()
 	if err != nil {
@@ -290,8 +286,7 @@ func ModuleRoot(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
-// goCommand runs Go without C (the programs are copied into images that have no
-// C library) and without a workspace.
+// goCommand runs Go without cgo, because the images have no C library, and without a workspace.
 func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
@@ -316,8 +311,7 @@ func reportBuild(progress io.Writer, what string) (stop func()) {
 	})
 }
 
-// ReportEvery calls report again and again until it is stopped: whoever waits for
-// something that takes minutes is to see that it goes on.
+// ReportEvery calls report at this interval until stop is called, to show progress of long steps.
 func ReportEvery(interval time.Duration, report func()) (stop func()) {
 	ticker, done := time.NewTicker(interval), make(chan struct{})
 	go func() {

@@ -73,7 +73,7 @@ func TestCacheKeyFollowsThePins(t *testing.T) {
 	}
 }
 
-// Whoever changes what Liqo's suite runs does not have the lab built again.
+// A change of Liqo's module must not rebuild the lab.
 func TestLiqoIsKeptApartFromTheLab(t *testing.T) {
 	root, err := ModuleRoot(t.Context())
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// Source is the folder of a module that a nested module pins, in the module
-// cache: what is in it besides Go code, such as charts and definitions.
+// Source returns the folder in the module cache of a module that a nested module pins, for files such
+// as charts and CustomResourceDefinitions.
 func Source(ctx context.Context, folder, path string) (string, error) {
 	root, err := ModuleRoot(ctx)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Version is the version of a module that a nested module pins.
+// Version returns the version of a module that a nested module pins.
 func Version(ctx context.Context, folder, module string) (string, error) {
 	root, err := ModuleRoot(ctx)
 	if err != nil {
@@ -23,7 +23,7 @@ func Version(ctx context.Context, folder, module string) (string, error) {
 func moduleVersion(file, module string) (string, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
-		return "", fmt.Errorf("read what the lab pins: %w", err)
+		return "", fmt.Errorf("read the pins: %w", err)
 	}
 	for line := range strings.Lines(string(content)) {
 		fields := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "require "))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"strings"
@@ -19,29 +20,26 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// accessNamespace is where the remote cluster has the identity of the home cluster.
+// accessNamespace is the namespace in the remote cluster of the home cluster's identity.
 const accessNamespace = "liqo-csi-access"
 
-// Access is what an administrator of a remote cluster gives the home cluster: the chart, at level
-// fabric.
+// Access is the chart's remoteAccess, at level fabric, installed in a remote cluster.
 type Access struct {
 	remote    *clusters.Cluster
 	manifests []byte
 }
 
-// GiveAccess gives it, with changes of the chart's values, and returns a kubeconfig of that identity.
-func GiveAccess(ctx context.Context, remote *clusters.Cluster, changes chart.Values) (*Access, []byte, error) {
+// GrantAccess installs it, with changes of the chart's values, and returns a kubeconfig of its
+// identity.
+func GrantAccess(ctx context.Context, remote *clusters.Cluster, changes chart.Values) (*Access, []byte, error) {
 	a := &Access{remote: remote}
 	helm, err := chart.New(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	level := chart.Values{"only": true, "level": "fabric"}
-	for key, value := range changes {
-		level[key] = value
-	}
-	values := chart.Values{"remoteAccess": level}
-	if a.manifests, err = helm.Render(ctx, "home", accessNamespace, values); err != nil {
+	access := chart.Values{"only": true, "level": "fabric"}
+	maps.Copy(access, changes)
+	if a.manifests, err = helm.Render(ctx, "home", accessNamespace, chart.Values{"remoteAccess": access}); err != nil {
 		return nil, nil, err
 	}
 	client, err := remote.Client()
@@ -84,18 +82,18 @@ func GiveAccess(ctx context.Context, remote *clusters.Cluster, changes chart.Val
 	return a, kubeconfig, err
 }
 
-// Take takes it away.
-func (a *Access) Take(ctx context.Context) error {
-	err := a.kubectl(ctx, "delete", "--ignore-not-found", "-f", "-")
-	client, failed := a.remote.Client()
-	if failed != nil {
-		return errors.Join(err, failed)
+// Revoke removes it.
+func (a *Access) Revoke(ctx context.Context) error {
+	deleted := a.kubectl(ctx, "delete", "--ignore-not-found", "-f", "-")
+	client, err := a.remote.Client()
+	if err != nil {
+		return errors.Join(deleted, err)
 	}
-	failed = client.CoreV1().Namespaces().Delete(ctx, accessNamespace, metav1.DeleteOptions{})
-	if apierrors.IsNotFound(failed) {
-		failed = nil
+	err = client.CoreV1().Namespaces().Delete(ctx, accessNamespace, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		err = nil
 	}
-	return errors.Join(err, failed)
+	return errors.Join(deleted, err)
 }
 
 func (a *Access) kubectl(ctx context.Context, args ...string) error {

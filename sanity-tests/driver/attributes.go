@@ -10,19 +10,19 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// The attributes classes of the lab. The chart makes none: which real ones there are to
-// ask for, only an administrator knows.
+// The VolumeAttributesClasses of the lab. The chart creates none, because it does not know the real
+// ones.
 const (
 	Silver = "liqo-silver"
 	Gold   = "liqo-gold"
 )
 
-// RealAttributesClass is the parameter of an attributes class of the driver that names
-// the one of the twin.
+// RealAttributesClass is the parameter of the driver's VolumeAttributesClasses that names the class
+// of the twin.
 const RealAttributesClass = "realVolumeAttributesClass"
 
-// ensureAttributesClasses makes those of the lab. They outlive an installation, as
-// volumes do that use them.
+// ensureAttributesClasses creates the classes of the lab. They outlive an installation, like the
+// volumes that use them.
 func ensureAttributesClasses(ctx context.Context, client kubernetes.Interface) error {
 	for name, real := range map[string]string{Silver: "reference-silver", Gold: "reference-gold"} {
 		class := &storagev1.VolumeAttributesClass{

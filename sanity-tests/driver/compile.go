@@ -17,11 +17,11 @@ import (
 	"storage.liqo.io/sanity-tests/components"
 )
 
-// BinaryVariable names, in the environment, a program to use instead of building one.
+// BinaryVariable is the environment variable with the path of a program to use instead of building it.
 const BinaryVariable = "LIQO_CSI_BINARY"
 
-// ProfileVariable names, in the environment, the profile of cargo to build the driver in: dev,
-// which is the default, or release. Only builds in dev have crash points.
+// ProfileVariable is the environment variable with the cargo profile of the driver: dev, which is
+// the default, or release. Only dev builds have crash points.
 const ProfileVariable = "LIQO_CSI_PROFILE"
 
 const (
@@ -29,10 +29,10 @@ const (
 	profileRelease = "release"
 )
 
-// buildLimit is more than a release takes on two slow cores when nothing was compiled before.
+// buildLimit is enough for a release build from scratch on two slow cores.
 const buildLimit = 45 * time.Minute
 
-// compiled is the outcome of the one build of this process. A build that was interrupted has none.
+// compiled is the result of this process's only build. An interrupted build is repeated.
 var compiled struct {
 	sync.Mutex
 	done   bool
@@ -40,8 +40,8 @@ var compiled struct {
 	err    error
 }
 
-// Compile returns the driver's program, building it when the first caller of the process asks for
-// it. It is also the program of relays and movers: one program is in the image.
+// Compile returns the path of the driver's program, and builds it on the first call. Relays and
+// movers use the same program.
 func Compile(ctx context.Context) (binary string, err error) {
 	compiled.Lock()
 	defer compiled.Unlock()
@@ -53,11 +53,11 @@ func Compile(ctx context.Context) (binary string, err error) {
 }
 
 func compile(ctx context.Context) (binary string, err error) {
-	if given := os.Getenv(BinaryVariable); given != "" {
-		if _, err := os.Stat(given); err != nil {
-			return "", fmt.Errorf("the program that %s names: %w", BinaryVariable, err)
+	if path := os.Getenv(BinaryVariable); path != "" {
+		if _, err := os.Stat(path); err != nil {
+			return "", fmt.Errorf("program in %s: %w", BinaryVariable, err)
 		}
-		return filepath.Abs(given)
+		return filepath.Abs(path)
 	}
 	module, err := components.ModuleRoot(ctx)
 	if err != nil {
@@ -66,8 +66,8 @@ func compile(ctx context.Context) (binary string, err error) {
 	root := filepath.Dir(module)
 	switch profile := cmp.Or(os.Getenv(ProfileVariable), profileDev); profile {
 	case profileDev:
-		// The whole workspace, as for its tests: a part of it alone would have its dependencies
-		// compiled once more, with fewer features.
+		// The whole workspace, as for its tests: for a single package, cargo would compile the
+		// dependencies again, with fewer features.
 		return DevBinary(root), cargoBuild(ctx, root, "--workspace")
 	case profileRelease:
 		return filepath.Join(targetDir(root), "release", "liqo-csi"), cargoBuild(ctx, root, "--release", "--package", "liqo-csi")
@@ -76,11 +76,11 @@ func compile(ctx context.Context) (binary string, err error) {
 	}
 }
 
-// DevBinary is where `cargo build --workspace` puts the program of the repository in this folder.
+// DevBinary is the program that `cargo build --workspace` builds in this repository.
 func DevBinary(root string) string { return filepath.Join(targetDir(root), "debug", "liqo-csi") }
 
-// UseRelease makes this process use a release, unless the environment asks for something else, and
-// builds it. Benchmarks call it before anything else, and before their time begins.
+// UseRelease makes this process use a release build, unless the environment selects another
+// profile, and builds it. Benchmarks call it first, outside of their timeout.
 func UseRelease(ctx context.Context) error {
 	if os.Getenv(ProfileVariable) == "" {
 		if err := os.Setenv(ProfileVariable, profileRelease); err != nil {
@@ -91,11 +91,10 @@ func UseRelease(ctx context.Context) error {
 	return err
 }
 
-// targets are Rust's names of architectures that the driver is released for.
+// targets are the Rust targets of the architectures of a release.
 var targets = map[string]string{"amd64": "x86_64-unknown-linux-gnu", "arm64": "aarch64-unknown-linux-gnu"}
 
-// CompileReleaseFor is the program of a release for an architecture, or an error that says what this
-// machine lacks to build it.
+// CompileReleaseFor builds the program of a release for an architecture.
 func CompileReleaseFor(ctx context.Context, architecture string) (binary string, err error) {
 	if architecture == runtime.GOARCH {
 		if err := UseRelease(ctx); err != nil {
@@ -115,7 +114,8 @@ func CompileReleaseFor(ctx context.Context, architecture string) (binary string,
 	return binary, cargoBuild(ctx, root, "--release", "--package", "liqo-csi", "--target", target)
 }
 
-// CanCompileFor says what this machine lacks to build the driver for an architecture that is not its own.
+// CanCompileFor returns an error that says what must be installed to cross-compile the driver, and
+// otherwise configures cargo's linker.
 func CanCompileFor(ctx context.Context, architecture string) error {
 	target, known := targets[architecture]
 	if !known {
@@ -123,12 +123,12 @@ func CanCompileFor(ctx context.Context, architecture string) error {
 	}
 	out, err := exec.CommandContext(ctx, "rustc", "--print", "target-libdir", "--target", target).Output()
 	if err != nil {
-		return fmt.Errorf("ask rustc for the target %s: %w", target, err)
+		return fmt.Errorf("rustc --target %s: %w", target, err)
 	}
 	if _, err := os.Stat(strings.TrimSpace(string(out))); err != nil {
 		return fmt.Errorf("the Rust target %s is not installed: rustup target add %s", target, target)
 	}
-	// For what crates compile of C, and to link.
+	// For C code in crates, and to link.
 	cc := strings.Replace(target, "-unknown", "", 1) + "-gcc"
 	if _, err := exec.LookPath(cc); err != nil {
 		return fmt.Errorf("%s is not installed: as root, apt-get install gcc-%s", cc, strings.TrimSuffix(strings.ReplaceAll(cc, "_", "-"), "-gcc"))
@@ -145,7 +145,7 @@ func cargoBuild(ctx context.Context, root string, flags ...string) error {
 	cargo.Dir = root
 	out := &cargoOutput{}
 	cargo.Stdout, cargo.Stderr = out, out
-	// When cargo is stopped, compilers that it started may still have its output open.
+	// Compilers may keep the output open after cargo was stopped.
 	cargo.WaitDelay = 10 * time.Second
 	crates := lockedCrates(root)
 	start := time.Now()
@@ -161,16 +161,16 @@ func cargoBuild(ctx context.Context, root string, flags ...string) error {
 	return nil
 }
 
-// lockedCrates is how many crates Cargo.lock lists: some more than a build on one platform needs.
+// lockedCrates counts the crates in Cargo.lock, which are more than one platform needs.
 func lockedCrates(root string) int {
 	locked, err := os.ReadFile(filepath.Join(root, "Cargo.lock"))
 	if err != nil {
-		return 0 // cargo will say what is wrong
+		return 0 // cargo reports it
 	}
 	return bytes.Count(locked, []byte("[[package]]"))
 }
 
-// cargoOutput keeps what cargo prints.
+// cargoOutput collects the output of cargo.
 type cargoOutput struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -188,8 +188,7 @@ func (o *cargoOutput) String() string {
 	return o.text.String()
 }
 
-// progress is how many crates cargo has started to compile, and its last line: the crate it compiles,
-// or what it waits for.
+// progress returns how many crates cargo has started to compile, and its last line.
 func (o *cargoOutput) progress(crates int) string {
 	text := bytes.TrimSpace([]byte(o.String()))
 	started := bytes.Count(text, []byte("Compiling "))
@@ -197,7 +196,7 @@ func (o *cargoOutput) progress(crates int) string {
 	return fmt.Sprintf("%d of about %d crates started; cargo: %s", started, crates, last)
 }
 
-// targetDir is where cargo builds.
+// targetDir is cargo's target directory.
 func targetDir(root string) string {
 	dir := cmp.Or(os.Getenv("CARGO_TARGET_DIR"), "target")
 	if filepath.IsAbs(dir) {

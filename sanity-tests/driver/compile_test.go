@@ -7,15 +7,15 @@ import (
 )
 
 func TestCompileReturnsTheProgramThatIsGiven(t *testing.T) {
-	given := filepath.Join(t.TempDir(), "liqo-csi")
-	t.Setenv(BinaryVariable, given)
+	binary := filepath.Join(t.TempDir(), "liqo-csi")
+	t.Setenv(BinaryVariable, binary)
 	if _, err := compile(t.Context()); err == nil {
 		t.Error("a program that does not exist was returned")
 	}
-	if err := os.WriteFile(given, nil, 0o700); err != nil {
+	if err := os.WriteFile(binary, nil, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := compile(t.Context()); err != nil || got != given {
+	if got, err := compile(t.Context()); err != nil || got != binary {
 		t.Errorf("got %s, %v", got, err)
 	}
 }

@@ -17,11 +17,10 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// RemoteClusters is the kind by which an administrator tells the driver of a cluster.
+// RemoteClusters is the resource by which an administrator declares a cluster to the driver.
 var RemoteClusters = schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "remoteclusters"}
 
-// Declare tells the driver in a cluster of another one, in whose place a virtual node is made, and
-// waits until that node is ready.
+// Declare creates a RemoteCluster with its Secret, and waits until its virtual node is ready.
 func Declare(ctx context.Context, home *clusters.Cluster, name string, kubeconfig []byte, fabric map[string]any) error {
 	client, err := home.Client()
 	if err != nil {
@@ -32,7 +31,7 @@ func Declare(ctx context.Context, home *clusters.Cluster, name string, kubeconfi
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	all, err := remoteClustersOf(home)
+	all, err := resourceIn(home, RemoteClusters)
 	if err != nil {
 		return err
 	}
@@ -56,17 +55,18 @@ func Declare(ctx context.Context, home *clusters.Cluster, name string, kubeconfi
 				return nil
 			}
 		}
-		return fmt.Errorf("it is not: %v", found.Status.Conditions)
+		return fmt.Errorf("its conditions: %v", found.Status.Conditions)
 	})
 }
 
-// Undeclare takes it back, and waits until the driver has let the cluster go.
+// Undeclare deletes the RemoteCluster, waits until the driver has removed its finalizer, and deletes
+// the Secret.
 func Undeclare(ctx context.Context, home *clusters.Cluster, name string) error {
-	all, err := remoteClustersOf(home)
+	all, err := resourceIn(home, RemoteClusters)
 	if err != nil {
 		return err
 	}
-	gone := machine.Until(ctx, "RemoteCluster "+name+" to go", func() error {
+	deleted := machine.Until(ctx, "RemoteCluster "+name+" to be deleted", func() error {
 		err := all.Delete(ctx, name, metav1.DeleteOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -74,21 +74,21 @@ func Undeclare(ctx context.Context, home *clusters.Cluster, name string) error {
 		if err != nil {
 			return err
 		}
-		return errors.New("it is held")
+		return errors.New("it has finalizers")
 	})
 	client, err := home.Client()
 	if err != nil {
-		return errors.Join(gone, err)
+		return errors.Join(deleted, err)
 	}
 	err = client.CoreV1().Secrets(chart.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
 		err = nil
 	}
-	return errors.Join(gone, err)
+	return errors.Join(deleted, err)
 }
 
-// Routed is what the fabric is told of the network of a remote cluster: the pod networks of the lab
-// are routed.
+// Routed returns the network of a remote cluster for its RemoteCluster: in the lab, pod networks are
+// routed.
 func Routed(remote *clusters.Cluster) map[string]any {
 	var addresses []any
 	for _, node := range remote.Nodes() {
@@ -97,14 +97,14 @@ func Routed(remote *clusters.Cluster) map[string]any {
 	return map[string]any{"mode": "Routed", "podCIDRs": addresses}
 }
 
-func remoteClustersOf(cluster *clusters.Cluster) (dynamic.ResourceInterface, error) {
+func resourceIn(cluster *clusters.Cluster, resource schema.GroupVersionResource) (dynamic.ResourceInterface, error) {
 	config, err := cluster.Config()
 	if err != nil {
 		return nil, err
 	}
-	all, err := dynamic.NewForConfig(config)
+	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	return all.Resource(RemoteClusters), nil
+	return client.Resource(resource), nil
 }

@@ -13,38 +13,38 @@ import (
 )
 
 const (
-	// repository is that of the published image. The tag is made of the content instead: nodes that
-	// have an image of that name need not be given it again, and pods roll over when it changes.
+	// repository is that of the published image. The tag is a hash of the content, so that the image
+	// is imported only into nodes without it, and pods are replaced when it changes.
 	repository = "ghcr.io/liqo-csi/liqo-csi"
-	// Program is where the driver is in its image.
+	// Program is the path of the driver in its image.
 	Program = "/usr/local/bin/liqo-csi"
 )
 
-// Tools are the programs the Dockerfile puts beside the driver.
+// Tools are the other programs in the Dockerfile's image.
 var Tools = []string{"mkfs.ext2", "mkfs.ext3", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mount.nfs"}
 
-// Not in the lab: no kernel here has NFS, and btrfs-progs would be one more
-// package for a file system that no class of the lab uses.
+// notInTheLab: the lab's kernels have no NFS, and no class of the lab uses btrfs.
 var notInTheLab = map[string]bool{"mkfs.btrfs": true, "mount.nfs": true}
 
-// made is the image of this process's program.
-var made struct {
+// built is the image of this process's program.
+var built struct {
 	sync.Mutex
 	image *images.Image
 }
 
-// Image is the content of the Dockerfile's image, taken from this machine. It is made once.
+// Image returns an image with the content of the Dockerfile's, from files of this machine. It is
+// built once.
 func Image(ctx context.Context) (*images.Image, error) {
 	binary, err := Compile(ctx)
 	if err != nil {
 		return nil, err
 	}
-	made.Lock()
-	defer made.Unlock()
-	if made.image == nil {
-		made.image, err = image(binary)
+	built.Lock()
+	defer built.Unlock()
+	if built.image == nil {
+		built.image, err = image(binary)
 	}
-	return made.image, err
+	return built.image, err
 }
 
 func image(binary string) (*images.Image, error) {
@@ -70,8 +70,8 @@ func image(binary string) (*images.Image, error) {
 	return built, nil
 }
 
-// ImportImage builds the driver and gives its image to the nodes of a cluster that do not have it:
-// also of a cluster without the driver, where pods of a move run. Images of former builds go.
+// ImportImage builds the driver and imports its image into the nodes of a cluster that do not have
+// it. Pods of moves need it in clusters without the driver too. It removes images of earlier builds.
 func ImportImage(ctx context.Context, cluster *clusters.Cluster) error {
 	built, err := Image(ctx)
 	if err != nil {
@@ -91,8 +91,8 @@ func imageFor(ctx context.Context, program string) (*images.Image, error) {
 	return image(program)
 }
 
-// ImportProgram gives the image of this program, which is that of another version, to the nodes of a cluster that do not
-// have it.
+// ImportProgram imports the image of this program, which is that of another version, into the nodes of a cluster that
+// lack it.
 func ImportProgram(ctx context.Context, cluster *clusters.Cluster, program string) error {
 	built, err := image(program)
 	if err != nil {
@@ -102,8 +102,8 @@ func ImportProgram(ctx context.Context, cluster *clusters.Cluster, program strin
 	return err
 }
 
-// ImportImageAs builds the driver and gives its image to the nodes of a cluster under another name, as that of a
-// release.
+// ImportImageAs builds the driver and imports its image into the nodes of a cluster under another
+// name, such as that of a release.
 func ImportImageAs(ctx context.Context, name string, cluster *clusters.Cluster) error {
 	binary, err := Compile(ctx)
 	if err != nil {

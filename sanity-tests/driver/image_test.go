@@ -9,7 +9,7 @@ import (
 	"storage.liqo.io/sanity-tests/chart"
 )
 
-// Cargo refuses a workspace with a member whose folder the build of the image does not get.
+// Cargo rejects a workspace in which the folder of a member is missing.
 func TestImageIsBuiltFromAllCrates(t *testing.T) {
 	manifest, err := os.ReadFile("../../Cargo.toml")
 	if err != nil {
@@ -26,7 +26,7 @@ func TestImageIsBuiltFromAllCrates(t *testing.T) {
 	for _, member := range strings.Split(string(members[1]), ", ") {
 		folder, _, _ := strings.Cut(strings.Trim(member, `"`), "/")
 		if !strings.Contains(string(ignored), "\n!"+folder+"\n") {
-			t.Errorf(".dockerignore leaves out %s, where the crate %s is", folder, member)
+			t.Errorf(".dockerignore excludes %s, the folder of the crate %s", folder, member)
 		}
 	}
 }

@@ -1,9 +1,6 @@
-// Package driver puts the driver under test into a cluster of the lab: it builds
-// it, makes the image that the Dockerfile describes, and installs the chart with
-// real Helm.
-//
-// How Helm is run and what the chart renders is the business of package chart;
-// the real storage behind the driver comes from package storage.
+// Package driver installs the driver under test in a cluster of the lab: it builds the program and
+// the image of the Dockerfile, and installs the chart with Helm. Package chart runs Helm, package
+// storage installs the real drivers.
 package driver
 
 import (
@@ -24,21 +21,20 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// CSIName is the driver's name.
 const CSIName = "storage.liqo.io"
 
-// Options are what one can choose about an installation.
+// Options of an installation.
 type Options struct {
 	// Values replace top-level values of Values().
 	Values chart.Values
 	// Program and Chart are those of another version: a file, and the folder or package of a chart.
 	Program, Chart string
-	// Progress is told what happens; nil for nobody.
+	// Progress gets a line per step; nil discards them.
 	Progress io.Writer
 }
 
-// Install builds the driver and installs it, or changes the installation to what
-// is asked for. It returns when claims would be served on every node.
+// Install builds the driver, and installs or upgrades it. It returns when the driver is registered
+// on every node.
 func Install(ctx context.Context, cluster *clusters.Cluster, options Options) error {
 	if options.Progress == nil {
 		options.Progress = io.Discard
@@ -56,7 +52,7 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	if err != nil {
 		return err
 	}
-	step(fmt.Sprintf("image imported into %d of %d nodes, which did not have it", imported, len(cluster.Nodes())))
+	step(fmt.Sprintf("image imported into %d of %d nodes", imported, len(cluster.Nodes())))
 
 	client, err := cluster.Client()
 	if err != nil {
@@ -78,10 +74,10 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	helm.Kubeconfig = cluster.Kubeconfig()
 	values := withImage(built.Name, options.Values)
 	if err := helm.Install(ctx, chart.Release, chart.Namespace, values); err != nil {
-		return fmt.Errorf("install the driver in cluster %s: %w\n%s", cluster.Name(), err, podTrouble(ctx, client))
+		return fmt.Errorf("install the driver in cluster %s: %w\n%s", cluster.Name(), err, podProblems(ctx, client))
 	}
 	step("chart installed, pods ready")
-	// No pod is left that would be started from another build.
+	// No pod uses another build any more.
 	if err := cluster.RemoveOtherTags(ctx, built.Name); err != nil {
 		return err
 	}
@@ -98,8 +94,8 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	return nil
 }
 
-// Uninstall removes the release, and returns when none of its pods is left. The
-// namespace of the twins stays, with all in it.
+// Uninstall uninstalls the release, and returns when its pods are deleted. The namespace of the
+// twins is kept.
 func Uninstall(ctx context.Context, cluster *clusters.Cluster) error {
 	client, err := cluster.Client()
 	if err != nil {
@@ -114,7 +110,7 @@ func Uninstall(ctx context.Context, cluster *clusters.Cluster) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
-	return machine.Until(ctx, "the driver's pods in cluster "+cluster.Name()+" to go", func() error {
+	return machine.Until(ctx, "the driver's pods in cluster "+cluster.Name()+" to be deleted", func() error {
 		pods, err := client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -126,7 +122,7 @@ func Uninstall(ctx context.Context, cluster *clusters.Cluster) error {
 	})
 }
 
-// withImage are the values of the lab with this image, and with the changes.
+// withImage returns the values of the lab with this image and the changes.
 func withImage(name string, changes chart.Values) chart.Values {
 	values := Values()
 	values["image"] = chart.Values{"tag": strings.TrimPrefix(name, repository+":")}
@@ -143,7 +139,7 @@ func helmFor(ctx context.Context, cluster *clusters.Cluster) (*chart.Helm, error
 	return helm, nil
 }
 
-// ensureStorageNamespace is the one step the chart leaves to its user.
+// ensureStorageNamespace creates the namespace of the twins, which the chart leaves to the user.
 func ensureStorageNamespace(ctx context.Context, client kubernetes.Interface) error {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: chart.StorageNamespace}}
 	_, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
@@ -153,7 +149,7 @@ func ensureStorageNamespace(ctx context.Context, client kubernetes.Interface) er
 	return nil
 }
 
-// registered is met when the scheduler and csi-provisioner can use the node.
+// registered returns an error until the scheduler and csi-provisioner can use the node.
 func registered(ctx context.Context, client kubernetes.Interface, node string) error {
 	csiNode, err := client.StorageV1().CSINodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
 	"storage.liqo.io/sanity-tests/chart"
@@ -20,14 +19,14 @@ const offloadingKind = "namespaceoffloadings.offloading.liqo.io"
 
 var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// Fabric is the value of the chart by which the fabric of the driver runs. The API servers of the
-// lab verify the certificates of those that serve logs.
+// Fabric returns the chart's value that enables the fabric. The lab's API servers verify the serving
+// certificates of kubelets.
 func Fabric() chart.Values {
 	return chart.Values{"enabled": true, "streams": chart.Values{"approveCertificates": true}}
 }
 
-// DefineOffloading defines the kind NamespaceOffloading without the chart, never over another
-// definition: then no release has it, and Liqo's may take its place between two tests.
+// DefineOffloading creates the CustomResourceDefinition of NamespaceOffloading if there is none.
+// Not by the chart, so that no release owns it and Liqo's can replace it between tests.
 func DefineOffloading(ctx context.Context, home *clusters.Cluster) error {
 	program, err := Compile(ctx)
 	if err != nil {
@@ -41,7 +40,7 @@ func DefineOffloading(ctx context.Context, home *clusters.Cluster) error {
 	if err := yaml.Unmarshal(text, &definition.Object); err != nil {
 		return err
 	}
-	all, err := definitionsIn(home)
+	all, err := resourceIn(home, definitions)
 	if err != nil {
 		return err
 	}
@@ -52,9 +51,9 @@ func DefineOffloading(ctx context.Context, home *clusters.Cluster) error {
 	return nil
 }
 
-// UndefineOffloading takes the definition away. Liqo brings its own.
+// UndefineOffloading deletes the definition, because Liqo brings its own.
 func UndefineOffloading(ctx context.Context, home *clusters.Cluster) error {
-	all, err := definitionsIn(home)
+	all, err := resourceIn(home, definitions)
 	if err != nil {
 		return err
 	}
@@ -63,16 +62,4 @@ func UndefineOffloading(ctx context.Context, home *clusters.Cluster) error {
 		return nil
 	}
 	return err
-}
-
-func definitionsIn(cluster *clusters.Cluster) (dynamic.ResourceInterface, error) {
-	config, err := cluster.Config()
-	if err != nil {
-		return nil, err
-	}
-	all, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	return all.Resource(definitions), nil
 }

@@ -2,16 +2,14 @@ package driver
 
 import "storage.liqo.io/sanity-tests/chart"
 
-// realClasses are those of package storage that a virtual class of its own,
-// named liqo-<real class>, stands for.
+// realClasses are classes of package storage that have a virtual class liqo-<real class>.
 var realClasses = []string{
 	"reference", "reference-immediate", "reference-slow", "reference-ext4", "reference-xfs", "reference-secret",
 	"reference-attach", "reference-local", "reference-group", "local-path", "static-local",
 }
 
-// classes are the virtual classes of the lab: `liqo`, which names no real class
-// and gets the default one of the cluster, one for each kind of real storage, and
-// one for each thing that can be chosen about a virtual class.
+// classes returns the virtual classes of the lab: `liqo`, which uses the default class of the
+// cluster, one for each kind of real storage, and one for each option of a virtual class.
 func classes() []chart.Values {
 	classes := []chart.Values{
 		{"name": "liqo", "fsType": "ext4"},
@@ -26,13 +24,13 @@ func classes() []chart.Values {
 	return classes
 }
 
-// Values are what the lab sets in the chart; everything else is as released.
+// Values returns the lab's values of the chart.
 func Values() chart.Values {
 	return chart.Values{
 		"storageClasses": classes(),
-		// Where the Secret of class reference-secret is.
+		// The namespace of the Secret of class reference-secret.
 		"node": chart.Values{"secretNamespaces": []string{"lab-storage"}},
-		// What the real driver of reference-attach asks kubelet for.
+		// The real driver of reference-attach requires this token.
 		"csiDriver": chart.Values{"tokenRequests": []chart.Values{{"audience": "reference"}}},
 		"logFormat": "text",
 	}

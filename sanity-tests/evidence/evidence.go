@@ -1,6 +1,5 @@
-// Package evidence saves what one needs in order to understand a test that failed: the end of all
-// logs of the lab, and its objects. It takes what there is: without API servers the logs, which are
-// files on this machine.
+// Package evidence saves logs and objects of the lab after a failed test. The logs are files on this
+// machine, so that they are saved without API servers too.
 package evidence
 
 import (
@@ -22,18 +21,17 @@ import (
 )
 
 const (
-	// most is what is kept of each file: of logs the end, of lists of objects the beginning.
-	most = 5 << 20
-	// mostLogs bounds all logs of containers together. The newest are taken first.
-	mostLogs = 200 << 20
-	// limit bounds all questions to the API servers, questionLimit each of them.
-	limit         = 2 * time.Minute
-	questionLimit = 20 * time.Second
+	// maxFile is the maximum size: the end of logs, the beginning of lists of objects.
+	maxFile = 5 << 20
+	// maxLogs is the maximum of all container logs together. The newest are saved first.
+	maxLogs = 200 << 20
+	// kubectlTimeout is that of all kubectl commands, commandTimeout that of each.
+	kubectlTimeout = 2 * time.Minute
+	commandTimeout = 20 * time.Second
 )
 
-// questions are what kubectl is asked in each cluster, by the file with the answer. There are no
-// Secrets among the objects.
-var questions = map[string][]string{
+// commands are kubectl's arguments by the file with their output. They do not read Secrets.
+var commands = map[string][]string{
 	"events.txt":                {"get", "events", "--all-namespaces", "--output=wide", "--sort-by=.metadata.creationTimestamp"},
 	"pods.txt":                  {"get", "pods", "--all-namespaces", "--output=wide"},
 	"pods.yaml":                 {"get", "pods", "--all-namespaces", "--output=yaml"},
@@ -47,30 +45,30 @@ var questions = map[string][]string{
 	"namespaceoffloadings.yaml": {"get", "namespaceoffloadings", "--all-namespaces", "--output=yaml"},
 }
 
-// Collect writes logs and objects of a lab below a directory. What cannot be had is said in the place
-// of the answer; the error is about what cannot be written.
+// Collect writes logs and objects of a lab to a directory. An error of kubectl is written to the file
+// of its output; the returned error is about writing.
 func Collect(ctx context.Context, lab *clusters.Lab, directory string) error {
 	directory, err := filepath.Abs(directory)
 	if err != nil {
 		return err
 	}
 	if below, err := filepath.Rel(machine.StateDir, directory); err == nil && filepath.IsLocal(below) {
-		return fmt.Errorf("%s is in the lab's state directory, which goes with the lab: name another", directory)
+		return fmt.Errorf("%s is in the lab's state directory, which is deleted with the lab: use another", directory)
 	}
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return err
 	}
 	errs := []error{components(filepath.Join(directory, "components")), state(ctx, lab, filepath.Join(directory, "state.txt"))}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, kubectlTimeout)
 	defer cancel()
-	left := int64(mostLogs)
+	left := int64(maxLogs)
 	for _, cluster := range lab.Clusters() {
 		below := filepath.Join(directory, cluster.Name())
 		errs = append(errs,
 			keepEnd(cluster.AuditLog(), filepath.Join(below, "audit.log")),
 			backends(cluster, filepath.Join(below, "storage")),
 			containers(cluster, filepath.Join(below, "containers"), &left),
-			objects(ctx, cluster, below),
+			saveObjects(ctx, cluster, below),
 		)
 	}
 	return errors.Join(errs...)
@@ -94,7 +92,7 @@ func components(into string) error {
 	})
 }
 
-// backends copies the call logs and the fault switches of the reference drivers.
+// backends copies the call logs and the faults of the reference drivers.
 func backends(cluster *clusters.Cluster, into string) error {
 	var errs []error
 	for _, driver := range storage.Drivers() {
@@ -105,8 +103,7 @@ func backends(cluster *clusters.Cluster, into string) error {
 	return errors.Join(errs...)
 }
 
-// containers copies the logs that kubelets keep: of the containers that run, and of the last ones
-// before them. They are what kubectl logs reads, and are there when no API server and no kubelet is.
+// containers copies the logs of current and previous containers, from the files of kubelets.
 func containers(cluster *clusters.Cluster, into string, left *int64) error {
 	type log struct {
 		file, name string
@@ -122,7 +119,7 @@ func containers(cluster *clusters.Cluster, into string, left *int64) error {
 		for _, file := range files {
 			info, err := os.Stat(file)
 			if err != nil {
-				continue // it went with its pod
+				continue // deleted with its pod
 			}
 			below, err := filepath.Rel(from, file)
 			if err != nil {
@@ -138,7 +135,7 @@ func containers(cluster *clusters.Cluster, into string, left *int64) error {
 		if *left <= 0 {
 			return nil
 		}
-		*left -= min(log.info.Size(), most)
+		*left -= min(log.info.Size(), maxFile)
 		if err := keepEnd(log.file, filepath.Join(into, log.name)); err != nil {
 			return err
 		}
@@ -146,7 +143,7 @@ func containers(cluster *clusters.Cluster, into string, left *int64) error {
 	return nil
 }
 
-// state is what `lab status` would show of processes and faults.
+// state writes the processes and faults like `lab status`.
 func state(ctx context.Context, lab *clusters.Lab, file string) error {
 	var text strings.Builder
 	processes, err := machine.Processes()
@@ -154,11 +151,11 @@ func state(ctx context.Context, lab *clusters.Lab, file string) error {
 		fmt.Fprintln(&text, "processes:", err)
 	}
 	for _, process := range processes {
-		life := "dead"
+		status := "dead"
 		if process.Alive() {
-			life = "alive"
+			status = "alive"
 		}
-		fmt.Fprintf(&text, "%-32s %s\n", process.Name, life)
+		fmt.Fprintf(&text, "%-32s %s\n", process.Name, status)
 	}
 	for _, cluster := range lab.Clusters()[1:] {
 		setting, err := cluster.Proxy().Get(ctx)
@@ -167,23 +164,23 @@ func state(ctx context.Context, lab *clusters.Lab, file string) error {
 	return os.WriteFile(file, []byte(text.String()), 0o644)
 }
 
-// objects asks a cluster, if its API server answers at all.
-func objects(ctx context.Context, cluster *clusters.Cluster, into string) error {
+// saveObjects runs kubectl in a cluster, if its API server is ready.
+func saveObjects(ctx context.Context, cluster *clusters.Cluster, into string) error {
 	if err := os.MkdirAll(into, 0o755); err != nil {
 		return err
 	}
-	if out, err := ask(ctx, cluster, io.Discard, "get", "--raw=/readyz"); err != nil {
+	if out, err := kubectl(ctx, cluster, io.Discard, "get", "--raw=/readyz"); err != nil {
 		text := fmt.Sprintf("the API server does not answer: %v\n%s", err, out)
 		return os.WriteFile(filepath.Join(into, "no-objects.txt"), []byte(text), 0o644)
 	}
 	var errs []error
-	for name, question := range questions {
+	for name, args := range commands {
 		file, err := os.Create(filepath.Join(into, name))
 		if err != nil {
 			return err
 		}
-		if complaint, err := ask(ctx, cluster, &beginning{to: file}, question...); err != nil {
-			_, err = fmt.Fprintf(file, "# kubectl %s: %v: %s\n", strings.Join(question, " "), err, complaint)
+		if stderr, err := kubectl(ctx, cluster, &truncated{to: file}, args...); err != nil {
+			_, err = fmt.Fprintf(file, "# kubectl %s: %v: %s\n", strings.Join(args, " "), err, stderr)
 			errs = append(errs, err)
 		}
 		errs = append(errs, file.Close())
@@ -191,25 +188,25 @@ func objects(ctx context.Context, cluster *clusters.Cluster, into string) error 
 	return errors.Join(errs...)
 }
 
-func ask(ctx context.Context, cluster *clusters.Cluster, into io.Writer, question ...string) (complaint string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, questionLimit)
+func kubectl(ctx context.Context, cluster *clusters.Cluster, into io.Writer, args ...string) (stderr string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	command := exec.CommandContext(ctx, cluster.Kubectl(), append(question, "--request-timeout="+questionLimit.String())...)
-	var said strings.Builder
-	command.Stdout, command.Stderr = into, &said
+	command := exec.CommandContext(ctx, cluster.Kubectl(), append(args, "--request-timeout="+commandTimeout.String())...)
+	var errOut strings.Builder
+	command.Stdout, command.Stderr = into, &errOut
 	command.WaitDelay = time.Second
 	err = command.Run()
-	return strings.TrimSpace(said.String()), err
+	return strings.TrimSpace(errOut.String()), err
 }
 
-// beginning passes on as much as is kept of a file, and drops the rest.
-type beginning struct {
+// truncated is a writer that drops everything after maxFile.
+type truncated struct {
 	to      io.Writer
 	written int
 }
 
-func (b *beginning) Write(text []byte) (int, error) {
-	kept := text[:min(len(text), most-b.written)]
+func (b *truncated) Write(text []byte) (int, error) {
+	kept := text[:min(len(text), maxFile-b.written)]
 	b.written += len(kept)
 	if len(kept) < len(text) && len(kept) > 0 {
 		kept = append(slices.Clone(kept), "\n# cut here\n"...)
@@ -218,7 +215,7 @@ func (b *beginning) Write(text []byte) (int, error) {
 	return len(text), err
 }
 
-// keepEnd copies the end of a file; one that is not there is left out.
+// keepEnd copies the end of a file, if it exists.
 func keepEnd(from, into string) error {
 	source, err := os.Open(from)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -240,7 +237,7 @@ func keepEnd(from, into string) error {
 		return err
 	}
 	defer target.Close()
-	if skipped := info.Size() - most; skipped > 0 {
+	if skipped := info.Size() - maxFile; skipped > 0 {
 		if _, err := source.Seek(skipped, io.SeekStart); err != nil {
 			return err
 		}
@@ -248,8 +245,8 @@ func keepEnd(from, into string) error {
 			return err
 		}
 	}
-	// It may grow meanwhile.
-	if _, err := io.CopyN(target, source, most); err != nil && !errors.Is(err, io.EOF) {
+	// The file may be growing.
+	if _, err := io.CopyN(target, source, maxFile); err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("copy %s: %w", from, err)
 	}
 	return target.Close()

@@ -1,13 +1,12 @@
-// Package fabric is a small reflecting fabric: what Liqo and Kosmos do for
-// pods, between two clusters of the lab. It keeps a virtual node in the home
-// cluster, and pods bound to that node run in the remote cluster.
+// Package fabric is a small fabric that does for pods what Liqo and Kosmos do, between two clusters
+// of the lab. It maintains a virtual node in the home cluster, and runs the pods bound to that node
+// in the remote cluster.
 //
-// It copies pods with their volumes verbatim and never makes a ConfigMap or a
-// Secret, nor, unless it plays Kosmos, a claim: what a pod names must be there
-// under the same name in the remote namespace. It does not carry logs, exec,
-// networks or later changes of a pod's spec.
+// It copies pods with their volumes, but no ConfigMap or Secret and, unless it simulates Kosmos, no
+// claim: those must exist in the remote namespace under the same name. It does not support logs,
+// exec, networks or later changes of a pod's spec.
 //
-// Everything runs as goroutines of the process that calls Start.
+// It runs in goroutines of the process that calls Start.
 package fabric
 
 import (
@@ -28,46 +27,46 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 )
 
-// UserAgent is what the audit logs of both clusters call the fabric.
+// UserAgent is the fabric's user agent in the audit logs of both clusters.
 const UserAgent = "reflecting-fabric"
 
 const (
-	// startLimit is how long a Node may take to become ready.
+	// startLimit is the timeout for a Node to become ready.
 	startLimit = 2 * time.Minute
-	// pollInterval is for the few waits that no watch ends.
+	// pollInterval is for waits without a watch.
 	pollInterval = 200 * time.Millisecond
 )
 
-// Options say which pods run where. Plain, Liqo and Kosmos fill in the Node.
+// Options of a fabric. Plain, Liqo and Kosmos set those of the Node.
 type Options struct {
-	// Home is where pods are made, Remote where they run.
+	// Home is where pods are created, Remote where they run.
 	Home, Remote *clusters.Cluster
 	// Node is the name of the virtual node.
 	Node string
-	// Labels, Annotations and Taints mark the Node as its fabric does. They are
-	// written once: what others change on the Node is left alone.
+	// Labels, Annotations and Taints of the Node. They are written once, so that others may change
+	// them.
 	Labels, Annotations map[string]string
 	Taints              []corev1.Taint
-	// Namespace is the remote namespace of a home namespace; nil means the same
-	// name. It is asked again and again: pods of a namespace that is not mapped
-	// stay Pending until it is. It is called by several goroutines.
+	// Namespace returns the remote namespace of a home namespace; nil means the same name. It is
+	// called repeatedly and by several goroutines. Pods of a namespace that is not mapped stay
+	// Pending until it is.
 	Namespace func(home string) (remote string, mapped bool)
-	// KosmosCluster has claims treated as Kosmos treats those of this cluster; empty means that
-	// they are left alone.
+	// KosmosCluster makes the fabric handle claims as Kosmos does for this cluster; empty means that
+	// it ignores claims.
 	KosmosCluster string
 	// RemoteNode is the one node of the remote cluster that the virtual node represents; its pods
 	// are bound there without a scheduler. Empty means the whole cluster.
 	RemoteNode string
-	// NoNamespaces leaves making remote namespaces to somebody else. Those the
-	// fabric makes stay for ever, because deleting one deletes data.
+	// NoNamespaces keeps the fabric from creating remote namespaces. It never deletes those that it
+	// created, because that would delete data.
 	NoNamespaces bool
-	// Progress gets a line for each thing done; nil means nobody listens.
+	// Progress gets a line per action; nil discards them.
 	Progress io.Writer
 }
 
 func (o *Options) complete() error {
 	if o.Home == nil || o.Remote == nil || o.Node == "" {
-		return errors.New("a fabric needs a home cluster, a remote cluster and the name of a node")
+		return errors.New("a fabric needs a home cluster, a remote cluster and a node name")
 	}
 	if o.Namespace == nil {
 		o.Namespace = func(home string) (string, bool) { return home, true }
@@ -81,7 +80,7 @@ func (o *Options) complete() error {
 // Fabric is one virtual node and the pods on it.
 type Fabric struct {
 	home, remote kubernetes.Interface
-	node         *nodeKeeper
+	node         *nodeController
 	pods         *reflector
 	claims       *kosmosClaims
 
@@ -92,9 +91,9 @@ type Fabric struct {
 	stopped  bool
 }
 
-// Start makes the Node and returns when pods can be scheduled to it. When ctx
-// ends the fabric ends as if it were killed: everything stays as it is, and the
-// next Start of the same node carries on. Stop is the orderly end.
+// Start creates the Node and returns when pods can be scheduled to it. When ctx is done, the fabric
+// stops as if it were killed: nothing is deleted, and the next Start of the same node continues.
+// Stop cleans up.
 func Start(ctx context.Context, o Options) (*Fabric, error) {
 	f, err := newFabric(o)
 	if err != nil {
@@ -113,9 +112,9 @@ func Start(ctx context.Context, o Options) (*Fabric, error) {
 	starting, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	if err := errors.Join(f.node.waitReady(starting), f.pods.waitSynced(starting)); err != nil {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
 		defer cancel()
-		return nil, errors.Join(fmt.Errorf("fabric for node %s: %w", o.Node, err), f.Stop(undo))
+		return nil, errors.Join(fmt.Errorf("fabric for node %s: %w", o.Node, err), f.Stop(cleanup))
 	}
 	return f, nil
 }
@@ -135,7 +134,7 @@ func newFabric(o Options) (*Fabric, error) {
 	progress := log.New(o.Progress, "fabric "+o.Node+": ", 0)
 	f := &Fabric{
 		home: home, remote: remote,
-		node: newNodeKeeper(home, o, progress),
+		node: newNodeController(home, o, progress),
 		pods: newReflector(home, remote, o, progress),
 	}
 	if o.KosmosCluster != "" {
@@ -158,9 +157,9 @@ func connect(cluster *clusters.Cluster) (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// Stop ends the goroutines, then deletes the pods they made, the Node, its
-// lease and, as Kubernetes does some time after a Node is gone, the home pods
-// that were bound to it. What failed is tried again by the next Stop.
+// Stop ends the goroutines and deletes the remote pods, the Node, its Lease and, as Kubernetes does
+// some time after the deletion of a Node, the home pods bound to it. After an error, the next Stop
+// tries again.
 func (f *Fabric) Stop(ctx context.Context) error {
 	f.stopping.Lock()
 	defer f.stopping.Unlock()
@@ -178,18 +177,17 @@ func (f *Fabric) Stop(ctx context.Context) error {
 	return nil
 }
 
-// Remove does for the fabric of a process that was killed what Stop would have done.
+// Remove is Stop for a fabric of a process that was killed.
 func Remove(ctx context.Context, o Options) error {
 	f, err := newFabric(o)
 	if err != nil {
 		return fmt.Errorf("fabric for node %s: %w", o.Node, err)
 	}
-	f.cancel = func() {} // nothing of it runs here
+	f.cancel = func() {} // it has no goroutines in this process
 	return f.Stop(ctx)
 }
 
-// removeRemotePods goes before the Node: a home pod must not look gone while
-// its containers run.
+// removeRemotePods comes before the Node: a home pod must not be deleted while its containers run.
 func (f *Fabric) removeRemotePods(ctx context.Context) error {
 	mine := metav1.ListOptions{LabelSelector: f.pods.selector()}
 	return deleteAll(ctx, f.remote, mine, metav1.DeleteOptions{})
@@ -200,10 +198,10 @@ func (f *Fabric) removeHomePods(ctx context.Context) error {
 	return deleteAll(ctx, f.home, bound, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 }
 
-// deleteAll deletes pods and waits until they are gone.
-func deleteAll(ctx context.Context, client kubernetes.Interface, which metav1.ListOptions, how metav1.DeleteOptions) error {
+// deleteAll deletes pods and waits until they are deleted.
+func deleteAll(ctx context.Context, client kubernetes.Interface, list metav1.ListOptions, options metav1.DeleteOptions) error {
 	for {
-		pods, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, which)
+		pods, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, list)
 		if err != nil {
 			return fmt.Errorf("list pods: %w", err)
 		}
@@ -211,10 +209,10 @@ func deleteAll(ctx context.Context, client kubernetes.Interface, which metav1.Li
 			return nil
 		}
 		for _, pod := range pods.Items {
-			if pod.DeletionTimestamp != nil && how.GracePeriodSeconds == nil {
+			if pod.DeletionTimestamp != nil && options.GracePeriodSeconds == nil {
 				continue
 			}
-			err := client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, how)
+			err := client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, options)
 			if err != nil && !apierrors.IsNotFound(err) {
 				return fmt.Errorf("delete pod %s/%s: %w", pod.Namespace, pod.Name, err)
 			}
@@ -222,7 +220,7 @@ func deleteAll(ctx context.Context, client kubernetes.Interface, which metav1.Li
 		first := pods.Items[0]
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d pods do not go away, pod %s/%s is one: %w",
+			return fmt.Errorf("%d pods are not deleted, pod %s/%s is one: %w",
 				len(pods.Items), first.Namespace, first.Name, ctx.Err())
 		case <-time.After(pollInterval):
 		}

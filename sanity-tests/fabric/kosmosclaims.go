@@ -29,10 +29,10 @@ const (
 	kosmosRequeue = 10 * time.Second
 )
 
-// kosmosClaims does to claims what the cluster manager of Kosmos does, faults included
-// (v0.5.0-160, pkg/clustertree/cluster-manager/controllers): it copies claims that are missing,
-// writes a claim over the one of its name there where their requests are written differently, and
-// writes changes of a copy onto the claim at home, which it knows by how the copy was before.
+// kosmosClaims handles claims like the cluster manager of Kosmos, bugs included (v0.5.0-160,
+// pkg/clustertree/cluster-manager/controllers): it copies missing claims, overwrites the remote claim
+// of the same name if its requests differ textually, and overwrites the claim at home when the copy
+// changes, if the copy was marked before the change.
 type kosmosClaims struct {
 	home, remote             kubernetes.Interface
 	cluster                  string
@@ -42,7 +42,7 @@ type kosmosClaims struct {
 }
 
 type kosmosTask struct {
-	// root is whether it is about the claim at home.
+	// root: the claim at home.
 	root bool
 	name cache.ObjectName
 }
@@ -65,8 +65,8 @@ func (k *kosmosClaims) start(ctx context.Context, running *sync.WaitGroup) {
 	}
 	_, _ = k.homeClaims.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, claim any) { add(true, claim) },
-		// root_pvc_controller.go reads the clusters off the claim that it has not got any more, so
-		// that deletions are seen to only while the claim is terminating.
+		// root_pvc_controller.go reads the clusters from the claim, so that it handles deletions only
+		// while the claim is terminating.
 		DeleteFunc: func(claim any) { add(true, claim) },
 	})
 	_, _ = k.remoteClaims.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -76,8 +76,8 @@ func (k *kosmosClaims) start(ctx context.Context, running *sync.WaitGroup) {
 			}
 		},
 	})
-	_ = k.homeClaims.SetWatchErrorHandlerWithContext(tell(k.progress, "watch claims at home"))
-	_ = k.remoteClaims.SetWatchErrorHandlerWithContext(tell(k.progress, "watch claims of cluster "+k.cluster))
+	_ = k.homeClaims.SetWatchErrorHandlerWithContext(logWatchError(k.progress, "watch claims at home"))
+	_ = k.remoteClaims.SetWatchErrorHandlerWithContext(logWatchError(k.progress, "watch claims of cluster "+k.cluster))
 	running.Go(func() { k.homeClaims.RunWithContext(ctx) })
 	running.Go(func() { k.remoteClaims.RunWithContext(ctx) })
 	running.Go(func() { <-ctx.Done(); k.queue.ShutDown() })
@@ -107,7 +107,7 @@ func (k *kosmosClaims) work(ctx context.Context) {
 	}
 }
 
-// copyMissing is createStorageInLeafCluster of root_pod_controller.go, for the claims of a pod.
+// copyMissing copies the claims of a pod, like createStorageInLeafCluster of root_pod_controller.go.
 func (k *kosmosClaims) copyMissing(ctx context.Context, pod *corev1.Pod, node string) error {
 	for _, volume := range pod.Spec.Volumes {
 		if volume.PersistentVolumeClaim == nil {
@@ -126,7 +126,7 @@ func (k *kosmosClaims) copyMissing(ctx context.Context, pod *corev1.Pod, node st
 		_, err = k.remote.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			if err != nil {
-				return fmt.Errorf("look for claim %s/%s: %w", claim.Namespace, claim.Name, err)
+				return fmt.Errorf("get claim %s/%s: %w", claim.Namespace, claim.Name, err)
 			}
 			continue
 		}
@@ -160,14 +160,14 @@ func (k *kosmosClaims) reconcileRoot(ctx context.Context, name cache.ObjectName)
 	if !slices.Contains(clustersOf(claim), k.cluster) {
 		return nil
 	}
-	there := k.remote.CoreV1().PersistentVolumeClaims(name.Namespace)
+	remoteClaims := k.remote.CoreV1().PersistentVolumeClaims(name.Namespace)
 	if claim.DeletionTimestamp != nil {
-		if err := there.Delete(ctx, name.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if err := remoteClaims.Delete(ctx, name.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
 		return nil
 	}
-	old, err := there.Get(ctx, name.Name, metav1.GetOptions{})
+	old, err := remoteClaims.Get(ctx, name.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -181,7 +181,7 @@ func (k *kosmosClaims) reconcileRoot(ctx context.Context, name cache.ObjectName)
 	claim.UID = old.UID
 	claim.ResourceVersion = ""
 	claim.OwnerReferences = old.OwnerReferences
-	k.progress.Printf("claim %s: written over the one there", name)
+	k.progress.Printf("claim %s: overwrote the remote claim", name)
 	return mergeClaim(ctx, k.remote, old, claim)
 }
 
@@ -212,7 +212,7 @@ func (k *kosmosClaims) reconcileLeaf(ctx context.Context, name cache.ObjectName)
 	changed.OwnerReferences = root.OwnerReferences
 	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, kosmosClusters, k.cluster)
 	changed.Spec = root.Spec
-	k.progress.Printf("claim %s: written over the one at home", name)
+	k.progress.Printf("claim %s: overwrote the claim at home", name)
 	if err := mergeClaim(ctx, k.home, root, changed); err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func (k *kosmosClaims) reconcileLeaf(ctx context.Context, name cache.ObjectName)
 	return err
 }
 
-// waitNamed waits for a minute until the claim at home names its PV, if it has to.
+// waitNamed returns the claim at home; if named, once it has a volumeName, within a minute.
 func (k *kosmosClaims) waitNamed(ctx context.Context, name cache.ObjectName, named bool) (*corev1.PersistentVolumeClaim, error) {
 	limit := time.Now().Add(time.Minute)
 	for {
@@ -244,7 +244,7 @@ func (k *kosmosClaims) waitNamed(ctx context.Context, name cache.ObjectName, nam
 	}
 }
 
-// mergeClaim is utils.CreateMergePatch, and the patch.
+// mergeClaim patches the claim with utils.CreateMergePatch.
 func mergeClaim(ctx context.Context, client kubernetes.Interface, before, after *corev1.PersistentVolumeClaim) error {
 	old, err := json.Marshal(before)
 	if err != nil {

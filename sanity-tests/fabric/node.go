@@ -22,133 +22,129 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// RemoteAnnotation is on every Node of a fabric and says which cluster is
-// behind it.
+// RemoteAnnotation is on every Node of a fabric, with the name of its remote cluster.
 const RemoteAnnotation = "fabric.storage.test/remote"
 
 const (
 	// heartbeat and leaseSeconds are kubelet's.
 	heartbeat    = 10 * time.Second
 	leaseSeconds = int32(40)
-	// retryInterval is how soon a heartbeat that failed is tried again.
+	// retryInterval is for failed heartbeats.
 	retryInterval = time.Second
-	// resync is how often everything is looked at again, whatever watches say.
+	// resync is the resync period of informers.
 	resync = 30 * time.Second
 )
 
-// nodeKeeper plays the part of kubelet that is about the Node: it makes it,
-// makes it again when somebody deletes it, and keeps it ready. Of the Node it
-// writes only the status, so that cordons and labels of others stay.
-type nodeKeeper struct {
+// nodeController maintains the Node like kubelet: it creates it, also after a deletion, and keeps it
+// ready. It updates only the status, so that others can cordon and label the Node.
+type nodeController struct {
 	client   kubernetes.Interface
 	options  Options
 	progress *log.Logger
 	informer cache.SharedIndexInformer
-	// version is that of the home API server: kubelets are rarely newer.
+	// version of the home API server, used as that of the kubelet.
 	version string
-	// wake asks for a heartbeat now.
-	wake chan struct{}
+	// trigger causes a heartbeat.
+	trigger chan struct{}
 }
 
-func newNodeKeeper(client kubernetes.Interface, o Options, progress *log.Logger) *nodeKeeper {
+func newNodeController(client kubernetes.Interface, o Options, progress *log.Logger) *nodeController {
 	this := func(list *metav1.ListOptions) {
 		list.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, o.Node).String()
 	}
-	return &nodeKeeper{
+	return &nodeController{
 		client: client, options: o, progress: progress,
 		informer: coreinformers.NewFilteredNodeInformer(client, resync, cache.Indexers{}, this),
-		wake:     make(chan struct{}, 1),
+		trigger:  make(chan struct{}, 1),
 	}
 }
 
-// adopt takes over the Node that a killed fabric left; it refuses one that is
-// not a fabric's.
-func (k *nodeKeeper) adopt(ctx context.Context) error {
+// adopt adopts the Node of a killed fabric, and fails if the Node is not a fabric's.
+func (k *nodeController) adopt(ctx context.Context) error {
 	version, err := k.client.Discovery().ServerVersion()
 	if err != nil {
-		return fmt.Errorf("ask cluster %s for its version: %w", k.options.Home.Name(), err)
+		return fmt.Errorf("get the version of cluster %s: %w", k.options.Home.Name(), err)
 	}
 	k.version = version.GitVersion
-	// Kubernetes may write the node at any time.
-	return retry.RetryOnConflict(retry.DefaultBackoff, func() error { return k.takeOver(ctx) })
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error { return k.update(ctx) })
 }
 
-func (k *nodeKeeper) takeOver(ctx context.Context) error {
+func (k *nodeController) update(ctx context.Context) error {
 	node, err := k.client.CoreV1().Nodes().Get(ctx, k.options.Node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("look for the node: %w", err)
+		return fmt.Errorf("get the node: %w", err)
 	}
-	if _, fabrics := node.Annotations[RemoteAnnotation]; !fabrics {
+	if _, ours := node.Annotations[RemoteAnnotation]; !ours {
 		return fmt.Errorf("cluster %s has a node of that name that is not a fabric's: choose another name", k.options.Home.Name())
 	}
 	wanted := k.object()
 	maps.Copy(node.Labels, wanted.Labels)
 	maps.Copy(node.Annotations, wanted.Annotations)
 	for _, taint := range wanted.Spec.Taints {
-		if !slices.ContainsFunc(node.Spec.Taints, func(has corev1.Taint) bool { return has.MatchTaint(&taint) }) {
+		if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
 			node.Spec.Taints = append(node.Spec.Taints, taint)
 		}
 	}
 	if _, err := k.client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("take over the node: %w", err)
+		return fmt.Errorf("update the node: %w", err)
 	}
 	return nil
 }
 
-func (k *nodeKeeper) start(ctx context.Context, running *sync.WaitGroup) {
+func (k *nodeController) start(ctx context.Context, running *sync.WaitGroup) {
 	_, _ = k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, node any) {
 			if !ready(node.(*corev1.Node)) {
-				k.wakeUp()
+				k.triggerHeartbeat()
 			}
 		},
-		DeleteFunc: func(any) { k.wakeUp() },
+		DeleteFunc: func(any) { k.triggerHeartbeat() },
 	})
-	_ = k.informer.SetWatchErrorHandlerWithContext(tell(k.progress, "watch the node"))
+	_ = k.informer.SetWatchErrorHandlerWithContext(logWatchError(k.progress, "watch the node"))
 	running.Go(func() { k.informer.RunWithContext(ctx) })
 	running.Go(func() { k.run(ctx) })
 }
 
-func (k *nodeKeeper) wakeUp() {
+func (k *nodeController) triggerHeartbeat() {
 	select {
-	case k.wake <- struct{}{}:
-	default: // it is awake already
+	case k.trigger <- struct{}{}:
+	default: // one is pending
 	}
 }
 
-func (k *nodeKeeper) run(ctx context.Context) {
+func (k *nodeController) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		next := heartbeat
-		if err := k.beat(ctx); err != nil && ctx.Err() == nil {
+		if err := k.sendHeartbeat(ctx); err != nil && ctx.Err() == nil {
 			k.progress.Printf("heartbeat: %v", err)
 			next = retryInterval
 		}
 		select {
 		case <-ctx.Done():
-		case <-k.wake:
+		case <-k.trigger:
 		case <-time.After(next):
 		}
 	}
 }
 
-func (k *nodeKeeper) beat(ctx context.Context) error {
+func (k *nodeController) sendHeartbeat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, heartbeat)
 	defer cancel()
 	nodes := k.client.CoreV1().Nodes()
 	node, err := nodes.Get(ctx, k.options.Node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		k.progress.Printf("making the node in cluster %s", k.options.Home.Name())
+		k.progress.Printf("creating the node in cluster %s", k.options.Home.Name())
 		node, err = nodes.Create(ctx, k.object(), metav1.CreateOptions{})
 	}
 	if err != nil {
-		return fmt.Errorf("make the node: %w", err)
+		return fmt.Errorf("create the node: %w", err)
 	}
 	patch, err := json.Marshal(map[string]any{"status": k.status(node)})
 	if err != nil {
-		return fmt.Errorf("the node's status: %w", err)
+		return fmt.Errorf("encode the node's status: %w", err)
 	}
 	if _, err := nodes.PatchStatus(ctx, node.Name, patch); err != nil {
 		return fmt.Errorf("write the node's status: %w", err)
@@ -156,7 +152,7 @@ func (k *nodeKeeper) beat(ctx context.Context) error {
 	return k.renewLease(ctx)
 }
 
-func (k *nodeKeeper) object() *corev1.Node {
+func (k *nodeController) object() *corev1.Node {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: k.options.Node,
@@ -175,14 +171,14 @@ func (k *nodeKeeper) object() *corev1.Node {
 	return node
 }
 
-func (k *nodeKeeper) status(node *corev1.Node) corev1.NodeStatus {
-	has := corev1.ResourceList{
+func (k *nodeController) status(node *corev1.Node) corev1.NodeStatus {
+	capacity := corev1.ResourceList{
 		corev1.ResourceCPU:    resource.MustParse("16"),
 		corev1.ResourceMemory: resource.MustParse("32Gi"),
 		corev1.ResourcePods:   resource.MustParse("110"),
 	}
 	return corev1.NodeStatus{
-		Capacity: has, Allocatable: has,
+		Capacity: capacity, Allocatable: capacity,
 		Addresses: []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: node.Name}},
 		NodeInfo:  corev1.NodeSystemInfo{OperatingSystem: "linux", Architecture: "amd64", KubeletVersion: k.version},
 		Conditions: []corev1.NodeCondition{
@@ -194,7 +190,7 @@ func (k *nodeKeeper) status(node *corev1.Node) corev1.NodeStatus {
 	}
 }
 
-// healthy is the condition as of now; it changed when it was not so before.
+// healthy returns a condition with this status, and keeps its transition time if it had that status.
 func healthy(node *corev1.Node, kind corev1.NodeConditionType, status corev1.ConditionStatus) corev1.NodeCondition {
 	now := metav1.Now()
 	condition := corev1.NodeCondition{
@@ -209,7 +205,7 @@ func healthy(node *corev1.Node, kind corev1.NodeConditionType, status corev1.Con
 	return condition
 }
 
-func (k *nodeKeeper) renewLease(ctx context.Context) error {
+func (k *nodeController) renewLease(ctx context.Context) error {
 	leases := k.client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	lease, err := leases.Get(ctx, k.options.Node, metav1.GetOptions{})
 	missing := apierrors.IsNotFound(err)
@@ -217,7 +213,7 @@ func (k *nodeKeeper) renewLease(ctx context.Context) error {
 		lease, err = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: k.options.Node}}, nil
 	}
 	if err != nil {
-		return fmt.Errorf("look for the node's lease: %w", err)
+		return fmt.Errorf("get the node's lease: %w", err)
 	}
 	lease.Spec.HolderIdentity = new(k.options.Node)
 	lease.Spec.LeaseDurationSeconds = new(leaseSeconds)
@@ -233,9 +229,9 @@ func (k *nodeKeeper) renewLease(ctx context.Context) error {
 	return nil
 }
 
-// waitReady waits until the scheduler may use the Node: Kubernetes taints every
-// new Node and takes the taint away when it has seen that it is ready.
-func (k *nodeKeeper) waitReady(ctx context.Context) error {
+// waitReady waits until the scheduler can use the Node: Kubernetes taints every new Node and removes
+// the taint when it is ready.
+func (k *nodeController) waitReady(ctx context.Context) error {
 	for {
 		if found, exists, _ := k.informer.GetStore().GetByKey(k.options.Node); exists {
 			node := found.(*corev1.Node)
@@ -258,7 +254,7 @@ func ready(node *corev1.Node) bool {
 	})
 }
 
-func (k *nodeKeeper) remove(ctx context.Context) error {
+func (k *nodeController) remove(ctx context.Context) error {
 	err := k.client.CoreV1().Nodes().Delete(ctx, k.options.Node, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the node: %w", err)

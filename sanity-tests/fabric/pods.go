@@ -23,14 +23,13 @@ import (
 
 const (
 	workers = 4
-	// stepLimit bounds what one look at a pod may take.
+	// stepLimit is the timeout of one reconciliation.
 	stepLimit = 30 * time.Second
-	// obstacleInterval is how soon a pod that cannot run is tried again when no
-	// watch would tell that it can.
+	// obstacleInterval is how soon a pod that cannot run is reconciled again, if no watch triggers it.
 	obstacleInterval = 2 * time.Second
 )
 
-// Why a home pod that was not copied is Pending.
+// Reasons why a home pod that was not copied is Pending.
 const (
 	ReasonNamespaceNotMapped = "NamespaceNotMapped"
 	ReasonNamespaceMissing   = "RemoteNamespaceMissing"
@@ -41,16 +40,15 @@ const (
 
 const byHomePod = "home pod"
 
-// reflector lets home pods of the virtual node run in the remote cluster. Its
-// queue has the names of home pods; what happens to a remote pod is looked at
-// under the name of its home pod.
+// reflector runs home pods of the virtual node in the remote cluster. Its queue has the names of home
+// pods, also for events of remote pods.
 type reflector struct {
 	home, remote         kubernetes.Interface
 	options              Options
 	progress             *log.Logger
 	homePods, remotePods cache.SharedIndexInformer
 	queue                workqueue.TypedRateLimitingInterface[cache.ObjectName]
-	// claims is nil where claims are left alone.
+	// claims is nil unless the fabric simulates Kosmos.
 	claims *kosmosClaims
 }
 
@@ -70,7 +68,7 @@ func newReflector(home, remote kubernetes.Interface, o Options, progress *log.Lo
 	return r
 }
 
-// selector finds all pods this fabric made.
+// selector matches all remote pods of this fabric.
 func (r *reflector) selector() string { return labels.SelectorFromSet(marks(r.options)).String() }
 
 func (r *reflector) start(ctx context.Context, running *sync.WaitGroup) {
@@ -91,14 +89,14 @@ func (r *reflector) start(ctx context.Context, running *sync.WaitGroup) {
 			r.queue.Add(name)
 		}
 	}))
-	_ = r.homePods.SetWatchErrorHandlerWithContext(tell(r.progress, "watch pods of cluster "+r.options.Home.Name()))
-	_ = r.remotePods.SetWatchErrorHandlerWithContext(tell(r.progress, "watch pods of cluster "+r.options.Remote.Name()))
+	_ = r.homePods.SetWatchErrorHandlerWithContext(logWatchError(r.progress, "watch pods of cluster "+r.options.Home.Name()))
+	_ = r.remotePods.SetWatchErrorHandlerWithContext(logWatchError(r.progress, "watch pods of cluster "+r.options.Remote.Name()))
 	running.Go(func() { r.homePods.RunWithContext(ctx) })
 	running.Go(func() { r.remotePods.RunWithContext(ctx) })
 	running.Go(func() { <-ctx.Done(); r.queue.ShutDown() })
 	for range workers {
 		running.Go(func() {
-			// A look at only one of the clusters would delete or copy too much.
+			// With one cache only, it would delete or copy too much.
 			if cache.WaitForCacheSync(ctx.Done(), r.homePods.HasSynced, r.remotePods.HasSynced) {
 				r.work(ctx)
 			}
@@ -114,8 +112,8 @@ func handle(event func(any)) cache.ResourceEventHandlerFuncs {
 	}
 }
 
-// tell writes down why a watch ended; informers begin a new one themselves.
-func tell(progress *log.Logger, what string) cache.WatchErrorHandlerWithContext {
+// logWatchError logs why a watch ended; informers start a new one.
+func logWatchError(progress *log.Logger, what string) cache.WatchErrorHandlerWithContext {
 	return func(ctx context.Context, _ *cache.Reflector, err error) {
 		if ctx.Err() == nil && !errors.Is(err, io.EOF) && !apierrors.IsResourceExpired(err) {
 			progress.Printf("%s: %v", what, err)
@@ -151,7 +149,7 @@ func (r *reflector) work(ctx context.Context) {
 	}
 }
 
-// reconcile looks at a home pod and its copies, of which there should be one.
+// reconcile reconciles a home pod and its copies, of which there should be one.
 func (r *reflector) reconcile(ctx context.Context, name cache.ObjectName) error {
 	pod := r.homePod(name)
 	remote, others := r.copiesOf(name, pod)
@@ -164,11 +162,11 @@ func (r *reflector) reconcile(ctx context.Context, name cache.ObjectName) error 
 	case pod == nil:
 		return nil
 	case pod.DeletionTimestamp != nil:
-		return r.end(ctx, pod, remote)
+		return r.finish(ctx, pod, remote)
 	case ofDaemonSet(pod):
-		return nil // meant for a machine, and there is none
+		return nil // DaemonSets are for machines
 	case remote != nil && remote.DeletionTimestamp != nil:
-		return nil // not our doing: it is made again when it is gone
+		return nil // somebody else deleted it: it is created again afterwards
 	case remote != nil:
 		if r.claims != nil && !hasEnded(remote) {
 			if err := r.claims.copyMissing(ctx, pod, r.options.RemoteNode); err != nil {
@@ -190,15 +188,14 @@ func (r *reflector) homePod(name cache.ObjectName) *corev1.Pod {
 	return nil
 }
 
-// copiesOf finds the copy of the home pod, and those of pods that had its name
-// before.
+// copiesOf returns the copy of the home pod, and those of earlier pods with its name.
 func (r *reflector) copiesOf(name cache.ObjectName, pod *corev1.Pod) (remote *corev1.Pod, others []*corev1.Pod) {
 	found, _ := r.remotePods.GetIndexer().ByIndex(byHomePod, name.String())
 	for _, object := range found {
-		if each := object.(*corev1.Pod); pod != nil && isCopyOf(each, pod) {
-			remote = each
+		if candidate := object.(*corev1.Pod); pod != nil && isCopyOf(candidate, pod) {
+			remote = candidate
 		} else {
-			others = append(others, each)
+			others = append(others, candidate)
 		}
 	}
 	return remote, others
@@ -215,23 +212,23 @@ func (r *reflector) create(ctx context.Context, pod *corev1.Pod) error {
 	err := r.createRemote(ctx, wanted)
 	switch {
 	case err == nil:
-		r.progress.Printf("pod %s/%s: made %s/%s in cluster %s", pod.Namespace, pod.Name, namespace, wanted.Name, cluster)
+		r.progress.Printf("pod %s/%s: created %s/%s in cluster %s", pod.Namespace, pod.Name, namespace, wanted.Name, cluster)
 		return nil
 	case apierrors.IsAlreadyExists(err):
-		return r.occupied(ctx, pod, namespace)
+		return r.checkExisting(ctx, pod, namespace)
 	case apierrors.IsNotFound(err):
 		return r.pend(ctx, pod, ReasonNamespaceMissing,
-			fmt.Sprintf("cluster %s has no namespace %s: make it", cluster, namespace))
+			fmt.Sprintf("cluster %s has no namespace %s: create it", cluster, namespace))
 	case apierrors.ReasonForError(err) == metav1.StatusReasonUnknown:
-		// Without the error, which is another each time: every change of the
-		// status is an event that leads here again.
-		return errors.Join(err, r.pend(ctx, pod, ReasonUnreachable, "cluster "+cluster+" does not answer; it is tried again"))
+		// Without the error, which differs each time: every change of the status is an event that
+		// triggers a reconciliation.
+		return errors.Join(err, r.pend(ctx, pod, ReasonUnreachable, "cluster "+cluster+" does not answer; retrying"))
 	default:
 		return errors.Join(err, r.pend(ctx, pod, ReasonRefused, fmt.Sprintf("cluster %s refuses the pod: %v", cluster, err)))
 	}
 }
 
-// createRemote makes a pod, and its namespace when that is ours to make.
+// createRemote creates a pod, and its namespace unless NoNamespaces.
 func (r *reflector) createRemote(ctx context.Context, pod *corev1.Pod) error {
 	_, err := r.remote.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if !apierrors.IsNotFound(err) || r.options.NoNamespaces {
@@ -246,11 +243,12 @@ func (r *reflector) createRemote(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// occupied tells that the remote name is taken, unless the cache is only late.
-func (r *reflector) occupied(ctx context.Context, pod *corev1.Pod, namespace string) error {
+// checkExisting reports that the remote name is taken, unless it is a copy that is not in the cache
+// yet.
+func (r *reflector) checkExisting(ctx context.Context, pod *corev1.Pod, namespace string) error {
 	found, err := r.remote.CoreV1().Pods(namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("look at pod %s/%s of cluster %s: %w", namespace, pod.Name, r.options.Remote.Name(), err)
+		return fmt.Errorf("get pod %s/%s of cluster %s: %w", namespace, pod.Name, r.options.Remote.Name(), err)
 	}
 	if isCopyOf(found, pod) {
 		return nil
@@ -259,7 +257,7 @@ func (r *reflector) occupied(ctx context.Context, pod *corev1.Pod, namespace str
 		"cluster %s has another pod %s/%s: delete that pod, or give this one another name", r.options.Remote.Name(), namespace, pod.Name))
 }
 
-// pend says why the pod does not run, and looks again some time later.
+// pend sets the status of a pod that does not run, and reconciles it again later.
 func (r *reflector) pend(ctx context.Context, pod *corev1.Pod, reason, message string) error {
 	r.queue.AddAfter(cache.MetaObjectToName(pod), obstacleInterval)
 	return r.writeStatus(ctx, pod, pendingStatus(pod, reason, message))
@@ -278,14 +276,14 @@ func (r *reflector) writeStatus(ctx context.Context, pod *corev1.Pod, status cor
 	return err
 }
 
-// end lets the home pod go when its copy is gone: whoever waits for the home
-// pod relies on nobody using its volumes any more.
-func (r *reflector) end(ctx context.Context, pod, remote *corev1.Pod) error {
+// finish deletes the home pod when its copy is deleted, so that its volumes are unused when the home
+// pod is deleted.
+func (r *reflector) finish(ctx context.Context, pod, remote *corev1.Pod) error {
 	if remote != nil {
 		return r.deleteRemote(ctx, remote, pod.DeletionGracePeriodSeconds)
 	}
-	gone, err := r.isGone(ctx, pod)
-	if err != nil || !gone {
+	deleted, err := r.copyDeleted(ctx, pod)
+	if err != nil || !deleted {
 		return err
 	}
 	now := metav1.DeleteOptions{GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))}
@@ -293,13 +291,12 @@ func (r *reflector) end(ctx context.Context, pod, remote *corev1.Pod) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	r.progress.Printf("pod %s/%s: gone in both clusters", pod.Namespace, pod.Name)
+	r.progress.Printf("pod %s/%s: deleted in both clusters", pod.Namespace, pod.Name)
 	return nil
 }
 
-// isGone asks the remote cluster itself: the cache may not know yet of a copy
-// that was just made.
-func (r *reflector) isGone(ctx context.Context, pod *corev1.Pod) (bool, error) {
+// copyDeleted reads from the remote API server, because a new copy may not be in the cache yet.
+func (r *reflector) copyDeleted(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	namespace, mapped := r.options.Namespace(pod.Namespace)
 	if !mapped {
 		return true, nil
@@ -309,7 +306,7 @@ func (r *reflector) isGone(ctx context.Context, pod *corev1.Pod) (bool, error) {
 		return true, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look at pod %s/%s of cluster %s: %w", namespace, pod.Name, r.options.Remote.Name(), err)
+		return false, fmt.Errorf("get pod %s/%s of cluster %s: %w", namespace, pod.Name, r.options.Remote.Name(), err)
 	}
 	if !isCopyOf(found, pod) {
 		return true, nil
@@ -318,8 +315,7 @@ func (r *reflector) isGone(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	return false, nil
 }
 
-// deleteRemote deletes a copy once, and once more when the home pod is given
-// less time than before.
+// deleteRemote deletes a copy, and again when the grace period of the home pod is shortened.
 func (r *reflector) deleteRemote(ctx context.Context, pod *corev1.Pod, grace *int64) error {
 	if pod.DeletionTimestamp != nil && (grace == nil || pod.DeletionGracePeriodSeconds == nil || *grace >= *pod.DeletionGracePeriodSeconds) {
 		return nil

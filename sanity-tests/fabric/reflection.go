@@ -9,8 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Labels and annotations of remote pods. They say which fabric made a pod, and
-// which home pod it is a copy of.
+// Labels and annotations of remote pods: their fabric and their home pod.
 const (
 	NodeLabel     = "fabric.storage.test/node"
 	HomeLabel     = "fabric.storage.test/home"
@@ -18,8 +17,8 @@ const (
 	UIDAnnotation = "fabric.storage.test/uid"
 )
 
-// tokenVolume begins the name of the volume that every home pod gets for its
-// service account: that account is not one of the remote cluster.
+// tokenVolume is the prefix of the name of the volume with the token of the service account, which
+// does not exist in the remote cluster.
 const tokenVolume = "kube-api-access-"
 
 func marks(o Options) map[string]string {
@@ -30,8 +29,8 @@ func isCopyOf(remote, home *corev1.Pod) bool {
 	return remote.Annotations[UIDAnnotation] == string(home.UID)
 }
 
-// copyOf is the remote pod of a home pod: all that is about its containers and
-// volumes, and nothing that is about where it was scheduled and who it is.
+// copyOf returns the remote pod of a home pod: with its containers and volumes, and without its
+// scheduling and its identity.
 func copyOf(home *corev1.Pod, namespace string, o Options) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: home.Name, Namespace: namespace, Labels: marks(o), Annotations: map[string]string{}},
@@ -42,13 +41,13 @@ func copyOf(home *corev1.Pod, namespace string, o Options) *corev1.Pod {
 	maps.Copy(pod.Annotations, home.Annotations)
 	pod.Annotations[PodAnnotation] = home.Namespace + "/" + home.Name
 	pod.Annotations[UIDAnnotation] = string(home.UID)
-	forgetPlace(&pod.Spec)
+	clearScheduling(&pod.Spec)
 	pod.Spec.NodeName = o.RemoteNode
-	forgetIdentity(&pod.Spec)
+	clearIdentity(&pod.Spec)
 	return pod
 }
 
-func forgetPlace(spec *corev1.PodSpec) {
+func clearScheduling(spec *corev1.PodSpec) {
 	spec.NodeName = ""
 	spec.NodeSelector = nil
 	spec.Affinity = nil
@@ -62,15 +61,15 @@ func forgetPlace(spec *corev1.PodSpec) {
 	spec.PreemptionPolicy = nil
 	spec.RuntimeClassName = nil
 	spec.Overhead = nil
-	// Controllers of the home cluster answer these, not kubelet.
+	// Controllers of the home cluster set these.
 	spec.ReadinessGates = nil
 }
 
-func forgetIdentity(spec *corev1.PodSpec) {
+func clearIdentity(spec *corev1.PodSpec) {
 	spec.ServiceAccountName = ""
 	spec.DeprecatedServiceAccount = ""
 	spec.AutomountServiceAccountToken = new(bool)
-	spec.EphemeralContainers = nil // no pod may be made with any
+	spec.EphemeralContainers = nil // not allowed in Create
 	spec.Volumes = slices.DeleteFunc(spec.Volumes, func(volume corev1.Volume) bool {
 		return volume.Projected != nil && strings.HasPrefix(volume.Name, tokenVolume)
 	})
@@ -83,7 +82,7 @@ func forgetIdentity(spec *corev1.PodSpec) {
 	}
 }
 
-// reflectedStatus is the home pod's status as its copy has it.
+// reflectedStatus returns the home pod's status from that of its copy.
 func reflectedStatus(home, remote *corev1.Pod, cluster string) corev1.PodStatus {
 	status := *remote.Status.DeepCopy()
 	status.Conditions = ownConditions(home, remote.Status.Conditions)
@@ -101,14 +100,14 @@ func reflectedStatus(home, remote *corev1.Pod, cluster string) corev1.PodStatus 
 	return status
 }
 
-// pendingStatus is the status of a home pod that has no copy.
+// pendingStatus returns the status of a home pod without a copy.
 func pendingStatus(home *corev1.Pod, reason, message string) corev1.PodStatus {
 	status := corev1.PodStatus{Phase: corev1.PodPending, Reason: reason, Message: message, Conditions: ownConditions(home, nil)}
 	keepOwn(&status, home)
 	return status
 }
 
-// keepOwn sets the fields that are the home cluster's to say.
+// keepOwn sets the fields that the home cluster owns.
 func keepOwn(status *corev1.PodStatus, home *corev1.Pod) {
 	status.ObservedGeneration = home.Generation
 	status.QOSClass = home.Status.QOSClass
@@ -116,8 +115,8 @@ func keepOwn(status *corev1.PodStatus, home *corev1.Pod) {
 	status.ResourceClaimStatuses = home.Status.ResourceClaimStatuses
 }
 
-// ownConditions are those that are the home cluster's to say: that the pod is
-// scheduled, and what is neither kubelet's nor among the remote conditions.
+// ownConditions returns those that the home cluster owns: PodScheduled, and those that are neither
+// kubelet's nor among the remote conditions.
 func ownConditions(home *corev1.Pod, remote []corev1.PodCondition) []corev1.PodCondition {
 	scheduled := corev1.PodCondition{
 		Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: home.CreationTimestamp,
@@ -130,15 +129,15 @@ func ownConditions(home *corev1.Pod, remote []corev1.PodCondition) []corev1.PodC
 			if condition.Status == corev1.ConditionTrue {
 				scheduled = condition
 			}
-		case !slices.Contains(kubelets, condition.Type) && !slices.ContainsFunc(remote, reflected):
+		case !slices.Contains(kubeletConditions, condition.Type) && !slices.ContainsFunc(remote, reflected):
 			own = append(own, condition)
 		}
 	}
 	return append(own, scheduled)
 }
 
-// kubelets are the conditions only kubelet sets.
-var kubelets = []corev1.PodConditionType{
+// kubeletConditions are those that only kubelet sets.
+var kubeletConditions = []corev1.PodConditionType{
 	corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady,
 	corev1.PodResizePending, corev1.PodResizeInProgress,
 }

@@ -6,14 +6,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Plain is a virtual node of no fabric in particular. Like those of most it has
-// the label that keeps DaemonSets off before anybody else has looked at it.
+// Plain returns a virtual node without a specific fabric. Like most, it has a label that keeps
+// DaemonSets off.
 func Plain(node string) Options {
 	return Options{Node: node, Labels: map[string]string{"type": "virtual-kubelet"}}
 }
 
-// Liqo is a virtual node as Liqo 1.2 makes it: pkg/virtualKubelet/liqoNodeProvider
-// (setup.go, utils.go) and pkg/consts of liqotech/liqo.
+// Liqo returns a virtual node as Liqo 1.2 creates it: pkg/virtualKubelet/liqoNodeProvider (setup.go,
+// utils.go) and pkg/consts of liqotech/liqo.
 func Liqo(node, clusterID string) Options {
 	yes := strconv.FormatBool(true)
 	return Options{
@@ -30,11 +30,9 @@ func Liqo(node, clusterID string) Options {
 	}
 }
 
-// Kosmos is the one virtual node of a whole cluster (one2cluster) as Kosmos
-// makes it: names in pkg/utils/constants.go, the Node in pkg/utils/node.go
-// (BuildNodeTemplate), its name in
-// pkg/clustertree/cluster-manager/utils/leaf_model_handler.go of
-// kosmos-io/kosmos.
+// Kosmos returns the virtual node of a whole cluster (one2cluster) as Kosmos creates it: constants in
+// pkg/utils/constants.go, the Node in pkg/utils/node.go (BuildNodeTemplate), its name in
+// pkg/clustertree/cluster-manager/utils/leaf_model_handler.go of kosmos-io/kosmos.
 func Kosmos(cluster string) Options {
 	yes := strconv.FormatBool(true)
 	return Options{
@@ -46,8 +44,8 @@ func Kosmos(cluster string) Options {
 	}
 }
 
-// KosmosNode is the virtual node of one node of a cluster (leaf model one-to-one) as Kosmos makes
-// it: it has the name of that node.
+// KosmosNode returns the virtual node of one node of a cluster (leaf model one-to-one) as Kosmos
+// creates it: it has the name of that node.
 func KosmosNode(cluster, node string) Options {
 	o := Kosmos(cluster)
 	o.Node, o.RemoteNode = node, node

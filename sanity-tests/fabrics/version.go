@@ -1,6 +1,5 @@
-// Package fabrics knows what this module pins. The objects of the fabrics are in
-// the packages liqo and kosmos, the program for tests of other modules is
-// cmd/fabric-objects.
+// Package fabrics returns the versions of this module's dependencies. The packages liqo and kosmos
+// have the objects of the fabrics; tests of other modules call the program cmd/fabric-objects.
 package fabrics
 
 import (
@@ -10,17 +9,16 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// The build information of a program would say the same, but that of a test says
-// nothing.
+// Test programs have no build information.
 //
 //go:embed go.mod
 var goMod []byte
 
-// Version is the version of a module that is used here.
+// Version returns the version of a module in go.mod.
 func Version(module string) (string, error) {
 	file, err := modfile.ParseLax("go.mod", goMod, nil)
 	if err != nil {
-		return "", fmt.Errorf("read what this module pins: %w", err)
+		return "", fmt.Errorf("parse go.mod: %w", err)
 	}
 	for _, required := range file.Require {
 		if required.Mod.Path == module {

@@ -9,18 +9,18 @@ import (
 	"time"
 )
 
-// request asks for a new setting, or without one for the present.
+// request sets the setting of a proxy, or reads it if Set is nil.
 type request struct {
 	Proxy string
 	Set   *Setting `json:",omitempty"`
 }
 
-type answer struct {
+type response struct {
 	Setting Setting
 	Error   string `json:",omitempty"`
 }
 
-// ServeControl answers clients on a listener: they switch the proxies by name.
+// ServeControl serves requests of clients that set the proxies by name.
 func ServeControl(ctx context.Context, listener net.Listener, proxies map[string]*Proxy) error {
 	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
 	defer stop()
@@ -32,54 +32,55 @@ func ServeControl(ctx context.Context, listener net.Listener, proxies map[string
 		if err != nil {
 			return fmt.Errorf("serve the control socket: %w", err)
 		}
-		go answerOne(conn, proxies)
+		go serveOne(conn, proxies)
 	}
 }
 
-func answerOne(conn net.Conn, proxies map[string]*Proxy) {
+func serveOne(conn net.Conn, proxies map[string]*Proxy) {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
-	var ask request
-	if err := json.NewDecoder(conn).Decode(&ask); err != nil {
-		return
+	var r request
+	if err := json.NewDecoder(conn).Decode(&r); err == nil {
+		_ = json.NewEncoder(conn).Encode(r.apply(proxies))
 	}
-	_ = json.NewEncoder(conn).Encode(func() answer {
-		proxy, known := proxies[ask.Proxy]
-		if !known {
-			return answer{Error: fmt.Sprintf("there is no fault proxy for %q", ask.Proxy)}
-		}
-		if ask.Set != nil {
-			if err := proxy.Set(*ask.Set); err != nil {
-				return answer{Error: err.Error()}
-			}
-		}
-		return answer{Setting: proxy.Setting()}
-	}())
 }
 
-// Client switches one proxy of a running lab.
+func (r request) apply(proxies map[string]*Proxy) response {
+	proxy, known := proxies[r.Proxy]
+	if !known {
+		return response{Error: fmt.Sprintf("there is no fault proxy for %q", r.Proxy)}
+	}
+	if r.Set != nil {
+		if err := proxy.Set(*r.Set); err != nil {
+			return response{Error: err.Error()}
+		}
+	}
+	return response{Setting: proxy.Setting()}
+}
+
+// Client controls one proxy of a running lab.
 type Client struct {
 	socket, proxy string
 }
 
-// NewClient makes a client for the proxy of that name behind a control socket.
+// NewClient returns a client of the proxy with that name, through a control socket.
 func NewClient(socket, proxy string) *Client { return &Client{socket: socket, proxy: proxy} }
 
-// Set changes what the proxy does; it holds when Set returns.
+// Set changes the setting of the proxy, which is in effect when Set returns.
 func (c *Client) Set(ctx context.Context, setting Setting) error {
 	if err := setting.validate(); err != nil {
 		return err
 	}
-	_, err := c.ask(ctx, request{Proxy: c.proxy, Set: &setting})
+	_, err := c.send(ctx, request{Proxy: c.proxy, Set: &setting})
 	return err
 }
 
-// Get returns what the proxy does.
+// Get returns the setting of the proxy.
 func (c *Client) Get(ctx context.Context) (Setting, error) {
-	return c.ask(ctx, request{Proxy: c.proxy})
+	return c.send(ctx, request{Proxy: c.proxy})
 }
 
-func (c *Client) ask(ctx context.Context, ask request) (Setting, error) {
+func (c *Client) send(ctx context.Context, r request) (Setting, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
@@ -89,12 +90,12 @@ func (c *Client) ask(ctx context.Context, ask request) (Setting, error) {
 	defer conn.Close()
 	deadline, _ := ctx.Deadline()
 	_ = conn.SetDeadline(deadline)
-	if err := json.NewEncoder(conn).Encode(ask); err != nil {
-		return Setting{}, fmt.Errorf("ask the fault proxy: %w", err)
+	if err := json.NewEncoder(conn).Encode(r); err != nil {
+		return Setting{}, fmt.Errorf("send a request to the fault proxy: %w", err)
 	}
-	var reply answer
+	var reply response
 	if err := json.NewDecoder(conn).Decode(&reply); err != nil {
-		return Setting{}, fmt.Errorf("hear from the fault proxy: %w", err)
+		return Setting{}, fmt.Errorf("read the response of the fault proxy: %w", err)
 	}
 	if reply.Error != "" {
 		return Setting{}, errors.New(reply.Error)

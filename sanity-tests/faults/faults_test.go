@@ -13,14 +13,13 @@ import (
 	"time"
 )
 
-// patience bounds what must happen, silence is how long nothing must.
 const (
-	patience = 20 * time.Second
-	silence  = 200 * time.Millisecond
+	timeout = 20 * time.Second
+	// silence is how long requireSilence waits.
+	silence = 200 * time.Millisecond
 )
 
-// behindProxy starts a server that answers each line with the same line, and a
-// proxy in front of it.
+// behindProxy starts an echo server, and a proxy in front of it.
 func behindProxy(t *testing.T) (proxy *Proxy, address string) {
 	t.Helper()
 	server := listen(t)
@@ -51,7 +50,7 @@ func listen(t *testing.T) net.Listener {
 	return listener
 }
 
-// peer is a client that says lines and hears them back.
+// peer is a client of the echo server.
 type peer struct {
 	net.Conn
 	lines *bufio.Reader
@@ -59,7 +58,7 @@ type peer struct {
 
 func connect(t *testing.T, address string) *peer {
 	t.Helper()
-	conn, err := net.DialTimeout("tcp", address, patience)
+	conn, err := net.DialTimeout("tcp", address, timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,12 +66,12 @@ func connect(t *testing.T, address string) *peer {
 	return &peer{conn, bufio.NewReader(conn)}
 }
 
-func (p *peer) say(line string) error {
+func (p *peer) send(line string) error {
 	_, err := p.Write([]byte(line + "\n"))
 	return err
 }
 
-func (p *peer) hear(limit time.Duration) (string, error) {
+func (p *peer) receive(limit time.Duration) (string, error) {
 	_ = p.SetReadDeadline(time.Now().Add(limit))
 	line, err := p.lines.ReadString('\n')
 	return strings.TrimSuffix(line, "\n"), err
@@ -80,18 +79,18 @@ func (p *peer) hear(limit time.Duration) (string, error) {
 
 func requireEcho(t *testing.T, p *peer, line string) {
 	t.Helper()
-	if err := p.say(line); err != nil {
+	if err := p.send(line); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := p.hear(patience); err != nil || got != line {
-		t.Fatalf("heard %q, %v; want %q", got, err, line)
+	if got, err := p.receive(timeout); err != nil || got != line {
+		t.Fatalf("received %q, %v; want %q", got, err, line)
 	}
 }
 
 func requireSilence(t *testing.T, p *peer) {
 	t.Helper()
-	if got, err := p.hear(silence); !isTimeout(err) {
-		t.Fatalf("heard %q, %v; want silence", got, err)
+	if got, err := p.receive(silence); !isTimeout(err) {
+		t.Fatalf("received %q, %v; want nothing", got, err)
 	}
 }
 
@@ -114,27 +113,27 @@ func TestPassForwardsAndTellsOfTheEnd(t *testing.T) {
 	if err := client.Conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.hear(patience); !errors.Is(err, io.EOF) {
+	if _, err := client.receive(timeout); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
 }
 
 func TestHangKeepsEverythingForLater(t *testing.T) {
 	proxy, address := behindProxy(t)
-	old := connect(t, address)
-	requireEcho(t, old, "before")
+	before := connect(t, address)
+	requireEcho(t, before, "before")
 	set(t, proxy, Setting{Mode: Hang})
-	fresh := connect(t, address)
-	for _, client := range []*peer{old, fresh} {
-		if err := client.say("during"); err != nil {
+	after := connect(t, address)
+	for _, client := range []*peer{before, after} {
+		if err := client.send("during"); err != nil {
 			t.Fatal(err)
 		}
 		requireSilence(t, client)
 	}
 	set(t, proxy, Setting{Mode: Pass})
-	for _, client := range []*peer{old, fresh} {
-		if got, err := client.hear(patience); err != nil || got != "during" {
-			t.Errorf("heard %q, %v", got, err)
+	for _, client := range []*peer{before, after} {
+		if got, err := client.receive(timeout); err != nil || got != "during" {
+			t.Errorf("received %q, %v", got, err)
 		}
 	}
 }
@@ -144,12 +143,12 @@ func TestHalfOpenIsForEver(t *testing.T) {
 	old := connect(t, address)
 	requireEcho(t, old, "before")
 	set(t, proxy, Setting{Mode: HalfOpen})
-	if err := old.say("lost"); err != nil {
+	if err := old.send("lost"); err != nil {
 		t.Fatal(err)
 	}
 	requireSilence(t, old)
 	set(t, proxy, Setting{Mode: Pass})
-	if err := old.say("lost, too"); err != nil {
+	if err := old.send("lost, too"); err != nil {
 		t.Fatal(err)
 	}
 	requireSilence(t, old)
@@ -161,8 +160,8 @@ func TestResetIsAReset(t *testing.T) {
 	client := connect(t, address)
 	requireEcho(t, client, "before")
 	set(t, proxy, Setting{Mode: Reset})
-	if _, err := client.hear(patience); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("heard %v", err)
+	if _, err := client.receive(timeout); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("received %v", err)
 	}
 	set(t, proxy, Setting{Mode: Pass})
 	requireEcho(t, connect(t, address), "after")

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Proxy accepts connections and forwards each to what dial reaches.
+// Proxy accepts connections and forwards each to one of dial.
 type Proxy struct {
 	dial func(context.Context) (net.Conn, error)
 
@@ -19,7 +19,7 @@ type Proxy struct {
 	links   map[*link]struct{}
 }
 
-// NewProxy makes a proxy that passes everything.
+// NewProxy returns a proxy in mode Pass.
 func NewProxy(dial func(context.Context) (net.Conn, error)) *Proxy {
 	return &Proxy{
 		dial:    dial,
@@ -29,7 +29,7 @@ func NewProxy(dial func(context.Context) (net.Conn, error)) *Proxy {
 	}
 }
 
-// Serve accepts connections until the listener is closed or ctx ends.
+// Serve accepts connections until the listener is closed or ctx is done.
 func (p *Proxy) Serve(ctx context.Context, listener net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
 	defer stop()
@@ -45,7 +45,7 @@ func (p *Proxy) Serve(ctx context.Context, listener net.Listener) error {
 	}
 }
 
-// Set changes what the proxy does, from now on and to connections that exist.
+// Set changes the setting, also of existing connections.
 func (p *Proxy) Set(setting Setting) error {
 	if err := setting.validate(); err != nil {
 		return err
@@ -56,12 +56,12 @@ func (p *Proxy) Set(setting Setting) error {
 	close(p.changed)
 	p.changed = make(chan struct{})
 	for link := range p.links {
-		link.suffer(setting.Mode)
+		link.apply(setting.Mode)
 	}
 	return nil
 }
 
-// Setting is what the proxy does now.
+// Setting returns the current setting.
 func (p *Proxy) Setting() Setting {
 	setting, _ := p.current()
 	return setting
@@ -73,8 +73,8 @@ func (p *Proxy) current() (Setting, <-chan struct{}) {
 	return p.setting, p.changed
 }
 
-// settled waits until the proxy does anything but hang.
-func (p *Proxy) settled(ctx context.Context) (Setting, error) {
+// waitWhileHanging waits until the mode is not Hang.
+func (p *Proxy) waitWhileHanging(ctx context.Context) (Setting, error) {
 	for {
 		setting, changed := p.current()
 		if setting.Mode != Hang {
@@ -95,7 +95,7 @@ func (p *Proxy) handle(ctx context.Context, client net.Conn) {
 	defer link.close()
 	p.mu.Lock()
 	p.links[link] = struct{}{}
-	link.suffer(p.setting.Mode)
+	link.apply(p.setting.Mode)
 	p.mu.Unlock()
 	defer func() {
 		p.mu.Lock()
@@ -103,7 +103,7 @@ func (p *Proxy) handle(ctx context.Context, client net.Conn) {
 		p.mu.Unlock()
 	}()
 
-	if _, err := p.settled(ctx); err != nil {
+	if _, err := p.waitWhileHanging(ctx); err != nil {
 		return
 	}
 	server, err := p.dial(ctx)
@@ -111,8 +111,8 @@ func (p *Proxy) handle(ctx context.Context, client net.Conn) {
 		return
 	}
 	var directions sync.WaitGroup
-	directions.Go(func() { link.pump(ctx, client, server, func(s Setting) time.Duration { return s.Up }) })
-	directions.Go(func() { link.pump(ctx, server, client, func(s Setting) time.Duration { return s.Down }) })
+	directions.Go(func() { link.forward(ctx, client, server, func(s Setting) time.Duration { return s.Up }) })
+	directions.Go(func() { link.forward(ctx, server, client, func(s Setting) time.Duration { return s.Down }) })
 	directions.Wait()
 }
 
@@ -124,12 +124,12 @@ type link struct {
 
 	mu     sync.Mutex
 	server net.Conn
-	dead   bool // half-open: silent for ever
+	dead   bool // it was half-open
 	closed bool
 }
 
-// suffer applies what a mode does to a connection at once.
-func (l *link) suffer(mode Mode) {
+// apply applies a new mode to the connection.
+func (l *link) apply(mode Mode) {
 	switch mode {
 	case HalfOpen:
 		l.mu.Lock()
@@ -140,7 +140,7 @@ func (l *link) suffer(mode Mode) {
 	}
 }
 
-// reset closes both ends with a reset instead of a farewell.
+// reset closes both ends with RST instead of FIN.
 func (l *link) reset() {
 	l.mu.Lock()
 	for _, end := range []net.Conn{l.client, l.server} {
@@ -180,16 +180,15 @@ func (l *link) isDead() bool {
 	return l.dead
 }
 
-// chunk is a piece of a stream and when it may go on; no bytes mean the end of
-// the stream.
+// chunk is a part of a stream, and when to forward it. No bytes mean the end of the stream.
 type chunk struct {
 	bytes []byte
 	due   time.Time
 }
 
-// pump moves one direction. Reading and writing are apart, so that a delay
-// makes the stream late and not slow.
-func (l *link) pump(ctx context.Context, from, to net.Conn, delay func(Setting) time.Duration) {
+// forward copies one direction. Separate goroutines read and write, so that a delay adds latency and
+// does not reduce throughput.
+func (l *link) forward(ctx context.Context, from, to net.Conn, delay func(Setting) time.Duration) {
 	queue := make(chan chunk, 1024)
 	go func() {
 		defer close(queue)
@@ -223,7 +222,7 @@ func (l *link) pump(ctx context.Context, from, to net.Conn, delay func(Setting) 
 		}
 	}
 	if l.isDead() {
-		return // neither side learns that the other has left
+		return // no side sees that the other has closed
 	}
 	if tcp, ok := to.(interface{ CloseWrite() error }); ok {
 		_ = tcp.CloseWrite()
@@ -236,7 +235,7 @@ func (l *link) deliver(ctx context.Context, piece chunk, to net.Conn) bool {
 	case <-ctx.Done():
 		return false
 	}
-	if _, err := l.proxy.settled(ctx); err != nil {
+	if _, err := l.proxy.waitWhileHanging(ctx); err != nil {
 		return false
 	}
 	if l.isDead() || len(piece.bytes) == 0 {

@@ -9,8 +9,7 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// Relay is a proxy between two network namespaces: it listens in one and dials
-// in the other.
+// Relay is a proxy that listens in one network namespace and dials in another.
 type Relay struct {
 	Name     string
 	ListenIn machine.Namespace
@@ -19,14 +18,14 @@ type Relay struct {
 	DialTo   string
 }
 
-// Relays is what one relay process serves.
+// Relays are the relays of one process.
 type Relays struct {
-	// Control is the unix socket to switch the proxies; empty for none.
+	// Control is the unix socket of ServeControl; empty for none.
 	Control string
 	Relays  []Relay
 }
 
-// Serve runs the relays until ctx ends or one of them fails.
+// Serve runs the relays until ctx is done or one of them fails.
 func (r Relays) Serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -41,7 +40,7 @@ func (r Relays) Serve(ctx context.Context) error {
 		go func() { cancel(proxy.Serve(ctx, listener)) }()
 	}
 	if r.Control != "" {
-		_ = os.Remove(r.Control) // of a predecessor that was killed
+		_ = os.Remove(r.Control) // of a process that was killed
 		listener, err := net.Listen("unix", r.Control)
 		if err != nil {
 			return fmt.Errorf("open the control socket: %w", err)
@@ -55,7 +54,7 @@ func (r Relays) Serve(ctx context.Context) error {
 	return nil
 }
 
-// Listen opens the port that the relay is reached at.
+// Listen opens the listener of the relay.
 func (r Relay) Listen(ctx context.Context) (listener net.Listener, err error) {
 	err = r.ListenIn.InNetwork(func() error {
 		listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", r.ListenOn)
@@ -67,7 +66,7 @@ func (r Relay) Listen(ctx context.Context) (listener net.Listener, err error) {
 	return listener, nil
 }
 
-// Dial connects to what is behind the relay.
+// Dial connects to the target of the relay.
 func (r Relay) Dial(ctx context.Context) (conn net.Conn, err error) {
 	err = r.DialIn.InNetwork(func() error {
 		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", r.DialTo)

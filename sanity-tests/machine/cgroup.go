@@ -14,19 +14,17 @@ import (
 
 const (
 	cgroupRoot = "/sys/fs/cgroup"
-	// CgroupName is the cgroup, in every hierarchy, that everything of the lab
-	// runs in: the components themselves and, below it, the nodes' pods.
+	// CgroupName is the cgroup of the lab's components and pods, in every hierarchy.
 	CgroupName = "liqo-csi-lab"
 )
 
-// CgroupV2 reports whether the machine has the one unified hierarchy.
+// CgroupV2 reports whether the machine has cgroup v2.
 func CgroupV2() bool {
 	var stat unix.Statfs_t
 	return unix.Statfs(cgroupRoot, &stat) == nil && stat.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// hierarchies are the roots of all cgroup hierarchies: one with cgroup v2, one
-// per controller with v1.
+// hierarchies returns the roots of all cgroup hierarchies: one with v2, one per controller with v1.
 func hierarchies() []string {
 	if CgroupV2() {
 		return []string{cgroupRoot}
@@ -42,8 +40,8 @@ func hierarchies() []string {
 	return roots
 }
 
-// EnsureCgroup creates a cgroup below CgroupName in every hierarchy and returns
-// its name as kubelet's --cgroup-root wants it.
+// EnsureCgroup creates a cgroup below CgroupName in every hierarchy and returns its path for kubelet's
+// --cgroup-root.
 func EnsureCgroup(name string) (string, error) {
 	for _, root := range hierarchies() {
 		dir := root
@@ -65,8 +63,8 @@ func EnsureCgroup(name string) (string, error) {
 	return "/" + CgroupName + "/" + name, nil
 }
 
-// inheritCPUs fills in what cgroup v1 leaves empty in a new cpuset; no process
-// can enter one without CPUs and memory nodes.
+// inheritCPUs sets the CPUs and memory nodes of a new cpuset of cgroup v1, which no process can enter
+// without.
 func inheritCPUs(dir string) error {
 	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 		own, err := os.ReadFile(filepath.Join(dir, file))
@@ -84,7 +82,7 @@ func inheritCPUs(dir string) error {
 	return nil
 }
 
-// cgroupJoin is a shell fragment that moves the shell into the cgroup.
+// cgroupJoin returns a shell script that moves the shell into the cgroup.
 func cgroupJoin(name string) string {
 	var script strings.Builder
 	for _, root := range hierarchies() {
@@ -113,7 +111,7 @@ func cgroupPids() []int {
 	return pids
 }
 
-// removeCgroups takes the lab's cgroups away, the deepest first.
+// removeCgroups removes the lab's cgroups, children first.
 func removeCgroups() error {
 	var failures error
 	for _, root := range hierarchies() {

@@ -10,48 +10,48 @@ import (
 	"strings"
 )
 
-// neededControllers are those without which a kubelet does not start.
+// neededControllers are required by kubelet.
 var neededControllers = []string{"cpu", "cpuset", "memory", "pids"}
 
 func delegatedFile() string { return Path("cgroup-controllers") }
 
-// delegateControllers lets the cgroups below the lab's use the controllers:
-// cgroup v2 hands them down level by level. What was handed down at the root
-// before is noted in a file, so that the rest can be taken back.
-func delegateControllers(root, note string) error {
+// delegateControllers enables the controllers for the lab's cgroups, which cgroup v2 requires on each
+// level. It saves those that were enabled at the root before, so that the others can be disabled
+// again.
+func delegateControllers(root, saved string) error {
 	before, err := os.ReadFile(filepath.Join(root, "cgroup.subtree_control"))
 	if err != nil {
 		return fmt.Errorf("read the cgroup controllers: %w", err)
 	}
-	if _, err := os.Stat(note); errors.Is(err, fs.ErrNotExist) {
-		if err := os.WriteFile(note, before, 0o644); err != nil {
-			return fmt.Errorf("note the cgroup controllers: %w", err)
+	if _, err := os.Stat(saved); errors.Is(err, fs.ErrNotExist) {
+		if err := os.WriteFile(saved, before, 0o644); err != nil {
+			return fmt.Errorf("save the cgroup controllers: %w", err)
 		}
 	}
 	for _, dir := range []string{root, filepath.Join(root, CgroupName)} {
-		if err := handDown(dir); err != nil {
+		if err := enableControllers(dir); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// handDown lets the children of a cgroup use the needed controllers.
-func handDown(dir string) error {
+// enableControllers enables the needed controllers for the children of a cgroup.
+func enableControllers(dir string) error {
 	for _, controller := range neededControllers {
 		file := filepath.Join(dir, "cgroup.subtree_control")
 		if err := os.WriteFile(file, []byte("+"+controller), 0o644); err != nil {
-			return fmt.Errorf("hand the cgroup controller %s down in %s"+
-				" (inside a container, its processes have to be in a cgroup below that one): %w", controller, dir, err)
+			return fmt.Errorf("enable the cgroup controller %s in %s"+
+				" (inside a container, its processes must be in a child of this cgroup): %w", controller, dir, err)
 		}
 	}
 	return nil
 }
 
-// withdrawControllers undoes delegateControllers. What somebody else relies on
-// by now stays.
-func withdrawControllers(root, note string) error {
-	before, err := os.ReadFile(note)
+// restoreControllers disables the controllers that delegateControllers has enabled, unless they are
+// in use.
+func restoreControllers(root, saved string) error {
+	before, err := os.ReadFile(saved)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

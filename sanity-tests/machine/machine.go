@@ -1,9 +1,6 @@
-// Package machine is the lab's hold on the Linux machine it runs on: the state
-// directory, recorded processes, namespaces, networks, mounts and cgroups, the
-// checks before a start and the way back to how the machine was before.
-//
-// It knows nothing of Kubernetes; what runs on the machine is the business of
-// the packages above it.
+// Package machine manages what the lab uses of its Linux machine: the state directory, processes,
+// namespaces, networks, mounts and cgroups. It checks the machine before a start, and restores it at
+// the end. It has nothing about Kubernetes.
 package machine
 
 import (
@@ -16,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StateDir holds everything the lab keeps while it runs. It is short because
-// unix socket paths below it may not exceed 108 bytes, and fixed because there
-// is one lab per machine.
+// StateDir has all files of the lab. It is short because paths of unix sockets have at most 108 bytes,
+// and constant because there is one lab per machine.
 const StateDir = "/var/lib/liqo-csi-lab"
 
 // Path joins names below the state directory.
@@ -26,19 +22,17 @@ func Path(names ...string) string {
 	return filepath.Join(append([]string{StateDir}, names...)...)
 }
 
-// WriteFile replaces a file whole: whoever reads it meanwhile sees the old or
-// the new content.
+// WriteFile replaces a file atomically.
 func WriteFile(file string, content []byte, mode os.FileMode) error {
-	aside := file + ".new"
-	if err := os.WriteFile(aside, content, mode); err != nil {
+	temporary := file + ".new"
+	if err := os.WriteFile(temporary, content, mode); err != nil {
 		return err
 	}
-	return os.Rename(aside, file)
+	return os.Rename(temporary, file)
 }
 
-// Lock keeps other lab commands out until the returned function is called. The
-// parent of the state directory is what is locked: a lock file of our own would
-// have to outlive the removal of everything else.
+// Lock excludes other lab commands until unlock is called. It locks the parent of the state directory,
+// because the state directory is deleted.
 func Lock(ctx context.Context) (unlock func(), err error) {
 	dir, err := os.Open(filepath.Dir(StateDir))
 	if err != nil {
@@ -58,16 +52,15 @@ func Lock(ctx context.Context) (unlock func(), err error) {
 		select {
 		case <-ctx.Done():
 			release()
-			return nil, fmt.Errorf("another lab command holds the lab: %w", context.Cause(ctx))
+			return nil, fmt.Errorf("another lab command is running: %w", context.Cause(ctx))
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }
 
-// Prepare creates the state directory as a mount of its own with shared
-// propagation, so that what a node mounts is seen by its containers and by the
-// host, and a private corner for namespace files, which cannot live on a shared
-// mount. Calling it again changes nothing.
+// Prepare creates the state directory as a mount with shared propagation, so that mounts of a node are
+// visible in its containers and on the host, and a private mount in it for namespace files, which the
+// kernel does not allow on shared mounts. It is idempotent.
 func Prepare() error {
 	if err := os.MkdirAll(Path("ns"), 0o755); err != nil {
 		return fmt.Errorf("create the state directory: %w", err)
@@ -86,7 +79,7 @@ func Prepare() error {
 			return err
 		}
 	}
-	return rememberSettings()
+	return saveSettings()
 }
 
 func bind(source, target string, propagation uintptr) error {

@@ -69,19 +69,19 @@ func TestUntilSaysWhatItWaitedFor(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v does not say that time was up", err)
+		t.Errorf("%v is not DeadlineExceeded", err)
 	}
 }
 
 func TestUntilReturnsAtOnce(t *testing.T) {
-	asked := 0
-	err := Until(t.Context(), "a second answer", func() error {
-		if asked++; asked < 2 {
+	calls := 0
+	err := Until(t.Context(), "a second call", func() error {
+		if calls++; calls < 2 {
 			return errors.New("not yet")
 		}
 		return nil
 	})
-	if err != nil || asked != 2 {
-		t.Errorf("asked %d times: %v", asked, err)
+	if err != nil || calls != 2 {
+		t.Errorf("%d calls: %v", calls, err)
 	}
 }

@@ -7,11 +7,10 @@ import (
 	"strings"
 )
 
-// Usage is memory in bytes: of all the lab's processes, and of the
-// recorded ones alone.
+// Usage is the memory in bytes of all processes of the lab, and of the recorded ones.
 type Usage struct{ Total, Recorded int64 }
 
-// Memory adds up what the lab's processes take.
+// Memory returns the memory of the lab's processes.
 func Memory() (Usage, error) {
 	pids, err := labPids()
 	if err != nil {
@@ -31,7 +30,7 @@ func Memory() (Usage, error) {
 	return usage, nil
 }
 
-// Memory is the memory of the process in bytes, its share of shared pages.
+// Memory returns the proportional set size of the process in bytes, or 0 if it has ended.
 func (p *Process) Memory() int64 {
 	if !p.Alive() {
 		return 0
@@ -39,9 +38,8 @@ func (p *Process) Memory() int64 {
 	return proportional(p.PID)
 }
 
-// proportional is the memory of a process with the pages it shares divided
-// among those that share them: dozens of processes run from a few programs, and
-// a plain sum of resident memory would count those again and again.
+// proportional returns the proportional set size of a process: dozens of processes run the same few
+// programs, whose pages a sum of RSS would count repeatedly.
 func proportional(pid int) int64 {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {

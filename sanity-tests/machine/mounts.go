@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MountTable is the list of mount points of one mount namespace, in the order
-// of the kernel's table.
+// MountTable has the mount points of a mount namespace, in the order of the kernel.
 type MountTable []string
 
 // Mounts reads the mount table of the calling thread.
@@ -35,7 +34,7 @@ func parseMountInfo(raw []byte) MountTable {
 	return table
 }
 
-// unescapeMount undoes the kernel's octal escapes of blanks and backslashes.
+// unescapeMount decodes the kernel's octal escapes.
 func unescapeMount(path string) string {
 	var plain strings.Builder
 	for i := 0; i < len(path); i++ {
@@ -54,8 +53,8 @@ func unescapeMount(path string) string {
 // Has reports whether path is a mount point.
 func (t MountTable) Has(path string) bool { return slices.Contains(t, path) }
 
-// Below returns the mount points at and below dir, newest first, so that
-// unmounting them in this order never meets a busy parent.
+// Below returns the mount points at and below dir in an order in which they can be unmounted: deepest
+// first, then newest first.
 func (t MountTable) Below(dir string) MountTable {
 	var below MountTable
 	for _, point := range slices.Backward(t) {
@@ -73,8 +72,8 @@ func within(dir, path string) bool {
 	return path == dir || strings.HasPrefix(path, dir+"/")
 }
 
-// UnmountBelow takes away every mount at and below dir. Mounts can be stacked
-// and can hide one another, so the table is read again until none is left.
+// UnmountBelow unmounts everything at and below dir. It reads the table until no mount is left,
+// because mounts can be stacked and hide each other.
 func UnmountBelow(dir string) error {
 	var failures error
 	for range 20 {
@@ -91,7 +90,7 @@ func UnmountBelow(dir string) error {
 			failures = errors.Join(failures, unmount(point))
 		}
 	}
-	return fmt.Errorf("mounts below %s do not go away: %w", dir, failures)
+	return fmt.Errorf("mounts are left below %s: %w", dir, failures)
 }
 
 func unmount(point string) error {
@@ -99,7 +98,7 @@ func unmount(point string) error {
 	if err == unix.EBUSY {
 		err = unix.Unmount(point, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 	}
-	// EINVAL and ENOENT: gone with a mount that was taken away before it.
+	// EINVAL and ENOENT: it was unmounted with another mount.
 	if err != nil && err != unix.EINVAL && err != unix.ENOENT {
 		return fmt.Errorf("unmount %s: %w", point, err)
 	}

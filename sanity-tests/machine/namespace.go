@@ -12,32 +12,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace and, for nodes, a mount namespace, both kept
-// alive by files in the state directory rather than by a process. The zero
-// value is the host.
+// Namespace is a network namespace and, for nodes, a mount namespace. Files in the state directory keep
+// them alive. The zero value is the host.
 type Namespace struct {
 	Name string
-	// Dirs is the host folder that holds the node's own version of PrivateDirs;
-	// empty when only the network is its own.
+	// Dirs is the host's folder with the node's PrivateDirs; empty without a mount namespace.
 	Dirs string
 }
 
-// PrivateDirs are the folders of the file system that each node has for
-// itself; everything else is the host's. They are where Kubernetes, containerd
-// and CNI keep their state under well-known names, so every node has the
-// standard paths and nothing is left behind at them on the host.
+// PrivateDirs are the folders that each node has for itself, because Kubernetes, containerd and CNI
+// have state in them; nodes share all others with the host.
 var PrivateDirs = []string{"/run", "/opt", "/mnt", "/var/log", "/var/lib"}
 
-// IsHost reports whether this is the host's own pair of namespaces.
+// IsHost reports whether these are the host's namespaces.
 func (n Namespace) IsHost() bool { return n.Name == "" }
 
-// NetFile is the file that keeps the network namespace alive.
+// NetFile returns the file that keeps the network namespace alive.
 func (n Namespace) NetFile() string { return Path("ns", "lqlab-"+n.Name+".net") }
 
-// MountFile is the file that keeps the mount namespace alive.
+// MountFile returns the file that keeps the mount namespace alive.
 func (n Namespace) MountFile() string { return Path("ns", "lqlab-"+n.Name+".mnt") }
 
-// HostPath translates a path inside the node to where it is on the host.
+// HostPath returns the host's path of a path inside the node.
 func (n Namespace) HostPath(path string) string {
 	for _, dir := range PrivateDirs {
 		if n.Dirs != "" && within(dir, path) {
@@ -51,8 +47,8 @@ func privateName(dir string) string {
 	return strings.ReplaceAll(strings.TrimPrefix(dir, "/"), "/", "-")
 }
 
-// enter returns the words that run a command inside the namespaces. Not `ip
-// netns exec`: that makes yet another mount namespace.
+// enter returns the prefix of a command inside the namespaces. Not `ip netns exec`, which creates
+// another mount namespace.
 func (n Namespace) enter() []string {
 	if n.IsHost() {
 		return nil
@@ -64,14 +60,13 @@ func (n Namespace) enter() []string {
 	return append(words, "--")
 }
 
-// Command prepares a command that runs inside the namespaces.
+// Command returns a command that runs inside the namespaces.
 func (n Namespace) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	words := append(n.enter(), append([]string{name}, args...)...)
 	return exec.CommandContext(ctx, words[0], words[1:]...)
 }
 
-// Run runs a command inside the namespaces and returns an error that carries
-// what it said.
+// Run runs a command inside the namespaces. The error has its output.
 func (n Namespace) Run(ctx context.Context, name string, args ...string) error {
 	return runQuietly(n.Command(ctx, name, args...))
 }
@@ -83,8 +78,8 @@ func runQuietly(cmd *exec.Cmd) error {
 	return nil
 }
 
-// Ensure creates the namespaces unless they exist. binds maps folders of the
-// host to where the node sees them, inside its private folders.
+// Ensure creates the namespaces unless they exist. binds maps folders of the host to paths in the
+// node's private folders.
 func (n Namespace) Ensure(binds map[string]string) error {
 	table, err := Mounts()
 	if err != nil {
@@ -101,20 +96,20 @@ func (n Namespace) Ensure(binds map[string]string) error {
 		}
 	}
 
-	made, keep := make(chan error), make(chan error)
+	created, keep := make(chan error), make(chan error)
 	var thread int
 	go func() {
-		// The thread is never unlocked: it ends with this goroutine, so no
-		// other goroutine ever runs in the new namespaces by accident.
+		// The thread is not unlocked: it ends with this goroutine, so that no other goroutine runs in
+		// the new namespaces.
 		runtime.LockOSThread()
 		thread = unix.Gettid()
 		err := n.unshare(binds)
-		made <- err
+		created <- err
 		if err == nil {
 			<-keep
 		}
 	}()
-	if err := <-made; err != nil {
+	if err := <-created; err != nil {
 		return fmt.Errorf("create the namespaces of %s: %w", n.Name, err)
 	}
 	defer close(keep)
@@ -139,13 +134,13 @@ func pin(namespace, file string) error {
 	return nil
 }
 
-// unshare moves the calling thread into new namespaces and lays them out.
+// unshare moves the calling thread into new namespaces and sets up their mounts.
 func (n Namespace) unshare(binds map[string]string) error {
 	if n.Dirs == "" {
 		return unix.Unshare(unix.CLONE_NEWNET)
 	}
-	// CLONE_FS: threads share their root and working directory, and the kernel
-	// refuses a mount namespace to those that do.
+	// CLONE_FS, because the kernel refuses a new mount namespace to threads that share their root and
+	// working directory.
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil {
 		return err
 	}
@@ -161,10 +156,9 @@ func (n Namespace) unshare(binds map[string]string) error {
 	return n.hideHost()
 }
 
-// hideHost puts the private folders over the host's. The clones stay peers of
-// the host's view of the state directory, so the host sees what is mounted
-// below them; nothing else that happens in here reaches the host, and the state
-// directory itself (with the other nodes in it) is out of sight.
+// hideHost mounts the private folders over the host's. The clones stay peers of the host's state
+// directory, so that mounts below them are visible on the host. No other mounts propagate to the host,
+// and the state directory itself, with the other nodes, is hidden.
 func (n Namespace) hideHost() error {
 	clones := make([]int, len(PrivateDirs))
 	for i, dir := range PrivateDirs {
@@ -177,8 +171,7 @@ func (n Namespace) hideHost() error {
 		clones[i] = clone
 	}
 
-	// Private before detaching: taking away a shared copy would take away the
-	// original's mounts too.
+	// Private first: detaching a shared copy would unmount the original's mounts too.
 	if err := unix.Mount("", StateDir, "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make the state directory private: %w", err)
 	}
@@ -188,20 +181,19 @@ func (n Namespace) hideHost() error {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep mounts from the host: %w", err)
 	}
-	// Shared again (among the node and its containers only).
+	// Shared again, among the node and its containers.
 	if err := unix.Mount("", "/", "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("share mounts with containers: %w", err)
 	}
 	for i, dir := range PrivateDirs {
 		if err := unix.MoveMount(clones[i], "", unix.AT_FDCWD, dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-			return fmt.Errorf("put the node's own %s in place: %w", dir, err)
+			return fmt.Errorf("mount the node's %s: %w", dir, err)
 		}
 	}
 	return nil
 }
 
-// InNetwork calls do on a thread that is in the network namespace: sockets and
-// sysctls it opens belong there.
+// InNetwork calls do on a thread in the network namespace, for sockets and sysctls.
 func (n Namespace) InNetwork(do func() error) error {
 	if n.IsHost() {
 		return do()

@@ -7,12 +7,11 @@ import (
 	"strings"
 )
 
-// network is the network namespace alone: from there, the files that hold the
-// other namespaces are in sight.
+// network is the network namespace without the mount namespace, in which the files of other namespaces
+// are hidden.
 func (n Namespace) network() Namespace { return Namespace{Name: n.Name} }
 
-// Links runs `ip` commands, one per line, inside a namespace: in one process,
-// so a network is up in milliseconds.
+// Links runs `ip` commands in one process, which takes milliseconds.
 func (n Namespace) Links(ctx context.Context, lines ...string) error {
 	cmd := n.network().Command(ctx, "ip", "-batch", "-")
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
@@ -27,8 +26,8 @@ func (n Namespace) HasLink(ctx context.Context, name string) bool {
 	return n.network().Run(ctx, "ip", "link", "show", "dev", name) == nil
 }
 
-// Forwarding makes the namespace route packets that are not its own, silently:
-// redirects would teach the nodes short cuts around a link that is to be cut.
+// Forwarding enables forwarding of packets, without redirects: nodes would learn routes around a link
+// that a test cuts.
 func (n Namespace) Forwarding() error {
 	return n.InNetwork(func() error {
 		for _, setting := range []struct{ file, value string }{
@@ -39,7 +38,7 @@ func (n Namespace) Forwarding() error {
 			{"conf/default/rp_filter", "0"},
 		} {
 			if err := os.WriteFile("/proc/sys/net/ipv4/"+setting.file, []byte(setting.value), 0o644); err != nil {
-				return fmt.Errorf("let %s forward packets: %w", n.Name, err)
+				return fmt.Errorf("enable forwarding in %s: %w", n.Name, err)
 			}
 		}
 		return nil

@@ -17,8 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Abilities is what a start asks of the machine; tests put in machines that
-// lack something.
+// Abilities are the requirements of the lab. Tests omit some.
 type Abilities struct {
 	System string
 	UID    int
@@ -26,23 +25,21 @@ type Abilities struct {
 	Has func(program string) bool
 	// StaticBusybox reports whether busybox runs without shared libraries.
 	StaticBusybox func() bool
-	// FileSystems is the list of /proc/filesystems.
-	FileSystems string
-	// CgroupControllers are those of either version.
+	// FileSystems is the content of /proc/filesystems.
+	FileSystems       string
 	CgroupControllers []string
-	// TryLink makes a network interface of a kind in a namespace that is gone
-	// right after.
+	// TryLink creates a network interface in a temporary namespace.
 	TryLink func(kind string) error
-	// TryLoop asks for a loop device.
+	// TryLoop opens the control device of loop devices.
 	TryLoop func() error
-	// TryTable makes a table of packet rules in a namespace that is gone right after.
+	// TryTable creates an nftables table in a temporary namespace.
 	TryTable func() error
-	// FreeDisk is how many bytes are free where the lab keeps its state.
+	// FreeDisk is the number of free bytes on the file system of the state directory.
 	FreeDisk uint64
 }
 
-// Packages names Debian's package of every program that is not built from Go
-// modules. The programs for file systems end up in images of drivers.
+// Packages maps programs that are not built from Go modules to Debian packages. Those for file systems
+// are copied into images of drivers.
 var Packages = map[string]string{
 	"ip":         "iproute2",
 	"nft":        "nftables",
@@ -60,14 +57,13 @@ var Packages = map[string]string{
 
 const minimumDisk = 8 << 30
 
-// Preflight says in one sentence why the lab cannot start here; nil when it
-// can. It changes nothing.
+// Preflight returns an error of one sentence if the lab cannot start on this machine.
 func Preflight(able Abilities) error {
 	switch {
 	case able.System != "linux":
 		return fmt.Errorf("the lab needs Linux, not %s", able.System)
 	case able.UID != 0:
-		return errors.New("the lab needs root (it makes namespaces and mounts): run it as root or with sudo")
+		return errors.New("the lab needs root (it creates namespaces and mounts): run it as root or with sudo")
 	}
 	if err := checkPackages(able); err != nil {
 		return err
@@ -79,13 +75,13 @@ func Preflight(able Abilities) error {
 	}
 	for _, controller := range neededControllers {
 		if !slices.Contains(able.CgroupControllers, controller) {
-			return fmt.Errorf("the machine offers no cgroup controller %q, which kubelet needs (it offers: %s)",
+			return fmt.Errorf("the machine has no cgroup controller %q, which kubelet needs (it has: %s)",
 				controller, strings.Join(able.CgroupControllers, " "))
 		}
 	}
 	for _, kind := range []string{"veth", "bridge"} {
 		if err := able.TryLink(kind); err != nil {
-			return fmt.Errorf("the kernel cannot make a %s interface in a new network namespace: %w", kind, err)
+			return fmt.Errorf("the kernel cannot create a %s interface in a new network namespace: %w", kind, err)
 		}
 	}
 	if err := able.TryLoop(); err != nil {
@@ -118,7 +114,7 @@ func checkPackages(able Abilities) error {
 	return fmt.Errorf("packages are missing: run `apt-get install --no-install-recommends %s` (or `make deps`)", names)
 }
 
-// ThisMachine is what the machine we run on is able to do.
+// ThisMachine returns the abilities of this machine.
 func ThisMachine(ctx context.Context) Abilities {
 	fileSystems, _ := os.ReadFile("/proc/filesystems")
 	var disk unix.Statfs_t
@@ -169,7 +165,7 @@ func tryLink(ctx context.Context, kind string) error {
 	return runQuietly(exec.CommandContext(ctx, "unshare", "--net", "ip", "link", "add", "try", "type", kind))
 }
 
-// tryTable makes what kube-proxy begins with.
+// tryTable creates a table like kube-proxy's.
 func tryTable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

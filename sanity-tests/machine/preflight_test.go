@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// able is a machine that has everything.
+// able returns a machine that has everything.
 func able() Abilities {
 	return Abilities{
 		System:            "linux",
@@ -44,7 +44,7 @@ func TestPreflightNamesWhatIsMissing(t *testing.T) {
 				}
 				return nil
 			}
-		}, "cannot make a veth interface"},
+		}, "cannot create a veth interface"},
 		"loop": {func(a *Abilities) { a.TryLoop = func() error { return errors.New("no such file") } }, "no loop devices"},
 		"nft":  {func(a *Abilities) { a.TryTable = func() error { return errors.New("not supported") } }, "cannot translate addresses"},
 		"disk": {func(a *Abilities) { a.FreeDisk = 3 << 30 }, "only 3.0 GiB are free"},
@@ -60,7 +60,7 @@ func TestPreflightNamesWhatIsMissing(t *testing.T) {
 			lacking.take(&machine)
 			err := Preflight(machine)
 			if err == nil || !strings.Contains(err.Error(), lacking.want) {
-				t.Errorf("got %v, want a sentence with %q", err, lacking.want)
+				t.Errorf("got %v, want %q", err, lacking.want)
 			}
 			if err != nil && strings.Contains(err.Error(), "\n") {
 				t.Errorf("more than one line: %v", err)

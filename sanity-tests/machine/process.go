@@ -17,34 +17,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Spec says how a process of the lab is started; it is recorded, so that the
-// same process can be started again by another lab command.
+// Spec is how a process of the lab is started. It is recorded, so that other lab commands can restart
+// the process.
 type Spec struct {
-	// Name is "<cluster>/<component>"; the log file and the record bear it.
+	// Name is "<cluster>/<component>", also of the log file and the record.
 	Name      string
 	Namespace Namespace
 	Command   []string
 	Env       []string `json:",omitempty"`
 }
 
-// Process is a started process: a pid alone may belong to somebody else by now,
-// with the start time it is unmistakable.
+// Process is a started process. The start time identifies it, because pids are reused.
 type Process struct {
 	Spec
 	PID       int
 	StartTime uint64
 }
 
-// ComponentCgroup is the cgroup, below CgroupName, of the components.
+// ComponentCgroup is the cgroup of the components, below CgroupName.
 const ComponentCgroup = "components"
 
 func recordFile(name string) string { return Path("processes", name+".json") }
 
-// LogFile is where the output of a process goes.
+// LogFile returns the file with the output of a process.
 func LogFile(name string) string { return Path("logs", name+".log") }
 
-// Start starts a process in the background, recorded and in the lab's cgroup.
-// It survives the command that started it.
+// Start starts a process in the lab's cgroup, and records it. The process outlives this one.
 func Start(spec Spec) (*Process, error) {
 	for _, file := range []string{recordFile(spec.Name), LogFile(spec.Name)} {
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -60,14 +58,13 @@ func Start(spec Spec) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
 
-	// Files that were open before us (a lock that our caller holds, say) are not
-	// the business of what outlives us. Go's own close themselves.
+	// The process must not inherit files that this process has inherited, such as a lock. Go opens its
+	// own with O_CLOEXEC.
 	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
 
-	// The shell enters the cgroups before anything can be forked, then becomes
-	// the process itself: same pid, same start time.
+	// The shell joins the cgroups and then execs the process, which keeps pid and start time.
 	words := []string{"sh", "-ec", cgroupJoin(ComponentCgroup) + `exec "$@"`, "lab"}
 	words = append(words, spec.Namespace.enter()...)
 	words = append(words, spec.Command...)
@@ -80,7 +77,7 @@ func Start(spec Spec) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
 	start, err := startTime(cmd.Process.Pid)
-	go func() { _ = cmd.Wait() }() // reap it when it ends before we do
+	go func() { _ = cmd.Wait() }() // reap it
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
@@ -104,7 +101,7 @@ func (p *Process) record() error {
 	return nil
 }
 
-// Find returns the recorded process of that name, alive or not.
+// Find returns the recorded process of that name, which may have ended.
 func Find(name string) (*Process, error) {
 	content, err := os.ReadFile(recordFile(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -140,14 +137,13 @@ func Processes() ([]*Process, error) {
 	return all, err
 }
 
-// Alive reports whether this very process still runs.
+// Alive reports whether the process is running.
 func (p *Process) Alive() bool {
 	start, err := startTime(p.PID)
 	return err == nil && start == p.StartTime
 }
 
-// Kill ends the process without giving it a chance to react, as a crash would,
-// and returns when it is gone.
+// Kill sends SIGKILL and waits until the process has ended.
 func (p *Process) Kill() error {
 	if !p.Alive() {
 		return nil
@@ -165,15 +161,15 @@ func (p *Process) Kill() error {
 	})
 }
 
-// startTime is the moment the process was forked, in clock ticks since boot; an
-// error for processes that have ended, reaped or not. The first thread can be a
-// zombie while others still run and hold the process's ports.
+// startTime returns when the process was forked, in clock ticks since boot, and an error if it has
+// ended. A process whose first thread is a zombie has not ended while it has other threads, which keep
+// its ports open.
 func startTime(pid int) (uint64, error) {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
 	}
-	// The second field is the name in parentheses and may hold anything.
+	// The second field is the name in parentheses, which may contain any characters.
 	_, rest, found := strings.Cut(string(content), ") ")
 	for found && strings.Contains(rest, ") ") {
 		_, rest, found = strings.Cut(rest, ") ")
@@ -199,12 +195,11 @@ func LastLines(name string, count int) string {
 	return strings.Join(lines[max(0, len(lines)-count):], "\n")
 }
 
-// untilLimit is how long is waited if the caller sets no limit: callers detach from the context of a test
-// what other tests use as well.
+// untilLimit is the timeout if ctx has none, for example because it is detached from that of a test.
 const untilLimit = 10 * time.Minute
 
-// Until waits for a condition, asking often; when ctx ends first, the error
-// tells what was waited for and what the last attempt said.
+// Until waits until condition returns nil. If ctx is done first, the error has what was waited for,
+// and the last error of condition.
 func Until(ctx context.Context, what string, condition func() error) error {
 	if _, limited := ctx.Deadline(); !limited {
 		var cancel context.CancelFunc
@@ -224,15 +219,15 @@ func Until(ctx context.Context, what string, condition func() error) error {
 	}
 }
 
-// UntilAnswers is Until for a process: it gives up as soon as the process has
-// ended, and its error carries the last lines of the log.
+// UntilAnswers is Until for the health of a process. It returns early if the process has ended, and its
+// error has the last lines of the log.
 func (p *Process) UntilAnswers(ctx context.Context, condition func() error) error {
-	ctx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	err := Until(ctx, p.Name+" to answer", func() error {
 		err := condition()
 		if err != nil && !p.Alive() {
-			giveUp(errors.New("the process has ended"))
+			cancel(errors.New("the process has ended"))
 		}
 		return err
 	})

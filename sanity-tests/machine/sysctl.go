@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// kernelSettings are the machine-wide settings that kubelets change; none of
-// them has a namespace.
+// kernelSettings are sysctls without namespace that kubelets change.
 var kernelSettings = []string{
 	"vm/overcommit_memory", "vm/panic_on_oom",
 	"kernel/panic", "kernel/panic_on_oops",
@@ -22,8 +21,8 @@ const sysctlDir = "/proc/sys"
 
 func settingsFile() string { return Path("kernel-settings.json") }
 
-// rememberSettings notes the settings as they were before the first start.
-func rememberSettings() error {
+// saveSettings saves the settings before the first start.
+func saveSettings() error {
 	if _, err := os.Stat(settingsFile()); err == nil {
 		return nil
 	}
@@ -38,23 +37,22 @@ func rememberSettings() error {
 		return err
 	}
 	if err := os.WriteFile(settingsFile(), content, 0o644); err != nil {
-		return fmt.Errorf("note the kernel's settings: %w", err)
+		return fmt.Errorf("save the kernel's settings: %w", err)
 	}
 	return nil
 }
 
-// restoreSettings puts them back.
 func restoreSettings() error {
 	content, err := os.ReadFile(settingsFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read the kernel's former settings: %w", err)
+		return fmt.Errorf("read the saved kernel settings: %w", err)
 	}
 	settings := map[string]string{}
 	if err := json.Unmarshal(content, &settings); err != nil {
-		return fmt.Errorf("read the kernel's former settings: %w", err)
+		return fmt.Errorf("read the saved kernel settings: %w", err)
 	}
 	var failures error
 	for name, value := range settings {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Teardown returns the machine to what it was: nothing it does depends on how
-// far a start got or on what has crashed since, and it may be called again.
+// Teardown stops the lab and restores the machine, also after a partial start or crashes. It is
+// idempotent.
 func Teardown(ctx context.Context) error {
 	if err := killEverything(ctx); err != nil {
 		return err
@@ -30,15 +30,14 @@ func Teardown(ctx context.Context) error {
 	if err := UnmountBelow(StateDir); err != nil {
 		return err
 	}
-	// What was mounted only inside a node's namespace is let go of by the
-	// kernel a moment later.
+	// The kernel releases mounts that were only in a node's namespace asynchronously.
 	if err := detach(ctx, devices); err != nil {
 		return err
 	}
 	if err := Until(ctx, "the lab's cgroups to empty", removeCgroups); err != nil {
 		return err
 	}
-	if err := withdrawControllers(cgroupRoot, delegatedFile()); err != nil {
+	if err := restoreControllers(cgroupRoot, delegatedFile()); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(StateDir); err != nil {
@@ -47,9 +46,8 @@ func Teardown(ctx context.Context) error {
 	return nil
 }
 
-// killEverything ends all recorded processes and whatever else runs in the
-// lab's cgroups or namespaces (container shims, containers, stray commands),
-// until none is left.
+// killEverything kills all recorded processes and all others in the lab's cgroups or namespaces
+// (shims, containers, commands), until none is left.
 func killEverything(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -97,7 +95,7 @@ func labPids() (map[int]bool, error) {
 	return pids, nil
 }
 
-// namespacePids lists the processes that are in a namespace of the lab's.
+// namespacePids returns the processes in namespaces of the lab.
 func namespacePids() ([]int, error) {
 	ours := map[uint64]bool{}
 	files, _ := filepath.Glob(Path("ns", "lqlab-*"))
@@ -129,9 +127,8 @@ func namespacePids() ([]int, error) {
 	return pids, nil
 }
 
-// loopDevicesBelow finds the loop devices whose backing file lies below dir.
-// The path the kernel shows is the one inside the namespace that opened the
-// file, so files are recognised by device and inode.
+// loopDevicesBelow returns the loop devices with a file below dir. It compares device and inode,
+// because the kernel's path is that in the namespace that opened the file.
 func loopDevicesBelow(dir string) ([]string, error) {
 	type file struct{ device, inode uint64 }
 	devices := map[file][]string{}
@@ -169,7 +166,7 @@ func loopDevicesBelow(dir string) ([]string, error) {
 	return below, err
 }
 
-// LoopDevices tells of every attached loop device of the machine what is behind it.
+// LoopDevices returns the status of all attached loop devices.
 func LoopDevices() (map[string]*unix.LoopInfo64, error) {
 	devices := map[string]*unix.LoopInfo64{}
 	attached, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -177,10 +174,10 @@ func LoopDevices() (map[string]*unix.LoopInfo64, error) {
 		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(path)))
 		info, err := loopStatus(device)
 		if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
-			continue // detached meanwhile
+			continue // it was detached
 		}
 		if err != nil {
-			return nil, fmt.Errorf("look at %s: %w", device, err)
+			return nil, fmt.Errorf("status of %s: %w", device, err)
 		}
 		devices[device] = info
 	}
@@ -196,8 +193,8 @@ func loopStatus(device string) (*unix.LoopInfo64, error) {
 	return unix.IoctlLoopGetStatus64(int(opened.Fd()))
 }
 
-// detach frees loop devices and waits until they are free: one that is still
-// mounted somewhere, or lies on another, goes with its last user.
+// detach detaches loop devices and waits until this is done: one that is mounted, or used by another
+// loop device, is detached when it is closed.
 func detach(ctx context.Context, devices []string) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -220,7 +217,7 @@ func detachOne(device string) error {
 	case unix.ENXIO:
 		return nil
 	case nil:
-		return fmt.Errorf("%s was in use until now", device) // ask again
+		return fmt.Errorf("%s was in use", device) // check again
 	default:
 		return fmt.Errorf("detach %s: %w", device, err)
 	}

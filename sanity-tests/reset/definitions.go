@@ -14,33 +14,34 @@ import (
 
 var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// liqoNamespace is where Liqo itself is, if it is installed.
+// liqoNamespace is the namespace of an installed Liqo.
 const liqoNamespace = "liqo"
 
-// removeDefinitions removes the kinds of Liqo, Kosmos and metrics-server that tests define, if all
-// objects of a kind are the tests'. They would decide what the next suite finds: Liqo's definition
-// of NamespaceOffloadings differs from the driver's, which is never put over another one.
+// removeDefinitions deletes the CustomResourceDefinitions of Liqo, Kosmos and metrics-server that
+// tests create, if all objects of the kind are those of tests. Liqo's definition of
+// NamespaceOffloadings differs from the driver's, which never replaces it.
 func (r *reset) removeDefinitions(ctx context.Context) error {
 	reported := map[string]bool{}
 	return until(ctx, func(ctx context.Context) (left []string, err error) {
-		for _, one := range r.targets {
-			if real, err := one.hasNamespace(ctx, liqoNamespace); err != nil || real {
-				if err != nil {
-					return nil, err
-				}
+		for _, t := range r.targets {
+			installed, err := t.hasNamespace(ctx, liqoNamespace)
+			if err != nil {
+				return nil, err
+			}
+			if installed {
 				continue
 			}
-			all := one.dynamic.Resource(definitions)
+			all := t.dynamic.Resource(definitions)
 			found, err := all.List(ctx, metav1.ListOptions{})
 			if err != nil {
-				return nil, fmt.Errorf("list the definitions of cluster %s: %w", one.Name(), err)
+				return nil, fmt.Errorf("list the definitions of cluster %s: %w", t.Name(), err)
 			}
 			for _, definition := range found.Items {
 				kind, foreign := foreignKind(&definition)
 				if !foreign {
 					continue
 				}
-				used, err := one.isUsed(ctx, kind)
+				used, err := t.isUsed(ctx, kind)
 				if err != nil {
 					return nil, err
 				}
@@ -48,24 +49,24 @@ func (r *reset) removeDefinitions(ctx context.Context) error {
 					continue
 				}
 				if err := remove(ctx, all, definition.GetName()); err != nil {
-					return nil, fmt.Errorf("delete the definition %s of cluster %s: %w", definition.GetName(), one.Name(), err)
+					return nil, fmt.Errorf("delete the definition %s of cluster %s: %w", definition.GetName(), t.Name(), err)
 				}
-				if key := one.Name() + definition.GetName(); !reported[key] {
+				if key := t.Name() + definition.GetName(); !reported[key] {
 					reported[key] = true
-					r.report("%s: the definition %s was left: removed", one.Name(), definition.GetName())
+					r.report("%s: deleted the definition %s of a test", t.Name(), definition.GetName())
 				}
-				left = append(left, fmt.Sprintf("the definition %s of cluster %s", definition.GetName(), one.Name()))
+				left = append(left, fmt.Sprintf("the definition %s of cluster %s", definition.GetName(), t.Name()))
 			}
 		}
 		return left, nil
 	})
 }
 
-// isUsed says whether there are objects of a kind that are not the tests'.
+// isUsed reports whether objects of a kind exist that are not those of tests.
 func (t target) isUsed(ctx context.Context, kind schema.GroupVersionResource) (bool, error) {
 	objects, err := t.dynamic.Resource(kind).List(ctx, metav1.ListOptions{})
 	if apierrors.IsNotFound(err) {
-		return false, nil // its definition is on its way out
+		return false, nil // its definition is being deleted
 	}
 	if err != nil {
 		return false, fmt.Errorf("list %s of cluster %s: %w", kind.Resource, t.Name(), err)
@@ -75,14 +76,14 @@ func (t target) isUsed(ctx context.Context, kind schema.GroupVersionResource) (b
 	}), nil
 }
 
-// foreignKind is the kind that a definition serves, if tests define it.
+// foreignKind returns the resource of a definition, and whether tests create the definition.
 func foreignKind(definition *unstructured.Unstructured) (kind schema.GroupVersionResource, foreign bool) {
 	spec := definition.Object
 	kind.Group, _, _ = unstructured.NestedString(spec, "spec", "group")
 	kind.Resource, _, _ = unstructured.NestedString(spec, "spec", "names", "plural")
 	versions, _, _ := unstructured.NestedSlice(spec, "spec", "versions")
 	for _, version := range versions {
-		if version, is := version.(map[string]any); is && version["served"] == true {
+		if version, ok := version.(map[string]any); ok && version["served"] == true {
 			kind.Version, _ = version["name"].(string)
 		}
 	}

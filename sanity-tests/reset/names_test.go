@@ -14,12 +14,12 @@ func TestNamesOfTests(t *testing.T) {
 		"my-e2e-tests": false, "e2e-abcdefg23": false, "e2e-ABCDEFG2": false, "e2e-abcdefg1": false, "test-newer": false,
 	} {
 		if got := isTests(name, namespaces); got != want {
-			t.Errorf("that %s is a name of tests is %v", name, got)
+			t.Errorf("%s: got %v", name, got)
 		}
 	}
 }
 
-// The demo's RemoteCluster has the name of the one that most tests of e2e/remote share.
+// The demo's RemoteCluster has the same name as that of most tests in e2e/remote.
 func TestRemoteClusterOfTheDemoIsKept(t *testing.T) {
 	named := func(name, label string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
@@ -28,10 +28,10 @@ func TestRemoteClusterOfTheDemoIsKept(t *testing.T) {
 		}}
 	}
 	if isTestsRemoteCluster(named("remote", "kubernetes.io/hostname")) {
-		t.Error("the demo's is taken for a test's")
+		t.Error("the RemoteCluster of the demo is not kept")
 	}
 	if !isTestsRemoteCluster(named("remote", clusterLabel)) {
-		t.Error("the one of e2e/remote is not")
+		t.Error("the RemoteCluster of e2e/remote is kept")
 	}
 }
 

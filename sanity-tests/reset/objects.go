@@ -20,16 +20,15 @@ import (
 	"storage.liqo.io/sanity-tests/fabric"
 )
 
-// scaleUp gives each Deployment that a test has taken away one replica, and waits until it runs: the
-// driver has to be there to release what tests leave. How many replicas there should be, the next
-// installation says.
+// scaleUp scales Deployments without replicas to one, and waits until it is available: the driver must
+// run to delete objects of tests. The next installation sets the number of replicas.
 func (r *reset) scaleUp(ctx context.Context) error {
-	for _, one := range r.targets {
+	for _, t := range r.targets {
 		for _, namespace := range releases {
-			deployments := one.client.AppsV1().Deployments(namespace)
+			deployments := t.client.AppsV1().Deployments(namespace)
 			found, err := deployments.List(ctx, metav1.ListOptions{})
 			if err != nil {
-				return fmt.Errorf("list Deployments of %s in cluster %s: %w", namespace, one.Name(), err)
+				return fmt.Errorf("list Deployments of %s in cluster %s: %w", namespace, t.Name(), err)
 			}
 			for _, deployment := range found.Items {
 				if deployment.Spec.Replicas == nil || *deployment.Spec.Replicas > 0 {
@@ -41,13 +40,13 @@ func (r *reset) scaleUp(ctx context.Context) error {
 				}
 				scale.Spec.Replicas = 1
 				if _, err := deployments.UpdateScale(ctx, deployment.Name, scale, metav1.UpdateOptions{}); err != nil {
-					return fmt.Errorf("scale Deployment %s/%s of cluster %s: %w", namespace, deployment.Name, one.Name(), err)
+					return fmt.Errorf("scale Deployment %s/%s of cluster %s: %w", namespace, deployment.Name, t.Name(), err)
 				}
-				r.report("%s: Deployment %s/%s had no replicas: has one", one.Name(), namespace, deployment.Name)
+				r.report("%s: Deployment %s/%s had no replicas: scaled to one", t.Name(), namespace, deployment.Name)
 				err = until(ctx, func(ctx context.Context) ([]string, error) {
 					now, err := deployments.Get(ctx, deployment.Name, metav1.GetOptions{})
 					if err == nil && now.Status.AvailableReplicas == 0 {
-						return []string{fmt.Sprintf("Deployment %s/%s of cluster %s has no replica that is available", namespace, deployment.Name, one.Name())}, nil
+						return []string{fmt.Sprintf("Deployment %s/%s of cluster %s has no available replica", namespace, deployment.Name, t.Name())}, nil
 					}
 					return nil, err
 				})
@@ -60,24 +59,24 @@ func (r *reset) scaleUp(ctx context.Context) error {
 	return nil
 }
 
-// removeFabrics removes nodes of the tests' fabric whose process was killed, with the pods on them,
-// which no kubelet ends.
+// removeFabrics deletes nodes of the tests' fabric whose process was killed, with their pods, which
+// have no kubelet.
 func (r *reset) removeFabrics(ctx context.Context) error {
 	var errs []error
-	for _, one := range r.targets {
-		found, err := one.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	for _, t := range r.targets {
+		found, err := t.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
-			return fmt.Errorf("list nodes of cluster %s: %w", one.Name(), err)
+			return fmt.Errorf("list nodes of cluster %s: %w", t.Name(), err)
 		}
 		for _, node := range found.Items {
-			behind, isFabrics := node.Annotations[fabric.RemoteAnnotation]
+			remoteName, isFabrics := node.Annotations[fabric.RemoteAnnotation]
 			if !isFabrics || !isTests(node.Name, fabricNodes) {
 				continue
 			}
-			there, err := r.lab.Cluster(behind)
+			remote, err := r.lab.Cluster(remoteName)
 			if err == nil {
-				r.report("%s: node %s of a test was left: removed with its pods", one.Name(), node.Name)
-				err = fabric.Remove(ctx, fabric.Options{Home: one.Cluster, Remote: there, Node: node.Name})
+				r.report("%s: deleted node %s of a test with its pods", t.Name(), node.Name)
+				err = fabric.Remove(ctx, fabric.Options{Home: t.Cluster, Remote: remote, Node: node.Name})
 			}
 			errs = append(errs, err)
 		}
@@ -85,50 +84,50 @@ func (r *reset) removeFabrics(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// endingPods is how long the pods of a namespace may take to end before the namespace is deleted all
-// the same.
-const endingPods = 20 * time.Second
+// podTimeout is how long the pods of a namespace may take to end before the namespace is deleted.
+const podTimeout = 20 * time.Second
 
-// removeNamespaces deletes the namespaces of tests and waits until they are gone. Their pods are ended
-// before: once a namespace is being deleted, Kubernetes looks at it again only after half of the
-// longest grace period of its pods, and some tests have pods with one of minutes.
+// removeNamespaces deletes the namespaces of tests and waits until they are deleted. It deletes their
+// pods first: Kubernetes checks a terminating namespace only after half of the longest grace period of
+// its pods, which is minutes in some tests.
 func (r *reset) removeNamespaces(ctx context.Context, targets []target) error {
 	since := map[string]time.Time{}
 	return until(ctx, func(ctx context.Context) (left []string, err error) {
-		for _, one := range targets {
-			found, err := one.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
+		for _, t := range targets {
+			found, err := t.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 			if err != nil {
-				return nil, fmt.Errorf("list namespaces of cluster %s: %w", one.Name(), err)
+				return nil, fmt.Errorf("list namespaces of cluster %s: %w", t.Name(), err)
 			}
 			for _, namespace := range found.Items {
 				_, external := namespace.Labels["e2e-framework"] // of Kubernetes' own tests
 				if !external && !isTests(namespace.Name, namespaces) {
 					continue
 				}
-				key := one.Name() + "/" + namespace.Name
+				key := t.Name() + "/" + namespace.Name
 				if _, known := since[key]; !known {
 					since[key] = time.Now()
-					r.report("%s: namespace %s was left%s: removed", one.Name(), namespace.Name, of(namespace.Annotations["e2e/test"]))
+					r.report("%s: deleted namespace %s of test %q", t.Name(), namespace.Name, namespace.Annotations["e2e/test"])
 				}
-				pods, err := one.endPods(ctx, namespace.Name)
+				pods, err := t.deletePods(ctx, namespace.Name)
 				if err != nil {
 					return nil, err
 				}
-				if namespace.DeletionTimestamp == nil && (len(pods) == 0 || time.Since(since[key]) > endingPods) {
-					err := one.client.CoreV1().Namespaces().Delete(ctx, namespace.Name, metav1.DeleteOptions{})
+				if namespace.DeletionTimestamp == nil && (len(pods) == 0 || time.Since(since[key]) > podTimeout) {
+					err := t.client.CoreV1().Namespaces().Delete(ctx, namespace.Name, metav1.DeleteOptions{})
 					if err != nil && !apierrors.IsNotFound(err) {
-						return nil, fmt.Errorf("delete namespace %s of cluster %s: %w", namespace.Name, one.Name(), err)
+						return nil, fmt.Errorf("delete namespace %s of cluster %s: %w", namespace.Name, t.Name(), err)
 					}
 				}
-				left = append(left, fmt.Sprintf("namespace %s of cluster %s with the pods %v%s", namespace.Name, one.Name(), pods, why(&namespace)))
+				left = append(left, fmt.Sprintf("namespace %s of cluster %s with the pods %v%s", namespace.Name, t.Name(), pods, conditions(&namespace)))
 			}
 		}
 		return left, nil
 	})
 }
 
-// endPods ends the pods of a namespace soon, and what would make them again, and names those left.
-func (t target) endPods(ctx context.Context, namespace string) (left []string, err error) {
+// deletePods deletes the pods of a namespace and their controllers, and returns the names of those
+// that are left.
+func (t target) deletePods(ctx context.Context, namespace string) (left []string, err error) {
 	pods, err := t.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list pods of %s in cluster %s: %w", namespace, t.Name(), err)
@@ -137,9 +136,8 @@ func (t target) endPods(ctx context.Context, namespace string) (left []string, e
 		return nil, nil
 	}
 	apps, all := t.client.AppsV1(), metav1.ListOptions{}
-	background := metav1.DeletePropagationBackground
-	owner := metav1.DeleteOptions{PropagationPolicy: &background}
-	soon := metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))} // 0 would be by force
+	owner := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}
+	soon := metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))} // 0 would force the deletion
 	errs := []error{
 		apps.Deployments(namespace).DeleteCollection(ctx, owner, all),
 		apps.StatefulSets(namespace).DeleteCollection(ctx, owner, all),
@@ -158,54 +156,47 @@ func (t target) endPods(ctx context.Context, namespace string) (left []string, e
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return left, fmt.Errorf("end the pods of %s in cluster %s: %w", namespace, t.Name(), err)
+		return left, fmt.Errorf("delete the pods of %s in cluster %s: %w", namespace, t.Name(), err)
 	}
 	return left, nil
 }
 
-func of(test string) string {
-	if test == "" {
-		return ""
-	}
-	return " by " + test
-}
-
-// why is what a namespace that is being deleted says of what keeps it.
-func why(namespace *corev1.Namespace) string {
-	var said []string
+// conditions returns the messages of a terminating namespace.
+func conditions(namespace *corev1.Namespace) string {
+	var messages []string
 	for _, condition := range namespace.Status.Conditions {
 		if condition.Status == corev1.ConditionTrue {
-			said = append(said, condition.Message)
+			messages = append(messages, condition.Message)
 		}
 	}
-	if len(said) == 0 {
+	if len(messages) == 0 {
 		return ""
 	}
-	return ": " + strings.Join(said, ", ")
+	return ": " + strings.Join(messages, ", ")
 }
 
-// removeVolumes lets volumes go that tests had the cluster keep, as the tests' own clean-up does,
-// and waits until no volume is left of a claim whose namespace is gone.
+// removeVolumes sets the reclaim policy of volumes that tests retained to Delete, as the tests'
+// clean-up does, and waits until all volumes of claims in deleted namespaces are deleted.
 func (r *reset) removeVolumes(ctx context.Context) error {
 	policy := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	return until(ctx, func(ctx context.Context) (left []string, err error) {
-		for _, one := range r.targets {
-			spaces, err := one.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
+		for _, t := range r.targets {
+			spaces, err := t.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 			if err != nil {
-				return nil, fmt.Errorf("list namespaces of cluster %s: %w", one.Name(), err)
+				return nil, fmt.Errorf("list namespaces of cluster %s: %w", t.Name(), err)
 			}
 			live := map[string]bool{}
 			for _, namespace := range spaces.Items {
 				live[namespace.Name] = true
 			}
-			volumes := one.client.CoreV1().PersistentVolumes()
+			volumes := t.client.CoreV1().PersistentVolumes()
 			found, err := volumes.List(ctx, metav1.ListOptions{})
 			if err != nil {
-				return nil, fmt.Errorf("list volumes of cluster %s: %w", one.Name(), err)
+				return nil, fmt.Errorf("list volumes of cluster %s: %w", t.Name(), err)
 			}
 			for _, volume := range found.Items {
 				claim := volume.Spec.ClaimRef
-				// Others, such as the static ones, nobody provisions and nobody deletes.
+				// Static volumes are not deleted.
 				provisioned := volume.Annotations["pv.kubernetes.io/provisioned-by"] != ""
 				if claim == nil || !provisioned || !isTests(claim.Namespace, namespaces) || live[claim.Namespace] {
 					continue
@@ -213,19 +204,19 @@ func (r *reset) removeVolumes(ctx context.Context) error {
 				if volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
 					_, err := volumes.Patch(ctx, volume.Name, types.MergePatchType, policy, metav1.PatchOptions{})
 					if err != nil && !apierrors.IsNotFound(err) {
-						return nil, fmt.Errorf("let volume %s of cluster %s go: %w", volume.Name, one.Name(), err)
+						return nil, fmt.Errorf("set the reclaim policy of volume %s of cluster %s: %w", volume.Name, t.Name(), err)
 					}
-					r.report("%s: volume %s of %s/%s was kept: removed", one.Name(), volume.Name, claim.Namespace, claim.Name)
+					r.report("%s: deleted the retained volume %s of %s/%s", t.Name(), volume.Name, claim.Namespace, claim.Name)
 				}
-				left = append(left, fmt.Sprintf("volume %s of cluster %s is %s %s", volume.Name, one.Name(), volume.Status.Phase, volume.Status.Message))
+				left = append(left, fmt.Sprintf("volume %s of cluster %s is %s %s", volume.Name, t.Name(), volume.Status.Phase, volume.Status.Message))
 			}
 		}
 		return left, nil
 	})
 }
 
-// removeRemoteClusters tells the driver to let the remote clusters of tests go, and removes the
-// Secrets with their kubeconfigs.
+// removeRemoteClusters deletes the RemoteClusters of tests, waits until the driver has removed its
+// finalizers, and deletes the Secrets with their kubeconfigs.
 func (r *reset) removeRemoteClusters(ctx context.Context) error {
 	secrets := map[string]string{} // by RemoteCluster
 	home := r.targets[0]
@@ -245,7 +236,7 @@ func (r *reset) removeRemoteClusters(ctx context.Context) error {
 			name := object.GetName()
 			if _, known := secrets[name]; !known {
 				secrets[name], _, _ = unstructured.NestedString(object.Object, "spec", "kubeconfigSecretRef", "name")
-				r.report("%s: RemoteCluster %s was left: removed", home.Name(), name)
+				r.report("%s: deleted RemoteCluster %s of a test", home.Name(), name)
 			}
 			if object.GetDeletionTimestamp() == nil {
 				if err := objects.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -271,7 +262,7 @@ func (r *reset) removeRemoteClusters(ctx context.Context) error {
 	return nil
 }
 
-// clusterScoped are kinds of which tests make objects that are in no namespace.
+// clusterScoped are cluster-scoped resources that tests create.
 var clusterScoped = []schema.GroupVersionResource{
 	{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"},
 	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"},
@@ -280,14 +271,14 @@ var clusterScoped = []schema.GroupVersionResource{
 	{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicybindings"},
 }
 
-// removeClusterScoped removes classes and rights of tests. Nothing holds those.
+// removeClusterScoped deletes classes, RBAC and policies of tests, which have no finalizers.
 func (r *reset) removeClusterScoped(ctx context.Context) error {
-	for _, one := range r.targets {
+	for _, t := range r.targets {
 		for _, kind := range clusterScoped {
-			objects := one.dynamic.Resource(kind)
+			objects := t.dynamic.Resource(kind)
 			found, err := objects.List(ctx, metav1.ListOptions{})
 			if err != nil {
-				return fmt.Errorf("list %s of cluster %s: %w", kind.Resource, one.Name(), err)
+				return fmt.Errorf("list %s of cluster %s: %w", kind.Resource, t.Name(), err)
 			}
 			for _, object := range found.Items {
 				name := object.GetName()
@@ -296,9 +287,9 @@ func (r *reset) removeClusterScoped(ctx context.Context) error {
 					continue
 				}
 				if err := remove(ctx, objects, name); err != nil {
-					return fmt.Errorf("delete %s %s of cluster %s: %w", kind.Resource, name, one.Name(), err)
+					return fmt.Errorf("delete %s %s of cluster %s: %w", kind.Resource, name, t.Name(), err)
 				}
-				r.report("%s: %s %s was left: removed", one.Name(), kind.Resource, name)
+				r.report("%s: deleted %s %s of a test", t.Name(), kind.Resource, name)
 			}
 		}
 	}

@@ -1,5 +1,5 @@
-// Package reset puts a running lab back to what a suite of tests expects at its start, whatever the
-// suite before it was killed at. It touches only objects that have the names of tests.
+// Package reset restores a running lab to the state that a suite expects at its start, also after a
+// suite that was killed. It deletes only objects with names of tests.
 package reset
 
 import (
@@ -23,8 +23,8 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// Limit bounds a whole reset. Each wait of it may take half of what is left, so that one thing that
-// is stuck does not keep the others from being put back.
+// Limit is the timeout of a reset. Each step may take half of the time that is left, so that later
+// steps run even if one is stuck.
 const Limit = 4 * time.Minute
 
 // target is a cluster and the clients that its reset needs.
@@ -40,8 +40,7 @@ type reset struct {
 	report  clusters.Report
 }
 
-// Run resets the lab, and prints a line for each thing that it found and repaired. The error names
-// what could not be put back: the lab is not healthy then.
+// Run resets the lab, and prints a line per repair. After an error the lab is not healthy.
 func Run(ctx context.Context, lab *clusters.Lab, out io.Writer) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, Limit, fmt.Errorf("the reset has taken %s", Limit))
 	defer cancel()
@@ -51,24 +50,24 @@ func Run(ctx context.Context, lab *clusters.Lab, out io.Writer) error {
 		defer writing.Unlock()
 		fmt.Fprintf(out, format+"\n", args...)
 	}}
-	// Without API servers nothing else can be put back.
+	// The other steps need the API servers.
 	if err := lab.Repair(ctx, r.report); err != nil {
 		return err
 	}
 	for _, cluster := range lab.Clusters() {
-		one, err := newTarget(cluster)
+		t, err := newTarget(cluster)
 		if err != nil {
 			return err
 		}
-		r.targets = append(r.targets, one)
+		r.targets = append(r.targets, t)
 	}
-	// In the order of what needs what: the driver releases the objects of tests while it still knows
-	// their remote clusters, and the namespaces at home go before those in which their data is.
+	// In this order: the driver needs the RemoteClusters to remove finalizers, and the namespaces at
+	// home must be deleted before the remote ones with their data.
 	home, others := r.targets[:1], r.targets[1:]
 	var errs []error
 	for _, step := range []func(context.Context) error{
 		r.clearFaults,
-		r.removeOrders,
+		r.removeCrashFiles,
 		r.scaleUp,
 		r.removeFabrics,
 		func(ctx context.Context) error { return r.removeNamespaces(ctx, home) },
@@ -94,17 +93,17 @@ func newTarget(cluster *clusters.Cluster) (target, error) {
 	if err != nil {
 		return target{}, err
 	}
-	one := target{Cluster: cluster}
-	if one.client, err = cluster.Client(); err != nil {
+	t := target{Cluster: cluster}
+	if t.client, err = cluster.Client(); err != nil {
 		return target{}, err
 	}
-	if one.dynamic, err = dynamic.NewForConfig(config); err != nil {
+	if t.dynamic, err = dynamic.NewForConfig(config); err != nil {
 		return target{}, fmt.Errorf("access to cluster %s: %w", cluster.Name(), err)
 	}
-	return one, nil
+	return t, nil
 }
 
-// half gives a step half of the time that is left.
+// half runs a step with half of the time that is left.
 func half(ctx context.Context, step func(context.Context) error) error {
 	deadline, _ := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(ctx, time.Until(deadline)/2)
@@ -112,7 +111,7 @@ func half(ctx context.Context, step func(context.Context) error) error {
 	return step(ctx)
 }
 
-// until waits until nothing of a list is left, and names in the error what is.
+// until waits until the list is empty; otherwise the error has the list.
 func until(ctx context.Context, left func(context.Context) ([]string, error)) error {
 	for {
 		remains, err := left(ctx)
@@ -130,27 +129,27 @@ func until(ctx context.Context, left func(context.Context) ([]string, error)) er
 	}
 }
 
-// clearFaults takes back faults of the reference drivers.
+// clearFaults clears faults of the reference drivers.
 func (r *reset) clearFaults(context.Context) error {
 	for _, cluster := range r.lab.Clusters() {
-		for _, one := range storage.Drivers() {
-			if _, err := os.Stat(one.StateDir(cluster)); err != nil {
+		for _, t := range storage.Drivers() {
+			if _, err := os.Stat(t.StateDir(cluster)); err != nil {
 				continue // a lab without storage
 			}
-			cleared, err := storage.BackendOf(cluster, one).ClearFaults()
+			cleared, err := storage.BackendOf(cluster, t).ClearFaults()
 			if err != nil {
 				return err
 			}
 			if cleared {
-				r.report("%s had faults of driver %s: cleared", cluster.Name(), one.Name)
+				r.report("%s had faults of driver %s: cleared", cluster.Name(), t.Name)
 			}
 		}
 	}
 	return nil
 }
 
-// removeOrders removes the files through which e2e/faults tells the driver to die at a crash point.
-func (r *reset) removeOrders(context.Context) error {
+// removeCrashFiles deletes the files by which e2e/faults makes the driver crash at a crash point.
+func (r *reset) removeCrashFiles(context.Context) error {
 	for _, cluster := range r.lab.Clusters() {
 		for _, node := range cluster.Nodes() {
 			for _, folder := range []string{
@@ -165,7 +164,7 @@ func (r *reset) removeOrders(context.Context) error {
 					if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
 						return err
 					}
-					r.report("the driver on %s had an order to die: removed", node.Name)
+					r.report("deleted a crash-at file of the driver on %s", node.Name)
 				}
 			}
 		}
@@ -173,17 +172,18 @@ func (r *reset) removeOrders(context.Context) error {
 	return nil
 }
 
-// storageUsable is the last word on the health of the lab.
+// storageUsable waits until storage is usable, if it is installed.
 func (r *reset) storageUsable(ctx context.Context) error {
-	for _, one := range r.targets {
-		if installed, err := one.hasNamespace(ctx, storage.Namespace); err != nil || !installed {
-			if err != nil {
-				return err
-			}
+	for _, t := range r.targets {
+		installed, err := t.hasNamespace(ctx, storage.Namespace)
+		if err != nil {
+			return err
+		}
+		if !installed {
 			continue
 		}
-		if err := storage.WaitUsable(ctx, one.Cluster); err != nil {
-			return fmt.Errorf("storage of cluster %s: %w", one.Name(), err)
+		if err := storage.WaitUsable(ctx, t.Cluster); err != nil {
+			return fmt.Errorf("storage of cluster %s: %w", t.Name(), err)
 		}
 	}
 	return nil

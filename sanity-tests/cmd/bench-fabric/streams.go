@@ -22,62 +22,61 @@ import (
 )
 
 const (
-	// streamed is how many bytes each stream carries.
+	// streamed is how many bytes each stream transfers.
 	streamed = 64 << 20
-	// streamHeats is how often each stream is measured on each side; the middle one counts.
-	streamHeats = 5
-	streamPod   = "stream"
+	// streamRuns is how often each stream is measured for each pod; the median counts.
+	streamRuns = 5
+	streamPod  = "stream"
 )
 
-// serving writes a file of so many bytes, and serves it.
-var serving = fmt.Sprintf("mkdir /www && head -c %d /dev/zero > /www/file && exec httpd -f -p 8080 -h /www", streamed)
+// serveFile is a command that serves a file of that size.
+var serveFile = fmt.Sprintf("mkdir /www && head -c %d /dev/zero > /www/file && exec httpd -f -p 8080 -h /www", streamed)
 
-// end is a pod, and how kubectl reaches it.
-type end struct {
+// endpoint is where a stream's pod is.
+type endpoint struct {
 	cluster   *clusters.Cluster
 	client    kubernetes.Interface
 	namespace string
 }
 
-// carry is one stream to or from a pod. It answers in how much time the bytes were carried.
-type carry func(ctx context.Context, to end) (time.Duration, error)
+// transfer is one stream to or from a pod. It returns the time that the bytes took.
+type transfer func(ctx context.Context, pod endpoint) (time.Duration, error)
 
-// streams races what kubectl carries to and from a pod of the fabric against the same of a pod
-// that was made there, in turn. Both run on a node that nobody plays.
-func (t *track) streams(ctx context.Context) ([]bench.StreamRow, error) {
-	direct, ours := end{t.remote, t.there, t.direct()}, end{t.home, t.here, t.namespace}
-	// Until now its pods were kept to the nodes that are played.
-	anywhere := `{"spec": {"fabric": {"pods": null}}}`
-	if out, err := ours.kubectl(ctx, "patch", "remotecluster", cluster, "--type=merge", "-p", anywhere).CombinedOutput(); err != nil {
+// streams compares kubectl's streams to and from a pod of the fabric with those of a pod created
+// directly, alternately. Both run on a real node.
+func (e *environment) streams(ctx context.Context) ([]bench.StreamRow, error) {
+	direct, offloaded := endpoint{e.remote, e.remoteClient, e.direct()}, endpoint{e.home, e.homeClient, e.namespace}
+	realNodes := `{"spec": {"fabric": {"pods": null}}}` // without nodeSelector
+	if out, err := offloaded.kubectl(ctx, "patch", "remotecluster", cluster, "--type=merge", "-p", realNodes).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
-	if err := errors.Join(direct.serve(ctx, ""), ours.serve(ctx, node)); err != nil {
+	if err := errors.Join(direct.serve(ctx, ""), offloaded.serve(ctx, node)); err != nil {
 		return nil, err
 	}
 	var rows []bench.StreamRow
 	for _, stream := range []struct {
-		what  string
-		carry carry
+		what     string
+		transfer transfer
 	}{{"exec, from the pod", download}, {"exec, to the pod", upload}, {"port-forward, from the pod", forward}} {
 		row := bench.StreamRow{What: stream.what, Bytes: streamed}
-		for range streamHeats {
-			alone, err := stream.carry(ctx, direct)
+		for range streamRuns {
+			directTime, err := stream.transfer(ctx, direct)
 			if err != nil {
-				return nil, fmt.Errorf("%s that was made there: %w", stream.what, err)
+				return nil, fmt.Errorf("%s that was created directly: %w", stream.what, err)
 			}
-			through, err := stream.carry(ctx, ours)
+			fabricTime, err := stream.transfer(ctx, offloaded)
 			if err != nil {
 				return nil, fmt.Errorf("%s of the fabric: %w", stream.what, err)
 			}
-			row.Direct, row.Ours = append(row.Direct, alone), append(row.Ours, through)
+			row.Direct, row.Fabric = append(row.Direct, directTime), append(row.Fabric, fabricTime)
 		}
 		rows = append(rows, row)
 	}
 	return rows, nil
 }
 
-// serve makes the pod, and waits until it serves.
-func (e end) serve(ctx context.Context, node string) error {
+// serve creates the pod and waits until it is ready.
+func (e endpoint) serve(ctx context.Context, node string) error {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: streamPod},
 		Spec: corev1.PodSpec{
@@ -85,7 +84,7 @@ func (e end) serve(ctx context.Context, node string) error {
 			TerminationGracePeriodSeconds: new(int64(1)),
 			Tolerations:                   []corev1.Toleration{{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists}},
 			Containers: []corev1.Container{{
-				Name: "main", Image: images.BusyboxName, Command: []string{"sh", "-c", serving},
+				Name: "main", Image: images.BusyboxName, Command: []string{"sh", "-c", serveFile},
 				ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
 					Exec: &corev1.ExecAction{Command: []string{"wget", "-q", "-O", "/dev/null", "--spider", "http://127.0.0.1:8080/file"}},
 				}},
@@ -106,18 +105,18 @@ func (e end) serve(ctx context.Context, node string) error {
 				return nil
 			}
 		}
-		return fmt.Errorf("it is %s: %v", found.Status.Phase, found.Status.Conditions)
+		return fmt.Errorf("phase %s: %v", found.Status.Phase, found.Status.Conditions)
 	})
 }
 
-func (e end) kubectl(ctx context.Context, args ...string) *exec.Cmd {
+func (e endpoint) kubectl(ctx context.Context, args ...string) *exec.Cmd {
 	args = append([]string{"--kubeconfig", e.cluster.Kubeconfig(), "--namespace", e.namespace}, args...)
 	return exec.CommandContext(ctx, e.cluster.Kubectl(), args...)
 }
 
-func download(ctx context.Context, from end) (time.Duration, error) {
+func download(ctx context.Context, from endpoint) (time.Duration, error) {
 	command := from.kubectl(ctx, "exec", streamPod, "--", "cat", "/www/file")
-	out := &count{}
+	out := &byteCounter{}
 	command.Stdout = out
 	begin := time.Now()
 	if err := command.Run(); err != nil {
@@ -126,7 +125,7 @@ func download(ctx context.Context, from end) (time.Duration, error) {
 	return time.Since(begin), out.complete()
 }
 
-func upload(ctx context.Context, to end) (time.Duration, error) {
+func upload(ctx context.Context, to endpoint) (time.Duration, error) {
 	command := to.kubectl(ctx, "exec", "-i", streamPod, "--", "wc", "-c")
 	command.Stdin = io.LimitReader(zeros{}, streamed)
 	begin := time.Now()
@@ -135,12 +134,12 @@ func upload(ctx context.Context, to end) (time.Duration, error) {
 		return 0, err
 	}
 	if got := strings.TrimSpace(string(out)); got != fmt.Sprint(streamed) {
-		return 0, fmt.Errorf("of %d bytes %s have arrived", streamed, got)
+		return 0, fmt.Errorf("received %s of %d bytes", got, streamed)
 	}
 	return time.Since(begin), nil
 }
 
-func forward(ctx context.Context, from end) (took time.Duration, err error) {
+func forward(ctx context.Context, from endpoint) (took time.Duration, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	command := from.kubectl(ctx, "port-forward", "--address", "127.0.0.1", "pod/"+streamPod, ":8080")
@@ -153,7 +152,7 @@ func forward(ctx context.Context, from end) (took time.Duration, err error) {
 	}
 	defer func() {
 		cancel()
-		_ = command.Wait() // it was killed
+		_ = command.Wait() // reports the kill
 	}()
 	line, err := bufio.NewReader(pipe).ReadString('\n')
 	if err != nil {
@@ -166,19 +165,19 @@ func forward(ctx context.Context, from end) (took time.Duration, err error) {
 		return 0, err
 	}
 	begin := time.Now()
-	answer, err := http.DefaultClient.Do(request)
+	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, answer.Body.Close()) }()
-	out := &count{}
-	if _, err := io.Copy(out, answer.Body); err != nil {
+	defer func() { err = errors.Join(err, response.Body.Close()) }()
+	out := &byteCounter{}
+	if _, err := io.Copy(out, response.Body); err != nil {
 		return 0, err
 	}
 	return time.Since(begin), out.complete()
 }
 
-// zeros never ends.
+// zeros is an endless reader.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) {
@@ -186,17 +185,17 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// count counts what it is given.
-type count struct{ bytes int64 }
+// byteCounter is a writer that counts bytes.
+type byteCounter struct{ bytes int64 }
 
-func (c *count) Write(p []byte) (int, error) {
+func (c *byteCounter) Write(p []byte) (int, error) {
 	c.bytes += int64(len(p))
 	return len(p), nil
 }
 
-func (c *count) complete() error {
+func (c *byteCounter) complete() error {
 	if c.bytes != streamed {
-		return fmt.Errorf("of %d bytes %d have arrived", streamed, c.bytes)
+		return fmt.Errorf("received %d of %d bytes", c.bytes, streamed)
 	}
 	return nil
 }

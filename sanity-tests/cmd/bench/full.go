@@ -16,65 +16,61 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// controllerPods selects the replicas of the controller.
 const controllerPods = "app.kubernetes.io/component=controller"
 
-// full holds the same races without and with many volumes in the cluster, reads what the
-// replicas hold, restarts them with ten remote clusters declared, and has all the volumes
-// deleted at once.
-func (t *track) full(ctx context.Context, lab *clusters.Lab, class string, counts []int, volumes int) (report bench.FullReport, err error) {
+// full measures the same batches without and with many volumes in the cluster, the memory of the
+// replicas, their restart with ten RemoteClusters, and the deletion of all volumes at once.
+func (e *environment) full(ctx context.Context, lab *clusters.Lab, class string, counts []int, volumes int) (report bench.FullReport, err error) {
 	report = bench.FullReport{RealClass: class, Volumes: volumes, Clusters: manyClusters}
-	if report.Without, err = t.races(ctx, class, counts); err != nil {
+	if report.Without, err = e.batches(ctx, class, counts); err != nil {
 		return report, err
 	}
-	virtual, err := t.virtualClass(ctx, class)
+	virtual, err := e.virtualClass(ctx, class)
 	if err != nil {
 		return report, err
 	}
-	namespace, err := t.namespace(ctx)
+	namespace, err := e.namespace(ctx)
 	if err != nil {
 		return report, err
 	}
-	defer func() {
-		_ = t.client.CoreV1().Namespaces().Delete(context.WithoutCancel(ctx), namespace, metav1.DeleteOptions{})
-	}()
-	fill, err := bench.NewFill(ctx, bench.Race{Client: t.client, Namespace: namespace, Class: virtual, Node: t.node})
+	defer e.deleteNamespace(ctx, namespace)
+	copies, err := bench.NewCopiedVolumes(ctx, bench.Batch{Client: e.client, Namespace: namespace, Class: virtual, Node: e.node})
 	if err != nil {
 		return report, err
 	}
 	begin := time.Now()
-	if err := fill.Add(ctx, volumes); err != nil {
+	if err := copies.Add(ctx, volumes); err != nil {
 		return report, err
 	}
-	fmt.Fprintf(os.Stderr, "full: %d volumes are there after %s\n", volumes, time.Since(begin).Round(time.Second))
-	if report.RSS, err = t.driver.SettledRSS(ctx); err != nil {
+	fmt.Fprintf(os.Stderr, "full: created %d volumes in %s\n", volumes, time.Since(begin).Round(time.Second))
+	if report.RSS, err = e.driver.StableRSS(ctx); err != nil {
 		return report, err
 	}
-	if report.With, err = t.races(ctx, class, counts); err != nil {
+	if report.With, err = e.batches(ctx, class, counts); err != nil {
 		return report, err
 	}
-	fmt.Fprintln(os.Stderr, "full: raced beside them")
-	if err := t.restartWithClusters(ctx, lab, class, &report); err != nil {
+	fmt.Fprintln(os.Stderr, "full: measured batches with them")
+	if err := e.restartWithClusters(ctx, lab, class, &report); err != nil {
 		return report, fmt.Errorf("restart: %w", err)
 	}
-	fmt.Fprintf(os.Stderr, "full: restarted in %s; all of them are deleted now\n", report.Restart.Round(time.Millisecond))
-	replicas, err := t.driver.ForgetPeaks()
+	fmt.Fprintf(os.Stderr, "full: restarted in %s; deleting all volumes\n", report.Restart.Round(time.Millisecond))
+	replicas, err := e.driver.ResetPeaks()
 	if err != nil {
 		return report, err
 	}
 	begin = time.Now()
-	if err := fill.Remove(ctx); err != nil {
+	if err := copies.Remove(ctx); err != nil {
 		return report, err
 	}
 	report.Removal = time.Since(begin)
-	report.Peak, err = t.driver.Peaks(replicas)
+	report.Peak, err = e.driver.Peaks(replicas)
 	return report, err
 }
 
-func (t *track) races(ctx context.Context, class string, counts []int) ([]bench.Row, error) {
+func (e *environment) batches(ctx context.Context, class string, counts []int) ([]bench.Row, error) {
 	var rows []bench.Row
 	for _, n := range counts {
-		row, err := t.race(ctx, class, n)
+		row, err := e.batch(ctx, class, n)
 		if err != nil {
 			return nil, fmt.Errorf("%d claims of class %s: %w", n, class, err)
 		}
@@ -83,32 +79,32 @@ func (t *track) races(ctx context.Context, class string, counts []int) ([]bench.
 	return rows, nil
 }
 
-// restartWithClusters declares many remote clusters, restarts the controller and reads what its
-// replicas have asked for and received.
-func (t *track) restartWithClusters(ctx context.Context, lab *clusters.Lab, class string, report *bench.FullReport) (err error) {
-	remote, err := openRemote(ctx, t, lab)
+// restartWithClusters creates RemoteClusters, restarts the controller and reads which API calls its
+// replicas made and how many bytes they received.
+func (e *environment) restartWithClusters(ctx context.Context, lab *clusters.Lab, class string, report *bench.FullReport) (err error) {
+	remote, err := openRemote(ctx, e, lab)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, remote.close(context.WithoutCancel(ctx))) }()
-	if _, err := remote.many(ctx); err != nil {
+	if _, err := remote.manyClustersRSS(ctx); err != nil {
 		return err
 	}
-	if report.Restart, report.RestartCalls, err = t.restart(ctx, class); err != nil {
+	if report.Restart, report.RestartCalls, err = e.restart(ctx, class); err != nil {
 		return err
 	}
-	if report.RestartReceived, err = t.driver.Received(); err != nil {
+	if report.RestartReceived, err = e.driver.Received(); err != nil {
 		return err
 	}
-	report.RestartRSS, err = t.driver.SettledRSS(ctx)
+	report.RestartRSS, err = e.driver.StableRSS(ctx)
 	return err
 }
 
-// restart deletes both replicas of the controller, waits until as many others are ready, and
-// has one claim bound and deleted by them: a replica reads what it needs with its first call.
-func (t *track) restart(ctx context.Context, class string) (time.Duration, bench.Calls, error) {
+// restart deletes both replicas of the controller, waits until the new ones are ready, and measures
+// one claim: a replica reads most of what it needs on its first CSI call.
+func (e *environment) restart(ctx context.Context, class string) (time.Duration, bench.Calls, error) {
 	none := bench.Calls{}
-	pods := t.client.CoreV1().Pods(chart.Namespace)
+	pods := e.client.CoreV1().Pods(chart.Namespace)
 	before, err := pods.List(ctx, metav1.ListOptions{LabelSelector: controllerPods})
 	if err != nil {
 		return 0, none, err
@@ -117,7 +113,7 @@ func (t *track) restart(ctx context.Context, class string) (time.Duration, bench
 	for _, pod := range before.Items {
 		old[string(pod.UID)] = true
 	}
-	if err := t.audit.Mark(); err != nil {
+	if err := e.audit.Mark(); err != nil {
 		return 0, none, err
 	}
 	begin := time.Now()
@@ -136,30 +132,28 @@ func (t *track) restart(ctx context.Context, class string) (time.Duration, bench
 			}
 		}
 		if ready < len(old) {
-			return fmt.Errorf("%d of %d are", ready, len(old))
+			return fmt.Errorf("%d of %d are ready", ready, len(old))
 		}
 		return nil
 	})
 	if err != nil {
 		return 0, none, err
 	}
-	if t.driver, err = bench.Find(ctx, t.client); err != nil {
+	if e.driver, err = bench.Find(ctx, e.client); err != nil {
 		return 0, none, err
 	}
-	namespace, err := t.namespace(ctx)
+	namespace, err := e.namespace(ctx)
 	if err != nil {
 		return 0, none, err
 	}
-	defer func() {
-		_ = t.client.CoreV1().Namespaces().Delete(context.WithoutCancel(ctx), namespace, metav1.DeleteOptions{})
-	}()
-	virtual, err := t.virtualClass(ctx, class)
+	defer e.deleteNamespace(ctx, namespace)
+	virtual, err := e.virtualClass(ctx, class)
 	if err != nil {
 		return 0, none, err
 	}
-	_, err = bench.Race{Client: t.client, Namespace: namespace, Class: virtual, Node: t.node, Count: 1}.Run(ctx)
+	_, err = bench.Batch{Client: e.client, Namespace: namespace, Class: virtual, Node: e.node, Count: 1}.Run(ctx)
 	took := time.Since(begin)
-	calls, err2 := t.audit.Calls()
+	calls, err2 := e.audit.Calls()
 	return took, calls[bench.Agent], errors.Join(err, err2)
 }
 

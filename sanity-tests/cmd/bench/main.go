@@ -1,6 +1,6 @@
-// Command bench measures class `liqo` beside the real classes below it, in the
-// running lab, where it installs a release of the driver, and prints ratios. See package bench
-// for what is measured; docs/benchmark.md for what it is held against.
+// Command bench compares class `liqo` with the real classes that it uses. It installs a release of
+// the driver in the running lab and prints ratios. Package bench says what is measured,
+// docs/benchmark.md has the goals.
 package main
 
 import (
@@ -28,21 +28,21 @@ import (
 
 const (
 	provisioner = "storage.liqo.io"
-	// samples is how many claims a row rests on at least.
+	// samples is the minimum of claims per row.
 	samples = 20
-	// fullClass is the real class of the races beside many volumes: it answers at once.
+	// fullClass is the real class of the batches with many volumes.
 	fullClass = "reference"
 )
 
 func main() {
-	counts := flag.String("n", "1,100,1000", "numbers of claims per race")
-	classes := flag.String("classes", "reference,reference-ext4,reference-slow", "real classes to race against: instant, file systems in images, one second per volume")
-	remoteCounts := flag.String("remote", "1,10,50,200", "numbers of claims per race whose volumes are in the remote cluster; empty for none")
-	delays := flag.String("delays", "0s,5ms,50ms", "what the proxy between the clusters adds to each call of the remote races")
-	volumes := flag.Int("volumes", 10000, "volumes to be there when races are held beside many; 0 skips it")
-	operations := flag.Bool("operations", true, "measure operations on volumes that are there: expansion, snapshot, restore")
-	limit := flag.Duration("timeout", time.Hour, "bound on the whole run")
-	save := flag.String("json", "../bench-results/bench.json", "where the JSON report goes")
+	counts := flag.String("n", "1,100,1000", "numbers of claims per batch")
+	classes := flag.String("classes", "reference,reference-ext4,reference-slow", "real classes to compare with: instant, file systems in images, one second per volume")
+	remoteCounts := flag.String("remote", "1,10,50,200", "numbers of claims per batch with volumes in the remote cluster; empty to skip")
+	delays := flag.String("delays", "0s,5ms,50ms", "delays that the proxy between the clusters adds to each call of the remote batches")
+	volumes := flag.Int("volumes", 10000, "volumes in the cluster for the batches with many volumes; 0 to skip")
+	operations := flag.Bool("operations", true, "measure operations on existing volumes: expansion, snapshot, restore")
+	limit := flag.Duration("timeout", time.Hour, "timeout of the whole run")
+	save := flag.String("json", "../bench-results/bench.json", "file for the JSON report")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -70,21 +70,21 @@ type plan struct {
 	remote  []int
 	delays  []time.Duration
 	volumes int
-	// operations are measured too.
+	// operations: measure operations too.
 	operations bool
 }
 
 func parse(counts, classes, remote, delays string) (plan, error) {
-	var wanted plan
+	var p plan
 	var errs [3]error
-	wanted.counts, errs[0] = each(counts, count)
-	wanted.remote, errs[1] = each(remote, count)
-	wanted.delays, errs[2] = each(delays, time.ParseDuration)
-	wanted.classes, _ = each(classes, func(name string) (string, error) { return name, nil })
-	return wanted, errors.Join(errs[:]...)
+	p.counts, errs[0] = parseList(counts, parseCount)
+	p.remote, errs[1] = parseList(remote, parseCount)
+	p.delays, errs[2] = parseList(delays, time.ParseDuration)
+	p.classes, _ = parseList(classes, func(name string) (string, error) { return name, nil })
+	return p, errors.Join(errs[:]...)
 }
 
-func each[T any](list string, parse func(string) (T, error)) (all []T, err error) {
+func parseList[T any](list string, parse func(string) (T, error)) (all []T, err error) {
 	for text := range strings.SplitSeq(list, ",") {
 		if text == "" {
 			continue
@@ -98,10 +98,10 @@ func each[T any](list string, parse func(string) (T, error)) (all []T, err error
 	return all, nil
 }
 
-func count(text string) (int, error) {
+func parseCount(text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		return 0, fmt.Errorf("%q is no number of claims", text)
+		return 0, fmt.Errorf("%q is not a number of claims", text)
 	}
 	return n, nil
 }
@@ -111,58 +111,58 @@ func run(ctx context.Context, plan plan, save string) error {
 	if err != nil {
 		return err
 	}
-	track, err := openTrack(ctx, lab)
+	env, err := newEnvironment(ctx, lab)
 	if err != nil {
 		return err
 	}
 	report := bench.Report{Conditions: []string{
 		"home cluster of the lab; kube-controller-manager with --kube-api-qps=1000 --kube-api-burst=2000 (stock: 20/30);",
-		"every claim has its selected-node from the start, there are no pods; p50 and p99 are from POST to Bound.",
+		"every claim is created with a selected node, there are no pods; p50 and p99 are from POST to Bound.",
 	}}
-	if report.Memory, err = track.driver.IdleMemory(); err != nil {
+	if report.Memory, err = env.driver.IdleMemory(); err != nil {
 		return err
 	}
 	for _, class := range plan.classes {
-		rows, err := track.races(ctx, class, plan.counts)
+		rows, err := env.batches(ctx, class, plan.counts)
 		if err != nil {
 			return err
 		}
 		report.Rows = append(report.Rows, rows...)
 	}
 	if plan.operations {
-		operations, err := runOperations(ctx, track, lab)
+		operations, err := runOperations(ctx, env, lab)
 		if err != nil {
 			return fmt.Errorf("operations: %w", err)
 		}
 		report.Operations = &operations
 	}
 	if len(plan.remote) > 0 {
-		remote, err := runRemote(ctx, track, lab, plan.remote, plan.delays)
+		remote, err := runRemote(ctx, env, lab, plan.remote, plan.delays)
 		if err != nil {
 			return err
 		}
 		report.Remote = &remote
 	}
 	if plan.volumes > 0 {
-		full, err := track.full(ctx, lab, fullClass, []int{1, 100}, plan.volumes)
+		full, err := env.full(ctx, lab, fullClass, []int{1, 100}, plan.volumes)
 		report.Full = &full
 		if err != nil {
-			// It has taken half an hour until here.
+			// Do not lose the other results, which took half an hour.
 			return errors.Join(err, report.Print(os.Stdout), report.Save(save))
 		}
 	}
 	return errors.Join(report.Print(os.Stdout), report.Save(save))
 }
 
-// track is where races are held: one cluster, one node.
-type track struct {
+// environment is the cluster and node on which batches are measured.
+type environment struct {
 	client kubernetes.Interface
 	driver bench.Installation
 	audit  bench.AuditLog
 	node   string
 }
 
-func openTrack(ctx context.Context, lab *clusters.Lab) (*track, error) {
+func newEnvironment(ctx context.Context, lab *clusters.Lab) (*environment, error) {
 	home, err := lab.Cluster("home")
 	if err != nil {
 		return nil, err
@@ -178,50 +178,48 @@ func openTrack(ctx context.Context, lab *clusters.Lab) (*track, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &track{client, installed, bench.AuditLog{Path: home.AuditLog()}, home.Nodes()[0].Name}, nil
+	return &environment{client, installed, bench.AuditLog{Path: home.AuditLog()}, home.Nodes()[0].Name}, nil
 }
 
-// race holds the same race on the real class and on a virtual class above it.
-func (t *track) race(ctx context.Context, class string, n int) (bench.Row, error) {
-	namespace, err := t.namespace(ctx)
+// batch measures the same batch on the real class and on a virtual class that uses it.
+func (e *environment) batch(ctx context.Context, class string, n int) (bench.Row, error) {
+	namespace, err := e.namespace(ctx)
 	if err != nil {
 		return bench.Row{}, err
 	}
-	defer func() {
-		_ = t.client.CoreV1().Namespaces().Delete(context.WithoutCancel(ctx), namespace, metav1.DeleteOptions{})
-	}()
-	virtual, err := t.virtualClass(ctx, class)
+	defer e.deleteNamespace(ctx, namespace)
+	virtual, err := e.virtualClass(ctx, class)
 	if err != nil {
 		return bench.Row{}, err
 	}
-	row := bench.Row{RealClass: class, Claims: n, Heats: max(1, samples/n)}
-	on := func(class string) bench.Race {
-		return bench.Race{Client: t.client, Namespace: namespace, Class: class, Node: t.node, Count: n}
+	row := bench.Row{RealClass: class, Claims: n, Runs: max(1, samples/n)}
+	batch := func(class string) bench.Batch {
+		return bench.Batch{Client: e.client, Namespace: namespace, Class: class, Node: e.node, Count: n}
 	}
-	var alone, ours []bench.Heat
+	var reals, virtuals []bench.Result
 	var cost bench.Cost
-	for range row.Heats {
-		heat, err := on(class).Run(ctx)
+	for range row.Runs {
+		result, err := batch(class).Run(ctx)
 		if err != nil {
 			return row, err
 		}
-		alone = append(alone, heat)
-		more, err := t.driver.Measure(&t.audit, func() (err error) {
-			heat, err = on(virtual).Run(ctx)
+		reals = append(reals, result)
+		more, err := e.driver.Measure(&e.audit, func() (err error) {
+			result, err = batch(virtual).Run(ctx)
 			return err
 		})
 		if err != nil {
 			return row, err
 		}
-		ours, cost = append(ours, heat), cost.And(more)
+		virtuals, cost = append(virtuals, result), cost.Add(more)
 	}
-	row.Real, row.Virtual = bench.Summary(alone), bench.Summary(ours)
-	row.Charge(cost)
+	row.Real, row.Virtual = bench.Summarize(reals), bench.Summarize(virtuals)
+	row.SetCost(cost)
 	return row, nil
 }
 
-func (t *track) namespace(ctx context.Context) (string, error) {
-	created, err := t.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+func (e *environment) namespace(ctx context.Context) (string, error) {
+	created, err := e.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"},
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -230,15 +228,21 @@ func (t *track) namespace(ctx context.Context) (string, error) {
 	return created.Name, nil
 }
 
-// virtualClass makes a virtual class above the real one, if there is none yet.
-func (t *track) virtualClass(ctx context.Context, real string) (string, error) {
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
-	name := "bench-liqo-" + real
-	_, err := t.client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{
+func (e *environment) deleteNamespace(ctx context.Context, name string) {
+	_ = e.client.CoreV1().Namespaces().Delete(context.WithoutCancel(ctx), name, metav1.DeleteOptions{})
+}
+
+func (e *environment) virtualClass(ctx context.Context, real string) (string, error) {
+	return e.ensureClass(ctx, "bench-liqo-"+real, map[string]string{"realStorageClass": real})
+}
+
+// ensureClass creates a virtual class if it does not exist.
+func (e *environment) ensureClass(ctx context.Context, name string, parameters map[string]string) (string, error) {
+	_, err := e.client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: name},
 		Provisioner:       provisioner,
-		Parameters:        map[string]string{"realStorageClass": real},
-		VolumeBindingMode: &wait,
+		Parameters:        parameters,
+		VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		err = nil

@@ -22,27 +22,26 @@ import (
 )
 
 const (
-	// operatedClass answers at once, and no node has to follow when its volumes grow.
+	// operatedClass is an instant class whose volumes need no expansion on a node.
 	operatedClass = "reference"
-	// realSnapshotClass is of operatedClass' driver; ours leads to it.
+	// realSnapshotClass is of operatedClass's driver; virtualSnapshotClass uses it.
 	realSnapshotClass    = "reference"
 	virtualSnapshotClass = "liqo"
-	// patience is what one heat may take, with what its controllers do afterwards.
-	patience = 5 * time.Minute
+	// runTimeout of one run, including what controllers do afterwards.
+	runTimeout = 5 * time.Minute
 )
 
-// operations are tried on two stocks: volumes of the real class, and of a virtual class
-// above it.
+// operations are measured on volumes of the real class, and of a virtual class that uses it.
 type operations struct {
-	*track
+	*environment
 	dynamic       dynamic.Interface
 	virtualClass  string
-	real, virtual bench.Stock
+	real, virtual bench.VolumeSet
 }
 
-// runOperations measures each operation one at a time and many at once, and removes all
-// that it made.
-func runOperations(ctx context.Context, home *track, lab *clusters.Lab) (report bench.OperationsReport, err error) {
+// runOperations measures each operation one at a time and many at once, and deletes everything that
+// it created.
+func runOperations(ctx context.Context, home *environment, lab *clusters.Lab) (report bench.OperationsReport, err error) {
 	cluster, err := lab.Cluster("home")
 	if err != nil {
 		return report, err
@@ -51,7 +50,7 @@ func runOperations(ctx context.Context, home *track, lab *clusters.Lab) (report 
 	if err != nil {
 		return report, err
 	}
-	o := &operations{track: home}
+	o := &operations{environment: home}
 	if o.dynamic, err = dynamic.NewForConfig(config); err != nil {
 		return report, err
 	}
@@ -60,12 +59,12 @@ func runOperations(ctx context.Context, home *track, lab *clusters.Lab) (report 
 		return report, err
 	}
 	defer func() { err = errors.Join(err, o.close(context.WithoutCancel(ctx))) }()
-	claims, err := o.open(ctx)
+	claims, err := o.provisionBoth(ctx)
 	if err != nil {
 		return report, err
 	}
 	for _, operation := range bench.Operations {
-		if operation.OfSnapshots && noSnapshots != "" {
+		if operation.NeedsSnapshots && noSnapshots != "" {
 			line := operation.Name + ": " + noSnapshots
 			report.Skipped = append(report.Skipped, line)
 			fmt.Fprintln(os.Stderr, "operations: skipped", line)
@@ -83,27 +82,27 @@ func runOperations(ctx context.Context, home *track, lab *clusters.Lab) (report 
 	return report, nil
 }
 
-// noSnapshots says why snapshots are not measured; nothing if they are.
+// noSnapshots returns why snapshots cannot be measured, or "".
 func (o *operations) noSnapshots(ctx context.Context) (string, error) {
 	for _, class := range []struct{ name, driver string }{
 		{realSnapshotClass, storage.Reference.Name}, {virtualSnapshotClass, provisioner},
 	} {
-		if why, err := bench.NoSnapshotClass(ctx, o.dynamic, class.name, class.driver); why != "" || err != nil {
-			return why, err
+		if reason, err := bench.NoSnapshotClass(ctx, o.dynamic, class.name, class.driver); reason != "" || err != nil {
+			return reason, err
 		}
 	}
 	return bench.NoSnapshotter(ctx, o.client, chart.Namespace, controllerPods)
 }
 
-// open makes both stocks, and gives the names of the claims, which both have.
-func (o *operations) open(ctx context.Context) ([]string, error) {
-	wait, grows := storagev1.VolumeBindingWaitForFirstConsumer, true
+// provisionBoth creates the volumes of both classes, and returns the names of the claims, which are
+// the same.
+func (o *operations) provisionBoth(ctx context.Context) ([]string, error) {
 	class, err := o.client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{
 		ObjectMeta:           metav1.ObjectMeta{GenerateName: "bench-operations-"},
 		Provisioner:          provisioner,
 		Parameters:           map[string]string{"realStorageClass": operatedClass},
-		VolumeBindingMode:    &wait,
-		AllowVolumeExpansion: &grows,
+		VolumeBindingMode:    new(storagev1.VolumeBindingWaitForFirstConsumer),
+		AllowVolumeExpansion: new(true),
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
@@ -112,42 +111,42 @@ func (o *operations) open(ctx context.Context) ([]string, error) {
 	if err := o.audit.Mark(); err != nil {
 		return nil, err
 	}
-	if err := o.fill(ctx, &o.real, operatedClass, realSnapshotClass); err != nil {
+	if err := o.provision(ctx, &o.real, operatedClass, realSnapshotClass); err != nil {
 		return nil, err
 	}
-	if err := o.fill(ctx, &o.virtual, o.virtualClass, virtualSnapshotClass); err != nil {
+	if err := o.provision(ctx, &o.virtual, o.virtualClass, virtualSnapshotClass); err != nil {
 		return nil, err
 	}
-	_, err = o.settled(ctx)
+	_, err = o.callsWhenIdle(ctx)
 	return o.virtual.Claims(), err
 }
 
-func (o *operations) fill(ctx context.Context, stock *bench.Stock, class, snapshotClass string) error {
+func (o *operations) provision(ctx context.Context, volumes *bench.VolumeSet, class, snapshotClass string) error {
 	namespace, err := o.namespace(ctx)
 	if err != nil {
 		return err
 	}
-	*stock = bench.Stock{
-		Race:          bench.Race{Client: o.client, Namespace: namespace, Class: class, Node: o.node, Count: samples},
+	*volumes = bench.VolumeSet{
+		Batch:         bench.Batch{Client: o.client, Namespace: namespace, Class: class, Node: o.node, Count: samples},
 		Dynamic:       o.dynamic,
 		SnapshotClass: snapshotClass,
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
-	return stock.Fill(ctx)
+	return volumes.Provision(ctx)
 }
 
-// measure does the operation once with every claim, so many at once, the real class and
-// the virtual one taking turns.
+// measure runs the operation once on every claim, atOnce concurrently, alternating between the real
+// and the virtual class.
 func (o *operations) measure(ctx context.Context, operation bench.Operation, claims []string, atOnce, round int) (bench.OperationRow, error) {
 	row := bench.OperationRow{Operation: operation.Name, RealClass: operatedClass, AtOnce: atOnce, Samples: len(claims), Goal: operation.Goal}
 	var real, virtual bench.Series
 	for some := range slices.Chunk(claims, atOnce) {
-		if err := o.turn(ctx, operation, o.real, some, round, &real); err != nil {
+		if err := o.run(ctx, operation, o.real, some, round, &real); err != nil {
 			return row, fmt.Errorf("class %s: %w", operatedClass, err)
 		}
-		if err := o.turn(ctx, operation, o.virtual, some, round, &virtual); err != nil {
-			return row, fmt.Errorf("a virtual class above %s: %w", operatedClass, err)
+		if err := o.run(ctx, operation, o.virtual, some, round, &virtual); err != nil {
+			return row, fmt.Errorf("a virtual class of %s: %w", operatedClass, err)
 		}
 	}
 	row.Real, row.RealWrites = real.Times(), real.Writes()
@@ -155,45 +154,45 @@ func (o *operations) measure(ctx context.Context, operation bench.Operation, cla
 	return row, nil
 }
 
-func (o *operations) turn(ctx context.Context, operation bench.Operation, stock bench.Stock, claims []string, round int, series *bench.Series) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (o *operations) run(ctx context.Context, operation bench.Operation, volumes bench.VolumeSet, claims []string, round int, series *bench.Series) error {
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
 	if err := o.audit.Mark(); err != nil {
 		return err
 	}
-	heat, err := operation.Hold(stock, ctx, claims, round)
+	result, err := operation.Run(volumes, ctx, claims, round)
 	if err != nil {
 		return err
 	}
-	calls, err := o.settled(ctx)
+	calls, err := o.callsWhenIdle(ctx)
 	if err != nil {
 		return err
 	}
-	series.Add(heat, calls)
+	series.Add(result, calls)
 	return nil
 }
 
-func (o *operations) settled(ctx context.Context) (map[string]bench.Calls, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (o *operations) callsWhenIdle(ctx context.Context) (map[string]bench.Calls, error) {
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
-	return o.audit.Settled(ctx, append([]string{bench.Agent}, bench.Components...)...)
+	return o.audit.CallsWhenIdle(ctx, append([]string{bench.Agent}, bench.Components...)...)
 }
 
-// close removes everything, also what an operation left that was broken off. The class
-// goes last: its volumes are deleted by it.
+// close deletes everything, also after an interrupted operation. The class comes last, because the
+// deletion of its volumes reads it.
 func (o *operations) close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
 	var errs []error
 	var namespaces []string
-	for _, stock := range []bench.Stock{o.real, o.virtual} {
-		if stock.Namespace != "" {
-			namespaces = append(namespaces, stock.Namespace)
-			errs = append(errs, ignoreAbsent(o.client.CoreV1().Namespaces().Delete(ctx, stock.Namespace, metav1.DeleteOptions{})))
+	for _, volumes := range []bench.VolumeSet{o.real, o.virtual} {
+		if volumes.Namespace != "" {
+			namespaces = append(namespaces, volumes.Namespace)
+			errs = append(errs, ignoreAbsent(o.client.CoreV1().Namespaces().Delete(ctx, volumes.Namespace, metav1.DeleteOptions{})))
 		}
 	}
 	for _, namespace := range namespaces {
-		errs = append(errs, machine.Until(ctx, "namespace "+namespace+" to go", func() error { return o.gone(ctx, namespace) }))
+		errs = append(errs, machine.Until(ctx, "namespace "+namespace+" to be deleted", func() error { return o.checkDeleted(ctx, namespace) }))
 	}
 	if o.virtualClass != "" {
 		errs = append(errs, ignoreAbsent(o.client.StorageV1().StorageClasses().Delete(ctx, o.virtualClass, metav1.DeleteOptions{})))
@@ -201,11 +200,12 @@ func (o *operations) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// gone looks for the namespace and for what it leaves outside: volumes and snapshots.
-func (o *operations) gone(ctx context.Context, namespace string) error {
+// checkDeleted returns an error while the namespace, or a cluster-scoped object that belongs to it,
+// exists.
+func (o *operations) checkDeleted(ctx context.Context, namespace string) error {
 	_, err := o.client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 	if err == nil {
-		return errors.New("it is there")
+		return errors.New("it exists")
 	}
 	if !apierrors.IsNotFound(err) {
 		return err
@@ -216,7 +216,7 @@ func (o *operations) gone(ctx context.Context, namespace string) error {
 	}
 	for _, volume := range volumes.Items {
 		if of := volume.Spec.ClaimRef; of != nil && of.Namespace == namespace {
-			return fmt.Errorf("volume %s is there", volume.Name)
+			return fmt.Errorf("volume %s exists", volume.Name)
 		}
 	}
 	contents, err := o.dynamic.Resource(bench.SnapshotContents).List(ctx, metav1.ListOptions{})
@@ -228,7 +228,7 @@ func (o *operations) gone(ctx context.Context, namespace string) error {
 	}
 	for _, content := range contents.Items {
 		if of, _, _ := unstructured.NestedString(content.Object, "spec", "volumeSnapshotRef", "namespace"); of == namespace {
-			return fmt.Errorf("snapshot %s is there", content.GetName())
+			return fmt.Errorf("snapshot %s exists", content.GetName())
 		}
 	}
 	return nil

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -26,36 +25,37 @@ import (
 )
 
 const (
-	// abroad names the remote cluster and the Secret with its kubeconfig.
-	abroad      = "bench"
-	abroadNode  = "bench-remote"
-	abroadClass = "reference"
-	// manyClusters is how many remote clusters the controller is to bear.
-	manyClusters = 10
+	// remoteName is the name of the RemoteCluster and of the Secret with its kubeconfig.
+	remoteName      = "bench"
+	remoteNode      = "bench-remote"
+	remoteRealClass = "reference"
+	manyClusters    = 10
 )
 
 var remoteClusters = schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "remoteclusters"}
 
-// remoteTrack is where races are held whose volumes are in the other cluster.
-type remoteTrack struct {
-	*track
-	there   *clusters.Cluster
+// remoteEnvironment is for batches with volumes in the remote cluster.
+type remoteEnvironment struct {
+	*environment
+	cluster *clusters.Cluster
 	remote  kubernetes.Interface
 	dynamic dynamic.Interface
 	fabric  *fabric.Fabric
 }
 
-// runRemote holds all races on the remote cluster, at each delay of the proxy
-// between the clusters.
-func runRemote(ctx context.Context, home *track, lab *clusters.Lab, counts []int, delays []time.Duration) (report bench.RemoteReport, err error) {
-	track, err := openRemote(ctx, home, lab)
+// runRemote measures all batches in the remote cluster, with each delay of the proxy between the
+// clusters.
+func runRemote(ctx context.Context, home *environment, lab *clusters.Lab, counts []int, delays []time.Duration) (report bench.RemoteReport, err error) {
+	env, err := openRemote(ctx, home, lab)
 	if err != nil {
 		return report, err
 	}
-	defer func() { err = errors.Join(err, track.close(context.WithoutCancel(ctx))) }()
-	if report.ControllerRSS, err = track.rss(); err != nil {
+	defer func() { err = errors.Join(err, env.close(context.WithoutCancel(ctx))) }()
+	memory, err := env.driver.IdleMemory()
+	if err != nil {
 		return report, err
 	}
+	report.ControllerRSS = memory.ControllerIdle
 	proxy := lab.Proxy()
 	defer func() {
 		err = errors.Join(err, proxy.Set(context.WithoutCancel(ctx), faults.Setting{Mode: faults.Pass}))
@@ -70,7 +70,7 @@ func runRemote(ctx context.Context, home *track, lab *clusters.Lab, counts []int
 		}
 		for _, policy := range []string{"Optimistic", "WaitForBound"} {
 			for _, n := range counts {
-				row, err := track.race(ctx, policy, n, delay)
+				row, err := env.batch(ctx, policy, n, delay)
 				if err != nil {
 					return report, fmt.Errorf("%d remote claims, policy %s, %s of delay: %w", n, policy, delay, err)
 				}
@@ -83,20 +83,20 @@ func runRemote(ctx context.Context, home *track, lab *clusters.Lab, counts []int
 		return report, err
 	}
 	report.Clusters = manyClusters
-	report.ControllerRSSMany, err = track.many(ctx)
+	report.ControllerRSSMany, err = env.manyClustersRSS(ctx)
 	return report, err
 }
 
-func openRemote(ctx context.Context, home *track, lab *clusters.Lab) (*remoteTrack, error) {
+func openRemote(ctx context.Context, home *environment, lab *clusters.Lab) (*remoteEnvironment, error) {
 	cluster, err := lab.Cluster("home")
 	if err != nil {
 		return nil, err
 	}
-	there, err := lab.Cluster("remote")
+	remoteCluster, err := lab.Cluster("remote")
 	if err != nil {
 		return nil, err
 	}
-	remote, err := there.Client()
+	remote, err := remoteCluster.Client()
 	if err != nil {
 		return nil, err
 	}
@@ -108,38 +108,38 @@ func openRemote(ctx context.Context, home *track, lab *clusters.Lab) (*remoteTra
 	if err != nil {
 		return nil, err
 	}
-	track := &remoteTrack{track: home, there: there, remote: remote, dynamic: objects}
-	if err := track.declare(ctx, abroad); err != nil {
+	env := &remoteEnvironment{environment: home, cluster: remoteCluster, remote: remote, dynamic: objects}
+	if err := env.declare(ctx, remoteName); err != nil {
 		return nil, err
 	}
-	options := fabric.Plain(abroadNode)
-	options.Home, options.Remote = cluster, there
+	options := fabric.Plain(remoteNode)
+	options.Home, options.Remote = cluster, remoteCluster
 	if options.Labels == nil {
 		options.Labels = map[string]string{}
 	}
-	options.Labels["bench/cluster"] = abroad
+	options.Labels["bench/cluster"] = remoteName
 	options.Labels["type"] = "virtual-kubelet"
-	if track.fabric, err = fabric.Start(ctx, options); err != nil {
-		return nil, errors.Join(err, track.close(ctx))
+	if env.fabric, err = fabric.Start(ctx, options); err != nil {
+		return nil, errors.Join(err, env.close(ctx))
 	}
-	return track, machine.Until(ctx, "the virtual node "+abroadNode+" to have an entry of the driver", func() error {
-		csiNode, err := home.client.StorageV1().CSINodes().Get(ctx, abroadNode, metav1.GetOptions{})
+	return env, machine.Until(ctx, "the driver in the CSINode of the virtual node "+remoteNode, func() error {
+		csiNode, err := home.client.StorageV1().CSINodes().Get(ctx, remoteNode, metav1.GetOptions{})
 		if err == nil && len(csiNode.Spec.Drivers) == 0 {
-			err = errors.New("it has none")
+			err = errors.New("it has no drivers")
 		}
 		return err
 	})
 }
 
-// declare makes a RemoteCluster with its Secret. Those of other names share the
-// API server, and stand behind no node.
-func (t *remoteTrack) declare(ctx context.Context, name string) error {
-	kubeconfig, err := os.ReadFile(t.there.ProxyKubeconfig())
+// declare creates a RemoteCluster with its Secret. All share one API server; those with other names
+// than remoteName have no node.
+func (e *remoteEnvironment) declare(ctx context.Context, name string) error {
+	kubeconfig, err := os.ReadFile(e.cluster.ProxyKubeconfig())
 	if err != nil {
 		return err
 	}
-	_, err = t.client.CoreV1().Secrets(chart.Namespace).Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: abroad},
+	_, err = e.client.CoreV1().Secrets(chart.Namespace).Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: remoteName},
 		Data:       map[string][]byte{"kubeconfig": kubeconfig},
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -149,32 +149,32 @@ func (t *remoteTrack) declare(ctx context.Context, name string) error {
 		"apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
 		"metadata": map[string]any{"name": name},
 		"spec": map[string]any{
-			"kubeconfigSecretRef": map[string]any{"name": abroad},
+			"kubeconfigSecretRef": map[string]any{"name": remoteName},
 			"nodeSelector":        map[string]any{"matchLabels": map[string]any{"bench/cluster": name}},
 		},
 	}}
-	_, err = t.dynamic.Resource(remoteClusters).Create(ctx, object, metav1.CreateOptions{})
+	_, err = e.dynamic.Resource(remoteClusters).Create(ctx, object, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		err = nil
 	}
 	return err
 }
 
-// close ends everything, also after a race that was broken off: the clusters go
-// when their last volumes have, and only then the way to them.
-func (t *remoteTrack) close(ctx context.Context) error {
+// close deletes everything, also after an interrupted batch. A RemoteCluster is deleted when its
+// last volume is, and needs the fabric and the Secret until then.
+func (e *remoteEnvironment) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	var errs []error
 	for i := range manyClusters {
-		errs = append(errs, ignoreAbsent(t.dynamic.Resource(remoteClusters).Delete(ctx, clusterName(i), metav1.DeleteOptions{})))
+		errs = append(errs, ignoreAbsent(e.dynamic.Resource(remoteClusters).Delete(ctx, clusterName(i), metav1.DeleteOptions{})))
 	}
-	errs = append(errs, machine.Until(ctx, "the remote clusters to go", func() error {
+	errs = append(errs, machine.Until(ctx, "the RemoteClusters to be deleted", func() error {
 		for i := range manyClusters {
-			left, err := t.dynamic.Resource(remoteClusters).Get(ctx, clusterName(i), metav1.GetOptions{})
+			left, err := e.dynamic.Resource(remoteClusters).Get(ctx, clusterName(i), metav1.GetOptions{})
 			if err == nil {
 				conditions, _, _ := unstructured.NestedSlice(left.Object, "status", "conditions")
-				return fmt.Errorf("%s is there: %v", left.GetName(), conditions)
+				return fmt.Errorf("%s exists: %v", left.GetName(), conditions)
 			}
 			if !apierrors.IsNotFound(err) {
 				return err
@@ -182,10 +182,10 @@ func (t *remoteTrack) close(ctx context.Context) error {
 		}
 		return nil
 	}))
-	if t.fabric != nil {
-		errs = append(errs, t.fabric.Stop(ctx))
+	if e.fabric != nil {
+		errs = append(errs, e.fabric.Stop(ctx))
 	}
-	secret := t.client.CoreV1().Secrets(chart.Namespace).Delete(ctx, abroad, metav1.DeleteOptions{})
+	secret := e.client.CoreV1().Secrets(chart.Namespace).Delete(ctx, remoteName, metav1.DeleteOptions{})
 	return errors.Join(append(errs, ignoreAbsent(secret))...)
 }
 
@@ -196,23 +196,22 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// clusterName is the first cluster's own name, then others.
 func clusterName(i int) string {
 	if i == 0 {
-		return abroad
+		return remoteName
 	}
-	return fmt.Sprintf("%s-%d", abroad, i)
+	return fmt.Sprintf("%s-%d", remoteName, i)
 }
 
-// many reads the controller's memory with more remote clusters.
-func (t *remoteTrack) many(ctx context.Context) (int64, error) {
+// manyClustersRSS returns the controller's RSS with manyClusters RemoteClusters.
+func (e *remoteEnvironment) manyClustersRSS(ctx context.Context) (int64, error) {
 	for i := range manyClusters {
-		if err := t.declare(ctx, clusterName(i)); err != nil {
+		if err := e.declare(ctx, clusterName(i)); err != nil {
 			return 0, err
 		}
 	}
-	err := machine.Until(ctx, "all remote clusters to be ready", func() error {
-		list, err := t.dynamic.Resource(remoteClusters).List(ctx, metav1.ListOptions{})
+	err := machine.Until(ctx, "all RemoteClusters to be ready", func() error {
+		list, err := e.dynamic.Resource(remoteClusters).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -220,103 +219,83 @@ func (t *remoteTrack) many(ctx context.Context) (int64, error) {
 		for _, object := range list.Items {
 			conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
 			for _, condition := range conditions {
-				one, is := condition.(map[string]any)
-				if is && one["type"] == "Ready" && one["status"] == "True" {
+				typed, ok := condition.(map[string]any)
+				if ok && typed["type"] == "Ready" && typed["status"] == "True" {
 					ready++
 				}
 			}
 		}
 		if ready < manyClusters {
-			return fmt.Errorf("%d of %d are", ready, manyClusters)
+			return fmt.Errorf("%d of %d are ready", ready, manyClusters)
 		}
 		return nil
 	})
 	if err != nil {
 		return 0, err
 	}
-	each, err := t.driver.SettledRSS(ctx)
+	each, err := e.driver.StableRSS(ctx)
 	return slices.Max(append(each, 0)), err
 }
 
-func (t *remoteTrack) rss() (int64, error) {
-	memory, err := t.driver.IdleMemory()
-	return memory.ControllerIdle, err
-}
-
-// race holds the same race in the remote cluster itself and from home.
-func (t *remoteTrack) race(ctx context.Context, policy string, n int, delay time.Duration) (bench.RemoteRow, error) {
-	namespace, err := t.namespace(ctx)
+// batch measures the same batch in the remote cluster and from home.
+func (e *remoteEnvironment) batch(ctx context.Context, policy string, n int, delay time.Duration) (bench.RemoteRow, error) {
+	namespace, err := e.namespace(ctx)
 	if err != nil {
 		return bench.RemoteRow{}, err
 	}
 	defer func() {
-		for _, client := range []kubernetes.Interface{t.client, t.remote} {
+		for _, client := range []kubernetes.Interface{e.client, e.remote} {
 			_ = client.CoreV1().Namespaces().Delete(context.WithoutCancel(ctx), namespace, metav1.DeleteOptions{})
 		}
 	}()
-	_, err = t.remote.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err = e.remote.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	if err != nil {
 		return bench.RemoteRow{}, err
 	}
-	class, err := t.remoteClass(ctx, policy)
+	name := map[string]string{"Optimistic": "bench-optimistic", "WaitForBound": "bench-wait"}[policy]
+	class, err := e.ensureClass(ctx, name, map[string]string{"realStorageClass": remoteRealClass, "remoteBindingPolicy": policy})
 	if err != nil {
 		return bench.RemoteRow{}, err
 	}
-	row := bench.RemoteRow{Policy: policy, Claims: n, Heats: max(1, samples/n)}
-	trip, err := bench.RoundTrip(ctx, t.remote)
+	row := bench.RemoteRow{Policy: policy, Claims: n, Runs: max(1, samples/n)}
+	trip, err := bench.RoundTrip(ctx, e.remote)
 	if err != nil {
 		return row, err
 	}
-	// What the proxy adds is known exactly; the rest was just measured.
+	// e.remote does not use the proxy.
 	row.RoundTrip = trip + delay
-	var alone, ours, twins []bench.Heat
+	var reals, virtuals, twins []bench.Result
 	var cost bench.Cost
-	for range row.Heats {
-		heat, err := bench.Race{Client: t.remote, Namespace: namespace, Class: abroadClass, Node: t.there.Nodes()[0].Name, Count: n}.Run(ctx)
+	for range row.Runs {
+		result, err := bench.Batch{Client: e.remote, Namespace: namespace, Class: remoteRealClass, Node: e.cluster.Nodes()[0].Name, Count: n}.Run(ctx)
 		if err != nil {
 			return row, err
 		}
-		alone = append(alone, heat)
-		since, err := bench.TwinTimes(ctx, t.remote, namespace)
+		reals = append(reals, result)
+		twinTimes, err := bench.TwinTimes(ctx, e.remote, namespace)
 		if err != nil {
 			return row, err
 		}
-		race := bench.Race{Client: t.client, Namespace: namespace, Class: class, Node: abroadNode, Count: n, Sent: map[string]time.Time{}}
-		more, err := t.driver.Measure(&t.audit, func() (err error) {
-			heat, err = race.Run(ctx)
+		batch := bench.Batch{Client: e.client, Namespace: namespace, Class: class, Node: remoteNode, Count: n, Sent: map[string]time.Time{}}
+		more, err := e.driver.Measure(&e.audit, func() (err error) {
+			result, err = batch.Run(ctx)
 			return err
 		})
 		if err != nil {
 			return row, err
 		}
-		twin := since(race.Sent)
-		ours, cost = append(ours, heat), cost.And(more)
+		twin := twinTimes(batch.Sent)
+		virtuals, cost = append(virtuals, result), cost.Add(more)
 		if len(twin.Each) > 0 {
 			twins = append(twins, twin)
 		}
 	}
-	row.Real, row.Claim = bench.Summary(alone), bench.Summary(ours)
+	row.Real, row.Claim = bench.Summarize(reals), bench.Summarize(virtuals)
 	if len(twins) > 0 {
-		row.Twin = bench.Summary(twins)
+		row.Twin = bench.Summarize(twins)
 	}
-	volumes := row.Claims * row.Heats
+	volumes := row.Claims * row.Runs
 	row.CPUPerVolume = cost.CPU / time.Duration(volumes)
 	row.WritesPerVolume = float64(cost.Calls.Writes) / float64(volumes)
 	return row, nil
-}
-
-// remoteClass makes a virtual class with this policy, if there is none yet.
-func (t *remoteTrack) remoteClass(ctx context.Context, policy string) (string, error) {
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
-	names := map[string]string{"Optimistic": "bench-optimistic", "WaitForBound": "bench-wait"}
-	_, err := t.client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{
-		ObjectMeta:        metav1.ObjectMeta{Name: names[policy]},
-		Provisioner:       provisioner,
-		Parameters:        map[string]string{"realStorageClass": abroadClass, "remoteBindingPolicy": policy},
-		VolumeBindingMode: &wait,
-	}, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		err = nil
-	}
-	return names[policy], err
 }

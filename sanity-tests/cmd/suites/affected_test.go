@@ -14,14 +14,14 @@ func TestEverySourceIsInTheTable(t *testing.T) {
 			continue
 		}
 		if _, found := lineOf(path); !found {
-			t.Errorf("no line of the table says which lab tests a change of %s may break", path)
+			t.Errorf("no line of the table matches %s", path)
 		}
 	}
 }
 
-// A line that no file is below, or that names no test, is of a time that is over.
+// A line that matches no file, or no test, is outdated.
 func TestEveryLineOfTheTableIsOfUse(t *testing.T) {
-	all, _ := these(t)
+	all, _ := repositoryTests(t)
 	first := map[string]bool{}
 	for _, path := range files(t) {
 		line, _ := lineOf(path)
@@ -29,7 +29,7 @@ func TestEveryLineOfTheTableIsOfUse(t *testing.T) {
 	}
 	for _, line := range table {
 		if !first[line.prefix] {
-			t.Errorf("%s: no file is here for which this line is the first", line.prefix)
+			t.Errorf("%s: this line is the first match of no file", line.prefix)
 		}
 		for _, some := range line.tests {
 			if !slices.ContainsFunc(all, some.has) {
@@ -39,30 +39,30 @@ func TestEveryLineOfTheTableIsOfUse(t *testing.T) {
 	}
 }
 
-// That a test runs when its own file is changed is not enough.
+// A test must also run when what it tests has changed, and not only when its own file has.
 func TestEveryLabTestIsReachedFromWhatItTests(t *testing.T) {
-	all, _ := these(t)
+	all, _ := repositoryTests(t)
 	reached := map[string]bool{}
 	for _, line := range table {
 		if line.own {
 			continue
 		}
 		for _, some := range line.tests {
-			for _, one := range filter(all, some.has) {
-				reached[one.String()] = true
+			for _, test := range filter(all, some.has) {
+				reached[test.String()] = true
 			}
 		}
 	}
-	for _, one := range all {
-		if !reached[one.String()] {
-			t.Errorf("no line of the table reaches %s", one)
+	for _, test := range all {
+		if !reached[test.String()] {
+			t.Errorf("no line of the table selects %s", test)
 		}
 	}
 }
 
-// Tests in a package that no suite names would never run.
+// Tests in a package that no suite has would never run.
 func TestEveryTestOfE2EIsInASuite(t *testing.T) {
-	all, _ := these(t)
+	all, _ := repositoryTests(t)
 	function := regexp.MustCompile(`(?m)^func (Test\w*)\(\w+ \*testing\.T\)`)
 	for _, path := range files(t) {
 		if !isBelow(path, "sanity-tests/e2e") || isBelow(path, "sanity-tests/e2e/user") || filepath.Ext(path) != ".go" {

@@ -7,20 +7,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 )
 
-// errTimeIsUp is how a command ends that was stopped at its limit.
-var errTimeIsUp = errors.New("the time it may take is over")
+// errTimeIsUp is the cause of a command that was stopped at its limit.
+var errTimeIsUp = errors.New("time limit exceeded")
 
-// timeToEnd is how long a command that is stopped has to end by itself: Go programs
-// print their goroutines, which takes moments, and cargo and go pass on what they got.
+// timeToEnd is the grace period of a stopped command, in which Go programs print their goroutines.
 const timeToEnd = 30 * time.Second
 
-// attempt runs a command of a suite and reads what it says of its tests.
+// attempt runs a command of a suite and counts its tests.
 func (r *runner) attempt(ctx context.Context, s suite, command []string, limit time.Duration) result {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errTimeIsUp)
 	defer cancel()
@@ -50,8 +50,8 @@ func (r *runner) attempt(ctx context.Context, s suite, command []string, limit t
 	return counter.result(err)
 }
 
-// group is a command that ends with all processes it has started. When its time is up
-// it gets SIGQUIT, on which Go programs print what their goroutines wait for.
+// group returns a command with a process group of its own. At its limit the group gets SIGQUIT, at
+// which Go programs print the stacks of their goroutines.
 func group(ctx context.Context, command []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -65,33 +65,27 @@ func group(ctx context.Context, command []string) *exec.Cmd {
 	return cmd
 }
 
-// runGroup runs a command of group. Processes that outlive one that was stopped are killed.
+// runGroup runs a command from group, and kills processes that outlive a stopped command.
 func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	err := cmd.Run()
 	if ctx.Err() != nil && cmd.Process != nil {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // there may be none left
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // none may be left
 	}
 	return err
 }
 
-// environment has all go commands build with the flags of the lab's programs, so that
-// what several need is compiled once. No module of the tests needs C.
+// environment makes all go commands build with the same flags as the lab's programs, so that shared
+// packages are compiled once.
 func environment() []string {
 	return append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="+goFlags())
 }
 
-// goFlags are those of this user and -trimpath.
+// goFlags are the user's GOFLAGS and -trimpath.
 var goFlags = sync.OnceValue(func() string {
-	const trim = "-trimpath"
-	configured, err := exec.Command("go", "env", "GOFLAGS").Output()
+	configured, _ := exec.Command("go", "env", "GOFLAGS").Output() // a broken go shows later
 	flags := strings.Fields(string(configured))
-	for _, flag := range flags {
-		if flag == trim {
-			return strings.Join(flags, " ")
-		}
+	if !slices.Contains(flags, "-trimpath") {
+		flags = append(flags, "-trimpath")
 	}
-	if err != nil {
-		return trim // what is wrong with go shows soon
-	}
-	return strings.Join(append(flags, trim), " ")
+	return strings.Join(flags, " ")
 })

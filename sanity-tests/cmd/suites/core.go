@@ -3,13 +3,13 @@ package main
 // coreTest is a lab test that every `make test` runs.
 type coreTest struct {
 	suite, test string
-	// args are flags of the test program with which a test that throws dice, others with
-	// each commit, throws fewer.
+	// args are flags of the test program that reduce the iterations of a randomized test, whose
+	// seed changes with each commit.
 	args string
 }
 
-// core has a test of each capability and place, and the three with a database. A unit test
-// says when it takes more than coreBudget.
+// core has a test of each capability at home and in a remote cluster, and the three with a database.
+// A unit test fails when it takes more than coreBudget.
 var core = []coreTest{
 	{suite: "driver", test: "TestDeletingAClaimDeletesEverything"},
 	{suite: "driver", test: "TestRetainKeepsTheData"},
@@ -38,7 +38,7 @@ var core = []coreTest{
 	{suite: "offload", test: "TestDatabaseIsReplicatedOverTwoClusters"},
 	{suite: "offload", test: "TestPodsRunAtMostOnceWhateverFails", args: "-trials=6"},
 
-	// Together these die at twenty crash points.
+	// Together these pass twenty crash points.
 	{suite: "faults", test: "TestDyingAtEveryCrashPoint/a_volume_that_is_attached", args: "-short-leg=a_volume_that_is_attached"},
 	{suite: "faults", test: "TestDyingAtEveryCrashPoint/a_volume_in_another_cluster", args: "-short-leg=a_volume_in_another_cluster"},
 	{suite: "faults", test: "TestDyingAtEveryCrashPoint/a_move_from_its_cut-over_on", args: "-short-leg=a_move_from_its_cut-over_on"},

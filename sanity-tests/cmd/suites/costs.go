@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// costs.txt says what lab tests took when they were last measured: a line for each with the
-// suite, the test, flags if it was run with some, its seconds, and those of its longest row.
-// What is set up around the legs of a function is in a line of the function.
+// costs.txt has the durations of lab tests when they were last measured: per line the suite, the
+// test, its flags if any, its seconds, and those of its longest subtest. The set-up of a function
+// with legs has a line of its own.
 //
 //go:embed costs.txt
 var costsFile string
@@ -25,12 +25,13 @@ const costsHead = `# Seconds that the lab tests take, and their longest row. Thi
 # cd sanity-tests && go run ./cmd/suites -costs LOG
 `
 
+// cost of a test: its seconds, and those of its longest subtest.
 type cost struct{ seconds, longest float64 }
 
-// costs have the name of a labTest as key, with a function's flags behind it.
+// costs by labTest.String(), followed by the test's flags.
 type costs map[string]cost
 
-// unmeasured is what a test takes of which nothing is known.
+// Estimates in seconds of tests that were not measured, by suite.
 var unmeasured = map[string]float64{"storage": 30, "fabric": 30}
 
 const (
@@ -43,30 +44,30 @@ const (
 )
 
 func (c costs) of(t labTest, args string) cost {
-	if known, is := c[costKey(t.String(), args)]; is {
+	if known, ok := c[costKey(t.String(), args)]; ok {
 		return known
 	}
-	if args != "" { // which are there to make it shorter
-		whole := c.of(t, "")
-		return cost{whole.seconds / 2, whole.longest / 2}
+	if args != "" { // flags in the core halve the test
+		full := c.of(t, "")
+		return cost{full.seconds / 2, full.longest / 2}
 	}
-	if guess, is := unmeasured[t.suite]; is {
+	if guess, ok := unmeasured[t.suite]; ok {
 		return cost{guess, guess}
 	}
 	return cost{unmeasuredElsewhere, unmeasuredElsewhere}
 }
 
-// share is by how much a test makes its suite longer, if there are many of them.
+// share is how many seconds a test adds to a suite with many tests.
 func (c costs) share(t labTest) float64 { return c.of(t, "").seconds / float64(t.atOnce) }
 
-// minutes that these tests take in the lab.
+// minutes returns how long these tests take in the lab.
 func (c costs) minutes(tests []plannedTest) float64 {
 	seconds := 0.
 	bySuite := map[string][]plannedTest{}
 	for _, t := range tests {
 		bySuite[t.suite] = append(bySuite[t.suite], t)
 	}
-	// In order, or two sums of the same numbers would differ by a little.
+	// Sorted, because the sum of floats depends on their order.
 	for _, suite := range slices.Sorted(maps.Keys(bySuite)) {
 		seconds += suiteSetUp
 		longest, functions := 0., map[string]bool{}
@@ -81,13 +82,13 @@ func (c costs) minutes(tests []plannedTest) float64 {
 				longest = max(longest, one.longest*(1-1/float64(t.atOnce)))
 			}
 		}
-		seconds += longest // which may be the last one to start
+		seconds += longest // it may start last
 	}
 	return seconds / 60
 }
 
 func (c costs) setUpOf(t labTest) float64 {
-	if known, is := c[t.suite+" "+t.function]; is {
+	if known, ok := c[t.suite+" "+t.function]; ok {
 		return known.seconds
 	}
 	return legsSetUp
@@ -104,7 +105,7 @@ func parseCosts(text string) (costs, error) {
 		}
 		last := len(fields) - 1
 		if last < 3 {
-			return nil, fmt.Errorf("no suite, test, seconds and seconds of the longest row in the line %q", line)
+			return nil, fmt.Errorf("the line %q does not have a suite, a test, seconds and seconds of the longest subtest", line)
 		}
 		var numbers [2]float64
 		for i := range numbers {
@@ -132,14 +133,14 @@ var (
 	logTest    = regexp.MustCompile(`^(PASS|FAIL|SKIP) +(sanity-tests/\S+) (\S+) \((\d+\.\d)s\)$`)
 )
 
-// measured takes what tests took from the log of a run. Those that did not pass tell nothing.
+// measured returns the costs with the durations of passed tests from the log of a run.
 func (c costs) measured(log string, all []labTest) costs {
 	suiteOf := map[string]string{}
 	for _, s := range suites {
 		suiteOf[s.folder] = s.name
 	}
-	took := map[string]float64{} // by cost key, also of rows
-	rows := map[string][]string{}
+	took := map[string]float64{} // by cost key, including subtests
+	subtests := map[string][]string{}
 	args := ""
 	for line := range strings.Lines(log) {
 		line = strings.TrimSpace(line)
@@ -151,12 +152,12 @@ func (c costs) measured(log string, all []labTest) costs {
 			continue
 		}
 		name := suiteOf[test[2]] + " " + test[3]
-		key := costKey(name, shortened(name, args))
-		took[key], _ = strconv.ParseFloat(test[4], 64) // the pattern admits numbers only
+		key := costKey(name, argsUsed(name, args))
+		took[key], _ = strconv.ParseFloat(test[4], 64) // the pattern matches numbers only
 		for i, char := range name {
 			if char == '/' {
-				parent := costKey(name[:i], shortened(name[:i], args))
-				rows[parent] = append(rows[parent], key)
+				parent := costKey(name[:i], argsUsed(name[:i], args))
+				subtests[parent] = append(subtests[parent], key)
 			}
 		}
 	}
@@ -164,89 +165,89 @@ func (c costs) measured(log string, all []labTest) costs {
 	for _, t := range all {
 		for _, args := range []string{"", argsInCore(t.String())} {
 			key := costKey(t.String(), args)
-			if own, is := took[key]; is {
-				known[key] = withRows(own, key, rows, took)
-			} else if before, is := c[key]; is {
+			if own, ok := took[key]; ok {
+				known[key] = withSubtests(own, key, subtests, took)
+			} else if before, ok := c[key]; ok {
 				known[key] = before
 			}
 		}
 	}
-	c.aroundLegs(known, took, all)
+	c.addSetUps(known, took, all)
 	return known
 }
 
-// withRows is what a test takes whose rows may run at once, so that its own time has none of theirs.
-func withRows(own float64, key string, rows map[string][]string, took map[string]float64) cost {
-	sum, longest, seen := 0., 0., map[string]bool{}
-	for _, row := range rows[key] {
-		if len(rows[row]) == 0 && !seen[row] {
-			seen[row] = true
-			sum += took[row]
-			longest = max(longest, took[row])
+// withSubtests returns the cost of a test. The time of parallel subtests is not included in its own.
+func withSubtests(own float64, key string, subtests map[string][]string, took map[string]float64) cost {
+	printTotals, longest, seen := 0., 0., map[string]bool{}
+	for _, subtest := range subtests[key] {
+		if len(subtests[subtest]) == 0 && !seen[subtest] {
+			seen[subtest] = true
+			printTotals += took[subtest]
+			longest = max(longest, took[subtest])
 		}
 	}
-	if sum <= own {
-		return cost{own, own} // the rows ran one after the other
+	if printTotals <= own {
+		return cost{own, own} // the subtests ran sequentially
 	}
-	return cost{sum, longest}
+	return cost{printTotals, longest}
 }
 
-// aroundLegs adds what functions take beside their legs. Legs that take no time are those
-// that only tell what the function has done: each has an equal part of that.
-func (c costs) aroundLegs(known costs, took map[string]float64, all []labTest) {
+// addSetUps adds the time of functions outside of their legs. Legs that take no time only report
+// what the function has done; each gets an equal part of its time.
+func (c costs) addSetUps(known costs, took map[string]float64, all []labTest) {
 	legs := map[string][]string{}
 	for _, t := range all {
 		function := t.suite + " " + t.function
 		if t.leg == "" {
 			continue
 		}
-		if before, is := c[function]; is {
+		if before, ok := c[function]; ok {
 			known[function] = before
 		}
 		if _, ran := took[t.String()]; ran {
 			legs[function] = append(legs[function], t.String())
 		}
 	}
-	for function, of := range legs {
+	for function, legs := range legs {
 		own, passed := took[function]
 		if !passed {
 			continue
 		}
-		sum := 0.
-		for _, leg := range of {
-			sum += took[leg]
+		printTotals := 0.
+		for _, leg := range legs {
+			printTotals += took[leg]
 		}
-		if sum < own/10 {
-			for _, leg := range of {
-				part := own / float64(len(of))
+		if printTotals < own/10 {
+			for _, leg := range legs {
+				part := own / float64(len(legs))
 				known[leg] = cost{part, part}
 			}
 			known[function] = cost{}
 			continue
 		}
-		known[function] = cost{max(0, own-sum), max(0, own-sum)}
+		known[function] = cost{max(0, own-printTotals), max(0, own-printTotals)}
 	}
 }
 
-// argsInCore are the flags that shorten a test in the core.
+// argsInCore returns the flags of a test in the core.
 func argsInCore(test string) string {
-	for _, one := range core {
-		if one.suite+" "+one.test == test {
-			return one.args
+	for _, t := range core {
+		if t.suite+" "+t.test == test {
+			return t.args
 		}
 	}
 	return ""
 }
 
-// shortened are these flags, if the command had them.
-func shortened(test, command string) string {
+// argsUsed returns the flags of a test in the core if the command has them.
+func argsUsed(test, command string) string {
 	if args := argsInCore(test); args != "" && strings.Contains(command, args) {
 		return args
 	}
 	return ""
 }
 
-// writeCosts puts what a log says into costs.txt.
+// writeCosts updates costs.txt from the log of a run.
 func writeCosts(root, path string, before costs, all []labTest) error {
 	log, err := os.ReadFile(path)
 	if err != nil {

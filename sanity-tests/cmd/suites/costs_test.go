@@ -55,16 +55,16 @@ faults TestLifeAmongKills -cycles=6 60.0 60.0
 		t.Errorf("read again: %v\n%s", err, again)
 	}
 	if of := again.of(all[6], "-cycles=6"); of.seconds != 60 {
-		t.Errorf("the core's kills take %v", of)
+		t.Errorf("with the flags of the core it takes %v", of)
 	}
 	for _, text := range []string{"driver TestA\n", "driver TestA long longer\n"} {
 		if _, err := parseCosts(text); err == nil {
-			t.Errorf("%q is taken for a cost", text)
+			t.Errorf("%q is accepted as a cost", text)
 		}
 	}
 }
 
-// Tests that run at once take as long as their number asks for, and the longest of them may be the last.
+// Parallel tests take the sum of their times by their number; the longest may start last.
 func TestMinutesOfTests(t *testing.T) {
 	beside := func(function string) plannedTest {
 		return plannedTest{labTest: labTest{suite: "driver", function: function, atOnce: 4}}

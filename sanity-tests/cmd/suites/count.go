@@ -10,57 +10,57 @@ import (
 	"sync"
 )
 
-// result is what a command did.
+// result of a command.
 type result struct {
 	passed, skipped int
 	failures        []failure
-	// passes holds the keys of the tests that passed, those with subtests too.
+	// passes are the keys of all tests that passed, including those with subtests.
 	passes map[string]bool
 	// early are the packages whose test program ended before all of its tests had.
 	early []earlyEnd
-	// log is all that the tests said.
+	// log is the output of the tests.
 	log string
 }
 
-// failure is one test that failed, or what failed in place of the tests.
+// failure is one test that failed, or what failed instead of the tests.
 type failure struct {
 	name string
 	log  string
-	// again are the candidates for what is run to try this test again.
-	again candidates
-	// never says why a second try proves nothing.
-	never string
+	// retry are the candidates for what is run to retry this test.
+	retry candidates
+	// noRetry is why it may not be retried, if it may not.
+	noRetry string
 }
 
-// candidates are keys of tests: function is the whole test function, leg its subtest that
-// contains the failure, or empty where the function cannot do without the rest of itself.
+// candidates are keys of tests: the test function, and the subtest that contains the failure. leg is
+// empty if the whole function must be run.
 type candidates struct{ function, leg string }
 
-// earlyEnd is a package whose tests are not all known: some had not begun.
+// earlyEnd is a package of which some tests had not started when its test program ended.
 type earlyEnd struct {
 	pkg string
-	// begun are the test functions that had their turn.
+	// begun are the test functions that had started.
 	begun []string
 }
 
 // orOneFailure makes a command that failed without a failing test count as one failure.
-func (r result) orOneFailure(ended error, log string) result {
-	if ended != nil && len(r.failures) == 0 {
-		r.failures = append(r.failures, failure{log: ended.Error() + "\n" + log, never: "it did not get as far as a test that failed"})
+func (r result) orOneFailure(err error) result {
+	if err != nil && len(r.failures) == 0 {
+		r.failures = append(r.failures, failure{log: err.Error() + "\n", noRetry: "it failed before any test did"})
 	}
 	return r
 }
 
-// counter reads the output of a command and counts what it reports.
+// counter reads the output of a command and counts its tests.
 type counter interface {
 	io.Writer
-	// readsErrors says whether it is to read the standard error as well.
+	// readsErrors reports whether it reads stderr too.
 	readsErrors() bool
 	// result is called when the command has ended, with its error if it failed.
-	result(ended error) result
+	result(err error) result
 }
 
-// lines hands whole lines to a function, however the bytes arrive, and keeps the end.
+// lines is a writer that passes whole lines to a function.
 type lines struct {
 	mu   sync.Mutex
 	rest []byte
@@ -81,7 +81,7 @@ func (l *lines) Write(p []byte) (int, error) {
 	}
 }
 
-// checkCounter counts a command as one test: it passes or it does not.
+// checkCounter counts a command as one test.
 type checkCounter struct {
 	lines
 	last []string
@@ -98,24 +98,24 @@ func newCheckCounter(out io.Writer) counter {
 
 func (*checkCounter) readsErrors() bool { return true }
 
-func (c *checkCounter) result(ended error) result {
-	if ended == nil {
+func (c *checkCounter) result(err error) result {
+	if err == nil {
 		return result{passed: 1}
 	}
-	// The end, for that is where compilers sum up.
-	return result{failures: []failure{{log: ended.Error() + "\n" + strings.Join(c.last, "\n"), never: "checks say the same each time"}}}
+	// Compilers summarize at the end.
+	return result{failures: []failure{{log: err.Error() + "\n" + strings.Join(c.last, "\n"), noRetry: "checks are deterministic"}}}
 }
 
-// cargoCounter sums the closing lines of `cargo test`, and notes which tests failed.
+// cargoCounter sums the result lines of `cargo test` and records which tests failed.
 type cargoCounter struct {
 	lines
-	got              result
-	failed           []string
-	logs             map[string]*strings.Builder
-	section          *strings.Builder // of the test whose output is being read
-	slow             map[string]bool  // tests that were running after a minute
-	programs, closed int
-	log              strings.Builder
+	got             result
+	failed          []string
+	logs            map[string]*strings.Builder
+	section         *strings.Builder // log of the test whose output is being read
+	slow            map[string]bool  // tests that are running after a minute
+	programs, ended int
+	log             strings.Builder
 }
 
 var (
@@ -145,7 +145,7 @@ func (c *cargoCounter) line(line string) {
 		c.logs[m[1]] = c.section
 	} else if m := cargoResult.FindStringSubmatch(line); m != nil {
 		c.section = nil
-		c.closed++
+		c.ended++
 		c.got.passed += number(m[1])
 		c.got.skipped += number(m[3])
 	} else if line == "failures:" || line == "successes:" {
@@ -166,26 +166,26 @@ func (c *cargoCounter) line(line string) {
 	}
 }
 
-func (c *cargoCounter) result(ended error) result {
+func (c *cargoCounter) result(err error) result {
 	got := c.got
 	for _, name := range c.failed {
 		log := ""
 		if c.logs[name] != nil {
 			log = c.logs[name].String()
 		}
-		got.failures = append(got.failures, failure{name: name, log: log, again: candidates{function: name}, never: neverOfRust(name, log)})
+		got.failures = append(got.failures, failure{name: name, log: log, retry: candidates{function: name}, noRetry: noRetryOfRust(name, log)})
 	}
 	for name := range c.slow {
-		got.failures = append(got.failures, failure{name: name + " (did not end)", never: "a test program ended before all of its tests"})
+		got.failures = append(got.failures, failure{name: name + " (did not end)", noRetry: "a test program ended before all of its tests"})
 	}
-	if c.programs > c.closed && len(c.slow) == 0 {
-		got.failures = append(got.failures, failure{name: "a test program", log: "it ended before all of its tests", never: "programs that crash are not run again"})
+	if c.programs > c.ended && len(c.slow) == 0 {
+		got.failures = append(got.failures, failure{name: "a test program", log: "it ended before all of its tests", noRetry: "programs that crash are not run again"})
 	}
 	got.log = c.log.String()
-	return got.orOneFailure(ended, "")
+	return got.orOneFailure(err)
 }
 
 func number(digits string) int {
-	n, _ := strconv.Atoi(digits) // the pattern admits digits only
+	n, _ := strconv.Atoi(digits) // the pattern matches digits only
 	return n
 }

@@ -9,14 +9,14 @@ import (
 )
 
 func feed(c counter, ended error, text string) result {
-	// In two parts, so that a line arrives in pieces.
+	// In two writes, so that a line is split.
 	half := len(text) / 2
 	_, _ = c.Write([]byte(text[:half]))
 	_, _ = c.Write([]byte(text[half:]))
 	return c.result(ended)
 }
 
-// want compares what was counted, and the names of what failed.
+// want compares the numbers, and the names of the failures.
 func want(t *testing.T, got result, passed, skipped int, failures ...string) {
 	t.Helper()
 	var names []string
@@ -50,14 +50,14 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out
 `)
 	want(t, got, 10, 1, "one::of::them")
 	if log := got.failures[0].log; !strings.Contains(log, "no answer") || strings.Contains(log, "failures") {
-		t.Errorf("its log is %q", log)
+		t.Errorf("its log: %q", log)
 	}
 	if !got.passes["a"] || !got.passes["it"] || got.passes["one::of::them"] {
 		t.Errorf("passed: %v", got.passes)
 	}
 }
 
-// A program that crashes names no test that failed, and others may have.
+// The output of a program that crashed does not name a failed test, that of another program may.
 func TestCargoProgramThatEndsEarlyIsAFailure(t *testing.T) {
 	got := feed(newCargoCounter(io.Discard), errors.New("exit status 101"), `running 2 tests
 test a ... FAILED
@@ -67,7 +67,7 @@ test b ... ok
 error: test failed, to rerun pass `+"`--test trouble`"+`
 `)
 	want(t, got, 1, 0, "a", "a test program")
-	if got.failures[1].never == "" {
+	if got.failures[1].noRetry == "" {
 		t.Error("it would be run again")
 	}
 }
@@ -85,7 +85,7 @@ func TestCheckThatFailsShowsItsEnd(t *testing.T) {
 	got := feed(newCheckCounter(io.Discard), errors.New("exit status 1"), strings.Repeat("compiling\n", 20)+"error: no such thing\n")
 	want(t, got, 0, 0, "")
 	if log := got.failures[0].log; !strings.HasSuffix(log, "error: no such thing") {
-		t.Errorf("its log is %q", log)
+		t.Errorf("its log: %q", log)
 	}
 }
 
@@ -101,12 +101,12 @@ func TestGoTestsWithSubtestsCountByTheirLeaves(t *testing.T) {
 {"Action":"fail","Package":"m/p"}
 `)
 	want(t, got, 1, 1, "p A/x")
-	if f := got.failures[0]; f.log != "no such thing\n" || f.again != (candidates{function: "m/p A", leg: "m/p A/x"}) {
+	if f := got.failures[0]; f.log != "no such thing\n" || f.retry != (candidates{function: "m/p A", leg: "m/p A/x"}) {
 		t.Errorf("got %+v", f)
 	}
 }
 
-// What a function itself says may be why it failed: its leg alone would prove nothing.
+// A function that logged something may have failed itself, so its leg alone proves nothing.
 func TestGoFunctionThatSpeaksIsRunAgainWhole(t *testing.T) {
 	got := feed(newGoCounter(io.Discard), errors.New("exit status 1"), `{"Action":"run","Package":"m/p","Test":"A"}
 {"Action":"fail","Package":"m/p","Test":"A/x"}
@@ -115,7 +115,7 @@ func TestGoFunctionThatSpeaksIsRunAgainWhole(t *testing.T) {
 {"Action":"fail","Package":"m/p"}
 `)
 	want(t, got, 0, 0, "p A/x")
-	if f := got.failures[0]; f.again.leg != "" || f.again.function != "m/p A" {
+	if f := got.failures[0]; f.retry.leg != "" || f.retry.function != "m/p A" {
 		t.Errorf("got %+v", f)
 	}
 }
@@ -140,15 +140,15 @@ func TestGoPackageThatFailsWithoutATestIsNamed(t *testing.T) {
 {"Action":"fail","Package":"m/r"}
 `)
 	want(t, got, 1, 0, "p A", "q", "r")
-	if f := got.failures[1]; f.never == "" || !strings.Contains(f.log, "no such thing") {
+	if f := got.failures[1]; f.noRetry == "" || !strings.Contains(f.log, "no such thing") {
 		t.Errorf("got %+v", f)
 	}
-	if f := got.failures[2]; f.never == "" || !strings.Contains(f.log, "cannot remove") {
+	if f := got.failures[2]; f.noRetry == "" || !strings.Contains(f.log, "cannot remove") {
 		t.Errorf("got %+v", f)
 	}
 }
 
-// Tests that wait for their turn have not failed; they have not been run.
+// Paused parallel tests have not failed; they have not run.
 func TestGoTestsThatWereRunningWhenTimeWasUpFailed(t *testing.T) {
 	var out strings.Builder
 	got := feed(newGoCounter(&out), errors.New("exit status 1"), `{"Action":"run","Package":"m/p","Test":"Waits"}
@@ -165,22 +165,22 @@ func TestGoTestsThatWereRunningWhenTimeWasUpFailed(t *testing.T) {
 `)
 	want(t, got, 1, 0, "p Hangs/leg (did not end)")
 	f := got.failures[0]
-	if f.never != "" || f.log != "waiting for the pod\n" || f.again != (candidates{function: "m/p Hangs"}) {
+	if f.noRetry != "" || f.log != "waiting for the pod\n" || f.retry != (candidates{function: "m/p Hangs"}) {
 		t.Errorf("got %+v", f)
 	}
 	if len(got.early) != 1 || !slices.Equal(got.early[0].begun, []string{"Ends", "Hangs"}) {
-		t.Errorf("had begun: %+v", got.early)
+		t.Errorf("started: %+v", got.early)
 	}
 	log := out.String()
 	own, other := strings.Index(log, "goroutine 2"), strings.Index(log, "goroutine 1")
 	if !strings.Contains(log, "waiting for the pod") || own < 0 || other < own {
-		t.Errorf("the goroutine of the test is not shown, or not first:\n%s", log)
+		t.Errorf("the goroutine of the test is missing, or not first:\n%s", log)
 	}
 }
 
 func TestGoroutinesAreNotShownWithoutEnd(t *testing.T) {
-	last := lastWords("panic: test timed out after 1s\n\n" + strings.Repeat("goroutine 1 [select]:\nmain.f()\n\n", 1000))
-	if n := strings.Count(last.shown(), "\n"); n != linesOfGoroutines+1 {
+	last := crashOutput("panic: test timed out after 1s\n\n" + strings.Repeat("goroutine 1 [select]:\nmain.f()\n\n", 1000))
+	if n := strings.Count(last.shortened(), "\n"); n != linesOfGoroutines+1 {
 		t.Errorf("%d lines", n)
 	}
 }
@@ -194,7 +194,7 @@ func TestGoProgramThatCrashesIsNotRunAgain(t *testing.T) {
 `)
 	want(t, got, 0, 0, "p A", "p B (did not end)")
 	for _, f := range got.failures {
-		if f.never == "" {
+		if f.noRetry == "" {
 			t.Errorf("%s would be run again", f.name)
 		}
 	}

@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// flakyFile, in the folder sanity-tests, lists tests that failed and then passed.
+// flakyFile, in sanity-tests, lists tests that failed and then passed.
 const flakyFile = "flaky.txt"
 
-// mostCommits is for how many commits a test may stay in the list.
+// mostCommits is how many commits a test may stay in the list.
 const mostCommits = 100
 
-// flakyTest is a line of the list: since is the number of commits that the history had
-// when the test was first seen to be flaky.
+// flakyTest is a line of the list. since is the number of commits in the history when the test was
+// first flaky.
 type flakyTest struct {
 	suite, name string
 	since       int
@@ -25,7 +25,7 @@ type flakyTest struct {
 
 func (f flakyTest) String() string { return fmt.Sprintf("%s\t%s\t%d", f.suite, f.name, f.since) }
 
-// parseFlaky reads the list. Lines that begin with # are for people.
+// parseFlaky parses the list. Lines that begin with # are comments.
 func parseFlaky(text string) (list []flakyTest, err error) {
 	number := 0
 	for line := range strings.Lines(text) {
@@ -36,7 +36,7 @@ func parseFlaky(text string) (list []flakyTest, err error) {
 		}
 		fields := strings.Split(line, "\t")
 		if len(fields) != 3 || fields[0] == "" || fields[1] == "" {
-			return nil, fmt.Errorf("line %d is not a suite, a test and a number of commits with tabs between them: %q", number, line)
+			return nil, fmt.Errorf("line %d is not a suite, a test and a number of commits, separated by tabs: %q", number, line)
 		}
 		since, err := strconv.Atoi(fields[2])
 		if err != nil || since < 1 {
@@ -47,12 +47,12 @@ func parseFlaky(text string) (list []flakyTest, err error) {
 	return list, nil
 }
 
-// tooOld are the tests that have been flaky for too long.
+// tooOld returns the tests that have been flaky for more than mostCommits.
 func tooOld(list []flakyTest, commits int) []flakyTest {
-	return slices.DeleteFunc(slices.Clone(list), func(f flakyTest) bool { return commits-f.since <= mostCommits })
+	return filter(list, func(f flakyTest) bool { return commits-f.since > mostCommits })
 }
 
-// checkFlaky makes the run red when somebody should have mended a test long ago.
+// checkFlaky reads the list of flaky tests, and makes the run fail if one is too old.
 func (r *runner) checkFlaky(path string) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -62,11 +62,11 @@ func (r *runner) checkFlaky(path string) {
 		r.known, err = parseFlaky(string(text))
 	}
 	if err != nil {
-		r.trouble(flakyFile, err)
+		r.fail(flakyFile, err)
 		return
 	}
 	for _, test := range tooOld(r.known, r.commits) {
-		r.trouble(flakyFile, fmt.Errorf("%s: %s has been flaky since commit %d, this is %d: mend it and take it off the list",
+		r.fail(flakyFile, fmt.Errorf("%s: %s has been flaky since commit %d, this is %d: fix it and remove it from the list",
 			test.suite, test.name, test.since, r.commits))
 	}
 }

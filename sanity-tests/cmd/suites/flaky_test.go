@@ -8,15 +8,15 @@ import (
 )
 
 func TestFlakyListIsRead(t *testing.T) {
-	got, err := parseFlaky("# people read this\n\ndriver\tsanity-tests/e2e/driver TestA/b\t350\nrust\ta::b\t351\n")
+	got, err := parseFlaky("# a comment\n\ndriver\tsanity-tests/e2e/driver TestA/b\t350\nrust\ta::b\t351\n")
 	if want := []flakyTest{{"driver", "sanity-tests/e2e/driver TestA/b", 350}, {"rust", "a::b", 351}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	if old := tooOld(got, 450); len(old) != 0 {
-		t.Errorf("after 100 commits there are too old: %v", old)
+		t.Errorf("too old after 100 commits: %v", old)
 	}
 	if old := tooOld(got, 451); !slices.Equal(old, got[:1]) {
-		t.Errorf("after 101 commits there are too old: %v", old)
+		t.Errorf("too old after 101 commits: %v", old)
 	}
 	if line := got[1].String(); line != "rust\ta::b\t351" {
 		t.Errorf("the line is %q", line)
@@ -26,7 +26,7 @@ func TestFlakyListIsRead(t *testing.T) {
 func TestFlakyListIsRefused(t *testing.T) {
 	for _, text := range []string{"rust a::b 350", "rust\ta::b", "rust\ta::b\tsoon", "rust\ta::b\t0", "\ta::b\t350", "rust\ta::b\t350\tx"} {
 		if _, err := parseFlaky(text); err == nil {
-			t.Errorf("%q is taken", text)
+			t.Errorf("%q is accepted", text)
 		}
 	}
 }
@@ -39,14 +39,13 @@ func TestOldEntryMakesTheRunRed(t *testing.T) {
 	r, out := newRunner(t)
 	r.checkFlaky(list)
 	r.run(t.Context(), []suite{ok("a")})
-	r.closing()
-	if r.sum() {
-		t.Error("it is green")
+	r.summary()
+	if r.printTotals() {
+		t.Error("the run passed")
 	}
 	wantLines(t, out, "FAILED flaky.txt", "rust: a::b has been flaky since commit 349, this is 450", "1 passed, 1 failed, 0 skipped")
 }
 
-// The list in the repository is one that the runner can read.
 func TestFlakyListOfTheRepository(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", flakyFile))
 	if err != nil {
@@ -61,7 +60,7 @@ func TestKnownFlakyTestIsNotToBeAddedAgain(t *testing.T) {
 	r, out := newRunner(t)
 	r.known = []flakyTest{{"flaky", "p A", 440}}
 	r.run(t.Context(), []suite{fake("flaky", failing("A", "no answer")+packageFails, map[string]string{"m/p A": passing("A")})})
-	r.closing()
+	r.summary()
 	wantLines(t, out, "FLAKY flaky: p A: failed, and passed")
-	wantNone(t, out, "add this line")
+	wantNone(t, out, "add this line") // it is in the list
 }

@@ -12,27 +12,26 @@ import (
 	"strings"
 )
 
-// goCounter reads `go test -json`. It counts tests that have no subtests of
-// their own, prints one line for each that ends, and the whole output of those
-// that failed. What a test program said that ended before its tests is printed last:
-// go reports nothing of the tests that were running.
+// goCounter reads `go test -json`. It counts tests without subtests, prints a line for each that
+// ends, and the whole output of those that failed. The output of a test program that ended before
+// its tests is printed last: go reports nothing about the tests that were running.
 type goCounter struct {
 	lines
 	out      io.Writer
 	packages map[string]*goPackage
-	builds   map[string]*strings.Builder // what compilers say, by package
+	builds   map[string]*strings.Builder // output of compilers, by package
 	log      strings.Builder
 }
 
 type goPackage struct {
 	name   string
-	tests  map[string]*goCase // the empty name is for what belongs to no test
+	tests  map[string]*goCase // "" is for output outside of tests
 	failed bool
 	build  string // the build that failed, if one did
 }
 
 type goCase struct {
-	how    string // the last thing that happened to it: run, pause, cont, pass, skip, fail
+	state  string // its last action: run, pause, cont, pass, skip, fail
 	output strings.Builder
 }
 
@@ -48,13 +47,13 @@ func newGoCounter(out io.Writer) counter {
 	return c
 }
 
-// readsErrors: go may write there in the middle of a line of the other stream.
+// readsErrors: go may write to stderr in the middle of a line of stdout.
 func (*goCounter) readsErrors() bool { return false }
 
 func (c *goCounter) line(line []byte) {
 	var e goEvent
 	if json.Unmarshal(line, &e) != nil {
-		fmt.Fprintf(c.out, "%s\n", line) // what the go command itself has to say
+		fmt.Fprintf(c.out, "%s\n", line) // from the go command itself
 		return
 	}
 	c.log.WriteString(e.Output)
@@ -82,7 +81,7 @@ func (c *goCounter) line(line []byte) {
 		pkg.failed = pkg.failed || e.Action == "fail"
 		pkg.build = cmp.Or(pkg.build, e.FailedBuild)
 	default:
-		test.how = e.Action
+		test.state = e.Action
 		c.print(e, test)
 	}
 }
@@ -94,7 +93,7 @@ func (p *goPackage) test(name string) *goCase {
 	return p.tests[name]
 }
 
-// print shows how a test ended.
+// print prints the result of a test that has ended.
 func (c *goCounter) print(e goEvent, test *goCase) {
 	if !test.ended() {
 		return
@@ -105,11 +104,11 @@ func (c *goCounter) print(e goEvent, test *goCase) {
 	}
 }
 
-func (t *goCase) ended() bool { return t.how == "pass" || t.how == "skip" || t.how == "fail" }
+func (t *goCase) ended() bool { return t.state == "pass" || t.state == "skip" || t.state == "fail" }
 
-// hangs says whether the test had its turn and did not end. One that is paused waits
-// until others have ended.
-func (t *goCase) hangs() bool { return t.how == "run" || t.how == "cont" }
+// hangs reports whether the test has started and not ended. A paused test waits until others have
+// ended.
+func (t *goCase) hangs() bool { return t.state == "run" || t.state == "cont" }
 
 func shortPackage(path string) string {
 	if _, short, found := strings.Cut(path, "/"); found {
@@ -118,36 +117,36 @@ func shortPackage(path string) string {
 	return path
 }
 
-func (c *goCounter) result(ended error) result {
+func (c *goCounter) result(err error) result {
 	got := result{passes: map[string]bool{}, log: c.log.String()}
 	for _, name := range slices.Sorted(maps.Keys(c.packages)) {
-		c.count(&got, c.packages[name], errors.Is(ended, errTimeIsUp))
+		c.count(&got, c.packages[name], errors.Is(err, errTimeIsUp))
 	}
-	return got.orOneFailure(ended, "")
+	return got.orOneFailure(err)
 }
 
 // count adds the tests of a package.
 func (c *goCounter) count(got *result, pkg *goPackage, timeIsUp bool) {
-	last := pkg.lastWords()
-	timeIsUp = timeIsUp || last.areOfATimeout()
+	crash := pkg.crashOutput()
+	timeIsUp = timeIsUp || crash.isTimeout()
 	complete := true
 	failed := len(got.failures)
 	for _, name := range slices.Sorted(maps.Keys(pkg.tests)) {
 		test := pkg.tests[name]
 		switch {
 		case name == "":
-		case test.how == "pass":
+		case test.state == "pass":
 			got.passes[key(pkg.name, name)] = true
 			got.passed += leaf(pkg, name)
-		case test.how == "skip":
+		case test.state == "skip":
 			got.skipped += leaf(pkg, name)
-		case test.how == "fail":
-			if !pkg.anyBelow(name, func(t *goCase) bool { return t.how == "fail" || t.hangs() }) {
+		case test.state == "fail":
+			if !pkg.anySubtest(name, func(t *goCase) bool { return t.state == "fail" || t.hangs() }) {
 				got.failures = append(got.failures, pkg.failure(name, ""))
 			}
 		default:
 			complete = false
-			if test.hangs() && !pkg.anyBelow(name, (*goCase).hangs) {
+			if test.hangs() && !pkg.anySubtest(name, (*goCase).hangs) {
 				got.failures = append(got.failures, c.didNotEnd(pkg, name, timeIsUp))
 			}
 		}
@@ -155,68 +154,68 @@ func (c *goCounter) count(got *result, pkg *goPackage, timeIsUp bool) {
 	if !complete {
 		got.early = append(got.early, pkg.earlyEnd())
 		fmt.Fprintf(c.out, "=== %s: the test program ended before its tests\n", shortPackage(pkg.name))
-		printIndented(c.out, last.shown())
+		printIndented(c.out, crash.shortened())
 	}
-	if pkg.failed && complete && (len(got.failures) == failed || last != "") {
+	if pkg.failed && complete && (len(got.failures) == failed || crash != "") {
 		got.failures = append(got.failures, c.packageFailure(pkg))
 	}
 }
 
-// didNotEnd is the failure of a test that was running when its program ended. It prints
-// what go kept to itself.
+// didNotEnd returns the failure of a test that was running when its program ended, and prints its
+// output, which go does not report.
 func (c *goCounter) didNotEnd(pkg *goPackage, name string, timeIsUp bool) failure {
 	f := pkg.failure(name, " (did not end)")
-	f.again.leg = "" // what comes after it in the same function has not been run either
+	f.retry.leg = "" // later subtests of the function have not run either
 	if !timeIsUp {
-		f.never = "the test program ended before its tests"
+		f.noRetry = "the test program ended before its tests"
 	}
 	fmt.Fprintf(c.out, "FAIL %s\n", f.name)
 	printIndented(c.out, f.log)
 	return f
 }
 
-// packageFailure is what failed around the tests of a package, or instead of them.
+// packageFailure returns the failure of a package outside of its tests.
 func (c *goCounter) packageFailure(pkg *goPackage) failure {
 	log := pkg.tests[""].output.String()
 	if build := c.builds[pkg.build]; build != nil {
 		log = build.String() + log
 	}
 	printIndented(c.out, log)
-	return failure{name: shortPackage(pkg.name), log: log, never: "it did not compile, or failed outside of its tests"}
+	return failure{name: shortPackage(pkg.name), log: log, noRetry: "it did not compile, or failed outside of its tests"}
 }
 
-// failure describes a test that failed. Its log begins with that of the tests it is part
-// of, but for the last words of the program.
-func (p *goPackage) failure(name, how string) failure {
-	f := failure{name: shortPackage(p.name) + " " + name + how}
-	f.again.function, _, _ = strings.Cut(name, "/")
-	above := p.above(name)
+// failure describes a failed test. Its log begins with those of its parents, without the output of
+// a crash.
+func (p *goPackage) failure(name, suffix string) failure {
+	f := failure{name: shortPackage(p.name) + " " + name + suffix}
+	function, _, _ := strings.Cut(name, "/")
+	parents := p.parents(name)
 	var leg string
-	for i, parent := range append(above, name) {
-		said := p.tests[parent].output.String()
+	for i, test := range append(parents, name) {
+		output := p.tests[test].output.String()
 		if p.tests[name].hangs() {
-			said, _ = cutLastWords(said)
+			output, _ = cutCrash(output)
 		}
-		f.log += said
+		f.log += output
 		if i == 1 {
-			leg = parent
+			leg = test
 		}
 	}
-	// A function that said something itself may have failed for that.
-	if leg != "" && !logged.MatchString(p.tests[above[0]].output.String()) {
-		f.again.leg = key(p.name, leg)
+	// A function that logged something may have failed itself.
+	if leg != "" && !logged.MatchString(p.tests[parents[0]].output.String()) {
+		f.retry.leg = key(p.name, leg)
 	}
-	f.again.function = key(p.name, f.again.function)
-	f.never = neverOfGo(f.log)
+	f.retry.function = key(p.name, function)
+	f.noRetry = noRetryOfGo(f.log)
 	return f
 }
 
 // logged matches a line of t.Log and of t.Error, which look the same.
 var logged = regexp.MustCompile(`(?m)^ +\S+\.go:\d+: `)
 
-// above are the tests that this one is a subtest of, the function first. A name may hold
-// slashes, so that not every part of it is a test.
-func (p *goPackage) above(name string) (parents []string) {
+// parents returns the tests that this one is a subtest of, the function first. Not every slash in a
+// name separates tests.
+func (p *goPackage) parents(name string) (parents []string) {
 	for i, char := range name {
 		if char == '/' && p.tests[name[:i]] != nil {
 			parents = append(parents, name[:i])
@@ -225,19 +224,19 @@ func (p *goPackage) above(name string) (parents []string) {
 	return parents
 }
 
-// anyBelow says whether a subtest is like this.
-func (p *goPackage) anyBelow(name string, is func(*goCase) bool) bool {
+// anySubtest reports whether a subtest satisfies the predicate.
+func (p *goPackage) anySubtest(name string, predicate func(*goCase) bool) bool {
 	for other, test := range p.tests {
-		if strings.HasPrefix(other, name+"/") && is(test) {
+		if strings.HasPrefix(other, name+"/") && predicate(test) {
 			return true
 		}
 	}
 	return false
 }
 
-// leaf is 1 for a test without subtests: those with some are not counted beside them.
+// leaf returns 1 for a test without subtests, and 0 for others, which are not counted.
 func leaf(p *goPackage, name string) int {
-	if p.anyBelow(name, func(*goCase) bool { return true }) {
+	if p.anySubtest(name, func(*goCase) bool { return true }) {
 		return 0
 	}
 	return 1
@@ -246,7 +245,7 @@ func leaf(p *goPackage, name string) int {
 func (p *goPackage) earlyEnd() earlyEnd {
 	end := earlyEnd{pkg: p.name}
 	for _, name := range slices.Sorted(maps.Keys(p.tests)) {
-		if name != "" && !strings.Contains(name, "/") && p.tests[name].how != "pause" {
+		if name != "" && !strings.Contains(name, "/") && p.tests[name].state != "pause" {
 			end.begun = append(end.begun, name)
 		}
 	}
@@ -255,46 +254,46 @@ func (p *goPackage) earlyEnd() earlyEnd {
 
 func key(pkg, test string) string { return pkg + " " + test }
 
-// lastWords is what a Go program says when it dies: why, and its goroutines.
-type lastWords string
+// crashOutput is what a Go program prints when it crashes: the reason, and its goroutines.
+type crashOutput string
 
 var (
 	timedOut = regexp.MustCompile(`(?m)^(panic: test timed out after |SIGQUIT: quit)`)
 	crashed  = regexp.MustCompile(`(?m)^(panic: |fatal error: )`)
 )
 
-// cutLastWords separates them from what a test that was running had said before. Go
-// attributes them to any of those.
-func cutLastWords(said string) (before string, last lastWords) {
-	for _, beginning := range []*regexp.Regexp{timedOut, crashed} {
-		if at := beginning.FindStringIndex(said); at != nil {
-			return said[:at[0]], lastWords(said[at[0]:])
+// cutCrash separates the output of a crash from that of a running test: go attributes it to any of
+// those.
+func cutCrash(output string) (before string, crash crashOutput) {
+	for _, start := range []*regexp.Regexp{timedOut, crashed} {
+		if at := start.FindStringIndex(output); at != nil {
+			return output[:at[0]], crashOutput(output[at[0]:])
 		}
 	}
-	return said, ""
+	return output, ""
 }
 
-// lastWords of the program, if its tests were not all that it ended with.
-func (p *goPackage) lastWords() (last lastWords) {
+// crashOutput returns the output of the program's crash, if it crashed.
+func (p *goPackage) crashOutput() (last crashOutput) {
 	for name, test := range p.tests {
 		if name != "" && test.ended() {
 			continue
 		}
-		if _, words := cutLastWords(test.output.String()); words.areOfATimeout() || last == "" {
-			last = cmp.Or(words, last)
+		if _, crash := cutCrash(test.output.String()); crash.isTimeout() || last == "" {
+			last = cmp.Or(crash, last)
 		}
 	}
 	return last
 }
 
-func (l lastWords) areOfATimeout() bool { return timedOut.MatchString(string(l)) }
+func (l crashOutput) isTimeout() bool { return timedOut.MatchString(string(l)) }
 
-// linesOfGoroutines are shown of a program that was stopped.
+// linesOfGoroutines is how many lines are printed of a crash.
 const linesOfGoroutines = 400
 
-// shown are the last words with the goroutines that run code of tests first, for those
-// say what was waited for.
-func (l lastWords) shown() string {
+// shortened puts the goroutines that run code of tests first, because they show what a test was
+// waiting for, and limits the lines.
+func (l crashOutput) shortened() string {
 	parts := strings.Split(string(l), "\n\n")
 	first := slices.IndexFunc(parts, func(part string) bool { return strings.HasPrefix(part, "goroutine ") })
 	if first < 0 {
@@ -308,8 +307,7 @@ func (l lastWords) shown() string {
 	return strings.Join(all, "")
 }
 
-// rank orders goroutines: those of tests that run, then the others, then those of tests
-// that wait for their turn.
+// rank orders goroutines: running tests, others, paused parallel tests.
 func rank(goroutine string) int {
 	switch {
 	case strings.Contains(goroutine, "testing.(*T).Parallel("):

@@ -14,19 +14,20 @@ import (
 	"strings"
 )
 
-// labTest is a test function of a suite that `make test` runs in parts, or a leg of one.
+// labTest is a test function of a suite that `make test` runs in part, or a leg: a subtest that is
+// selected and retried by itself.
 type labTest struct {
 	suite, function string
-	leg             string // as go shows it, or empty
-	// files are where the test is: the function, and what a leg calls.
+	leg             string // as go prints it, or ""
+	// files are those of the function, and of what a leg calls.
 	files []string
-	// atOnce is how many tests like this one run at the same time: one, if nothing runs beside it.
+	// atOnce is how many such tests run in parallel; 1 if the test is not parallel.
 	atOnce int
-	// isLong says that only `make test-all` runs it.
+	// isLong: only `make test-all` runs it.
 	isLong bool
 }
 
-// name is that of go.
+// name returns the name as go prints it.
 func (t labTest) name() string {
 	if t.leg == "" {
 		return t.function
@@ -36,8 +37,8 @@ func (t labTest) name() string {
 
 func (t labTest) String() string { return t.suite + " " + t.name() }
 
-// labTests reads from the sources which tests the suites have that `make test` runs in
-// parts, and those that it never runs: compiling them for that would take a minute.
+// labTests reads the tests of all lab suites from their sources, because compiling them would take
+// a minute.
 func labTests(root string) (all []labTest, err error) {
 	for _, s := range suites {
 		if s.folder == "" {
@@ -67,9 +68,9 @@ func labTests(root string) (all []labTest, err error) {
 	return all, nil
 }
 
-// testsOf are the tests of one package.
+// testsOf returns the tests of one package.
 func testsOf(s suite, sources map[string][]byte) (tests []labTest, err error) {
-	pkg := sourcePackage{fileOf: map[string]string{}, uses: map[string][]string{}}
+	pkg := sourcePackage{fileOf: map[string]string{}, calls: map[string][]string{}}
 	parsed := map[string]*ast.File{}
 	for path, text := range sources {
 		if parsed[path], err = parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution); err != nil {
@@ -79,22 +80,22 @@ func testsOf(s suite, sources map[string][]byte) (tests []labTest, err error) {
 	}
 	for path, file := range parsed {
 		for _, declared := range file.Decls {
-			function, is := declared.(*ast.FuncDecl)
-			if !is || function.Recv != nil || !isTest(function.Name.Name) {
+			function, ok := declared.(*ast.FuncDecl)
+			if !ok || function.Recv != nil || !isTest(function.Name.Name) {
 				continue
 			}
-			test := labTest{suite: s.name, function: function.Name.Name, files: []string{path}, atOnce: 1, isLong: s.tier == whole}
+			test := labTest{suite: s.name, function: function.Name.Name, files: []string{path}, atOnce: 1, isLong: s.tier == testAllOnly}
 			if pkg.isParallel(function.Name.Name) {
 				test.atOnce = s.parallel
 			}
 			legs := pkg.legs(s, file, function)
-			for _, one := range legs {
-				leg := test
-				leg.leg = one.name
-				if where := pkg.fileOf[one.calls]; where != "" && where != path {
-					leg.files = append(slices.Clone(test.files), where)
+			for _, leg := range legs {
+				legTest := test
+				legTest.leg = leg.name
+				if file := pkg.fileOf[leg.calls]; file != "" && file != path {
+					legTest.files = append(slices.Clone(test.files), file)
 				}
-				tests = append(tests, leg)
+				tests = append(tests, legTest)
 			}
 			if len(legs) == 0 {
 				tests = append(tests, test)
@@ -109,30 +110,30 @@ var testName = regexp.MustCompile(`^Test($|[^a-z])`)
 
 func isTest(function string) bool { return testName.MatchString(function) && function != "TestMain" }
 
-// sourcePackage knows the functions and methods of a package by their names alone.
+// sourcePackage has, by name, the file of each function or method, and what it calls.
 type sourcePackage struct {
 	fileOf map[string]string
-	uses   map[string][]string
+	calls  map[string][]string
 }
 
 func (p sourcePackage) add(path string, file *ast.File) {
 	for _, declared := range file.Decls {
-		function, is := declared.(*ast.FuncDecl)
-		if !is {
+		function, ok := declared.(*ast.FuncDecl)
+		if !ok {
 			continue
 		}
 		name := function.Name.Name
 		p.fileOf[name] = path
 		ast.Inspect(function, func(node ast.Node) bool {
-			if call, is := node.(*ast.CallExpr); is {
-				p.uses[name] = append(p.uses[name], nameIn(call.Fun))
+			if call, ok := node.(*ast.CallExpr); ok {
+				p.calls[name] = append(p.calls[name], nameIn(call.Fun))
 			}
 			return true
 		})
 	}
 }
 
-// isParallel says whether the function, or one that it calls, calls t.Parallel.
+// isParallel reports whether the function calls t.Parallel, directly or indirectly.
 func (p sourcePackage) isParallel(function string) bool {
 	seen := map[string]bool{}
 	var reaches func(name string) bool
@@ -144,39 +145,39 @@ func (p sourcePackage) isParallel(function string) bool {
 			return false
 		}
 		seen[name] = true
-		return slices.ContainsFunc(p.uses[name], reaches)
+		return slices.ContainsFunc(p.calls[name], reaches)
 	}
 	return reaches(function)
 }
 
-// namedLeg is the name of a leg, and of the function that it is.
+// namedLeg has the name of a leg, and of the function that it calls.
 type namedLeg struct{ name, calls string }
 
-// legs are the subtests of a function that are selected one by one: the elements of each
-// list of the type []leg in it, or of the list setups where a flag selects them.
+// legs returns the legs of a function: the elements of each literal of type []leg in it, or of the
+// variable setups where a flag selects them.
 func (p sourcePackage) legs(s suite, file *ast.File, function *ast.FuncDecl) (legs []namedLeg) {
 	if !s.hasLegs {
 		return nil
 	}
 	within, isList := ast.Node(function), func(list *ast.CompositeLit) bool {
-		of, is := list.Type.(*ast.ArrayType)
-		return is && nameIn(of.Elt) == "leg"
+		of, ok := list.Type.(*ast.ArrayType)
+		return ok && nameIn(of.Elt) == "leg"
 	}
 	if s.selects != "" {
 		within, isList = variable(file, "setups"), func(list *ast.CompositeLit) bool { return list.Type != nil }
 	}
 	ast.Inspect(within, func(node ast.Node) bool {
-		list, is := node.(*ast.CompositeLit)
-		if !is || !isList(list) {
+		list, ok := node.(*ast.CompositeLit)
+		if !ok || !isList(list) {
 			return true
 		}
 		for _, element := range list.Elts {
-			one, is := element.(*ast.CompositeLit)
-			if !is || len(one.Elts) == 0 {
+			one, ok := element.(*ast.CompositeLit)
+			if !ok || len(one.Elts) == 0 {
 				continue
 			}
-			name, is := one.Elts[0].(*ast.BasicLit)
-			if !is {
+			name, ok := one.Elts[0].(*ast.BasicLit)
+			if !ok {
 				continue
 			}
 			text, err := strconv.Unquote(name.Value)
@@ -189,15 +190,15 @@ func (p sourcePackage) legs(s suite, file *ast.File, function *ast.FuncDecl) (le
 	return legs
 }
 
-// variable is the declaration of a variable, or an empty one.
+// variable returns the declaration of a variable, or an empty one.
 func variable(file *ast.File, name string) ast.Node {
 	for _, declared := range file.Decls {
-		declared, is := declared.(*ast.GenDecl)
-		if !is || declared.Tok != token.VAR {
+		declared, ok := declared.(*ast.GenDecl)
+		if !ok || declared.Tok != token.VAR {
 			continue
 		}
 		for _, spec := range declared.Specs {
-			if spec, is := spec.(*ast.ValueSpec); is && spec.Names[0].Name == name {
+			if spec, ok := spec.(*ast.ValueSpec); ok && spec.Names[0].Name == name {
 				return spec
 			}
 		}
@@ -205,7 +206,7 @@ func variable(file *ast.File, name string) ast.Node {
 	return &ast.BadDecl{}
 }
 
-// nameIn is the name of the function, method or type that an expression names.
+// nameIn returns the name of the function, method or type in an expression.
 func nameIn(expression ast.Expr) string {
 	switch expression := expression.(type) {
 	case *ast.Ident:

@@ -46,13 +46,12 @@ func there(n int) func() { return nil }
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 	if _, err := testsOf(s, map[string][]byte{"x/a_test.go": []byte("no go")}); err == nil {
-		t.Error("what is no Go is read")
+		t.Error("text that is not Go is accepted")
 	}
 }
 
-// What is read from the repository, by what would be missed most.
 func TestLabTestsOfTheRepository(t *testing.T) {
-	all, _ := these(t)
+	all, _ := repositoryTests(t)
 	for name, atOnce := range map[string]int{
 		"driver TestRetainKeepsTheData":                               16,
 		"driver TestUninstallAndReinstallWithLiveVolumes":             1,
@@ -66,7 +65,7 @@ func TestLabTestsOfTheRepository(t *testing.T) {
 		if at < 0 {
 			t.Errorf("%s is not found", name)
 		} else if all[at].atOnce != atOnce {
-			t.Errorf("of %s %d run at once, not %d", name, all[at].atOnce, atOnce)
+			t.Errorf("%s: %d run in parallel, not %d", name, all[at].atOnce, atOnce)
 		}
 	}
 	if legs := filter(all, func(one labTest) bool { return one.leg != "" }); len(legs) < 40 {

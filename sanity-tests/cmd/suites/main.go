@@ -1,22 +1,21 @@
-// Command suites runs the tests of the repository and says at the end what failed,
-// what passed only when it was run again, what was not run, how long each suite took
-// and, in the last line, how many tests passed, failed and were skipped.
-// `make test` calls it; `make test-all` calls it with -all, for the suites that take
-// too long for every change.
+// Command suites runs the tests of the repository. At the end it prints what failed, what passed
+// only when it was retried, what was not run, how long each suite took and, in the last line, how
+// many tests passed, failed and were skipped. `make test` calls it; `make test-all` calls it with
+// -all, for the suites that take too long for every change.
 //
-//	suites.go  what the suites are
-//	plan.go    which lab tests `make test` runs: the core, affected ones, a slice of the others
-//	core.go    the core, by name
+//	suites.go   the suites
+//	plan.go     which lab tests `make test` runs: the core, affected ones, a slice of the others
+//	core.go     the core, by name
 //	affected.go which tests a changed path affects
-//	labtests.go which lab tests there are, read from their sources
-//	costs.go   how long they take, in costs.txt
-//	run.go     in which order they run, until when, and the lab they share
-//	attempt.go one command: its environment, its limit, how it is stopped
-//	count.go   what the output of cargo and of checks says of the tests
-//	gotest.go  the same for `go test -json`
-//	retry.go   which failed tests are run once more, and which never are
-//	flaky.go   the list of tests that failed and then passed
-//	closing.go what is printed at the end
+//	labtests.go the lab tests, read from their sources
+//	costs.go    their durations, in costs.txt
+//	run.go      order and time limits of the suites, and the lab they share
+//	attempt.go  one command: its environment, its limit, how it is stopped
+//	count.go    counts tests in the output of cargo and of checks
+//	gotest.go   the same for `go test -json`
+//	retry.go    which failed tests are retried
+//	flaky.go    the list of tests that failed and then passed
+//	summary.go  what is printed at the end
 package main
 
 import (
@@ -35,16 +34,16 @@ import (
 	"storage.liqo.io/sanity-tests/sample"
 )
 
-// mostTime is after how long `make test` begins nothing new. `make test-all` takes
-// hours and has no such limit: it can go on with any suite (-from).
+// mostTime is the time after which `make test` starts no further suite. `make test-all` takes hours
+// and has no such limit: it can be continued with any suite (-from).
 const mostTime = 65 * time.Minute
 
 func main() {
-	all := flag.Bool("all", false, "run everything instead of what fits into CI")
+	all := flag.Bool("all", false, "run all tests instead of those that fit into CI")
 	only := flag.String("only", "", "run only the suites whose name contains this text")
 	from := flag.String("from", "", "start with the first suite whose name contains this text")
-	list := flag.Bool("list", false, "show which suites and lab tests would run and why, and exit")
-	measured := flag.String("costs", "", "write costs.txt with what tests took in this log of a run, and exit")
+	list := flag.Bool("list", false, "print which suites and lab tests would run and why, and exit")
+	measured := flag.String("costs", "", "update costs.txt from this log of a run, and exit")
 	keep := flag.Bool("keep-lab", false, "leave the lab running at the end")
 	flag.Parse()
 	root, err := repositoryRoot()
@@ -66,7 +65,7 @@ func main() {
 		fatal(err)
 	}
 	if len(todo) == 0 {
-		fatal(fmt.Errorf("nothing to run has %q in its name: of lab tests make test runs what -list shows, make test-all runs all", *only))
+		fatal(fmt.Errorf("no suite to run has %q in its name: -list prints the lab tests that make test runs, make test-all runs all", *only))
 	}
 	if *list {
 		for _, s := range todo {
@@ -90,34 +89,34 @@ func main() {
 	r.prepare(ctx, root)
 	r.run(ctx, todo)
 	if ctx.Err() != nil {
-		r.closing() // who ended this run may not wait until the lab is down
+		r.summary() // first, because CI may not wait until the lab is down
 		r.labDown()
 	} else {
 		r.labDown()
-		r.closing()
+		r.summary()
 	}
-	if !r.sum() {
+	if !r.printTotals() {
 		os.Exit(1)
 	}
 }
 
-// fatal is for what keeps a run from beginning.
+// fatal exits before a run.
 func fatal(err error) {
 	fmt.Fprintln(os.Stderr, "suites:", err)
 	os.Exit(2)
 }
 
-// prepare finds a lab that runs already.
+// prepare detects a running lab, and reads the list of flaky tests.
 func (r *runner) prepare(ctx context.Context, root string) {
 	r.root, r.lab = root, r.labCommand
 	_, err := clusters.Running(ctx)
 	if err == nil {
-		fmt.Fprintln(r.out, "a lab runs on this machine already: it is used, and left running")
-		// Nobody knows what ran in it, and whether it came to its end.
+		fmt.Fprintln(r.out, "a lab is running on this machine: it is used, and left running")
+		// A test that was interrupted may have left objects in it.
 		r.labIsUp, r.labIsDirty, r.keepLab = true, true, true
 	} else if !errors.Is(err, clusters.ErrNoLab) {
-		r.trouble("the lab", err)
-		r.labTrouble = err.Error()
+		r.fail("the lab", err)
+		r.labError = err.Error()
 	}
 	r.checkFlaky(filepath.Join(root, "sanity-tests", flakyFile))
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// throwAway is a Go module with these tests, as a suite of the runner.
+// throwAway creates a Go module with these tests, and returns it as a suite.
 func throwAway(t *testing.T, r *runner, limit time.Duration, tests string) suite {
 	t.Helper()
 	files := map[string]string{
@@ -21,14 +21,14 @@ func throwAway(t *testing.T, r *runner, limit time.Duration, tests string) suite
 			t.Fatal(err)
 		}
 	}
-	// Compiled before, unless that cannot be: the time is for the tests.
+	// Compile first, so that the limit is for the tests. Some modules do not compile.
 	compile := exec.CommandContext(t.Context(), "go", "test", "-run", "^$", "./...")
 	compile.Dir, compile.Env = r.root, environment()
 	_ = compile.Run()
 	return goTest("throw-away", ".", nothing, limit, "-parallel=2", "./...")
 }
 
-// once is code that is executed the first time the test program runs, and not the second.
+// once returns code that is executed only the first time the test program runs.
 func once(r *runner, code string) string {
 	mark := filepath.Join(r.root, "was-here")
 	return "if _, err := os.Stat(`" + mark + "`); err != nil {\n" +
@@ -50,8 +50,8 @@ func TestFlaky(t *testing.T) {
 }
 `)
 	r.run(t.Context(), []suite{s})
-	r.closing()
-	if !r.sum() || r.passed != 2 || len(r.flaky) != 1 {
+	r.summary()
+	if !r.printTotals() || r.passed != 2 || len(r.flaky) != 1 {
 		t.Errorf("%d passed, red %v, flaky %v", r.passed, r.red, r.flaky)
 	}
 	wantLines(t, out, "-run ^TestFlaky$ ", "when it failed", "the pod is not ready", "when it passed", "and so it ended",
@@ -68,15 +68,15 @@ func TestLegs(t *testing.T) {
 }
 `))
 	r.run(t.Context(), []suite{s})
-	r.closing()
-	if r.sum() || r.passed != 1 || len(r.red) != 1 {
+	r.summary()
+	if r.printTotals() || r.passed != 1 || len(r.red) != 1 {
 		t.Errorf("%d passed, red %v", r.passed, r.red)
 	}
 	wantLines(t, out, `-run ^TestLegs$/^a_leg:_50_ms_\(or_so\)$ `, "FAILED throw-away: throwaway TestLegs/a_leg:_50_ms_(or_so) (failed twice)", "the pod is not ready",
 		"1 passed, 1 failed, 0 skipped")
 }
 
-// A test that hangs keeps others from beginning: they are run after it has passed.
+// A test that hangs keeps later ones from starting; they run after its retry has passed.
 func TestModuleWithATestThatHangsOnceRunsWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
@@ -95,8 +95,8 @@ func TestParallel(t *testing.T) { t.Parallel() }
 func waitForThePod(ready chan bool) { <-ready }
 `)
 	r.run(t.Context(), []suite{s})
-	r.closing()
-	if !r.sum() || r.passed != 4 || len(r.flaky) != 1 {
+	r.summary()
+	if !r.printTotals() || r.passed != 4 || len(r.flaky) != 1 {
 		t.Errorf("%d passed, red %v, flaky %v", r.passed, r.red, r.flaky)
 	}
 	wantLines(t, out, "FAIL throwaway TestHangs (did not end)", "waiting for the pod", "panic: test timed out after 5s", "waitForThePod(",
@@ -111,19 +111,19 @@ func TestHangs(t *testing.T) { select {} }
 
 func TestLater(t *testing.T) {}
 
-// Or go would notice that nothing can happen any more.
+// Or the Go runtime would report a deadlock.
 var _ = func() bool { go func() { r, _, _ := os.Pipe(); r.Read(make([]byte, 1)) }(); return true }()
 `)
 	r.run(t.Context(), []suite{s})
-	r.closing()
-	if r.sum() || len(r.red) != 1 {
+	r.summary()
+	if r.printTotals() || len(r.red) != 1 {
 		t.Errorf("red %v", r.red)
 	}
 	wantLines(t, out, "FAILED throw-away: throwaway TestHangs (did not end) (failed twice)",
-		"NOT RUN throw-away: what had not begun in throwaway: the test program ended before its tests", "0 passed, 1 failed, 1 skipped")
+		"NOT RUN throw-away: what had not started in throwaway: the test program ended before its tests", "0 passed, 1 failed, 1 skipped")
 }
 
-// When go does not stop its tests, the runner does, so that they say where they are.
+// If go does not stop its tests, the runner does, with the signal that prints goroutines.
 func TestModuleThatIsStoppedAtTheSuitesLimitShowsItsGoroutines(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
@@ -135,7 +135,7 @@ func waitForThePod(ready chan bool) { r, _, _ := os.Pipe(); r.Read(make([]byte, 
 	s.limit = 15 * time.Second // to link and to start
 	s.again = nil
 	r.run(t.Context(), []suite{s})
-	r.closing()
+	r.summary()
 	wantLines(t, out, "stopped after 15s", "FAIL throwaway TestHangs (did not end)", "SIGQUIT: quit", "waitForThePod(", "FAILED throw-away: throwaway TestHangs (did not end)")
 }
 
@@ -156,8 +156,8 @@ func TestCrashes(t *testing.T) {
 func waitForThePod() { r, _, _ := os.Pipe(); r.Read(make([]byte, 1)) }
 `)
 	r.run(t.Context(), []suite{s})
-	r.closing()
-	if r.sum() || len(r.flaky) != 0 {
+	r.summary()
+	if r.printTotals() || len(r.flaky) != 0 {
 		t.Errorf("red %v, flaky %v", r.red, r.flaky)
 	}
 	wantLines(t, out, "FAIL throwaway TestCrashes", "nobody expected this", "FAILED throw-away: throwaway TestCrashes (not run again: a program crashed)")
@@ -168,8 +168,8 @@ func TestModuleThatDoesNotCompileIsRed(t *testing.T) {
 	r, out := newRunner(t)
 	s := throwAway(t, r, time.Minute, "func TestA(t *testing.T) { return 1 }\n")
 	r.run(t.Context(), []suite{s})
-	r.closing()
-	r.sum()
+	r.summary()
+	r.printTotals()
 	wantLines(t, out, "FAILED throw-away: throwaway (not run again: it did not compile", "too many return values", "0 passed, 1 failed, 0 skipped")
 	if strings.Count(out.String(), "=== throw-away: go test") != 1 {
 		t.Error("it was run again")

@@ -14,16 +14,16 @@ import (
 const (
 	// coreBudget and affectedBudget are minutes in the lab.
 	coreBudget, affectedBudget = 10., 12.
-	// slicesOfAll is into how many slices the tests are cut that are not in the core: a prime,
-	// so that who always lands the same number of commits at once meets all of them, too.
+	// slicesOfAll is the number of slices of the tests outside of the core. It is a prime, so that
+	// pushing the same number of commits each time still runs all of them.
 	slicesOfAll = 17
 )
 
-// plannedTest is a test of a run, and why it is one.
+// plannedTest is a test of a run, and the reason to run it.
 type plannedTest struct {
 	labTest
-	args string // of the test program
-	why  string
+	args   string // of the test program
+	reason string
 }
 
 // plan is what `make test` runs in the lab.
@@ -31,11 +31,11 @@ type plan struct {
 	costs                 costs
 	seed                  int64
 	core, affected, slice []plannedTest
-	// leftOut are affected, and not run.
+	// leftOut are affected, but not run.
 	leftOut []plannedTest
 }
 
-// planOf says what the tests of this commit are. It is the same each time.
+// planOf returns the plan of this commit, which is deterministic, and all lab tests.
 func planOf(root string) (p plan, all []labTest, err error) {
 	if all, err = labTests(root); err != nil {
 		return plan{}, nil, err
@@ -52,43 +52,42 @@ func planOf(root string) (p plan, all []labTest, err error) {
 	return p, all, err
 }
 
-// newPlan has the core, then of the affected tests those for which there is time, then
-// one slice of the others.
+// newPlan takes the core, the affected tests within their budget, and one slice of the others.
 func newPlan(all []labTest, core []coreTest, known costs, changed []string, seed int64) (plan, error) {
 	p := plan{costs: known, seed: seed}
-	for _, one := range core {
-		at := slices.IndexFunc(all, func(t labTest) bool { return t.suite == one.suite && t.name() == one.test })
+	for _, c := range core {
+		at := slices.IndexFunc(all, func(t labTest) bool { return t.suite == c.suite && t.name() == c.test })
 		if at < 0 {
-			return plan{}, fmt.Errorf("core: there is no test %s %s", one.suite, one.test)
+			return plan{}, fmt.Errorf("core: there is no test %s %s", c.suite, c.test)
 		}
-		p.core = append(p.core, plannedTest{all[at], one.args, "core"})
+		p.core = append(p.core, plannedTest{all[at], c.args, "core"})
 	}
-	whole := nameSet(filterPlanned(p.core, func(t plannedTest) bool { return t.args == "" }))
+	complete := nameSet(filter(p.core, func(t plannedTest) bool { return t.args == "" }))
 	for _, t := range affected(changed, all) {
-		one := plannedTest{labTest: t.labTest, why: "affected by " + t.why()}
+		planned := plannedTest{labTest: t.labTest, reason: "affected by " + t.reason()}
 		switch {
-		case whole[t.String()]:
+		case complete[t.String()]:
 		case t.isLong:
-			one.why += "; make test-all runs it"
-			p.leftOut = append(p.leftOut, one)
-		case known.minutes(slices.Concat(p.core, p.affected, []plannedTest{one}))-known.minutes(p.core) > affectedBudget:
-			p.leftOut = append(p.leftOut, one)
+			planned.reason += "; make test-all runs it"
+			p.leftOut = append(p.leftOut, planned)
+		case known.minutes(slices.Concat(p.core, p.affected, []plannedTest{planned}))-known.minutes(p.core) > affectedBudget:
+			p.leftOut = append(p.leftOut, planned)
 		default:
-			p.affected = append(p.affected, one)
+			p.affected = append(p.affected, planned)
 		}
 	}
-	// A test whose dice are others with each commit needs no turn beside the core.
+	// Randomized tests of the core, which have another seed with each commit, are in no slice.
 	runs := nameSet(slices.Concat(p.core, p.affected))
 	inCore := nameSet(p.core)
 	rest := filter(all, func(t labTest) bool { return !t.isLong && !inCore[t.String()] })
 	number := int(seed % slicesOfAll)
 	for _, t := range slicesOf(rest, known, slicesOfAll)[number] {
 		if !runs[t.String()] {
-			p.slice = append(p.slice, plannedTest{labTest: t, why: fmt.Sprintf("slice %d of %d", number+1, slicesOfAll)})
+			p.slice = append(p.slice, plannedTest{labTest: t, reason: fmt.Sprintf("slice %d of %d", number+1, slicesOfAll)})
 		}
 	}
 	inSlice := nameSet(p.slice)
-	p.leftOut = filterPlanned(p.leftOut, func(t plannedTest) bool { return !inSlice[t.String()] })
+	p.leftOut = filter(p.leftOut, func(t plannedTest) bool { return !inSlice[t.String()] })
 	return p, nil
 }
 
@@ -100,33 +99,29 @@ func nameSet(tests []plannedTest) map[string]bool {
 	return set
 }
 
-func filterPlanned(tests []plannedTest, is func(plannedTest) bool) []plannedTest {
-	return slices.DeleteFunc(slices.Clone(tests), func(t plannedTest) bool { return !is(t) })
-}
-
-// slicesOf deals tests into slices that take about the same time: the longest first, each to
-// the slice that has least.
+// slicesOf divides tests into slices of about the same time: the longest first, each into the
+// shortest slice.
 func slicesOf(tests []labTest, known costs, number int) [][]labTest {
-	slicesOf, load := make([][]labTest, number), make([]float64, number)
+	result, load := make([][]labTest, number), make([]float64, number)
 	tests = slices.SortedFunc(slices.Values(tests), func(a, b labTest) int {
 		return cmp.Or(cmp.Compare(known.share(b), known.share(a)), cmp.Compare(a.String(), b.String()))
 	})
 	for _, t := range tests {
-		least := slices.Index(load, slices.Min(load))
-		slicesOf[least] = append(slicesOf[least], t)
-		load[least] += known.share(t)
+		shortest := slices.Index(load, slices.Min(load))
+		result[shortest] = append(result[shortest], t)
+		load[shortest] += known.share(t)
 	}
-	return slicesOf
+	return result
 }
 
-// of are the tests of one suite, each once: whole, if it is to be run whole for any reason.
+// of returns the tests of one suite, each once: without the flags of the core if it is affected.
 func (p plan) of(s suite) []plannedTest {
-	drawn := nameSet(p.affected)
-	tests := slices.Concat(filterPlanned(p.core, func(t plannedTest) bool { return !drawn[t.String()] }), p.affected, p.slice)
-	return filterPlanned(tests, func(t plannedTest) bool { return t.suite == s.name })
+	affected := nameSet(p.affected)
+	tests := slices.Concat(filter(p.core, func(t plannedTest) bool { return !affected[t.String()] }), p.affected, p.slice)
+	return filter(tests, func(t plannedTest) bool { return t.suite == s.name })
 }
 
-// part is the suite with some of its tests.
+// part returns the suite with these tests only.
 func (s suite) part(tests []plannedTest) suite {
 	args := append([]string{"-run=" + runPattern(tests, s.selects == "")}, s.args...)
 	var flags, legs []string
@@ -153,16 +148,16 @@ func (s suite) part(tests []plannedTest) suite {
 	part.again = func(key string) []string {
 		command := again(key)
 		_, function, _ := strings.Cut(key, " ")
-		of := filterPlanned(tests, func(t plannedTest) bool { return t.function == function })
-		if at := slices.Index(command, "-run"); len(of) > 0 && at >= 0 {
-			command[at+1] = runPattern(of, s.selects == "") // no more legs than the first time
+		selected := filter(tests, func(t plannedTest) bool { return t.function == function })
+		if at := slices.Index(command, "-run"); len(selected) > 0 && at >= 0 {
+			command[at+1] = runPattern(selected, s.selects == "") // no more legs than the first time
 		}
 		return command
 	}
 	return part
 }
 
-// runPattern selects tests. Legs that go can select are named.
+// runPattern returns a pattern for -run, with legs if go can select them.
 func runPattern(tests []plannedTest, withLegs bool) string {
 	var functions []string
 	legs := map[string][]string{}
@@ -175,7 +170,7 @@ func runPattern(tests []plannedTest, withLegs bool) string {
 		}
 	}
 	var patterns []string
-	if plain := slices.DeleteFunc(slices.Clone(functions), func(f string) bool { return legs[f] != nil }); len(plain) > 0 {
+	if plain := filter(functions, func(f string) bool { return legs[f] == nil }); len(plain) > 0 {
 		patterns = append(patterns, anyOf(plain))
 	}
 	for _, function := range functions {
@@ -186,25 +181,25 @@ func runPattern(tests []plannedTest, withLegs bool) string {
 	return strings.Join(patterns, "|")
 }
 
-// summary says in a few lines what is going to run.
+// summary prints in a few lines what is going to run.
 func (p plan) summary(out io.Writer) {
 	coreTakes := p.costs.minutes(p.core)
 	withAffected := p.costs.minutes(slices.Concat(p.core, p.affected))
 	all := p.costs.minutes(slices.Concat(p.core, p.affected, p.slice))
-	fmt.Fprintf(out, "=== in the lab, about %.0f minutes by seed %d (%s=%d repeats it):\n", all, p.seed, sample.SeedVariable, p.seed)
+	fmt.Fprintf(out, "=== in the lab, about %.0f minutes with seed %d (%s=%d repeats it):\n", all, p.seed, sample.SeedVariable, p.seed)
 	fmt.Fprintf(out, "      the core: %d tests, %.1f minutes\n", len(p.core), coreTakes)
 	fmt.Fprintf(out, "      affected by the last %d commits: %d tests, %.1f minutes; %d are left out\n",
 		recentCommits, len(p.affected), withAffected-coreTakes, len(p.leftOut))
 	fmt.Fprintf(out, "      slice %d of %d of the others: %d tests, %.1f minutes\n", p.seed%slicesOfAll+1, slicesOfAll, len(p.slice), all-withAffected)
 }
 
-// list shows each test, how long it takes, and why it is run or not.
+// list prints each test, how long it takes, and why it is run or not.
 func (p plan) list(out io.Writer) {
 	p.summary(out)
 	for _, t := range slices.Concat(p.core, p.affected, p.slice) {
-		fmt.Fprintf(out, "%6.0fs %-10s %s: %s\n", p.costs.of(t.labTest, t.args).seconds, t.suite, strings.TrimSpace(t.name()+" "+t.args), t.why)
+		fmt.Fprintf(out, "%6.0fs %-10s %s: %s\n", p.costs.of(t.labTest, t.args).seconds, t.suite, strings.TrimSpace(t.name()+" "+t.args), t.reason)
 	}
 	for _, t := range p.leftOut {
-		fmt.Fprintf(out, "left out %-10s %s: %s\n", t.suite, t.name(), t.why)
+		fmt.Fprintf(out, "left out %-10s %s: %s\n", t.suite, t.name(), t.reason)
 	}
 }

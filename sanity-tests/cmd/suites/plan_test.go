@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// these are the tests of this repository and what is known of them.
-func these(t *testing.T) ([]labTest, costs) {
+// repositoryTests returns the tests of this repository and their costs.
+func repositoryTests(t *testing.T) ([]labTest, costs) {
 	t.Helper()
 	all, err := labTests("../../..")
 	if err != nil {
@@ -26,7 +26,7 @@ func these(t *testing.T) ([]labTest, costs) {
 	return all, known
 }
 
-// files are those of the repository that may be sources.
+// files returns the files of the repository that may be sources.
 func files(t *testing.T) (paths []string) {
 	t.Helper()
 	const root = "../../.."
@@ -61,11 +61,11 @@ func mustPlan(t *testing.T, all []labTest, core []coreTest, known costs, changed
 }
 
 func TestCoreFitsItsBudget(t *testing.T) {
-	all, known := these(t)
+	all, known := repositoryTests(t)
 	planned := mustPlan(t, all, core, known, nil, 1).core
 	for _, one := range planned {
 		if _, measured := known[costKey(one.String(), one.args)]; !measured {
-			t.Skipf("how long %s %s takes has not been measured", one, one.args)
+			t.Skipf("%s %s has not been measured", one, one.args)
 		}
 	}
 	if minutes := known.minutes(planned); minutes > coreBudget {
@@ -73,9 +73,9 @@ func TestCoreFitsItsBudget(t *testing.T) {
 	}
 }
 
-// Without any change, as many successive commits as there are slices run every test.
+// Without changes, as many successive commits as there are slices run every test once.
 func TestEveryTestHasItsTurn(t *testing.T) {
-	all, known := these(t)
+	all, known := repositoryTests(t)
 	turns := map[string]int{}
 	for seed := range int64(slicesOfAll) {
 		p := mustPlan(t, all, core, known, nil, 1000+seed)
@@ -93,13 +93,13 @@ func TestEveryTestHasItsTurn(t *testing.T) {
 			want = 0
 		}
 		if got := turns[one.String()]; got != want {
-			t.Errorf("%s has %d turns in %d commits, not %d", one, got, slicesOfAll, want)
+			t.Errorf("%s runs %d times in %d commits, not %d", one, got, slicesOfAll, want)
 		}
 	}
 }
 
 func TestSlicesAreBalanced(t *testing.T) {
-	all, known := these(t)
+	all, known := repositoryTests(t)
 	least, most, longest := math.Inf(1), 0., 0.
 	for _, slice := range slicesOf(all, known, slicesOfAll) {
 		load := 0.
@@ -114,17 +114,17 @@ func TestSlicesAreBalanced(t *testing.T) {
 	}
 }
 
-// A change of everything affects everything: what there is no time for is named.
+// A change of everything affects everything: tests beyond the budget are listed.
 func TestAffectedTestsHaveABudget(t *testing.T) {
-	all, known := these(t)
+	all, known := repositoryTests(t)
 	p := mustPlan(t, all, core, known, files(t), 1)
 	takes := known.minutes(slices.Concat(p.core, p.affected)) - known.minutes(p.core)
 	if takes > affectedBudget || takes < affectedBudget-5 {
 		t.Errorf("affected tests take %.1f minutes", takes)
 	}
-	named := nameSet(slices.Concat(p.core, p.affected, p.slice, p.leftOut))
+	listed := nameSet(slices.Concat(p.core, p.affected, p.slice, p.leftOut))
 	for _, one := range all {
-		if !named[one.String()] {
+		if !listed[one.String()] {
 			t.Errorf("%s is neither run nor left out", one)
 		}
 	}
@@ -150,12 +150,12 @@ func TestPlanOfAChange(t *testing.T) {
 	}{
 		{nil, "", ""},
 		{[]string{"docs/import.md", "sanity-tests/chart/chart.go"}, "", ""},
-		// The core has it already.
+		// It is in the core.
 		{[]string{"src/cli/import.rs"}, "", ""},
 		{[]string{"crates/transfer/src/release/mod.rs"}, "driver TestRelease", ""},
-		// The core throws fewer dice.
+		// The core runs it with fewer iterations.
 		{[]string{"sanity-tests/e2e/faults/kills_test.go"}, "faults TestKills", ""},
-		// Without a test of its own, a file is one of the whole suite's.
+		// A file without tests affects the whole suite.
 		{[]string{"sanity-tests/e2e/driver/main_test.go"}, "driver TestRelease", ""},
 		{[]string{"sanity-tests/liqo/liqo.go"}, "", "liqo TestLiqo"},
 	} {
@@ -164,15 +164,15 @@ func TestPlanOfAChange(t *testing.T) {
 			t.Errorf("%v affects %q, not %q", test.changed, got, test.affected)
 		}
 		if got := listed(p.leftOut); got != test.leftOut {
-			t.Errorf("of %v are left out: %q, not %q", test.changed, got, test.leftOut)
+			t.Errorf("%v leaves out %q, not %q", test.changed, got, test.leftOut)
 		}
 	}
 	known["faults TestKills"] = cost{60*affectedBudget + 1, 60*affectedBudget + 1}
 	if p := mustPlan(t, all, core, known, []string{"crates/node/src/forgotten.rs", "sanity-tests/e2e/faults/kills_test.go"}, 1); listed(p.leftOut) != "faults TestKills" {
-		t.Errorf("beyond the budget is %q", listed(p.leftOut))
+		t.Errorf("beyond the budget: %q", listed(p.leftOut))
 	}
 	if _, err := newPlan(all, []coreTest{{"driver", "TestNoSuch", ""}}, known, nil, 1); err == nil {
-		t.Error("a test that does not exist is in the core")
+		t.Error("a test that does not exist is accepted in the core")
 	}
 }
 
@@ -184,15 +184,15 @@ func listed(tests []plannedTest) string {
 	return strings.Join(names, ", ")
 }
 
-// Tests that few others are affected with come before those of whole suites.
+// Tests of a path that affects few tests come before those of whole suites.
 func TestWhatAChangeMeansMostComesFirst(t *testing.T) {
-	all, _ := these(t)
+	all, _ := repositoryTests(t)
 	tests := affected([]string{"crates/twin/src/plan.rs", "src/cli/doctor.rs"}, all)
 	if first := tests[0].String(); first != "driver TestDoctorFindsTheChartSoundAndAWrongClassNot" {
-		t.Errorf("first comes %s", first)
+		t.Errorf("the first test is %s", first)
 	}
-	if why := tests[0].why(); why != "crates/twin/src/plan.rs and 1 more" {
-		t.Errorf("because of %s", why)
+	if reason := tests[0].reason(); reason != "crates/twin/src/plan.rs and 1 more" {
+		t.Errorf("reason: %s", reason)
 	}
 }
 
@@ -207,7 +207,7 @@ func TestCommandsOfAPart(t *testing.T) {
 	const go1 = "go test -json -count=1 -timeout 1m0s "
 	for got, want := range map[string]string{
 		strings.Join(some.command, " "): go1 + `-run=^(TestB)$|^(TestA)$/^(a_leg_\(x\)|b)$ -parallel=6 ./e2e/faults -args -cycles=6`,
-		// Not the legs that were not run the first time.
+		// Only legs that were run the first time.
 		strings.Join(some.again("m/p TestA"), " "):               go1 + `-run=^(TestB)$|^(TestA)$/^(a_leg_\(x\)|b)$ -parallel=6 -run ^(TestA)$/^(a_leg_\(x\)|b)$ m/p -args -cycles=6`,
 		strings.Join(some.again("m/p TestA/b"), " "):             go1 + `-run=^(TestB)$|^(TestA)$/^(a_leg_\(x\)|b)$ -parallel=6 -run ^TestA$/^b$ m/p -args -cycles=6`,
 		strings.Join(two.command, " "):                           go1 + `-run=^(TestDriver)$ ./sanity -args -setup=ext4,block`,

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// failing is the output of a test function that fails with these words.
+// failing returns the output of a test function that fails with these words.
 func failing(function, words string) string {
 	return fmt.Sprintf(`{"Action":"run","Package":"m/p","Test":"%[1]s"}
 {"Action":"output","Package":"m/p","Test":"%[1]s","Output":"%[2]s\n"}
@@ -23,7 +23,7 @@ func passing(function string) string {
 
 const packageFails = `{"Action":"fail","Package":"m/p"}`
 
-// prints is a command that prints this and fails if there is a failure in it.
+// prints returns a command that prints this and fails if it contains a failure.
 func prints(text string) []string {
 	if strings.Contains(text, `"fail"`) {
 		return []string{"sh", "-c", `printf '%s\n' "$1"; exit 1`, "sh", text}
@@ -31,7 +31,7 @@ func prints(text string) []string {
 	return []string{"printf", `%s\n`, text}
 }
 
-// fake is a suite that prints this, and what a test is to print when it is run again.
+// fake returns a suite that prints this, and what each test prints when it is run again.
 func fake(name, text string, again map[string]string) suite {
 	return suite{name: name, dir: ".", command: prints(text), counter: newGoCounter, limit: time.Minute,
 		again: func(key string) []string { return prints(again[key]) }}
@@ -40,19 +40,19 @@ func fake(name, text string, again map[string]string) suite {
 func TestFailedTestThatPassesWhenRunAgainIsFlaky(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{fake("flaky", failing("A", "no answer")+passing("B")+packageFails, map[string]string{"m/p A": passing("A")})})
-	r.closing()
-	if !r.sum() || r.passed != 2 || len(r.flaky) != 1 {
+	r.summary()
+	if !r.printTotals() || r.passed != 2 || len(r.flaky) != 1 {
 		t.Errorf("%d passed, red %v, flaky %v", r.passed, r.red, r.flaky)
 	}
-	wantLines(t, out, "FLAKY flaky: p A: what it said when it failed", "no answer", "FLAKY flaky: p A: what it said when it passed", "it works",
+	wantLines(t, out, "FLAKY flaky: p A: its output when it failed", "no answer", "FLAKY flaky: p A: its output when it passed", "it works",
 		"FLAKY flaky: p A: failed, and passed when it was run again", "flaky\tp A\t450", "2 passed, 0 failed, 0 skipped")
 }
 
 func TestFailedTestThatFailsAgainIsRed(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{fake("red", failing("A", "no answer")+packageFails, map[string]string{"m/p A": failing("A", "no answer") + packageFails})})
-	r.closing()
-	if r.sum() || len(r.red) != 1 || r.redTests != 1 {
+	r.summary()
+	if r.printTotals() || len(r.red) != 1 || r.redTests != 1 {
 		t.Errorf("red %v", r.red)
 	}
 	wantLines(t, out, "FAILED red: p A (failed twice)", "     no answer", "0 passed, 1 failed, 0 skipped")
@@ -62,7 +62,7 @@ func TestFailedTestThatFailsAgainIsRed(t *testing.T) {
 func TestTestThatIsNotRunAgainIsRed(t *testing.T) {
 	r, _ := newRunner(t)
 	r.run(t.Context(), []suite{fake("red", failing("A", "no answer")+packageFails, map[string]string{"m/p A": passing("Other")})})
-	if r.sum() || len(r.red) != 1 {
+	if r.printTotals() || len(r.red) != 1 {
 		t.Errorf("red %v", r.red)
 	}
 }
@@ -75,15 +75,15 @@ func TestWhatIsNeverRunAgain(t *testing.T) {
 		t.Run(words, func(t *testing.T) {
 			r, out := newRunner(t)
 			r.run(t.Context(), []suite{fake("red", failing("A", words)+packageFails, map[string]string{"m/p A": passing("A")})})
-			r.closing()
-			if r.sum() || len(r.red) != 1 || len(r.flaky) != 0 {
+			r.summary()
+			if r.printTotals() || len(r.red) != 1 || len(r.flaky) != 0 {
 				t.Errorf("red %v, flaky %v", r.red, r.flaky)
 			}
 			wantLines(t, out, "FAILED red: p A (not run again: ")
 		})
 	}
-	if neverOfGo("    a_test.go:3: the pod is not ready") != "" {
-		t.Error("a wait that ran out is not run again")
+	if noRetryOfGo("    a_test.go:3: the pod is not ready") != "" {
+		t.Error("a test whose wait timed out is not run again")
 	}
 }
 
@@ -97,11 +97,11 @@ func TestWhichUnitTestsAreNeverRunAgain(t *testing.T) {
 		"volume::size::tests::sums":                         "Test failed: no.\nminimal failing input: 3\n",
 		"twin::tests::create":                               "VIOLATED: two twins",
 	} {
-		if neverOfRust(name, log) == "" {
+		if noRetryOfRust(name, log) == "" {
 			t.Errorf("%s would be run again", name)
 		}
 	}
-	if neverOfRust("relay::tests::connects", failed) != "" {
+	if noRetryOfRust("relay::tests::connects", failed) != "" {
 		t.Error("a unit test that failed is not run again")
 	}
 }
@@ -115,14 +115,14 @@ func TestMoreThanThreeFailuresAreNotRunAgain(t *testing.T) {
 	}
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{fake("red", text+packageFails, again)})
-	r.closing()
+	r.summary()
 	if len(r.red) != 4 || len(r.flaky) != 0 {
 		t.Errorf("red %v, flaky %v", r.red, r.flaky)
 	}
 	wantLines(t, out, "FAILED red: p D (not run again: 4 tests of the suite failed)")
 }
 
-// A function with several failing rows is one test that is run again; a leg is one of its own.
+// A function with several failing subtests is run again once; legs are run again one by one.
 func TestLegsAreRunAgainByThemselves(t *testing.T) {
 	text := `{"Action":"run","Package":"m/p","Test":"A"}
 {"Action":"run","Package":"m/p","Test":"A/one_leg"}
@@ -139,7 +139,7 @@ func TestLegsAreRunAgainByThemselves(t *testing.T) {
 		r, _ := newRunner(t)
 		got := r.attempt(t.Context(), s, s.command, s.limit)
 		var tried []string
-		for _, try := range secondTries(s, got.failures) {
+		for _, try := range retries(s, got.failures) {
 			tried = append(tried, try.key)
 		}
 		if strings.Join(tried, ",") != strings.Join(keys, ",") {

@@ -14,48 +14,47 @@ import (
 )
 
 const (
-	// mostRed is how many red tests a run has at most: it is red already, and whoever
-	// waits for it wants to know.
+	// mostRed is the number of red tests after which a run stops.
 	mostRed = 3
-	// mostOfASuite is the time of a suite together with its tests that are run again.
+	// mostOfASuite limits a suite together with its retries.
 	mostOfASuite = 59 * time.Minute
-	// timeAfterBudget is what the suite has that runs when the budget is used up. It leaves some
-	// minutes of CI's 90 for the lab to be taken down.
+	// timeAfterBudget is for the suite that is running when the budget is used up. It leaves some
+	// minutes of CI's 90 to take the lab down.
 	timeAfterBudget = 20 * time.Minute
 )
 
-// runner runs suites one after the other and keeps what they did.
+// runner runs suites sequentially and collects their results.
 type runner struct {
 	out     io.Writer
 	root    string // of the repository
 	began   time.Time
-	budget  time.Duration // after which nothing new begins; 0: none
+	budget  time.Duration // after which no suite starts; 0: unlimited
 	isRoot  bool
 	commits int // in the history; 0: unknown
 
-	// lab runs a verb of the lab's command.
+	// lab runs cmd/lab.
 	lab func(ctx context.Context, arguments ...string) error
-	// labIsUp says that there is something to take down, keepLab that it stays nevertheless.
+	// labIsUp: the lab must be taken down, unless keepLab.
 	labIsUp, keepLab bool
-	// labIsDirty says that a test failed in the lab since it was last put in order.
+	// labIsDirty: a test failed in the lab since its last reset.
 	labIsDirty bool
-	// labTrouble says why no suite can have the lab any more.
-	labTrouble string
+	// labError is why no suite can use the lab any more, or "".
+	labError string
 
 	passed, skipped int
 	red             []redTest
-	redTests        int // as they are run again: a function with three failing rows is one
+	redTests        int // counted like retries: a function with three failing subtests is one
 	flaky           []flakyTest
 	known           []flakyTest // the list in the repository
 	notRun          []string
 	times           []string
 }
 
-// redTest is a test, or something else, that makes the run red.
+// redTest is a test, or something else, that makes the run fail.
 type redTest struct{ name, why, log string }
 
-// trouble makes the run red for something that is not a test.
-func (r *runner) trouble(what string, err error) {
+// fail makes the run fail for something that is not a test.
+func (r *runner) fail(what string, err error) {
 	fmt.Fprintf(r.out, "=== %s: %v\n", what, err)
 	r.red = append(r.red, redTest{name: what, log: err.Error()})
 	r.redTests++
@@ -69,15 +68,15 @@ func (r *runner) run(ctx context.Context, todo []suite) {
 	late := 0
 	for _, s := range todo {
 		if s.needs != nothing && !r.isRoot {
-			r.leaveOut(s.name, "needs root (network namespaces, mounts)")
+			r.skip(s.name, "needs root (network namespaces, mounts)")
 			continue
 		}
 		why := r.over(ctx)
 		if why == "" && s.needs == sharedLab {
-			why = r.haveLab(ctx)
+			why = r.prepareLab(ctx)
 		}
 		if why != "" {
-			r.leaveOut(s.name, why)
+			r.skip(s.name, why)
 			if r.isLate() {
 				late++
 			}
@@ -86,18 +85,18 @@ func (r *runner) run(ctx context.Context, todo []suite) {
 		r.suite(ctx, s)
 	}
 	if late > 0 {
-		r.trouble("the run", fmt.Errorf("it took more than %s, so that %d suites were not run", r.budget, late))
+		r.fail("the run", fmt.Errorf("it took more than %s, so that %d suites were not run", r.budget, late))
 	}
 	if ctx.Err() != nil {
-		r.trouble("the run", errors.New("it was ended by a signal"))
+		r.fail("the run", errors.New("it was stopped by a signal"))
 	}
 }
 
-// over says why nothing new begins, if nothing does.
+// over returns why no further suite starts, or "".
 func (r *runner) over(ctx context.Context) string {
 	switch {
 	case ctx.Err() != nil:
-		return "the run was ended by a signal"
+		return "the run was stopped by a signal"
 	case r.isLate():
 		return fmt.Sprintf("the run had taken %s", r.budget)
 	case r.redTests >= mostRed:
@@ -106,8 +105,8 @@ func (r *runner) over(ctx context.Context) string {
 	return ""
 }
 
-// untilTheEnd is how long what runs now may take, so that the closing lines come before CI ends the run.
-func (r *runner) untilTheEnd() time.Duration {
+// timeLeft is how long a command may take, so that the summary is printed before CI stops the run.
+func (r *runner) timeLeft() time.Duration {
 	if r.budget == 0 {
 		return mostOfASuite
 	}
@@ -116,23 +115,23 @@ func (r *runner) untilTheEnd() time.Duration {
 
 func (r *runner) isLate() bool { return r.budget > 0 && time.Since(r.began) >= r.budget }
 
-// leaveOut notes something that is not run.
-func (r *runner) leaveOut(name, why string) {
+// skip records something that is not run.
+func (r *runner) skip(name, why string) {
 	fmt.Fprintf(r.out, "=== %s: not run: %s\n", name, why)
 	r.notRun = append(r.notRun, name+": "+why)
 	r.skipped++
 }
 
-// suite runs one suite, and those of its tests again that failed.
+// suite runs one suite and retries its failed tests.
 func (r *runner) suite(ctx context.Context, s suite) {
 	began := time.Now()
 	passed, failed, skipped := r.passed, len(r.red), r.skipped
-	got := r.attempt(ctx, s, s.command, min(s.limit, r.untilTheEnd()))
+	got := r.attempt(ctx, s, s.command, min(s.limit, r.timeLeft()))
 	r.count(got)
 	if len(got.failures) > 0 {
 		r.labIsDirty = r.labIsDirty || s.needs == sharedLab
 		r.evidence(ctx, s, "first")
-		r.secondTries(ctx, s, got, began)
+		r.retryFailed(ctx, s, got, began)
 	}
 	line := fmt.Sprintf("%d passed, %d failed, %d skipped in %s", r.passed-passed, len(r.red)-failed,
 		r.skipped-skipped, time.Since(began).Round(time.Second))
@@ -140,27 +139,27 @@ func (r *runner) suite(ctx context.Context, s suite) {
 	r.times = append(r.times, fmt.Sprintf("%-32s %s", s.name, line))
 }
 
-// count adds what passed and was skipped; what becomes of failures is decided later.
+// count adds passed and skipped tests; failures are counted after their retry.
 func (r *runner) count(got result) {
 	r.passed += got.passed
 	r.skipped += got.skipped
 }
 
-// haveLab has the lab running and in order, or says why it is not.
-func (r *runner) haveLab(ctx context.Context) (why string) {
-	if r.labTrouble != "" {
-		return r.labTrouble
+// prepareLab makes the lab run and clean, or returns why it cannot.
+func (r *runner) prepareLab(ctx context.Context) (why string) {
+	if r.labError != "" {
+		return r.labError
 	}
-	if err := r.putLabInOrder(ctx); err != nil {
-		r.labTrouble = err.Error()
-		r.trouble("the lab", err)
+	if err := r.startOrResetLab(ctx); err != nil {
+		r.labError = err.Error()
+		r.fail("the lab", err)
 	}
-	return r.labTrouble
+	return r.labError
 }
 
-// putLabInOrder starts the lab, or takes back what failed tests left in it. A lab of
-// ours that cannot be put in order is started anew.
-func (r *runner) putLabInOrder(ctx context.Context) error {
+// startOrResetLab starts the lab, or resets it after failed tests. If the reset fails, it restarts
+// the lab, unless the lab was running before.
+func (r *runner) startOrResetLab(ctx context.Context) error {
 	if r.labIsUp && !r.labIsDirty {
 		return nil
 	}
@@ -170,29 +169,29 @@ func (r *runner) putLabInOrder(ctx context.Context) error {
 			r.labIsDirty = err != nil
 			return err
 		}
-		fmt.Fprintf(r.out, "=== %v; the lab is started anew\n", err)
+		fmt.Fprintf(r.out, "=== %v; restarting the lab\n", err)
 		if err := r.lab(context.WithoutCancel(ctx), "down"); err != nil {
 			return err
 		}
 	}
-	r.labIsUp = true // also after a failed start there is something to take down
+	r.labIsUp = true // a failed start must be taken down too
 	err := r.lab(ctx, "up")
 	r.labIsDirty = err != nil
 	return err
 }
 
-// labDown takes the lab down at the end, whatever happened.
+// labDown takes the lab down at the end.
 func (r *runner) labDown() {
 	if !r.labIsUp || r.keepLab {
 		return
 	}
-	// Not the caller's context: cleaning up is most needed when that is over.
+	// Not the caller's context, which may be cancelled.
 	if err := r.lab(context.Background(), "down"); err != nil {
-		r.trouble("the lab", err)
+		r.fail("the lab", err)
 	}
 }
 
-// labCommand runs the lab's command from its source.
+// labCommand runs cmd/lab.
 func (r *runner) labCommand(ctx context.Context, arguments ...string) error {
 	limit := 5 * time.Minute
 	if arguments[0] == "up" {
@@ -203,7 +202,7 @@ func (r *runner) labCommand(ctx context.Context, arguments ...string) error {
 	cmd := group(ctx, append([]string{"go", "run", "./cmd/lab"}, arguments...))
 	cmd.Dir = filepath.Join(r.root, "sanity-tests")
 	cmd.Env = environment()
-	// Not a pipe: what the lab starts may keep it open.
+	// Not a pipe, which processes of the lab would keep open.
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
 	if err := runGroup(ctx, cmd); err != nil {
 		return fmt.Errorf("lab %s: %w", arguments[0], err)
@@ -211,7 +210,7 @@ func (r *runner) labCommand(ctx context.Context, arguments ...string) error {
 	return nil
 }
 
-// evidence keeps logs and objects of the lab as a failed test left them.
+// evidence saves logs and objects of the lab after a failed test.
 func (r *runner) evidence(ctx context.Context, s suite, attempt string) {
 	if s.needs != sharedLab || ctx.Err() != nil {
 		return
@@ -225,7 +224,7 @@ func (r *runner) evidence(ctx context.Context, s suite, attempt string) {
 		err = r.lab(ctx, "evidence", folder)
 	}
 	if err != nil {
-		fmt.Fprintf(r.out, "=== %s: logs and objects of the lab could not be kept: %v\n", s.name, err)
+		fmt.Fprintf(r.out, "=== %s: logs and objects of the lab could not be saved: %v\n", s.name, err)
 		return
 	}
 	fmt.Fprintf(r.out, "=== %s: logs and objects of the lab are in %s\n", s.name, folder)

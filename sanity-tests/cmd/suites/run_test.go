@@ -14,7 +14,6 @@ import (
 	"time"
 )
 
-// output collects what goes to the terminal.
 type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -42,14 +41,14 @@ func newRunner(t *testing.T) (*runner, *output) {
 	return &runner{out: out, root: t.TempDir(), began: time.Now(), commits: 450}, out
 }
 
-// wantLines are in the output in this order, each in a line of its own.
+// wantLines checks that the output has lines with these parts, in this order.
 func wantLines(t *testing.T, out *output, parts ...string) {
 	t.Helper()
 	rest := out.String()
 	for _, part := range parts {
 		_, after, found := strings.Cut(rest, part)
 		if !found {
-			t.Errorf("there is no %q, or not after the others", part)
+			t.Errorf("the output does not have %q, or not after the others", part)
 			return
 		}
 		_, rest, _ = strings.Cut(after, "\n")
@@ -59,15 +58,15 @@ func wantLines(t *testing.T, out *output, parts ...string) {
 func wantNone(t *testing.T, out *output, part string) {
 	t.Helper()
 	if strings.Contains(out.String(), part) {
-		t.Errorf("there is %q", part)
+		t.Errorf("the output has %q", part)
 	}
 }
 
 func TestSuiteThatFailsWithoutAFailingTestCountsAsOneFailure(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{{name: "broken", dir: ".", command: []string{"false"}, counter: newCargoCounter, limit: time.Minute}})
-	r.closing()
-	if r.sum() || len(r.red) != 1 || r.passed != 0 {
+	r.summary()
+	if r.printTotals() || len(r.red) != 1 || r.passed != 0 {
 		t.Errorf("got %+v, want one failure", r.red)
 	}
 	wantLines(t, out, "FAILED broken (not run again: ", "exit status 1", "0 passed, 1 failed, 0 skipped")
@@ -76,22 +75,22 @@ func TestSuiteThatFailsWithoutAFailingTestCountsAsOneFailure(t *testing.T) {
 func TestSuiteIsStoppedWhenItsTimeIsUp(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{{name: "endless", dir: ".", command: []string{"sleep", "600"}, counter: newCheckCounter, limit: 100 * time.Millisecond}})
-	r.closing()
-	if r.sum() || len(r.red) != 1 {
+	r.summary()
+	if r.printTotals() || len(r.red) != 1 {
 		t.Errorf("got %+v, want one failure", r.red)
 	}
 	wantLines(t, out, "stopped after 100ms", "FAILED endless")
 }
 
-// ok and bad are suites of one check.
+// ok and bad return suites with one check.
 func ok(name string) suite  { return check(name, nothing, "true") }
 func bad(name string) suite { return check(name, nothing, "false") }
 
 func TestNothingBeginsAfterTheThirdRedTest(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{ok("a"), bad("b"), bad("c"), ok("d"), bad("e"), ok("f"), ok("g")})
-	r.closing()
-	r.sum()
+	r.summary()
+	r.printTotals()
 	wantLines(t, out, "FAILED b", "FAILED c", "FAILED e", "NOT RUN f: 3 tests were red", "NOT RUN g: 3 tests were red", "2 passed, 3 failed, 2 skipped")
 }
 
@@ -104,9 +103,9 @@ func TestNothingBeginsWhenTimeIsUp(t *testing.T) {
 		return newCheckCounter(out)
 	}
 	r.run(t.Context(), []suite{slow, ok("late")})
-	r.closing()
-	if r.sum() {
-		t.Error("a run that left something out is green")
+	r.summary()
+	if r.printTotals() {
+		t.Error("a run that skipped a suite has passed")
 	}
 	wantLines(t, out, "FAILED the run", "1 suites were not run", "NOT RUN late: the run had taken 1h0m0s", "1 passed, 1 failed, 1 skipped")
 }
@@ -115,9 +114,9 @@ func TestFailureWhenTimeIsUpIsNotRunAgain(t *testing.T) {
 	r, out := newRunner(t)
 	r.budget, r.began = time.Hour, time.Now().Add(-2*time.Hour)
 	r.suite(t.Context(), fake("late", failing("A", "no answer")+packageFails, map[string]string{"m/p A": passing("A")}))
-	r.closing()
-	if r.sum() {
-		t.Error("it is green")
+	r.summary()
+	if r.printTotals() {
+		t.Error("the run passed")
 	}
 	wantLines(t, out, "FAILED late: p A (not run again: the run had taken 1h0m0s)")
 }
@@ -127,23 +126,23 @@ func TestClosingLinesComeAfterASignal(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(200*time.Millisecond, cancel)
 	r.run(ctx, []suite{ok("a"), check("endless", nothing, "sleep", "600"), ok("b")})
-	r.closing()
-	r.sum()
-	wantLines(t, out, "FAILED endless", "FAILED the run", "ended by a signal", "NOT RUN b: the run was ended by a signal", "1 passed, 2 failed, 1 skipped")
+	r.summary()
+	r.printTotals()
+	wantLines(t, out, "FAILED endless", "FAILED the run", "stopped by a signal", "NOT RUN b: the run was stopped by a signal", "1 passed, 2 failed, 1 skipped")
 }
 
-// fakeLab notes what is asked of the lab; the verbs that are named fail.
-func fakeLab(r *runner, fails ...string) (asked *[]string) {
-	asked = &[]string{}
+// fakeLab records the commands of the lab; those in fails fail.
+func fakeLab(r *runner, fails ...string) (commands *[]string) {
+	commands = &[]string{}
 	r.isRoot = true
 	r.lab = func(_ context.Context, arguments ...string) error {
-		*asked = append(*asked, arguments[0])
+		*commands = append(*commands, arguments[0])
 		if slices.Contains(fails, arguments[0]) {
 			return errors.New("lab " + arguments[0] + ": exit status 1")
 		}
 		return nil
 	}
-	return asked
+	return commands
 }
 
 func inLab(s suite) suite {
@@ -153,28 +152,28 @@ func inLab(s suite) suite {
 
 func TestLabThatDoesNotStartLeavesOutItsSuitesAlone(t *testing.T) {
 	r, out := newRunner(t)
-	asked := fakeLab(r, "up")
+	commands := fakeLab(r, "up")
 	r.run(t.Context(), []suite{ok("a"), inLab(ok("b")), ok("c"), inLab(ok("d"))})
 	r.labDown()
-	r.closing()
-	if r.sum() || !slices.Equal(*asked, []string{"up", "down"}) {
-		t.Errorf("the lab was asked for %v", *asked)
+	r.summary()
+	if r.printTotals() || !slices.Equal(*commands, []string{"up", "down"}) {
+		t.Errorf("commands of the lab: %v", *commands)
 	}
 	wantLines(t, out, "FAILED the lab", "lab up: exit status 1", "NOT RUN b: lab up: exit status 1", "NOT RUN d: ", "2 passed, 1 failed, 2 skipped")
 }
 
-// Evidence is taken before the lab is put in order, and that before a test is run again.
+// Evidence is saved before the reset, and the reset comes before the retry.
 func TestLabIsPutInOrderAfterAFailure(t *testing.T) {
 	t.Setenv("CI_ARTIFACTS", t.TempDir())
 	flaky := inLab(fake("Some, flaky", failing("A", "no answer")+packageFails, map[string]string{"m/p A": passing("A")}))
 	red := inLab(fake("red", failing("A", "no answer")+packageFails, map[string]string{"m/p A": failing("A", "no answer") + packageFails}))
 	for _, test := range []struct {
-		name    string
-		suites  []suite
-		fails   []string
-		asked   []string
-		flaky   int
-		redOnes int
+		name     string
+		suites   []suite
+		fails    []string
+		commands []string
+		flaky    int
+		redOnes  int
 	}{
 		{"a flaky test", []suite{flaky, inLab(ok("next"))}, nil, []string{"up", "evidence", "reset"}, 1, 0},
 		{"a red test", []suite{red, inLab(ok("next"))}, nil, []string{"up", "evidence", "reset", "evidence", "reset"}, 0, 1},
@@ -183,10 +182,10 @@ func TestLabIsPutInOrderAfterAFailure(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r, _ := newRunner(t)
-			asked := fakeLab(r, test.fails...)
+			commands := fakeLab(r, test.fails...)
 			r.run(t.Context(), test.suites)
-			if !slices.Equal(*asked, test.asked) || len(r.flaky) != test.flaky || len(r.red) != test.redOnes {
-				t.Errorf("the lab was asked for %v, want %v; flaky %v, red %v", *asked, test.asked, r.flaky, r.red)
+			if !slices.Equal(*commands, test.commands) || len(r.flaky) != test.flaky || len(r.red) != test.redOnes {
+				t.Errorf("commands of the lab: %v, want %v; flaky %v, red %v", *commands, test.commands, r.flaky, r.red)
 			}
 		})
 	}
@@ -195,16 +194,16 @@ func TestLabIsPutInOrderAfterAFailure(t *testing.T) {
 	}
 }
 
-// A lab that ran before is somebody's: it is not taken down.
+// A lab that was running before is not taken down.
 func TestLabOfSomebodyElseStays(t *testing.T) {
 	r, out := newRunner(t)
-	asked := fakeLab(r, "reset")
+	commands := fakeLab(r, "reset")
 	r.labIsUp, r.keepLab = true, true
 	r.run(t.Context(), []suite{inLab(bad("red")), inLab(ok("next"))})
 	r.labDown()
-	r.closing()
-	if !slices.Equal(*asked, []string{"evidence", "reset"}) {
-		t.Errorf("the lab was asked for %v", *asked)
+	r.summary()
+	if !slices.Equal(*commands, []string{"evidence", "reset"}) {
+		t.Errorf("commands of the lab: %v", *commands)
 	}
 	wantLines(t, out, "NOT RUN next: lab reset: exit status 1")
 }
@@ -212,9 +211,9 @@ func TestLabOfSomebodyElseStays(t *testing.T) {
 func TestWithoutRootWhatNeedsItIsNotRun(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{ok("a"), inLab(ok("b"))})
-	r.closing()
-	if !r.sum() {
-		t.Error("it is red")
+	r.summary()
+	if !r.printTotals() {
+		t.Error("the run failed")
 	}
 	wantLines(t, out, "NOT RUN b: needs root", "1 passed, 0 failed, 1 skipped")
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A name that no test has would be left out in silence.
+// go test ignores a name that no test has.
 func TestSmokeTestsExist(t *testing.T) {
 	files, err := filepath.Glob("../../e2e/driver/*_test.go")
 	if err != nil {

@@ -13,28 +13,27 @@ import (
 	"storage.liqo.io/sanity-tests/driver"
 )
 
-// need says what a suite cannot do without.
+// need is what a suite requires.
 type need int
 
 const (
-	// nothing: runs anywhere, as any user.
 	nothing need = iota
-	// root: mounts or network namespaces, but no lab of ours.
+	// root: mounts or network namespaces, but not the running lab.
 	root
 	// sharedLab: the running lab with its storage.
 	sharedLab
 )
 
-// tier says which of the two runs a suite belongs to.
+// tier is when a suite runs.
 type tier int
 
 const (
-	// always: `make test` and `make test-all`.
+	// always: in `make test` and `make test-all`.
 	always tier = iota
-	// inPart: `make test-all`; `make test` runs the tests of the plan.
+	// inPart: in `make test-all`; `make test` runs the tests of the plan.
 	inPart
-	// whole: `make test-all` alone.
-	whole
+	// testAllOnly: in `make test-all` only.
+	testAllOnly
 )
 
 // suite is one command whose tests are counted.
@@ -42,37 +41,35 @@ type suite struct {
 	name    string
 	dir     string // below the repository's root
 	command []string
-	env     []string // beside that of this process
+	env     []string // in addition to that of this process
 	counter func(io.Writer) counter
 	needs   need
 	limit   time.Duration
 	tier    tier
 
-	// args are those that goTest was called with, folder is where its lab tests are: below
-	// the repository's root, or empty if it has none. At most so many run at once.
+	// args are those of goTest; folder is that of its lab tests, below the repository's root, or
+	// ""; parallel is how many of them run at once.
 	args     []string
 	folder   string
 	parallel int
 
-	// again is the command that runs the test with this key alone, rest the one that runs
-	// what is left of a package. Suites without them are not run again.
+	// again returns the command that runs only the test with this key, rest the one that runs the
+	// tests of a package that had not started. Suites without them are not retried.
 	again func(key string) []string
 	rest  func(earlyEnd) []string
-	// hasLegs says that the subtests of a test function are run by themselves: functions
-	// that make everything ready for many long tests. Where the function does all the work
-	// before it has subtests, selects is the flag of the test program that names those to run.
+	// hasLegs: legs are selected and retried by themselves, because their test functions have a
+	// set-up for many long tests. If a function does all its work before its subtests, selects is
+	// the flag of the test program that selects legs.
 	hasLegs bool
 	selects string
 }
 
-// only keeps `make test` from running a suite, or all of it.
-func only(t tier, s suite) suite {
+func inTier(t tier, s suite) suite {
 	s.tier = t
 	return s
 }
 
-// cargoTest runs four tests at once however few cores there are: most of their time they wait.
-// A program with a test that fails keeps no other from being run.
+// cargoTest runs four tests in parallel on any number of cores, because tests mostly wait.
 var cargoTest = []string{"cargo", "test", "--locked", "--workspace", "--no-fail-fast", "--", "--test-threads=4"}
 
 func rust() suite {
@@ -82,11 +79,11 @@ func rust() suite {
 		}}
 }
 
-// suites are all there are, cheapest first: what is broken should show early.
+// suites are all suites, cheapest first, so that failures show early.
 var suites = []suite{
 	check("rust format", nothing, "cargo", "fmt", "--all", "--check"),
 	check("rust lints", nothing, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"),
-	// What a build of the workspace has by its feature testkit, a release has not.
+	// Builds of the workspace enable the feature testkit, releases do not.
 	check("rust without testkit", nothing, "cargo", "check", "--locked", "--package", "liqo-csi"),
 	check("go lints", nothing, "make", "lint-go"),
 	rust(),
@@ -94,8 +91,8 @@ var suites = []suite{
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
 	goTest("reference driver", "sanity-tests/reference", nothing, 10*time.Minute, "./..."),
 	goTest("fabric objects", "sanity-tests/fabrics", nothing, 15*time.Minute, "./..."),
-	// What the lab runs is built apart from its tests, whose time is not for building,
-	// and before it runs, while the machine has nothing else to do.
+	// The lab's programs are built first, so that the time limits of tests do not include builds,
+	// and while the lab does not use the machine.
 	check("lab build", root, "make", "lab-build"),
 	check(driverBuild, root, "cargo", "build", "--locked", "--workspace"),
 	// These three test the lab itself, without the driver.
@@ -109,22 +106,21 @@ var suites = []suite{
 	labTestsOf(inPart, goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move")),
 	labTestsOf(inPart, withLegs("-setup", goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"))),
 	labTestsOf(inPart, withLegs("", goTest("faults", "sanity-tests", sharedLab, 55*time.Minute, "-parallel=6", "./e2e/faults"))),
-	only(whole, check("release build", root, "cargo", "build", "--locked", "--release", "--package", "liqo-csi")),
-	// Of that program; it is refused if it is too large, or a program in it does not run.
-	only(whole, check("release image", nothing, "make", "image")),
-	only(whole, onRelease(goTest("release", "sanity-tests", sharedLab, 15*time.Minute, "-run="+smokeTests, "./e2e/driver"))),
-	only(whole, check("Liqo build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "liqo")),
-	labTestsOf(whole, goTest("liqo", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/liqo")),
-	only(whole, check("build of Kubernetes' tests", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "e2e")),
-	labTestsOf(whole, withLegs("", goTest("external storage", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/external"))),
-	labTestsOf(whole, goTest("node conformance", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/nodeconformance")),
+	inTier(testAllOnly, check("release build", root, "cargo", "build", "--locked", "--release", "--package", "liqo-csi")),
+	// This fails if the image is too large, or a program in it does not run.
+	inTier(testAllOnly, check("release image", nothing, "make", "image")),
+	inTier(testAllOnly, onRelease(goTest("release", "sanity-tests", sharedLab, 15*time.Minute, "-run="+smokeTests, "./e2e/driver"))),
+	inTier(testAllOnly, check("Liqo build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "liqo")),
+	labTestsOf(testAllOnly, goTest("liqo", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/liqo")),
+	inTier(testAllOnly, check("build of Kubernetes' tests", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "e2e")),
+	labTestsOf(testAllOnly, withLegs("", goTest("external storage", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/external"))),
+	labTestsOf(testAllOnly, goTest("node conformance", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/nodeconformance")),
 }
 
-// driverBuild is the suite whose program the suites after it use.
 const driverBuild = "driver build"
 
-// useDriverBuild makes the suites that follow use the program of the suite "driver build", so that
-// no test calls cargo; unless they were told to use another one.
+// useDriverBuild makes later suites use the program of the suite "driver build", so that no test
+// calls cargo, unless the environment selects another program.
 func useDriverBuild(repository string) error {
 	if os.Getenv(driver.BinaryVariable) != "" || os.Getenv(driver.ProfileVariable) == "release" {
 		return nil
@@ -132,26 +128,26 @@ func useDriverBuild(repository string) error {
 	return os.Setenv(driver.BinaryVariable, driver.DevBinary(repository))
 }
 
-// smokeTests are run with the release, too: that a pod gets a volume, keeps its data, and moves
-// with them. The last one installs it as the README says.
+// smokeTests run with the release too: a pod gets a volume, keeps its data, and moves with it. The
+// last one installs the driver as the README describes.
 const smokeTests = "^(TestDeletingAClaimDeletesEverything|TestRetainKeepsTheData|TestMoveToAnotherNode|TestOnlyDevelopmentBuildsHaveCrashPoints|TestReadmeInstallsARelease)$"
 
-// onRelease is the suite with a release of the driver in the lab. What is installed next replaces it.
+// onRelease makes the suite install a release of the driver.
 func onRelease(s suite) suite {
 	s.env = []string{driver.BinaryVariable + "=", driver.ProfileVariable + "=release"}
 	return s
 }
 
-// check is a command that counts as one test.
+// check returns a suite with one command, which counts as one test.
 func check(name string, needs need, command ...string) suite {
 	return suite{name: name, dir: ".", command: command, counter: newCheckCounter, needs: needs, limit: 40 * time.Minute}
 }
 
-// compiling is the time that a Go suite has beside its tests. They are stopped by go, or
-// nothing would say which were running; the whole suite is, when that did not help.
+// compiling is the time of a Go suite in addition to its tests. go stops tests at their limit and
+// prints which were running; the runner stops the suite if that does not help.
 const compiling = 2 * time.Minute
 
-// goTest is a suite of Go packages: first come flags of go, then packages, then -args.
+// goTest returns a suite of Go packages. args are flags of go, packages, and -args, in this order.
 func goTest(name, dir string, needs need, limit time.Duration, args ...string) suite {
 	firstPackage := max(0, slices.IndexFunc(args, func(arg string) bool { return !strings.HasPrefix(arg, "-") }))
 	afterPackages := slices.Index(args, "-args")
@@ -161,7 +157,7 @@ func goTest(name, dir string, needs need, limit time.Duration, args ...string) s
 	command := func(pattern, value string, packages ...string) []string {
 		base := append([]string{"go", "test", "-json", "-count=1", "-timeout", limit.String()}, args[:firstPackage]...)
 		if pattern != "" {
-			base = append(base, pattern, value) // of two -run the last one counts
+			base = append(base, pattern, value) // the last -run counts
 		}
 		return slices.Concat(base, packages, args[afterPackages:])
 	}
@@ -178,7 +174,7 @@ func goTest(name, dir string, needs need, limit time.Duration, args ...string) s
 	}
 }
 
-// pattern selects one test, or all subtests of one.
+// pattern returns a -run pattern for one test with its subtests.
 func pattern(test string) string {
 	parts := strings.Split(test, "/")
 	for i, part := range parts {
@@ -187,24 +183,24 @@ func pattern(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// labTestsOf is a suite of one package whose tests are known one by one.
+// labTestsOf makes labTests read the tests of a suite with one package.
 func labTestsOf(t tier, s suite) suite {
 	s.parallel = 1
 	for _, arg := range s.args {
-		if n, is := strings.CutPrefix(arg, "-parallel="); is {
+		if n, ok := strings.CutPrefix(arg, "-parallel="); ok {
 			s.parallel = number(n)
 		}
-		if folder, is := strings.CutPrefix(arg, "./"); is {
+		if folder, ok := strings.CutPrefix(arg, "./"); ok {
 			s.folder = s.dir + "/" + folder
 		}
 	}
-	return only(t, s)
+	return inTier(t, s)
 }
 
-// anyOf matches functions, or other names in which nothing means something in a pattern.
+// anyOf returns a pattern for names without special characters.
 func anyOf(functions []string) string { return "^(" + strings.Join(functions, "|") + ")$" }
 
-// withLegs has the subtests of the suite's functions run by themselves.
+// withLegs makes the legs of a suite selectable.
 func withLegs(selects string, s suite) suite {
 	again := s.again
 	s.hasLegs, s.selects = true, selects
@@ -223,21 +219,20 @@ func withLegs(selects string, s suite) suite {
 	return s
 }
 
-// allBut lists the packages of the module this runs in, without those whose path
-// holds the text: a new package is tested without being named here.
+// allBut lists the packages of this module except those whose path contains the text, so that new
+// packages need not be added here.
 func allBut(part string) []string {
 	out, err := exec.Command("go", "list", "./...").Output()
 	if err != nil {
-		return []string{"./..."} // go test will say what is wrong
+		return []string{"./..."} // go test prints the error
 	}
-	return slices.DeleteFunc(strings.Fields(string(out)), func(path string) bool { return strings.Contains(path, part) })
+	return filter(strings.Fields(string(out)), func(path string) bool { return !strings.Contains(path, part) })
 }
 
-// selected are the suites of one run whose names contain the text, and of those that
-// `make test` runs in parts what the plan says.
+// selected returns the suites of a run whose names contain the text, reduced to the plan.
 func selected(all bool, text string, p plan) (todo []suite) {
 	for _, s := range suites {
-		if !strings.Contains(s.name, text) || s.tier == whole && !all {
+		if !strings.Contains(s.name, text) || s.tier == testAllOnly && !all {
 			continue
 		}
 		if s.tier == inPart && !all {
@@ -252,11 +247,11 @@ func selected(all bool, text string, p plan) (todo []suite) {
 	return todo
 }
 
-// startingFrom leaves out what comes before the first suite whose name contains the text.
+// startingFrom drops the suites before the first whose name contains the text.
 func startingFrom(text string, todo []suite) ([]suite, error) {
 	first := slices.IndexFunc(todo, func(s suite) bool { return strings.Contains(s.name, text) })
 	if first < 0 && text != "" {
-		return nil, fmt.Errorf("no suite to start from has %q in its name (-list shows them)", text)
+		return nil, fmt.Errorf("no suite to start from has %q in its name (-list prints them)", text)
 	}
 	return todo[max(0, first):], nil
 }

@@ -13,7 +13,7 @@ func names(of []suite) []string {
 	return names
 }
 
-// A suite that `make test` runs in parts has no turn without tests, and all of them in `make test-all`.
+// `make test` skips a suite without planned tests; `make test-all` runs all of its tests.
 func TestSuitesAreRunAsPlanned(t *testing.T) {
 	p := plan{core: []plannedTest{{labTest: labTest{suite: "driver", function: "TestA"}}}}
 	some, all := names(selected(false, "", p)), names(selected(true, "", p))
@@ -37,7 +37,7 @@ func TestSuitesAreRunAsPlanned(t *testing.T) {
 func TestEverySuiteEndsWithinAnHour(t *testing.T) {
 	for _, s := range suites {
 		if s.limit >= mostOfASuite {
-			t.Errorf("%s may take %s", s.name, s.limit)
+			t.Errorf("the limit of %s is %s", s.name, s.limit)
 		}
 	}
 }
@@ -51,6 +51,6 @@ func TestStartingFromASuite(t *testing.T) {
 		}
 	}
 	if _, err := startingFrom("no such", todo); err == nil {
-		t.Error("a name that no suite has is taken")
+		t.Error("a name that no suite has is accepted")
 	}
 }

@@ -18,11 +18,11 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// Controller and node plugin die before and after every write, and come back:
-// each volume still becomes what it was asked to be, and nothing is left of it.
+// Controller and node plugin crash before and after every write. After their restart each volume still
+// works, and nothing is leaked.
 func TestDyingAtEveryCrashPoint(t *testing.T) {
 	cluster := user.Cluster(t, "home")
-	// One controller, or orders would have to be given to one and reach another.
+	// One replica, because crash orders are for one process.
 	install(t, cluster, 1)
 	w := &walk{cluster: cluster}
 	for _, leg := range []leg[*user.Namespace]{
@@ -37,7 +37,7 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"labels, a fixed node, room and the lease", w.loops},
 		{"a snapshot that is restored", w.snapshotted},
 		{"a snapshot that is retained, and discarded after all", w.snapshotRetained},
-		{"a snapshot that its user gives up", w.snapshotGivenUp},
+		{"a snapshot that its user gives up", w.snapshotAbandoned},
 		{"a claim that is imported", w.imported},
 		{"an import that is undone", w.importUndone},
 		{"a snapshot that is imported", w.snapshotImported},
@@ -45,18 +45,18 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a release that is undone", w.releaseUndone},
 	} {
 		t.Run(leg.name, func(t *testing.T) {
-			accounted(t, cluster)
+			checkLeaks(t, cluster)
 			leg.run(t, user.NewNamespace(t, cluster))
 		})
 	}
-	for _, leg := range []leg[*neighbour]{
-		{"a node that stands for another cluster", w.standingIn},
+	for _, leg := range []leg[*remoteSetup]{
+		{"a node that stands for another cluster", w.virtualNodeMarked},
 		{"a volume that another cluster refuses", w.remoteRefused},
 		{"a volume in another cluster", w.remoteLife},
 		{"a volume to be retained in another cluster", w.remoteRetained},
 		{"a twin in another cluster deleted behind our back", w.remoteRescued},
 		{"a volume that grows in another cluster", w.remoteGrown},
-		{"a restore that is sent back to its snapshot", w.restoreSentBack},
+		{"a restore that is sent back to its snapshot", w.restoreRescheduled},
 		{"a move until its gate is closed", w.movePrepared},
 		{"a move from its cut-over on", w.moveCutOver},
 		{"a move that is cancelled", w.moveCancelled},
@@ -68,52 +68,51 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a move whose target is lost after its commit", w.moveRecovered},
 	} {
 		t.Run(leg.name, func(t *testing.T) {
-			accounted(t, cluster, user.Cluster(t, "remote"))
-			leg.run(t, newNeighbour(t))
+			checkLeaks(t, cluster, user.Cluster(t, "remote"))
+			leg.run(t, newRemoteSetup(t))
 		})
 	}
 	w.report(t, false)
 }
 
 func (w *walk) attached(t *testing.T, n *user.Namespace) {
-	controller := w.onController(t, n, both("twin-create", "hand-over", "attachment-create", "attachment-confirm", "attachment-delete", "twin-delete", "remove-finalizer"))
-	// Not all steps at once: kubelet waits twice as long after each failure.
-	node := w.onNode(t, n, "home-1", both("node-stage", "node-publish", "node-unstage", "record-remove"))
-	live(t, n, "liqo-reference-attach", user.OnNode("home-1"))
-	w.carriedOut(t, n, controller, node)
+	controller := w.crashController(t, n, bothSides("twin-create", "hand-over", "attachment-create", "attachment-confirm", "attachment-delete", "twin-delete", "remove-finalizer"))
+	// Not all steps in one test, because kubelet doubles its back-off after each failure.
+	node := w.crashNodePlugin(t, n, "home-1", bothSides("node-stage", "node-publish", "node-unstage", "record-remove"))
+	exercise(t, n, "liqo-reference-attach", user.OnNode("home-1"))
+	w.waitCrashed(t, n, controller, node)
 }
 
 func (w *walk) static(t *testing.T, n *user.Namespace) {
-	controller := w.onController(t, n, []string{"before-prebind", "after-tell-volume"})
-	node := w.onNode(t, n, "home-2", both("record-write", "node-publish", "node-unpublish", "record-remove"))
-	live(t, n, "liqo-static-local", user.OnNode("home-2"))
-	w.carriedOut(t, n, controller, node)
+	controller := w.crashController(t, n, []string{"before-prebind", "after-tell-volume"})
+	node := w.crashNodePlugin(t, n, "home-2", bothSides("record-write", "node-publish", "node-unpublish", "record-remove"))
+	exercise(t, n, "liqo-static-local", user.OnNode("home-2"))
+	w.waitCrashed(t, n, controller, node)
 }
 
 func (w *walk) retained(t *testing.T, n *user.Namespace) {
-	controller := w.onController(t, n, both("retain"))
+	controller := w.crashController(t, n, bothSides("retain"))
 	n.Claim("data", "liqo-retain", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	w.carriedOut(t, n, controller)
+	w.waitCrashed(t, n, controller)
 	volume := n.Follow("data")
 	n.DeletePod("user")
 	deleteClaim(n, "data")
 
-	// What an administrator does who wants it gone after all. The twin goes first: its
-	// volume is retained until nobody could mean it to be kept.
+	// An administrator deletes the retained volume: PersistentVolume, twin, and then the data.
 	core := n.Client.CoreV1()
 	n.Eventually("the volume is released and can be discarded", func(ctx context.Context) (string, error) {
 		found, err := core.PersistentVolumes().Get(ctx, volume.Object.Name, metav1.GetOptions{})
 		if err != nil || found.Status.Phase != corev1.VolumeReleased {
-			return "it is not released yet", err
+			return "it is not released", err
 		}
 		return "", core.PersistentVolumes().Delete(ctx, volume.Object.Name, metav1.DeleteOptions{})
 	})
 	twins := core.PersistentVolumeClaims(chart.StorageNamespace)
-	n.Eventually("the retained twin goes away", func(ctx context.Context) (string, error) {
+	n.Eventually("the retained twin is deleted", func(ctx context.Context) (string, error) {
 		if err := twins.Delete(ctx, volume.Twin.Name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
-			return "it is still there", err
+			return "it still exists", err
 		}
 		return "", nil
 	})
@@ -124,7 +123,7 @@ func (w *walk) retained(t *testing.T, n *user.Namespace) {
 }
 
 func (w *walk) refused(t *testing.T, n *user.Namespace) {
-	controller := w.onController(t, n, both("withdraw"))
+	controller := w.crashController(t, n, bothSides("withdraw"))
 	remove, err := storage.BackendOf(w.cluster, storage.Local).AddFault(storage.Fault{
 		RPC: "CreateVolume", Match: "liqo-storage/", Code: "ResourceExhausted", Message: "full, for now",
 	})
@@ -132,20 +131,20 @@ func (w *walk) refused(t *testing.T, n *user.Namespace) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = remove() })
-	// The fault stays until the controller has died at both points: a twin that gets its volume while the
-	// controller is dead is not withdrawn.
-	born(n, "liqo-reference-local")
-	w.carriedOut(t, n, controller)
+	// Keep the fault until the controller has crashed at both points: it does not withdraw a twin that got
+	// its volume meanwhile.
+	startWriter(n, "liqo-reference-local")
+	w.waitCrashed(t, n, controller)
 	if err := remove(); err != nil {
 		t.Fatal(err)
 	}
-	lived(t, n)
+	finishExercise(t, n)
 }
 
-// Without kube-controller-manager a reserved volume is never bound, and a claim
-// goes only when somebody forces it.
+// Without kube-controller-manager a reserved volume is never bound, and the deletion of a claim must be
+// forced.
 func (w *walk) abandoned(t *testing.T, n *user.Namespace) {
-	controller := w.onController(t, n, append(both("release-prebind"), "after-prebind", "before-tell-volume"))
+	controller := w.crashController(t, n, append(bothSides("release-prebind"), "after-prebind", "before-tell-volume"))
 	const manager = "kube-controller-manager"
 	if err := w.cluster.Kill(t.Context(), manager); err != nil {
 		t.Fatal(err)
@@ -157,7 +156,7 @@ func (w *walk) abandoned(t *testing.T, n *user.Namespace) {
 	})
 	node := w.cluster.Nodes()[0].Name
 	n.Claim("data", "liqo-static-local", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
-		// What kube-controller-manager and the scheduler would note.
+		// These are set by kube-controller-manager and the scheduler.
 		claim.Annotations = map[string]string{
 			"volume.kubernetes.io/storage-provisioner": driver.CSIName,
 			"volume.kubernetes.io/selected-node":       node,
@@ -168,10 +167,10 @@ func (w *walk) abandoned(t *testing.T, n *user.Namespace) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.Eventually("the twin is told its static volume", func(ctx context.Context) (string, error) {
+	n.Eventually("the twin has a volumeName", func(ctx context.Context) (string, error) {
 		twin, err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Get(ctx, string(claim.UID), metav1.GetOptions{})
 		if err != nil || twin.Spec.VolumeName == "" {
-			return "it is not yet", err
+			return "it has none", err
 		}
 		return "", nil
 	})
@@ -181,7 +180,7 @@ func (w *walk) abandoned(t *testing.T, n *user.Namespace) {
 	if _, err := claims.Patch(t.Context(), "data", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.carriedOut(t, n, controller)
+	w.waitCrashed(t, n, controller)
 }
 
 func (w *walk) rescued(t *testing.T, n *user.Namespace) {
@@ -190,11 +189,11 @@ func (w *walk) rescued(t *testing.T, n *user.Namespace) {
 	n.WaitReady("user")
 	write(n, "user", n.Name)
 	was := n.Follow("data")
-	controller := w.onController(t, n, both("rescue", "twin-again", "pass-on", "policy-back"))
+	controller := w.crashController(t, n, bothSides("rescue", "twin-again", "pass-on", "policy-back"))
 	if err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Delete(t.Context(), was.Twin.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.carriedOut(t, n, controller)
+	w.waitCrashed(t, n, controller)
 	n.Eventually("the twin is bound to its data again", func(ctx context.Context) (string, error) {
 		now, err := n.Behind(ctx, "data")
 		if now.Real == nil || now.Twin.UID == was.Twin.UID || now.Real.Name != was.Real.Name ||
@@ -208,18 +207,18 @@ func (w *walk) rescued(t *testing.T, n *user.Namespace) {
 	deleteClaim(n, "data")
 }
 
-// The filesystem needs a node, so that the twin's expansion is left for us to finish. That
-// it grows a second time shows that nothing was left unfinished.
+// The file system is expanded on a node, so that the driver must finish the twin's expansion. The second
+// expansion shows that it has.
 func (w *walk) grown(t *testing.T, n *user.Namespace) {
 	n.Claim("data", "liqo-reference-xfs", "320Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	write(n, "user", n.Name)
 	n.Follow("data")
-	controller := w.onController(t, n, both("expand", "finish-expansion"))
+	controller := w.crashController(t, n, bothSides("expand", "finish-expansion"))
 	n.Resize("data", "400Mi")
 	n.WaitGrown("data", "400Mi")
-	w.carriedOut(t, n, controller)
+	w.waitCrashed(t, n, controller)
 	n.Resize("data", "480Mi")
 	n.WaitGrown("data", "480Mi")
 	read(t, n, "user", n.Name)
@@ -233,23 +232,22 @@ func (w *walk) modified(t *testing.T, n *user.Namespace) {
 	n.WaitReady("user")
 	real := n.Follow("data").Real
 	n.WaitOperations(storage.Reference, real, "1000")
-	controller := w.onController(t, n, both("modify"))
+	controller := w.crashController(t, n, bothSides("modify"))
 	n.SetAttributesClass("data", driver.Gold)
 	n.WaitAttributes("data", driver.Gold)
 	n.WaitOperations(storage.Reference, real, "5000")
-	w.carriedOut(t, n, controller)
+	w.waitCrashed(t, n, controller)
 	n.DeletePod("user")
 	deleteClaim(n, "data")
 }
 
 func (w *walk) loops(t *testing.T, n *user.Namespace) {
-	controller := w.onController(t, n, both("sync", "add-finalizer", "select-node", "capacity-write", "capacity-delete", "lease-write"))
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
+	controller := w.crashController(t, n, bothSides("sync", "add-finalizer", "select-node", "capacity-write", "capacity-delete", "lease-write"))
 	class := &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: n.Name},
 		Provisioner:       driver.CSIName,
 		Parameters:        map[string]string{"realStorageClass": "reference-local"},
-		VolumeBindingMode: &wait,
+		VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	}
 	classes := n.Client.StorageV1().StorageClasses()
 	if _, err := classes.Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
@@ -264,7 +262,7 @@ func (w *walk) loops(t *testing.T, n *user.Namespace) {
 	n.Eventually("the twin has the new label", func(ctx context.Context) (string, error) {
 		now, err := n.Behind(ctx, "data")
 		if now.Twin == nil || now.Twin.Labels["team"] != "blue" {
-			return "it has not", err
+			return "it does not have it", err
 		}
 		return "", nil
 	})
@@ -276,7 +274,7 @@ func (w *walk) loops(t *testing.T, n *user.Namespace) {
 	n.Eventually("the twin has its finalizer again", func(ctx context.Context) (string, error) {
 		now, err := n.Behind(ctx, "data")
 		if now.Twin == nil || !slices.Contains(now.Twin.Finalizers, "storage.liqo.io/twin") {
-			return "it has not", err
+			return "it does not have it", err
 		}
 		return "", nil
 	})
@@ -285,5 +283,5 @@ func (w *walk) loops(t *testing.T, n *user.Namespace) {
 	if err := classes.Delete(t.Context(), n.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.carriedOut(t, n, controller)
+	w.waitCrashed(t, n, controller)
 }

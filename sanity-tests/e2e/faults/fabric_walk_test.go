@@ -21,8 +21,8 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// fabricPoints are those of the fabric, and of the controller where it works for the fabric.
-var fabricPoints = both(
+// fabricPoints are the crash points of the fabric, and of the controller's work for the fabric.
+var fabricPoints = bothSides(
 	"fabric-hold", "fabric-node-make", "fabric-node-write", "fabric-node-remember", "fabric-node-lease", "fabric-node-delete",
 	"fabric-node-list", "serving-request", "serving-approve", "open-claims-gate",
 	"offload-hold", "offload-label", "offload-status", "offload-create", "offload-bind", "offload-evict", "offload-delete", "offload-let-go",
@@ -30,21 +30,21 @@ var fabricPoints = both(
 	"pod-claim", "pod-make", "pod-ungate", "pod-status", "pod-change", "pod-delete-there", "pod-avoid", "pod-give-up", "pod-end",
 	"pod-let-go", "pod-free")
 
-// crashOrders is a folder of the fabric's pod, which has no socket beside which it could look for orders.
+// crashOrders is a volume of the fabric's pod, which has no socket folder for crash orders.
 const crashOrders = "crash-orders"
 
-// offloadedTo is the remote cluster as one leg of the fabric's walk sees it: a virtual node of its own, and a namespace.
+// offloadedTo is a namespace with a virtual node of the remote cluster, for one leg.
 type offloadedTo struct {
 	*user.Namespace
 	t    *testing.T
 	home *clusters.Cluster
-	// id is the name of the RemoteCluster, of its node and of the namespace.
+	// id is the name of the RemoteCluster, its node and the namespace.
 	id         string
 	kubeconfig []byte
 }
 
-// The fabric and the controller die before and after every write of offloading, and come back: nodes, namespaces
-// and pods still become what they are asked to be, no pod runs twice, and nothing is left.
+// The fabric and the controller crash before and after every write of offloading. After their restart
+// nodes, namespaces and pods still work, no pod runs twice, and nothing is leaked.
 func TestFabricDyingAtEveryCrashPoint(t *testing.T) {
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
 	w := &walk{cluster: home}
@@ -56,9 +56,9 @@ func TestFabricDyingAtEveryCrashPoint(t *testing.T) {
 		{"pods that no node there takes", w.unplacedPods},
 	} {
 		t.Run(leg.name, func(t *testing.T) {
-			accounted(t, home, remote)
+			checkLeaks(t, home, remote)
 			n := &offloadedTo{t: t, home: home, id: "walked-" + strings.ToLower(rand.Text()[:8]), kubeconfig: kubeconfig}
-			// The namespace is deleted before, with what it has in the remote cluster.
+			// After the namespace, which has objects in the remote cluster.
 			t.Cleanup(n.undeclare)
 			n.Namespace = user.NewNamespaceNamed(t, home, n.id)
 			leg.run(t, n)
@@ -67,7 +67,7 @@ func TestFabricDyingAtEveryCrashPoint(t *testing.T) {
 	w.report(t, true)
 }
 
-// installFabric has one replica of it, or orders would be given to one and reach another.
+// installFabric installs one replica, because crash orders are for one process.
 func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 	t.Helper()
 	remote := user.Cluster(t, "remote")
@@ -79,7 +79,7 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 			t.Error(err)
 		}
 	})
-	values := hurried(1)
+	values := shortTimeouts(1)
 	fabric := driver.Fabric()
 	fabric["replicas"] = 1
 	values["fabric"] = fabric
@@ -95,13 +95,13 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 		"volumes": [{"name": %[1]q, "emptyDir": {}}],
 		"containers": [{"name": "fabric", "env": [{"name": "LIQO_CSI_CRASH_ORDERS", "value": "/%[1]s"}],
 			"volumeMounts": [{"name": %[1]q, "mountPath": "/%[1]s"}]}]}}}}`, crashOrders)
-	// onFabric waits for the pod that has this folder.
+	// crashFabric waits for the pod with this volume.
 	if _, err := deployments.Patch(t.Context(), "liqo-csi-fabric", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	access, kubeconfig, err := driver.GiveAccess(t.Context(), remote, nil)
+	access, kubeconfig, err := driver.GrantAccess(t.Context(), remote, nil)
 	t.Cleanup(func() {
-		if err := access.Take(user.Afterwards(t)); err != nil {
+		if err := access.Revoke(user.Afterwards(t)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -111,13 +111,13 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 	return kubeconfig
 }
 
-// onFabric orders the fabric to die at these points.
-func (n *offloadedTo) onFabric(steps ...string) order {
+// crashFabric makes the fabric crash at these points.
+func (n *offloadedTo) crashFabric(steps ...string) order {
 	n.t.Helper()
-	return inEmptyDir(n.t, n.Namespace, "fabric", crashOrders, "", both(steps...))
+	return inEmptyDir(n.t, n.Namespace, "fabric", crashOrders, "", bothSides(steps...))
 }
 
-// declare has the fabric make the node of the remote cluster.
+// declare creates the RemoteCluster, and waits for its node.
 func (n *offloadedTo) declare() {
 	n.t.Helper()
 	if err := driver.Declare(n.t.Context(), n.home, n.id, n.kubeconfig, map[string]any{"nodeName": n.id}); err != nil {
@@ -132,8 +132,8 @@ func (n *offloadedTo) undeclare() {
 	}
 }
 
-// offload extends the namespace into the remote cluster, under its own name.
-func (n *offloadedTo) offload(strategy string) (there *user.Namespace) {
+// offload offloads the namespace with EnforceSameName.
+func (n *offloadedTo) offload(strategy string) (remote *user.Namespace) {
 	n.t.Helper()
 	n.Apply(`
 apiVersion: offloading.liqo.io/v1beta1
@@ -151,69 +151,69 @@ spec: {namespaceMappingStrategy: EnforceSameName, podOffloadingStrategy: ` + str
 	return user.Existing(n.t, user.Cluster(n.t, "remote"), n.Name)
 }
 
-// onIt puts a pod on the virtual node. It gets a moment to end, in which it can be seen there.
-func (n *offloadedTo) onIt(pod *corev1.Pod) {
+// onVirtualNode puts a pod on the virtual node, with a grace period.
+func (n *offloadedTo) onVirtualNode(pod *corev1.Pod) {
 	user.OnNode(n.id)(pod)
 	pod.Spec.Tolerations = []corev1.Toleration{{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists}}
-	gently(pod)
+	gracefully(pod)
 }
 
 func (w *walk) virtualNode(t *testing.T, n *offloadedTo) {
-	fabric := n.onFabric("fabric-hold", "fabric-node-make", "fabric-node-write", "fabric-node-remember", "fabric-node-lease", "serving-request")
-	controller := w.onController(t, n.Namespace, both("fabric-node-list", "serving-approve"))
+	fabric := n.crashFabric("fabric-hold", "fabric-node-make", "fabric-node-write", "fabric-node-remember", "fabric-node-lease", "serving-request")
+	controller := w.crashController(t, n.Namespace, bothSides("fabric-node-list", "serving-approve"))
 	n.declare()
-	w.carriedOut(t, n.Namespace, fabric, controller)
-	fabric = n.onFabric("fabric-node-delete", "fabric-hold")
+	w.waitCrashed(t, n.Namespace, fabric, controller)
+	fabric = n.crashFabric("fabric-node-delete", "fabric-hold")
 	n.undeclare()
-	w.carriedOut(t, n.Namespace, fabric)
+	w.waitCrashed(t, n.Namespace, fabric)
 	if _, err := n.Client.CoreV1().Nodes().Get(t.Context(), n.id, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the node of a cluster that is gone: %v", err)
+		t.Errorf("the node of a deleted RemoteCluster: %v", err)
 	}
 }
 
 func (w *walk) offloadedNamespace(t *testing.T, n *offloadedTo) {
 	n.declare()
 	n.Apply("{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {color: blue}}")
-	fabric := n.onFabric("offload-hold", "offload-label", "offload-status", "offload-create", "offload-bind", "reflect-bind", "reflect-create")
-	there := n.offload("Remote")
-	w.carriedOut(t, n.Namespace, fabric)
-	n.waitCopy(there, "blue")
+	fabric := n.crashFabric("offload-hold", "offload-label", "offload-status", "offload-create", "offload-bind", "reflect-bind", "reflect-create")
+	remote := n.offload("Remote")
+	w.waitCrashed(t, n.Namespace, fabric)
+	n.waitCopy(remote, "blue")
 
-	fabric = n.onFabric("reflect-patch")
+	fabric = n.crashFabric("reflect-patch")
 	n.Apply("{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {color: green}}")
-	w.carriedOut(t, n.Namespace, fabric)
-	n.waitCopy(there, "green")
+	w.waitCrashed(t, n.Namespace, fabric)
+	n.waitCopy(remote, "green")
 
-	fabric = n.onFabric("reflect-delete")
+	fabric = n.crashFabric("reflect-delete")
 	if err := n.Client.CoreV1().ConfigMaps(n.Name).Delete(t.Context(), "settings", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.carriedOut(t, n.Namespace, fabric)
-	n.waitCopy(there, "")
+	w.waitCrashed(t, n.Namespace, fabric)
+	n.waitCopy(remote, "")
 
 	n.deployment("web")
 	n.waitDeployment("web")
-	fabric = n.onFabric("offload-evict", "offload-delete", "offload-let-go", "reflect-unbind")
+	fabric = n.crashFabric("offload-evict", "offload-delete", "offload-let-go", "reflect-unbind")
 	if out, err := n.Kubectl("delete", "namespaceoffloading", "offloading"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	w.carriedOut(t, n.Namespace, fabric)
-	there.Eventually("the namespace there to be gone", func(ctx context.Context) (string, error) {
-		_, err := there.Client.CoreV1().Namespaces().Get(ctx, n.Name, metav1.GetOptions{})
+	w.waitCrashed(t, n.Namespace, fabric)
+	remote.Eventually("the remote namespace to be deleted", func(ctx context.Context) (string, error) {
+		_, err := remote.Client.CoreV1().Namespaces().Get(ctx, n.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
 		}
-		return "it is there", err
+		return "it exists", err
 	})
 	n.waitDeployment("web")
 	n.deleteDeployment("web")
 }
 
-// waitCopy waits until the ConfigMap there has this color, or is gone where none is given.
-func (n *offloadedTo) waitCopy(there *user.Namespace, color string) {
+// waitCopy waits until the remote ConfigMap has this color, or is deleted if color is empty.
+func (n *offloadedTo) waitCopy(remote *user.Namespace, color string) {
 	n.t.Helper()
-	there.Eventually("the copy of the ConfigMap to be up to date", func(ctx context.Context) (string, error) {
-		found, err := there.Client.CoreV1().ConfigMaps(n.Name).Get(ctx, "settings", metav1.GetOptions{})
+	remote.Eventually("the copy of the ConfigMap to be up to date", func(ctx context.Context) (string, error) {
+		found, err := remote.Client.CoreV1().ConfigMaps(n.Name).Get(ctx, "settings", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) && color == "" {
 			return "", nil
 		}
@@ -227,7 +227,7 @@ func (n *offloadedTo) waitCopy(there *user.Namespace, color string) {
 func (n *offloadedTo) deployment(name string, edits ...func(*corev1.Pod)) {
 	n.t.Helper()
 	labels := map[string]string{"app": name}
-	pod := user.NewPod(name, "", append(edits, gently, func(pod *corev1.Pod) {
+	pod := user.NewPod(name, "", append(edits, gracefully, func(pod *corev1.Pod) {
 		pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
 	})...)
 	set := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{
@@ -246,7 +246,7 @@ func (n *offloadedTo) deleteDeployment(name string) {
 	}
 }
 
-// waitDeployment waits until it has one pod, which is ready.
+// waitDeployment waits until a Deployment has exactly one pod, which is ready.
 func (n *offloadedTo) waitDeployment(name string) {
 	n.t.Helper()
 	n.Eventually("the Deployment "+name+" to have one pod, which is ready", func(ctx context.Context) (string, error) {
@@ -269,56 +269,57 @@ func (n *offloadedTo) waitDeployment(name string) {
 
 func (w *walk) virtualPods(t *testing.T, n *offloadedTo) {
 	n.declare()
-	there := n.offload("LocalAndRemote")
-	runs := user.WatchRuns(t, there)
+	remote := n.offload("LocalAndRemote")
+	runs := user.WatchRuns(t, remote)
 	n.Claim("data", "liqo-reference", "64Mi")
-	fabric := n.onFabric("pod-claim", "pod-make", "pod-ungate", "pod-status")
-	controller := w.onController(t, n.Namespace, both("open-claims-gate"))
-	n.Pod("writer", "data", n.onIt)
-	w.carriedOut(t, n.Namespace, fabric, controller)
+	fabric := n.crashFabric("pod-claim", "pod-make", "pod-ungate", "pod-status")
+	controller := w.crashController(t, n.Namespace, bothSides("open-claims-gate"))
+	n.Pod("writer", "data", n.onVirtualNode)
+	w.waitCrashed(t, n.Namespace, fabric, controller)
 	n.WaitReady("writer")
-	write(there, "writer", n.Name)
+	write(remote, "writer", n.Name)
 
-	fabric = n.onFabric("pod-change")
+	fabric = n.crashFabric("pod-change")
 	if out, err := n.Kubectl("label", "pod", "writer", "team=blue"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	w.carriedOut(t, n.Namespace, fabric)
-	there.Eventually("the remote pod to have the new label", func(ctx context.Context) (string, error) {
-		pod, err := there.Client.CoreV1().Pods(n.Name).Get(ctx, "writer", metav1.GetOptions{})
+	w.waitCrashed(t, n.Namespace, fabric)
+	remote.Eventually("the remote pod to have the new label", func(ctx context.Context) (string, error) {
+		pod, err := remote.Client.CoreV1().Pods(n.Name).Get(ctx, "writer", metav1.GetOptions{})
 		if err != nil || pod.Labels["team"] == "blue" {
 			return "", err
 		}
 		return fmt.Sprintf("it has %v", pod.Labels), nil
 	})
 
-	fabric = n.onFabric("pod-delete-there", "pod-let-go", "pod-free")
+	fabric = n.crashFabric("pod-delete-there", "pod-let-go", "pod-free")
 	n.DeletePod("writer")
-	w.carriedOut(t, n.Namespace, fabric)
+	w.waitCrashed(t, n.Namespace, fabric)
 
-	n.Pod("reader", "data", n.onIt)
+	n.Pod("reader", "data", n.onVirtualNode)
 	n.WaitReady("reader")
-	read(t, there, "reader", n.Name)
+	read(t, remote, "reader", n.Name)
 	n.DeletePod("reader")
 	deleteClaim(n.Namespace, "data")
 
-	// Another one is created in the place of a pod with a controller.
-	n.deployment("web", n.onIt)
+	// A pod with a controller is replaced.
+	n.deployment("web", n.onVirtualNode)
 	n.waitDeployment("web")
-	fabric = n.onFabric("pod-end")
+	fabric = n.crashFabric("pod-end")
 	web := metav1.ListOptions{LabelSelector: "app=web"}
-	if err := there.Client.CoreV1().Pods(n.Name).DeleteCollection(t.Context(), metav1.DeleteOptions{}, web); err != nil {
+	if err := remote.Client.CoreV1().Pods(n.Name).DeleteCollection(t.Context(), metav1.DeleteOptions{}, web); err != nil {
 		t.Fatal(err)
 	}
-	w.carriedOut(t, n.Namespace, fabric)
+	w.waitCrashed(t, n.Namespace, fabric)
 	n.waitDeployment("web")
 	if ran := runs.NoneTwice(); ran != 4 {
-		t.Errorf("%d pods ran there, not 4", ran)
+		t.Errorf("%d pods ran remotely, not 4", ran)
 	}
 	n.deleteDeployment("web")
 }
 
-// unplacedPods are more than any node has. What the cluster is said to have is enough for them, at home nothing is.
+// unplacedPods: each pod requests more than any node has. The declared capacity of the virtual node is
+// enough for them.
 func (w *walk) unplacedPods(t *testing.T, n *offloadedTo) {
 	if err := driver.Declare(t.Context(), n.home, n.id, n.kubeconfig, map[string]any{
 		"nodeName": n.id,
@@ -327,28 +328,28 @@ func (w *walk) unplacedPods(t *testing.T, n *offloadedTo) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	there := n.offload("LocalAndRemote")
-	runs := user.WatchRuns(t, there)
-	fabric := n.onFabric("pod-avoid", "pod-give-up")
-	// Of each controller one pod is given up in a minute: these are enough for each death.
+	remote := n.offload("LocalAndRemote")
+	runs := user.WatchRuns(t, remote)
+	fabric := n.crashFabric("pod-avoid", "pod-give-up")
+	// The fabric gives up one pod per controller and minute; these are enough for each crash.
 	names := []string{"one", "two", "three", "four"}
 	for _, name := range names {
 		n.deployment(name, func(pod *corev1.Pod) {
 			pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1000")}
 		})
 	}
-	w.carriedOut(t, n.Namespace, fabric)
+	w.waitCrashed(t, n.Namespace, fabric)
 	for _, name := range names {
 		n.deleteDeployment(name)
 	}
-	n.Eventually("the pods to be gone", func(ctx context.Context) (string, error) {
+	n.Eventually("the pods to be deleted", func(ctx context.Context) (string, error) {
 		pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{})
 		if err != nil || len(pods.Items) == 0 {
 			return "", err
 		}
-		return fmt.Sprintf("there are %d", len(pods.Items)), nil
+		return fmt.Sprintf("%d are left", len(pods.Items)), nil
 	})
 	if ran := runs.NoneTwice(); ran != 0 {
-		t.Errorf("%d pods ran there", ran)
+		t.Errorf("%d pods ran remotely", ran)
 	}
 }

@@ -12,12 +12,12 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// Kubelet dies after a pod is gone and before it has unstaged the pod's volume. It
-// does not know of that volume any more, the real driver would never delete it.
+// Kubelet crashes after a pod is deleted and before it has unstaged the pod's volume, which it forgets.
+// The real driver would never delete the volume.
 func TestVolumeThatKubeletForgets(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
-	accounted(t, cluster)
+	checkLeaks(t, cluster)
 	n := user.NewNamespace(t, cluster)
 	node := cluster.Nodes()[0]
 	kubelet := "kubelet@" + node.Name
@@ -34,10 +34,10 @@ func TestVolumeThatKubeletForgets(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = remove() })
 	n.DeletePod("user")
-	n.Eventually("the volume is staged for nobody", func(context.Context) (string, error) {
+	n.Eventually("the volume is staged and not published", func(context.Context) (string, error) {
 		idle, err := account.Idle(node)
 		if !slices.Contains(idle, volume.Spec.CSI.VolumeHandle) {
-			return "these are: " + strings.Join(idle, ", "), err
+			return "such volumes: " + strings.Join(idle, ", "), err
 		}
 		return "", err
 	})
@@ -57,7 +57,7 @@ func TestVolumeThatKubeletForgets(t *testing.T) {
 	}
 
 	deleteClaim(n, "data")
-	n.Eventually("the node plugin takes it off the node", func(ctx context.Context) (string, error) {
+	n.Eventually("the node plugin unstages it", func(ctx context.Context) (string, error) {
 		pod, missing, err := onlyPod(ctx, n, "node", node.Name)
 		if err != nil || missing != "" {
 			return missing, err
@@ -68,6 +68,6 @@ func TestVolumeThatKubeletForgets(t *testing.T) {
 				return "", nil
 			}
 		}
-		return "its log does not say so", err
+		return "its log does not have it", err
 	})
 }

@@ -23,16 +23,15 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// transferCommand runs `liqo-csi import` or `liqo-csi release` and lets it die at these points, one after the
-// other, each time it is run.
+// transferCommand runs `liqo-csi import` or `liqo-csi release`, which crashes at one point per run.
 type transferCommand struct {
 	n       *user.Namespace
 	program string
-	// What it does, before the name of what it does it to.
+	// verb are the arguments before the object.
 	verb []string
-	// The name of that in its namespace.
+	// name of the object in its namespace.
 	name string
-	// The folder with its orders.
+	// orders is the folder with its crash orders.
 	orders string
 }
 
@@ -59,8 +58,8 @@ func (c *transferCommand) run(t *testing.T, args ...string) (string, error) {
 
 func (c *transferCommand) file() string { return filepath.Join(c.orders, "crash-at") }
 
-// left are the points where it has not died yet.
-func (c *transferCommand) left(t *testing.T) []string {
+// pending returns the points at which it has not crashed yet.
+func (c *transferCommand) pending(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile(c.file())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -69,31 +68,31 @@ func (c *transferCommand) left(t *testing.T) []string {
 	return strings.Fields(string(text))
 }
 
-// dies runs the command until it has died at all of these points; w remembers them.
-func (c *transferCommand) dies(t *testing.T, w *walk, points []string, args ...string) {
+// crashes runs the command until it has crashed at all of these points.
+func (c *transferCommand) crashes(t *testing.T, w *walk, points []string, args ...string) {
 	t.Helper()
 	if err := os.WriteFile(c.file(), []byte(strings.Join(points, "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for len(c.left(t)) > 0 {
-		before := len(c.left(t))
+	for len(c.pending(t)) > 0 {
+		before := len(c.pending(t))
 		out, err := c.run(t, args...)
-		if now := len(c.left(t)); now == before {
-			t.Fatalf("it did not die at one of %v: %v\n%s", c.left(t), err, out)
+		if now := len(c.pending(t)); now == before {
+			t.Fatalf("it did not crash at one of %v: %v\n%s", c.pending(t), err, out)
 		}
 	}
 	w.hit = append(w.hit, points...)
 }
 
-func (c *transferCommand) ends(t *testing.T, args ...string) {
+func (c *transferCommand) succeeds(t *testing.T, args ...string) {
 	t.Helper()
 	if out, err := c.run(t, args...); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 }
 
-// filled is a claim of a real class with something on it that no pod uses.
-func filled(t *testing.T, n *user.Namespace) *corev1.PersistentVolume {
+// createRealClaim creates a claim of a real class with data, and returns its volume, detached.
+func createRealClaim(t *testing.T, n *user.Namespace) *corev1.PersistentVolume {
 	t.Helper()
 	n.Claim("data", "reference", "64Mi")
 	n.Pod("before", "data")
@@ -101,32 +100,20 @@ func filled(t *testing.T, n *user.Namespace) *corev1.PersistentVolume {
 	write(n, "before", n.Name)
 	real := n.WaitBound("data")
 	n.DeletePod("before")
-	n.Eventually("the volume is detached", func(ctx context.Context) (string, error) {
-		all, err := n.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return "", err
-		}
-		is := func(named *string) bool { return named != nil && *named == real.Name }
-		for _, one := range all.Items {
-			if is(one.Spec.Source.PersistentVolumeName) {
-				return "it is attached to " + one.Spec.NodeName, nil
-			}
-		}
-		return "", nil
-	})
+	waitDetached(n, real.Name)
 	return real
 }
 
 func (w *walk) imported(t *testing.T, n *user.Namespace) {
-	real := filled(t, n)
-	controller := w.onController(t, n, both("adopt-reserve", "settle-claim", "settle-volume"))
+	real := createRealClaim(t, n)
+	controller := w.crashController(t, n, bothSides("adopt-reserve", "settle-claim", "settle-volume"))
 	command := newTransferCommand(t, n, "import", "pvc")
-	command.dies(t, w, both("import-mark", "import-delete", "import-make"), "--class", "liqo-reference")
-	command.ends(t, "--class", "liqo-reference")
-	w.carriedOut(t, n, controller)
+	command.crashes(t, w, bothSides("import-mark", "import-delete", "import-make"), "--class", "liqo-reference")
+	command.succeeds(t, "--class", "liqo-reference")
+	w.waitCrashed(t, n, controller)
 	found := n.Follow("data")
 	if found.Real.UID != real.UID || found.Real.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
-		user.Violated(t, "the real volume is %s (%s), and was %s (%s)", found.Real.Name, found.Real.Spec.PersistentVolumeReclaimPolicy,
+		user.Violated(t, "the real volume is %s (%s), it was %s (%s)", found.Real.Name, found.Real.Spec.PersistentVolumeReclaimPolicy,
 			real.Name, real.Spec.PersistentVolumeReclaimPolicy)
 	}
 	n.Pod("after", "data")
@@ -135,63 +122,63 @@ func (w *walk) imported(t *testing.T, n *user.Namespace) {
 	discard(n, "after", "data")
 }
 
-// The controller is away, so that each import stops where this wants it to.
+// The controller is scaled down, so that each import stops at the crash point.
 func (w *walk) importUndone(t *testing.T, n *user.Namespace) {
-	real := filled(t, n)
-	restart := withoutController(t, n)
+	real := createRealClaim(t, n)
+	restart := scaleDownController(t, n)
 	defer restart()
 	command := newTransferCommand(t, n, "import", "pvc")
 	class := []string{"--class", "liqo-reference"}
-	rest := func(point string, undo ...string) {
+	undoAfter := func(point string, undo ...string) {
 		t.Helper()
-		command.dies(t, w, []string{point}, class...)
+		command.crashes(t, w, []string{point}, class...)
 		if len(undo) > 0 {
-			command.dies(t, w, both(undo...), "--undo")
+			command.crashes(t, w, bothSides(undo...), "--undo")
 		}
-		command.ends(t, "--undo")
-		wantAsBefore(t, n, real)
+		command.succeeds(t, "--undo")
+		wantRestored(t, n, real)
 	}
-	rest("before-import-mark")
-	rest("after-import-mark", "undo-forbid", "undo-touch", "undo-restore", "undo-untouch")
-	rest("before-import-delete")
-	rest("after-import-delete", "undo-give-back", "undo-remake", "undo-wake")
-	rest("before-import-make")
-	rest("after-import-make", "undo-delete")
+	undoAfter("before-import-mark")
+	undoAfter("after-import-mark", "undo-forbid", "undo-touch", "undo-restore", "undo-untouch")
+	undoAfter("before-import-delete")
+	undoAfter("after-import-delete", "undo-give-back", "undo-remake", "undo-wake")
+	undoAfter("before-import-make")
+	undoAfter("after-import-make", "undo-delete")
 
-	// A twin is there, as when the controller died after it had made it.
-	command.dies(t, w, []string{"after-import-make"}, class...)
-	adoptByHand(t, n, real.Name)
-	command.dies(t, w, both("undo-twin"), "--undo")
-	command.ends(t, "--undo")
-	wantAsBefore(t, n, real)
+	// With a twin, as if the controller had crashed after creating it.
+	command.crashes(t, w, []string{"after-import-make"}, class...)
+	simulateAdoption(t, n, real.Name)
+	command.crashes(t, w, bothSides("undo-twin"), "--undo")
+	command.succeeds(t, "--undo")
+	wantRestored(t, n, real)
 
-	// Somebody makes the claim in the gap.
-	command.dies(t, w, []string{"after-import-delete"}, class...)
+	// Somebody creates the claim in the gap.
+	command.crashes(t, w, []string{"after-import-delete"}, class...)
 	waitNoClaim(n)
 	n.Claim("data", "reference", "64Mi")
-	command.dies(t, w, both("undo-give-back"), "--undo")
-	command.ends(t, "--undo")
-	wantAsBefore(t, n, real)
+	command.crashes(t, w, bothSides("undo-give-back"), "--undo")
+	command.succeeds(t, "--undo")
+	wantRestored(t, n, real)
 
-	// The new claim loses its node; then the controller comes back and all is well.
-	command.dies(t, w, []string{"after-import-make"}, class...)
+	// The new claim loses its node; then the controller runs again.
+	command.crashes(t, w, []string{"after-import-make"}, class...)
 	if _, err := n.Kubectl("annotate", "pvc", "data", "volume.kubernetes.io/selected-node-"); err != nil {
 		t.Fatal(err)
 	}
-	command.dies(t, w, both("import-select"), class...)
+	command.crashes(t, w, bothSides("import-select"), class...)
 	restart()
-	command.ends(t, class...)
+	command.succeeds(t, class...)
 	n.Pod("after", "data")
 	n.WaitReady("after")
 	read(t, n, "after", n.Name)
 	discard(n, "after", "data")
 }
 
-func wantAsBefore(t *testing.T, n *user.Namespace, real *corev1.PersistentVolume) {
+func wantRestored(t *testing.T, n *user.Namespace, real *corev1.PersistentVolume) {
 	t.Helper()
 	now := n.WaitBound("data")
 	if now.UID != real.UID || now.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
-		user.ViolatedNow(t, "the claim has the volume %s (%s), and had %s", now.Name, now.Spec.PersistentVolumeReclaimPolicy, real.Name)
+		user.ViolatedNow(t, "the claim has the volume %s (%s), it had %s", now.Name, now.Spec.PersistentVolumeReclaimPolicy, real.Name)
 	}
 	for _, key := range []string{"import", "adopt-for"} {
 		if _, left := now.Annotations["storage.liqo.io/"+key]; left {
@@ -210,17 +197,17 @@ func wantAsBefore(t *testing.T, n *user.Namespace, real *corev1.PersistentVolume
 }
 
 func waitNoClaim(n *user.Namespace) {
-	n.Eventually("the claim is gone", func(ctx context.Context) (string, error) {
+	n.Eventually("the claim is deleted", func(ctx context.Context) (string, error) {
 		_, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, "data", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
 		}
-		return "it is there", err
+		return "it exists", err
 	})
 }
 
-// adoptByHand does what CreateVolume does first: the volume names the twin, and the twin is made.
-func adoptByHand(t *testing.T, n *user.Namespace, volume string) {
+// simulateAdoption does the first steps of CreateVolume: it sets the claimRef and creates the twin.
+func simulateAdoption(t *testing.T, n *user.Namespace, volume string) {
 	t.Helper()
 	core := n.Client.CoreV1()
 	claim, err := core.PersistentVolumeClaims(n.Name).Get(t.Context(), "data", metav1.GetOptions{})
@@ -272,8 +259,8 @@ func adoptByHand(t *testing.T, n *user.Namespace, volume string) {
 	})
 }
 
-// withoutController takes the driver's controller away until restart is called.
-func withoutController(t *testing.T, n *user.Namespace) (restart func()) {
+// scaleDownController scales the driver's controller down until restart is called.
+func scaleDownController(t *testing.T, n *user.Namespace) (restart func()) {
 	t.Helper()
 	deployments := n.Client.AppsV1().Deployments(chart.Namespace)
 	list, err := deployments.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
@@ -293,10 +280,10 @@ func withoutController(t *testing.T, n *user.Namespace) (restart func()) {
 	if err := scale(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	n.Eventually("the controller is gone", func(ctx context.Context) (string, error) {
+	n.Eventually("the pods of the controller are deleted", func(ctx context.Context) (string, error) {
 		pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
 		if err != nil || len(pods.Items) > 0 {
-			return "it is still there", err
+			return fmt.Sprintf("%d are left", len(pods.Items)), err
 		}
 		return "", nil
 	})
@@ -312,8 +299,8 @@ func withoutController(t *testing.T, n *user.Namespace) (restart func()) {
 	}
 }
 
-// The command dies around each of its writes, first of an import that is undone, then of one that
-// comes to its end.
+// The command crashes around each of its writes: first of an import that is undone, then of one that is
+// completed.
 func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	n.Claim("data", "reference", "64Mi")
 	n.Pod("writer", "data")
@@ -327,8 +314,8 @@ func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	command := newTransferCommand(t, n, "import", "snapshot")
 	command.name = "backup"
 
-	command.dies(t, w, []string{"before-snapshot-import-delete"})
-	// Somebody gives the content of the twin another policy.
+	command.crashes(t, w, []string{"before-snapshot-import-delete"})
+	// Somebody changes the policy of the twin's content.
 	ofTwin := fmt.Sprintf(`jsonpath={.items[?(@.spec.source.snapshotHandle==%q)].metadata.name}`, before.Content.Status.Handle)
 	second, err := n.Kubectl("get", "volumesnapshotcontents", "-o", ofTwin)
 	if err != nil || second == "" {
@@ -337,24 +324,24 @@ func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	if _, err := n.Kubectl("patch", "volumesnapshotcontent", strings.TrimSpace(second), "--type=merge", "-p", `{"spec":{"deletionPolicy":"Delete"}}`); err != nil {
 		t.Fatal(err)
 	}
-	command.dies(t, w, both("snapshot-import-retain"))
-	command.dies(t, w, both("snapshot-undo-touch", "snapshot-undo-twin", "snapshot-undo-content", "snapshot-undo-restore", "snapshot-undo-untouch"), "--undo")
-	command.ends(t, "--undo")
+	command.crashes(t, w, bothSides("snapshot-import-retain"))
+	command.crashes(t, w, bothSides("snapshot-undo-touch", "snapshot-undo-twin", "snapshot-undo-content", "snapshot-undo-restore", "snapshot-undo-untouch"), "--undo")
+	command.succeeds(t, "--undo")
 	now, err := n.BehindSnapshot(t.Context(), "backup")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if now.Content == nil || now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != "Delete" {
-		user.ViolatedNow(t, "it is not as before: %+v", now)
+		user.ViolatedNow(t, "it is not restored: %+v", now)
 	}
 
-	command.dies(t, w, both("snapshot-import-mark", "snapshot-import-content", "snapshot-import-twin"))
-	command.dies(t, w, []string{"after-snapshot-import-delete"})
-	command.dies(t, w, both("snapshot-import-user-content", "snapshot-import-make", "snapshot-import-forget"))
-	command.ends(t)
+	command.crashes(t, w, bothSides("snapshot-import-mark", "snapshot-import-content", "snapshot-import-twin"))
+	command.crashes(t, w, []string{"after-snapshot-import-delete"})
+	command.crashes(t, w, bothSides("snapshot-import-user-content", "snapshot-import-make", "snapshot-import-forget"))
+	command.succeeds(t)
 	imported := n.FollowImportedSnapshot("backup")
 	if imported.Real.Status.Handle != before.Content.Status.Handle {
-		user.Violated(t, "the data is %s, and was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
+		user.Violated(t, "the handle is %s, it was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
 	}
 	n.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
 	n.Pod("reader", "restored")

@@ -22,26 +22,25 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// victims are what takes part in the life of a volume: components of the cluster by
-// their name, containers of the driver by the component of their pod and their own.
+// victims are everything that works for a volume: components of the cluster by name, containers of the
+// driver as component/container.
 var victims = []string{
 	"kube-controller-manager", "kubelet@home-1", "kubelet@home-2",
 	"node/driver", "controller/driver", "controller/csi-provisioner", "controller/csi-attacher",
 }
 
-// killsPerVolume is how many kills there are at most for each volume. A machine on which the volumes
-// take longer does not see more of them: its volumes end in peace.
+// killsPerVolume limits the kills, so that slow machines do not have more of them.
 const killsPerVolume = 3
 
-// mostMore volumes live, one after the other, until every victim was killed once.
-const mostMore = 5
+// maxExtra is the number of additional volumes until every victim was killed once.
+const maxExtra = 5
 
-// Everything that takes part in the life of a volume is killed at random
-// moments: controllers, node plugins, sidecars, kubelets, kube-controller-manager.
+// Everything that works for a volume is killed at random times: controllers, node plugins, sidecars,
+// kubelets, kube-controller-manager.
 func TestLifeAmongKills(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
-	accounted(t, cluster)
+	checkLeaks(t, cluster)
 	killer := startKiller(t, cluster, seed(), killsPerVolume**cycles)
 
 	classes := []string{"liqo-reference", "liqo-reference-attach", "liqo-reference-local", "liqo-reference-ext4", "liqo-local-path"}
@@ -50,13 +49,13 @@ func TestLifeAmongKills(t *testing.T) {
 			for i := range *cycles {
 				t.Run(strconv.Itoa(i), func(t *testing.T) {
 					t.Parallel()
-					live(t, user.NewNamespace(t, cluster), classes[i%len(classes)])
+					exercise(t, user.NewNamespace(t, cluster), classes[i%len(classes)])
 				})
 			}
 		})
-		// A few volumes may be done before everything had its turn to be killed.
-		for i := 0; i < mostMore && !killer.killedAll(); i++ {
-			t.Run(fmt.Sprintf("one more, %d", i), func(t *testing.T) { live(t, user.NewNamespace(t, cluster), classes[i%len(classes)]) })
+		// With few volumes, not every victim may have been killed.
+		for i := 0; i < maxExtra && !killer.killedAll(); i++ {
+			t.Run(fmt.Sprintf("one more, %d", i), func(t *testing.T) { exercise(t, user.NewNamespace(t, cluster), classes[i%len(classes)]) })
 		}
 	})
 	kills := killer.stop()
@@ -70,13 +69,13 @@ func TestLifeAmongKills(t *testing.T) {
 	}
 }
 
-// killer kills one thing after the other until it is stopped, or has killed enough.
+// killer kills victims until it is stopped, or has killed enough.
 type killer struct {
 	cluster *clusters.Cluster
 	client  kubernetes.Interface
 	random  *rand.Rand
 
-	// next are the victims of this round, in the order in which they are killed.
+	// next are the remaining victims of this round, in order.
 	next   []string
 	cancel context.CancelFunc
 	done   sync.WaitGroup
@@ -96,11 +95,11 @@ func startKiller(t *testing.T, cluster *clusters.Cluster, seed int64, most int) 
 	t.Cleanup(func() { k.stop() })
 	k.done.Go(func() {
 		for killed := 0; ctx.Err() == nil && (killed < most || !k.killedAll()); {
-			victim, err := k.strike(ctx)
+			victim, err := k.killNext(ctx)
 			switch {
 			case err == nil:
 				killed++
-				k.note(victim)
+				k.record(victim)
 			case ctx.Err() == nil:
 				t.Logf("killing %s: %v", victim, err)
 			}
@@ -113,29 +112,29 @@ func startKiller(t *testing.T, cluster *clusters.Cluster, seed int64, most int) 
 	return k
 }
 
-func (k *killer) note(victim string) {
+func (k *killer) record(victim string) {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
 	k.kills[victim]++
 }
 
-// killedAll says whether every victim was killed at least once.
+// killedAll reports whether every victim was killed at least once.
 func (k *killer) killedAll() bool {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
 	return len(k.kills) == len(victims)
 }
 
-// stop ends the killing, and tells what was killed how often.
+// stop stops, and returns the number of kills by victim.
 func (k *killer) stop() map[string]int {
 	k.cancel()
 	k.done.Wait()
 	return k.kills
 }
 
-// strike kills the next victim. Every victim has its turn in each round, in an order
-// that is drawn anew, so that none is spared by chance in a short run.
-func (k *killer) strike(ctx context.Context) (victim string, err error) {
+// killNext kills the next victim. Each round has every victim once, in random order, so that short runs
+// kill all of them.
+func (k *killer) killNext(ctx context.Context) (victim string, err error) {
 	if len(k.next) == 0 {
 		k.next = slices.Clone(victims)
 		k.random.Shuffle(len(k.next), func(i, j int) { k.next[i], k.next[j] = k.next[j], k.next[i] })
@@ -143,23 +142,23 @@ func (k *killer) strike(ctx context.Context) (victim string, err error) {
 	victim, k.next = k.next[0], k.next[1:]
 	component, container, isContainer := strings.Cut(victim, "/")
 	if !isContainer {
-		// Not the test's context: what is killed is also started again.
+		// Not the test's context, because the victim must be restarted.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), user.Patience)
 		defer cancel()
 		return victim, k.restart(ctx, victim)
 	}
 	running, err := k.running(ctx, component, container)
 	if err == nil && len(running) == 0 {
-		err = fmt.Errorf("none runs")
+		err = errors.New("none is running")
 	}
 	if err != nil {
-		k.next = append(k.next, victim) // its turn comes again
+		k.next = append(k.next, victim) // retry later
 		return victim, err
 	}
 	return victim, killContainer(running[k.random.IntN(len(running))])
 }
 
-// restart kills a component and starts it again.
+// restart kills a component and restarts it.
 func (k *killer) restart(ctx context.Context, component string) error {
 	_, name, isKubelet := strings.Cut(component, "@")
 	if !isKubelet {
@@ -172,10 +171,10 @@ func (k *killer) restart(ctx context.Context, component string) error {
 	if err := k.cluster.Kill(ctx, component); err != nil {
 		return err
 	}
-	return errors.Join(mendTorn(ctx, k.client, node), k.cluster.Restart(ctx, component))
+	return errors.Join(repairVolumeData(ctx, k.client, node), k.cluster.Restart(ctx, component))
 }
 
-// running are the ids of a container of the driver in all pods of a component.
+// running returns the ids of a container in all pods of a component.
 func (k *killer) running(ctx context.Context, component, name string) (ids []string, err error) {
 	pods, err := k.client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
 	if err != nil {
@@ -191,7 +190,7 @@ func (k *killer) running(ctx context.Context, component, name string) (ids []str
 	return ids, nil
 }
 
-// killContainer kills the first process of a container, known by its cgroup.
+// killContainer kills the first process in the cgroup of a container.
 func killContainer(id string) error {
 	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
 	if err != nil {
@@ -206,7 +205,7 @@ func killContainer(id string) error {
 		}
 	}
 	if len(pids) == 0 {
-		return fmt.Errorf("no process of container %s is left", id)
+		return fmt.Errorf("container %s has no process", id)
 	}
 	process, err := os.FindProcess(slices.Min(pids))
 	if err != nil {

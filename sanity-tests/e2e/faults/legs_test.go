@@ -11,12 +11,12 @@ import (
 )
 
 var (
-	seedFlag = flag.Int64("seed", 0, "seed of kills and crash points; else "+sample.SeedVariable+", else the number of commits in the history")
-	cycles   = flag.Int("cycles", 50, "volumes that live among kills")
+	seedFlag = flag.Int64("seed", 0, "seed of kills and crash points; default "+sample.SeedVariable+", or the number of commits in the history")
+	cycles   = flag.Int("cycles", 50, "number of volumes in TestLifeAmongKills")
 )
 
 func init() {
-	flag.Func("short-leg", "name of a leg, as in its test's, whose processes die at a few of its crash points; others with the next seed", func(leg string) error {
+	flag.Func("short-leg", "name of a leg whose processes crash at only some of its crash points, selected by the seed", func(leg string) error {
 		shortLegs = append(shortLegs, leg)
 		return nil
 	})
@@ -24,18 +24,17 @@ func init() {
 
 var shortLegs []string
 
-// pointsOfShortLeg is at how many points a process dies in a short leg.
+// pointsOfShortLeg is the number of crash points of a process in a short leg.
 const pointsOfShortLeg = 5
 
-// reachedBy is for points that are passed only by a process that takes over what another has begun:
-// where that one has to have died.
+// reachedBy has points that are reached only after a crash at another point.
 var reachedBy = map[string]string{
 	"before-attachment-confirm": "after-attachment-create",
 	"after-attachment-confirm":  "after-attachment-create",
 }
 
-// some are the points of a process in this leg: all of them, unless the leg is a short one.
-func some(t *testing.T, points []string) []string {
+// selectPoints returns all points, or some of them in a short leg.
+func selectPoints(t *testing.T, points []string) []string {
 	_, leg, _ := strings.Cut(t.Name(), "/")
 	if !slices.Contains(shortLegs, leg) {
 		return points
@@ -44,18 +43,18 @@ func some(t *testing.T, points []string) []string {
 	ring := slices.Concat(points[first:], points[:first])
 	chosen := ring[:min(pointsOfShortLeg, len(ring))]
 	for _, point := range chosen {
-		if needed, is := reachedBy[point]; is && !slices.Contains(chosen, needed) {
+		if needed, ok := reachedBy[point]; ok && !slices.Contains(chosen, needed) {
 			chosen = append(chosen, needed)
 		}
 	}
 	return chosen
 }
 
-// seed is what the kills of this run and the points of short legs follow from.
+// seed determines the kills and the points of short legs.
 func seed() int64 { return cmp.Or(*seedFlag, sample.Seed()) }
 
-// leg is one part of a test that can be run without the others: go test -run 'Test/the name of the leg'.
-// cmd/suites reads these names from the source, so that they have to be literals.
+// leg is a subtest that can be run by itself: go test -run 'Test/name of the leg'. cmd/suites reads the
+// names from the source, so that they must be literals.
 type leg[T any] struct {
 	name string
 	run  func(*testing.T, T)

@@ -1,11 +1,10 @@
-// Package faults lets processes die while volumes are made, used and deleted,
-// and takes stock in the end: nothing may be lost, nothing leaked.
+// Package faults crashes processes while volumes are created, used and deleted, and checks that nothing
+// is lost or leaked.
 //
-// crash_walk_test.go dies at the crash points of the driver, snapshots_walk_test.go at those of
-// snapshots, remote_walk_test.go at those of volumes in another cluster, fabric_walk_test.go at
-// those of the fabric; forgotten_test.go kills kubelet when that hurts most; kills_test.go, after
-// them, kills anything at any moment; remote_test.go cuts, slows and stops what is between two
-// clusters.
+// *_walk_test.go crash the driver at its crash points: crash_walk_test.go at home, remote_walk_test.go
+// in another cluster, and others for snapshots, imports, releases, moves and the fabric.
+// forgotten_test.go kills kubelet between two steps, kills_test.go kills anything at random times,
+// remote_test.go cuts, delays and stops the connection between two clusters.
 package faults
 
 import (
@@ -29,12 +28,11 @@ import (
 
 func TestMain(m *testing.M) { user.Main(m) }
 
-// hurried are the timeouts that are shorter here than in the chart: whoever has
-// lost a process tries again soon, an orphan is collected within seconds, and a
-// volume of which kubelet says nothing is soon taken for forgotten.
-func hurried(replicas int) chart.Values {
+// shortTimeouts are values with shorter timeouts than the defaults: for retries, the collection of
+// orphans, and volumes that kubelet has forgotten.
+func shortTimeouts(replicas int) chart.Values {
 	return chart.Values{
-		// To which a volume moves within a cluster.
+		// For a move within a cluster.
 		"allowedRealStorageClasses": []string{"reference-immediate"},
 		"controller": chart.Values{
 			"replicas":    replicas,
@@ -50,7 +48,7 @@ func hurried(replicas int) chart.Values {
 
 func install(t *testing.T, cluster *clusters.Cluster, replicas int) {
 	t.Helper()
-	values := hurried(replicas)
+	values := shortTimeouts(replicas)
 	t.Run(fmt.Sprintf("timeouts shortened: %v", values), func(*testing.T) {})
 	err := driver.Install(t.Context(), cluster, driver.Options{Values: values, Progress: os.Stderr})
 	if err != nil {
@@ -58,31 +56,31 @@ func install(t *testing.T, cluster *clusters.Cluster, replicas int) {
 	}
 }
 
-// accounted compares the stock at the end of the test with that of its beginning, and if it is tried
-// again in the same lab with that of its first attempt.
-func accounted(t *testing.T, accountable ...*clusters.Cluster) {
+// checkLeaks compares the inventories before and after the test. A retry in the same lab is compared with
+// the inventory before the first attempt.
+func checkLeaks(t *testing.T, accountable ...*clusters.Cluster) {
 	t.Helper()
-	book := account.LabBook()
-	before, again, err := book.Before(t.Name(), func() (account.Stock, error) {
+	baselines := account.LabBaselines()
+	before, again, err := baselines.Before(t.Name(), func() (account.Inventory, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), user.Patience)
 		defer cancel()
-		return account.Settled(ctx, 2*time.Second, func(ctx context.Context) (account.Stock, error) { return stock(ctx, accountable) })
+		return account.WaitStable(ctx, 2*time.Second, func(ctx context.Context) (account.Inventory, error) { return inventory(ctx, accountable) })
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if again != "" {
-		t.Logf("the account is that of the first attempt in this lab, at %s", again)
+		t.Logf("compared with the inventory before the first attempt in this lab, at %s", again)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
 		defer cancel()
 		var leaked, lost []string
 		for ctx.Err() == nil {
-			var after account.Stock
-			if after, err = stock(ctx, accountable); err == nil {
-				if leaked, lost = after.Beyond(before), before.Beyond(after); len(leaked)+len(lost) == 0 {
-					if err := book.Settle(t.Name()); err != nil {
+			var after account.Inventory
+			if after, err = inventory(ctx, accountable); err == nil {
+				if leaked, lost = after.Except(before), before.Except(after); len(leaked)+len(lost) == 0 {
+					if err := baselines.Delete(t.Name()); err != nil {
 						t.Error(err)
 					}
 					return
@@ -94,30 +92,29 @@ func accounted(t *testing.T, accountable ...*clusters.Cluster) {
 			}
 		}
 		if len(leaked)+len(lost) == 0 {
-			t.Errorf("no stock could be taken in the end: %v", err)
+			t.Errorf("no inventory at the end: %v", err)
 			return
 		}
 		user.Violated(t, "leaked:\n  %s\nlost:\n  %s", strings.Join(leaked, "\n  "), strings.Join(lost, "\n  "))
 	})
 }
 
-// stock is what there is in several clusters.
-func stock(ctx context.Context, accountable []*clusters.Cluster) (account.Stock, error) {
-	all := account.Stock{}
+// inventory lists several clusters.
+func inventory(ctx context.Context, accountable []*clusters.Cluster) (account.Inventory, error) {
+	all := account.Inventory{}
 	for _, cluster := range accountable {
-		there, err := account.Take(ctx, cluster)
+		items, err := account.List(ctx, cluster)
 		if err != nil {
 			return nil, err
 		}
-		for thing := range there {
-			all[cluster.Name()+": "+thing] = struct{}{}
+		for item := range items {
+			all[cluster.Name()+": "+item] = struct{}{}
 		}
 	}
 	return all, nil
 }
 
-// write puts a word into the volume of a pod, read expects it there. Both go on
-// trying: kubelet may be dead just now.
+// write writes a word to the volume of a pod, read checks it. Both retry, because kubelet may be down.
 func write(n *user.Namespace, pod, word string) {
 	n.Eventually("the pod "+pod+" writes", func(context.Context) (string, error) {
 		_, err := n.Kubectl("exec", pod, "--", "sh", "-c", "echo "+word+" > /data/file && sync")
@@ -136,42 +133,42 @@ func read(t *testing.T, n *user.Namespace, pod, word string) {
 	})
 }
 
-// live is the life of a volume: a pod writes, another one reads, the claim goes.
-func live(t *testing.T, n *user.Namespace, class string, edits ...func(*corev1.Pod)) {
+// exercise creates a volume; a pod writes, another one reads, and the claim is deleted.
+func exercise(t *testing.T, n *user.Namespace, class string, edits ...func(*corev1.Pod)) {
 	t.Helper()
-	born(n, class, edits...)
-	lived(t, n, edits...)
+	startWriter(n, class, edits...)
+	finishExercise(t, n, edits...)
 }
 
-// born is the begin of live: the claim, and the pod that will write.
-func born(n *user.Namespace, class string, edits ...func(*corev1.Pod)) {
+// startWriter is the first part of exercise: the claim and the writer.
+func startWriter(n *user.Namespace, class string, edits ...func(*corev1.Pod)) {
 	n.Claim("data", class, "64Mi")
-	n.Pod("writer", "data", append(edits, gently)...)
+	n.Pod("writer", "data", append(edits, gracefully)...)
 }
 
-// gently has pods not end by force: kubelet then forgets mounts of pods that it cannot look up any
-// more, when the node plugin dies at that moment (docs/troubleshooting.md).
-func gently(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(1)) }
+// gracefully sets a grace period: after a forced deletion, kubelet forgets mounts if the node plugin
+// crashes at the same time (docs/troubleshooting.md).
+func gracefully(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(1)) }
 
-// lived is what follows.
-func lived(t *testing.T, n *user.Namespace, edits ...func(*corev1.Pod)) {
+// finishExercise is the second part of exercise.
+func finishExercise(t *testing.T, n *user.Namespace, edits ...func(*corev1.Pod)) {
 	t.Helper()
 	n.WaitReady("writer")
 	write(n, "writer", n.Name)
 	n.DeletePod("writer")
-	n.Pod("reader", "data", append(edits, gently)...)
+	n.Pod("reader", "data", append(edits, gracefully)...)
 	n.WaitReady("reader")
 	read(t, n, "reader", n.Name)
 	n.DeletePod("reader")
 	deleteClaim(n, "data")
 }
 
-// deleteClaim deletes a claim and waits until it is gone.
+// deleteClaim deletes a claim and waits until it is deleted.
 func deleteClaim(n *user.Namespace, name string) {
-	n.Eventually("the claim "+name+" goes away", func(ctx context.Context) (string, error) {
+	n.Eventually("the claim "+name+" is deleted", func(ctx context.Context) (string, error) {
 		claims := n.Client.CoreV1().PersistentVolumeClaims(n.Name)
 		if err := claims.Delete(ctx, name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
-			return "it is still there", err
+			return "it still exists", err
 		}
 		return "", nil
 	})

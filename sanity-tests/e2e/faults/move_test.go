@@ -16,88 +16,87 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// slowly is a move whose first pass takes some twenty seconds. Its users stay until the cut-over is
-// asked for, however long that pass takes.
-func (b *neighbour) slowly() {
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}, transport: {bandwidth: 1Mi}")
-	b.here.WaitMove(aMove, "Copying", "Ready")
+// startSlowMove starts a move whose first pass takes some twenty seconds. Its cut-over is manual.
+func (b *remoteSetup) startSlowMove() {
+	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}, transport: {bandwidth: 1Mi}")
+	b.home.WaitMove(moveName, "Copying", "Ready")
 }
 
-// drained asks for the cut-over, and waits until the users are sent away. They are stubborn: the move
-// stays there until they are ended.
-func (b *neighbour) drained(volume *corev1.PersistentVolume) {
-	b.here.WaitMove(aMove, "Ready")
-	b.here.EditMove(aMove, `{"cutover":{"requested":true}}`)
-	b.gated(volume)
+// startCutOver requests the cut-over, and waits until the gate is closed. The move stays there until
+// endPod ends the users, which ignore SIGTERM.
+func (b *remoteSetup) startCutOver(volume *corev1.PersistentVolume) {
+	b.home.WaitMove(moveName, "Ready")
+	b.home.EditMove(moveName, `{"cutover":{"requested":true}}`)
+	b.waitGated(volume)
 }
 
-// A link that is cut for longer than every timeout, while data is copied and while users go,
-// delays a move and changes nothing else.
-func cutWhileMoved(t *testing.T, b *neighbour) {
-	pod, sum := b.muchToMove(t)
-	volume := b.here.Follow("data").Object
-	b.slowly()
+// A link that is cut for longer than every timeout, during the copy and during the drain, only delays a
+// move.
+func cutWhileMoved(t *testing.T, b *remoteSetup) {
+	pod, sum := b.createLargeVolume(t)
+	volume := b.home.Follow("data").Object
+	b.startSlowMove()
 	heal := cut(t)
-	b.lasting(t, "the pod runs on", b.runsOn(pod))
+	b.wantUnchanged(t, "the pod runs on", b.checkRunning(pod))
 	heal()
-	b.drained(volume)
+	b.startCutOver(volume)
 	heal = cut(t)
-	b.end(b.here, pod)
-	b.lasting(t, "the move has not ended", func(context.Context) (string, error) {
-		phase, err := b.here.Kubectl("get", "volumemove", aMove, "-o", "jsonpath={.status.phase}")
+	b.endPod(b.home, pod)
+	b.wantUnchanged(t, "the move has not ended", func(context.Context) (string, error) {
+		phase, err := b.home.Kubectl("get", "volumemove", moveName, "-o", "jsonpath={.status.phase}")
 		if phase == "Retaining" || phase == "Failed" {
 			return phase, nil
 		}
 		return "", err
 	})
 	heal()
-	b.movedWhole(t, pod, sum)
+	b.wantMoved(t, pod, sum)
 }
 
-// Movers, relay and controller die while data is copied, and the controller once more while users
-// are away: the move goes on where it was.
-func killedWhileMoved(t *testing.T, b *neighbour) {
-	pod, sum := b.muchToMove(t)
-	volume := b.here.Follow("data").Object
-	b.slowly()
-	b.kill(t, b.there, b.there.Name, "storage.liqo.io/move-side=target")
-	b.kill(t, b.here, chart.Namespace, "storage.liqo.io/move-side=source")
-	b.kill(t, b.here, chart.Namespace, "app.kubernetes.io/component=relay")
-	b.kill(t, b.here, chart.Namespace, "app.kubernetes.io/component=controller")
-	if now, err := b.runsOn(pod)(t.Context()); now != "" || err != nil {
-		t.Fatalf("the pod does not run on: %s %v", now, err)
+// Movers, relay and controller are killed during the copy, and the controller again during the cut-over:
+// the move continues.
+func killedWhileMoved(t *testing.T, b *remoteSetup) {
+	pod, sum := b.createLargeVolume(t)
+	volume := b.home.Follow("data").Object
+	b.startSlowMove()
+	b.killPods(t, b.remote, b.remote.Name, "storage.liqo.io/move-side=target")
+	b.killPods(t, b.home, chart.Namespace, "storage.liqo.io/move-side=source")
+	b.killPods(t, b.home, chart.Namespace, "app.kubernetes.io/component=relay")
+	b.killPods(t, b.home, chart.Namespace, "app.kubernetes.io/component=controller")
+	if now, err := b.checkRunning(pod)(t.Context()); now != "" || err != nil {
+		t.Fatalf("the pod does not run any more: %s %v", now, err)
 	}
-	b.drained(volume)
-	b.end(b.here, pod)
-	b.kill(t, b.here, chart.Namespace, "app.kubernetes.io/component=controller")
-	b.movedWhole(t, pod, sum)
+	b.startCutOver(volume)
+	b.endPod(b.home, pod)
+	b.killPods(t, b.home, chart.Namespace, "app.kubernetes.io/component=controller")
+	b.wantMoved(t, pod, sum)
 }
 
-// muchToMove is a volume in use at home with twenty MiB in it, and their hash.
-func (b *neighbour) muchToMove(t *testing.T) (pod, sum string) {
+// createLargeVolume creates a volume at home with twenty MiB of data and a pod that uses it, and returns
+// the hash of the data.
+func (b *remoteSetup) createLargeVolume(t *testing.T) (pod, sum string) {
 	t.Helper()
-	if err := driver.ImportImage(t.Context(), b.there.Cluster); err != nil {
+	if err := driver.ImportImage(t.Context(), b.remote.Cluster); err != nil {
 		t.Fatal(err)
 	}
-	b.here.Claim("data", "liqo-reference", "64Mi")
-	b.here.Pod("writer", "data", user.OnNode("home-1"))
-	b.here.WaitReady("writer")
-	b.here.Eventually("there is much to move", func(context.Context) (string, error) {
-		told, err := b.here.Kubectl("exec", "writer", "--", "sh", "-c",
+	b.home.Claim("data", "liqo-reference", "64Mi")
+	b.home.Pod("writer", "data", user.OnNode("home-1"))
+	b.home.WaitReady("writer")
+	b.home.Eventually("the data is written", func(context.Context) (_ string, err error) {
+		sum, err = b.home.Kubectl("exec", "writer", "--", "sh", "-c",
 			"head -c 20971520 /dev/urandom > /data/much && sync && sha256sum /data/much")
-		sum = told
 		return "", err
 	})
-	b.here.DeletePod("writer")
-	pod = b.here.Set("user", "data", stubborn)
-	b.here.WaitReady(pod)
+	b.home.DeletePod("writer")
+	pod = b.home.Set("user", "data", ignoringTermination)
+	b.home.WaitReady(pod)
 	return pod, sum
 }
 
-// runsOn tells when the pod is not the one at home any more.
-func (b *neighbour) runsOn(pod string) func(context.Context) (string, error) {
+// checkRunning returns a message if the pod does not run at home any more.
+func (b *remoteSetup) checkRunning(pod string) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
-		found, err := b.here.Client.CoreV1().Pods(b.here.Name).Get(ctx, pod, metav1.GetOptions{})
+		found, err := b.home.Client.CoreV1().Pods(b.home.Name).Get(ctx, pod, metav1.GetOptions{})
 		if err == nil && (found.Status.Phase != corev1.PodRunning || found.DeletionTimestamp != nil || found.Spec.NodeName == b.id) {
 			return fmt.Sprintf("it is %s on %s, deleted at %v", found.Status.Phase, found.Spec.NodeName, found.DeletionTimestamp), nil
 		}
@@ -105,8 +104,8 @@ func (b *neighbour) runsOn(pod string) func(context.Context) (string, error) {
 	}
 }
 
-// kill ends pods by force, as a node that fails does, and waits until there is another one.
-func (b *neighbour) kill(t *testing.T, n *user.Namespace, namespace, selector string) {
+// killPods force-deletes pods, and waits until another one runs.
+func (b *remoteSetup) killPods(t *testing.T, n *user.Namespace, namespace, selector string) {
 	t.Helper()
 	pods := n.Client.CoreV1().Pods(namespace)
 	var found *corev1.PodList
@@ -115,7 +114,7 @@ func (b *neighbour) kill(t *testing.T, n *user.Namespace, namespace, selector st
 			return "", err
 		}
 		if !slices.ContainsFunc(found.Items, func(pod corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning }) {
-			missing = fmt.Sprintf("there are %d, and none runs", len(found.Items))
+			missing = fmt.Sprintf("none of %d is running", len(found.Items))
 		}
 		return missing, nil
 	})
@@ -141,21 +140,21 @@ func (b *neighbour) kill(t *testing.T, n *user.Namespace, namespace, selector st
 	})
 }
 
-// movedWhole waits for the end of a move, and compares.
-func (b *neighbour) movedWhole(t *testing.T, pod, sum string) {
+// wantMoved waits for the end of a move, and compares the hash.
+func (b *remoteSetup) wantMoved(t *testing.T, pod, sum string) {
 	t.Helper()
-	b.here.WaitMove(aMove, "Retaining")
-	b.here.WaitOn(pod, b.id)
-	b.there.Eventually("the data is the same there", func(context.Context) (string, error) {
-		told, err := b.there.Kubectl("exec", pod, "--", "sha256sum", "/data/much")
-		if err == nil && strings.TrimSpace(told) != strings.TrimSpace(sum) {
-			user.ViolatedNow(t, "the hash of the data is %s, and was %s", told, sum)
+	b.home.WaitMove(moveName, "Retaining")
+	b.home.WaitOn(pod, b.id)
+	b.remote.Eventually("the remote data is the same", func(context.Context) (string, error) {
+		got, err := b.remote.Kubectl("exec", pod, "--", "sha256sum", "/data/much")
+		if err == nil && strings.TrimSpace(got) != strings.TrimSpace(sum) {
+			user.ViolatedNow(t, "the hash of the data is %s, it was %s", got, sum)
 		}
 		return "", err
 	})
-	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
-	b.here.WaitMove(aMove, "Done")
-	b.oneTwinEach()
-	b.endSet(t, b.there, "user")
+	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.WaitMove(moveName, "Done")
+	b.waitOneTwinEach()
+	b.endSet(t, b.remote, "user")
 	b.discard()
 }

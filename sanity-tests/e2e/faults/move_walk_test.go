@@ -18,293 +18,292 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// aMove is the name of the move in each of these legs. The orphan grace of this suite is over long
-// before it ends.
-const aMove = "there"
+// moveName is the name of the move in each leg. Moves take longer than this suite's orphan grace.
+const moveName = "there"
 
-// The controller dies around every write that comes before the users of a volume notice its move,
-// and when the gate is closed. Nobody uses the volume just then.
-func (w *walk) movePrepared(t *testing.T, b *neighbour) {
-	b.written(t)
-	b.here.DeletePod("writer")
-	controller := w.onController(t, b.here, both("move-hold", "move-status", "move-lock", "move-make-target",
+// The controller crashes around every write before the drain, and when the gate is closed. No pod uses
+// the volume.
+func (w *walk) movePrepared(t *testing.T, b *remoteSetup) {
+	b.createWritten(t)
+	b.home.DeletePod("writer")
+	controller := w.crashController(t, b.home, bothSides("move-hold", "move-status", "move-lock", "move-make-target",
 		"move-issue", "move-make-mover-volume", "move-make-mover-claim", "move-make-pod", "move-make-pod-secret",
 		"move-gate", "move-mark-source", "move-touch"))
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}")
-	w.carriedOut(t, b.here, controller)
-	b.here.WaitMove(aMove, "Retaining")
-	b.readThere(t)
-	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
-	b.here.WaitMove(aMove, "Done")
-	b.oneTwinEach()
+	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}")
+	w.waitCrashed(t, b.home, controller)
+	b.home.WaitMove(moveName, "Retaining")
+	b.readRemotely(t)
+	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.WaitMove(moveName, "Done")
+	b.waitOneTwinEach()
 	b.discard()
 }
 
-// The controller dies around every write from the eviction of the users to the end.
-func (w *walk) moveCutOver(t *testing.T, b *neighbour) {
-	b.written(t)
-	b.here.DeletePod("writer")
-	pod := b.here.Set("user", "data")
-	b.here.WaitReady(pod)
-	controller := w.onController(t, b.here, both("move-evict", "move-delete-pod", "move-delete-mover-claim",
+// The controller crashes around every write from the eviction of the users to the end.
+func (w *walk) moveCutOver(t *testing.T, b *remoteSetup) {
+	b.createWritten(t)
+	b.home.DeletePod("writer")
+	pod := b.home.Set("user", "data")
+	b.home.WaitReady(pod)
+	controller := w.crashController(t, b.home, bothSides("move-evict", "move-delete-pod", "move-delete-mover-claim",
 		"move-delete-mover-volume", "move-delete-volume", "move-let-volume-go", "move-make-volume", "move-hand-over",
 		"move-forget-certificates", "move-restore-policy", "move-unlock", "move-free-twin", "move-release-source",
 		"move-let-go"))
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
-	b.here.WaitMove(aMove, "Retaining")
-	b.here.WaitOn(pod, b.id)
-	read(t, b.there, pod, b.here.Name)
-	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
-	b.here.WaitMove(aMove, "Done")
-	w.carriedOut(t, b.here, controller)
-	b.oneTwinEach()
-	b.here.DeleteSet("user")
+	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
+	b.home.WaitMove(moveName, "Retaining")
+	b.home.WaitOn(pod, b.id)
+	read(t, b.remote, pod, b.home.Name)
+	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.WaitMove(moveName, "Done")
+	w.waitCrashed(t, b.home, controller)
+	b.waitOneTwinEach()
+	b.home.DeleteSet("user")
 	b.discard()
 }
 
-// A move is cancelled while its users go, and does not harm them. Its phase is Draining before the gate
-// is closed, too, and then the PersistentVolume is never given back: it is cancelled only after that.
-func (w *walk) moveCancelled(t *testing.T, b *neighbour) {
-	b.written(t)
-	b.here.DeletePod("writer")
-	volume := b.here.Follow("data").Object
-	pod := b.here.Set("user", "data", stubborn)
-	b.here.WaitReady(pod)
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
-	b.gated(volume)
-	controller := w.onController(t, b.here, both("move-give-back", "move-delete-target"))
-	b.here.EditMove(aMove, `{"cancel":true}`)
-	b.here.WaitMove(aMove, "Cancelled")
-	w.carriedOut(t, b.here, controller)
-	b.end(b.here, pod)
-	b.here.WaitReady(pod)
-	read(t, b.here, pod, b.here.Name)
-	b.oneTwinEach()
-	b.endSet(t, b.here, "user")
+// A move is cancelled during the drain. It is cancelled after the gate is closed, because it restores the
+// PersistentVolume only then.
+func (w *walk) moveCancelled(t *testing.T, b *remoteSetup) {
+	b.createWritten(t)
+	b.home.DeletePod("writer")
+	volume := b.home.Follow("data").Object
+	pod := b.home.Set("user", "data", ignoringTermination)
+	b.home.WaitReady(pod)
+	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
+	b.waitGated(volume)
+	controller := w.crashController(t, b.home, bothSides("move-give-back", "move-delete-target"))
+	b.home.EditMove(moveName, `{"cancel":true}`)
+	b.home.WaitMove(moveName, "Cancelled")
+	w.waitCrashed(t, b.home, controller)
+	b.endPod(b.home, pod)
+	b.home.WaitReady(pod)
+	read(t, b.home, pod, b.home.Name)
+	b.waitOneTwinEach()
+	b.endSet(t, b.home, "user")
 	b.discard()
 }
 
-// A claim is deleted while Kubernetes calls it Lost: both copies are kept, until their time is over.
-func (w *walk) moveOfADeletedClaim(t *testing.T, b *neighbour) {
-	b.written(t)
-	b.here.DeletePod("writer")
-	pod := b.here.Set("user", "data", stubborn)
-	b.here.WaitReady(pod)
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
-	b.here.Eventually("Kubernetes calls the claim Lost", func(ctx context.Context) (string, error) {
-		claim, err := b.here.Client.CoreV1().PersistentVolumeClaims(b.here.Name).Get(ctx, "data", metav1.GetOptions{})
+// A claim is deleted while it is Lost: both copies are retained for retainSource.
+func (w *walk) moveOfADeletedClaim(t *testing.T, b *remoteSetup) {
+	b.createWritten(t)
+	b.home.DeletePod("writer")
+	pod := b.home.Set("user", "data", ignoringTermination)
+	b.home.WaitReady(pod)
+	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
+	b.home.Eventually("the claim is Lost", func(ctx context.Context) (string, error) {
+		claim, err := b.home.Client.CoreV1().PersistentVolumeClaims(b.home.Name).Get(ctx, "data", metav1.GetOptions{})
 		if err != nil || claim.Status.Phase == corev1.ClaimLost {
 			return "", err
 		}
 		return fmt.Sprintf("it is %s", claim.Status.Phase), nil
 	})
-	controller := w.onController(t, b.here, both("move-retain-target"))
-	if err := b.here.Client.CoreV1().PersistentVolumeClaims(b.here.Name).Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
+	controller := w.crashController(t, b.home, bothSides("move-retain-target"))
+	if err := b.home.Client.CoreV1().PersistentVolumeClaims(b.home.Name).Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// The move has seen it before the users are gone, and would be committed.
-	b.here.WaitMove(aMove, "Returning")
-	b.endSet(t, b.here, "user")
-	b.here.WaitGone("pvc", "data")
-	w.carriedOut(t, b.here, controller)
+	// The move must see the deletion before the drain ends and it commits.
+	b.home.WaitMove(moveName, "Returning")
+	b.endSet(t, b.home, "user")
+	b.home.WaitGone("pvc", "data")
+	w.waitCrashed(t, b.home, controller)
 	twins := func(ctx context.Context) (int, error) {
-		of, err := b.twins(ctx)
+		byClaim, err := b.twins(ctx)
 		count := 0
-		for _, some := range of {
-			count += len(some)
+		for _, twins := range byClaim {
+			count += len(twins)
 		}
 		return count, err
 	}
 	if count, err := twins(t.Context()); err != nil || count != 2 {
-		t.Errorf("there are %d copies of the volume, not 2: %v", count, err)
+		t.Errorf("the volume has %d copies, not 2: %v", count, err)
 	}
-	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
-	b.here.WaitMove(aMove, "Cancelled", "Failed")
+	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.WaitMove(moveName, "Cancelled", "Failed")
 	b.discard()
 }
 
-// A move is cancelled when its gate has a number, and a pod that may not be evicted holds it open: a
-// leader that is late finds that it is not to be closed any more.
-func (w *walk) moveNeverGated(t *testing.T, b *neighbour) {
-	b.written(t)
-	b.here.DeletePod("writer")
-	pod := b.here.Set("user", "data")
-	b.here.WaitReady(pod)
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}")
-	b.here.WaitMove(aMove, "Ready")
-	stays := &policyv1.PodDisruptionBudget{
+// A move is cancelled after its gate has got a number, and while a PodDisruptionBudget keeps it open: a
+// late leader must not close the gate any more.
+func (w *walk) moveNeverGated(t *testing.T, b *remoteSetup) {
+	b.createWritten(t)
+	b.home.DeletePod("writer")
+	pod := b.home.Set("user", "data")
+	b.home.WaitReady(pod)
+	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}")
+	b.home.WaitMove(moveName, "Ready")
+	budget := &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "stays"},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			MaxUnavailable: new(intstr.FromInt32(0)),
 			Selector:       &metav1.LabelSelector{},
 		},
 	}
-	budgets := b.here.Client.PolicyV1().PodDisruptionBudgets(b.here.Name)
-	if _, err := budgets.Create(t.Context(), stays, metav1.CreateOptions{}); err != nil {
+	budgets := b.home.Client.PolicyV1().PodDisruptionBudgets(b.home.Name)
+	if _, err := budgets.Create(t.Context(), budget, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.here.EditMove(aMove, `{"cutover":{"requested":true}}`)
-	b.here.WaitMove(aMove, "Draining")
-	controller := w.onController(t, b.here, both("move-refuse-gate"))
-	b.here.EditMove(aMove, `{"cancel":true}`)
-	b.here.WaitMove(aMove, "Cancelled")
-	w.carriedOut(t, b.here, controller)
-	read(t, b.here, pod, b.here.Name)
-	b.oneTwinEach()
-	if err := budgets.Delete(t.Context(), stays.Name, metav1.DeleteOptions{}); err != nil {
+	b.home.EditMove(moveName, `{"cutover":{"requested":true}}`)
+	b.home.WaitMove(moveName, "Draining")
+	controller := w.crashController(t, b.home, bothSides("move-refuse-gate"))
+	b.home.EditMove(moveName, `{"cancel":true}`)
+	b.home.WaitMove(moveName, "Cancelled")
+	w.waitCrashed(t, b.home, controller)
+	read(t, b.home, pod, b.home.Name)
+	b.waitOneTwinEach()
+	if err := budgets.Delete(t.Context(), budget.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.here.DeleteSet("user")
+	b.home.DeleteSet("user")
 	b.discard()
 }
 
-// A gated PersistentVolume is deleted, and its move is cancelled. It is made again as soon as its last
-// user has gone; until then nothing may happen to its data, whatever else is written on it.
-func (w *walk) moveOfADeletedVolume(t *testing.T, b *neighbour) {
-	b.written(t)
-	b.here.DeletePod("writer")
-	volume := b.here.Follow("data").Object
-	pod := b.here.Set("user", "data", stubborn)
-	b.here.WaitReady(pod)
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
-	b.gated(volume)
-	if err := b.here.Client.CoreV1().PersistentVolumes().Delete(t.Context(), volume.Name, metav1.DeleteOptions{}); err != nil {
+// A gated PersistentVolume is deleted, and its move is cancelled. It is created again when its last user
+// has ended; until then its data must be kept, whatever its reclaim policy.
+func (w *walk) moveOfADeletedVolume(t *testing.T, b *remoteSetup) {
+	b.createWritten(t)
+	b.home.DeletePod("writer")
+	volume := b.home.Follow("data").Object
+	pod := b.home.Set("user", "data", ignoringTermination)
+	b.home.WaitReady(pod)
+	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
+	b.waitGated(volume)
+	if err := b.home.Client.CoreV1().PersistentVolumes().Delete(t.Context(), volume.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.here.EditMove(aMove, `{"cancel":true}`)
+	b.home.EditMove(moveName, `{"cancel":true}`)
 	b.waitNamed(volume, "its claim", func(uid types.UID) bool { return uid == volume.Spec.ClaimRef.UID })
-	controller := w.onController(t, b.here, both("move-retain"))
-	b.reclaimed(b.here, volume.Name, corev1.PersistentVolumeReclaimDelete)
-	w.carriedOut(t, b.here, controller)
-	// A pod that has got the volume back meanwhile keeps it: its PersistentVolume can still be used.
-	b.endSet(t, b.here, "user")
-	b.here.WaitMove(aMove, "Cancelled")
-	pod = b.here.Set("user", "data")
-	b.here.WaitReady(pod)
-	read(t, b.here, pod, b.here.Name)
-	b.oneTwinEach()
-	b.here.DeleteSet("user")
+	controller := w.crashController(t, b.home, bothSides("move-retain"))
+	b.setReclaimPolicy(b.home, volume.Name, corev1.PersistentVolumeReclaimDelete)
+	w.waitCrashed(t, b.home, controller)
+	// A pod that has the volume again keeps it: its PersistentVolume can still be used.
+	b.endSet(t, b.home, "user")
+	b.home.WaitMove(moveName, "Cancelled")
+	pod = b.home.Set("user", "data")
+	b.home.WaitReady(pod)
+	read(t, b.home, pod, b.home.Name)
+	b.waitOneTwinEach()
+	b.home.DeleteSet("user")
 	b.discard()
 }
 
-// What is to be retained is also at the source, when that goes.
-func (w *walk) moveRetained(t *testing.T, b *neighbour) {
-	b.written(t)
-	b.here.DeletePod("writer")
-	was := b.here.Follow("data")
-	b.reclaimed(b.here, was.Object.Name, corev1.PersistentVolumeReclaimRetain)
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}")
-	b.here.WaitMove(aMove, "Retaining")
-	b.readThere(t)
-	b.reclaimed(b.here, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
-	controller := w.onController(t, b.here, both("move-retain-source"))
-	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
-	b.here.WaitMove(aMove, "Done")
-	w.carriedOut(t, b.here, controller)
-	b.oneTwinEach()
-	b.here.WantRetained(was.Real.Name)
-	// Nobody needs it any more.
-	b.reclaimed(b.here, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
-	b.here.WaitGone("pv", was.Real.Name)
-	b.reclaimed(b.here, was.Object.Name, corev1.PersistentVolumeReclaimDelete)
+// A volume with the reclaim policy Retain is retained at the source too.
+func (w *walk) moveRetained(t *testing.T, b *remoteSetup) {
+	b.createWritten(t)
+	b.home.DeletePod("writer")
+	was := b.home.Follow("data")
+	b.setReclaimPolicy(b.home, was.Object.Name, corev1.PersistentVolumeReclaimRetain)
+	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}")
+	b.home.WaitMove(moveName, "Retaining")
+	b.readRemotely(t)
+	b.setReclaimPolicy(b.home, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
+	controller := w.crashController(t, b.home, bothSides("move-retain-source"))
+	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.WaitMove(moveName, "Done")
+	w.waitCrashed(t, b.home, controller)
+	b.waitOneTwinEach()
+	b.home.WantRetained(was.Real.Name)
+	b.setReclaimPolicy(b.home, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
+	b.home.WaitGone("pv", was.Real.Name)
+	b.setReclaimPolicy(b.home, was.Object.Name, corev1.PersistentVolumeReclaimDelete)
 	b.discard()
 }
 
-// The controller dies around every write by which a remote source is gated in its cluster and opened again,
-// and by which a twin takes over the name of the one before it, which is kept without a claim.
-func (w *walk) moveWithin(t *testing.T, b *neighbour) {
-	if err := driver.ImportImage(t.Context(), b.there.Cluster); err != nil {
+// The controller crashes around every write that closes and opens the gate of a remote source in its
+// cluster, and that gives a twin the name of the one before it, whose volume is kept without a claim.
+func (w *walk) moveWithin(t *testing.T, b *remoteSetup) {
+	if err := driver.ImportImage(t.Context(), b.remote.Cluster); err != nil {
 		t.Fatal(err)
 	}
 	b.declare(t)
-	b.ready()
-	b.here.Claim("data", "liqo-reference", "64Mi")
-	b.here.Pod("writer", "data", b.onIt)
-	b.here.WaitReady("writer")
-	write(b.there, "writer", b.here.Name)
-	if _, err := b.there.Kubectl("exec", "writer", "--", "sh", "-c", "head -c 20971520 /dev/urandom > /data/much && sync"); err != nil {
+	b.waitReady()
+	b.home.Claim("data", "liqo-reference", "64Mi")
+	b.home.Pod("writer", "data", b.onVirtualNode)
+	b.home.WaitReady("writer")
+	write(b.remote, "writer", b.home.Name)
+	if _, err := b.remote.Kubectl("exec", "writer", "--", "sh", "-c", "head -c 20971520 /dev/urandom > /data/much && sync"); err != nil {
 		t.Fatal(err)
 	}
-	b.here.DeletePod("writer")
+	b.home.DeletePod("writer")
 	was := b.follow("data")
 	target := "target: {nodeName: " + b.id + ", storageClassName: reference-immediate}"
 	// Everything is copied by the last pass, so slowly that it can be cancelled.
-	controller := w.onController(t, b.here, both("move-open-there", "move-opened-there"))
-	b.here.Move(aMove, "data", target+", warm: None, transport: {bandwidth: 1Mi}")
-	b.here.WaitMove(aMove, "Finishing")
-	b.here.EditMove(aMove, `{"cancel":true}`)
-	b.here.WaitMove(aMove, "Cancelled")
-	w.carriedOut(t, b.here, controller)
-	if _, err := b.here.Kubectl("delete", "volumemove", aMove); err != nil {
+	controller := w.crashController(t, b.home, bothSides("move-open-there", "move-opened-there"))
+	b.home.Move(moveName, "data", target+", warm: None, transport: {bandwidth: 1Mi}")
+	b.home.WaitMove(moveName, "Finishing")
+	b.home.EditMove(moveName, `{"cancel":true}`)
+	b.home.WaitMove(moveName, "Cancelled")
+	w.waitCrashed(t, b.home, controller)
+	if _, err := b.home.Kubectl("delete", "volumemove", moveName); err != nil {
 		t.Fatal(err)
 	}
 
-	controller = w.onController(t, b.here, both("move-gate-there", "move-retain-source", "move-free-twin",
+	controller = w.crashController(t, b.home, bothSides("move-gate-there", "move-retain-source", "move-free-twin",
 		"move-release-source", "move-take-name", "move-pass-on", "move-delete-target", "move-hand-over"))
-	b.here.Move(aMove, "data", target)
-	b.here.WaitMove(aMove, "Retaining")
-	w.carriedOut(t, b.here, controller)
-	b.oneTwinEach()
-	b.readThere(t)
+	b.home.Move(moveName, "data", target)
+	b.home.WaitMove(moveName, "Retaining")
+	w.waitCrashed(t, b.home, controller)
+	b.waitOneTwinEach()
+	b.readRemotely(t)
 	now := b.follow("data")
 	if now.Twin.Name != "data" || *now.Twin.Spec.StorageClassName != "reference-immediate" {
 		t.Errorf("the twin is %s, of class %s", now.Twin.Name, *now.Twin.Spec.StorageClassName)
 	}
-	b.there.WantRetained(was.Real.Name)
-	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
-	b.here.WaitMove(aMove, "Done")
-	b.there.WaitGone("pv", was.Real.Name)
-	b.oneTwinEach()
+	b.remote.WantRetained(was.Real.Name)
+	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.WaitMove(moveName, "Done")
+	b.remote.WaitGone("pv", was.Real.Name)
+	b.waitOneTwinEach()
 	b.discard()
 }
 
-// The target of a committed move is lost, with its data. The user requests the recovery of the source, and the
-// controller dies around each write of it. Then the twin exists again, as restored from a backup.
-func (w *walk) moveRecovered(t *testing.T, b *neighbour) {
-	b.written(t)
-	b.here.DeletePod("writer")
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}")
-	b.here.WaitMove(aMove, "Retaining")
-	b.readThere(t)
+// The target of a committed move is lost, with its data. The user requests the recovery of the source, and
+// the controller crashes around each write of it. Then the twin exists again, as after a restore from a
+// backup.
+func (w *walk) moveRecovered(t *testing.T, b *remoteSetup) {
+	b.createWritten(t)
+	b.home.DeletePod("writer")
+	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}")
+	b.home.WaitMove(moveName, "Retaining")
+	b.readRemotely(t)
 	target := b.follow("data")
 	b.lose(t, target)
 
-	controller := w.onController(t, b.here, both("move-recover-source", "move-recover-volume", "move-forget-source",
+	controller := w.crashController(t, b.home, bothSides("move-recover-source", "move-recover-volume", "move-forget-source",
 		"move-supersede-target"))
-	b.here.EditMove(aMove, `{"recoverSource":true}`)
-	b.here.WaitMove(aMove, "Recovered")
-	b.here.Pod("reader", "data", user.OnNode("home-1"))
-	b.here.WaitReady("reader")
-	read(t, b.here, "reader", b.here.Name)
+	b.home.EditMove(moveName, `{"recoverSource":true}`)
+	b.home.WaitMove(moveName, "Recovered")
+	b.home.Pod("reader", "data", user.OnNode("home-1"))
+	b.home.WaitReady("reader")
+	read(t, b.home, "reader", b.home.Name)
 
-	twins := b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name)
+	twins := b.remote.Client.CoreV1().PersistentVolumeClaims(b.remote.Name)
 	again := &corev1.PersistentVolumeClaim{Spec: target.Twin.Spec}
 	again.Name, again.Labels, again.Annotations = target.Twin.Name, target.Twin.Labels, target.Twin.Annotations
 	if _, err := twins.Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.there.Eventually("the twin that exists again is superseded", func(ctx context.Context) (string, error) {
+	b.remote.Eventually("the twin that exists again is superseded", func(ctx context.Context) (string, error) {
 		found, err := twins.Get(ctx, again.Name, metav1.GetOptions{})
 		if err != nil || strings.HasPrefix(found.Annotations["storage.liqo.io/source-of-move"], "superseded:") {
 			return "", err
 		}
 		return fmt.Sprintf("it has %q", found.Annotations), nil
 	})
-	w.carriedOut(t, b.here, controller)
-	read(t, b.here, "reader", b.here.Name)
-	b.here.DeletePod("reader")
+	w.waitCrashed(t, b.home, controller)
+	read(t, b.home, "reader", b.home.Name)
+	b.home.DeletePod("reader")
 	if err := twins.Delete(t.Context(), again.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	b.deleteLost(t, target)
-	b.oneTwinEach()
+	b.waitOneTwinEach()
 	b.discard()
 }
 
-// lose deletes a real volume of the other cluster without the driver, and its twin.
-func (b *neighbour) lose(t *testing.T, volume user.Volume) {
+// lose deletes a remote real volume and its twin, without the driver.
+func (b *remoteSetup) lose(t *testing.T, volume user.Volume) {
 	t.Helper()
-	core := b.there.Client.CoreV1()
+	core := b.remote.Client.CoreV1()
 	if err := core.PersistentVolumes().Delete(t.Context(), volume.Real.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -312,39 +311,39 @@ func (b *neighbour) lose(t *testing.T, volume user.Volume) {
 	if _, err := core.PersistentVolumes().Patch(t.Context(), volume.Real.Name, types.MergePatchType, free, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.there.WaitGone("pv", volume.Real.Name)
-	twins := core.PersistentVolumeClaims(b.there.Name)
-	b.there.Eventually("the twin is deleted", func(ctx context.Context) (string, error) {
+	b.remote.WaitGone("pv", volume.Real.Name)
+	twins := core.PersistentVolumeClaims(b.remote.Name)
+	b.remote.Eventually("the twin is deleted", func(ctx context.Context) (string, error) {
 		if err := twins.Delete(ctx, volume.Twin.Name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
-			return "it is still there", err
+			return "it still exists", err
 		}
 		return "", nil
 	})
 }
 
-// deleteLost has the real driver delete the data of a volume that was lost.
-func (b *neighbour) deleteLost(t *testing.T, volume user.Volume) {
+// deleteLost makes the real driver delete the data of a lost volume.
+func (b *remoteSetup) deleteLost(t *testing.T, volume user.Volume) {
 	t.Helper()
 	const provisioner = "pv.kubernetes.io/provisioned-by"
 	again := &corev1.PersistentVolume{Spec: volume.Real.Spec}
 	again.Name = volume.Real.Name
 	again.Annotations = map[string]string{provisioner: volume.Real.Annotations[provisioner]}
 	again.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimDelete
-	if _, err := b.there.Client.CoreV1().PersistentVolumes().Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
+	if _, err := b.remote.Client.CoreV1().PersistentVolumes().Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.there.WaitGone("pv", again.Name)
+	b.remote.WaitGone("pv", again.Name)
 }
 
-// gated waits until the gate of a move is closed: the PersistentVolume names the move, and not its claim.
-func (b *neighbour) gated(volume *corev1.PersistentVolume) {
+// waitGated waits until the gate of a move is closed: the claimRef of the PersistentVolume names the move.
+func (b *remoteSetup) waitGated(volume *corev1.PersistentVolume) {
 	b.waitNamed(volume, "the move", func(uid types.UID) bool { return uid != volume.Spec.ClaimRef.UID })
 }
 
-// waitNamed waits until the uid in the claimRef of a PersistentVolume is as wanted.
-func (b *neighbour) waitNamed(volume *corev1.PersistentVolume, what string, wanted func(uid types.UID) bool) {
-	b.here.Eventually("the PersistentVolume names "+what, func(ctx context.Context) (string, error) {
-		found, err := b.here.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
+// waitNamed waits until the uid in the claimRef of a PersistentVolume is the wanted one.
+func (b *remoteSetup) waitNamed(volume *corev1.PersistentVolume, what string, wanted func(uid types.UID) bool) {
+	b.home.Eventually("the PersistentVolume names "+what, func(ctx context.Context) (string, error) {
+		found, err := b.home.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
 		if err != nil || wanted(found.Spec.ClaimRef.UID) {
 			return "", err
 		}
@@ -352,64 +351,65 @@ func (b *neighbour) waitNamed(volume *corev1.PersistentVolume, what string, want
 	})
 }
 
-// reclaimed gives a PersistentVolume a reclaim policy, as administrators do.
-func (b *neighbour) reclaimed(n *user.Namespace, name string, policy corev1.PersistentVolumeReclaimPolicy) {
-	n.Eventually("the PersistentVolume "+name+" is to be "+string(policy), func(ctx context.Context) (string, error) {
+// setReclaimPolicy sets the reclaim policy of a PersistentVolume.
+func (b *remoteSetup) setReclaimPolicy(n *user.Namespace, name string, policy corev1.PersistentVolumeReclaimPolicy) {
+	n.Eventually("the reclaim policy of "+name+" is set to "+string(policy), func(ctx context.Context) (string, error) {
 		patch := fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy)
 		_, err := n.Client.CoreV1().PersistentVolumes().Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 		return "", err
 	})
 }
 
-// written is a volume at home with a word in it, and its writer.
-func (b *neighbour) written(t *testing.T) {
+// createWritten creates a volume at home with a word in it, and its writer.
+func (b *remoteSetup) createWritten(t *testing.T) {
 	t.Helper()
-	if err := driver.ImportImage(t.Context(), b.there.Cluster); err != nil {
+	if err := driver.ImportImage(t.Context(), b.remote.Cluster); err != nil {
 		t.Fatal(err)
 	}
 	b.declare(t)
-	b.ready()
-	b.here.Claim("data", "liqo-reference", "64Mi")
-	b.here.Pod("writer", "data", user.OnNode("home-1"))
-	b.here.WaitReady("writer")
-	write(b.here, "writer", b.here.Name)
+	b.waitReady()
+	b.home.Claim("data", "liqo-reference", "64Mi")
+	b.home.Pod("writer", "data", user.OnNode("home-1"))
+	b.home.WaitReady("writer")
+	write(b.home, "writer", b.home.Name)
 }
 
-// readThere reads the word in the other cluster.
-func (b *neighbour) readThere(t *testing.T) {
+// readRemotely reads the word in the other cluster.
+func (b *remoteSetup) readRemotely(t *testing.T) {
 	t.Helper()
-	b.here.Pod("reader", "data", b.onIt)
-	b.here.WaitReady("reader")
-	read(t, b.there, "reader", b.here.Name)
-	b.here.DeletePod("reader")
+	b.home.Pod("reader", "data", b.onVirtualNode)
+	b.home.WaitReady("reader")
+	read(t, b.remote, "reader", b.home.Name)
+	b.home.DeletePod("reader")
 }
 
-// discard deletes the move and the claim, if it is still there.
-func (b *neighbour) discard() {
-	deleteClaim(b.here, "data")
-	if _, err := b.here.Kubectl("delete", "volumemove", aMove, "--wait=false"); err == nil {
-		b.here.WaitGone("volumemove", aMove)
+// discard deletes the move and the claim, if they exist.
+func (b *remoteSetup) discard() {
+	deleteClaim(b.home, "data")
+	if _, err := b.home.Kubectl("delete", "volumemove", moveName, "--wait=false"); err == nil {
+		b.home.WaitGone("volumemove", moveName)
 	}
-	b.oneTwinEach()
+	b.waitOneTwinEach()
 }
 
-// stubborn pods do not go before end ends them, so that a move stays at draining for as long as a leg
-// needs it. Their grace is not shortened for that: kubelet waits for what it was when it began to stop them.
-func stubborn(pod *corev1.Pod) {
+// ignoringTermination makes a pod ignore SIGTERM until endPod ends it, so that a move stays in the drain
+// for as long as a leg needs. Shortening the grace period would not help, because kubelet uses the one at
+// the start of the termination.
+func ignoringTermination(pod *corev1.Pod) {
 	pod.Spec.TerminationGracePeriodSeconds = new(int64(600))
 	container := &pod.Spec.Containers[0]
 	container.Command = []string{"sh", "-c", "trap '' TERM; until [ -e " + endFile + " ]; do sleep 1; done"}
-	// The file outlives a container that ends before kubelet has heard that its pod is deleted.
+	// In a volume, because the container may be restarted before kubelet sees the deletion of its pod.
 	container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: "end", MountPath: filepath.Dir(endFile)})
 	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "end", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 }
 
 const endFile = "/end/now"
 
-// end deletes a stubborn pod, if nobody has yet, and lets it go from where it runs.
-func (b *neighbour) end(where *user.Namespace, pod string) {
-	pods, uid := b.here.Client.CoreV1().Pods(b.here.Name), types.UID("")
-	b.here.Eventually("the pod "+pod+" is let go", func(ctx context.Context) (string, error) {
+// endPod deletes a pod that ignores SIGTERM, if it is not deleted yet, and ends it where it runs.
+func (b *remoteSetup) endPod(where *user.Namespace, pod string) {
+	pods, uid := b.home.Client.CoreV1().Pods(b.home.Name), types.UID("")
+	b.home.Eventually("the pod "+pod+" ends", func(ctx context.Context) (string, error) {
 		found, err := pods.Get(ctx, pod, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && uid != "" && found.UID != uid {
 			return "", nil
@@ -419,20 +419,20 @@ func (b *neighbour) end(where *user.Namespace, pod string) {
 		}
 		uid = found.UID
 		if found.DeletionTimestamp == nil {
-			these := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))}
-			return "it was not deleted yet", pods.Delete(ctx, pod, these)
+			options := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))}
+			return "it was not deleted yet", pods.Delete(ctx, pod, options)
 		}
 		_, err = where.Kubectl("exec", pod, "--", "touch", endFile)
 		return "", err
 	})
 }
 
-// endSet deletes a StatefulSet whose pod is stubborn, and waits until that is gone.
-func (b *neighbour) endSet(t *testing.T, where *user.Namespace, name string) {
+// endSet deletes a StatefulSet whose pod ignores SIGTERM, and waits until the pod is deleted.
+func (b *remoteSetup) endSet(t *testing.T, where *user.Namespace, name string) {
 	t.Helper()
-	if err := b.here.Client.AppsV1().StatefulSets(b.here.Name).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+	if err := b.home.Client.AppsV1().StatefulSets(b.home.Name).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.end(where, name+"-0")
-	b.here.WaitGone("pod", name+"-0")
+	b.endPod(where, name+"-0")
+	b.home.WaitGone("pod", name+"-0")
 }

@@ -21,31 +21,31 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// walk remembers which crash points were hit.
+// walk records which crash points were hit.
 type walk struct {
 	cluster *clusters.Cluster
 	hit     []string
 }
 
-// order is the file through which one process is told where to die.
+// order is the file that makes one process crash at these points.
 type order struct {
 	file   string
 	points []string
-	// The pod of the process, and how often that had died before.
-	pod    string
-	deaths int32
+	// pod of the process, and its restarts before.
+	pod      string
+	restarts int32
 }
 
-// both are the points on the two sides of each step.
-func both(steps ...string) (points []string) {
+// bothSides returns the points before and after each step.
+func bothSides(steps ...string) (points []string) {
 	for _, step := range steps {
 		points = append(points, "before-"+step, "after-"+step)
 	}
 	return points
 }
 
-// onNode tells the node plugin of a node where to die.
-func (w *walk) onNode(t *testing.T, n *user.Namespace, name string, points []string) order {
+// crashNodePlugin makes the node plugin of a node crash at these points.
+func (w *walk) crashNodePlugin(t *testing.T, n *user.Namespace, name string, points []string) order {
 	t.Helper()
 	node, err := w.cluster.Node(name)
 	if err != nil {
@@ -56,17 +56,17 @@ func (w *walk) onNode(t *testing.T, n *user.Namespace, name string, points []str
 		pod, missing, err = onlyPod(ctx, n, "node", name)
 		return missing, err
 	})
-	return give(t, filepath.Join(node.KubeletRoot(), "plugins", driver.CSIName), pod, some(t, points))
+	return writeOrders(t, filepath.Join(node.KubeletRoot(), "plugins", driver.CSIName), pod, selectPoints(t, points))
 }
 
-// onController tells the controller where to die. There is one replica.
-func (w *walk) onController(t *testing.T, n *user.Namespace, points []string) order {
+// crashController makes the controller, which has one replica, crash at these points.
+func (w *walk) crashController(t *testing.T, n *user.Namespace, points []string) order {
 	t.Helper()
 	return inEmptyDir(t, n, "controller", "socket", "csi.sock", points)
 }
 
-// inEmptyDir gives the only pod of a component orders in one of its emptyDirs, once that has this file. If file is
-// empty, once the emptyDir exists.
+// inEmptyDir writes orders for the only pod of a component to one of its emptyDirs, when this file exists
+// in it, or with file "" when the emptyDir exists.
 func inEmptyDir(t *testing.T, n *user.Namespace, component, volume, file string, points []string) order {
 	t.Helper()
 	var folder string
@@ -83,10 +83,10 @@ func inEmptyDir(t *testing.T, n *user.Namespace, component, volume, file string,
 		_, err = os.Stat(filepath.Join(folder, file))
 		return "", err
 	})
-	return give(t, folder, pod, some(t, points))
+	return writeOrders(t, folder, pod, selectPoints(t, points))
 }
 
-// onlyPod is the one pod of a component, on a node if one is named.
+// onlyPod returns the only pod of a component, on this node unless it is empty.
 func onlyPod(ctx context.Context, n *user.Namespace, component, node string) (pod corev1.Pod, missing string, err error) {
 	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component}
 	if node != "" {
@@ -99,8 +99,8 @@ func onlyPod(ctx context.Context, n *user.Namespace, component, node string) (po
 	return pods.Items[0], "", nil
 }
 
-// deaths counts how often the container of a pod that runs the driver's program has been started again.
-func deaths(pod *corev1.Pod) int32 {
+// restarts returns the restart count of a pod's container with the driver's program.
+func restarts(pod *corev1.Pod) int32 {
 	for _, container := range pod.Status.ContainerStatuses {
 		if container.Name == "driver" || container.Name == "fabric" {
 			return container.RestartCount
@@ -109,41 +109,41 @@ func deaths(pod *corev1.Pod) int32 {
 	return 0
 }
 
-// give orders a process to die at these points. It replaces the file with one that has a line less each time, which
-// in a folder of Kubernetes only the owner of the file may do.
-func give(t *testing.T, folder string, pod corev1.Pod, points []string) order {
+// writeOrders makes a process crash at these points. The process replaces the file by one with a line less
+// at each crash, which requires that it owns the file.
+func writeOrders(t *testing.T, folder string, pod corev1.Pod, points []string) order {
 	t.Helper()
 	owner := 0
 	if as := pod.Spec.SecurityContext; as != nil && as.RunAsUser != nil {
 		owner = int(*as.RunAsUser)
 	}
 	file := filepath.Join(folder, "crash-at")
-	// Renamed, so that the process never reads half of it.
-	if err := os.WriteFile(file+".given", []byte(strings.Join(points, "\n")), 0o600); err != nil {
+	// Renamed, so that the process never reads a part of it.
+	if err := os.WriteFile(file+".new", []byte(strings.Join(points, "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.Chown(file+".given", owner, -1), os.Rename(file+".given", file)); err != nil {
+	if err := errors.Join(os.Chown(file+".new", owner, -1), os.Rename(file+".new", file)); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.Remove(file) }) // of a test that failed
-	return order{file, points, pod.Name, deaths(&pod)}
+	t.Cleanup(func() { _ = os.Remove(file) }) // after a failure
+	return order{file, points, pod.Name, restarts(&pod)}
 }
 
-// carriedOut waits until the process has died at every point of its orders.
-func (w *walk) carriedOut(t *testing.T, n *user.Namespace, orders ...order) {
+// waitCrashed waits until each process has crashed at every point of its orders, and has restarted.
+func (w *walk) waitCrashed(t *testing.T, n *user.Namespace, orders ...order) {
 	t.Helper()
 	for _, order := range orders {
-		n.Eventually("the process dies where it was told to", func(context.Context) (string, error) {
+		n.Eventually("the process crashes at all points", func(context.Context) (string, error) {
 			left, err := os.ReadFile(order.file)
 			return strings.TrimSpace(string(left)), err
 		})
-		n.Eventually("the process is back after each of its deaths", func(ctx context.Context) (string, error) {
+		n.Eventually("the process restarts after each crash", func(ctx context.Context) (string, error) {
 			pod, err := n.Client.CoreV1().Pods(chart.Namespace).Get(ctx, order.pod, metav1.GetOptions{})
 			if err != nil {
 				return "", err
 			}
-			if died := deaths(pod) - order.deaths; int(died) < len(order.points) {
-				return fmt.Sprintf("it died %d times, not %d", died, len(order.points)), nil
+			if restarted := restarts(pod) - order.restarts; int(restarted) < len(order.points) {
+				return fmt.Sprintf("it restarted %d times, not %d", restarted, len(order.points)), nil
 			}
 			return "", nil
 		})
@@ -154,11 +154,12 @@ func (w *walk) carriedOut(t *testing.T, n *user.Namespace, orders ...order) {
 	}
 }
 
-// unreached are steps that no leg gets to: of tokens, which live for days. Their unit tests die there.
-var unreached = both("token-renew", "token-write")
+// unreached are points that no leg reaches: those of tokens, which are valid for days. Unit tests cover
+// them.
+var unreached = bothSides("token-renew", "token-write")
 
-// report names every crash point of the driver, or of the fabric, as a test of its own. Where legs are
-// selected with -run, none of these is.
+// report runs a subtest for every crash point of the driver, or of the fabric. -run with a leg selects none
+// of them.
 func (w *walk) report(t *testing.T, ofFabric bool) {
 	program, err := driver.Compile(t.Context())
 	if err != nil {
@@ -166,7 +167,7 @@ func (w *walk) report(t *testing.T, ofFabric bool) {
 	}
 	all, err := exec.CommandContext(t.Context(), program, "crash-points").Output()
 	if err != nil {
-		t.Fatalf("list the crash points, which releases do not have: %v", err)
+		t.Fatalf("list the crash points (releases have none): %v", err)
 	}
 	points := strings.Fields(string(all))
 	legFailed := t.Failed()
@@ -176,19 +177,19 @@ func (w *walk) report(t *testing.T, ofFabric bool) {
 		}
 		t.Run(point, func(t *testing.T) {
 			if slices.Contains(unreached, point) && !slices.Contains(w.hit, point) {
-				t.Skip("no leg gets there")
+				t.Skip("no leg reaches it")
 			}
 			if !slices.Contains(w.hit, point) && legFailed {
-				t.Skip("a leg failed, which may be the one that gets there: it waits for its points when it is run again")
+				t.Skip("a leg failed, which may be the one that reaches it, and checks its points when it is retried")
 			}
 			if !slices.Contains(w.hit, point) {
-				t.Error("nobody died here")
+				t.Error("no process crashed here")
 			}
 		})
 	}
 	for _, point := range w.hit {
 		if !slices.Contains(points, point) {
-			t.Errorf("the driver knows no crash point %s", point)
+			t.Errorf("the driver has no crash point %s", point)
 		}
 	}
 }

@@ -20,17 +20,15 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// outOfService says that a node is down for good, so that its volumes may be taken from it
-// though nobody there has unmounted them.
+// outOfService declares that a node is shut down, so that its volumes may be detached without unmounting.
 var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute}
 
-// A node stops and is declared out of service: the attachment inside goes with the one
-// outside, so that the volume can be attached elsewhere. The node comes back later, and
-// unstages what it does not have any more.
+// A node stops and is declared out of service: the real attachment is deleted with the virtual one, so
+// that the volume can be attached elsewhere. When the node is back, it unstages the volume.
 func TestVolumeLeavesANodeThatIsOutOfService(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
-	accounted(t, cluster)
+	checkLeaks(t, cluster)
 	n := user.NewNamespace(t, cluster)
 	down, up := cluster.Nodes()[0], cluster.Nodes()[1]
 	n.Claim("data", "liqo-reference-attach", "64Mi")
@@ -38,33 +36,33 @@ func TestVolumeLeavesANodeThatIsOutOfService(t *testing.T) {
 	n.WaitReady("user")
 	write(n, "user", "precious")
 	found := n.Follow("data")
-	wantPlaces(n, found, down, "attached", attachedTo)
+	waitOnlyOn(n, found, down, "attached", attachedTo)
 
 	stopNode(t, n, cluster, down)
-	n.Eventually("the pod is deleted by force", func(ctx context.Context) (string, error) {
+	n.Eventually("the pod is force-deleted", func(ctx context.Context) (string, error) {
 		_, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, "user", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
 		}
-		return "it is still there", err
+		return "it still exists", err
 	})
 	n.Pod("next", "data", user.OnNode(up.Name))
 	n.WaitReady("next")
 	read(t, n, "next", "precious")
-	wantPlaces(n, found, up, "attached", attachedTo)
+	waitOnlyOn(n, found, up, "attached", attachedTo)
 
 	if err := startNode(t.Context(), n.Client, cluster, down); err != nil {
 		t.Fatal(err)
 	}
 	n.Eventually("the node is ready", func(ctx context.Context) (string, error) { return ready(ctx, n.Client, down, true) })
-	wantPlaces(n, found, up, "staged", stagedOn)
+	waitOnlyOn(n, found, up, "staged", stagedOn)
 	read(t, n, "next", "precious")
 	n.DeletePod("next")
 	deleteClaim(n, "data")
 }
 
-// stopNode ends kubelet on a node and, once that is noticed, declares the node out of
-// service. After the test it runs again.
+// stopNode kills kubelet on a node and, when the node is not ready, declares the node out of service. It is
+// started after the test.
 func stopNode(t *testing.T, n *user.Namespace, cluster *clusters.Cluster, node *nodes.Node) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -83,13 +81,13 @@ func stopNode(t *testing.T, n *user.Namespace, cluster *clusters.Cluster, node *
 	}
 }
 
-// startNode takes a node into service again; one that is, it leaves alone but for a restart.
+// startNode restarts kubelet and removes the taint.
 func startNode(ctx context.Context, client kubernetes.Interface, cluster *clusters.Cluster, node *nodes.Node) error {
 	restarted := cluster.Restart(ctx, "kubelet@"+node.Name)
 	return errors.Join(restarted, taint(ctx, client, node, false))
 }
 
-// ready says what keeps a node from being ready, or from not being it.
+// ready returns a message unless the Ready condition of a node is the wanted one.
 func ready(ctx context.Context, client kubernetes.Interface, node *nodes.Node, wanted bool) (string, error) {
 	found, err := client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
 	if err != nil {
@@ -103,18 +101,18 @@ func ready(ctx context.Context, client kubernetes.Interface, node *nodes.Node, w
 	return fmt.Sprintf("its conditions are %v", found.Status.Conditions), nil
 }
 
-// taint puts the taint on a node, or takes it off.
+// taint adds the taint to a node, or removes it.
 func taint(ctx context.Context, client kubernetes.Interface, node *nodes.Node, put bool) error {
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		found, err := client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		is := func(one corev1.Taint) bool { return one.MatchTaint(&outOfService) }
-		if slices.ContainsFunc(found.Spec.Taints, is) == put {
+		matches := func(taint corev1.Taint) bool { return taint.MatchTaint(&outOfService) }
+		if slices.ContainsFunc(found.Spec.Taints, matches) == put {
 			return nil
 		}
-		found.Spec.Taints = slices.DeleteFunc(found.Spec.Taints, is)
+		found.Spec.Taints = slices.DeleteFunc(found.Spec.Taints, matches)
 		if put {
 			found.Spec.Taints = append(found.Spec.Taints, outOfService)
 		}
@@ -127,9 +125,9 @@ func attachedTo(volume storage.Volume) []string { return slices.Sorted(maps.Keys
 
 func stagedOn(volume storage.Volume) []string { return slices.Sorted(maps.Keys(volume.Stages)) }
 
-// wantPlaces waits until a real volume is attached to, or staged on, this node and no other.
-func wantPlaces(n *user.Namespace, found user.Volume, node *nodes.Node, how string, places func(storage.Volume) []string) {
-	n.Eventually("the real volume is "+how+" on "+node.Name+" alone", func(context.Context) (string, error) {
+// waitOnlyOn waits until a real volume is attached to, or staged on, this node only.
+func waitOnlyOn(n *user.Namespace, found user.Volume, node *nodes.Node, how string, places func(storage.Volume) []string) {
+	n.Eventually("the real volume is "+how+" on "+node.Name+" only", func(context.Context) (string, error) {
 		record, err := storage.BackendOf(n.Cluster, storage.Attach).Volume(found.Real.Spec.CSI.VolumeHandle)
 		if err != nil {
 			return "", err

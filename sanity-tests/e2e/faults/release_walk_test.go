@@ -3,6 +3,7 @@ package faults
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,8 +14,8 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// virtual is a claim of the driver with something on it that no pod uses.
-func virtual(t *testing.T, n *user.Namespace) user.Volume {
+// createVirtualClaim creates a claim of the driver with data, which no pod uses.
+func createVirtualClaim(t *testing.T, n *user.Namespace) user.Volume {
 	t.Helper()
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("before", "data")
@@ -22,20 +23,19 @@ func virtual(t *testing.T, n *user.Namespace) user.Volume {
 	write(n, "before", n.Name)
 	found := n.Follow("data")
 	n.DeletePod("before")
-	waitDetached(n, found)
+	waitDetached(n, found.Object.Name, found.Real.Name)
 	return found
 }
 
-func waitDetached(n *user.Namespace, found user.Volume) {
+func waitDetached(n *user.Namespace, volumes ...string) {
 	n.Eventually("the volume is detached", func(ctx context.Context) (string, error) {
 		all, err := n.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return "", err
 		}
-		for _, one := range all.Items {
-			named := one.Spec.Source.PersistentVolumeName
-			if named != nil && (*named == found.Object.Name || *named == found.Real.Name) {
-				return "it is attached to " + one.Spec.NodeName, nil
+		for _, attachment := range all.Items {
+			if volume := attachment.Spec.Source.PersistentVolumeName; volume != nil && slices.Contains(volumes, *volume) {
+				return "it is attached to " + attachment.Spec.NodeName, nil
 			}
 		}
 		return "", nil
@@ -46,7 +46,7 @@ func wantReal(t *testing.T, n *user.Namespace, was user.Volume) {
 	t.Helper()
 	now := n.WaitBound("data")
 	if now.UID != was.Real.UID || now.Spec.PersistentVolumeReclaimPolicy != was.Real.Spec.PersistentVolumeReclaimPolicy {
-		user.ViolatedNow(t, "the claim has the volume %s (%s), and not %s", now.Name, now.Spec.PersistentVolumeReclaimPolicy, was.Real.Name)
+		user.ViolatedNow(t, "the claim has the volume %s (%s) instead of %s", now.Name, now.Spec.PersistentVolumeReclaimPolicy, was.Real.Name)
 	}
 	if _, left := now.Annotations["storage.liqo.io/release"]; left {
 		t.Fatal("the record of the release is left")
@@ -58,65 +58,65 @@ func wantReal(t *testing.T, n *user.Namespace, was user.Volume) {
 }
 
 func (w *walk) released(t *testing.T, n *user.Namespace) {
-	was := virtual(t, n)
+	was := createVirtualClaim(t, n)
 	command := newTransferCommand(t, n, "release", "pvc")
-	command.dies(t, w, both("release-mark", "release-record", "release-retain", "release-claim", "release-virtual",
+	command.crashes(t, w, bothSides("release-mark", "release-record", "release-retain", "release-claim", "release-virtual",
 		"release-twin", "release-give", "release-make", "release-wake", "release-settle"))
-	command.ends(t)
+	command.succeeds(t)
 	wantReal(t, n, was)
 }
 
-// The controller, and csi-provisioner with it, is away where the leg wants that.
+// The controller, with csi-provisioner, is scaled down until restart.
 func (w *walk) releaseUndone(t *testing.T, n *user.Namespace) {
-	was := virtual(t, n)
-	restart := withoutController(t, n)
+	was := createVirtualClaim(t, n)
+	restart := scaleDownController(t, n)
 	defer restart()
 	command := newTransferCommand(t, n, "release", "pvc")
-	rest := func(point string, undo ...string) {
+	undoAfter := func(point string, undo ...string) {
 		t.Helper()
-		command.dies(t, w, []string{point})
+		command.crashes(t, w, []string{point})
 		if len(undo) > 0 {
-			command.dies(t, w, both(undo...), "--undo")
+			command.crashes(t, w, bothSides(undo...), "--undo")
 		}
-		command.ends(t, "--undo")
+		command.succeeds(t, "--undo")
 		wantVirtual(t, n, was)
 	}
-	rest("after-release-mark", "unrelease-mark")
-	rest("after-release-retain", "unrelease-withdraw", "unrelease-touch", "unrelease-policy", "unrelease-restore", "unrelease-untouch")
-	rest("after-release-claim", "unrelease-give", "unrelease-make", "unrelease-wake")
-	// Nobody else takes csi-provisioner's finalizer off.
-	rest("before-release-finalizer")
-	rest("after-release-finalizer")
-	rest("after-release-virtual", "unrelease-touch-twin", "unrelease-virtual")
+	undoAfter("after-release-mark", "unrelease-mark")
+	undoAfter("after-release-retain", "unrelease-withdraw", "unrelease-touch", "unrelease-policy", "unrelease-restore", "unrelease-untouch")
+	undoAfter("after-release-claim", "unrelease-give", "unrelease-make", "unrelease-wake")
+	// Nothing else removes csi-provisioner's finalizer.
+	undoAfter("before-release-finalizer")
+	undoAfter("after-release-finalizer")
+	undoAfter("after-release-virtual", "unrelease-touch-twin", "unrelease-virtual")
 
-	// Somebody makes the claim in the gap, of the virtual class.
-	command.dies(t, w, []string{"after-release-claim"})
+	// Somebody creates the claim in the gap, of the virtual class.
+	command.crashes(t, w, []string{"after-release-claim"})
 	waitNoClaim(n)
 	n.Claim("data", "liqo-reference", "64Mi")
-	command.dies(t, w, both("unrelease-give"), "--undo")
-	command.ends(t, "--undo")
+	command.crashes(t, w, bothSides("unrelease-give"), "--undo")
+	command.succeeds(t, "--undo")
 	wantVirtual(t, n, was)
 
-	// The twin is gone: the volume is imported again, by the controller.
-	command.dies(t, w, []string{"after-release-twin"})
-	command.dies(t, w, both("unrelease-import"), "--undo")
+	// The twin is deleted: the controller imports the volume again.
+	command.crashes(t, w, []string{"after-release-twin"})
+	command.crashes(t, w, bothSides("unrelease-import"), "--undo")
 	restart()
-	command.ends(t, "--undo")
+	command.succeeds(t, "--undo")
 	now := n.Follow("data")
 	if now.Real.UID != was.Real.UID {
-		user.ViolatedNow(t, "the real volume is %s, and was %s", now.Real.Name, was.Real.Name)
+		user.ViolatedNow(t, "the real volume is %s, it was %s", now.Real.Name, was.Real.Name)
 	}
 
-	// Somebody makes the claim in the gap, of the real class.
-	command.dies(t, w, []string{"after-release-claim"})
+	// Somebody creates the claim in the gap, of the real class.
+	command.crashes(t, w, []string{"after-release-claim"})
 	waitNoClaim(n)
 	n.Claim("data", "reference", "64Mi")
-	command.dies(t, w, both("release-give"))
-	command.ends(t)
+	command.crashes(t, w, bothSides("release-give"))
+	command.succeeds(t)
 	wantReal(t, n, was)
 }
 
-// wantVirtual is that a claim is bound to the same twin and real volume, and nothing is left.
+// wantVirtual checks that a claim is bound to the same twin and real volume, without marks of the release.
 func wantVirtual(t *testing.T, n *user.Namespace, was user.Volume) {
 	t.Helper()
 	n.Eventually("the claim is bound to its virtual volume", func(ctx context.Context) (string, error) {

@@ -11,14 +11,14 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// The controller dies around the writes of a snapshot, and of the volumes that are made of
-// it: each has the bytes, and nothing is left.
+// The controller crashes around the writes of a snapshot and of volumes restored from it: each has the
+// data, and nothing is leaked.
 func (w *walk) snapshotted(t *testing.T, n *user.Namespace) {
 	n.Claim("data", "liqo-reference-ext4", "64Mi")
 	n.Pod("writer", "data")
 	n.WaitReady("writer")
 	write(n, "writer", n.Name)
-	controller := w.onController(t, n, both("snapshot-create", "snapshot-note", "snapshot-retain", "allow-mode-change", "snapshot-policy-back", "snapshot-delete"))
+	controller := w.crashController(t, n, bothSides("snapshot-create", "snapshot-note", "snapshot-retain", "allow-mode-change", "snapshot-policy-back", "snapshot-delete"))
 	n.Snapshot("backup", "data", "liqo")
 	found := n.FollowSnapshot("backup")
 	n.Claim("restored", "liqo-reference-ext4", "64Mi", user.From("VolumeSnapshot", "backup"))
@@ -32,12 +32,12 @@ func (w *walk) snapshotted(t *testing.T, n *user.Namespace) {
 	}
 	n.Claim("raw", "liqo-reference-ext4", "64Mi", user.From("VolumeSnapshot", "backup"), user.Block)
 	n.Pod("raw", "raw", user.WithDevice)
-	// The lab's driver makes no raw volume of a file system, but it was asked.
+	// The lab's driver cannot create a raw volume from a file system; the event shows that it was called.
 	n.WaitEvent("raw", "a raw volume cannot be made from a ext4 source")
 	discard(n, "raw", "raw")
 	n.DeleteSnapshot("backup")
 	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
-	w.carriedOut(t, n, controller)
+	w.waitCrashed(t, n, controller)
 	discard(n, "writer", "data")
 	discard(n, "reader", "restored")
 }
@@ -51,14 +51,14 @@ func (w *walk) snapshotRetained(t *testing.T, n *user.Namespace) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	controller := w.onController(t, n, both("snapshot-retain", "snapshot-policy-back"))
+	controller := w.crashController(t, n, bothSides("snapshot-retain", "snapshot-policy-back"))
 	n.Snapshot("backup", "data", "liqo-retain")
 	found := n.FollowSnapshot("backup")
 	n.DeleteSnapshot("backup")
-	n.Eventually("the snapshot goes away", func(ctx context.Context) (string, error) {
+	n.Eventually("the snapshot is deleted", func(ctx context.Context) (string, error) {
 		now, err := n.BehindSnapshot(ctx, "backup")
 		if err != nil || now.Object != nil {
-			return "it is still there", err
+			return "it still exists", err
 		}
 		return "", nil
 	})
@@ -72,11 +72,11 @@ func (w *walk) snapshotRetained(t *testing.T, n *user.Namespace) {
 		}
 	}
 	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
-	w.carriedOut(t, n, controller)
+	w.waitCrashed(t, n, controller)
 	discard(n, "user", "data")
 }
 
-func (w *walk) snapshotGivenUp(t *testing.T, n *user.Namespace) {
+func (w *walk) snapshotAbandoned(t *testing.T, n *user.Namespace) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
@@ -88,17 +88,17 @@ func (w *walk) snapshotGivenUp(t *testing.T, n *user.Namespace) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = remove() })
-	controller := w.onController(t, n, both("snapshot-give-up"))
+	controller := w.crashController(t, n, bothSides("snapshot-give-up"))
 	n.WriteSnapshot("backup", "data", "liqo")
 	var found user.Snapshot
 	n.Eventually("the snapshot has a twin with a content", func(ctx context.Context) (missing string, err error) {
 		if found, err = n.BehindSnapshot(ctx, "backup"); found.Real == nil {
-			missing = "it has none"
+			missing = "it does not"
 		}
 		return missing, err
 	})
 	n.DeleteSnapshot("backup")
-	w.carriedOut(t, n, controller)
+	w.waitCrashed(t, n, controller)
 	if err := remove(); err != nil {
 		t.Fatal(err)
 	}
@@ -106,30 +106,30 @@ func (w *walk) snapshotGivenUp(t *testing.T, n *user.Namespace) {
 	discard(n, "user", "data")
 }
 
-// The scheduler prefers the other cluster for a pod whose snapshot is here.
-func (w *walk) restoreSentBack(t *testing.T, b *neighbour) {
+// The scheduler prefers the remote cluster for a pod whose snapshot is at home.
+func (w *walk) restoreRescheduled(t *testing.T, b *remoteSetup) {
 	b.declare(t)
-	b.ready()
-	b.here.Claim("data", "liqo-reference", "64Mi")
-	b.here.Pod("writer", "data", user.OnNode(w.cluster.Nodes()[0].Name))
-	b.here.WaitReady("writer")
-	write(b.here, "writer", b.here.Name)
-	b.here.Snapshot("backup", "data", "liqo")
-	controller := w.onController(t, b.here, both("note-source", "select-source-node"))
-	b.here.Claim("copy", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
-	b.here.Pod("reader", "copy", func(pod *corev1.Pod) {
-		there := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+	b.waitReady()
+	b.home.Claim("data", "liqo-reference", "64Mi")
+	b.home.Pod("writer", "data", user.OnNode(w.cluster.Nodes()[0].Name))
+	b.home.WaitReady("writer")
+	write(b.home, "writer", b.home.Name)
+	b.home.Snapshot("backup", "data", "liqo")
+	controller := w.crashController(t, b.home, bothSides("note-source", "select-source-node"))
+	b.home.Claim("copy", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	b.home.Pod("reader", "copy", func(pod *corev1.Pod) {
+		term := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
 			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{b.id}},
 		}}
 		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: there}},
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: term}},
 		}}
 	})
-	w.carriedOut(t, b.here, controller)
-	b.here.WaitReady("reader")
-	read(t, b.here, "reader", b.here.Name)
-	b.here.DeleteSnapshot("backup")
-	discard(b.here, "reader", "copy")
-	discard(b.here, "writer", "data")
+	w.waitCrashed(t, b.home, controller)
+	b.home.WaitReady("reader")
+	read(t, b.home, "reader", b.home.Name)
+	b.home.DeleteSnapshot("backup")
+	discard(b.home, "reader", "copy")
+	discard(b.home, "writer", "data")
 }

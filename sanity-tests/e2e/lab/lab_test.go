@@ -141,7 +141,7 @@ func TestOneCluster(t *testing.T) {
 		t.Error("a cluster that was not asked for is there")
 	}
 	_, err := clusters.Up(ctx, clusters.Options{})
-	if err == nil || !strings.Contains(err.Error(), "another shape") {
+	if err == nil || !strings.Contains(err.Error(), "another lab runs") {
 		t.Errorf("a start of another lab says %v", err)
 	}
 	down(t)

@@ -88,11 +88,11 @@ func makeNode(t *testing.T, home, remote *clusters.Cluster) {
 	if err := driver.Install(t.Context(), home, options); err != nil {
 		t.Fatal(err)
 	}
-	access, kubeconfig, err := driver.GiveAccess(t.Context(), remote, nil)
+	access, kubeconfig, err := driver.GrantAccess(t.Context(), remote, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { report(t, access.Take(user.Afterwards(t))) })
+	t.Cleanup(func() { report(t, access.Revoke(user.Afterwards(t))) })
 	t.Cleanup(func() { report(t, driver.Undeclare(user.Afterwards(t), home, name)) })
 	if err := driver.Declare(t.Context(), home, name, kubeconfig, map[string]any{"nodeName": node, "network": driver.Routed(remote)}); err != nil {
 		t.Fatal(err)

@@ -216,15 +216,9 @@ func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
 	const class = "reference"
 	n.Claim("theirs", class, "64Mi")
 	n.Claim("ours", "liqo-reference", "64Mi")
-	// It goes there if it may.
 	preferring := func(pod *corev1.Pod) {
-		there(pod)
-		pod.Spec.NodeSelector = nil
-		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-				Weight: 100, Preference: term(needs(typeLabel, corev1.NodeSelectorOpIn, "virtual-node")),
-			}},
-		}}
+		pod.Spec.Tolerations = []corev1.Toleration{ours}
+		preferRemote(100)(pod)
 	}
 	n.Pod("late", "absent", preferring)
 	n.Pod("tied", "theirs", preferring)
@@ -250,13 +244,7 @@ func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
 func TestPodThatEveryRemoteClusterRefusesStaysHereWithItsVolume(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("locks", "data", adding("IPC_LOCK"), func(pod *corev1.Pod) {
-		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-				Weight: 100, Preference: term(needs(typeLabel, corev1.NodeSelectorOpIn, "virtual-node")),
-			}},
-		}}
-	})
+	n.Pod("locks", "data", adding("IPC_LOCK"), preferRemote(100))
 	if locks := n.WaitReady("locks"); locks.Spec.NodeName == node {
 		t.Error("it was sent where it is refused")
 	}
@@ -266,7 +254,7 @@ func TestPodThatEveryRemoteClusterRefusesStaysHereWithItsVolume(t *testing.T) {
 // driver's scheduling gate, and of one without it.
 func (n tenant) controllerOpensItsGateOnly(waits, runs string) {
 	n.t.Helper()
-	client, _ := n.as("controller")
+	client, _ := impersonate(n.t, n.Cluster, serviceAccountPrefix+"controller")
 	const (
 		noGate    = "takes the gate"
 		gatesOnly = "the gates and the node affinity"
@@ -279,10 +267,8 @@ func (n tenant) controllerOpensItsGateOnly(waits, runs string) {
 		"a pod without it":   {runs, `{"metadata": {"labels": {"a": "b"}}}`, noGate},
 		"the deadline of it": {runs, `{"spec": {"activeDeadlineSeconds": 1}}`, noGate},
 	} {
-		patched, err := client.CoreV1().Pods(n.Name).Patch(n.t.Context(), one.pod, types.MergePatchType, []byte(one.patch), tried)
-		if complaint := refused(patched, err)(one.words); complaint != "" {
-			n.t.Errorf("%s: %s", what, complaint)
-		}
+		_, err := client.CoreV1().Pods(n.Name).Patch(n.t.Context(), one.pod, types.MergePatchType, []byte(one.patch), dryRunPatch)
+		checkOutcome(n.t, what, err, one.words)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,15 +78,7 @@ func TestJobThatSucceededOutOfReachIsNotRunAgain(t *testing.T) {
 	proxy := user.Cluster(t, "remote").Proxy()
 	t.Cleanup(func() { _ = proxy.Set(user.Afterwards(t), faults.Setting{Mode: faults.Pass}) })
 
-	template := user.NewPod("", "", bare).Spec
-	template.RestartPolicy = corev1.RestartPolicyNever
-	template.Containers[0].Command = []string{"sh", "-c", "until test -e /tmp/done; do sleep 1; done"}
-	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "once"}, Spec: batchv1.JobSpec{
-		BackoffLimit: new(int32), Template: corev1.PodTemplateSpec{Spec: template},
-	}}
-	if _, err := n.Client.BatchV1().Jobs(n.Name).Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	n.createJob("until test -e /tmp/done; do sleep 1; done")
 	name := n.onlyPod("job-name=once")
 	n.WaitReady(name)
 	n.set(proxy, faults.Hang)

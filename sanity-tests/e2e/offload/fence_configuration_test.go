@@ -37,22 +37,16 @@ func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 		"another namespace": {other, plain, onlyInFabric},
 		"kube-system":       {"kube-system", plain, onlyInFabric},
 	} {
-		made, err := client.CoreV1().Services(one.space).Create(t.Context(), service(one.edit), dryRun())
-		if complaint := refused(made, err)(one.words); complaint != "" {
-			t.Errorf("%s: %s", what, complaint)
-		}
+		_, err := client.CoreV1().Services(one.space).Create(t.Context(), service(one.edit), dryRunCreate)
+		checkOutcome(t, what, err, one.words)
 	}
 	services := client.CoreV1().Services(own)
 	if _, err := services.Create(t.Context(), service(plain), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	changed, err := services.Patch(t.Context(), "fenced", types.MergePatchType, []byte(`{"spec": {"type": "NodePort"}}`), metav1.PatchOptions{})
-	if complaint := refused(changed, err)("no ports of nodes"); complaint != "" {
-		t.Error("a change: ", complaint)
-	}
-	if complaint := refused(struct{}{}, client.CoreV1().Services("default").Delete(t.Context(), "kubernetes", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}))(onlyInFabric); complaint != "" {
-		t.Error("the API server's: ", complaint)
-	}
+	_, err := services.Patch(t.Context(), "fenced", types.MergePatchType, []byte(`{"spec": {"type": "NodePort"}}`), metav1.PatchOptions{})
+	checkOutcome(t, "a change", err, "no ports of nodes")
+	checkOutcome(t, "the API server's", client.CoreV1().Services("default").Delete(t.Context(), "kubernetes", dryRunDelete), onlyInFabric)
 }
 
 func secretsAreFenced(t *testing.T, client, cluster kubernetes.Interface, own, other string) {
@@ -75,23 +69,17 @@ func secretsAreFenced(t *testing.T, client, cluster kubernetes.Interface, own, o
 		"another namespace": {other, corev1.SecretTypeOpaque, onlyInFabric},
 		"kube-system":       {"kube-system", corev1.SecretTypeOpaque, onlyInFabric},
 	} {
-		made, err := client.CoreV1().Secrets(one.space).Create(t.Context(), secret(one.of), dryRun())
-		if complaint := refused(made, err)(one.words); complaint != "" {
-			t.Errorf("%s: %s", what, complaint)
-		}
+		_, err := client.CoreV1().Secrets(one.space).Create(t.Context(), secret(one.of), dryRunCreate)
+		checkOutcome(t, what, err, one.words)
 	}
 	// What an administrator has made there is not the fabric's.
 	if _, err := cluster.CoreV1().Secrets(own).Create(t.Context(), secret(corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if complaint := refused(struct{}{}, client.CoreV1().Secrets(own).Delete(t.Context(), "fenced", metav1.DeleteOptions{}))(refusal); complaint != "" {
-		t.Error("delete a token: ", complaint)
-	}
+	checkOutcome(t, "delete a token", client.CoreV1().Secrets(own).Delete(t.Context(), "fenced", metav1.DeleteOptions{}), refusal)
 	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}
 	for space, words := range map[string]string{own: "", other: onlyInFabric, "kube-system": onlyInFabric} {
-		made, err := client.CoreV1().ConfigMaps(space).Create(t.Context(), config, dryRun())
-		if complaint := refused(made, err)(words); complaint != "" {
-			t.Errorf("a ConfigMap in %s: %s", space, complaint)
-		}
+		_, err := client.CoreV1().ConfigMaps(space).Create(t.Context(), config, dryRunCreate)
+		checkOutcome(t, "a ConfigMap in "+space, err, words)
 	}
 }

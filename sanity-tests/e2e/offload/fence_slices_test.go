@@ -46,20 +46,16 @@ func slicesAreFenced(t *testing.T, client kubernetes.Interface, own, other strin
 		"another namespace":       {other, sliceOf(ofFabric, "IPv4", "10.0.0.1"), elsewhere},
 		"kube-system":             {"kube-system", sliceOf(ofFabric, "IPv4", "10.0.0.1"), elsewhere},
 	} {
-		made, err := client.DiscoveryV1().EndpointSlices(one.space).Create(t.Context(), one.slice, dryRun())
-		if complaint := refused(made, err)(one.words); complaint != "" {
-			t.Errorf("%s: %s", what, complaint)
-		}
+		_, err := client.DiscoveryV1().EndpointSlices(one.space).Create(t.Context(), one.slice, dryRunCreate)
+		checkOutcome(t, what, err, one.words)
 	}
 	slices := client.DiscoveryV1().EndpointSlices(own)
 	if _, err := slices.Create(t.Context(), sliceOf(ofFabric, "IPv4", "10.0.0.1"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	away := []byte(`{"endpoints": [{"addresses": ["10.1.0.1"]}]}`)
-	changed, err := slices.Patch(t.Context(), "fenced", types.MergePatchType, away, metav1.PatchOptions{})
-	if complaint := refused(changed, err)("only hold addresses in"); complaint != "" {
-		t.Error("a change: ", complaint)
-	}
+	_, err := slices.Patch(t.Context(), "fenced", types.MergePatchType, away, metav1.PatchOptions{})
+	checkOutcome(t, "a change", err, "only hold addresses in")
 }
 
 // slicesOfOthersStay: those of the remote cluster's own controller are not the fabric's to change.
@@ -71,14 +67,10 @@ func slicesOfOthersStay(t *testing.T, fenced, cluster kubernetes.Interface, own 
 	}
 	slices := fenced.DiscoveryV1().EndpointSlices(own)
 	taken := []byte(`{"metadata": {"labels": {"endpointslice.kubernetes.io/managed-by": "fabric.storage.liqo.io"}}, "endpoints": []}`)
-	changed, err := slices.Patch(t.Context(), "theirs", types.MergePatchType, taken, metav1.PatchOptions{})
-	if complaint := refused(changed, err)("no EndpointSlices but those of its fabric"); complaint != "" {
-		t.Error("take one over: ", complaint)
-	}
+	_, err := slices.Patch(t.Context(), "theirs", types.MergePatchType, taken, metav1.PatchOptions{})
+	checkOutcome(t, "take one over", err, "no EndpointSlices but those of its fabric")
 	err = slices.Delete(t.Context(), "theirs", metav1.DeleteOptions{})
-	if complaint := refused(struct{}{}, err)("no EndpointSlices but those of its fabric"); complaint != "" {
-		t.Error("delete one: ", complaint)
-	}
+	checkOutcome(t, "delete one", err, "no EndpointSlices but those of its fabric")
 }
 
 // slicesAreMended: a copy that has lost its label is put right and deleted, and what nobody manages
@@ -105,23 +97,15 @@ func slicesAreMended(t *testing.T, fenced, cluster kubernetes.Interface, own str
 		t.Fatal(err)
 	}
 	on := []byte(`{"metadata": {"labels": {"endpointslice.kubernetes.io/managed-by": "fabric.storage.liqo.io"}}}`)
-	changed, err := slices.Patch(t.Context(), "by-hand", types.MergePatchType, on, metav1.PatchOptions{})
-	if complaint := refused(changed, err)(words); complaint != "" {
-		t.Error("take over what was made by hand: ", complaint)
-	}
-	if complaint := refused(struct{}{}, slices.Delete(t.Context(), "by-hand", metav1.DeleteOptions{}))(words); complaint != "" {
-		t.Error("delete what was made by hand: ", complaint)
-	}
+	_, err := slices.Patch(t.Context(), "by-hand", types.MergePatchType, on, metav1.PatchOptions{})
+	checkOutcome(t, "take over what was made by hand", err, words)
+	checkOutcome(t, "delete what was made by hand", slices.Delete(t.Context(), "by-hand", metav1.DeleteOptions{}), words)
 	unlabel()
 	without := []byte(`{"endpoints": []}`)
-	changed, err = slices.Patch(t.Context(), "copied", types.MergePatchType, without, metav1.PatchOptions{})
-	if complaint := refused(changed, err)(words); complaint != "" {
-		t.Error("a change that leaves it without its label: ", complaint)
-	}
-	changed, err = slices.Patch(t.Context(), "copied", types.MergePatchType, on, metav1.PatchOptions{})
-	if complaint := refused(changed, err)(""); complaint != "" {
-		t.Error("put it right: ", complaint)
-	}
+	_, err = slices.Patch(t.Context(), "copied", types.MergePatchType, without, metav1.PatchOptions{})
+	checkOutcome(t, "a change that leaves it without its label", err, words)
+	_, err = slices.Patch(t.Context(), "copied", types.MergePatchType, on, metav1.PatchOptions{})
+	checkOutcome(t, "put it right", err, "")
 	unlabel()
 	if err := slices.Delete(t.Context(), "copied", metav1.DeleteOptions{}); err != nil {
 		t.Error("delete a copy that has lost its label: ", err)

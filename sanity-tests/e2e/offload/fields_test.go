@@ -408,16 +408,16 @@ func (o *outcomes) compare(t *testing.T, pod *corev1.Pod, remote map[string]any)
 	if err != nil {
 		t.Fatal(err)
 	}
-	there := map[string]string{}
+	remoteValues := map[string]string{}
 	for _, one := range leaves(remote, "", "", o.fields) {
-		there[one.at] = one.value
+		remoteValues[one.at] = one.value
 	}
 	for _, one := range leaves(home, "", "", o.fields) {
 		if slices.ContainsFunc(tokenParts, func(part string) bool { return strings.Contains(one.at, part) }) {
 			continue
 		}
 		example := fmt.Sprintf("%s of %s: %s", one.at, pod.Name, one.value)
-		switch value, has := there[one.at]; {
+		switch value, has := remoteValues[one.at]; {
 		case !has:
 			o.note(one, "left out", example)
 		case value != one.value:

@@ -21,7 +21,7 @@ import (
 func TestUnoffloadingBringsPodsHome(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--pod-offloading-strategy", "Remote")
-	n.Apply(deployment("web", 1))
+	n.Apply(deploymentManifest("web", 1))
 	pod := n.onlyPod("app=web")
 	n.WaitReady(pod)
 	if on := n.pod(pod).Spec.NodeName; on != node {
@@ -116,7 +116,7 @@ func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
 }
 
 // deployment runs pods without a claim, which end at once.
-func deployment(name string, replicas int) string {
+func deploymentManifest(name string, replicas int) string {
 	return fmt.Sprintf(`apiVersion: apps/v1
 kind: Deployment
 metadata: {name: %[1]s}

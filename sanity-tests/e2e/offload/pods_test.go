@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,8 +25,7 @@ func offloadedTenant(t *testing.T) (tenant, *user.Namespace) {
 
 // bare is a pod without a claim, for the node of the remote cluster.
 func bare(pod *corev1.Pod) {
-	pod.Spec.Volumes = nil
-	pod.Spec.Containers[0].VolumeMounts = nil
+	claimless(pod)
 	there(pod)
 }
 
@@ -190,17 +188,23 @@ func TestResourcesOfAWholePodAreChanged(t *testing.T) {
 	})
 }
 
+// createJob creates the job once, whose pod runs this script on the virtual node.
+func (n tenant) createJob(script string) {
+	n.t.Helper()
+	spec := user.NewPod("", "", bare).Spec
+	spec.RestartPolicy = corev1.RestartPolicyNever
+	spec.Containers[0].Command = []string{"sh", "-c", script}
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "once"}, Spec: batchv1.JobSpec{
+		BackoffLimit: new(int32), Template: corev1.PodTemplateSpec{Spec: spec},
+	}}
+	if _, err := n.Client.BatchV1().Jobs(n.Name).Create(n.t.Context(), job, metav1.CreateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
 func TestJobEndsAsItsPodDid(t *testing.T) {
 	n, _ := offloadedTenant(t)
-	template := user.NewPod("", "", bare).Spec
-	template.RestartPolicy = corev1.RestartPolicyNever
-	template.Containers[0].Command = []string{"sh", "-c", "exit 0"}
-	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "once"}, Spec: batchv1.JobSpec{
-		BackoffLimit: new(int32), Template: corev1.PodTemplateSpec{Spec: template},
-	}}
-	if _, err := n.Client.BatchV1().Jobs(n.Name).Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	n.createJob("exit 0")
 	n.Eventually("the job to succeed", func(ctx context.Context) (string, error) {
 		job, err := n.Client.BatchV1().Jobs(n.Name).Get(ctx, "once", metav1.GetOptions{})
 		if err != nil {
@@ -215,16 +219,7 @@ func TestJobEndsAsItsPodDid(t *testing.T) {
 
 func TestPodThatIsDeletedThereIsReplaced(t *testing.T) {
 	n, remote := offloadedTenant(t)
-	labels := map[string]string{"app": "web"}
-	one := int32(1)
-	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
-		Replicas: &one,
-		Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: user.NewPod("", "", bare).Spec},
-	}}
-	if _, err := n.Client.AppsV1().Deployments(n.Name).Create(t.Context(), deployment, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	n.createDeployment(1, bare)
 	ready := func(but string) (name string) {
 		n.Eventually("a pod of the deployment to be ready", func(ctx context.Context) (string, error) {
 			pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
@@ -315,9 +310,7 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
 	})
 	waits("host", "PodNotSupported", "spec.hostPID")
-	remote.Pod("taken", "", func(pod *corev1.Pod) {
-		pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
-	})
+	remote.Pod("taken", "", claimless)
 	n.Pod("taken", "", bare)
 	waits("taken", "RemoteNameTaken", "did not create")
 	if out, err := remote.Kubectl("delete", "pod", "taken"); err != nil {

@@ -13,21 +13,36 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
+// createDeployment creates the Deployment web.
+func (n tenant) createDeployment(replicas int32, edits ...func(*corev1.Pod)) {
+	n.t.Helper()
+	labels := map[string]string{"app": "web"}
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
+		Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: user.NewPod("", "", edits...).Spec},
+	}}
+	if _, err := n.Client.AppsV1().Deployments(n.Name).Create(n.t.Context(), deployment, metav1.CreateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
 // asking is a pod without a claim that requests this CPU.
 func asking(cpu *resource.Quantity) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
-		pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
+		claimless(pod)
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: *cpu}
 	}
 }
 
-// preferring is a pod that rather runs in a remote cluster, if only a little.
-func preferring(pod *corev1.Pod) {
-	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-			Weight: 1, Preference: term(needs(typeLabel, corev1.NodeSelectorOpIn, "virtual-node")),
-		}},
-	}}
+// preferRemote makes a pod prefer virtual nodes.
+func preferRemote(weight int32) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+				Weight: weight, Preference: term(needs(typeLabel, corev1.NodeSelectorOpIn, "virtual-node")),
+			}},
+		}}
+	}
 }
 
 // What the nodes of the remote cluster have would do for the pods, and none of them has enough left for one.
@@ -52,17 +67,7 @@ func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
 	n.waitPolicies(wish{strategy: "LocalAndRemote"})
 	runs := user.WatchRuns(t, user.Existing(t, user.Cluster(t, "remote"), n.Name))
 
-	two, labels := int32(2), map[string]string{"app": "web"}
-	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
-		Replicas: &two, Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{
-			ObjectMeta: metav1.ObjectMeta{Labels: labels},
-			Spec:       user.NewPod("", "", asking(share(nodes.Items[0], 40)), preferring).Spec,
-		},
-	}}
-	if _, err := n.Client.AppsV1().Deployments(n.Name).Create(t.Context(), deployment, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	n.createDeployment(2, asking(share(nodes.Items[0], 40)), preferRemote(1))
 	n.waitBack(2)
 	if ran := runs.NoneTwice(); ran != 0 {
 		user.Violated(t, "%d pods ran there", ran)
@@ -79,17 +84,7 @@ func TestPodsGoBackThatTheirClusterRefuses(t *testing.T) {
 	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
 	remote.Quota("none", corev1.ResourcePods, "0")
 	runs := user.WatchRuns(t, remote)
-	one, labels := int32(1), map[string]string{"app": "web"}
-	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
-		Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{
-			ObjectMeta: metav1.ObjectMeta{Labels: labels},
-			Spec:       user.NewPod("", "", asking(resource.NewMilliQuantity(10, resource.DecimalSI)), preferring).Spec,
-		},
-	}}
-	if _, err := n.Client.AppsV1().Deployments(n.Name).Create(t.Context(), deployment, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	n.createDeployment(1, asking(resource.NewMilliQuantity(10, resource.DecimalSI)), preferRemote(1))
 	n.waitBack(1)
 	if ran := runs.NoneTwice(); ran != 0 {
 		user.Violated(t, "%d pods ran there", ran)

@@ -316,13 +316,13 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 	prepare(t)
 	const second, secondNode = "offloaded-home", "virtual-home"
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
-	access, kubeconfig, err := driver.GiveAccess(t.Context(), home, nil)
+	access, kubeconfig, err := driver.GrantAccess(t.Context(), home, nil)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*user.Patience)
 		defer cancel()
 		err := driver.Undeclare(ctx, home, second)
 		if access != nil {
-			err = errors.Join(err, access.Take(ctx))
+			err = errors.Join(err, access.Revoke(ctx))
 		}
 		if err != nil {
 			t.Error(err)

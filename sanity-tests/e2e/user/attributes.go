@@ -11,13 +11,12 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// WithAttributes asks for a volume that is made with these attributes.
+// WithAttributes sets the VolumeAttributesClass of a claim.
 func WithAttributes(class string) func(*corev1.PersistentVolumeClaim) {
 	return func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeAttributesClassName = &class }
 }
 
-// AttributesClass makes an attributes class of the cluster that goes with the test: it
-// is deleted then, and gone when the last volume is that has it.
+// AttributesClass creates a VolumeAttributesClass, and deletes it at the end of the test.
 func (n *Namespace) AttributesClass(name, driver string, parameters map[string]string) {
 	n.t.Helper()
 	classes := n.Client.StorageV1().VolumeAttributesClasses()
@@ -32,8 +31,8 @@ func (n *Namespace) AttributesClass(name, driver string, parameters map[string]s
 	})
 }
 
-// WaitAttributes waits until a claim and its volume have an attributes class, and
-// nothing about it is still going on.
+// WaitAttributes waits until a claim and its volume have a VolumeAttributesClass and no change is in
+// progress.
 func (n *Namespace) WaitAttributes(claim, class string) {
 	n.t.Helper()
 	n.Eventually("claim "+claim+" has the attributes class "+class, func(ctx context.Context) (string, error) {
@@ -41,12 +40,12 @@ func (n *Namespace) WaitAttributes(claim, class string) {
 		if err != nil {
 			return "", err
 		}
-		if going := found.Status.ModifyVolumeStatus; going != nil {
-			return fmt.Sprintf("to have %s is %s: %v", going.TargetVolumeAttributesClassName, going.Status, found.Status.Conditions), nil
+		if status := found.Status.ModifyVolumeStatus; status != nil {
+			return fmt.Sprintf("the change to %s is %s: %v", status.TargetVolumeAttributesClassName, status.Status, found.Status.Conditions), nil
 		}
-		has, volumeHas := found.Status.CurrentVolumeAttributesClassName, volume.Spec.VolumeAttributesClassName
-		if has == nil || *has != class || volumeHas == nil || *volumeHas != class {
-			return fmt.Sprintf("it has %s, its volume %s", named(has), named(volumeHas)), nil
+		ofClaim, ofVolume := found.Status.CurrentVolumeAttributesClassName, volume.Spec.VolumeAttributesClassName
+		if ofClaim == nil || *ofClaim != class || ofVolume == nil || *ofVolume != class {
+			return fmt.Sprintf("it has %s, its volume %s", orNone(ofClaim), orNone(ofVolume)), nil
 		}
 		return "", nil
 	})
@@ -60,28 +59,27 @@ func (n *Namespace) WaitModifying(claim string, state corev1.PersistentVolumeCla
 		if err != nil {
 			return "", err
 		}
-		if going := found.Status.ModifyVolumeStatus; going == nil || going.Status != state {
-			return fmt.Sprintf("it is %v", going), nil
+		if status := found.Status.ModifyVolumeStatus; status == nil || status.Status != state {
+			return fmt.Sprintf("it is %v", status), nil
 		}
 		return "", nil
 	})
 }
 
-// WaitOperations waits until the backend gives a real volume of this driver, in this
-// cluster, so many operations per second.
+// WaitOperations waits until the backend has set the IOPS of a real volume of this driver.
 func (n *Namespace) WaitOperations(driver storage.Driver, real *corev1.PersistentVolume, iops string) {
 	n.t.Helper()
 	backend := storage.BackendOf(n.Cluster, driver)
-	n.Eventually("the backend gives "+iops+" operations per second", func(context.Context) (string, error) {
+	n.Eventually("the backend sets "+iops+" IOPS", func(context.Context) (string, error) {
 		record, err := backend.Volume(real.Spec.CSI.VolumeHandle)
 		if err != nil || record.Mutable["iops"] == iops {
 			return "", err
 		}
-		return "it gives " + record.Mutable["iops"], nil
+		return "they are " + record.Mutable["iops"], nil
 	})
 }
 
-func named(class *string) string {
+func orNone(class *string) string {
 	if class == nil {
 		return "none"
 	}

@@ -16,13 +16,11 @@ import (
 	"storage.liqo.io/sanity-tests/nodes"
 )
 
-// Etcd runs a database of one member on the pod's volume, with the program that the
-// lab's control planes run.
+// Etcd makes a pod run etcd with one member on its volume, with the program of the lab's control planes.
 func Etcd(pod *corev1.Pod) {
 	const programs = "/programs"
-	directory := corev1.HostPathDirectory
 	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "programs", VolumeSource: corev1.VolumeSource{
-		HostPath: &corev1.HostPathVolumeSource{Path: nodes.ProgramsDir, Type: &directory},
+		HostPath: &corev1.HostPathVolumeSource{Path: nodes.ProgramsDir, Type: new(corev1.HostPathDirectory)},
 	}})
 	container := &pod.Spec.Containers[0]
 	container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: "programs", MountPath: programs, ReadOnly: true})
@@ -32,21 +30,21 @@ func Etcd(pod *corev1.Pod) {
 	}}
 }
 
-// Load writes keys into a database, one after the other, until that ends.
+// Load writes keys to etcd one by one until etcd ends.
 type Load struct {
 	namespace *Namespace
 	confirmed atomic.Int64
 	ended     chan struct{}
 }
 
-// LoadEtcd writes the keys that follow this number.
+// LoadEtcd writes the keys after this number.
 func (n *Namespace) LoadEtcd(pod string, after int) *Load {
 	n.t.Helper()
 	script := fmt.Sprintf(`number=%d
 		while number=$((number + 1)) && key=$(printf %%s $number | base64) &&
 			wget -qO /dev/null --post-data "{\"key\":\"$key\",\"value\":\"$key\"}" http://127.0.0.1:2379/v3/kv/put
 		do echo $number; done 2>/dev/null`, after)
-	// Until the pod goes, or the test is over.
+	// Until the pod is deleted, or the test ends.
 	cmd := exec.CommandContext(n.t.Context(), n.Cluster.Kubectl(), "exec", "--namespace", n.Name, pod, "--", "sh", "-c", script)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -64,19 +62,19 @@ func (n *Namespace) LoadEtcd(pod string, after int) *Load {
 				load.confirmed.Store(number)
 			}
 		}
-		_ = cmd.Wait() // it ends with its pod
+		_ = cmd.Wait() // it fails when its pod is deleted
 	}()
 	return load
 }
 
-// Confirmed is the latest key that the database has confirmed.
+// Confirmed returns the last key that etcd has confirmed.
 func (l *Load) Confirmed() int { return int(l.confirmed.Load()) }
 
-// Ended waits until the database is gone, and tells the latest key that it had confirmed.
+// Ended waits until etcd has ended, and returns the last confirmed key.
 func (l *Load) Ended() int {
 	n := l.namespace
 	n.t.Helper()
-	n.Eventually("the writing to end with its database", func(context.Context) (string, error) {
+	n.Eventually("the load to end with etcd", func(context.Context) (string, error) {
 		select {
 		case <-l.ended:
 			return "", nil
@@ -87,22 +85,22 @@ func (l *Load) Ended() int {
 	return l.Confirmed()
 }
 
-// EtcdKeys is how many keys a database has, and which is the latest.
+// EtcdKeys returns the number of keys in etcd, and the last one.
 func (n *Namespace) EtcdKeys(pod string) (count, latest int) {
 	n.t.Helper()
-	everything := base64.StdEncoding.EncodeToString([]byte{0})
-	request := fmt.Sprintf(`{"key":%q,"range_end":%q,"sort_target":"CREATE","sort_order":"DESCEND","limit":1,"keys_only":true}`, everything, everything)
-	told := n.Exec(pod, fmt.Sprintf("wget -qO- --post-data '%s' http://127.0.0.1:2379/v3/kv/range", request))
-	var answer struct {
+	all := base64.StdEncoding.EncodeToString([]byte{0})
+	request := fmt.Sprintf(`{"key":%q,"range_end":%q,"sort_target":"CREATE","sort_order":"DESCEND","limit":1,"keys_only":true}`, all, all)
+	out := n.Exec(pod, fmt.Sprintf("wget -qO- --post-data '%s' http://127.0.0.1:2379/v3/kv/range", request))
+	var response struct {
 		Count int `json:",string"`
 		Kvs   []struct{ Key []byte }
 	}
-	if err := json.Unmarshal([]byte(told), &answer); err != nil || len(answer.Kvs) != 1 {
-		n.t.Fatalf("the database answers %s, %v", told, err)
+	if err := json.Unmarshal([]byte(out), &response); err != nil || len(response.Kvs) != 1 {
+		n.t.Fatalf("etcd returns %s, %v", out, err)
 	}
-	latest, err := strconv.Atoi(string(answer.Kvs[0].Key))
+	latest, err := strconv.Atoi(string(response.Kvs[0].Key))
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	return answer.Count, latest
+	return response.Count, latest
 }

@@ -8,19 +8,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// countingOnDevice writes one number after the other into the first block of a device, each when
-// the one before is on the disk, and goes on where it was stopped.
+// countingOnDevice increments a number in the first block of a device, synced each time, and continues
+// after a restart.
 const countingOnDevice = `i=$(head -c 512 ` + DataPath + ` | tr -dc 0-9)
 while true; do i=$((i+1)); printf '%511s\n' $i | dd of=` + DataPath + ` bs=512 count=1 conv=notrunc,fsync 2>/dev/null; sleep 0.1; done`
 
-// CountOnDevice has a pod count in the first block of its volume, which is a device.
+// CountOnDevice makes a pod count in the first block of its block volume.
 func CountOnDevice(pod *corev1.Pod) {
 	WithDevice(pod)
 	pod.Spec.Containers[0].Command = []string{"sh", "-c", countingOnDevice}
 }
 
-// FillDevice writes noise to some MiB of a device of at least 16 MiB, with zeros before, between
-// and after them, and returns what DeviceSum is then.
+// FillDevice writes random data to some MiB of a device of at least 16 MiB, with zeros before, between
+// and after them, and returns DeviceSum.
 func (n *Namespace) FillDevice(claim, node string) (sum string) {
 	n.t.Helper()
 	n.Pod("filler", claim, WithDevice, OnNode(node))
@@ -32,13 +32,13 @@ func (n *Namespace) FillDevice(claim, node string) (sum string) {
 	return sum
 }
 
-// DeviceSum is a checksum of 16 MiB of a pod's device, but for the first.
+// DeviceSum returns a checksum of MiB 1 to 15 of a pod's device.
 func (n *Namespace) DeviceSum(pod string) string {
 	n.t.Helper()
 	return n.Exec(pod, "dd if="+DataPath+" bs=1M skip=1 count=15 2>/dev/null | sha256sum")
 }
 
-// DeviceCount waits until a pod has counted, and says how far.
+// DeviceCount waits until a pod has counted, and returns the number.
 func (n *Namespace) DeviceCount(pod string) int {
 	n.t.Helper()
 	var number int
@@ -49,7 +49,7 @@ func (n *Namespace) DeviceCount(pod string) int {
 		}
 		number, err = strconv.Atoi(strings.TrimSpace(strings.Trim(out, "\x00")))
 		if err != nil {
-			return "it has not", nil
+			return "it has not counted", nil
 		}
 		return "", nil
 	})

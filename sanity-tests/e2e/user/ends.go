@@ -20,8 +20,8 @@ import (
 // watched is nil unless the suite is one of MainOverDriver.
 var watched *driverEnds
 
-// driverEnds notes the ends of the driver's containers while a suite runs: pods come and go with each
-// installation, so that in the end nothing would be seen of most.
+// driverEnds records terminations of the driver's containers while a suite runs, because most pods are
+// deleted before its end.
 type driverEnds struct {
 	mutex sync.Mutex
 	ends  map[string]struct{}
@@ -32,12 +32,12 @@ func (d *driverEnds) start(cluster *clusters.Cluster) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	began := time.Now().Truncate(time.Second) // as precise as the time at which a container ended
+	began := time.Now().Truncate(time.Second) // like the times in container statuses
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(chart.Namespace))
 	_, err = factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(pod any) { d.note(pod, began) },
-		UpdateFunc: func(_, pod any) { d.note(pod, began) },
-		DeleteFunc: func(pod any) { d.note(pod, began) },
+		AddFunc:    func(pod any) { d.record(pod, began) },
+		UpdateFunc: func(_, pod any) { d.record(pod, began) },
+		DeleteFunc: func(pod any) { d.record(pod, began) },
 	})
 	if err != nil {
 		return nil, err
@@ -47,12 +47,12 @@ func (d *driverEnds) start(cluster *clusters.Cluster) (stop func(), err error) {
 	return func() { close(ended) }, nil
 }
 
-func (d *driverEnds) note(object any, began time.Time) {
-	if last, is := object.(cache.DeletedFinalStateUnknown); is {
+func (d *driverEnds) record(object any, began time.Time) {
+	if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = last.Obj
 	}
-	pod, is := object.(*corev1.Pod)
-	if !is {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
 		return
 	}
 	d.mutex.Lock()
@@ -60,7 +60,7 @@ func (d *driverEnds) note(object any, began time.Time) {
 	if d.ends == nil {
 		d.ends = map[string]struct{}{}
 	}
-	for _, end := range unasked(pod, began) {
+	for _, end := range unexpected(pod, began) {
 		d.ends[end] = struct{}{}
 	}
 }
@@ -75,25 +75,25 @@ func (d *driverEnds) found() error {
 	return errors.New(Violation + "containers of the driver ended by themselves:\n  " + strings.Join(ends, "\n  "))
 }
 
-// unasked are the ends of the driver's containers in a pod that nobody asked for. Whoever deletes a
-// pod asks for the end of its containers, which are told to end (0, 143) and killed if they do not
-// (137); one that is started again within its pod ended by itself, or did not answer its probe.
-func unasked(pod *corev1.Pod, since time.Time) (ends []string) {
+// unexpected returns terminations of the driver's containers that the deletion of their pod does not
+// explain: that ends with 0, 143 (SIGTERM) or 137 (SIGKILL). A container that was restarted in its pod
+// has exited by itself, or failed its probe.
+func unexpected(pod *corev1.Pod, since time.Time) (ends []string) {
 	component := pod.Labels["app.kubernetes.io/component"]
 	if !slices.Contains([]string{"controller", "node", "fabric"}, component) {
 		return nil
 	}
 	for _, container := range pod.Status.ContainerStatuses {
 		if container.Name != "driver" && container.Name != "fabric" {
-			continue // sidecars give up when the API server is away
+			continue // sidecars exit when the API server is unreachable
 		}
 		last, now := container.LastTerminationState.Terminated, container.State.Terminated
 		for _, end := range []*corev1.ContainerStateTerminated{last, now} {
 			if end == nil || end.FinishedAt.Time.Before(since) {
 				continue
 			}
-			told := slices.Contains([]int32{0, 137, 143}, end.ExitCode) && end.Reason != "OOMKilled"
-			if told && end == now {
+			expected := slices.Contains([]int32{0, 137, 143}, end.ExitCode) && end.Reason != "OOMKilled"
+			if expected && end == now {
 				continue
 			}
 			ends = append(ends, fmt.Sprintf("%s of pod %s at %s: exit code %d, %s", container.Name, pod.Name,

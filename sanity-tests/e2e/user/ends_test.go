@@ -38,13 +38,13 @@ func TestEndsNobodyAskedFor(t *testing.T) {
 		"a sidecar":                   {pod("controller", "csi-provisioner", running, ended(1, "Error", began)), false},
 		"a mover":                     {pod("mover", "driver", running, ended(1, "Error", began)), false},
 	} {
-		if got := unasked(one.pod, began); (len(got) > 0) != one.want {
+		if got := unexpected(one.pod, began); (len(got) > 0) != one.want {
 			t.Errorf("%s: %q", what, got)
 		}
 	}
 	var all driverEnds
-	all.note(pod("controller", "driver", running, ended(101, "Error", began)), began)
-	all.note(pod("controller", "driver", running, ended(101, "Error", began)), began)
+	all.record(pod("controller", "driver", running, ended(101, "Error", began)), began)
+	all.record(pod("controller", "driver", running, ended(101, "Error", began)), began)
 	if err := all.found(); err == nil || strings.Count(err.Error(), "exit code 101") != 1 || !strings.HasPrefix(err.Error(), Violation) {
 		t.Errorf("found is %v", err)
 	}

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// resizeConditions are on a claim only while it grows, or fails to.
+// resizeConditions are on a claim only while it is expanded, or the expansion fails.
 var resizeConditions = []corev1.PersistentVolumeClaimConditionType{
 	corev1.PersistentVolumeClaimResizing,
 	corev1.PersistentVolumeClaimFileSystemResizePending,
@@ -20,9 +20,8 @@ var resizeConditions = []corev1.PersistentVolumeClaimConditionType{
 	corev1.PersistentVolumeClaimNodeResizeError,
 }
 
-// WaitGrown waits until a claim and its twin in the same cluster have this size, and
-// nothing is left on either of its expansion: a twin on which something is left cannot
-// grow again.
+// WaitGrown waits until a claim and its twin in the same cluster have this size, and no status of the
+// expansion is left: a twin with one cannot be expanded again.
 func (n *Namespace) WaitGrown(claim, size string) {
 	n.t.Helper()
 	n.Eventually("claim "+claim+" and its twin have grown to "+size, func(ctx context.Context) (string, error) {
@@ -30,7 +29,7 @@ func (n *Namespace) WaitGrown(claim, size string) {
 		if err != nil || v.Object == nil || v.Real == nil {
 			return "it has no volume, or no twin with one", err
 		}
-		return v.growing(size), nil
+		return v.expansionLeft(size), nil
 	})
 }
 
@@ -45,11 +44,11 @@ func (n *Namespace) WaitGrownTo(there *Namespace, claim, size string) {
 		if v.Twin, v.Real, err = there.withVolume(ctx, claim); err != nil {
 			return "", err
 		}
-		return v.growing(size), nil
+		return v.expansionLeft(size), nil
 	})
 }
 
-// withVolume is a claim that has a PersistentVolume, and that.
+// withVolume returns a claim and its PersistentVolume.
 func (n *Namespace) withVolume(ctx context.Context, name string) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
 	claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -59,8 +58,8 @@ func (n *Namespace) withVolume(ctx context.Context, name string) (*corev1.Persis
 	return claim, volume, err
 }
 
-// growing says what keeps the volume from having grown to a size.
-func (v Volume) growing(size string) string {
+// expansionLeft describes what is left of the expansion to a size.
+func (v Volume) expansionLeft(size string) string {
 	wanted := resource.MustParse(size)
 	var reasons []string
 	add := func(format string, args ...any) { reasons = append(reasons, fmt.Sprintf(format, args...)) }
@@ -68,9 +67,9 @@ func (v Volume) growing(size string) string {
 		what  string
 		claim *corev1.PersistentVolumeClaim
 	}{{"the claim", v.Claim}, {"the twin", v.Twin}} {
-		status, asked := one.claim.Status, one.claim.Spec.Resources.Requests[corev1.ResourceStorage]
-		if has := status.Capacity[corev1.ResourceStorage]; has.Cmp(wanted) != 0 {
-			add("%s has %s and asks for %s", one.what, has.String(), asked.String())
+		status, request := one.claim.Status, one.claim.Spec.Resources.Requests[corev1.ResourceStorage]
+		if capacity := status.Capacity[corev1.ResourceStorage]; capacity.Cmp(wanted) != 0 {
+			add("%s has %s and requests %s", one.what, capacity.String(), request.String())
 		}
 		if step, resizing := status.AllocatedResourceStatuses[corev1.ResourceStorage]; resizing {
 			allocated := status.AllocatedResources[corev1.ResourceStorage]
@@ -90,9 +89,9 @@ func (v Volume) growing(size string) string {
 }
 
 // WaitRefused waits until the expansion of a claim was refused twice, with all of the words.
-// csi-resizer tries a refused expansion once more at once, and only then less often. Who
-// changes the claim in that moment may not be heard: csi-resizer puts what it has just written
-// over what its watch has just told (`claims.Update` in its resize_status.go).
+// csi-resizer retries a refused expansion once immediately, and then less often. It may lose a change of
+// the claim at that moment: it overwrites the claim in its cache with its own last write
+// (`claims.Update` in its resize_status.go).
 func (n *Namespace) WaitRefused(claim string, words ...string) {
 	n.t.Helper()
 	n.Eventually(fmt.Sprintf("the expansion of claim %s is refused twice with %q", claim, words), func(ctx context.Context) (string, error) {
@@ -100,12 +99,12 @@ func (n *Namespace) WaitRefused(claim string, words ...string) {
 		if err != nil {
 			return "", err
 		}
-		refusals, told := int32(0), []string{}
+		refusals, messages := int32(0), []string{}
 		for _, event := range events.Items {
 			if event.InvolvedObject.Name != claim || event.Reason != "VolumeResizeFailed" {
 				continue
 			}
-			told = append(told, event.Message)
+			messages = append(messages, event.Message)
 			if mentionsAll(event.Message, words) {
 				refusals += event.Count
 			}
@@ -113,12 +112,11 @@ func (n *Namespace) WaitRefused(claim string, words ...string) {
 		if refusals > 1 {
 			return "", nil
 		}
-		return fmt.Sprintf("%d refusals with these words, told was %s", refusals, strings.Join(told, " | ")), nil
+		return fmt.Sprintf("%d refusals with these words; messages: %s", refusals, strings.Join(messages, " | ")), nil
 	})
 }
 
-// WaitResizing waits until a claim has one of the conditions about its expansion that
-// mentions all of the words.
+// WaitResizing waits until a claim has this condition with all of the words.
 func (n *Namespace) WaitResizing(claim string, condition corev1.PersistentVolumeClaimConditionType, words ...string) {
 	n.t.Helper()
 	n.Eventually(fmt.Sprintf("claim %s is %s, with %q", claim, condition, words), func(ctx context.Context) (string, error) {
@@ -135,16 +133,16 @@ func (n *Namespace) WaitResizing(claim string, condition corev1.PersistentVolume
 	})
 }
 
-// WantCapacity is that a claim has this size now.
+// WantCapacity checks the capacity of a claim.
 func (n *Namespace) WantCapacity(claim, size string) {
 	n.t.Helper()
-	has := n.getClaim(claim).Status.Capacity[corev1.ResourceStorage]
-	if has.Cmp(resource.MustParse(size)) != 0 {
-		n.t.Errorf("claim %s has %s instead of %s", claim, has.String(), size)
+	capacity := n.getClaim(claim).Status.Capacity[corev1.ResourceStorage]
+	if capacity.Cmp(resource.MustParse(size)) != 0 {
+		n.t.Errorf("claim %s has %s instead of %s", claim, capacity.String(), size)
 	}
 }
 
-// Kilobytes is the size of the filesystem that a pod has at its data path.
+// Kilobytes returns the size of the file system of a pod's volume.
 func (n *Namespace) Kilobytes(pod string) int {
 	n.t.Helper()
 	lines := strings.Split(n.Exec(pod, "df -Pk "+DataPath), "\n")

@@ -1,10 +1,6 @@
-// Package user does in tests what users of a cluster do: make claims and pods
-// in a namespace of their own, look into pods, and read what events tell them;
-// and, what users cannot, follow a claim to its twin and the real volume.
-// Everything it makes is gone when the test ends, and a test that fails gets
-// the state of its namespace into its log.
-//
-// What happens behind the scenes is package storage's and clusters' business.
+// Package user does in tests what users do: it creates claims and pods in a namespace, runs commands in
+// pods, and reads events. It also finds the twin and the real volume of a claim. It deletes everything
+// at the end of a test, and logs the state of the namespace if the test has failed.
 package user
 
 import (
@@ -21,9 +17,8 @@ import (
 
 var lab *clusters.Lab
 
-// Main is for TestMain of packages that need the lab: it attaches to the lab
-// that runs, or starts one with storage and takes it down in the end. What the
-// tests share is removed by undo, after the last of them.
+// Main is for TestMain of packages that need the lab: it uses the running lab, or starts one with
+// storage and takes it down at the end. undo runs after the last test, for what tests share.
 func Main(m *testing.M, undo ...func(context.Context) error) {
 	if os.Getuid() != 0 {
 		os.Exit(m.Run()) // tests skip themselves
@@ -36,11 +31,11 @@ func Main(m *testing.M, undo ...func(context.Context) error) {
 	os.Exit(code)
 }
 
-// buildLimit is how long something may take that is compiled or downloaded for tests.
+// buildLimit is the timeout of BeforeTests.
 const buildLimit = 10 * time.Minute
 
-// BeforeTests is for TestMain of packages that compile or download something: before Main, so that
-// it does not take the time of a test beside which others run. Only tests that need it fail if it fails.
+// BeforeTests builds or downloads something in TestMain, before Main, so that it does not count as time
+// of a test. If it fails, only the tests that need it fail.
 func BeforeTests[T any](what string, build func(context.Context) (T, error)) (built T, err error) {
 	if os.Getuid() != 0 {
 		return built, errors.New("without the lab nothing is built")
@@ -55,8 +50,8 @@ func BeforeTests[T any](what string, build func(context.Context) (T, error)) (bu
 	return built, nil
 }
 
-// MainOverDriver is Main for suites that kill no container of the driver, though they may delete its
-// pods: that one ends by itself is found false, whatever the tests say.
+// MainOverDriver is Main for suites that do not kill containers of the driver, though they may delete
+// its pods. The suite fails if a container exits by itself.
 func MainOverDriver(m *testing.M, undo ...func(context.Context) error) {
 	watched = &driverEnds{}
 	Main(m, append(undo, func(context.Context) error { return watched.found() })...)
@@ -92,13 +87,13 @@ func runAndUndo(m *testing.M, undo []func(context.Context) error) (code int, err
 	code = m.Run()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
-	for _, one := range undo {
-		err = errors.Join(err, one(ctx))
+	for _, step := range undo {
+		err = errors.Join(err, step(ctx))
 	}
 	return code, err
 }
 
-// Lab is the lab of this test run.
+// Lab returns the lab of this test run.
 func Lab(t *testing.T) *clusters.Lab {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -110,7 +105,7 @@ func Lab(t *testing.T) *clusters.Lab {
 	return lab
 }
 
-// Cluster is one of the lab's clusters.
+// Cluster returns a cluster of the lab.
 func Cluster(t *testing.T, name string) *clusters.Cluster {
 	t.Helper()
 	cluster, err := Lab(t).Cluster(name)

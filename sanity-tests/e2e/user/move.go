@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Set starts a StatefulSet of one pod that has the claim at DataPath. Its pod, NAME-0, is evicted
-// for a move and made again, and there are never two of it.
+// Set creates a StatefulSet with one pod, NAME-0, which has the claim at DataPath. A move evicts the
+// pod, and its controller never runs two of it.
 func (n *Namespace) Set(name, claim string, edits ...func(*corev1.Pod)) (pod string) {
 	n.t.Helper()
 	template := NewPod(name, claim, edits...)
@@ -35,7 +35,7 @@ func (n *Namespace) Set(name, claim string, edits ...func(*corev1.Pod)) (pod str
 	return name + "-0"
 }
 
-// DeleteSet deletes a StatefulSet, and waits until its pod is gone.
+// DeleteSet deletes a StatefulSet, and waits until its pod is deleted.
 func (n *Namespace) DeleteSet(name string) {
 	n.t.Helper()
 	if err := n.Client.AppsV1().StatefulSets(n.Name).Delete(n.t.Context(), name, metav1.DeleteOptions{}); err != nil {
@@ -44,7 +44,7 @@ func (n *Namespace) DeleteSet(name string) {
 	n.WaitGone("pod", name+"-0")
 }
 
-// WaitOn waits until a pod runs on this node, and is not about to leave it.
+// WaitOn waits until a pod runs on this node and is not terminating.
 func (n *Namespace) WaitOn(pod, node string) {
 	n.t.Helper()
 	n.Eventually(pod+" runs on "+node, func(ctx context.Context) (string, error) {
@@ -59,7 +59,7 @@ func (n *Namespace) WaitOn(pod, node string) {
 	})
 }
 
-// Move asks for a move of a claim. The spec is YAML in one line, without braces.
+// Move creates a VolumeMove. The spec is YAML in one line, without braces.
 func (n *Namespace) Move(name, claim, spec string) {
 	n.t.Helper()
 	n.Apply(fmt.Sprintf(`
@@ -74,21 +74,19 @@ spec: {claims: [%s], %s}
 func (n *Namespace) WaitMove(name string, phases ...string) {
 	n.t.Helper()
 	n.Eventually(fmt.Sprintf("the move %s is %s", name, strings.Join(phases, " or ")), func(context.Context) (string, error) {
-		told, err := n.Kubectl("get", "volumemove", name, "-o", "jsonpath={.status.phase} {.status.waitingFor}{.status.preflight}")
-		now, _, _ := strings.Cut(told, " ")
-		for _, phase := range phases {
-			if now == phase {
-				return "", nil
-			}
+		status, err := n.Kubectl("get", "volumemove", name, "-o", "jsonpath={.status.phase} {.status.waitingFor}{.status.preflight}")
+		phase, _, _ := strings.Cut(status, " ")
+		if slices.Contains(phases, phase) {
+			return "", nil
 		}
-		if err == nil && slices.Contains([]string{"Done", "Cancelled", "Failed"}, now) {
-			n.t.Fatalf("the move %s is %s", name, told)
+		if err == nil && slices.Contains([]string{"Done", "Cancelled", "Failed"}, phase) {
+			n.t.Fatalf("the move %s is %s", name, status)
 		}
-		return "it is " + told, err
+		return "it is " + status, err
 	})
 }
 
-// EditMove changes the spec of a move by a merge patch.
+// EditMove patches the spec of a move.
 func (n *Namespace) EditMove(name, spec string) {
 	n.t.Helper()
 	if out, err := n.Kubectl("patch", "volumemove", name, "--type=merge", "-p", `{"spec":`+spec+`}`); err != nil {
@@ -96,10 +94,10 @@ func (n *Namespace) EditMove(name, spec string) {
 	}
 }
 
-// WaitGone waits until an object is gone.
+// WaitGone waits until an object is deleted.
 func (n *Namespace) WaitGone(kind, name string) {
 	n.t.Helper()
-	n.Eventually(kind+" "+name+" goes away", func(context.Context) (string, error) {
+	n.Eventually(kind+" "+name+" is deleted", func(context.Context) (string, error) {
 		return n.Kubectl("get", kind, name, "--ignore-not-found", "-o", "name")
 	})
 }

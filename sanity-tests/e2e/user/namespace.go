@@ -17,18 +17,17 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 )
 
-// Patience is how long a user waits for anything before giving up. Machines
-// that run these tests are small and busy.
+// Patience is the timeout of all waits. Machines that run these tests are small and busy.
 const Patience = 4 * time.Minute
 
-// Afterwards is a context for what is done when a test is over, whose own context has ended then.
+// Afterwards returns a context for clean-up, when the test's own context is cancelled.
 func Afterwards(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// Namespace is a test's own corner of a cluster.
+// Namespace is a namespace of a test.
 type Namespace struct {
 	Name    string
 	Cluster *clusters.Cluster
@@ -39,14 +38,14 @@ type Namespace struct {
 	began   time.Time
 }
 
-// NewNamespace makes a namespace that goes with the test, with all that is in
-// it: claims, and so volumes, must be deletable.
+// NewNamespace creates a namespace, and deletes it with all its objects at the end of the test. Its
+// claims and volumes must be deletable.
 func NewNamespace(t *testing.T, cluster *clusters.Cluster) *Namespace {
 	t.Helper()
 	return NewNamespaceNamed(t, cluster, "e2e-"+strings.ToLower(rand.Text()[:8]))
 }
 
-// NewNamespaceNamed is NewNamespace for tests to whom the name matters.
+// NewNamespaceNamed is NewNamespace with this name.
 func NewNamespaceNamed(t *testing.T, cluster *clusters.Cluster, name string) *Namespace {
 	t.Helper()
 	client, err := client(cluster)
@@ -64,8 +63,8 @@ func NewNamespaceNamed(t *testing.T, cluster *clusters.Cluster, name string) *Na
 	return n
 }
 
-// Existing is a namespace that somebody else makes and removes; it need not be there
-// yet. If the test fails, its state is in the log.
+// Existing is a namespace that something else creates and deletes, and that need not exist yet. If the
+// test fails, its state is logged.
 func Existing(t *testing.T, cluster *clusters.Cluster, name string) *Namespace {
 	t.Helper()
 	client, err := client(cluster)
@@ -73,18 +72,18 @@ func Existing(t *testing.T, cluster *clusters.Cluster, name string) *Namespace {
 		t.Fatal(err)
 	}
 	n := &Namespace{Name: name, Cluster: cluster, Client: client, t: t, kubectl: lab.Binaries().Path("kubectl"), began: time.Now()}
-	t.Cleanup(func() {
-		if t.Failed() {
-			n.report()
-		}
-	})
+	t.Cleanup(n.reportIfFailed)
 	return n
 }
 
-func (n *Namespace) remove() {
+func (n *Namespace) reportIfFailed() {
 	if n.t.Failed() {
 		n.report()
 	}
+}
+
+func (n *Namespace) remove() {
+	n.reportIfFailed()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	if err := n.Client.CoreV1().Namespaces().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -102,12 +101,11 @@ func (n *Namespace) remove() {
 		return fmt.Sprint(found.Status.Conditions), nil
 	})
 	if err != nil {
-		n.t.Errorf("namespace %s and its volumes do not go away: %v", n.Name, err)
+		n.t.Errorf("namespace %s or its volumes are not deleted: %v", n.Name, err)
 	}
 }
 
-// volumesLeft names volumes of claims that are gone, except those that were
-// released for an administrator to keep.
+// volumesLeft returns volumes of deleted claims, except those that are retained.
 func (n *Namespace) volumesLeft(ctx context.Context) (string, error) {
 	volumes, err := n.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -116,30 +114,28 @@ func (n *Namespace) volumesLeft(ctx context.Context) (string, error) {
 	var left []string
 	for _, volume := range volumes.Items {
 		ref := volume.Spec.ClaimRef
-		kept := volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && volume.Status.Phase == corev1.VolumeReleased
-		if ref != nil && ref.Namespace == n.Name && !kept {
+		retained := volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && volume.Status.Phase == corev1.VolumeReleased
+		if ref != nil && ref.Namespace == n.Name && !retained {
 			left = append(left, fmt.Sprintf("volume %s is %s %s", volume.Name, volume.Status.Phase, volume.Status.Message))
 		}
 	}
 	return strings.Join(left, "; "), nil
 }
 
-// Kubectl runs kubectl in the namespace; what it prints must be waited for with
-// Eventually where it may take time.
+// Kubectl runs kubectl in the namespace and returns its output.
 func (n *Namespace) Kubectl(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
 	defer cancel()
 	return n.run(ctx, args...)
 }
 
-// run runs kubectl, again if the API server cannot be connected to; a command in a pod also if that
-// could not be begun.
+// run runs kubectl, and retries if it cannot connect to the API server or, with exec, start the command.
 func (n *Namespace) run(ctx context.Context, args ...string) (string, error) {
-	again := notReached
+	retryOn := notReached
 	if len(args) > 0 && args[0] == "exec" {
-		again = notStarted
+		retryOn = notStarted
 	}
-	return n.kubectlIn(ctx, "", again, args...)
+	return n.kubectlIn(ctx, "", retryOn, args...)
 }
 
 func (n *Namespace) apply(ctx context.Context, text string) error {
@@ -147,20 +143,19 @@ func (n *Namespace) apply(ctx context.Context, text string) error {
 	return err
 }
 
-// Eventually waits until nothing is missing any more, and fails the test with
-// what was missing last.
+// Eventually waits until missing returns "", and otherwise fails the test with its last result.
 func (n *Namespace) Eventually(what string, missing func(ctx context.Context) (string, error)) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
 	defer cancel()
 	if err := until(ctx, missing); err != nil {
-		// That a wait ran out is no violation, whatever was seen meanwhile: it may only have been slow.
+		// A timeout is not a violation, because the machine may be slow.
 		n.t.Fatalf("%s: %s", what, strings.ReplaceAll(err.Error(), Violation, ""))
 	}
 }
 
 func until(ctx context.Context, missing func(ctx context.Context) (string, error)) error {
-	last := errors.New("nothing was seen yet")
+	last := errors.New("no result yet")
 	for {
 		what, err := missing(ctx)
 		switch {
@@ -173,7 +168,7 @@ func until(ctx context.Context, missing func(ctx context.Context) (string, error
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("gave up: %w", last)
+			return fmt.Errorf("timeout: %w", last)
 		case <-time.After(250 * time.Millisecond):
 		}
 	}

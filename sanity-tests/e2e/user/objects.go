@@ -16,10 +16,10 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// DataPath is where pods have their volume: a folder, or a device.
+// DataPath is the path of a pod's volume: a folder, or a device.
 const DataPath = "/data"
 
-// Claim makes a claim; edits change what is not like most claims.
+// Claim creates a claim, by default ReadWriteOnce with a file system.
 func (n *Namespace) Claim(name, class, size string, edits ...func(*corev1.PersistentVolumeClaim)) {
 	n.t.Helper()
 	claim := &corev1.PersistentVolumeClaim{
@@ -40,24 +40,22 @@ func (n *Namespace) Claim(name, class, size string, edits ...func(*corev1.Persis
 	}
 }
 
-// Block asks for a device instead of a filesystem.
+// Block sets the volume mode Block.
 func Block(claim *corev1.PersistentVolumeClaim) {
-	mode := corev1.PersistentVolumeBlock
-	claim.Spec.VolumeMode = &mode
+	claim.Spec.VolumeMode = new(corev1.PersistentVolumeBlock)
 }
 
-// From fills the new volume with the content of a claim or a snapshot.
+// From sets a claim or a snapshot as data source.
 func From(kind, name string) func(*corev1.PersistentVolumeClaim) {
 	return func(claim *corev1.PersistentVolumeClaim) {
 		claim.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kind, Name: name}
 		if kind == "VolumeSnapshot" {
-			group := "snapshot.storage.k8s.io"
-			claim.Spec.DataSource.APIGroup = &group
+			claim.Spec.DataSource.APIGroup = new("snapshot.storage.k8s.io")
 		}
 	}
 }
 
-// Pod starts a pod that has the claim at DataPath and does nothing.
+// Pod creates a pod that has the claim at DataPath and sleeps.
 func (n *Namespace) Pod(name, claim string, edits ...func(*corev1.Pod)) {
 	n.t.Helper()
 	if _, err := n.Client.CoreV1().Pods(n.Name).Create(n.t.Context(), NewPod(name, claim, edits...), metav1.CreateOptions{}); err != nil {
@@ -65,7 +63,7 @@ func (n *Namespace) Pod(name, claim string, edits ...func(*corev1.Pod)) {
 	}
 }
 
-// NewPod is what Pod starts.
+// NewPod returns the pod of Pod.
 func NewPod(name, claim string, edits ...func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
@@ -91,7 +89,7 @@ func NewPod(name, claim string, edits ...func(*corev1.Pod)) *corev1.Pod {
 	return pod
 }
 
-// WithDevice lets the pod have its volume as a device.
+// WithDevice makes the pod use its volume as a device.
 func WithDevice(pod *corev1.Pod) {
 	container := &pod.Spec.Containers[0]
 	container.VolumeMounts = nil
@@ -105,7 +103,7 @@ func OnNode(node string) func(*corev1.Pod) {
 	}
 }
 
-// WaitReady waits for a pod and returns it.
+// WaitReady waits until a pod is ready, and returns it.
 func (n *Namespace) WaitReady(name string) *corev1.Pod {
 	n.t.Helper()
 	var pod *corev1.Pod
@@ -124,7 +122,7 @@ func (n *Namespace) WaitReady(name string) *corev1.Pod {
 	return pod
 }
 
-// DeletePod deletes a pod and waits until it is gone.
+// DeletePod deletes a pod and waits until it is deleted.
 func (n *Namespace) DeletePod(name string) {
 	n.t.Helper()
 	pod, err := n.Client.CoreV1().Pods(n.Name).Get(n.t.Context(), name, metav1.GetOptions{})
@@ -134,7 +132,7 @@ func (n *Namespace) DeletePod(name string) {
 	if err != nil {
 		n.t.Fatalf("delete pod: %v", err)
 	}
-	n.Eventually("pod "+name+" goes away", func(ctx context.Context) (string, error) {
+	n.Eventually("pod "+name+" is deleted", func(ctx context.Context) (string, error) {
 		found, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && found.UID != pod.UID {
 			return "", nil
@@ -143,7 +141,7 @@ func (n *Namespace) DeletePod(name string) {
 	})
 }
 
-// WaitBound waits for a claim and returns its volume.
+// WaitBound waits until a claim is Bound, and returns its volume.
 func (n *Namespace) WaitBound(claim string) *corev1.PersistentVolume {
 	n.t.Helper()
 	var volume *corev1.PersistentVolume
@@ -161,13 +159,13 @@ func (n *Namespace) WaitBound(claim string) *corev1.PersistentVolume {
 	return volume
 }
 
-// Resize asks for a larger volume.
+// Resize changes the requested size.
 func (n *Namespace) Resize(claim, size string) {
 	n.t.Helper()
 	n.patchClaim(claim, fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":%q}}}}`, size))
 }
 
-// SetAttributesClass asks for other attributes of a volume.
+// SetAttributesClass changes the VolumeAttributesClass.
 func (n *Namespace) SetAttributesClass(claim, class string) {
 	n.t.Helper()
 	n.patchClaim(claim, fmt.Sprintf(`{"spec":{"volumeAttributesClassName":%q}}`, class))
@@ -177,11 +175,11 @@ func (n *Namespace) patchClaim(claim, patch string) {
 	n.t.Helper()
 	_, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Patch(n.t.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	if err != nil {
-		n.t.Fatalf("change claim: %v", err)
+		n.t.Fatalf("patch claim: %v", err)
 	}
 }
 
-// WaitCapacity waits until a claim tells that its volume has grown.
+// WaitCapacity waits until the status of a claim has this size.
 func (n *Namespace) WaitCapacity(claim, size string) {
 	n.t.Helper()
 	wanted := resource.MustParse(size)
@@ -190,14 +188,14 @@ func (n *Namespace) WaitCapacity(claim, size string) {
 		if err != nil {
 			return "", err
 		}
-		if has := found.Status.Capacity[corev1.ResourceStorage]; has.Cmp(wanted) != 0 {
-			return fmt.Sprintf("it has %s, %v", has.String(), found.Status.Conditions), nil
+		if capacity := found.Status.Capacity[corev1.ResourceStorage]; capacity.Cmp(wanted) != 0 {
+			return fmt.Sprintf("it has %s, %v", capacity.String(), found.Status.Conditions), nil
 		}
 		return "", nil
 	})
 }
 
-// Snapshot takes a snapshot of a claim and waits until it can be used.
+// Snapshot creates a snapshot of a claim and waits until it is ready to use.
 func (n *Namespace) Snapshot(name, claim, class string) {
 	n.t.Helper()
 	n.WriteSnapshot(name, claim, class)
@@ -210,7 +208,7 @@ func (n *Namespace) Snapshot(name, claim, class string) {
 	})
 }
 
-// Class makes a class of the cluster that goes with the test.
+// Class creates a StorageClass, and deletes it at the end of the test.
 func (n *Namespace) Class(class *storagev1.StorageClass) {
 	n.t.Helper()
 	classes := n.Client.StorageV1().StorageClasses()
@@ -224,15 +222,13 @@ func (n *Namespace) Class(class *storagev1.StorageClass) {
 	})
 }
 
-// StorageQuota lets the claims of the namespace ask for no more than this in all,
-// and waits until that is enforced.
+// StorageQuota is Quota for the requested storage of all claims.
 func (n *Namespace) StorageQuota(name, most string) {
 	n.t.Helper()
 	n.Quota(name, corev1.ResourceRequestsStorage, most)
 }
 
-// Quota lets the namespace have no more than this of one resource, and waits until that is
-// enforced.
+// Quota creates a ResourceQuota, and waits until it is enforced.
 func (n *Namespace) Quota(name string, of corev1.ResourceName, most string) {
 	n.t.Helper()
 	quotas := n.Client.CoreV1().ResourceQuotas(n.Name)
@@ -245,13 +241,13 @@ func (n *Namespace) Quota(name string, of corev1.ResourceName, most string) {
 	n.Eventually("the quota is enforced", func(ctx context.Context) (string, error) {
 		found, err := quotas.Get(ctx, name, metav1.GetOptions{})
 		if err != nil || len(found.Status.Hard) == 0 {
-			return "its status says nothing", err
+			return "it has no status", err
 		}
 		return "", nil
 	})
 }
 
-// TryApply applies YAML with kubectl, and tells what came of it.
+// TryApply applies YAML with kubectl and returns its error.
 func (n *Namespace) TryApply(text string) error {
 	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
 	defer cancel()
@@ -261,14 +257,12 @@ func (n *Namespace) TryApply(text string) error {
 // Apply applies YAML with kubectl.
 func (n *Namespace) Apply(text string) {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
-	defer cancel()
-	if err := n.apply(ctx, text); err != nil {
+	if err := n.TryApply(text); err != nil {
 		n.t.Fatal(err)
 	}
 }
 
-// Exec runs a script in a pod and returns what it prints.
+// Exec runs a script in a pod and returns its output.
 func (n *Namespace) Exec(pod, script string) string {
 	n.t.Helper()
 	out, err := n.Kubectl("exec", pod, "--", "sh", "-c", script)
@@ -278,55 +272,49 @@ func (n *Namespace) Exec(pod, script string) string {
 	return strings.TrimSpace(out)
 }
 
-// WaitEvent waits for an event about an object of the namespace that mentions
-// all of the given words.
+// WaitEvent waits for an event of an object of the namespace with all of the words.
 func (n *Namespace) WaitEvent(object string, words ...string) {
 	n.t.Helper()
-	n.Eventually(fmt.Sprintf("an event about %s tells %q", object, words), func(ctx context.Context) (string, error) {
-		told, err := n.eventsAbout(ctx, object)
+	n.Eventually(fmt.Sprintf("an event of %s with %q", object, words), func(ctx context.Context) (string, error) {
+		events, err := n.eventsAbout(ctx, object)
 		if err != nil {
 			return "", err
 		}
-		if slices.ContainsFunc(told, func(text string) bool { return mentionsAll(text, words) }) {
+		if slices.ContainsFunc(events, func(text string) bool { return mentionsAll(text, words) }) {
 			return "", nil
 		}
-		return "told was " + strings.Join(told, " | "), nil
+		return "events: " + strings.Join(events, " | "), nil
 	})
 }
 
-// WantNoEvent is that no event about an object of the namespace mentions all of the words.
+// WantNoEvent checks that no event of an object of the namespace has all of the words.
 func (n *Namespace) WantNoEvent(object string, words ...string) {
 	n.t.Helper()
-	told, err := n.eventsAbout(n.t.Context(), object)
+	events, err := n.eventsAbout(n.t.Context(), object)
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	for _, text := range told {
+	for _, text := range events {
 		if mentionsAll(text, words) {
 			n.t.Errorf("%s has the event %s", object, text)
 		}
 	}
 }
 
-// eventsAbout are the events about an object, each as "reason: message".
-func (n *Namespace) eventsAbout(ctx context.Context, object string) (told []string, err error) {
+// eventsAbout returns the events of an object, each as "reason: message".
+func (n *Namespace) eventsAbout(ctx context.Context, object string) (texts []string, err error) {
 	events, err := n.Client.CoreV1().Events(n.Name).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
 	for _, event := range events.Items {
 		if event.InvolvedObject.Name == object {
-			told = append(told, event.Reason+": "+event.Message)
+			texts = append(texts, event.Reason+": "+event.Message)
 		}
 	}
-	return told, nil
+	return texts, nil
 }
 
 func mentionsAll(text string, words []string) bool {
-	for _, word := range words {
-		if !strings.Contains(text, word) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
 }

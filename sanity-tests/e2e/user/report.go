@@ -11,19 +11,19 @@ import (
 )
 
 const (
-	// reportLimit bounds the whole report of a namespace, questionLimit each part of it.
-	reportLimit   = time.Minute
-	questionLimit = 10 * time.Second
-	// longestLine and logLines keep it short enough to be read.
+	// reportLimit is the timeout of the report of a namespace, commandLimit that of each part.
+	reportLimit  = time.Minute
+	commandLimit = 10 * time.Second
+	// longestLine and logLines keep it short.
 	longestLine = 600
 	logLines    = 50
 )
 
-// reported are the tests into whose log the state of the driver was put: once, however many
-// namespaces a test has.
+// reported are the tests that have logged the state of the driver, which they do once for all their
+// namespaces.
 var reported sync.Map // of *testing.T
 
-// report puts into the test's log what one would look at first.
+// report logs the state of the namespace and of the driver.
 func (n *Namespace) report() {
 	ctx, cancel := context.WithTimeout(context.Background(), reportLimit)
 	defer cancel()
@@ -46,7 +46,7 @@ func (n *Namespace) report() {
 // statusOfEach prints a line for each object of a kind of the driver.
 const statusOfEach = `jsonpath={range .items[*]}{.metadata.name}: generation {.metadata.generation}, deleted {.metadata.deletionTimestamp}, {.status}{"\n"}{end}`
 
-// reportDriver puts into the test's log how the driver is, and what it said since the test began.
+// reportDriver logs the state of the driver, and its log since the start of the test.
 func (n *Namespace) reportDriver(ctx context.Context) {
 	n.show(ctx, "remoteclusters", "get", "remoteclusters", "-o", statusOfEach)
 	n.show(ctx, "pods, with restarts and the exit codes before them", "get", "pods", "-o", "custom-columns=POD:.metadata.name,NODE:.spec.nodeName,PHASE:.status.phase,READY:.status.containerStatuses[*].ready,"+
@@ -59,11 +59,11 @@ func (n *Namespace) reportDriver(ctx context.Context) {
 	}
 }
 
-// show puts what kubectl answers into the test's log, if it answers anything.
+// show logs the output of kubectl, if any.
 func (n *Namespace) show(ctx context.Context, heading string, args ...string) {
-	ctx, cancel := context.WithTimeout(ctx, questionLimit)
+	ctx, cancel := context.WithTimeout(ctx, commandLimit)
 	defer cancel()
-	out, err := n.run(ctx, append(args, "--request-timeout="+questionLimit.String())...)
+	out, err := n.run(ctx, append(args, "--request-timeout="+commandLimit.String())...)
 	if err != nil && out == "" {
 		out = err.Error()
 	}
@@ -72,7 +72,7 @@ func (n *Namespace) show(ctx context.Context, heading string, args ...string) {
 	}
 }
 
-// cutLines cuts each line of a text that is longer than this.
+// cutLines truncates long lines.
 func cutLines(text string, longest int) string {
 	var short strings.Builder
 	for line := range strings.Lines(text) {

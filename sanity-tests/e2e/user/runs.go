@@ -11,15 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// Runs records which pods of a remote namespace ran for which home pods. It asks the remote cluster
-// itself, not through the link that tests cut.
+// Runs records which pods of a remote namespace ran for which home pods. It watches the remote cluster
+// directly, and not over the link that tests cut.
 type Runs struct {
 	t    *testing.T
 	stop func()
 
 	mutex sync.Mutex
-	// of has the uids of remote pods by the name and the uid of their home pod.
-	of map[string][]string
+	// remotePods are uids by the name and the uid of the home pod.
+	remotePods map[string][]string
 }
 
 // WatchRuns records until NoneTwice is called or the test ends.
@@ -27,7 +27,7 @@ func WatchRuns(t *testing.T, remote *Namespace) *Runs {
 	t.Helper()
 	watching, cancel := context.WithCancel(t.Context())
 	var ended sync.WaitGroup
-	r := &Runs{t: t, stop: func() { cancel(); ended.Wait() }, of: map[string][]string{}}
+	r := &Runs{t: t, stop: func() { cancel(); ended.Wait() }, remotePods: map[string][]string{}}
 	ended.Go(func() {
 		if err := r.watch(watching, remote); err != nil && watching.Err() == nil {
 			t.Errorf("watch the pods of the remote cluster: %v", err)
@@ -37,16 +37,16 @@ func WatchRuns(t *testing.T, remote *Namespace) *Runs {
 	return r
 }
 
-// NoneTwice ends the record, and says how many home pods ran. None of them may have run as two remote pods.
+// NoneTwice stops recording, checks that no home pod ran as two remote pods, and returns how many ran.
 func (r *Runs) NoneTwice() (ran int) {
 	r.t.Helper()
 	r.stop()
-	for of, pods := range r.of {
+	for home, pods := range r.remotePods {
 		if len(pods) > 1 {
-			Violated(r.t, "%s ran %d times: %v", of, len(pods), pods)
+			Violated(r.t, "%s ran %d times: %v", home, len(pods), pods)
 		}
 	}
-	return len(r.of)
+	return len(r.remotePods)
 }
 
 func (r *Runs) watch(ctx context.Context, remote *Namespace) error {
@@ -56,16 +56,16 @@ func (r *Runs) watch(ctx context.Context, remote *Namespace) error {
 		return err
 	}
 	for _, pod := range all.Items {
-		r.note(&pod)
+		r.record(&pod)
 	}
 	return Watch(ctx, all.ResourceVersion, pods.Watch, func(event watch.Event) {
-		if pod, is := event.Object.(*corev1.Pod); is {
-			r.note(pod)
+		if pod, ok := event.Object.(*corev1.Pod); ok {
+			r.record(pod)
 		}
 	})
 }
 
-func (r *Runs) note(pod *corev1.Pod) {
+func (r *Runs) record(pod *corev1.Pod) {
 	started := func(status corev1.ContainerStatus) bool {
 		return status.State.Running != nil || status.State.Terminated != nil || status.LastTerminationState.Terminated != nil
 	}
@@ -74,8 +74,8 @@ func (r *Runs) note(pod *corev1.Pod) {
 	}
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	of := pod.Name + " " + pod.Annotations["fabric.storage.liqo.io/home-pod-uid"]
-	if !slices.Contains(r.of[of], string(pod.UID)) {
-		r.of[of] = append(r.of[of], string(pod.UID))
+	home := pod.Name + " " + pod.Annotations["fabric.storage.liqo.io/home-pod-uid"]
+	if !slices.Contains(r.remotePods[home], string(pod.UID)) {
+		r.remotePods[home] = append(r.remotePods[home], string(pod.UID))
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 const snapshotAPI = "/apis/snapshot.storage.k8s.io/v1/"
 
-// SnapshotObject is what tests look at of a VolumeSnapshot or of its content.
+// SnapshotObject has the fields of a VolumeSnapshot or VolumeSnapshotContent that tests read.
 type SnapshotObject struct {
 	Metadata struct {
 		Name        string            `json:"name"`
@@ -35,8 +35,7 @@ type SnapshotObject struct {
 	} `json:"status"`
 }
 
-// Snapshot is a snapshot of the driver from the user's object to the bytes. What is not
-// there is nil.
+// Snapshot has all objects of a snapshot of the driver; absent ones are nil.
 type Snapshot struct {
 	Object, Content *SnapshotObject
 	Twin            *SnapshotObject
@@ -44,7 +43,7 @@ type Snapshot struct {
 	Real *SnapshotObject
 }
 
-// WriteSnapshot asks for a snapshot of a claim and does not wait for it.
+// WriteSnapshot creates a snapshot of a claim and does not wait for it.
 func (n *Namespace) WriteSnapshot(name, claim, class string) {
 	n.t.Helper()
 	n.Apply(fmt.Sprintf(`
@@ -57,7 +56,7 @@ spec:
 `, name, class, claim))
 }
 
-// BehindSnapshot is what there is just now of a snapshot whose twin is in the same cluster.
+// BehindSnapshot returns the current objects of a snapshot whose twin is in the same cluster.
 func (n *Namespace) BehindSnapshot(ctx context.Context, name string) (Snapshot, error) {
 	return n.behindSnapshot(ctx, name, n.Client, chart.StorageNamespace)
 }
@@ -82,12 +81,12 @@ func (n *Namespace) behindSnapshot(ctx context.Context, name string, there kuber
 	return s, err
 }
 
-// FollowSnapshot finds what stands behind a snapshot that is ready.
+// FollowSnapshot returns all objects of a snapshot that is ready.
 func (n *Namespace) FollowSnapshot(name string) Snapshot {
 	n.t.Helper()
 	found, err := n.BehindSnapshot(n.t.Context(), name)
 	if err != nil || found.Content == nil || found.Real == nil {
-		n.t.Fatalf("what stands behind snapshot %s: %+v, %v", name, found, err)
+		n.t.Fatalf("objects of snapshot %s: %+v, %v", name, found, err)
 	}
 	return found
 }
@@ -97,13 +96,13 @@ func (n *Namespace) FollowSnapshotTo(there *Namespace, name string) Snapshot {
 	n.t.Helper()
 	found, err := n.BehindSnapshotIn(n.t.Context(), there, name)
 	if err != nil || found.Content == nil || found.Real == nil {
-		n.t.Fatalf("what stands behind snapshot %s: %+v, %v", name, found, err)
+		n.t.Fatalf("objects of snapshot %s: %+v, %v", name, found, err)
 	}
 	return found
 }
 
-// FollowImportedSnapshot is FollowSnapshot for one that was imported: its twin has another name, to
-// which its content leads.
+// FollowImportedSnapshot is FollowSnapshot for an imported one, whose twin's name is in the handle of
+// its content.
 func (n *Namespace) FollowImportedSnapshot(name string) Snapshot {
 	n.t.Helper()
 	found, err := n.BehindSnapshot(n.t.Context(), name)
@@ -115,27 +114,27 @@ func (n *Namespace) FollowImportedSnapshot(name string) Snapshot {
 		}
 	}
 	if err != nil || found.Real == nil {
-		n.t.Fatalf("what stands behind snapshot %s: %+v, %v", name, found, err)
+		n.t.Fatalf("objects of snapshot %s: %+v, %v", name, found, err)
 	}
 	return found
 }
 
-// WaitSnapshotError waits until a snapshot says that it cannot be made, with all of these words.
+// WaitSnapshotError waits until a snapshot has an error with all of the words.
 func (n *Namespace) WaitSnapshotError(name string, words ...string) {
 	n.t.Helper()
-	n.Eventually(fmt.Sprintf("snapshot %s tells %q", name, words), func(ctx context.Context) (string, error) {
+	n.Eventually(fmt.Sprintf("snapshot %s has the error %q", name, words), func(ctx context.Context) (string, error) {
 		found, err := n.BehindSnapshot(ctx, name)
 		if err != nil || found.Object == nil {
-			return "it is not there", err
+			return "it does not exist", err
 		}
-		if told := found.Object.Status.Error.Message; !mentionsAll(told, words) {
-			return "told was " + told, nil
+		if message := found.Object.Status.Error.Message; !mentionsAll(message, words) {
+			return "its error: " + message, nil
 		}
 		return "", nil
 	})
 }
 
-// DeleteSnapshot deletes a snapshot; whether it goes is to be waited for.
+// DeleteSnapshot deletes a snapshot and does not wait.
 func (n *Namespace) DeleteSnapshot(name string) {
 	n.t.Helper()
 	if _, err := n.Kubectl("delete", "volumesnapshot", name, "--wait=false"); err != nil {
@@ -143,8 +142,8 @@ func (n *Namespace) DeleteSnapshot(name string) {
 	}
 }
 
-// WantSnapshotGone waits until nothing of a snapshot is left in Kubernetes, here and in the
-// cluster and the namespace of its twin.
+// WantSnapshotGone waits until all objects of a snapshot are deleted, in this namespace and in that of
+// its twin.
 func (n *Namespace) WantSnapshotGone(s Snapshot, there kubernetes.Interface, namespace string) {
 	n.t.Helper()
 	n.Eventually("nothing of snapshot "+s.Object.Metadata.Name+" is left", func(ctx context.Context) (string, error) {
@@ -181,12 +180,12 @@ func contentOf(ctx context.Context, client kubernetes.Interface, snapshot *Snaps
 	return snapshotObject(ctx, client, "volumesnapshotcontents/"+snapshot.Status.Content)
 }
 
-// SnapshotContent is the VolumeSnapshotContent of this name of a cluster, nil if there is none.
+// SnapshotContent returns a VolumeSnapshotContent, nil if there is none.
 func SnapshotContent(ctx context.Context, client kubernetes.Interface, name string) (*SnapshotObject, error) {
 	return snapshotObject(ctx, client, "volumesnapshotcontents/"+name)
 }
 
-// snapshotObject is an object of the API of snapshots, nil if there is none.
+// snapshotObject returns an object of the snapshot API, nil if there is none.
 func snapshotObject(ctx context.Context, client kubernetes.Interface, path string) (*SnapshotObject, error) {
 	raw, err := client.Discovery().RESTClient().Get().AbsPath(snapshotAPI + path).DoRaw(ctx)
 	if apierrors.IsNotFound(err) {

@@ -2,18 +2,17 @@ package user
 
 import "testing"
 
-// Violation begins what a test says that has observed something false: data that differ, an object
-// that was leaked or lost, a pod that ran twice, access that was granted. Such a test is never run
-// again to see whether it passes then, as one is whose wait ran out.
+// Violation is the prefix of messages about a violated invariant: data that differ, an object that was
+// leaked or lost, a pod that ran twice, access that was granted. cmd/suites does not retry such tests.
 const Violation = "VIOLATED: "
 
-// Violated fails a test with what it has observed, and lets it go on.
+// Violated reports a violation, and continues the test.
 func Violated(t testing.TB, format string, args ...any) {
 	t.Helper()
 	t.Errorf(Violation+format, args...)
 }
 
-// ViolatedNow fails a test with what it has observed, and ends it.
+// ViolatedNow reports a violation, and ends the test.
 func ViolatedNow(t testing.TB, format string, args ...any) {
 	t.Helper()
 	t.Fatalf(Violation+format, args...)

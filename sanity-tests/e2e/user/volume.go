@@ -10,7 +10,7 @@ import (
 	"storage.liqo.io/sanity-tests/chart"
 )
 
-// Volume is a volume of the driver from the claim to the bytes.
+// Volume has all objects of a volume of the driver.
 type Volume struct {
 	Claim *corev1.PersistentVolumeClaim
 	// Object is the claim's PersistentVolume, which has no data of its own.
@@ -20,8 +20,7 @@ type Volume struct {
 	Real *corev1.PersistentVolume
 }
 
-// Behind is what there is just now of a claim's volume when its twin is in the
-// same cluster. What is not there is nil.
+// Behind returns the current objects of a claim whose twin is in the same cluster; absent ones are nil.
 func (n *Namespace) Behind(ctx context.Context, claim string) (v Volume, err error) {
 	claims, twins := n.Client.CoreV1().PersistentVolumeClaims(n.Name), n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace)
 	if v.Claim, err = present(claims.Get(ctx, claim, metav1.GetOptions{})); v.Claim == nil {
@@ -37,23 +36,23 @@ func (n *Namespace) Behind(ctx context.Context, claim string) (v Volume, err err
 	return v, err
 }
 
-// WantRetained is that a PersistentVolume is there, and that its data outlives its claim.
+// WantRetained checks that a PersistentVolume exists and has the reclaim policy Retain.
 func (n *Namespace) WantRetained(name string) *corev1.PersistentVolume {
 	n.t.Helper()
-	kept, err := present(n.Client.CoreV1().PersistentVolumes().Get(n.t.Context(), name, metav1.GetOptions{}))
+	volume, err := present(n.Client.CoreV1().PersistentVolumes().Get(n.t.Context(), name, metav1.GetOptions{}))
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	if kept == nil {
-		ViolatedNow(n.t, "the volume %s, which is to be retained, is gone", name)
+	if volume == nil {
+		ViolatedNow(n.t, "the volume %s, which must be retained, does not exist", name)
 	}
-	if policy := kept.Spec.PersistentVolumeReclaimPolicy; policy != corev1.PersistentVolumeReclaimRetain {
-		ViolatedNow(n.t, "the reclaim policy of volume %s is %s: it is to be retained", name, policy)
+	if policy := volume.Spec.PersistentVolumeReclaimPolicy; policy != corev1.PersistentVolumeReclaimRetain {
+		ViolatedNow(n.t, "the reclaim policy of volume %s is %s, not Retain", name, policy)
 	}
-	return kept
+	return volume
 }
 
-// twinName is what the PersistentVolume says, and before there is one what it is going to say.
+// twinName returns the twin's name in the PersistentVolume or, before that exists, what it will be.
 func (v Volume) twinName() string {
 	if v.Object != nil && v.Object.Spec.CSI != nil {
 		if name := v.Object.Spec.CSI.VolumeAttributes["storage.liqo.io/twin-name"]; name != "" {
@@ -63,8 +62,7 @@ func (v Volume) twinName() string {
 	return string(v.Claim.UID)
 }
 
-// Follow waits until a claim is bound, and finds what stands behind it in the
-// same cluster.
+// Follow waits until a claim is Bound and has a twin in the same cluster, and returns all objects.
 func (n *Namespace) Follow(claim string) (v Volume) {
 	n.t.Helper()
 	n.WaitBound(claim)
@@ -77,8 +75,8 @@ func (n *Namespace) Follow(claim string) (v Volume) {
 	return v
 }
 
-// FollowTo is Follow for a claim whose twin is in a namespace of another cluster:
-// it waits for the twin to be bound as well.
+// FollowTo is Follow for a claim whose twin is in a namespace of another cluster. It waits until the twin
+// is Bound too.
 func (n *Namespace) FollowTo(there *Namespace, claim string) Volume {
 	n.t.Helper()
 	v := Volume{Object: n.WaitBound(claim), Real: there.WaitBound(claim)}
@@ -95,7 +93,7 @@ func (n *Namespace) getClaim(name string) *corev1.PersistentVolumeClaim {
 	return claim
 }
 
-// volumeOf is the PersistentVolume that a claim names, nil if there is none.
+// volumeOf returns the PersistentVolume of a claim, nil if there is none.
 func (n *Namespace) volumeOf(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolume, error) {
 	if claim.Spec.VolumeName == "" {
 		return nil, nil
@@ -103,7 +101,7 @@ func (n *Namespace) volumeOf(ctx context.Context, claim *corev1.PersistentVolume
 	return present(n.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{}))
 }
 
-// present is the object, nil if there is none.
+// present returns the object, nil if there is none.
 func present[T any](object *T, err error) (*T, error) {
 	if apierrors.IsNotFound(err) {
 		return nil, nil

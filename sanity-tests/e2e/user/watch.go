@@ -14,8 +14,8 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 )
 
-// Watch reports each change after this version until ctx ends, also those that come while a watch is
-// interrupted: it goes on where that was. It fails if it cannot.
+// Watch reports each change after this resourceVersion until ctx is done. It resumes an interrupted
+// watch, and fails if it cannot.
 func Watch(ctx context.Context, version string, open func(context.Context, metav1.ListOptions) (watch.Interface, error), report func(watch.Event)) error {
 	events, err := watchtools.NewRetryWatcherWithContext(ctx, version, &cache.ListWatch{WatchFuncWithContext: open})
 	if err != nil {
@@ -28,14 +28,13 @@ func Watch(ctx context.Context, version string, open func(context.Context, metav
 		report(event)
 	}
 	if ctx.Err() == nil {
-		return errors.New("the watch has ended")
+		return errors.New("the watch ended")
 	}
 	return nil
 }
 
-// PolicyEverWas waits until a PersistentVolume has had a reclaim policy for a moment at least since it
-// was read as it is given here, which is to be before what makes it have that: call it, do that, and
-// then call what it returns.
+// PolicyEverWas starts to watch a PersistentVolume from this resourceVersion. The returned function waits
+// until it has had this reclaim policy, if only temporarily.
 func (n *Namespace) PolicyEverWas(t *testing.T, since *corev1.PersistentVolume, policy corev1.PersistentVolumeReclaimPolicy) (wait func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -47,8 +46,8 @@ func (n *Namespace) PolicyEverWas(t *testing.T, since *corev1.PersistentVolume, 
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, since.Name).String()
 			return n.Client.CoreV1().PersistentVolumes().Watch(ctx, options)
 		}, func(event watch.Event) {
-			volume, is := event.Object.(*corev1.PersistentVolume)
-			if is && !once && volume.Spec.PersistentVolumeReclaimPolicy == policy {
+			volume, ok := event.Object.(*corev1.PersistentVolume)
+			if ok && !once && volume.Spec.PersistentVolumeReclaimPolicy == policy {
 				once = true
 				close(seen)
 			}
@@ -63,7 +62,7 @@ func (n *Namespace) PolicyEverWas(t *testing.T, since *corev1.PersistentVolume, 
 			case <-seen:
 				return "", nil
 			case err := <-ended:
-				t.Fatalf("what becomes of the PersistentVolume %s is not known: %v", since.Name, err)
+				t.Fatalf("watch the PersistentVolume %s: %v", since.Name, err)
 				return "", err
 			default:
 				return "it never was", nil

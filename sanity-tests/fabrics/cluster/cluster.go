@@ -1,6 +1,6 @@
-// Package cluster reaches one cluster by its kubeconfig and puts objects and
-// definitions into it, or takes them out, until the cluster says so. What the
-// objects of a fabric look like is the business of the packages liqo and kosmos.
+// Package cluster is a client of one cluster that applies and deletes objects and
+// CustomResourceDefinitions, and waits until this is done. The packages liqo and kosmos have the
+// objects.
 package cluster
 
 import (
@@ -22,8 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 )
 
-// interval between two looks at what is waited for; how long is the context's
-// business.
+// interval of polling; the context has the timeout.
 const interval = 200 * time.Millisecond
 
 // Cluster is a client of one cluster.
@@ -32,14 +31,14 @@ type Cluster struct {
 	Config *rest.Config
 }
 
-// Open makes a client from a kubeconfig file that knows the built-in kinds,
-// definitions, and the kinds that are added.
+// Open returns a client from a kubeconfig file, with the built-in kinds, CustomResourceDefinitions,
+// and additional kinds.
 func Open(kubeconfig string, kinds ...func(*runtime.Scheme) error) (Cluster, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return Cluster{}, fmt.Errorf("read kubeconfig %s: %w", kubeconfig, err)
 	}
-	config.QPS = -1 // the API server's own fairness is limit enough
+	config.QPS = -1 // the API server has priority and fairness
 	config.WarningHandler = rest.NoWarnings{}
 
 	scheme := runtime.NewScheme()
@@ -50,22 +49,21 @@ func Open(kubeconfig string, kinds ...func(*runtime.Scheme) error) (Cluster, err
 	}
 	c, err := client.New(config, client.Options{Scheme: scheme})
 	if err != nil {
-		return Cluster{}, fmt.Errorf("make a client of %s: %w", config.Host, err)
+		return Cluster{}, fmt.Errorf("create a client of %s: %w", config.Host, err)
 	}
 	return Cluster{Client: c, Config: config}, nil
 }
 
-// Enforce creates the object, or updates it, so that it is as mutate makes it.
+// Enforce creates or updates the object with mutate.
 func (c Cluster) Enforce(ctx context.Context, object client.Object, mutate func() error) error {
-	err := retry.OnError(retry.DefaultBackoff, lostRace, func() error {
+	err := retry.OnError(retry.DefaultBackoff, retriable, func() error {
 		_, err := controllerutil.CreateOrUpdate(ctx, c, object, mutate)
 		return err
 	})
-	return c.failed("apply", object, err)
+	return c.wrap("apply", object, err)
 }
 
-// EnforceStatus updates the status of an object that exists, so that it is as
-// mutate makes it.
+// EnforceStatus updates the status of an existing object with mutate.
 func (c Cluster) EnforceStatus(ctx context.Context, object client.Object, mutate func()) error {
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
@@ -74,27 +72,26 @@ func (c Cluster) EnforceStatus(ctx context.Context, object client.Object, mutate
 		mutate()
 		return c.Status().Update(ctx, object)
 	})
-	return c.failed("set the status of", object, err)
+	return c.wrap("set the status of", object, err)
 }
 
-// DeleteAndWait deletes the object and waits until it is gone. Nothing to delete, or no
-// such kind, is fine.
+// DeleteAndWait deletes the object and waits until it is deleted. It ignores an absent object or kind.
 func (c Cluster) DeleteAndWait(ctx context.Context, object client.Object) error {
 	if err := c.Delete(ctx, object); err != nil {
-		return c.failed("delete", object, IgnoreAbsent(err))
+		return c.wrap("delete", object, IgnoreAbsent(err))
 	}
 	uid := object.GetUID() // empty unless the object was read
 	err := wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
 		err := c.Get(ctx, client.ObjectKeyFromObject(object), object)
-		if absent(err) {
+		if err != nil && IgnoreAbsent(err) == nil {
 			return true, nil
 		}
 		return err == nil && uid != "" && object.GetUID() != uid, err
 	})
-	return c.failed("wait for the deletion of", object, err)
+	return c.wrap("wait for the deletion of", object, err)
 }
 
-func (c Cluster) failed(do string, object client.Object, err error) error {
+func (c Cluster) wrap(action string, object client.Object, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -102,15 +99,12 @@ func (c Cluster) failed(do string, object client.Object, err error) error {
 	if gvk, unknown := apiutil.GVKForObject(object, c.Scheme()); unknown == nil {
 		kind = gvk.Kind
 	}
-	return fmt.Errorf("%s %s %s in %s: %w", do, kind, client.ObjectKeyFromObject(object), c.Config.Host, err)
+	return fmt.Errorf("%s %s %s in %s: %w", action, kind, client.ObjectKeyFromObject(object), c.Config.Host, err)
 }
 
-// lostRace is true for what a second attempt may do better.
-func lostRace(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+func retriable(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
 
-func absent(err error) bool { return err != nil && IgnoreAbsent(err) == nil }
-
-// IgnoreAbsent drops an error that says that an object, or its kind, is not there.
+// IgnoreAbsent returns nil for an error that says that an object, or its kind, does not exist.
 func IgnoreAbsent(err error) error {
 	if meta.IsNoMatchError(err) {
 		return nil

@@ -13,12 +13,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Definition reads one CustomResourceDefinition from YAML. An unknown field is
-// an error: a typo in a schema would otherwise only widen it.
+// Definition parses a CustomResourceDefinition in YAML. An unknown field is an error, because a typo
+// in a schema would be ignored otherwise.
 func Definition(manifest []byte) (*apiextensionsv1.CustomResourceDefinition, error) {
 	definition := &apiextensionsv1.CustomResourceDefinition{}
 	if err := yaml.UnmarshalStrict(manifest, definition); err != nil {
-		return nil, fmt.Errorf("read a CustomResourceDefinition: %w", err)
+		return nil, fmt.Errorf("parse a CustomResourceDefinition: %w", err)
 	}
 	if definition.Kind != "CustomResourceDefinition" {
 		return nil, fmt.Errorf("%q is a %q, not a CustomResourceDefinition", definition.Name, definition.Kind)
@@ -50,8 +50,8 @@ func (c Cluster) Define(ctx context.Context, definitions []*apiextensionsv1.Cust
 	return nil
 }
 
-// waitServed waits for Established and for a first list to succeed: between the
-// two the API server may still answer that there is no such resource.
+// waitServed waits for Established and for a successful list: in between, the API server may return
+// that there is no such resource.
 func (c Cluster) waitServed(ctx context.Context, wanted *apiextensionsv1.CustomResourceDefinition) error {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(listKind(wanted))
@@ -76,12 +76,11 @@ func (c Cluster) waitServed(ctx context.Context, wanted *apiextensionsv1.CustomR
 	return nil
 }
 
-// Undefine deletes definitions, and with each all objects of its kind, and waits
-// until they are gone.
+// Undefine deletes definitions, with all objects of their kinds, and waits until they are deleted.
 func (c Cluster) Undefine(ctx context.Context, definitions []*apiextensionsv1.CustomResourceDefinition) error {
 	for _, definition := range definitions {
-		gone := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: definition.Name}}
-		if err := c.DeleteAndWait(ctx, gone); err != nil {
+		object := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: definition.Name}}
+		if err := c.DeleteAndWait(ctx, object); err != nil {
 			return err
 		}
 	}

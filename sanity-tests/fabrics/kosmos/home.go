@@ -1,8 +1,7 @@
-// Package kosmos makes in a home cluster (Kosmos: host) what `kosmosctl join`
-// would have made there: Cluster objects with a kubeconfig inside. Kosmos cannot
-// be imported as a Go module (it builds only with the thirty replacements of its
-// go.mod), so that its shapes are written down here, after files that are named. Nothing here
-// acts: no Node appears, no pod is copied.
+// Package kosmos creates in a home cluster (Kosmos: host) the objects of `kosmosctl join`: Clusters
+// with a kubeconfig. Kosmos cannot be imported as a Go module (it builds only with the thirty
+// replacements of its go.mod), so that this package repeats its types, and names their files. It
+// runs no controllers: there are no Nodes and no copies of pods.
 package kosmos
 
 import (
@@ -29,13 +28,13 @@ var clusterKind = schema.GroupVersionKind{Group: "kosmos.io", Version: "v1alpha1
 // Home is a cluster that others join.
 type Home struct{ cluster.Cluster }
 
-// OpenHome reaches a home cluster.
+// OpenHome returns a client of a home cluster.
 func OpenHome(kubeconfig string) (Home, error) {
 	c, err := cluster.Open(kubeconfig)
 	return Home{c}, err
 }
 
-// Definitions are Kosmos' definitions that matter here: the one of Cluster.
+// Definitions returns Kosmos' CustomResourceDefinition of Cluster.
 func Definitions() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	crd, err := cluster.Definition(definition)
 	if err != nil {
@@ -44,7 +43,7 @@ func Definitions() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	return []*apiextensionsv1.CustomResourceDefinition{crd}, nil
 }
 
-// Install puts the definitions into the cluster: a Kosmos that nobody has joined.
+// Install creates the definitions: a Kosmos without clusters.
 func (h Home) Install(ctx context.Context) error {
 	definitions, err := Definitions()
 	if err != nil {
@@ -53,8 +52,8 @@ func (h Home) Install(ctx context.Context) error {
 	return h.Define(ctx, definitions)
 }
 
-// Join makes the Cluster object of a remote cluster, or brings it up to date. The
-// kubeconfig is kept as it is, so that it may also be one that a driver must refuse.
+// Join creates or updates the Cluster of a remote cluster. The kubeconfig is used unchanged and not
+// validated, because tests need invalid ones.
 func (h Home) Join(ctx context.Context, name string, kubeconfig []byte) error {
 	if name == "" {
 		return errors.New("a cluster that joins needs a name")
@@ -66,13 +65,13 @@ func (h Home) Join(ctx context.Context, name string, kubeconfig []byte) error {
 	return h.Enforce(ctx, joined, func() error { return describe(joined, kubeconfig) })
 }
 
-// describe fills in what pkg/kosmosctl/join/join.go does: the kubeconfig inline,
-// and what --enable-tree alone turns on, which is to run pods there.
+// describe sets the fields like pkg/kosmosctl/join/join.go with --enable-tree only, which enables
+// pods.
 func describe(joined *unstructured.Unstructured, kubeconfig []byte) error {
 	if err := setKubeconfig(joined, kubeconfig); err != nil {
 		return err
 	}
-	// One by one: what others wrote next to them stays.
+	// One by one, to keep other fields.
 	for _, field := range []struct {
 		value any
 		path  []string
@@ -91,7 +90,7 @@ func describe(joined *unstructured.Unstructured, kubeconfig []byte) error {
 	return nil
 }
 
-// Rotate writes another kubeconfig into a Cluster that has joined.
+// Rotate changes the kubeconfig of a Cluster.
 func (h Home) Rotate(ctx context.Context, name string, kubeconfig []byte) error {
 	joined := named(name)
 	if err := h.Get(ctx, client.ObjectKeyFromObject(joined), joined); err != nil {
@@ -100,12 +99,12 @@ func (h Home) Rotate(ctx context.Context, name string, kubeconfig []byte) error 
 	return h.Enforce(ctx, joined, func() error { return setKubeconfig(joined, kubeconfig) })
 }
 
-// Leave deletes a Cluster object.
+// Leave deletes a Cluster.
 func (h Home) Leave(ctx context.Context, name string) error {
 	return h.DeleteAndWait(ctx, named(name))
 }
 
-// Remove deletes all Cluster objects and their definition.
+// Remove deletes all Clusters and their definition.
 func (h Home) Remove(ctx context.Context) error {
 	definitions, err := Definitions()
 	if err != nil {
@@ -121,8 +120,8 @@ func named(name string) *unstructured.Unstructured {
 	return joined
 }
 
-// setKubeconfig leaves the field out when there is none, as Kosmos does: an API
-// server takes an empty text for no bytes at all, and refuses it.
+// setKubeconfig removes the field for an empty kubeconfig, like Kosmos: an API server rejects an
+// empty string in a field of bytes.
 func setKubeconfig(joined *unstructured.Unstructured, kubeconfig []byte) error {
 	if len(kubeconfig) == 0 {
 		unstructured.RemoveNestedField(joined.Object, "spec", "kubeconfig")

@@ -24,11 +24,11 @@ func TestClusterIsWhatTheDefinitionAccepts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if kubeconfig, err := base64.StdEncoding.DecodeString(text); err != nil || string(kubeconfig) != "any bytes" {
-		t.Errorf("the kubeconfig reads %q, %v", kubeconfig, err)
+		t.Errorf("kubeconfig %q, %v", kubeconfig, err)
 	}
 }
 
-// What Kosmos itself writes next to what we write must survive in the API server.
+// The API server must keep fields that only Kosmos writes.
 func TestDefinitionKeepsLeafModelsAndFillsDefaults(t *testing.T) {
 	full := named("member")
 	full.Object["spec"] = map[string]any{
@@ -53,6 +53,6 @@ func TestDefinitionKeepsLeafModelsAndFillsDefaults(t *testing.T) {
 	}
 	admitted := clustertest.Admit(t, definitions[0], full)
 	if namespace, _, _ := unstructured.NestedString(admitted, "spec", "namespace"); namespace != "kosmos-system" {
-		t.Errorf("the namespace is %q by default", namespace)
+		t.Errorf("the default namespace is %q", namespace)
 	}
 }

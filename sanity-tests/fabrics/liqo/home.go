@@ -1,15 +1,14 @@
-// Package liqo makes in a cluster what Liqo would have made there: in a home
-// cluster (Liqo: consumer) the objects of a peering, in a remote cluster
-// (provider) the rights and the certificate of the home cluster. Kinds, names of
-// labels, the shape of a VirtualNode, of a certificate request and of a
-// kubeconfig are Liqo's own Go code; definitions and rights are files of its
-// module. Nothing here acts: no pod is offloaded, no namespace is created for a
-// mapping, no Node appears.
+// Package liqo creates Liqo's objects in a cluster: in a home cluster (Liqo: consumer) those of a
+// peering, in a remote cluster (provider) the rights and the certificate of the home cluster. It uses
+// Liqo's Go code for kinds, labels, VirtualNodes, certificate requests and kubeconfigs, and files of
+// its module for definitions and rights. It runs no controllers: no pods are offloaded, no remote
+// namespaces and no Nodes are created.
 package liqo
 
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	authv1beta1 "github.com/liqotech/liqo/apis/authentication/v1beta1"
 	offloadingv1beta1 "github.com/liqotech/liqo/apis/offloading/v1beta1"
@@ -21,16 +20,16 @@ import (
 	"storage.liqo.io/fabrics/cluster"
 )
 
-// Home is a cluster that consumes others.
+// Home is a consumer cluster.
 type Home struct{ cluster.Cluster }
 
-// OpenHome reaches a home cluster.
+// OpenHome returns a client of a home cluster.
 func OpenHome(kubeconfig string) (Home, error) {
 	c, err := cluster.Open(kubeconfig, offloadingv1beta1.AddToScheme, authv1beta1.AddToScheme)
 	return Home{c}, err
 }
 
-// Install puts Liqo's definitions into the cluster: a Liqo that peers with nobody.
+// Install creates Liqo's definitions: a Liqo without peerings.
 func (h Home) Install(ctx context.Context) error {
 	definitions, err := Definitions(ctx)
 	if err != nil {
@@ -39,7 +38,7 @@ func (h Home) Install(ctx context.Context) error {
 	return h.Define(ctx, definitions)
 }
 
-// Remove ends all peerings and deletes Liqo's definitions.
+// Remove deletes all peerings and Liqo's definitions.
 func (h Home) Remove(ctx context.Context) error {
 	definitions, err := Definitions(ctx)
 	if err != nil {
@@ -51,18 +50,18 @@ func (h Home) Remove(ctx context.Context) error {
 	return h.removeTenants(ctx, client.HasLabels{consts.TenantNamespaceLabel})
 }
 
-// tenantNamespace is the namespace of the peering with a cluster, found by its
-// labels as Liqo finds it, since its name may be any. Empty: there is none.
+// tenantNamespace returns the namespace of the peering with a cluster, by its labels as in Liqo, or
+// "".
 func (h Home) tenantNamespace(ctx context.Context, clusterID string) (string, error) {
 	var found corev1.NamespaceList
 	err := h.List(ctx, &found, client.MatchingLabels{consts.RemoteClusterID: clusterID}, client.HasLabels{consts.TenantNamespaceLabel})
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("look for the tenant namespace of %s: %w", clusterID, err)
+		return "", fmt.Errorf("find the tenant namespace of %s: %w", clusterID, err)
 	case len(found.Items) == 0:
 		return "", nil
 	case len(found.Items) > 1:
-		return "", fmt.Errorf("cluster %s has %d tenant namespaces; Liqo knows one per cluster", clusterID, len(found.Items))
+		return "", fmt.Errorf("cluster %s has %d tenant namespaces; Liqo has one per cluster", clusterID, len(found.Items))
 	}
 	return found.Items[0].Name, nil
 }
@@ -86,14 +85,12 @@ func named(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name}
 }
 
-// label sets labels without touching others.
+// label sets labels and keeps others.
 func label(object client.Object, labels map[string]string) {
 	all := object.GetLabels()
 	if all == nil {
 		all = map[string]string{}
 	}
-	for key, value := range labels {
-		all[key] = value
-	}
+	maps.Copy(all, labels)
 	object.SetLabels(all)
 }

@@ -22,7 +22,7 @@ import (
 	"storage.liqo.io/fabrics/cluster/clustertest"
 )
 
-// fakeHome is a home cluster with Liqo's definitions, in memory.
+// fakeHome returns an in-memory home cluster with Liqo's kinds.
 func fakeHome(t *testing.T) Home {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -58,7 +58,7 @@ func get[T client.Object](t *testing.T, h Home, namespace, name string, object T
 	return object
 }
 
-// A driver goes from the Node to the VirtualNode, to the Secret, to the cluster.
+// The driver follows the references from the Node to the VirtualNode and its Secret.
 func TestPeerLeadsFromNodeToKubeconfig(t *testing.T) {
 	h := fakeHome(t)
 	content := remoteKubeconfig(t, "https://remote")
@@ -67,7 +67,7 @@ func TestPeerLeadsFromNodeToKubeconfig(t *testing.T) {
 	node := get(t, h, "liqo-tenant-torino", "torino-1", &offloadingv1beta1.VirtualNode{})
 	secret := get(t, h, node.Namespace, node.Spec.KubeconfigSecretRef.Name, &corev1.Secret{})
 	if !bytes.Equal(secret.Data["kubeconfig"], content) {
-		t.Error("the Secret has not the kubeconfig that was given")
+		t.Error("the Secret has another kubeconfig")
 	}
 	if secret.Labels["liqo.io/remote-cluster-id"] != "torino" || secret.Labels["liqo.io/identity-type"] != "ResourceSlice" {
 		t.Errorf("labels of the Secret: %v", secret.Labels)
@@ -80,7 +80,7 @@ func TestPeerLeadsFromNodeToKubeconfig(t *testing.T) {
 		t.Errorf("the Identity refers to %v, not to %s", identity.Status.KubeconfigSecretRef, secret.Name)
 	}
 	if identity.Spec.AuthParams.APIServer != "https://remote" {
-		t.Errorf("the Identity is of %q", identity.Spec.AuthParams.APIServer)
+		t.Errorf("the Identity has the API server %q", identity.Spec.AuthParams.APIServer)
 	}
 	tenant := get(t, h, "", node.Namespace, &corev1.Namespace{})
 	if tenant.Labels["liqo.io/tenant-namespace"] != "true" || tenant.Labels["liqo.io/remote-cluster-id"] != "torino" {
@@ -153,23 +153,23 @@ func TestRotateKeepsTheSecretAndReachesEveryNode(t *testing.T) {
 		t.Error("another cluster was rotated too")
 	}
 	if err := h.Rotate(t.Context(), "roma", renewed); err == nil || !strings.Contains(err.Error(), "roma is not peered with") {
-		t.Errorf("rotating a stranger: %v", err)
+		t.Errorf("rotating a cluster without peering: %v", err)
 	}
 }
 
 func TestMappingsArePerNamespace(t *testing.T) {
 	h := fakeHome(t)
 	peer(t, h, Peering{ClusterID: "torino", Node: "torino"})
-	change := func(err error) {
+	must := func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	change(h.Map(t.Context(), "torino", Mapping{"a", "a-home", offloadingv1beta1.MappingAccepted}, Mapping{"b", "b-home", Requested}))
-	change(h.Map(t.Context(), "torino", Mapping{"c", "c-home", offloadingv1beta1.MappingTerminating}))
-	change(h.Unmap(t.Context(), "torino", "a"))
-	peer(t, h, Peering{ClusterID: "torino", Node: "torino"}) // leaves mappings alone
+	must(h.Map(t.Context(), "torino", Mapping{"a", "a-home", offloadingv1beta1.MappingAccepted}, Mapping{"b", "b-home", Requested}))
+	must(h.Map(t.Context(), "torino", Mapping{"c", "c-home", offloadingv1beta1.MappingTerminating}))
+	must(h.Unmap(t.Context(), "torino", "a"))
+	peer(t, h, Peering{ClusterID: "torino", Node: "torino"}) // keeps mappings
 
 	got := get(t, h, "liqo-tenant-torino", "torino", &offloadingv1beta1.NamespaceMap{})
 	if want := map[string]string{"b": "b-home", "c": "c-home"}; !maps.Equal(got.Spec.DesiredMapping, want) {
@@ -191,7 +191,7 @@ func TestUnpeerLeavesOtherClusters(t *testing.T) {
 	get(t, h, "liqo-tenant-milano", "milano", &offloadingv1beta1.VirtualNode{})
 	key := client.ObjectKey{Namespace: "liqo-tenant-torino", Name: "torino"}
 	if err := h.Get(t.Context(), key, &offloadingv1beta1.VirtualNode{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the VirtualNode of the cluster left behind: %v", err)
+		t.Errorf("the VirtualNode of the cluster: %v", err)
 	}
 	if err := h.Get(t.Context(), client.ObjectKey{Name: "liqo-tenant-torino"}, &corev1.Namespace{}); !apierrors.IsNotFound(err) {
 		t.Errorf("its tenant namespace: %v", err)

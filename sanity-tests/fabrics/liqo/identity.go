@@ -21,10 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Identity has the remote cluster sign a certificate for a ResourceSlice of a
-// home cluster and returns the kubeconfig that Liqo would make of it: as little
-// as Liqo gives a consumer. The server is the one the remote cluster was opened
-// with, unless another is named.
+// Identity issues a certificate for a ResourceSlice of a home cluster and returns a kubeconfig as
+// Liqo creates it for a consumer. The default of server is that of the client.
 func (r Remote) Identity(ctx context.Context, homeID, slice, server string) ([]byte, error) {
 	if homeID == "" || slice == "" {
 		return nil, errors.New("an identity needs the ID of the home cluster and the name of a ResourceSlice")
@@ -37,15 +35,15 @@ func (r Remote) Identity(ctx context.Context, homeID, slice, server string) ([]b
 		return nil, fmt.Errorf("read the certificate authority of %s: %w", r.Config.Host, err)
 	}
 	if len(config.CAData) == 0 {
-		return nil, fmt.Errorf("the kubeconfig of %s names no certificate authority", r.Config.Host)
+		return nil, fmt.Errorf("the kubeconfig of %s has no certificate authority", r.Config.Host)
 	}
 	keyPEM, request, err := certificateRequest(homeID, slice)
 	if err != nil {
-		return nil, fmt.Errorf("make a certificate request for home cluster %s: %w", homeID, err)
+		return nil, fmt.Errorf("create a certificate request for home cluster %s: %w", homeID, err)
 	}
 	certificate, err := r.sign(ctx, request)
 	if err != nil {
-		return nil, fmt.Errorf("have %s sign the certificate of home cluster %s: %w", r.Config.Host, homeID, err)
+		return nil, fmt.Errorf("sign the certificate of home cluster %[2]s in %[1]s: %[3]w", r.Config.Host, homeID, err)
 	}
 	return kubeconfig.GenerateKubeconfig("resourceslice-"+slice, "remote", server, config.CAData, certificate, keyPEM, nil, nil)
 }
@@ -57,7 +55,7 @@ func certificateRequest(homeID, slice string) (keyPEM, request []byte, err error
 	}
 	block, _ := pem.Decode(keyPEM)
 	if block == nil {
-		return nil, nil, errors.New("Liqo made a key that is not PEM")
+		return nil, nil, errors.New("Liqo generated a key that is not PEM")
 	}
 	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
@@ -70,8 +68,8 @@ func certificateRequest(homeID, slice string) (keyPEM, request []byte, err error
 	return keyPEM, request, err
 }
 
-// sign takes a request through the cluster's own API: created, approved, signed
-// by its controller manager, and removed.
+// sign creates and approves a CertificateSigningRequest, waits until the controller manager has
+// signed it, and deletes it.
 func (r Remote) sign(ctx context.Context, request []byte) (certificate []byte, err error) {
 	csr := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "liqo-"},
@@ -85,7 +83,7 @@ func (r Remote) sign(ctx context.Context, request []byte) (certificate []byte, e
 		return nil, err
 	}
 	defer func() {
-		// Also when the context is over, which is when something went wrong.
+		// Also if the context is done.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
 		err = errors.Join(err, client.IgnoreNotFound(r.Delete(ctx, csr)))

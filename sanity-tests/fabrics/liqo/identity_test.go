@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The name and the group are what Liqo's provider checks and binds rights to.
+// Liqo's provider checks the user name, and binds rights to the group.
 func TestCertificateRequestIsOfTheHomeCluster(t *testing.T) {
 	subject := requestSubject(t, "home", "torino")
 	if subject.CommonName != "torino-4ea140588150" || len(subject.Organization) != 1 || subject.Organization[0] != "home" {

@@ -7,8 +7,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// withProxy writes a proxy into all clusters of a kubeconfig. Without a proxy
-// the kubeconfig stays as it is, to the byte.
+// withProxy sets a proxy in all clusters of a kubeconfig. Without a proxy it returns the same bytes.
 func withProxy(kubeconfig []byte, proxyURL string) ([]byte, error) {
 	if proxyURL == "" {
 		return kubeconfig, nil
@@ -23,8 +22,8 @@ func withProxy(kubeconfig []byte, proxyURL string) ([]byte, error) {
 	return clientcmd.Write(*config)
 }
 
-// authParams are what an Identity says of its kubeconfig. Of one that cannot be
-// read it says nothing: such a Secret is what some tests are about.
+// authParams returns the parameters of an Identity with this kubeconfig. They are empty for an
+// invalid kubeconfig, which some tests need.
 func authParams(kubeconfig []byte) authv1beta1.AuthParams {
 	config, err := clientcmd.Load(kubeconfig)
 	if err != nil {

@@ -12,23 +12,21 @@ import (
 	"storage.liqo.io/fabrics/cluster"
 )
 
-// Requested is the state of a mapping that the remote cluster has not answered
-// yet: desired, without a phase. Liqo has no name for it.
+// Requested: the mapping is in the spec, and not in the status yet. Liqo has no name for it.
 const Requested offloadingv1beta1.MappingPhase = "Requested"
 
-// Mapping says which remote namespace stands for a home namespace, and how far
-// the remote cluster is with it.
+// Mapping maps a home namespace to a remote namespace.
 type Mapping struct {
 	Home, Remote string
 	Phase        offloadingv1beta1.MappingPhase
 }
 
-// ParseMapping reads HOME=REMOTE or HOME=REMOTE:PHASE.
+// ParseMapping parses HOME=REMOTE or HOME=REMOTE:PHASE.
 func ParseMapping(text string) (Mapping, error) {
 	home, rest, _ := strings.Cut(text, "=")
 	remote, phase, hasPhase := strings.Cut(rest, ":")
 	if home == "" || remote == "" {
-		return Mapping{}, fmt.Errorf("%q is no mapping: say HOME_NS=REMOTE_NS or HOME_NS=REMOTE_NS:PHASE", text)
+		return Mapping{}, fmt.Errorf("%q is not a mapping: use HOME_NS=REMOTE_NS or HOME_NS=REMOTE_NS:PHASE", text)
 	}
 	m := Mapping{Home: home, Remote: remote, Phase: offloadingv1beta1.MappingAccepted}
 	if hasPhase {
@@ -38,11 +36,11 @@ func ParseMapping(text string) (Mapping, error) {
 	case Requested, offloadingv1beta1.MappingAccepted, offloadingv1beta1.MappingCreationLoopBackOff, offloadingv1beta1.MappingTerminating:
 		return m, nil
 	}
-	return Mapping{}, fmt.Errorf("%q is no phase of a mapping: say %s, %s, %s or %s", phase, offloadingv1beta1.MappingAccepted,
+	return Mapping{}, fmt.Errorf("%q is not a phase of a mapping: use %s, %s, %s or %s", phase, offloadingv1beta1.MappingAccepted,
 		offloadingv1beta1.MappingCreationLoopBackOff, offloadingv1beta1.MappingTerminating, Requested)
 }
 
-// Map sets mappings of a peered cluster, other namespaces keep theirs.
+// Map sets mappings of a peered cluster, and keeps those of other namespaces.
 func (h Home) Map(ctx context.Context, clusterID string, mappings ...Mapping) error {
 	return h.changeMappings(ctx, clusterID, func(desired map[string]string, current map[string]offloadingv1beta1.RemoteNamespaceStatus) {
 		for _, m := range mappings {
@@ -56,7 +54,7 @@ func (h Home) Map(ctx context.Context, clusterID string, mappings ...Mapping) er
 	})
 }
 
-// Unmap takes mappings of home namespaces away.
+// Unmap removes mappings of home namespaces.
 func (h Home) Unmap(ctx context.Context, clusterID string, namespaces ...string) error {
 	return h.changeMappings(ctx, clusterID, func(desired map[string]string, current map[string]offloadingv1beta1.RemoteNamespaceStatus) {
 		for _, namespace := range namespaces {
@@ -66,8 +64,8 @@ func (h Home) Unmap(ctx context.Context, clusterID string, namespaces ...string)
 	})
 }
 
-// changeMappings: the home cluster writes what it desires, the remote cluster
-// answers in the status.
+// changeMappings changes the desired mappings and, as Liqo would after the remote cluster has
+// created the namespaces, the current ones.
 func (h Home) changeMappings(ctx context.Context, clusterID string,
 	change func(desired map[string]string, current map[string]offloadingv1beta1.RemoteNamespaceStatus),
 ) error {
@@ -94,12 +92,12 @@ func (h Home) changeMappings(ctx context.Context, clusterID string,
 	return h.EnforceStatus(ctx, namespaceMap, apply)
 }
 
-// namespaceMap is found by the labels by which everybody must find it.
+// namespaceMap returns the NamespaceMap of a cluster, by its labels as in Liqo.
 func (h Home) namespaceMap(ctx context.Context, clusterID string) (*offloadingv1beta1.NamespaceMap, error) {
 	var found offloadingv1beta1.NamespaceMapList
 	err := cluster.IgnoreAbsent(h.List(ctx, &found, client.MatchingLabels(namespaceMapLabels(clusterID))))
 	if err != nil {
-		return nil, fmt.Errorf("look for the NamespaceMap of cluster %s: %w", clusterID, err)
+		return nil, fmt.Errorf("find the NamespaceMap of cluster %s: %w", clusterID, err)
 	}
 	switch len(found.Items) {
 	case 0:
@@ -107,7 +105,7 @@ func (h Home) namespaceMap(ctx context.Context, clusterID string) (*offloadingv1
 	case 1:
 		return &found.Items[0], nil
 	}
-	return nil, fmt.Errorf("cluster %s has %d NamespaceMaps; Liqo makes one per cluster", clusterID, len(found.Items))
+	return nil, fmt.Errorf("cluster %s has %d NamespaceMaps; Liqo has one per cluster", clusterID, len(found.Items))
 }
 
 func (h Home) enforceNamespaceMap(ctx context.Context, tenant, clusterID string) error {

@@ -19,14 +19,14 @@ import (
 
 const modulePath = "github.com/liqotech/liqo"
 
-// Where Liqo's module keeps what its Helm chart installs.
+// Paths in Liqo's module.
 const (
 	definitionsFolder = "deployments/liqo/charts/liqo-crds/crds"
 	remoteRoleFile    = "deployments/liqo/files/liqo-virtual-kubelet-remote-ClusterRole.yaml"
 )
 
-// definitionFiles are the definitions that say anything about storage or about
-// how a remote cluster is reached. The rest of Liqo's is its network.
+// definitionFiles are the definitions about storage and access to remote clusters. Liqo's others are
+// about its network.
 var definitionFiles = []string{
 	"authentication.liqo.io_identities.yaml",
 	"offloading.liqo.io_namespacemaps.yaml",
@@ -34,7 +34,7 @@ var definitionFiles = []string{
 	"offloading.liqo.io_virtualnodes.yaml",
 }
 
-// Definitions are Liqo's own definitions, as its module has them.
+// Definitions returns these CustomResourceDefinitions of Liqo's module.
 func Definitions(ctx context.Context) ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	var definitions []*apiextensionsv1.CustomResourceDefinition
 	for _, name := range definitionFiles {
@@ -51,8 +51,7 @@ func Definitions(ctx context.Context) ([]*apiextensionsv1.CustomResourceDefiniti
 	return definitions, nil
 }
 
-// remoteRules are what Liqo lets a consumer's virtual kubelet do in a namespace
-// of the provider.
+// remoteRules returns the rights of a consumer's virtual kubelet in a namespace of the provider.
 func remoteRules(ctx context.Context) ([]rbacv1.PolicyRule, error) {
 	manifest, err := readModuleFile(ctx, remoteRoleFile)
 	if err != nil {
@@ -80,8 +79,8 @@ func readModuleFile(ctx context.Context, name string) ([]byte, error) {
 	return content, nil
 }
 
-// moduleFolder is where Liqo's module lies in the module cache, in the version
-// that is pinned. Asking for it by version works in any folder.
+// moduleFolder returns the folder of Liqo's module in the module cache, in the pinned version. With
+// a version, `go mod download` works in any working directory.
 func moduleFolder(ctx context.Context) (string, error) {
 	version, err := fabrics.Version(modulePath)
 	if err != nil {

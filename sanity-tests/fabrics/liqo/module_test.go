@@ -25,7 +25,6 @@ func TestDefinitionsAreLiqosOwn(t *testing.T) {
 	}
 }
 
-// What a driver may not do in a remote cluster is what makes it worth testing.
 func TestRemoteRulesAllowClaimsAndLittleElse(t *testing.T) {
 	rules, err := remoteRules(t.Context())
 	if err != nil {
@@ -39,7 +38,7 @@ func TestRemoteRulesAllowClaimsAndLittleElse(t *testing.T) {
 	}
 	for _, verb := range []string{"create", "delete", "get", "list", "patch", "update", "watch"} {
 		if !slices.Contains(verbs["persistentvolumeclaims"], verb) {
-			t.Errorf("claims may not be subject to %s", verb)
+			t.Errorf("claims do not have the verb %s", verb)
 		}
 	}
 	for _, resource := range []string{"persistentvolumes", "storageclasses", "nodes", "resourcequotas"} {

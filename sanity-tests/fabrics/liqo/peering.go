@@ -20,24 +20,22 @@ import (
 	"storage.liqo.io/fabrics/cluster"
 )
 
-// Peering is one virtual node and what stands behind it. A cluster may be peered
-// with several times, once per node.
+// Peering is a peering for one virtual node. A cluster may have several, one per node.
 type Peering struct {
 	ClusterID string
-	// Node is the name of the virtual node, and thus of the VirtualNode.
+	// Node is the name of the Node and of the VirtualNode.
 	Node string
-	// Kubeconfig is kept as it is, so that it may also be one that a driver must refuse.
+	// Kubeconfig is used unchanged and not validated, because tests need invalid ones.
 	Kubeconfig []byte
 	// StorageClasses of the remote cluster; the first is its default.
 	StorageClasses []string
-	// TenantNamespace is the one that exists, or Liqo's default name, when empty.
+	// TenantNamespace; if empty, the existing one or Liqo's default.
 	TenantNamespace string
-	// ProxyURL is written into the kubeconfig when it is not empty.
+	// ProxyURL is set in the kubeconfig unless it is empty.
 	ProxyURL string
 }
 
-// Peer makes the objects of a peering, or brings them up to date. Mappings of
-// namespaces are left alone.
+// Peer creates or updates the objects of a peering, except mappings of namespaces.
 func (h Home) Peer(ctx context.Context, p Peering) error {
 	if p.ClusterID == "" || p.Node == "" {
 		return errors.New("a peering needs a cluster ID and a node")
@@ -51,7 +49,7 @@ func (h Home) Peer(ctx context.Context, p Peering) error {
 func (h Home) enforce(ctx context.Context, p Peering) error {
 	kubeconfig, err := withProxy(p.Kubeconfig, p.ProxyURL)
 	if err != nil {
-		return fmt.Errorf("put the proxy into the kubeconfig of cluster %s: %w", p.ClusterID, err)
+		return fmt.Errorf("set the proxy in the kubeconfig of cluster %s: %w", p.ClusterID, err)
 	}
 	tenant, err := h.enforceTenantNamespace(ctx, p)
 	if err != nil {
@@ -67,7 +65,7 @@ func (h Home) enforce(ctx context.Context, p Peering) error {
 	if err := h.enforceNamespaceMap(ctx, tenant, p.ClusterID); err != nil {
 		return err
 	}
-	// Last, as with Liqo: who sees the VirtualNode finds all it refers to.
+	// Last, as with Liqo, so that everything that the VirtualNode refers to exists.
 	return h.enforceVirtualNode(ctx, tenant, p)
 }
 
@@ -83,7 +81,7 @@ func (h Home) enforceTenantNamespace(ctx context.Context, p Peering) (string, er
 	case name == "":
 		name = existing
 	case existing != "" && existing != name:
-		return "", fmt.Errorf("cluster %s has the tenant namespace %s already; unpeer before giving it %s", p.ClusterID, existing, name)
+		return "", fmt.Errorf("cluster %s already has the tenant namespace %s; unpeer before peering with %s", p.ClusterID, existing, name)
 	}
 	namespace := &corev1.Namespace{ObjectMeta: named("", name)}
 	return name, h.Enforce(ctx, namespace, func() error {
@@ -102,8 +100,7 @@ func tenantLabels(clusterID string) map[string]string {
 	}
 }
 
-// enforceIdentity: the ResourceSlice it belongs to has the name of the node, as
-// with `liqoctl peer`.
+// enforceIdentity: its ResourceSlice has the name of the node, as with `liqoctl peer`.
 func (h Home) enforceIdentity(ctx context.Context, tenant string, p Peering, kubeconfig []byte) (*authv1beta1.Identity, error) {
 	identity := &authv1beta1.Identity{ObjectMeta: named(tenant, "resourceslice-"+p.Node)}
 	err := h.Enforce(ctx, identity, func() error {
@@ -143,7 +140,7 @@ func (h Home) enforceVirtualNode(ctx context.Context, tenant string, p Peering) 
 	node := forge.VirtualNode(p.Node, tenant)
 	options := &forge.VirtualNodeOptions{
 		KubeconfigSecretRef: corev1.LocalObjectReference{Name: secretName("resourceslice-" + p.Node)},
-		ResourceList:        offered,
+		ResourceList:        defaultResources,
 		StorageClasses:      storageTypes(p.StorageClasses),
 	}
 	err := h.Enforce(ctx, node, func() error {
@@ -156,18 +153,18 @@ func (h Home) enforceVirtualNode(ctx context.Context, tenant string, p Peering) 
 		if len(node.Status.Conditions) > 0 {
 			return
 		}
-		for _, part := range []offloadingv1beta1.VirtualNodeConditionType{
+		for _, condition := range []offloadingv1beta1.VirtualNodeConditionType{
 			offloadingv1beta1.VirtualKubeletConditionType, offloadingv1beta1.NodeConditionType,
 		} {
 			node.Status.Conditions = append(node.Status.Conditions, offloadingv1beta1.VirtualNodeCondition{
-				Type: part, Status: offloadingv1beta1.RunningConditionStatusType, LastTransitionTime: metav1.Now(),
+				Type: condition, Status: offloadingv1beta1.RunningConditionStatusType, LastTransitionTime: metav1.Now(),
 			})
 		}
 	})
 }
 
-// offered is what Liqo's ResourceSlices ask for unless told otherwise.
-var offered = corev1.ResourceList{
+// defaultResources are the defaults of Liqo's ResourceSlices.
+var defaultResources = corev1.ResourceList{
 	corev1.ResourceCPU:              resource.MustParse("4"),
 	corev1.ResourceMemory:           resource.MustParse("8Gi"),
 	corev1.ResourcePods:             resource.MustParse("110"),
@@ -182,8 +179,8 @@ func storageTypes(classes []string) []liqov1beta1.StorageType {
 	return types
 }
 
-// Rotate rewrites the Secrets of a cluster in place, as Liqo does when it renews
-// a certificate. All its virtual nodes get the same kubeconfig, as it is.
+// Rotate updates the Secrets of a cluster, as Liqo does when it renews a certificate. All its virtual
+// nodes get the same kubeconfig, unchanged.
 func (h Home) Rotate(ctx context.Context, clusterID string, kubeconfig []byte) error {
 	var identities authv1beta1.IdentityList
 	err := cluster.IgnoreAbsent(h.List(ctx, &identities, client.MatchingLabels{consts.RemoteClusterID: clusterID}))
@@ -209,8 +206,8 @@ func (h Home) Rotate(ctx context.Context, clusterID string, kubeconfig []byte) e
 	return nil
 }
 
-// Unpeer removes all peerings with a cluster in Liqo's order: the virtual nodes,
-// then the mappings, then the credentials, and the tenant namespace with them.
+// Unpeer deletes all peerings with a cluster in Liqo's order: the virtual nodes, the mappings, the
+// credentials, and the tenant namespace.
 func (h Home) Unpeer(ctx context.Context, clusterID string) error {
 	tenant, err := h.tenantNamespace(ctx, clusterID)
 	if err != nil || tenant == "" {
@@ -228,5 +225,5 @@ func (h Home) Unpeer(ctx context.Context, clusterID string) error {
 }
 
 func notPeered(clusterID string) error {
-	return fmt.Errorf("cluster %s is not peered with: make a peering first", clusterID)
+	return fmt.Errorf("cluster %s is not peered with: create a peering first", clusterID)
 }

@@ -12,17 +12,17 @@ import (
 	"storage.liqo.io/fabrics/cluster"
 )
 
-// Remote is a cluster that others consume.
+// Remote is a provider cluster.
 type Remote struct{ cluster.Cluster }
 
-// OpenRemote reaches a remote cluster.
+// OpenRemote returns a client of a remote cluster.
 func OpenRemote(kubeconfig string) (Remote, error) {
 	c, err := cluster.Open(kubeconfig)
 	return Remote{c}, err
 }
 
-// Allow lets a home cluster do in namespaces what Liqo lets its virtual kubelet
-// do there, and no more. Namespaces that do not exist are created.
+// Allow grants a home cluster the rights of Liqo's virtual kubelet in namespaces, which it creates
+// if they do not exist.
 func (r Remote) Allow(ctx context.Context, homeID string, namespaces ...string) error {
 	rules, err := remoteRules(ctx)
 	if err != nil {
@@ -51,7 +51,7 @@ func (r Remote) bind(ctx context.Context, homeID, namespace string) error {
 	if err := client.IgnoreAlreadyExists(r.Create(ctx, created)); err != nil {
 		return fmt.Errorf("create namespace %s in %s: %w", namespace, r.Config.Host, err)
 	}
-	// Named after the tenant namespace here, as Liqo names it.
+	// It has the name of the tenant namespace in this cluster, as with Liqo.
 	binding := &rbacv1.RoleBinding{ObjectMeta: named(namespace, defaultTenantNamespace(homeID))}
 	return r.Enforce(ctx, binding, func() error {
 		label(binding, bindingLabels(homeID))
@@ -65,8 +65,8 @@ func bindingLabels(homeID string) map[string]string {
 	return map[string]string{consts.K8sAppManagedByKey: consts.LiqoAppLabelValue, consts.RemoteClusterID: homeID}
 }
 
-// Forbid takes all rights of a home cluster back, and the role with the last of
-// them. Namespaces stay.
+// Forbid revokes all rights of a home cluster, and deletes the role if no other cluster uses it. It
+// keeps the namespaces.
 func (r Remote) Forbid(ctx context.Context, homeID string) error {
 	var bindings rbacv1.RoleBindingList
 	if err := r.List(ctx, &bindings, client.MatchingLabels{consts.K8sAppManagedByKey: consts.LiqoAppLabelValue}); err != nil {

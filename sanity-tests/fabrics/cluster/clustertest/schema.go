@@ -1,5 +1,4 @@
-// Package clustertest asks of definitions and objects in tests what an API server
-// would ask of them.
+// Package clustertest validates CustomResourceDefinitions and objects like an API server.
 package clustertest
 
 import (
@@ -15,8 +14,8 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 )
 
-// Admit fails the test unless the definition is structural and an API server
-// would store the object as it is, apart from defaults, which are filled in.
+// Admit fails the test unless the definition is structural and an API server would store the object
+// unchanged. It returns the object with defaults.
 func Admit(t *testing.T, definition *apiextensionsv1.CustomResourceDefinition, object any) map[string]any {
 	t.Helper()
 	props := internalSchema(t, definition)
@@ -33,7 +32,7 @@ func Admit(t *testing.T, definition *apiextensionsv1.CustomResourceDefinition, o
 	}
 	unknown := pruning.PruneWithOptions(content, structural, true, schema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
 	if len(unknown) > 0 {
-		t.Errorf("%s knows no field %v", definition.Name, unknown)
+		t.Errorf("%s does not have the fields %v", definition.Name, unknown)
 	}
 	defaulting.Default(content, structural)
 	validator, _, err := validation.NewSchemaValidator(props)
@@ -41,7 +40,7 @@ func Admit(t *testing.T, definition *apiextensionsv1.CustomResourceDefinition, o
 		t.Fatalf("validator of %s: %v", definition.Name, err)
 	}
 	if errs := validation.ValidateCustomResource(nil, content, validator); len(errs) > 0 {
-		t.Errorf("%s refuses the object: %v", definition.Name, errs.ToAggregate())
+		t.Errorf("%s rejects the object: %v", definition.Name, errs.ToAggregate())
 	}
 	return content
 }

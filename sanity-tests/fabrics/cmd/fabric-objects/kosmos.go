@@ -8,9 +8,9 @@ import (
 )
 
 var kosmosVerbs = []verb{
-	{"kosmos", "install", "", "put Kosmos' definition of Cluster into a home cluster, without any cluster", kosmosInstall},
-	{"kosmos", "join", "", "join a remote cluster (no Node is made)", kosmosJoin},
-	{"kosmos", "rotate", "", "write another kubeconfig into a cluster that has joined", kosmosRotate},
+	{"kosmos", "install", "", "install Kosmos' definition of Cluster in a home cluster, without any cluster", kosmosInstall},
+	{"kosmos", "join", "", "join a remote cluster (creates no Node)", kosmosJoin},
+	{"kosmos", "rotate", "", "change the kubeconfig of a cluster that has joined", kosmosRotate},
 	{"kosmos", "leave", "", "delete a cluster that has joined", kosmosLeave},
 	{"kosmos", "remove", "", "delete all clusters and the definition", kosmosRemove},
 }

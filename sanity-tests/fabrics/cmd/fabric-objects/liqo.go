@@ -10,16 +10,16 @@ import (
 )
 
 var liqoVerbs = []verb{
-	{"liqo", "install", "", "put Liqo's definitions into a home cluster, without any peering", liqoInstall},
-	{"liqo", "peer", "", "peer a home cluster with a remote one, for one virtual node (the Node is not made)", liqoPeer},
-	{"liqo", "map", "HOME_NS=REMOTE_NS[:PHASE]...", "set mappings; PHASE: Accepted (default), CreationLoopBackOff, Terminating, or Requested for no answer yet", liqoMap},
+	{"liqo", "install", "", "install Liqo's definitions in a home cluster, without any peering", liqoInstall},
+	{"liqo", "peer", "", "peer a home cluster with a remote one, for one virtual node (creates no Node)", liqoPeer},
+	{"liqo", "map", "HOME_NS=REMOTE_NS[:PHASE]...", "set mappings; PHASE: Accepted (default), CreationLoopBackOff, Terminating, or Requested for no status yet", liqoMap},
 	{"liqo", "unmap", "HOME_NS...", "remove mappings", liqoUnmap},
 	{"liqo", "rotate", "", "rewrite the Secrets of a peering in place", liqoRotate},
-	{"liqo", "unpeer", "", "remove all objects of the peering with a cluster, with its tenant namespace", liqoUnpeer},
-	{"liqo", "remove", "", "end all peerings and delete Liqo's definitions", liqoRemove},
-	{"liqo", "remote-role", "", "in a remote cluster: give a home cluster Liqo's rights in namespaces (made when missing)", liqoRemoteRole},
-	{"liqo", "remote-remove", "", "in a remote cluster: take all these rights back from a home cluster", liqoRemoteRemove},
-	{"liqo", "identity", "", "in a remote cluster: have a certificate signed for a home cluster and write its kubeconfig", liqoIdentity},
+	{"liqo", "unpeer", "", "delete all objects of the peering with a cluster, with its tenant namespace", liqoUnpeer},
+	{"liqo", "remove", "", "delete all peerings and Liqo's definitions", liqoRemove},
+	{"liqo", "remote-role", "", "in a remote cluster: grant a home cluster Liqo's rights in namespaces (created if absent)", liqoRemoteRole},
+	{"liqo", "remote-remove", "", "in a remote cluster: revoke all these rights of a home cluster", liqoRemoteRemove},
+	{"liqo", "identity", "", "in a remote cluster: issue a certificate for a home cluster and write its kubeconfig", liqoIdentity},
 }
 
 func liqoInstall(*flag.FlagSet) action { return inLiqoHome(liqo.Home.Install) }
@@ -99,7 +99,7 @@ func liqoRemoteRemove(flags *flag.FlagSet) action { return inLiqoRemote(flags, l
 
 func liqoIdentity(flags *flag.FlagSet) action {
 	var slice, server, out string
-	flags.StringVar(&slice, "slice", "slice", "`NAME` of the ResourceSlice, which begins the name of the user")
+	flags.StringVar(&slice, "slice", "slice", "`NAME` of the ResourceSlice, the prefix of the user name")
 	flags.StringVar(&server, "server", "", "`URL` to write into the kubeconfig; the one of --kubeconfig by default")
 	flags.StringVar(&out, "out", "", "`FILE` to write the kubeconfig to")
 	return inLiqoRemote(flags, func(r liqo.Remote, ctx context.Context, homeID string) error {
@@ -162,7 +162,7 @@ func clusterIDFlag(flags *flag.FlagSet, clusterID *string) {
 }
 
 func remoteKubeconfigFlag(flags *flag.FlagSet, file *string) {
-	flags.StringVar(file, "remote-kubeconfig", "", "`FILE` to reach the remote cluster with, taken as it is")
+	flags.StringVar(file, "remote-kubeconfig", "", "kubeconfig `FILE` of the remote cluster, used unchanged")
 }
 
 func readRemoteKubeconfig(file string) ([]byte, error) {

@@ -1,6 +1,5 @@
-// Command fabric-objects makes in a cluster the objects that a fabric (Liqo or
-// Kosmos) would have made there, for tests of what reads them. Without arguments
-// it lists what it can do.
+// Command fabric-objects creates the objects of a fabric (Liqo or Kosmos) in a cluster, for tests of
+// programs that read them. Without arguments it lists its verbs.
 package main
 
 import (
@@ -21,15 +20,15 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// A verb is one thing that can be done for a fabric.
+// verb is a subcommand.
 type verb struct {
 	fabric, name string
-	arguments    string // what follows the flags, empty for nothing
+	arguments    string // after the flags; empty for none
 	summary      string
 	flags        func(*flag.FlagSet) action
 }
 
-// An action is done in the cluster of a kubeconfig file, with what follows the flags.
+// action runs in the cluster of a kubeconfig file, with the arguments after the flags.
 type action func(ctx context.Context, kubeconfig string, arguments []string) error
 
 var verbs = slices.Concat(liqoVerbs, kosmosVerbs)
@@ -37,7 +36,7 @@ var verbs = slices.Concat(liqoVerbs, kosmosVerbs)
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	ctrl.SetLogger(logr.Discard()) // controller-runtime complains when it has none
+	ctrl.SetLogger(logr.Discard()) // controller-runtime warns if it has none
 	err := run(ctx, os.Args[1:], os.Stdout)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -50,26 +49,26 @@ func main() {
 func run(ctx context.Context, arguments []string, out io.Writer) error {
 	var kubeconfig string
 	timeout := 2 * time.Minute
-	everywhere := func(flags *flag.FlagSet) *flag.FlagSet {
+	addCommonFlags := func(flags *flag.FlagSet) *flag.FlagSet {
 		flags.SetOutput(io.Discard)
-		flags.StringVar(&kubeconfig, "kubeconfig", kubeconfig, "`FILE` of the cluster to make or remove objects in")
+		flags.StringVar(&kubeconfig, "kubeconfig", kubeconfig, "`FILE` of the cluster in which to create or delete objects")
 		flags.DurationVar(&timeout, "timeout", timeout, "give up after")
 		return flags
 	}
-	global := everywhere(flag.NewFlagSet("fabric-objects", flag.ContinueOnError))
+	global := addCommonFlags(flag.NewFlagSet("fabric-objects", flag.ContinueOnError))
 	if err := global.Parse(arguments); err != nil {
 		usage(out, global)
 		return err
 	}
 	if global.NArg() < 2 {
 		usage(out, global)
-		return errors.New("say a fabric and what to do")
+		return errors.New("a fabric and a verb are required")
 	}
 	chosen, err := find(global.Arg(0), global.Arg(1))
 	if err != nil {
 		return err
 	}
-	flags := everywhere(flag.NewFlagSet(chosen.fabric+" "+chosen.name, flag.ContinueOnError))
+	flags := addCommonFlags(flag.NewFlagSet(chosen.fabric+" "+chosen.name, flag.ContinueOnError))
 	do := chosen.flags(flags)
 	if err := flags.Parse(global.Args()[2:]); err != nil {
 		describe(out, chosen, flags)
@@ -77,7 +76,7 @@ func run(ctx context.Context, arguments []string, out io.Writer) error {
 	}
 	switch {
 	case kubeconfig == "":
-		return errors.New("--kubeconfig is missing: the cluster to make or remove objects in")
+		return errors.New("--kubeconfig is missing: the cluster in which to create or delete objects")
 	case chosen.arguments == "" && flags.NArg() > 0:
 		return fmt.Errorf("%s %s takes no %q (flags come first)", chosen.fabric, chosen.name, flags.Arg(0))
 	case chosen.arguments != "" && flags.NArg() == 0:
@@ -117,7 +116,7 @@ func describe(out io.Writer, v verb, flags *flag.FlagSet) {
 	flags.PrintDefaults()
 }
 
-// required fails for the first flag that was not given.
+// required returns an error for the first flag without a value.
 func required(values map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		if values[name] == "" {
@@ -132,7 +131,7 @@ type list []string
 
 func (l *list) String() string { return strings.Join(*l, ",") }
 
-// Set adds one value.
+// Set appends a value.
 func (l *list) Set(value string) error {
 	*l = append(*l, value)
 	return nil

@@ -8,8 +8,8 @@ import (
 
 func TestMistakesAreNamed(t *testing.T) {
 	for line, want := range map[string]string{
-		"":                                     "say a fabric",
-		"liqo":                                 "say a fabric",
+		"":                                     "a fabric and a verb",
+		"liqo":                                 "a fabric and a verb",
 		"liqo pear":                            "liqo pear is unknown; known are: liqo install, liqo peer",
 		"liqo peer":                            "--kubeconfig is missing",
 		"--kubeconfig f liqo peer":             "--cluster-id is missing",

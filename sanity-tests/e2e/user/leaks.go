@@ -10,8 +10,8 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 )
 
-// LeavesNothing starts from a cluster without remains of former runs of somebody else's tests, which
-// sweep removes, and looks for those of this one.
+// LeavesNothing deletes objects of earlier runs of others' tests with sweep, and checks at the end of the
+// test that this run has left none.
 func LeavesNothing(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) {
 	t.Helper()
 	before := swept(t, cluster, sweep)
@@ -24,9 +24,9 @@ func LeavesNothing(t *testing.T, cluster *clusters.Cluster, sweep func(context.C
 		defer cancel()
 		var leaked []string
 		for {
-			after, err := account.Take(ctx, cluster)
+			after, err := account.List(ctx, cluster)
 			if err == nil {
-				if leaked = after.Beyond(before); len(leaked) == 0 {
+				if leaked = after.Except(before); len(leaked) == 0 {
 					return
 				}
 			}
@@ -40,16 +40,16 @@ func LeavesNothing(t *testing.T, cluster *clusters.Cluster, sweep func(context.C
 	})
 }
 
-func swept(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) account.Stock {
+func swept(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) account.Inventory {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
 	defer cancel()
 	if err := sweep(ctx); err != nil {
 		t.Error(err)
 	}
-	stock, err := account.Take(ctx, cluster)
+	inventory, err := account.List(ctx, cluster)
 	if err != nil {
 		t.Error(err)
 	}
-	return stock
+	return inventory
 }

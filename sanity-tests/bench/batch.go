@@ -1,10 +1,9 @@
-// Package bench measures what class `liqo` costs beside the real class alone: the
-// same claims on both, in one run, on the same cluster. Figures are meant to be
-// read as ratios; absolute times belong to the machine.
+// Package bench compares class `liqo` with the real class alone: the same claims of both, in one
+// run, on the same cluster. The ratios count; the times depend on the machine.
 //
-// race.go sends claims, sightings.go times them, usage.go reads what processes and API
-// calls they cost, report.go prints it. operations.go has what is done to volumes that
-// are there.
+// batch.go creates claims, observer.go records when they are Bound, usage.go reads the CPU, memory
+// and API calls of processes, report.go prints them, operations.go has operations on existing
+// volumes.
 package bench
 
 import (
@@ -23,62 +22,58 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// SelectedNode is how a scheduler tells a provisioner where the consumer lands.
+// SelectedNode is the annotation by which the scheduler names the node of the claim's pod.
 const SelectedNode = "volume.kubernetes.io/selected-node"
 
-// senders is how many claims are posted at a time.
+// senders is how many requests are sent concurrently.
 const senders = 16
 
-// Race is one set of claims of one class, bound and deleted again.
-type Race struct {
+// Batch is a number of claims of one class that are created, become Bound and are deleted.
+type Batch struct {
 	Client    kubernetes.Interface
 	Namespace string
 	Class     string
 	Node      string
 	Count     int
-	// Sent is told when each claim was posted; nil for nobody.
+	// Sent receives when each claim was posted, if it is not nil.
 	Sent map[string]time.Time
 }
 
-// Heat is one run of a race: what each claim took from its POST to Bound, and
-// how long it was from the first POST to the last Bound.
-type Heat struct {
+// Result of one run: Each is the time from the POST of each claim until it is Bound, Total that
+// from the first POST until the last claim is Bound.
+type Result struct {
 	Each  []time.Duration
-	Whole time.Duration
+	Total time.Duration
 }
 
-// Times sum up the heats of a race.
+// Times summarize the runs of a batch. Total is the sum of their times, PerSecond the throughput.
 type Times struct {
-	P50, P99 time.Duration
-	// Whole is the sum of the heats' times.
-	Whole time.Duration
-	// PerSecond is the throughput over that time.
-	PerSecond float64
+	P50, P99, Total time.Duration
+	PerSecond       float64
 }
 
-// Summary takes all heats of a race together.
-func Summary(heats []Heat) Times {
-	var all Heat
-	for _, heat := range heats {
-		all.Each = append(all.Each, heat.Each...)
-		all.Whole += heat.Whole
+// Summarize returns the times of all runs together.
+func Summarize(results []Result) Times {
+	var all Result
+	for _, result := range results {
+		all.Each = append(all.Each, result.Each...)
+		all.Total += result.Total
 	}
 	slices.Sort(all.Each)
 	return Times{
 		P50:       percentile(all.Each, 50),
 		P99:       percentile(all.Each, 99),
-		Whole:     all.Whole,
-		PerSecond: float64(len(all.Each)) / all.Whole.Seconds(),
+		Total:     all.Total,
+		PerSecond: float64(len(all.Each)) / all.Total.Seconds(),
 	}
 }
 
-// Run posts the claims, each with its node already selected as a scheduler would
-// leave it, waits until all are bound, deletes them and waits until their
-// volumes are gone too, so that races do not overlap.
-func (r Race) Run(ctx context.Context) (Heat, error) {
+// Run creates the claims with their node already selected, waits until all are Bound, deletes
+// them and waits until their volumes are deleted too, so that batches do not overlap.
+func (r Batch) Run(ctx context.Context) (Result, error) {
 	times, err := watchBound(ctx, r.Client, r.Namespace)
 	if err != nil {
-		return Heat{}, err
+		return Result{}, err
 	}
 	defer times.stop()
 
@@ -88,14 +83,15 @@ func (r Race) Run(ctx context.Context) (Heat, error) {
 			maps.Copy(r.Sent, sent.at)
 		}
 	}()
-	heat, err := hold(ctx, r.names(), times, sent, r.post)
+	result, err := measure(ctx, r.Claims(), times, sent, r.post)
 	if err != nil {
-		return Heat{}, fmt.Errorf("class %s: %w", r.Class, err)
+		return Result{}, fmt.Errorf("class %s: %w", r.Class, err)
 	}
-	return heat, r.clean(ctx, times.noted(true))
+	return result, r.clean(ctx, times.details(true))
 }
 
-func (r Race) names() []string {
+// Claims returns the names of the claims.
+func (r Batch) Claims() []string {
 	names := make([]string, r.Count)
 	for i := range names {
 		names[i] = fmt.Sprintf("claim-%04d", i)
@@ -103,14 +99,14 @@ func (r Race) names() []string {
 	return names
 }
 
-func (r Race) post(ctx context.Context, name string) error {
+func (r Batch) post(ctx context.Context, name string) error {
 	_, err := r.Client.CoreV1().PersistentVolumeClaims(r.Namespace).Create(ctx, r.claim(name), metav1.CreateOptions{})
 	return err
 }
 
-// hold does the same for all names at once and waits until as many objects are seen to
-// be done. The objects that are watched are those of the names and no others.
-func hold(ctx context.Context, names []string, seen *sightings, sent *stopwatch, act func(ctx context.Context, name string) error) (Heat, error) {
+// measure calls act for all names at once and waits until as many objects have been observed in
+// their final state. The observer must watch the objects of these names only.
+func measure(ctx context.Context, names []string, seen *observer, sent *stopwatch, act func(ctx context.Context, name string) error) (Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var sending sync.WaitGroup
@@ -125,7 +121,7 @@ func hold(ctx context.Context, names []string, seen *sightings, sent *stopwatch,
 	}
 	sending.Wait()
 	if err != nil {
-		return Heat{}, err
+		return Result{}, err
 	}
 	return sent.until(at), nil
 }
@@ -154,7 +150,7 @@ func send(ctx context.Context, all []string, sent *stopwatch, act func(ctx conte
 	return failed
 }
 
-func (r Race) claim(name string) *corev1.PersistentVolumeClaim {
+func (r Batch) claim(name string) *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        name,
@@ -170,8 +166,8 @@ func (r Race) claim(name string) *corev1.PersistentVolumeClaim {
 	}
 }
 
-// clean deletes the claims and waits until no volume of theirs is left.
-func (r Race) clean(ctx context.Context, volumes []string) error {
+// clean deletes the claims and waits until their volumes are deleted.
+func (r Batch) clean(ctx context.Context, volumes []string) error {
 	claims := r.Client.CoreV1().PersistentVolumeClaims(r.Namespace)
 	if err := claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
@@ -193,9 +189,9 @@ func (r Race) clean(ctx context.Context, volumes []string) error {
 	}
 }
 
-// volumesLeft are those of the volumes that are there still. They are read singly: whole lists
-// of a full cluster would be the most of what is measured.
-func (r Race) volumesLeft(ctx context.Context, names []string) ([]string, error) {
+// volumesLeft returns those volumes that still exist. It reads them one by one: in a full cluster,
+// lists would dominate what is measured.
+func (r Batch) volumesLeft(ctx context.Context, names []string) ([]string, error) {
 	var left []string
 	for _, name := range names {
 		_, err := r.Client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
@@ -208,7 +204,7 @@ func (r Race) volumesLeft(ctx context.Context, names []string) ([]string, error)
 	return left, nil
 }
 
-// stopwatch remembers when each claim was posted.
+// stopwatch records when each claim was posted.
 type stopwatch struct {
 	mu sync.Mutex
 	at map[string]time.Time
@@ -222,7 +218,7 @@ func (s *stopwatch) start(name string) {
 	s.at[name] = time.Now()
 }
 
-func (s *stopwatch) until(bound map[string]time.Time) Heat {
+func (s *stopwatch) until(bound map[string]time.Time) Result {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var each []time.Duration
@@ -237,10 +233,10 @@ func (s *stopwatch) until(bound map[string]time.Time) Heat {
 			last = end
 		}
 	}
-	return Heat{each, last.Sub(first)}
+	return Result{each, last.Sub(first)}
 }
 
-// percentile of sorted values, by the nearest rank.
+// percentile returns the nearest-rank percentile of sorted values.
 func percentile(sorted []time.Duration, p int) time.Duration {
 	if len(sorted) == 0 {
 		return 0

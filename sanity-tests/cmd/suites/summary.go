@@ -8,43 +8,43 @@ import (
 	"time"
 )
 
-// linesOfFailure of a test's output are shown once more at the end.
+// linesOfFailure is how many lines of a failed test's output the summary repeats.
 const linesOfFailure = 12
 
-// closing names, for those who read the end alone, all that somebody has to look at.
-func (r *runner) closing() {
+// summary prints everything that needs attention, for readers who see only the end of a log.
+func (r *runner) summary() {
 	for _, test := range r.red {
 		if test.why == "" {
 			fmt.Fprintf(r.out, "FAILED %s\n", test.name)
 		} else {
 			fmt.Fprintf(r.out, "FAILED %s (%s)\n", test.name, test.why)
 		}
-		printIndented(r.out, beginning(test.log))
+		printIndented(r.out, firstLines(test.log))
 	}
 	for _, test := range r.flaky {
 		fmt.Fprintf(r.out, "FLAKY %s: %s: failed, and passed when it was run again\n", test.suite, test.name)
 		if r.isKnown(test) {
 			continue
 		}
-		fmt.Fprintf(r.out, "     add this line to sanity-tests/%s, or better mend it:\n%s\n", flakyFile, test)
+		fmt.Fprintf(r.out, "     fix it, or add this line to sanity-tests/%s:\n%s\n", flakyFile, test)
 	}
 	for _, what := range r.notRun {
 		fmt.Fprintf(r.out, "NOT RUN %s\n", what)
 	}
-	fmt.Fprintf(r.out, "=== all suites in %s, the lab's start included:\n", time.Since(r.began).Round(time.Second))
+	fmt.Fprintf(r.out, "=== all suites in %s, including the lab's start:\n", time.Since(r.began).Round(time.Second))
 	for _, suite := range r.times {
 		fmt.Fprintf(r.out, "      %s\n", suite)
 	}
 }
 
-// sum prints the last line and says whether the run is green.
-func (r *runner) sum() (green bool) {
+// printTotals prints the last line and reports whether the run has passed.
+func (r *runner) printTotals() (passed bool) {
 	fmt.Fprintf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, len(r.red), r.skipped)
 	return len(r.red) == 0 && r.passed > 0
 }
 
-// beginning is the first lines of a log, without those in which go says what it runs.
-func beginning(log string) string {
+// firstLines returns the first lines of a log, without go's "=== RUN" lines.
+func firstLines(log string) string {
 	var first []string
 	for line := range strings.Lines(log) {
 		if strings.HasPrefix(line, "=== ") || strings.TrimSpace(line) == "" {

@@ -12,38 +12,37 @@ import (
 	"storage.liqo.io/sanity-tests/chart"
 )
 
-// podTrouble says which containers of the release do not run, and why: Helm only
-// says that time is up. It is for the text of an error, so it cannot fail itself.
-func podTrouble(ctx context.Context, client kubernetes.Interface) string {
+// podProblems describes which containers of the release do not run and why, because Helm only
+// reports a timeout. It is for the text of an error, so it returns none itself.
+func podProblems(ctx context.Context, client kubernetes.Interface) string {
 	ctx = context.WithoutCancel(ctx)
 	pods, err := client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err.Error()
 	}
-	var trouble []string
+	var problems []string
 	for _, pod := range pods.Items {
 		for _, condition := range pod.Status.Conditions {
 			if condition.Type == corev1.PodScheduled && condition.Status != corev1.ConditionTrue {
-				trouble = append(trouble, fmt.Sprintf("pod %s: %s", pod.Name, condition.Message))
+				problems = append(problems, fmt.Sprintf("pod %s: %s", pod.Name, condition.Message))
 			}
 		}
 		for _, container := range pod.Status.ContainerStatuses {
 			if !container.Ready {
-				trouble = append(trouble, containerTrouble(ctx, client, pod.Name, container))
+				problems = append(problems, containerProblem(ctx, client, pod.Name, container))
 			}
 		}
 	}
-	return strings.Join(trouble, "\n")
+	return strings.Join(problems, "\n")
 }
 
-func containerTrouble(ctx context.Context, client kubernetes.Interface, pod string, container corev1.ContainerStatus) string {
+func containerProblem(ctx context.Context, client kubernetes.Interface, pod string, container corev1.ContainerStatus) string {
 	state := "not ready"
 	if waiting := container.State.Waiting; waiting != nil {
 		state = waiting.Reason + " " + waiting.Message
 	}
-	tail := int64(5)
 	log, err := client.CoreV1().Pods(chart.Namespace).GetLogs(pod, &corev1.PodLogOptions{
-		Container: container.Name, TailLines: &tail, Previous: container.RestartCount > 0,
+		Container: container.Name, TailLines: new(int64(5)), Previous: container.RestartCount > 0,
 	}).DoRaw(ctx)
 	if err != nil {
 		log = []byte(err.Error())

@@ -16,13 +16,12 @@ import (
 
 const (
 	snapshotter = "csi-snapshotter"
-	// notAdvertised is what csi-snapshotter says before it ends, where the driver does not
-	// advertise CREATE_DELETE_SNAPSHOT.
+	// notAdvertised is what csi-snapshotter logs before it exits if the driver does not advertise
+	// CREATE_DELETE_SNAPSHOT.
 	notAdvertised = "does not support ControllerCreateSnapshot"
 )
 
-// NoSnapshotClass says what is wrong with the class of snapshots of this driver; nothing
-// if there is one.
+// NoSnapshotClass returns why the VolumeSnapshotClass cannot be used with the driver, or "".
 func NoSnapshotClass(ctx context.Context, client dynamic.Interface, name, driver string) (string, error) {
 	class, err := client.Resource(SnapshotClasses).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -31,14 +30,14 @@ func NoSnapshotClass(ctx context.Context, client dynamic.Interface, name, driver
 	if err != nil {
 		return "", fmt.Errorf("VolumeSnapshotClass %s: %w", name, err)
 	}
-	if its, _, _ := unstructured.NestedString(class.Object, "driver"); its != driver {
-		return fmt.Sprintf("VolumeSnapshotClass %s is of the driver %s, not of %s", name, its, driver), nil
+	if got, _, _ := unstructured.NestedString(class.Object, "driver"); got != driver {
+		return fmt.Sprintf("VolumeSnapshotClass %s is of the driver %s, not of %s", name, got, driver), nil
 	}
 	return "", nil
 }
 
-// NoSnapshotter says why nobody takes snapshots with the driver; nothing if somebody does.
-// What the driver advertises is known from csi-snapshotter, which asks it at its start.
+// NoSnapshotter returns why csi-snapshotter cannot take snapshots with the driver, or "". What the
+// driver advertises is read from the log of csi-snapshotter.
 func NoSnapshotter(ctx context.Context, client kubernetes.Interface, namespace, selector string) (string, error) {
 	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
@@ -52,12 +51,12 @@ func NoSnapshotter(ctx context.Context, client kubernetes.Interface, namespace, 
 		}
 		found = true
 		status := pod.Status.ContainerStatuses[at]
-		refused, err := hasSaid(ctx, client, &pod, status.RestartCount > 0, notAdvertised)
+		refused, err := logContains(ctx, client, &pod, status.RestartCount > 0, notAdvertised)
 		if err != nil {
 			return "", err
 		}
 		if refused {
-			return "the driver does not advertise CREATE_DELETE_SNAPSHOT, says csi-snapshotter in pod " + pod.Name, nil
+			return "the driver does not advertise CREATE_DELETE_SNAPSHOT, according to csi-snapshotter in pod " + pod.Name, nil
 		}
 		if status.State.Running == nil {
 			return "csi-snapshotter is not running in pod " + pod.Name, nil
@@ -69,20 +68,20 @@ func NoSnapshotter(ctx context.Context, client kubernetes.Interface, namespace, 
 	return "", nil
 }
 
-// hasSaid looks for words in the log of csi-snapshotter, and of the one before it.
-func hasSaid(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, restarted bool, words string) (bool, error) {
+// logContains searches the log of csi-snapshotter, and that of its previous container.
+func logContains(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, restarted bool, text string) (bool, error) {
 	for _, previous := range []bool{false, true} {
 		if previous && !restarted {
 			break
 		}
 		log, err := client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{Container: snapshotter, Previous: previous}).DoRaw(ctx)
 		if apierrors.IsBadRequest(err) {
-			continue // it has none
+			continue // there is no such log
 		}
 		if err != nil {
 			return false, fmt.Errorf("log of %s in pod %s: %w", snapshotter, pod.Name, err)
 		}
-		if strings.Contains(string(log), words) {
+		if strings.Contains(string(log), text) {
 			return true, nil
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// flaky cannot connect a few times, and then answers with what it was sent.
+// flaky fails to connect a few times, and then echoes the request.
 type flaky struct {
 	refusals int
 	with     error
@@ -42,7 +42,7 @@ func TestOnlyWhatWasNotConnectedIsSentAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		response, err := reaching{&one.server}.RoundTrip(request)
+		response, err := retryingTransport{&one.server}.RoundTrip(request)
 		if (err != nil) != one.fails {
 			t.Errorf("%s: %v", what, err)
 		}

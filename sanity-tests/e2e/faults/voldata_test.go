@@ -15,24 +15,23 @@ import (
 	"storage.liqo.io/sanity-tests/nodes"
 )
 
-// mendTorn writes what a kubelet that was killed meant to write. Kubelet truncates the
-// vol_data.json of a mount before it fills it (saveVolumeData of its CSI plugin); one
-// that dies in between can neither unmount the volume nor end its pod ever after, whatever
-// the driver. With dozens of kills that happens now and then, and is not what is tested.
-func mendTorn(ctx context.Context, client kubernetes.Interface, node *nodes.Node) error {
+// repairVolumeData writes the vol_data.json of mounts that a killed kubelet has left empty. Kubelet
+// truncates the file before it writes it (saveVolumeData of its CSI plugin); if it is killed in between, it
+// can never unmount the volume, with any driver. With dozens of kills this happens, and is not tested here.
+func repairVolumeData(ctx context.Context, client kubernetes.Interface, node *nodes.Node) error {
 	files, err := filepath.Glob(filepath.Join(node.KubeletRoot(), "pods/*/volumes/kubernetes.io~csi/*/vol_data.json"))
 	if err != nil {
 		return err
 	}
 	for _, file := range files {
-		// What cannot be looked at went with its pod.
+		// An error: deleted with its pod.
 		if info, err := os.Stat(file); err != nil || info.Size() > 0 {
 			continue
 		}
 		name := filepath.Base(filepath.Dir(file))
 		volume, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return fmt.Errorf("mend %s: %w", file, err)
+			return fmt.Errorf("repair %s: %w", file, err)
 		}
 		if volume.Spec.CSI == nil || volume.Spec.CSI.Driver != driver.CSIName {
 			continue
@@ -47,7 +46,7 @@ func mendTorn(ctx context.Context, client kubernetes.Interface, node *nodes.Node
 			return err
 		}
 		if err := os.WriteFile(file, data, 0o644); err != nil {
-			return fmt.Errorf("mend what kubelet left: %w", err)
+			return fmt.Errorf("repair %s: %w", file, err)
 		}
 	}
 	return nil

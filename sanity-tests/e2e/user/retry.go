@@ -18,37 +18,37 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 )
 
-// reachPatience is for how long an API server, or a kubelet, is asked again that cannot be connected to:
-// it may be starting, or have no time just now. What it was asked has not begun, so nothing is done twice.
-const reachPatience = 30 * time.Second
+// connectTimeout is how long connections to an API server, or a kubelet, are retried. The request has not
+// been sent, so nothing is done twice.
+const connectTimeout = 30 * time.Second
 
-// notReached are what kubectl says if the API server was not connected to.
+// notReached are errors of kubectl when it cannot connect to the API server.
 var notReached = []string{
 	"was refused - did you specify the right host or port?",
 	"Unable to connect to the server: dial ",
 	"Unable to connect to the server: net/http: TLS handshake timeout",
 }
 
-// notStarted are what kubectl says if the command or the stream was not begun in the pod.
+// notStarted are errors of kubectl when the command or stream was not started in the pod.
 var notStarted = append([]string{
 	"error dialing backend",
 	"unable to upgrade connection",
 	"error upgrading connection",
 }, notReached...)
 
-// NotStarted is whether kubectl complains that it could not begin a command or a stream in a pod.
-func NotStarted(complaint string) bool { return containsAny(complaint, notStarted) }
+// NotStarted reports whether kubectl could not start a command or stream in a pod.
+func NotStarted(output string) bool { return containsAny(output, notStarted) }
 
 func containsAny(text string, phrases []string) bool {
 	return slices.ContainsFunc(phrases, func(phrase string) bool { return strings.Contains(text, phrase) })
 }
 
-// kubectlIn runs kubectl in the namespace, again if it complains with one of these phrases.
-func (n *Namespace) kubectlIn(ctx context.Context, input string, again []string, args ...string) (string, error) {
+// kubectlIn runs kubectl in the namespace, and retries after one of these errors.
+func (n *Namespace) kubectlIn(ctx context.Context, input string, retryOn []string, args ...string) (string, error) {
 	args = append([]string{"--kubeconfig", n.Cluster.Kubeconfig(), "--namespace", n.Name}, args...)
 	for began := time.Now(); ; {
 		command := exec.CommandContext(ctx, n.kubectl, args...)
-		// Children of kubectl that keep its output open do not keep the test.
+		// Children of kubectl may keep its output open.
 		command.WaitDelay = 5 * time.Second
 		if input != "" {
 			command.Stdin = strings.NewReader(input)
@@ -57,14 +57,14 @@ func (n *Namespace) kubectlIn(ctx context.Context, input string, again []string,
 		if err == nil {
 			return string(out), nil
 		}
-		if containsAny(string(out), again) && time.Since(began) < reachPatience && pause(ctx) {
+		if containsAny(string(out), retryOn) && time.Since(began) < connectTimeout && pause(ctx) {
 			continue
 		}
 		return string(out), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args[4:], " "), err, bytes.TrimSpace(out))
 	}
 }
 
-// pause is whether there is time for another attempt.
+// pause waits before another attempt, and reports whether there is time for one.
 func pause(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
@@ -74,26 +74,26 @@ func pause(ctx context.Context) bool {
 	}
 }
 
-// client is a client of the cluster that asks again if its API server cannot be connected to.
+// client returns a client that retries connections to the API server.
 func client(cluster *clusters.Cluster) (kubernetes.Interface, error) {
 	config, err := cluster.Config()
 	if err != nil {
 		return nil, err
 	}
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return reaching{next} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return retryingTransport{next} })
 	return kubernetes.NewForConfig(config)
 }
 
-// reaching sends a request again if no connection for it came about.
-type reaching struct{ next http.RoundTripper }
+// retryingTransport retries a request if the connection failed.
+type retryingTransport struct{ next http.RoundTripper }
 
-func (r reaching) RoundTrip(request *http.Request) (*http.Response, error) {
+func (r retryingTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	for began := time.Now(); ; {
 		response, err := r.next.RoundTrip(request)
-		if err == nil || !notConnected(err) || time.Since(began) > reachPatience || !pause(request.Context()) {
+		if err == nil || !notConnected(err) || time.Since(began) > connectTimeout || !pause(request.Context()) {
 			return response, err
 		}
-		// The transport has closed the body, which it has not sent.
+		// The transport has closed the body without sending it.
 		if request.Body != nil && request.Body != http.NoBody {
 			if request.GetBody == nil {
 				return nil, err
