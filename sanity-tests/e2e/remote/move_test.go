@@ -72,8 +72,10 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 	p.remote.WaitReady(pod)
 	real := p.home.FollowTo(p.remote, "data").Real
 	const cancelled, through = "cancelled", "through"
-	for _, name := range []string{cancelled, through} {
-		p.home.Move(name, "data", "target: {nodeName: "+here+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}, "+
+	for at, name := range []string{cancelled, through} {
+		// A node each: kubelet may still have the attachment of the first target, which has the same handle.
+		node := p.home.Cluster.Nodes()[at].Name
+		p.home.Move(name, "data", "target: {nodeName: "+node+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}, "+
 			"transport: {bandwidth: 1Mi}")
 		p.home.WaitMove(name, "Ready")
 		// So much that the last pass takes a while.
