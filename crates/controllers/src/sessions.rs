@@ -454,7 +454,7 @@ mod tests {
             });
             stale.round().await;
             assert_eq!(stale.of_one_seed(), fingerprint(SEED), "after {writes} writes");
-            // Its seed is not that of the current kubeconfig, so that nobody uses it, and the successor renews again.
+            // Its seed is not that of the current kubeconfig: it is not used, and the successor renews again.
             let home = stale.home.cluster_unwatched().await;
             let mut again = Sessions::new(&home, &successor.registry, "ours");
             again.round().await.unwrap();

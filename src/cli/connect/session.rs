@@ -16,9 +16,9 @@ use crate::{
     cluster::Precondition,
 };
 
-/// API servers remember for ten seconds that a token was valid (`TokenSuccessCacheTTL`). Whoever has one that they
-/// remember could request a token of the next session with it.
-const REMEMBERED: Duration = if cfg!(test) {
+/// API servers cache for ten seconds that a token is valid (`TokenSuccessCacheTTL`): until then, a revoked token could
+/// still be used to request one for the next session.
+const CACHED: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {
     Duration::from_secs(15)
@@ -43,10 +43,10 @@ impl Remote {
         }
         println!(
             "There: all tokens of {namespace}/{ACCOUNT} that are bound to {SESSION} are revoked. Waiting {}s, because API \
-             servers remember valid tokens for some seconds.",
-            REMEMBERED.as_secs()
+             servers cache valid tokens for some seconds.",
+            CACHED.as_secs()
         );
-        let until = Instant::now() + REMEMBERED;
+        let until = Instant::now() + CACHED;
         loop {
             if let Some(now) = secrets.get(SESSION).await.map_err(explained)? {
                 let is_same = found.as_ref().is_some_and(|it| it.uid() == now.uid());
@@ -79,7 +79,7 @@ impl Remote {
     }
 }
 
-/// The session goes on, although its Secret was deleted.
+/// A finalizer keeps the Secret: its tokens are still valid.
 fn held(secret: &Secret, namespace: &NamespaceName) -> String {
     format!(
         "the Secret {namespace}/{SESSION} there is not deleted, because it has the finalizers {}: remove them, and run this again",
@@ -91,7 +91,7 @@ fn held(secret: &Secret, namespace: &NamespaceName) -> String {
 fn begun_by_others(namespace: &NamespaceName) -> String {
     format!(
         "the Secret {namespace}/{SESSION} there was created again at once, so that a stolen token that an API server still \
-         remembers may have been renewed: stop what creates it, such as GitOps, until this command is done, and run it again \
+         caches may have been renewed: stop what creates it, such as GitOps, until this command is done, and run it again \
          with --revoke-tokens"
     )
 }

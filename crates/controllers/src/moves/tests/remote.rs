@@ -215,7 +215,7 @@ async fn a_source_without_its_twin_gets_its_policy_back_when_it_is_released() {
     assert!(real(&world)["metadata"]["annotations"][mark::POLICY_BEFORE].is_null());
 }
 
-/// Somebody deletes its twin, which the finalizer keeps.
+/// A user deletes its twin, which keeps its finalizer.
 #[tokio::test]
 async fn a_source_that_is_being_deleted_is_released() {
     for stage in [

@@ -317,7 +317,7 @@ mod tests {
             let (parent, field) = pointer.rsplit_once('/').unwrap();
             let parent = stored.pointer_mut(parent).and_then(Value::as_object_mut);
             parent.unwrap().remove(field);
-            // The keys of these are no fields: somebody has removed one.
+            // Keys of maps are not fields: admission there may remove one.
             let is_kept = pointer.contains("/nodeSelector/") || pointer.contains("/limits");
             assert_eq!(not_kept(&sent, &stored).is_none(), is_kept, "{pointer}");
         }

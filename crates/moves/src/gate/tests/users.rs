@@ -266,7 +266,7 @@ async fn users_there_are_found_while_the_pv_names_the_claim_of_the_mover() {
     );
     world.there.remove(&path("other"));
     assert_eq!(users(&world).await.left(), Vec::<String>::new());
-    // Its twin was deleted, and somebody has given the PV to another claim of that name.
+    // Its twin was deleted, and an administrator bound the PV to another claim of that name.
     world.there.remove(TARGET);
     world.there.change(&format!("{VOLUMES}/real-2"), |real| {
         real["spec"]["claimRef"]["name"] = "data".into();
