@@ -72,9 +72,9 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 	p.remote.WaitReady(pod)
 	real := p.home.FollowTo(p.remote, "data").Real
 	const cancelled, through = "cancelled", "through"
-	for at, name := range []string{cancelled, through} {
-		// A node each: kubelet may still have the attachment of the first target, which has the same handle.
-		node := p.home.Cluster.Nodes()[at].Name
+	// One node for both: the second target has the handle of the first one, which may still be attached there.
+	node := p.home.Cluster.Nodes()[0].Name
+	for _, name := range []string{cancelled, through} {
 		p.home.Move(name, "data", "target: {nodeName: "+node+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}, "+
 			"transport: {bandwidth: 1Mi}")
 		p.home.WaitMove(name, "Ready")

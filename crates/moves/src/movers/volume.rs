@@ -197,6 +197,12 @@ async fn target(
         Ok(places) => places,
         Err(error) => return Ok(Err(format!("the twin {}: {error}", site.place()))),
     };
+    if let Some(earlier) = earlier_target(moved).await? {
+        return Ok(Err(format!(
+            "the PersistentVolume {earlier} of an earlier move of this claim is not detached yet: \
+             kubectl get volumeattachments names its node"
+        )));
+    }
     let spec = twin.spec.clone().unwrap_or_default();
     let fs_type = outer
         .spec
@@ -226,6 +232,21 @@ async fn target(
         }),
         ..PersistentVolumeSpec::default()
     }))
+}
+
+/// The PV of an earlier move that has the same handle as the target's. csi-attacher finds the PV of an attachment by
+/// its name, and Kubernetes keeps an attachment while a pod on that node uses the handle: with a second PV, the new
+/// mover would get the real volume of the earlier move, which was deleted.
+async fn earlier_target(moved: &MovedVolume) -> Result<Option<String>, GateError> {
+    let handle = moved.target.id.to_string();
+    let ours = Names::of(moved).of_role(Role::Mover(Side::Target));
+    let same = |volume: PersistentVolume| {
+        let name = volume.name_any();
+        (name != ours && volume.spec?.csi?.volume_handle == handle).then_some(name)
+    };
+    let of_moves = format!("{},{}={}", mark::MOVE, mark::VOLUME, moved.volume());
+    let found = moved.volumes().pick(Some(&of_moves), None, same).await?;
+    Ok(found.into_iter().next())
 }
 
 /// How `ControllerPublish` recognizes a mover.

@@ -252,6 +252,33 @@ async fn a_pv_that_is_attached_waits_unless_csi_attacher_holds_it() {
     assert_eq!(world.look(&PREPARING).await.source, Live::Known(Helpers::Leaving));
 }
 
+/// csi-attacher finds the PV of an attachment by its name, and kube-controller-manager keeps an attachment while a
+/// pod on the node uses the handle: a new PV with that handle would get the real volume of the earlier one.
+#[tokio::test]
+async fn a_pv_with_the_handle_of_an_earlier_move_is_not_created_before_that_one_is_detached() {
+    for way in [Way::Home, Way::Within] {
+        let world = World::new(way).await;
+        let earlier = format!("{VOLUMES}/move-earlier-target");
+        let handle = world.moved.target.id.to_string();
+        world.api.put(
+            &earlier,
+            json!({
+                "metadata": {"labels": {mark::MOVE: "earlier", mark::VOLUME: name()}, "deletionTimestamp": "2026-01-01T00:00:00Z",
+                    "finalizers": ["external-attacher/storage-liqo-io"]},
+                "spec": {"csi": {"driver": "storage.liqo.io", "volumeHandle": handle}},
+            }),
+        );
+        world.prepare().await;
+        let Live::Unknown(why) = world.look(&PREPARING).await.target else {
+            panic!("its PV is created beside that of the earlier move");
+        };
+        assert!(why.contains("move-earlier-target"), "{why}");
+        world.api.remove(&earlier);
+        world.prepare().await;
+        assert_eq!(world.look(&PREPARING).await.target, ready());
+    }
+}
+
 /// The PV was attached after the drain, and is still attached when the next mover is created.
 #[tokio::test]
 async fn a_pv_that_an_earlier_mover_has_left_waits_for_the_next_one() {
