@@ -27,7 +27,6 @@ var core = []coreTest{
 	{suite: "remote", test: "TestRetainKeepsTheDataThere"},
 	{suite: "remote", test: "TestSnapshotInAnotherClusterIsRestoredThere"},
 	{suite: "remote", test: "TestVolumeThereGrowsThreeTimes"},
-	{suite: "remote", test: "TestRightsAreTakenAwayAndGivenBack"},
 	{suite: "remote", test: "TestDatabaseMovesThereAndBackWhileItWrites"},
 
 	{suite: "offload", test: "TestPodRunsWhereItsDataAre"},

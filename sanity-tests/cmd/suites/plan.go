@@ -13,10 +13,10 @@ import (
 
 const (
 	// coreBudget and affectedBudget are minutes in the lab.
-	coreBudget, affectedBudget = 10., 12.
+	coreBudget, affectedBudget = 10., 8.
 	// slicesOfAll is the number of slices of the tests outside of the core. It is a prime, so that
 	// pushing the same number of commits each time still runs all of them.
-	slicesOfAll = 17
+	slicesOfAll = 23
 )
 
 // plannedTest is a test of a run, and the reason to run it.

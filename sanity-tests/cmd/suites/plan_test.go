@@ -143,7 +143,7 @@ func TestPlanOfAChange(t *testing.T) {
 		{suite: "liqo", function: "TestLiqo", files: []string{"sanity-tests/e2e/liqo/a_test.go"}, atOnce: 1, isLong: true},
 	}
 	core := []coreTest{{"driver", "TestImport", ""}, {"faults", "TestKills", "-cycles=6"}}
-	known := costs{"faults TestKills": {600, 600}}
+	known := costs{"faults TestKills": {400, 400}}
 	for _, test := range []struct {
 		changed           []string
 		affected, leftOut string
