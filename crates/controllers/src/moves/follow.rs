@@ -467,8 +467,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
     }
 
     /// Logs and emits an event for an error that only a user can fix.
-    async fn report_stalled(&self, error: &FollowError) {
-        let why = error.to_string();
+    async fn report_stalled(&self, why: String) {
         tracing::warn!(
             namespace = self.key.namespace,
             name = self.key.name,
@@ -563,7 +562,12 @@ impl<H: MoveHelpers> Rounds for MoveLoop<'_, H> {
         (self.failed, self.due, self.quiet_until) = (false, Instant::now(), Instant::now());
         let pause = match self.run_until_waiting().await {
             Ok(pause) => pause,
-            Err(FollowError::Api(error)) => return Err(error),
+            Err(FollowError::Api(error)) => {
+                if error.is_refusal() {
+                    self.report_stalled(error.to_string()).await;
+                }
+                return Err(error);
+            }
             Err(FollowError::NotYet(why)) => {
                 let (namespace, name) = (&self.key.namespace, &self.key.name);
                 tracing::info!(namespace, name, why, "a move waits for a cluster");
@@ -571,7 +575,7 @@ impl<H: MoveHelpers> Rounds for MoveLoop<'_, H> {
             }
             Err(error) => {
                 self.failed = true;
-                self.report_stalled(&error).await;
+                self.report_stalled(error.to_string()).await;
                 ERROR_PAUSE
             }
         };

@@ -43,14 +43,7 @@ async fn a_source_is_recovered_on_request_and_the_loss_is_reported() {
     let condition = |wanted: &str| conditions.iter().find(|one| one["type"] == wanted).unwrap();
     assert_eq!(condition("Committed")["reason"], "SourceRecovered");
     assert_eq!(condition("Gated")["status"], "False");
-    let events = world
-        .home_api
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
-    let event = events
-        .iter()
-        .find(|event| event["reason"] == "MoveRecovers")
-        .unwrap();
+    let event = world.event("MoveRecovers").unwrap();
     assert!(event["note"].as_str().unwrap().contains(lost), "{event}");
 }
 
@@ -140,12 +133,8 @@ async fn a_source_that_is_lost_before_the_gate_ends_the_move_and_its_copy_is_kep
     let claim = world.home_api.object(CLAIM).unwrap();
     assert_eq!(claim["metadata"]["annotations"][mark::MOVE], Value::Null);
     assert_eq!(claim["status"]["phase"], "Bound");
-    let events = world
-        .home_api
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
-    let failed = events.iter().find(|event| event["reason"] == "MoveFailed");
-    let note = failed.unwrap()["note"].as_str().unwrap();
+    let failed = world.event("MoveFailed").unwrap();
+    let note = failed["note"].as_str().unwrap();
     assert!(note.contains("is kept until the VolumeMove is deleted"), "{note}");
     world.to_the_end().await;
     assert!(world.there.object(TARGET).is_some(), "the only copy is deleted");

@@ -2,6 +2,7 @@ use serde_json::json;
 
 use super::world::*;
 use crate::{
+    cluster::testing::{Act, Fault},
     placement::moving::{Outcome, RollbackReason, RollbackTo, Stage},
     volume::{mark, moving::GateNumber},
 };
@@ -68,25 +69,16 @@ async fn pods_that_do_not_stop_in_time_keep_their_volume() {
         pod["spec"]["nodeName"] = "n1".into();
         pod["metadata"]["deletionTimestamp"] = serde_json::Value::Null;
     });
-    world.home_api.fault(crate::cluster::testing::Fault::new(
-        "POST",
-        "/eviction",
-        crate::cluster::testing::Act::Refuse(429),
-    ));
-    let told = |world: &World| {
-        let events = world
-            .home_api
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
-        events.iter().any(|event| event["reason"] == "MoveReturns")
-    };
+    world
+        .home_api
+        .fault(Fault::new("POST", "/eviction", Act::Refuse(429)));
     world.home_api.change(THE_MOVE, |of| {
         of["status"]["gatedAt"] = "2026-01-01T00:00:00Z".into();
     });
     world
         .carry(|world| matches!(world.stage(), Stage::Copying { last: Some(_) }))
         .await;
-    assert!(told(&world));
+    assert!(world.event("MoveReturns").is_some());
     world.check();
     let volume = world.home_api.object(&volume_path()).unwrap();
     assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
@@ -94,6 +86,27 @@ async fn pods_that_do_not_stop_in_time_keep_their_volume() {
     world.home_api.heal();
     let status = world.read().unwrap().status.unwrap();
     assert!(status.gated_at.is_none() && status.downtime.is_none());
+}
+
+/// Such as a quota, a webhook or a policy.
+#[tokio::test]
+async fn a_write_that_is_refused_is_an_event_of_the_move() {
+    let world = World::evicting().await;
+    world.carry(|world| world.stage() == Stage::Gating(GATE)).await;
+    world.home_api.fault(Fault::new(
+        "PATCH",
+        &volume_path(),
+        Act::Forbid("exceeded quota: team"),
+    ));
+    world.round().await.unwrap_err();
+    let event = world.event("MoveStalled").unwrap();
+    assert!(
+        event["note"].as_str().unwrap().contains("exceeded quota: team"),
+        "{event}"
+    );
+    world.home_api.heal();
+    world.to_the_end().await;
+    world.assert_moved();
 }
 
 #[tokio::test]

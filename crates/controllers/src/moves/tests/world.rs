@@ -16,7 +16,7 @@ use crate::{
     Metrics, Settings,
     api::volume_move::{MoveRequest, VolumeMove},
     cluster::{
-        Cluster, Rights,
+        ApiError, Cluster, Rights,
         events::Events,
         testing::{FakeApi, Life},
     },
@@ -31,6 +31,7 @@ use crate::{
         Declared,
         moving::{ClaimStep, Copied, Helpers, Live, Outcome, Pass, Roots, Side, Stage},
     },
+    rounds::Rounds,
     volume::{ClaimMark, Epoch, Marks, VolumeName, mark},
     watched::Watched,
 };
@@ -245,6 +246,21 @@ impl World {
             }
             self.check();
         }
+    }
+
+    /// One round of the loop.
+    pub(super) async fn round(&self) -> Result<(), ApiError> {
+        let context = self.context();
+        MoveLoop::new(&context, the_move()).round().await
+    }
+
+    /// An event with this reason.
+    pub(super) fn event(&self, reason: &str) -> Option<Value> {
+        let events = self
+            .home_api
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        events.into_iter().find(|event| event["reason"] == reason)
     }
 
     /// Runs steps until the move would have continued if it could, and checks that it waits.
