@@ -1,10 +1,12 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -24,22 +26,33 @@ const Fabric = "liqo-csi fabric"
 type PodBatch struct {
 	Client    kubernetes.Interface
 	Namespace string
-	Count     int
+	// Name is how the names of the pods begin; "pod" by default.
+	Name  string
+	Count int
 	// Place sets where they run.
 	Place func(spec *corev1.PodSpec)
+	// WhileReady, if it is set, is called when all pods are ready, before they are deleted.
+	WhileReady func(ctx context.Context) error
 }
 
 // Run creates the pods, waits until all were ready, deletes them, and waits until none is left.
 func (r PodBatch) Run(ctx context.Context) (Result, error) {
+	prefix := cmp.Or(r.Name, "pod") + "-"
+	isReady := func(pod *corev1.Pod) (done bool, detail string) {
+		if !strings.HasPrefix(pod.Name, prefix) {
+			return false, "not of this batch"
+		}
+		return readiness(pod)
+	}
 	factory := informers.NewSharedInformerFactoryWithOptions(r.Client, 0, informers.WithNamespace(r.Namespace))
-	seen, err := watchFor(ctx, "pods ready", factory, factory.Core().V1().Pods().Informer(), readiness)
+	seen, err := watchFor(ctx, "pods ready", factory, factory.Core().V1().Pods().Informer(), isReady)
 	if err != nil {
 		return Result{}, err
 	}
 	defer seen.stop()
 	names := make([]string, r.Count)
 	for i := range names {
-		names[i] = fmt.Sprintf("pod-%04d", i)
+		names[i] = fmt.Sprintf("%s%04d", prefix, i)
 	}
 	result, err := measure(ctx, names, seen, newStopwatch(), func(ctx context.Context, name string) error {
 		_, err := r.Client.CoreV1().Pods(r.Namespace).Create(ctx, r.pod(name), metav1.CreateOptions{})
@@ -47,6 +60,11 @@ func (r PodBatch) Run(ctx context.Context) (Result, error) {
 	})
 	if err != nil {
 		return Result{}, err
+	}
+	if r.WhileReady != nil {
+		if err := r.WhileReady(ctx); err != nil {
+			return Result{}, err
+		}
 	}
 	return result, r.clean(ctx)
 }
@@ -111,7 +129,17 @@ func (r FabricRow) TotalRatio() float64 {
 type FabricReport struct {
 	IdleRSS int64
 	Rows    []FabricRow
+	Restart FabricRestart
 	Streams []StreamRow
+}
+
+// FabricRestart is what a restart of all replicas of the fabric takes while this number of its pods runs.
+type FabricRestart struct {
+	Pods int
+	// Took is the time from deleting the replicas until a pod that was created then is ready.
+	Took time.Duration
+	// HomeWrites and RemoteWrites are the driver's API writes in this time, those for that pod included.
+	HomeWrites, RemoteWrites int
 }
 
 // StreamRow compares a stream to or from a pod of the fabric with that of a pod created directly.
@@ -141,9 +169,11 @@ func (r FabricReport) Print(out io.Writer) error {
 			short(row.Fabric.P50-row.Direct.P50), row.TotalRatio(),
 			row.CPUPerPod.Round(100*time.Microsecond), row.HomeWritesPerPod, row.RemoteWritesPerPod, mebibytes(row.RSS))
 	}
-	if err := table.Flush(); err != nil || len(r.Streams) == 0 {
+	if err := table.Flush(); err != nil {
 		return err
 	}
+	fmt.Fprintf(out, "restart with %d pods: %s until a new pod was ready, with %d writes at home and %d in the remote cluster, those for that pod included\n",
+		r.Restart.Pods, short(r.Restart.Took), r.Restart.HomeWrites, r.Restart.RemoteWrites)
 	fmt.Fprintln(out)
 	fmt.Fprintln(table, "stream\tMiB\tdirect\tfabric\tthroughput, of direct")
 	for _, row := range r.Streams {

@@ -90,6 +90,9 @@ func run(ctx context.Context, list string) (err error) {
 		}
 		report.Rows = append(report.Rows, row)
 	}
+	if report.Restart, err = env.restart(ctx, largest); err != nil {
+		return fmt.Errorf("restart: %w", err)
+	}
 	if report.Streams, err = env.streams(ctx); err != nil {
 		return err
 	}
@@ -281,11 +284,7 @@ func (e *environment) batch(ctx context.Context, n int) (bench.FabricRow, error)
 		spec.NodeSelector = map[string]string{simulated: "true"}
 		spec.Tolerations = []corev1.Toleration{{Key: simulated, Operator: corev1.TolerationOpExists}}
 	}}
-	// These have a node from the start, so that pods are scheduled once, as the direct ones.
-	offloaded := bench.PodBatch{Client: e.homeClient, Namespace: e.namespace, Count: n, Place: func(spec *corev1.PodSpec) {
-		spec.NodeName = node
-		spec.Tolerations = []corev1.Toleration{{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists}}
-	}}
+	offloaded := e.offloaded(n)
 	var directs, offloadeds []bench.Result
 	var homeWrites, remoteWrites float64
 	for range row.Runs {
@@ -327,6 +326,49 @@ func (e *environment) batch(ctx context.Context, n int) (bench.FabricRow, error)
 	row.CPUPerPod = time.Duration(float64(row.CPUPerPod) / pods)
 	row.HomeWritesPerPod, row.RemoteWritesPerPod = homeWrites/pods, remoteWrites/pods
 	return row, nil
+}
+
+// offloaded are pods of the fabric. They have a node from the start, so that pods are scheduled once, as the direct ones.
+func (e *environment) offloaded(n int) bench.PodBatch {
+	return bench.PodBatch{Client: e.homeClient, Namespace: e.namespace, Count: n, Place: func(spec *corev1.PodSpec) {
+		spec.NodeName = node
+		spec.Tolerations = []corev1.Toleration{{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists}}
+	}}
+}
+
+// restart deletes all replicas of the fabric while that many of its pods run, and waits until one more pod runs.
+func (e *environment) restart(ctx context.Context, n int) (bench.FabricRestart, error) {
+	restart := bench.FabricRestart{Pods: n}
+	all := e.offloaded(n)
+	all.WhileReady = func(ctx context.Context) error {
+		if err := errors.Join(e.homeAudit.Mark(), e.remoteAudit.Mark()); err != nil {
+			return err
+		}
+		begin := time.Now()
+		replicas := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=fabric"}
+		if err := e.homeClient.CoreV1().Pods(chart.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, replicas); err != nil {
+			return err
+		}
+		one := e.offloaded(1)
+		one.Name, one.WhileReady = "after-restart", func(ctx context.Context) error {
+			restart.Took = time.Since(begin)
+			home, err := e.homeAudit.CallsWhenIdle(ctx, bench.Agent)
+			if err != nil {
+				return err
+			}
+			remote, err := e.remoteAudit.CallsWhenIdle(ctx, bench.Agent)
+			restart.HomeWrites, restart.RemoteWrites = home[bench.Agent].Writes, remote[bench.Agent].Writes
+			return err
+		}
+		_, err := one.Run(ctx)
+		return err
+	}
+	if _, err := all.Run(ctx); err != nil {
+		return restart, err
+	}
+	var err error
+	e.fabric, err = bench.Find(ctx, e.homeClient)
+	return restart, err
 }
 
 // processes returns the CPU time of all processes of the fabric, and the largest RSS.

@@ -51,6 +51,7 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 	}
 	for _, leg := range []leg[*remoteSetup]{
 		{"a node that stands for another cluster", w.virtualNodeMarked},
+		{"a session that is renewed", w.sessionRenewed},
 		{"a volume that another cluster refuses", w.remoteRefused},
 		{"a volume in another cluster", w.remoteLife},
 		{"a volume to be retained in another cluster", w.remoteRetained},

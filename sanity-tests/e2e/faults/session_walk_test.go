@@ -1,0 +1,105 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// The token of a connected cluster is due, and the controller crashes around the request for the next one and around
+// the write that keeps it.
+func (w *walk) sessionRenewed(t *testing.T, b *remoteSetup) {
+	b.connect(t)
+	b.waitReady()
+	controller := w.crashController(t, b.home, bothSides("token-renew", "token-write"))
+	expires := b.ageToken(t)
+	w.waitCrashed(t, b.home, controller)
+	b.waitReady()
+	b.home.Eventually("the cluster is reached with a renewed token", func(context.Context) (string, error) {
+		said, err := b.home.Kubectl("get", "remotecluster", b.id, "-o", "jsonpath={.status.credentials.expires}")
+		if err != nil {
+			return "", err
+		}
+		if now, err := time.Parse(time.RFC3339, said); err != nil || !now.After(expires) {
+			return fmt.Sprintf("it expires at %q, and the first one at %s", said, expires), nil
+		}
+		return "", nil
+	})
+	b.disconnect(t)
+	b.waitMarked(false)
+}
+
+// connect declares the cluster with the command for users, which gives the driver a token that can be renewed.
+func (b *remoteSetup) connect(t *testing.T) {
+	t.Helper()
+	config, err := clientcmd.LoadFromFile(b.remote.Cluster.ProxyKubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := config.Clusters[config.Contexts[config.CurrentContext].Cluster].Server
+	t.Cleanup(func() {
+		if t.Failed() {
+			b.disconnect(t)
+		}
+	})
+	b.program(t, "connect", "--level", "full", "--server", server, "--node-selector", corev1.LabelHostname+"="+b.id)
+}
+
+func (b *remoteSetup) disconnect(t *testing.T) {
+	t.Helper()
+	b.program(t, "disconnect")
+}
+
+func (b *remoteSetup) program(t *testing.T, command string, args ...string) {
+	t.Helper()
+	// Not the test's context, which is cancelled before clean-up.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
+	defer cancel()
+	program, err := driver.Compile(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	args = append([]string{command, b.id, "--kubeconfig", b.home.Cluster.Kubeconfig(),
+		"--remote-kubeconfig", b.remote.Cluster.Kubeconfig(), "--remote-namespace", b.remote.Name + "-access"}, args...)
+	if out, err := exec.CommandContext(ctx, program, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", command, err, out)
+	}
+}
+
+// ageToken replaces the token in the kubeconfig by one with half of its lifetime left, and returns when it expires.
+func (b *remoteSetup) ageToken(t *testing.T) (expires time.Time) {
+	t.Helper()
+	secrets := b.home.Client.CoreV1().Secrets(chart.Namespace)
+	secret, err := secrets.Get(t.Context(), "remote-"+b.id, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.Load(secret.Data["kubeconfig"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	const half = 12 * time.Hour
+	expires = time.Now().Add(half).Truncate(time.Second)
+	for _, info := range config.AuthInfos {
+		if info.Token, err = b.remote.Cluster.Redated(info.Token, expires.Add(-2*half), expires); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if secret.Data["kubeconfig"], err = clientcmd.Write(*config); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := secrets.Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return expires
+}
