@@ -40,7 +40,7 @@ func (r PodBatch) Run(ctx context.Context) (Result, error) {
 	prefix := cmp.Or(r.Name, "pod") + "-"
 	isReady := func(pod *corev1.Pod) (done bool, detail string) {
 		if !strings.HasPrefix(pod.Name, prefix) {
-			return false, "not of this batch"
+			return false, ""
 		}
 		return readiness(pod)
 	}
