@@ -62,7 +62,7 @@ func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
 					return fmt.Sprint("there are ", got), nil
 				}
 				for _, name := range []string{"private", "sh.helm.release.v1.web.v1"} {
-					if _, isThere := got[name]; isThere {
+					if _, exists := got[name]; exists {
 						t.Errorf("%s is there", name)
 					}
 				}

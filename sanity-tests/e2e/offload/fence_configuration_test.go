@@ -13,18 +13,18 @@ const onlyInFabric = "ConfigMaps, Secrets and Services only in the namespaces of
 
 func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
 	service := func(edit func(*corev1.ServiceSpec)) *corev1.Service {
-		made := &corev1.Service{
+		created := &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
 		}
-		edit(&made.Spec)
-		return made
+		edit(&created.Spec)
+		return created
 	}
 	plain := func(*corev1.ServiceSpec) {}
 	for what, one := range map[string]struct {
-		space string
-		edit  func(*corev1.ServiceSpec)
-		words string
+		namespace string
+		edit      func(*corev1.ServiceSpec)
+		words     string
 	}{
 		"a plain one":    {own, plain, ""},
 		"a headless one": {own, func(spec *corev1.ServiceSpec) { spec.ClusterIP = corev1.ClusterIPNone }, ""},
@@ -37,25 +37,19 @@ func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 		"another namespace": {other, plain, onlyInFabric},
 		"kube-system":       {"kube-system", plain, onlyInFabric},
 	} {
-		made, err := client.CoreV1().Services(one.space).Create(t.Context(), service(one.edit), dryRun())
-		if complaint := refused(made, err)(one.words); complaint != "" {
-			t.Errorf("%s: %s", what, complaint)
-		}
+		_, err := client.CoreV1().Services(one.namespace).Create(t.Context(), service(one.edit), dryRunCreate)
+		checkOutcome(t, what, err, one.words)
 	}
 	services := client.CoreV1().Services(own)
 	if _, err := services.Create(t.Context(), service(plain), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	changed, err := services.Patch(t.Context(), "fenced", types.MergePatchType, []byte(`{"spec": {"type": "NodePort"}}`), metav1.PatchOptions{})
-	if complaint := refused(changed, err)("no ports of nodes"); complaint != "" {
-		t.Error("a change: ", complaint)
-	}
-	if complaint := refused(struct{}{}, client.CoreV1().Services("default").Delete(t.Context(), "kubernetes", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}))(onlyInFabric); complaint != "" {
-		t.Error("the API server's: ", complaint)
-	}
+	_, err := services.Patch(t.Context(), "fenced", types.MergePatchType, []byte(`{"spec": {"type": "NodePort"}}`), metav1.PatchOptions{})
+	checkOutcome(t, "a change", err, "no ports of nodes")
+	checkOutcome(t, "the API server's", client.CoreV1().Services("default").Delete(t.Context(), "kubernetes", dryRunDelete), onlyInFabric)
 }
 
-func secretsAreFenced(t *testing.T, client, cluster kubernetes.Interface, own, other string) {
+func secretsAreFenced(t *testing.T, client, admin kubernetes.Interface, own, other string) {
 	secret := func(of corev1.SecretType) *corev1.Secret {
 		return &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Name: "fenced", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},
@@ -64,9 +58,9 @@ func secretsAreFenced(t *testing.T, client, cluster kubernetes.Interface, own, o
 	}
 	const refusal = "may have no Secrets of the types"
 	for what, one := range map[string]struct {
-		space string
-		of    corev1.SecretType
-		words string
+		namespace string
+		of        corev1.SecretType
+		words     string
 	}{
 		"a plain one":       {own, corev1.SecretTypeOpaque, ""},
 		"without a type":    {own, "", ""},
@@ -75,23 +69,17 @@ func secretsAreFenced(t *testing.T, client, cluster kubernetes.Interface, own, o
 		"another namespace": {other, corev1.SecretTypeOpaque, onlyInFabric},
 		"kube-system":       {"kube-system", corev1.SecretTypeOpaque, onlyInFabric},
 	} {
-		made, err := client.CoreV1().Secrets(one.space).Create(t.Context(), secret(one.of), dryRun())
-		if complaint := refused(made, err)(one.words); complaint != "" {
-			t.Errorf("%s: %s", what, complaint)
-		}
+		_, err := client.CoreV1().Secrets(one.namespace).Create(t.Context(), secret(one.of), dryRunCreate)
+		checkOutcome(t, what, err, one.words)
 	}
-	// What an administrator has made there is not the fabric's.
-	if _, err := cluster.CoreV1().Secrets(own).Create(t.Context(), secret(corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{}); err != nil {
+	// The fabric must not delete Secrets of administrators.
+	if _, err := admin.CoreV1().Secrets(own).Create(t.Context(), secret(corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if complaint := refused(struct{}{}, client.CoreV1().Secrets(own).Delete(t.Context(), "fenced", metav1.DeleteOptions{}))(refusal); complaint != "" {
-		t.Error("delete a token: ", complaint)
-	}
+	checkOutcome(t, "delete a token", client.CoreV1().Secrets(own).Delete(t.Context(), "fenced", metav1.DeleteOptions{}), refusal)
 	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}
-	for space, words := range map[string]string{own: "", other: onlyInFabric, "kube-system": onlyInFabric} {
-		made, err := client.CoreV1().ConfigMaps(space).Create(t.Context(), config, dryRun())
-		if complaint := refused(made, err)(words); complaint != "" {
-			t.Errorf("a ConfigMap in %s: %s", space, complaint)
-		}
+	for namespace, words := range map[string]string{own: "", other: onlyInFabric, "kube-system": onlyInFabric} {
+		_, err := client.CoreV1().ConfigMaps(namespace).Create(t.Context(), config, dryRunCreate)
+		checkOutcome(t, "a ConfigMap in "+namespace, err, words)
 	}
 }

@@ -16,41 +16,44 @@ import (
 	"k8s.io/client-go/rest"
 
 	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/clusters"
 )
 
-// as calls the home cluster as a component of the driver does, with its rights and no others.
-func (n tenant) as(component string) (kubernetes.Interface, dynamic.Interface) {
-	n.t.Helper()
-	config, err := n.Cluster.Config()
+const serviceAccountPrefix = "system:serviceaccount:" + chart.Namespace + ":liqo-csi-"
+
+func impersonate(t *testing.T, cluster *clusters.Cluster, name string, groups ...string) (kubernetes.Interface, dynamic.Interface) {
+	t.Helper()
+	config, err := cluster.Config()
 	if err != nil {
-		n.t.Fatal(err)
+		t.Fatal(err)
 	}
 	config = rest.CopyConfig(config)
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + chart.Namespace + ":liqo-csi-" + component}
+	config.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: groups}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		n.t.Fatal(err)
+		t.Fatal(err)
 	}
 	objects, err := dynamic.NewForConfig(config)
 	if err != nil {
-		n.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return client, objects
 }
 
 var (
-	tried       = metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
-	triedDelete = metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
+	dryRunCreate = metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	dryRunPatch  = metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
+	dryRunDelete = metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
 )
 
-// Whoever has the fabric's token gets no further than its nodes and what runs on them.
+// The fabric's token grants write access to its own nodes and their pods only.
 func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 	n, _ := offloadedTenant(t)
-	client, objects := n.as("fabric")
-	n.Pod("web", "", bare)
+	client, objects := impersonate(t, n.Cluster, serviceAccountPrefix+"fabric")
+	n.Pod("web", "", stateless)
 	n.WaitReady("web")
 	// A pod of a real node, such as one of the node plugin.
-	local := n.realPod()
+	local := n.podOnRealNode()
 	const (
 		theirs   = "pods of its own nodes only"
 		noSpec   = "what pods are to be"
@@ -80,32 +83,28 @@ func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 		"the status on a real node":    {local, address, []string{"status"}, theirs},
 		"the metadata by status there": {local, labelled, []string{"status"}, theirs},
 	} {
-		patched, err := client.CoreV1().Pods(one.pod.Namespace).Patch(t.Context(), one.pod.Name, types.StrategicMergePatchType, []byte(one.patch), tried, one.part...)
-		if complaint := refused(patched, err)(one.words); complaint != "" {
-			t.Errorf("%s: %s", what, complaint)
-		}
+		_, err := client.CoreV1().Pods(one.pod.Namespace).Patch(t.Context(), one.pod.Name, types.StrategicMergePatchType, []byte(one.patch), dryRunPatch, one.part...)
+		checkOutcome(t, what, err, one.words)
 	}
 	for what, one := range map[string]struct {
 		err   error
 		words string
 	}{
-		"delete its pod": {client.CoreV1().Pods(n.Name).Delete(t.Context(), "web", triedDelete), ""},
-		"delete another": {client.CoreV1().Pods(local.Namespace).Delete(t.Context(), local.Name, triedDelete), theirs},
-		"evict its pod":  {n.evicts(client, web), ""},
-		"evict another":  {n.evicts(client, local), "never offloaded"},
+		"delete its pod": {client.CoreV1().Pods(n.Name).Delete(t.Context(), "web", dryRunDelete), ""},
+		"delete another": {client.CoreV1().Pods(local.Namespace).Delete(t.Context(), local.Name, dryRunDelete), theirs},
+		"evict its pod":  {n.evict(client, web), ""},
+		"evict another":  {n.evict(client, local), "never offloaded"},
 	} {
-		if complaint := refused(struct{}{}, one.err)(one.words); complaint != "" {
-			t.Errorf("%s: %s", what, complaint)
-		}
+		checkOutcome(t, what, one.err, one.words)
 	}
-	n.nodesOfOthersStay(client, local.Spec.NodeName)
-	n.leasesOfOthersStay(client, local.Spec.NodeName)
-	n.wishesOfOthersStay(objects)
+	n.foreignNodesAreProtected(client, local.Spec.NodeName)
+	n.foreignLeasesAreProtected(client, local.Spec.NodeName)
+	n.foreignSpecsAreProtected(objects)
 	n.DeletePod("web")
 }
 
-// realPod is a running pod of kube-system on a node that has a kubelet.
-func (n tenant) realPod() (found *corev1.Pod) {
+// podOnRealNode returns a pod of the driver that runs on a real node.
+func (n tenant) podOnRealNode() (found *corev1.Pod) {
 	n.t.Helper()
 	n.Eventually("a pod on a real node", func(ctx context.Context) (string, error) {
 		pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{})
@@ -122,21 +121,21 @@ func (n tenant) realPod() (found *corev1.Pod) {
 	return found
 }
 
-func (n tenant) evicts(client kubernetes.Interface, pod *corev1.Pod) error {
+func (n tenant) evict(client kubernetes.Interface, pod *corev1.Pod) error {
 	return client.PolicyV1().Evictions(pod.Namespace).Evict(n.t.Context(), &policyv1.Eviction{
-		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace}, DeleteOptions: &triedDelete,
+		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace}, DeleteOptions: &dryRunDelete,
 	})
 }
 
-func (n tenant) nodesOfOthersStay(client kubernetes.Interface, real string) {
+func (n tenant) foreignNodesAreProtected(client kubernetes.Interface, real string) {
 	const theirs = "only nodes that it made"
 	nodes := client.CoreV1().Nodes()
 	patch := func(name, patch string, part ...string) error {
-		_, err := nodes.Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), tried, part...)
+		_, err := nodes.Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), dryRunPatch, part...)
 		return err
 	}
 	create := func(labels map[string]string) error {
-		_, err := nodes.Create(n.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "made", Labels: labels}}, dryRun())
+		_, err := nodes.Create(n.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "made", Labels: labels}}, dryRunCreate)
 		return err
 	}
 	for what, one := range map[string]struct {
@@ -150,26 +149,24 @@ func (n tenant) nodesOfOthersStay(client kubernetes.Interface, real string) {
 		"a label of a real node":  {patch(real, `{"metadata": {"labels": {"tier": "core"}}}`), theirs},
 		"a real node as its own":  {patch(real, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": "`+name+`"}}}`), theirs},
 		"the status of real node": {patch(real, `{"status": {"addresses": null}}`, "status"), theirs},
-		"delete a real node":      {nodes.Delete(n.t.Context(), real, triedDelete), theirs},
+		"delete a real node":      {nodes.Delete(n.t.Context(), real, dryRunDelete), theirs},
 		"a node of its own":       {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), ""},
 		"a node of nobody":        {create(nil), theirs},
 	} {
-		if complaint := refused(struct{}{}, one.err)(one.words); complaint != "" {
-			n.t.Errorf("%s: %s", what, complaint)
-		}
+		checkOutcome(n.t, what, one.err, one.words)
 	}
 }
 
 // Kubernetes evicts the pods of a node by its lease, and the controller and sidecars choose leaders by theirs.
-func (n tenant) leasesOfOthersStay(client kubernetes.Interface, real string) {
+func (n tenant) foreignLeasesAreProtected(client kubernetes.Interface, real string) {
 	const nodes, theirs = "kube-node-lease", "its own lease and those of its nodes"
 	patch := func(namespace, name string) error {
-		_, err := client.CoordinationV1().Leases(namespace).Patch(n.t.Context(), name, types.MergePatchType, []byte(`{"spec": {"leaseDurationSeconds": 40}}`), tried)
+		_, err := client.CoordinationV1().Leases(namespace).Patch(n.t.Context(), name, types.MergePatchType, []byte(`{"spec": {"leaseDurationSeconds": 40}}`), dryRunPatch)
 		return err
 	}
 	create := func(labels map[string]string) error {
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "made", Labels: labels}}
-		_, err := client.CoordinationV1().Leases(nodes).Create(n.t.Context(), lease, dryRun())
+		_, err := client.CoordinationV1().Leases(nodes).Create(n.t.Context(), lease, dryRunCreate)
 		return err
 	}
 	for what, one := range map[string]struct {
@@ -183,16 +180,14 @@ func (n tenant) leasesOfOthersStay(client kubernetes.Interface, real string) {
 		"the lease of its replicas":   {patch(chart.Namespace, "storage-liqo-io-fabric"), ""},
 		"the lease of the controller": {patch(chart.Namespace, "storage-liqo-io-reconcilers"), "cannot patch"},
 	} {
-		if complaint := refused(struct{}{}, one.err)(one.words); complaint != "" {
-			n.t.Errorf("%s: %s", what, complaint)
-		}
+		checkOutcome(n.t, what, one.err, one.words)
 	}
 }
 
-func (n tenant) wishesOfOthersStay(objects dynamic.Interface) {
+func (n tenant) foreignSpecsAreProtected(objects dynamic.Interface) {
 	const theirs = "but their finalizers and status"
 	patch := func(kind schema.GroupVersionResource, namespace, name, patch string) error {
-		_, err := objects.Resource(kind).Namespace(namespace).Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), tried)
+		_, err := objects.Resource(kind).Namespace(namespace).Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), dryRunPatch)
 		return err
 	}
 	for what, one := range map[string]struct {
@@ -205,26 +200,22 @@ func (n tenant) wishesOfOthersStay(objects dynamic.Interface) {
 		"an offloading's marks":    {patch(offloadings, n.Name, "offloading", `{"metadata": {"annotations": {"e2e/test": "a"}}}`), theirs},
 		"an offloading's release":  {patch(offloadings, n.Name, "offloading", `{"metadata": {"finalizers": null}}`), ""},
 	} {
-		if complaint := refused(struct{}{}, one.err)(one.words); complaint != "" {
-			n.t.Errorf("%s: %s", what, complaint)
-		}
+		checkOutcome(n.t, what, one.err, one.words)
 	}
 }
 
-// Secrets of an offloaded namespace are copied, so those that the driver lives by stay here.
+// The Secrets of an offloaded namespace are copied, and the driver's own must not be.
 func TestNamespacesOfTheDriverAreNeverOffloaded(t *testing.T) {
 	n := newTenant(t)
 	for _, namespace := range []string{"kube-system", chart.Namespace, "liqo-storage"} {
-		out, err := n.program("offload", "namespace", namespace)
-		if complaint := refused(out, err)("never offloaded"); complaint != "" {
-			t.Errorf("%s: %s", namespace, complaint)
-		}
-		space, err := n.Client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
+		_, err := n.program("offload", "namespace", namespace)
+		checkOutcome(t, namespace, err, "never offloaded")
+		found, err := n.Client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, is := space.Labels["liqo.io/scheduling-enabled"]; is {
-			t.Errorf("%s is labelled: %v", namespace, space.Labels)
+		if _, is := found.Labels["liqo.io/scheduling-enabled"]; is {
+			t.Errorf("%s is labelled: %v", namespace, found.Labels)
 		}
 	}
 }

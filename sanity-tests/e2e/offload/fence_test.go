@@ -16,61 +16,51 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// fenced is the identity of a home cluster in the remote one, with all rights that there are:
-// what is refused, policies refuse.
-func fenced(t *testing.T) (kubernetes.Interface, *user.Namespace) {
+// fencedClient has the identity of a home cluster in the remote cluster, and all RBAC rights, so that only policies
+// refuse its requests.
+func fencedClient(t *testing.T) (kubernetes.Interface, *user.Namespace) {
 	t.Helper()
-	of := fence(t)
-	return as(t, "system:serviceaccount:"+of.Name+":liqo-csi-remote"), of
+	access := fence(t)
+	return as(t, "system:serviceaccount:"+access.Name+":liqo-csi-remote"), access
 }
 
 // fence puts the fence around the identity of a home cluster, and around these subjects.
 func fence(t *testing.T, subjects ...rbacv1.Subject) *user.Namespace {
 	t.Helper()
-	of := user.NewNamespace(t, user.Cluster(t, "remote"))
+	access := user.NewNamespace(t, user.Cluster(t, "remote"))
 	helm, err := chart.New(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	manifests, err := helm.Render(t.Context(), of.Name, of.Name, chart.Values{"remoteAccess": chart.Values{
-		"only": true, "level": "fabric", "endpointCIDRs": reachable, "subjects": append([]rbacv1.Subject{}, subjects...),
-		"homeClusterID": of.Name, "namespaceLabels": []string{"field.cattle.io/projectId"},
+	manifests, err := helm.Render(t.Context(), access.Name, access.Name, chart.Values{"remoteAccess": chart.Values{
+		"only": true, "level": "fabric", "endpointCIDRs": endpointCIDRs, "subjects": append([]rbacv1.Subject{}, subjects...),
+		"homeClusterID": access.Name, "namespaceLabels": []string{"field.cattle.io/projectId"},
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	of.Apply(string(manifests))
-	t.Cleanup(func() { unfence(t, of) })
-	return of
+	access.Apply(string(manifests))
+	t.Cleanup(func() { unfence(t, access) })
+	return access
 }
 
-// as calls the remote cluster as this user of these groups, with all rights.
+// as impersonates a user of the remote cluster with all rights.
 func as(t *testing.T, name string, groups ...string) kubernetes.Interface {
 	t.Helper()
-	config, err := user.Cluster(t, "remote").Config()
-	if err != nil {
-		t.Fatal(err)
-	}
-	config = rest.CopyConfig(config)
-	config.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: append(groups, "system:masters")}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, _ := impersonate(t, user.Cluster(t, "remote"), name, append(groups, "system:masters")...)
 	return client
 }
 
-// unfence removes what is in no namespace.
-func unfence(t *testing.T, of *user.Namespace) {
+// unfence removes the cluster-scoped objects of the fence.
+func unfence(t *testing.T, access *user.Namespace) {
 	t.Helper()
-	ctx, now, these := user.Afterwards(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + of.Name}
-	roles, policies := of.Client.RbacV1(), of.Client.AdmissionregistrationV1()
+	ctx, now, these := user.Afterwards(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + access.Name}
+	roles, policies := access.Client.RbacV1(), access.Client.AdmissionregistrationV1()
 	if err := errors.Join(
 		roles.ClusterRoles().DeleteCollection(ctx, now, these),
 		roles.ClusterRoleBindings().DeleteCollection(ctx, now, these),
@@ -81,52 +71,47 @@ func unfence(t *testing.T, of *user.Namespace) {
 	}
 }
 
-func dryRun() metav1.CreateOptions {
-	return metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
-}
-
 func TestRemoteIdentityIsFenced(t *testing.T) {
-	client, of := fenced(t)
-	spaces := client.CoreV1().Namespaces()
-	own := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: of.Name + "-own", Labels: map[string]string{
-		"fabric.storage.liqo.io/home": of.Name, "fabric.storage.liqo.io/home-namespace": "shop",
+	client, access := fencedClient(t)
+	namespaces := client.CoreV1().Namespaces()
+	own := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: access.Name + "-own", Labels: map[string]string{
+		"fabric.storage.liqo.io/home": access.Name, "fabric.storage.liqo.io/home-namespace": "shop",
 	}}}
 	foreign := own.DeepCopy()
 	foreign.Labels = nil
-	of.Eventually("foreign namespaces to be refused", func(ctx context.Context) (string, error) {
-		return refused(spaces.Create(ctx, foreign, dryRun()))("with the labels of its fabric"), nil
+	access.Eventually("foreign namespaces to be refused", func(ctx context.Context) (string, error) {
+		_, err := namespaces.Create(ctx, foreign, dryRunCreate)
+		return mismatch(err, "with the labels of its fabric"), nil
 	})
-	// As an older version made it, without a Pod Security label: here, only the policies judge pods.
-	if _, err := of.Client.CoreV1().Namespaces().Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
+	// Older versions set no Pod Security label. Only the policies apply to this namespace.
+	if _, err := access.Client.CoreV1().Namespaces().Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	volumeOfAnother(t, of)
-	awaitFence(t, client, of, own.Name)
+	createForeignVolume(t, access)
+	waitFence(t, client, access, own.Name)
 	t.Cleanup(func() {
-		if err := spaces.Delete(user.Afterwards(t), own.Name, metav1.DeleteOptions{}); err != nil {
+		if err := namespaces.Delete(user.Afterwards(t), own.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
-	if complaint := refused(struct{}{}, spaces.Delete(t.Context(), of.Name, metav1.DeleteOptions{}))("with the labels of its fabric"); complaint != "" {
-		t.Error("delete another namespace: ", complaint)
-	}
-	t.Run("pods", func(t *testing.T) { podsAreFenced(t, client, own.Name, of.Name) })
+	checkOutcome(t, "delete another namespace", namespaces.Delete(t.Context(), access.Name, metav1.DeleteOptions{}), "with the labels of its fabric")
+	t.Run("pods", func(t *testing.T) { podsAreFenced(t, client, own.Name, access.Name) })
 	t.Run("endpoints", func(t *testing.T) {
-		slicesAreFenced(t, client, own.Name, of.Name)
-		slicesOfOthersStay(t, client, of.Client, own.Name)
-		slicesAreMended(t, client, of.Client, own.Name)
+		slicesAreFenced(t, client, own.Name, access.Name)
+		foreignSlicesAreProtected(t, client, access.Client, own.Name)
+		slicesAreRepaired(t, client, access.Client, own.Name)
 	})
-	t.Run("services", func(t *testing.T) { servicesAreFenced(t, client, own.Name, of.Name) })
-	t.Run("secrets", func(t *testing.T) { secretsAreFenced(t, client, of.Client, own.Name, of.Name) })
-	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, of.Name) })
+	t.Run("services", func(t *testing.T) { servicesAreFenced(t, client, own.Name, access.Name) })
+	t.Run("secrets", func(t *testing.T) { secretsAreFenced(t, client, access.Client, own.Name, access.Name) })
+	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, access.Name) })
 	t.Run("accounts", func(t *testing.T) { accountsAreFenced(t, own.Name) })
 	t.Run("labels", func(t *testing.T) { labelsAreFenced(t, client, own) })
-	t.Run("pod security", func(t *testing.T) { podSecurityIsEnforced(t, client, of, own) })
-	t.Run("volumes", func(t *testing.T) { volumesAreFenced(t, client, of) })
-	t.Run("another home cluster", func(t *testing.T) { homesAreApart(t, client, of) })
+	t.Run("pod security", func(t *testing.T) { podSecurityIsEnforced(t, client, access, own) })
+	t.Run("volumes", func(t *testing.T) { volumesAreFenced(t, client, access) })
+	t.Run("another home cluster", func(t *testing.T) { homeClustersAreIsolated(t, client, access) })
 }
 
-// A label can switch off what the remote cluster's own policies hold a namespace to.
+// A label can disable policies of the remote cluster in a namespace.
 func labelsAreFenced(t *testing.T, client kubernetes.Interface, own *corev1.Namespace) {
 	for label, words := range map[string]string{
 		"field.cattle.io/projectId":       "",
@@ -134,22 +119,18 @@ func labelsAreFenced(t *testing.T, client kubernetes.Interface, own *corev1.Name
 		"pod-security.kubernetes.io/warn": "no labels but those of its fabric",
 		"openshift.io/run-level":          "no labels but those of its fabric",
 	} {
-		made, err := client.CoreV1().Namespaces().Create(t.Context(), labelled(own, label), dryRun())
-		if complaint := refused(made, err)(words); complaint != "" {
-			t.Errorf("the label %s: %s", label, complaint)
-		}
+		_, err := client.CoreV1().Namespaces().Create(t.Context(), labelled(own, label), dryRunCreate)
+		checkOutcome(t, "the label "+label, err, words)
 	}
 	unlabelled := labelled(own, "")
 	delete(unlabelled.Labels, podSecurity)
-	made, err := client.CoreV1().Namespaces().Create(t.Context(), unlabelled, dryRun())
-	if complaint := refused(made, err)("enforce=baseline"); complaint != "" {
-		t.Error("no Pod Security label: ", complaint)
-	}
+	_, err := client.CoreV1().Namespaces().Create(t.Context(), unlabelled, dryRunCreate)
+	checkOutcome(t, "no Pod Security label", err, "enforce=baseline")
 }
 
 const podSecurity = "pod-security.kubernetes.io/enforce"
 
-// labelled is another namespace of the same home cluster, with this label as well.
+// labelled returns another namespace of the same home cluster with an additional label.
 func labelled(own *corev1.Namespace, label string) *corev1.Namespace {
 	labels := maps.Clone(own.Labels)
 	labels[podSecurity] = "baseline"
@@ -159,67 +140,65 @@ func labelled(own *corev1.Namespace, label string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: own.Name + "-labelled", Labels: labels}}
 }
 
-// Whoever makes pods in a namespace of the fabric, with whatever rights, is held to the baseline.
-func podSecurityIsEnforced(t *testing.T, client kubernetes.Interface, of *user.Namespace, own *corev1.Namespace) {
-	made, err := client.CoreV1().Namespaces().Create(t.Context(), labelled(own, ""), metav1.CreateOptions{})
+// The baseline applies to everybody who creates pods in a namespace of the fabric.
+func podSecurityIsEnforced(t *testing.T, client kubernetes.Interface, access *user.Namespace, own *corev1.Namespace) {
+	created, err := client.CoreV1().Namespaces().Create(t.Context(), labelled(own, ""), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := client.CoreV1().Namespaces().Delete(user.Afterwards(t), made.Name, metav1.DeleteOptions{}); err != nil {
+		if err := client.CoreV1().Namespaces().Delete(user.Afterwards(t), created.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
-	privileged := podOf("privileged", func(pod *corev1.Pod) {
+	privileged := newPod("privileged", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	})
-	of.Eventually("a privileged pod of an administrator to be refused", func(ctx context.Context) (string, error) {
-		return refused(of.Client.CoreV1().Pods(made.Name).Create(ctx, privileged, dryRun()))("violates PodSecurity"), nil
+	access.Eventually("a privileged pod of an administrator to be refused", func(ctx context.Context) (string, error) {
+		_, err := access.Client.CoreV1().Pods(created.Name).Create(ctx, privileged, dryRunCreate)
+		return mismatch(err, "violates PodSecurity"), nil
 	})
-	plain, err := client.CoreV1().Pods(made.Name).Create(t.Context(), podOf("plain"), dryRun())
-	if complaint := refused(plain, err)(""); complaint != "" {
-		t.Error("a plain pod: ", complaint)
-	}
+	_, err = client.CoreV1().Pods(created.Name).Create(t.Context(), newPod("plain"), dryRunCreate)
+	checkOutcome(t, "a plain pod", err, "")
 }
 
-// Two home clusters that share a remote cluster have nothing to do in each other's namespaces.
-func homesAreApart(t *testing.T, client kubernetes.Interface, of *user.Namespace) {
-	spaces := of.Client.CoreV1().Namespaces()
-	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: of.Name + "-other", Labels: map[string]string{
+// Two home clusters that share a remote cluster cannot access each other's namespaces.
+func homeClustersAreIsolated(t *testing.T, client kubernetes.Interface, access *user.Namespace) {
+	namespaces := access.Client.CoreV1().Namespaces()
+	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: access.Name + "-other", Labels: map[string]string{
 		"fabric.storage.liqo.io/home": "another-home", "fabric.storage.liqo.io/home-namespace": "shop",
 	}}}
-	made, err := client.CoreV1().Namespaces().Create(t.Context(), other, dryRun())
-	if complaint := refused(made, err)("with the labels of its fabric"); complaint != "" {
-		user.Violated(t, "a namespace in the name of another home cluster: %s", complaint)
-	}
-	if _, err := spaces.Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
+	_, errNamespace := client.CoreV1().Namespaces().Create(t.Context(), other, dryRunCreate)
+	if _, err := namespaces.Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := spaces.Delete(context.WithoutCancel(t.Context()), other.Name, metav1.DeleteOptions{}); err != nil {
+		if err := namespaces.Delete(context.WithoutCancel(t.Context()), other.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
-	pod, errPod := client.CoreV1().Pods(other.Name).Create(t.Context(), podOf("fenced"), dryRun())
-	config, errConfig := client.CoreV1().ConfigMaps(other.Name).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}, dryRun())
-	binding, errBinding := client.RbacV1().RoleBindings(other.Name).Create(t.Context(), &rbacv1.RoleBinding{
+	_, errPod := client.CoreV1().Pods(other.Name).Create(t.Context(), newPod("fenced"), dryRunCreate)
+	_, errConfig := client.CoreV1().ConfigMaps(other.Name).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}, dryRunCreate)
+	_, errBinding := client.RbacV1().RoleBindings(other.Name).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "liqo-csi-remote." + of.Name + "-workloads"},
-	}, dryRun())
-	for what, complaint := range map[string]string{
-		"delete":      refused(struct{}{}, client.CoreV1().Namespaces().Delete(t.Context(), other.Name, metav1.DeleteOptions{}))("with the labels of its fabric"),
-		"a pod":       refused(pod, errPod)("in the namespaces of its fabric"),
-		"a ConfigMap": refused(config, errConfig)("in the namespaces of its fabric"),
-		"a binding":   refused(binding, errBinding)("in the namespaces of its fabric"),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "liqo-csi-remote." + access.Name + "-workloads"},
+	}, dryRunCreate)
+	errDelete := client.CoreV1().Namespaces().Delete(t.Context(), other.Name, metav1.DeleteOptions{})
+	for what, mismatch := range map[string]string{
+		"create":      mismatch(errNamespace, "with the labels of its fabric"),
+		"delete":      mismatch(errDelete, "with the labels of its fabric"),
+		"a pod":       mismatch(errPod, "in the namespaces of its fabric"),
+		"a ConfigMap": mismatch(errConfig, "in the namespaces of its fabric"),
+		"a binding":   mismatch(errBinding, "in the namespaces of its fabric"),
 	} {
-		if complaint != "" {
-			user.Violated(t, "in the namespace of another home cluster: %s: %s", what, complaint)
+		if mismatch != "" {
+			user.Violated(t, "the namespace of another home cluster: %s: %s", what, mismatch)
 		}
 	}
 }
 
-// The fence is around the service accounts of the fabric's namespaces, too: whoever gets the token of
-// one gets no further than the home cluster itself.
+// The policies also apply to the service accounts of the fabric's namespaces, so that their tokens grant no more than the
+// home cluster has.
 func accountsAreFenced(t *testing.T, own string) {
 	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
 	privileged := func(pod *corev1.Pod) {
@@ -231,79 +210,75 @@ func accountsAreFenced(t *testing.T, own string) {
 	}{
 		"a plain pod": {func(*corev1.Pod) {}, ""},
 		"privileged":  {privileged, "privileged"},
-		"hostPath":    {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
+		"hostPath":    {withVolume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
 	} {
-		made, err := account.Create(t.Context(), podOf("by-an-account", one.edit), dryRun())
-		if complaint := refused(made, err)(one.words); complaint != "" {
-			t.Errorf("%s of a service account: %s", what, complaint)
-		}
+		_, err := account.Create(t.Context(), newPod("by-an-account", one.edit), dryRunCreate)
+		checkOutcome(t, what+" of a service account", err, one.words)
 	}
 	// Other namespaces are not the fabric's, and their accounts may do what their cluster lets them.
 	elsewhere := as(t, "system:serviceaccount:default:default").CoreV1().Pods("default")
-	made, err := elsewhere.Create(t.Context(), podOf("by-an-account", privileged), dryRun())
-	if complaint := refused(made, err)(""); complaint != "" {
-		t.Error("a pod of another namespace: ", complaint)
-	}
+	_, err := elsewhere.Create(t.Context(), newPod("by-an-account", privileged), dryRunCreate)
+	checkOutcome(t, "a pod of another namespace", err, "")
 }
 
-// Whoever has the rights of a home cluster is held to the same, however he is known there.
+// The policies apply to users, groups and service accounts with the rights of a home cluster.
 func TestFenceIsAroundSubjectsOfEachKind(t *testing.T) {
-	of := fence(t,
+	access := fence(t,
 		rbacv1.Subject{Kind: rbacv1.UserKind, Name: "e2e-user"},
 		rbacv1.Subject{Kind: rbacv1.GroupKind, Name: "e2e-group"},
 		rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "account", Namespace: "e2e-accounts"},
 	)
-	foreign := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: of.Name + "-foreign"}}
+	foreign := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: access.Name + "-foreign"}}
 	for what, client := range map[string]kubernetes.Interface{
 		"User":           as(t, "e2e-user"),
 		"Group":          as(t, "e2e-member", "e2e-group"),
 		"ServiceAccount": as(t, "system:serviceaccount:e2e-accounts:account"),
 	} {
-		of.Eventually("a foreign namespace to be refused to the "+what, func(ctx context.Context) (string, error) {
-			return refused(client.CoreV1().Namespaces().Create(ctx, foreign, dryRun()))("with the labels of its fabric"), nil
+		access.Eventually("a foreign namespace to be refused to the "+what, func(ctx context.Context) (string, error) {
+			_, err := client.CoreV1().Namespaces().Create(ctx, foreign, dryRunCreate)
+			return mismatch(err, "with the labels of its fabric"), nil
 		})
 	}
-	if complaint := refused(as(t, "e2e-other").CoreV1().Namespaces().Create(t.Context(), foreign, dryRun()))(""); complaint != "" {
-		t.Error("somebody else makes a namespace: ", complaint)
-	}
+	_, err := as(t, "e2e-other").CoreV1().Namespaces().Create(t.Context(), foreign, dryRunCreate)
+	checkOutcome(t, "another user creates a namespace", err, "")
 }
 
-// awaitFence waits until the API server applies all policies: it learns of each by itself, in any order.
-func awaitFence(t *testing.T, client kubernetes.Interface, of *user.Namespace, own string) {
+// waitFence waits until the API server applies all policies, in any order.
+func waitFence(t *testing.T, client kubernetes.Interface, access *user.Namespace, own string) {
 	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
-	privileged := podOf("fenced", func(pod *corev1.Pod) {
+	privileged := newPod("fenced", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	})
 	object := metav1.ObjectMeta{Name: "fenced"}
 	for policy, create := range map[string]func(context.Context) error{
 		"pods": func(ctx context.Context) error {
-			_, err := client.CoreV1().Pods(of.Name).Create(ctx, podOf("fenced"), dryRun())
+			_, err := client.CoreV1().Pods(access.Name).Create(ctx, newPod("fenced"), dryRunCreate)
 			return err
 		},
 		"accounts": func(ctx context.Context) error {
-			_, err := account.Create(ctx, privileged, dryRun())
+			_, err := account.Create(ctx, privileged, dryRunCreate)
 			return err
 		},
 		"endpointslices": func(ctx context.Context) error {
 			slice := &discoveryv1.EndpointSlice{ObjectMeta: object, AddressType: discoveryv1.AddressTypeIPv4}
-			_, err := client.DiscoveryV1().EndpointSlices(of.Name).Create(ctx, slice, dryRun())
+			_, err := client.DiscoveryV1().EndpointSlices(access.Name).Create(ctx, slice, dryRunCreate)
 			return err
 		},
 		"volumes": func(ctx context.Context) error {
-			_, err := client.CoreV1().PersistentVolumes().Patch(ctx, fencedVolume(of), types.MergePatchType, []byte(`{"spec": {"mountOptions": ["ro"]}}`), tried)
+			_, err := client.CoreV1().PersistentVolumes().Patch(ctx, fencedVolume(access), types.MergePatchType, []byte(`{"spec": {"mountOptions": ["ro"]}}`), dryRunPatch)
 			return err
 		},
 		"configuration": func(ctx context.Context) error {
-			_, err := client.CoreV1().ConfigMaps(of.Name).Create(ctx, &corev1.ConfigMap{ObjectMeta: object}, dryRun())
+			_, err := client.CoreV1().ConfigMaps(access.Name).Create(ctx, &corev1.ConfigMap{ObjectMeta: object}, dryRunCreate)
 			return err
 		},
 		"rolebindings": func(ctx context.Context) error {
 			role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"}
-			_, err := client.RbacV1().RoleBindings(of.Name).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: object, RoleRef: role}, dryRun())
+			_, err := client.RbacV1().RoleBindings(access.Name).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: object, RoleRef: role}, dryRunCreate)
 			return err
 		},
 	} {
-		of.Eventually("the policy for "+policy+" to be applied", func(ctx context.Context) (string, error) {
+		access.Eventually("the policy for "+policy+" to be applied", func(ctx context.Context) (string, error) {
 			err := create(ctx)
 			switch {
 			case err == nil:
@@ -334,9 +309,9 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 		"hostNetwork":     {func(pod *corev1.Pod) { pod.Spec.HostNetwork = true }, "of their node"},
 		"hostPID":         {func(pod *corev1.Pod) { pod.Spec.HostPID = true }, "of their node"},
 		"hostIPC":         {func(pod *corev1.Pod) { pod.Spec.HostIPC = true }, "of their node"},
-		"flexVolume":      {volume(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "a/b"}}), "flexVolume"},
-		"hostPath":        {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
-		"a token":         {projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}), "no token of it"},
+		"flexVolume":      {withVolume(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "a/b"}}), "flexVolume"},
+		"hostPath":        {withVolume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
+		"a token":         {withProjectedVolume(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}), "no token of it"},
 		"an automount":    {func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }, "no token of it"},
 		"hostPort":        {first(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}} }), "hostPort"},
 		"privileged":      {first(func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{Privileged: new(true)} }), "privileged"},
@@ -362,27 +337,21 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 		"a node":   {func(pod *corev1.Pod) { pod.Spec.NodeName = "remote-1" }, "nodeName"},
 		"priority": {func(pod *corev1.Pod) { pod.Spec.PriorityClassName = "system-node-critical" }, "priority of the system"},
 	} {
-		pods := client.CoreV1().Pods(own)
-		if complaint := refused(pods.Create(t.Context(), podOf("fenced", one.edit), dryRun()))(one.words); complaint != "" {
-			t.Errorf("%s: %s", what, complaint)
-		}
+		_, err := client.CoreV1().Pods(own).Create(t.Context(), newPod("fenced", one.edit), dryRunCreate)
+		checkOutcome(t, what, err, one.words)
 	}
 	for _, elsewhere := range []string{other, "kube-system", "default"} {
-		pods := client.CoreV1().Pods(elsewhere)
-		if complaint := refused(pods.Create(t.Context(), podOf("fenced"), dryRun()))("in the namespaces of its fabric"); complaint != "" {
-			t.Errorf("in %s: %s", elsewhere, complaint)
-		}
+		_, err := client.CoreV1().Pods(elsewhere).Create(t.Context(), newPod("fenced"), dryRunCreate)
+		checkOutcome(t, "in "+elsewhere, err, "in the namespaces of its fabric")
 	}
-	// What may not be made may not be added to what was made either.
+	// The policies apply to updates, too.
 	pods := client.CoreV1().Pods(own)
-	if _, err := pods.Create(t.Context(), podOf("kept"), metav1.CreateOptions{}); err != nil {
+	if _, err := pods.Create(t.Context(), newPod("kept"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	debug := []byte(`{"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox", "securityContext": {"privileged": true}}]}}`)
-	changed, err := pods.Patch(t.Context(), "kept", types.StrategicMergePatchType, debug, metav1.PatchOptions{}, "ephemeralcontainers")
-	if complaint := refused(changed, err)("privileged"); complaint != "" {
-		t.Error("an ephemeral container: ", complaint)
-	}
+	_, err := pods.Patch(t.Context(), "kept", types.StrategicMergePatchType, debug, metav1.PatchOptions{}, "ephemeralcontainers")
+	checkOutcome(t, "an ephemeral container", err, "privileged")
 }
 
 func bindingsAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
@@ -390,9 +359,9 @@ func bindingsAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 	itself := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "liqo-csi-remote", Namespace: other}
 	const noSubject = "to nobody but itself"
 	for _, one := range []struct {
-		space, kind, role string
-		subject           rbacv1.Subject
-		words             string
+		namespace, kind, role string
+		subject               rbacv1.Subject
+		words                 string
 	}{
 		{own, "ClusterRole", role + "-workloads", itself, ""},
 		{own, "ClusterRole", role + "-workloads", rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "default", Namespace: own}, noSubject},
@@ -408,41 +377,33 @@ func bindingsAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: one.kind, Name: one.role},
 			Subjects:   []rbacv1.Subject{one.subject},
 		}
-		made, err := client.RbacV1().RoleBindings(one.space).Create(t.Context(), binding, dryRun())
-		if complaint := refused(made, err)(one.words); complaint != "" {
-			t.Errorf("%v: %s", one, complaint)
-		}
+		_, err := client.RbacV1().RoleBindings(one.namespace).Create(t.Context(), binding, dryRunCreate)
+		checkOutcome(t, fmt.Sprint(one), err, one.words)
 	}
 }
 
-// refused compares an outcome with the words of a refusal; without words it is to succeed.
-func refused[T any](_ T, err error) func(words string) string {
-	return func(words string) string {
-		if err == nil && words != "" {
-			return fmt.Sprintf("%sit is granted instead of refused with %q", user.Violation, words)
-		}
-		if (err == nil) != (words == "") || err != nil && !strings.Contains(err.Error(), words) {
-			return fmt.Sprintf("the outcome is %v instead of %q", err, words)
-		}
-		return ""
+func checkOutcome(t *testing.T, what string, err error, words string) {
+	t.Helper()
+	if mismatch := mismatch(err, words); mismatch != "" {
+		t.Errorf("%s: %s", what, mismatch)
 	}
+}
+
+// mismatch describes how an error differs from a refusal that contains words, or from success if words is empty.
+func mismatch(err error, words string) string {
+	if err == nil && words != "" {
+		return fmt.Sprintf("%sit is granted instead of refused with %q", user.Violation, words)
+	}
+	if (err == nil) != (words == "") || err != nil && !strings.Contains(err.Error(), words) {
+		return fmt.Sprintf("the outcome is %v instead of %q", err, words)
+	}
+	return ""
 }
 
 // The fabric's own identity at home, with all rights that there are: what is refused, policies refuse.
 func TestFabricGivesRightsToItselfOnly(t *testing.T) {
 	n, _ := offloadedTenant(t)
-	config, err := n.Cluster.Config()
-	if err != nil {
-		t.Fatal(err)
-	}
-	config = rest.CopyConfig(config)
-	config.Impersonate = rest.ImpersonationConfig{
-		UserName: "system:serviceaccount:" + chart.Namespace + ":liqo-csi-fabric", Groups: []string{"system:masters"},
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, _ := impersonate(t, n.Cluster, serviceAccountPrefix+"fabric", "system:masters")
 	const name = "liqo-csi-fabric-reflected"
 	n.Eventually("the fabric to have bound its role", func(ctx context.Context) (string, error) {
 		_, err := n.Client.RbacV1().RoleBindings(n.Name).Get(ctx, name, metav1.GetOptions{})
@@ -466,7 +427,7 @@ func TestFabricGivesRightsToItselfOnly(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: binding.RoleRef, Subjects: binding.Subjects,
 		}
 		change(other)
-		_, err := client.RbacV1().RoleBindings(namespace).Create(t.Context(), other, dryRun())
+		_, err := client.RbacV1().RoleBindings(namespace).Create(t.Context(), other, dryRunCreate)
 		return err
 	}
 	same := func(*rbacv1.RoleBinding) {}
@@ -474,7 +435,7 @@ func TestFabricGivesRightsToItselfOnly(t *testing.T) {
 		t.Errorf("its own binding is refused: %v", err)
 	}
 	plain := user.NewNamespace(t, n.Cluster)
-	for what, tried := range map[string]struct {
+	for what, one := range map[string]struct {
 		err   error
 		words string
 	}{
@@ -486,8 +447,6 @@ func TestFabricGivesRightsToItselfOnly(t *testing.T) {
 		}), "no role but the one"},
 		"another namespace": {create(plain.Name, same), "fabric-reads-offloaded"},
 	} {
-		if complaint := refused(struct{}{}, tried.err)(tried.words); complaint != "" {
-			t.Errorf("%s: %s", what, complaint)
-		}
+		checkOutcome(t, what, one.err, one.words)
 	}
 }

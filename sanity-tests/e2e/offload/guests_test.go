@@ -29,12 +29,12 @@ func TestRemoteNamespacesHaveAPodSecurityLabel(t *testing.T) {
 		}
 	}
 	label("null")
-	n.Pod("web", "", bare)
+	n.Pod("web", "", stateless)
 	n.WaitReady("web")
 	uid := n.pod("web").UID
-	// As an administrator does after an upgrade.
+	// Administrators do this after an upgrade.
 	label(`"baseline"`)
-	n.Pod("other", "", bare)
+	n.Pod("other", "", stateless)
 	n.WaitReady("other")
 	n.WaitReady("web")
 	if n.pod("web").UID != uid {
@@ -49,12 +49,12 @@ func TestNodesThereCanBeEmptied(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Remote")
 	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
-	n.Apply(deployment("web", 1))
-	n.Pod("bare", "", bare)
+	n.Apply(deploymentManifest("web", 1))
+	n.Pod("bare", "", stateless)
 	web := n.onlyPod("app=web")
 	n.WaitReady(web)
 	n.WaitReady("bare")
-	there := func(name string) *corev1.Pod {
+	remotePod := func(name string) *corev1.Pod {
 		t.Helper()
 		pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
@@ -63,7 +63,7 @@ func TestNodesThereCanBeEmptied(t *testing.T) {
 		return pod
 	}
 	for name, want := range map[string]string{web: "true", "bare": ""} {
-		if found := there(name).Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"]; found != want {
+		if found := remotePod(name).Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"]; found != want {
 			t.Errorf("an autoscaler finds %q on %s", found, name)
 		}
 	}
@@ -72,8 +72,8 @@ func TestNodesThereCanBeEmptied(t *testing.T) {
 			t.Fatal(err, out)
 		}
 		n.Eventually("a drain to take "+name, func(ctx context.Context) (string, error) {
-			// Only tried: other tests run on that node.
-			drain := exec.CommandContext(ctx, remote.Cluster.Kubectl(), "drain", there(name).Spec.NodeName,
+			// Other tests run on that node.
+			drain := exec.CommandContext(ctx, remote.Cluster.Kubectl(), "drain", remotePod(name).Spec.NodeName,
 				"--dry-run=server", "--ignore-daemonsets", "--pod-selector=e2e-drained="+n.Name)
 			out, err := drain.CombinedOutput()
 			if err != nil || !strings.Contains(string(out), "evicting pod "+n.Name+"/"+name) {
