@@ -34,21 +34,21 @@ type identity struct {
 	kubeconfig []byte
 }
 
-// restricted gives the test a remote cluster in which the driver has the rights of
+// newRestrictedPair gives the test a remote cluster in which the driver has the rights of
 // this level of the chart.
-func restricted(t *testing.T, level string) (*pair, *identity) {
+func newRestrictedPair(t *testing.T, level string) (*pair, *identity) {
 	t.Helper()
 	t.Parallel()
-	prepare(t)
+	ensureShared(t)
 	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
 	p := &pair{t: t, node: "virtual-" + remote.Name, cluster: remote.Name, remote: remote}
 	t.Cleanup(p.wantNoTwins)
 	rights := newIdentity(p, level)
 	p.putSecret(rights.kubeconfig)
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
-	t.Cleanup(p.retract)
-	start(t, virtualNode(p.node, p.cluster))
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), p.node, p.cluster); err != nil {
+	t.Cleanup(p.undeclare)
+	startFabric(t, virtualNode(p.node, p.cluster))
+	if err := waitMarked(t.Context(), user.Cluster(t, "home"), p.node, p.cluster); err != nil {
 		t.Fatal(err)
 	}
 	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
@@ -66,7 +66,7 @@ func newIdentity(p *pair, level string) *identity {
 			p.t.Error(err)
 		}
 	})
-	i.raise(level)
+	i.setLevel(level)
 
 	var token []byte
 	i.namespace.Eventually("there is a token", func(ctx context.Context) (string, error) {
@@ -91,8 +91,8 @@ func newIdentity(p *pair, level string) *identity {
 	return i
 }
 
-// raise gives the rights of this level.
-func (i *identity) raise(level string) {
+// setLevel gives the rights of this level.
+func (i *identity) setLevel(level string) {
 	i.p.t.Helper()
 	access := chart.Values{"only": true, "level": level}
 	if level != "full" {
@@ -106,10 +106,10 @@ func (i *identity) raise(level string) {
 	if err != nil {
 		i.p.t.Fatal(err)
 	}
-	i.give()
+	i.grant()
 }
 
-// run runs kubectl in the remote cluster, with the manifests as its input.
+// mustRun runs kubectl in the remote cluster, with the manifests as its input.
 func (i *identity) run(ctx context.Context, args ...string) error {
 	command := exec.CommandContext(ctx, i.p.remote.Cluster.Kubectl(), args...)
 	command.Stdin = strings.NewReader(string(i.manifests))
@@ -119,16 +119,16 @@ func (i *identity) run(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// give gives all rights of the level, (back).
-func (i *identity) give() {
+// grant gives all rights of the level, (back).
+func (i *identity) grant() {
 	i.p.t.Helper()
 	if err := i.run(i.p.t.Context(), "apply", "-f", "-"); err != nil {
 		i.p.t.Fatal(err)
 	}
 }
 
-// take takes the rights of these bindings away.
-func (i *identity) take(kinds ...string) {
+// revoke takes the rights of these bindings away.
+func (i *identity) revoke(kinds ...string) {
 	i.p.t.Helper()
 	for _, kind := range kinds {
 		if err := i.run(i.p.t.Context(), "delete", kind, i.role, "--namespace", i.p.remote.Name); err != nil {
@@ -137,9 +137,9 @@ func (i *identity) take(kinds ...string) {
 	}
 }
 
-// onlyInNamespaces takes the right to let twins go everywhere, as clusters have it
+// revokeClaimsInClusterRole takes the right to let twins go everywhere, as clusters have it
 // that were connected before the chart gave it.
-func (i *identity) onlyInNamespaces() {
+func (i *identity) revokeClaimsInClusterRole() {
 	i.p.t.Helper()
 	roles := i.p.remote.Client.RbacV1().ClusterRoles()
 	role, err := roles.Get(i.p.t.Context(), i.role, metav1.GetOptions{})
@@ -158,27 +158,27 @@ func (i *identity) onlyInNamespaces() {
 	}
 }
 
-// written makes a volume with a word in it that no pod uses any more.
-func (p *pair) written() volume {
+// createWithData makes a volume with a word in it that no pod uses any more.
+func (p *pair) createWithData() user.Volume {
 	p.t.Helper()
-	return p.used("data", "echo precious > /data/file && sync")
+	return p.createAndRun("data", "echo precious > /data/file && sync")
 }
 
-// unused makes a volume that no pod uses any more.
-func (p *pair) unused(claim string) volume {
+// createUnused makes a volume that no pod uses any more.
+func (p *pair) createUnused(claim string) user.Volume {
 	p.t.Helper()
-	return p.used(claim, "true")
+	return p.createAndRun(claim, "true")
 }
 
-// used makes a volume, runs the script in a pod that has it, and ends the pod.
-func (p *pair) used(claim, script string) volume {
+// createAndRun makes a volume, runs the script in a pod that has it, and ends the pod.
+func (p *pair) createAndRun(claim, script string) user.Volume {
 	p.t.Helper()
 	pod := "user-of-" + claim
 	p.home.Claim(claim, "liqo-reference", "64Mi")
-	p.home.Pod(pod, claim, p.there)
+	p.home.Pod(pod, claim, p.onVirtualNode)
 	p.home.WaitReady(pod)
 	p.remote.Exec(pod, script)
-	found := p.follow(claim)
+	found := p.waitVolume(claim)
 	p.waitCondition(claim, corev1.ConditionTrue, "TwinBound")
 	p.home.DeletePod(pod)
 	p.remote.Eventually("the pod there goes away", func(ctx context.Context) (string, error) {
@@ -191,9 +191,9 @@ func (p *pair) used(claim, script string) volume {
 	return found
 }
 
-func (p *pair) wantPrecious() {
+func (p *pair) wantData() {
 	p.t.Helper()
-	p.home.Pod("reader", "data", p.there)
+	p.home.Pod("reader", "data", p.onVirtualNode)
 	p.home.WaitReady("reader")
 	if got := p.remote.Exec("reader", "cat /data/file"); got != "precious" {
 		user.Violated(p.t, "read %q", got)
@@ -201,13 +201,13 @@ func (p *pair) wantPrecious() {
 	p.home.DeletePod("reader")
 }
 
-// waitPolicy waits until the real volume has this reclaim policy.
-func (p *pair) waitPolicy(v volume, wanted corev1.PersistentVolumeReclaimPolicy) {
+// waitReclaimPolicy waits until the real volume has this reclaim policy.
+func (p *pair) waitReclaimPolicy(v user.Volume, wanted corev1.PersistentVolumeReclaimPolicy) {
 	p.t.Helper()
 	p.remote.Eventually(fmt.Sprintf("the real volume is to be %s", wanted), func(ctx context.Context) (string, error) {
-		real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, v.real.Name, metav1.GetOptions{})
+		real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, v.Real.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			user.ViolatedNow(p.t, "the real volume %s is gone", v.real.Name)
+			user.ViolatedNow(p.t, "the real volume %s is gone", v.Real.Name)
 		}
 		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == wanted {
 			return "", err
@@ -216,25 +216,25 @@ func (p *pair) waitPolicy(v volume, wanted corev1.PersistentVolumeReclaimPolicy)
 	})
 }
 
-// waitMadeAgain waits until there is another twin on the same data, and all is as before.
-func (p *pair) waitMadeAgain(v volume) {
+// waitTwinRecreated waits until there is another twin on the same data, and all is as before.
+func (p *pair) waitTwinRecreated(v user.Volume) {
 	p.t.Helper()
 	p.remote.Eventually("the twin is made again", func(ctx context.Context) (string, error) {
-		twin, err := p.twin(ctx, v.twin.Name)
+		twin, err := p.twin(ctx, v.Twin.Name)
 		if err != nil {
 			return "", err
 		}
-		if twin.UID == v.twin.UID || twin.Status.Phase != corev1.ClaimBound || twin.Spec.VolumeName != v.real.Name {
+		if twin.UID == v.Twin.UID || twin.Status.Phase != corev1.ClaimBound || twin.Spec.VolumeName != v.Real.Name {
 			return fmt.Sprintf("twin %s is %s, of %s", twin.UID, twin.Status.Phase, twin.Spec.VolumeName), nil
 		}
 		return "", nil
 	})
-	p.waitPolicy(v, v.real.Spec.PersistentVolumeReclaimPolicy)
-	p.waitCondition(v.claim.Name, corev1.ConditionTrue, "TwinBound")
+	p.waitReclaimPolicy(v, v.Real.Spec.PersistentVolumeReclaimPolicy)
+	p.waitCondition(v.Claim.Name, corev1.ConditionTrue, "TwinBound")
 }
 
-// waitTold waits until the condition of the claim mentions these words.
-func (p *pair) waitTold(words ...string) {
+// waitMessage waits until the condition of the claim mentions these words.
+func (p *pair) waitMessage(words ...string) {
 	p.t.Helper()
 	p.home.Eventually(fmt.Sprintf("the claim mentions %q", words), func(ctx context.Context) (string, error) {
 		claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, "data", metav1.GetOptions{})
@@ -256,9 +256,9 @@ func (p *pair) waitTold(words ...string) {
 	})
 }
 
-func (p *pair) deleteTwin(v volume) {
+func (p *pair) deleteTwin(v user.Volume) {
 	p.t.Helper()
-	err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Delete(p.t.Context(), v.twin.Name, metav1.DeleteOptions{})
+	err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Delete(p.t.Context(), v.Twin.Name, metav1.DeleteOptions{})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -274,33 +274,33 @@ func TestRightsAreTakenAwayAndGivenBack(t *testing.T) {
 		"minimal":    {"rolebinding"},
 	} {
 		t.Run(level, func(t *testing.T) {
-			p, rights := restricted(t, level)
-			found := p.written()
-			rights.take(bindings...)
+			p, rights := newRestrictedPair(t, level)
+			found := p.createWithData()
+			rights.revoke(bindings...)
 			p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
-			p.waitTold(p.remote.Name, p.cluster, "restore them")
+			p.waitMessage(p.remote.Name, p.cluster, "restore them")
 			if level == "minimal" { // nothing protects twins there
-				rights.give()
+				rights.grant()
 				p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
-				p.wantPrecious()
+				p.wantData()
 				return
 			}
 			p.deleteTwin(found)
-			rights.give()
-			p.waitMadeAgain(found)
-			p.wantPrecious()
+			rights.grant()
+			p.waitTwinRecreated(found)
+			p.wantData()
 		})
 	}
 }
 
 // A twin made where nothing could be done for its data is protected as soon as something can.
 func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
-	p, rights := restricted(t, "minimal")
-	found := p.written()
-	if slices.Contains(found.twin.Finalizers, twinFinalizer) {
-		t.Fatalf("the twin has the finalizers %q without the right to change its volume", found.twin.Finalizers)
+	p, rights := newRestrictedPair(t, "minimal")
+	found := p.createWithData()
+	if slices.Contains(found.Twin.Finalizers, twinFinalizer) {
+		t.Fatalf("the twin has the finalizers %q without the right to change its volume", found.Twin.Finalizers)
 	}
-	rights.raise("namespaced")
+	rights.setLevel("namespaced")
 	p.remote.Eventually("the twin has its finalizer", func(ctx context.Context) (string, error) {
 		twin, err := p.twin(ctx, "data")
 		if err != nil || slices.Contains(twin.Finalizers, twinFinalizer) {
@@ -309,72 +309,72 @@ func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
 		return fmt.Sprintf("it has %q", twin.Finalizers), nil
 	})
 	p.deleteTwin(found)
-	p.waitMadeAgain(found)
-	p.wantPrecious()
+	p.waitTwinRecreated(found)
+	p.wantData()
 }
 
 // A ClusterRole is gone and its binding is not: the API server cannot tell what is allowed,
 // and says so. That is no reason to take a volume for deleted whose PV may not be read.
 func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
-	p, rights := restricted(t, "namespaced")
-	found := p.written()
+	p, rights := newRestrictedPair(t, "namespaced")
+	found := p.createWithData()
 	roles := p.remote.Client.RbacV1().ClusterRoles()
 	if err := roles.Delete(t.Context(), rights.role, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	p.deleteClaim("data")
 	p.home.Eventually("it is said that the PV cannot be read", func(ctx context.Context) (string, error) {
-		about := "involvedObject.name=" + found.object.Name
+		about := "involvedObject.name=" + found.Object.Name
 		events, err := p.home.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: about})
 		if err != nil {
 			return "", err
 		}
 		var said []string
 		for _, event := range events.Items {
-			if strings.Contains(event.Message, "PersistentVolume "+found.real.Name) && strings.Contains(event.Message, "not found") {
+			if strings.Contains(event.Message, "PersistentVolume "+found.Real.Name) && strings.Contains(event.Message, "not found") {
 				return "", nil
 			}
 			said = append(said, event.Message)
 		}
 		return fmt.Sprintf("said is %q", said), nil
 	})
-	if _, err := p.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.object.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+	if _, err := p.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.Object.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		user.Violated(t, "the volume is taken for deleted: %v", err)
 	} else if err != nil {
 		t.Error(err)
 	}
-	rights.give()
+	rights.grant()
 	p.wantGone(found)
 }
 
 // A right that is needed to keep the data is missing, the one to let the twin go is not.
 func TestTwinIsHeldWhileItsVolumeCannotBeRetained(t *testing.T) {
-	p, rights := restricted(t, "namespaced")
-	found := p.written()
-	rights.take("clusterrolebinding")
+	p, rights := newRestrictedPair(t, "namespaced")
+	found := p.createWithData()
+	rights.revoke("clusterrolebinding")
 	p.deleteTwin(found)
 	p.waitCondition("data", corev1.ConditionFalse, "TwinTerminating")
-	p.waitTold("finalizer "+twinFinalizer, found.real.Name, "cannot be retained")
+	p.waitMessage("finalizer "+twinFinalizer, found.Real.Name, "cannot be retained")
 	twin, err := p.twin(t.Context(), "data")
 	if err != nil || len(twin.Finalizers) == 0 {
 		t.Fatalf("the twin is to be held, it is %v: %v", twin, err)
 	}
-	p.waitPolicy(found, found.real.Spec.PersistentVolumeReclaimPolicy)
-	rights.give()
-	p.waitMadeAgain(found)
-	p.wantPrecious()
+	p.waitReclaimPolicy(found, found.Real.Spec.PersistentVolumeReclaimPolicy)
+	rights.grant()
+	p.waitTwinRecreated(found)
+	p.wantData()
 }
 
 func TestRoleBindingIsRemovedThenTheTwin(t *testing.T) {
-	p, rights := restricted(t, "namespaced")
-	found := p.written()
-	rights.take("rolebinding")
+	p, rights := newRestrictedPair(t, "namespaced")
+	found := p.createWithData()
+	rights.revoke("rolebinding")
 	p.deleteTwin(found)
-	p.waitPolicy(found, corev1.PersistentVolumeReclaimRetain)
+	p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
 	p.waitCondition("data", corev1.ConditionFalse, "TwinVanished")
-	rights.give()
-	p.waitMadeAgain(found)
-	p.wantPrecious()
+	rights.grant()
+	p.waitTwinRecreated(found)
+	p.wantData()
 }
 
 // The namespace takes its RoleBinding with it, maybe before the twin.
@@ -390,14 +390,14 @@ func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 		"by a Role that goes with it alone": {asBefore: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, rights := restricted(t, "namespaced")
-			found := p.written()
+			p, rights := newRestrictedPair(t, "namespaced")
+			found := p.createWithData()
 			if how.asBefore {
-				rights.onlyInNamespaces()
-				rights.take("rolebinding")
+				rights.revokeClaimsInClusterRole()
+				rights.revoke("rolebinding")
 			}
 			if how.cut {
-				p.putSecret(spoilt(t, nobodyListens(t)))
+				p.putSecret(kubeconfigWith(t, unusedPort(t)))
 				p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
 			}
 			namespaces := p.remote.Client.CoreV1().Namespaces()
@@ -405,13 +405,13 @@ func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 				t.Fatal(err)
 			}
 			if how.cut {
-				p.waitHeldBy(twinFinalizer)
+				p.waitFinalizerRemaining(twinFinalizer)
 				p.putSecret(rights.kubeconfig)
 			}
-			p.waitPolicy(found, corev1.PersistentVolumeReclaimRetain)
+			p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
 			if how.asBefore {
-				p.waitHeldBy(twinFinalizer)
-				p.waitTold(found.real.Name, "retained")
+				p.waitFinalizerRemaining(twinFinalizer)
+				p.waitMessage(found.Real.Name, "retained")
 				// As docs/remote/binding.md says.
 				_, err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Patch(t.Context(), "data",
 					types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
@@ -426,7 +426,7 @@ func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 				}
 				return fmt.Sprint(found.Status.Conditions), err
 			})
-			p.waitPolicy(found, corev1.PersistentVolumeReclaimRetain)
+			p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
 			if err := p.data(found); err != nil {
 				user.ViolatedNow(t, "the data is gone: %v", err)
 			}
@@ -435,15 +435,15 @@ func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 			if _, err := namespaces.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			rights.give()
-			p.waitMadeAgain(found)
-			p.wantPrecious()
+			rights.grant()
+			p.waitTwinRecreated(found)
+			p.wantData()
 		})
 	}
 }
 
-// waitHeldBy waits until the namespace there says that this finalizer holds it.
-func (p *pair) waitHeldBy(finalizer string) {
+// waitFinalizerRemaining waits until the namespace there says that this finalizer holds it.
+func (p *pair) waitFinalizerRemaining(finalizer string) {
 	p.t.Helper()
 	p.remote.Eventually("the namespace names the finalizer "+finalizer, func(ctx context.Context) (string, error) {
 		found, err := p.remote.Client.CoreV1().Namespaces().Get(ctx, p.remote.Name, metav1.GetOptions{})

@@ -50,9 +50,9 @@ func (h hostile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// object writes an object with this much fat in a label. It is written as it stands: quoting
+// writeObject writes an object with this much fat in a label. It is written as it stands: quoting
 // megabytes again and again would take the machine from the tests beside this one.
-func object(w io.Writer, number int, fat string) error {
+func writeObject(w io.Writer, number int, fat string) error {
 	_, err := fmt.Fprintf(w, `{"metadata":{"name":"o-%d","namespace":"ns","uid":"u-%d","resourceVersion":"1","labels":{"fat":"`, number, number)
 	for _, text := range []string{fat, `"}},"spec":{"drivers":[]},"provisioner":"x","storageClassName":"x"}`} {
 		if err == nil {
@@ -62,50 +62,50 @@ func object(w io.Writer, number int, fat string) error {
 	return err
 }
 
-// page is a page of so many objects, with another one to follow if next is not empty.
-func page(w io.Writer, first, count int, fat, next string) {
+// writePage is a page of so many objects, with another one to follow if next is not empty.
+func writePage(w io.Writer, first, count int, fat, next string) {
 	_, err := fmt.Fprintf(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1","continue":%q},"items":[`, next)
 	for i := 0; i < count && err == nil; i++ {
 		if i > 0 {
 			_, _ = io.WriteString(w, ",")
 		}
-		err = object(w, first+i, fat)
+		err = writeObject(w, first+i, fat)
 	}
 	_, _ = io.WriteString(w, "]}")
 }
 
-func empty(w http.ResponseWriter, _ *http.Request) { page(w, 0, 0, "", "") }
+func emptyList(w http.ResponseWriter, _ *http.Request) { writePage(w, 0, 0, "", "") }
 
-// silent is a watch in which nothing happens.
-func silent(w http.ResponseWriter, r *http.Request) {
+// emptyWatch is a watch in which nothing happens.
+func emptyWatch(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).Flush()
 	<-r.Context().Done()
 }
 
 // What they send, made once.
 var (
-	huge        = strings.Repeat("x", 1<<20)
-	large       = huge[:64<<10]
+	mebibyte    = strings.Repeat("x", 1<<20)
+	kibibytes64 = mebibyte[:64<<10]
 	manyObjects = strings.Repeat(",{}", 1_000_000)
-	endlessly   = strings.Repeat("no ", 4<<20)
+	longText    = strings.Repeat("no ", 4<<20)
 )
 
-var hostiles = map[string]struct {
+var hostileServers = map[string]struct {
 	server hostile
 	// said is what the driver may say of it.
 	said []string
 }{
 	// Which limit it meets first depends on how fast it can send.
-	"endless": {said: []string{"sends too much", "could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, r *http.Request) {
+	"endless": {said: []string{"sends too much", "could not be listed"}, server: hostile{watch: emptyWatch, list: func(w http.ResponseWriter, r *http.Request) {
 		var first int
 		_, _ = fmt.Sscan(r.URL.Query().Get("continue"), &first)
-		page(w, first, 100, large[:1000], fmt.Sprint(first+100))
+		writePage(w, first, 100, kibibytes64[:1000], fmt.Sprint(first+100))
 	}}},
-	"flood": {said: []string{"sends too much"}, server: hostile{list: empty, watch: func(w http.ResponseWriter, _ *http.Request) {
+	"flood": {said: []string{"sends too much"}, server: hostile{list: emptyList, watch: func(w http.ResponseWriter, _ *http.Request) {
 		for i := 0; ; i++ {
 			_, err := io.WriteString(w, `{"type":"ADDED","object":`)
 			if err == nil {
-				err = object(w, i, large)
+				err = writeObject(w, i, kibibytes64)
 			}
 			if err == nil {
 				_, err = io.WriteString(w, "}\n")
@@ -115,15 +115,15 @@ var hostiles = map[string]struct {
 			}
 		}
 	}}},
-	"fat": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
-		page(w, 0, 100, huge, "")
+	"fat": {said: []string{"could not be listed"}, server: hostile{watch: emptyWatch, list: func(w http.ResponseWriter, _ *http.Request) {
+		writePage(w, 0, 100, mebibyte, "")
 	}}},
-	"many": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
+	"many": {said: []string{"could not be listed"}, server: hostile{watch: emptyWatch, list: func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{}`+manyObjects+"]}")
 	}}},
-	"errors": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
+	"errors": {said: []string{"could not be listed"}, server: hostile{watch: emptyWatch, list: func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusInternalServerError)
-		_, _ = io.WriteString(w, endlessly)
+		_, _ = io.WriteString(w, longText)
 	}}},
 }
 
@@ -131,20 +131,20 @@ var hostiles = map[string]struct {
 // used, the others never notice, and no replica outgrows what the chart gives it. Alone: what they
 // send takes both cores, and the memory is to be that of replicas which have served little else.
 func TestHostileClustersHarmNobodyElse(t *testing.T) {
-	p := offloadedAlone(t)
+	p := newSerialPair(t)
 	home := user.Cluster(t, "home")
-	for name, one := range hostiles {
+	for name, one := range hostileServers {
 		declareHostile(t, p, p.remote.Name+"-"+name, one.server)
 	}
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
 
 	clusters, err := remoteClusters(home)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, one := range hostiles {
+	for name, one := range hostileServers {
 		p.home.Eventually("hostile cluster "+name, func(ctx context.Context) (string, error) {
 			found, err := clusters.Get(ctx, p.remote.Name+"-"+name, metav1.GetOptions{})
 			if err != nil {
@@ -161,14 +161,14 @@ func TestHostileClustersHarmNobodyElse(t *testing.T) {
 		})
 	}
 	p.home.Claim("later", "liqo-reference", "64Mi")
-	p.home.Pod("later", "later", p.there)
+	p.home.Pod("later", "later", p.onVirtualNode)
 	p.home.WaitReady("later")
-	wantWithinMemory(t, p)
+	wantMemoryWithinLimit(t, p)
 }
 
-// wantWithinMemory is that no replica ever had more memory than its limit, which
+// wantMemoryWithinLimit is that no replica ever had more memory than its limit, which
 // the lab does not enforce.
-func wantWithinMemory(t *testing.T, p *pair) {
+func wantMemoryWithinLimit(t *testing.T, p *pair) {
 	t.Helper()
 	const limit = 256 << 20 // controller.resources.limits.memory of the chart
 	driver, err := bench.Find(t.Context(), p.home.Client)

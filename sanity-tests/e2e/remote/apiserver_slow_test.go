@@ -20,46 +20,46 @@ import (
 // A cluster that stops answering while several of its volumes are being rescued costs
 // those time, and no others: theirs are rescued, made and deleted as if it were not there.
 func TestSlowClusterDelaysNoOther(t *testing.T) {
-	kubeconfig, link := proxied(t)
-	p := apart(t, nil)
+	kubeconfig, link := throughProxy(t)
+	p := newDedicatedPair(t, nil)
 	p.putSecret(kubeconfig)
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
 	beside := *p
 	beside.node, beside.cluster = sharedNode, sharedName
-	found := beside.written()
-	var ill []volume
+	found := beside.createWithData()
+	var ill []user.Volume
 	for i := range 4 {
-		ill = append(ill, p.unused(fmt.Sprintf("far-%d", i)))
+		ill = append(ill, p.createUnused(fmt.Sprintf("far-%d", i)))
 	}
 
 	link(faults.Setting{Mode: faults.Delay, Up: time.Second, Down: time.Second})
 	for _, v := range ill {
 		p.deleteTwin(v)
 	}
-	p.waitBeingRescued(ill)
+	p.waitRecoveryStarted(ill)
 	link(faults.Setting{Mode: faults.Hang})
 	for _, v := range ill {
-		p.waitCondition(v.claim.Name, corev1.ConditionUnknown, "ClusterUnreachable")
+		p.waitCondition(v.Claim.Name, corev1.ConditionUnknown, "ClusterUnreachable")
 	}
 
 	beside.deleteTwin(found)
-	beside.waitMadeAgain(found)
-	beside.wantPrecious()
-	later := beside.unused("later")
+	beside.waitTwinRecreated(found)
+	beside.wantData()
+	later := beside.createUnused("later")
 	beside.deleteClaim("later")
 	beside.wantGone(later)
 
 	link(faults.Setting{Mode: faults.Pass})
 	for _, v := range ill {
-		p.waitMadeAgain(v)
+		p.waitTwinRecreated(v)
 	}
 }
 
-// proxied is a kubeconfig that leads to the other cluster through a proxy which no other
+// throughProxy is a kubeconfig that leads to the other cluster through a proxy which no other
 // test uses. What is cleaned up later needs it still.
-func proxied(t *testing.T) (kubeconfig []byte, set func(faults.Setting)) {
+func throughProxy(t *testing.T) (kubeconfig []byte, set func(faults.Setting)) {
 	t.Helper()
-	prepare(t)
+	ensureShared(t)
 	server, err := url.Parse(serverOf(t, user.Cluster(t, "remote")))
 	if err != nil {
 		t.Fatal(err)
@@ -91,15 +91,15 @@ func proxied(t *testing.T) (kubeconfig []byte, set func(faults.Setting)) {
 	// A test that fails in between is cleaned up through it.
 	t.Cleanup(func() { _ = proxy.Set(faults.Setting{Mode: faults.Pass}) })
 	server.Host = listener.Addr().String()
-	return spoilt(t, func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.Server = server.String() }), set
+	return kubeconfigWith(t, func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.Server = server.String() }), set
 }
 
-// waitBeingRescued waits until the driver has begun with one of these volumes.
-func (p *pair) waitBeingRescued(all []volume) {
+// waitRecoveryStarted waits until the driver has begun with one of these volumes.
+func (p *pair) waitRecoveryStarted(all []user.Volume) {
 	p.t.Helper()
 	p.home.Eventually("the driver rescues a volume", func(ctx context.Context) (string, error) {
 		for _, v := range all {
-			claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, v.claim.Name, metav1.GetOptions{})
+			claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, v.Claim.Name, metav1.GetOptions{})
 			if err != nil {
 				return "", err
 			}
@@ -108,7 +108,7 @@ func (p *pair) waitBeingRescued(all []volume) {
 					return "", nil
 				}
 			}
-			if twin, err := p.twin(ctx, v.twin.Name); err == nil && twin.UID != v.twin.UID {
+			if twin, err := p.twin(ctx, v.Twin.Name); err == nil && twin.UID != v.Twin.UID {
 				return "", nil
 			}
 		}

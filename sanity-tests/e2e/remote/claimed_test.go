@@ -15,18 +15,18 @@ import (
 // Somebody takes the PV from its claim and gives it back. csi-provisioner sees it Released
 // with the policy Delete meanwhile, and asks for its deletion.
 func TestVolumeThereOfAClaimThatExistsIsNotDeleted(t *testing.T) {
-	p := offloaded(t)
-	found := p.written()
+	p := newPair(t)
+	found := p.createWithData()
 	give := func(uid types.UID) {
 		t.Helper()
 		patch := fmt.Appendf(nil, `{"spec":{"claimRef":{"uid":%q}}}`, uid)
-		if _, err := p.home.Client.CoreV1().PersistentVolumes().Patch(t.Context(), found.object.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := p.home.Client.CoreV1().PersistentVolumes().Patch(t.Context(), found.Object.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	give("somebody-else")
 	p.home.WaitEvent("data", "VolumeNotDeleted")
-	give(found.claim.UID)
+	give(found.Claim.UID)
 	p.home.Eventually("the claim is bound again", func(ctx context.Context) (string, error) {
 		claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, "data", metav1.GetOptions{})
 		if err != nil || claim.Status.Phase == corev1.ClaimBound {
@@ -34,9 +34,9 @@ func TestVolumeThereOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 		}
 		return "it is " + string(claim.Status.Phase), nil
 	})
-	p.wantPrecious()
-	if now := p.follow("data"); now.twin.UID != found.twin.UID || now.real.UID != found.real.UID {
-		user.Violated(t, "twin or real volume are others: %v %v", now.twin, now.real)
+	p.wantData()
+	if now := p.waitVolume("data"); now.Twin.UID != found.Twin.UID || now.Real.UID != found.Real.UID {
+		user.Violated(t, "twin or real volume are others: %v %v", now.Twin, now.Real)
 	}
 	p.deleteClaim("data")
 	p.wantGone(found)

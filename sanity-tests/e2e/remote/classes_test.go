@@ -18,34 +18,34 @@ import (
 )
 
 func TestRemoteClassThatBindsImmediatelyIsWaitedFor(t *testing.T) {
-	p := offloaded(t)
-	heal := p.spoil(notYet)
+	p := newPair(t)
+	removeFault := p.addFault(createUnavailable)
 	p.home.Claim("data", "liqo-reference-immediate", "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.waitCreating(1)
-	if phase := claimIn(p.home, t, "data").Status.Phase; phase != corev1.ClaimPending {
+	p.home.Pod("user", "data", p.onVirtualNode)
+	p.waitCreateCalls(1)
+	if phase := p.home.GetClaim("data").Status.Phase; phase != corev1.ClaimPending {
 		t.Errorf("the claim is %s before its twin is bound", phase)
 	}
-	heal()
+	removeFault()
 	p.home.WaitReady("user")
-	if found := p.follow("data"); *found.twin.Spec.StorageClassName != "reference-immediate" {
-		t.Errorf("the twin is of class %s", *found.twin.Spec.StorageClassName)
+	if found := p.waitVolume("data"); *found.Twin.Spec.StorageClassName != "reference-immediate" {
+		t.Errorf("the twin is of class %s", *found.Twin.Spec.StorageClassName)
 	}
 }
 
 func TestTwoClaimsInOnePod(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("first", "liqo-reference", "64Mi")
 	p.home.Claim("second", "liqo-reference-immediate", "64Mi")
-	p.home.Pod("user", "first", p.there, also("second"))
+	p.home.Pod("user", "first", p.onVirtualNode, withClaim("second"))
 	p.home.WaitReady("user")
 	p.remote.Exec("user", "echo 1 > /data/file && echo 2 > /second/file")
-	first, second := p.follow("first"), p.follow("second")
-	if first.real.Name == second.real.Name {
+	first, second := p.waitVolume("first"), p.waitVolume("second")
+	if first.Real.Name == second.Real.Name {
 		user.Violated(t, "both claims have one volume")
 	}
 	p.home.DeletePod("user")
-	p.home.Pod("user", "second", p.there)
+	p.home.Pod("user", "second", p.onVirtualNode)
 	p.home.WaitReady("user")
 	if got := p.remote.Exec("user", "cat /data/file"); got != "2" {
 		user.Violated(t, "the second volume has %q", got)
@@ -54,74 +54,74 @@ func TestTwoClaimsInOnePod(t *testing.T) {
 
 // A node is chosen there for all claims of the pod, and it is waited for both.
 func TestPolicyWaitForBound(t *testing.T) {
-	p := offloaded(t)
-	class := p.virtualClass("patient", map[string]string{"realStorageClass": "reference", "remoteBindingPolicy": "WaitForBound"})
-	heal := p.spoil(notYet)
+	p := newPair(t)
+	class := p.createVirtualClass("patient", map[string]string{"realStorageClass": "reference", "remoteBindingPolicy": "WaitForBound"})
+	removeFault := p.addFault(createUnavailable)
 	p.home.Claim("first", class, "64Mi")
 	p.home.Claim("second", class, "64Mi")
-	p.home.Pod("user", "first", p.there, also("second"))
-	p.waitCreating(2)
+	p.home.Pod("user", "first", p.onVirtualNode, withClaim("second"))
+	p.waitCreateCalls(2)
 	told := map[string]bool{}
 	for _, name := range []string{"first", "second"} {
-		if phase := claimIn(p.home, t, name).Status.Phase; phase != corev1.ClaimPending {
+		if phase := p.home.GetClaim(name).Status.Phase; phase != corev1.ClaimPending {
 			t.Errorf("claim %s is %s before its twin is bound", name, phase)
 		}
-		told[claimIn(p.remote, t, name).Annotations[selectedNode]] = true
+		told[p.remote.GetClaim(name).Annotations[selectedNode]] = true
 	}
 	if len(told) != 1 || told[""] {
 		t.Errorf("the twins are told the nodes %v", told)
 	}
-	heal()
+	removeFault()
 	p.home.WaitReady("user")
 }
 
 // The scheduler is told beforehand, so that a pod that may run elsewhere does.
 func TestRealClassThatIsNotThere(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	real := p.home.Name + "-real"
 	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	p.home.Class(&storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
 	})
-	virtual := p.virtualClass("virtual", map[string]string{"realStorageClass": real})
+	virtual := p.createVirtualClass("virtual", map[string]string{"realStorageClass": real})
 	p.home.Claim("pinned", virtual, "64Mi")
 	p.home.Pod("pinned", "pinned", p.pinned)
 	p.home.WaitEvent("pinned", real, "does not exist", "cluster "+p.cluster)
-	if phase := claimIn(p.home, t, "pinned").Status.Phase; phase != corev1.ClaimPending {
+	if phase := p.home.GetClaim("pinned").Status.Phase; phase != corev1.ClaimPending {
 		t.Errorf("the claim is %s", phase)
 	}
 	p.waitCapacity(virtual, func(room int64) bool { return room == 0 })
 
 	// Nobody asks for a pod that may only run there; its claim is told all the same.
 	p.home.Claim("data", virtual, "64Mi")
-	p.home.Pod("stuck", "data", p.there)
+	p.home.Pod("stuck", "data", p.onVirtualNode)
 	p.home.WaitEvent("data", "NoRealClass", real, "cluster "+p.cluster, "realStorageClass of the class "+virtual,
 		"spec.storageClasses of the RemoteCluster "+p.cluster)
-	p.waitShown("the limit", func(c shownCluster, v shownVolume) bool {
+	p.waitListed("the limit", func(c listedCluster, v listedVolume) bool {
 		// While another test allows claims to name a real class, these are not limited.
 		limit := func(line string) bool { return strings.Contains(line, " of the class "+virtual+" ") }
 		return slices.ContainsFunc(c.Limits, limit) && v.Cluster == ""
 	})
 	p.home.DeletePod("stuck")
 	p.home.Pod("stuck", "data", p.pinned)
-	p.waitShown("the cluster where the pod was sent", func(_ shownCluster, v shownVolume) bool { return v.Cluster == p.cluster })
+	p.waitListed("the cluster where the pod was sent", func(_ listedCluster, v listedVolume) bool { return v.Cluster == p.cluster })
 	p.home.Claim("free", virtual, "64Mi")
-	p.home.Pod("free", "free", p.either)
+	p.home.Pod("free", "free", p.preferRemote)
 	if pod := p.home.WaitReady("free"); pod.Spec.NodeName == p.node {
 		t.Error("the pod runs where its volume cannot be")
 	}
 }
 
 func TestMountOptionsOfTheVirtualClassAreRefused(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-options", "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitEvent("data", "ProvisioningFailed", "mountOptions of the virtual class", "set them there")
-	p.wantUnbound("data")
+	p.wantPending("data")
 }
 
-// also gives the pod one more claim, at a path of its name.
-func also(claim string) func(*corev1.Pod) {
+// withClaim gives the pod one more claim, at a path of its name.
+func withClaim(claim string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
@@ -131,8 +131,8 @@ func also(claim string) func(*corev1.Pod) {
 	}
 }
 
-// waitCreating waits until the real driver is asked for so many volumes.
-func (p *pair) waitCreating(volumes int) {
+// waitCreateCalls waits until the real driver is asked for so many volumes.
+func (p *pair) waitCreateCalls(volumes int) {
 	p.t.Helper()
 	p.remote.Eventually("the real driver is asked for volumes", func(context.Context) (string, error) {
 		calls, err := storage.BackendOf(p.remote.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
@@ -149,8 +149,8 @@ func (p *pair) waitCreating(volumes int) {
 	})
 }
 
-// virtualClass makes a class of the driver for the test alone.
-func (p *pair) virtualClass(name string, parameters map[string]string) string {
+// createVirtualClass makes a class of the driver for the test alone.
+func (p *pair) createVirtualClass(name string, parameters map[string]string) string {
 	p.t.Helper()
 	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	class := &storagev1.StorageClass{
@@ -192,9 +192,9 @@ func (p *pair) waitCapacity(class string, wanted func(bytes int64) bool) {
 	})
 }
 
-func (p *pair) wantUnbound(claim string) {
+func (p *pair) wantPending(claim string) {
 	p.t.Helper()
-	if phase := claimIn(p.home, p.t, claim).Status.Phase; phase != corev1.ClaimPending {
+	if phase := p.home.GetClaim(claim).Status.Phase; phase != corev1.ClaimPending {
 		p.t.Errorf("claim %s is %s", claim, phase)
 	}
 }

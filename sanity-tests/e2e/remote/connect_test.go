@@ -29,8 +29,8 @@ import (
 // This file connects a cluster by the command and disconnects it. Its tests run beside no others, because
 // disconnect refuses while twins of other tests are in the remote cluster.
 
-// exitHeld is the exit code of disconnect while something of the home cluster is in the remote one.
-const exitHeld = 2
+// exitBlocked is the exit code of disconnect while something of the home cluster is in the remote one.
+const exitBlocked = 2
 
 // connection is a cluster that a test connects by the command.
 type connection struct {
@@ -45,7 +45,7 @@ type connection struct {
 
 func newConnection(t *testing.T) *connection {
 	t.Helper()
-	prepare(t)
+	ensureShared(t)
 	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
 	c := &connection{
 		pair:   &pair{t: t, node: "virtual-" + remote.Name, cluster: remote.Name, remote: remote},
@@ -67,8 +67,8 @@ func newConnection(t *testing.T) *connection {
 	return c
 }
 
-// liqoCSI runs the program as an administrator of both clusters, and returns its output and exit code.
-func (c *connection) liqoCSI(ctx context.Context, command string, args ...string) (said string, code int) {
+// runOnBoth runs the program as an administrator of both clusters, and returns its output and exit code.
+func (c *connection) runOnBoth(ctx context.Context, command string, args ...string) (said string, code int) {
 	c.t.Helper()
 	program, err := driver.Compile(ctx)
 	if err != nil {
@@ -92,7 +92,7 @@ func (c *connection) liqoCSI(ctx context.Context, command string, args ...string
 func (c *connection) connect(words []string, args ...string) {
 	c.t.Helper()
 	args = append([]string{"--server", c.server, "--node-selector", clusterLabel + "=" + c.cluster}, args...)
-	said, code := c.liqoCSI(c.t.Context(), "connect", args...)
+	said, code := c.runOnBoth(c.t.Context(), "connect", args...)
 	if code != 0 {
 		c.t.Fatalf("connect ended with %d:\n%s", code, said)
 	}
@@ -106,7 +106,7 @@ func (c *connection) connect(words []string, args ...string) {
 // disconnect runs the command, which must end with this code and print these words.
 func (c *connection) disconnect(want int, words ...string) {
 	c.t.Helper()
-	said, code := c.liqoCSI(c.t.Context(), "disconnect")
+	said, code := c.runOnBoth(c.t.Context(), "disconnect")
 	if code != want {
 		c.t.Fatalf("disconnect ended with %d and not with %d:\n%s", code, want, said)
 	}
@@ -122,18 +122,18 @@ func (c *connection) disconnect(want int, words ...string) {
 func TestClustersAreConnectedByOneCommand(t *testing.T) {
 	c := newConnection(t)
 	// The kubeconfig of the lab's administrator has an address of this machine.
-	said, code := c.liqoCSI(t.Context(), "connect", "--node-selector", clusterLabel+"="+c.cluster)
+	said, code := c.runOnBoth(t.Context(), "connect", "--node-selector", clusterLabel+"="+c.cluster)
 	if code == 0 || !strings.Contains(said, "--server") {
 		t.Fatalf("connect takes an address that pods cannot reach (%d):\n%s", code, said)
 	}
 
 	c.connect([]string{"level namespaced", "Reached: Kubernetes", "It may not"}, "--level", "namespaced", "--namespaces", c.remote.Name)
-	start(t, virtualNode(c.node, c.cluster))
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), c.node, c.cluster); err != nil {
+	startFabric(t, virtualNode(c.node, c.cluster))
+	if err := waitMarked(t.Context(), user.Cluster(t, "home"), c.node, c.cluster); err != nil {
 		t.Fatal(err)
 	}
-	found := c.written()
-	c.disconnect(exitHeld, c.home.Name+"/data", "liqo-csi move volume")
+	found := c.createWithData()
+	c.disconnect(exitBlocked, c.home.Name+"/data", "liqo-csi move volume")
 
 	// Another level takes the roles in namespaces away, and the volume stays usable.
 	c.connect([]string{"level full"}, "--level", "full")
@@ -141,7 +141,7 @@ func TestClustersAreConnectedByOneCommand(t *testing.T) {
 	if _, err := roles.Get(t.Context(), "liqo-csi-remote."+c.access, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the role of the earlier level: %v", err)
 	}
-	c.wantPrecious()
+	c.wantData()
 
 	// Without the Secret no token is valid; the command creates it again, with another token.
 	secrets := c.remote.Client.CoreV1().Secrets(c.access)
@@ -151,7 +151,7 @@ func TestClustersAreConnectedByOneCommand(t *testing.T) {
 	c.waitCondition("data", "Unknown", "ClusterUnreachable")
 	c.connect(nil)
 	c.waitCondition("data", "True", "TwinBound")
-	c.wantPrecious()
+	c.wantData()
 
 	c.deleteClaim("data")
 	c.wantGone(found)
@@ -165,10 +165,10 @@ func TestClustersAreConnectedByOneCommand(t *testing.T) {
 func TestTokensOfASessionEndWithIt(t *testing.T) {
 	c := newConnection(t)
 	c.connect(nil, "--level", "full")
-	identity := c.as(c.token())
+	identity := c.clientWith(c.token())
 	const day = int64(24 * 3600)
 	ask := func(account, bound string, seconds int64) error {
-		_, err := identity.CoreV1().ServiceAccounts(c.access).CreateToken(t.Context(), account, tokenFor(bound, seconds), metav1.CreateOptions{})
+		_, err := identity.CoreV1().ServiceAccounts(c.access).CreateToken(t.Context(), account, tokenRequest(bound, seconds), metav1.CreateOptions{})
 		return err
 	}
 	c.remote.Eventually("the identity may renew its token", func(context.Context) (string, error) {
@@ -226,7 +226,7 @@ func (c *connection) cleanUp() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.t.Context()), user.Patience)
 	defer cancel()
 	for {
-		said, code := c.liqoCSI(ctx, "disconnect")
+		said, code := c.runOnBoth(ctx, "disconnect")
 		if code == 0 {
 			return
 		}
@@ -266,7 +266,7 @@ func TestConnectPrintsWhatTheChartRenders(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, want := manifests(t, printed), manifests(t, chart.AsConnectMakesIt(rendered))
+			got, want := objectsByName(t, printed), objectsByName(t, chart.AsConnectMakesIt(rendered))
 			// Helm creates it by --create-namespace.
 			delete(got, "Namespace /access")
 			if !reflect.DeepEqual(got, want) {
@@ -276,8 +276,8 @@ func TestConnectPrintsWhatTheChartRenders(t *testing.T) {
 	}
 }
 
-// manifests are the objects of a text, by kind and name.
-func manifests(t *testing.T, text []byte) map[string]map[string]any {
+// objectsByName are the objects of a text, by kind and name.
+func objectsByName(t *testing.T, text []byte) map[string]map[string]any {
 	t.Helper()
 	all := map[string]map[string]any{}
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)

@@ -19,9 +19,9 @@ import (
 const snapshotClass = "liqo"
 
 func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("source", "liqo-reference", "64Mi")
-	p.home.Pod("writer", "source", p.there)
+	p.home.Pod("writer", "source", p.onVirtualNode)
 	p.home.WaitReady("writer")
 	p.remote.WaitReady("writer")
 	old := p.scramble("writer")
@@ -36,7 +36,7 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 	p.home.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
 	p.home.Claim("cloned", "liqo-reference", "64Mi", user.From("PersistentVolumeClaim", "source"))
 	for pod, want := range map[string]string{"restored": old, "cloned": current} {
-		p.home.Pod(pod, pod, p.there)
+		p.home.Pod(pod, pod, p.onVirtualNode)
 		p.home.WaitReady(pod)
 		p.remote.WaitReady(pod)
 		if got := p.checksum(pod); got != want {
@@ -49,10 +49,10 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 
 // A pod that may not run where the source of its claim is: nobody can help but the user.
 func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	here := user.OnNode(p.home.Cluster.Nodes()[0].Name)
 	p.home.Claim("there", "liqo-reference", "64Mi")
-	p.home.Pod("there", "there", p.there)
+	p.home.Pod("there", "there", p.onVirtualNode)
 	p.home.Claim("here", "liqo-reference", "64Mi")
 	p.home.Pod("here", "here", here)
 	p.home.WaitReady("there")
@@ -66,18 +66,18 @@ func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 	p.home.Pod("from-there", "from-there", here)
 	p.home.Claim("from-there", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-there"))
 	p.home.WaitEvent("from-there", "SourceElsewhere", "of-there", "cluster "+p.cluster, p.node, "pod from-there")
-	p.home.Pod("from-here", "from-here", p.there)
+	p.home.Pod("from-here", "from-here", p.onVirtualNode)
 	p.home.Claim("from-here", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-here"))
 	p.home.WaitEvent("from-here", "ProvisioningFailed", "of-here", "in this cluster")
 	p.home.WaitEvent("from-here", "SourceElsewhere", "of-here", "in this cluster", "pod from-here")
 	for _, claim := range []string{"from-there", "from-here"} {
-		if phase := claimIn(p.home, t, claim).Status.Phase; phase != corev1.ClaimPending {
+		if phase := p.home.GetClaim(claim).Status.Phase; phase != corev1.ClaimPending {
 			t.Errorf("the claim %s is %s", claim, phase)
 		}
 		p.home.DeletePod(claim)
 	}
 
-	p.home.Pod("from-there", "from-there", p.there)
+	p.home.Pod("from-there", "from-there", p.onVirtualNode)
 	p.home.Pod("from-here", "from-here", here)
 	p.home.WaitReady("from-there")
 	p.remote.WaitReady("from-there")
@@ -85,7 +85,7 @@ func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 	if got := p.checksum("from-there"); got != want["there"] {
 		user.Violated(t, "there the bytes are %s, want %s", got, want["there"])
 	}
-	if got := p.home.Exec("from-here", sum); got != want["here"] {
+	if got := p.home.Exec("from-here", sumScript); got != want["here"] {
 		user.Violated(t, "here the bytes are %s, want %s", got, want["here"])
 	}
 }
@@ -93,14 +93,14 @@ func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 // Where several nodes can have a copy, the scheduler chooses first, and cannot know which
 // those are. The pods here prefer the wrong ones: they are sent back, both ways.
 func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
-	p := apart(t, spec{})
+	p := newDedicatedPair(t, spec{})
 	second := p.node + "-b"
-	start(t, virtualNode(second, p.cluster))
-	if err := awaitMarked(t.Context(), p.home.Cluster, second, p.cluster); err != nil {
+	startFabric(t, virtualNode(second, p.cluster))
+	if err := waitMarked(t.Context(), p.home.Cluster, second, p.cluster); err != nil {
 		t.Fatal(err)
 	}
 	p.home.Claim("there", "liqo-reference", "64Mi")
-	p.home.Pod("there", "there", p.there)
+	p.home.Pod("there", "there", p.onVirtualNode)
 	p.home.Claim("here", "liqo-reference", "64Mi")
 	p.home.Pod("here", "here", user.OnNode(p.home.Cluster.Nodes()[0].Name))
 	p.home.WaitReady("there")
@@ -117,8 +117,8 @@ func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 	standing := []string{p.node, second}
 	p.home.Claim("from-there", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-there"))
 	p.home.Claim("from-here", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-here"))
-	p.home.Pod("from-there", "from-there", preferring(real, standing))
-	p.home.Pod("from-here", "from-here", preferring(standing, real))
+	p.home.Pod("from-there", "from-there", preferNodes(real, standing))
+	p.home.Pod("from-here", "from-here", preferNodes(standing, real))
 	for _, claim := range []string{"from-there", "from-here"} {
 		p.home.WaitEvent(claim, "ProvisioningFailed", "of-"+strings.TrimPrefix(claim, "from-"))
 		p.home.WaitEvent(claim, "NodeSelected")
@@ -129,16 +129,16 @@ func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 	if got := p.checksum("from-there"); got != want["from-there"] {
 		user.Violated(t, "there the bytes are %s, want %s", got, want["from-there"])
 	}
-	if got := p.home.Exec("from-here", sum); got != want["from-here"] {
+	if got := p.home.Exec("from-here", sumScript); got != want["from-here"] {
 		user.Violated(t, "here the bytes are %s, want %s", got, want["from-here"])
 	}
-	if at := claimIn(p.home, t, "from-there").Annotations[sourceAt]; at != p.cluster {
+	if at := p.home.GetClaim("from-there").Annotations[sourceAt]; at != p.cluster {
 		t.Errorf("the miss is noted as %q", at)
 	}
 }
 
-// preferring lets a pod run on all of these nodes, on the first ones if it can.
-func preferring(first, others []string) func(*corev1.Pod) {
+// preferNodes lets a pod run on all of these nodes, on the first ones if it can.
+func preferNodes(first, others []string) func(*corev1.Pod) {
 	in := func(nodes ...string) corev1.NodeSelectorTerm {
 		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
 			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: nodes},
@@ -157,16 +157,16 @@ func preferring(first, others []string) func(*corev1.Pod) {
 
 // A cluster where nothing but a snapshot is left is held as one with volumes.
 func TestClusterWithASnapshotIsHeld(t *testing.T) {
-	p := apart(t, spec{})
+	p := newDedicatedPair(t, spec{})
 	p.home.Claim("source", "liqo-reference", "64Mi")
-	p.home.Pod("writer", "source", p.there)
+	p.home.Pod("writer", "source", p.onVirtualNode)
 	p.home.WaitReady("writer")
 	p.remote.WaitReady("writer")
 	p.scramble("writer")
 	p.home.Snapshot("backup", "source", snapshotClass)
 	snapshot := p.home.FollowSnapshotTo(p.remote, "backup")
 	p.home.DeletePod("writer")
-	volume := p.follow("source")
+	volume := p.waitVolume("source")
 	p.deleteClaim("source")
 	p.wantGone(volume)
 	p.waitStatus("it says that a snapshot is there", func(s status) bool { return s.Volumes == 0 && s.Snapshots == 1 })
@@ -180,7 +180,7 @@ func TestClusterWithASnapshotIsHeld(t *testing.T) {
 	}
 	p.waitStatus("it says what holds it", func(s status) bool {
 		ready := meta.FindStatusCondition(s.Conditions, "Ready")
-		return is(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") && strings.Contains(ready.Message, p.home.Name+"/backup")
+		return hasCondition(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") && strings.Contains(ready.Message, p.home.Name+"/backup")
 	})
 	p.home.DeleteSnapshot("backup")
 	p.home.WantSnapshotGone(snapshot, p.remote.Client, p.remote.Name)
@@ -194,48 +194,48 @@ func TestClusterWithASnapshotIsHeld(t *testing.T) {
 }
 
 func TestSnapshotsNeedRightsThere(t *testing.T) {
-	p, _ := restricted(t, "minimal")
-	class := p.virtualClass("named", map[string]string{"realStorageClass": "reference"})
+	p, _ := newRestrictedPair(t, "minimal")
+	class := p.createVirtualClass("named", map[string]string{"realStorageClass": "reference"})
 	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
 	p.home.WriteSnapshot("backup", "data", snapshotClass)
 	p.home.WaitSnapshotError("backup", "volumesnapshots", "cluster "+p.cluster)
 }
 
 const (
-	fill = "dd if=/dev/urandom of=/data/random bs=1M count=4 2>/dev/null && sync && " + sum
-	sum  = "sha256sum < /data/random"
+	fillScript = "dd if=/dev/urandom of=/data/random bs=1M count=4 2>/dev/null && sync && " + sumScript
+	sumScript  = "sha256sum < /data/random"
 )
 
 // scramble fills the volume of a pod that runs in the other cluster, and returns the checksum.
 func (p *pair) scramble(pod string) string {
 	p.t.Helper()
-	return p.remote.Exec(pod, fill)
+	return p.remote.Exec(pod, fillScript)
 }
 
 func (p *pair) checksum(pod string) string {
 	p.t.Helper()
-	return p.remote.Exec(pod, sum)
+	return p.remote.Exec(pod, sumScript)
 }
 
 func fillHere(p *pair, pod string) string {
 	p.t.Helper()
-	return p.home.Exec(pod, fill)
+	return p.home.Exec(pod, fillScript)
 }
 
 // Unoffloading deletes the namespace with all that is in it. Here that is nothing but the twin of
 // a snapshot, whose data is all that is left of its volume.
 func TestNamespaceOfASnapshotTwinIsDeleted(t *testing.T) {
-	p, rights := restricted(t, "namespaced")
+	p, rights := newRestrictedPair(t, "namespaced")
 	p.home.Claim("source", "liqo-reference", "64Mi")
-	p.home.Pod("writer", "source", p.there)
+	p.home.Pod("writer", "source", p.onVirtualNode)
 	p.home.WaitReady("writer")
 	p.remote.WaitReady("writer")
 	want := p.scramble("writer")
 	p.home.Snapshot("backup", "source", snapshotClass)
 	p.home.DeletePod("writer")
-	volume := p.follow("source")
+	volume := p.waitVolume("source")
 	p.deleteClaim("source")
 	p.wantGone(volume)
 	found := p.home.FollowSnapshotTo(p.remote, "backup")
@@ -272,7 +272,7 @@ func TestNamespaceOfASnapshotTwinIsDeleted(t *testing.T) {
 	if _, err := namespaces.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	rights.give()
+	rights.grant()
 	key := found.Object.Metadata.UID
 	p.remote.Apply(fmt.Sprintf(`
 apiVersion: snapshot.storage.k8s.io/v1
@@ -316,7 +316,7 @@ spec:
 		return "", nil
 	})
 	p.home.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
-	p.home.Pod("reader", "restored", p.there)
+	p.home.Pod("reader", "restored", p.onVirtualNode)
 	p.home.WaitReady("reader")
 	p.remote.WaitReady("reader")
 	if got := p.checksum("reader"); got != want {
@@ -328,7 +328,7 @@ spec:
 
 // With the least of rights nothing of a snapshot outlives its namespace, and the cluster says so.
 func TestWhereSnapshotsAreNotKeptIsSaid(t *testing.T) {
-	p, _ := restricted(t, "minimal")
+	p, _ := newRestrictedPair(t, "minimal")
 	p.waitStatus("it says that snapshots are not kept", func(s status) bool {
 		return strings.Contains(strings.Join(s.Limits, " "), "VolumeSnapshotContents cannot be read and changed")
 	})

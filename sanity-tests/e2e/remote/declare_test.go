@@ -57,8 +57,8 @@ func putRemoteCluster(ctx context.Context, home *clusters.Cluster, name string, 
 	return nil
 }
 
-// mapped is what is said when only some namespaces are known there.
-func mapped(namespaces map[string]any) spec {
+// mappedNamespaces is what is said when only some namespaces are known there.
+func mappedNamespaces(namespaces map[string]any) spec {
 	return spec{"namespaces": map[string]any{"strategy": "Mapped", "mapping": namespaces}}
 }
 

@@ -17,7 +17,7 @@ import (
 // What cannot be meant is refused when it is written, by the API server.
 func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 	t.Parallel()
-	prepare(t)
+	ensureShared(t)
 	all, err := remoteClusters(user.Cluster(t, "home"))
 	if err != nil {
 		t.Fatal(err)
@@ -37,8 +37,8 @@ func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 		"In without values":        {"dry", spec{"nodeSelector": selects("a", "In")}, "In and NotIn need values"},
 		"Exists with values":       {"dry", spec{"nodeSelector": selects("a", "Exists", "b")}, "In and NotIn need values"},
 		"unknown operator":         {"dry", spec{"nodeSelector": selects("a", "Gt", "1")}, "Unsupported value"},
-		"no namespace mapped":      {"dry", mapped(nil), "needs a mapping"},
-		"no name of a namespace":   {"dry", mapped(map[string]any{"shop": "No"}), "spec.namespaces.mapping"},
+		"no namespace mapped":      {"dry", mappedNamespaces(nil), "needs a mapping"},
+		"no name of a namespace":   {"dry", mappedNamespaces(map[string]any{"shop": "No"}), "spec.namespaces.mapping"},
 		"unknown policy":           {"dry", spec{"bindingPolicy": "Sometimes"}, "Unsupported value"},
 		"a name that is too long":  {long, spec{}, "at most 63 characters"},
 		"no Secret":                {"dry", spec{"kubeconfigSecretRef": nil}, "kubeconfigSecretRef"},
@@ -70,7 +70,7 @@ func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 // The administrator of the connection decides over classes, policy and finalizers.
 func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 	own, mapped := "own-"+rand.String(6), "mapped-"+rand.String(6)
-	p := apart(t, spec{
+	p := newDedicatedPair(t, spec{
 		"bindingPolicy": "WaitForBound",
 		"protectTwins":  false,
 		"storageClasses": map[string]any{
@@ -88,18 +88,18 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 		}
 		p.home.Class(class)
 	}
-	heal := p.spoil(notYet)
+	removeFault := p.addFault(createUnavailable)
 	p.home.Claim("own", own, "64Mi")
 	p.home.Claim("mapped", mapped, "64Mi")
-	p.home.Pod("user", "own", p.there, also("mapped"))
-	p.waitCreating(2)
+	p.home.Pod("user", "own", p.onVirtualNode, withClaim("mapped"))
+	p.waitCreateCalls(2)
 	for _, claim := range []string{"own", "mapped"} {
-		p.wantUnbound(claim)
+		p.wantPending(claim)
 	}
-	heal()
+	removeFault()
 	p.home.WaitReady("user")
 	for claim, class := range map[string]string{"own": "reference", "mapped": "reference-immediate"} {
-		twin := p.follow(claim).twin
+		twin := p.waitVolume(claim).Twin
 		if *twin.Spec.StorageClassName != class {
 			t.Errorf("the twin of %s is of class %s, wanted %s", claim, *twin.Spec.StorageClassName, class)
 		}
@@ -114,28 +114,28 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 // Storage that others manage goes on as if the driver were not there: a claim that
 // exists only there, and one at home that is of no class of ours.
 func TestStorageOfOthersIsLeftAlone(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.remote.Claim("only-there", "reference", "64Mi")
 	none := ""
 	p.home.Claim("library", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Spec.StorageClassName, claim.Spec.VolumeName = &none, p.home.Name+"-library"
 	})
 	p.remote.Claim("library", "reference", "64Mi")
-	p.home.Pod("user", "only-there", p.pinned, also("library"))
+	p.home.Pod("user", "only-there", p.pinned, withClaim("library"))
 	p.home.WaitReady("user")
 	p.remote.Exec("user", "echo there > /data/file")
 
 	for _, claim := range []*corev1.PersistentVolumeClaim{
-		claimIn(p.remote, t, "only-there"), claimIn(p.remote, t, "library"), claimIn(p.home, t, "library"),
+		p.remote.GetClaim("only-there"), p.remote.GetClaim("library"), p.home.GetClaim("library"),
 	} {
-		if ours := marksOfOurs(claim); ours != "" {
+		if ours := findMark(claim); ours != "" {
 			t.Errorf("claim %s has %s", claim.Name, ours)
 		}
 	}
-	p.wantUnbound("library")
+	p.wantPending("library")
 }
 
-func marksOfOurs(claim *corev1.PersistentVolumeClaim) string {
+func findMark(claim *corev1.PersistentVolumeClaim) string {
 	for _, marks := range []map[string]string{claim.Labels, claim.Annotations} {
 		for key := range marks {
 			if strings.Contains(key, "storage.liqo.io/") {

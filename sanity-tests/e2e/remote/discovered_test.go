@@ -17,23 +17,23 @@ import (
 // its administrator says there of classes and policy counts.
 func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 	full := user.Cluster(t, "remote").ProxyKubeconfig()
-	p := peered(t, liqoListed, func(*pair) string { return full }, "reference-immediate")
+	p := newLiqoPair(t, liqoListed, func(*pair) string { return full }, "reference-immediate")
 	p.offload()
 	p.waitStatus("it says that it answers, and who declares it", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionTrue, "Usable") && strings.HasPrefix(s.DeclaredBy, "VirtualNode liqo-tenant-"+p.cluster+"/")
+		return hasCondition(s, "Ready", metav1.ConditionTrue, "Usable") && strings.HasPrefix(s.DeclaredBy, "VirtualNode liqo-tenant-"+p.cluster+"/")
 	})
 	listed, err := p.home.Kubectl("get", "remoteclusters", p.cluster)
 	if err != nil || !strings.Contains(listed, "Liqo") {
 		t.Errorf("it is listed as %s: %v", listed, err)
 	}
 
-	virtual := p.virtualClass("virtual", nil)
-	p.adjust(`{"storageClasses":{"mapping":{"` + virtual + `":"reference"}},"protectTwins":false}`)
+	virtual := p.createVirtualClass("virtual", nil)
+	p.patchRemoteCluster(`{"storageClasses":{"mapping":{"` + virtual + `":"reference"}},"protectTwins":false}`)
 	p.home.Claim("data", virtual, "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
-	found := p.follow("data")
-	if class := *found.twin.Spec.StorageClassName; class != "reference" {
+	found := p.waitVolume("data")
+	if class := *found.Twin.Spec.StorageClassName; class != "reference" {
 		t.Errorf("the twin is of class %s, not of the one that the RemoteCluster names", class)
 	}
 	p.waitStatus("it counts its volumes", func(s status) bool { return s.Volumes == 1 })
@@ -57,11 +57,11 @@ func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 	p.wantGone(found)
 
 	// What was said there is kept until somebody takes it back.
-	fabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", p.cluster)
+	runFabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", p.cluster)
 	p.waitStatus("nobody declares it", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionFalse, "Undeclared") && s.Volumes == 0
+		return hasCondition(s, "Ready", metav1.ConditionFalse, "Undeclared") && s.Volumes == 0
 	})
-	p.adjust(`{"storageClasses":{"mapping":null},"protectTwins":true}`)
+	p.patchRemoteCluster(`{"storageClasses":{"mapping":null},"protectTwins":true}`)
 	p.home.Eventually("the RemoteCluster goes", func(ctx context.Context) (string, error) {
 		object, err := all.Get(ctx, p.cluster, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -71,8 +71,8 @@ func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 	})
 }
 
-// adjust changes the RemoteCluster.
-func (p *pair) adjust(spec string) {
+// patchRemoteCluster changes the RemoteCluster.
+func (p *pair) patchRemoteCluster(spec string) {
 	p.t.Helper()
 	all, err := remoteClusters(p.home.Cluster)
 	if err == nil {

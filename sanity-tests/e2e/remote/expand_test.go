@@ -17,25 +17,25 @@ import (
 // This file lets volumes grow whose twins are in the other cluster: no kubelet at home
 // has them, so it is the driver that tells the claim what the kubelet there did.
 
-// notNow has nodes grow nothing, but try again.
-var notNow = storage.Fault{RPC: "NodeExpandVolume", Code: "Unavailable", Message: "the node is busy"}
+// expandUnavailable has nodes grow nothing, but try again.
+var expandUnavailable = storage.Fault{RPC: "NodeExpandVolume", Code: "Unavailable", Message: "the node is busy"}
 
-// notEver has nodes say that they never will.
-var notEver = storage.Fault{RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no room for that"}
+// expandOutOfRange has nodes say that they never will.
+var expandOutOfRange = storage.Fault{RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no room for that"}
 
-// image makes a volume whose filesystem a node has to grow, and a pod that has it.
-func (p *pair) image(claim, pod string) {
+// createXFS makes a volume whose filesystem a node has to grow, and a pod that has it.
+func (p *pair) createXFS(claim, pod string) {
 	p.t.Helper()
 	p.home.Claim(claim, "liqo-reference-xfs", "320Mi")
-	p.home.Pod(pod, claim, p.there)
+	p.home.Pod(pod, claim, p.onVirtualNode)
 	p.home.WaitReady(pod)
 	p.remote.WaitReady(pod)
-	p.follow(claim)
+	p.waitVolume(claim)
 }
 
 func TestVolumeThereGrowsThreeTimes(t *testing.T) {
-	p := offloaded(t)
-	p.image("data", "user")
+	p := newPair(t)
+	p.createXFS("data", "user")
 	p.remote.Exec("user", "echo kept > /data/file")
 	before := p.remote.WaitReady("user")
 	for _, size := range []string{"400Mi", "480Mi", "560Mi"} {
@@ -57,45 +57,45 @@ func TestVolumeThereGrowsThreeTimes(t *testing.T) {
 
 // What the claim at home says is what the twin has come to there.
 func TestClaimAtHomeWaitsForTheNodeThere(t *testing.T) {
-	p := offloaded(t)
-	p.image("data", "user")
-	heal := p.spoil(notNow)
+	p := newPair(t)
+	p.createXFS("data", "user")
+	removeFault := p.addFault(expandUnavailable)
 	p.home.Resize("data", "400Mi")
 	p.home.WaitResizing("data", corev1.PersistentVolumeClaimFileSystemResizePending)
-	p.remote.WaitEvent("user", notNow.Message)
+	p.remote.WaitEvent("user", expandUnavailable.Message)
 	p.home.WantCapacity("data", "320Mi")
 	p.wantTable("volumes", []string{"--namespace", p.home.Name}, "320Mi -> 400Mi")
-	heal()
+	removeFault()
 	p.home.WaitGrownTo(p.remote, "data", "400Mi")
 }
 
 // The resizer there begins anew whenever a node has given up.
 func TestNodeThereThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
-	p := offloaded(t)
-	p.image("data", "user")
-	heal := p.spoil(notEver)
+	p := newPair(t)
+	p.createXFS("data", "user")
+	removeFault := p.addFault(expandOutOfRange)
 	p.home.Resize("data", "400Mi")
-	p.remote.WaitEvent("user", notEver.Message)
+	p.remote.WaitEvent("user", expandOutOfRange.Message)
 	p.home.WantCapacity("data", "320Mi")
-	heal()
+	removeFault()
 	p.home.WaitGrownTo(p.remote, "data", "400Mi")
 	p.home.Resize("data", "480Mi")
 	p.home.WaitGrownTo(p.remote, "data", "480Mi")
 }
 
 func TestVolumesThereGrowWhileNoPodHasThem(t *testing.T) {
-	p := offloaded(t)
-	p.unused("folder")
+	p := newPair(t)
+	p.createUnused("folder")
 	p.home.Resize("folder", "128Mi")
 	p.home.WaitGrownTo(p.remote, "folder", "128Mi")
 
-	p.image("image", "first")
+	p.createXFS("image", "first")
 	p.home.DeletePod("first")
 	p.waitUnstaged("image")
 	p.home.Resize("image", "400Mi")
 	p.home.WaitResizing("image", corev1.PersistentVolumeClaimFileSystemResizePending)
 	p.home.WantCapacity("image", "320Mi")
-	p.home.Pod("next", "image", p.there)
+	p.home.Pod("next", "image", p.onVirtualNode)
 	p.home.WaitReady("next")
 	p.home.WaitGrownTo(p.remote, "image", "400Mi")
 }
@@ -104,7 +104,7 @@ func TestVolumesThereGrowWhileNoPodHasThem(t *testing.T) {
 // longer than its last pod lives.
 func (p *pair) waitUnstaged(claim string) {
 	p.t.Helper()
-	handle := p.follow(claim).real.Spec.CSI.VolumeHandle
+	handle := p.waitVolume(claim).Real.Spec.CSI.VolumeHandle
 	p.remote.Eventually("the volume there is unstaged", func(context.Context) (string, error) {
 		record, err := storage.BackendOf(p.remote.Cluster, storage.Reference).Volume(handle)
 		if err != nil || len(record.Stages) == 0 {
@@ -115,8 +115,8 @@ func (p *pair) waitUnstaged(claim string) {
 }
 
 func TestLowerSizeIsServedThereAfterOneThatCannotBe(t *testing.T) {
-	p := offloaded(t)
-	p.unused("data")
+	p := newPair(t)
+	p.createUnused("data")
 	p.home.Resize("data", "20Ti")
 	p.home.WaitRefused("data", "OutOfRange", "directory volumes have 1 to")
 	p.home.WantCapacity("data", "64Mi")
@@ -126,56 +126,56 @@ func TestLowerSizeIsServedThereAfterOneThatCannotBe(t *testing.T) {
 
 // The claim at home is Bound before its twin is, and Kubernetes lets only Bound claims grow.
 func TestVolumeThatIsNotMadeYetGrowsOnceItIs(t *testing.T) {
-	p := offloaded(t)
-	heal := p.spoil(notYet)
+	p := newPair(t)
+	removeFault := p.addFault(createUnavailable)
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitBound("data")
 	p.home.Resize("data", "128Mi")
 	p.home.WaitEvent("data", "VolumeResizeFailed", "Internal", "is bound only when its pod arrives there")
-	if phase := claimIn(p.remote, t, "data").Status.Phase; phase != corev1.ClaimPending {
+	if phase := p.remote.GetClaim("data").Status.Phase; phase != corev1.ClaimPending {
 		t.Errorf("the twin is %s without storage", phase)
 	}
-	heal()
+	removeFault()
 	p.home.WaitReady("user")
 	p.home.WaitGrownTo(p.remote, "data", "128Mi")
 }
 
 func TestExpansionIsRefusedWhereTheClassThereDoesNotAllowIt(t *testing.T) {
-	p := offloaded(t)
-	p.home.Claim("data", p.fixedClass(), "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p := newPair(t)
+	p.home.Claim("data", p.createFixedClass(), "64Mi")
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
-	p.follow("data")
+	p.waitVolume("data")
 	p.home.Resize("data", "128Mi")
 	p.home.WaitEvent("data", "VolumeResizeFailed", "OutOfRange",
-		fmt.Sprintf("the real class %q in the cluster %s", fixedThere(p), p.cluster), "does not allow expansion")
-	if asked := claimIn(p.remote, t, "data").Spec.Resources.Requests[corev1.ResourceStorage]; asked.String() != "64Mi" {
+		fmt.Sprintf("the real class %q in the cluster %s", fixedClass(p), p.cluster), "does not allow expansion")
+	if asked := p.remote.GetClaim("data").Spec.Resources.Requests[corev1.ResourceStorage]; asked.String() != "64Mi" {
 		t.Errorf("the twin asks for %s", asked.String())
 	}
 }
 
-// fixedClass makes a class there that does not allow expansion, and a virtual one for it
+// createFixedClass makes a class there that does not allow expansion, and a virtual one for it
 // that does.
-func (p *pair) fixedClass() (virtual string) {
+func (p *pair) createFixedClass() (virtual string) {
 	p.t.Helper()
 	wait, grows := storagev1.VolumeBindingWaitForFirstConsumer, true
 	p.remote.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: fixedThere(p)}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
+		ObjectMeta: metav1.ObjectMeta{Name: fixedClass(p)}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
 	})
 	virtual = p.home.Name + "-fixed"
 	p.home.Class(&storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
-		AllowVolumeExpansion: &grows, Parameters: map[string]string{"realStorageClass": fixedThere(p)},
+		AllowVolumeExpansion: &grows, Parameters: map[string]string{"realStorageClass": fixedClass(p)},
 	})
 	return virtual
 }
 
-func fixedThere(p *pair) string { return p.remote.Name + "-fixed-there" }
+func fixedClass(p *pair) string { return p.remote.Name + "-fixed-there" }
 
 func TestQuotaThereIsToldAndLessIsServed(t *testing.T) {
-	p := offloaded(t)
-	p.unused("data")
+	p := newPair(t)
+	p.createUnused("data")
 	p.remote.StorageQuota("little", "100Mi")
 	p.home.Resize("data", "128Mi")
 	p.home.WaitRefused("data", "OutOfRange", "exceeded quota: little")
@@ -185,12 +185,12 @@ func TestQuotaThereIsToldAndLessIsServed(t *testing.T) {
 
 // With these rights neither classes nor PersistentVolumes can be read there.
 func TestVolumesGrowWithMinimalRights(t *testing.T) {
-	p, _ := restricted(t, "minimal")
-	p.image("data", "user")
-	p.home.Claim("fixed", p.fixedClass(), "64Mi")
-	p.home.Pod("fixed", "fixed", p.there)
+	p, _ := newRestrictedPair(t, "minimal")
+	p.createXFS("data", "user")
+	p.home.Claim("fixed", p.createFixedClass(), "64Mi")
+	p.home.Pod("fixed", "fixed", p.onVirtualNode)
 	p.home.WaitReady("fixed")
-	p.follow("fixed")
+	p.waitVolume("fixed")
 	for _, size := range []string{"400Mi", "480Mi"} {
 		p.home.Resize("data", size)
 		p.home.WaitGrownTo(p.remote, "data", size)
@@ -201,9 +201,9 @@ func TestVolumesGrowWithMinimalRights(t *testing.T) {
 }
 
 func TestVolumeGrowsOnceItsClusterAnswersAgain(t *testing.T) {
-	p := apart(t, nil)
-	p.unused("data")
-	p.putSecret(spoilt(t, nobodyListens(t)))
+	p := newDedicatedPair(t, nil)
+	p.createUnused("data")
+	p.putSecret(kubeconfigWith(t, unusedPort(t)))
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
 	p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
 	p.home.Resize("data", "128Mi")

@@ -32,15 +32,15 @@ type status struct {
 	Credentials                          struct{ Expires string }
 }
 
-// shownCluster is a cluster as `liqo-csi clusters` shows it, shownVolume a volume
-// as `liqo-csi volumes` does.
-type shownCluster struct {
+// listedCluster is a cluster as `liqo-csi clusters` shows it, shownVolume a volume
+// clientWith `liqo-csi volumes` does.
+type listedCluster struct {
 	ID, Fabric, Object, State, Message, ServerVersion, Policy string
 	Nodes, Classes, Limits, Waiting                           []string
 	Volumes                                                   int
 }
 
-type shownVolume struct {
+type listedVolume struct {
 	Claim, Twin                                       *struct{ Namespace, Name string }
 	State, Message, Advice, Class, RealClass, Cluster string
 	HeldByGravity                                     bool
@@ -48,13 +48,13 @@ type shownVolume struct {
 }
 
 func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T) {
-	p := apart(t, nil)
+	p := newDedicatedPair(t, nil)
 	version, err := p.remote.Client.Discovery().ServerVersion()
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 
@@ -62,11 +62,11 @@ func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T
 	aboutClass := func(limit string) bool { return strings.Contains(limit, "cannot have volumes in the cluster") }
 	answers := func(s status) bool {
 		classes := slices.Contains(s.Classes, "reference") && slices.Contains(s.Classes, "reference-local")
-		return is(s, "Ready", metav1.ConditionTrue, "Usable") && is(s, "Reachable", metav1.ConditionTrue, "Answers") &&
+		return hasCondition(s, "Ready", metav1.ConditionTrue, "Usable") && hasCondition(s, "Reachable", metav1.ConditionTrue, "Answers") &&
 			s.ServerVersion == version.GitVersion && classes && len(slices.DeleteFunc(s.Limits, aboutClass)) == 0 && s.LastError == ""
 	}
 	p.waitStatus("it says that it answers", answers)
-	p.waitShown("it is shown as one that answers", func(c shownCluster, v shownVolume) bool {
+	p.waitListed("it is shown as one that answers", func(c listedCluster, v listedVolume) bool {
 		cluster := c.State == "Ready" && c.Fabric == "native" && c.Object == "RemoteCluster "+p.cluster && c.ServerVersion == version.GitVersion &&
 			c.Policy == "Optimistic" && slices.Equal(c.Nodes, []string{p.node}) && c.Volumes == 1 && slices.Contains(c.Classes, "reference") && len(c.Waiting) == 0
 		volume := v.State == "Bound" && v.Cluster == p.cluster && v.RealClass == "reference" && slices.Equal(v.Nodes, []string{p.node}) &&
@@ -76,14 +76,14 @@ func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T
 	p.wantTable("clusters", nil, p.cluster, "native", version.GitVersion, p.node)
 	p.wantTable("volumes", []string{"--namespace", p.home.Name}, "data", p.cluster, p.node, p.remote.Name+"/data")
 
-	p.putSecret(spoilt(t, nobodyListens(t)))
+	p.putSecret(kubeconfigWith(t, unusedPort(t)))
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
 	p.waitStatus("it says that it does not answer", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionFalse, "Unreachable") && is(s, "Reachable", metav1.ConditionFalse, "Unreachable") &&
+		return hasCondition(s, "Ready", metav1.ConditionFalse, "Unreachable") && hasCondition(s, "Reachable", metav1.ConditionFalse, "Unreachable") &&
 			s.LastError != "" && s.ServerVersion == "" && len(s.Classes) == 0
 	})
 	p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
-	p.waitShown("it is shown as one that does not", func(c shownCluster, v shownVolume) bool {
+	p.waitListed("it is shown as one that does not", func(c listedCluster, v listedVolume) bool {
 		return c.State == "Unreachable" && c.Message != "" && c.Volumes == 1 && v.State == "ClusterUnreachable" && v.Cluster == p.cluster
 	})
 	p.wantTable("clusters", nil, "Unreachable", "└ RemoteCluster "+p.cluster+": ")
@@ -101,12 +101,12 @@ func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T
 	}
 	p.waitStatus("it says what holds it", func(s status) bool {
 		ready := meta.FindStatusCondition(s.Conditions, "Ready")
-		return is(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") && strings.Contains(ready.Message, p.home.Name+"/data")
+		return hasCondition(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") && strings.Contains(ready.Message, p.home.Name+"/data")
 	})
 }
 
-// nobodyListens is an address of the other cluster where nothing answers.
-func nobodyListens(t *testing.T) func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo) {
+// unusedPort is an address of the other cluster where nothing answers.
+func unusedPort(t *testing.T) func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo) {
 	return func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
 		server, err := url.Parse(c.Server)
 		if err != nil {
@@ -117,7 +117,7 @@ func nobodyListens(t *testing.T) func(*clientcmdapi.Cluster, *clientcmdapi.AuthI
 	}
 }
 
-func is(s status, condition string, wanted metav1.ConditionStatus, reason string) bool {
+func hasCondition(s status, condition string, wanted metav1.ConditionStatus, reason string) bool {
 	found := meta.FindStatusCondition(s.Conditions, condition)
 	return found != nil && found.Status == wanted && found.Reason == reason
 }
@@ -148,18 +148,18 @@ func (p *pair) waitStatus(what string, wanted func(status) bool) {
 	})
 }
 
-// waitShown waits until both commands show this of the cluster, and of the claim
+// waitListed waits until both commands show this of the cluster, and of the claim
 // data.
-func (p *pair) waitShown(what string, wanted func(shownCluster, shownVolume) bool) {
+func (p *pair) waitListed(what string, wanted func(listedCluster, listedVolume) bool) {
 	p.t.Helper()
 	p.home.Eventually(what, func(ctx context.Context) (string, error) {
-		var clusters struct{ Clusters []shownCluster }
-		var volumes struct{ Volumes []shownVolume }
+		var clusters struct{ Clusters []listedCluster }
+		var volumes struct{ Volumes []listedVolume }
 		for into, args := range map[any][]string{
 			&clusters: {"clusters", "--output", "json"},
 			&volumes:  {"volumes", "--namespace", p.home.Name, "--output", "json"},
 		} {
-			text, err := p.look(ctx, args...)
+			text, err := p.liqoCSI(ctx, args...)
 			if err != nil {
 				return "", err
 			}
@@ -167,8 +167,8 @@ func (p *pair) waitShown(what string, wanted func(shownCluster, shownVolume) boo
 				return "", fmt.Errorf("%w: %s", err, text)
 			}
 		}
-		cluster := slices.IndexFunc(clusters.Clusters, func(c shownCluster) bool { return c.ID == p.cluster })
-		volume := slices.IndexFunc(volumes.Volumes, func(v shownVolume) bool { return v.Claim != nil && v.Claim.Name == "data" })
+		cluster := slices.IndexFunc(clusters.Clusters, func(c listedCluster) bool { return c.ID == p.cluster })
+		volume := slices.IndexFunc(volumes.Volumes, func(v listedVolume) bool { return v.Claim != nil && v.Claim.Name == "data" })
 		if cluster < 0 || volume < 0 {
 			return fmt.Sprintf("shown is %+v, %+v", clusters, volumes), nil
 		}
@@ -179,12 +179,12 @@ func (p *pair) waitShown(what string, wanted func(shownCluster, shownVolume) boo
 	})
 }
 
-// waitToldWhy waits until both commands say that the pod waits for its cordoned
+// waitCordonedReported waits until both commands say that the pod waits for its cordoned
 // cluster, and what to do.
-func (p *pair) waitToldWhy(pod, claim string) {
+func (p *pair) waitCordonedReported(pod, claim string) {
 	p.t.Helper()
 	why := fmt.Sprintf("its pod %s waits because its data is in the cluster %s, only reached through %s (cordoned); it cannot be scheduled: ", pod, p.cluster, p.node)
-	p.waitShown("why the pod waits", func(c shownCluster, v shownVolume) bool {
+	p.waitListed("why the pod waits", func(c listedCluster, v listedVolume) bool {
 		waits := func(line string) bool { return strings.HasPrefix(line, p.home.Name+"/"+claim+": "+why) }
 		return slices.ContainsFunc(c.Waiting, waits) && v.HeldByGravity && v.State == "Bound" &&
 			strings.HasPrefix(v.Message, why) && strings.Contains(v.Advice, "Uncordon")
@@ -196,7 +196,7 @@ func (p *pair) waitToldWhy(pod, claim string) {
 // wantTable is that what people read has these words.
 func (p *pair) wantTable(command string, args []string, words ...string) {
 	p.t.Helper()
-	table, err := p.look(p.t.Context(), append([]string{command}, args...)...)
+	table, err := p.liqoCSI(p.t.Context(), append([]string{command}, args...)...)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -207,9 +207,9 @@ func (p *pair) wantTable(command string, args []string, words ...string) {
 	}
 }
 
-// look runs one of the commands that look around, with what an administrator of
+// liqoCSI runs one of the commands that look around, with what an administrator of
 // the home cluster has.
-func (p *pair) look(ctx context.Context, args ...string) (string, error) {
+func (p *pair) liqoCSI(ctx context.Context, args ...string) (string, error) {
 	program, err := driver.Compile(ctx)
 	if err != nil {
 		return "", err

@@ -20,9 +20,9 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// theirs is the example of Kosmos' documentation of storage across clusters. Only
+// kosmosExample is the example of Kosmos' documentation of storage across clusters. Only
 // the image is ours, and what it runs.
-const theirs = `
+const kosmosExample = `
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
@@ -81,17 +81,17 @@ spec:
             claimName: "nginx-pvc"
 `
 
-// kosmosTurn keeps two tests from having Kosmos: it is in a cluster once.
-var kosmosTurn sync.Mutex
+// kosmosMutex keeps two tests from having Kosmos: it is in a cluster once.
+var kosmosMutex sync.Mutex
 
-// joined gives the test a cluster that has joined Kosmos, with the virtual node of the options and a
+// newKosmosPair gives the test a cluster that has joined Kosmos, with the virtual node of the options and a
 // virtual class that has the name of the real one of this driver.
-func joined(t *testing.T, namespace, class string, behind storage.Driver, options fabric.Options) *pair {
+func newKosmosPair(t *testing.T, namespace, class string, behind storage.Driver, options fabric.Options) *pair {
 	t.Helper()
 	t.Parallel()
-	kosmosTurn.Lock()
-	t.Cleanup(kosmosTurn.Unlock)
-	prepare(t)
+	kosmosMutex.Lock()
+	t.Cleanup(kosmosMutex.Unlock)
+	ensureShared(t)
 	remote := user.NewNamespaceNamed(t, user.Cluster(t, "remote"), namespace)
 	p := &pair{t: t, node: options.Node, cluster: options.KosmosCluster, remote: remote}
 	t.Cleanup(p.wantNoTwins)
@@ -100,8 +100,8 @@ func joined(t *testing.T, namespace, class string, behind storage.Driver, option
 		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: behind.Name, VolumeBindingMode: &wait,
 	})
 	options.NoNamespaces = true
-	start(t, options)
-	t.Cleanup(func() { fabricObjects(t, "home", "kosmos", "remove") })
+	startFabric(t, options)
+	t.Cleanup(func() { runFabricObjects(t, "home", "kosmos", "remove") })
 	p.join()
 
 	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), namespace)
@@ -116,28 +116,28 @@ func joined(t *testing.T, namespace, class string, behind storage.Driver, option
 func (p *pair) join() {
 	p.t.Helper()
 	kubeconfig := user.Cluster(p.t, "remote").ProxyKubeconfig()
-	fabricObjects(p.t, "home", "kosmos", "join", "--cluster", p.cluster, "--remote-kubeconfig", kubeconfig)
+	runFabricObjects(p.t, "home", "kosmos", "join", "--cluster", p.cluster, "--remote-kubeconfig", kubeconfig)
 }
 
 // The class has the name it has there, and the scheduler is Kubernetes' own.
 func TestKosmosExampleRunsAsItIs(t *testing.T) {
 	const class = "openebs-hostpath"
-	p := joined(t, "test-new", class, storage.Reference, fabric.Kosmos("cluster38"))
-	p.home.Apply(theirs)
-	pod := p.waitDeployed("app=nginx")
+	p := newKosmosPair(t, "test-new", class, storage.Reference, fabric.Kosmos("cluster38"))
+	p.home.Apply(kosmosExample)
+	pod := p.waitOnlyPod("app=nginx")
 	if pod.Spec.NodeName != p.node {
 		t.Errorf("it runs on %s", pod.Spec.NodeName)
 	}
 	p.remote.WaitReady(pod.Name)
-	found := p.follow("nginx-pvc")
-	if *found.twin.Spec.StorageClassName != class || found.real.Spec.CSI.Driver != storage.Reference.Name {
-		t.Errorf("the twin is of class %s", *found.twin.Spec.StorageClassName)
+	found := p.waitVolume("nginx-pvc")
+	if *found.Twin.Spec.StorageClassName != class || found.Real.Spec.CSI.Driver != storage.Reference.Name {
+		t.Errorf("the twin is of class %s", *found.Twin.Spec.StorageClassName)
 	}
-	wantOurs(t, p, found)
-	wantGravity(t, p, found.object)
+	p.wantMarks(found)
+	p.wantAffinity(found.Object)
 	p.remote.Exec(pod.Name, "echo kept > /data/file")
 	p.home.DeletePod(pod.Name)
-	next := p.waitDeployed("app=nginx")
+	next := p.waitOnlyPod("app=nginx")
 	p.remote.WaitReady(next.Name)
 	if got := p.remote.Exec(next.Name, "cat /data/file"); got != "kept" {
 		user.Violated(t, "the next pod reads %q", got)
@@ -147,13 +147,13 @@ func TestKosmosExampleRunsAsItIs(t *testing.T) {
 // Kosmos writes a claim over its twin if their requests are written differently.
 func TestSizeInBytesLeavesTheTwinOfKosmosAlone(t *testing.T) {
 	const class = "e2e-kosmos-bytes"
-	p := joined(t, "e2e-kosmos-bytes", class, storage.Reference, fabric.Kosmos("bytes"))
+	p := newKosmosPair(t, "e2e-kosmos-bytes", class, storage.Reference, fabric.Kosmos("bytes"))
 	for claim, size := range map[string]string{"bytes": "67108864", "decimal": "68M"} {
 		p.home.Claim(claim, class, size)
-		p.home.Pod(claim, claim, p.there)
+		p.home.Pod(claim, claim, p.onVirtualNode)
 		p.home.WaitReady(claim)
-		found := p.follow(claim)
-		wantOurs(t, p, found)
+		found := p.waitVolume(claim)
+		p.wantMarks(found)
 		p.home.DeletePod(claim)
 		p.deleteClaim(claim)
 		p.wantGone(found)
@@ -163,22 +163,22 @@ func TestSizeInBytesLeavesTheTwinOfKosmosAlone(t *testing.T) {
 // While the cluster is out of reach for the driver, the twin goes and Kosmos copies the claim.
 func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	const class = "e2e-kosmos-copy"
-	p := joined(t, "e2e-kosmos-copy", class, storage.Reference, fabric.Kosmos("copies"))
+	p := newKosmosPair(t, "e2e-kosmos-copy", class, storage.Reference, fabric.Kosmos("copies"))
 	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("writer", "data", p.there)
+	p.home.Pod("writer", "data", p.onVirtualNode)
 	p.home.WaitReady("writer")
 	p.remote.Exec("writer", "echo precious > /data/file && sync")
-	found := p.follow("data")
+	found := p.waitVolume("data")
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 	p.home.DeletePod("writer")
 
-	fabricObjects(t, "home", "kosmos", "leave", "--cluster", p.cluster)
+	runFabricObjects(t, "home", "kosmos", "leave", "--cluster", p.cluster)
 	p.setPolicy(found, corev1.PersistentVolumeReclaimRetain)
 	p.deleteTwin(found)
 	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
 	p.remote.Eventually("the twin goes", func(ctx context.Context) (string, error) {
 		none := []byte(`{"metadata":{"finalizers":null}}`)
-		_, err := claims.Patch(ctx, found.twin.Name, types.MergePatchType, none, metav1.PatchOptions{})
+		_, err := claims.Patch(ctx, found.Twin.Name, types.MergePatchType, none, metav1.PatchOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
 		}
@@ -197,8 +197,8 @@ func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	})
 
 	p.join()
-	found.real.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
-	p.waitMadeAgain(found)
+	found.Real.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	p.waitTwinRecreated(found)
 	p.home.WaitReady("reader")
 	if got := p.remote.Exec("reader", "cat /data/file"); got != "precious" {
 		user.Violated(t, "read %q", got)
@@ -210,10 +210,10 @@ func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 }
 
 // setPolicy sets the reclaim policy of a real volume, as an administrator there would.
-func (p *pair) setPolicy(v volume, policy corev1.PersistentVolumeReclaimPolicy) {
+func (p *pair) setPolicy(v user.Volume, policy corev1.PersistentVolumeReclaimPolicy) {
 	p.t.Helper()
 	patch := []byte(fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy))
-	_, err := p.remote.Client.CoreV1().PersistentVolumes().Patch(p.t.Context(), v.real.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err := p.remote.Client.CoreV1().PersistentVolumes().Patch(p.t.Context(), v.Real.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -222,11 +222,11 @@ func (p *pair) setPolicy(v volume, policy corev1.PersistentVolumeReclaimPolicy) 
 // What Kosmos writes of a twin onto its claim must not keep the claim from going.
 func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
 	const class = "e2e-kosmos-marks"
-	p := joined(t, "e2e-kosmos-marks", class, storage.Reference, fabric.Kosmos("marks"))
+	p := newKosmosPair(t, "e2e-kosmos-marks", class, storage.Reference, fabric.Kosmos("marks"))
 	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
-	found := p.follow("data")
+	found := p.waitVolume("data")
 	// Kosmos writes a claim home that bore its mark before the change.
 	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
 	for _, mark := range []string{`"true"`, `null`} {
@@ -256,19 +256,19 @@ func TestVolumeIsOnTheNodeThatKosmosRepresents(t *testing.T) {
 	const class = "e2e-kosmos-node"
 	nodes := user.Cluster(t, "remote").Nodes()
 	node := nodes[len(nodes)-1].Name
-	p := joined(t, "e2e-kosmos-node", class, storage.Local, fabric.KosmosNode("nodes", node))
+	p := newKosmosPair(t, "e2e-kosmos-node", class, storage.Local, fabric.KosmosNode("nodes", node))
 	other := fabric.KosmosNode("nodes", nodes[0].Name)
 	other.NoNamespaces = true
-	start(t, other)
+	startFabric(t, other)
 	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
-	found := p.follow("data")
-	if told := found.twin.Annotations["volume.kubernetes.io/selected-node"]; told != node {
+	found := p.waitVolume("data")
+	if told := found.Twin.Annotations["volume.kubernetes.io/selected-node"]; told != node {
 		t.Errorf("the twin is told the node %q, want %s", told, node)
 	}
 	p.home.DeletePod("user")
-	anywhere := func(pod *corev1.Pod) { p.there(pod); pod.Spec.NodeSelector = nil }
+	anywhere := func(pod *corev1.Pod) { p.onVirtualNode(pod); pod.Spec.NodeSelector = nil }
 	p.home.Pod("next", "data", anywhere)
 	if next := p.home.WaitReady("next"); next.Spec.NodeName != node {
 		user.Violated(t, "the next pod is on %s, its volume on %s", next.Spec.NodeName, node)
@@ -278,8 +278,8 @@ func TestVolumeIsOnTheNodeThatKosmosRepresents(t *testing.T) {
 	p.wantGone(found)
 }
 
-// waitDeployed waits until exactly one pod with the label is ready.
-func (p *pair) waitDeployed(label string) (pod *corev1.Pod) {
+// waitOnlyPod waits until exactly one pod with the label is ready.
+func (p *pair) waitOnlyPod(label string) (pod *corev1.Pod) {
 	p.t.Helper()
 	p.home.Eventually("a pod with "+label, func(ctx context.Context) (string, error) {
 		pods, err := p.home.Client.CoreV1().Pods(p.home.Name).List(ctx, metav1.ListOptions{LabelSelector: label})

@@ -12,9 +12,9 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// refused are kubeconfigs that would let their author act through the driver, by
+// refusedKubeconfigs are kubeconfigs that would let their author act through the driver, by
 // the words that name the field.
-var refused = map[string]func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo){
+var refusedKubeconfigs = map[string]func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo){
 	"exec: commands are never run": func(_ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
 		u.Exec = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: "/bin/sh", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
 	},
@@ -34,23 +34,23 @@ var refused = map[string]func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo){
 
 // Nothing is restarted: the Secret is followed.
 func TestKubeconfigIsRefusedUntilItIsCorrected(t *testing.T) {
-	p := apart(t, nil)
-	p.putSecret(spoilt(t, refused["exec: commands are never run"]))
+	p := newDedicatedPair(t, nil)
+	p.putSecret(kubeconfigWith(t, refusedKubeconfigs["exec: commands are never run"]))
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
-	for i, field := range slices.Sorted(maps.Keys(refused)) {
-		p.putSecret(spoilt(t, refused[field]))
+	for i, field := range slices.Sorted(maps.Keys(refusedKubeconfigs)) {
+		p.putSecret(kubeconfigWith(t, refusedKubeconfigs[field]))
 		claim := "claim-" + string(rune('a'+i))
 		p.home.Claim(claim, "liqo-reference", "64Mi")
 		p.home.Pod(claim, claim, p.pinned)
 		p.home.WaitEvent(claim, "ProvisioningFailed", "cluster "+p.cluster, "cannot be used", field)
-		p.wantUnbound(claim)
+		p.wantPending(claim)
 		p.home.DeletePod(claim)
 	}
 	p.waitCapacity("liqo-reference", func(room int64) bool { return room == 0 })
 
 	p.putSecret(shared.kubeconfig)
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
 	p.waitCapacity("liqo-reference", func(room int64) bool { return room > 0 })
 }
@@ -62,8 +62,8 @@ func (p *pair) putSecret(kubeconfig []byte) {
 	}
 }
 
-// spoilt is the kubeconfig that works, but for this.
-func spoilt(t *testing.T, spoil func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
+// kubeconfigWith is the kubeconfig that works, but for this.
+func kubeconfigWith(t *testing.T, spoil func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
 	t.Helper()
 	config, err := clientcmd.Load(shared.kubeconfig)
 	if err != nil {

@@ -19,25 +19,25 @@ import (
 // movedClass is one to which a volume moves within the remote cluster.
 const movedClass = "e2e-moved"
 
-// counting writes one number after the other, each when the one before is on the disk, and goes on
-// where it was stopped.
-const counting = `i=$(tail -n 1 ` + user.DataPath + `/log 2>/dev/null || echo 0)
+// countScript writes one number after the other, each when the one before is on the disk, and goes on
+// namespace it was stopped.
+const countScript = `i=$(tail -n 1 ` + user.DataPath + `/log 2>/dev/null || echo 0)
 while true; do i=$((i+1)); echo $i >> ` + user.DataPath + `/log; sync; done`
 
 // A database of sorts moves to another cluster and back while it writes: its claim stays, and no
 // number is missing.
 func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	pod, here := p.counter("counter", "data"), p.home.Cluster.Nodes()[0].Name
+	pod, here := p.createCounter("counter", "data"), p.home.Cluster.Nodes()[0].Name
 	p.home.WaitOn(pod, here)
 	uid := p.claimUID("data")
-	before := p.numbers(p.home, pod)
+	before := p.countNumbers(p.home, pod)
 
 	p.move(t, "data", "--target-node", p.node, "--evict")
 	p.home.WaitOn(pod, p.node)
 	p.remote.WaitReady(pod)
-	there := p.numbers(p.remote, pod)
+	there := p.countNumbers(p.remote, pod)
 	if there < before {
 		user.Violated(t, "%d numbers had been written, and %d are there", before, there)
 	}
@@ -49,25 +49,25 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.run(t, "move", "undo", name, "-n", p.home.Name)
+	p.mustRun(t, "move", "undo", name, "-n", p.home.Name)
 	p.home.WaitOn(pod, here)
-	if again := p.numbers(p.home, pod); again < there {
+	if again := p.countNumbers(p.home, pod); again < there {
 		user.Violated(t, "%d numbers had been written there, and %d are back", there, again)
 	}
 	if now := p.claimUID("data"); now != uid {
 		t.Errorf("the claim has the uid %s after the way back, and had %s", now, uid)
 	}
 	// The sources of both are still kept.
-	p.forgetMoves(t)
+	p.deleteMoves(t)
 }
 
 // While the last changes of a remote source are copied, and after the commit, no pod there starts with its
 // twin; after a cancelled cut-over one does.
 func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	here := p.home.Cluster.Nodes()[0].Name
-	pod := p.home.Set("writer", "data", preferring([]string{p.node}, []string{here}))
+	pod := p.home.Set("writer", "data", preferNodes([]string{p.node}, []string{here}))
 	p.home.WaitOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	real := p.home.FollowTo(p.remote, "data").Real
@@ -112,16 +112,16 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 	if got := p.home.Exec(pod, "cat "+user.DataPath+"/"+through+" | wc -c"); got != "30000000" {
 		user.Violated(t, "%s bytes of the last changes were copied", got)
 	}
-	p.forgetMoves(t)
+	p.deleteMoves(t)
 }
 
 // A device moves to another cluster, without its pods, and back, beside them.
 func TestDeviceMovesThereAndBack(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "16Mi", user.Block)
 	here := p.home.Cluster.Nodes()[0].Name
 	sum := p.home.FillDevice("data", here)
-	pod := p.home.Set("counter", "data", preferring([]string{here}, []string{p.node}), user.CountOnDevice)
+	pod := p.home.Set("counter", "data", preferNodes([]string{here}, []string{p.node}), user.CountOnDevice)
 	p.home.WaitOn(pod, here)
 	uid, count := p.claimUID("data"), p.home.DeviceCount(pod)
 	for _, leg := range []struct {
@@ -146,16 +146,16 @@ func TestDeviceMovesThereAndBack(t *testing.T) {
 		if now := p.claimUID("data"); now != uid {
 			t.Errorf("the claim has the uid %s, and had %s", now, uid)
 		}
-		p.forgetMoves(t)
+		p.deleteMoves(t)
 	}
 }
 
 // A database moves to another cluster and back while it writes, and has all that it had confirmed.
 func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "320Mi")
 	here := p.home.Cluster.Nodes()[0].Name
-	pod := p.home.Set("database", "data", preferring([]string{here}, []string{p.node}), user.Etcd, func(pod *corev1.Pod) {
+	pod := p.home.Set("database", "data", preferNodes([]string{here}, []string{p.node}), user.Etcd, func(pod *corev1.Pod) {
 		pod.Spec.TerminationGracePeriodSeconds = new(int64(10))
 	})
 	p.home.WaitOn(pod, here)
@@ -186,17 +186,17 @@ func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
 		if now := p.claimUID("data"); now != uid {
 			t.Errorf("the claim has the uid %s, and had %s", now, uid)
 		}
-		p.forgetMoves(t)
+		p.deleteMoves(t)
 	}
 }
 
 // What one pod mounts moves together: two volumes in two clusters would fit no node.
 func TestClaimsOfOnePodMoveTogether(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	p.home.Claim("log", "liqo-reference", "64Mi")
 	here := p.home.Cluster.Nodes()[0].Name
-	pod := p.home.Set("user", "data", preferring([]string{here}, []string{p.node}), also("log"))
+	pod := p.home.Set("user", "data", preferNodes([]string{here}, []string{p.node}), withClaim("log"))
 	p.home.WaitOn(pod, here)
 	p.home.Exec(pod, "echo of data > /data/file; echo of log > /log/file; sync")
 
@@ -212,15 +212,15 @@ func TestClaimsOfOnePodMoveTogether(t *testing.T) {
 // All pods that share a volume are sent away, from every node, and come back to it in the other
 // cluster. What each has written is there.
 func TestMoveOfAVolumeThatPodsOnSeveralNodesShare(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("shared", "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 	})
 	var pods []string
 	for at, node := range p.home.Cluster.Nodes() {
 		name := fmt.Sprintf("user%d", at)
-		pod := p.home.Set(name, "shared", preferring([]string{node.Name}, []string{p.node}), func(pod *corev1.Pod) {
-			pod.Spec.Containers[0].Command = []string{"sh", "-c", strings.ReplaceAll(counting, "/log", "/"+name)}
+		pod := p.home.Set(name, "shared", preferNodes([]string{node.Name}, []string{p.node}), func(pod *corev1.Pod) {
+			pod.Spec.Containers[0].Command = []string{"sh", "-c", strings.ReplaceAll(countScript, "/log", "/"+name)}
 		})
 		p.home.WaitOn(pod, node.Name)
 		p.home.WaitReady(pod)
@@ -230,7 +230,7 @@ func TestMoveOfAVolumeThatPodsOnSeveralNodesShare(t *testing.T) {
 	for at, pod := range pods {
 		p.home.WaitOn(pod, p.node)
 		p.remote.WaitReady(pod)
-		p.numbersIn(p.remote, pod, fmt.Sprintf("user%d", at))
+		p.countNumbersIn(p.remote, pod, fmt.Sprintf("user%d", at))
 	}
 }
 
@@ -238,7 +238,7 @@ func TestMoveOfAVolumeThatPodsOnSeveralNodesShare(t *testing.T) {
 // each. Behind both is the same cluster, in two namespaces.
 func TestMoveFromOneRemoteClusterToAnother(t *testing.T) {
 	t.Parallel()
-	prepare(t)
+	ensureShared(t)
 	there := user.Cluster(t, "remote")
 	p := &pair{t: t, node: sharedNode, cluster: sharedName, remote: user.NewNamespace(t, there)}
 	other := &pair{t: t, cluster: p.remote.Name, node: "virtual-" + p.remote.Name}
@@ -247,27 +247,27 @@ func TestMoveFromOneRemoteClusterToAnother(t *testing.T) {
 		p.wantNoTwins()
 		other.wantNoTwins()
 	})
-	other.declare(mapped(map[string]any{p.remote.Name: other.remote.Name}))
-	t.Cleanup(other.retract)
+	other.declare(mappedNamespaces(map[string]any{p.remote.Name: other.remote.Name}))
+	t.Cleanup(other.undeclare)
 	options := virtualNode(other.node, other.cluster)
 	options.Namespace = func(home string) (string, bool) { return other.remote.Name, home == p.remote.Name }
-	start(t, options)
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), other.node, other.cluster); err != nil {
+	startFabric(t, options)
+	if err := waitMarked(t.Context(), user.Cluster(t, "home"), other.node, other.cluster); err != nil {
 		t.Fatal(err)
 	}
 	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), p.remote.Name)
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	pod := p.home.Set("counter", "data", preferring([]string{p.node}, []string{other.node}), func(pod *corev1.Pod) {
-		pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
+	pod := p.home.Set("counter", "data", preferNodes([]string{p.node}, []string{other.node}), func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", countScript}
 	})
 	p.home.WaitOn(pod, p.node)
 	p.remote.WaitReady(pod)
-	before, uid := p.numbers(p.remote, pod), p.claimUID("data")
+	before, uid := p.countNumbers(p.remote, pod), p.claimUID("data")
 
 	p.move(t, "data", "--target-node", other.node, "--evict")
 	p.home.WaitOn(pod, other.node)
 	other.remote.WaitReady(pod)
-	if there := p.numbers(other.remote, pod); there < before {
+	if there := p.countNumbers(other.remote, pod); there < before {
 		user.Violated(t, "%d numbers had been written, and %d are there", before, there)
 	}
 	if now := p.claimUID("data"); now != uid {
@@ -276,17 +276,17 @@ func TestMoveFromOneRemoteClusterToAnother(t *testing.T) {
 }
 
 // Within one remote cluster a volume moves to another class and back while it is written to. Pods
-// there find it under the name of the claim all the time.
+// onVirtualNode find it under the name of the claim all the time.
 func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
-	p := offloaded(t)
-	p.remote.Class(notToldOf(movedClass))
+	p := newPair(t)
+	p.remote.Class(classWithoutCapacity(movedClass))
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	pod := p.home.Set("counter", "data", preferring([]string{p.node}, []string{p.node}), func(pod *corev1.Pod) {
-		pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
+	pod := p.home.Set("counter", "data", preferNodes([]string{p.node}, []string{p.node}), func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", countScript}
 	})
 	p.home.WaitOn(pod, p.node)
 	p.remote.WaitReady(pod)
-	uid, count := p.claimUID("data"), p.numbers(p.remote, pod)
+	uid, count := p.claimUID("data"), p.countNumbers(p.remote, pod)
 	was := p.home.FollowTo(p.remote, "data")
 
 	for _, leg := range []struct {
@@ -301,13 +301,13 @@ func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.run(t, "move", "undo", name, "-n", p.home.Name)
+			p.mustRun(t, "move", "undo", name, "-n", p.home.Name)
 		}},
 	} {
 		leg.move()
 		p.home.WaitOn(pod, p.node)
 		p.remote.WaitReady(pod)
-		now := p.numbers(p.remote, pod)
+		now := p.countNumbers(p.remote, pod)
 		if now < count {
 			user.Violated(t, "in class %s there are %d numbers, and %d had been written", leg.class, now, count)
 		}
@@ -321,33 +321,33 @@ func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
 		}
 		was = found
 	}
-	p.forgetMoves(t)
+	p.deleteMoves(t)
 }
 
-// forgetMoves deletes all moves, and with that what is kept at their sources.
-func (p *pair) forgetMoves(t *testing.T) {
+// deleteMoves deletes all moves, and with that what is kept at their sources.
+func (p *pair) deleteMoves(t *testing.T) {
 	t.Helper()
 	if out, err := p.home.Kubectl("delete", "volumemoves", "--all"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 }
 
-// counter starts one pod that counts on the claim, at home rather than there, and again wherever
+// createCounter starts one pod that counts on the claim, at home rather than there, and again wherever
 // its data is when it is evicted.
-func (p *pair) counter(name, claim string) (pod string) {
+func (p *pair) createCounter(name, claim string) (pod string) {
 	here := []string{p.home.Cluster.Nodes()[0].Name}
-	return p.home.Set(name, claim, preferring(here, []string{p.node}), func(pod *corev1.Pod) {
-		pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
+	return p.home.Set(name, claim, preferNodes(here, []string{p.node}), func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", countScript}
 	})
 }
 
-// numbers counts what the pod has written, and fails if a number is missing.
-func (p *pair) numbers(where *user.Namespace, pod string) int {
+// countNumbers counts what the pod has written, and fails if a number is missing.
+func (p *pair) countNumbers(where *user.Namespace, pod string) int {
 	p.t.Helper()
-	return p.numbersIn(where, pod, "log")
+	return p.countNumbersIn(where, pod, "log")
 }
 
-func (p *pair) numbersIn(where *user.Namespace, pod, file string) int {
+func (p *pair) countNumbersIn(where *user.Namespace, pod, file string) int {
 	p.t.Helper()
 	var last int
 	where.Eventually(pod+" has written", func(context.Context) (string, error) {
@@ -381,10 +381,10 @@ func (p *pair) claimUID(claim string) types.UID {
 // move moves the volume of a claim, and waits for the end.
 func (p *pair) move(t *testing.T, claim string, args ...string) string {
 	t.Helper()
-	return p.run(t, append([]string{"move", "volume", claim, "--namespace", p.home.Name}, args...)...)
+	return p.mustRun(t, append([]string{"move", "volume", claim, "--namespace", p.home.Name}, args...)...)
 }
 
-func (p *pair) run(t *testing.T, args ...string) string {
+func (p *pair) mustRun(t *testing.T, args ...string) string {
 	t.Helper()
 	program, err := driver.Compile(t.Context())
 	if err != nil {

@@ -43,16 +43,16 @@ func (c *connection) token() string {
 	return config.BearerToken
 }
 
-// as is a client of the remote cluster with this token. The kubeconfig has the address for pods; this one has that
+// clientWith is a client of the remote cluster with this token. The kubeconfig has the address for pods; this one has that
 // for tests.
-func (c *connection) as(token string) kubernetes.Interface {
+func (c *connection) clientWith(token string) kubernetes.Interface {
 	config := rest.CopyConfig(c.anonymous)
 	config.BearerToken = token
 	return kubernetes.NewForConfigOrDie(config)
 }
 
-// tokenFor is a request for a token that is valid for so long, bound to this Secret unless it is empty.
-func tokenFor(bound string, seconds int64) *authenticationv1.TokenRequest {
+// tokenRequest is a request for a token that is valid for so long, bound to this Secret unless it is empty.
+func tokenRequest(bound string, seconds int64) *authenticationv1.TokenRequest {
 	spec := authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}
 	if bound != "" {
 		spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: bound}
@@ -60,19 +60,19 @@ func tokenFor(bound string, seconds int64) *authenticationv1.TokenRequest {
 	return &authenticationv1.TokenRequest{Spec: spec}
 }
 
-// thief renews a stolen token over and over.
-type thief struct {
+// stolenTokens renews a stolen token over and over.
+type stolenTokens struct {
 	tokens []string
-	// refused is when a token was refused first.
+	// refusedKubeconfigs is when a token was refused first.
 	refused time.Time
 	err     error
 }
 
-// steal begins with the token of the driver, and goes on until it is stopped.
-func (c *connection) steal() (stop func() thief) {
+// renewStolen begins with the token of the driver, and goes on until it is stopped.
+func (c *connection) renewStolen() (stop func() stolenTokens) {
 	c.t.Helper()
-	held := thief{tokens: []string{c.token()}}
-	client := c.as(held.tokens[0])
+	held := stolenTokens{tokens: []string{c.token()}}
+	client := c.clientWith(held.tokens[0])
 	if _, err := client.CoreV1().PersistentVolumeClaims(c.remote.Name).List(c.t.Context(), metav1.ListOptions{}); err != nil {
 		c.t.Fatalf("the kubeconfig does not work before it is revoked: %v", err)
 	}
@@ -81,11 +81,11 @@ func (c *connection) steal() (stop func() thief) {
 	running.Go(func() {
 		for ctx.Err() == nil {
 			given, err := client.CoreV1().ServiceAccounts(c.access).CreateToken(ctx, "liqo-csi-remote",
-				tokenFor("liqo-csi-session", 3600), metav1.CreateOptions{})
+				tokenRequest("liqo-csi-session", 3600), metav1.CreateOptions{})
 			switch {
 			case err == nil:
 				held.tokens = append(held.tokens, given.Status.Token)
-				client = c.as(given.Status.Token)
+				client = c.clientWith(given.Status.Token)
 			case apierrors.IsUnauthorized(err) && held.refused.IsZero():
 				held.refused = time.Now()
 			case ctx.Err() == nil && !apierrors.IsUnauthorized(err):
@@ -97,7 +97,7 @@ func (c *connection) steal() (stop func() thief) {
 			}
 		}
 	})
-	return func() thief {
+	return func() stolenTokens {
 		cancel()
 		running.Wait()
 		return held
@@ -109,15 +109,15 @@ func (c *connection) steal() (stop func() thief) {
 func TestSessionOfAStolenKubeconfigIsEndedByOneCommand(t *testing.T) {
 	c := newConnection(t)
 	c.connect(nil, "--level", "full")
-	start(t, virtualNode(c.node, c.cluster))
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), c.node, c.cluster); err != nil {
+	startFabric(t, virtualNode(c.node, c.cluster))
+	if err := waitMarked(t.Context(), user.Cluster(t, "home"), c.node, c.cluster); err != nil {
 		t.Fatal(err)
 	}
-	found := c.written()
-	stop := c.steal()
+	found := c.createWithData()
+	stop := c.renewStolen()
 	c.remote.Eventually("a token is renewed with the stolen one", func(ctx context.Context) (string, error) {
-		_, err := c.as(c.token()).CoreV1().ServiceAccounts(c.access).CreateToken(ctx, "liqo-csi-remote",
-			tokenFor("liqo-csi-session", 3600), metav1.CreateOptions{})
+		_, err := c.clientWith(c.token()).CoreV1().ServiceAccounts(c.access).CreateToken(ctx, "liqo-csi-remote",
+			tokenRequest("liqo-csi-session", 3600), metav1.CreateOptions{})
 		return "", err
 	})
 
@@ -126,7 +126,7 @@ func TestSessionOfAStolenKubeconfigIsEndedByOneCommand(t *testing.T) {
 	took := time.Since(began)
 	held := stop()
 	for i, token := range held.tokens {
-		_, err := c.as(token).CoreV1().PersistentVolumeClaims(c.remote.Name).List(t.Context(), metav1.ListOptions{})
+		_, err := c.clientWith(token).CoreV1().PersistentVolumeClaims(c.remote.Name).List(t.Context(), metav1.ListOptions{})
 		if !apierrors.IsUnauthorized(err) {
 			user.ViolatedNow(t, "token %d of %d that came of the stolen one is still valid: %v", i+1, len(held.tokens), err)
 		}
@@ -138,9 +138,9 @@ func TestSessionOfAStolenKubeconfigIsEndedByOneCommand(t *testing.T) {
 		len(held.tokens)-1, held.refused.Sub(began).Seconds(), took.Seconds())
 
 	c.waitCondition("data", "True", "TwinBound")
-	c.wantPrecious()
-	later := c.used("later", "true")
-	for claim, v := range map[string]volume{"data": found, "later": later} {
+	c.wantData()
+	later := c.createAndRun("later", "true")
+	for claim, v := range map[string]user.Volume{"data": found, "later": later} {
 		c.deleteClaim(claim)
 		c.wantGone(v)
 	}
@@ -151,7 +151,7 @@ func TestSessionOfAStolenKubeconfigIsEndedByOneCommand(t *testing.T) {
 // While the link is cut, the token expires. What runs there goes on; when the link is back, the driver says which
 // command repairs it, and it does.
 func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
-	kubeconfig, link := proxied(t)
+	kubeconfig, link := throughProxy(t)
 	through, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
 		t.Fatal(err)
@@ -159,27 +159,27 @@ func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
 	c := newConnection(t)
 	c.server = through.Host
 	c.connect(nil, "--level", "full")
-	start(t, virtualNode(c.node, c.cluster))
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), c.node, c.cluster); err != nil {
+	startFabric(t, virtualNode(c.node, c.cluster))
+	if err := waitMarked(t.Context(), user.Cluster(t, "home"), c.node, c.cluster); err != nil {
 		t.Fatal(err)
 	}
 	c.home.Claim("data", "liqo-reference", "64Mi")
-	c.home.Pod("writer", "data", c.there)
+	c.home.Pod("writer", "data", c.onVirtualNode)
 	c.home.WaitReady("writer")
 	c.remote.Exec("writer", "echo precious > /data/file && sync")
 	pod := c.remote.WaitReady("writer")
-	found := c.follow("data")
+	found := c.waitVolume("data")
 
-	expires := c.shorten(45 * time.Second)
+	expires := c.setExpiry(45 * time.Second)
 	c.waitStatus("it uses the token that expires soon", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionTrue, "Usable") && s.Credentials.Expires == expires.UTC().Format(time.RFC3339)
+		return hasCondition(s, "Ready", metav1.ConditionTrue, "Usable") && s.Credentials.Expires == expires.UTC().Format(time.RFC3339)
 	})
 	token := c.token()
 	link(faults.Setting{Mode: faults.Hang})
 	cut := time.Now()
 	c.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
 	c.remote.Eventually("the token expires", func(ctx context.Context) (string, error) {
-		_, err := c.as(token).CoreV1().PersistentVolumeClaims(c.remote.Name).List(ctx, metav1.ListOptions{})
+		_, err := c.clientWith(token).CoreV1().PersistentVolumeClaims(c.remote.Name).List(ctx, metav1.ListOptions{})
 		if apierrors.IsUnauthorized(err) {
 			return "", nil
 		}
@@ -190,7 +190,7 @@ func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
 	back := time.Now()
 	wayOut := "liqo-csi connect " + c.cluster
 	c.waitStatus("it says what to do", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionFalse, "Unreachable") && strings.Contains(s.LastError, "expired at") &&
+		return hasCondition(s, "Ready", metav1.ConditionFalse, "Unreachable") && strings.Contains(s.LastError, "expired at") &&
 			strings.Contains(s.LastError, wayOut)
 	})
 	c.home.Eventually("doctor says what to do", func(ctx context.Context) (string, error) {
@@ -212,9 +212,9 @@ func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
 	if got := c.remote.Exec("writer", "cat /data/file"); got != "precious\nmeanwhile" {
 		user.Violated(t, "the pod reads %q", got)
 	}
-	later := c.used("later", "true")
+	later := c.createAndRun("later", "true")
 	c.home.DeletePod("writer")
-	for claim, v := range map[string]volume{"data": found, "later": later} {
+	for claim, v := range map[string]user.Volume{"data": found, "later": later} {
 		c.deleteClaim(claim)
 		c.wantGone(v)
 	}
@@ -222,9 +222,9 @@ func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
 	c.wantNothingLeft()
 }
 
-// shorten gives the driver the same token with this end. The API server accepts it for a minute longer. It is issued just
+// setExpiry gives the driver the same token with this end. The API server accepts it for a minute longer. It is issued just
 // before it ends, so that it is not due to be renewed any earlier.
-func (c *connection) shorten(life time.Duration) (expires time.Time) {
+func (c *connection) setExpiry(life time.Duration) (expires time.Time) {
 	c.t.Helper()
 	secret := c.kubeconfigSecret()
 	config, err := clientcmd.Load(secret.Data["kubeconfig"])

@@ -26,14 +26,14 @@ const (
 	oldVariable = "LIQO_CSI_OLD_BINARY"
 )
 
-// place is one of the two clusters: how pods of the home cluster get there, and what follows a volume.
-type place struct {
+// site is one of the two clusters: how pods of the home cluster get there, and what follows a volume.
+type site struct {
 	name string
-	// where pods run.
-	where  *user.Namespace
-	choose func(*corev1.Pod)
-	// behind is what a claim has there; the function that it returns waits until that is gone.
-	behind func(claim string) (gone func())
+	// namespace pods run.
+	namespace *user.Namespace
+	schedule  func(*corev1.Pod)
+	// find is what a claim has there; the function that it returns waits until that is gone.
+	find func(claim string) (gone func())
 
 	counter types.UID
 	count   int
@@ -47,7 +47,7 @@ func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
 	if program == "" {
 		t.Skipf("%s names no program of commit %.7s: git worktree add DIR %[2]s, and cargo build --locked in DIR", oldVariable, oldCommit)
 	}
-	p := offloadedAlone(t)
+	p := newSerialPair(t)
 	home := p.home.Cluster
 	helm, err := chart.New(t.Context())
 	if err != nil {
@@ -71,7 +71,7 @@ func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			p.defineAnew()
+			p.applyCRDs()
 			install(user.Afterwards(t), "", "")
 		}
 	})
@@ -85,29 +85,29 @@ func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
 	}
 	install(t.Context(), program, old)
 	p.wantMarked()
-	places := []*place{
-		{name: "here", where: p.home, choose: user.OnNode(home.Nodes()[0].Name), behind: p.behindHere},
-		{name: "there", where: p.remote, choose: p.there, behind: func(claim string) func() {
-			v := p.follow(claim)
+	places := []*site{
+		{name: "here", namespace: p.home, schedule: user.OnNode(home.Nodes()[0].Name), find: p.findAtHome},
+		{name: "there", namespace: p.remote, schedule: p.onVirtualNode, find: func(claim string) func() {
+			v := p.waitVolume(claim)
 			return func() { p.wantGone(v) }
 		}},
 	}
 	for _, at := range places {
 		p.home.Claim("counted-"+at.name, "liqo-reference", "64Mi")
 		p.home.Claim("visited-"+at.name, "liqo-reference", "64Mi")
-		p.home.Pod("counter-"+at.name, "counted-"+at.name, at.choose, func(pod *corev1.Pod) {
-			pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
+		p.home.Pod("counter-"+at.name, "counted-"+at.name, at.schedule, func(pod *corev1.Pod) {
+			pod.Spec.Containers[0].Command = []string{"sh", "-c", countScript}
 		})
-		p.home.Pod("visitor-"+at.name, "visited-"+at.name, at.choose)
-		at.counter = at.where.WaitReady("counter-" + at.name).UID
-		at.where.WaitReady("visitor-" + at.name)
-		p.makeDoomed(at, "old")
+		p.home.Pod("visitor-"+at.name, "visited-"+at.name, at.schedule)
+		at.counter = at.namespace.WaitReady("counter-" + at.name).UID
+		at.namespace.WaitReady("visitor-" + at.name)
+		p.createForNextVersion(at, "old")
 	}
 
-	p.defineAnew()
+	p.applyCRDs()
 	install(t.Context(), "", archives[0])
 	p.wantMarked()
-	p.wantServed(places, "old", "new")
+	p.wantWorking(places, "old", "new")
 
 	if err := driver.ImportProgram(t.Context(), home, program); err != nil {
 		t.Fatal(err)
@@ -116,17 +116,17 @@ func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.wantMarked()
-	p.wantServed(places, "new", "back")
+	p.wantWorking(places, "new", "back")
 
 	// Whatever comes next finds the current version, which has to do with what the old one left.
 	install(t.Context(), "", "")
 	p.wantMarked()
-	p.wantServed(places, "back", "last")
+	p.wantWorking(places, "back", "last")
 	for _, at := range places {
 		p.home.DeletePod("counter-" + at.name)
 		p.home.DeletePod("visitor-" + at.name)
 		for _, claim := range []string{"counted-", "visited-", "last-"} {
-			gone := at.behind(claim + at.name)
+			gone := at.find(claim + at.name)
 			p.deleteClaim(claim + at.name)
 			gone()
 		}
@@ -150,8 +150,8 @@ func chartAt(t *testing.T, commit string) (folder string) {
 	return filepath.Join(folder, inside)
 }
 
-// defineAnew applies the definitions of the current version.
-func (p *pair) defineAnew() {
+// applyCRDs applies the definitions of the current version.
+func (p *pair) applyCRDs() {
 	p.t.Helper()
 	ctx := user.Afterwards(p.t)
 	program, err := driver.Compile(ctx)
@@ -172,13 +172,13 @@ func (p *pair) defineAnew() {
 // wantMarked waits until pods with claims can be sent there.
 func (p *pair) wantMarked() {
 	p.t.Helper()
-	if err := awaitMarked(p.t.Context(), p.home.Cluster, p.node, p.cluster); err != nil {
+	if err := waitMarked(p.t.Context(), p.home.Cluster, p.node, p.cluster); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-// behindHere follows a volume at home.
-func (p *pair) behindHere(claim string) (gone func()) {
+// findAtHome follows a volume at home.
+func (p *pair) findAtHome(claim string) (gone func()) {
 	v := p.home.Follow(claim)
 	return func() {
 		p.t.Helper()
@@ -200,50 +200,50 @@ func (p *pair) behindHere(claim string) (gone func()) {
 	}
 }
 
-// makeDoomed makes a claim that another version is going to delete.
-func (p *pair) makeDoomed(at *place, version string) {
+// createForNextVersion makes a claim that another version is going to delete.
+func (p *pair) createForNextVersion(at *site, version string) {
 	p.t.Helper()
 	claim := version + "-" + at.name
 	p.home.Claim(claim, "liqo-reference", "64Mi")
-	p.home.Pod(claim, claim, at.choose)
-	at.where.WaitReady(claim)
-	at.where.Exec(claim, "echo "+claim+" > /data/file && sync")
+	p.home.Pod(claim, claim, at.schedule)
+	at.namespace.WaitReady(claim)
+	at.namespace.Exec(claim, "echo "+claim+" > /data/file && sync")
 	p.home.DeletePod(claim)
-	at.where.WaitGone("pod", claim)
+	at.namespace.WaitGone("pod", claim)
 }
 
-// wantServed: what was there before goes on and can be used and deleted, and this version makes the same.
-func (p *pair) wantServed(places []*place, before, version string) {
+// wantWorking: what was there before goes on and can be used and deleted, and this version makes the same.
+func (p *pair) wantWorking(places []*site, before, version string) {
 	p.t.Helper()
 	for _, at := range places {
 		counter, visitor := "counter-"+at.name, "visitor-"+at.name
-		pod := at.where.WaitReady(counter)
+		pod := at.namespace.WaitReady(counter)
 		if restarts := pod.Status.ContainerStatuses[0].RestartCount; pod.UID != at.counter || restarts != 0 {
 			user.Violated(p.t, "%s: %s is pod %s with %d restarts, and was %s", version, counter, pod.UID, restarts, at.counter)
 		}
 		seen := at.count
 		p.home.Eventually(counter+" counts on", func(context.Context) (string, error) {
-			if at.count = p.numbers(at.where, counter); at.count <= seen {
+			if at.count = p.countNumbers(at.namespace, counter); at.count <= seen {
 				return "it does not", nil
 			}
 			return "", nil
 		})
 
 		// A mount that the version before made, in a pod that ends, and in another one.
-		at.where.Exec(visitor, "echo "+version+" >> /data/file && sync")
+		at.namespace.Exec(visitor, "echo "+version+" >> /data/file && sync")
 		at.visits = strings.TrimPrefix(at.visits+"\n"+version, "\n")
 		p.home.DeletePod(visitor)
-		at.where.WaitGone("pod", visitor)
-		p.home.Pod(visitor, "visited-"+at.name, at.choose)
-		at.where.WaitReady(visitor)
-		if got := at.where.Exec(visitor, "cat /data/file"); got != at.visits {
+		at.namespace.WaitGone("pod", visitor)
+		p.home.Pod(visitor, "visited-"+at.name, at.schedule)
+		at.namespace.WaitReady(visitor)
+		if got := at.namespace.Exec(visitor, "cat /data/file"); got != at.visits {
 			user.Violated(p.t, "%s: %s reads %q, and wrote %q", version, visitor, got, at.visits)
 		}
 
 		doomed := before + "-" + at.name
-		gone := at.behind(doomed)
+		gone := at.find(doomed)
 		p.deleteClaim(doomed)
 		gone()
-		p.makeDoomed(at, version)
+		p.createForNextVersion(at, version)
 	}
 }

@@ -136,7 +136,7 @@ func (n *Namespace) WaitResizing(claim string, condition corev1.PersistentVolume
 // WantCapacity checks the capacity of a claim.
 func (n *Namespace) WantCapacity(claim, size string) {
 	n.t.Helper()
-	capacity := n.getClaim(claim).Status.Capacity[corev1.ResourceStorage]
+	capacity := n.GetClaim(claim).Status.Capacity[corev1.ResourceStorage]
 	if capacity.Cmp(resource.MustParse(size)) != 0 {
 		n.t.Errorf("claim %s has %s instead of %s", claim, capacity.String(), size)
 	}

@@ -80,11 +80,12 @@ func (n *Namespace) Follow(claim string) (v Volume) {
 func (n *Namespace) FollowTo(there *Namespace, claim string) Volume {
 	n.t.Helper()
 	v := Volume{Object: n.WaitBound(claim), Real: there.WaitBound(claim)}
-	v.Claim, v.Twin = n.getClaim(claim), there.getClaim(claim)
+	v.Claim, v.Twin = n.GetClaim(claim), there.GetClaim(claim)
 	return v
 }
 
-func (n *Namespace) getClaim(name string) *corev1.PersistentVolumeClaim {
+// GetClaim returns a claim.
+func (n *Namespace) GetClaim(name string) *corev1.PersistentVolumeClaim {
 	n.t.Helper()
 	claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(n.t.Context(), name, metav1.GetOptions{})
 	if err != nil {
