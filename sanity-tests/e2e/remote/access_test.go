@@ -19,39 +19,33 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// This file takes the rights away that the chart gives in a remote cluster, and the
-// namespaces of twins, while volumes are there. Data is never lost by it.
+// This file revokes rights that the chart grants in a remote cluster, and deletes namespaces of twins. No
+// data may be lost.
 
 const twinFinalizer = "storage.liqo.io/twin"
 
-// identity is what the chart renders for a remote cluster.
+// identity has the objects that the chart renders for access to a remote cluster.
 type identity struct {
 	p         *pair
 	namespace *user.Namespace
 	manifests []byte
-	// role is the name of its Role, ClusterRole and their bindings.
+	// role is the name of the Role, the ClusterRole and their bindings.
 	role       string
 	kubeconfig []byte
 }
 
-// newRestrictedPair gives the test a remote cluster in which the driver has the rights of
-// this level of the chart.
+// newRestrictedPair is newDedicatedPair with the rights of this level of the chart.
 func newRestrictedPair(t *testing.T, level string) (*pair, *identity) {
 	t.Helper()
 	t.Parallel()
 	ensureShared(t)
-	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
-	p := &pair{t: t, node: "virtual-" + remote.Name, cluster: remote.Name, remote: remote}
-	t.Cleanup(p.wantNoTwins)
+	p := newRemoteNamespace(t)
 	rights := newIdentity(p, level)
 	p.putSecret(rights.kubeconfig)
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
 	t.Cleanup(p.undeclare)
-	startFabric(t, virtualNode(p.node, p.cluster))
-	if err := waitMarked(t.Context(), user.Cluster(t, "home"), p.node, p.cluster); err != nil {
-		t.Fatal(err)
-	}
-	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
+	p.startNode()
+	p.createHomeNamespace()
 	return p, rights
 }
 
@@ -60,22 +54,20 @@ func newIdentity(p *pair, level string) *identity {
 	i := &identity{p: p, namespace: user.NewNamespace(p.t, p.remote.Cluster)}
 	i.role = "liqo-csi-remote." + i.namespace.Name
 	p.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), user.Patience)
-		defer cancel()
-		if err := i.run(ctx, "delete", "--ignore-not-found", "-f", "-"); err != nil {
+		if err := i.run(user.Afterwards(p.t), "delete", "--ignore-not-found", "-f", "-"); err != nil {
 			p.t.Error(err)
 		}
 	})
 	i.setLevel(level)
 
 	var token []byte
-	i.namespace.Eventually("there is a token", func(ctx context.Context) (string, error) {
+	i.namespace.Eventually("the Secret of the ServiceAccount has a token", func(ctx context.Context) (string, error) {
 		secret, err := i.namespace.Client.CoreV1().Secrets(i.namespace.Name).Get(ctx, "liqo-csi-remote-token", metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
 		if token = secret.Data["token"]; len(token) == 0 {
-			return "it is empty", nil
+			return "it has none", nil
 		}
 		return "", nil
 	})
@@ -91,7 +83,7 @@ func newIdentity(p *pair, level string) *identity {
 	return i
 }
 
-// setLevel gives the rights of this level.
+// setLevel grants the rights of this level.
 func (i *identity) setLevel(level string) {
 	i.p.t.Helper()
 	access := chart.Values{"only": true, "level": level}
@@ -109,7 +101,7 @@ func (i *identity) setLevel(level string) {
 	i.grant()
 }
 
-// mustRun runs kubectl in the remote cluster, with the manifests as its input.
+// run runs kubectl in the remote cluster, with the manifests as its input.
 func (i *identity) run(ctx context.Context, args ...string) error {
 	command := exec.CommandContext(ctx, i.p.remote.Cluster.Kubectl(), args...)
 	command.Stdin = strings.NewReader(string(i.manifests))
@@ -119,7 +111,7 @@ func (i *identity) run(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// grant gives all rights of the level, (back).
+// grant grants all rights of the level.
 func (i *identity) grant() {
 	i.p.t.Helper()
 	if err := i.run(i.p.t.Context(), "apply", "-f", "-"); err != nil {
@@ -127,7 +119,7 @@ func (i *identity) grant() {
 	}
 }
 
-// revoke takes the rights of these bindings away.
+// revoke deletes these kinds of bindings.
 func (i *identity) revoke(kinds ...string) {
 	i.p.t.Helper()
 	for _, kind := range kinds {
@@ -137,8 +129,8 @@ func (i *identity) revoke(kinds ...string) {
 	}
 }
 
-// revokeClaimsInClusterRole takes the right to let twins go everywhere, as clusters have it
-// that were connected before the chart gave it.
+// revokeClaimsInClusterRole removes the rule that allows to remove finalizers of twins in all namespaces.
+// Charts of older versions do not have it.
 func (i *identity) revokeClaimsInClusterRole() {
 	i.p.t.Helper()
 	roles := i.p.remote.Client.RbacV1().ClusterRoles()
@@ -158,19 +150,19 @@ func (i *identity) revokeClaimsInClusterRole() {
 	}
 }
 
-// createWithData makes a volume with a word in it that no pod uses any more.
+// createWithData creates the claim data with a file in its volume, and deletes the pod that wrote it.
 func (p *pair) createWithData() user.Volume {
 	p.t.Helper()
 	return p.createAndRun("data", "echo precious > /data/file && sync")
 }
 
-// createUnused makes a volume that no pod uses any more.
+// createUnused creates a volume that no pod uses any more.
 func (p *pair) createUnused(claim string) user.Volume {
 	p.t.Helper()
 	return p.createAndRun(claim, "true")
 }
 
-// createAndRun makes a volume, runs the script in a pod that has it, and ends the pod.
+// createAndRun creates a volume, runs the script in a pod with it, and deletes the pod.
 func (p *pair) createAndRun(claim, script string) user.Volume {
 	p.t.Helper()
 	pod := "user-of-" + claim
@@ -181,13 +173,7 @@ func (p *pair) createAndRun(claim, script string) user.Volume {
 	found := p.waitVolume(claim)
 	p.waitCondition(claim, corev1.ConditionTrue, "TwinBound")
 	p.home.DeletePod(pod)
-	p.remote.Eventually("the pod there goes away", func(ctx context.Context) (string, error) {
-		_, err := p.remote.Client.CoreV1().Pods(p.remote.Name).Get(ctx, pod, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return "it is there", err
-	})
+	p.remote.WaitGone("pod", pod)
 	return found
 }
 
@@ -201,13 +187,13 @@ func (p *pair) wantData() {
 	p.home.DeletePod("reader")
 }
 
-// waitReclaimPolicy waits until the real volume has this reclaim policy.
+// waitReclaimPolicy waits until the real PersistentVolume has this reclaim policy.
 func (p *pair) waitReclaimPolicy(v user.Volume, wanted corev1.PersistentVolumeReclaimPolicy) {
 	p.t.Helper()
-	p.remote.Eventually(fmt.Sprintf("the real volume is to be %s", wanted), func(ctx context.Context) (string, error) {
+	p.remote.Eventually(fmt.Sprintf("the reclaim policy of the real PersistentVolume is %s", wanted), func(ctx context.Context) (string, error) {
 		real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, v.Real.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			user.ViolatedNow(p.t, "the real volume %s is gone", v.Real.Name)
+			user.ViolatedNow(p.t, "the real PersistentVolume %s was deleted", v.Real.Name)
 		}
 		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == wanted {
 			return "", err
@@ -216,16 +202,16 @@ func (p *pair) waitReclaimPolicy(v user.Volume, wanted corev1.PersistentVolumeRe
 	})
 }
 
-// waitTwinRecreated waits until there is another twin on the same data, and all is as before.
+// waitTwinRecreated waits until another twin has the same real PersistentVolume, with its reclaim policy.
 func (p *pair) waitTwinRecreated(v user.Volume) {
 	p.t.Helper()
-	p.remote.Eventually("the twin is made again", func(ctx context.Context) (string, error) {
+	p.remote.Eventually("the twin is recreated", func(ctx context.Context) (string, error) {
 		twin, err := p.twin(ctx, v.Twin.Name)
 		if err != nil {
 			return "", err
 		}
 		if twin.UID == v.Twin.UID || twin.Status.Phase != corev1.ClaimBound || twin.Spec.VolumeName != v.Real.Name {
-			return fmt.Sprintf("twin %s is %s, of %s", twin.UID, twin.Status.Phase, twin.Spec.VolumeName), nil
+			return fmt.Sprintf("twin %s is %s with the volume %s", twin.UID, twin.Status.Phase, twin.Spec.VolumeName), nil
 		}
 		return "", nil
 	})
@@ -233,23 +219,23 @@ func (p *pair) waitTwinRecreated(v user.Volume) {
 	p.waitCondition(v.Claim.Name, corev1.ConditionTrue, "TwinBound")
 }
 
-// waitMessage waits until the condition of the claim mentions these words.
+// waitMessage waits until the message of TwinReady of the claim data has these words.
 func (p *pair) waitMessage(words ...string) {
 	p.t.Helper()
-	p.home.Eventually(fmt.Sprintf("the claim mentions %q", words), func(ctx context.Context) (string, error) {
+	p.home.Eventually(fmt.Sprintf("the message of TwinReady has %q", words), func(ctx context.Context) (string, error) {
 		claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, "data", metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
-		told := ""
+		message := ""
 		for _, condition := range claim.Status.Conditions {
 			if condition.Type == twinReady {
-				told = condition.Message
+				message = condition.Message
 			}
 		}
 		for _, word := range words {
-			if !strings.Contains(told, word) {
-				return "it says " + told, nil
+			if !strings.Contains(message, word) {
+				return "it is " + message, nil
 			}
 		}
 		return "", nil
@@ -264,8 +250,7 @@ func (p *pair) deleteTwin(v user.Volume) {
 	}
 }
 
-// All rights are taken away under a live volume, somebody deletes the twin
-// meanwhile, and then they are given back.
+// All rights are revoked, the twin is deleted, and then the rights are granted again.
 func TestRightsAreTakenAwayAndGivenBack(t *testing.T) {
 	t.Parallel()
 	for level, bindings := range map[string][]string{
@@ -279,7 +264,7 @@ func TestRightsAreTakenAwayAndGivenBack(t *testing.T) {
 			rights.revoke(bindings...)
 			p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
 			p.waitMessage(p.remote.Name, p.cluster, "restore them")
-			if level == "minimal" { // nothing protects twins there
+			if level == "minimal" { // twins are not protected
 				rights.grant()
 				p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 				p.wantData()
@@ -293,7 +278,7 @@ func TestRightsAreTakenAwayAndGivenBack(t *testing.T) {
 	}
 }
 
-// A twin made where nothing could be done for its data is protected as soon as something can.
+// A twin gets its finalizer when the driver gets the right to retain its volume.
 func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
 	p, rights := newRestrictedPair(t, "minimal")
 	found := p.createWithData()
@@ -313,8 +298,8 @@ func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
 	p.wantData()
 }
 
-// A ClusterRole is gone and its binding is not: the API server cannot tell what is allowed,
-// and says so. That is no reason to take a volume for deleted whose PV may not be read.
+// A ClusterRole is deleted and its binding is not: the API server cannot evaluate the rights, and says so.
+// The driver must not assume that a volume is deleted if it may not read its PersistentVolume.
 func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
 	p, rights := newRestrictedPair(t, "namespaced")
 	found := p.createWithData()
@@ -323,23 +308,23 @@ func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.deleteClaim("data")
-	p.home.Eventually("it is said that the PV cannot be read", func(ctx context.Context) (string, error) {
+	p.home.Eventually("an event reports that the PersistentVolume cannot be read", func(ctx context.Context) (string, error) {
 		about := "involvedObject.name=" + found.Object.Name
 		events, err := p.home.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: about})
 		if err != nil {
 			return "", err
 		}
-		var said []string
+		var messages []string
 		for _, event := range events.Items {
 			if strings.Contains(event.Message, "PersistentVolume "+found.Real.Name) && strings.Contains(event.Message, "not found") {
 				return "", nil
 			}
-			said = append(said, event.Message)
+			messages = append(messages, event.Message)
 		}
-		return fmt.Sprintf("said is %q", said), nil
+		return fmt.Sprintf("events: %q", messages), nil
 	})
 	if _, err := p.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.Object.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
-		user.Violated(t, "the volume is taken for deleted: %v", err)
+		user.Violated(t, "the virtual PersistentVolume was deleted: %v", err)
 	} else if err != nil {
 		t.Error(err)
 	}
@@ -347,7 +332,7 @@ func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
 	p.wantGone(found)
 }
 
-// A right that is needed to keep the data is missing, the one to let the twin go is not.
+// The driver may remove the finalizer of a twin, but not retain its volume.
 func TestTwinIsHeldWhileItsVolumeCannotBeRetained(t *testing.T) {
 	p, rights := newRestrictedPair(t, "namespaced")
 	found := p.createWithData()
@@ -357,7 +342,7 @@ func TestTwinIsHeldWhileItsVolumeCannotBeRetained(t *testing.T) {
 	p.waitMessage("finalizer "+twinFinalizer, found.Real.Name, "cannot be retained")
 	twin, err := p.twin(t.Context(), "data")
 	if err != nil || len(twin.Finalizers) == 0 {
-		t.Fatalf("the twin is to be held, it is %v: %v", twin, err)
+		t.Fatalf("the twin must keep its finalizer: %v, %v", twin, err)
 	}
 	p.waitReclaimPolicy(found, found.Real.Spec.PersistentVolumeReclaimPolicy)
 	rights.grant()
@@ -377,64 +362,52 @@ func TestRoleBindingIsRemovedThenTheTwin(t *testing.T) {
 	p.wantData()
 }
 
-// The namespace takes its RoleBinding with it, maybe before the twin.
+// With the namespace its RoleBinding is deleted, maybe before the twin.
 func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 	t.Parallel()
 	for name, how := range map[string]struct {
-		cut bool
-		// asBefore: the twin may only be let go by a Role that goes with the namespace.
-		asBefore bool
+		unreachable bool
+		// roleOnly: only a Role in the namespace allows to remove the finalizer of the twin.
+		roleOnly bool
 	}{
 		"the cluster answers":               {},
-		"the cluster does not answer":       {cut: true},
-		"by a Role that goes with it alone": {asBefore: true},
+		"the cluster does not answer":       {unreachable: true},
+		"by a Role that goes with it alone": {roleOnly: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, rights := newRestrictedPair(t, "namespaced")
 			found := p.createWithData()
-			if how.asBefore {
+			if how.roleOnly {
 				rights.revokeClaimsInClusterRole()
 				rights.revoke("rolebinding")
 			}
-			if how.cut {
+			if how.unreachable {
 				p.putSecret(kubeconfigWith(t, unusedPort(t)))
 				p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
 			}
-			namespaces := p.remote.Client.CoreV1().Namespaces()
-			if err := namespaces.Delete(t.Context(), p.remote.Name, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			if how.cut {
+			p.deleteNamespace()
+			if how.unreachable {
 				p.waitFinalizerRemaining(twinFinalizer)
 				p.putSecret(rights.kubeconfig)
 			}
 			p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
-			if how.asBefore {
+			if how.roleOnly {
 				p.waitFinalizerRemaining(twinFinalizer)
 				p.waitMessage(found.Real.Name, "retained")
-				// As docs/remote/binding.md says.
+				// See docs/remote/binding.md.
 				_, err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Patch(t.Context(), "data",
 					types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 				if err != nil {
 					t.Fatal(err)
 				}
 			}
-			p.remote.Eventually("the namespace ends", func(ctx context.Context) (string, error) {
-				found, err := namespaces.Get(ctx, p.remote.Name, metav1.GetOptions{})
-				if apierrors.IsNotFound(err) {
-					return "", nil
-				}
-				return fmt.Sprint(found.Status.Conditions), err
-			})
+			p.waitNamespaceDeleted()
 			p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
 			if err := p.data(found); err != nil {
-				user.ViolatedNow(t, "the data is gone: %v", err)
+				user.ViolatedNow(t, "the data was deleted: %v", err)
 			}
 
-			object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.remote.Name}}
-			if _, err := namespaces.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			p.recreateNamespace()
 			rights.grant()
 			p.waitTwinRecreated(found)
 			p.wantData()
@@ -442,10 +415,10 @@ func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 	}
 }
 
-// waitFinalizerRemaining waits until the namespace there says that this finalizer holds it.
+// waitFinalizerRemaining waits until a condition of the terminating remote namespace names this finalizer.
 func (p *pair) waitFinalizerRemaining(finalizer string) {
 	p.t.Helper()
-	p.remote.Eventually("the namespace names the finalizer "+finalizer, func(ctx context.Context) (string, error) {
+	p.remote.Eventually("the finalizer "+finalizer+" remains in the namespace", func(ctx context.Context) (string, error) {
 		found, err := p.remote.Client.CoreV1().Namespaces().Get(ctx, p.remote.Name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -457,4 +430,30 @@ func (p *pair) waitFinalizerRemaining(finalizer string) {
 		}
 		return fmt.Sprint(found.Status.Conditions), nil
 	})
+}
+
+func (p *pair) deleteNamespace() {
+	p.t.Helper()
+	if err := p.remote.Client.CoreV1().Namespaces().Delete(p.t.Context(), p.remote.Name, metav1.DeleteOptions{}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *pair) waitNamespaceDeleted() {
+	p.t.Helper()
+	p.remote.Eventually("the namespace is deleted", func(ctx context.Context) (string, error) {
+		found, err := p.remote.Client.CoreV1().Namespaces().Get(ctx, p.remote.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return fmt.Sprint(found.Status.Conditions), err
+	})
+}
+
+func (p *pair) recreateNamespace() {
+	p.t.Helper()
+	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.remote.Name}}
+	if _, err := p.remote.Client.CoreV1().Namespaces().Create(p.t.Context(), object, metav1.CreateOptions{}); err != nil {
+		p.t.Fatal(err)
+	}
 }

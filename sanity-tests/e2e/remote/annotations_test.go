@@ -14,19 +14,19 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// Liqo's annotations of claims.
+// Annotations by which Liqo's users choose the class and the access modes of the remote claim.
 const (
 	liqoClass = "liqo.io/remote-storage-class"
 	liqoModes = "liqo.io/remote-access-modes"
 )
 
-// Claims may choose these by annotation. Each is there while the test runs that does.
+// Claims may choose these classes by annotation. Each exists during one test.
 const (
 	annotatedClass = "e2e-annotated"
 	namedClass     = "e2e-named"
 )
 
-// What Liqo's users write on their claims means the same as with Liqo, there only.
+// Liqo's annotations have the same meaning as with Liqo, and no effect at home.
 func TestLiqosAnnotations(t *testing.T) {
 	p := newLiqoPair(t, liqoAnnotated, func(p *pair) string { return p.remote.Cluster.ProxyKubeconfig() }, "reference")
 	p.offload()
@@ -49,7 +49,7 @@ func TestLiqosAnnotations(t *testing.T) {
 		t.Errorf("the twin is of class %s with %v", *found.Twin.Spec.StorageClassName, found.Twin.Spec.AccessModes)
 	}
 	if !slices.Equal(found.Claim.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}) {
-		t.Errorf("the claim has %v now", found.Claim.Spec.AccessModes)
+		t.Errorf("the claim has %v", found.Claim.Spec.AccessModes)
 	}
 	p.remote.Exec("user", "echo precious > /data/file")
 	p.home.WaitReady("here")
@@ -67,19 +67,18 @@ func TestLiqosAnnotations(t *testing.T) {
 	}
 }
 
-// classWithoutCapacity is a class that works, and of whose room the scheduler is not told: its
-// driver does not mind the topology, and other tests do not want to hear of it.
+// classWithoutCapacity is a usable class for which no capacity is published, so that it does not affect other
+// tests: no node matches its topology, which its driver ignores.
 func classWithoutCapacity(class string) *storagev1.StorageClass {
-	immediate := storagev1.VolumeBindingImmediate
 	return &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: storage.Reference.Name, VolumeBindingMode: &immediate,
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: storage.Reference.Name, VolumeBindingMode: new(storagev1.VolumeBindingImmediate),
 		AllowedTopologies: []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
 			{Key: clusterLabel, Values: []string{"none"}},
 		}}},
 	}
 }
 
-// withLiqoAnnotations is what Liqo's documentation has users write; nothing where empty.
+// withLiqoAnnotations sets Liqo's annotations, except empty ones.
 func withLiqoAnnotations(class, modes string) func(*corev1.PersistentVolumeClaim) {
 	return func(claim *corev1.PersistentVolumeClaim) {
 		claim.Annotations = map[string]string{}

@@ -17,46 +17,46 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// A cluster that stops answering while several of its volumes are being rescued costs
-// those time, and no others: theirs are rescued, made and deleted as if it were not there.
+// A cluster becomes unreachable during the recovery of several of its volumes. Volumes in other clusters are
+// recovered, created and deleted meanwhile.
 func TestSlowClusterDelaysNoOther(t *testing.T) {
 	kubeconfig, link := throughProxy(t)
 	p := newDedicatedPair(t, nil)
 	p.putSecret(kubeconfig)
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
-	beside := *p
-	beside.node, beside.cluster = sharedNode, sharedName
-	found := beside.createWithData()
-	var ill []user.Volume
+	other := *p
+	other.node, other.cluster = sharedNode, sharedName
+	found := other.createWithData()
+	var slow []user.Volume
 	for i := range 4 {
-		ill = append(ill, p.createUnused(fmt.Sprintf("far-%d", i)))
+		slow = append(slow, p.createUnused(fmt.Sprintf("far-%d", i)))
 	}
 
 	link(faults.Setting{Mode: faults.Delay, Up: time.Second, Down: time.Second})
-	for _, v := range ill {
+	for _, v := range slow {
 		p.deleteTwin(v)
 	}
-	p.waitRecoveryStarted(ill)
+	p.waitRecoveryStarted(slow)
 	link(faults.Setting{Mode: faults.Hang})
-	for _, v := range ill {
+	for _, v := range slow {
 		p.waitCondition(v.Claim.Name, corev1.ConditionUnknown, "ClusterUnreachable")
 	}
 
-	beside.deleteTwin(found)
-	beside.waitTwinRecreated(found)
-	beside.wantData()
-	later := beside.createUnused("later")
-	beside.deleteClaim("later")
-	beside.wantGone(later)
+	other.deleteTwin(found)
+	other.waitTwinRecreated(found)
+	other.wantData()
+	later := other.createUnused("later")
+	other.deleteClaim("later")
+	other.wantGone(later)
 
 	link(faults.Setting{Mode: faults.Pass})
-	for _, v := range ill {
+	for _, v := range slow {
 		p.waitTwinRecreated(v)
 	}
 }
 
-// throughProxy is a kubeconfig that leads to the other cluster through a proxy which no other
-// test uses. What is cleaned up later needs it still.
+// throughProxy returns a kubeconfig that reaches the remote cluster through a proxy of this test, and a function
+// that sets a fault. The clean-up of later objects uses the proxy.
 func throughProxy(t *testing.T) (kubeconfig []byte, set func(faults.Setting)) {
 	t.Helper()
 	ensureShared(t)
@@ -64,9 +64,9 @@ func throughProxy(t *testing.T) (kubeconfig []byte, set func(faults.Setting)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	within := machine.Namespace{Name: user.Cluster(t, "home").Name()}
+	in := machine.Namespace{Name: user.Cluster(t, "home").Name()}
 	relay := faults.Relay{
-		Name: t.Name(), ListenIn: within, ListenOn: net.JoinHostPort(server.Hostname(), "0"), DialIn: within, DialTo: server.Host,
+		Name: t.Name(), ListenIn: in, ListenOn: net.JoinHostPort(server.Hostname(), "0"), DialIn: in, DialTo: server.Host,
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	listener, err := relay.Listen(ctx)
@@ -88,16 +88,16 @@ func throughProxy(t *testing.T) (kubeconfig []byte, set func(faults.Setting)) {
 			t.Fatal(err)
 		}
 	}
-	// A test that fails in between is cleaned up through it.
+	// For the clean-up of a failed test.
 	t.Cleanup(func() { _ = proxy.Set(faults.Setting{Mode: faults.Pass}) })
 	server.Host = listener.Addr().String()
 	return kubeconfigWith(t, func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.Server = server.String() }), set
 }
 
-// waitRecoveryStarted waits until the driver has begun with one of these volumes.
+// waitRecoveryStarted waits until the driver has started to recover one of these volumes.
 func (p *pair) waitRecoveryStarted(all []user.Volume) {
 	p.t.Helper()
-	p.home.Eventually("the driver rescues a volume", func(ctx context.Context) (string, error) {
+	p.home.Eventually("the recovery of a volume has started", func(ctx context.Context) (string, error) {
 		for _, v := range all {
 			claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, v.Claim.Name, metav1.GetOptions{})
 			if err != nil {
@@ -112,6 +112,6 @@ func (p *pair) waitRecoveryStarted(all []user.Volume) {
 				return "", nil
 			}
 		}
-		return "nothing is wrong with any of them", nil
+		return "all conditions and twins are unchanged", nil
 	})
 }

@@ -31,12 +31,12 @@ func TestLabelsAndListedAnnotationsFollowTheClaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.remote.Eventually("the twin follows", func(ctx context.Context) (string, error) {
+	p.remote.Eventually("the twin has the new labels and annotations", func(ctx context.Context) (string, error) {
 		twin, err := p.twin(ctx, "data")
 		if err != nil {
 			return "", err
 		}
-		if _, kept := twin.Annotations["cost-center"]; kept || twin.Labels["team"] != "green" {
+		if _, ok := twin.Annotations["cost-center"]; ok || twin.Labels["team"] != "green" {
 			return fmt.Sprintf("labels %v, annotations %v", twin.Labels, twin.Annotations), nil
 		}
 		return "", nil
@@ -49,14 +49,8 @@ func TestRetainKeepsTheDataThere(t *testing.T) {
 	p.home.Pod("user", "precious", p.onVirtualNode)
 	p.home.WaitReady("user")
 	found := p.waitVolume("precious")
-	t.Cleanup(func() { p.discard(found) }) // before the namespaces go, and the data with them
-	p.remote.Eventually("the real volume is kept", func(ctx context.Context) (string, error) {
-		real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, found.Real.Name, metav1.GetOptions{})
-		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
-			return "", err
-		}
-		return "its reclaim policy is " + string(real.Spec.PersistentVolumeReclaimPolicy), nil
-	})
+	t.Cleanup(func() { p.discard(found) }) // before the namespaces are deleted
+	p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
 	p.home.DeletePod("user")
 	p.deleteClaim("precious")
 	p.home.Eventually("the volume is released", func(ctx context.Context) (string, error) {
@@ -71,17 +65,16 @@ func TestRetainKeepsTheDataThere(t *testing.T) {
 	}
 }
 
-// discard has a retained volume deleted after all, as an administrator would: the
-// one here first, so that nobody wants the one there to be kept.
+// discard deletes a retained volume as an administrator does: first the virtual PersistentVolume, which keeps the
+// real one retained.
 func (p *pair) discard(v user.Volume) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), user.Patience)
-	defer cancel()
+	ctx := user.Afterwards(p.t)
 	patch := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	for _, step := range []struct {
 		n    *user.Namespace
 		name string
 	}{{p.home, v.Object.Name}, {p.remote, v.Real.Name}} {
-		err := machine.Until(ctx, "volume "+step.name+" to go", func() error {
+		err := machine.Until(ctx, "volume "+step.name+" to be deleted", func() error {
 			found, err := step.n.Client.CoreV1().PersistentVolumes().Patch(ctx, step.name, types.MergePatchType, patch, metav1.PatchOptions{})
 			if apierrors.IsNotFound(err) {
 				return nil
@@ -92,7 +85,7 @@ func (p *pair) discard(v user.Volume) {
 			return fmt.Errorf("it is %s %s", found.Status.Phase, found.Status.Message)
 		})
 		if err != nil {
-			p.t.Errorf("discard what the test kept: %v", err)
+			p.t.Errorf("discard the retained volume: %v", err)
 		}
 	}
 }
@@ -104,17 +97,8 @@ func TestRetainTakenBackDeletesTheDataThere(t *testing.T) {
 	p.home.WaitReady("user")
 	found := p.waitVolume("data")
 	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimRetain, corev1.PersistentVolumeReclaimDelete} {
-		patch := fmt.Appendf(nil, `{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy)
-		if _, err := p.home.Client.CoreV1().PersistentVolumes().Patch(t.Context(), found.Object.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		p.remote.Eventually("the policy of the real volume is "+string(policy), func(ctx context.Context) (string, error) {
-			real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, found.Real.Name, metav1.GetOptions{})
-			if err != nil || real.Spec.PersistentVolumeReclaimPolicy == policy {
-				return "", err
-			}
-			return "it is " + string(real.Spec.PersistentVolumeReclaimPolicy), nil
-		})
+		p.setReclaimPolicy(p.home, found.Object, policy)
+		p.waitReclaimPolicy(found, policy)
 	}
 	p.home.DeletePod("user")
 	p.deleteClaim("data")

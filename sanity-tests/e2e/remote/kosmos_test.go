@@ -173,7 +173,7 @@ func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	p.home.DeletePod("writer")
 
 	runFabricObjects(t, "home", "kosmos", "leave", "--cluster", p.cluster)
-	p.setPolicy(found, corev1.PersistentVolumeReclaimRetain)
+	p.setReclaimPolicy(p.remote, found.Real, corev1.PersistentVolumeReclaimRetain)
 	p.deleteTwin(found)
 	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
 	p.remote.Eventually("the twin goes", func(ctx context.Context) (string, error) {
@@ -204,17 +204,15 @@ func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 		user.Violated(t, "read %q", got)
 	}
 	p.home.DeletePod("reader")
-	p.setPolicy(found, corev1.PersistentVolumeReclaimDelete)
+	p.setReclaimPolicy(p.remote, found.Real, corev1.PersistentVolumeReclaimDelete)
 	p.deleteClaim("data")
 	p.wantGone(found)
 }
 
-// setPolicy sets the reclaim policy of a real volume, as an administrator there would.
-func (p *pair) setPolicy(v user.Volume, policy corev1.PersistentVolumeReclaimPolicy) {
+func (p *pair) setReclaimPolicy(n *user.Namespace, volume *corev1.PersistentVolume, policy corev1.PersistentVolumeReclaimPolicy) {
 	p.t.Helper()
-	patch := []byte(fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy))
-	_, err := p.remote.Client.CoreV1().PersistentVolumes().Patch(p.t.Context(), v.Real.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if err != nil {
+	patch := fmt.Appendf(nil, `{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy)
+	if _, err := n.Client.CoreV1().PersistentVolumes().Patch(p.t.Context(), volume.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
 }
