@@ -52,7 +52,7 @@ func TestTwoClaimsInOnePod(t *testing.T) {
 	}
 }
 
-// A node is chosen there for all claims of the pod, and it is waited for both.
+// Both twins get the same selected node, and the claims wait for both.
 func TestPolicyWaitForBound(t *testing.T) {
 	p := newPair(t)
 	class := p.createVirtualClass("patient", map[string]string{"realStorageClass": "reference", "remoteBindingPolicy": "WaitForBound"})
@@ -61,27 +61,26 @@ func TestPolicyWaitForBound(t *testing.T) {
 	p.home.Claim("second", class, "64Mi")
 	p.home.Pod("user", "first", p.onVirtualNode, withClaim("second"))
 	p.waitCreateCalls(2)
-	told := map[string]bool{}
+	selected := map[string]bool{}
 	for _, name := range []string{"first", "second"} {
 		if phase := p.home.GetClaim(name).Status.Phase; phase != corev1.ClaimPending {
 			t.Errorf("claim %s is %s before its twin is bound", name, phase)
 		}
-		told[p.remote.GetClaim(name).Annotations[selectedNode]] = true
+		selected[p.remote.GetClaim(name).Annotations[selectedNode]] = true
 	}
-	if len(told) != 1 || told[""] {
-		t.Errorf("the twins are told the nodes %v", told)
+	if len(selected) != 1 || selected[""] {
+		t.Errorf("the selected nodes of the twins are %v", selected)
 	}
 	removeFault()
 	p.home.WaitReady("user")
 }
 
-// The scheduler is told beforehand, so that a pod that may run elsewhere does.
+// The published capacity is zero, so that a pod that may run elsewhere does.
 func TestRealClassThatIsNotThere(t *testing.T) {
 	p := newPair(t)
 	real := p.home.Name + "-real"
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	p.home.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
+		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Reference.Name, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	})
 	virtual := p.createVirtualClass("virtual", map[string]string{"realStorageClass": real})
 	p.home.Claim("pinned", virtual, "64Mi")
@@ -90,25 +89,25 @@ func TestRealClassThatIsNotThere(t *testing.T) {
 	if phase := p.home.GetClaim("pinned").Status.Phase; phase != corev1.ClaimPending {
 		t.Errorf("the claim is %s", phase)
 	}
-	p.waitCapacity(virtual, func(room int64) bool { return room == 0 })
+	p.waitCapacity(virtual, func(bytes int64) bool { return bytes == 0 })
 
-	// Nobody asks for a pod that may only run there; its claim is told all the same.
+	// CreateVolume is not called for a pod that fits no other node; the claim gets an event anyway.
 	p.home.Claim("data", virtual, "64Mi")
 	p.home.Pod("stuck", "data", p.onVirtualNode)
 	p.home.WaitEvent("data", "NoRealClass", real, "cluster "+p.cluster, "realStorageClass of the class "+virtual,
 		"spec.storageClasses of the RemoteCluster "+p.cluster)
-	p.waitListed("the limit", func(c listedCluster, v listedVolume) bool {
+	p.waitListed("the limit of the cluster", func(c listedCluster, v listedVolume) bool {
 		// While another test allows claims to name a real class, these are not limited.
 		limit := func(line string) bool { return strings.Contains(line, " of the class "+virtual+" ") }
 		return slices.ContainsFunc(c.Limits, limit) && v.Cluster == ""
 	})
 	p.home.DeletePod("stuck")
 	p.home.Pod("stuck", "data", p.pinned)
-	p.waitListed("the cluster where the pod was sent", func(_ listedCluster, v listedVolume) bool { return v.Cluster == p.cluster })
+	p.waitListed("the cluster of the pod", func(_ listedCluster, v listedVolume) bool { return v.Cluster == p.cluster })
 	p.home.Claim("free", virtual, "64Mi")
 	p.home.Pod("free", "free", p.preferRemote)
 	if pod := p.home.WaitReady("free"); pod.Spec.NodeName == p.node {
-		t.Error("the pod runs where its volume cannot be")
+		t.Error("the pod runs on a node that its volume does not allow")
 	}
 }
 
@@ -120,7 +119,7 @@ func TestMountOptionsOfTheVirtualClassAreRefused(t *testing.T) {
 	p.wantPending("data")
 }
 
-// withClaim gives the pod one more claim, at a path of its name.
+// withClaim adds a claim to a pod, at the path of its name.
 func withClaim(claim string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
@@ -131,38 +130,36 @@ func withClaim(claim string) func(*corev1.Pod) {
 	}
 }
 
-// waitCreateCalls waits until the real driver is asked for so many volumes.
+// waitCreateCalls waits for CreateVolume calls of the real driver for this number of volumes.
 func (p *pair) waitCreateCalls(volumes int) {
 	p.t.Helper()
-	p.remote.Eventually("the real driver is asked for volumes", func(context.Context) (string, error) {
+	p.remote.Eventually("the real driver gets CreateVolume calls", func(context.Context) (string, error) {
 		calls, err := storage.BackendOf(p.remote.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
-			return call.RPC == "CreateVolume" && len(call.Claim) > len(p.remote.Name) && call.Claim[:len(p.remote.Name)+1] == p.remote.Name+"/"
+			return call.RPC == "CreateVolume" && strings.HasPrefix(call.Claim, p.remote.Name+"/")
 		})
-		asked := map[string]bool{}
+		claims := map[string]bool{}
 		for _, call := range calls {
-			asked[call.Claim] = true
+			claims[call.Claim] = true
 		}
-		if err != nil || len(asked) >= volumes {
+		if err != nil || len(claims) >= volumes {
 			return "", err
 		}
-		return fmt.Sprintf("it was asked for %v", asked), nil
+		return fmt.Sprintf("only for %v", claims), nil
 	})
 }
 
-// createVirtualClass makes a class of the driver for the test alone.
+// createVirtualClass creates a virtual class for the test, and returns its name.
 func (p *pair) createVirtualClass(name string, parameters map[string]string) string {
 	p.t.Helper()
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	class := &storagev1.StorageClass{
 		ObjectMeta:  metav1.ObjectMeta{Name: p.home.Name + "-" + name},
-		Provisioner: driver.CSIName, VolumeBindingMode: &wait, Parameters: parameters,
+		Provisioner: driver.CSIName, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer), Parameters: parameters,
 	}
 	p.home.Class(class)
 	return class.Name
 }
 
-// waitCapacity waits until all that the scheduler is told of a class on the virtual
-// node is this.
+// waitCapacity waits until all CSIStorageCapacities of a class that select the virtual node have the wanted capacity.
 func (p *pair) waitCapacity(class string, wanted func(bytes int64) bool) {
 	p.t.Helper()
 	p.home.Eventually("capacity of class "+class, func(ctx context.Context) (string, error) {
@@ -174,7 +171,7 @@ func (p *pair) waitCapacity(class string, wanted func(bytes int64) bool) {
 		if err != nil {
 			return "", err
 		}
-		told := "nothing is told"
+		missing := "there is none"
 		for _, one := range all.Items {
 			if one.StorageClassName != class || one.NodeTopology == nil {
 				continue
@@ -184,11 +181,11 @@ func (p *pair) waitCapacity(class string, wanted func(bytes int64) bool) {
 				continue
 			}
 			if one.Capacity == nil || !wanted(one.Capacity.Value()) {
-				return fmt.Sprintf("it is told %v", one.Capacity), nil
+				return fmt.Sprintf("it is %v", one.Capacity), nil
 			}
-			told = ""
+			missing = ""
 		}
-		return told, nil
+		return missing, nil
 	})
 }
 
