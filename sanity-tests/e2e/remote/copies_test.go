@@ -7,15 +7,11 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// snapshotClass is the lab's class of snapshots that means the default one of the real
-// driver, in whatever cluster that is.
+// snapshotClass is the lab's VolumeSnapshotClass for the default one of the real driver in any cluster.
 const snapshotClass = "liqo"
 
 func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
@@ -24,9 +20,9 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 	p.home.Pod("writer", "source", p.onVirtualNode)
 	p.home.WaitReady("writer")
 	p.remote.WaitReady("writer")
-	old := p.scramble("writer")
+	old := p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)
-	current := p.scramble("writer")
+	current := p.remote.Exec("writer", fillScript)
 	snapshot := p.home.FollowSnapshotTo(p.remote, "backup")
 	want := fmt.Sprintf("s1:%s:%s:%s", p.cluster, p.remote.Name, snapshot.Object.Metadata.UID)
 	if got := snapshot.Content.Status.Handle; got != want {
@@ -39,15 +35,15 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 		p.home.Pod(pod, pod, p.onVirtualNode)
 		p.home.WaitReady(pod)
 		p.remote.WaitReady(pod)
-		if got := p.checksum(pod); got != want {
-			user.Violated(t, "%s has the bytes %s, want %s", pod, got, want)
+		if got := p.remote.Exec(pod, sumScript); got != want {
+			user.Violated(t, "the checksum of %s is %s, want %s", pod, got, want)
 		}
 	}
 	p.home.DeleteSnapshot("backup")
 	p.home.WantSnapshotGone(snapshot, p.remote.Client, p.remote.Name)
 }
 
-// A pod that may not run where the source of its claim is: nobody can help but the user.
+// A pod must not run in the cluster of its source: an event tells the user where it can run.
 func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 	p := newPair(t)
 	here := user.OnNode(p.home.Cluster.Nodes()[0].Name)
@@ -58,11 +54,11 @@ func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 	p.home.WaitReady("there")
 	p.remote.WaitReady("there")
 	p.home.WaitReady("here")
-	want := map[string]string{"there": p.scramble("there"), "here": fillHere(p, "here")}
+	want := map[string]string{"there": p.remote.Exec("there", fillScript), "here": p.home.Exec("here", fillScript)}
 	p.home.Snapshot("of-there", "there", snapshotClass)
 	p.home.Snapshot("of-here", "here", snapshotClass)
 
-	// The pods first: where only one node can have a copy it is selected at once.
+	// Pods first: if only one node can have a copy, the driver selects it at once when the claim is created.
 	p.home.Pod("from-there", "from-there", here)
 	p.home.Claim("from-there", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-there"))
 	p.home.WaitEvent("from-there", "SourceElsewhere", "of-there", "cluster "+p.cluster, p.node, "pod from-there")
@@ -82,16 +78,16 @@ func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 	p.home.WaitReady("from-there")
 	p.remote.WaitReady("from-there")
 	p.home.WaitReady("from-here")
-	if got := p.checksum("from-there"); got != want["there"] {
-		user.Violated(t, "there the bytes are %s, want %s", got, want["there"])
+	if got := p.remote.Exec("from-there", sumScript); got != want["there"] {
+		user.Violated(t, "the remote checksum is %s, want %s", got, want["there"])
 	}
 	if got := p.home.Exec("from-here", sumScript); got != want["here"] {
-		user.Violated(t, "here the bytes are %s, want %s", got, want["here"])
+		user.Violated(t, "the checksum at home is %s, want %s", got, want["here"])
 	}
 }
 
-// Where several nodes can have a copy, the scheduler chooses first, and cannot know which
-// those are. The pods here prefer the wrong ones: they are sent back, both ways.
+// The scheduler does not know which nodes can have a copy of a source. Pods prefer wrong ones, and are scheduled
+// again, in both directions.
 func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 	p := newDedicatedPair(t, spec{})
 	second := p.node + "-b"
@@ -106,7 +102,7 @@ func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 	p.home.WaitReady("there")
 	p.remote.WaitReady("there")
 	p.home.WaitReady("here")
-	want := map[string]string{"from-there": p.scramble("there"), "from-here": fillHere(p, "here")}
+	want := map[string]string{"from-there": p.remote.Exec("there", fillScript), "from-here": p.home.Exec("here", fillScript)}
 	p.home.Snapshot("of-there", "there", snapshotClass)
 	p.home.Snapshot("of-here", "here", snapshotClass)
 
@@ -114,11 +110,11 @@ func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 	for _, node := range p.home.Cluster.Nodes() {
 		real = append(real, node.Name)
 	}
-	standing := []string{p.node, second}
+	virtual := []string{p.node, second}
 	p.home.Claim("from-there", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-there"))
 	p.home.Claim("from-here", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-here"))
-	p.home.Pod("from-there", "from-there", preferNodes(real, standing))
-	p.home.Pod("from-here", "from-here", preferNodes(standing, real))
+	p.home.Pod("from-there", "from-there", preferNodes(real, virtual))
+	p.home.Pod("from-here", "from-here", preferNodes(virtual, real))
 	for _, claim := range []string{"from-there", "from-here"} {
 		p.home.WaitEvent(claim, "ProvisioningFailed", "of-"+strings.TrimPrefix(claim, "from-"))
 		p.home.WaitEvent(claim, "NodeSelected")
@@ -126,18 +122,18 @@ func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 	p.home.WaitReady("from-there")
 	p.remote.WaitReady("from-there")
 	p.home.WaitReady("from-here")
-	if got := p.checksum("from-there"); got != want["from-there"] {
-		user.Violated(t, "there the bytes are %s, want %s", got, want["from-there"])
+	if got := p.remote.Exec("from-there", sumScript); got != want["from-there"] {
+		user.Violated(t, "the remote checksum is %s, want %s", got, want["from-there"])
 	}
 	if got := p.home.Exec("from-here", sumScript); got != want["from-here"] {
-		user.Violated(t, "here the bytes are %s, want %s", got, want["from-here"])
+		user.Violated(t, "the checksum at home is %s, want %s", got, want["from-here"])
 	}
 	if at := p.home.GetClaim("from-there").Annotations[sourceAt]; at != p.cluster {
-		t.Errorf("the miss is noted as %q", at)
+		t.Errorf("the annotation for the cluster of the source is %q", at)
 	}
 }
 
-// preferNodes lets a pod run on all of these nodes, on the first ones if it can.
+// preferNodes allows all of these nodes to a pod, and prefers the first ones.
 func preferNodes(first, others []string) func(*corev1.Pod) {
 	in := func(nodes ...string) corev1.NodeSelectorTerm {
 		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
@@ -155,42 +151,27 @@ func preferNodes(first, others []string) func(*corev1.Pod) {
 	}
 }
 
-// A cluster where nothing but a snapshot is left is held as one with volumes.
+// A RemoteCluster with a snapshot is not deleted, like one with volumes.
 func TestClusterWithASnapshotIsHeld(t *testing.T) {
 	p := newDedicatedPair(t, spec{})
 	p.home.Claim("source", "liqo-reference", "64Mi")
 	p.home.Pod("writer", "source", p.onVirtualNode)
 	p.home.WaitReady("writer")
 	p.remote.WaitReady("writer")
-	p.scramble("writer")
+	p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)
 	snapshot := p.home.FollowSnapshotTo(p.remote, "backup")
 	p.home.DeletePod("writer")
 	volume := p.waitVolume("source")
 	p.deleteClaim("source")
 	p.wantGone(volume)
-	p.waitStatus("it says that a snapshot is there", func(s status) bool { return s.Volumes == 0 && s.Snapshots == 1 })
+	p.waitStatus("the status counts the snapshot", func(s status) bool { return s.Volumes == 0 && s.Snapshots == 1 })
 
-	all, err := remoteClusters(p.home.Cluster)
-	if err == nil {
-		err = all.Delete(t.Context(), p.cluster, metav1.DeleteOptions{})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.waitStatus("it says what holds it", func(s status) bool {
-		ready := meta.FindStatusCondition(s.Conditions, "Ready")
-		return hasCondition(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") && strings.Contains(ready.Message, p.home.Name+"/backup")
-	})
+	p.deleteRemoteCluster()
+	p.waitHeld(p.home.Name + "/backup")
 	p.home.DeleteSnapshot("backup")
 	p.home.WantSnapshotGone(snapshot, p.remote.Client, p.remote.Name)
-	p.home.Eventually("the RemoteCluster goes", func(ctx context.Context) (string, error) {
-		_, err := all.Get(ctx, p.cluster, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return "it is still there", err
-	})
+	p.home.WaitGone("remotecluster", p.cluster)
 }
 
 func TestSnapshotsNeedRightsThere(t *testing.T) {
@@ -204,74 +185,46 @@ func TestSnapshotsNeedRightsThere(t *testing.T) {
 }
 
 const (
+	// fillScript writes random data, and prints its checksum.
 	fillScript = "dd if=/dev/urandom of=/data/random bs=1M count=4 2>/dev/null && sync && " + sumScript
 	sumScript  = "sha256sum < /data/random"
 )
 
-// scramble fills the volume of a pod that runs in the other cluster, and returns the checksum.
-func (p *pair) scramble(pod string) string {
-	p.t.Helper()
-	return p.remote.Exec(pod, fillScript)
-}
-
-func (p *pair) checksum(pod string) string {
-	p.t.Helper()
-	return p.remote.Exec(pod, sumScript)
-}
-
-func fillHere(p *pair, pod string) string {
-	p.t.Helper()
-	return p.home.Exec(pod, fillScript)
-}
-
-// Unoffloading deletes the namespace with all that is in it. Here that is nothing but the twin of
-// a snapshot, whose data is all that is left of its volume.
+// Unoffloading deletes the remote namespace. It has only the twin of a snapshot, whose volume is deleted.
 func TestNamespaceOfASnapshotTwinIsDeleted(t *testing.T) {
 	p, rights := newRestrictedPair(t, "namespaced")
 	p.home.Claim("source", "liqo-reference", "64Mi")
 	p.home.Pod("writer", "source", p.onVirtualNode)
 	p.home.WaitReady("writer")
 	p.remote.WaitReady("writer")
-	want := p.scramble("writer")
+	want := p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)
 	p.home.DeletePod("writer")
 	volume := p.waitVolume("source")
 	p.deleteClaim("source")
 	p.wantGone(volume)
 	found := p.home.FollowSnapshotTo(p.remote, "backup")
-	kept := found.Real.Metadata.Name
+	content := found.Real.Metadata.Name
 	if policy := found.Real.Spec.DeletionPolicy; policy != "Retain" {
-		t.Fatalf("the real content is kept only as long as %s", policy)
+		t.Fatalf("the deletion policy of the real content is %s", policy)
 	}
 
-	namespaces := p.remote.Client.CoreV1().Namespaces()
-	if err := namespaces.Delete(t.Context(), p.remote.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	p.remote.Eventually("the namespace ends", func(ctx context.Context) (string, error) {
-		found, err := namespaces.Get(ctx, p.remote.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return fmt.Sprint(found.Status.Conditions), err
-	})
-	left, err := user.SnapshotContent(t.Context(), p.remote.Client, kept)
+	p.deleteNamespace()
+	p.waitNamespaceDeleted()
+	left, err := user.SnapshotContent(t.Context(), p.remote.Client, content)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if left == nil || left.Status.Handle != found.Real.Status.Handle {
-		user.ViolatedNow(t, "the data of the snapshot is gone: %+v", left)
+		user.ViolatedNow(t, "the data of the snapshot was deleted: %+v", left)
 	}
-	p.home.WaitEvent("backup", "SnapshotTwinDeleted", kept)
+	p.home.WaitEvent("backup", "SnapshotTwinDeleted", content)
 	if got := left.Metadata.Annotations["storage.liqo.io/data-of"]; got != found.Content.Status.Handle {
-		t.Errorf("the content that keeps the data says it is of %q, want %s", got, found.Content.Status.Handle)
+		t.Errorf("the retained content is of the snapshot %q, want %s", got, found.Content.Status.Handle)
 	}
 
-	// As docs/snapshots.md says.
-	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.remote.Name}}
-	if _, err := namespaces.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	// See docs/snapshots.md.
+	p.recreateNamespace()
 	rights.grant()
 	key := found.Object.Metadata.UID
 	p.remote.Apply(fmt.Sprintf(`
@@ -298,13 +251,13 @@ spec:
   source: {volumeSnapshotContentName: snapshot-%[1]s-again}
 `, key, left.Spec.Driver, left.Status.Handle, p.remote.Name, found.Twin.Metadata.Labels["storage.liqo.io/home-cluster"],
 		left.Metadata.Annotations["storage.liqo.io/deletion-policy-before"]))
-	if _, err := p.remote.Kubectl("delete", "volumesnapshotcontent", kept); err != nil {
+	if _, err := p.remote.Kubectl("delete", "volumesnapshotcontent", content); err != nil {
 		t.Fatal(err)
 	}
-	p.home.Eventually("the snapshot is well again, and kept again", func(ctx context.Context) (string, error) {
+	p.home.Eventually("the snapshot has a twin again, and its content is retained", func(ctx context.Context) (string, error) {
 		now, err := p.home.BehindSnapshotIn(ctx, p.remote, "backup")
 		if err != nil || now.Content == nil || now.Real == nil {
-			return "its twin is not there", err
+			return "it has no twin", err
 		}
 		if trouble := now.Content.Metadata.Annotations["storage.liqo.io/twin-trouble"]; trouble != "" {
 			return trouble, nil
@@ -319,17 +272,17 @@ spec:
 	p.home.Pod("reader", "restored", p.onVirtualNode)
 	p.home.WaitReady("reader")
 	p.remote.WaitReady("reader")
-	if got := p.checksum("reader"); got != want {
-		user.Violated(t, "the bytes are %s, want %s", got, want)
+	if got := p.remote.Exec("reader", sumScript); got != want {
+		user.Violated(t, "the checksum is %s, want %s", got, want)
 	}
 	p.home.DeleteSnapshot("backup")
 	p.home.WantSnapshotGone(found, p.remote.Client, p.remote.Name)
 }
 
-// With the least of rights nothing of a snapshot outlives its namespace, and the cluster says so.
+// With the level minimal snapshots are deleted with their namespace, and the RemoteCluster reports this limit.
 func TestWhereSnapshotsAreNotKeptIsSaid(t *testing.T) {
 	p, _ := newRestrictedPair(t, "minimal")
-	p.waitStatus("it says that snapshots are not kept", func(s status) bool {
+	p.waitStatus("the limits have one about snapshots", func(s status) bool {
 		return strings.Contains(strings.Join(s.Limits, " "), "VolumeSnapshotContents cannot be read and changed")
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// What cannot be meant is refused when it is written, by the API server.
+// The API server refuses contradictory specs.
 func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 	t.Parallel()
 	ensureShared(t)
@@ -29,7 +29,7 @@ func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 	long := strings.Repeat("a", 64)
 	for name, c := range map[string]struct {
 		object string
-		said   spec
+		fields spec
 		why    string
 	}{
 		"whole":                    {"dry", spec{}, ""},
@@ -45,29 +45,29 @@ func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 		"no name of a class there": {"dry", spec{"storageClasses": map[string]any{"default": ""}}, "storageClasses.default"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			said := map[string]any{
+			fields := map[string]any{
 				"kubeconfigSecretRef": map[string]any{"name": "dry"},
 				"nodeSelector":        map[string]any{"matchLabels": map[string]any{"dry": "run"}},
 			}
-			for key, value := range c.said {
-				said[key] = value
+			for key, value := range c.fields {
+				fields[key] = value
 			}
 			object := &unstructured.Unstructured{Object: map[string]any{
 				"apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
-				"metadata": map[string]any{"name": c.object}, "spec": said,
+				"metadata": map[string]any{"name": c.object}, "spec": fields,
 			}}
 			_, err := all.Create(t.Context(), object, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			switch {
 			case c.why == "" && err != nil:
 				t.Errorf("refused: %v", err)
 			case c.why != "" && (err == nil || !strings.Contains(err.Error(), c.why)):
-				t.Errorf("it is answered %v, wanted %q", err, c.why)
+				t.Errorf("the API server returns %v, want %q", err, c.why)
 			}
 		})
 	}
 }
 
-// The administrator of the connection decides over classes, policy and finalizers.
+// The RemoteCluster sets class mapping, binding policy and whether twins have finalizers.
 func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 	own, mapped := "own-"+rand.String(6), "mapped-"+rand.String(6)
 	p := newDedicatedPair(t, spec{
@@ -78,12 +78,11 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 			"mapping": map[string]any{mapped: "reference-immediate"},
 		},
 	})
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	for _, name := range []string{own, mapped} {
 		class := &storagev1.StorageClass{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driver.CSIName, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 		}
-		if name == mapped { // means less than the mapping for this very cluster
+		if name == mapped { // the class mapping of the cluster takes precedence
 			class.Parameters = map[string]string{"realStorageClass": "reference"}
 		}
 		p.home.Class(class)
@@ -101,7 +100,7 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 	for claim, class := range map[string]string{"own": "reference", "mapped": "reference-immediate"} {
 		twin := p.waitVolume(claim).Twin
 		if *twin.Spec.StorageClassName != class {
-			t.Errorf("the twin of %s is of class %s, wanted %s", claim, *twin.Spec.StorageClassName, class)
+			t.Errorf("the twin of %s is of class %s, want %s", claim, *twin.Spec.StorageClassName, class)
 		}
 		for _, finalizer := range twin.Finalizers {
 			if strings.HasPrefix(finalizer, "storage.liqo.io/") {
@@ -111,14 +110,13 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 	}
 }
 
-// Storage that others manage goes on as if the driver were not there: a claim that
-// exists only there, and one at home that is of no class of ours.
+// The driver does not touch claims of others: one that exists only in the remote cluster, and one at home of
+// another class.
 func TestStorageOfOthersIsLeftAlone(t *testing.T) {
 	p := newPair(t)
 	p.remote.Claim("only-there", "reference", "64Mi")
-	none := ""
 	p.home.Claim("library", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
-		claim.Spec.StorageClassName, claim.Spec.VolumeName = &none, p.home.Name+"-library"
+		claim.Spec.StorageClassName, claim.Spec.VolumeName = new(string), p.home.Name+"-library"
 	})
 	p.remote.Claim("library", "reference", "64Mi")
 	p.home.Pod("user", "only-there", p.pinned, withClaim("library"))
@@ -128,13 +126,14 @@ func TestStorageOfOthersIsLeftAlone(t *testing.T) {
 	for _, claim := range []*corev1.PersistentVolumeClaim{
 		p.remote.GetClaim("only-there"), p.remote.GetClaim("library"), p.home.GetClaim("library"),
 	} {
-		if ours := findMark(claim); ours != "" {
-			t.Errorf("claim %s has %s", claim.Name, ours)
+		if mark := findMark(claim); mark != "" {
+			t.Errorf("claim %s has %s", claim.Name, mark)
 		}
 	}
 	p.wantPending("library")
 }
 
+// findMark returns a label, annotation or finalizer of the driver.
 func findMark(claim *corev1.PersistentVolumeClaim) string {
 	for _, marks := range []map[string]string{claim.Labels, claim.Annotations} {
 		for key := range marks {

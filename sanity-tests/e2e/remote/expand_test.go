@@ -14,16 +14,16 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// This file lets volumes grow whose twins are in the other cluster: no kubelet at home
-// has them, so it is the driver that tells the claim what the kubelet there did.
+// This file expands volumes in remote clusters. No kubelet at home mounts them, so the driver writes into the
+// claim what the remote kubelet did.
 
-// expandUnavailable has nodes grow nothing, but try again.
+// expandUnavailable makes the expansion on nodes fail, and kubelet retry.
 var expandUnavailable = storage.Fault{RPC: "NodeExpandVolume", Code: "Unavailable", Message: "the node is busy"}
 
-// expandOutOfRange has nodes say that they never will.
+// expandOutOfRange makes the expansion on nodes infeasible.
 var expandOutOfRange = storage.Fault{RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no room for that"}
 
-// createXFS makes a volume whose filesystem a node has to grow, and a pod that has it.
+// createXFS creates a volume whose file system is expanded on the node, and a pod with it.
 func (p *pair) createXFS(claim, pod string) {
 	p.t.Helper()
 	p.home.Claim(claim, "liqo-reference-xfs", "320Mi")
@@ -42,20 +42,20 @@ func TestVolumeThereGrowsThreeTimes(t *testing.T) {
 		small := p.remote.Kilobytes("user")
 		p.home.Resize("data", size)
 		p.home.WaitGrownTo(p.remote, "data", size)
-		// The filesystem keeps some of it to itself.
+		// The file system uses some space for metadata.
 		if large := p.remote.Kilobytes("user"); large < small+70*1024 {
-			t.Errorf("with %s the filesystem has %d KiB, it had %d KiB", size, large, small)
+			t.Errorf("with %s the file system has %d KiB, it had %d KiB", size, large, small)
 		}
 	}
 	if got := p.remote.Exec("user", "cat /data/file"); got != "kept" {
 		user.Violated(t, "read %q", got)
 	}
 	if after := p.remote.WaitReady("user"); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
-		t.Error("the pod did not live through it")
+		t.Error("the pod was restarted")
 	}
 }
 
-// What the claim at home says is what the twin has come to there.
+// The capacity of the claim is that of the twin.
 func TestClaimAtHomeWaitsForTheNodeThere(t *testing.T) {
 	p := newPair(t)
 	p.createXFS("data", "user")
@@ -69,7 +69,7 @@ func TestClaimAtHomeWaitsForTheNodeThere(t *testing.T) {
 	p.home.WaitGrownTo(p.remote, "data", "400Mi")
 }
 
-// The resizer there begins anew whenever a node has given up.
+// The remote csi-resizer retries after a node reported an infeasible expansion.
 func TestNodeThereThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
 	p := newPair(t)
 	p.createXFS("data", "user")
@@ -100,12 +100,12 @@ func TestVolumesThereGrowWhileNoPodHasThem(t *testing.T) {
 	p.home.WaitGrownTo(p.remote, "image", "400Mi")
 }
 
-// waitUnstaged waits until no node there holds a claim's volume, which takes a little
-// longer than its last pod lives.
+// waitUnstaged waits until no remote node has staged a claim's volume, which takes longer than the deletion of
+// the pod.
 func (p *pair) waitUnstaged(claim string) {
 	p.t.Helper()
 	handle := p.waitVolume(claim).Real.Spec.CSI.VolumeHandle
-	p.remote.Eventually("the volume there is unstaged", func(context.Context) (string, error) {
+	p.remote.Eventually("the volume is unstaged on all remote nodes", func(context.Context) (string, error) {
 		record, err := storage.BackendOf(p.remote.Cluster, storage.Reference).Volume(handle)
 		if err != nil || len(record.Stages) == 0 {
 			return "", err
@@ -124,7 +124,7 @@ func TestLowerSizeIsServedThereAfterOneThatCannotBe(t *testing.T) {
 	p.home.WaitGrownTo(p.remote, "data", "128Mi")
 }
 
-// The claim at home is Bound before its twin is, and Kubernetes lets only Bound claims grow.
+// The claim is Bound before its twin is, and Kubernetes expands only Bound claims.
 func TestVolumeThatIsNotMadeYetGrowsOnceItIs(t *testing.T) {
 	p := newPair(t)
 	removeFault := p.addFault(createUnavailable)
@@ -150,28 +150,26 @@ func TestExpansionIsRefusedWhereTheClassThereDoesNotAllowIt(t *testing.T) {
 	p.home.Resize("data", "128Mi")
 	p.home.WaitEvent("data", "VolumeResizeFailed", "OutOfRange",
 		fmt.Sprintf("the real class %q in the cluster %s", fixedClass(p), p.cluster), "does not allow expansion")
-	if asked := p.remote.GetClaim("data").Spec.Resources.Requests[corev1.ResourceStorage]; asked.String() != "64Mi" {
-		t.Errorf("the twin asks for %s", asked.String())
+	if request := p.remote.GetClaim("data").Spec.Resources.Requests[corev1.ResourceStorage]; request.String() != "64Mi" {
+		t.Errorf("the twin requests %s", request.String())
 	}
 }
 
-// createFixedClass makes a class there that does not allow expansion, and a virtual one for it
-// that does.
+// createFixedClass creates a real class that does not allow expansion, and a virtual one for it that does.
 func (p *pair) createFixedClass() (virtual string) {
 	p.t.Helper()
-	wait, grows := storagev1.VolumeBindingWaitForFirstConsumer, true
 	p.remote.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: fixedClass(p)}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
+		ObjectMeta: metav1.ObjectMeta{Name: fixedClass(p)}, Provisioner: storage.Reference.Name, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	})
 	virtual = p.home.Name + "-fixed"
 	p.home.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
-		AllowVolumeExpansion: &grows, Parameters: map[string]string{"realStorageClass": fixedClass(p)},
+		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
+		AllowVolumeExpansion: new(true), Parameters: map[string]string{"realStorageClass": fixedClass(p)},
 	})
 	return virtual
 }
 
-func fixedClass(p *pair) string { return p.remote.Name + "-fixed-there" }
+func fixedClass(p *pair) string { return p.remote.Name + "-fixed-real" }
 
 func TestQuotaThereIsToldAndLessIsServed(t *testing.T) {
 	p := newPair(t)
@@ -183,7 +181,7 @@ func TestQuotaThereIsToldAndLessIsServed(t *testing.T) {
 	p.home.WaitGrownTo(p.remote, "data", "96Mi")
 }
 
-// With these rights neither classes nor PersistentVolumes can be read there.
+// With the level minimal the driver cannot read remote classes and PersistentVolumes.
 func TestVolumesGrowWithMinimalRights(t *testing.T) {
 	p, _ := newRestrictedPair(t, "minimal")
 	p.createXFS("data", "user")
@@ -196,7 +194,7 @@ func TestVolumesGrowWithMinimalRights(t *testing.T) {
 		p.home.WaitGrownTo(p.remote, "data", size)
 	}
 	p.home.Resize("fixed", "128Mi")
-	// In the words of the API server there.
+	// A message of the remote API server.
 	p.home.WaitEvent("fixed", "VolumeResizeFailed", "OutOfRange", "must support resize")
 }
 

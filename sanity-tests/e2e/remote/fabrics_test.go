@@ -15,13 +15,13 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// fabricObjectsCommand is the command that makes the objects of fabrics. It is a module of its
-// own, because Liqo's Go code comes with it, and runs inside that.
+// fabricObjectsCommand creates objects of Liqo and Kosmos. It is a Go module of its own, because it imports
+// Liqo, and runs in that folder.
 type fabricObjectsCommand struct {
 	module, dir, binary string
 }
 
-// fabricObjectsCommand is built before the tests.
+// These are set before the tests.
 var (
 	objectsCommand    fabricObjectsCommand
 	errObjectsCommand error
@@ -39,7 +39,7 @@ func buildObjectsCommand(ctx context.Context) (built fabricObjectsCommand, err e
 	return built, components.GoBuild(ctx, built.module, "./cmd/fabric-objects", built.binary)
 }
 
-// runFabricObjects has the command do something in one of the clusters.
+// runFabricObjects runs the command for a cluster.
 func runFabricObjects(t *testing.T, cluster string, arguments ...string) {
 	t.Helper()
 	if err := tryFabricObjects(context.WithoutCancel(t.Context()), user.Cluster(t, cluster), arguments...); err != nil {
@@ -53,7 +53,7 @@ func tryFabricObjects(ctx context.Context, cluster *clusters.Cluster, arguments 
 	}
 	ctx, cancel := context.WithTimeout(ctx, user.Patience)
 	defer cancel()
-	// --kubeconfig is known to all verbs, and flags come before arguments.
+	// Flags must precede arguments.
 	arguments = append([]string{"--kubeconfig", cluster.Kubeconfig()}, arguments...)
 	run := exec.CommandContext(ctx, objectsCommand.binary, arguments...)
 	run.Dir = objectsCommand.module
@@ -63,7 +63,7 @@ func tryFabricObjects(ctx context.Context, cluster *clusters.Cluster, arguments 
 	return nil
 }
 
-// removeFabrics takes back, after the last test, what several of them used.
+// removeFabrics deletes, after the last test, what several tests share.
 func removeFabrics(ctx context.Context) error {
 	if objectsCommand.dir == "" {
 		return nil
