@@ -20,8 +20,7 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// kosmosExample is the example of Kosmos' documentation of storage across clusters. Only
-// the image is ours, and what it runs.
+// kosmosExample is from Kosmos' documentation of storage across clusters, with another image and command.
 const kosmosExample = `
 apiVersion: v1
 kind: PersistentVolumeClaim
@@ -81,12 +80,12 @@ spec:
             claimName: "nginx-pvc"
 `
 
-// kosmosMutex keeps two tests from having Kosmos: it is in a cluster once.
+// kosmosMutex is locked by the test that has installed Kosmos, which can be in a cluster only once.
 var kosmosMutex sync.Mutex
 
-// newKosmosPair gives the test a cluster that has joined Kosmos, with the virtual node of the options and a
-// virtual class that has the name of the real one of this driver.
-func newKosmosPair(t *testing.T, namespace, class string, behind storage.Driver, options fabric.Options) *pair {
+// newKosmosPair creates a pair whose cluster has joined Kosmos, with the virtual node of the options. The virtual
+// class has the name of the real one, which is of this driver.
+func newKosmosPair(t *testing.T, namespace, class string, real storage.Driver, options fabric.Options) *pair {
 	t.Helper()
 	t.Parallel()
 	kosmosMutex.Lock()
@@ -95,9 +94,8 @@ func newKosmosPair(t *testing.T, namespace, class string, behind storage.Driver,
 	remote := user.NewNamespaceNamed(t, user.Cluster(t, "remote"), namespace)
 	p := &pair{t: t, node: options.Node, cluster: options.KosmosCluster, remote: remote}
 	t.Cleanup(p.wantNoTwins)
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	remote.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: behind.Name, VolumeBindingMode: &wait,
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: real.Name, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	})
 	options.NoNamespaces = true
 	startFabric(t, options)
@@ -106,7 +104,7 @@ func newKosmosPair(t *testing.T, namespace, class string, behind storage.Driver,
 
 	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), namespace)
 	p.home.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: driver.CSIName, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 		Parameters: map[string]string{"realStorageClass": class},
 	})
 	p.waitMarked()
@@ -119,14 +117,14 @@ func (p *pair) join() {
 	runFabricObjects(p.t, "home", "kosmos", "join", "--cluster", p.cluster, "--remote-kubeconfig", kubeconfig)
 }
 
-// The class has the name it has there, and the scheduler is Kubernetes' own.
+// The virtual class has the name of the real one, and the scheduler is that of Kubernetes.
 func TestKosmosExampleRunsAsItIs(t *testing.T) {
 	const class = "openebs-hostpath"
 	p := newKosmosPair(t, "test-new", class, storage.Reference, fabric.Kosmos("cluster38"))
 	p.home.Apply(kosmosExample)
 	pod := p.waitOnlyPod("app=nginx")
 	if pod.Spec.NodeName != p.node {
-		t.Errorf("it runs on %s", pod.Spec.NodeName)
+		t.Errorf("the pod runs on %s", pod.Spec.NodeName)
 	}
 	p.remote.WaitReady(pod.Name)
 	found := p.waitVolume("nginx-pvc")
@@ -144,7 +142,7 @@ func TestKosmosExampleRunsAsItIs(t *testing.T) {
 	}
 }
 
-// Kosmos writes a claim over its twin if their requests are written differently.
+// Kosmos overwrites a twin with its claim if their requests are equal but have different notation.
 func TestSizeInBytesLeavesTheTwinOfKosmosAlone(t *testing.T) {
 	const class = "e2e-kosmos-bytes"
 	p := newKosmosPair(t, "e2e-kosmos-bytes", class, storage.Reference, fabric.Kosmos("bytes"))
@@ -160,7 +158,7 @@ func TestSizeInBytesLeavesTheTwinOfKosmosAlone(t *testing.T) {
 	}
 }
 
-// While the cluster is out of reach for the driver, the twin goes and Kosmos copies the claim.
+// While the cluster is unreachable for the driver, the twin is deleted, and Kosmos copies the claim.
 func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	const class = "e2e-kosmos-copy"
 	p := newKosmosPair(t, "e2e-kosmos-copy", class, storage.Reference, fabric.Kosmos("copies"))
@@ -176,16 +174,15 @@ func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	p.setReclaimPolicy(p.remote, found.Real, corev1.PersistentVolumeReclaimRetain)
 	p.deleteTwin(found)
 	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
-	p.remote.Eventually("the twin goes", func(ctx context.Context) (string, error) {
-		none := []byte(`{"metadata":{"finalizers":null}}`)
-		_, err := claims.Patch(ctx, found.Twin.Name, types.MergePatchType, none, metav1.PatchOptions{})
+	p.remote.Eventually("the twin is deleted", func(ctx context.Context) (string, error) {
+		_, err := claims.Patch(ctx, found.Twin.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
 		}
-		return "it is there", err
+		return "it still exists", err
 	})
 	p.home.Pod("reader", "data", p.pinned)
-	p.remote.Eventually("Kosmos copies the claim", func(ctx context.Context) (string, error) {
+	p.remote.Eventually("Kosmos has copied the claim", func(ctx context.Context) (string, error) {
 		copied, err := claims.Get(ctx, "data", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "there is none", nil
@@ -217,7 +214,7 @@ func (p *pair) setReclaimPolicy(n *user.Namespace, volume *corev1.PersistentVolu
 	}
 }
 
-// What Kosmos writes of a twin onto its claim must not keep the claim from going.
+// Kosmos copies metadata of a twin to its claim, which must not block the deletion of the claim.
 func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
 	const class = "e2e-kosmos-marks"
 	p := newKosmosPair(t, "e2e-kosmos-marks", class, storage.Reference, fabric.Kosmos("marks"))
@@ -225,7 +222,7 @@ func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
 	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
 	found := p.waitVolume("data")
-	// Kosmos writes a claim home that bore its mark before the change.
+	// Kosmos copies a changed claim to home if it had the annotation of Kosmos before the change.
 	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
 	for _, mark := range []string{`"true"`, `null`} {
 		patch := []byte(`{"metadata":{"annotations":{"kosmos.io/global":` + mark + `,"e2e.storage.test/mark":` + mark + `}}}`)
@@ -233,13 +230,13 @@ func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	written := func(claim *corev1.PersistentVolumeClaim) bool { return claim.Annotations["kosmos.io/global"] == "true" }
-	p.home.Eventually("the marks come and go", func(ctx context.Context) (string, error) {
+	copied := func(claim *corev1.PersistentVolumeClaim) bool { return claim.Annotations["kosmos.io/global"] == "true" }
+	p.home.Eventually("the annotation is copied, and the marks of the driver are removed", func(ctx context.Context) (string, error) {
 		claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, "data", metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
-		if !written(claim) || claim.Labels[homeLabel] != "" || slices.Contains(claim.Finalizers, twinFinalizer) {
+		if !copied(claim) || claim.Labels[homeLabel] != "" || slices.Contains(claim.Finalizers, twinFinalizer) {
 			return fmt.Sprintf("labels %v, annotations %v, finalizers %v", claim.Labels, claim.Annotations, claim.Finalizers), nil
 		}
 		return "", nil
@@ -249,7 +246,7 @@ func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
 	p.wantGone(found)
 }
 
-// One-to-one: the virtual node represents one node there, and pods come with spec.nodeName.
+// One-to-one: the virtual node represents one remote node, and Kosmos sets spec.nodeName of remote pods.
 func TestVolumeIsOnTheNodeThatKosmosRepresents(t *testing.T) {
 	const class = "e2e-kosmos-node"
 	nodes := user.Cluster(t, "remote").Nodes()
@@ -262,8 +259,8 @@ func TestVolumeIsOnTheNodeThatKosmosRepresents(t *testing.T) {
 	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
 	found := p.waitVolume("data")
-	if told := found.Twin.Annotations["volume.kubernetes.io/selected-node"]; told != node {
-		t.Errorf("the twin is told the node %q, want %s", told, node)
+	if selected := found.Twin.Annotations[selectedNode]; selected != node {
+		t.Errorf("the selected node of the twin is %q, want %s", selected, node)
 	}
 	p.home.DeletePod("user")
 	anywhere := func(pod *corev1.Pod) { p.onVirtualNode(pod); pod.Spec.NodeSelector = nil }

@@ -12,8 +12,8 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// refusedKubeconfigs are kubeconfigs that would let their author act through the driver, by
-// the words that name the field.
+// refusedKubeconfigs have fields by which their author could use rights of the driver. The key is in the message of
+// the refusal.
 var refusedKubeconfigs = map[string]func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo){
 	"exec: commands are never run": func(_ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
 		u.Exec = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: "/bin/sh", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
@@ -32,7 +32,7 @@ var refusedKubeconfigs = map[string]func(*clientcmdapi.Cluster, *clientcmdapi.Au
 	".server: ": func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.Server = "https://127.0.0.1:6443" },
 }
 
-// Nothing is restarted: the Secret is followed.
+// The driver watches the Secret.
 func TestKubeconfigIsRefusedUntilItIsCorrected(t *testing.T) {
 	p := newDedicatedPair(t, nil)
 	p.putSecret(kubeconfigWith(t, refusedKubeconfigs["exec: commands are never run"]))
@@ -46,13 +46,13 @@ func TestKubeconfigIsRefusedUntilItIsCorrected(t *testing.T) {
 		p.wantPending(claim)
 		p.home.DeletePod(claim)
 	}
-	p.waitCapacity("liqo-reference", func(room int64) bool { return room == 0 })
+	p.waitCapacity("liqo-reference", func(bytes int64) bool { return bytes == 0 })
 
 	p.putSecret(shared.kubeconfig)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
-	p.waitCapacity("liqo-reference", func(room int64) bool { return room > 0 })
+	p.waitCapacity("liqo-reference", func(bytes int64) bool { return bytes > 0 })
 }
 
 func (p *pair) putSecret(kubeconfig []byte) {
@@ -62,15 +62,15 @@ func (p *pair) putSecret(kubeconfig []byte) {
 	}
 }
 
-// kubeconfigWith is the kubeconfig that works, but for this.
-func kubeconfigWith(t *testing.T, spoil func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
+// kubeconfigWith returns the shared kubeconfig with a change.
+func kubeconfigWith(t *testing.T, edit func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
 	t.Helper()
 	config, err := clientcmd.Load(shared.kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	current := config.Contexts[config.CurrentContext]
-	spoil(config.Clusters[current.Cluster], config.AuthInfos[current.AuthInfo])
+	edit(config.Clusters[current.Cluster], config.AuthInfos[current.AuthInfo])
 	text, err := clientcmd.Write(*config)
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func kubeconfigWith(t *testing.T, spoil func(*clientcmdapi.Cluster, *clientcmdap
 	return text
 }
 
-// serverOf is the URL by which pods of the home cluster reach the remote one.
+// serverOf returns the URL of the remote cluster for pods at home.
 func serverOf(t *testing.T, remote *clusters.Cluster) string {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(remote.ProxyKubeconfig())

@@ -16,15 +16,15 @@ import (
 	"storage.liqo.io/sanity-tests/fabric"
 )
 
-// Ids of clusters that Liqo peers with. Administrators list the namespaces that
-// Liqo has for them when they install the driver, so they are known beforehand.
+// Ids of clusters that Liqo peers with. Their tenant namespaces are in the values of the chart, so they are the same
+// in each run.
 const (
 	liqoFull      = "e2e-full"
 	liqoMinimal   = "e2e-minimal"
 	liqoAnnotated = "e2e-annotated"
 	liqoHonest    = "e2e-honest"
 	liqoListed    = "e2e-listed"
-	// Behind the others in order, so that nobody is right by accident.
+	// After the others in alphabetical order, so that its objects are listed last.
 	liqoPeer = "e2e-peer"
 )
 
@@ -36,9 +36,8 @@ func tenantNamespaces() []string {
 	return namespaces
 }
 
-// newLiqoPair gives the test a peering as Liqo makes it, without namespaces offloaded.
-// Its namespaces have different names, as with Liqo's default strategy. The first
-// of the classes is the one that Liqo has as default.
+// newLiqoPair creates a pair with a peering of Liqo, without offloading the namespace. The remote namespace has
+// another name, as with Liqo's default strategy. The first class is the default one.
 func newLiqoPair(t *testing.T, cluster string, identity func(p *pair) (kubeconfig string), classes ...string) *pair {
 	t.Helper()
 	t.Parallel()
@@ -61,6 +60,7 @@ func newLiqoPair(t *testing.T, cluster string, identity func(p *pair) (kubeconfi
 	return p
 }
 
+// offload offloads the namespace of the pair.
 func (p *pair) offload() {
 	p.t.Helper()
 	runFabricObjects(p.t, "home", "liqo", "map", "--cluster-id", p.cluster, p.home.Name+"="+p.remote.Name)
@@ -83,7 +83,7 @@ func TestLiqo(t *testing.T) {
 	p.remote.WaitReady("user")
 	found := p.waitVolume("data")
 	if *found.Twin.Spec.StorageClassName != "reference-immediate" {
-		t.Errorf("the twin is of class %s, not of the one Liqo has as default", *found.Twin.Spec.StorageClassName)
+		t.Errorf("the twin is of class %s, not of Liqo's default one", *found.Twin.Spec.StorageClassName)
 	}
 	p.wantMarks(found)
 	p.wantAffinity(found.Object)
@@ -107,8 +107,8 @@ func TestLiqo(t *testing.T) {
 	}
 }
 
-// What Liqo gives its virtual kubelet suffices for claims of a class that is
-// named. What is lost without more is said.
+// The rights of Liqo's virtual kubelet suffice for classes with a realStorageClass. What does not work without more
+// rights is reported.
 func TestLiqosMinimalRole(t *testing.T) {
 	p := newLiqoPair(t, liqoMinimal, func(p *pair) string {
 		home := p.homeID()
@@ -144,15 +144,15 @@ func TestLiqosMinimalRole(t *testing.T) {
 	p.home.DeletePod("kept")
 	p.deleteClaim("kept")
 
-	// Nobody names a class, and which is the default there cannot be known. There
-	// may be room, for an annotation could name one.
+	// The class has no realStorageClass, and the driver may not read which class is the default. Capacity is
+	// published anyway, because an annotation may name a class.
 	unnamed := p.createVirtualClass("unnamed", nil)
-	p.waitCapacity(unnamed, func(room int64) bool { return room > 0 })
+	p.waitCapacity(unnamed, func(bytes int64) bool { return bytes > 0 })
 	p.home.Claim("unnamed", unnamed, "64Mi")
 	p.home.Pod("unnamed", "unnamed", p.onVirtualNode)
 	p.home.WaitEvent("unnamed", "ProvisioningFailed", "may not read the classes of the cluster "+p.cluster, "has to be named")
 
-	// That is its own fault: those that name one are not kept away.
+	// The refusal must not affect claims that name a class.
 	p.home.Claim("stuck", unnamed, "1Mi")
 	p.home.Pod("stuck", "stuck", p.onVirtualNode)
 	p.home.WaitEvent("stuck", "ProvisioningFailed", "has to be named", liqoClass)
@@ -160,22 +160,22 @@ func TestLiqosMinimalRole(t *testing.T) {
 	p.home.Claim("named", unnamed, "64Mi", withLiqoAnnotations(namedClass, ""))
 	p.home.Pod("named", "named", p.onVirtualNode)
 	p.home.WaitReady("named")
-	p.waitCapacity(unnamed, func(room int64) bool { return room > 1<<30 })
+	p.waitCapacity(unnamed, func(bytes int64) bool { return bytes > 1<<30 })
 
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
 	p.wantGone(found)
 }
 
-// A peer that may write into its own tenant namespace speaks for itself: it cannot
-// lead volumes of another cluster to a namespace of its choice.
+// A peer has rights in its tenant namespace. It must not redirect volumes of another cluster to another remote
+// namespace.
 func TestLiqoPeerCannotSpeakForAnotherCluster(t *testing.T) {
 	full := user.Cluster(t, "remote").ProxyKubeconfig()
 	p := newLiqoPair(t, liqoHonest, func(*pair) string { return full }, "reference-immediate")
 	t.Cleanup(func() { runFabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", liqoPeer) })
 	runFabricObjects(t, "home", "liqo", "peer", "--cluster-id", liqoPeer, "--node", "peer-"+p.remote.Name, "--remote-kubeconfig", full)
 
-	const looted = "kube-public"
+	const redirected = "kube-public"
 	group := schema.GroupVersion{Group: "offloading.liqo.io", Version: "v1beta1"}
 	tenant := "liqo-tenant-" + liqoPeer
 	labels := map[string]any{"liqo.io/remoteID": liqoHonest, "liqo.io/replication": "true"}
@@ -183,9 +183,9 @@ func TestLiqoPeerCannotSpeakForAnotherCluster(t *testing.T) {
 		"spec": map[string]any{"clusterID": liqoHonest, "kubeconfigSecretRef": map[string]any{"name": "none"}},
 	})
 	p.createLiqoObject(group.WithResource("namespacemaps"), "NamespaceMap", tenant, labels, map[string]any{
-		"spec": map[string]any{"desiredMapping": map[string]any{p.home.Name: looted}},
+		"spec": map[string]any{"desiredMapping": map[string]any{p.home.Name: redirected}},
 		"status": map[string]any{"currentMapping": map[string]any{
-			p.home.Name: map[string]any{"remoteNamespace": looted, "phase": "Accepted"},
+			p.home.Name: map[string]any{"remoteNamespace": redirected, "phase": "Accepted"},
 		}},
 	})
 	p.home.Claim("early", "liqo", "64Mi")
@@ -196,7 +196,7 @@ func TestLiqoPeerCannotSpeakForAnotherCluster(t *testing.T) {
 	p.wantMarks(p.waitVolume("early"))
 }
 
-// createLiqoObject makes an object of Liqo, which is removed with its namespace.
+// createLiqoObject creates an object of Liqo, which is deleted with its namespace.
 func (p *pair) createLiqoObject(resource schema.GroupVersionResource, kind, namespace string, labels, content map[string]any) {
 	p.t.Helper()
 	config, err := user.Cluster(p.t, "home").Config()
@@ -210,13 +210,13 @@ func (p *pair) createLiqoObject(resource schema.GroupVersionResource, kind, name
 	objects := client.Resource(resource).Namespace(namespace)
 	object := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": resource.GroupVersion().String(), "kind": kind,
-		"metadata": map[string]any{"name": "looter", "labels": labels},
+		"metadata": map[string]any{"name": "foreign", "labels": labels},
 	}}
 	maps.Copy(object.Object, content)
-	made, err := objects.Create(p.t.Context(), object, metav1.CreateOptions{})
+	created, err := objects.Create(p.t.Context(), object, metav1.CreateOptions{})
 	if err == nil && content["status"] != nil {
-		made.Object["status"] = content["status"]
-		_, err = objects.UpdateStatus(p.t.Context(), made, metav1.UpdateOptions{})
+		created.Object["status"] = content["status"]
+		_, err = objects.UpdateStatus(p.t.Context(), created, metav1.UpdateOptions{})
 	}
 	if err != nil {
 		p.t.Fatal(err)

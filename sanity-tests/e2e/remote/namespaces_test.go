@@ -18,21 +18,18 @@ func TestNamespaceIsMappedLater(t *testing.T) {
 	p.home.WaitReady("user")
 }
 
-// The second is refused: its twin would have the place of the first.
+// The second claim is refused, because its twin would have the name of the first.
 func TestSameClaimInTwoNamespacesMappedToOne(t *testing.T) {
 	t.Parallel()
 	ensureShared(t)
-	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
-	p := &pair{t: t, node: "virtual-" + remote.Name, cluster: remote.Name, remote: remote}
-	t.Cleanup(p.wantNoTwins)
+	p := newRemoteNamespace(t)
+	remote := p.remote
 	p.declare(mappedNamespaces(map[string]any{remote.Name + "-1": remote.Name, remote.Name + "-2": remote.Name}))
 	t.Cleanup(p.undeclare)
 	options := virtualNode(p.node, p.cluster)
 	options.Namespace = func(string) (string, bool) { return remote.Name, true }
 	startFabric(t, options)
-	if err := waitMarked(t.Context(), user.Cluster(t, "home"), p.node, p.cluster); err != nil {
-		t.Fatal(err)
-	}
+	p.waitMarked()
 	first := user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name+"-1")
 	second := user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name+"-2")
 
@@ -52,6 +49,6 @@ func TestSameClaimInTwoNamespacesMappedToOne(t *testing.T) {
 	second.DeletePod("second")
 	wantUnchanged(t, before, remote.GetClaim("data"))
 	if got := remote.Exec("first", "cat /data/file"); got != "of the first" {
-		user.Violated(t, "the first reads %q", got)
+		user.Violated(t, "the first pod reads %q", got)
 	}
 }

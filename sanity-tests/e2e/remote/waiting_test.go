@@ -14,31 +14,30 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// waitingClaim is a state in which a claim named data waits.
+// waitingClaim is a reason for which a claim named data waits.
 type waitingClaim struct {
 	state  string
 	create func(t *testing.T) *pair
-	// What users read: the words of an event of the claim, the reason of its condition, and the words of doctor.
-	// Without words there is nothing to read.
+	// Words of an event of the claim and of doctor, and the reason of its condition; empty if there is none.
 	event, doctor []string
 	condition     string
 }
 
-// createClaimAndPod makes the claim of this class and size, and its pod.
+// createClaimAndPod creates the claim data and its pod.
 func createClaimAndPod(p *pair, class, size string, edits ...func(*corev1.Pod)) *pair {
 	p.home.Claim("data", class, size)
 	p.home.Pod("user", "data", edits...)
 	return p
 }
 
-// newPairWithBadKubeconfig is one whose kubeconfig was spoilt before there was a claim.
-func newPairWithBadKubeconfig(t *testing.T, reason string, spoil func(t *testing.T) []byte) *pair {
+// newPairWithBadKubeconfig changes the kubeconfig before it creates the claim.
+func newPairWithBadKubeconfig(t *testing.T, reason string, kubeconfig func(t *testing.T) []byte) *pair {
 	t.Helper()
 	p := newDedicatedPair(t, nil)
-	p.putSecret(spoil(t))
+	p.putSecret(kubeconfig(t))
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
 	p.waitStatus("it cannot be used", func(s status) bool { return hasCondition(s, "Ready", metav1.ConditionFalse, reason) })
-	p.waitCapacity("liqo-reference", func(room int64) bool { return room == 0 })
+	p.waitCapacity("liqo-reference", func(bytes int64) bool { return bytes == 0 })
 	return createClaimAndPod(p, "liqo-reference", "64Mi", p.onVirtualNode)
 }
 
@@ -111,7 +110,7 @@ var waitingClaims = []waitingClaim{
 		state: "it asks for more than the cluster has",
 		create: func(t *testing.T) *pair {
 			p := newPair(t)
-			p.waitCapacity("liqo-reference-local", func(room int64) bool { return room > 0 })
+			p.waitCapacity("liqo-reference-local", func(bytes int64) bool { return bytes > 0 })
 			return createClaimAndPod(p, "liqo-reference-local", "4Pi", p.onVirtualNode)
 		},
 		event:  []string{"waiting for pod user to be scheduled"},
@@ -123,7 +122,7 @@ var waitingClaims = []waitingClaim{
 			p := newPair(t)
 			p.remote.StorageQuota("nothing", "1Mi")
 			class := p.createVirtualClass("limited", map[string]string{"realStorageClass": "reference"})
-			p.waitCapacity(class, func(room int64) bool { return room > 0 })
+			p.waitCapacity(class, func(bytes int64) bool { return bytes > 0 })
 			return createClaimAndPod(p, class, "64Mi", p.onVirtualNode)
 		},
 		event:  []string{"ProvisioningFailed", "exceeded quota: nothing"},
@@ -141,8 +140,7 @@ var waitingClaims = []waitingClaim{
 	},
 }
 
-// TestClaimsSayWhyTheyWait puts side by side what users read of claims that wait: each has its reason where people
-// liqoCSI first, and in the report of doctor.
+// Each reason is in an event or a condition of the claim, and in the report of doctor.
 func TestClaimsSayWhyTheyWait(t *testing.T) {
 	for _, one := range waitingClaims {
 		t.Run(one.state, func(t *testing.T) {
@@ -152,14 +150,14 @@ func TestClaimsSayWhyTheyWait(t *testing.T) {
 				p.waitCondition("data", corev1.ConditionFalse, one.condition)
 			}
 			var found string
-			p.home.Eventually("doctor says why", func(ctx context.Context) (wrong string, err error) {
+			p.home.Eventually("doctor reports the reason", func(ctx context.Context) (missing string, err error) {
 				found, err = p.doctorOnClaim(ctx, "data")
 				if err != nil || (found == "") != (len(one.doctor) == 0) {
-					return fmt.Sprintf("it says %q", found), err
+					return fmt.Sprintf("it prints %q", found), err
 				}
 				for _, word := range one.doctor {
 					if !strings.Contains(found, word) {
-						return fmt.Sprintf("it says %q", found), nil
+						return fmt.Sprintf("it prints %q", found), nil
 					}
 				}
 				return "", nil
@@ -169,14 +167,14 @@ func TestClaimsSayWhyTheyWait(t *testing.T) {
 	}
 }
 
-// doctorOnClaim is what doctor says of a claim, if anything.
+// doctorOnClaim returns the finding of doctor about a claim, or "".
 func (p *pair) doctorOnClaim(ctx context.Context, claim string) (string, error) {
 	return p.doctorOn(ctx, "PersistentVolumeClaim "+p.home.Name+"/"+claim)
 }
 
-// doctorOn is what doctor says of an object, if anything.
+// doctorOn returns the finding of doctor about an object, or "".
 func (p *pair) doctorOn(ctx context.Context, object string) (string, error) {
-	// Its exit code says that it found something, whatever that is.
+	// doctor exits with an error if it has any finding.
 	text, failed := p.liqoCSI(ctx, "doctor", "--output", "json")
 	var report struct {
 		Findings []struct{ Object, Problem, Mend string }
@@ -191,15 +189,11 @@ func (p *pair) doctorOn(ctx context.Context, object string) (string, error) {
 	return report.Findings[of].Problem + " " + report.Findings[of].Mend, nil
 }
 
-// statusText is what a claim says in its condition and its last event.
+// statusText returns the last condition and the last event of a claim.
 func (p *pair) statusText(claim string) string {
 	p.t.Helper()
 	condition, event := "none", "none"
-	found, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(p.t.Context(), claim, metav1.GetOptions{})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	for _, one := range found.Status.Conditions {
+	for _, one := range p.home.GetClaim(claim).Status.Conditions {
 		condition = fmt.Sprintf("%s %s %s: %s", one.Type, one.Status, one.Reason, one.Message)
 	}
 	events, err := p.home.Client.CoreV1().Events(p.home.Name).List(p.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + claim})
