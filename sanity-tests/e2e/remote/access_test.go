@@ -298,7 +298,7 @@ func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
 	p.wantData()
 }
 
-// A ClusterRole is deleted and its binding is not: the API server cannot evaluate the rights, and says so.
+// A ClusterRole is deleted and its binding is not: the 403 of the API server has an evaluation error.
 // The driver must not assume that a volume is deleted if it may not read its PersistentVolume.
 func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
 	p, rights := newRestrictedPair(t, "namespaced")

@@ -43,46 +43,46 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 	p.home.WantSnapshotGone(snapshot, p.remote.Client, p.remote.Name)
 }
 
-// A pod must not run in the cluster of its source: an event tells the user where it can run.
+// A pod cannot run in the cluster of its source. An event has the nodes on which it can.
 func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 	p := newPair(t)
-	here := user.OnNode(p.home.Cluster.Nodes()[0].Name)
-	p.home.Claim("there", "liqo-reference", "64Mi")
-	p.home.Pod("there", "there", p.onVirtualNode)
-	p.home.Claim("here", "liqo-reference", "64Mi")
-	p.home.Pod("here", "here", here)
-	p.home.WaitReady("there")
-	p.remote.WaitReady("there")
-	p.home.WaitReady("here")
-	want := map[string]string{"there": p.remote.Exec("there", fillScript), "here": p.home.Exec("here", fillScript)}
-	p.home.Snapshot("of-there", "there", snapshotClass)
-	p.home.Snapshot("of-here", "here", snapshotClass)
+	onHomeNode := user.OnNode(p.home.Cluster.Nodes()[0].Name)
+	p.home.Claim("remote", "liqo-reference", "64Mi")
+	p.home.Pod("remote", "remote", p.onVirtualNode)
+	p.home.Claim("home", "liqo-reference", "64Mi")
+	p.home.Pod("home", "home", onHomeNode)
+	p.home.WaitReady("remote")
+	p.remote.WaitReady("remote")
+	p.home.WaitReady("home")
+	want := map[string]string{"remote": p.remote.Exec("remote", fillScript), "home": p.home.Exec("home", fillScript)}
+	p.home.Snapshot("of-remote", "remote", snapshotClass)
+	p.home.Snapshot("of-home", "home", snapshotClass)
 
 	// Pods first: if only one node can have a copy, the driver selects it at once when the claim is created.
-	p.home.Pod("from-there", "from-there", here)
-	p.home.Claim("from-there", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-there"))
-	p.home.WaitEvent("from-there", "SourceElsewhere", "of-there", "cluster "+p.cluster, p.node, "pod from-there")
-	p.home.Pod("from-here", "from-here", p.onVirtualNode)
-	p.home.Claim("from-here", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-here"))
-	p.home.WaitEvent("from-here", "ProvisioningFailed", "of-here", "in this cluster")
-	p.home.WaitEvent("from-here", "SourceElsewhere", "of-here", "in this cluster", "pod from-here")
-	for _, claim := range []string{"from-there", "from-here"} {
+	p.home.Pod("from-remote", "from-remote", onHomeNode)
+	p.home.Claim("from-remote", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-remote"))
+	p.home.WaitEvent("from-remote", "SourceElsewhere", "of-remote", "cluster "+p.cluster, p.node, "pod from-remote")
+	p.home.Pod("from-home", "from-home", p.onVirtualNode)
+	p.home.Claim("from-home", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-home"))
+	p.home.WaitEvent("from-home", "ProvisioningFailed", "of-home", "in this cluster")
+	p.home.WaitEvent("from-home", "SourceElsewhere", "of-home", "in this cluster", "pod from-home")
+	for _, claim := range []string{"from-remote", "from-home"} {
 		if phase := p.home.GetClaim(claim).Status.Phase; phase != corev1.ClaimPending {
 			t.Errorf("the claim %s is %s", claim, phase)
 		}
 		p.home.DeletePod(claim)
 	}
 
-	p.home.Pod("from-there", "from-there", p.onVirtualNode)
-	p.home.Pod("from-here", "from-here", here)
-	p.home.WaitReady("from-there")
-	p.remote.WaitReady("from-there")
-	p.home.WaitReady("from-here")
-	if got := p.remote.Exec("from-there", sumScript); got != want["there"] {
-		user.Violated(t, "the remote checksum is %s, want %s", got, want["there"])
+	p.home.Pod("from-remote", "from-remote", p.onVirtualNode)
+	p.home.Pod("from-home", "from-home", onHomeNode)
+	p.home.WaitReady("from-remote")
+	p.remote.WaitReady("from-remote")
+	p.home.WaitReady("from-home")
+	if got := p.remote.Exec("from-remote", sumScript); got != want["remote"] {
+		user.Violated(t, "the remote checksum is %s, want %s", got, want["remote"])
 	}
-	if got := p.home.Exec("from-here", sumScript); got != want["here"] {
-		user.Violated(t, "the checksum at home is %s, want %s", got, want["here"])
+	if got := p.home.Exec("from-home", sumScript); got != want["home"] {
+		user.Violated(t, "the checksum at home is %s, want %s", got, want["home"])
 	}
 }
 
@@ -95,40 +95,40 @@ func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 	if err := waitMarked(t.Context(), p.home.Cluster, second, p.cluster); err != nil {
 		t.Fatal(err)
 	}
-	p.home.Claim("there", "liqo-reference", "64Mi")
-	p.home.Pod("there", "there", p.onVirtualNode)
-	p.home.Claim("here", "liqo-reference", "64Mi")
-	p.home.Pod("here", "here", user.OnNode(p.home.Cluster.Nodes()[0].Name))
-	p.home.WaitReady("there")
-	p.remote.WaitReady("there")
-	p.home.WaitReady("here")
-	want := map[string]string{"from-there": p.remote.Exec("there", fillScript), "from-here": p.home.Exec("here", fillScript)}
-	p.home.Snapshot("of-there", "there", snapshotClass)
-	p.home.Snapshot("of-here", "here", snapshotClass)
+	p.home.Claim("remote", "liqo-reference", "64Mi")
+	p.home.Pod("remote", "remote", p.onVirtualNode)
+	p.home.Claim("home", "liqo-reference", "64Mi")
+	p.home.Pod("home", "home", user.OnNode(p.home.Cluster.Nodes()[0].Name))
+	p.home.WaitReady("remote")
+	p.remote.WaitReady("remote")
+	p.home.WaitReady("home")
+	want := map[string]string{"from-remote": p.remote.Exec("remote", fillScript), "from-home": p.home.Exec("home", fillScript)}
+	p.home.Snapshot("of-remote", "remote", snapshotClass)
+	p.home.Snapshot("of-home", "home", snapshotClass)
 
 	real := make([]string, 0, 2)
 	for _, node := range p.home.Cluster.Nodes() {
 		real = append(real, node.Name)
 	}
 	virtual := []string{p.node, second}
-	p.home.Claim("from-there", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-there"))
-	p.home.Claim("from-here", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-here"))
-	p.home.Pod("from-there", "from-there", preferNodes(real, virtual))
-	p.home.Pod("from-here", "from-here", preferNodes(virtual, real))
-	for _, claim := range []string{"from-there", "from-here"} {
+	p.home.Claim("from-remote", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-remote"))
+	p.home.Claim("from-home", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-home"))
+	p.home.Pod("from-remote", "from-remote", preferNodes(real, virtual))
+	p.home.Pod("from-home", "from-home", preferNodes(virtual, real))
+	for _, claim := range []string{"from-remote", "from-home"} {
 		p.home.WaitEvent(claim, "ProvisioningFailed", "of-"+strings.TrimPrefix(claim, "from-"))
 		p.home.WaitEvent(claim, "NodeSelected")
 	}
-	p.home.WaitReady("from-there")
-	p.remote.WaitReady("from-there")
-	p.home.WaitReady("from-here")
-	if got := p.remote.Exec("from-there", sumScript); got != want["from-there"] {
-		user.Violated(t, "the remote checksum is %s, want %s", got, want["from-there"])
+	p.home.WaitReady("from-remote")
+	p.remote.WaitReady("from-remote")
+	p.home.WaitReady("from-home")
+	if got := p.remote.Exec("from-remote", sumScript); got != want["from-remote"] {
+		user.Violated(t, "the remote checksum is %s, want %s", got, want["from-remote"])
 	}
-	if got := p.home.Exec("from-here", sumScript); got != want["from-here"] {
-		user.Violated(t, "the checksum at home is %s, want %s", got, want["from-here"])
+	if got := p.home.Exec("from-home", sumScript); got != want["from-home"] {
+		user.Violated(t, "the checksum at home is %s, want %s", got, want["from-home"])
 	}
-	if at := p.home.GetClaim("from-there").Annotations[sourceAt]; at != p.cluster {
+	if at := p.home.GetClaim("from-remote").Annotations[sourceAt]; at != p.cluster {
 		t.Errorf("the annotation for the cluster of the source is %q", at)
 	}
 }

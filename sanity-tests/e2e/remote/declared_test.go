@@ -114,17 +114,17 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 // another class.
 func TestStorageOfOthersIsLeftAlone(t *testing.T) {
 	p := newPair(t)
-	p.remote.Claim("only-there", "reference", "64Mi")
+	p.remote.Claim("only-remote", "reference", "64Mi")
 	p.home.Claim("library", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Spec.StorageClassName, claim.Spec.VolumeName = new(string), p.home.Name+"-library"
 	})
 	p.remote.Claim("library", "reference", "64Mi")
-	p.home.Pod("user", "only-there", p.pinned, withClaim("library"))
+	p.home.Pod("user", "only-remote", p.pinned, withClaim("library"))
 	p.home.WaitReady("user")
 	p.remote.Exec("user", "echo there > /data/file")
 
 	for _, claim := range []*corev1.PersistentVolumeClaim{
-		p.remote.GetClaim("only-there"), p.remote.GetClaim("library"), p.home.GetClaim("library"),
+		p.remote.GetClaim("only-remote"), p.remote.GetClaim("library"), p.home.GetClaim("library"),
 	} {
 		if mark := findMark(claim); mark != "" {
 			t.Errorf("claim %s has %s", claim.Name, mark)

@@ -21,7 +21,7 @@ import (
 var expandUnavailable = storage.Fault{RPC: "NodeExpandVolume", Code: "Unavailable", Message: "the node is busy"}
 
 // expandOutOfRange makes the expansion on nodes infeasible.
-var expandOutOfRange = storage.Fault{RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no room for that"}
+var expandOutOfRange = storage.Fault{RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "the node has no free space"}
 
 // createXFS creates a volume whose file system is expanded on the node, and a pod with it.
 func (p *pair) createXFS(claim, pod string) {

@@ -42,9 +42,9 @@ func newLiqoPair(t *testing.T, cluster string, identity func(p *pair) (kubeconfi
 	t.Helper()
 	t.Parallel()
 	ensureShared(t)
-	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
-	p := &pair{t: t, node: "liqo-" + remote.Name, cluster: cluster, remote: remote}
-	t.Cleanup(p.wantNoTwins)
+	p := newRemoteNamespace(t)
+	remote := p.remote
+	p.node, p.cluster = "liqo-"+remote.Name, cluster
 	options := fabric.Liqo(p.node, p.cluster)
 	options.NoNamespaces = true
 	options.Namespace = func(string) (string, bool) { return remote.Name, true }
