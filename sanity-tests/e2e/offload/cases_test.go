@@ -26,7 +26,7 @@ func renamedTenant(t *testing.T, args ...string) (tenant, *user.Namespace) {
 	if name == n.Name {
 		t.Fatal("it has the same name there")
 	}
-	return n, user.Existing(t, user.Cluster(t, "remote"), name)
+	return n, user.ExistingNamespace(t, user.Cluster(t, "remote"), name)
 }
 
 func TestWhatIsFalseHereIsFalseThere(t *testing.T) {
@@ -306,7 +306,7 @@ func TestPodThatGetsATokenOfHomeStaysHere(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	n.Apply(fmt.Sprintf(tokens, n.Name))
 	t.Cleanup(func() {
-		ctx := user.Afterwards(t)
+		ctx := user.CleanupContext(t)
 		policies := n.Client.AdmissionregistrationV1()
 		err := errors.Join(
 			policies.MutatingAdmissionPolicyBindings().Delete(ctx, n.Name, metav1.DeleteOptions{}),

@@ -42,7 +42,7 @@ func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
 			n := newTenant(t)
 			n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", strategy)
 			n.Apply(copied)
-			remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+			remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 			core := remote.Client.CoreV1()
 			remote.Eventually("the objects to be there", func(ctx context.Context) (string, error) {
 				configs, err := core.ConfigMaps(n.Name).List(ctx, metav1.ListOptions{})

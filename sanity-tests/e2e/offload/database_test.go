@@ -231,7 +231,7 @@ func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
 	// The members need enough CPU to keep their quorum.
 	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	n.waitPolicies(placement{strategy: "LocalAndRemote"})
 	n.Apply(fmt.Sprintf(database, importEtcd(t), n.Name))
 	where := map[string]string{}

@@ -30,9 +30,9 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	prepare(t)
 	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	proxy := user.Cluster(t, "remote").Proxy()
-	t.Cleanup(func() { _ = proxy.Set(user.Afterwards(t), faults.Setting{Mode: faults.Pass}) })
+	t.Cleanup(func() { _ = proxy.Set(user.CleanupContext(t), faults.Setting{Mode: faults.Pass}) })
 
 	pods := user.WatchRuns(t, remote)
 	n.createSet()
@@ -64,7 +64,7 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	}
 	n.waitFabric()
 	n.waitSet()
-	if ran := pods.NoneTwice(); ran <= members {
+	if ran := pods.CheckNoneTwice(); ran <= members {
 		t.Errorf("no fault met a pod: only %d pods ran", ran)
 	}
 }
@@ -74,9 +74,9 @@ func TestJobThatSucceededOutOfReachIsNotRunAgain(t *testing.T) {
 	prepare(t)
 	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	proxy := user.Cluster(t, "remote").Proxy()
-	t.Cleanup(func() { _ = proxy.Set(user.Afterwards(t), faults.Setting{Mode: faults.Pass}) })
+	t.Cleanup(func() { _ = proxy.Set(user.CleanupContext(t), faults.Setting{Mode: faults.Pass}) })
 
 	n.createJob("until test -e /tmp/done; do sleep 1; done")
 	name := n.onlyPod("job-name=once")

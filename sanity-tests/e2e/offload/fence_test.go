@@ -59,7 +59,7 @@ func as(t *testing.T, name string, groups ...string) kubernetes.Interface {
 // unfence removes the cluster-scoped objects of the fence.
 func unfence(t *testing.T, access *user.Namespace) {
 	t.Helper()
-	ctx, now, these := user.Afterwards(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + access.Name}
+	ctx, now, these := user.CleanupContext(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + access.Name}
 	roles, policies := access.Client.RbacV1(), access.Client.AdmissionregistrationV1()
 	if err := errors.Join(
 		roles.ClusterRoles().DeleteCollection(ctx, now, these),
@@ -90,7 +90,7 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 	createForeignVolume(t, access)
 	waitFence(t, client, access, own.Name)
 	t.Cleanup(func() {
-		if err := namespaces.Delete(user.Afterwards(t), own.Name, metav1.DeleteOptions{}); err != nil {
+		if err := namespaces.Delete(user.CleanupContext(t), own.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -147,7 +147,7 @@ func podSecurityIsEnforced(t *testing.T, client kubernetes.Interface, access *us
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := client.CoreV1().Namespaces().Delete(user.Afterwards(t), created.Name, metav1.DeleteOptions{}); err != nil {
+		if err := client.CoreV1().Namespaces().Delete(user.CleanupContext(t), created.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -32,7 +32,7 @@ func createForeignVolume(t *testing.T, access *user.Namespace) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := volumes.Delete(user.Afterwards(t), volume.Name, metav1.DeleteOptions{}); err != nil {
+		if err := volumes.Delete(user.CleanupContext(t), volume.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -159,7 +159,7 @@ func (n tenant) createPrerequisites(remote *user.Namespace) {
 		cluster.Apply(text)
 		n.t.Cleanup(func() {
 			// The fabric deletes no namespace with claims of others.
-			command := exec.CommandContext(user.Afterwards(n.t), cluster.Cluster.Kubectl(), "-n", cluster.Name, "delete", "--ignore-not-found", "-f", "-")
+			command := exec.CommandContext(user.CleanupContext(n.t), cluster.Cluster.Kubectl(), "-n", cluster.Name, "delete", "--ignore-not-found", "-f", "-")
 			command.Stdin = strings.NewReader(text)
 			if out, err := command.CombinedOutput(); err != nil {
 				n.t.Errorf("delete what the pods needed: %v: %s", err, out)

@@ -48,7 +48,7 @@ func TestRemoteNamespacesHaveAPodSecurityLabel(t *testing.T) {
 func TestNodesThereCanBeEmptied(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Remote")
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	n.Apply(deploymentManifest("web", 1))
 	n.Pod("bare", "", stateless)
 	web := n.onlyPod("app=web")

@@ -30,7 +30,7 @@ func TestManifestsOfKosmosRunHere(t *testing.T) {
 		VolumeBindingMode: &binding,
 		Parameters:        map[string]string{"realStorageClass": "reference"},
 	})
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	manifests, err := os.ReadFile("testdata/kosmos.yaml")
 	if err != nil {

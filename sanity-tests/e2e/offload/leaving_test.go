@@ -57,7 +57,7 @@ func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
 	label := func(value string) {
 		t.Helper()
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{"team":%s}}}`, value)
-		if _, err := nodes.Patch(user.Afterwards(t), node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := nodes.Patch(user.CleanupContext(t), node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

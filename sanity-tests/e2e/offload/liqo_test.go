@@ -99,7 +99,7 @@ func TestServiceOffloadingOfLiqo(t *testing.T) {
 	importServer(t, "docker.io/liqo/flights-service:latest", "mkdir /www && echo flights > /www/index.html && exec httpd -f -p 7999 -h /www")
 	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Local")
 	n.waitPolicies(placement{strategy: "Local"})
-	user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	n.Apply(example(t, "service-offloading", "app.yaml"))
 	// An image without a tag is always pulled, and the lab can pull none.
 	if out, err := n.Kubectl("patch", "deployment", "flights-service", "--type=json",

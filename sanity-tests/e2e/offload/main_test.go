@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	liqoSource, errLiqoSource = user.BeforeTests("Liqo's examples", func(ctx context.Context) (string, error) {
 		return components.Source(ctx, "liqo", "github.com/liqotech/liqo")
 	})
-	user.MainOverDriver(m, shared.remove)
+	user.MainWithDriver(m, shared.remove)
 }
 
 const (
@@ -124,8 +124,8 @@ func run(ctx context.Context, args ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// No command has a --timeout that is longer than Patience.
-	ctx, cancel := context.WithTimeout(ctx, 2*user.Patience)
+	// No command has a --timeout that is longer than user.Timeout.
+	ctx, cancel := context.WithTimeout(ctx, 2*user.Timeout)
 	defer cancel()
 	command := exec.CommandContext(ctx, program, args...)
 	var stderr bytes.Buffer

@@ -37,7 +37,7 @@ func setFabric(t *testing.T, now, afterwards map[string]any) {
 		}
 	}
 	set(t.Context(), now)
-	t.Cleanup(func() { set(user.Afterwards(t), afterwards) })
+	t.Cleanup(func() { set(user.CleanupContext(t), afterwards) })
 }
 
 // clientPod is a pod in its own namespace, which is not offloaded.
@@ -102,7 +102,7 @@ func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 		{"Remote", map[string][]string{"remote": {"one", "two"}}},
 	} {
 		n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
-		user.Existing(t, user.Cluster(t, "remote"), n.Name)
+		user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 		n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", strategy.name)
 		n.waitPolicies(placement{strategy: strategy.name})
 		tenants = append(tenants, n)

@@ -42,7 +42,7 @@ func (n tenant) program(args ...string) (string, error) {
 	return run(n.t.Context(), append(args, "--kubeconfig", n.Cluster.Kubeconfig())...)
 }
 
-var timeout = fmt.Sprintf("%.0fs", user.Patience.Seconds())
+var timeout = fmt.Sprintf("%.0fs", user.Timeout.Seconds())
 
 func (n tenant) offload(args ...string) string {
 	n.t.Helper()
@@ -176,7 +176,7 @@ func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
 	n.WaitEvent("data", n.Name+" is not offloaded to the cluster "+name)
 	n.offload("--namespace-mapping-strategy", "SelectedName", "--remote-namespace-name", "twin-"+n.Name)
 	n.WaitReady("user")
-	remote := user.Existing(t, user.Cluster(t, "remote"), "twin-"+n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), "twin-"+n.Name)
 	if _, err := remote.Client.CoreV1().PersistentVolumeClaims(remote.Name).Get(t.Context(), "data", metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
@@ -204,7 +204,7 @@ func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
 func TestForeignClaimHoldsTheNamespace(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	remote.Claim("theirs", "reference", "64Mi")
 	// The command says what the status says when its time is over: by then it says what is wanted.
 	if _, err := n.Kubectl("delete", "namespaceoffloading", "offloading", "--wait=false"); err != nil {

@@ -20,7 +20,7 @@ func offloadedTenant(t *testing.T) (tenant, *user.Namespace) {
 	t.Helper()
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	return n, user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	return n, user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 }
 
 // stateless schedules a pod without volumes on the virtual node.

@@ -65,11 +65,11 @@ func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
 	}
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	n.waitPolicies(placement{strategy: "LocalAndRemote"})
-	runs := user.WatchRuns(t, user.Existing(t, user.Cluster(t, "remote"), n.Name))
+	runs := user.WatchRuns(t, user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name))
 
 	n.createDeployment(2, requestCPU(share(nodes.Items[0], 40)), preferRemote(1))
 	n.waitReturned(2)
-	if ran := runs.NoneTwice(); ran != 0 {
+	if ran := runs.CheckNoneTwice(); ran != 0 {
 		user.Violated(t, "%d pods ran there", ran)
 	}
 	n.unoffload()
@@ -81,12 +81,12 @@ func TestPodsGoBackThatTheirClusterRefuses(t *testing.T) {
 	setFabric(t, map[string]any{"pods": map[string]any{"giveUpAfter": "5s"}}, map[string]any{"pods": map[string]any{"giveUpAfter": nil}})
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	n.waitPolicies(placement{strategy: "LocalAndRemote"})
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	remote.Quota("none", corev1.ResourcePods, "0")
 	runs := user.WatchRuns(t, remote)
 	n.createDeployment(1, requestCPU(resource.NewMilliQuantity(10, resource.DecimalSI)), preferRemote(1))
 	n.waitReturned(1)
-	if ran := runs.NoneTwice(); ran != 0 {
+	if ran := runs.CheckNoneTwice(); ran != 0 {
 		user.Violated(t, "%d pods ran there", ran)
 	}
 	n.unoffload()

@@ -116,7 +116,7 @@ func TestUsersReachTheirPods(t *testing.T) {
 // checkFollow follows the log of the pod web until the pod is deleted.
 func (n tenant) checkFollow(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), user.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), user.Timeout)
 	defer cancel()
 	var follow *exec.Cmd
 	var line string
@@ -252,14 +252,14 @@ func newRunningPod(t *testing.T, home, cluster *clusters.Cluster, region, node s
 	n.Pod("web", "", edits...)
 	n.WaitReady("web")
 	created, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
-	remote := user.Existing(t, cluster, created)
+	remote := user.ExistingNamespace(t, cluster, created)
 	pod, err := remote.Client.CoreV1().Pods(created).Get(t.Context(), "web", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	remote.Apply(metricsKind)
 	t.Cleanup(func() {
-		command := exec.CommandContext(user.Afterwards(t), cluster.Kubectl(), "--kubeconfig", cluster.Kubeconfig(), "delete", "crd", "pods.metrics.k8s.io", "--ignore-not-found")
+		command := exec.CommandContext(user.CleanupContext(t), cluster.Kubectl(), "--kubeconfig", cluster.Kubeconfig(), "delete", "crd", "pods.metrics.k8s.io", "--ignore-not-found")
 		if out, err := command.CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
@@ -316,7 +316,7 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
 	access, kubeconfig, err := driver.GrantAccess(t.Context(), home, nil)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*user.Patience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*user.Timeout)
 		defer cancel()
 		err := driver.Undeclare(ctx, home, second)
 		if access != nil {
@@ -390,7 +390,7 @@ func (r runningPod) checkReachableWhileDeleted(cluster string) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := budgets.Delete(user.Afterwards(t), budget.Name, metav1.DeleteOptions{}); err != nil {
+		if err := budgets.Delete(user.CleanupContext(t), budget.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	}()

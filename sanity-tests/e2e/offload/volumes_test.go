@@ -23,7 +23,7 @@ func tenantWithData(t *testing.T) (tenant, *user.Namespace, user.Volume) {
 	n.Pod("writer", "data", onVirtualNode)
 	n.WaitReady("writer")
 	remote.Exec("writer", "echo kept > "+user.DataPath+"/file && sync")
-	return n, remote, n.FollowTo(remote, "data")
+	return n, remote, n.WaitRemoteVolume(remote, "data")
 }
 
 func (n tenant) wantClaim(name string, is bool) {
@@ -126,14 +126,14 @@ func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
 	if text := remote.Exec("reader", "cat "+user.DataPath+"/file"); strings.TrimSpace(text) != "kept" {
 		user.Violated(t, "the file has %q", text)
 	}
-	again := n.FollowTo(remote, "data")
+	again := n.WaitRemoteVolume(remote, "data")
 	if again.Real.UID != volume.Real.UID || again.Claim.UID != volume.Claim.UID {
 		user.Violated(t, "the volume is another one: %s, it was %s", again.Real.Name, volume.Real.Name)
 	}
 
 	// The data are to be deleted with the claim again.
 	patch := `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`
-	if out, err := n.Kubectl("patch", "pv", volume.Object.Name, "-p", patch); err != nil {
+	if out, err := n.Kubectl("patch", "pv", volume.Virtual.Name, "-p", patch); err != nil {
 		t.Fatal(err, out)
 	}
 	n.Eventually("the policy there to be that of before", func(ctx context.Context) (string, error) {

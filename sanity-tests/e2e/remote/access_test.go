@@ -54,7 +54,7 @@ func newIdentity(p *pair, level string) *identity {
 	i := &identity{p: p, namespace: user.NewNamespace(p.t, p.remote.Cluster)}
 	i.role = "liqo-csi-remote." + i.namespace.Name
 	p.t.Cleanup(func() {
-		if err := i.run(user.Afterwards(p.t), "delete", "--ignore-not-found", "-f", "-"); err != nil {
+		if err := i.run(user.CleanupContext(p.t), "delete", "--ignore-not-found", "-f", "-"); err != nil {
 			p.t.Error(err)
 		}
 	})
@@ -173,7 +173,7 @@ func (p *pair) createAndRun(claim, script string) user.Volume {
 	found := p.waitVolume(claim)
 	p.waitCondition(claim, corev1.ConditionTrue, "TwinBound")
 	p.home.DeletePod(pod)
-	p.remote.WaitGone("pod", pod)
+	p.remote.WaitDeleted("pod", pod)
 	return found
 }
 
@@ -309,7 +309,7 @@ func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
 	}
 	p.deleteClaim("data")
 	p.home.Eventually("an event reports that the PersistentVolume cannot be read", func(ctx context.Context) (string, error) {
-		about := "involvedObject.name=" + found.Object.Name
+		about := "involvedObject.name=" + found.Virtual.Name
 		events, err := p.home.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: about})
 		if err != nil {
 			return "", err
@@ -323,13 +323,13 @@ func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
 		}
 		return fmt.Sprintf("events: %q", messages), nil
 	})
-	if _, err := p.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.Object.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+	if _, err := p.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.Virtual.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		user.Violated(t, "the virtual PersistentVolume was deleted: %v", err)
 	} else if err != nil {
 		t.Error(err)
 	}
 	rights.grant()
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
 // The driver may remove the finalizer of a twin, but not retain its volume.

@@ -236,7 +236,7 @@ func declareHostile(t *testing.T, p *pair, name string, server http.Handler) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx := user.Afterwards(t)
+		ctx := user.CleanupContext(t)
 		if err := errors.Join(deleteRemoteCluster(ctx, home, name), deleteSecret(ctx, home, name)); err != nil {
 			t.Error(err)
 		}

@@ -47,7 +47,7 @@ func TestSlowClusterDelaysNoOther(t *testing.T) {
 	other.wantData()
 	later := other.createUnused("later")
 	other.deleteClaim("later")
-	other.wantGone(later)
+	other.waitVolumeDeleted(later)
 
 	link(faults.Setting{Mode: faults.Pass})
 	for _, v := range slow {

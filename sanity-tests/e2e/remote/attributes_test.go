@@ -19,7 +19,7 @@ func (p *pair) waitAttributes(virtual, real, iops string) {
 	p.t.Helper()
 	p.home.WaitAttributes("data", virtual)
 	p.remote.WaitAttributes("data", real)
-	p.remote.WaitOperations(storage.Reference, p.waitVolume("data").Real, iops)
+	p.remote.WaitIOPS(storage.Reference, p.waitVolume("data").Real, iops)
 }
 
 func TestAttributesThereAreChangedAndChangedBack(t *testing.T) {
@@ -37,7 +37,7 @@ func TestAttributesThereAreChangedAndChangedBack(t *testing.T) {
 
 func TestVolumeThereIsMadeWithItsAttributes(t *testing.T) {
 	p := newPair(t)
-	p.home.Claim("data", "liqo-reference", "64Mi", user.WithAttributes(driver.Gold))
+	p.home.Claim("data", "liqo-reference", "64Mi", user.WithAttributesClass(driver.Gold))
 	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
 	p.waitAttributes(driver.Gold, "reference-gold", "5000")
@@ -47,7 +47,7 @@ func TestVolumeThereIsMadeWithItsAttributes(t *testing.T) {
 func TestAttributesClassesAreMapped(t *testing.T) {
 	p := newDedicatedPair(t, spec{"volumeAttributesClasses": map[string]any{"mapping": map[string]any{"reference-gold": mappedAttributes}}})
 	p.remote.AttributesClass(mappedAttributes, storage.Reference.Name, map[string]string{"iops": "7000"})
-	p.home.Claim("data", "liqo-reference", "64Mi", user.WithAttributes(driver.Gold))
+	p.home.Claim("data", "liqo-reference", "64Mi", user.WithAttributesClass(driver.Gold))
 	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
 	p.waitAttributes(driver.Gold, mappedAttributes, "7000")
@@ -70,7 +70,7 @@ func TestAttributesThatCannotBeHadThere(t *testing.T) {
 
 	p.home.SetAttributesClass("data", prefix+"-missing")
 	p.home.WaitEvent("data", "VolumeModifyFailed", "InvalidArgument", prefix+"-absent", p.cluster)
-	p.home.WaitModifying("data", corev1.PersistentVolumeClaimModifyVolumeInfeasible)
+	p.home.WaitModifyStatus("data", corev1.PersistentVolumeClaimModifyVolumeInfeasible)
 	p.home.SetAttributesClass("data", driver.Silver)
 	p.waitAttributes(driver.Silver, "reference-silver", "1000")
 
@@ -86,7 +86,7 @@ func TestAttributesNeedTheRightToReadTheirClass(t *testing.T) {
 	p.createUnused("data")
 	p.home.SetAttributesClass("data", driver.Gold)
 	p.home.WaitEvent("data", "VolumeModifyFailed", "InvalidArgument", "cannot check whether the VolumeAttributesClass fits")
-	p.home.WaitModifying("data", corev1.PersistentVolumeClaimModifyVolumeInfeasible)
+	p.home.WaitModifyStatus("data", corev1.PersistentVolumeClaimModifyVolumeInfeasible)
 	rights.setLevel("namespaced")
 	p.waitAttributes(driver.Gold, "reference-gold", "5000")
 }

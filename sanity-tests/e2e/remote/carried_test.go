@@ -54,7 +54,7 @@ func TestRetainKeepsTheDataThere(t *testing.T) {
 	p.home.DeletePod("user")
 	p.deleteClaim("precious")
 	p.home.Eventually("the volume is released", func(ctx context.Context) (string, error) {
-		object, err := p.home.Client.CoreV1().PersistentVolumes().Get(ctx, found.Object.Name, metav1.GetOptions{})
+		object, err := p.home.Client.CoreV1().PersistentVolumes().Get(ctx, found.Virtual.Name, metav1.GetOptions{})
 		if err != nil || object.Status.Phase == corev1.VolumeReleased {
 			return "", err
 		}
@@ -68,12 +68,12 @@ func TestRetainKeepsTheDataThere(t *testing.T) {
 // discard deletes a retained volume as an administrator does: first the virtual PersistentVolume, which keeps the
 // real one retained.
 func (p *pair) discard(v user.Volume) {
-	ctx := user.Afterwards(p.t)
+	ctx := user.CleanupContext(p.t)
 	patch := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	for _, step := range []struct {
 		n    *user.Namespace
 		name string
-	}{{p.home, v.Object.Name}, {p.remote, v.Real.Name}} {
+	}{{p.home, v.Virtual.Name}, {p.remote, v.Real.Name}} {
 		err := machine.Until(ctx, "volume "+step.name+" to be deleted", func() error {
 			found, err := step.n.Client.CoreV1().PersistentVolumes().Patch(ctx, step.name, types.MergePatchType, patch, metav1.PatchOptions{})
 			if apierrors.IsNotFound(err) {
@@ -97,10 +97,10 @@ func TestRetainTakenBackDeletesTheDataThere(t *testing.T) {
 	p.home.WaitReady("user")
 	found := p.waitVolume("data")
 	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimRetain, corev1.PersistentVolumeReclaimDelete} {
-		p.setReclaimPolicy(p.home, found.Object, policy)
+		p.setReclaimPolicy(p.home, found.Virtual, policy)
 		p.waitReclaimPolicy(found, policy)
 	}
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }

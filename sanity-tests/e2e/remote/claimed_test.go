@@ -20,7 +20,7 @@ func TestVolumeThereOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 	setClaimUID := func(uid types.UID) {
 		t.Helper()
 		patch := fmt.Appendf(nil, `{"spec":{"claimRef":{"uid":%q}}}`, uid)
-		if _, err := p.home.Client.CoreV1().PersistentVolumes().Patch(t.Context(), found.Object.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := p.home.Client.CoreV1().PersistentVolumes().Patch(t.Context(), found.Virtual.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -39,5 +39,5 @@ func TestVolumeThereOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 		user.Violated(t, "the twin or the real PersistentVolume was replaced: %v %v", now.Twin, now.Real)
 	}
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }

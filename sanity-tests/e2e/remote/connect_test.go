@@ -146,7 +146,7 @@ func TestClustersAreConnectedByOneCommand(t *testing.T) {
 	c.wantData()
 
 	c.deleteClaim("data")
-	c.wantGone(found)
+	c.waitVolumeDeleted(found)
 	c.disconnect(0)
 	c.wantNothingLeft()
 	c.disconnect(0) // again, with nothing to do
@@ -200,7 +200,7 @@ func (c *connection) wantNothingLeft() {
 	if _, err := policies.Get(c.t.Context(), role+"-tokens", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		c.t.Errorf("the remote policy is not deleted: %v", err)
 	}
-	c.remote.WaitGone("namespace", c.access)
+	c.remote.WaitDeleted("namespace", c.access)
 }
 
 // cleanUp disconnects after a failed test. It retries while twins of its claims exist.
@@ -208,7 +208,7 @@ func (c *connection) cleanUp() {
 	if !c.t.Failed() || c.home == nil {
 		return
 	}
-	ctx := user.Afterwards(c.t)
+	ctx := user.CleanupContext(c.t)
 	for {
 		out, code := c.runOnBoth(ctx, "disconnect")
 		if code == 0 {

@@ -23,14 +23,14 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 	old := p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)
 	current := p.remote.Exec("writer", fillScript)
-	snapshot := p.home.FollowSnapshotTo(p.remote, "backup")
+	snapshot := p.home.WantRemoteSnapshot(p.remote, "backup")
 	want := fmt.Sprintf("s1:%s:%s:%s", p.cluster, p.remote.Name, snapshot.Object.Metadata.UID)
 	if got := snapshot.Content.Status.Handle; got != want {
 		t.Errorf("the snapshot's id is %s, want %s", got, want)
 	}
 
-	p.home.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
-	p.home.Claim("cloned", "liqo-reference", "64Mi", user.From("PersistentVolumeClaim", "source"))
+	p.home.Claim("restored", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
+	p.home.Claim("cloned", "liqo-reference", "64Mi", user.WithDataSource("PersistentVolumeClaim", "source"))
 	for pod, want := range map[string]string{"restored": old, "cloned": current} {
 		p.home.Pod(pod, pod, p.onVirtualNode)
 		p.home.WaitReady(pod)
@@ -40,7 +40,7 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 		}
 	}
 	p.home.DeleteSnapshot("backup")
-	p.home.WantSnapshotGone(snapshot, p.remote.Client, p.remote.Name)
+	p.home.WaitSnapshotDeleted(snapshot, p.remote.Client, p.remote.Name)
 }
 
 // A pod cannot run in the cluster of its source. An event has the nodes on which it can.
@@ -60,10 +60,10 @@ func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 
 	// Pods first: if only one node can have a copy, the driver selects it at once when the claim is created.
 	p.home.Pod("from-remote", "from-remote", onHomeNode)
-	p.home.Claim("from-remote", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-remote"))
+	p.home.Claim("from-remote", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "of-remote"))
 	p.home.WaitEvent("from-remote", "SourceElsewhere", "of-remote", "cluster "+p.cluster, p.node, "pod from-remote")
 	p.home.Pod("from-home", "from-home", p.onVirtualNode)
-	p.home.Claim("from-home", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-home"))
+	p.home.Claim("from-home", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "of-home"))
 	p.home.WaitEvent("from-home", "ProvisioningFailed", "of-home", "in this cluster")
 	p.home.WaitEvent("from-home", "SourceElsewhere", "of-home", "in this cluster", "pod from-home")
 	for _, claim := range []string{"from-remote", "from-home"} {
@@ -111,8 +111,8 @@ func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 		real = append(real, node.Name)
 	}
 	virtual := []string{p.node, second}
-	p.home.Claim("from-remote", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-remote"))
-	p.home.Claim("from-home", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-home"))
+	p.home.Claim("from-remote", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "of-remote"))
+	p.home.Claim("from-home", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "of-home"))
 	p.home.Pod("from-remote", "from-remote", preferNodes(real, virtual))
 	p.home.Pod("from-home", "from-home", preferNodes(virtual, real))
 	for _, claim := range []string{"from-remote", "from-home"} {
@@ -160,18 +160,18 @@ func TestClusterWithASnapshotIsHeld(t *testing.T) {
 	p.remote.WaitReady("writer")
 	p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)
-	snapshot := p.home.FollowSnapshotTo(p.remote, "backup")
+	snapshot := p.home.WantRemoteSnapshot(p.remote, "backup")
 	p.home.DeletePod("writer")
 	volume := p.waitVolume("source")
 	p.deleteClaim("source")
-	p.wantGone(volume)
+	p.waitVolumeDeleted(volume)
 	p.waitStatus("the status counts the snapshot", func(s status) bool { return s.Volumes == 0 && s.Snapshots == 1 })
 
 	p.deleteRemoteCluster()
 	p.waitHeld(p.home.Name + "/backup")
 	p.home.DeleteSnapshot("backup")
-	p.home.WantSnapshotGone(snapshot, p.remote.Client, p.remote.Name)
-	p.home.WaitGone("remotecluster", p.cluster)
+	p.home.WaitSnapshotDeleted(snapshot, p.remote.Client, p.remote.Name)
+	p.home.WaitDeleted("remotecluster", p.cluster)
 }
 
 func TestSnapshotsNeedRightsThere(t *testing.T) {
@@ -180,7 +180,7 @@ func TestSnapshotsNeedRightsThere(t *testing.T) {
 	p.home.Claim("data", class, "64Mi")
 	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
-	p.home.WriteSnapshot("backup", "data", snapshotClass)
+	p.home.CreateSnapshot("backup", "data", snapshotClass)
 	p.home.WaitSnapshotError("backup", "volumesnapshots", "cluster "+p.cluster)
 }
 
@@ -202,8 +202,8 @@ func TestNamespaceOfASnapshotTwinIsDeleted(t *testing.T) {
 	p.home.DeletePod("writer")
 	volume := p.waitVolume("source")
 	p.deleteClaim("source")
-	p.wantGone(volume)
-	found := p.home.FollowSnapshotTo(p.remote, "backup")
+	p.waitVolumeDeleted(volume)
+	found := p.home.WantRemoteSnapshot(p.remote, "backup")
 	content := found.Real.Metadata.Name
 	if policy := found.Real.Spec.DeletionPolicy; policy != "Retain" {
 		t.Fatalf("the deletion policy of the real content is %s", policy)
@@ -255,7 +255,7 @@ spec:
 		t.Fatal(err)
 	}
 	p.home.Eventually("the snapshot has a twin again, and its content is retained", func(ctx context.Context) (string, error) {
-		now, err := p.home.BehindSnapshotIn(ctx, p.remote, "backup")
+		now, err := p.home.GetRemoteSnapshot(ctx, p.remote, "backup")
 		if err != nil || now.Content == nil || now.Real == nil {
 			return "it has no twin", err
 		}
@@ -268,7 +268,7 @@ spec:
 		found = now
 		return "", nil
 	})
-	p.home.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	p.home.Claim("restored", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	p.home.Pod("reader", "restored", p.onVirtualNode)
 	p.home.WaitReady("reader")
 	p.remote.WaitReady("reader")
@@ -276,7 +276,7 @@ spec:
 		user.Violated(t, "the checksum is %s, want %s", got, want)
 	}
 	p.home.DeleteSnapshot("backup")
-	p.home.WantSnapshotGone(found, p.remote.Client, p.remote.Name)
+	p.home.WaitSnapshotDeleted(found, p.remote.Client, p.remote.Name)
 }
 
 // With the level minimal snapshots are deleted with their namespace, and the RemoteCluster reports this limit.

@@ -50,7 +50,7 @@ func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 
 	// A RemoteCluster with settings of an administrator is kept until they are removed.
 	runFabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", p.cluster)
@@ -58,7 +58,7 @@ func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 		return hasCondition(s, "Ready", metav1.ConditionFalse, "Undeclared") && s.Volumes == 0
 	})
 	p.patchRemoteCluster(`{"storageClasses":{"mapping":null},"protectTwins":true}`)
-	p.home.WaitGone("remotecluster", p.cluster)
+	p.home.WaitDeleted("remotecluster", p.cluster)
 }
 
 // patchRemoteCluster patches the spec.

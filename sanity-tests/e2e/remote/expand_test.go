@@ -39,11 +39,11 @@ func TestVolumeThereGrowsThreeTimes(t *testing.T) {
 	p.remote.Exec("user", "echo kept > /data/file")
 	before := p.remote.WaitReady("user")
 	for _, size := range []string{"400Mi", "480Mi", "560Mi"} {
-		small := p.remote.Kilobytes("user")
+		small := p.remote.FileSystemKiB("user")
 		p.home.Resize("data", size)
-		p.home.WaitGrownTo(p.remote, "data", size)
+		p.home.WaitRemoteExpanded(p.remote, "data", size)
 		// The file system uses some space for metadata.
-		if large := p.remote.Kilobytes("user"); large < small+70*1024 {
+		if large := p.remote.FileSystemKiB("user"); large < small+70*1024 {
 			t.Errorf("with %s the file system has %d KiB, it had %d KiB", size, large, small)
 		}
 	}
@@ -61,12 +61,12 @@ func TestClaimAtHomeWaitsForTheNodeThere(t *testing.T) {
 	p.createXFS("data", "user")
 	removeFault := p.addFault(expandUnavailable)
 	p.home.Resize("data", "400Mi")
-	p.home.WaitResizing("data", corev1.PersistentVolumeClaimFileSystemResizePending)
+	p.home.WaitResizeCondition("data", corev1.PersistentVolumeClaimFileSystemResizePending)
 	p.remote.WaitEvent("user", expandUnavailable.Message)
 	p.home.WantCapacity("data", "320Mi")
 	p.wantTable("volumes", []string{"--namespace", p.home.Name}, "320Mi -> 400Mi")
 	removeFault()
-	p.home.WaitGrownTo(p.remote, "data", "400Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "400Mi")
 }
 
 // The remote csi-resizer retries after a node reported an infeasible expansion.
@@ -78,26 +78,26 @@ func TestNodeThereThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
 	p.remote.WaitEvent("user", expandOutOfRange.Message)
 	p.home.WantCapacity("data", "320Mi")
 	removeFault()
-	p.home.WaitGrownTo(p.remote, "data", "400Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "400Mi")
 	p.home.Resize("data", "480Mi")
-	p.home.WaitGrownTo(p.remote, "data", "480Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "480Mi")
 }
 
 func TestVolumesThereGrowWhileNoPodHasThem(t *testing.T) {
 	p := newPair(t)
 	p.createUnused("folder")
 	p.home.Resize("folder", "128Mi")
-	p.home.WaitGrownTo(p.remote, "folder", "128Mi")
+	p.home.WaitRemoteExpanded(p.remote, "folder", "128Mi")
 
 	p.createXFS("image", "first")
 	p.home.DeletePod("first")
 	p.waitUnstaged("image")
 	p.home.Resize("image", "400Mi")
-	p.home.WaitResizing("image", corev1.PersistentVolumeClaimFileSystemResizePending)
+	p.home.WaitResizeCondition("image", corev1.PersistentVolumeClaimFileSystemResizePending)
 	p.home.WantCapacity("image", "320Mi")
 	p.home.Pod("next", "image", p.onVirtualNode)
 	p.home.WaitReady("next")
-	p.home.WaitGrownTo(p.remote, "image", "400Mi")
+	p.home.WaitRemoteExpanded(p.remote, "image", "400Mi")
 }
 
 // waitUnstaged waits until no remote node has staged a claim's volume, which takes longer than the deletion of
@@ -118,10 +118,10 @@ func TestLowerSizeIsServedThereAfterOneThatCannotBe(t *testing.T) {
 	p := newPair(t)
 	p.createUnused("data")
 	p.home.Resize("data", "20Ti")
-	p.home.WaitRefused("data", "OutOfRange", "directory volumes have 1 to")
+	p.home.WaitExpansionRefused("data", "OutOfRange", "directory volumes have 1 to")
 	p.home.WantCapacity("data", "64Mi")
 	p.home.Resize("data", "128Mi")
-	p.home.WaitGrownTo(p.remote, "data", "128Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "128Mi")
 }
 
 // The claim is Bound before its twin is, and Kubernetes expands only Bound claims.
@@ -138,7 +138,7 @@ func TestVolumeThatIsNotMadeYetGrowsOnceItIs(t *testing.T) {
 	}
 	removeFault()
 	p.home.WaitReady("user")
-	p.home.WaitGrownTo(p.remote, "data", "128Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "128Mi")
 }
 
 func TestExpansionIsRefusedWhereTheClassThereDoesNotAllowIt(t *testing.T) {
@@ -176,9 +176,9 @@ func TestQuotaThereIsToldAndLessIsServed(t *testing.T) {
 	p.createUnused("data")
 	p.remote.StorageQuota("little", "100Mi")
 	p.home.Resize("data", "128Mi")
-	p.home.WaitRefused("data", "OutOfRange", "exceeded quota: little")
+	p.home.WaitExpansionRefused("data", "OutOfRange", "exceeded quota: little")
 	p.home.Resize("data", "96Mi")
-	p.home.WaitGrownTo(p.remote, "data", "96Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "96Mi")
 }
 
 // With the level minimal the driver cannot read remote classes and PersistentVolumes.
@@ -191,7 +191,7 @@ func TestVolumesGrowWithMinimalRights(t *testing.T) {
 	p.waitVolume("fixed")
 	for _, size := range []string{"400Mi", "480Mi"} {
 		p.home.Resize("data", size)
-		p.home.WaitGrownTo(p.remote, "data", size)
+		p.home.WaitRemoteExpanded(p.remote, "data", size)
 	}
 	p.home.Resize("fixed", "128Mi")
 	// A message of the remote API server.
@@ -207,5 +207,5 @@ func TestVolumeGrowsOnceItsClusterAnswersAgain(t *testing.T) {
 	p.home.Resize("data", "128Mi")
 	p.home.WaitEvent("data", "VolumeResizeFailed", "Unavailable", p.cluster)
 	p.putSecret(shared.kubeconfig)
-	p.home.WaitGrownTo(p.remote, "data", "128Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "128Mi")
 }

@@ -51,7 +51,7 @@ func tryFabricObjects(ctx context.Context, cluster *clusters.Cluster, arguments 
 	if errObjectsCommand != nil {
 		return errObjectsCommand
 	}
-	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
 	// Flags must precede arguments.
 	arguments = append([]string{"--kubeconfig", cluster.Kubeconfig()}, arguments...)

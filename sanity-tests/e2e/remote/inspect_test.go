@@ -202,7 +202,7 @@ func (p *pair) liqoCSI(ctx context.Context, args ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
 	run := exec.CommandContext(ctx, program, append(args, "--kubeconfig", p.home.Cluster.Kubeconfig())...)
 	var stderr bytes.Buffer

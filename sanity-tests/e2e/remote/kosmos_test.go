@@ -132,7 +132,7 @@ func TestKosmosExampleRunsAsItIs(t *testing.T) {
 		t.Errorf("the twin is of class %s", *found.Twin.Spec.StorageClassName)
 	}
 	p.wantMarks(found)
-	p.wantAffinity(found.Object)
+	p.wantAffinity(found.Virtual)
 	p.remote.Exec(pod.Name, "echo kept > /data/file")
 	p.home.DeletePod(pod.Name)
 	next := p.waitOnlyPod("app=nginx")
@@ -154,7 +154,7 @@ func TestSizeInBytesLeavesTheTwinOfKosmosAlone(t *testing.T) {
 		p.wantMarks(found)
 		p.home.DeletePod(claim)
 		p.deleteClaim(claim)
-		p.wantGone(found)
+		p.waitVolumeDeleted(found)
 	}
 }
 
@@ -203,7 +203,7 @@ func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	p.home.DeletePod("reader")
 	p.setReclaimPolicy(p.remote, found.Real, corev1.PersistentVolumeReclaimDelete)
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
 func (p *pair) setReclaimPolicy(n *user.Namespace, volume *corev1.PersistentVolume, policy corev1.PersistentVolumeReclaimPolicy) {
@@ -243,7 +243,7 @@ func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
 	})
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
 // One-to-one: the virtual node represents one remote node, and Kosmos sets spec.nodeName of remote pods.
@@ -270,7 +270,7 @@ func TestVolumeIsOnTheNodeThatKosmosRepresents(t *testing.T) {
 	}
 	p.home.DeletePod("next")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
 // waitOnlyPod waits until exactly one pod with the label is ready.

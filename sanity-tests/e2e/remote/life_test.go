@@ -21,7 +21,7 @@ func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
 	}
 	found := p.waitVolume("data")
 	p.wantMarks(found)
-	p.wantAffinity(found.Object)
+	p.wantAffinity(found.Virtual)
 	if *found.Twin.Spec.StorageClassName != "reference" {
 		t.Errorf("the twin is of class %s", *found.Twin.Spec.StorageClassName)
 	}
@@ -41,7 +41,7 @@ func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
 		t.Errorf("before the claim is deleted: %v", err)
 	}
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
 func TestReleaseOfAVolumeThereIsRefused(t *testing.T) {
@@ -60,7 +60,7 @@ func TestReleaseOfAVolumeThereIsRefused(t *testing.T) {
 		user.Violated(t, "the twin was changed")
 	}
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
 // Names of claims can be as long as those of any object, and events have the names of their claims.
@@ -81,7 +81,7 @@ func TestClaimsWithLongNames(t *testing.T) {
 	}
 	p.home.DeletePod("served")
 	p.deleteClaim(served)
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
 // wantMarks checks the labels and annotations by which the driver recognises its twin.
@@ -90,11 +90,11 @@ func (p *pair) wantMarks(v user.Volume) {
 	if home := p.homeID(); home == "" || v.Twin.Labels[homeLabel] != home || home == p.cluster {
 		p.t.Errorf("the home cluster of the twin is %q, not %q", v.Twin.Labels[homeLabel], home)
 	}
-	if v.Twin.Labels[volumeLabel] != v.Object.Name || v.Twin.Annotations[claimUID] != string(v.Claim.UID) {
+	if v.Twin.Labels[volumeLabel] != v.Virtual.Name || v.Twin.Annotations[claimUID] != string(v.Claim.UID) {
 		p.t.Errorf("labels %v, annotations %v", v.Twin.Labels, v.Twin.Annotations)
 	}
-	if v.Object.Spec.CSI.Driver != driver.CSIName {
-		p.t.Errorf("the driver of the volume is %s", v.Object.Spec.CSI.Driver)
+	if v.Virtual.Spec.CSI.Driver != driver.CSIName {
+		p.t.Errorf("the driver of the volume is %s", v.Virtual.Spec.CSI.Driver)
 	}
 }
 

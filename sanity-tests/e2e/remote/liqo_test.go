@@ -86,7 +86,7 @@ func TestLiqo(t *testing.T) {
 		t.Errorf("the twin is of class %s, not of Liqo's default one", *found.Twin.Spec.StorageClassName)
 	}
 	p.wantMarks(found)
-	p.wantAffinity(found.Object)
+	p.wantAffinity(found.Virtual)
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 	p.remote.Exec("user", "echo precious > /data/file")
 
@@ -126,7 +126,7 @@ func TestLiqosMinimalRole(t *testing.T) {
 	p.remote.Exec("user", "echo precious > /data/file")
 	found := p.waitVolume("data")
 	p.wantMarks(found)
-	p.wantAffinity(found.Object)
+	p.wantAffinity(found.Virtual)
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 	p.home.DeletePod("user")
 	p.home.Pod("user", "data", p.onVirtualNode)
@@ -164,7 +164,7 @@ func TestLiqosMinimalRole(t *testing.T) {
 
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
 // A peer has rights in its tenant namespace. It must not redirect volumes of another cluster to another remote

@@ -27,7 +27,7 @@ import (
 // first, so that the suite does not end with one of them alone.
 func TestMain(m *testing.M) {
 	objectsCommand, errObjectsCommand = user.BeforeTests("build the command that creates objects of fabrics", buildObjectsCommand)
-	user.MainOverDriver(m, removeFabrics, shared.remove)
+	user.MainWithDriver(m, removeFabrics, shared.remove)
 }
 
 const (
@@ -122,7 +122,7 @@ func sharedValues() chart.Values {
 // createTenantNamespaces creates Liqo's tenant namespaces, and waits while those of an earlier run are
 // terminating.
 func createTenantNamespaces(ctx context.Context, client kubernetes.Interface) error {
-	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
 	for _, name := range tenantNamespaces() {
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -179,7 +179,7 @@ func waitMarked(ctx context.Context, home *clusters.Cluster, node, cluster strin
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
 	return machine.Until(ctx, "node "+node+" to be marked", func() error {
 		missing, err := missingMarks(ctx, client, node, cluster)
@@ -244,7 +244,7 @@ func (p *pair) declare(more spec) {
 // undeclare deletes the RemoteCluster, and its Secret if it has one of its own.
 func (p *pair) undeclare() {
 	p.t.Helper()
-	ctx, home := user.Afterwards(p.t), user.Cluster(p.t, "home")
+	ctx, home := user.CleanupContext(p.t), user.Cluster(p.t, "home")
 	if err := errors.Join(deleteRemoteCluster(ctx, home, p.cluster), deleteSecret(ctx, home, p.cluster)); err != nil {
 		p.t.Error(err)
 	}
@@ -259,7 +259,7 @@ func startFabric(t *testing.T, options fabric.Options) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := f.Stop(user.Afterwards(t)); err != nil {
+		if err := f.Stop(user.CleanupContext(t)); err != nil {
 			t.Error(err)
 		}
 	})

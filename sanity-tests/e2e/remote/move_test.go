@@ -29,13 +29,13 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	homeNode := p.home.Cluster.Nodes()[0].Name
-	pod := p.home.Set("counter", "data", preferNodes([]string{homeNode}, []string{p.node}), count)
-	p.home.WaitOn(pod, homeNode)
+	pod := p.home.StatefulSet("counter", "data", preferNodes([]string{homeNode}, []string{p.node}), count)
+	p.home.WaitRunningOn(pod, homeNode)
 	uid := p.claimUID("data")
 	before := p.countNumbers(p.home, pod)
 
 	p.move(t, "data", "--target-node", p.node, "--evict")
-	p.home.WaitOn(pod, p.node)
+	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	moved := p.countNumbers(p.remote, pod)
 	if moved < before {
@@ -44,7 +44,7 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	p.wantSameClaim(uid)
 
 	p.undoMove(t)
-	p.home.WaitOn(pod, homeNode)
+	p.home.WaitRunningOn(pod, homeNode)
 	if again := p.countNumbers(p.home, pod); again < moved {
 		user.Violated(t, "%d numbers were written before the undo, and the source has %d", moved, again)
 	}
@@ -59,8 +59,8 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	homeNode := p.home.Cluster.Nodes()[0].Name
-	pod := p.home.Set("writer", "data", preferNodes([]string{p.node}, []string{homeNode}))
-	p.home.WaitOn(pod, p.node)
+	pod := p.home.StatefulSet("writer", "data", preferNodes([]string{p.node}, []string{homeNode}))
+	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	real := p.waitVolume("data").Real
 	const cancelled, committed = "cancelled", "committed"
@@ -72,12 +72,12 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 		p.home.WaitMove(name, "Ready")
 		// Enough data that the last pass takes some time.
 		p.remote.Exec(pod, "head -c 30000000 /dev/urandom > "+user.DataPath+"/"+name+" && sync")
-		p.home.EditMove(name, `{"cutover":{"requested":true}}`)
+		p.home.PatchMove(name, `{"cutover":{"requested":true}}`)
 		p.home.WaitMove(name, "Finishing")
 		p.remote.Pod("stranger", "data")
 		p.remote.WaitEvent("stranger", "non-existent persistentvolume")
 		if name == cancelled {
-			p.home.EditMove(name, `{"cancel":true}`)
+			p.home.PatchMove(name, `{"cancel":true}`)
 			p.home.WaitMove(name, "Cancelled")
 			p.remote.WaitReady("stranger")
 			found := p.waitVolume("data").Real
@@ -96,11 +96,11 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 		}
 		p.remote.DeletePod("stranger")
 		if name == cancelled {
-			p.home.WaitOn(pod, p.node)
+			p.home.WaitRunningOn(pod, p.node)
 			p.remote.WaitReady(pod)
 		}
 	}
-	p.home.WaitOn(pod, homeNode)
+	p.home.WaitRunningOn(pod, homeNode)
 	if got := p.home.Exec(pod, "cat "+user.DataPath+"/"+committed+" | wc -c"); got != "30000000" {
 		user.Violated(t, "%s bytes of the last changes were copied", got)
 	}
@@ -113,8 +113,8 @@ func TestDeviceMovesThereAndBack(t *testing.T) {
 	p.home.Claim("data", "liqo-reference", "16Mi", user.Block)
 	homeNode := p.home.Cluster.Nodes()[0].Name
 	sum := p.home.FillDevice("data", homeNode)
-	pod := p.home.Set("counter", "data", preferNodes([]string{homeNode}, []string{p.node}), user.CountOnDevice)
-	p.home.WaitOn(pod, homeNode)
+	pod := p.home.StatefulSet("counter", "data", preferNodes([]string{homeNode}, []string{p.node}), user.CountOnDevice)
+	p.home.WaitRunningOn(pod, homeNode)
 	uid, count := p.claimUID("data"), p.home.DeviceCount(pod)
 	for _, leg := range []struct {
 		to   *user.Namespace
@@ -125,7 +125,7 @@ func TestDeviceMovesThereAndBack(t *testing.T) {
 		if cold := strings.Contains(out, "for the whole copy"); cold != leg.cold {
 			t.Errorf("the message about the stopped pods was printed: %v", cold)
 		}
-		p.home.WaitOn(pod, leg.node)
+		p.home.WaitRunningOn(pod, leg.node)
 		leg.to.WaitReady(pod)
 		if got := leg.to.DeviceSum(pod); got != sum {
 			user.Violated(t, "on %s the checksum of the device is %s, not %s", leg.node, got, sum)
@@ -145,10 +145,10 @@ func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
 	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "320Mi")
 	homeNode := p.home.Cluster.Nodes()[0].Name
-	pod := p.home.Set("database", "data", preferNodes([]string{homeNode}, []string{p.node}), user.Etcd, func(pod *corev1.Pod) {
+	pod := p.home.StatefulSet("database", "data", preferNodes([]string{homeNode}, []string{p.node}), user.RunEtcd, func(pod *corev1.Pod) {
 		pod.Spec.TerminationGracePeriodSeconds = new(int64(10))
 	})
-	p.home.WaitOn(pod, homeNode)
+	p.home.WaitRunningOn(pod, homeNode)
 	p.home.WaitReady(pod)
 	uid, confirmed := p.claimUID("data"), 0
 	for _, leg := range []struct {
@@ -163,8 +163,8 @@ func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
 			return "", nil
 		})
 		p.move(t, "data", "--target-node", leg.node, "--evict")
-		confirmed = load.Ended()
-		p.home.WaitOn(pod, leg.node)
+		confirmed = load.WaitEnd()
+		p.home.WaitRunningOn(pod, leg.node)
 		leg.to.WaitReady(pod)
 		count, latest := leg.to.EtcdKeys(pod)
 		// The last key may have been written without a confirmation.
@@ -184,17 +184,17 @@ func TestClaimsOfOnePodMoveTogether(t *testing.T) {
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	p.home.Claim("log", "liqo-reference", "64Mi")
 	homeNode := p.home.Cluster.Nodes()[0].Name
-	pod := p.home.Set("user", "data", preferNodes([]string{homeNode}, []string{p.node}), withClaim("log"))
-	p.home.WaitOn(pod, homeNode)
+	pod := p.home.StatefulSet("user", "data", preferNodes([]string{homeNode}, []string{p.node}), withClaim("log"))
+	p.home.WaitRunningOn(pod, homeNode)
 	p.home.Exec(pod, "echo of data > /data/file; echo of log > /log/file; sync")
 
 	p.move(t, "data", "--with", "log", "--target-node", p.node, "--evict")
-	p.home.WaitOn(pod, p.node)
+	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	if got := p.remote.Exec(pod, "cat /data/file /log/file"); got != "of data\nof log" {
 		user.Violated(t, "the remote pod reads %q", got)
 	}
-	p.home.DeleteSet("user")
+	p.home.DeleteStatefulSet("user")
 }
 
 // Pods on all nodes share a volume. All are evicted, run in the other cluster afterwards, and have the numbers that
@@ -207,16 +207,16 @@ func TestMoveOfAVolumeThatPodsOnSeveralNodesShare(t *testing.T) {
 	var pods []string
 	for at, node := range p.home.Cluster.Nodes() {
 		name := fmt.Sprintf("user%d", at)
-		pod := p.home.Set(name, "shared", preferNodes([]string{node.Name}, []string{p.node}), func(pod *corev1.Pod) {
+		pod := p.home.StatefulSet(name, "shared", preferNodes([]string{node.Name}, []string{p.node}), func(pod *corev1.Pod) {
 			pod.Spec.Containers[0].Command = []string{"sh", "-c", strings.ReplaceAll(countScript, "/log", "/"+name)}
 		})
-		p.home.WaitOn(pod, node.Name)
+		p.home.WaitRunningOn(pod, node.Name)
 		p.home.WaitReady(pod)
 		pods = append(pods, pod)
 	}
 	p.move(t, "shared", "--target-node", p.node, "--evict")
 	for at, pod := range pods {
-		p.home.WaitOn(pod, p.node)
+		p.home.WaitRunningOn(pod, p.node)
 		p.remote.WaitReady(pod)
 		p.countNumbersIn(p.remote, pod, fmt.Sprintf("user%d", at))
 	}
@@ -243,13 +243,13 @@ func TestMoveFromOneRemoteClusterToAnother(t *testing.T) {
 	other.waitMarked()
 	p.createHomeNamespace()
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	pod := p.home.Set("counter", "data", preferNodes([]string{p.node}, []string{other.node}), count)
-	p.home.WaitOn(pod, p.node)
+	pod := p.home.StatefulSet("counter", "data", preferNodes([]string{p.node}, []string{other.node}), count)
+	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	before, uid := p.countNumbers(p.remote, pod), p.claimUID("data")
 
 	p.move(t, "data", "--target-node", other.node, "--evict")
-	p.home.WaitOn(pod, other.node)
+	p.home.WaitRunningOn(pod, other.node)
 	other.remote.WaitReady(pod)
 	if moved := p.countNumbers(other.remote, pod); moved < before {
 		user.Violated(t, "%d numbers were written, and the target has %d", before, moved)
@@ -263,8 +263,8 @@ func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
 	p := newPair(t)
 	p.remote.Class(classWithoutCapacity(movedClass))
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	pod := p.home.Set("counter", "data", preferNodes([]string{p.node}, []string{p.node}), count)
-	p.home.WaitOn(pod, p.node)
+	pod := p.home.StatefulSet("counter", "data", preferNodes([]string{p.node}, []string{p.node}), count)
+	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	uid, count := p.claimUID("data"), p.countNumbers(p.remote, pod)
 	was := p.waitVolume("data")
@@ -279,7 +279,7 @@ func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
 		{*was.Twin.Spec.StorageClassName, func() { p.undoMove(t) }},
 	} {
 		leg.move()
-		p.home.WaitOn(pod, p.node)
+		p.home.WaitRunningOn(pod, p.node)
 		p.remote.WaitReady(pod)
 		now := p.countNumbers(p.remote, pod)
 		if now < count {
@@ -371,7 +371,7 @@ func (p *pair) mustRun(t *testing.T, args ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Timeout)
 	defer cancel()
 	args = append(args, "--kubeconfig", p.home.Cluster.Kubeconfig())
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()

@@ -138,7 +138,7 @@ func TestSessionOfAStolenKubeconfigIsEndedByOneCommand(t *testing.T) {
 	later := c.createAndRun("later", "true")
 	for claim, v := range map[string]user.Volume{"data": found, "later": later} {
 		c.deleteClaim(claim)
-		c.wantGone(v)
+		c.waitVolumeDeleted(v)
 	}
 	c.disconnect(0)
 	c.wantNothingLeft()
@@ -209,7 +209,7 @@ func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
 	c.home.DeletePod("writer")
 	for claim, v := range map[string]user.Volume{"data": found, "later": later} {
 		c.deleteClaim(claim)
-		c.wantGone(v)
+		c.waitVolumeDeleted(v)
 	}
 	c.disconnect(0)
 	c.wantNothingLeft()

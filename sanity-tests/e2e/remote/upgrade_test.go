@@ -71,7 +71,7 @@ func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
 	t.Cleanup(func() {
 		if t.Failed() {
 			p.applyCRDs()
-			install(user.Afterwards(t), "", "")
+			install(user.CleanupContext(t), "", "")
 		}
 	})
 
@@ -88,7 +88,7 @@ func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
 		{name: "home", namespace: p.home, schedule: user.OnNode(home.Nodes()[0].Name), find: p.findAtHome},
 		{name: "remote", namespace: p.remote, schedule: p.onVirtualNode, find: func(claim string) func() {
 			v := p.waitVolume(claim)
-			return func() { p.wantGone(v) }
+			return func() { p.waitVolumeDeleted(v) }
 		}},
 	}
 	for _, s := range sites {
@@ -150,7 +150,7 @@ func chartAt(t *testing.T, commit string) (folder string) {
 // applyCRDs applies the CRDs of the current version.
 func (p *pair) applyCRDs() {
 	p.t.Helper()
-	ctx := user.Afterwards(p.t)
+	ctx := user.CleanupContext(p.t)
 	program, err := driver.Compile(ctx)
 	if err != nil {
 		p.t.Fatal(err)
@@ -168,12 +168,12 @@ func (p *pair) applyCRDs() {
 
 // findAtHome finds all objects of a volume at home; the returned function waits until they are deleted.
 func (p *pair) findAtHome(claim string) (waitDeleted func()) {
-	v := p.home.Follow(claim)
+	v := p.home.WaitVolume(claim)
 	return func() {
 		p.t.Helper()
 		volumes, twins := p.home.Client.CoreV1().PersistentVolumes(), p.home.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace)
 		p.home.Eventually("nothing of claim "+claim+" is left", func(ctx context.Context) (string, error) {
-			_, virtual := volumes.Get(ctx, v.Object.Name, metav1.GetOptions{})
+			_, virtual := volumes.Get(ctx, v.Virtual.Name, metav1.GetOptions{})
 			_, real := volumes.Get(ctx, v.Real.Name, metav1.GetOptions{})
 			_, twin := twins.Get(ctx, v.Twin.Name, metav1.GetOptions{})
 			var left []string
@@ -198,7 +198,7 @@ func (p *pair) createForNextVersion(s *site, version string) {
 	s.namespace.WaitReady(claim)
 	s.namespace.Exec(claim, "echo "+claim+" > /data/file && sync")
 	p.home.DeletePod(claim)
-	s.namespace.WaitGone("pod", claim)
+	s.namespace.WaitDeleted("pod", claim)
 }
 
 // wantWorking checks that pods and volumes of the version before work and can be deleted, and creates volumes with this
@@ -223,7 +223,7 @@ func (p *pair) wantWorking(sites []*site, before, version string) {
 		s.namespace.Exec(visitor, "echo "+version+" >> /data/file && sync")
 		s.visits = strings.TrimPrefix(s.visits+"\n"+version, "\n")
 		p.home.DeletePod(visitor)
-		s.namespace.WaitGone("pod", visitor)
+		s.namespace.WaitDeleted("pod", visitor)
 		p.home.Pod(visitor, "visited-"+s.name, s.schedule)
 		s.namespace.WaitReady(visitor)
 		if got := s.namespace.Exec(visitor, "cat /data/file"); got != s.visits {

@@ -37,7 +37,7 @@ type pair struct {
 // waitVolume waits until a claim and its twin are Bound, and returns all objects of the volume.
 func (p *pair) waitVolume(claim string) user.Volume {
 	p.t.Helper()
-	return p.home.FollowTo(p.remote, claim)
+	return p.home.WaitRemoteVolume(p.remote, claim)
 }
 
 // waitCondition waits for the condition TwinReady of a claim.
@@ -73,13 +73,13 @@ func (p *pair) deleteClaim(name string) {
 }
 
 // wantGone waits until all objects and the data of a volume are deleted.
-func (p *pair) wantGone(v user.Volume) {
+func (p *pair) waitVolumeDeleted(v user.Volume) {
 	p.t.Helper()
 	p.home.Eventually("nothing of claim "+v.Claim.Name+" is left", func(ctx context.Context) (string, error) {
 		var left []string
 		home, remote := p.home.Client.CoreV1().PersistentVolumes(), p.remote.Client.CoreV1().PersistentVolumes()
 		for what, get := range map[string]func() error{
-			"its volume":          func() error { _, err := home.Get(ctx, v.Object.Name, metav1.GetOptions{}); return err },
+			"its volume":          func() error { _, err := home.Get(ctx, v.Virtual.Name, metav1.GetOptions{}); return err },
 			"its twin's volume":   func() error { _, err := remote.Get(ctx, v.Real.Name, metav1.GetOptions{}); return err },
 			"its twin":            func() error { _, err := p.twin(ctx, v.Claim.Name); return err },
 			"the data in storage": func() error { return p.data(v) },
@@ -115,7 +115,7 @@ func (p *pair) twin(ctx context.Context, name string) (*corev1.PersistentVolumeC
 // wantNoTwins checks at the end of a test, after the home namespace and its volumes are deleted, that no
 // twin is left.
 func (p *pair) wantNoTwins() {
-	twins, err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).List(user.Afterwards(p.t), metav1.ListOptions{LabelSelector: homeLabel})
+	twins, err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).List(user.CleanupContext(p.t), metav1.ListOptions{LabelSelector: homeLabel})
 	if err != nil {
 		p.t.Error(err)
 		return
