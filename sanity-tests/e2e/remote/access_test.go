@@ -166,9 +166,7 @@ func (p *pair) createUnused(claim string) user.Volume {
 func (p *pair) createAndRun(claim, script string) user.Volume {
 	p.t.Helper()
 	pod := "user-of-" + claim
-	p.home.Claim(claim, "liqo-reference", "64Mi")
-	p.home.Pod(pod, claim, p.onVirtualNode)
-	p.home.WaitReady(pod)
+	p.startPod(pod, claim, "liqo-reference")
 	p.remote.Exec(pod, script)
 	found := p.waitVolume(claim)
 	p.waitCondition(claim, corev1.ConditionTrue, "TwinBound")

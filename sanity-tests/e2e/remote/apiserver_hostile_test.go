@@ -133,9 +133,7 @@ func TestHostileClustersHarmNobodyElse(t *testing.T) {
 	for name, one := range hostileServers {
 		declareHostile(t, p, p.remote.Name+"-"+name, one.server)
 	}
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 
 	clusters, err := remoteClusters(home)
 	if err != nil {
@@ -157,9 +155,7 @@ func TestHostileClustersHarmNobodyElse(t *testing.T) {
 			return "", nil
 		})
 	}
-	p.home.Claim("later", "liqo-reference", "64Mi")
-	p.home.Pod("later", "later", p.onVirtualNode)
-	p.home.WaitReady("later")
+	p.startPod("later", "later", "liqo-reference")
 	wantMemoryWithinLimit(t, p)
 }
 

@@ -24,9 +24,7 @@ func (p *pair) waitAttributes(virtual, real, iops string) {
 
 func TestAttributesThereAreChangedAndChangedBack(t *testing.T) {
 	p := newPair(t)
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	for _, class := range []struct{ virtual, real, iops string }{
 		{driver.Gold, "reference-gold", "5000"}, {driver.Silver, "reference-silver", "1000"}, {driver.Gold, "reference-gold", "5000"},
 	} {
@@ -63,9 +61,7 @@ func TestAttributesThatCannotBeHadThere(t *testing.T) {
 	p.home.AttributesClass(prefix+"-missing", driver.CSIName, map[string]string{driver.RealAttributesClass: prefix + "-absent"})
 	p.home.AttributesClass(prefix+"-refused", driver.CSIName, map[string]string{driver.RealAttributesClass: real})
 	p.remote.AttributesClass(real, storage.Reference.Name, map[string]string{"color": "red"})
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	p.waitVolume("data")
 
 	p.home.SetAttributesClass("data", prefix+"-missing")

@@ -45,9 +45,7 @@ func TestLabelsAndListedAnnotationsFollowTheClaim(t *testing.T) {
 
 func TestRetainKeepsTheDataThere(t *testing.T) {
 	p := newPair(t)
-	p.home.Claim("precious", "liqo-retain", "64Mi")
-	p.home.Pod("user", "precious", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "precious", "liqo-retain")
 	found := p.waitVolume("precious")
 	t.Cleanup(func() { p.discard(found) }) // before the namespaces are deleted
 	p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
@@ -92,9 +90,7 @@ func (p *pair) discard(v user.Volume) {
 
 func TestRetainTakenBackDeletesTheDataThere(t *testing.T) {
 	p := newPair(t)
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	found := p.waitVolume("data")
 	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimRetain, corev1.PersistentVolumeReclaimDelete} {
 		p.setReclaimPolicy(p.home, found.Virtual, policy)

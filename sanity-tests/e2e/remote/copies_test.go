@@ -16,9 +16,7 @@ const snapshotClass = "liqo"
 
 func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 	p := newPair(t)
-	p.home.Claim("source", "liqo-reference", "64Mi")
-	p.home.Pod("writer", "source", p.onVirtualNode)
-	p.home.WaitReady("writer")
+	p.startPod("writer", "source", "liqo-reference")
 	p.remote.WaitReady("writer")
 	old := p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)
@@ -154,9 +152,7 @@ func preferNodes(first, others []string) func(*corev1.Pod) {
 // A RemoteCluster with a snapshot is not deleted, like one with volumes.
 func TestClusterWithASnapshotIsHeld(t *testing.T) {
 	p := newDedicatedPair(t, spec{})
-	p.home.Claim("source", "liqo-reference", "64Mi")
-	p.home.Pod("writer", "source", p.onVirtualNode)
-	p.home.WaitReady("writer")
+	p.startPod("writer", "source", "liqo-reference")
 	p.remote.WaitReady("writer")
 	p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)
@@ -177,9 +173,7 @@ func TestClusterWithASnapshotIsHeld(t *testing.T) {
 func TestSnapshotsNeedRightsThere(t *testing.T) {
 	p, _ := newRestrictedPair(t, "minimal")
 	class := p.createVirtualClass("named", map[string]string{"realStorageClass": "reference"})
-	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", class)
 	p.home.CreateSnapshot("backup", "data", snapshotClass)
 	p.home.WaitSnapshotError("backup", "volumesnapshots", "cluster "+p.cluster)
 }
@@ -193,9 +187,7 @@ const (
 // Unoffloading deletes the remote namespace. It has only the twin of a snapshot, whose volume is deleted.
 func TestNamespaceOfASnapshotTwinIsDeleted(t *testing.T) {
 	p, rights := newRestrictedPair(t, "namespaced")
-	p.home.Claim("source", "liqo-reference", "64Mi")
-	p.home.Pod("writer", "source", p.onVirtualNode)
-	p.home.WaitReady("writer")
+	p.startPod("writer", "source", "liqo-reference")
 	p.remote.WaitReady("writer")
 	want := p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)

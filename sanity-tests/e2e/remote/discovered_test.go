@@ -25,9 +25,7 @@ func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 
 	virtual := p.createVirtualClass("virtual", nil)
 	p.patchRemoteCluster(`{"storageClasses":{"mapping":{"` + virtual + `":"reference"}},"protectTwins":false}`)
-	p.home.Claim("data", virtual, "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", virtual)
 	found := p.waitVolume("data")
 	if class := *found.Twin.Spec.StorageClassName; class != "reference" {
 		t.Errorf("the twin is of class %s, not of the mapped one", class)

@@ -149,7 +149,7 @@ func TestExpansionIsRefusedWhereTheClassThereDoesNotAllowIt(t *testing.T) {
 	p.waitVolume("data")
 	p.home.Resize("data", "128Mi")
 	p.home.WaitEvent("data", "VolumeResizeFailed", "OutOfRange",
-		fmt.Sprintf("the real class %q in the cluster %s", fixedClass(p), p.cluster), "does not allow expansion")
+		fmt.Sprintf("the real class %q in the cluster %s", p.fixedClass(), p.cluster), "does not allow expansion")
 	if request := p.remote.GetClaim("data").Spec.Resources.Requests[corev1.ResourceStorage]; request.String() != "64Mi" {
 		t.Errorf("the twin requests %s", request.String())
 	}
@@ -159,17 +159,17 @@ func TestExpansionIsRefusedWhereTheClassThereDoesNotAllowIt(t *testing.T) {
 func (p *pair) createFixedClass() (virtual string) {
 	p.t.Helper()
 	p.remote.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: fixedClass(p)}, Provisioner: storage.Reference.Name, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
+		ObjectMeta: metav1.ObjectMeta{Name: p.fixedClass()}, Provisioner: storage.Reference.Name, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	})
 	virtual = p.home.Name + "-fixed"
 	p.home.Class(&storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
-		AllowVolumeExpansion: new(true), Parameters: map[string]string{"realStorageClass": fixedClass(p)},
+		AllowVolumeExpansion: new(true), Parameters: map[string]string{"realStorageClass": p.fixedClass()},
 	})
 	return virtual
 }
 
-func fixedClass(p *pair) string { return p.remote.Name + "-fixed-real" }
+func (p *pair) fixedClass() string { return p.remote.Name + "-fixed-real" }
 
 func TestQuotaThereIsToldAndLessIsServed(t *testing.T) {
 	p := newPair(t)

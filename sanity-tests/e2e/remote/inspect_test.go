@@ -52,9 +52,7 @@ func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 
 	// Other tests create virtual classes without a real one.

@@ -162,9 +162,7 @@ func TestSizeInBytesLeavesTheTwinOfKosmosAlone(t *testing.T) {
 func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	const class = "e2e-kosmos-copy"
 	p := newKosmosPair(t, "e2e-kosmos-copy", class, storage.Reference, fabric.Kosmos("copies"))
-	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("writer", "data", p.onVirtualNode)
-	p.home.WaitReady("writer")
+	p.startPod("writer", "data", class)
 	p.remote.Exec("writer", "echo precious > /data/file && sync")
 	found := p.waitVolume("data")
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
@@ -218,9 +216,7 @@ func (p *pair) setReclaimPolicy(n *user.Namespace, volume *corev1.PersistentVolu
 func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
 	const class = "e2e-kosmos-marks"
 	p := newKosmosPair(t, "e2e-kosmos-marks", class, storage.Reference, fabric.Kosmos("marks"))
-	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", class)
 	found := p.waitVolume("data")
 	// Kosmos copies a changed claim to home if it had the annotation of Kosmos before the change.
 	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
@@ -255,9 +251,7 @@ func TestVolumeIsOnTheNodeThatKosmosRepresents(t *testing.T) {
 	other := fabric.KosmosNode("nodes", nodes[0].Name)
 	other.NoNamespaces = true
 	startFabric(t, other)
-	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", class)
 	found := p.waitVolume("data")
 	if selected := found.Twin.Annotations[selectedNode]; selected != node {
 		t.Errorf("the selected node of the twin is %q, want %s", selected, node)

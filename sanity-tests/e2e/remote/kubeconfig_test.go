@@ -49,9 +49,7 @@ func TestKubeconfigIsRefusedUntilItIsCorrected(t *testing.T) {
 	p.waitCapacity("liqo-reference", func(bytes int64) bool { return bytes == 0 })
 
 	p.putSecret(shared.kubeconfig)
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	p.waitCapacity("liqo-reference", func(bytes int64) bool { return bytes > 0 })
 }
 

@@ -12,9 +12,7 @@ import (
 
 func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
 	p := newPair(t)
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	pod := p.remote.WaitReady("user")
 	if _, err := p.remote.Cluster.Node(pod.Spec.NodeName); err != nil {
 		t.Errorf("the pod runs on %s: %v", pod.Spec.NodeName, err)
@@ -46,9 +44,7 @@ func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
 
 func TestReleaseOfAVolumeThereIsRefused(t *testing.T) {
 	p := newPair(t)
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	p.remote.WaitReady("user")
 	found := p.waitVolume("data")
 	p.home.DeletePod("user")

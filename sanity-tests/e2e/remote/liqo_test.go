@@ -99,9 +99,7 @@ func TestLiqo(t *testing.T) {
 	p.home.Pod("later", "later", p.pinned)
 	p.home.WaitEvent("later", "cluster "+p.cluster, "cannot be used", "exec")
 	p.rotateKubeconfig(full)
-	p.home.Claim("last", "liqo-reference", "64Mi")
-	p.home.Pod("last", "last", p.onVirtualNode)
-	p.home.WaitReady("last")
+	p.startPod("last", "last", "liqo-reference")
 	if got := p.remote.Exec("user", "cat /data/file"); got != "precious" {
 		user.Violated(t, "read %q", got)
 	}
@@ -120,9 +118,7 @@ func TestLiqosMinimalRole(t *testing.T) {
 		return kubeconfig
 	})
 	p.offload()
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	p.remote.Exec("user", "echo precious > /data/file")
 	found := p.waitVolume("data")
 	p.wantMarks(found)

@@ -271,6 +271,14 @@ func (p *pair) onVirtualNode(pod *corev1.Pod) {
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 }
 
+// startPod creates a claim and a pod with it on the virtual node, and waits until the pod is ready.
+func (p *pair) startPod(name, claim, class string) {
+	p.t.Helper()
+	p.home.Claim(claim, class, "64Mi")
+	p.home.Pod(name, claim, p.onVirtualNode)
+	p.home.WaitReady(name)
+}
+
 // pinned puts a pod on the virtual node without the scheduler.
 func (p *pair) pinned(pod *corev1.Pod) {
 	pod.Spec.NodeName = p.node

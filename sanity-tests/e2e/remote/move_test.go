@@ -34,7 +34,7 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	uid := p.claimUID("data")
 	before := p.countNumbers(p.home, pod)
 
-	p.move(t, "data", "--target-node", p.node, "--evict")
+	p.move("data", "--target-node", p.node, "--evict")
 	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	moved := p.countNumbers(p.remote, pod)
@@ -43,14 +43,14 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	}
 	p.wantSameClaim(uid)
 
-	p.undoMove(t)
+	p.undoMove()
 	p.home.WaitRunningOn(pod, homeNode)
 	if again := p.countNumbers(p.home, pod); again < moved {
 		user.Violated(t, "%d numbers were written before the undo, and the source has %d", moved, again)
 	}
 	p.wantSameClaim(uid)
 	// Both moves have a retained source.
-	p.deleteMoves(t)
+	p.deleteMoves()
 }
 
 // While the last changes of a remote source are copied, and after the commit, no remote pod starts with the source
@@ -104,7 +104,7 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 	if got := p.home.Exec(pod, "cat "+user.DataPath+"/"+committed+" | wc -c"); got != "30000000" {
 		user.Violated(t, "%s bytes of the last changes were copied", got)
 	}
-	p.deleteMoves(t)
+	p.deleteMoves()
 }
 
 // A device moves to another cluster while its pods are stopped, and back while they run.
@@ -121,7 +121,7 @@ func TestDeviceMovesThereAndBack(t *testing.T) {
 		node string
 		cold bool
 	}{{p.remote, p.node, true}, {p.home, homeNode, false}} {
-		out := p.move(t, "data", "--target-node", leg.node, "--evict")
+		out := p.move("data", "--target-node", leg.node, "--evict")
 		if cold := strings.Contains(out, "for the whole copy"); cold != leg.cold {
 			t.Errorf("the message about the stopped pods was printed: %v", cold)
 		}
@@ -136,7 +136,7 @@ func TestDeviceMovesThereAndBack(t *testing.T) {
 		}
 		count = now
 		p.wantSameClaim(uid)
-		p.deleteMoves(t)
+		p.deleteMoves()
 	}
 }
 
@@ -162,7 +162,7 @@ func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
 			}
 			return "", nil
 		})
-		p.move(t, "data", "--target-node", leg.node, "--evict")
+		p.move("data", "--target-node", leg.node, "--evict")
 		confirmed = load.WaitEnd()
 		p.home.WaitRunningOn(pod, leg.node)
 		leg.to.WaitReady(pod)
@@ -174,7 +174,7 @@ func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
 		t.Logf("on %s: %d keys, %d confirmed", leg.node, count, confirmed)
 		confirmed = latest
 		p.wantSameClaim(uid)
-		p.deleteMoves(t)
+		p.deleteMoves()
 	}
 }
 
@@ -188,7 +188,7 @@ func TestClaimsOfOnePodMoveTogether(t *testing.T) {
 	p.home.WaitRunningOn(pod, homeNode)
 	p.home.Exec(pod, "echo of data > /data/file; echo of log > /log/file; sync")
 
-	p.move(t, "data", "--with", "log", "--target-node", p.node, "--evict")
+	p.move("data", "--with", "log", "--target-node", p.node, "--evict")
 	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	if got := p.remote.Exec(pod, "cat /data/file /log/file"); got != "of data\nof log" {
@@ -214,7 +214,7 @@ func TestMoveOfAVolumeThatPodsOnSeveralNodesShare(t *testing.T) {
 		p.home.WaitReady(pod)
 		pods = append(pods, pod)
 	}
-	p.move(t, "shared", "--target-node", p.node, "--evict")
+	p.move("shared", "--target-node", p.node, "--evict")
 	for at, pod := range pods {
 		p.home.WaitRunningOn(pod, p.node)
 		p.remote.WaitReady(pod)
@@ -248,7 +248,7 @@ func TestMoveFromOneRemoteClusterToAnother(t *testing.T) {
 	p.remote.WaitReady(pod)
 	before, uid := p.countNumbers(p.remote, pod), p.claimUID("data")
 
-	p.move(t, "data", "--target-node", other.node, "--evict")
+	p.move("data", "--target-node", other.node, "--evict")
 	p.home.WaitRunningOn(pod, other.node)
 	other.remote.WaitReady(pod)
 	if moved := p.countNumbers(other.remote, pod); moved < before {
@@ -274,9 +274,9 @@ func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
 		move  func()
 	}{
 		{movedClass, func() {
-			p.move(t, "data", "--target-node", p.node, "--storage-class", movedClass, "--evict")
+			p.move("data", "--target-node", p.node, "--storage-class", movedClass, "--evict")
 		}},
-		{*was.Twin.Spec.StorageClassName, func() { p.undoMove(t) }},
+		{*was.Twin.Spec.StorageClassName, p.undoMove},
 	} {
 		leg.move()
 		p.home.WaitRunningOn(pod, p.node)
@@ -293,14 +293,14 @@ func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
 		}
 		was = found
 	}
-	p.deleteMoves(t)
+	p.deleteMoves()
 }
 
 // deleteMoves deletes all moves and their retained sources.
-func (p *pair) deleteMoves(t *testing.T) {
-	t.Helper()
+func (p *pair) deleteMoves() {
+	p.t.Helper()
 	if out, err := p.home.Kubectl("delete", "volumemoves", "--all"); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		p.t.Fatalf("%v: %s", err, out)
 	}
 }
 
@@ -349,35 +349,35 @@ func (p *pair) wantSameClaim(uid types.UID) {
 }
 
 // move moves the volume of a claim, waits until the move has ended, and returns the output.
-func (p *pair) move(t *testing.T, claim string, args ...string) string {
-	t.Helper()
-	return p.mustRun(t, append([]string{"move", "volume", claim, "--namespace", p.home.Name}, args...)...)
+func (p *pair) move(claim string, args ...string) string {
+	p.t.Helper()
+	return p.mustRun(append([]string{"move", "volume", claim, "--namespace", p.home.Name}, args...)...)
 }
 
 // undoMove undoes the only move.
-func (p *pair) undoMove(t *testing.T) {
-	t.Helper()
+func (p *pair) undoMove() {
+	p.t.Helper()
 	name, err := p.home.Kubectl("get", "volumemoves", "-o", "jsonpath={.items[0].metadata.name}")
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
-	p.mustRun(t, "move", "undo", name, "-n", p.home.Name)
+	p.mustRun("move", "undo", name, "-n", p.home.Name)
 }
 
 // mustRun runs a command that must succeed, logs and returns its output.
-func (p *pair) mustRun(t *testing.T, args ...string) string {
-	t.Helper()
-	program, err := driver.Compile(t.Context())
+func (p *pair) mustRun(args ...string) string {
+	p.t.Helper()
+	program, err := driver.Compile(p.t.Context())
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Timeout)
+	ctx, cancel := context.WithTimeout(p.t.Context(), 2*user.Timeout)
 	defer cancel()
 	args = append(args, "--kubeconfig", p.home.Cluster.Kubeconfig())
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
-	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args, " "), err, out)
+	p.t.Logf("liqo-csi %s: %v\n%s", strings.Join(args, " "), err, out)
 	if err != nil {
-		t.Fatal("the command failed")
+		p.t.Fatal("the command failed")
 	}
 	return string(out)
 }

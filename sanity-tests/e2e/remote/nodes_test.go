@@ -17,9 +17,7 @@ import (
 
 func TestPodWaitsForItsClusterAndReturnsToItsData(t *testing.T) {
 	p := newDedicatedPair(t, nil)
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	p.remote.Exec("user", "echo precious > /data/file && sync")
 
 	p.patchNode(`{"spec":{"unschedulable":true}}`)
@@ -101,9 +99,7 @@ func TestNodeOfAClusterThatIsNotDeclaredAnyMore(t *testing.T) {
 	})
 	p.declare(nil)
 	p.waitMarked()
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 }
 
 func TestOurPodsStayOffVirtualNodes(t *testing.T) {

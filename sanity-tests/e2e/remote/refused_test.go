@@ -53,9 +53,7 @@ func TestForgedRefusalsCloseNothing(t *testing.T) {
 	}
 	// The capacity of a later class shows that capacities were published since.
 	p.waitCapacity(p.createVirtualClass("later", map[string]string{"realStorageClass": "reference"}), large)
-	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.onVirtualNode)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", class)
 	p.home.WantNoEvent("user", "did not have enough free storage")
 }
 
