@@ -22,12 +22,12 @@ type attributes struct{ virtual, real, iops string }
 func waitAttributes(t *testing.T, n *user.Namespace, claim string, wanted attributes) {
 	t.Helper()
 	n.WaitAttributes(claim, wanted.virtual)
-	found := n.Follow(claim)
+	found := n.WaitVolume(claim)
 	has, volumeHas := found.Twin.Status.CurrentVolumeAttributesClassName, found.Real.Spec.VolumeAttributesClassName
 	if has == nil || *has != wanted.real || volumeHas == nil || *volumeHas != wanted.real || found.Twin.Status.ModifyVolumeStatus != nil {
 		t.Errorf("the twin is not of the attributes class %s: %v", wanted.real, found.Twin.Status)
 	}
-	n.WaitOperations(storage.Reference, found.Real, wanted.iops)
+	n.WaitIOPS(storage.Reference, found.Real, wanted.iops)
 }
 
 func TestAttributesAreChangedAndChangedBack(t *testing.T) {
@@ -43,10 +43,10 @@ func TestAttributesAreChangedAndChangedBack(t *testing.T) {
 
 func TestVolumeIsMadeWithItsAttributes(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi", user.WithAttributes(gold.virtual))
+	n.Claim("data", "liqo-reference", "64Mi", user.WithAttributesClass(gold.virtual))
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	if class := n.Follow("data").Twin.Spec.VolumeAttributesClassName; class == nil || *class != gold.real {
+	if class := n.WaitVolume("data").Twin.Spec.VolumeAttributesClassName; class == nil || *class != gold.real {
 		t.Errorf("the twin was made with the attributes class %v", class)
 	}
 	waitAttributes(t, n, "data", gold)
@@ -84,7 +84,7 @@ func TestAttributesThatCannotBeHad(t *testing.T) {
 	} {
 		n.SetAttributesClass("data", n.Name+"-"+refused.class)
 		n.WaitEvent("data", "VolumeModifyFailed", "InvalidArgument", refused.says)
-		n.WaitModifying("data", corev1.PersistentVolumeClaimModifyVolumeInfeasible)
+		n.WaitModifyStatus("data", corev1.PersistentVolumeClaimModifyVolumeInfeasible)
 		n.SetAttributesClass("data", works[i%2].virtual)
 		waitAttributes(t, n, "data", works[i%2])
 	}
@@ -104,7 +104,7 @@ func TestAttributesClassThatNobodyMade(t *testing.T) {
 func TestVolumeIsNotMadeWithAttributesThatCannotBeHad(t *testing.T) {
 	n := home(t)
 	n.AttributesClass(n.Name+"-missing", driver.CSIName, map[string]string{driver.RealAttributesClass: n.Name + "-nobody-made"})
-	n.Claim("data", "liqo-reference", "64Mi", user.WithAttributes(n.Name+"-missing"))
+	n.Claim("data", "liqo-reference", "64Mi", user.WithAttributesClass(n.Name+"-missing"))
 	n.Pod("user", "data")
 	n.WaitEvent("data", "ProvisioningFailed", n.Name+"-nobody-made")
 	if phase := claimOf(t, n, "data").Status.Phase; phase != corev1.ClaimPending {
@@ -122,9 +122,9 @@ func TestOtherAttributesAreWantedWhileTheFirstTakeLong(t *testing.T) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	heal := spoilTwin(t, n, n.Follow("data").Claim, storage.Reference, storage.Fault{RPC: "ControllerModifyVolume", Hang: true})
+	heal := spoilTwin(t, n, n.WaitVolume("data").Claim, storage.Reference, storage.Fault{RPC: "ControllerModifyVolume", Hang: true})
 	n.SetAttributesClass("data", gold.virtual)
-	n.WaitModifying("data", corev1.PersistentVolumeClaimModifyVolumeInProgress)
+	n.WaitModifyStatus("data", corev1.PersistentVolumeClaimModifyVolumeInProgress)
 	n.SetAttributesClass("data", silver.virtual)
 	heal()
 	waitAttributes(t, n, "data", silver)
@@ -136,7 +136,7 @@ func TestAttributesAreChangedOnceTheRealDriverCan(t *testing.T) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	heal := spoilTwin(t, n, n.Follow("data").Claim, storage.Reference, storage.Fault{
+	heal := spoilTwin(t, n, n.WaitVolume("data").Claim, storage.Reference, storage.Fault{
 		RPC: "ControllerModifyVolume", Code: "Internal", Message: "the backend is on fire",
 	})
 	n.SetAttributesClass("data", gold.virtual)

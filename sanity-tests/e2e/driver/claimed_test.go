@@ -22,12 +22,12 @@ func TestVolumeOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 	n.Pod("writer", "data")
 	n.WaitReady("writer")
 	n.Exec("writer", "echo precious > /data/file && sync")
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 
 	// Under a running pod.
-	patchVolume(t, n, found.Object.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Retain","claimRef":{"uid":"somebody-else"}}}`)
+	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Retain","claimRef":{"uid":"somebody-else"}}}`)
 	waitPhases(t, n, found, corev1.ClaimLost, corev1.VolumeReleased)
-	patchVolume(t, n, found.Object.Name, fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":"Delete","claimRef":{"uid":%q}}}`, found.Claim.UID))
+	patchVolume(t, n, found.Virtual.Name, fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":"Delete","claimRef":{"uid":%q}}}`, found.Claim.UID))
 	waitPhases(t, n, found, corev1.ClaimBound, corev1.VolumeBound)
 	if got := n.Exec("writer", "cat /data/file && echo more >> /data/file"); got != "precious" {
 		user.Violated(t, "read %q", got)
@@ -36,9 +36,9 @@ func TestVolumeOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 	// Without a pod nothing is attached, which would keep csi-provisioner from asking.
 	n.DeletePod("writer")
 	waitDetached(t, n, found)
-	patchVolume(t, n, found.Object.Name, `{"spec":{"claimRef":{"uid":"somebody-else"}}}`)
+	patchVolume(t, n, found.Virtual.Name, `{"spec":{"claimRef":{"uid":"somebody-else"}}}`)
 	n.WaitEvent("data", "VolumeNotDeleted")
-	patchVolume(t, n, found.Object.Name, fmt.Sprintf(`{"spec":{"claimRef":{"uid":%q}}}`, found.Claim.UID))
+	patchVolume(t, n, found.Virtual.Name, fmt.Sprintf(`{"spec":{"claimRef":{"uid":%q}}}`, found.Claim.UID))
 	waitPhases(t, n, found, corev1.ClaimBound, corev1.VolumeBound)
 
 	n.Pod("reader", "data")
@@ -46,7 +46,7 @@ func TestVolumeOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 	if got := n.Exec("reader", "cat /data/file"); got != "precious\nmore" {
 		user.Violated(t, "read %q", got)
 	}
-	if now := n.Follow("data"); now.Twin.UID != found.Twin.UID || now.Real.UID != found.Real.UID {
+	if now := n.WaitVolume("data"); now.Twin.UID != found.Twin.UID || now.Real.UID != found.Real.UID {
 		user.Violated(t, "twin or real volume are others: %v %v", now.Twin, now.Real)
 	}
 	n.DeletePod("reader")
@@ -59,10 +59,10 @@ func TestRetainTakenBackDeletesTheData(t *testing.T) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	found := n.Follow("data")
-	patchVolume(t, n, found.Object.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
+	found := n.WaitVolume("data")
+	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
 	waitPolicy(n, found, corev1.PersistentVolumeReclaimRetain)
-	patchVolume(t, n, found.Object.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	waitPolicy(n, found, corev1.PersistentVolumeReclaimDelete)
 	n.DeletePod("user")
 	deleteClaim(t, n, "data")
@@ -75,18 +75,18 @@ func TestRetainedVolumeIsDeletedWhenItsPolicyIsChanged(t *testing.T) {
 	n.Claim("data", "liqo-retain", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 	waitPolicy(n, found, corev1.PersistentVolumeReclaimRetain)
 	n.DeletePod("user")
 	deleteClaim(t, n, "data")
 	n.Eventually("the volume is released", func(ctx context.Context) (string, error) {
-		object, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Object.Name, metav1.GetOptions{})
+		object, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Virtual.Name, metav1.GetOptions{})
 		if err != nil || object.Status.Phase == corev1.VolumeReleased {
 			return "", err
 		}
 		return "it is " + string(object.Status.Phase), nil
 	})
-	patchVolume(t, n, found.Object.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	wantGone(t, n, found)
 }
 
@@ -97,14 +97,14 @@ func TestVolumeBoundToAnotherClaimIsRescued(t *testing.T) {
 	n.Pod("writer", "old")
 	n.WaitReady("writer")
 	n.Exec("writer", "echo precious > /data/file && sync")
-	found := n.Follow("old")
-	patchVolume(t, n, found.Object.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
+	found := n.WaitVolume("old")
+	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
 	waitPolicy(n, found, corev1.PersistentVolumeReclaimRetain)
 	n.DeletePod("writer")
 	deleteClaim(t, n, "old")
-	patchVolume(t, n, found.Object.Name, `{"spec":{"claimRef":null}}`)
+	patchVolume(t, n, found.Virtual.Name, `{"spec":{"claimRef":null}}`)
 	n.Claim("new", "liqo-reference-attach", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
-		claim.Spec.VolumeName = found.Object.Name
+		claim.Spec.VolumeName = found.Virtual.Name
 	})
 	n.WaitBound("new")
 	waitTwinReady(n, "new", "the twin "+chart.StorageNamespace+"/"+found.Twin.Name+" is bound")
@@ -130,7 +130,7 @@ func TestVolumeBoundToAnotherClaimIsRescued(t *testing.T) {
 		user.Violated(t, "read %q", got)
 	}
 	n.DeletePod("reader")
-	patchVolume(t, n, found.Object.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	deleteClaim(t, n, "new")
 	wantGone(t, n, found)
 }
@@ -161,12 +161,12 @@ func patchVolume(t *testing.T, n *user.Namespace, name, patch string) {
 func waitPhases(t *testing.T, n *user.Namespace, found user.Volume, claim corev1.PersistentVolumeClaimPhase, volume corev1.PersistentVolumePhase) {
 	t.Helper()
 	n.Eventually(fmt.Sprintf("the claim is %s and its volume %s", claim, volume), func(ctx context.Context) (string, error) {
-		now, err := n.Behind(ctx, found.Claim.Name)
-		if err != nil || now.Object == nil {
+		now, err := n.GetVolume(ctx, found.Claim.Name)
+		if err != nil || now.Virtual == nil {
 			return "there is no claim or no volume", err
 		}
-		if now.Claim.Status.Phase != claim || now.Object.Status.Phase != volume {
-			return fmt.Sprintf("they are %s and %s", now.Claim.Status.Phase, now.Object.Status.Phase), nil
+		if now.Claim.Status.Phase != claim || now.Virtual.Status.Phase != volume {
+			return fmt.Sprintf("they are %s and %s", now.Claim.Status.Phase, now.Virtual.Status.Phase), nil
 		}
 		return "", nil
 	})
@@ -190,7 +190,7 @@ func waitDetached(t *testing.T, n *user.Namespace, found user.Volume) {
 			return "", err
 		}
 		for _, attachment := range attachments.Items {
-			if name := attachment.Spec.Source.PersistentVolumeName; name != nil && *name == found.Object.Name {
+			if name := attachment.Spec.Source.PersistentVolumeName; name != nil && *name == found.Virtual.Name {
 				return "it is attached to " + attachment.Spec.NodeName, nil
 			}
 		}

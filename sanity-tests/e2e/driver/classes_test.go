@@ -31,7 +31,7 @@ func TestEveryRealClassOnEveryNode(t *testing.T) {
 				n.Claim("data", "liqo-"+real, "320Mi")
 				n.Pod("writer", "data", user.OnNode(node.Name))
 				n.WaitReady("writer")
-				found := n.Follow("data")
+				found := n.WaitVolume("data")
 				if got := *found.Twin.Spec.StorageClassName; got != real {
 					t.Errorf("the twin is of class %s", got)
 				}
@@ -52,7 +52,7 @@ func TestDefaultClassOfTheClusterIsTheRealOne(t *testing.T) {
 	n.Claim("data", "liqo", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	if got := *n.Follow("data").Twin.Spec.StorageClassName; got != "reference" {
+	if got := *n.WaitVolume("data").Twin.Spec.StorageClassName; got != "reference" {
 		t.Errorf("the twin is of class %s, the cluster's default is reference", got)
 	}
 }
@@ -68,7 +68,7 @@ func TestClaimChoosesItsRealClassWithinTheAllowList(t *testing.T) {
 	n.Pod("user", "allowed")
 	n.Pod("refused", "forbidden")
 	n.WaitReady("user")
-	if got := *n.Follow("allowed").Twin.Spec.StorageClassName; got != "reference-ext4" {
+	if got := *n.WaitVolume("allowed").Twin.Spec.StorageClassName; got != "reference-ext4" {
 		t.Errorf("the twin is of class %s", got)
 	}
 	n.WaitEvent("forbidden", "reference-local")
@@ -85,7 +85,7 @@ func allow(t *testing.T, n *user.Namespace, classes ...string) {
 func TestImmediateVirtualClassBindsWithoutPod(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-always", "64Mi")
-	n.Follow("data")
+	n.WaitVolume("data")
 	n.Pod("user", "data")
 	n.WaitReady("user")
 }
@@ -96,7 +96,7 @@ func TestSecretsReachTheRealDriver(t *testing.T) {
 	n.Claim("guarded", "liqo-reference-secret", "64Mi")
 	n.Pod("user", "guarded")
 	n.WaitReady("user")
-	handle := n.Follow("guarded").Real.Spec.CSI.VolumeHandle
+	handle := n.WaitVolume("guarded").Real.Spec.CSI.VolumeHandle
 	calls, err := storage.BackendOf(n.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
 		return call.Volume == handle && call.Code == "OK" && strings.Join(call.Secrets, "") == "password"
 	})
@@ -153,7 +153,7 @@ func TestTokensOfThePodOnlyForWhoAsks(t *testing.T) {
 		n.Claim(real.class, "liqo-"+real.class, "64Mi")
 		n.Pod(real.class, real.class)
 		n.WaitReady(real.class)
-		handle := n.Follow(real.class).Real.Spec.CSI.VolumeHandle
+		handle := n.WaitVolume(real.class).Real.Spec.CSI.VolumeHandle
 		calls, err := storage.BackendOf(n.Cluster, real.driver).Calls(func(call storage.Call) bool {
 			return call.Volume == handle && call.RPC == "NodePublishVolume" && call.Code == "OK"
 		})

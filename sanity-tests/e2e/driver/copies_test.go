@@ -65,7 +65,7 @@ func TestSnapshotsAndClonesHaveTheBytes(t *testing.T) {
 				claims, pods = append(claims, user.Block), append(pods, user.WithDevice)
 			}
 			from := func(kind, name string) []func(*corev1.PersistentVolumeClaim) {
-				return append([]func(*corev1.PersistentVolumeClaim){user.From(kind, name)}, claims...)
+				return append([]func(*corev1.PersistentVolumeClaim){user.WithDataSource(kind, name)}, claims...)
 			}
 			n.Claim("source", one.class, "320Mi", claims...)
 			n.Pod("writer", "source", pods...)
@@ -96,7 +96,7 @@ func TestSnapshotsAndClonesHaveTheBytes(t *testing.T) {
 // wantCopies is that the real driver was asked for the copies.
 func wantCopies(t *testing.T, n *user.Namespace) {
 	t.Helper()
-	snapshot := n.FollowSnapshot("backup")
+	snapshot := n.WantSnapshot("backup")
 	labels := snapshot.Twin.Metadata.Labels
 	if labels["app.kubernetes.io/managed-by"] != driver.CSIName || labels["storage.liqo.io/snapshot"] != snapshot.Object.Metadata.UID {
 		t.Errorf("the snapshot's twin is not marked: %v", labels)
@@ -106,9 +106,9 @@ func wantCopies(t *testing.T, n *user.Namespace) {
 	}
 	for claim, want := range map[string]string{
 		"restored": "VolumeSnapshot/" + snapshot.Twin.Metadata.Name,
-		"cloned":   "PersistentVolumeClaim/" + n.Follow("source").Twin.Name,
+		"cloned":   "PersistentVolumeClaim/" + n.WaitVolume("source").Twin.Name,
 	} {
-		source := n.Follow(claim).Twin.Spec.DataSource
+		source := n.WaitVolume(claim).Twin.Spec.DataSource
 		if source == nil || source.Kind+"/"+source.Name != want {
 			t.Errorf("the twin of %s is a copy of %v, want %s", claim, source, want)
 		}
@@ -135,8 +135,8 @@ func TestCopiesOfAVolumeOfOneNodeAreMadeThere(t *testing.T) {
 	want := scramble(n, "writer", false)
 	n.Snapshot("backup", "source", snapshotClass)
 	for claim, source := range map[string]func(*corev1.PersistentVolumeClaim){
-		"restored": user.From("VolumeSnapshot", "backup"),
-		"cloned":   user.From("PersistentVolumeClaim", "source"),
+		"restored": user.WithDataSource("VolumeSnapshot", "backup"),
+		"cloned":   user.WithDataSource("PersistentVolumeClaim", "source"),
 	} {
 		n.Claim(claim, "liqo-reference-local", "64Mi", source)
 		n.WaitBound(claim)
@@ -161,7 +161,7 @@ func TestPodThatMayNotRunWhereTheCopyIsMadeIsTold(t *testing.T) {
 	n.WaitReady("writer")
 	n.Snapshot("backup", "source", snapshotClass)
 	n.Pod("reader", "restored", user.OnNode("home-2"))
-	n.Claim("restored", "liqo-reference-local", "64Mi", user.From("VolumeSnapshot", "backup"))
+	n.Claim("restored", "liqo-reference-local", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	n.WaitEvent("restored", "SourceElsewhere", "backup", "home-1", "pod reader")
 
 	wait := storagev1.VolumeBindingWaitForFirstConsumer
@@ -172,7 +172,7 @@ func TestPodThatMayNotRunWhereTheCopyIsMadeIsTold(t *testing.T) {
 		VolumeBindingMode: &wait,
 	}
 	n.Class(further)
-	n.Claim("further", further.Name, "64Mi", user.From("VolumeSnapshot", "backup"))
+	n.Claim("further", further.Name, "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	n.Pod("further", "further", user.OnNode("home-2"))
 	n.WaitEvent("further", "ProvisioningFailed", "lives on node home-1")
 	n.WantNoEvent("further", "SourceElsewhere")
@@ -186,20 +186,20 @@ func TestSnapshotOutlivesItsVolume(t *testing.T) {
 	n.WaitReady("writer")
 	want := scramble(n, "writer", false)
 	n.Snapshot("backup", "source", snapshotClass)
-	snapshot := n.FollowSnapshot("backup")
-	volume := n.Follow("source")
+	snapshot := n.WantSnapshot("backup")
+	volume := n.WaitVolume("source")
 	n.DeletePod("writer")
 	deleteClaim(t, n, "source")
 	wantGone(t, n, volume)
 
-	n.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	n.Claim("restored", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	n.Pod("reader", "restored")
 	n.WaitReady("reader")
 	if got := checksum(n, "reader", false); got != want {
 		user.Violated(t, "the bytes are %s, want %s", got, want)
 	}
 	n.DeleteSnapshot("backup")
-	n.WantSnapshotGone(snapshot, n.Client, chart.StorageNamespace)
+	n.WaitSnapshotDeleted(snapshot, n.Client, chart.StorageNamespace)
 	wantNoSnapshotData(t, n, snapshot)
 	if got := checksum(n, "reader", false); got != want {
 		user.Violated(t, "without its snapshot the bytes are %s, want %s", got, want)
@@ -227,7 +227,7 @@ func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
 		n.WaitReady(claim)
 	}
 	for _, claim := range []string{"local", "static"} {
-		n.WriteSnapshot("of-"+claim, claim, snapshotClass)
+		n.CreateSnapshot("of-"+claim, claim, snapshotClass)
 		n.WaitSnapshotError("of-"+claim, "not a CSI volume")
 	}
 
@@ -239,7 +239,7 @@ func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
 		"restored":        {"liqo-local-path", "VolumeSnapshot", "backup", "belongs to the driver"},
 		"of-another":      {"liqo-reference-attach", "VolumeSnapshot", "backup", "belongs to the driver"},
 	} {
-		n.Claim(claim, one.class, "64Mi", user.From(one.kind, one.source))
+		n.Claim(claim, one.class, "64Mi", user.WithDataSource(one.kind, one.source))
 		n.Pod(claim, claim)
 		n.WaitEvent(claim, one.says)
 		if phase := claimOf(t, n, claim).Status.Phase; phase != corev1.ClaimPending {
@@ -253,7 +253,7 @@ func TestClassOfAnotherDriverTakesNoSnapshot(t *testing.T) {
 	n.Claim("data", "liqo-reference-attach", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	n.WriteSnapshot("backup", "data", namedClass)
+	n.CreateSnapshot("backup", "data", namedClass)
 	n.WaitSnapshotError("backup", "belongs to the driver", storage.Reference.Name, "but the volume to")
 }
 
@@ -266,17 +266,17 @@ func TestSnapshotGivenUpMidwayLeaksNothing(t *testing.T) {
 	n.WaitReady("user")
 	heal := spoilTwin(t, n, claimOf(t, n, "data"), storage.Reference,
 		storage.Fault{RPC: "CreateSnapshot", When: "after", Code: "Unavailable", Message: "not yet"})
-	n.WriteSnapshot("backup", "data", snapshotClass)
+	n.CreateSnapshot("backup", "data", snapshotClass)
 	var found user.Snapshot
 	n.Eventually("the snapshot has a twin with a content", func(ctx context.Context) (missing string, err error) {
-		if found, err = n.BehindSnapshot(ctx, "backup"); found.Real == nil {
+		if found, err = n.GetSnapshot(ctx, "backup"); found.Real == nil {
 			missing = "it has none"
 		}
 		return missing, err
 	})
 	n.DeleteSnapshot("backup")
 	heal()
-	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	n.WaitSnapshotDeleted(found, n.Client, chart.StorageNamespace)
 	deleted, err := storage.BackendOf(n.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
 		return call.RPC == "DeleteSnapshot" && strings.Contains(call.Code+call.Message, "OK")
 	})
@@ -291,13 +291,13 @@ func TestRetainedSnapshotIsKeptAndCanBeDiscarded(t *testing.T) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	n.Snapshot("backup", "data", retainClass)
-	found := n.FollowSnapshot("backup")
+	found := n.WantSnapshot("backup")
 	if found.Real.Spec.DeletionPolicy != "Retain" {
 		t.Errorf("the real snapshot is kept only as long as %s", found.Real.Spec.DeletionPolicy)
 	}
 	n.DeleteSnapshot("backup")
 	n.Eventually("the snapshot goes away", func(ctx context.Context) (string, error) {
-		now, err := n.BehindSnapshot(ctx, "backup")
+		now, err := n.GetSnapshot(ctx, "backup")
 		if err != nil || now.Object != nil {
 			return "it is still there", err
 		}
@@ -317,7 +317,7 @@ func TestRetainedSnapshotIsKeptAndCanBeDiscarded(t *testing.T) {
 	if _, err := n.Kubectl("delete", "volumesnapshotcontent", content, "--wait=false"); err != nil {
 		t.Fatal(err)
 	}
-	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	n.WaitSnapshotDeleted(found, n.Client, chart.StorageNamespace)
 	wantNoSnapshotData(t, n, found)
 }
 
@@ -330,12 +330,12 @@ func TestWhatIsLeftOfARetainedSnapshotIsNamedAndCanBeUsed(t *testing.T) {
 	n.WaitReady("writer")
 	want := scramble(n, "writer", false)
 	n.Snapshot("backup", "data", retainClass)
-	found := n.FollowSnapshot("backup")
+	found := n.WantSnapshot("backup")
 	wantListed(t, n, found, "Ready")
 	n.DeleteSnapshot("backup")
 	content := found.Content.Metadata.Name
 	n.Eventually("the snapshot goes away", func(ctx context.Context) (string, error) {
-		now, err := n.BehindSnapshot(ctx, "backup")
+		now, err := n.GetSnapshot(ctx, "backup")
 		if err != nil || now.Object != nil {
 			return "it is still there", err
 		}
@@ -371,14 +371,14 @@ spec:
   volumeSnapshotClassName: %[4]s
   source: {volumeSnapshotContentName: again-%[1]s}
 `, n.Name, driver.CSIName, row.ID, snapshotClass))
-	n.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "again"))
+	n.Claim("restored", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "again"))
 	n.Pod("reader", "restored")
 	n.WaitReady("reader")
 	if got := checksum(n, "reader", false); got != want {
 		user.Violated(t, "the bytes are %s, want %s", got, want)
 	}
 	n.DeleteSnapshot("again")
-	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	n.WaitSnapshotDeleted(found, n.Client, chart.StorageNamespace)
 	wantNoSnapshotData(t, n, found)
 }
 
@@ -415,8 +415,8 @@ func TestVolumeModeChangesOnlyWhereThatIsAllowed(t *testing.T) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	n.Snapshot("backup", "data", snapshotClass)
-	content := n.FollowSnapshot("backup").Content.Metadata.Name
-	n.Claim("raw", "liqo-reference-ext4", "64Mi", user.From("VolumeSnapshot", "backup"), user.Block)
+	content := n.WantSnapshot("backup").Content.Metadata.Name
+	n.Claim("raw", "liqo-reference-ext4", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"), user.Block)
 	n.Pod("raw", "raw", user.WithDevice)
 	n.WaitEvent("raw", "allow-volume-mode-change")
 	if _, err := n.Kubectl("annotate", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/allow-volume-mode-change=true"); err != nil {

@@ -13,7 +13,7 @@ func TestDatabaseIsCopiedWhileItWrites(t *testing.T) {
 	n := home(t)
 	const class = "liqo-reference-attach"
 	n.Claim("database", class, "320Mi")
-	n.Pod("database", "database", user.Etcd)
+	n.Pod("database", "database", user.RunEtcd)
 	n.WaitReady("database")
 	load := n.LoadEtcd("database", 0)
 	n.Eventually("the database confirms keys", func(context.Context) (string, error) {
@@ -23,10 +23,10 @@ func TestDatabaseIsCopiedWhileItWrites(t *testing.T) {
 	before := map[string]int{"restored": load.Confirmed()}
 	n.Snapshot("backup", "database", snapshotClass)
 	before["cloned"] = load.Confirmed()
-	n.Claim("restored", class, "320Mi", user.From("VolumeSnapshot", "backup"))
-	n.Claim("cloned", class, "320Mi", user.From("PersistentVolumeClaim", "database"))
+	n.Claim("restored", class, "320Mi", user.WithDataSource("VolumeSnapshot", "backup"))
+	n.Claim("cloned", class, "320Mi", user.WithDataSource("PersistentVolumeClaim", "database"))
 	for _, copied := range []string{"restored", "cloned"} {
-		n.Pod(copied, copied, user.Etcd)
+		n.Pod(copied, copied, user.RunEtcd)
 	}
 	for _, copied := range []string{"restored", "cloned"} {
 		n.WaitReady(copied)

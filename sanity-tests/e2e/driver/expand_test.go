@@ -32,11 +32,11 @@ func TestVolumeGrowsOnlineThreeTimes(t *testing.T) {
 	before := n.WaitReady("user")
 	n.Exec("user", "echo kept > /data/file")
 	for _, size := range []string{"400Mi", "480Mi", "560Mi"} {
-		small := n.Kilobytes("user")
+		small := n.FileSystemKiB("user")
 		n.Resize("data", size)
-		n.WaitGrown("data", size)
+		n.WaitExpanded("data", size)
 		// The filesystem keeps some of it to itself.
-		if large := n.Kilobytes("user"); large < small+70*1024 {
+		if large := n.FileSystemKiB("user"); large < small+70*1024 {
 			t.Errorf("with %s the filesystem has %d KiB, it had %d KiB", size, large, small)
 		}
 	}
@@ -60,22 +60,22 @@ func TestVolumesGrowWhileNoPodHasThem(t *testing.T) {
 			n.Pod("first", "data")
 			n.WaitReady("first")
 			n.DeletePod("first")
-			waitUnstaged(n, real, n.Follow("data"))
+			waitUnstaged(n, real, n.WaitVolume("data"))
 			n.Resize("data", "128Mi")
 			if class == "reference-ext4" {
-				n.WaitResizing("data", corev1.PersistentVolumeClaimFileSystemResizePending)
+				n.WaitResizeCondition("data", corev1.PersistentVolumeClaimFileSystemResizePending)
 				n.WantCapacity("data", "64Mi")
 				if table, _ := look(t, n, "volumes", "--namespace", n.Name); !strings.Contains(table, "64Mi -> 128Mi") {
 					t.Errorf("the table does not say what the size is to be:\n%s", table)
 				}
 			} else {
-				n.WaitGrown("data", "128Mi")
+				n.WaitExpanded("data", "128Mi")
 			}
 			n.Pod("second", "data")
 			n.WaitReady("second")
-			n.WaitGrown("data", "128Mi")
+			n.WaitExpanded("data", "128Mi")
 			if class == "reference-ext4" {
-				if size := n.Kilobytes("second"); size < 100*1024 {
+				if size := n.FileSystemKiB("second"); size < 100*1024 {
 					t.Errorf("the filesystem has %d KiB", size)
 				}
 			}
@@ -106,8 +106,8 @@ func TestBlockVolumesGrowOnline(t *testing.T) {
 			n.Exec("writer", "echo kept | dd of=/data bs=512 count=1 conv=sync,fsync")
 			for _, size := range []string{"24Mi", "32Mi"} {
 				n.Resize("device", size)
-				n.WaitGrown("device", size)
-				n.WaitDevice("writer", size)
+				n.WaitExpanded("device", size)
+				n.WaitDeviceSize("writer", size)
 			}
 			n.DeletePod("writer")
 			n.Pod("reader", "device", user.WithDevice)
@@ -137,10 +137,10 @@ func TestVolumeGrowsOnEveryNodeThatHasIt(t *testing.T) {
 	for _, step := range []struct{ device, folder string }{{"24Mi", "96Mi"}, {"32Mi", "128Mi"}} {
 		n.Resize("device", step.device)
 		n.Resize("folder", step.folder)
-		n.WaitGrown("device", step.device)
-		n.WaitGrown("folder", step.folder)
+		n.WaitExpanded("device", step.device)
+		n.WaitExpanded("folder", step.folder)
 		for _, node := range names {
-			n.WaitDevice("device-"+node, step.device)
+			n.WaitDeviceSize("device-"+node, step.device)
 		}
 	}
 	n.Exec("folder-"+names[0], "echo together > /data/file")
@@ -159,22 +159,22 @@ func TestSizesAreThoseThatTheRealDriverRoundsTo(t *testing.T) {
 	n.Pod("image", "image")
 	n.WaitReady("folder")
 	n.WaitReady("image")
-	n.WaitGrown("folder", "100Mi")
-	n.WaitGrown("image", "400Mi")
-	small := n.Kilobytes("image")
+	n.WaitExpanded("folder", "100Mi")
+	n.WaitExpanded("image", "400Mi")
+	small := n.FileSystemKiB("image")
 
 	n.Resize("folder", "150Mi")
 	n.Resize("image", "450Mi")
-	n.WaitGrown("folder", "200Mi")
+	n.WaitExpanded("folder", "200Mi")
 	// kubelet notes what was asked for, whatever the volume has.
-	n.WaitGrown("image", "450Mi")
-	if large := n.Kilobytes("image"); large < small+90*1024 {
+	n.WaitExpanded("image", "450Mi")
+	if large := n.FileSystemKiB("image"); large < small+90*1024 {
 		t.Errorf("the filesystem had %d KiB and has %d KiB", small, large)
 	}
 	n.Resize("folder", "250Mi")
 	n.Resize("image", "550Mi")
-	n.WaitGrown("folder", "300Mi")
-	n.WaitGrown("image", "550Mi")
+	n.WaitExpanded("folder", "300Mi")
+	n.WaitExpanded("image", "550Mi")
 }
 
 // growingClass makes a real class of the driver Reference and a virtual one for it, both
@@ -208,16 +208,16 @@ func TestLowerSizeIsServedAfterOneThatCannotBe(t *testing.T) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	n.Follow("data")
+	n.WaitVolume("data")
 	n.Resize("data", beyondReason)
 	// In the words of the real driver.
-	n.WaitRefused("data", "OutOfRange", "directory volumes have 1 to")
-	n.WaitResizing("data", corev1.PersistentVolumeClaimControllerResizeError, "directory volumes have 1 to")
+	n.WaitExpansionRefused("data", "OutOfRange", "directory volumes have 1 to")
+	n.WaitResizeCondition("data", corev1.PersistentVolumeClaimControllerResizeError, "directory volumes have 1 to")
 	n.WantCapacity("data", "64Mi")
 	n.Resize("data", "128Mi")
-	n.WaitGrown("data", "128Mi")
+	n.WaitExpanded("data", "128Mi")
 	n.Resize("data", "192Mi")
-	n.WaitGrown("data", "192Mi")
+	n.WaitExpanded("data", "192Mi")
 }
 
 // The resizer of the real driver sees no pod on the twin, and so cannot tell users.
@@ -231,7 +231,7 @@ func TestVolumeThatGrowsOfflineOnlyWaitsForItsPodToEnd(t *testing.T) {
 	n.WaitEvent("data", "VolumeResizeFailed", "only supports offline expansion")
 	n.WantCapacity("data", "64Mi")
 	n.DeletePod("user")
-	n.WaitGrown("data", "128Mi")
+	n.WaitExpanded("data", "128Mi")
 	n.Pod("next", "data")
 	n.WaitReady("next")
 }
@@ -256,12 +256,12 @@ func TestExpansionIsRefusedWhereTheRealClassDoesNotAllowIt(t *testing.T) {
 			n.Claim("data", virtual, "64Mi")
 			n.Pod("user", "data")
 			n.WaitReady("user")
-			before := n.Follow("data")
+			before := n.WaitVolume("data")
 			n.Resize("data", size)
 			n.WaitEvent("data", "VolumeResizeFailed", "OutOfRange",
 				fmt.Sprintf("the real class %q in the cluster", real), "does not allow expansion")
-			n.WaitResizing("data", corev1.PersistentVolumeClaimControllerResizeError, real)
-			after := n.Follow("data")
+			n.WaitResizeCondition("data", corev1.PersistentVolumeClaimControllerResizeError, real)
+			after := n.WaitVolume("data")
 			was, is := before.Twin.Spec.Resources.Requests[corev1.ResourceStorage], after.Twin.Spec.Resources.Requests[corev1.ResourceStorage]
 			if was.Cmp(is) != 0 {
 				t.Errorf("the twin asked for %s and asks for %s", was.String(), is.String())
@@ -278,11 +278,11 @@ func TestQuotaOfTheTwinsIsToldAndLessIsServed(t *testing.T) {
 	n.Claim("data", class, "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	n.Follow("data")
+	n.WaitVolume("data")
 	n.Resize("data", "128Mi")
-	n.WaitRefused("data", "OutOfRange", "exceeded quota: "+n.Name)
+	n.WaitExpansionRefused("data", "OutOfRange", "exceeded quota: "+n.Name)
 	n.Resize("data", "96Mi")
-	n.WaitGrown("data", "96Mi")
+	n.WaitExpanded("data", "96Mi")
 }
 
 // limitTwins lets the twins of one real class ask for no more than this in all: twins of
@@ -298,7 +298,7 @@ func limitTwins(t *testing.T, n *user.Namespace, class, most string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := quotas.Delete(user.Afterwards(t), n.Name, metav1.DeleteOptions{}); err != nil {
+		if err := quotas.Delete(user.CleanupContext(t), n.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -318,21 +318,21 @@ func TestNodeExpansionWaitsForTheRealDriver(t *testing.T) {
 	n.Claim("data", "liqo-reference-xfs", "320Mi")
 	n.Pod("user", "data")
 	pod := n.WaitReady("user")
-	n.Follow("data")
-	small := n.Kilobytes("user")
+	n.WaitVolume("data")
+	small := n.FileSystemKiB("user")
 	back := hideSocket(t, n, storage.Reference, pod.Spec.NodeName)
 
 	n.Resize("data", "400Mi")
 	n.WaitEvent("user", "Unavailable", storage.Reference.Name)
-	n.WaitResizing("data", corev1.PersistentVolumeClaimFileSystemResizePending)
+	n.WaitResizeCondition("data", corev1.PersistentVolumeClaimFileSystemResizePending)
 	n.WantCapacity("data", "320Mi")
-	if twin := n.Follow("data").Twin; twin.Status.AllocatedResourceStatuses[corev1.ResourceStorage] == "" {
+	if twin := n.WaitVolume("data").Twin; twin.Status.AllocatedResourceStatuses[corev1.ResourceStorage] == "" {
 		t.Errorf("the twin is said to have grown before it did: %v", twin.Status)
 	}
 
 	back()
-	n.WaitGrown("data", "400Mi")
-	if large := n.Kilobytes("user"); large < small+70*1024 {
+	n.WaitExpanded("data", "400Mi")
+	if large := n.FileSystemKiB("user"); large < small+70*1024 {
 		t.Errorf("the filesystem had %d KiB and has %d KiB", small, large)
 	}
 }
@@ -368,14 +368,14 @@ func TestNodeThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
 	n.Claim("data", "liqo-reference-xfs", "320Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 	heal := spoilTwin(t, n, found.Claim, storage.Reference, storage.Fault{
 		RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no room for that",
 	})
 	n.Resize("data", "400Mi")
 	n.WaitEvent("user", "OutOfRange", "this node has no room for that")
 	heal()
-	n.WaitGrown("data", "400Mi")
+	n.WaitExpanded("data", "400Mi")
 	n.Resize("data", "480Mi")
-	n.WaitGrown("data", "480Mi")
+	n.WaitExpanded("data", "480Mi")
 }

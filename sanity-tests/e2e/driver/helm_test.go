@@ -23,7 +23,7 @@ func TestHelmTestTellsABrokenInstallation(t *testing.T) {
 	const name = chart.Release + "-test"
 	t.Cleanup(func() {
 		// Helm keeps the pod of a failed test.
-		err := n.Client.CoreV1().Pods(chart.Namespace).Delete(user.Afterwards(t), name, metav1.DeleteOptions{})
+		err := n.Client.CoreV1().Pods(chart.Namespace).Delete(user.CleanupContext(t), name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}

@@ -41,14 +41,14 @@ func TestImmediateClassKeepsToItsAllowedTopologies(t *testing.T) {
 		}
 		for i := range 5 {
 			claim := fmt.Sprintf("%s-%d", real, i)
-			found := n.Follow(claim)
+			found := n.WaitVolume(claim)
 			if node := found.Twin.Annotations["volume.kubernetes.io/selected-node"]; !allowed[node] {
 				t.Errorf("the twin of %s is for the node %q", claim, node)
 			}
 			if real == "reference-local" {
 				continue // where its volumes are, the real driver says in its own words
 			}
-			for _, term := range found.Object.Spec.NodeAffinity.Required.NodeSelectorTerms {
+			for _, term := range found.Virtual.Spec.NodeAffinity.Required.NodeSelectorTerms {
 				if nodes := valuesOf(term, nodeKey); len(nodes) != 1 || !allowed[nodes[0]] {
 					t.Errorf("the volume of %s may be used on %v", claim, nodes)
 				}

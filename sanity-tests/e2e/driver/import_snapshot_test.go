@@ -28,7 +28,7 @@ func runSnapshotImport(t *testing.T, n *user.Namespace, snapshot string, args ..
 	if !slices.Contains(args, "--timeout") {
 		args = append(args, "--timeout", "3m")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Timeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
@@ -49,7 +49,7 @@ func realSnapshot(t *testing.T, n *user.Namespace, class string) (sum string, fo
 // behindReal is a snapshot of a real class with its content.
 func behindReal(t *testing.T, n *user.Namespace) user.Snapshot {
 	t.Helper()
-	found, err := n.BehindSnapshot(t.Context(), "backup")
+	found, err := n.GetSnapshot(t.Context(), "backup")
 	if err != nil || found.Content == nil {
 		t.Fatalf("what stands behind the snapshot: %+v, %v", found, err)
 	}
@@ -71,7 +71,7 @@ func TestImportOfASnapshotKeepsTheData(t *testing.T) {
 			if out, err := runSnapshotImport(t, n, "backup"); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			imported := n.FollowImportedSnapshot("backup")
+			imported := n.WantImportedSnapshot("backup")
 			if imported.Content.Spec.Driver != driver.CSIName || imported.Real.Spec.Driver != before.Content.Spec.Driver {
 				t.Errorf("the snapshot is of %s, its twin of %s", imported.Content.Spec.Driver, imported.Real.Spec.Driver)
 			}
@@ -87,14 +87,14 @@ func TestImportOfASnapshotKeepsTheData(t *testing.T) {
 				t.Errorf("%v: %s", err, out)
 			}
 
-			n.Claim("restored", "liqo-"+class, "64Mi", user.From("VolumeSnapshot", "backup"))
+			n.Claim("restored", "liqo-"+class, "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 			n.Pod("reader", "restored")
 			n.WaitReady("reader")
 			if got := checksum(n, "reader", false); got != want {
 				user.Violated(t, "the bytes are %s, want %s", got, want)
 			}
 			n.DeleteSnapshot("backup")
-			n.WantSnapshotGone(imported, n.Client, chart.StorageNamespace)
+			n.WaitSnapshotDeleted(imported, n.Client, chart.StorageNamespace)
 			if class == "reference" {
 				wantNoSnapshotData(t, n, imported)
 			}
@@ -109,7 +109,7 @@ func TestImportOfASnapshotTellsAllThatSpeaksAgainstIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A claim of it that no pod has ever wanted.
-	n.Claim("copy", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	n.Claim("copy", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	out, err := runSnapshotImport(t, n, "backup")
 	if err == nil {
 		user.ViolatedNow(t, "it was imported")
@@ -203,9 +203,9 @@ func TestImportOfASnapshotThatIsNotAcceptedChangesNothing(t *testing.T) {
 	if out, err := runSnapshotImport(t, n, "backup"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	imported := n.FollowImportedSnapshot("backup")
+	imported := n.WantImportedSnapshot("backup")
 	n.DeleteSnapshot("backup")
-	n.WantSnapshotGone(imported, n.Client, chart.StorageNamespace)
+	n.WaitSnapshotDeleted(imported, n.Client, chart.StorageNamespace)
 }
 
 // The content of before is deleted by somebody while the import is under way: an undo that went on

@@ -42,8 +42,8 @@ func runImportUntil(ctx context.Context, t *testing.T, n *user.Namespace, claim 
 	if !slices.Contains(args, "--timeout") {
 		args = append(args, "--timeout", "3m")
 	}
-	// None has a --timeout that is longer than Patience.
-	ctx, cancel := context.WithTimeout(ctx, 2*user.Patience)
+	// None has a --timeout that is longer than user.Timeout.
+	ctx, cancel := context.WithTimeout(ctx, 2*user.Timeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
@@ -89,9 +89,9 @@ func waitRealDetached(n *user.Namespace, volume string) {
 // wantImported is that a claim is one of this driver, on the same real volume, which is as it was.
 func wantImported(t *testing.T, n *user.Namespace, name string, real *corev1.PersistentVolume, policy corev1.PersistentVolumeReclaimPolicy) user.Volume {
 	t.Helper()
-	found := n.Follow(name)
-	if found.Object.Spec.CSI == nil || found.Object.Spec.CSI.Driver != driver.CSIName {
-		t.Errorf("the volume of the claim is not of this driver: %v", found.Object.Spec.PersistentVolumeSource)
+	found := n.WaitVolume(name)
+	if found.Virtual.Spec.CSI == nil || found.Virtual.Spec.CSI.Driver != driver.CSIName {
+		t.Errorf("the volume of the claim is not of this driver: %v", found.Virtual.Spec.PersistentVolumeSource)
 	}
 	if found.Real.UID != real.UID {
 		user.Violated(t, "the real volume is %s, and was %s", found.Real.Name, real.Name)

@@ -23,7 +23,7 @@ func look(t *testing.T, n *user.Namespace, args ...string) (stdout string, exit 
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), user.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), user.Timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, append(args, "--kubeconfig", n.Cluster.Kubeconfig())...)
 	var errors bytes.Buffer
@@ -81,7 +81,7 @@ func TestVolumesShowsWhatStandsBehindAClaim(t *testing.T) {
 	n.Claim("idle", "liqo-reference", "64Mi")
 	n.Pod("user", "data", user.OnNode("home-2"))
 	n.WaitReady("user")
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 
 	out, exit := look(t, n, "volumes", "--namespace", n.Name, "--output", "json")
 	var list struct {

@@ -27,7 +27,7 @@ func TestDeletingAClaimDeletesEverything(t *testing.T) {
 			n.Claim("data", class, "64Mi")
 			n.Pod("user", "data")
 			n.WaitReady("user")
-			found := n.Follow("data")
+			found := n.WaitVolume("data")
 			n.DeletePod("user")
 			deleteClaim(t, n, "data")
 			wantGone(t, n, found)
@@ -41,7 +41,7 @@ func TestRetainKeepsTheData(t *testing.T) {
 	n.Claim("precious", "liqo-retain", "64Mi")
 	n.Pod("user", "precious")
 	n.WaitReady("user")
-	found := n.Follow("precious")
+	found := n.WaitVolume("precious")
 	n.Eventually("the real volume is kept", func(ctx context.Context) (string, error) {
 		real, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Real.Name, metav1.GetOptions{})
 		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
@@ -53,7 +53,7 @@ func TestRetainKeepsTheData(t *testing.T) {
 	*kept = found
 	deleteClaim(t, n, "precious")
 	n.Eventually("the volume is released", func(ctx context.Context) (string, error) {
-		object, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Object.Name, metav1.GetOptions{})
+		object, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Virtual.Name, metav1.GetOptions{})
 		if err != nil || object.Status.Phase == corev1.VolumeReleased {
 			return "", err
 		}
@@ -80,7 +80,7 @@ func TestClaimMadeAgainUnderItsNameWhileProvisioning(t *testing.T) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data", user.OnNode(node))
 	n.WaitReady("user")
-	if second := n.Follow("data"); second.Twin.Name == string(first.UID) {
+	if second := n.WaitVolume("data"); second.Twin.Name == string(first.UID) {
 		user.Violated(t, "the second claim has the twin of the first")
 	}
 	heal()
@@ -140,7 +140,7 @@ func TestWhatATwinInheritsFromItsClaim(t *testing.T) {
 	})
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 	twin := found.Twin
 	if *twin.Spec.StorageClassName != "reference" {
 		t.Errorf("the twin is of class %s", *twin.Spec.StorageClassName)
@@ -167,9 +167,9 @@ func TestTwinDeletedBehindOurBack(t *testing.T) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	n.Exec("user", "echo precious > /data/file")
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 	*kept = found
-	waitRetained := n.PolicyEverWas(t, found.Real, corev1.PersistentVolumeReclaimRetain)
+	waitRetained := n.WatchReclaimPolicy(t, found.Real, corev1.PersistentVolumeReclaimRetain)
 	err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Delete(t.Context(), found.Twin.Name, metav1.DeleteOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +177,7 @@ func TestTwinDeletedBehindOurBack(t *testing.T) {
 	n.WaitEvent("data", found.Twin.Name)
 	waitRetained()
 	n.Eventually("another twin has the real volume, which is reclaimed as before", func(ctx context.Context) (string, error) {
-		now, err := n.Behind(ctx, "data")
+		now, err := n.GetVolume(ctx, "data")
 		if err != nil || now.Twin == nil || now.Real == nil {
 			return "there is no twin with a volume", err
 		}
@@ -203,7 +203,7 @@ func TestRealDeletionFailsWhileTheControllerDies(t *testing.T) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 	n.DeletePod("user")
 	backend := storage.BackendOf(n.Cluster, storage.Reference)
 	heal, err := backend.AddFault(storage.Fault{
@@ -223,7 +223,7 @@ func TestRealDeletionFailsWhileTheControllerDies(t *testing.T) {
 		return "", err
 	})
 	killControllers(t, n)
-	if _, err := n.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.Object.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+	if _, err := n.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.Virtual.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		user.Violated(t, "the volume went before its data: %v", err)
 	} else if err != nil {
 		t.Error(err)
@@ -290,7 +290,7 @@ func selectNode(t *testing.T, n *user.Namespace, claim, node string) {
 func wantGone(t *testing.T, n *user.Namespace, v user.Volume) {
 	t.Helper()
 	n.Eventually("nothing of claim "+v.Claim.Name+" is left", func(ctx context.Context) (string, error) {
-		remains, err := left(ctx, n, v.Twin.Name, v.Object.Name, v.Real.Name)
+		remains, err := left(ctx, n, v.Twin.Name, v.Virtual.Name, v.Real.Name)
 		if err != nil || remains != "" || v.Real.Spec.CSI == nil {
 			return remains, err
 		}
@@ -347,17 +347,17 @@ func discardAfter(t *testing.T) (kept *user.Volume) {
 	t.Helper()
 	kept = &user.Volume{}
 	t.Cleanup(func() {
-		if kept.Object == nil {
+		if kept.Virtual == nil {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Timeout)
 		defer cancel()
 		client, err := user.Cluster(t, "home").Client()
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		for _, volume := range []string{kept.Object.Name, kept.Real.Name} {
+		for _, volume := range []string{kept.Virtual.Name, kept.Real.Name} {
 			if err := deleteVolume(ctx, client, volume); err != nil {
 				t.Errorf("discard what the test kept: %v", err)
 			}

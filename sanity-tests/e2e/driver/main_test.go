@@ -22,7 +22,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-func TestMain(m *testing.M) { user.MainOverDriver(m) }
+func TestMain(m *testing.M) { user.MainWithDriver(m) }
 
 // installed puts the driver into the cluster, once for all tests.
 var installed = struct {

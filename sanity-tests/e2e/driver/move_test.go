@@ -22,10 +22,10 @@ func TestMoveToAnotherNode(t *testing.T) {
 			pod := moved(n, class, from)
 			n.Move("elsewhere", "data", "target: {nodeName: "+to+"}, quiesce: {mode: Evict}")
 			n.WaitMove("elsewhere", "Retaining")
-			n.WaitOn(pod, to)
+			n.WaitRunningOn(pod, to)
 			wantMoved(t, n, pod)
 			wantUndone(t, n, "elsewhere", pod)
-			n.WaitOn(pod, from)
+			n.WaitRunningOn(pod, from)
 		})
 	}
 }
@@ -42,11 +42,11 @@ func TestMoveToAnotherClass(t *testing.T) {
 	n.WaitMove("other", "Retaining")
 	n.WaitReady(pod)
 	wantMoved(t, n, pod)
-	if got := *n.Follow("data").Twin.Spec.StorageClassName; got != "reference-attach" {
+	if got := *n.WaitVolume("data").Twin.Spec.StorageClassName; got != "reference-attach" {
 		t.Errorf("the twin is of class %s", got)
 	}
 	wantUndone(t, n, "other", pod)
-	if got := *n.Follow("data").Twin.Spec.StorageClassName; got != "reference" {
+	if got := *n.WaitVolume("data").Twin.Spec.StorageClassName; got != "reference" {
 		t.Errorf("back again, the twin is of class %s", got)
 	}
 }
@@ -60,7 +60,7 @@ func TestMoveToATargetThatGetsFull(t *testing.T) {
 	node := user.Cluster(t, "home").Nodes()[0].Name
 	// Nothing limits a volume of this class.
 	n.Claim("data", "liqo-reference", "64Mi")
-	pod := n.Set("user", "data", user.OnNode(node))
+	pod := n.StatefulSet("user", "data", user.OnNode(node))
 	before := n.WaitReady(pod)
 	n.Exec(pod, "cd /data && echo kept > file && head -c 90000000 /dev/urandom > much && sync")
 	n.Move("smaller", "data", "target: {nodeName: "+node+", storageClassName: reference-ext4}, quiesce: {mode: Evict}")
@@ -89,22 +89,22 @@ func TestClaimThatIsMovedGrowsAfterwards(t *testing.T) {
 	t.Cleanup(func() { allow(t, n) })
 	node := user.Cluster(t, "home").Nodes()[0].Name
 	n.Claim("data", "liqo-reference-ext4", "320Mi")
-	pod := n.Set("user", "data", user.OnNode(node))
+	pod := n.StatefulSet("user", "data", user.OnNode(node))
 	n.WaitReady(pod)
 	n.Exec(pod, "echo kept > /data/file && sync")
-	small := n.Kilobytes(pod)
+	small := n.FileSystemKiB(pod)
 	n.Move("elsewhere", "data", "target: {nodeName: "+node+", storageClassName: reference-xfs}, cutover: {mode: Manual}, quiesce: {mode: Evict}")
 	n.WaitMove("elsewhere", "Ready")
 	n.Resize("data", "480Mi")
 	n.WaitEvent("data", "is being moved")
-	n.EditMove("elsewhere", `{"cutover":{"requested":true}}`)
+	n.PatchMove("elsewhere", `{"cutover":{"requested":true}}`)
 	n.WaitMove("elsewhere", "Retaining")
 	n.WaitReady(pod)
-	n.WaitGrown("data", "480Mi")
+	n.WaitExpanded("data", "480Mi")
 	if got := n.Exec(pod, "cat /data/file"); got != "kept" {
 		user.Violated(t, "there is %q", got)
 	}
-	if large := n.Kilobytes(pod); large < small+100*1024 {
+	if large := n.FileSystemKiB(pod); large < small+100*1024 {
 		t.Errorf("the filesystem has %d KiB, it had %d KiB", large, small)
 	}
 }
@@ -130,12 +130,12 @@ func moveDevice(t *testing.T, n *user.Namespace, class, more string) {
 	nodes := n.Cluster.Nodes()
 	n.Claim("data", class, "16Mi", user.Block)
 	sum := n.FillDevice("data", nodes[0].Name)
-	pod := n.Set("user", "data", user.CountOnDevice)
+	pod := n.StatefulSet("user", "data", user.CountOnDevice)
 	n.WaitReady(pod)
 	before := n.DeviceCount(pod)
 	n.Move("elsewhere", "data", "target: {nodeName: "+nodes[1].Name+more+"}, quiesce: {mode: Evict}")
 	n.WaitMove("elsewhere", "Retaining")
-	n.WaitOn(pod, nodes[1].Name)
+	n.WaitRunningOn(pod, nodes[1].Name)
 	n.WaitReady(pod)
 	if got := n.DeviceSum(pod); got != sum {
 		user.Violated(t, "the device has the checksum %s, and had %s", got, sum)
@@ -157,7 +157,7 @@ func moved(n *user.Namespace, class, node string) (pod string) {
 	n.Exec("writer", "cd /data && echo kept > file && ln file second && ln -s file third && chmod 2750 file && mkfifo pipe && "+
 		"touch -d '2001-02-03 04:05:06' file && sync")
 	n.DeletePod("writer")
-	pod = n.Set("user", "data", func(pod *corev1.Pod) {
+	pod = n.StatefulSet("user", "data", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Command = []string{"sh", "-c", "while true; do date >> /data/log; sync; sleep 0.1; done"}
 	})
 	n.WaitReady(pod)
@@ -168,7 +168,7 @@ func moved(n *user.Namespace, class, node string) (pod string) {
 // claim is the same.
 func wantUndone(t *testing.T, n *user.Namespace, move, pod string) {
 	t.Helper()
-	before := n.Follow("data").Claim.UID
+	before := n.WaitVolume("data").Claim.UID
 	n.Exec(pod, "echo written there >> /data/log && sync")
 	if out, exit := look(t, n, "move", "undo", move, "--namespace", n.Name); exit != 0 {
 		t.Fatalf("undo ends with %d:\n%s", exit, out)
@@ -177,7 +177,7 @@ func wantUndone(t *testing.T, n *user.Namespace, move, pod string) {
 	if got := n.Exec(pod, "grep -c 'written there' /data/log"); got != "1" {
 		user.Violated(t, "what was written after the move is there %s times", got)
 	}
-	if now := n.Follow("data").Claim.UID; now != before {
+	if now := n.WaitVolume("data").Claim.UID; now != before {
 		t.Errorf("the claim was %s, and is %s", before, now)
 	}
 }

@@ -91,7 +91,7 @@ func TestGenericEphemeralVolume(t *testing.T) {
 	})
 	n.WaitReady("user")
 	n.Exec("user", "echo scratch > /data/file")
-	found := n.Follow("user-data")
+	found := n.WaitVolume("user-data")
 	n.DeletePod("user")
 	wantGone(t, n, found)
 }
@@ -101,7 +101,7 @@ func TestPodsInTheStorageNamespaceMayNotUseTwins(t *testing.T) {
 	n.Claim("data", "liqo", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	twin := n.Follow("data").Twin
+	twin := n.WaitVolume("data").Twin
 	intruder := user.NewPod("intruder", twin.Name)
 	_, err := n.Client.CoreV1().Pods(chart.StorageNamespace).Create(t.Context(), intruder, metav1.CreateOptions{})
 	if err == nil {
@@ -123,7 +123,7 @@ func twoNodes(t *testing.T, n *user.Namespace) (last, first *nodes.Node) {
 func cordon(t *testing.T, n *user.Namespace, node string, on bool) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on)
-	_, err := n.Client.CoreV1().Nodes().Patch(user.Afterwards(t), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := n.Client.CoreV1().Nodes().Patch(user.CleanupContext(t), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

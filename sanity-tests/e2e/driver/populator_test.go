@@ -42,12 +42,12 @@ func TestVolumeOfAPrimeClaimIsGivenToItsUser(t *testing.T) {
 	populator.Pod("filler", prime, user.OnNode(node))
 	populator.WaitReady("filler")
 	populator.Exec("filler", "echo populated > /data/file && sync")
-	found := populator.Follow(prime)
+	found := populator.WaitVolume(prime)
 	populator.DeletePod("filler")
 
-	giveVolume(t, n, found.Object.Name, wanted)
-	if bound := n.WaitBound("data"); bound.Name != found.Object.Name {
-		user.ViolatedNow(t, "the claim got the volume %s instead of %s", bound.Name, found.Object.Name)
+	giveVolume(t, n, found.Virtual.Name, wanted)
+	if bound := n.WaitBound("data"); bound.Name != found.Virtual.Name {
+		user.ViolatedNow(t, "the claim got the volume %s instead of %s", bound.Name, found.Virtual.Name)
 	}
 	deleteClaim(t, populator, prime)
 	n.WaitReady("user")
@@ -79,8 +79,8 @@ func TestVolumeOfAPrimeClaimGrowsUnderItsUser(t *testing.T) {
 	populator.Claim("prime", "liqo-reference-xfs", "320Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Annotations = map[string]string{selectedNode: node}
 	})
-	found := populator.Follow("prime")
-	giveVolume(t, n, found.Object.Name, claimOf(t, n, "data"))
+	found := populator.WaitVolume("prime")
+	giveVolume(t, n, found.Virtual.Name, claimOf(t, n, "data"))
 	n.WaitBound("data")
 	deleteClaim(t, populator, "prime")
 	n.WaitReady("user")

@@ -76,7 +76,7 @@ func TestReadmeInstallsARelease(t *testing.T) {
 	n.WaitReady("writer")
 	n.Exec("writer", "date > /data/pages")
 	n.DeletePod("writer")
-	volume := n.Follow("diary")
+	volume := n.WaitVolume("diary")
 	deleteClaim(t, n, "diary")
 	wantGone(t, n, volume)
 }

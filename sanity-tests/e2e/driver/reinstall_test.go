@@ -14,7 +14,7 @@ func TestUninstallAndReinstallWithLiveVolumes(t *testing.T) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	n.Exec("user", "echo before > /data/file")
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 
 	if err := driver.Uninstall(t.Context(), n.Cluster); err != nil {
 		t.Fatal(err)
@@ -22,7 +22,7 @@ func TestUninstallAndReinstallWithLiveVolumes(t *testing.T) {
 	if got := n.Exec("user", "cat /data/file && echo meanwhile >> /data/file"); got != "before" {
 		user.Violated(t, "without the driver the pod reads %q", got)
 	}
-	if twin := n.Follow("data").Twin; twin.UID != found.Twin.UID || twin.DeletionTimestamp != nil {
+	if twin := n.WaitVolume("data").Twin; twin.UID != found.Twin.UID || twin.DeletionTimestamp != nil {
 		user.Violated(t, "the twin did not survive: %v", twin)
 	}
 

@@ -41,8 +41,8 @@ func runReleaseUntil(ctx context.Context, t *testing.T, n *user.Namespace, claim
 	if !slices.Contains(args, "--timeout") {
 		args = append(args, "--timeout", "3m")
 	}
-	// None has a --timeout that is longer than Patience.
-	ctx, cancel := context.WithTimeout(ctx, 2*user.Patience)
+	// None has a --timeout that is longer than user.Timeout.
+	ctx, cancel := context.WithTimeout(ctx, 2*user.Timeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
@@ -60,7 +60,7 @@ func mustRelease(t *testing.T, n *user.Namespace, claim string, args ...string) 
 func virtual(t *testing.T, n *user.Namespace, name, class string) (sum string, found user.Volume) {
 	t.Helper()
 	sum, _ = filled(t, n, name, class)
-	found = n.Follow(name)
+	found = n.WaitVolume(name)
 	waitRealDetached(n, found.Real.Name)
 	return sum, found
 }
@@ -90,7 +90,7 @@ func wantReleased(t *testing.T, n *user.Namespace, name string, was user.Volume,
 		}
 	}
 	volumes := n.Client.CoreV1().PersistentVolumes()
-	if _, err := volumes.Get(t.Context(), was.Object.Name, metav1.GetOptions{}); err == nil {
+	if _, err := volumes.Get(t.Context(), was.Virtual.Name, metav1.GetOptions{}); err == nil {
 		user.Violated(t, "the virtual volume is left")
 	}
 	twins := n.Client.CoreV1().PersistentVolumeClaims(was.Twin.Namespace)
@@ -192,20 +192,20 @@ func TestReleaseTellsAllThatSpeaksAgainstIt(t *testing.T) {
 	})
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	was := n.Follow("data")
+	was := n.WaitVolume("data")
 	out, err := runRelease(t, n, "data")
 	if err == nil {
 		user.ViolatedNow(t, "a claim in use was released")
 	}
 	for _, wanted := range []string{
 		"the pod user uses the claim", "Helm manages the claim",
-		"the PersistentVolume " + was.Object.Name + " is attached", "the PersistentVolume " + was.Real.Name + " is attached",
+		"the PersistentVolume " + was.Virtual.Name + " is attached", "the PersistentVolume " + was.Real.Name + " is attached",
 	} {
 		if !strings.Contains(out, wanted) {
 			t.Errorf("%q is not told: %s", wanted, out)
 		}
 	}
-	if now := n.Follow("data"); now.Real.UID != was.Real.UID {
+	if now := n.WaitVolume("data"); now.Real.UID != was.Real.UID {
 		user.Violated(t, "the claim was changed")
 	}
 	n.DeletePod("user")
@@ -244,9 +244,9 @@ func TestReleaseOfABlockVolume(t *testing.T) {
 	n.Pod("before", "data", user.WithDevice)
 	n.WaitReady("before")
 	n.Exec("before", "echo kept | dd of=/data bs=512 count=1 conv=sync,fsync")
-	was := n.Follow("data")
+	was := n.WaitVolume("data")
 	n.DeletePod("before")
-	waitRealDetached(n, was.Object.Name)
+	waitRealDetached(n, was.Virtual.Name)
 	waitRealDetached(n, was.Real.Name)
 	mustRelease(t, n, "data")
 	wantReleased(t, n, "data", was, corev1.PersistentVolumeReclaimDelete)
@@ -269,7 +269,7 @@ func TestReleaseOfAStatefulSet(t *testing.T) {
 		n.WaitReady(pod)
 		n.Exec(pod, "mkdir /data/deep && dd if=/dev/urandom of=/data/deep/file bs=64k count=8 2>/dev/null && sync")
 		sums[pod] = n.Exec(pod, "md5sum /data/deep/file")
-		volumes["data-"+pod] = n.Follow("data-" + pod)
+		volumes["data-"+pod] = n.WaitVolume("data-" + pod)
 	}
 	out, err := runRelease(t, n, "data-db-1")
 	if err == nil || !strings.Contains(out, "the StatefulSet db has a replica 1") {
@@ -289,7 +289,7 @@ func TestReleaseOfAStatefulSet(t *testing.T) {
 		return "", nil
 	})
 	for claim, was := range volumes {
-		waitRealDetached(n, was.Object.Name)
+		waitRealDetached(n, was.Virtual.Name)
 		waitRealDetached(n, was.Real.Name)
 		mustRelease(t, n, claim)
 		wantReleased(t, n, claim, was, corev1.PersistentVolumeReclaimDelete)
@@ -385,8 +385,8 @@ func interrupted(t *testing.T, command func(ctx context.Context), reached func()
 // claim of before gave it.
 func wantSameVolume(t *testing.T, n *user.Namespace, was user.Volume) {
 	t.Helper()
-	if claim := claimOf(t, n, "data"); claim.Spec.VolumeName != was.Object.Name {
-		user.Violated(t, "the claim has the volume %s, had %s", claim.Spec.VolumeName, was.Object.Name)
+	if claim := claimOf(t, n, "data"); claim.Spec.VolumeName != was.Virtual.Name {
+		user.Violated(t, "the claim has the volume %s, had %s", claim.Spec.VolumeName, was.Virtual.Name)
 	}
 	twin, err := n.Client.CoreV1().PersistentVolumeClaims(was.Twin.Namespace).Get(t.Context(), was.Twin.Name, metav1.GetOptions{})
 	if err != nil || twin.UID != was.Twin.UID || twin.Spec.VolumeName != was.Real.Name {
@@ -398,9 +398,9 @@ func wantSameVolume(t *testing.T, n *user.Namespace, was user.Volume) {
 func TestPodThatComesDuringAReleaseIsServed(t *testing.T) {
 	n := home(t)
 	sum, was := virtual(t, n, "data", "liqo-reference-attach")
-	hold(t, n, was.Object.Name, true)
+	hold(t, n, was.Virtual.Name, true)
 	// It gets as far as it can and is ended there; run again, it waits, however short its time is.
-	interrupted(t, func(ctx context.Context) { _, _ = runReleaseUntil(ctx, t, n, "data") }, func() { waitDeleting(n, was.Object.Name) })
+	interrupted(t, func(ctx context.Context) { _, _ = runReleaseUntil(ctx, t, n, "data") }, func() { waitDeleting(n, was.Virtual.Name) })
 	if out, err := runRelease(t, n, "data", "--timeout", "5s"); err == nil || !strings.Contains(out, "The data is safe") {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -414,7 +414,7 @@ func TestPodThatComesDuringAReleaseIsServed(t *testing.T) {
 		_, err := runRelease(t, n, "data", "--undo")
 		undone <- err
 	}()
-	hold(t, n, was.Object.Name, false)
+	hold(t, n, was.Virtual.Name, false)
 	if err := <-undone; err != nil {
 		t.Fatal(err)
 	}
@@ -424,12 +424,12 @@ func TestPodThatComesDuringAReleaseIsServed(t *testing.T) {
 	}
 	wantSameVolume(t, n, was)
 	wantPolicy(t, n, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
-	wantPolicy(t, n, was.Object.Name, corev1.PersistentVolumeReclaimDelete)
+	wantPolicy(t, n, was.Virtual.Name, corev1.PersistentVolumeReclaimDelete)
 	n.DeletePod("early")
-	waitRealDetached(n, was.Object.Name)
+	waitRealDetached(n, was.Virtual.Name)
 	waitRealDetached(n, was.Real.Name)
 
-	hold(t, n, was.Object.Name, true)
+	hold(t, n, was.Virtual.Name, true)
 	released := make(chan error, 1)
 	go func() {
 		_, err := runRelease(t, n, "data")
@@ -437,8 +437,8 @@ func TestPodThatComesDuringAReleaseIsServed(t *testing.T) {
 	}()
 	waitNoClaim(n, "data")
 	n.Pod("late", "data")
-	waitDeleting(n, was.Object.Name)
-	hold(t, n, was.Object.Name, false)
+	waitDeleting(n, was.Virtual.Name)
+	hold(t, n, was.Virtual.Name, false)
 	if err := <-released; err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ func beside(t *testing.T, n *user.Namespace, data *corev1.PersistentVolume) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Timeout)
 		defer cancel()
 		if err := volumes.Delete(ctx, volume.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
@@ -94,9 +94,9 @@ func TestASecondVolumeOfTheSameData(t *testing.T) {
 				n.Claim("data", class, "64Mi", claims...)
 				n.Pod("user", "data", pods...)
 				n.WaitReady("user")
-				v := n.Follow("data")
-				before := attachments(t, n, v.Object.Name, v.Real.Name)
-				beside(t, reader, v.Object)
+				v := n.WaitVolume("data")
+				before := attachments(t, n, v.Virtual.Name, v.Real.Name)
+				beside(t, reader, v.Virtual)
 				readers := append(slices.Clone(pods), readOnly)
 				reads := func(want string) {
 					t.Helper()
@@ -113,7 +113,7 @@ func TestASecondVolumeOfTheSameData(t *testing.T) {
 				reader.Pod("reader", "data", readers...)
 				reader.WaitReady("reader")
 				reads("beside")
-				if both := attachments(t, n, v.Object.Name, v.Real.Name, reader.Name+"-reads-along"); !slices.Equal(both, before) {
+				if both := attachments(t, n, v.Virtual.Name, v.Real.Name, reader.Name+"-reads-along"); !slices.Equal(both, before) {
 					t.Errorf("attached with %v, for one alone with %v", both, before)
 				}
 				reader.DeletePod("reader")
@@ -134,7 +134,7 @@ func TestASecondVolumeOfTheSameData(t *testing.T) {
 
 				n.DeletePod("user")
 				n.Eventually("nothing is attached any more", func(ctx context.Context) (string, error) {
-					left, err := readAttachments(ctx, n, v.Object.Name, v.Real.Name)
+					left, err := readAttachments(ctx, n, v.Virtual.Name, v.Real.Name)
 					return strings.Join(left, ", "), err
 				})
 				real, err := n.Client.CoreV1().PersistentVolumes().Get(t.Context(), v.Real.Name, metav1.GetOptions{})

@@ -41,5 +41,5 @@ func TestRealClassesWithTemplates(t *testing.T) {
 	}
 	n.WaitEvent("mixed", "ProvisioningFailed", textParameter+" expands the namespace of the claim", "allowSharedNamespace")
 	n.WaitEvent("chosen", "ProvisioningFailed", textParameter+" expands annotations of the claim")
-	n.Follow("meant")
+	n.WaitVolume("meant")
 }

@@ -42,7 +42,7 @@ func TestExternalStorage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	user.LeavesNothing(t, home, suite.Sweep)
+	user.CheckLeaks(t, home, suite.Sweep)
 	for _, c := range cases {
 		t.Run(c.driver, func(t *testing.T) {
 			report, err := suite.Run(t.Context(), c.driver, external.Options{Focus: c.focus, Procs: *procs, Until: deadline(t)})

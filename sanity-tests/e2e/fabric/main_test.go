@@ -40,7 +40,7 @@ func start(t *testing.T, options fabric.Options) *fabric.Fabric {
 
 func stop(t *testing.T, f *fabric.Fabric) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Timeout)
 	defer cancel()
 	if err := f.Stop(ctx); err != nil {
 		t.Error(err)

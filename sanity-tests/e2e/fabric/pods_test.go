@@ -153,7 +153,7 @@ func TestRemoteNamespacesAreMadeUnlessTheyAreSomebodyElses(t *testing.T) {
 	home, remote := twoNamespaces(t)
 	missing := home.Name // free in the remote cluster
 	removeNamespace := func() {
-		err := remote.Client.CoreV1().Namespaces().Delete(user.Afterwards(t), missing, metav1.DeleteOptions{})
+		err := remote.Client.CoreV1().Namespaces().Delete(user.CleanupContext(t), missing, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}

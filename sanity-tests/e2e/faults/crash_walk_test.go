@@ -97,18 +97,18 @@ func (w *walk) retained(t *testing.T, n *user.Namespace) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	w.waitCrashed(t, n, controller)
-	volume := n.Follow("data")
+	volume := n.WaitVolume("data")
 	n.DeletePod("user")
 	deleteClaim(n, "data")
 
 	// An administrator deletes the retained volume: PersistentVolume, twin, and then the data.
 	core := n.Client.CoreV1()
 	n.Eventually("the volume is released and can be discarded", func(ctx context.Context) (string, error) {
-		found, err := core.PersistentVolumes().Get(ctx, volume.Object.Name, metav1.GetOptions{})
+		found, err := core.PersistentVolumes().Get(ctx, volume.Virtual.Name, metav1.GetOptions{})
 		if err != nil || found.Status.Phase != corev1.VolumeReleased {
 			return "it is not released", err
 		}
-		return "", core.PersistentVolumes().Delete(ctx, volume.Object.Name, metav1.DeleteOptions{})
+		return "", core.PersistentVolumes().Delete(ctx, volume.Virtual.Name, metav1.DeleteOptions{})
 	})
 	twins := core.PersistentVolumeClaims(chart.StorageNamespace)
 	n.Eventually("the retained twin is deleted", func(ctx context.Context) (string, error) {
@@ -189,14 +189,14 @@ func (w *walk) rescued(t *testing.T, n *user.Namespace) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	write(n, "user", n.Name)
-	was := n.Follow("data")
+	was := n.WaitVolume("data")
 	controller := w.crashController(t, n, bothSides("rescue", "twin-again", "pass-on", "policy-back"))
 	if err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Delete(t.Context(), was.Twin.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	w.waitCrashed(t, n, controller)
 	n.Eventually("the twin is bound to its data again", func(ctx context.Context) (string, error) {
-		now, err := n.Behind(ctx, "data")
+		now, err := n.GetVolume(ctx, "data")
 		if now.Real == nil || now.Twin.UID == was.Twin.UID || now.Real.Name != was.Real.Name ||
 			now.Real.Spec.PersistentVolumeReclaimPolicy != was.Real.Spec.PersistentVolumeReclaimPolicy {
 			return fmt.Sprintf("twin %v, volume %v", now.Twin, now.Real), err
@@ -215,28 +215,28 @@ func (w *walk) grown(t *testing.T, n *user.Namespace) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	write(n, "user", n.Name)
-	n.Follow("data")
+	n.WaitVolume("data")
 	controller := w.crashController(t, n, bothSides("expand", "finish-expansion"))
 	n.Resize("data", "400Mi")
-	n.WaitGrown("data", "400Mi")
+	n.WaitExpanded("data", "400Mi")
 	w.waitCrashed(t, n, controller)
 	n.Resize("data", "480Mi")
-	n.WaitGrown("data", "480Mi")
+	n.WaitExpanded("data", "480Mi")
 	read(t, n, "user", n.Name)
 	n.DeletePod("user")
 	deleteClaim(n, "data")
 }
 
 func (w *walk) modified(t *testing.T, n *user.Namespace) {
-	n.Claim("data", "liqo-reference", "64Mi", user.WithAttributes(driver.Silver))
+	n.Claim("data", "liqo-reference", "64Mi", user.WithAttributesClass(driver.Silver))
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	real := n.Follow("data").Real
-	n.WaitOperations(storage.Reference, real, "1000")
+	real := n.WaitVolume("data").Real
+	n.WaitIOPS(storage.Reference, real, "1000")
 	controller := w.crashController(t, n, bothSides("modify"))
 	n.SetAttributesClass("data", driver.Gold)
 	n.WaitAttributes("data", driver.Gold)
-	n.WaitOperations(storage.Reference, real, "5000")
+	n.WaitIOPS(storage.Reference, real, "5000")
 	w.waitCrashed(t, n, controller)
 	n.DeletePod("user")
 	deleteClaim(n, "data")
@@ -261,7 +261,7 @@ func (w *walk) loops(t *testing.T, n *user.Namespace) {
 		t.Fatal(err)
 	}
 	n.Eventually("the twin has the new label", func(ctx context.Context) (string, error) {
-		now, err := n.Behind(ctx, "data")
+		now, err := n.GetVolume(ctx, "data")
 		if now.Twin == nil || now.Twin.Labels["team"] != "blue" {
 			return "it does not have it", err
 		}
@@ -269,11 +269,11 @@ func (w *walk) loops(t *testing.T, n *user.Namespace) {
 	})
 	unprotect := []byte(`{"metadata":{"finalizers":["kubernetes.io/pvc-protection"]}}`)
 	twins := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace)
-	if _, err := twins.Patch(t.Context(), n.Follow("data").Twin.Name, types.MergePatchType, unprotect, metav1.PatchOptions{}); err != nil {
+	if _, err := twins.Patch(t.Context(), n.WaitVolume("data").Twin.Name, types.MergePatchType, unprotect, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	n.Eventually("the twin has its finalizer again", func(ctx context.Context) (string, error) {
-		now, err := n.Behind(ctx, "data")
+		now, err := n.GetVolume(ctx, "data")
 		if now.Twin == nil || !slices.Contains(now.Twin.Finalizers, "storage.liqo.io/twin") {
 			return "it does not have it", err
 		}

@@ -75,7 +75,7 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := driver.UndefineOffloading(user.Afterwards(t), w.cluster); err != nil {
+		if err := driver.UndefineOffloading(user.CleanupContext(t), w.cluster); err != nil {
 			t.Error(err)
 		}
 	})
@@ -101,7 +101,7 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 	}
 	access, kubeconfig, err := driver.GrantAccess(t.Context(), remote, nil)
 	t.Cleanup(func() {
-		if err := access.Revoke(user.Afterwards(t)); err != nil {
+		if err := access.Revoke(user.CleanupContext(t)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -127,7 +127,7 @@ func (n *offloadedTo) declare() {
 
 func (n *offloadedTo) undeclare() {
 	n.t.Helper()
-	if err := driver.Undeclare(user.Afterwards(n.t), n.home, n.id); err != nil {
+	if err := driver.Undeclare(user.CleanupContext(n.t), n.home, n.id); err != nil {
 		n.t.Error(err)
 	}
 }
@@ -148,7 +148,7 @@ spec: {namespaceMappingStrategy: EnforceSameName, podOffloadingStrategy: ` + str
 		}
 		return "it is " + out, err
 	})
-	return user.Existing(n.t, user.Cluster(n.t, "remote"), n.Name)
+	return user.ExistingNamespace(n.t, user.Cluster(n.t, "remote"), n.Name)
 }
 
 // onVirtualNode puts a pod on the virtual node, with a grace period.
@@ -312,7 +312,7 @@ func (w *walk) virtualPods(t *testing.T, n *offloadedTo) {
 	}
 	w.waitCrashed(t, n.Namespace, fabric)
 	n.waitDeployment("web")
-	if ran := runs.NoneTwice(); ran != 4 {
+	if ran := runs.CheckNoneTwice(); ran != 4 {
 		t.Errorf("%d pods ran remotely, not 4", ran)
 	}
 	n.deleteDeployment("web")
@@ -349,7 +349,7 @@ func (w *walk) unplacedPods(t *testing.T, n *offloadedTo) {
 		}
 		return fmt.Sprintf("%d are left", len(pods.Items)), nil
 	})
-	if ran := runs.NoneTwice(); ran != 0 {
+	if ran := runs.CheckNoneTwice(); ran != 0 {
 		t.Errorf("%d pods ran remotely", ran)
 	}
 }

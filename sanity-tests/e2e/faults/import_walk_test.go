@@ -47,7 +47,7 @@ func newTransferCommand(t *testing.T, n *user.Namespace, verb ...string) *transf
 func (c *transferCommand) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	args = slices.Concat(c.verb, []string{c.n.Name + "/" + c.name, "--kubeconfig", c.n.Cluster.Kubeconfig()}, args)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Timeout)
 	defer cancel()
 	command := exec.CommandContext(ctx, c.program, args...)
 	command.Env = append(os.Environ(), "LIQO_CSI_CRASH_ORDERS="+c.orders)
@@ -111,7 +111,7 @@ func (w *walk) imported(t *testing.T, n *user.Namespace) {
 	command.crashes(t, w, bothSides("import-mark", "import-delete", "import-make"), "--class", "liqo-reference")
 	command.succeeds(t, "--class", "liqo-reference")
 	w.waitCrashed(t, n, controller)
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 	if found.Real.UID != real.UID || found.Real.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
 		user.Violated(t, "the real volume is %s (%s), it was %s (%s)", found.Real.Name, found.Real.Spec.PersistentVolumeReclaimPolicy,
 			real.Name, real.Spec.PersistentVolumeReclaimPolicy)
@@ -307,7 +307,7 @@ func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	n.WaitReady("writer")
 	write(n, "writer", n.Name)
 	n.Snapshot("backup", "data", "reference")
-	before, err := n.BehindSnapshot(t.Context(), "backup")
+	before, err := n.GetSnapshot(t.Context(), "backup")
 	if err != nil || before.Content == nil {
 		t.Fatalf("%+v, %v", before, err)
 	}
@@ -327,7 +327,7 @@ func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	command.crashes(t, w, bothSides("snapshot-import-retain"))
 	command.crashes(t, w, bothSides("snapshot-undo-touch", "snapshot-undo-twin", "snapshot-undo-content", "snapshot-undo-restore", "snapshot-undo-untouch"), "--undo")
 	command.succeeds(t, "--undo")
-	now, err := n.BehindSnapshot(t.Context(), "backup")
+	now, err := n.GetSnapshot(t.Context(), "backup")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,16 +339,16 @@ func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	command.crashes(t, w, []string{"after-snapshot-import-delete"})
 	command.crashes(t, w, bothSides("snapshot-import-user-content", "snapshot-import-make", "snapshot-import-forget"))
 	command.succeeds(t)
-	imported := n.FollowImportedSnapshot("backup")
+	imported := n.WantImportedSnapshot("backup")
 	if imported.Real.Status.Handle != before.Content.Status.Handle {
 		user.Violated(t, "the handle is %s, it was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
 	}
-	n.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	n.Claim("restored", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	n.Pod("reader", "restored")
 	n.WaitReady("reader")
 	read(t, n, "reader", n.Name)
 	n.DeleteSnapshot("backup")
-	n.WantSnapshotGone(imported, n.Client, chart.StorageNamespace)
+	n.WaitSnapshotDeleted(imported, n.Client, chart.StorageNamespace)
 	discard(n, "reader", "restored")
 	discard(n, "writer", "data")
 }

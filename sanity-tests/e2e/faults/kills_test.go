@@ -143,7 +143,7 @@ func (k *killer) killNext(ctx context.Context) (victim string, err error) {
 	component, container, isContainer := strings.Cut(victim, "/")
 	if !isContainer {
 		// Not the test's context, because the victim must be restarted.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), user.Patience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), user.Timeout)
 		defer cancel()
 		return victim, k.restart(ctx, victim)
 	}

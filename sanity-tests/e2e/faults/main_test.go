@@ -62,7 +62,7 @@ func checkLeaks(t *testing.T, accountable ...*clusters.Cluster) {
 	t.Helper()
 	baselines := account.LabBaselines()
 	before, again, err := baselines.Before(t.Name(), func() (account.Inventory, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), user.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), user.Timeout)
 		defer cancel()
 		return account.WaitStable(ctx, 2*time.Second, func(ctx context.Context) (account.Inventory, error) { return inventory(ctx, accountable) })
 	})
@@ -73,7 +73,7 @@ func checkLeaks(t *testing.T, accountable ...*clusters.Cluster) {
 		t.Logf("compared with the inventory before the first attempt in this lab, at %s", again)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), user.Timeout)
 		defer cancel()
 		var leaked, lost []string
 		for ctx.Err() == nil {

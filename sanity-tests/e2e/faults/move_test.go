@@ -26,7 +26,7 @@ func (b *remoteSetup) startSlowMove() {
 // endPod ends the users, which ignore SIGTERM.
 func (b *remoteSetup) startCutOver(volume *corev1.PersistentVolume) {
 	b.home.WaitMove(moveName, "Ready")
-	b.home.EditMove(moveName, `{"cutover":{"requested":true}}`)
+	b.home.PatchMove(moveName, `{"cutover":{"requested":true}}`)
 	b.waitGated(volume)
 }
 
@@ -34,7 +34,7 @@ func (b *remoteSetup) startCutOver(volume *corev1.PersistentVolume) {
 // move.
 func cutWhileMoved(t *testing.T, b *remoteSetup) {
 	pod, sum := b.createLargeVolume(t)
-	volume := b.home.Follow("data").Object
+	volume := b.home.WaitVolume("data").Virtual
 	b.startSlowMove()
 	heal := cut(t)
 	b.wantUnchanged(t, "the pod runs on", b.checkRunning(pod))
@@ -57,7 +57,7 @@ func cutWhileMoved(t *testing.T, b *remoteSetup) {
 // the move continues.
 func killedWhileMoved(t *testing.T, b *remoteSetup) {
 	pod, sum := b.createLargeVolume(t)
-	volume := b.home.Follow("data").Object
+	volume := b.home.WaitVolume("data").Virtual
 	b.startSlowMove()
 	b.killPods(t, b.remote, b.remote.Name, "storage.liqo.io/move-side=target")
 	b.killPods(t, b.home, chart.Namespace, "storage.liqo.io/move-side=source")
@@ -88,7 +88,7 @@ func (b *remoteSetup) createLargeVolume(t *testing.T) (pod, sum string) {
 		return "", err
 	})
 	b.home.DeletePod("writer")
-	pod = b.home.Set("user", "data", ignoringTermination)
+	pod = b.home.StatefulSet("user", "data", ignoringTermination)
 	b.home.WaitReady(pod)
 	return pod, sum
 }
@@ -144,7 +144,7 @@ func (b *remoteSetup) killPods(t *testing.T, n *user.Namespace, namespace, selec
 func (b *remoteSetup) wantMoved(t *testing.T, pod, sum string) {
 	t.Helper()
 	b.home.WaitMove(moveName, "Retaining")
-	b.home.WaitOn(pod, b.id)
+	b.home.WaitRunningOn(pod, b.id)
 	b.remote.Eventually("the remote data is the same", func(context.Context) (string, error) {
 		got, err := b.remote.Kubectl("exec", pod, "--", "sha256sum", "/data/much")
 		if err == nil && strings.TrimSpace(got) != strings.TrimSpace(sum) {
@@ -152,7 +152,7 @@ func (b *remoteSetup) wantMoved(t *testing.T, pod, sum string) {
 		}
 		return "", err
 	})
-	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.PatchMove(moveName, `{"retainSource":"1s"}`)
 	b.home.WaitMove(moveName, "Done")
 	b.waitOneTwinEach()
 	b.endSet(t, b.remote, "user")

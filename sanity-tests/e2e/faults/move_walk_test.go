@@ -33,7 +33,7 @@ func (w *walk) movePrepared(t *testing.T, b *remoteSetup) {
 	w.waitCrashed(t, b.home, controller)
 	b.home.WaitMove(moveName, "Retaining")
 	b.readRemotely(t)
-	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.PatchMove(moveName, `{"retainSource":"1s"}`)
 	b.home.WaitMove(moveName, "Done")
 	b.waitOneTwinEach()
 	b.discard()
@@ -43,7 +43,7 @@ func (w *walk) movePrepared(t *testing.T, b *remoteSetup) {
 func (w *walk) moveCutOver(t *testing.T, b *remoteSetup) {
 	b.createWritten(t)
 	b.home.DeletePod("writer")
-	pod := b.home.Set("user", "data")
+	pod := b.home.StatefulSet("user", "data")
 	b.home.WaitReady(pod)
 	controller := w.crashController(t, b.home, bothSides("move-evict", "move-delete-pod", "move-delete-mover-claim",
 		"move-delete-mover-volume", "move-delete-volume", "move-let-volume-go", "move-make-volume", "move-hand-over",
@@ -51,13 +51,13 @@ func (w *walk) moveCutOver(t *testing.T, b *remoteSetup) {
 		"move-let-go"))
 	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
 	b.home.WaitMove(moveName, "Retaining")
-	b.home.WaitOn(pod, b.id)
+	b.home.WaitRunningOn(pod, b.id)
 	read(t, b.remote, pod, b.home.Name)
-	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.PatchMove(moveName, `{"retainSource":"1s"}`)
 	b.home.WaitMove(moveName, "Done")
 	w.waitCrashed(t, b.home, controller)
 	b.waitOneTwinEach()
-	b.home.DeleteSet("user")
+	b.home.DeleteStatefulSet("user")
 	b.discard()
 }
 
@@ -66,13 +66,13 @@ func (w *walk) moveCutOver(t *testing.T, b *remoteSetup) {
 func (w *walk) moveCancelled(t *testing.T, b *remoteSetup) {
 	b.createWritten(t)
 	b.home.DeletePod("writer")
-	volume := b.home.Follow("data").Object
-	pod := b.home.Set("user", "data", ignoringTermination)
+	volume := b.home.WaitVolume("data").Virtual
+	pod := b.home.StatefulSet("user", "data", ignoringTermination)
 	b.home.WaitReady(pod)
 	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
 	b.waitGated(volume)
 	controller := w.crashController(t, b.home, bothSides("move-give-back", "move-delete-target"))
-	b.home.EditMove(moveName, `{"cancel":true}`)
+	b.home.PatchMove(moveName, `{"cancel":true}`)
 	b.home.WaitMove(moveName, "Cancelled")
 	w.waitCrashed(t, b.home, controller)
 	b.endPod(b.home, pod)
@@ -87,7 +87,7 @@ func (w *walk) moveCancelled(t *testing.T, b *remoteSetup) {
 func (w *walk) moveOfADeletedClaim(t *testing.T, b *remoteSetup) {
 	b.createWritten(t)
 	b.home.DeletePod("writer")
-	pod := b.home.Set("user", "data", ignoringTermination)
+	pod := b.home.StatefulSet("user", "data", ignoringTermination)
 	b.home.WaitReady(pod)
 	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
 	b.home.Eventually("the claim is Lost", func(ctx context.Context) (string, error) {
@@ -104,7 +104,7 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *remoteSetup) {
 	// The move must see the deletion before the drain ends and it commits.
 	b.home.WaitMove(moveName, "Returning")
 	b.endSet(t, b.home, "user")
-	b.home.WaitGone("pvc", "data")
+	b.home.WaitDeleted("pvc", "data")
 	w.waitCrashed(t, b.home, controller)
 	twins := func(ctx context.Context) (int, error) {
 		byClaim, err := b.twins(ctx)
@@ -117,7 +117,7 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *remoteSetup) {
 	if count, err := twins(t.Context()); err != nil || count != 2 {
 		t.Errorf("the volume has %d copies, not 2: %v", count, err)
 	}
-	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.PatchMove(moveName, `{"retainSource":"1s"}`)
 	b.home.WaitMove(moveName, "Cancelled", "Failed")
 	b.discard()
 }
@@ -127,7 +127,7 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *remoteSetup) {
 func (w *walk) moveNeverGated(t *testing.T, b *remoteSetup) {
 	b.createWritten(t)
 	b.home.DeletePod("writer")
-	pod := b.home.Set("user", "data")
+	pod := b.home.StatefulSet("user", "data")
 	b.home.WaitReady(pod)
 	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}")
 	b.home.WaitMove(moveName, "Ready")
@@ -142,10 +142,10 @@ func (w *walk) moveNeverGated(t *testing.T, b *remoteSetup) {
 	if _, err := budgets.Create(t.Context(), budget, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.home.EditMove(moveName, `{"cutover":{"requested":true}}`)
+	b.home.PatchMove(moveName, `{"cutover":{"requested":true}}`)
 	b.home.WaitMove(moveName, "Draining")
 	controller := w.crashController(t, b.home, bothSides("move-refuse-gate"))
-	b.home.EditMove(moveName, `{"cancel":true}`)
+	b.home.PatchMove(moveName, `{"cancel":true}`)
 	b.home.WaitMove(moveName, "Cancelled")
 	w.waitCrashed(t, b.home, controller)
 	read(t, b.home, pod, b.home.Name)
@@ -153,7 +153,7 @@ func (w *walk) moveNeverGated(t *testing.T, b *remoteSetup) {
 	if err := budgets.Delete(t.Context(), budget.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.home.DeleteSet("user")
+	b.home.DeleteStatefulSet("user")
 	b.discard()
 }
 
@@ -162,15 +162,15 @@ func (w *walk) moveNeverGated(t *testing.T, b *remoteSetup) {
 func (w *walk) moveOfADeletedVolume(t *testing.T, b *remoteSetup) {
 	b.createWritten(t)
 	b.home.DeletePod("writer")
-	volume := b.home.Follow("data").Object
-	pod := b.home.Set("user", "data", ignoringTermination)
+	volume := b.home.WaitVolume("data").Virtual
+	pod := b.home.StatefulSet("user", "data", ignoringTermination)
 	b.home.WaitReady(pod)
 	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
 	b.waitGated(volume)
 	if err := b.home.Client.CoreV1().PersistentVolumes().Delete(t.Context(), volume.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.home.EditMove(moveName, `{"cancel":true}`)
+	b.home.PatchMove(moveName, `{"cancel":true}`)
 	b.waitNamed(volume, "its claim", func(uid types.UID) bool { return uid == volume.Spec.ClaimRef.UID })
 	controller := w.crashController(t, b.home, bothSides("move-retain"))
 	b.setReclaimPolicy(b.home, volume.Name, corev1.PersistentVolumeReclaimDelete)
@@ -178,11 +178,11 @@ func (w *walk) moveOfADeletedVolume(t *testing.T, b *remoteSetup) {
 	// A pod that has the volume again keeps it: its PersistentVolume can still be used.
 	b.endSet(t, b.home, "user")
 	b.home.WaitMove(moveName, "Cancelled")
-	pod = b.home.Set("user", "data")
+	pod = b.home.StatefulSet("user", "data")
 	b.home.WaitReady(pod)
 	read(t, b.home, pod, b.home.Name)
 	b.waitOneTwinEach()
-	b.home.DeleteSet("user")
+	b.home.DeleteStatefulSet("user")
 	b.discard()
 }
 
@@ -190,21 +190,21 @@ func (w *walk) moveOfADeletedVolume(t *testing.T, b *remoteSetup) {
 func (w *walk) moveRetained(t *testing.T, b *remoteSetup) {
 	b.createWritten(t)
 	b.home.DeletePod("writer")
-	was := b.home.Follow("data")
-	b.setReclaimPolicy(b.home, was.Object.Name, corev1.PersistentVolumeReclaimRetain)
+	was := b.home.WaitVolume("data")
+	b.setReclaimPolicy(b.home, was.Virtual.Name, corev1.PersistentVolumeReclaimRetain)
 	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}")
 	b.home.WaitMove(moveName, "Retaining")
 	b.readRemotely(t)
 	b.setReclaimPolicy(b.home, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
 	controller := w.crashController(t, b.home, bothSides("move-retain-source"))
-	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.PatchMove(moveName, `{"retainSource":"1s"}`)
 	b.home.WaitMove(moveName, "Done")
 	w.waitCrashed(t, b.home, controller)
 	b.waitOneTwinEach()
 	b.home.WantRetained(was.Real.Name)
 	b.setReclaimPolicy(b.home, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
-	b.home.WaitGone("pv", was.Real.Name)
-	b.setReclaimPolicy(b.home, was.Object.Name, corev1.PersistentVolumeReclaimDelete)
+	b.home.WaitDeleted("pv", was.Real.Name)
+	b.setReclaimPolicy(b.home, was.Virtual.Name, corev1.PersistentVolumeReclaimDelete)
 	b.discard()
 }
 
@@ -230,7 +230,7 @@ func (w *walk) moveWithin(t *testing.T, b *remoteSetup) {
 	controller := w.crashController(t, b.home, bothSides("move-open-there", "move-opened-there"))
 	b.home.Move(moveName, "data", target+", warm: None, transport: {bandwidth: 1Mi}")
 	b.home.WaitMove(moveName, "Finishing")
-	b.home.EditMove(moveName, `{"cancel":true}`)
+	b.home.PatchMove(moveName, `{"cancel":true}`)
 	b.home.WaitMove(moveName, "Cancelled")
 	w.waitCrashed(t, b.home, controller)
 	if _, err := b.home.Kubectl("delete", "volumemove", moveName); err != nil {
@@ -249,9 +249,9 @@ func (w *walk) moveWithin(t *testing.T, b *remoteSetup) {
 		t.Errorf("the twin is %s, of class %s", now.Twin.Name, *now.Twin.Spec.StorageClassName)
 	}
 	b.remote.WantRetained(was.Real.Name)
-	b.home.EditMove(moveName, `{"retainSource":"1s"}`)
+	b.home.PatchMove(moveName, `{"retainSource":"1s"}`)
 	b.home.WaitMove(moveName, "Done")
-	b.remote.WaitGone("pv", was.Real.Name)
+	b.remote.WaitDeleted("pv", was.Real.Name)
 	b.waitOneTwinEach()
 	b.discard()
 }
@@ -270,7 +270,7 @@ func (w *walk) moveRecovered(t *testing.T, b *remoteSetup) {
 
 	controller := w.crashController(t, b.home, bothSides("move-recover-source", "move-recover-volume", "move-forget-source",
 		"move-supersede-target"))
-	b.home.EditMove(moveName, `{"recoverSource":true}`)
+	b.home.PatchMove(moveName, `{"recoverSource":true}`)
 	b.home.WaitMove(moveName, "Recovered")
 	b.home.Pod("reader", "data", user.OnNode("home-1"))
 	b.home.WaitReady("reader")
@@ -311,7 +311,7 @@ func (b *remoteSetup) lose(t *testing.T, volume user.Volume) {
 	if _, err := core.PersistentVolumes().Patch(t.Context(), volume.Real.Name, types.MergePatchType, free, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.remote.WaitGone("pv", volume.Real.Name)
+	b.remote.WaitDeleted("pv", volume.Real.Name)
 	twins := core.PersistentVolumeClaims(b.remote.Name)
 	b.remote.Eventually("the twin is deleted", func(ctx context.Context) (string, error) {
 		if err := twins.Delete(ctx, volume.Twin.Name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
@@ -332,7 +332,7 @@ func (b *remoteSetup) deleteLost(t *testing.T, volume user.Volume) {
 	if _, err := b.remote.Client.CoreV1().PersistentVolumes().Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.remote.WaitGone("pv", again.Name)
+	b.remote.WaitDeleted("pv", again.Name)
 }
 
 // waitGated waits until the gate of a move is closed: the claimRef of the PersistentVolume names the move.
@@ -387,7 +387,7 @@ func (b *remoteSetup) readRemotely(t *testing.T) {
 func (b *remoteSetup) discard() {
 	deleteClaim(b.home, "data")
 	if _, err := b.home.Kubectl("delete", "volumemove", moveName, "--wait=false"); err == nil {
-		b.home.WaitGone("volumemove", moveName)
+		b.home.WaitDeleted("volumemove", moveName)
 	}
 	b.waitOneTwinEach()
 }
@@ -434,5 +434,5 @@ func (b *remoteSetup) endSet(t *testing.T, where *user.Namespace, name string) {
 		t.Fatal(err)
 	}
 	b.endPod(where, name+"-0")
-	b.home.WaitGone("pod", name+"-0")
+	b.home.WaitDeleted("pod", name+"-0")
 }

@@ -35,7 +35,7 @@ func TestVolumeLeavesANodeThatIsOutOfService(t *testing.T) {
 	n.Pod("user", "data", user.OnNode(down.Name))
 	n.WaitReady("user")
 	write(n, "user", "precious")
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 	waitOnlyOn(n, found, down, "attached", attachedTo)
 
 	stopNode(t, n, cluster, down)
@@ -66,7 +66,7 @@ func TestVolumeLeavesANodeThatIsOutOfService(t *testing.T) {
 func stopNode(t *testing.T, n *user.Namespace, cluster *clusters.Cluster, node *nodes.Node) {
 	t.Helper()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), user.Timeout)
 		defer cancel()
 		if err := startNode(ctx, n.Client, cluster, node); err != nil {
 			t.Error(err)

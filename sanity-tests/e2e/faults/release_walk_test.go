@@ -21,9 +21,9 @@ func createVirtualClaim(t *testing.T, n *user.Namespace) user.Volume {
 	n.Pod("before", "data")
 	n.WaitReady("before")
 	write(n, "before", n.Name)
-	found := n.Follow("data")
+	found := n.WaitVolume("data")
 	n.DeletePod("before")
-	waitDetached(n, found.Object.Name, found.Real.Name)
+	waitDetached(n, found.Virtual.Name, found.Real.Name)
 	return found
 }
 
@@ -102,7 +102,7 @@ func (w *walk) releaseUndone(t *testing.T, n *user.Namespace) {
 	command.crashes(t, w, bothSides("unrelease-import"), "--undo")
 	restart()
 	command.succeeds(t, "--undo")
-	now := n.Follow("data")
+	now := n.WaitVolume("data")
 	if now.Real.UID != was.Real.UID {
 		user.ViolatedNow(t, "the real volume is %s, it was %s", now.Real.Name, was.Real.Name)
 	}
@@ -121,7 +121,7 @@ func wantVirtual(t *testing.T, n *user.Namespace, was user.Volume) {
 	t.Helper()
 	n.Eventually("the claim is bound to its virtual volume", func(ctx context.Context) (string, error) {
 		claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, "data", metav1.GetOptions{})
-		if err != nil || claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName != was.Object.Name {
+		if err != nil || claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName != was.Virtual.Name {
 			return fmt.Sprintf("it is %s, with the volume %s", claim.Status.Phase, claim.Spec.VolumeName), err
 		}
 		for key := range claim.Annotations {
@@ -132,8 +132,8 @@ func wantVirtual(t *testing.T, n *user.Namespace, was user.Volume) {
 		return "", nil
 	})
 	core := n.Client.CoreV1()
-	outer, err := core.PersistentVolumes().Get(t.Context(), was.Object.Name, metav1.GetOptions{})
-	if err != nil || outer.Spec.PersistentVolumeReclaimPolicy != was.Object.Spec.PersistentVolumeReclaimPolicy {
+	outer, err := core.PersistentVolumes().Get(t.Context(), was.Virtual.Name, metav1.GetOptions{})
+	if err != nil || outer.Spec.PersistentVolumeReclaimPolicy != was.Virtual.Spec.PersistentVolumeReclaimPolicy {
 		t.Fatalf("%v: the virtual volume is %s", err, outer.Spec.PersistentVolumeReclaimPolicy)
 	}
 	real, err := core.PersistentVolumes().Get(t.Context(), was.Real.Name, metav1.GetOptions{})

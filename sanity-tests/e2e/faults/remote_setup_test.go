@@ -36,7 +36,7 @@ func newRemoteSetup(t *testing.T) *remoteSetup {
 		if reflecting == nil {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), user.Timeout)
 		defer cancel()
 		if err := reflecting.Stop(ctx); err != nil {
 			t.Error(err)
@@ -85,7 +85,7 @@ spec:
 func (b *remoteSetup) undeclare(t *testing.T) {
 	t.Helper()
 	// Not the test's context, which is cancelled before clean-up.
-	ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), user.Timeout)
 	defer cancel()
 	for _, kind := range []string{"remotecluster", "secret"} {
 		out, err := exec.CommandContext(ctx, b.home.Cluster.Kubectl(), "delete", kind, b.id, "--namespace", chart.Namespace, "--ignore-not-found").CombinedOutput()
@@ -140,7 +140,9 @@ func (b *remoteSetup) onVirtualNode(pod *corev1.Pod) {
 }
 
 // follow waits until claim and twin are Bound, and returns all objects of the volume.
-func (b *remoteSetup) follow(claim string) user.Volume { return b.home.FollowTo(b.remote, claim) }
+func (b *remoteSetup) follow(claim string) user.Volume {
+	return b.home.WaitRemoteVolume(b.remote, claim)
+}
 
 // waitOneTwinEach waits until each claim is Bound and has exactly one twin, in either cluster, and there
 // are no other twins.

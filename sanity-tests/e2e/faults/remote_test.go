@@ -239,8 +239,8 @@ func restoredAtHome(t *testing.T, b *remoteSetup) {
 	if err := backup.Restore(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), was.Object.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Fatalf("the volume %s exists at home after the restore: %v", was.Object.Name, err)
+	if _, err := b.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), was.Virtual.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Fatalf("the volume %s exists at home after the restore: %v", was.Virtual.Name, err)
 	}
 	b.waitReady()
 

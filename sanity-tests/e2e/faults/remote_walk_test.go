@@ -81,11 +81,11 @@ func (w *walk) remoteRetained(t *testing.T, b *remoteSetup) {
 	// Administrators of both clusters delete the retained volume.
 	home, remote := b.home.Client.CoreV1(), b.remote.Client.CoreV1()
 	b.home.Eventually("the volume is released and can be discarded", func(ctx context.Context) (string, error) {
-		found, err := home.PersistentVolumes().Get(ctx, volume.Object.Name, metav1.GetOptions{})
+		found, err := home.PersistentVolumes().Get(ctx, volume.Virtual.Name, metav1.GetOptions{})
 		if err != nil || found.Status.Phase != corev1.VolumeReleased {
 			return "it is not released", err
 		}
-		return "", home.PersistentVolumes().Delete(ctx, volume.Object.Name, metav1.DeleteOptions{})
+		return "", home.PersistentVolumes().Delete(ctx, volume.Virtual.Name, metav1.DeleteOptions{})
 	})
 	b.remote.WantRetained(volume.Real.Name)
 	deleteClaim(b.remote, volume.Twin.Name)
@@ -131,10 +131,10 @@ func (w *walk) remoteGrown(t *testing.T, b *remoteSetup) {
 	b.follow("data")
 	controller := w.crashController(t, b.home, bothSides("expand", "mirror-size"))
 	b.home.Resize("data", "400Mi")
-	b.home.WaitGrownTo(b.remote, "data", "400Mi")
+	b.home.WaitRemoteExpanded(b.remote, "data", "400Mi")
 	w.waitCrashed(t, b.home, controller)
 	b.home.Resize("data", "480Mi")
-	b.home.WaitGrownTo(b.remote, "data", "480Mi")
+	b.home.WaitRemoteExpanded(b.remote, "data", "480Mi")
 	read(t, b.remote, "user", b.home.Name)
 	b.home.DeletePod("user")
 	deleteClaim(b.home, "data")

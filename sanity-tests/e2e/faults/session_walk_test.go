@@ -63,7 +63,7 @@ func (b *remoteSetup) disconnect(t *testing.T) {
 func (b *remoteSetup) program(t *testing.T, command string, args ...string) {
 	t.Helper()
 	// Not the test's context, which is cancelled before clean-up.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Timeout)
 	defer cancel()
 	program, err := driver.Compile(ctx)
 	if err != nil {

@@ -20,8 +20,8 @@ func (w *walk) snapshotted(t *testing.T, n *user.Namespace) {
 	write(n, "writer", n.Name)
 	controller := w.crashController(t, n, bothSides("snapshot-create", "snapshot-note", "snapshot-retain", "allow-mode-change", "snapshot-policy-back", "snapshot-delete"))
 	n.Snapshot("backup", "data", "liqo")
-	found := n.FollowSnapshot("backup")
-	n.Claim("restored", "liqo-reference-ext4", "64Mi", user.From("VolumeSnapshot", "backup"))
+	found := n.WantSnapshot("backup")
+	n.Claim("restored", "liqo-reference-ext4", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	n.Pod("reader", "restored")
 	n.WaitReady("reader")
 	read(t, n, "reader", n.Name)
@@ -30,13 +30,13 @@ func (w *walk) snapshotted(t *testing.T, n *user.Namespace) {
 	if _, err := n.Kubectl("annotate", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/allow-volume-mode-change=true"); err != nil {
 		t.Fatal(err)
 	}
-	n.Claim("raw", "liqo-reference-ext4", "64Mi", user.From("VolumeSnapshot", "backup"), user.Block)
+	n.Claim("raw", "liqo-reference-ext4", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"), user.Block)
 	n.Pod("raw", "raw", user.WithDevice)
 	// The lab's driver cannot create a raw volume from a file system; the event shows that it was called.
 	n.WaitEvent("raw", "a raw volume cannot be made from a ext4 source")
 	discard(n, "raw", "raw")
 	n.DeleteSnapshot("backup")
-	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	n.WaitSnapshotDeleted(found, n.Client, chart.StorageNamespace)
 	w.waitCrashed(t, n, controller)
 	discard(n, "writer", "data")
 	discard(n, "reader", "restored")
@@ -53,10 +53,10 @@ func (w *walk) snapshotRetained(t *testing.T, n *user.Namespace) {
 	n.WaitReady("user")
 	controller := w.crashController(t, n, bothSides("snapshot-retain", "snapshot-policy-back"))
 	n.Snapshot("backup", "data", "liqo-retain")
-	found := n.FollowSnapshot("backup")
+	found := n.WantSnapshot("backup")
 	n.DeleteSnapshot("backup")
 	n.Eventually("the snapshot is deleted", func(ctx context.Context) (string, error) {
-		now, err := n.BehindSnapshot(ctx, "backup")
+		now, err := n.GetSnapshot(ctx, "backup")
 		if err != nil || now.Object != nil {
 			return "it still exists", err
 		}
@@ -71,7 +71,7 @@ func (w *walk) snapshotRetained(t *testing.T, n *user.Namespace) {
 			t.Fatal(err)
 		}
 	}
-	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	n.WaitSnapshotDeleted(found, n.Client, chart.StorageNamespace)
 	w.waitCrashed(t, n, controller)
 	discard(n, "user", "data")
 }
@@ -80,7 +80,7 @@ func (w *walk) snapshotAbandoned(t *testing.T, n *user.Namespace) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	twin := n.Follow("data").Twin
+	twin := n.WaitVolume("data").Twin
 	remove, err := storage.BackendOf(w.cluster, storage.Reference).AddFault(storage.Fault{
 		RPC: "CreateSnapshot", Match: chart.StorageNamespace + "/" + twin.Name, When: "after", Code: "Unavailable", Message: "not yet",
 	})
@@ -89,10 +89,10 @@ func (w *walk) snapshotAbandoned(t *testing.T, n *user.Namespace) {
 	}
 	t.Cleanup(func() { _ = remove() })
 	controller := w.crashController(t, n, bothSides("snapshot-give-up"))
-	n.WriteSnapshot("backup", "data", "liqo")
+	n.CreateSnapshot("backup", "data", "liqo")
 	var found user.Snapshot
 	n.Eventually("the snapshot has a twin with a content", func(ctx context.Context) (missing string, err error) {
-		if found, err = n.BehindSnapshot(ctx, "backup"); found.Real == nil {
+		if found, err = n.GetSnapshot(ctx, "backup"); found.Real == nil {
 			missing = "it does not"
 		}
 		return missing, err
@@ -102,7 +102,7 @@ func (w *walk) snapshotAbandoned(t *testing.T, n *user.Namespace) {
 	if err := remove(); err != nil {
 		t.Fatal(err)
 	}
-	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	n.WaitSnapshotDeleted(found, n.Client, chart.StorageNamespace)
 	discard(n, "user", "data")
 }
 
@@ -116,7 +116,7 @@ func (w *walk) restoreRescheduled(t *testing.T, b *remoteSetup) {
 	write(b.home, "writer", b.home.Name)
 	b.home.Snapshot("backup", "data", "liqo")
 	controller := w.crashController(t, b.home, bothSides("note-source", "select-source-node"))
-	b.home.Claim("copy", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	b.home.Claim("copy", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	b.home.Pod("reader", "copy", func(pod *corev1.Pod) {
 		term := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
 			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{b.id}},

@@ -66,7 +66,7 @@ func awaitMarked(ctx context.Context, home *clusters.Cluster) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
 	return machine.Until(ctx, "the driver to serve node "+liqo.RemoteID, func() error {
 		csiNode, err := client.StorageV1().CSINodes().Get(ctx, liqo.RemoteID, metav1.GetOptions{})

@@ -25,11 +25,11 @@ func TestMoveThereAndBackWithTheRightsThatLiqoGives(t *testing.T) {
 	p.home.WaitReady("writer")
 	p.home.Exec("writer", "echo moved > /data/file; sync")
 	p.home.DeletePod("writer")
-	pod, uid := p.home.Set("user", "data"), p.claim("data").UID
+	pod, uid := p.home.StatefulSet("user", "data"), p.claim("data").UID
 	p.home.WaitReady(pod)
 
 	p.move("there", "target: {nodeName: "+liqo.RemoteID+", storageClassName: "+allowedClass+"}", "target")
-	p.home.WaitOn(pod, liqo.RemoteID)
+	p.home.WaitRunningOn(pod, liqo.RemoteID)
 	p.remote.WaitReady(pod)
 	p.wantRead(pod, "moved")
 
@@ -42,7 +42,7 @@ func TestMoveThereAndBackWithTheRightsThatLiqoGives(t *testing.T) {
 	if now := p.claim("data").UID; now != uid {
 		t.Errorf("the claim has the uid %s now, and had %s", now, uid)
 	}
-	p.home.DeleteSet("user")
+	p.home.DeleteStatefulSet("user")
 }
 
 // move moves the volume, of which one side is in Liqo's cluster, and releases where it was. Before
@@ -61,7 +61,7 @@ func (p *pair) move(name, target, side string) {
 		}
 		return "", nil
 	})
-	p.home.EditMove(name, `{"cutover":{"requested":true}}`)
+	p.home.PatchMove(name, `{"cutover":{"requested":true}}`)
 	p.home.WaitMove(name, "Retaining")
 	if out, err := p.home.Kubectl("delete", "volumemove", name); err != nil {
 		p.t.Fatalf("%v: %s", err, out)

@@ -31,7 +31,7 @@ func offloaded(t *testing.T, level string) *pair {
 	t.Cleanup(func() { revoke(t, remote) })
 	p := &pair{t: t, home: user.NewNamespace(t, home)}
 	// The name that Liqo's default strategy gives it.
-	p.remote = user.Existing(t, remote, p.home.Name+"-"+liqo.HomeID)
+	p.remote = user.ExistingNamespace(t, remote, p.home.Name+"-"+liqo.HomeID)
 	p.offload()
 	p.grant(level)
 	return p
@@ -51,7 +51,7 @@ func (p *pair) unoffload() {
 
 func (p *pair) ctl(arguments ...string) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), user.Patience)
+	ctx, cancel := context.WithTimeout(p.t.Context(), user.Timeout)
 	defer cancel()
 	if _, err := shared.peering.Ctl(ctx, arguments...); err != nil {
 		p.t.Fatal(err)
@@ -116,7 +116,7 @@ func (p *pair) wantCarriedByLiqo(name string) {
 func wantGravity(t *testing.T, v user.Volume) {
 	t.Helper()
 	const key = "topology.storage.liqo.io/cluster"
-	terms := v.Object.Spec.NodeAffinity.Required.NodeSelectorTerms
+	terms := v.Virtual.Spec.NodeAffinity.Required.NodeSelectorTerms
 	if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 || terms[0].MatchExpressions[0].Key != key ||
 		fmt.Sprint(terms[0].MatchExpressions[0].Values) != fmt.Sprint([]string{liqo.RemoteID}) {
 		t.Errorf("the volume is reachable from %v", terms)
@@ -151,7 +151,7 @@ func (p *pair) deleteClaim(name string) {
 func (p *pair) wantGone(v user.Volume) {
 	p.t.Helper()
 	p.home.Eventually("nothing of claim "+v.Claim.Name+" is left", func(ctx context.Context) (string, error) {
-		_, here := p.home.Client.CoreV1().PersistentVolumes().Get(ctx, v.Object.Name, metav1.GetOptions{})
+		_, here := p.home.Client.CoreV1().PersistentVolumes().Get(ctx, v.Virtual.Name, metav1.GetOptions{})
 		_, twin := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Get(ctx, v.Twin.Name, metav1.GetOptions{})
 		_, there := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, v.Real.Name, metav1.GetOptions{})
 		var left []string
@@ -170,7 +170,7 @@ func (p *pair) wantGone(v user.Volume) {
 func (p *pair) discard(v user.Volume) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), time.Minute)
 	defer cancel()
-	err := p.home.Client.CoreV1().PersistentVolumes().Delete(ctx, v.Object.Name, metav1.DeleteOptions{})
+	err := p.home.Client.CoreV1().PersistentVolumes().Delete(ctx, v.Virtual.Name, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		p.t.Error(err)
 	}

@@ -70,7 +70,7 @@ func (p *pair) grant(level string) {
 
 // revoke takes back what was granted, if anything was.
 func revoke(t *testing.T, remote *clusters.Cluster) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Timeout)
 	defer cancel()
 	if err := errors.Join(uninstallGrant(ctx, remote), deleteNamespace(ctx, remote, grantNamespace)); err != nil {
 		t.Error(err)
@@ -151,7 +151,7 @@ func TestLiqosOwnIdentitySuffices(t *testing.T) {
 	p.writes("first", "data", "precious")
 	p.wantCarriedByLiqo("first")
 
-	found := p.home.FollowTo(p.remote, "data")
+	found := p.home.WaitRemoteVolume(p.remote, "data")
 	if class := *found.Twin.Spec.StorageClassName; class != allowedClass {
 		t.Errorf("the twin is of class %s, not of the one that Liqo's annotation names", class)
 	}
@@ -170,7 +170,7 @@ func TestLiqosOwnIdentitySuffices(t *testing.T) {
 	p.home.Pod("kept", "kept", there)
 	p.home.WaitEvent("kept", "RetainNotApplied", liqo.RemoteID, "may not change PersistentVolumes")
 	p.home.WaitReady("kept")
-	kept := p.home.FollowTo(p.remote, "kept")
+	kept := p.home.WaitRemoteVolume(p.remote, "kept")
 	t.Cleanup(func() { p.discard(kept) })
 	p.home.DeletePod("kept")
 	p.deleteClaim("kept")

@@ -22,7 +22,7 @@ func TestUnoffloadWithLiqosOwnIdentityTellsTheLoss(t *testing.T) {
 	p := offloaded(t, asLiqoMadeIt)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	p.writes("user", "data", "precious")
-	p.home.FollowTo(p.remote, "data")
+	p.home.WaitRemoteVolume(p.remote, "data")
 
 	p.unoffload()
 	p.condition("data", "TwinVanished", because("TwinVanished"))
@@ -55,7 +55,7 @@ func keepsTheData(t *testing.T, p *pair) {
 	t.Helper()
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	p.writes("user", "data", "precious")
-	found := p.home.FollowTo(p.remote, "data")
+	found := p.home.WaitRemoteVolume(p.remote, "data")
 
 	p.unoffload()
 	p.waitRetained(found)
@@ -65,7 +65,7 @@ func keepsTheData(t *testing.T, p *pair) {
 	p.home.Pod("next", "data", there)
 	p.home.WaitReady("next")
 	p.wantRead("next", "precious")
-	again := p.home.FollowTo(p.remote, "data")
+	again := p.home.WaitRemoteVolume(p.remote, "data")
 	if again.Real.Name != found.Real.Name {
 		user.Violated(t, "the twin is on %s, its data is on %s", again.Real.Name, found.Real.Name)
 	}
@@ -81,7 +81,7 @@ func TestDeletingAnOffloadedNamespaceLeavesNothing(t *testing.T) {
 	p := offloaded(t, namespaced)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	p.writes("user", "data", "unwanted")
-	found := p.home.FollowTo(p.remote, "data")
+	found := p.home.WaitRemoteVolume(p.remote, "data")
 	namespaces := p.home.Client.CoreV1().Namespaces()
 	if err := namespaces.Delete(t.Context(), p.home.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)

@@ -130,8 +130,8 @@ func TestATreeMovesThroughTheRelay(t *testing.T) {
 		passed <- outcome{answer, err}
 	}()
 	for received(remote)-before < megabytes<<20/2 {
-		if time.Since(began) > user.Patience {
-			t.Fatalf("%d bytes came within %s\n%s", received(remote)-before, user.Patience, connection.log)
+		if time.Since(began) > user.Timeout {
+			t.Fatalf("%d bytes came within %s\n%s", received(remote)-before, user.Timeout, connection.log)
 		}
 		select {
 		case early := <-passed:
@@ -146,8 +146,8 @@ func TestATreeMovesThroughTheRelay(t *testing.T) {
 	var last outcome
 	select {
 	case last = <-passed:
-	case <-time.After(user.Patience):
-		t.Fatalf("the pass has not ended within %s\n%s", user.Patience, connection.log)
+	case <-time.After(user.Timeout):
+		t.Fatalf("the pass has not ended within %s\n%s", user.Timeout, connection.log)
 	}
 	if last.err != nil || last.answer["passed"] == nil {
 		t.Fatalf("the pass: %v, %v\n%s", last.answer, last.err, connection.log)

@@ -46,8 +46,8 @@ func TestNodeConformance(t *testing.T) {
 		t.Fatal(err)
 	}
 	through := suite.Through(home)
-	user.LeavesNothing(t, remote, suite.Sweep)
-	user.LeavesNothing(t, home, through.Sweep)
+	user.CheckLeaks(t, remote, suite.Sweep)
+	user.CheckLeaks(t, home, through.Sweep)
 
 	offloader := offloadAll(t, home)
 	direct, offloaded := runBoth(t, suite, through)
@@ -83,7 +83,7 @@ func makeNode(t *testing.T, home, remote *clusters.Cluster) {
 	if err := driver.DefineOffloading(t.Context(), home); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { report(t, driver.UndefineOffloading(user.Afterwards(t), home)) })
+	t.Cleanup(func() { report(t, driver.UndefineOffloading(user.CleanupContext(t), home)) })
 	options := driver.Options{Progress: os.Stderr, Values: chart.Values{"fabric": driver.Fabric()}}
 	if err := driver.Install(t.Context(), home, options); err != nil {
 		t.Fatal(err)
@@ -92,8 +92,8 @@ func makeNode(t *testing.T, home, remote *clusters.Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { report(t, access.Revoke(user.Afterwards(t))) })
-	t.Cleanup(func() { report(t, driver.Undeclare(user.Afterwards(t), home, name)) })
+	t.Cleanup(func() { report(t, access.Revoke(user.CleanupContext(t))) })
+	t.Cleanup(func() { report(t, driver.Undeclare(user.CleanupContext(t), home, name)) })
 	if err := driver.Declare(t.Context(), home, name, kubeconfig, map[string]any{"nodeName": node, "network": driver.Routed(remote)}); err != nil {
 		t.Fatal(err)
 	}

@@ -139,7 +139,7 @@ func setPolicies(t *testing.T, home *clusters.Cluster, client kubernetes.Interfa
 		}
 		return nil
 	}
-	t.Cleanup(func() { report(t, kubectl(user.Afterwards(t), "delete", "--ignore-not-found", "-f", "-")) })
+	t.Cleanup(func() { report(t, kubectl(user.CleanupContext(t), "delete", "--ignore-not-found", "-f", "-")) })
 	if err := kubectl(t.Context(), "apply", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}

@@ -15,9 +15,9 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// What people report of comparable systems: ordinary pods that did not run, or ran as something else.
+// These tests cover bugs that users reported for similar systems.
 
-// renamedTenant is offloaded under another name.
+// renamedTenant is offloaded to a namespace with another name.
 func renamedTenant(t *testing.T, args ...string) (tenant, *user.Namespace) {
 	t.Helper()
 	n := newTenant(t)
@@ -26,13 +26,13 @@ func renamedTenant(t *testing.T, args ...string) (tenant, *user.Namespace) {
 	if name == n.Name {
 		t.Fatal("it has the same name there")
 	}
-	return n, user.Existing(t, user.Cluster(t, "remote"), name)
+	return n, user.ExistingNamespace(t, user.Cluster(t, "remote"), name)
 }
 
 func TestWhatIsFalseHereIsFalseThere(t *testing.T) {
 	n, remote := renamedTenant(t)
 	no := false
-	n.Pod("plain", "", bare, func(pod *corev1.Pod) {
+	n.Pod("plain", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.EnableServiceLinks = &no
 	})
 	n.WaitReady("plain")
@@ -44,13 +44,13 @@ func TestWhatIsFalseHereIsFalseThere(t *testing.T) {
 		t.Error("it has the variables of Services there")
 	}
 	// No kernel of the lab's nodes need have user namespaces: what the API server there has is enough.
-	n.Pod("alone", "", bare, func(pod *corev1.Pod) { pod.Spec.HostUsers = &no })
+	n.Pod("alone", "", stateless, func(pod *corev1.Pod) { pod.Spec.HostUsers = &no })
 	remote.Eventually("the pod to be made there", func(ctx context.Context) (string, error) {
-		made, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "alone", metav1.GetOptions{})
+		created, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "alone", metav1.GetOptions{})
 		if err != nil {
 			return err.Error(), nil
 		}
-		if made.Spec.HostUsers == nil || *made.Spec.HostUsers {
+		if created.Spec.HostUsers == nil || *created.Spec.HostUsers {
 			user.Violated(t, "it has no user namespace of its own there")
 		}
 		return "", nil
@@ -65,7 +65,7 @@ func TestPodsThatAreToSpreadAreTakenThere(t *testing.T) {
 			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, MatchLabelKeys: []string{"revision"},
 		}
 	}
-	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Labels = map[string]string{"app": "web", "revision": "1"}
 		pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{
 			spread(corev1.ScheduleAnyway), spread(corev1.DoNotSchedule),
@@ -74,30 +74,30 @@ func TestPodsThatAreToSpreadAreTakenThere(t *testing.T) {
 	n.WaitReady("web")
 }
 
-// What vendors of virtual nodes document, and what charts have that are older than the stable labels.
+// Vendors of virtual nodes document these selectors, and old charts use the beta labels.
 func TestUsualSelectorsOfVirtualNodesAndMachinesAreMet(t *testing.T) {
 	n, _ := renamedTenant(t)
-	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.NodeSelector["type"] = "virtual-kubelet"
 		pod.Spec.NodeSelector["kubernetes.io/role"] = "agent"
 		pod.Spec.NodeSelector["beta.kubernetes.io/os"] = "linux"
-	}, required(term(needs(corev1.LabelArchStable, corev1.NodeSelectorOpNotIn, "s390x"))))
+	}, required(term(requirement(corev1.LabelArchStable, corev1.NodeSelectorOpNotIn, "s390x"))))
 	n.WaitReady("web")
-	n.Pod("foreign", "", bare, func(pod *corev1.Pod) {
+	n.Pod("foreign", "", stateless, func(pod *corev1.Pod) {
 		// No node there is one. The scheduler would leave it here.
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
-	}, required(term(needs(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "s390x"))))
+	}, required(term(requirement(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "s390x"))))
 	n.WaitEvent("foreign", "RemoteUnschedulable", "node affinity/selector")
 }
 
-// At home a pod never starts without an optional object that there was before it, nor with an older one.
+// As at home, a pod must start with the current version of an optional object that was created before it.
 func TestPodStartsWithTheConfigurationThatThereWasBeforeIt(t *testing.T) {
 	n, remote := renamedTenant(t)
 	optional := true
 	const settings = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {color: %s}}"
 	for _, color := range []string{"red", "green", "blue"} {
 		n.Apply(fmt.Sprintf(settings, color))
-		n.Pod(color, "", bare, func(pod *corev1.Pod) {
+		n.Pod(color, "", stateless, func(pod *corev1.Pod) {
 			pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "COLOR", ValueFrom: &corev1.EnvVarSource{
 				ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
 					LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}, Key: "color", Optional: &optional,
@@ -111,10 +111,10 @@ func TestPodStartsWithTheConfigurationThatThereWasBeforeIt(t *testing.T) {
 	}
 }
 
-// The conformance tests of Kubernetes do so, too.
+// The conformance tests of Kubernetes do this, too.
 func TestDirectoryMayGetItsNameLater(t *testing.T) {
 	n, _ := renamedTenant(t)
-	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		container := &pod.Spec.Containers[0]
 		container.Env = []corev1.EnvVar{{Name: "DIRECTORY", ValueFrom: &corev1.EnvVarSource{
 			FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['directory']"},
@@ -139,7 +139,7 @@ func TestDirectoryMayGetItsNameLater(t *testing.T) {
 func TestDirectoryOfAVolumeHasTheSameNameThere(t *testing.T) {
 	n, remote := renamedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("writer", "data", there, func(pod *corev1.Pod) {
+	n.Pod("writer", "data", onVirtualNode, func(pod *corev1.Pod) {
 		container := &pod.Spec.Containers[0]
 		container.Env = []corev1.EnvVar{{Name: "NAMESPACE", ValueFrom: &corev1.EnvVarSource{
 			FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"},
@@ -155,11 +155,11 @@ func TestDirectoryOfAVolumeHasTheSameNameThere(t *testing.T) {
 	}
 }
 
-// A volume is its handle: retained, it is used again by a claim of the same name, then by another.
+// A retained volume is bound again by a claim of the same name, then by one of another name.
 func TestVolumeThatChangesHandsKeepsItsData(t *testing.T) {
 	n, remote := renamedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("one", "data", there)
+	n.Pod("one", "data", onVirtualNode)
 	n.WaitReady("one")
 	remote.Exec("one", "echo precious > "+user.DataPath+"/file && sync")
 	volume := n.WaitBound("data").Name
@@ -186,7 +186,7 @@ func TestVolumeThatChangesHandsKeepsItsData(t *testing.T) {
 		patch(`{"spec":{"claimRef":null}}`)
 		n.Claim(next, "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = volume })
 		pod := "of-" + next
-		n.Pod(pod, next, there)
+		n.Pod(pod, next, onVirtualNode)
 		n.WaitReady(pod)
 		if text := remote.Exec(pod, "cat "+user.DataPath+"/file"); strings.TrimSpace(text) != "precious" {
 			user.Violated(t, "the file has %q", text)
@@ -201,7 +201,7 @@ func TestCredentialsOfHomeAreNotWaitedFor(t *testing.T) {
 	n, _ := renamedTenant(t)
 	n.Apply(`{apiVersion: v1, kind: Secret, metadata: {name: token, annotations: {kubernetes.io/service-account.name: default}},
   type: kubernetes.io/service-account-token}`)
-	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{
 			LocalObjectReference: corev1.LocalObjectReference{Name: "token"},
 		}}}
@@ -210,19 +210,19 @@ func TestCredentialsOfHomeAreNotWaitedFor(t *testing.T) {
 	n.DeletePod("web")
 }
 
-// Claims of other drivers are in this cluster alone.
+// Claims of other drivers exist in the home cluster only.
 func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	const class = "reference"
 	n.Claim("theirs", class, "64Mi")
 	n.Claim("ours", "liqo-reference", "64Mi")
 	preferring := func(pod *corev1.Pod) {
-		pod.Spec.Tolerations = []corev1.Toleration{ours}
+		pod.Spec.Tolerations = []corev1.Toleration{virtualNodeToleration}
 		preferRemote(100)(pod)
 	}
 	n.Pod("late", "absent", preferring)
 	n.Pod("tied", "theirs", preferring)
-	n.Pod("free", "ours", there)
+	n.Pod("free", "ours", onVirtualNode)
 	if tied := n.WaitReady("tied"); tied.Spec.NodeName == node {
 		t.Error("it was sent where its claim is not")
 	}
@@ -240,18 +240,18 @@ func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
 	}
 }
 
-// Sent there it would be refused, and its volume was there by then: no other node could have the pod any more.
+// If it were offloaded, it would be refused after its volume was created there, which no other node can use.
 func TestPodThatEveryRemoteClusterRefusesStaysHereWithItsVolume(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("locks", "data", adding("IPC_LOCK"), preferRemote(100))
+	n.Pod("locks", "data", addCapability("IPC_LOCK"), preferRemote(100))
 	if locks := n.WaitReady("locks"); locks.Spec.NodeName == node {
 		t.Error("it was sent where it is refused")
 	}
 }
 
-// controllerOpensItsGateOnly tries what else Kubernetes lets a caller change of a pod that waits with the
-// driver's scheduling gate, and of one without it.
+// controllerOpensItsGateOnly tries the other changes that Kubernetes allows for pods with and without the driver's
+// scheduling gate.
 func (n tenant) controllerOpensItsGateOnly(waits, runs string) {
 	n.t.Helper()
 	client, _ := impersonate(n.t, n.Cluster, serviceAccountPrefix+"controller")
@@ -272,8 +272,8 @@ func (n tenant) controllerOpensItsGateOnly(waits, runs string) {
 	}
 }
 
-// tokens adds a projected token to the pods of a namespace that tolerate virtual nodes, as the webhook of a
-// service mesh does that comes after all policies: it runs again when the driver's own policy was later.
+// tokens adds a projected token to pods that tolerate virtual nodes, as the webhook of a service mesh does after all
+// policies.
 const tokens = `
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicy
@@ -306,7 +306,7 @@ func TestPodThatGetsATokenOfHomeStaysHere(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	n.Apply(fmt.Sprintf(tokens, n.Name))
 	t.Cleanup(func() {
-		ctx := user.Afterwards(t)
+		ctx := user.CleanupContext(t)
 		policies := n.Client.AdmissionregistrationV1()
 		err := errors.Join(
 			policies.MutatingAdmissionPolicyBindings().Delete(ctx, n.Name, metav1.DeleteOptions{}),
@@ -318,16 +318,16 @@ func TestPodThatGetsATokenOfHomeStaysHere(t *testing.T) {
 	})
 	tries := 0
 	n.Eventually("a pod to get the token", func(ctx context.Context) (string, error) {
-		// A policy is in force some time after it was made.
+		// The API server applies a new policy after a delay.
 		tries++
 		pod := user.NewPod(fmt.Sprintf("web-%d", tries), "")
 		pod.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 		pod.Spec.Containers[0].VolumeMounts = nil
-		made, err := n.Client.CoreV1().Pods(n.Name).Create(ctx, pod, metav1.CreateOptions{})
+		created, err := n.Client.CoreV1().Pods(n.Name).Create(ctx, pod, metav1.CreateOptions{})
 		if err != nil {
 			return err.Error(), nil
 		}
-		for _, volume := range made.Spec.Volumes {
+		for _, volume := range created.Spec.Volumes {
 			if volume.Name == "workload-token" {
 				return "", nil
 			}

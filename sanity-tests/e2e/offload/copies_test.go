@@ -42,7 +42,7 @@ func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
 			n := newTenant(t)
 			n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", strategy)
 			n.Apply(copied)
-			remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+			remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 			core := remote.Client.CoreV1()
 			remote.Eventually("the objects to be there", func(ctx context.Context) (string, error) {
 				configs, err := core.ConfigMaps(n.Name).List(ctx, metav1.ListOptions{})
@@ -64,7 +64,7 @@ func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
 					return fmt.Sprint("there are ", got), nil
 				}
 				for _, name := range []string{"private", "sh.helm.release.v1.web.v1"} {
-					if _, isThere := got[name]; isThere {
+					if _, exists := got[name]; exists {
 						t.Errorf("%s is there", name)
 					}
 				}
@@ -78,8 +78,8 @@ func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
 	}
 }
 
-// Both clusters of the lab have one IP family: what is preferred is not refused there, and API servers give two families
-// to a headless Service without a selector whatever they have.
+// Both clusters of the lab have one IP family: they accept PreferDualStack, and API servers set two families on
+// headless Services without a selector in any cluster.
 func TestServicesKeepTheirIPFamilies(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.Apply(`apiVersion: v1

@@ -13,8 +13,7 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// daemons runs on all nodes that its tolerations allow.
-func daemons(name, tolerations string) string {
+func daemonSetManifest(name, tolerations string) string {
 	return fmt.Sprintf(`apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: %[1]s}
@@ -55,10 +54,10 @@ func (n tenant) waitRolledOut(name string) {
 	})
 }
 
-// Its controller counts nodes by its template: a node where its pods cannot run must not be one.
+// The DaemonSet controller counts nodes by the pod template, which must therefore exclude virtual nodes.
 func TestDaemonSetIsKeptOffVirtualNodes(t *testing.T) {
 	n := newTenant(t)
-	n.Apply(daemons("agent", "{operator: Exists}"))
+	n.Apply(daemonSetManifest("agent", "{operator: Exists}"))
 	n.waitRolledOut("agent")
 	first := n.daemonSet("agent")
 	terms := first.Spec.Template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
@@ -74,8 +73,8 @@ func TestDaemonSetIsKeptOffVirtualNodes(t *testing.T) {
 			t.Errorf("%s is on the virtual node", pod.Name)
 		}
 	}
-	// The same again is no other template, and what changes it is written on once.
-	n.Apply(daemons("agent", "{operator: Exists}"))
+	// Applying the same manifest again does not change the template, and a rollout does not add the term twice.
+	n.Apply(daemonSetManifest("agent", "{operator: Exists}"))
 	if again := n.daemonSet("agent"); again.Generation != first.Generation {
 		t.Errorf("it has the generation %d, and had %d", again.Generation, first.Generation)
 	}
@@ -94,7 +93,7 @@ func TestDaemonSetIsKeptOffVirtualNodes(t *testing.T) {
 
 func TestDaemonSetThatIsNotKeptOffIsListed(t *testing.T) {
 	n := newTenant(t)
-	n.Apply(daemons("named", "{key: virtual-node.liqo.io/not-allowed, operator: Exists}"))
+	n.Apply(daemonSetManifest("named", "{key: virtual-node.liqo.io/not-allowed, operator: Exists}"))
 	if affinity := n.daemonSet("named").Spec.Template.Spec.Affinity; affinity != nil {
 		user.Violated(t, "it was changed: %v", affinity)
 	}

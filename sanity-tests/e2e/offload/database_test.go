@@ -93,35 +93,34 @@ func importEtcd(t *testing.T) (image string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := images.Busybox()
+	created, err := images.Busybox()
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Another program must have another name: nodes have the old one.
-	made.Name = fmt.Sprintf("docker.io/e2e/etcd:%x", sha256.Sum256(content))[:40]
-	made.AddBinary(program, "/etcd")
+	created.Name = fmt.Sprintf("docker.io/e2e/etcd:%x", sha256.Sum256(content))[:40]
+	created.AddBinary(program, "/etcd")
 	for _, cluster := range user.Lab(t).Clusters() {
-		if err := cluster.Import(t.Context(), made); err != nil {
+		if err := cluster.Import(t.Context(), created); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return made.Name
+	return created.Name
 }
 
-// writer writes the keys 1, 2, 3 ... into the database, through one member after the other: the
-// next only when one has confirmed the last, whoever that is.
+// writer writes the keys 1, 2, 3 ... through the members in turn, each after the previous key was confirmed.
 type writer struct {
 	*user.Namespace
 	mutex     sync.Mutex
 	confirmed int
-	// by is how many of them each member has confirmed.
+	// by counts the confirmed keys by member.
 	by    map[string]int
 	ended chan struct{}
 }
 
 func startWriter(t *testing.T, n *user.Namespace) *writer {
 	t.Helper()
-	n.Pod("writer", "", claimless, named, user.OnNode("home-1"))
+	n.Pod("writer", "", withoutVolumes, withClusterDNS, user.OnNode("home-1"))
 	n.WaitReady("writer")
 	script := `number=1 turn=0
 		while [ ! -e /tmp/stop ]; do
@@ -129,7 +128,6 @@ func startWriter(t *testing.T, n *user.Namespace) *writer {
 			timeout 10 wget -qO /dev/null --post-data "{\"key\":\"$key\",\"value\":\"$key\"}" http://$member.etcd:2379/v3/kv/put &&
 				echo $number $member && number=$((number + 1))
 		done 2>/dev/null`
-	// Until it is told to stop, or the test is over.
 	cmd := exec.CommandContext(t.Context(), n.Cluster.Kubectl(), "exec", "--namespace", n.Name, "writer", "--", "sh", "-c", script)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -153,7 +151,7 @@ func startWriter(t *testing.T, n *user.Namespace) *writer {
 	return w
 }
 
-func (w *writer) told() (confirmed int, by map[string]int) {
+func (w *writer) progress() (confirmed int, by map[string]int) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	by = map[string]int{}
@@ -165,9 +163,9 @@ func (w *writer) told() (confirmed int, by map[string]int) {
 
 // waitThroughAll waits until every member has confirmed some more keys.
 func (w *writer) waitThroughAll(what string) {
-	_, before := w.told()
+	_, before := w.progress()
 	w.Eventually("every member to confirm writes "+what, func(context.Context) (string, error) {
-		_, by := w.told()
+		_, by := w.progress()
 		for _, member := range databaseMembers {
 			if by[member] < before[member]+5 {
 				return fmt.Sprintf("%s has confirmed %d, before it was %d", member, by[member], before[member]), nil
@@ -177,7 +175,7 @@ func (w *writer) waitThroughAll(what string) {
 	})
 }
 
-// stop ends the writing, and tells how many keys were confirmed.
+// stop stops the writer and returns how many keys were confirmed.
 func (w *writer) stop() int {
 	w.Exec("writer", "touch /tmp/stop")
 	w.Eventually("the writing to end", func(context.Context) (string, error) {
@@ -185,15 +183,15 @@ func (w *writer) stop() int {
 		case <-w.ended:
 			return "", nil
 		default:
-			confirmed, _ := w.told()
+			confirmed, _ := w.progress()
 			return fmt.Sprintf("%d writes are confirmed", confirmed), nil
 		}
 	})
-	confirmed, _ := w.told()
+	confirmed, _ := w.progress()
 	return confirmed
 }
 
-// keys are what a member has by itself, without asking the others.
+// keys returns the keys in a member's local data.
 func (w *writer) keys(ctx context.Context, member string) ([]int, error) {
 	const everything = `{"key":"AA==","range_end":"AA==","keys_only":true,"serializable":true}`
 	out, err := w.Kubectl("exec", "writer", "--", "timeout", "10", "wget", "-qO-", "--post-data", everything, "http://"+member+".etcd:2379/v3/kv/range")
@@ -216,7 +214,7 @@ func (w *writer) keys(ctx context.Context, member string) ([]int, error) {
 	return keys, nil
 }
 
-// missing are confirmed keys that a member does not have.
+// missing returns the confirmed keys that a member does not have.
 func missing(confirmed int, keys []int) (lost []int) {
 	for number := 1; number <= confirmed; number++ {
 		if _, found := slices.BinarySearch(keys, number); !found {
@@ -230,11 +228,11 @@ func missing(confirmed int, keys []int) (lost []int) {
 // of a headless service. It writes on while it loses a member there and a member here, and these
 // come back with their data; nothing is lost of what it has confirmed, and every member has it.
 func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
-	// Alone: the members need their share of the machine to stay together.
-	n := newTenantAlone(t)
+	// The members need enough CPU to keep their quorum.
+	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
-	n.waitPolicies(wish{strategy: "LocalAndRemote"})
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
+	n.waitPolicies(placement{strategy: "LocalAndRemote"})
 	n.Apply(fmt.Sprintf(database, importEtcd(t), n.Name))
 	where := map[string]string{}
 	for _, member := range databaseMembers {
@@ -275,6 +273,6 @@ func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
 			return "", err
 		})
 	}
-	_, by := w.told()
+	_, by := w.progress()
 	t.Logf("%d writes were confirmed: %v", confirmed, by)
 }

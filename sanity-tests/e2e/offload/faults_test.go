@@ -22,7 +22,7 @@ import (
 
 const members = 3
 
-var trials = flag.Int("trials", 12, "how often TestPodsRunAtMostOnceWhateverFails throws the dice for another fault")
+var trials = flag.Int("trials", 12, "number of random faults in TestPodsRunAtMostOnceWhateverFails")
 
 // Pods of a StatefulSet are deleted at both ends, by force as well, while the fabric is killed and
 // the link is cut: none of them ever runs twice, and in the end all run.
@@ -30,41 +30,41 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	prepare(t)
 	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	proxy := user.Cluster(t, "remote").Proxy()
-	t.Cleanup(func() { _ = proxy.Set(user.Afterwards(t), faults.Setting{Mode: faults.Pass}) })
+	t.Cleanup(func() { _ = proxy.Set(user.CleanupContext(t), faults.Setting{Mode: faults.Pass}) })
 
 	pods := user.WatchRuns(t, remote)
-	n.ring()
-	n.waitRing()
+	n.createSet()
+	n.waitSet()
 	seed := sample.Seed()
 	t.Logf("the faults follow from the seed: %s=%d repeats them", sample.SeedVariable, seed)
-	dice := rand.New(rand.NewPCG(uint64(seed), 0))
+	random := rand.New(rand.NewPCG(uint64(seed), 0))
 	for range *trials {
-		member := fmt.Sprintf("ring-%d", dice.IntN(members))
-		switch dice.IntN(5) {
+		member := fmt.Sprintf("ring-%d", random.IntN(members))
+		switch random.IntN(5) {
 		case 0:
-			deleteNow(n.Namespace, n.Name, member)
+			forceDelete(n.Namespace, n.Name, member)
 		case 1:
-			deleteNow(remote, remote.Name, member)
+			forceDelete(remote, remote.Name, member)
 		case 2:
 			n.killFabric()
 		case 3:
 			modes := []faults.Mode{faults.Hang, faults.Reset}
-			n.set(proxy, modes[dice.IntN(len(modes))])
-			deleteNow(n.Namespace, n.Name, member)
-			pause(t, time.Duration(dice.IntN(12))*time.Second)
+			n.set(proxy, modes[random.IntN(len(modes))])
+			forceDelete(n.Namespace, n.Name, member)
+			sleep(t, time.Duration(random.IntN(12))*time.Second)
 			n.set(proxy, faults.Pass)
 		case 4:
 			if err := n.Client.CoreV1().Pods(n.Name).Delete(t.Context(), member, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 				t.Error(err)
 			}
 		}
-		pause(t, time.Duration(dice.IntN(3000))*time.Millisecond)
+		sleep(t, time.Duration(random.IntN(3000))*time.Millisecond)
 	}
 	n.waitFabric()
-	n.waitRing()
-	if ran := pods.NoneTwice(); ran <= members {
+	n.waitSet()
+	if ran := pods.CheckNoneTwice(); ran <= members {
 		t.Errorf("no fault met a pod: only %d pods ran", ran)
 	}
 }
@@ -74,9 +74,9 @@ func TestJobThatSucceededOutOfReachIsNotRunAgain(t *testing.T) {
 	prepare(t)
 	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	proxy := user.Cluster(t, "remote").Proxy()
-	t.Cleanup(func() { _ = proxy.Set(user.Afterwards(t), faults.Setting{Mode: faults.Pass}) })
+	t.Cleanup(func() { _ = proxy.Set(user.CleanupContext(t), faults.Setting{Mode: faults.Pass}) })
 
 	n.createJob("until test -e /tmp/done; do sleep 1; done")
 	name := n.onlyPod("job-name=once")
@@ -109,11 +109,11 @@ func TestJobThatSucceededOutOfReachIsNotRunAgain(t *testing.T) {
 	})
 }
 
-// ring is a set of pods for the remote cluster.
-func (n tenant) ring() {
+// createSet creates the StatefulSet ring on the virtual node.
+func (n tenant) createSet() {
 	n.t.Helper()
 	labels := map[string]string{"app": "ring"}
-	spec := user.NewPod("", "", bare).Spec
+	spec := user.NewPod("", "", stateless).Spec
 	grace, replicas := int64(2), int32(members)
 	spec.TerminationGracePeriodSeconds = &grace
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "ring"}, Spec: appsv1.StatefulSetSpec{
@@ -126,7 +126,7 @@ func (n tenant) ring() {
 	}
 }
 
-func (n tenant) waitRing() {
+func (n tenant) waitSet() {
 	n.t.Helper()
 	n.Eventually("all of the set to be ready", func(ctx context.Context) (string, error) {
 		set, err := n.Client.AppsV1().StatefulSets(n.Name).Get(ctx, "ring", metav1.GetOptions{})
@@ -188,13 +188,13 @@ func (n tenant) set(proxy *faults.Client, mode faults.Mode) {
 	}
 }
 
-// deleteNow deletes a pod as somebody does who has lost patience.
-func deleteNow(n *user.Namespace, namespace, name string) {
+// forceDelete deletes a pod without a grace period.
+func forceDelete(n *user.Namespace, namespace, name string) {
 	_ = n.Client.CoreV1().Pods(namespace).Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 }
 
-// pause lets faults meet the pods in different moments: nothing is expected to be over by then.
-func pause(t *testing.T, most time.Duration) {
+// sleep varies when faults occur.
+func sleep(t *testing.T, most time.Duration) {
 	select {
 	case <-time.After(most):
 	case <-t.Context().Done():

@@ -13,18 +13,18 @@ const onlyInFabric = "ConfigMaps, Secrets and Services only in the namespaces of
 
 func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
 	service := func(edit func(*corev1.ServiceSpec)) *corev1.Service {
-		made := &corev1.Service{
+		created := &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
 		}
-		edit(&made.Spec)
-		return made
+		edit(&created.Spec)
+		return created
 	}
 	plain := func(*corev1.ServiceSpec) {}
 	for what, one := range map[string]struct {
-		space string
-		edit  func(*corev1.ServiceSpec)
-		words string
+		namespace string
+		edit      func(*corev1.ServiceSpec)
+		words     string
 	}{
 		"a plain one":    {own, plain, ""},
 		"a headless one": {own, func(spec *corev1.ServiceSpec) { spec.ClusterIP = corev1.ClusterIPNone }, ""},
@@ -37,7 +37,7 @@ func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 		"another namespace": {other, plain, onlyInFabric},
 		"kube-system":       {"kube-system", plain, onlyInFabric},
 	} {
-		_, err := client.CoreV1().Services(one.space).Create(t.Context(), service(one.edit), dryRunCreate)
+		_, err := client.CoreV1().Services(one.namespace).Create(t.Context(), service(one.edit), dryRunCreate)
 		checkOutcome(t, what, err, one.words)
 	}
 	services := client.CoreV1().Services(own)
@@ -49,7 +49,7 @@ func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 	checkOutcome(t, "the API server's", client.CoreV1().Services("default").Delete(t.Context(), "kubernetes", dryRunDelete), onlyInFabric)
 }
 
-func secretsAreFenced(t *testing.T, client, cluster kubernetes.Interface, own, other string) {
+func secretsAreFenced(t *testing.T, client, admin kubernetes.Interface, own, other string) {
 	secret := func(of corev1.SecretType) *corev1.Secret {
 		return &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Name: "fenced", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},
@@ -58,9 +58,9 @@ func secretsAreFenced(t *testing.T, client, cluster kubernetes.Interface, own, o
 	}
 	const refusal = "may have no Secrets of the types"
 	for what, one := range map[string]struct {
-		space string
-		of    corev1.SecretType
-		words string
+		namespace string
+		of        corev1.SecretType
+		words     string
 	}{
 		"a plain one":       {own, corev1.SecretTypeOpaque, ""},
 		"without a type":    {own, "", ""},
@@ -69,17 +69,17 @@ func secretsAreFenced(t *testing.T, client, cluster kubernetes.Interface, own, o
 		"another namespace": {other, corev1.SecretTypeOpaque, onlyInFabric},
 		"kube-system":       {"kube-system", corev1.SecretTypeOpaque, onlyInFabric},
 	} {
-		_, err := client.CoreV1().Secrets(one.space).Create(t.Context(), secret(one.of), dryRunCreate)
+		_, err := client.CoreV1().Secrets(one.namespace).Create(t.Context(), secret(one.of), dryRunCreate)
 		checkOutcome(t, what, err, one.words)
 	}
-	// What an administrator has made there is not the fabric's.
-	if _, err := cluster.CoreV1().Secrets(own).Create(t.Context(), secret(corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{}); err != nil {
+	// The fabric must not delete Secrets of administrators.
+	if _, err := admin.CoreV1().Secrets(own).Create(t.Context(), secret(corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	checkOutcome(t, "delete a token", client.CoreV1().Secrets(own).Delete(t.Context(), "fenced", metav1.DeleteOptions{}), refusal)
 	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}
-	for space, words := range map[string]string{own: "", other: onlyInFabric, "kube-system": onlyInFabric} {
-		_, err := client.CoreV1().ConfigMaps(space).Create(t.Context(), config, dryRunCreate)
-		checkOutcome(t, "a ConfigMap in "+space, err, words)
+	for namespace, words := range map[string]string{own: "", other: onlyInFabric, "kube-system": onlyInFabric} {
+		_, err := client.CoreV1().ConfigMaps(namespace).Create(t.Context(), config, dryRunCreate)
+		checkOutcome(t, "a ConfigMap in "+namespace, err, words)
 	}
 }

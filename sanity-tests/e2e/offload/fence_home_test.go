@@ -46,14 +46,14 @@ var (
 	dryRunDelete = metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
 )
 
-// Whoever has the fabric's token gets no further than its nodes and what runs on them.
+// The fabric's token grants write access to its own nodes and their pods only.
 func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	client, objects := impersonate(t, n.Cluster, serviceAccountPrefix+"fabric")
-	n.Pod("web", "", bare)
+	n.Pod("web", "", stateless)
 	n.WaitReady("web")
 	// A pod of a real node, such as one of the node plugin.
-	local := n.realPod()
+	local := n.podOnRealNode()
 	const (
 		theirs   = "pods of its own nodes only"
 		noSpec   = "what pods are to be"
@@ -92,19 +92,19 @@ func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 	}{
 		"delete its pod": {client.CoreV1().Pods(n.Name).Delete(t.Context(), "web", dryRunDelete), ""},
 		"delete another": {client.CoreV1().Pods(local.Namespace).Delete(t.Context(), local.Name, dryRunDelete), theirs},
-		"evict its pod":  {n.evicts(client, web), ""},
-		"evict another":  {n.evicts(client, local), "never offloaded"},
+		"evict its pod":  {n.evict(client, web), ""},
+		"evict another":  {n.evict(client, local), "never offloaded"},
 	} {
 		checkOutcome(t, what, one.err, one.words)
 	}
-	n.nodesOfOthersStay(client, local.Spec.NodeName)
-	n.leasesOfOthersStay(client, local.Spec.NodeName)
-	n.wishesOfOthersStay(objects)
+	n.foreignNodesAreProtected(client, local.Spec.NodeName)
+	n.foreignLeasesAreProtected(client, local.Spec.NodeName)
+	n.foreignSpecsAreProtected(objects)
 	n.DeletePod("web")
 }
 
-// realPod is a running pod of kube-system on a node that has a kubelet.
-func (n tenant) realPod() (found *corev1.Pod) {
+// podOnRealNode returns a pod of the driver that runs on a real node.
+func (n tenant) podOnRealNode() (found *corev1.Pod) {
 	n.t.Helper()
 	n.Eventually("a pod on a real node", func(ctx context.Context) (string, error) {
 		pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{})
@@ -121,13 +121,13 @@ func (n tenant) realPod() (found *corev1.Pod) {
 	return found
 }
 
-func (n tenant) evicts(client kubernetes.Interface, pod *corev1.Pod) error {
+func (n tenant) evict(client kubernetes.Interface, pod *corev1.Pod) error {
 	return client.PolicyV1().Evictions(pod.Namespace).Evict(n.t.Context(), &policyv1.Eviction{
 		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace}, DeleteOptions: &dryRunDelete,
 	})
 }
 
-func (n tenant) nodesOfOthersStay(client kubernetes.Interface, real string) {
+func (n tenant) foreignNodesAreProtected(client kubernetes.Interface, real string) {
 	const theirs = "only nodes that it made"
 	nodes := client.CoreV1().Nodes()
 	patch := func(name, patch string, part ...string) error {
@@ -158,7 +158,7 @@ func (n tenant) nodesOfOthersStay(client kubernetes.Interface, real string) {
 }
 
 // Kubernetes evicts the pods of a node by its lease, and the controller and sidecars choose leaders by theirs.
-func (n tenant) leasesOfOthersStay(client kubernetes.Interface, real string) {
+func (n tenant) foreignLeasesAreProtected(client kubernetes.Interface, real string) {
 	const nodes, theirs = "kube-node-lease", "its own lease and those of its nodes"
 	patch := func(namespace, name string) error {
 		_, err := client.CoordinationV1().Leases(namespace).Patch(n.t.Context(), name, types.MergePatchType, []byte(`{"spec": {"leaseDurationSeconds": 40}}`), dryRunPatch)
@@ -184,7 +184,7 @@ func (n tenant) leasesOfOthersStay(client kubernetes.Interface, real string) {
 	}
 }
 
-func (n tenant) wishesOfOthersStay(objects dynamic.Interface) {
+func (n tenant) foreignSpecsAreProtected(objects dynamic.Interface) {
 	const theirs = "but their finalizers and status"
 	patch := func(kind schema.GroupVersionResource, namespace, name, patch string) error {
 		_, err := objects.Resource(kind).Namespace(namespace).Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), dryRunPatch)
@@ -204,18 +204,18 @@ func (n tenant) wishesOfOthersStay(objects dynamic.Interface) {
 	}
 }
 
-// Secrets of an offloaded namespace are copied, so those that the driver lives by stay here.
+// The Secrets of an offloaded namespace are copied, and the driver's own must not be.
 func TestNamespacesOfTheDriverAreNeverOffloaded(t *testing.T) {
 	n := newTenant(t)
 	for _, namespace := range []string{"kube-system", chart.Namespace, "liqo-storage"} {
 		_, err := n.program("offload", "namespace", namespace)
 		checkOutcome(t, namespace, err, "never offloaded")
-		space, err := n.Client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
+		found, err := n.Client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, is := space.Labels["liqo.io/scheduling-enabled"]; is {
-			t.Errorf("%s is labelled: %v", namespace, space.Labels)
+		if _, is := found.Labels["liqo.io/scheduling-enabled"]; is {
+			t.Errorf("%s is labelled: %v", namespace, found.Labels)
 		}
 	}
 }

@@ -10,12 +10,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// reachable is where Services of the fenced home cluster may lead.
-var reachable = []string{"10.0.0.0/16", "fd00::/48"}
+// endpointCIDRs are the addresses that the EndpointSlices of the fenced home cluster may contain.
+var endpointCIDRs = []string{"10.0.0.0/16", "fd00::/48"}
 
-const ofFabric = "fabric.storage.liqo.io"
+const fabricManager = "fabric.storage.liqo.io"
 
-func sliceOf(manager string, family discoveryv1.AddressType, address string) *discoveryv1.EndpointSlice {
+func newSlice(manager string, family discoveryv1.AddressType, address string) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "fenced", Labels: map[string]string{
 			discoveryv1.LabelServiceName: "db", discoveryv1.LabelManagedBy: manager,
@@ -26,31 +26,31 @@ func sliceOf(manager string, family discoveryv1.AddressType, address string) *di
 }
 
 func slicesAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
-	onNode, ofPod := sliceOf(ofFabric, "IPv4", "10.0.0.1"), sliceOf(ofFabric, "IPv4", "10.0.0.1")
+	onNode, ofPod := newSlice(fabricManager, "IPv4", "10.0.0.1"), newSlice(fabricManager, "IPv4", "10.0.0.1")
 	onNode.Endpoints[0].NodeName = new("remote-1")
 	ofPod.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: other, Name: "db-0"}
 	const controller, elsewhere = "endpointslice-controller.k8s.io", "only in the namespaces of its fabric"
 	for what, one := range map[string]struct {
-		space string
-		slice *discoveryv1.EndpointSlice
-		words string
+		namespace string
+		slice     *discoveryv1.EndpointSlice
+		words     string
 	}{
-		"a pod of home":           {own, sliceOf(ofFabric, "IPv4", "10.0.0.1"), ""},
-		"one of the other family": {own, sliceOf(ofFabric, "IPv6", "fd00::1"), ""},
-		"another address":         {own, sliceOf(ofFabric, "IPv4", "10.1.0.1"), "only hold addresses in"},
-		"another one, IPv6":       {own, sliceOf(ofFabric, "IPv6", "fd01::1"), "only hold addresses in"},
-		"a name":                  {own, sliceOf(ofFabric, "FQDN", "a.test"), "name no pods or nodes"},
+		"a pod of home":           {own, newSlice(fabricManager, "IPv4", "10.0.0.1"), ""},
+		"one of the other family": {own, newSlice(fabricManager, "IPv6", "fd00::1"), ""},
+		"another address":         {own, newSlice(fabricManager, "IPv4", "10.1.0.1"), "only hold addresses in"},
+		"another one, IPv6":       {own, newSlice(fabricManager, "IPv6", "fd01::1"), "only hold addresses in"},
+		"a name":                  {own, newSlice(fabricManager, "FQDN", "a.test"), "name no pods or nodes"},
 		"a node":                  {own, onNode, "name no pods or nodes"},
 		"a pod":                   {own, ofPod, "name no pods or nodes"},
-		"one of the controller":   {own, sliceOf(controller, "IPv4", "10.0.0.1"), "no EndpointSlices but those of its fabric"},
-		"another namespace":       {other, sliceOf(ofFabric, "IPv4", "10.0.0.1"), elsewhere},
-		"kube-system":             {"kube-system", sliceOf(ofFabric, "IPv4", "10.0.0.1"), elsewhere},
+		"one of the controller":   {own, newSlice(controller, "IPv4", "10.0.0.1"), "no EndpointSlices but those of its fabric"},
+		"another namespace":       {other, newSlice(fabricManager, "IPv4", "10.0.0.1"), elsewhere},
+		"kube-system":             {"kube-system", newSlice(fabricManager, "IPv4", "10.0.0.1"), elsewhere},
 	} {
-		_, err := client.DiscoveryV1().EndpointSlices(one.space).Create(t.Context(), one.slice, dryRunCreate)
+		_, err := client.DiscoveryV1().EndpointSlices(one.namespace).Create(t.Context(), one.slice, dryRunCreate)
 		checkOutcome(t, what, err, one.words)
 	}
 	slices := client.DiscoveryV1().EndpointSlices(own)
-	if _, err := slices.Create(t.Context(), sliceOf(ofFabric, "IPv4", "10.0.0.1"), metav1.CreateOptions{}); err != nil {
+	if _, err := slices.Create(t.Context(), newSlice(fabricManager, "IPv4", "10.0.0.1"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	away := []byte(`{"endpoints": [{"addresses": ["10.1.0.1"]}]}`)
@@ -58,14 +58,14 @@ func slicesAreFenced(t *testing.T, client kubernetes.Interface, own, other strin
 	checkOutcome(t, "a change", err, "only hold addresses in")
 }
 
-// slicesOfOthersStay: those of the remote cluster's own controller are not the fabric's to change.
-func slicesOfOthersStay(t *testing.T, fenced, cluster kubernetes.Interface, own string) {
-	theirs := sliceOf("endpointslice-controller.k8s.io", "IPv4", "10.9.0.1")
+// foreignSlicesAreProtected: the fabric must not change EndpointSlices of the remote cluster's controller.
+func foreignSlicesAreProtected(t *testing.T, client, admin kubernetes.Interface, own string) {
+	theirs := newSlice("endpointslice-controller.k8s.io", "IPv4", "10.9.0.1")
 	theirs.Name = "theirs"
-	if _, err := cluster.DiscoveryV1().EndpointSlices(own).Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.DiscoveryV1().EndpointSlices(own).Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	slices := fenced.DiscoveryV1().EndpointSlices(own)
+	slices := client.DiscoveryV1().EndpointSlices(own)
 	taken := []byte(`{"metadata": {"labels": {"endpointslice.kubernetes.io/managed-by": "fabric.storage.liqo.io"}}, "endpoints": []}`)
 	_, err := slices.Patch(t.Context(), "theirs", types.MergePatchType, taken, metav1.PatchOptions{})
 	checkOutcome(t, "take one over", err, "no EndpointSlices but those of its fabric")
@@ -73,13 +73,13 @@ func slicesOfOthersStay(t *testing.T, fenced, cluster kubernetes.Interface, own 
 	checkOutcome(t, "delete one", err, "no EndpointSlices but those of its fabric")
 }
 
-// slicesAreMended: a copy that has lost its label is put right and deleted, and what nobody manages
-// because somebody has written it by hand is left alone.
-func slicesAreMended(t *testing.T, fenced, cluster kubernetes.Interface, own string) {
+// slicesAreRepaired: the fabric can repair and delete a copy that has lost its label, but not an EndpointSlice that was
+// created by hand.
+func slicesAreRepaired(t *testing.T, client, admin kubernetes.Interface, own string) {
 	const words = "no EndpointSlices but those of its fabric"
-	slices, theirs := fenced.DiscoveryV1().EndpointSlices(own), cluster.DiscoveryV1().EndpointSlices(own)
-	copied := sliceOf(ofFabric, "IPv4", "10.0.0.1")
-	copied.Name, copied.Annotations = "copied", map[string]string{ofFabric + "/home-object-uid": "a"}
+	slices, theirs := client.DiscoveryV1().EndpointSlices(own), admin.DiscoveryV1().EndpointSlices(own)
+	copied := newSlice(fabricManager, "IPv4", "10.0.0.1")
+	copied.Name, copied.Annotations = "copied", map[string]string{fabricManager + "/home-object-uid": "a"}
 	if _, err := slices.Create(t.Context(), copied, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func slicesAreMended(t *testing.T, fenced, cluster kubernetes.Interface, own str
 			t.Fatal(err)
 		}
 	}
-	byHand := sliceOf(ofFabric, "IPv4", "10.0.0.1")
+	byHand := newSlice(fabricManager, "IPv4", "10.0.0.1")
 	byHand.Name = "by-hand"
 	delete(byHand.Labels, discoveryv1.LabelManagedBy)
 	if _, err := theirs.Create(t.Context(), byHand, metav1.CreateOptions{}); err != nil {

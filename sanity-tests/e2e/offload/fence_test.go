@@ -21,32 +21,32 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// fenced is the identity of a home cluster in the remote one, with all rights that there are:
-// what is refused, policies refuse.
-func fenced(t *testing.T) (kubernetes.Interface, *user.Namespace) {
+// fencedClient has the identity of a home cluster in the remote cluster, and all RBAC rights, so that only policies
+// refuse its requests.
+func fencedClient(t *testing.T) (kubernetes.Interface, *user.Namespace) {
 	t.Helper()
-	of := fence(t)
-	return as(t, "system:serviceaccount:"+of.Name+":liqo-csi-remote"), of
+	access := fence(t)
+	return as(t, "system:serviceaccount:"+access.Name+":liqo-csi-remote"), access
 }
 
 // fence puts the fence around the identity of a home cluster, and around these subjects.
 func fence(t *testing.T, subjects ...rbacv1.Subject) *user.Namespace {
 	t.Helper()
-	of := user.NewNamespace(t, user.Cluster(t, "remote"))
+	access := user.NewNamespace(t, user.Cluster(t, "remote"))
 	helm, err := chart.New(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	manifests, err := helm.Render(t.Context(), of.Name, of.Name, chart.Values{"remoteAccess": chart.Values{
-		"only": true, "level": "fabric", "endpointCIDRs": reachable, "subjects": append([]rbacv1.Subject{}, subjects...),
-		"homeClusterID": of.Name, "namespaceLabels": []string{"field.cattle.io/projectId"},
+	manifests, err := helm.Render(t.Context(), access.Name, access.Name, chart.Values{"remoteAccess": chart.Values{
+		"only": true, "level": "fabric", "endpointCIDRs": endpointCIDRs, "subjects": append([]rbacv1.Subject{}, subjects...),
+		"homeClusterID": access.Name, "namespaceLabels": []string{"field.cattle.io/projectId"},
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	of.Apply(string(manifests))
-	t.Cleanup(func() { unfence(t, of) })
-	return of
+	access.Apply(string(manifests))
+	t.Cleanup(func() { unfence(t, access) })
+	return access
 }
 
 // as impersonates a user of the remote cluster with all rights.
@@ -56,11 +56,11 @@ func as(t *testing.T, name string, groups ...string) kubernetes.Interface {
 	return client
 }
 
-// unfence removes what is in no namespace.
-func unfence(t *testing.T, of *user.Namespace) {
+// unfence removes the cluster-scoped objects of the fence.
+func unfence(t *testing.T, access *user.Namespace) {
 	t.Helper()
-	ctx, now, these := user.Afterwards(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + of.Name}
-	roles, policies := of.Client.RbacV1(), of.Client.AdmissionregistrationV1()
+	ctx, now, these := user.CleanupContext(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + access.Name}
+	roles, policies := access.Client.RbacV1(), access.Client.AdmissionregistrationV1()
 	if err := errors.Join(
 		roles.ClusterRoles().DeleteCollection(ctx, now, these),
 		roles.ClusterRoleBindings().DeleteCollection(ctx, now, these),
@@ -72,46 +72,46 @@ func unfence(t *testing.T, of *user.Namespace) {
 }
 
 func TestRemoteIdentityIsFenced(t *testing.T) {
-	client, of := fenced(t)
-	spaces := client.CoreV1().Namespaces()
-	own := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: of.Name + "-own", Labels: map[string]string{
-		"fabric.storage.liqo.io/home": of.Name, "fabric.storage.liqo.io/home-namespace": "shop",
+	client, access := fencedClient(t)
+	namespaces := client.CoreV1().Namespaces()
+	own := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: access.Name + "-own", Labels: map[string]string{
+		"fabric.storage.liqo.io/home": access.Name, "fabric.storage.liqo.io/home-namespace": "shop",
 	}}}
 	foreign := own.DeepCopy()
 	foreign.Labels = nil
-	of.Eventually("foreign namespaces to be refused", func(ctx context.Context) (string, error) {
-		_, err := spaces.Create(ctx, foreign, dryRunCreate)
+	access.Eventually("foreign namespaces to be refused", func(ctx context.Context) (string, error) {
+		_, err := namespaces.Create(ctx, foreign, dryRunCreate)
 		return mismatch(err, "with the labels of its fabric"), nil
 	})
-	// As an older version made it, without a Pod Security label: here, only the policies judge pods.
-	if _, err := of.Client.CoreV1().Namespaces().Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
+	// Older versions set no Pod Security label. Only the policies apply to this namespace.
+	if _, err := access.Client.CoreV1().Namespaces().Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	volumeOfAnother(t, of)
-	awaitFence(t, client, of, own.Name)
+	createForeignVolume(t, access)
+	waitFence(t, client, access, own.Name)
 	t.Cleanup(func() {
-		if err := spaces.Delete(user.Afterwards(t), own.Name, metav1.DeleteOptions{}); err != nil {
+		if err := namespaces.Delete(user.CleanupContext(t), own.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
-	checkOutcome(t, "delete another namespace", spaces.Delete(t.Context(), of.Name, metav1.DeleteOptions{}), "with the labels of its fabric")
-	t.Run("pods", func(t *testing.T) { podsAreFenced(t, client, own.Name, of.Name) })
+	checkOutcome(t, "delete another namespace", namespaces.Delete(t.Context(), access.Name, metav1.DeleteOptions{}), "with the labels of its fabric")
+	t.Run("pods", func(t *testing.T) { podsAreFenced(t, client, own.Name, access.Name) })
 	t.Run("endpoints", func(t *testing.T) {
-		slicesAreFenced(t, client, own.Name, of.Name)
-		slicesOfOthersStay(t, client, of.Client, own.Name)
-		slicesAreMended(t, client, of.Client, own.Name)
+		slicesAreFenced(t, client, own.Name, access.Name)
+		foreignSlicesAreProtected(t, client, access.Client, own.Name)
+		slicesAreRepaired(t, client, access.Client, own.Name)
 	})
-	t.Run("services", func(t *testing.T) { servicesAreFenced(t, client, own.Name, of.Name) })
-	t.Run("secrets", func(t *testing.T) { secretsAreFenced(t, client, of.Client, own.Name, of.Name) })
-	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, of.Name) })
+	t.Run("services", func(t *testing.T) { servicesAreFenced(t, client, own.Name, access.Name) })
+	t.Run("secrets", func(t *testing.T) { secretsAreFenced(t, client, access.Client, own.Name, access.Name) })
+	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, access.Name) })
 	t.Run("accounts", func(t *testing.T) { accountsAreFenced(t, own.Name) })
 	t.Run("labels", func(t *testing.T) { labelsAreFenced(t, client, own) })
-	t.Run("pod security", func(t *testing.T) { podSecurityIsEnforced(t, client, of, own) })
-	t.Run("volumes", func(t *testing.T) { volumesAreFenced(t, client, of) })
-	t.Run("another home cluster", func(t *testing.T) { homesAreApart(t, client, of) })
+	t.Run("pod security", func(t *testing.T) { podSecurityIsEnforced(t, client, access, own) })
+	t.Run("volumes", func(t *testing.T) { volumesAreFenced(t, client, access) })
+	t.Run("another home cluster", func(t *testing.T) { homeClustersAreIsolated(t, client, access) })
 }
 
-// A label can switch off what the remote cluster's own policies hold a namespace to.
+// A label can disable policies of the remote cluster in a namespace.
 func labelsAreFenced(t *testing.T, client kubernetes.Interface, own *corev1.Namespace) {
 	for label, words := range map[string]string{
 		"field.cattle.io/projectId":       "",
@@ -130,7 +130,7 @@ func labelsAreFenced(t *testing.T, client kubernetes.Interface, own *corev1.Name
 
 const podSecurity = "pod-security.kubernetes.io/enforce"
 
-// labelled is another namespace of the same home cluster, with this label as well.
+// labelled returns another namespace of the same home cluster with an additional label.
 func labelled(own *corev1.Namespace, label string) *corev1.Namespace {
 	labels := maps.Clone(own.Labels)
 	labels[podSecurity] = "baseline"
@@ -140,48 +140,48 @@ func labelled(own *corev1.Namespace, label string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: own.Name + "-labelled", Labels: labels}}
 }
 
-// Whoever makes pods in a namespace of the fabric, with whatever rights, is held to the baseline.
-func podSecurityIsEnforced(t *testing.T, client kubernetes.Interface, of *user.Namespace, own *corev1.Namespace) {
-	made, err := client.CoreV1().Namespaces().Create(t.Context(), labelled(own, ""), metav1.CreateOptions{})
+// The baseline applies to everybody who creates pods in a namespace of the fabric.
+func podSecurityIsEnforced(t *testing.T, client kubernetes.Interface, access *user.Namespace, own *corev1.Namespace) {
+	created, err := client.CoreV1().Namespaces().Create(t.Context(), labelled(own, ""), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := client.CoreV1().Namespaces().Delete(user.Afterwards(t), made.Name, metav1.DeleteOptions{}); err != nil {
+		if err := client.CoreV1().Namespaces().Delete(user.CleanupContext(t), created.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
-	privileged := podOf("privileged", func(pod *corev1.Pod) {
+	privileged := newPod("privileged", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	})
-	of.Eventually("a privileged pod of an administrator to be refused", func(ctx context.Context) (string, error) {
-		_, err := of.Client.CoreV1().Pods(made.Name).Create(ctx, privileged, dryRunCreate)
+	access.Eventually("a privileged pod of an administrator to be refused", func(ctx context.Context) (string, error) {
+		_, err := access.Client.CoreV1().Pods(created.Name).Create(ctx, privileged, dryRunCreate)
 		return mismatch(err, "violates PodSecurity"), nil
 	})
-	_, err = client.CoreV1().Pods(made.Name).Create(t.Context(), podOf("plain"), dryRunCreate)
+	_, err = client.CoreV1().Pods(created.Name).Create(t.Context(), newPod("plain"), dryRunCreate)
 	checkOutcome(t, "a plain pod", err, "")
 }
 
-// Two home clusters that share a remote cluster have nothing to do in each other's namespaces.
-func homesAreApart(t *testing.T, client kubernetes.Interface, of *user.Namespace) {
-	spaces := of.Client.CoreV1().Namespaces()
-	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: of.Name + "-other", Labels: map[string]string{
+// Two home clusters that share a remote cluster cannot access each other's namespaces.
+func homeClustersAreIsolated(t *testing.T, client kubernetes.Interface, access *user.Namespace) {
+	namespaces := access.Client.CoreV1().Namespaces()
+	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: access.Name + "-other", Labels: map[string]string{
 		"fabric.storage.liqo.io/home": "another-home", "fabric.storage.liqo.io/home-namespace": "shop",
 	}}}
 	_, errNamespace := client.CoreV1().Namespaces().Create(t.Context(), other, dryRunCreate)
-	if _, err := spaces.Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
+	if _, err := namespaces.Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := spaces.Delete(context.WithoutCancel(t.Context()), other.Name, metav1.DeleteOptions{}); err != nil {
+		if err := namespaces.Delete(context.WithoutCancel(t.Context()), other.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
-	_, errPod := client.CoreV1().Pods(other.Name).Create(t.Context(), podOf("fenced"), dryRunCreate)
+	_, errPod := client.CoreV1().Pods(other.Name).Create(t.Context(), newPod("fenced"), dryRunCreate)
 	_, errConfig := client.CoreV1().ConfigMaps(other.Name).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}, dryRunCreate)
 	_, errBinding := client.RbacV1().RoleBindings(other.Name).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "liqo-csi-remote." + of.Name + "-workloads"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "liqo-csi-remote." + access.Name + "-workloads"},
 	}, dryRunCreate)
 	errDelete := client.CoreV1().Namespaces().Delete(t.Context(), other.Name, metav1.DeleteOptions{})
 	for what, mismatch := range map[string]string{
@@ -197,8 +197,8 @@ func homesAreApart(t *testing.T, client kubernetes.Interface, of *user.Namespace
 	}
 }
 
-// The fence is around the service accounts of the fabric's namespaces, too: whoever gets the token of
-// one gets no further than the home cluster itself.
+// The policies also apply to the service accounts of the fabric's namespaces, so that their tokens grant no more than the
+// home cluster has.
 func accountsAreFenced(t *testing.T, own string) {
 	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
 	privileged := func(pod *corev1.Pod) {
@@ -210,31 +210,31 @@ func accountsAreFenced(t *testing.T, own string) {
 	}{
 		"a plain pod": {func(*corev1.Pod) {}, ""},
 		"privileged":  {privileged, "privileged"},
-		"hostPath":    {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
+		"hostPath":    {withVolume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
 	} {
-		_, err := account.Create(t.Context(), podOf("by-an-account", one.edit), dryRunCreate)
+		_, err := account.Create(t.Context(), newPod("by-an-account", one.edit), dryRunCreate)
 		checkOutcome(t, what+" of a service account", err, one.words)
 	}
 	// Other namespaces are not the fabric's, and their accounts may do what their cluster lets them.
 	elsewhere := as(t, "system:serviceaccount:default:default").CoreV1().Pods("default")
-	_, err := elsewhere.Create(t.Context(), podOf("by-an-account", privileged), dryRunCreate)
+	_, err := elsewhere.Create(t.Context(), newPod("by-an-account", privileged), dryRunCreate)
 	checkOutcome(t, "a pod of another namespace", err, "")
 }
 
-// Whoever has the rights of a home cluster is held to the same, however he is known there.
+// The policies apply to users, groups and service accounts with the rights of a home cluster.
 func TestFenceIsAroundSubjectsOfEachKind(t *testing.T) {
-	of := fence(t,
+	access := fence(t,
 		rbacv1.Subject{Kind: rbacv1.UserKind, Name: "e2e-user"},
 		rbacv1.Subject{Kind: rbacv1.GroupKind, Name: "e2e-group"},
 		rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "account", Namespace: "e2e-accounts"},
 	)
-	foreign := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: of.Name + "-foreign"}}
+	foreign := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: access.Name + "-foreign"}}
 	for what, client := range map[string]kubernetes.Interface{
 		"User":           as(t, "e2e-user"),
 		"Group":          as(t, "e2e-member", "e2e-group"),
 		"ServiceAccount": as(t, "system:serviceaccount:e2e-accounts:account"),
 	} {
-		of.Eventually("a foreign namespace to be refused to the "+what, func(ctx context.Context) (string, error) {
+		access.Eventually("a foreign namespace to be refused to the "+what, func(ctx context.Context) (string, error) {
 			_, err := client.CoreV1().Namespaces().Create(ctx, foreign, dryRunCreate)
 			return mismatch(err, "with the labels of its fabric"), nil
 		})
@@ -243,16 +243,16 @@ func TestFenceIsAroundSubjectsOfEachKind(t *testing.T) {
 	checkOutcome(t, "another user creates a namespace", err, "")
 }
 
-// awaitFence waits until the API server applies all policies: it learns of each by itself, in any order.
-func awaitFence(t *testing.T, client kubernetes.Interface, of *user.Namespace, own string) {
+// waitFence waits until the API server applies all policies, in any order.
+func waitFence(t *testing.T, client kubernetes.Interface, access *user.Namespace, own string) {
 	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
-	privileged := podOf("fenced", func(pod *corev1.Pod) {
+	privileged := newPod("fenced", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	})
 	object := metav1.ObjectMeta{Name: "fenced"}
 	for policy, create := range map[string]func(context.Context) error{
 		"pods": func(ctx context.Context) error {
-			_, err := client.CoreV1().Pods(of.Name).Create(ctx, podOf("fenced"), dryRunCreate)
+			_, err := client.CoreV1().Pods(access.Name).Create(ctx, newPod("fenced"), dryRunCreate)
 			return err
 		},
 		"accounts": func(ctx context.Context) error {
@@ -261,24 +261,24 @@ func awaitFence(t *testing.T, client kubernetes.Interface, of *user.Namespace, o
 		},
 		"endpointslices": func(ctx context.Context) error {
 			slice := &discoveryv1.EndpointSlice{ObjectMeta: object, AddressType: discoveryv1.AddressTypeIPv4}
-			_, err := client.DiscoveryV1().EndpointSlices(of.Name).Create(ctx, slice, dryRunCreate)
+			_, err := client.DiscoveryV1().EndpointSlices(access.Name).Create(ctx, slice, dryRunCreate)
 			return err
 		},
 		"volumes": func(ctx context.Context) error {
-			_, err := client.CoreV1().PersistentVolumes().Patch(ctx, fencedVolume(of), types.MergePatchType, []byte(`{"spec": {"mountOptions": ["ro"]}}`), dryRunPatch)
+			_, err := client.CoreV1().PersistentVolumes().Patch(ctx, fencedVolume(access), types.MergePatchType, []byte(`{"spec": {"mountOptions": ["ro"]}}`), dryRunPatch)
 			return err
 		},
 		"configuration": func(ctx context.Context) error {
-			_, err := client.CoreV1().ConfigMaps(of.Name).Create(ctx, &corev1.ConfigMap{ObjectMeta: object}, dryRunCreate)
+			_, err := client.CoreV1().ConfigMaps(access.Name).Create(ctx, &corev1.ConfigMap{ObjectMeta: object}, dryRunCreate)
 			return err
 		},
 		"rolebindings": func(ctx context.Context) error {
 			role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"}
-			_, err := client.RbacV1().RoleBindings(of.Name).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: object, RoleRef: role}, dryRunCreate)
+			_, err := client.RbacV1().RoleBindings(access.Name).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: object, RoleRef: role}, dryRunCreate)
 			return err
 		},
 	} {
-		of.Eventually("the policy for "+policy+" to be applied", func(ctx context.Context) (string, error) {
+		access.Eventually("the policy for "+policy+" to be applied", func(ctx context.Context) (string, error) {
 			err := create(ctx)
 			switch {
 			case err == nil:
@@ -309,9 +309,9 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 		"hostNetwork":     {func(pod *corev1.Pod) { pod.Spec.HostNetwork = true }, "of their node"},
 		"hostPID":         {func(pod *corev1.Pod) { pod.Spec.HostPID = true }, "of their node"},
 		"hostIPC":         {func(pod *corev1.Pod) { pod.Spec.HostIPC = true }, "of their node"},
-		"flexVolume":      {volume(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "a/b"}}), "flexVolume"},
-		"hostPath":        {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
-		"a token":         {projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}), "no token of it"},
+		"flexVolume":      {withVolume(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "a/b"}}), "flexVolume"},
+		"hostPath":        {withVolume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
+		"a token":         {withProjectedVolume(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}), "no token of it"},
 		"an automount":    {func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }, "no token of it"},
 		"hostPort":        {first(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}} }), "hostPort"},
 		"privileged":      {first(func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{Privileged: new(true)} }), "privileged"},
@@ -337,16 +337,16 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 		"a node":   {func(pod *corev1.Pod) { pod.Spec.NodeName = "remote-1" }, "nodeName"},
 		"priority": {func(pod *corev1.Pod) { pod.Spec.PriorityClassName = "system-node-critical" }, "priority of the system"},
 	} {
-		_, err := client.CoreV1().Pods(own).Create(t.Context(), podOf("fenced", one.edit), dryRunCreate)
+		_, err := client.CoreV1().Pods(own).Create(t.Context(), newPod("fenced", one.edit), dryRunCreate)
 		checkOutcome(t, what, err, one.words)
 	}
 	for _, elsewhere := range []string{other, "kube-system", "default"} {
-		_, err := client.CoreV1().Pods(elsewhere).Create(t.Context(), podOf("fenced"), dryRunCreate)
+		_, err := client.CoreV1().Pods(elsewhere).Create(t.Context(), newPod("fenced"), dryRunCreate)
 		checkOutcome(t, "in "+elsewhere, err, "in the namespaces of its fabric")
 	}
-	// What may not be made may not be added to what was made either.
+	// The policies apply to updates, too.
 	pods := client.CoreV1().Pods(own)
-	if _, err := pods.Create(t.Context(), podOf("kept"), metav1.CreateOptions{}); err != nil {
+	if _, err := pods.Create(t.Context(), newPod("kept"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	debug := []byte(`{"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox", "securityContext": {"privileged": true}}]}}`)
@@ -359,9 +359,9 @@ func bindingsAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 	itself := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "liqo-csi-remote", Namespace: other}
 	const noSubject = "to nobody but itself"
 	for _, one := range []struct {
-		space, kind, role string
-		subject           rbacv1.Subject
-		words             string
+		namespace, kind, role string
+		subject               rbacv1.Subject
+		words                 string
 	}{
 		{own, "ClusterRole", role + "-workloads", itself, ""},
 		{own, "ClusterRole", role + "-workloads", rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "default", Namespace: own}, noSubject},
@@ -377,7 +377,7 @@ func bindingsAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: one.kind, Name: one.role},
 			Subjects:   []rbacv1.Subject{one.subject},
 		}
-		_, err := client.RbacV1().RoleBindings(one.space).Create(t.Context(), binding, dryRunCreate)
+		_, err := client.RbacV1().RoleBindings(one.namespace).Create(t.Context(), binding, dryRunCreate)
 		checkOutcome(t, fmt.Sprint(one), err, one.words)
 	}
 }

@@ -12,14 +12,14 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-func fencedVolume(of *user.Namespace) string { return of.Name + "-fenced" }
+func fencedVolume(access *user.Namespace) string { return access.Name + "-fenced" }
 
-// volumeOfAnother is a volume of the remote cluster that belongs to a claim of somebody there.
-func volumeOfAnother(t *testing.T, of *user.Namespace) {
+// createForeignVolume creates a volume in the remote cluster that is bound to a claim in another namespace.
+func createForeignVolume(t *testing.T, access *user.Namespace) {
 	t.Helper()
-	volumes := of.Client.CoreV1().PersistentVolumes()
+	volumes := access.Client.CoreV1().PersistentVolumes()
 	volume := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: fencedVolume(of), Annotations: map[string]string{"e2e/test": "a"}},
+		ObjectMeta: metav1.ObjectMeta{Name: fencedVolume(access), Annotations: map[string]string{"e2e/test": "a"}},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
@@ -32,17 +32,17 @@ func volumeOfAnother(t *testing.T, of *user.Namespace) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := volumes.Delete(user.Afterwards(t), volume.Name, metav1.DeleteOptions{}); err != nil {
+		if err := volumes.Delete(user.CleanupContext(t), volume.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
 // A volume stays with the namespace of its claim, and all of it but what twins need is left as it is.
-func volumesAreFenced(t *testing.T, client kubernetes.Interface, of *user.Namespace) {
+func volumesAreFenced(t *testing.T, client kubernetes.Interface, access *user.Namespace) {
 	const mark = `{"metadata": {"annotations": {"storage.liqo.io/reclaim-policy-before": "Delete"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`
 	for what, one := range map[string]struct{ patch, words string }{
-		"a claim of another namespace": {`{"spec": {"claimRef": {"namespace": "` + of.Name + `", "name": "mine", "uid": null}}}`, "from a claim of another namespace"},
+		"a claim of another namespace": {`{"spec": {"claimRef": {"namespace": "` + access.Name + `", "name": "mine", "uid": null}}}`, "from a claim of another namespace"},
 		"no claim":                     {`{"spec": {"claimRef": null}}`, "from a claim of another namespace"},
 		"a claim made again":           {`{"spec": {"claimRef": {"uid": "another", "resourceVersion": null}}}`, ""},
 		"a claim of its namespace":     {`{"spec": {"claimRef": {"name": "other", "uid": "another"}}}`, ""},
@@ -54,7 +54,7 @@ func volumesAreFenced(t *testing.T, client kubernetes.Interface, of *user.Namesp
 		"an annotation of others":      {`{"metadata": {"annotations": {"e2e/test": null}}}`, "but its own"},
 		"a finalizer of others":        {`{"metadata": {"finalizers": ["example.test/held"]}}`, "but its own"},
 	} {
-		_, err := client.CoreV1().PersistentVolumes().Patch(t.Context(), fencedVolume(of), types.MergePatchType, []byte(one.patch), dryRunPatch)
+		_, err := client.CoreV1().PersistentVolumes().Patch(t.Context(), fencedVolume(access), types.MergePatchType, []byte(one.patch), dryRunPatch)
 		checkOutcome(t, what, err, one.words)
 	}
 }

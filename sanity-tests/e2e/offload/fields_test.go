@@ -51,7 +51,7 @@ var exceptions = map[string]string{
 	"topologySpreadConstraints":     "they are a preference there",
 }
 
-// tokens are parts of the places of what Kubernetes adds to pods for the token of their account: it is left out.
+// tokenParts identify the volume of the service account token, which Kubernetes adds to pods and the fabric omits.
 var tokenParts = []string{"[kube-api-access-", "[/var/run/secrets/kubernetes.io/serviceaccount]"}
 
 // notEphemeral are fields of containers that ephemeral ones may not have.
@@ -94,10 +94,10 @@ var notSet = map[string]string{
 // what the remote API server stores. A field of a newer Kubernetes fails here first.
 func TestEveryFieldOfAPod(t *testing.T) {
 	n, remote := renamedTenant(t)
-	n.waitPolicies(wish{strategy: "LocalAndRemote"})
-	n.applyForFields(remote)
+	n.waitPolicies(placement{strategy: "LocalAndRemote"})
+	n.createPrerequisites(remote)
 	found := outcomes{fields: fieldsOfPods(t, n), values: map[string]map[string]bool{}, kinds: map[string]map[string]string{}}
-	var made []*unstructured.Unstructured
+	var created []*unstructured.Unstructured
 	for _, pod := range readPods(t) {
 		annotations := pod.GetAnnotations()
 		switch stored, err := n.createStrictly(pod); {
@@ -115,19 +115,19 @@ func TestEveryFieldOfAPod(t *testing.T) {
 			n.WaitEvent(pod.GetName(), "RemoteRefused", annotations["refused-there"])
 			found.refused(pod)
 		default:
-			made = append(made, stored)
+			created = append(created, stored)
 		}
 	}
-	for _, pod := range made {
-		n.remoteOf(remote, pod.GetName(), 0)
+	for _, pod := range created {
+		n.remoteSpec(remote, pod.GetName(), 0)
 		home := n.addEphemeral(pod)
-		found.compare(t, home, n.remoteOf(remote, pod.GetName(), len(home.Spec.EphemeralContainers)))
+		found.compare(t, home, n.remoteSpec(remote, pod.GetName(), len(home.Spec.EphemeralContainers)))
 	}
-	found.judge(t)
+	found.check(t)
 }
 
-// applyForFields creates what the API servers require before they admit the pods.
-func (n tenant) applyForFields(remote *user.Namespace) {
+// createPrerequisites creates the objects that the API servers require before they admit the pods.
+func (n tenant) createPrerequisites(remote *user.Namespace) {
 	n.t.Helper()
 	const everywhere = `
 {apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: inline.example.test}, spec: {volumeLifecycleModes: [Ephemeral]}}
@@ -159,7 +159,7 @@ func (n tenant) applyForFields(remote *user.Namespace) {
 		cluster.Apply(text)
 		n.t.Cleanup(func() {
 			// The fabric deletes no namespace with claims of others.
-			command := exec.CommandContext(user.Afterwards(n.t), cluster.Cluster.Kubectl(), "-n", cluster.Name, "delete", "--ignore-not-found", "-f", "-")
+			command := exec.CommandContext(user.CleanupContext(n.t), cluster.Cluster.Kubectl(), "-n", cluster.Name, "delete", "--ignore-not-found", "-f", "-")
 			command.Stdin = strings.NewReader(text)
 			if out, err := command.CombinedOutput(); err != nil {
 				n.t.Errorf("delete what the pods needed: %v: %s", err, out)
@@ -179,9 +179,8 @@ func (n tenant) createStrictly(pod *unstructured.Unstructured) (*unstructured.Un
 	return pods.Create(n.t.Context(), pod, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
 }
 
-// remoteOf is the spec of the remote pod when the fabric has accepted what its API server stored, and has added the
-// ephemeral containers.
-func (n tenant) remoteOf(remote *user.Namespace, name string, ephemeral int) (spec map[string]any) {
+// remoteSpec waits until the fabric has accepted the remote pod and added the ephemeral containers.
+func (n tenant) remoteSpec(remote *user.Namespace, name string, ephemeral int) (spec map[string]any) {
 	n.t.Helper()
 	n.Eventually("the remote pod of "+name, func(ctx context.Context) (string, error) {
 		pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, name, metav1.GetOptions{})
@@ -204,7 +203,7 @@ func (n tenant) remoteOf(remote *user.Namespace, name string, ephemeral int) (sp
 	return spec
 }
 
-// addEphemeral adds the containers of a pod once more, as ephemeral ones with the fields that these may have.
+// addEphemeral adds the containers of a pod as ephemeral containers with the fields that these may have.
 func (n tenant) addEphemeral(pod *unstructured.Unstructured) *corev1.Pod {
 	n.t.Helper()
 	containers, _, _ := unstructured.NestedSlice(pod.Object, "spec", "containers")
@@ -233,7 +232,6 @@ func (n tenant) addEphemeral(pod *unstructured.Unstructured) *corev1.Pod {
 	return patched
 }
 
-// asJSON is the spec of a pod as it is sent.
 func asJSON(pod *corev1.Pod) (spec map[string]any, err error) {
 	text, err := json.Marshal(pod.Spec)
 	if err != nil {
@@ -270,7 +268,7 @@ func readPods(t *testing.T) (pods []*unstructured.Unstructured) {
 	}
 }
 
-// initContainers are the containers once more: as sidecars, and as those that end, which have no probes.
+// initContainers returns the containers as sidecars, and as plain init containers, which have no probes.
 func initContainers(containers []any) (all []any) {
 	for _, one := range containers {
 		sidecar := runtime.DeepCopyJSON(one.(map[string]any))
@@ -287,7 +285,7 @@ func initContainers(containers []any) (all []any) {
 	return all
 }
 
-// openAPI is what is needed of an OpenAPI schema.
+// openAPI is the needed part of an OpenAPI schema.
 type openAPI struct {
 	Ref        string             `json:"$ref"`
 	AllOf      []openAPI          `json:"allOf"`
@@ -295,7 +293,7 @@ type openAPI struct {
 	Properties map[string]openAPI `json:"properties"`
 }
 
-// fieldsOfPods are the fields of a pod's spec that have no others, such as containers[].image.
+// fieldsOfPods returns the leaf fields of a pod's spec, such as containers[].image.
 func fieldsOfPods(t *testing.T, n tenant) (fields []string) {
 	t.Helper()
 	text, err := n.Client.Discovery().RESTClient().Get().AbsPath("/openapi/v3/api/v1").DoRaw(t.Context())
@@ -366,14 +364,14 @@ func identity(element any, number int) string {
 	return fmt.Sprint(number)
 }
 
-// outcomes are what becomes of fields: their values at home, and by outcome an example.
+// outcomes has, by field, the values at home and an example of each outcome.
 type outcomes struct {
 	fields []string
 	values map[string]map[string]bool
 	kinds  map[string]map[string]string
 }
 
-func (o *outcomes) note(of leaf, outcome, example string) {
+func (o *outcomes) record(of leaf, outcome, example string) {
 	if o.values[of.field] == nil {
 		o.values[of.field], o.kinds[of.field] = map[string]bool{}, map[string]string{}
 	}
@@ -381,7 +379,7 @@ func (o *outcomes) note(of leaf, outcome, example string) {
 	o.kinds[of.field][outcome] = example
 }
 
-// isOff says whether the API server at home has dropped fields of a pod, because their feature is off.
+// isOff reports whether the API server at home dropped fields of a pod because their feature is off.
 func (o *outcomes) isOff(sent, stored *unstructured.Unstructured) (isOff bool) {
 	has := map[string]bool{}
 	for _, one := range leaves(stored.Object["spec"], "", "", o.fields) {
@@ -389,7 +387,7 @@ func (o *outcomes) isOff(sent, stored *unstructured.Unstructured) (isOff bool) {
 	}
 	for _, one := range leaves(sent.Object["spec"], "", "", o.fields) {
 		if !has[one.field] {
-			o.note(one, "off", sent.GetName())
+			o.record(one, "off", sent.GetName())
 			isOff = true
 		}
 	}
@@ -398,7 +396,7 @@ func (o *outcomes) isOff(sent, stored *unstructured.Unstructured) (isOff bool) {
 
 func (o *outcomes) refused(pod *unstructured.Unstructured) {
 	for _, one := range leaves(pod.Object["spec"], "", "", o.fields) {
-		o.note(one, "refused", pod.GetName())
+		o.record(one, "refused", pod.GetName())
 	}
 }
 
@@ -419,17 +417,17 @@ func (o *outcomes) compare(t *testing.T, pod *corev1.Pod, remote map[string]any)
 		example := fmt.Sprintf("%s of %s: %s", one.at, pod.Name, one.value)
 		switch value, has := remoteValues[one.at]; {
 		case !has:
-			o.note(one, "left out", example)
+			o.record(one, "left out", example)
 		case value != one.value:
-			o.note(one, "changed", example+", and there "+value)
+			o.record(one, "changed", example+", and there "+value)
 		default:
-			o.note(one, "carried", example)
+			o.record(one, "carried", example)
 		}
 	}
 }
 
-// below is the entry of a table for a field: its own, or that of a field above.
-func below[V any](table map[string]V, field string) (entry string) {
+// tableEntry returns the entry of a table that covers a field: the field itself or a parent.
+func tableEntry[V any](table map[string]V, field string) (entry string) {
 	for one := range maps.Keys(table) {
 		if field == one || strings.HasPrefix(field, one+".") || strings.HasPrefix(field, one+"[]") {
 			return one
@@ -438,12 +436,12 @@ func below[V any](table map[string]V, field string) (entry string) {
 	return ""
 }
 
-func (o *outcomes) judge(t *testing.T) {
+func (o *outcomes) check(t *testing.T) {
 	t.Helper()
 	counts, used := map[string]int{}, map[string]bool{}
 	for _, field := range o.fields {
 		kinds := o.kinds[field]
-		exception := below(exceptions, field)
+		exception := tableEntry(exceptions, field)
 		for _, outcome := range []string{"changed", "left out"} {
 			if example, is := kinds[outcome]; is && exception == "" {
 				t.Errorf("%s is %s: %s", field, outcome, example)
@@ -453,7 +451,7 @@ func (o *outcomes) judge(t *testing.T) {
 			counts[outcome]++
 			used[exception] = used[exception] || outcome == "changed" || outcome == "left out"
 		}
-		reason := below(notSet, field)
+		reason := tableEntry(notSet, field)
 		if inner, is := strings.CutPrefix(field, "ephemeralContainers[]."); is && slices.Contains(notEphemeral, inner[:strings.IndexAny(inner+".", ".[")]) {
 			continue
 		}

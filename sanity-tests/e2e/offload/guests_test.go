@@ -29,12 +29,12 @@ func TestRemoteNamespacesHaveAPodSecurityLabel(t *testing.T) {
 		}
 	}
 	label("null")
-	n.Pod("web", "", bare)
+	n.Pod("web", "", stateless)
 	n.WaitReady("web")
 	uid := n.pod("web").UID
-	// As an administrator does after an upgrade.
+	// Administrators do this after an upgrade.
 	label(`"baseline"`)
-	n.Pod("other", "", bare)
+	n.Pod("other", "", stateless)
 	n.WaitReady("other")
 	n.WaitReady("web")
 	if n.pod("web").UID != uid {
@@ -48,9 +48,9 @@ func TestRemoteNamespacesHaveAPodSecurityLabel(t *testing.T) {
 func TestNodesThereCanBeEmptied(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Remote")
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	n.Apply(deploymentManifest("web", 1))
-	n.Pod("bare", "", bare)
+	n.Pod("bare", "", stateless)
 	web := n.onlyPod("app=web")
 	n.WaitReady(web)
 	n.WaitReady("bare")
@@ -72,7 +72,7 @@ func TestNodesThereCanBeEmptied(t *testing.T) {
 			t.Fatal(err, out)
 		}
 		n.Eventually("a drain to take "+name, func(ctx context.Context) (string, error) {
-			// Only tried: other tests run on that node.
+			// Other tests run on that node.
 			drain := exec.CommandContext(ctx, remote.Cluster.Kubectl(), "drain", remotePod(name).Spec.NodeName,
 				"--dry-run=server", "--ignore-daemonsets", "--pod-selector=e2e-drained="+n.Name)
 			out, err := drain.CombinedOutput()

@@ -30,7 +30,7 @@ func TestManifestsOfKosmosRunHere(t *testing.T) {
 		VolumeBindingMode: &binding,
 		Parameters:        map[string]string{"realStorageClass": "reference"},
 	})
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	manifests, err := os.ReadFile("testdata/kosmos.yaml")
 	if err != nil {
@@ -46,7 +46,6 @@ func TestManifestsOfKosmosRunHere(t *testing.T) {
 		t.Errorf("its volume is %v", volume.Spec.PersistentVolumeSource)
 	}
 	remote.WaitBound("nginx-pvc")
-	// Through the virtual node, as its users reach any pod.
 	if out, err := n.Kubectl("exec", pod, "--", "sh", "-c", "echo hello > /data/index.html && sync"); err != nil {
 		t.Fatal(err, out)
 	}
@@ -56,7 +55,6 @@ func TestManifestsOfKosmosRunHere(t *testing.T) {
 	if out, err := n.Kubectl("logs", pod); err != nil || !strings.Contains(out, "nginx serves") {
 		t.Errorf("its log is %q: %v", out, err)
 	}
-	// A rollout finds the data again.
 	if out, err := n.Kubectl("delete", "pod", pod); err != nil {
 		t.Fatal(err, out)
 	}
@@ -67,7 +65,7 @@ func TestManifestsOfKosmosRunHere(t *testing.T) {
 	}
 }
 
-// importServer stands in for an image that cannot be pulled here.
+// importServer imports an image in place of one that the lab cannot pull.
 func importServer(t *testing.T, name, script string) {
 	t.Helper()
 	image, err := images.Busybox()
@@ -82,7 +80,7 @@ func importServer(t *testing.T, name, script string) {
 	}
 }
 
-// onlyPod is the one pod with this label that is not being deleted.
+// onlyPod returns the one pod with this label that is not being deleted.
 func (n tenant) onlyPod(label string) (name string) {
 	n.t.Helper()
 	n.Eventually("a pod with "+label, func(ctx context.Context) (string, error) {

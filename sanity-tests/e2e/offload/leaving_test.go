@@ -46,19 +46,18 @@ func TestUnoffloadingBringsPodsHome(t *testing.T) {
 	})
 }
 
-// Whatever deletes the node: what its administrators had set on it is on the next one, and what runs
-// there runs on.
+// A recreated node keeps the labels of administrators, and its pods keep running.
 func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
-	// Alone: pods of other tests would be on that node.
-	n := newTenantAlone(t)
+	// Pods of other tests would run on that node.
+	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	n.Pod("web", "", bare)
+	n.Pod("web", "", stateless)
 	before := n.WaitReady("web")
 	nodes := n.Client.CoreV1().Nodes()
 	label := func(value string) {
 		t.Helper()
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{"team":%s}}}`, value)
-		if _, err := nodes.Patch(user.Afterwards(t), node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := nodes.Patch(user.CleanupContext(t), node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -115,7 +114,7 @@ func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
 	})
 }
 
-// deployment runs pods without a claim, which end at once.
+// deploymentManifest is a Deployment without claims whose pods terminate quickly.
 func deploymentManifest(name string, replicas int) string {
 	return fmt.Sprintf(`apiVersion: apps/v1
 kind: Deployment
@@ -132,10 +131,10 @@ spec:
 `, name, replicas, images.BusyboxName)
 }
 
-// As kubectl drain asks for --force: nobody makes such a pod again.
+// As with kubectl drain, --force is needed because nothing recreates such a pod.
 func TestPodWithoutOwnerIsNotDeletedUnasked(t *testing.T) {
 	n, _ := offloadedTenant(t)
-	n.Pod("alone", "", bare)
+	n.Pod("alone", "", stateless)
 	n.WaitReady("alone")
 	var refused *exec.ExitError
 	_, err := n.program("unoffload", "namespace", n.Name)

@@ -13,8 +13,8 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// answerWithName is a web server that says which pod it is.
-const answerWithName = "mkdir /www && hostname > /www/index.html && exec httpd -f -p %d -h /www"
+// serveHostname runs a web server that responds with the name of its pod.
+const serveHostname = "mkdir /www && hostname > /www/index.html && exec httpd -f -p %d -h /www"
 
 // liqoSource is the folder with Liqo's own repository, which is downloaded before the tests.
 var (
@@ -38,9 +38,9 @@ func example(t *testing.T, name, file string) string {
 // https://docs.liqo.io/en/v1.2.0/examples/quick-start.html
 func TestQuickStartOfLiqo(t *testing.T) {
 	n := newTenant(t)
-	importServer(t, "docker.io/library/nginx:latest", fmt.Sprintf(answerWithName, 80))
+	importServer(t, "docker.io/library/nginx:latest", fmt.Sprintf(serveHostname, 80))
 	n.offload()
-	n.waitPolicies(wish{strategy: "LocalAndRemote"})
+	n.waitPolicies(placement{strategy: "LocalAndRemote"})
 	n.Apply(example(t, "quick-start", "hello-world.yaml"))
 	for pod, remote := range map[string]bool{"nginx-local": false, "nginx-remote": true} {
 		if on := n.WaitReady(pod).Spec.NodeName; (on == node) != remote {
@@ -48,19 +48,19 @@ func TestQuickStartOfLiqo(t *testing.T) {
 		}
 	}
 	service := "liqo-demo." + n.Name + ".svc.cluster.local"
-	newAsker(t, "home").waitAnswers(service, []string{"nginx-local", "nginx-remote"})
+	newClientPod(t, "home").waitResponses(service, []string{"nginx-local", "nginx-remote"})
 }
 
 // https://docs.liqo.io/en/v1.2.0/examples/offloading-with-policies.html
 func TestOffloadingWithPoliciesOfLiqo(t *testing.T) {
 	n := newTenant(t)
-	importServer(t, "docker.io/library/nginx:latest", fmt.Sprintf(answerWithName, 80))
-	importServer(t, "docker.io/nginxdemos/hello:latest", fmt.Sprintf(answerWithName, 80))
+	importServer(t, "docker.io/library/nginx:latest", fmt.Sprintf(serveHostname, 80))
+	importServer(t, "docker.io/nginxdemos/hello:latest", fmt.Sprintf(serveHostname, 80))
 	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "LocalAndRemote",
 		"--selector", "topology.liqo.io/region=south")
 	n.waitCondition("OffloadingRequired", "ClusterSelected")
-	inSouth := term(needs("topology.liqo.io/region", corev1.NodeSelectorOpIn, "south"))
-	n.waitPolicies(wish{strategy: "LocalAndRemote", terms: []corev1.NodeSelectorTerm{inSouth}})
+	inSouth := term(requirement("topology.liqo.io/region", corev1.NodeSelectorOpIn, "south"))
+	n.waitPolicies(placement{strategy: "LocalAndRemote", terms: []corev1.NodeSelectorTerm{inSouth}})
 	n.Apply(example(t, "offloading-with-policies", "deploy.yaml"))
 	south := n.onlyPod("app=app-south")
 	if on := n.WaitReady(south).Spec.NodeName; on != node {
@@ -98,8 +98,8 @@ func TestServiceOffloadingOfLiqo(t *testing.T) {
 	n := newTenant(t)
 	importServer(t, "docker.io/liqo/flights-service:latest", "mkdir /www && echo flights > /www/index.html && exec httpd -f -p 7999 -h /www")
 	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Local")
-	n.waitPolicies(wish{strategy: "Local"})
-	user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	n.waitPolicies(placement{strategy: "Local"})
+	user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	n.Apply(example(t, "service-offloading", "app.yaml"))
 	// An image without a tag is always pulled, and the lab can pull none.
 	if out, err := n.Kubectl("patch", "deployment", "flights-service", "--type=json",
@@ -123,6 +123,6 @@ func TestServiceOffloadingOfLiqo(t *testing.T) {
 	}
 	service := "flights-service." + n.Name + ".svc.cluster.local:7999"
 	for _, cluster := range []string{"home", "remote"} {
-		newAsker(t, cluster).waitAnswers(service, []string{"flights"})
+		newClientPod(t, cluster).waitResponses(service, []string{"flights"})
 	}
 }

@@ -28,11 +28,11 @@ func TestMain(m *testing.M) {
 	liqoSource, errLiqoSource = user.BeforeTests("Liqo's examples", func(ctx context.Context) (string, error) {
 		return components.Source(ctx, "liqo", "github.com/liqotech/liqo")
 	})
-	user.MainOverDriver(m, shared.remove)
+	user.MainWithDriver(m, shared.remove)
 }
 
 const (
-	// name is the id of the remote cluster, and the name of all that is made for it.
+	// name is the name of the RemoteCluster.
 	name = "offloaded"
 	node = "kosmos-cluster38" // as in the document about Kosmos
 )
@@ -42,7 +42,7 @@ var (
 	clustersOf  = driver.RemoteClusters
 )
 
-// shared is made by the first test that needs it, and removed after the last.
+// shared is created by the first test and removed after the last.
 var shared setup
 
 type setup struct {
@@ -81,13 +81,13 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 		"nodeName":   node,
 		"labels":     map[string]any{"region": "europe", "topology.liqo.io/region": "south"},
 		"labelsFrom": map[string]any{"namespace": "liqo-csi-access", "name": "liqo-csi-labels"},
-		// Beside ours. This one keeps no pod away.
+		// An additional taint, which does not repel pods.
 		"taints":  []any{map[string]any{"key": "kosmos.io/node", "value": "true", "effect": "PreferNoSchedule"}},
 		"network": driver.Routed(remote),
 	})
 }
 
-// condition is what the status says of the remote cluster: reason and message.
+// condition returns the reason and message of a condition of the remote cluster.
 func condition(object *unstructured.Unstructured, kind string) (reason, message string) {
 	all, _, _ := unstructured.NestedSlice(object.Object, "status", "remoteNamespacesConditions", name)
 	for _, one := range all {
@@ -118,21 +118,21 @@ func dynamicClient(cluster *clusters.Cluster) (dynamic.Interface, error) {
 	return dynamic.NewForConfig(config)
 }
 
-// run runs the program as users do: what it prints, and what it says on stderr with the error.
+// run runs the program. The error contains its stderr.
 func run(ctx context.Context, args ...string) (string, error) {
 	program, err := driver.Compile(ctx)
 	if err != nil {
 		return "", err
 	}
-	// No command has a --timeout that is longer than Patience.
-	ctx, cancel := context.WithTimeout(ctx, 2*user.Patience)
+	// No command has a --timeout that is longer than user.Timeout.
+	ctx, cancel := context.WithTimeout(ctx, 2*user.Timeout)
 	defer cancel()
 	command := exec.CommandContext(ctx, program, args...)
-	var complaint bytes.Buffer
-	command.Stderr = &complaint
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
 	out, err := command.Output()
 	if err != nil {
-		return string(out), fmt.Errorf("liqo-csi %s: %w: %s", strings.Join(args, " "), err, complaint.String())
+		return string(out), fmt.Errorf("liqo-csi %s: %w: %s", strings.Join(args, " "), err, stderr.String())
 	}
 	return string(out), nil
 }

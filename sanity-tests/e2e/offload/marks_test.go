@@ -30,7 +30,7 @@ func TestOnlyTheFabricChangesItsMarksOnPods(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	n.Apply(podRights)
 	client, _ := impersonate(t, n.Cluster, "e2e-user", "system:authenticated")
-	n.Pod("web", "", bare)
+	n.Pod("web", "", stateless)
 	n.WaitReady("web")
 	const refusal = "only the fabric changes what it writes on a pod"
 	try := func(client kubernetes.Interface, kind types.PatchType, patch string, parts ...string) (*corev1.Pod, error) {
@@ -73,11 +73,11 @@ func TestOnlyTheFabricChangesItsMarksOnPods(t *testing.T) {
 		"Liqo's own pod":          {func(pod *corev1.Pod) { pod.Labels = map[string]string{"liqo.io/shadowPod": "true"} }, ""},
 		"a remote pod of another": {func(pod *corev1.Pod) { pod.Annotations = map[string]string{"fabric.storage.liqo.io/home-pod": "a/b"} }, ""},
 	} {
-		_, err := pods.Create(t.Context(), podOf("made", one.edit), dryRunCreate)
+		_, err := pods.Create(t.Context(), newPod("made", one.edit), dryRunCreate)
 		checkOutcome(t, what, err, one.words)
 	}
 	// Kubernetes copies the annotations of a binding to the pod.
-	waiting := podOf("waiting", func(pod *corev1.Pod) { pod.Spec.SchedulerName = "nobody" })
+	waiting := newPod("waiting", func(pod *corev1.Pod) { pod.Spec.SchedulerName = "nobody" })
 	if _, err := pods.Create(t.Context(), waiting, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -92,10 +92,10 @@ func TestOnlyTheFabricChangesItsMarksOnPods(t *testing.T) {
 	n.DeletePod("web")
 }
 
-// A pod may bring the gate that a policy adds to pods with claims: nobody else opens it.
+// A user may create a pod with the gate that a policy adds to pods with claims. The fabric must open it.
 func TestGateThatAPodBringsIsOpened(t *testing.T) {
 	n := newTenant(t)
-	n.Pod("web", "", claimless, func(pod *corev1.Pod) {
+	n.Pod("web", "", withoutVolumes, func(pod *corev1.Pod) {
 		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "fabric.storage.liqo.io/claims"}}
 	})
 	n.WaitReady("web")

@@ -17,7 +17,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// setFabric changes spec.fabric of the RemoteCluster, and changes it back when the test ends: only for tests that run alone.
+// setFabric changes spec.fabric of the RemoteCluster until the test ends. Only exclusive tests may use it.
 func setFabric(t *testing.T, now, afterwards map[string]any) {
 	t.Helper()
 	all, err := dynamicClient(user.Cluster(t, "home"))
@@ -37,31 +37,31 @@ func setFabric(t *testing.T, now, afterwards map[string]any) {
 		}
 	}
 	set(t.Context(), now)
-	t.Cleanup(func() { set(user.Afterwards(t), afterwards) })
+	t.Cleanup(func() { set(user.CleanupContext(t), afterwards) })
 }
 
-// asker is a pod in a namespace of its own in one of the clusters, which nobody offloads.
-type asker struct{ *user.Namespace }
+// clientPod is a pod in its own namespace, which is not offloaded.
+type clientPod struct{ *user.Namespace }
 
-func newAsker(t *testing.T, cluster string) asker {
+func newClientPod(t *testing.T, cluster string) clientPod {
 	t.Helper()
 	n := user.NewNamespace(t, user.Cluster(t, cluster))
-	n.Pod("asker", "", claimless, named)
+	n.Pod("asker", "", withoutVolumes, withClusterDNS)
 	n.WaitReady("asker")
-	return asker{n}
+	return clientPod{n}
 }
 
-// answers are those of a service when it is asked often.
-func (a asker) answers(service string) ([]string, error) {
+// responses returns the distinct responses of a service to several requests.
+func (a clientPod) responses(service string) ([]string, error) {
 	const ask = `for i in 0 1 2 3 4 5 6 7 8 9 10 11; do timeout 5 wget -qO- http://%s 2>/dev/null || echo none; done | sort -u`
 	out, err := a.Kubectl("exec", "asker", "--", "sh", "-c", fmt.Sprintf(ask, service))
 	return strings.Fields(out), err
 }
 
-// waitAnswers waits until a service leads to these pods and nowhere else.
-func (a asker) waitAnswers(service string, want []string) {
+// waitResponses waits until a service has exactly these pods as its endpoints.
+func (a clientPod) waitResponses(service string, want []string) {
 	a.Eventually(fmt.Sprintf("%s to lead to %q", service, want), func(context.Context) (string, error) {
-		got, err := a.answers(service)
+		got, err := a.responses(service)
 		if !slices.Equal(got, want) {
 			return fmt.Sprintf("in cluster %s it leads to %q", a.Cluster.Name(), got), err
 		}
@@ -69,17 +69,15 @@ func (a asker) waitAnswers(service string, want []string) {
 	})
 }
 
-// claimless is a pod without a volume.
-func claimless(pod *corev1.Pod) {
+func withoutVolumes(pod *corev1.Pod) {
 	pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
 }
 
-// named is a pod that finds others by their names.
-func named(pod *corev1.Pod) { pod.Spec.DNSPolicy = corev1.DNSClusterFirst }
+func withClusterDNS(pod *corev1.Pod) { pod.Spec.DNSPolicy = corev1.DNSClusterFirst }
 
-// web answers with the name of the pod.
+// web serves the name of the pod.
 func web(pod *corev1.Pod) {
-	claimless(pod)
+	withoutVolumes(pod)
 	pod.Labels = map[string]string{"app": "web"}
 	pod.Spec.Containers[0].Command = []string{"sh", "-c", "mkdir /www && hostname > /www/index.html && exec httpd -f -p 8080 -h /www"}
 }
@@ -88,7 +86,7 @@ func web(pod *corev1.Pod) {
 // clusters, and leads to all of them where the networks are routed; else to those of its own cluster.
 func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 	prepare(t)
-	askers := map[string]asker{"home": newAsker(t, "home"), "remote": newAsker(t, "remote")}
+	clients := map[string]clientPod{"home": newClientPod(t, "home"), "remote": newClientPod(t, "remote")}
 	type exposed struct {
 		service string
 		pods    map[string][]string
@@ -104,9 +102,9 @@ func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 		{"Remote", map[string][]string{"remote": {"one", "two"}}},
 	} {
 		n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
-		user.Existing(t, user.Cluster(t, "remote"), n.Name)
+		user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 		n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", strategy.name)
-		n.waitPolicies(wish{strategy: strategy.name})
+		n.waitPolicies(placement{strategy: strategy.name})
 		tenants = append(tenants, n)
 		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{
 			Selector: map[string]string{"app": "web"},
@@ -137,20 +135,20 @@ func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 		return slices.Sorted(slices.Values(slices.Concat(of.pods["home"], of.pods["remote"])))
 	}
 	for _, one := range all {
-		for _, asker := range askers {
-			asker.waitAnswers(one.service, everywhere(one))
+		for _, clientPod := range clients {
+			clientPod.waitResponses(one.service, everywhere(one))
 		}
 	}
 
 	setFabric(t, map[string]any{"network": map[string]any{"mode": "Isolated", "podCIDRs": nil}},
 		map[string]any{"network": driver.Routed(user.Cluster(t, "remote"))})
 	for _, one := range all {
-		for where, asker := range askers {
+		for where, clientPod := range clients {
 			want := one.pods[where]
 			if len(want) == 0 {
 				want = []string{"none"}
 			}
-			asker.waitAnswers(one.service, want)
+			clientPod.waitResponses(one.service, want)
 		}
 	}
 	for i, one := range all {
@@ -162,7 +160,7 @@ func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 		}
 	}
 	for _, n := range tenants {
-		// All at once: each takes its time.
+		// Delete in parallel.
 		if out, err := n.Kubectl("delete", "namespace", n.Name, "--wait=false"); err != nil {
 			t.Error(err, out)
 		}

@@ -18,7 +18,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// tenant is a namespace at home that is offloaded, and unoffloaded before it goes.
+// tenant is a namespace in the home cluster that is offloaded.
 type tenant struct {
 	*user.Namespace
 	t *testing.T
@@ -27,11 +27,11 @@ type tenant struct {
 func newTenant(t *testing.T) tenant {
 	t.Helper()
 	t.Parallel()
-	return newTenantAlone(t)
+	return newExclusiveTenant(t)
 }
 
-// newTenantAlone is for tests that others would disturb, or they others: nothing runs beside them.
-func newTenantAlone(t *testing.T) tenant {
+// newExclusiveTenant is for tests that cannot run in parallel with others.
+func newExclusiveTenant(t *testing.T) tenant {
 	t.Helper()
 	prepare(t)
 	return tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
@@ -42,8 +42,7 @@ func (n tenant) program(args ...string) (string, error) {
 	return run(n.t.Context(), append(args, "--kubeconfig", n.Cluster.Kubeconfig())...)
 }
 
-// timeout is for commands that are to succeed: as long as tests wait for anything.
-var timeout = fmt.Sprintf("%.0fs", user.Patience.Seconds())
+var timeout = fmt.Sprintf("%.0fs", user.Timeout.Seconds())
 
 func (n tenant) offload(args ...string) string {
 	n.t.Helper()
@@ -98,7 +97,7 @@ func (n tenant) waitCondition(kind, reason string, words ...string) {
 	})
 }
 
-// remote is the namespace of that name in the remote cluster, or nil.
+// remote returns a namespace of the remote cluster, or nil.
 func (n tenant) remote(namespace string) (found *corev1.Namespace) {
 	n.t.Helper()
 	n.Eventually("the remote cluster to answer", func(ctx context.Context) (missing string, err error) {
@@ -108,8 +107,7 @@ func (n tenant) remote(namespace string) (found *corev1.Namespace) {
 	return found
 }
 
-// waitRemoteGone waits until the namespace of that name is gone from the remote cluster.
-func (n tenant) waitRemoteGone(namespace string) {
+func (n tenant) waitRemoteDeleted(namespace string) {
 	n.t.Helper()
 	n.Eventually("the namespace to go", func(ctx context.Context) (string, error) {
 		found, err := readRemote(ctx, user.Cluster(n.t, "remote"), namespace)
@@ -135,10 +133,10 @@ func readRemote(ctx context.Context, remote *clusters.Cluster, namespace string)
 	return found, nil
 }
 
-func there(pod *corev1.Pod) {
+func onVirtualNode(pod *corev1.Pod) {
 	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
-	// Named, because a toleration of everything keeps pods here that are not offloaded.
-	pod.Spec.Tolerations = []corev1.Toleration{ours}
+	// Pods that tolerate everything stay in the home cluster unless they tolerate this taint by its key.
+	pod.Spec.Tolerations = []corev1.Toleration{virtualNodeToleration}
 }
 
 func TestNamespaceIsOffloadedWithEachStrategy(t *testing.T) {
@@ -156,15 +154,15 @@ func TestNamespaceIsOffloadedWithEachStrategy(t *testing.T) {
 			out := n.offload(args...)
 			n.waitCondition("OffloadingRequired", "ClusterSelected")
 			n.waitCondition("Ready", "NamespaceCreated")
-			made, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
-			if !strings.HasPrefix(made, want(n.Name)) || (strategy != "DefaultName" && made != want(n.Name)) {
-				t.Errorf("the namespace is called %q there", made)
+			created, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
+			if !strings.HasPrefix(created, want(n.Name)) || (strategy != "DefaultName" && created != want(n.Name)) {
+				t.Errorf("the namespace is called %q there", created)
 			}
-			if !strings.Contains(out, made) || n.remote(made) == nil {
-				t.Errorf("%q is not there, or not said: %s", made, out)
+			if !strings.Contains(out, created) || n.remote(created) == nil {
+				t.Errorf("%q is not there, or not said: %s", created, out)
 			}
 			n.unoffload()
-			if n.remote(made) != nil {
+			if n.remote(created) != nil {
 				t.Error("the namespace is still there")
 			}
 		})
@@ -174,16 +172,16 @@ func TestNamespaceIsOffloadedWithEachStrategy(t *testing.T) {
 func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
 	n := newTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data", there)
+	n.Pod("user", "data", onVirtualNode)
 	n.WaitEvent("data", n.Name+" is not offloaded to the cluster "+name)
 	n.offload("--namespace-mapping-strategy", "SelectedName", "--remote-namespace-name", "twin-"+n.Name)
 	n.WaitReady("user")
-	remote := user.Existing(t, user.Cluster(t, "remote"), "twin-"+n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), "twin-"+n.Name)
 	if _, err := remote.Client.CoreV1().PersistentVolumeClaims(remote.Name).Get(t.Context(), "data", metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
 
-	// It is in the way of unoffloading, whoever asks for it.
+	// The claim blocks unoffloading by the command and by kubectl.
 	_, err := n.program("unoffload", "namespace", n.Name)
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(err.Error(), n.Name+"/data") {
@@ -200,13 +198,13 @@ func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
 	if _, err := n.Kubectl("delete", "pvc", "data"); err != nil {
 		t.Fatal(err)
 	}
-	n.waitRemoteGone(remote.Name)
+	n.waitRemoteDeleted(remote.Name)
 }
 
 func TestForeignClaimHoldsTheNamespace(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	remote.Claim("theirs", "reference", "64Mi")
 	// The command says what the status says when its time is over: by then it says what is wanted.
 	if _, err := n.Kubectl("delete", "namespaceoffloading", "offloading", "--wait=false"); err != nil {
@@ -222,7 +220,7 @@ func TestForeignClaimHoldsTheNamespace(t *testing.T) {
 	if _, err := remote.Kubectl("delete", "pvc", "theirs"); err != nil {
 		t.Fatal(err)
 	}
-	n.waitRemoteGone(n.Name)
+	n.waitRemoteDeleted(n.Name)
 }
 
 func TestForeignNamespaceIsRefused(t *testing.T) {
@@ -249,7 +247,7 @@ func TestForeignNamespaceIsRefused(t *testing.T) {
 	}
 }
 
-// As they stand in Liqo's documentation and as `liqoctl offload namespace -o yaml` writes them.
+// The manifests are from Liqo's documentation and from `liqoctl offload namespace -o yaml`.
 func TestManifestsOfLiqoServeUnchanged(t *testing.T) {
 	for what, one := range map[string]struct{ spec, required string }{
 		"liqoctl": {`
@@ -311,7 +309,6 @@ func TestWhatCannotBeIsRefused(t *testing.T) {
 	n.unoffload()
 }
 
-// What --output prints is what would be made, and asks no cluster.
 func TestManifestIsPrintedOffline(t *testing.T) {
 	text, err := run(t.Context(), "offload", "ns", "shop", "--output", "yaml", "-l", "region in (europe,us-west), !staging")
 	if err != nil {

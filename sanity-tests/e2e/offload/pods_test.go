@@ -20,13 +20,13 @@ func offloadedTenant(t *testing.T) (tenant, *user.Namespace) {
 	t.Helper()
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	return n, user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	return n, user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 }
 
-// bare is a pod without a claim, for the node of the remote cluster.
-func bare(pod *corev1.Pod) {
-	claimless(pod)
-	there(pod)
+// stateless schedules a pod without volumes on the virtual node.
+func stateless(pod *corev1.Pod) {
+	withoutVolumes(pod)
+	onVirtualNode(pod)
 }
 
 func (n tenant) pod(name string) *corev1.Pod {
@@ -50,7 +50,7 @@ func (n tenant) waitPod(what, name string, wrong func(pod *corev1.Pod) string) {
 	})
 }
 
-func waitGone(n *user.Namespace, name string) {
+func waitDeleted(n *user.Namespace, name string) {
 	n.Eventually("pod "+name+" to go", func(ctx context.Context) (string, error) {
 		pod, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -66,7 +66,7 @@ func waitGone(n *user.Namespace, name string) {
 func TestPodRunsWhereItsDataAre(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("writer", "data", there)
+	n.Pod("writer", "data", onVirtualNode)
 	here := n.WaitReady("writer")
 	remote.Exec("writer", "echo kept > "+user.DataPath+"/file && sync")
 	running, err := remote.Client.CoreV1().Pods(remote.Name).Get(t.Context(), "writer", metav1.GetOptions{})
@@ -80,8 +80,8 @@ func TestPodRunsWhereItsDataAre(t *testing.T) {
 		t.Errorf("the remote pod runs for %q, not for %s", uid, here.UID)
 	}
 	n.DeletePod("writer")
-	waitGone(remote, "writer")
-	n.Pod("reader", "data", there)
+	waitDeleted(remote, "writer")
+	n.Pod("reader", "data", onVirtualNode)
 	n.WaitReady("reader")
 	if text := remote.Exec("reader", "cat "+user.DataPath+"/file"); strings.TrimSpace(text) != "kept" {
 		user.Violated(t, "the file has %q", text)
@@ -90,7 +90,7 @@ func TestPodRunsWhereItsDataAre(t *testing.T) {
 
 func TestChangesOfAPodFollow(t *testing.T) {
 	n, remote := offloadedTenant(t)
-	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
 	})
 	n.WaitReady("web")
@@ -129,7 +129,7 @@ func TestChangesOfAPodFollow(t *testing.T) {
 		return ""
 	})
 
-	// Another name of the same image: the container is started anew.
+	// The kubelet restarts the container because the image has another name.
 	if out, err := n.Kubectl("set", "image", "pod/web", "main=busybox:1.37"); err != nil {
 		t.Fatal(err, out)
 	}
@@ -150,11 +150,11 @@ func TestChangesOfAPodFollow(t *testing.T) {
 	n.Eventually("the log of the container that looks into the pod", func(context.Context) (string, error) {
 		out, err := n.stream(true, "", "logs", "web", "--container=looker")
 		if err != nil || out != "looked\n" {
-			return fmt.Sprintf("%v: %s%s", err, out, complaint(err)), nil
+			return fmt.Sprintf("%v: %s%s", err, out, stderr(err)), nil
 		}
 		return "", nil
 	})
-	// The fence there takes no capability to trace.
+	// The policies in the remote cluster refuse the capability to trace.
 	n.WaitEvent("web", "RemoteChangeRefused", "capabilities")
 	last, err := remote.Client.CoreV1().Pods(remote.Name).Get(t.Context(), "web", metav1.GetOptions{})
 	if err != nil {
@@ -165,10 +165,10 @@ func TestChangesOfAPodFollow(t *testing.T) {
 	}
 }
 
-// The API server refuses what the node of a pod does not declare.
+// The API server refuses this unless the node declares the feature.
 func TestResourcesOfAWholePodAreChanged(t *testing.T) {
 	n, remote := offloadedTenant(t)
-	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		cpu := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
 		pod.Spec.Resources = &corev1.ResourceRequirements{Requests: cpu}
 	})
@@ -191,7 +191,7 @@ func TestResourcesOfAWholePodAreChanged(t *testing.T) {
 // createJob creates the job once, whose pod runs this script on the virtual node.
 func (n tenant) createJob(script string) {
 	n.t.Helper()
-	spec := user.NewPod("", "", bare).Spec
+	spec := user.NewPod("", "", stateless).Spec
 	spec.RestartPolicy = corev1.RestartPolicyNever
 	spec.Containers[0].Command = []string{"sh", "-c", script}
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "once"}, Spec: batchv1.JobSpec{
@@ -219,7 +219,7 @@ func TestJobEndsAsItsPodDid(t *testing.T) {
 
 func TestPodThatIsDeletedThereIsReplaced(t *testing.T) {
 	n, remote := offloadedTenant(t)
-	n.createDeployment(1, bare)
+	n.createDeployment(1, stateless)
 	ready := func(but string) (name string) {
 		n.Eventually("a pod of the deployment to be ready", func(ctx context.Context) (string, error) {
 			pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
@@ -243,10 +243,10 @@ func TestPodThatIsDeletedThereIsReplaced(t *testing.T) {
 		t.Fatal(err, out)
 	}
 	ready(first)
-	waitGone(n.Namespace, first)
+	waitDeleted(n.Namespace, first)
 
-	// Of a pod without an owner a record stays.
-	n.Pod("alone", "", bare)
+	// A pod without an owner is not deleted, but fails.
+	n.Pod("alone", "", stateless)
 	n.WaitReady("alone")
 	if out, err := remote.Kubectl("delete", "pod", "alone"); err != nil {
 		t.Fatal(err, out)
@@ -261,13 +261,13 @@ func TestPodThatIsDeletedThereIsReplaced(t *testing.T) {
 
 func TestForceDoesNotFreeTheNameOfAPodThatRuns(t *testing.T) {
 	n, remote := offloadedTenant(t)
-	n.Pod("stubborn", "", bare, func(pod *corev1.Pod) {
+	n.Pod("stubborn", "", stateless, func(pod *corev1.Pod) {
 		grace := int64(8)
 		pod.Spec.TerminationGracePeriodSeconds = &grace
 		pod.Spec.Containers[0].Command = []string{"sh", "-c", "trap : TERM; while true; do sleep 1; done"}
 	})
 	n.WaitReady("stubborn")
-	// A graceful end is under way there, then somebody loses patience.
+	// Delete gracefully, then by force.
 	if out, err := n.Kubectl("delete", "pod", "stubborn", "--wait=false"); err != nil {
 		t.Fatal(err, out)
 	}
@@ -304,20 +304,20 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 			return ""
 		})
 	}
-	n.Pod("host", "", bare, func(pod *corev1.Pod) {
+	n.Pod("host", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.HostPID = true
 		// The scheduler would leave it here.
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
 	})
 	waits("host", "PodNotSupported", "spec.hostPID")
-	remote.Pod("taken", "", claimless)
-	n.Pod("taken", "", bare)
+	remote.Pod("taken", "", withoutVolumes)
+	n.Pod("taken", "", stateless)
 	waits("taken", "RemoteNameTaken", "did not create")
 	if out, err := remote.Kubectl("delete", "pod", "taken"); err != nil {
 		t.Fatal(err, out)
 	}
 	n.WaitReady("taken")
-	n.Pod("device", "", bare, func(pod *corev1.Pod) {
+	n.Pod("device", "", stateless, func(pod *corev1.Pod) {
 		// What no other pod asks for: the node has room for these as before.
 		device := corev1.ResourceList{"example.test/device": resource.MustParse("1")}
 		pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: device, Limits: device}
@@ -325,7 +325,7 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
 	})
 	waits("device", "OutOfCapacity", "example.test/device")
-	n.Pod("foreign", "", bare, func(pod *corev1.Pod) {
+	n.Pod("foreign", "", stateless, func(pod *corev1.Pod) {
 		// No node there is one, and the scheduler would leave it here.
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, map[string]string{corev1.LabelArchStable: "s390x"}
 	})
@@ -334,7 +334,7 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 
 	// In a namespace that is not offloaded nothing runs there.
 	home := user.NewNamespace(t, user.Cluster(t, "home"))
-	home.Pod("web", "", bare)
+	home.Pod("web", "", stateless)
 	other := tenant{home, t}
 	other.waitPod("the pod to say why it waits", "web", func(pod *corev1.Pod) string {
 		if pod.Status.Reason != "OffloadingBackOff" || !strings.Contains(pod.Status.Message, "not offloaded") {

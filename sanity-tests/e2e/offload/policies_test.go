@@ -24,11 +24,11 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// wish is what a NamespaceOffloading says of pods.
-type wish struct {
+// placement is where the pods of a NamespaceOffloading can be scheduled.
+type placement struct {
 	strategy string
 	terms    []corev1.NodeSelectorTerm
-	// refusing are clusters that were selected and do not take the namespace.
+	// refusing are selected clusters in which the namespace cannot be created.
 	refusing []string
 }
 
@@ -38,16 +38,16 @@ const (
 	taintKey     = "virtual-node.liqo.io/not-allowed"
 )
 
-var ours = corev1.Toleration{Key: taintKey, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}
+var virtualNodeToleration = corev1.Toleration{Key: taintKey, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}
 
-// zoo are nodes of all kinds that the rules tell apart.
-var zoo = []*corev1.Node{
-	zooNode("home-europe", "", "europe"), zooNode("home-asia", "", "asia"), zooNode("home-nowhere", "", ""),
-	zooNode("virtual-europe", "milan", "europe"), zooNode("virtual-asia", "tokyo", "asia"), zooNode("virtual-nowhere", "zion", ""),
-	zooNode("virtual-refusing", name, "europe"),
+// testNodes has a node for each case that the policies distinguish.
+var testNodes = []*corev1.Node{
+	newTestNode("home-europe", "", "europe"), newTestNode("home-asia", "", "asia"), newTestNode("home-nowhere", "", ""),
+	newTestNode("virtual-europe", "milan", "europe"), newTestNode("virtual-asia", "tokyo", "asia"), newTestNode("virtual-nowhere", "zion", ""),
+	newTestNode("virtual-refusing", name, "europe"),
 }
 
-func zooNode(called, cluster, region string) *corev1.Node {
+func newTestNode(called, cluster, region string) *corev1.Node {
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: called, Labels: map[string]string{corev1.LabelHostname: called}}}
 	if region != "" {
 		object.Labels["region"] = region
@@ -59,9 +59,8 @@ func zooNode(called, cluster, region string) *corev1.Node {
 	return object
 }
 
-// The shapes of pods: what they have of their own when they are made. Each dimension is
-// combined with all others.
-type shape struct {
+// podVariant is a value of one dimension. Each dimension is combined with all others.
+type podVariant struct {
 	name string
 	edit func(*corev1.Pod)
 }
@@ -70,7 +69,7 @@ func term(requirements ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTer
 	return corev1.NodeSelectorTerm{MatchExpressions: requirements}
 }
 
-func needs(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
+func requirement(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: key, Operator: operator, Values: values}
 }
 
@@ -82,11 +81,11 @@ func required(terms ...corev1.NodeSelectorTerm) func(*corev1.Pod) {
 	}
 }
 
-func tolerating(all ...corev1.Toleration) func(*corev1.Pod) {
+func withTolerations(all ...corev1.Toleration) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.Spec.Tolerations = all }
 }
 
-var affinities = []shape{
+var affinities = []podVariant{
 	{"no affinity", func(*corev1.Pod) {}},
 	{"a pod affinity", func(pod *corev1.Pod) {
 		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
@@ -98,38 +97,38 @@ var affinities = []shape{
 	{"a preferred node", func(pod *corev1.Pod) {
 		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-				Weight: 1, Preference: term(needs("region", corev1.NodeSelectorOpIn, "asia")),
+				Weight: 1, Preference: term(requirement("region", corev1.NodeSelectorOpIn, "asia")),
 			}},
 		}}
 	}},
-	{"one term", required(term(needs("region", corev1.NodeSelectorOpIn, "europe")))},
+	{"one term", required(term(requirement("region", corev1.NodeSelectorOpIn, "europe")))},
 	{"two terms", required(
-		term(needs("region", corev1.NodeSelectorOpDoesNotExist)),
-		term(needs("region", corev1.NodeSelectorOpIn, "asia"), needs(typeLabel, corev1.NodeSelectorOpNotIn, "other")))},
+		term(requirement("region", corev1.NodeSelectorOpDoesNotExist)),
+		term(requirement("region", corev1.NodeSelectorOpIn, "asia"), requirement(typeLabel, corev1.NodeSelectorOpNotIn, "other")))},
 	{"a named node", required(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{
-		needs(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "virtual-europe")}})},
+		requirement(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "virtual-europe")}})},
 	{"a term that no node meets", required(corev1.NodeSelectorTerm{})},
-	{"one of these", required(corev1.NodeSelectorTerm{}, term(needs("region", corev1.NodeSelectorOpExists)))},
+	{"one of these", required(corev1.NodeSelectorTerm{}, term(requirement("region", corev1.NodeSelectorOpExists)))},
 	{"a node selector", func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"region": "europe"} }},
 }
 
-var tolerations = []shape{
+var tolerations = []podVariant{
 	{"no toleration", func(*corev1.Pod) {}},
-	{"another toleration", tolerating(corev1.Toleration{Key: "gpu", Operator: corev1.TolerationOpExists})},
-	{"a toleration of everything", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})},
-	{"a toleration of every NoExecute", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})},
-	{"a toleration of every NoSchedule", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})},
-	{"our toleration", tolerating(ours)},
-	{"our toleration by value", tolerating(corev1.Toleration{Key: taintKey, Value: "true", Effect: corev1.TaintEffectNoExecute})},
+	{"another toleration", withTolerations(corev1.Toleration{Key: "gpu", Operator: corev1.TolerationOpExists})},
+	{"a toleration of everything", withTolerations(corev1.Toleration{Operator: corev1.TolerationOpExists})},
+	{"a toleration of every NoExecute", withTolerations(corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})},
+	{"a toleration of every NoSchedule", withTolerations(corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})},
+	{"our toleration", withTolerations(virtualNodeToleration)},
+	{"our toleration by value", withTolerations(corev1.Toleration{Key: taintKey, Value: "true", Effect: corev1.TaintEffectNoExecute})},
 }
 
-func volume(source corev1.VolumeSource) func(*corev1.Pod) {
+func withVolume(source corev1.VolumeSource) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Volumes = []corev1.Volume{{Name: "more", VolumeSource: source}}
 	}
 }
 
-var natures = []shape{
+var podKinds = []podVariant{
 	{"plain", func(*corev1.Pod) {}},
 	{"by class", func(pod *corev1.Pod) { pod.Spec.RuntimeClassName = new("liqo") }},
 	{"by class with hostPID", func(pod *corev1.Pod) { pod.Spec.RuntimeClassName = new("liqo"); pod.Spec.HostPID = true }},
@@ -141,18 +140,18 @@ var natures = []shape{
 	{"of a ReplicaSet", ownedBy("ReplicaSet")},
 	{"hostNetwork", func(pod *corev1.Pod) { pod.Spec.HostNetwork = true }},
 	{"hostIPC", func(pod *corev1.Pod) { pod.Spec.HostIPC = true }},
-	{"hostPath", volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/tmp"}})},
-	{"ephemeral", volume(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+	{"hostPath", withVolume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/tmp"}})},
+	{"ephemeral", withVolume(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
 		VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")}},
 		}},
 	}})},
-	{"flexVolume", volume(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "example.test/driver"}})},
+	{"flexVolume", withVolume(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "example.test/driver"}})},
 	{"resourceClaims", func(pod *corev1.Pod) {
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("gpu")}}
 	}},
-	{"a token of its own", projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}})},
+	{"a token of its own", withProjectedVolume(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}})},
 	{"the token of Kubernetes", func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }},
 	{"privileged", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
@@ -162,22 +161,22 @@ var natures = []shape{
 			Name: "first", Image: "busybox", SecurityContext: &corev1.SecurityContext{Privileged: new(true)},
 		}}
 	}},
-	{"a capability", adding("IPC_LOCK")},
-	{"a capability of the baseline", adding("NET_BIND_SERVICE")},
+	{"a capability", addCapability("IPC_LOCK")},
+	{"a capability of the baseline", addCapability("NET_BIND_SERVICE")},
 	{"hostPort", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}}
 	}},
 	{"a sysctl", func(pod *corev1.Pod) {
 		pod.Spec.SecurityContext = &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: "net.core.somaxconn", Value: "1024"}}}
 	}},
-	{"a projected volume", projected(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{}})},
+	{"a projected volume", withProjectedVolume(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{}})},
 }
 
-func projected(source corev1.VolumeProjection) func(*corev1.Pod) {
-	return volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{source}}})
+func withProjectedVolume(source corev1.VolumeProjection) func(*corev1.Pod) {
+	return withVolume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{source}}})
 }
 
-func adding(capability corev1.Capability) func(*corev1.Pod) {
+func addCapability(capability corev1.Capability) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{
 			Capabilities: &corev1.Capabilities{Add: []corev1.Capability{capability}},
@@ -193,7 +192,7 @@ func ownedBy(kind string) func(*corev1.Pod) {
 	}
 }
 
-func podOf(name string, edits ...func(*corev1.Pod)) *corev1.Pod {
+func newPod(name string, edits ...func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
 		AutomountServiceAccountToken: new(bool),
 		Containers:                   []corev1.Container{{Name: "main", Image: "busybox"}},
@@ -204,16 +203,16 @@ func podOf(name string, edits ...func(*corev1.Pod)) *corev1.Pod {
 	return pod
 }
 
-func isAside(pod *corev1.Pod) bool {
+func isNodePod(pod *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(pod)
 	return pod.Annotations[corev1.MirrorPodAnnotationKey] != "" || owner != nil && owner.Kind == "DaemonSet"
 }
 
-func byClass(pod *corev1.Pod) bool {
+func usesLiqoClass(pod *corev1.Pod) bool {
 	return pod.Spec.RuntimeClassName != nil && *pod.Spec.RuntimeClassName == "liqo"
 }
 
-func isHomebound(pod *corev1.Pod) bool {
+func needsHomeCluster(pod *corev1.Pod) bool {
 	spec := &pod.Spec
 	return spec.HostNetwork || spec.HostPID || spec.HostIPC || len(spec.ResourceClaims) > 0 ||
 		slices.ContainsFunc(spec.Volumes, func(one corev1.Volume) bool {
@@ -222,8 +221,8 @@ func isHomebound(pod *corev1.Pod) bool {
 		})
 }
 
-// isBeyondBaseline: the policies of remote clusters refuse it.
-func isBeyondBaseline(pod *corev1.Pod) bool {
+// exceedsBaseline reports whether the policies of remote clusters refuse a pod.
+func exceedsBaseline(pod *corev1.Pod) bool {
 	return pod.Spec.SecurityContext != nil && len(pod.Spec.SecurityContext.Sysctls) > 0 ||
 		slices.ContainsFunc(slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers), func(one corev1.Container) bool {
 			may := one.SecurityContext
@@ -232,8 +231,8 @@ func isBeyondBaseline(pod *corev1.Pod) bool {
 		})
 }
 
-// admits is what the scheduler makes of a pod as it is.
-func admits(t *testing.T, pod *corev1.Pod, node *corev1.Node) bool {
+// canSchedule reports whether the affinity and tolerations of a pod match a node.
+func canSchedule(t *testing.T, pod *corev1.Pod, node *corev1.Node) bool {
 	t.Helper()
 	matches, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
 	if err != nil {
@@ -249,52 +248,52 @@ func admits(t *testing.T, pod *corev1.Pod, node *corev1.Node) bool {
 	return matches
 }
 
-// refuses: no node would do.
-func (w wish) refuses(pod *corev1.Pod) bool {
-	return !isAside(pod) && isHomebound(pod) && (w.strategy == "Remote" || byClass(pod))
+// refuses reports whether the policies refuse a pod because it can be scheduled on no node.
+func (w placement) refuses(pod *corev1.Pod) bool {
+	return !isNodePod(pod) && needsHomeCluster(pod) && (w.strategy == "Remote" || usesLiqoClass(pod))
 }
 
-// allows is where the pod is to be able to run: what the documentation says, in terms of nodes.
-func (w wish) allows(t *testing.T, pod *corev1.Pod, node *corev1.Node) bool {
+// allows reports whether a pod should be able to run on a node, according to the documentation.
+func (w placement) allows(t *testing.T, pod *corev1.Pod, node *corev1.Node) bool {
 	t.Helper()
 	// Without its taints: whether the pod's own words admit the node.
 	open := node.DeepCopy()
 	open.Spec.Taints = nil
 	isVirtual := node.Labels[typeLabel] == "virtual-node"
-	wanted := admits(t, pod, open)
+	wanted := canSchedule(t, pod, open)
 	selected := len(w.terms) == 0
 	for _, one := range w.terms {
-		selected = selected || admits(t, podOf("selector", required(one)), open)
+		selected = selected || canSchedule(t, newPod("selector", required(one)), open)
 	}
 	selected = selected && !slices.Contains(w.refusing, node.Labels[clusterLabel])
 	switch {
-	case isAside(pod):
-		return admits(t, pod, node)
-	case byClass(pod):
+	case isNodePod(pod):
+		return canSchedule(t, pod, node)
+	case usesLiqoClass(pod):
 		return wanted && isVirtual && selected
 	case w.strategy == "Remote":
 		return wanted && isVirtual && selected
 	case w.strategy == "LocalAndRemote":
-		return wanted && (!isVirtual || selected && !isHomebound(pod) && !isBeyondBaseline(pod))
+		return wanted && (!isVirtual || selected && !needsHomeCluster(pod) && !exceedsBaseline(pod))
 	default:
 		return wanted && !isVirtual
 	}
 }
 
-// judge makes pods of all shapes, and compares where they could run.
-func (w wish) judge(t *testing.T, create func(*corev1.Pod) (*corev1.Pod, error)) {
+// check creates pods of all variants and compares on which nodes they can be scheduled.
+func (w placement) check(t *testing.T, create func(*corev1.Pod) (*corev1.Pod, error)) {
 	t.Helper()
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, affinity := range affinities {
 		for _, toleration := range tolerations {
 			all.Go(func() {
-				for _, nature := range natures {
-					what := strings.Join([]string{nature.name, affinity.name, toleration.name}, ", ")
-					asked := podOf("judged", affinity.edit, toleration.edit, nature.edit)
-					made, err := create(asked.DeepCopy())
-					if complaint := w.complaint(t, asked, made, err); complaint != "" {
-						t.Errorf("%s: %s", what, complaint)
+				for _, kind := range podKinds {
+					what := strings.Join([]string{kind.name, affinity.name, toleration.name}, ", ")
+					requested := newPod("judged", affinity.edit, toleration.edit, kind.edit)
+					created, err := create(requested.DeepCopy())
+					if mismatch := w.mismatch(t, requested, created, err); mismatch != "" {
+						t.Errorf("%s: %s", what, mismatch)
 					}
 				}
 			})
@@ -302,60 +301,60 @@ func (w wish) judge(t *testing.T, create func(*corev1.Pod) (*corev1.Pod, error))
 	}
 }
 
-func (w wish) complaint(t *testing.T, asked, made *corev1.Pod, err error) string {
+func (w placement) mismatch(t *testing.T, requested, created *corev1.Pod, err error) string {
 	t.Helper()
-	if w.refuses(asked) {
+	if w.refuses(requested) {
 		return mismatch(err, "the pod can run in this cluster only")
 	}
 	if err != nil {
 		return fmt.Sprint("it is refused: ", err)
 	}
-	for _, node := range zoo {
-		if may := admits(t, made, node); may != w.allows(t, asked, node) {
-			return fmt.Sprintf("%sthat it may run on %s is %t: %v %v", user.Violation, node.Name, may, made.Spec.Tolerations, made.Spec.Affinity)
+	for _, node := range testNodes {
+		if may := canSchedule(t, created, node); may != w.allows(t, requested, node) {
+			return fmt.Sprintf("%sthat it may run on %s is %t: %v %v", user.Violation, node.Name, may, created.Spec.Tolerations, created.Spec.Affinity)
 		}
 	}
-	kept := func(one corev1.Toleration) bool { return slices.Contains(made.Spec.Tolerations, one) }
-	for _, one := range asked.Spec.Tolerations {
+	kept := func(one corev1.Toleration) bool { return slices.Contains(created.Spec.Tolerations, one) }
+	for _, one := range requested.Spec.Tolerations {
 		// Kubernetes drops what that of the class covers.
-		if !kept(one) && !byClass(asked) {
-			return fmt.Sprintf("its own toleration %v is gone: %v", one, made.Spec.Tolerations)
+		if !kept(one) && !usesLiqoClass(requested) {
+			return fmt.Sprintf("its own toleration %v is gone: %v", one, created.Spec.Tolerations)
 		}
 	}
 	times := 0
-	for _, one := range made.Spec.Tolerations {
-		if one == ours {
+	for _, one := range created.Spec.Tolerations {
+		if one == virtualNodeToleration {
 			times++
 		}
 	}
 	if times > 1 {
 		return fmt.Sprintf("it tolerates virtual nodes %d times", times)
 	}
-	if own := asked.Spec.Affinity; own != nil && own.PodAntiAffinity != nil && made.Spec.Affinity.PodAntiAffinity == nil {
+	if own := requested.Spec.Affinity; own != nil && own.PodAntiAffinity != nil && created.Spec.Affinity.PodAntiAffinity == nil {
 		return "its pod affinity is gone"
 	}
-	if own := asked.Spec.Affinity; own != nil && own.NodeAffinity != nil &&
-		len(own.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != len(made.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) {
+	if own := requested.Spec.Affinity; own != nil && own.NodeAffinity != nil &&
+		len(own.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != len(created.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) {
 		return "its preferred nodes are gone"
 	}
 	return ""
 }
 
-// create makes pods that are not kept.
+// create creates a pod as a dry run.
 func (n tenant) create(pod *corev1.Pod) (*corev1.Pod, error) {
 	return n.Client.CoreV1().Pods(n.Name).Create(n.t.Context(), pod, dryRunCreate)
 }
 
-// waitPolicies waits until what the API server knows of the namespace has come to this.
-func (n tenant) waitPolicies(w wish) {
+// waitPolicies waits until the API server applies the policies for this placement.
+func (n tenant) waitPolicies(w placement) {
 	n.t.Helper()
-	probe := podOf("probe", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))
+	probe := newPod("probe", withTolerations(corev1.Toleration{Operator: corev1.TolerationOpExists}))
 	n.Eventually("the policies know the namespace", func(context.Context) (string, error) {
-		made, err := n.create(probe.DeepCopy())
+		created, err := n.create(probe.DeepCopy())
 		if err != nil {
 			return "", err
 		}
-		return w.complaint(n.t, probe, made, nil), nil
+		return w.mismatch(n.t, probe, created, nil), nil
 	})
 	n.Eventually("the namespace to be labelled", func(ctx context.Context) (string, error) {
 		found, err := n.Client.CoreV1().Namespaces().Get(ctx, n.Name, metav1.GetOptions{})
@@ -367,10 +366,10 @@ func (n tenant) waitPolicies(w wish) {
 }
 
 func TestPodsMayRunWhereTheOffloadingSays(t *testing.T) {
-	inEurope := term(needs("region", corev1.NodeSelectorOpIn, "europe"))
-	named := corev1.NodeSelectorTerm{
-		MatchFields:      []corev1.NodeSelectorRequirement{needs(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "virtual-asia")},
-		MatchExpressions: []corev1.NodeSelectorRequirement{needs("region", corev1.NodeSelectorOpExists)},
+	inEurope := term(requirement("region", corev1.NodeSelectorOpIn, "europe"))
+	byName := corev1.NodeSelectorTerm{
+		MatchFields:      []corev1.NodeSelectorRequirement{requirement(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "virtual-asia")},
+		MatchExpressions: []corev1.NodeSelectorRequirement{requirement("region", corev1.NodeSelectorOpExists)},
 	}
 	for _, strategy := range []string{"LocalAndRemote", "Remote", "Local"} {
 		for selector, one := range map[string]struct {
@@ -380,44 +379,44 @@ func TestPodsMayRunWhereTheOffloadingSays(t *testing.T) {
 			"all": {"[]", nil},
 			// An empty list is as good as none.
 			"europe":   {"[{matchExpressions: [{key: region, operator: In, values: [europe]}, {key: staging, operator: DoesNotExist, values: []}]}]", []corev1.NodeSelectorTerm{inEurope}},
-			"two ways": {"[{matchExpressions: [{key: region, operator: Exists}], matchFields: [{key: metadata.name, operator: In, values: [virtual-asia]}]}, {matchExpressions: [{key: region, operator: In, values: [europe]}]}]", []corev1.NodeSelectorTerm{named, inEurope}},
+			"two ways": {"[{matchExpressions: [{key: region, operator: Exists}], matchFields: [{key: metadata.name, operator: In, values: [virtual-asia]}]}, {matchExpressions: [{key: region, operator: In, values: [europe]}]}]", []corev1.NodeSelectorTerm{byName, inEurope}},
 		} {
 			t.Run(strategy+" "+selector, func(t *testing.T) {
 				n := newTenant(t)
 				n.Apply("apiVersion: offloading.liqo.io/v1beta1\nkind: NamespaceOffloading\nmetadata: {name: offloading}\nspec:\n  podOffloadingStrategy: " +
 					strategy + "\n  clusterSelector: {nodeSelectorTerms: " + one.manifest + "}\n")
-				w := wish{strategy: strategy, terms: one.terms}
+				w := placement{strategy: strategy, terms: one.terms}
 				n.waitPolicies(w)
-				w.judge(t, n.create)
+				w.check(t, n.create)
 				n.unoffload()
 			})
 		}
 	}
 }
 
-// A cluster in which somebody else has the namespace's name is selected, and not fed.
+// A selected cluster in which another namespace has the name gets no pods.
 func TestPodsAreKeptOffClustersThatRefuseTheNamespace(t *testing.T) {
 	n := newTenant(t)
 	user.NewNamespaceNamed(t, user.Cluster(t, "remote"), n.Name)
 	if _, err := n.program("offload", "namespace", n.Name, "--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Remote"); err == nil {
 		t.Fatal("the namespace is not refused")
 	}
-	w := wish{strategy: "Remote", refusing: []string{name}}
+	w := placement{strategy: "Remote", refusing: []string{name}}
 	n.waitPolicies(w)
-	w.judge(t, n.create)
+	w.check(t, n.create)
 	if _, err := n.Kubectl("patch", "nso", "offloading", "--type=merge", "-p", `{"spec": {"podOffloadingStrategy": "LocalAndRemote"}}`); err != nil {
 		t.Fatal(err)
 	}
 	w.strategy = "LocalAndRemote"
 	n.waitPolicies(w)
-	w.judge(t, n.create)
+	w.check(t, n.create)
 	n.unoffload()
 }
 
 // The next pod of a controller prefers other clusters than those that had no room, and stays as it is otherwise.
 func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
 	n, _ := offloadedTenant(t)
-	controller := string(podOf("", ownedBy("ReplicaSet")).OwnerReferences[0].UID)
+	controller := string(newPod("", ownedBy("ReplicaSet")).OwnerReferences[0].UID)
 	avoided := func(controller, cluster string) string {
 		return fmt.Sprintf(`{"controller": %q, "cluster": %q, "since": "2026-01-01T00:00:00Z", "until": "2999-01-01T00:00:00Z"}`, controller, cluster)
 	}
@@ -433,12 +432,12 @@ func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
 		return pod.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution
 	}
 	prefers := func(cluster string) corev1.PreferredSchedulingTerm {
-		return corev1.PreferredSchedulingTerm{Weight: 100, Preference: term(needs(clusterLabel, corev1.NodeSelectorOpNotIn, cluster))}
+		return corev1.PreferredSchedulingTerm{Weight: 100, Preference: term(requirement(clusterLabel, corev1.NodeSelectorOpNotIn, cluster))}
 	}
 	n.Eventually("the policy knows the clusters", func(context.Context) (string, error) {
-		made, err := n.create(podOf("probe", ownedBy("ReplicaSet")))
-		if err == nil && len(preferences(made)) != 2 {
-			return fmt.Sprint("a pod prefers ", preferences(made)), nil
+		created, err := n.create(newPod("probe", ownedBy("ReplicaSet")))
+		if err == nil && len(preferences(created)) != 2 {
+			return fmt.Sprint("a pod prefers ", preferences(created)), nil
 		}
 		return "", err
 	})
@@ -451,38 +450,38 @@ func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
 			// The fields of a node's own pod stay as they are.
 			{"DaemonSet", nil},
 		} {
-			asked := podOf("judged", affinity.edit, ownedBy(owner.kind))
-			made, err := n.create(asked.DeepCopy())
+			requested := newPod("judged", affinity.edit, ownedBy(owner.kind))
+			created, err := n.create(requested.DeepCopy())
 			if err != nil {
 				t.Fatalf("%s: %v", affinity.name, err)
 			}
-			if got, want := preferences(made), append(preferences(asked), owner.want...); !equality.Semantic.DeepEqual(got, want) {
+			if got, want := preferences(created), append(preferences(requested), owner.want...); !equality.Semantic.DeepEqual(got, want) {
 				t.Errorf("%s, %s: it prefers %v, not %v", owner.kind, affinity.name, got, want)
 			}
 		}
-		made, err := n.create(podOf("judged", affinity.edit))
-		if err != nil || len(preferences(made)) != len(preferences(podOf("", affinity.edit))) {
-			t.Errorf("%s: a pod without a controller prefers %v: %v", affinity.name, preferences(made), err)
+		created, err := n.create(newPod("judged", affinity.edit))
+		if err != nil || len(preferences(created)) != len(preferences(newPod("", affinity.edit))) {
+			t.Errorf("%s: a pod without a controller prefers %v: %v", affinity.name, preferences(created), err)
 		}
 	}
 	n.unoffload()
 }
 
-// A toleration of everything is no reason to leave from a namespace that is not offloaded.
+// Pods that tolerate everything stay in the home cluster if their namespace is not offloaded.
 func TestTolerantPodsOfOtherNamespacesStay(t *testing.T) {
 	n := newTenant(t)
 	for _, toleration := range tolerations {
 		for _, affinity := range affinities {
-			asked := podOf("judged", affinity.edit, toleration.edit)
-			made, err := n.create(asked.DeepCopy())
+			requested := newPod("judged", affinity.edit, toleration.edit)
+			created, err := n.create(requested.DeepCopy())
 			if err != nil {
 				t.Fatal(err)
 			}
-			namesIt := slices.ContainsFunc(asked.Spec.Tolerations, func(one corev1.Toleration) bool { return one.Key == taintKey })
-			for _, node := range zoo {
-				want := admits(t, asked, node) && (namesIt || node.Labels[typeLabel] == "")
-				if admits(t, made, node) != want {
-					t.Errorf("%s, %s: that it may run on %s is not %t: %v", toleration.name, affinity.name, node.Name, want, made.Spec.Affinity)
+			namesIt := slices.ContainsFunc(requested.Spec.Tolerations, func(one corev1.Toleration) bool { return one.Key == taintKey })
+			for _, node := range testNodes {
+				want := canSchedule(t, requested, node) && (namesIt || node.Labels[typeLabel] == "")
+				if canSchedule(t, created, node) != want {
+					t.Errorf("%s, %s: that it may run on %s is not %t: %v", toleration.name, affinity.name, node.Name, want, created.Spec.Affinity)
 				}
 			}
 		}
@@ -499,7 +498,7 @@ func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 	refused := func() {
 		t.Helper()
 		n.Eventually("pods to be refused", func(context.Context) (string, error) {
-			if _, err := n.create(podOf("early")); err == nil || !strings.Contains(err.Error(), "namespace-waits-for-its-namespaceoffloading") {
+			if _, err := n.create(newPod("early")); err == nil || !strings.Contains(err.Error(), "namespace-waits-for-its-namespaceoffloading") {
 				return fmt.Sprint("they are not: ", err), nil
 			}
 			return "", nil
@@ -507,7 +506,7 @@ func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 	}
 	refused()
 	n.offload()
-	n.waitPolicies(wish{strategy: "LocalAndRemote"})
+	n.waitPolicies(placement{strategy: "LocalAndRemote"})
 	n.unoffload()
 	refused()
 }
@@ -515,17 +514,17 @@ func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 func TestLabelComesAndGoesWithTheOffloading(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--pod-offloading-strategy", "Remote")
-	n.waitPolicies(wish{strategy: "Remote"})
+	n.waitPolicies(placement{strategy: "Remote"})
 	n.unoffload()
 	found, err := n.Client.CoreV1().Namespaces().Get(t.Context(), n.Name, metav1.GetOptions{})
 	if err != nil || found.Labels["liqo.io/scheduling-enabled"] != "" {
 		t.Errorf("the label is still there: %v %v", err, found.Labels)
 	}
-	pod := podOf("plain")
+	pod := newPod("plain")
 	n.Eventually("pods to be left alone", func(context.Context) (string, error) {
-		made, err := n.create(pod.DeepCopy())
-		if err == nil && (made.Spec.Affinity != nil || slices.Contains(made.Spec.Tolerations, ours)) {
-			return fmt.Sprint("they have ", made.Spec.Affinity), nil
+		created, err := n.create(pod.DeepCopy())
+		if err == nil && (created.Spec.Affinity != nil || slices.Contains(created.Spec.Tolerations, virtualNodeToleration)) {
+			return fmt.Sprint("they have ", created.Spec.Affinity), nil
 		}
 		return "", err
 	})
@@ -557,17 +556,17 @@ func TestNarrowerStrategyWarns(t *testing.T) {
 	n.unoffload()
 }
 
-// People write templates, and read warnings: pods are created by controllers, which do not.
+// Users see warnings when they apply templates; controllers, which create the pods, ignore them.
 func TestRequiredPodAffinityWarns(t *testing.T) {
 	n := newTenant(t)
 	n.offload()
-	n.waitPolicies(wish{strategy: "LocalAndRemote"})
-	keptHere := shape{"a pod affinity in this cluster", func(pod *corev1.Pod) {
-		required(term(needs(typeLabel, corev1.NodeSelectorOpNotIn, "virtual-node")))(pod)
-		pod.Spec.Affinity.PodAntiAffinity = podOf("", affinities[1].edit).Spec.Affinity.PodAntiAffinity
+	n.waitPolicies(placement{strategy: "LocalAndRemote"})
+	keptHere := podVariant{"a pod affinity in this cluster", func(pod *corev1.Pod) {
+		required(term(requirement(typeLabel, corev1.NodeSelectorOpNotIn, "virtual-node")))(pod)
+		pod.Spec.Affinity.PodAntiAffinity = newPod("", affinities[1].edit).Spec.Affinity.PodAntiAffinity
 	}}
 	for _, one := range append(slices.Clone(affinities), keptHere) {
-		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}}, Spec: podOf("", one.edit).Spec}
+		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}}, Spec: newPod("", one.edit).Spec}
 		once := *template.DeepCopy()
 		once.Spec.RestartPolicy = corev1.RestartPolicyNever
 		selector := &metav1.LabelSelector{MatchLabels: template.Labels}
@@ -599,15 +598,15 @@ func TestRequiredPodAffinityWarns(t *testing.T) {
 	n.unoffload()
 }
 
-// What runs stays where it is, and only what is made later goes by the strategy.
+// The strategy applies to new pods only.
 func TestNarrowerStrategyEvictsNobody(t *testing.T) {
 	n, _ := offloadedTenant(t)
-	n.Pod("web", "", bare)
+	n.Pod("web", "", stateless)
 	before := n.WaitReady("web")
 	if out, err := n.Kubectl("patch", "nso", "offloading", "--type=merge", "-p", `{"spec": {"podOffloadingStrategy": "Local"}}`); err != nil {
 		t.Fatal(err, out)
 	}
-	n.waitPolicies(wish{strategy: "Local"})
+	n.waitPolicies(placement{strategy: "Local"})
 	if now := n.pod("web"); now.UID != before.UID || now.DeletionTimestamp != nil || now.Spec.NodeName != node {
 		t.Errorf("it is on %s, with the uid %s (was %s), deleted: %v", now.Spec.NodeName, now.UID, before.UID, now.DeletionTimestamp)
 	}
@@ -624,7 +623,7 @@ func TestLargeSelectorsAreAffordable(t *testing.T) {
 		var requirements []any
 		for key := range 16 {
 			label := fmt.Sprintf("label-%d-%d", at, key)
-			large[at].MatchExpressions = append(large[at].MatchExpressions, needs(label, corev1.NodeSelectorOpIn, "a", "b"))
+			large[at].MatchExpressions = append(large[at].MatchExpressions, requirement(label, corev1.NodeSelectorOpIn, "a", "b"))
 			requirements = append(requirements, map[string]any{"key": label, "operator": "In", "values": []any{"a", "b"}})
 		}
 		selector = append(selector, map[string]any{"matchExpressions": requirements})
@@ -640,21 +639,20 @@ func TestLargeSelectorsAreAffordable(t *testing.T) {
 	if _, err := all.Resource(offloadings).Namespace(n.Name).Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w := wish{strategy: "LocalAndRemote", terms: large}
+	w := placement{strategy: "LocalAndRemote", terms: large}
 	n.waitPolicies(w)
 	own := []corev1.NodeSelectorTerm{
-		term(needs("region", corev1.NodeSelectorOpIn, "europe")), term(needs("region", corev1.NodeSelectorOpIn, "asia")),
-		term(needs("region", corev1.NodeSelectorOpDoesNotExist), needs("disk", corev1.NodeSelectorOpExists)),
+		term(requirement("region", corev1.NodeSelectorOpIn, "europe")), term(requirement("region", corev1.NodeSelectorOpIn, "asia")),
+		term(requirement("region", corev1.NodeSelectorOpDoesNotExist), requirement("disk", corev1.NodeSelectorOpExists)),
 	}
-	asked := podOf("large", required(own...))
-	made, err := n.create(asked.DeepCopy())
-	if complaint := w.complaint(t, asked, made, err); complaint != "" {
-		t.Error(complaint)
+	requested := newPod("large", required(own...))
+	created, err := n.create(requested.DeepCopy())
+	if mismatch := w.mismatch(t, requested, created, err); mismatch != "" {
+		t.Error(mismatch)
 	}
 	n.unoffload()
 }
 
-// The fabric may label namespaces, and nothing more.
 func TestFabricWritesNothingElseOfNamespaces(t *testing.T) {
 	n := newTenant(t)
 	as := []string{"--as", "system:serviceaccount:liqo-csi:liqo-csi-fabric"}

@@ -26,10 +26,10 @@ func (n tenant) createDeployment(replicas int32, edits ...func(*corev1.Pod)) {
 	}
 }
 
-// asking is a pod without a claim that requests this CPU.
-func asking(cpu *resource.Quantity) func(*corev1.Pod) {
+// requestCPU is a pod without volumes that requests this CPU.
+func requestCPU(cpu *resource.Quantity) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
-		claimless(pod)
+		withoutVolumes(pod)
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: *cpu}
 	}
 }
@@ -39,15 +39,15 @@ func preferRemote(weight int32) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-				Weight: weight, Preference: term(needs(typeLabel, corev1.NodeSelectorOpIn, "virtual-node")),
+				Weight: weight, Preference: term(requirement(typeLabel, corev1.NodeSelectorOpIn, "virtual-node")),
 			}},
 		}}
 	}
 }
 
-// What the nodes of the remote cluster have would do for the pods, and none of them has enough left for one.
+// The remote nodes are large enough for the pods, but none has enough left for one.
 func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
-	n := newTenantAlone(t)
+	n := newExclusiveTenant(t)
 	setFabric(t, map[string]any{"pods": map[string]any{"giveUpAfter": "5s"}}, map[string]any{"pods": map[string]any{"giveUpAfter": nil}})
 	full := user.NewNamespace(t, user.Cluster(t, "remote"))
 	nodes, err := full.Client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
@@ -58,42 +58,42 @@ func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
 		return resource.NewMilliQuantity(node.Status.Allocatable.Cpu().MilliValue()*percent/100, resource.DecimalSI)
 	}
 	for _, node := range nodes.Items {
-		full.Pod("on-"+node.Name, "", asking(share(node, 70)), user.OnNode(node.Labels[corev1.LabelHostname]))
+		full.Pod("on-"+node.Name, "", requestCPU(share(node, 70)), user.OnNode(node.Labels[corev1.LabelHostname]))
 	}
 	for _, node := range nodes.Items {
 		full.WaitReady("on-" + node.Name)
 	}
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	n.waitPolicies(wish{strategy: "LocalAndRemote"})
-	runs := user.WatchRuns(t, user.Existing(t, user.Cluster(t, "remote"), n.Name))
+	n.waitPolicies(placement{strategy: "LocalAndRemote"})
+	runs := user.WatchRuns(t, user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name))
 
-	n.createDeployment(2, asking(share(nodes.Items[0], 40)), preferRemote(1))
-	n.waitBack(2)
-	if ran := runs.NoneTwice(); ran != 0 {
+	n.createDeployment(2, requestCPU(share(nodes.Items[0], 40)), preferRemote(1))
+	n.waitReturned(2)
+	if ran := runs.CheckNoneTwice(); ran != 0 {
 		user.Violated(t, "%d pods ran there", ran)
 	}
 	n.unoffload()
 }
 
-// What a policy or quota there refuses runs here.
+// Pods that a policy or quota of the remote cluster refuses run in the home cluster.
 func TestPodsGoBackThatTheirClusterRefuses(t *testing.T) {
-	n := newTenantAlone(t)
+	n := newExclusiveTenant(t)
 	setFabric(t, map[string]any{"pods": map[string]any{"giveUpAfter": "5s"}}, map[string]any{"pods": map[string]any{"giveUpAfter": nil}})
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	n.waitPolicies(wish{strategy: "LocalAndRemote"})
-	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	n.waitPolicies(placement{strategy: "LocalAndRemote"})
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	remote.Quota("none", corev1.ResourcePods, "0")
 	runs := user.WatchRuns(t, remote)
-	n.createDeployment(1, asking(resource.NewMilliQuantity(10, resource.DecimalSI)), preferRemote(1))
-	n.waitBack(1)
-	if ran := runs.NoneTwice(); ran != 0 {
+	n.createDeployment(1, requestCPU(resource.NewMilliQuantity(10, resource.DecimalSI)), preferRemote(1))
+	n.waitReturned(1)
+	if ran := runs.CheckNoneTwice(); ran != 0 {
 		user.Violated(t, "%d pods ran there", ran)
 	}
 	n.unoffload()
 }
 
-// waitBack waits until a pod has gone back, and so many of the Deployment web run here.
-func (n tenant) waitBack(replicas int) {
+// waitReturned waits until a remote pod was given up and all replicas of the Deployment web run in the home cluster.
+func (n tenant) waitReturned(replicas int) {
 	n.t.Helper()
 	n.Eventually("a pod to have gone back", func(ctx context.Context) (string, error) {
 		events, err := n.Client.EventsV1().Events(n.Name).List(ctx, metav1.ListOptions{})
@@ -107,7 +107,7 @@ func (n tenant) waitBack(replicas int) {
 		}
 		return fmt.Sprintf("none of %d events says so", len(events.Items)), nil
 	})
-	// Of one controller, one in a minute.
+	// At most one pod of a controller is given up per minute.
 	n.Eventually("all pods to run here", func(ctx context.Context) (string, error) {
 		pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
 		if err != nil {

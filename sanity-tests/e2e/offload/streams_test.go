@@ -27,7 +27,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// streamLimit is how long one command may take that streams to or from a pod.
+// streamLimit is the timeout of commands that stream to or from a pod.
 const streamLimit = time.Minute
 
 // kubectl runs kubectl at home as the pod's user does; each protocol in turn, where there are two.
@@ -40,7 +40,7 @@ func (n tenant) kubectl(ctx context.Context, webSockets bool, args ...string) *e
 	return command
 }
 
-// stream runs kubectl to its end, again if the stream was not begun: nothing has happened then.
+// stream runs kubectl and retries if the stream did not start.
 func (n tenant) stream(webSockets bool, input string, args ...string) (out string, err error) {
 	for range 3 {
 		ctx, cancel := context.WithTimeout(n.t.Context(), streamLimit)
@@ -63,8 +63,8 @@ func (n tenant) stream(webSockets bool, input string, args ...string) (out strin
 	return out, err
 }
 
-// complaint is what a command has said on stderr.
-func complaint(err error) string {
+// stderr returns the stderr of a failed command.
+func stderr(err error) string {
 	var failed *exec.ExitError
 	if errors.As(err, &failed) {
 		return string(failed.Stderr)
@@ -72,10 +72,9 @@ func complaint(err error) string {
 	return ""
 }
 
-// What kubectl does with a pod works with one that runs in the other cluster.
 func TestUsersReachTheirPods(t *testing.T) {
 	n, _ := offloadedTenant(t)
-	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Command = []string{"sh", "-c",
 			"echo started; mkdir /www && echo hello > /www/index.html && exec httpd -f -p 8080 -h /www"}
 	})
@@ -83,7 +82,7 @@ func TestUsersReachTheirPods(t *testing.T) {
 	n.Eventually("the log to be readable", func(context.Context) (string, error) {
 		out, err := n.stream(true, "", "logs", "web")
 		if err != nil || out != "started\n" {
-			return fmt.Sprintf("%v: %s%s", err, out, complaint(err)), nil
+			return fmt.Sprintf("%v: %s%s", err, out, stderr(err)), nil
 		}
 		return "", nil
 	})
@@ -92,36 +91,36 @@ func TestUsersReachTheirPods(t *testing.T) {
 			out, err := n.stream(webSockets, "", "exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
 			var failed *exec.ExitError
 			if !errors.As(err, &failed) || failed.ExitCode() != 7 || out != "out\n" || !strings.Contains(string(failed.Stderr), "err\n") {
-				t.Errorf("exec: %v: %q %s", err, out, complaint(err))
+				t.Errorf("exec: %v: %q %s", err, out, stderr(err))
 			}
 			text := strings.Repeat("0123456789abcdef", 64<<10)
 			if out, err := n.stream(webSockets, text, "exec", "-i", "web", "--", "cat"); err != nil || out != text {
-				t.Errorf("of %d bytes %d came back: %v %s", len(text), len(out), err, complaint(err))
+				t.Errorf("of %d bytes %d came back: %v %s", len(text), len(out), err, stderr(err))
 			}
 			file := filepath.Join(t.TempDir(), "file")
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			if out, err := n.stream(webSockets, "", "cp", file, "web:/tmp/copied"); err != nil {
-				t.Errorf("cp: %v: %s%s", err, out, complaint(err))
+				t.Errorf("cp: %v: %s%s", err, out, stderr(err))
 			}
 			if size, err := n.stream(webSockets, "", "exec", "web", "--", "wc", "-c", "/tmp/copied"); err != nil || !strings.HasPrefix(size, fmt.Sprint(len(text))) {
-				t.Errorf("cp: %v: %s%s", err, size, complaint(err))
+				t.Errorf("cp: %v: %s%s", err, size, stderr(err))
 			}
-			n.forwards(t, webSockets)
+			n.checkPortForward(t, webSockets)
 		})
 	}
-	n.follows(t)
+	n.checkFollow(t)
 }
 
-// follows reads the log of the pod web to its end, which is the pod's.
-func (n tenant) follows(t *testing.T) {
+// checkFollow follows the log of the pod web until the pod is deleted.
+func (n tenant) checkFollow(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), user.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), user.Timeout)
 	defer cancel()
 	var follow *exec.Cmd
 	var line string
-	err := attempts(func() (err error) {
+	err := retry(func() (err error) {
 		follow, line, err = n.follow(ctx)
 		return err
 	})
@@ -137,7 +136,7 @@ func (n tenant) follows(t *testing.T) {
 	}
 }
 
-// follow follows the log of the pod web, of which it has read the first line.
+// follow starts kubectl logs -f and returns its first line.
 func (n tenant) follow(ctx context.Context) (command *exec.Cmd, line string, err error) {
 	command = n.kubectl(ctx, true, "logs", "-f", "--tail=1", "web")
 	pipe, err := command.StdoutPipe()
@@ -155,11 +154,11 @@ func (n tenant) follow(ctx context.Context) (command *exec.Cmd, line string, err
 	return command, line, nil
 }
 
-func (n tenant) forwards(t *testing.T, webSockets bool) {
+func (n tenant) checkPortForward(t *testing.T, webSockets bool) {
 	t.Helper()
 	var text string
-	err := attempts(func() (err error) {
-		text, err = n.throughPort(t.Context(), webSockets)
+	err := retry(func() (err error) {
+		text, err = n.getThroughPortForward(t.Context(), webSockets)
 		return err
 	})
 	if err != nil || text != "hello\n" {
@@ -167,8 +166,8 @@ func (n tenant) forwards(t *testing.T, webSockets bool) {
 	}
 }
 
-// attempts tries up to three times: a busy machine may break a connection.
-func attempts(try func() error) (err error) {
+// retry tries up to three times because a busy machine may break a connection.
+func retry(try func() error) (err error) {
 	for range 3 {
 		if err = try(); err == nil {
 			return nil
@@ -177,8 +176,8 @@ func attempts(try func() error) (err error) {
 	return err
 }
 
-// throughPort is what the pod web answers through a port that is forwarded for this one question.
-func (n tenant) throughPort(ctx context.Context, webSockets bool) (string, error) {
+// getThroughPortForward requests the page of the pod web through a forwarded port.
+func (n tenant) getThroughPortForward(ctx context.Context, webSockets bool) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, streamLimit)
 	defer cancel()
 	forward := n.kubectl(ctx, webSockets, "port-forward", "--address", "127.0.0.1", "pod/web", ":8080")
@@ -212,7 +211,7 @@ func (n tenant) throughPort(ctx context.Context, webSockets bool) (string, error
 	return string(text), err
 }
 
-// metricsKind stands for a metrics-server, which the lab has not: tests say what pods use.
+// metricsKind replaces the metrics-server, which the lab does not have.
 const metricsKind = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -230,18 +229,18 @@ spec:
       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-// running is a pod of a tenant, with its remote pod, of which it is said what it uses.
-type running struct {
+// runningPod is a pod web with metrics for its remote pod.
+type runningPod struct {
 	tenant
 	node string
 }
 
-// runs offloads a namespace of its own into the clusters of this region, and starts a pod on the node.
-func runs(t *testing.T, home, there *clusters.Cluster, region, node string) running {
+// newRunningPod offloads a new namespace to the clusters of a region and starts a pod on the node.
+func newRunningPod(t *testing.T, home, cluster *clusters.Cluster, region, node string) runningPod {
 	t.Helper()
-	n := running{tenant{user.NewNamespace(t, home), t}, node}
+	n := runningPod{tenant{user.NewNamespace(t, home), t}, node}
 	n.offload("--selector", "region="+region)
-	edits := []func(*corev1.Pod){bare, user.OnNode(node), func(pod *corev1.Pod) {
+	edits := []func(*corev1.Pod){stateless, user.OnNode(node), func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Command = []string{"sh", "-c", "echo from " + region + "; sleep 2147483647"}
 	}}
 	n.Eventually("the policies to know the namespace", func(context.Context) (string, error) {
@@ -252,15 +251,15 @@ func runs(t *testing.T, home, there *clusters.Cluster, region, node string) runn
 	})
 	n.Pod("web", "", edits...)
 	n.WaitReady("web")
-	made, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
-	remote := user.Existing(t, there, made)
-	pod, err := remote.Client.CoreV1().Pods(made).Get(t.Context(), "web", metav1.GetOptions{})
+	created, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
+	remote := user.ExistingNamespace(t, cluster, created)
+	pod, err := remote.Client.CoreV1().Pods(created).Get(t.Context(), "web", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	remote.Apply(metricsKind)
 	t.Cleanup(func() {
-		command := exec.CommandContext(user.Afterwards(t), there.Kubectl(), "--kubeconfig", there.Kubeconfig(), "delete", "crd", "pods.metrics.k8s.io", "--ignore-not-found")
+		command := exec.CommandContext(user.CleanupContext(t), cluster.Kubectl(), "--kubeconfig", cluster.Kubeconfig(), "delete", "crd", "pods.metrics.k8s.io", "--ignore-not-found")
 		if out, err := command.CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
@@ -282,8 +281,8 @@ containers: [{name: main, usage: {cpu: 100m, memory: 16Mi}}]
 	return n
 }
 
-// asked is what the node answers as a kubelet, by way of the API server, word for word.
-func (r running) asked(ctx context.Context, path string) (code int, text string) {
+// get sends a request to the node's kubelet API through the API server.
+func (r runningPod) get(ctx context.Context, path string) (code int, text string) {
 	config, err := r.Cluster.Config()
 	if err != nil {
 		return 0, err.Error()
@@ -309,16 +308,15 @@ func (r running) asked(ctx context.Context, path string) (code int, text string)
 	return response.StatusCode, string(body)
 }
 
-// Two virtual nodes: each is called at a port of its own, and has its own pods there and no others.
-// The cluster behind the second one is home itself, which is another one than the first by the uid
-// of its kube-system. The test runs alone: other namespaces would be offloaded into both.
+// Two virtual nodes have different ports, and each has its own pods only. The second remote cluster is the home cluster
+// itself. The test is exclusive because other namespaces would be offloaded to both.
 func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 	prepare(t)
 	const second, secondNode = "offloaded-home", "virtual-home"
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
 	access, kubeconfig, err := driver.GrantAccess(t.Context(), home, nil)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*user.Patience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*user.Timeout)
 		defer cancel()
 		err := driver.Undeclare(ctx, home, second)
 		if access != nil {
@@ -335,7 +333,7 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 	if err := driver.Declare(t.Context(), home, second, kubeconfig, fabric); err != nil {
 		t.Fatal(err)
 	}
-	both := []running{runs(t, home, remote, "europe", node), runs(t, home, home, "home", secondNode)}
+	both := []runningPod{newRunningPod(t, home, remote, "europe", node), newRunningPod(t, home, home, "home", secondNode)}
 	ports := map[int32]string{}
 	for _, one := range both {
 		found, err := one.Client.CoreV1().Nodes().Get(t.Context(), one.node, metav1.GetOptions{})
@@ -351,19 +349,19 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 	for at, one := range both {
 		other := both[1-at]
 		one.Eventually("the log to be readable", func(ctx context.Context) (string, error) {
-			if code, text := one.asked(ctx, "containerLogs/"+one.Name+"/web/main"); code != http.StatusOK || !strings.HasPrefix(text, "from ") {
+			if code, text := one.get(ctx, "containerLogs/"+one.Name+"/web/main"); code != http.StatusOK || !strings.HasPrefix(text, "from ") {
 				return fmt.Sprintf("%d: %s", code, text), nil
 			}
 			return "", nil
 		})
-		code, text := one.asked(t.Context(), "containerLogs/"+other.Name+"/web/main")
+		code, text := one.get(t.Context(), "containerLogs/"+other.Name+"/web/main")
 		if code == http.StatusOK {
 			user.Violated(t, "%s has the log of a pod of %s: %s", one.node, other.node, text)
 		} else if code != http.StatusNotFound || !strings.Contains(text, "on the node "+one.node) {
 			t.Errorf("of a pod of %s %s says %d: %s", other.node, one.node, code, text)
 		}
 		one.Eventually("the node to say what its pod uses, and nothing of others", func(ctx context.Context) (string, error) {
-			code, text := one.asked(ctx, "metrics/resource")
+			code, text := one.get(ctx, "metrics/resource")
 			if code != http.StatusOK || !strings.Contains(text, fmt.Sprintf("namespace=%q", one.Name)) || !strings.Contains(text, "\nnode_memory_working_set_bytes ") {
 				return fmt.Sprintf("%d: %s", code, text), nil
 			}
@@ -374,13 +372,13 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 		})
 	}
 	both[0].unoffload()
-	both[1].isReachedUntilTheEnd(second)
+	both[1].checkReachableWhileDeleted(second)
 	both[1].unoffload()
 }
 
-// isReachedUntilTheEnd deletes the RemoteCluster while a PodDisruptionBudget keeps the pod, and then the
-// fabric: the node is called at the next leader, with the port of before.
-func (r running) isReachedUntilTheEnd(cluster string) {
+// checkReachableWhileDeleted deletes the RemoteCluster while a PodDisruptionBudget keeps the pod, and then restarts the
+// fabric: the node must be reachable at the next leader, with the same port.
+func (r runningPod) checkReachableWhileDeleted(cluster string) {
 	t := r.t
 	t.Helper()
 	budgets := r.Client.PolicyV1().PodDisruptionBudgets(r.Name)
@@ -392,7 +390,7 @@ func (r running) isReachedUntilTheEnd(cluster string) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := budgets.Delete(user.Afterwards(t), budget.Name, metav1.DeleteOptions{}); err != nil {
+		if err := budgets.Delete(user.CleanupContext(t), budget.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -442,7 +440,7 @@ func (r running) isReachedUntilTheEnd(cluster string) {
 		if now, was := now.Status.DaemonEndpoints, before.Status.DaemonEndpoints; now != was {
 			return fmt.Sprintf("it has the port %v, and had %v", now, was), nil
 		}
-		if code, text := r.asked(ctx, "containerLogs/"+r.Name+"/web/main"); code != http.StatusOK || !strings.HasPrefix(text, "from ") {
+		if code, text := r.get(ctx, "containerLogs/"+r.Name+"/web/main"); code != http.StatusOK || !strings.HasPrefix(text, "from ") {
 			return fmt.Sprintf("%d: %s", code, text), nil
 		}
 		return "", nil

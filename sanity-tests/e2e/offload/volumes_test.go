@@ -15,15 +15,15 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// written is a tenant with the pod writer, which has left a file on the claim data there.
-func written(t *testing.T) (tenant, *user.Namespace, user.Volume) {
+// tenantWithData is a tenant with the pod writer, which has written a file to the claim data.
+func tenantWithData(t *testing.T) (tenant, *user.Namespace, user.Volume) {
 	t.Helper()
 	n, remote := offloadedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("writer", "data", there)
+	n.Pod("writer", "data", onVirtualNode)
 	n.WaitReady("writer")
 	remote.Exec("writer", "echo kept > "+user.DataPath+"/file && sync")
-	return n, remote, n.FollowTo(remote, "data")
+	return n, remote, n.WaitRemoteVolume(remote, "data")
 }
 
 func (n tenant) wantClaim(name string, is bool) {
@@ -37,7 +37,7 @@ func (n tenant) wantClaim(name string, is bool) {
 	}
 }
 
-func (n tenant) wantUntouched() {
+func (n tenant) wantUnchanged() {
 	n.t.Helper()
 	n.wantClaim("data", true)
 	if n.offloading().GetDeletionTimestamp() != nil {
@@ -45,12 +45,12 @@ func (n tenant) wantUntouched() {
 	}
 }
 
-// A pod that its volume holds to the cluster that refuses it cannot go back.
+// A refused pod whose volume is in the cluster that refuses it cannot be returned.
 func TestRefusedPodSaysHowToMoveItsData(t *testing.T) {
-	n, _, _ := written(t)
-	n.Pod("refused", "data", there, func(pod *corev1.Pod) {
+	n, _, _ := tenantWithData(t)
+	n.Pod("refused", "data", onVirtualNode, func(pod *corev1.Pod) {
 		pod.Spec.HostPID = true
-		// The scheduler would find no node for it.
+		// The scheduler would find no node.
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
 	})
 	words := "liqo-csi move volume data -n " + n.Name
@@ -67,7 +67,7 @@ func TestRefusedPodSaysHowToMoveItsData(t *testing.T) {
 }
 
 func TestUnoffloadDeletesVolumes(t *testing.T) {
-	n, remote, volume := written(t)
+	n, remote, volume := tenantWithData(t)
 	remote.Claim("theirs", "reference", "64Mi")
 	unoffload := func(more ...string) (string, error) {
 		args := append([]string{"unoffload", "namespace", n.Name, "--delete-volumes", "--timeout", "180s"}, more...)
@@ -84,7 +84,7 @@ func TestUnoffloadDeletesVolumes(t *testing.T) {
 	if out, err := unoffload("--dry-run", "--force"); err != nil || !strings.Contains(out, "Claims to be deleted with their data: 1.") {
 		t.Errorf("%v: %s", err, out)
 	}
-	n.wantUntouched()
+	n.wantUnchanged()
 	if out, err := unoffload("--force"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -105,12 +105,12 @@ func TestUnoffloadDeletesVolumes(t *testing.T) {
 }
 
 func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
-	n, remote, volume := written(t)
+	n, remote, volume := tenantWithData(t)
 	retain := []string{"unoffload", "namespace", n.Name, "--retain-volumes", "--force", "--timeout", "180s"}
 	if out, err := n.program(append(retain, "--dry-run")...); err != nil || !strings.Contains(out, "Claims to be kept, with their data in other clusters: 1.") {
 		t.Errorf("%v: %s", err, out)
 	}
-	n.wantUntouched()
+	n.wantUnchanged()
 	if out, err := n.program(retain...); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -121,19 +121,19 @@ func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
 	remote.WantRetained(volume.Real.Name)
 
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	n.Pod("reader", "data", there)
+	n.Pod("reader", "data", onVirtualNode)
 	n.WaitReady("reader")
 	if text := remote.Exec("reader", "cat "+user.DataPath+"/file"); strings.TrimSpace(text) != "kept" {
 		user.Violated(t, "the file has %q", text)
 	}
-	again := n.FollowTo(remote, "data")
+	again := n.WaitRemoteVolume(remote, "data")
 	if again.Real.UID != volume.Real.UID || again.Claim.UID != volume.Claim.UID {
 		user.Violated(t, "the volume is another one: %s, it was %s", again.Real.Name, volume.Real.Name)
 	}
 
-	// So that the data go with the claim again.
+	// The data are to be deleted with the claim again.
 	patch := `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`
-	if out, err := n.Kubectl("patch", "pv", volume.Object.Name, "-p", patch); err != nil {
+	if out, err := n.Kubectl("patch", "pv", volume.Virtual.Name, "-p", patch); err != nil {
 		t.Fatal(err, out)
 	}
 	n.Eventually("the policy there to be that of before", func(ctx context.Context) (string, error) {

@@ -31,12 +31,12 @@ import (
 	"storage.liqo.io/sanity-tests/release"
 )
 
-func TestMain(m *testing.M) { user.MainOverDriver(m) }
+func TestMain(m *testing.M) { user.MainWithDriver(m) }
 
 const root = "../../../"
 
 // limit is how long one command may take.
-const limit = 2 * user.Patience
+const limit = 2 * user.Timeout
 
 // inLab is where the lab differs from what a page says.
 type inLab struct {
@@ -101,7 +101,7 @@ func newWalk(t *testing.T, lab inLab, contexts map[string]*clusters.Cluster) *wa
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := w.withoutDriver(user.Afterwards(t)); err != nil {
+		if err := w.withoutDriver(user.CleanupContext(t)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -276,7 +276,7 @@ func (w *walk) withoutDriver(ctx context.Context) error {
 }
 
 func (w *walk) deleteNamespace(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
 	namespaces := w.client.CoreV1().Namespaces()
 	if err := namespaces.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -296,7 +296,7 @@ func (w *walk) deleteNamespace(ctx context.Context, name string) error {
 
 // deleteDiary deletes what the README creates, and waits until no volume is left.
 func (w *walk) deleteDiary() {
-	ctx := user.Afterwards(w.t)
+	ctx := user.CleanupContext(w.t)
 	core := w.client.CoreV1()
 	for _, err := range []error{
 		core.Pods(corev1.NamespaceDefault).Delete(ctx, "writer", metav1.DeleteOptions{}),
@@ -331,7 +331,7 @@ func (w *walk) disconnect() {
 	if !w.t.Failed() {
 		return
 	}
-	ctx := user.Afterwards(w.t)
+	ctx := user.CleanupContext(w.t)
 	if err := errors.Join(w.deleteNamespace(ctx, "shop"), w.volumesGone(ctx, "shop")); err != nil {
 		w.t.Error(err)
 		return

@@ -19,39 +19,33 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// This file takes the rights away that the chart gives in a remote cluster, and the
-// namespaces of twins, while volumes are there. Data is never lost by it.
+// This file revokes rights that the chart grants in a remote cluster, and deletes namespaces of twins. No
+// data may be lost.
 
 const twinFinalizer = "storage.liqo.io/twin"
 
-// identity is what the chart renders for a remote cluster.
+// identity has the objects that the chart renders for access to a remote cluster.
 type identity struct {
 	p         *pair
 	namespace *user.Namespace
 	manifests []byte
-	// role is the name of its Role, ClusterRole and their bindings.
+	// role is the name of the Role, the ClusterRole and their bindings.
 	role       string
 	kubeconfig []byte
 }
 
-// restricted gives the test a remote cluster in which the driver has the rights of
-// this level of the chart.
-func restricted(t *testing.T, level string) (*pair, *identity) {
+// newRestrictedPair is newDedicatedPair with the rights of this level of the chart.
+func newRestrictedPair(t *testing.T, level string) (*pair, *identity) {
 	t.Helper()
 	t.Parallel()
-	prepare(t)
-	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
-	p := &pair{t: t, node: "virtual-" + remote.Name, cluster: remote.Name, remote: remote}
-	t.Cleanup(p.wantNoTwins)
+	ensureShared(t)
+	p := newRemoteNamespace(t)
 	rights := newIdentity(p, level)
 	p.putSecret(rights.kubeconfig)
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
-	t.Cleanup(p.retract)
-	start(t, virtualNode(p.node, p.cluster))
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), p.node, p.cluster); err != nil {
-		t.Fatal(err)
-	}
-	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
+	t.Cleanup(p.undeclare)
+	p.startNode()
+	p.createHomeNamespace()
 	return p, rights
 }
 
@@ -60,22 +54,20 @@ func newIdentity(p *pair, level string) *identity {
 	i := &identity{p: p, namespace: user.NewNamespace(p.t, p.remote.Cluster)}
 	i.role = "liqo-csi-remote." + i.namespace.Name
 	p.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), user.Patience)
-		defer cancel()
-		if err := i.run(ctx, "delete", "--ignore-not-found", "-f", "-"); err != nil {
+		if err := i.run(user.CleanupContext(p.t), "delete", "--ignore-not-found", "-f", "-"); err != nil {
 			p.t.Error(err)
 		}
 	})
-	i.raise(level)
+	i.setLevel(level)
 
 	var token []byte
-	i.namespace.Eventually("there is a token", func(ctx context.Context) (string, error) {
+	i.namespace.Eventually("the Secret of the ServiceAccount has a token", func(ctx context.Context) (string, error) {
 		secret, err := i.namespace.Client.CoreV1().Secrets(i.namespace.Name).Get(ctx, "liqo-csi-remote-token", metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
 		if token = secret.Data["token"]; len(token) == 0 {
-			return "it is empty", nil
+			return "it has none", nil
 		}
 		return "", nil
 	})
@@ -91,8 +83,8 @@ func newIdentity(p *pair, level string) *identity {
 	return i
 }
 
-// raise gives the rights of this level.
-func (i *identity) raise(level string) {
+// setLevel grants the rights of this level.
+func (i *identity) setLevel(level string) {
 	i.p.t.Helper()
 	access := chart.Values{"only": true, "level": level}
 	if level != "full" {
@@ -106,7 +98,7 @@ func (i *identity) raise(level string) {
 	if err != nil {
 		i.p.t.Fatal(err)
 	}
-	i.give()
+	i.grant()
 }
 
 // run runs kubectl in the remote cluster, with the manifests as its input.
@@ -119,16 +111,16 @@ func (i *identity) run(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// give gives all rights of the level, (back).
-func (i *identity) give() {
+// grant grants all rights of the level.
+func (i *identity) grant() {
 	i.p.t.Helper()
 	if err := i.run(i.p.t.Context(), "apply", "-f", "-"); err != nil {
 		i.p.t.Fatal(err)
 	}
 }
 
-// take takes the rights of these bindings away.
-func (i *identity) take(kinds ...string) {
+// revoke deletes these kinds of bindings.
+func (i *identity) revoke(kinds ...string) {
 	i.p.t.Helper()
 	for _, kind := range kinds {
 		if err := i.run(i.p.t.Context(), "delete", kind, i.role, "--namespace", i.p.remote.Name); err != nil {
@@ -137,9 +129,9 @@ func (i *identity) take(kinds ...string) {
 	}
 }
 
-// onlyInNamespaces takes the right to let twins go everywhere, as clusters have it
-// that were connected before the chart gave it.
-func (i *identity) onlyInNamespaces() {
+// revokeClaimsInClusterRole removes the rule that allows to remove finalizers of twins in all namespaces.
+// Charts of older versions do not have it.
+func (i *identity) revokeClaimsInClusterRole() {
 	i.p.t.Helper()
 	roles := i.p.remote.Client.RbacV1().ClusterRoles()
 	role, err := roles.Get(i.p.t.Context(), i.role, metav1.GetOptions{})
@@ -158,42 +150,34 @@ func (i *identity) onlyInNamespaces() {
 	}
 }
 
-// written makes a volume with a word in it that no pod uses any more.
-func (p *pair) written() volume {
+// createWithData creates the claim data with a file in its volume, and deletes the pod that wrote it.
+func (p *pair) createWithData() user.Volume {
 	p.t.Helper()
-	return p.used("data", "echo precious > /data/file && sync")
+	return p.createAndRun("data", "echo precious > /data/file && sync")
 }
 
-// unused makes a volume that no pod uses any more.
-func (p *pair) unused(claim string) volume {
+// createUnused creates a volume that no pod uses any more.
+func (p *pair) createUnused(claim string) user.Volume {
 	p.t.Helper()
-	return p.used(claim, "true")
+	return p.createAndRun(claim, "true")
 }
 
-// used makes a volume, runs the script in a pod that has it, and ends the pod.
-func (p *pair) used(claim, script string) volume {
+// createAndRun creates a volume, runs the script in a pod with it, and deletes the pod.
+func (p *pair) createAndRun(claim, script string) user.Volume {
 	p.t.Helper()
 	pod := "user-of-" + claim
-	p.home.Claim(claim, "liqo-reference", "64Mi")
-	p.home.Pod(pod, claim, p.there)
-	p.home.WaitReady(pod)
+	p.startPod(pod, claim, "liqo-reference")
 	p.remote.Exec(pod, script)
-	found := p.follow(claim)
+	found := p.waitVolume(claim)
 	p.waitCondition(claim, corev1.ConditionTrue, "TwinBound")
 	p.home.DeletePod(pod)
-	p.remote.Eventually("the pod there goes away", func(ctx context.Context) (string, error) {
-		_, err := p.remote.Client.CoreV1().Pods(p.remote.Name).Get(ctx, pod, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return "it is there", err
-	})
+	p.remote.WaitDeleted("pod", pod)
 	return found
 }
 
-func (p *pair) wantPrecious() {
+func (p *pair) wantData() {
 	p.t.Helper()
-	p.home.Pod("reader", "data", p.there)
+	p.home.Pod("reader", "data", p.onVirtualNode)
 	p.home.WaitReady("reader")
 	if got := p.remote.Exec("reader", "cat /data/file"); got != "precious" {
 		user.Violated(p.t, "read %q", got)
@@ -201,13 +185,13 @@ func (p *pair) wantPrecious() {
 	p.home.DeletePod("reader")
 }
 
-// waitPolicy waits until the real volume has this reclaim policy.
-func (p *pair) waitPolicy(v volume, wanted corev1.PersistentVolumeReclaimPolicy) {
+// waitReclaimPolicy waits until the real PersistentVolume has this reclaim policy.
+func (p *pair) waitReclaimPolicy(v user.Volume, wanted corev1.PersistentVolumeReclaimPolicy) {
 	p.t.Helper()
-	p.remote.Eventually(fmt.Sprintf("the real volume is to be %s", wanted), func(ctx context.Context) (string, error) {
-		real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, v.real.Name, metav1.GetOptions{})
+	p.remote.Eventually(fmt.Sprintf("the reclaim policy of the real PersistentVolume is %s", wanted), func(ctx context.Context) (string, error) {
+		real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, v.Real.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			user.ViolatedNow(p.t, "the real volume %s is gone", v.real.Name)
+			user.ViolatedNow(p.t, "the real PersistentVolume %s was deleted", v.Real.Name)
 		}
 		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == wanted {
 			return "", err
@@ -216,56 +200,55 @@ func (p *pair) waitPolicy(v volume, wanted corev1.PersistentVolumeReclaimPolicy)
 	})
 }
 
-// waitMadeAgain waits until there is another twin on the same data, and all is as before.
-func (p *pair) waitMadeAgain(v volume) {
+// waitTwinRecreated waits until another twin has the same real PersistentVolume, with its reclaim policy.
+func (p *pair) waitTwinRecreated(v user.Volume) {
 	p.t.Helper()
-	p.remote.Eventually("the twin is made again", func(ctx context.Context) (string, error) {
-		twin, err := p.twin(ctx, v.twin.Name)
+	p.remote.Eventually("the twin is recreated", func(ctx context.Context) (string, error) {
+		twin, err := p.twin(ctx, v.Twin.Name)
 		if err != nil {
 			return "", err
 		}
-		if twin.UID == v.twin.UID || twin.Status.Phase != corev1.ClaimBound || twin.Spec.VolumeName != v.real.Name {
-			return fmt.Sprintf("twin %s is %s, of %s", twin.UID, twin.Status.Phase, twin.Spec.VolumeName), nil
+		if twin.UID == v.Twin.UID || twin.Status.Phase != corev1.ClaimBound || twin.Spec.VolumeName != v.Real.Name {
+			return fmt.Sprintf("twin %s is %s with the volume %s", twin.UID, twin.Status.Phase, twin.Spec.VolumeName), nil
 		}
 		return "", nil
 	})
-	p.waitPolicy(v, v.real.Spec.PersistentVolumeReclaimPolicy)
-	p.waitCondition(v.claim.Name, corev1.ConditionTrue, "TwinBound")
+	p.waitReclaimPolicy(v, v.Real.Spec.PersistentVolumeReclaimPolicy)
+	p.waitCondition(v.Claim.Name, corev1.ConditionTrue, "TwinBound")
 }
 
-// waitTold waits until the condition of the claim mentions these words.
-func (p *pair) waitTold(words ...string) {
+// waitMessage waits until the message of TwinReady of the claim data has these words.
+func (p *pair) waitMessage(words ...string) {
 	p.t.Helper()
-	p.home.Eventually(fmt.Sprintf("the claim mentions %q", words), func(ctx context.Context) (string, error) {
+	p.home.Eventually(fmt.Sprintf("the message of TwinReady has %q", words), func(ctx context.Context) (string, error) {
 		claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, "data", metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
-		told := ""
+		message := ""
 		for _, condition := range claim.Status.Conditions {
 			if condition.Type == twinReady {
-				told = condition.Message
+				message = condition.Message
 			}
 		}
 		for _, word := range words {
-			if !strings.Contains(told, word) {
-				return "it says " + told, nil
+			if !strings.Contains(message, word) {
+				return "it is " + message, nil
 			}
 		}
 		return "", nil
 	})
 }
 
-func (p *pair) deleteTwin(v volume) {
+func (p *pair) deleteTwin(v user.Volume) {
 	p.t.Helper()
-	err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Delete(p.t.Context(), v.twin.Name, metav1.DeleteOptions{})
+	err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Delete(p.t.Context(), v.Twin.Name, metav1.DeleteOptions{})
 	if err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-// All rights are taken away under a live volume, somebody deletes the twin
-// meanwhile, and then they are given back.
+// All rights are revoked, the twin is deleted, and then the rights are granted again.
 func TestRightsAreTakenAwayAndGivenBack(t *testing.T) {
 	t.Parallel()
 	for level, bindings := range map[string][]string{
@@ -274,33 +257,33 @@ func TestRightsAreTakenAwayAndGivenBack(t *testing.T) {
 		"minimal":    {"rolebinding"},
 	} {
 		t.Run(level, func(t *testing.T) {
-			p, rights := restricted(t, level)
-			found := p.written()
-			rights.take(bindings...)
+			p, rights := newRestrictedPair(t, level)
+			found := p.createWithData()
+			rights.revoke(bindings...)
 			p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
-			p.waitTold(p.remote.Name, p.cluster, "restore them")
-			if level == "minimal" { // nothing protects twins there
-				rights.give()
+			p.waitMessage(p.remote.Name, p.cluster, "restore them")
+			if level == "minimal" { // twins are not protected
+				rights.grant()
 				p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
-				p.wantPrecious()
+				p.wantData()
 				return
 			}
 			p.deleteTwin(found)
-			rights.give()
-			p.waitMadeAgain(found)
-			p.wantPrecious()
+			rights.grant()
+			p.waitTwinRecreated(found)
+			p.wantData()
 		})
 	}
 }
 
-// A twin made where nothing could be done for its data is protected as soon as something can.
+// A twin gets its finalizer when the driver gets the right to retain its volume.
 func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
-	p, rights := restricted(t, "minimal")
-	found := p.written()
-	if slices.Contains(found.twin.Finalizers, twinFinalizer) {
-		t.Fatalf("the twin has the finalizers %q without the right to change its volume", found.twin.Finalizers)
+	p, rights := newRestrictedPair(t, "minimal")
+	found := p.createWithData()
+	if slices.Contains(found.Twin.Finalizers, twinFinalizer) {
+		t.Fatalf("the twin has the finalizers %q without the right to change its volume", found.Twin.Finalizers)
 	}
-	rights.raise("namespaced")
+	rights.setLevel("namespaced")
 	p.remote.Eventually("the twin has its finalizer", func(ctx context.Context) (string, error) {
 		twin, err := p.twin(ctx, "data")
 		if err != nil || slices.Contains(twin.Finalizers, twinFinalizer) {
@@ -309,143 +292,131 @@ func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
 		return fmt.Sprintf("it has %q", twin.Finalizers), nil
 	})
 	p.deleteTwin(found)
-	p.waitMadeAgain(found)
-	p.wantPrecious()
+	p.waitTwinRecreated(found)
+	p.wantData()
 }
 
-// A ClusterRole is gone and its binding is not: the API server cannot tell what is allowed,
-// and says so. That is no reason to take a volume for deleted whose PV may not be read.
+// A ClusterRole is deleted and its binding is not: the 403 of the API server has an evaluation error.
+// The driver must not assume that a volume is deleted if it may not read its PersistentVolume.
 func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
-	p, rights := restricted(t, "namespaced")
-	found := p.written()
+	p, rights := newRestrictedPair(t, "namespaced")
+	found := p.createWithData()
 	roles := p.remote.Client.RbacV1().ClusterRoles()
 	if err := roles.Delete(t.Context(), rights.role, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	p.deleteClaim("data")
-	p.home.Eventually("it is said that the PV cannot be read", func(ctx context.Context) (string, error) {
-		about := "involvedObject.name=" + found.object.Name
+	p.home.Eventually("an event reports that the PersistentVolume cannot be read", func(ctx context.Context) (string, error) {
+		about := "involvedObject.name=" + found.Virtual.Name
 		events, err := p.home.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: about})
 		if err != nil {
 			return "", err
 		}
-		var said []string
+		var messages []string
 		for _, event := range events.Items {
-			if strings.Contains(event.Message, "PersistentVolume "+found.real.Name) && strings.Contains(event.Message, "not found") {
+			if strings.Contains(event.Message, "PersistentVolume "+found.Real.Name) && strings.Contains(event.Message, "not found") {
 				return "", nil
 			}
-			said = append(said, event.Message)
+			messages = append(messages, event.Message)
 		}
-		return fmt.Sprintf("said is %q", said), nil
+		return fmt.Sprintf("events: %q", messages), nil
 	})
-	if _, err := p.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.object.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
-		user.Violated(t, "the volume is taken for deleted: %v", err)
+	if _, err := p.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.Virtual.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		user.Violated(t, "the virtual PersistentVolume was deleted: %v", err)
 	} else if err != nil {
 		t.Error(err)
 	}
-	rights.give()
-	p.wantGone(found)
+	rights.grant()
+	p.waitVolumeDeleted(found)
 }
 
-// A right that is needed to keep the data is missing, the one to let the twin go is not.
+// The driver may remove the finalizer of a twin, but not retain its volume.
 func TestTwinIsHeldWhileItsVolumeCannotBeRetained(t *testing.T) {
-	p, rights := restricted(t, "namespaced")
-	found := p.written()
-	rights.take("clusterrolebinding")
+	p, rights := newRestrictedPair(t, "namespaced")
+	found := p.createWithData()
+	rights.revoke("clusterrolebinding")
 	p.deleteTwin(found)
 	p.waitCondition("data", corev1.ConditionFalse, "TwinTerminating")
-	p.waitTold("finalizer "+twinFinalizer, found.real.Name, "cannot be retained")
+	p.waitMessage("finalizer "+twinFinalizer, found.Real.Name, "cannot be retained")
 	twin, err := p.twin(t.Context(), "data")
 	if err != nil || len(twin.Finalizers) == 0 {
-		t.Fatalf("the twin is to be held, it is %v: %v", twin, err)
+		t.Fatalf("the twin must keep its finalizer: %v, %v", twin, err)
 	}
-	p.waitPolicy(found, found.real.Spec.PersistentVolumeReclaimPolicy)
-	rights.give()
-	p.waitMadeAgain(found)
-	p.wantPrecious()
+	p.waitReclaimPolicy(found, found.Real.Spec.PersistentVolumeReclaimPolicy)
+	rights.grant()
+	p.waitTwinRecreated(found)
+	p.wantData()
 }
 
 func TestRoleBindingIsRemovedThenTheTwin(t *testing.T) {
-	p, rights := restricted(t, "namespaced")
-	found := p.written()
-	rights.take("rolebinding")
+	p, rights := newRestrictedPair(t, "namespaced")
+	found := p.createWithData()
+	rights.revoke("rolebinding")
 	p.deleteTwin(found)
-	p.waitPolicy(found, corev1.PersistentVolumeReclaimRetain)
+	p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
 	p.waitCondition("data", corev1.ConditionFalse, "TwinVanished")
-	rights.give()
-	p.waitMadeAgain(found)
-	p.wantPrecious()
+	rights.grant()
+	p.waitTwinRecreated(found)
+	p.wantData()
 }
 
-// The namespace takes its RoleBinding with it, maybe before the twin.
+// With the namespace its RoleBinding is deleted, maybe before the twin.
 func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 	t.Parallel()
 	for name, how := range map[string]struct {
-		cut bool
-		// asBefore: the twin may only be let go by a Role that goes with the namespace.
-		asBefore bool
+		unreachable bool
+		// roleOnly: only a Role in the namespace allows to remove the finalizer of the twin.
+		roleOnly bool
 	}{
 		"the cluster answers":               {},
-		"the cluster does not answer":       {cut: true},
-		"by a Role that goes with it alone": {asBefore: true},
+		"the cluster does not answer":       {unreachable: true},
+		"by a Role that goes with it alone": {roleOnly: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, rights := restricted(t, "namespaced")
-			found := p.written()
-			if how.asBefore {
-				rights.onlyInNamespaces()
-				rights.take("rolebinding")
+			p, rights := newRestrictedPair(t, "namespaced")
+			found := p.createWithData()
+			if how.roleOnly {
+				rights.revokeClaimsInClusterRole()
+				rights.revoke("rolebinding")
 			}
-			if how.cut {
-				p.putSecret(spoilt(t, nobodyListens(t)))
+			if how.unreachable {
+				p.putSecret(kubeconfigWith(t, unusedPort(t)))
 				p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
 			}
-			namespaces := p.remote.Client.CoreV1().Namespaces()
-			if err := namespaces.Delete(t.Context(), p.remote.Name, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			if how.cut {
-				p.waitHeldBy(twinFinalizer)
+			p.deleteNamespace()
+			if how.unreachable {
+				p.waitFinalizerRemaining(twinFinalizer)
 				p.putSecret(rights.kubeconfig)
 			}
-			p.waitPolicy(found, corev1.PersistentVolumeReclaimRetain)
-			if how.asBefore {
-				p.waitHeldBy(twinFinalizer)
-				p.waitTold(found.real.Name, "retained")
-				// As docs/remote/binding.md says.
+			p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
+			if how.roleOnly {
+				p.waitFinalizerRemaining(twinFinalizer)
+				p.waitMessage(found.Real.Name, "retained")
+				// See docs/remote/binding.md.
 				_, err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Patch(t.Context(), "data",
 					types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 				if err != nil {
 					t.Fatal(err)
 				}
 			}
-			p.remote.Eventually("the namespace ends", func(ctx context.Context) (string, error) {
-				found, err := namespaces.Get(ctx, p.remote.Name, metav1.GetOptions{})
-				if apierrors.IsNotFound(err) {
-					return "", nil
-				}
-				return fmt.Sprint(found.Status.Conditions), err
-			})
-			p.waitPolicy(found, corev1.PersistentVolumeReclaimRetain)
+			p.waitNamespaceDeleted()
+			p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
 			if err := p.data(found); err != nil {
-				user.ViolatedNow(t, "the data is gone: %v", err)
+				user.ViolatedNow(t, "the data was deleted: %v", err)
 			}
 
-			object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.remote.Name}}
-			if _, err := namespaces.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			rights.give()
-			p.waitMadeAgain(found)
-			p.wantPrecious()
+			p.recreateNamespace()
+			rights.grant()
+			p.waitTwinRecreated(found)
+			p.wantData()
 		})
 	}
 }
 
-// waitHeldBy waits until the namespace there says that this finalizer holds it.
-func (p *pair) waitHeldBy(finalizer string) {
+// waitFinalizerRemaining waits until a condition of the terminating remote namespace names this finalizer.
+func (p *pair) waitFinalizerRemaining(finalizer string) {
 	p.t.Helper()
-	p.remote.Eventually("the namespace names the finalizer "+finalizer, func(ctx context.Context) (string, error) {
+	p.remote.Eventually("the finalizer "+finalizer+" remains in the namespace", func(ctx context.Context) (string, error) {
 		found, err := p.remote.Client.CoreV1().Namespaces().Get(ctx, p.remote.Name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -457,4 +428,30 @@ func (p *pair) waitHeldBy(finalizer string) {
 		}
 		return fmt.Sprint(found.Status.Conditions), nil
 	})
+}
+
+func (p *pair) deleteNamespace() {
+	p.t.Helper()
+	if err := p.remote.Client.CoreV1().Namespaces().Delete(p.t.Context(), p.remote.Name, metav1.DeleteOptions{}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *pair) waitNamespaceDeleted() {
+	p.t.Helper()
+	p.remote.Eventually("the namespace is deleted", func(ctx context.Context) (string, error) {
+		found, err := p.remote.Client.CoreV1().Namespaces().Get(ctx, p.remote.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return fmt.Sprint(found.Status.Conditions), err
+	})
+}
+
+func (p *pair) recreateNamespace() {
+	p.t.Helper()
+	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.remote.Name}}
+	if _, err := p.remote.Client.CoreV1().Namespaces().Create(p.t.Context(), object, metav1.CreateOptions{}); err != nil {
+		p.t.Fatal(err)
+	}
 }

@@ -14,73 +14,72 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// Liqo's annotations of claims.
+// Annotations by which Liqo's users choose the class and the access modes of the remote claim.
 const (
 	liqoClass = "liqo.io/remote-storage-class"
 	liqoModes = "liqo.io/remote-access-modes"
 )
 
-// Claims may choose these by annotation. Each is there while the test runs that does.
+// Claims may choose these classes by annotation. Each exists during one test.
 const (
 	annotatedClass = "e2e-annotated"
 	namedClass     = "e2e-named"
 )
 
-// What Liqo's users write on their claims means the same as with Liqo, there only.
+// Liqo's annotations have the same meaning as with Liqo, and no effect at home.
 func TestLiqosAnnotations(t *testing.T) {
-	p := peered(t, liqoAnnotated, func(p *pair) string { return p.remote.Cluster.ProxyKubeconfig() }, "reference")
+	p := newLiqoPair(t, liqoAnnotated, func(p *pair) string { return p.remote.Cluster.ProxyKubeconfig() }, "reference")
 	p.offload()
-	p.remote.Class(notToldOf(annotatedClass))
-	p.home.Claim("data", "liqo-reference", "64Mi", annotated(annotatedClass, "RWX"))
-	p.home.Pod("user", "data", p.there)
-	p.home.Claim("denied", "liqo-reference", "64Mi", annotated("reference-ext4", ""))
-	p.home.Pod("denied", "denied", p.there)
-	p.home.Claim("odd", "liqo-reference", "64Mi", annotated("", "RWX,RWY"))
-	p.home.Pod("odd", "odd", p.there)
-	p.home.Claim("modes", "liqo-reference", "64Mi", annotated("", "ReadWriteOnce,ROX"))
-	p.home.Pod("modes", "modes", p.there)
-	p.home.Claim("here", "liqo-reference", "64Mi", annotated("reference-ext4", "RWY"))
+	p.remote.Class(classWithoutCapacity(annotatedClass))
+	p.home.Claim("data", "liqo-reference", "64Mi", withLiqoAnnotations(annotatedClass, "RWX"))
+	p.home.Pod("user", "data", p.onVirtualNode)
+	p.home.Claim("denied", "liqo-reference", "64Mi", withLiqoAnnotations("reference-ext4", ""))
+	p.home.Pod("denied", "denied", p.onVirtualNode)
+	p.home.Claim("odd", "liqo-reference", "64Mi", withLiqoAnnotations("", "RWX,RWY"))
+	p.home.Pod("odd", "odd", p.onVirtualNode)
+	p.home.Claim("modes", "liqo-reference", "64Mi", withLiqoAnnotations("", "ReadWriteOnce,ROX"))
+	p.home.Pod("modes", "modes", p.onVirtualNode)
+	p.home.Claim("here", "liqo-reference", "64Mi", withLiqoAnnotations("reference-ext4", "RWY"))
 	p.home.Pod("here", "here", user.OnNode(p.home.Cluster.Nodes()[0].Name))
 
 	p.home.WaitReady("user")
 	p.remote.WaitReady("user")
-	found := p.follow("data")
-	if *found.twin.Spec.StorageClassName != annotatedClass || !slices.Equal(found.twin.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}) {
-		t.Errorf("the twin is of class %s with %v", *found.twin.Spec.StorageClassName, found.twin.Spec.AccessModes)
+	found := p.waitVolume("data")
+	if *found.Twin.Spec.StorageClassName != annotatedClass || !slices.Equal(found.Twin.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}) {
+		t.Errorf("the twin is of class %s with %v", *found.Twin.Spec.StorageClassName, found.Twin.Spec.AccessModes)
 	}
-	if !slices.Equal(found.claim.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}) {
-		t.Errorf("the claim has %v now", found.claim.Spec.AccessModes)
+	if !slices.Equal(found.Claim.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}) {
+		t.Errorf("the claim has %v", found.Claim.Spec.AccessModes)
 	}
 	p.remote.Exec("user", "echo precious > /data/file")
 	p.home.WaitReady("here")
 	p.home.WaitEvent("denied", "ProvisioningFailed", "annotation "+liqoClass+` requests the class "reference-ext4"`, "allow-list")
 	p.home.WaitEvent("odd", "ProvisioningFailed", `"RWY" is not an access mode`)
-	p.wantUnbound("denied")
-	p.wantUnbound("odd")
+	p.wantPending("denied")
+	p.wantPending("odd")
 
 	p.annotate("denied", map[string]any{liqoClass: nil})
 	p.home.WaitReady("denied")
 	p.home.WaitReady("modes")
-	twin := claimIn(p.remote, t, "modes")
+	twin := p.remote.GetClaim("modes")
 	if !slices.Equal(twin.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}) {
 		t.Errorf("the twin has %v", twin.Spec.AccessModes)
 	}
 }
 
-// notToldOf is a class that works, and of whose room the scheduler is not told: its
-// driver does not mind the topology, and other tests do not want to hear of it.
-func notToldOf(class string) *storagev1.StorageClass {
-	immediate := storagev1.VolumeBindingImmediate
+// classWithoutCapacity is a usable class for which no capacity is published, so that it does not affect other
+// tests: no node matches its topology, which its driver ignores.
+func classWithoutCapacity(class string) *storagev1.StorageClass {
 	return &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: storage.Reference.Name, VolumeBindingMode: &immediate,
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: storage.Reference.Name, VolumeBindingMode: new(storagev1.VolumeBindingImmediate),
 		AllowedTopologies: []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
 			{Key: clusterLabel, Values: []string{"none"}},
 		}}},
 	}
 }
 
-// annotated is what Liqo's documentation has users write; nothing where empty.
-func annotated(class, modes string) func(*corev1.PersistentVolumeClaim) {
+// withLiqoAnnotations sets Liqo's annotations, except empty ones.
+func withLiqoAnnotations(class, modes string) func(*corev1.PersistentVolumeClaim) {
 	return func(claim *corev1.PersistentVolumeClaim) {
 		claim.Annotations = map[string]string{}
 		for key, value := range map[string]string{liqoClass: class, liqoModes: modes} {

@@ -25,10 +25,9 @@ import (
 	"storage.liqo.io/sanity-tests/pki"
 )
 
-// hostile is an API server that sends more than anybody can hold. It speaks just
-// enough of the API to be taken for one.
+// hostile is an API server that sends more than fits into memory. It has only the parts of the API that
+// the driver uses.
 type hostile struct {
-	// list answers each list, watch each watch.
 	list, watch func(w http.ResponseWriter, r *http.Request)
 }
 
@@ -50,11 +49,11 @@ func (h hostile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// object writes an object with this much fat in a label. It is written as it stands: quoting
-// megabytes again and again would take the machine from the tests beside this one.
-func object(w io.Writer, number int, fat string) error {
-	_, err := fmt.Fprintf(w, `{"metadata":{"name":"o-%d","namespace":"ns","uid":"u-%d","resourceVersion":"1","labels":{"fat":"`, number, number)
-	for _, text := range []string{fat, `"}},"spec":{"drivers":[]},"provisioner":"x","storageClassName":"x"}`} {
+// writeObject writes an object with padding in a label. It does not use encoding/json, because quoting
+// megabytes would take too much CPU.
+func writeObject(w io.Writer, number int, padding string) error {
+	_, err := fmt.Fprintf(w, `{"metadata":{"name":"o-%d","namespace":"ns","uid":"u-%d","resourceVersion":"1","labels":{"padding":"`, number, number)
+	for _, text := range []string{padding, `"}},"spec":{"drivers":[]},"provisioner":"x","storageClassName":"x"}`} {
 		if err == nil {
 			_, err = io.WriteString(w, text)
 		}
@@ -62,50 +61,49 @@ func object(w io.Writer, number int, fat string) error {
 	return err
 }
 
-// page is a page of so many objects, with another one to follow if next is not empty.
-func page(w io.Writer, first, count int, fat, next string) {
+// writePage writes a list of count objects; next is its continue token.
+func writePage(w io.Writer, first, count int, padding, next string) {
 	_, err := fmt.Fprintf(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1","continue":%q},"items":[`, next)
 	for i := 0; i < count && err == nil; i++ {
 		if i > 0 {
 			_, _ = io.WriteString(w, ",")
 		}
-		err = object(w, first+i, fat)
+		err = writeObject(w, first+i, padding)
 	}
 	_, _ = io.WriteString(w, "]}")
 }
 
-func empty(w http.ResponseWriter, _ *http.Request) { page(w, 0, 0, "", "") }
+func emptyList(w http.ResponseWriter, _ *http.Request) { writePage(w, 0, 0, "", "") }
 
-// silent is a watch in which nothing happens.
-func silent(w http.ResponseWriter, r *http.Request) {
+// emptyWatch sends no events.
+func emptyWatch(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).Flush()
 	<-r.Context().Done()
 }
 
-// What they send, made once.
 var (
-	huge        = strings.Repeat("x", 1<<20)
-	large       = huge[:64<<10]
+	mebibyte    = strings.Repeat("x", 1<<20)
+	kibibytes64 = mebibyte[:64<<10]
 	manyObjects = strings.Repeat(",{}", 1_000_000)
-	endlessly   = strings.Repeat("no ", 4<<20)
+	longText    = strings.Repeat("no ", 4<<20)
 )
 
-var hostiles = map[string]struct {
+var hostileServers = map[string]struct {
 	server hostile
-	// said is what the driver may say of it.
-	said []string
+	// errors are accepted values of status.lastError.
+	errors []string
 }{
-	// Which limit it meets first depends on how fast it can send.
-	"endless": {said: []string{"sends too much", "could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, r *http.Request) {
+	// Which limit it exceeds first depends on its speed.
+	"endless": {errors: []string{"sends too much", "could not be listed"}, server: hostile{watch: emptyWatch, list: func(w http.ResponseWriter, r *http.Request) {
 		var first int
 		_, _ = fmt.Sscan(r.URL.Query().Get("continue"), &first)
-		page(w, first, 100, large[:1000], fmt.Sprint(first+100))
+		writePage(w, first, 100, kibibytes64[:1000], fmt.Sprint(first+100))
 	}}},
-	"flood": {said: []string{"sends too much"}, server: hostile{list: empty, watch: func(w http.ResponseWriter, _ *http.Request) {
+	"flood": {errors: []string{"sends too much"}, server: hostile{list: emptyList, watch: func(w http.ResponseWriter, _ *http.Request) {
 		for i := 0; ; i++ {
 			_, err := io.WriteString(w, `{"type":"ADDED","object":`)
 			if err == nil {
-				err = object(w, i, large)
+				err = writeObject(w, i, kibibytes64)
 			}
 			if err == nil {
 				_, err = io.WriteString(w, "}\n")
@@ -115,60 +113,54 @@ var hostiles = map[string]struct {
 			}
 		}
 	}}},
-	"fat": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
-		page(w, 0, 100, huge, "")
+	"fat": {errors: []string{"could not be listed"}, server: hostile{watch: emptyWatch, list: func(w http.ResponseWriter, _ *http.Request) {
+		writePage(w, 0, 100, mebibyte, "")
 	}}},
-	"many": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
+	"many": {errors: []string{"could not be listed"}, server: hostile{watch: emptyWatch, list: func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{}`+manyObjects+"]}")
 	}}},
-	"errors": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
+	"errors": {errors: []string{"could not be listed"}, server: hostile{watch: emptyWatch, list: func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusInternalServerError)
-		_, _ = io.WriteString(w, endlessly)
+		_, _ = io.WriteString(w, longText)
 	}}},
 }
 
-// Clusters that send without end are told apart from those that are well: they are not
-// used, the others never notice, and no replica outgrows what the chart gives it. Alone: what they
-// send takes both cores, and the memory is to be that of replicas which have served little else.
+// Clusters that send too much are not used, do not affect others, and no replica exceeds the memory limit of
+// the chart. The test is serial because it takes both cores, and other tests would use memory of the replicas.
 func TestHostileClustersHarmNobodyElse(t *testing.T) {
-	p := offloadedAlone(t)
+	p := newSerialPair(t)
 	home := user.Cluster(t, "home")
-	for name, one := range hostiles {
+	for name, one := range hostileServers {
 		declareHostile(t, p, p.remote.Name+"-"+name, one.server)
 	}
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 
 	clusters, err := remoteClusters(home)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, one := range hostiles {
+	for name, one := range hostileServers {
 		p.home.Eventually("hostile cluster "+name, func(ctx context.Context) (string, error) {
 			found, err := clusters.Get(ctx, p.remote.Name+"-"+name, metav1.GetOptions{})
 			if err != nil {
 				return "", err
 			}
-			said, _, _ := unstructured.NestedString(found.Object, "status", "lastError")
-			if !slices.ContainsFunc(one.said, func(text string) bool { return strings.Contains(said, text) }) {
-				return fmt.Sprintf("it says %q, not one of %q", said, one.said), nil
+			lastError, _, _ := unstructured.NestedString(found.Object, "status", "lastError")
+			if !slices.ContainsFunc(one.errors, func(text string) bool { return strings.Contains(lastError, text) }) {
+				return fmt.Sprintf("lastError is %q, not one of %q", lastError, one.errors), nil
 			}
-			if len(said) > 2048 {
-				return "", fmt.Errorf("%d bytes are said of it", len(said))
+			if len(lastError) > 2048 {
+				return "", fmt.Errorf("lastError has %d bytes", len(lastError))
 			}
 			return "", nil
 		})
 	}
-	p.home.Claim("later", "liqo-reference", "64Mi")
-	p.home.Pod("later", "later", p.there)
-	p.home.WaitReady("later")
-	wantWithinMemory(t, p)
+	p.startPod("later", "later", "liqo-reference")
+	wantMemoryWithinLimit(t, p)
 }
 
-// wantWithinMemory is that no replica ever had more memory than its limit, which
-// the lab does not enforce.
-func wantWithinMemory(t *testing.T, p *pair) {
+// wantMemoryWithinLimit checks the peak memory of all replicas, because the lab does not enforce limits.
+func wantMemoryWithinLimit(t *testing.T, p *pair) {
 	t.Helper()
 	const limit = 256 << 20 // controller.resources.limits.memory of the chart
 	driver, err := bench.Find(t.Context(), p.home.Client)
@@ -180,20 +172,20 @@ func wantWithinMemory(t *testing.T, p *pair) {
 		t.Fatal(err)
 	}
 	if len(replicas) == 0 {
-		t.Error("no replica of the controller is found")
+		t.Error("no replica of the controller was found")
 	}
 	for _, replica := range replicas {
-		// Nobody is killed for pages of the program, of which the tests' build has many more
-		// than the release: they are read again.
+		// Pages of the program do not count, because the kernel can drop them. The debug build of the tests
+		// has many more of them than the release.
 		own := replica.Peak - replica.Mapped
-		t.Logf("a replica had %d MiB of its own at most, and %d MiB of its program", own>>20, replica.Mapped>>20)
+		t.Logf("a replica had at most %d MiB, and %d MiB of its program", own>>20, replica.Mapped>>20)
 		if own >= limit {
 			t.Errorf("a replica had %d MiB", own>>20)
 		}
 	}
 }
 
-// declareHostile runs an API server where the fault proxies are, and declares it.
+// declareHostile runs an API server at the address of the fault proxies, and declares it as RemoteCluster.
 func declareHostile(t *testing.T, p *pair, name string, server http.Handler) {
 	t.Helper()
 	home := user.Cluster(t, "home")
@@ -232,16 +224,15 @@ func declareHostile(t *testing.T, p *pair, name string, server http.Handler) {
 	}
 	config := clientcmdapi.NewConfig()
 	config.Clusters["hostile"] = &clientcmdapi.Cluster{Server: "https://" + listener.Addr().String(), CertificateAuthorityData: ca}
-	config.AuthInfos["us"] = &clientcmdapi.AuthInfo{Token: "none"}
-	config.Contexts["hostile"] = &clientcmdapi.Context{Cluster: "hostile", AuthInfo: "us"}
+	config.AuthInfos["driver"] = &clientcmdapi.AuthInfo{Token: "none"}
+	config.Contexts["hostile"] = &clientcmdapi.Context{Cluster: "hostile", AuthInfo: "driver"}
 	config.CurrentContext = "hostile"
 	kubeconfig, err := clientcmd.Write(*config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
-		defer cancel()
+		ctx := user.CleanupContext(t)
 		if err := errors.Join(deleteRemoteCluster(ctx, home, name), deleteSecret(ctx, home, name)); err != nil {
 			t.Error(err)
 		}

@@ -17,56 +17,56 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// A cluster that stops answering while several of its volumes are being rescued costs
-// those time, and no others: theirs are rescued, made and deleted as if it were not there.
+// A cluster becomes unreachable during the recovery of several of its volumes. Volumes in other clusters are
+// recovered, created and deleted meanwhile.
 func TestSlowClusterDelaysNoOther(t *testing.T) {
-	kubeconfig, link := proxied(t)
-	p := apart(t, nil)
+	kubeconfig, link := throughProxy(t)
+	p := newDedicatedPair(t, nil)
 	p.putSecret(kubeconfig)
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
-	beside := *p
-	beside.node, beside.cluster = sharedNode, sharedName
-	found := beside.written()
-	var ill []volume
+	other := *p
+	other.node, other.cluster = sharedNode, sharedName
+	found := other.createWithData()
+	var slow []user.Volume
 	for i := range 4 {
-		ill = append(ill, p.unused(fmt.Sprintf("far-%d", i)))
+		slow = append(slow, p.createUnused(fmt.Sprintf("far-%d", i)))
 	}
 
 	link(faults.Setting{Mode: faults.Delay, Up: time.Second, Down: time.Second})
-	for _, v := range ill {
+	for _, v := range slow {
 		p.deleteTwin(v)
 	}
-	p.waitBeingRescued(ill)
+	p.waitRecoveryStarted(slow)
 	link(faults.Setting{Mode: faults.Hang})
-	for _, v := range ill {
-		p.waitCondition(v.claim.Name, corev1.ConditionUnknown, "ClusterUnreachable")
+	for _, v := range slow {
+		p.waitCondition(v.Claim.Name, corev1.ConditionUnknown, "ClusterUnreachable")
 	}
 
-	beside.deleteTwin(found)
-	beside.waitMadeAgain(found)
-	beside.wantPrecious()
-	later := beside.unused("later")
-	beside.deleteClaim("later")
-	beside.wantGone(later)
+	other.deleteTwin(found)
+	other.waitTwinRecreated(found)
+	other.wantData()
+	later := other.createUnused("later")
+	other.deleteClaim("later")
+	other.waitVolumeDeleted(later)
 
 	link(faults.Setting{Mode: faults.Pass})
-	for _, v := range ill {
-		p.waitMadeAgain(v)
+	for _, v := range slow {
+		p.waitTwinRecreated(v)
 	}
 }
 
-// proxied is a kubeconfig that leads to the other cluster through a proxy which no other
-// test uses. What is cleaned up later needs it still.
-func proxied(t *testing.T) (kubeconfig []byte, set func(faults.Setting)) {
+// throughProxy returns a kubeconfig that reaches the remote cluster through a proxy of this test, and a function
+// that sets a fault. The clean-up of later objects uses the proxy.
+func throughProxy(t *testing.T) (kubeconfig []byte, set func(faults.Setting)) {
 	t.Helper()
-	prepare(t)
+	ensureShared(t)
 	server, err := url.Parse(serverOf(t, user.Cluster(t, "remote")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	within := machine.Namespace{Name: user.Cluster(t, "home").Name()}
+	in := machine.Namespace{Name: user.Cluster(t, "home").Name()}
 	relay := faults.Relay{
-		Name: t.Name(), ListenIn: within, ListenOn: net.JoinHostPort(server.Hostname(), "0"), DialIn: within, DialTo: server.Host,
+		Name: t.Name(), ListenIn: in, ListenOn: net.JoinHostPort(server.Hostname(), "0"), DialIn: in, DialTo: server.Host,
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	listener, err := relay.Listen(ctx)
@@ -88,18 +88,18 @@ func proxied(t *testing.T) (kubeconfig []byte, set func(faults.Setting)) {
 			t.Fatal(err)
 		}
 	}
-	// A test that fails in between is cleaned up through it.
+	// For the clean-up of a failed test.
 	t.Cleanup(func() { _ = proxy.Set(faults.Setting{Mode: faults.Pass}) })
 	server.Host = listener.Addr().String()
-	return spoilt(t, func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.Server = server.String() }), set
+	return kubeconfigWith(t, func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.Server = server.String() }), set
 }
 
-// waitBeingRescued waits until the driver has begun with one of these volumes.
-func (p *pair) waitBeingRescued(all []volume) {
+// waitRecoveryStarted waits until the driver has started to recover one of these volumes.
+func (p *pair) waitRecoveryStarted(all []user.Volume) {
 	p.t.Helper()
-	p.home.Eventually("the driver rescues a volume", func(ctx context.Context) (string, error) {
+	p.home.Eventually("the recovery of a volume has started", func(ctx context.Context) (string, error) {
 		for _, v := range all {
-			claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, v.claim.Name, metav1.GetOptions{})
+			claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, v.Claim.Name, metav1.GetOptions{})
 			if err != nil {
 				return "", err
 			}
@@ -108,10 +108,10 @@ func (p *pair) waitBeingRescued(all []volume) {
 					return "", nil
 				}
 			}
-			if twin, err := p.twin(ctx, v.twin.Name); err == nil && twin.UID != v.twin.UID {
+			if twin, err := p.twin(ctx, v.Twin.Name); err == nil && twin.UID != v.Twin.UID {
 				return "", nil
 			}
 		}
-		return "nothing is wrong with any of them", nil
+		return "all conditions and twins are unchanged", nil
 	})
 }

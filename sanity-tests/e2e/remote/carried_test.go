@@ -15,28 +15,28 @@ import (
 )
 
 func TestLabelsAndListedAnnotationsFollowTheClaim(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Labels = map[string]string{"team": "blue", volumeLabel: "forged"}
 		claim.Annotations = map[string]string{"cost-center": "42", "nfs.io/storage-path": "somebody-elses"}
 	})
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
-	found := p.follow("data")
-	if found.twin.Labels["team"] != "blue" || found.twin.Annotations["cost-center"] != "42" || found.twin.Annotations["nfs.io/storage-path"] != "" || found.twin.Labels[volumeLabel] == "forged" {
-		t.Errorf("labels %v, annotations %v", found.twin.Labels, found.twin.Annotations)
+	found := p.waitVolume("data")
+	if found.Twin.Labels["team"] != "blue" || found.Twin.Annotations["cost-center"] != "42" || found.Twin.Annotations["nfs.io/storage-path"] != "" || found.Twin.Labels[volumeLabel] == "forged" {
+		t.Errorf("labels %v, annotations %v", found.Twin.Labels, found.Twin.Annotations)
 	}
 	patch := []byte(`{"metadata":{"labels":{"team":"green"},"annotations":{"cost-center":null}}}`)
 	_, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Patch(t.Context(), "data", types.MergePatchType, patch, metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.remote.Eventually("the twin follows", func(ctx context.Context) (string, error) {
+	p.remote.Eventually("the twin has the new labels and annotations", func(ctx context.Context) (string, error) {
 		twin, err := p.twin(ctx, "data")
 		if err != nil {
 			return "", err
 		}
-		if _, kept := twin.Annotations["cost-center"]; kept || twin.Labels["team"] != "green" {
+		if _, ok := twin.Annotations["cost-center"]; ok || twin.Labels["team"] != "green" {
 			return fmt.Sprintf("labels %v, annotations %v", twin.Labels, twin.Annotations), nil
 		}
 		return "", nil
@@ -44,23 +44,15 @@ func TestLabelsAndListedAnnotationsFollowTheClaim(t *testing.T) {
 }
 
 func TestRetainKeepsTheDataThere(t *testing.T) {
-	p := offloaded(t)
-	p.home.Claim("precious", "liqo-retain", "64Mi")
-	p.home.Pod("user", "precious", p.there)
-	p.home.WaitReady("user")
-	found := p.follow("precious")
-	t.Cleanup(func() { p.discard(found) }) // before the namespaces go, and the data with them
-	p.remote.Eventually("the real volume is kept", func(ctx context.Context) (string, error) {
-		real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, found.real.Name, metav1.GetOptions{})
-		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
-			return "", err
-		}
-		return "its reclaim policy is " + string(real.Spec.PersistentVolumeReclaimPolicy), nil
-	})
+	p := newPair(t)
+	p.startPod("user", "precious", "liqo-retain")
+	found := p.waitVolume("precious")
+	t.Cleanup(func() { p.discard(found) }) // before the namespaces are deleted
+	p.waitReclaimPolicy(found, corev1.PersistentVolumeReclaimRetain)
 	p.home.DeletePod("user")
 	p.deleteClaim("precious")
 	p.home.Eventually("the volume is released", func(ctx context.Context) (string, error) {
-		object, err := p.home.Client.CoreV1().PersistentVolumes().Get(ctx, found.object.Name, metav1.GetOptions{})
+		object, err := p.home.Client.CoreV1().PersistentVolumes().Get(ctx, found.Virtual.Name, metav1.GetOptions{})
 		if err != nil || object.Status.Phase == corev1.VolumeReleased {
 			return "", err
 		}
@@ -71,17 +63,16 @@ func TestRetainKeepsTheDataThere(t *testing.T) {
 	}
 }
 
-// discard has a retained volume deleted after all, as an administrator would: the
-// one here first, so that nobody wants the one there to be kept.
-func (p *pair) discard(v volume) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), user.Patience)
-	defer cancel()
+// discard deletes a retained volume as an administrator does: first the virtual PersistentVolume, which keeps the
+// real one retained.
+func (p *pair) discard(v user.Volume) {
+	ctx := user.CleanupContext(p.t)
 	patch := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	for _, step := range []struct {
 		n    *user.Namespace
 		name string
-	}{{p.home, v.object.Name}, {p.remote, v.real.Name}} {
-		err := machine.Until(ctx, "volume "+step.name+" to go", func() error {
+	}{{p.home, v.Virtual.Name}, {p.remote, v.Real.Name}} {
+		err := machine.Until(ctx, "volume "+step.name+" to be deleted", func() error {
 			found, err := step.n.Client.CoreV1().PersistentVolumes().Patch(ctx, step.name, types.MergePatchType, patch, metav1.PatchOptions{})
 			if apierrors.IsNotFound(err) {
 				return nil
@@ -92,31 +83,20 @@ func (p *pair) discard(v volume) {
 			return fmt.Errorf("it is %s %s", found.Status.Phase, found.Status.Message)
 		})
 		if err != nil {
-			p.t.Errorf("discard what the test kept: %v", err)
+			p.t.Errorf("discard the retained volume: %v", err)
 		}
 	}
 }
 
 func TestRetainTakenBackDeletesTheDataThere(t *testing.T) {
-	p := offloaded(t)
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
-	found := p.follow("data")
+	p := newPair(t)
+	p.startPod("user", "data", "liqo-reference")
+	found := p.waitVolume("data")
 	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimRetain, corev1.PersistentVolumeReclaimDelete} {
-		patch := fmt.Appendf(nil, `{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy)
-		if _, err := p.home.Client.CoreV1().PersistentVolumes().Patch(t.Context(), found.object.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		p.remote.Eventually("the policy of the real volume is "+string(policy), func(ctx context.Context) (string, error) {
-			real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, found.real.Name, metav1.GetOptions{})
-			if err != nil || real.Spec.PersistentVolumeReclaimPolicy == policy {
-				return "", err
-			}
-			return "it is " + string(real.Spec.PersistentVolumeReclaimPolicy), nil
-		})
+		p.setReclaimPolicy(p.home, found.Virtual, policy)
+		p.waitReclaimPolicy(found, policy)
 	}
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }

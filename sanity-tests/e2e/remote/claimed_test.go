@@ -12,21 +12,21 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// Somebody takes the PV from its claim and gives it back. csi-provisioner sees it Released
-// with the policy Delete meanwhile, and asks for its deletion.
+// A user changes the claimRef of the PersistentVolume, and changes it back. Meanwhile it is Released with the
+// policy Delete, and csi-provisioner calls DeleteVolume.
 func TestVolumeThereOfAClaimThatExistsIsNotDeleted(t *testing.T) {
-	p := offloaded(t)
-	found := p.written()
-	give := func(uid types.UID) {
+	p := newPair(t)
+	found := p.createWithData()
+	setClaimUID := func(uid types.UID) {
 		t.Helper()
 		patch := fmt.Appendf(nil, `{"spec":{"claimRef":{"uid":%q}}}`, uid)
-		if _, err := p.home.Client.CoreV1().PersistentVolumes().Patch(t.Context(), found.object.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := p.home.Client.CoreV1().PersistentVolumes().Patch(t.Context(), found.Virtual.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	give("somebody-else")
+	setClaimUID("another")
 	p.home.WaitEvent("data", "VolumeNotDeleted")
-	give(found.claim.UID)
+	setClaimUID(found.Claim.UID)
 	p.home.Eventually("the claim is bound again", func(ctx context.Context) (string, error) {
 		claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, "data", metav1.GetOptions{})
 		if err != nil || claim.Status.Phase == corev1.ClaimBound {
@@ -34,10 +34,10 @@ func TestVolumeThereOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 		}
 		return "it is " + string(claim.Status.Phase), nil
 	})
-	p.wantPrecious()
-	if now := p.follow("data"); now.twin.UID != found.twin.UID || now.real.UID != found.real.UID {
-		user.Violated(t, "twin or real volume are others: %v %v", now.twin, now.real)
+	p.wantData()
+	if now := p.waitVolume("data"); now.Twin.UID != found.Twin.UID || now.Real.UID != found.Real.UID {
+		user.Violated(t, "the twin or the real PersistentVolume was replaced: %v %v", now.Twin, now.Real)
 	}
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }

@@ -18,110 +18,109 @@ import (
 )
 
 func TestRemoteClassThatBindsImmediatelyIsWaitedFor(t *testing.T) {
-	p := offloaded(t)
-	heal := p.spoil(notYet)
+	p := newPair(t)
+	removeFault := p.addFault(createUnavailable)
 	p.home.Claim("data", "liqo-reference-immediate", "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.waitCreating(1)
-	if phase := claimIn(p.home, t, "data").Status.Phase; phase != corev1.ClaimPending {
+	p.home.Pod("user", "data", p.onVirtualNode)
+	p.waitCreateCalls(1)
+	if phase := p.home.GetClaim("data").Status.Phase; phase != corev1.ClaimPending {
 		t.Errorf("the claim is %s before its twin is bound", phase)
 	}
-	heal()
+	removeFault()
 	p.home.WaitReady("user")
-	if found := p.follow("data"); *found.twin.Spec.StorageClassName != "reference-immediate" {
-		t.Errorf("the twin is of class %s", *found.twin.Spec.StorageClassName)
+	if found := p.waitVolume("data"); *found.Twin.Spec.StorageClassName != "reference-immediate" {
+		t.Errorf("the twin is of class %s", *found.Twin.Spec.StorageClassName)
 	}
 }
 
 func TestTwoClaimsInOnePod(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("first", "liqo-reference", "64Mi")
 	p.home.Claim("second", "liqo-reference-immediate", "64Mi")
-	p.home.Pod("user", "first", p.there, also("second"))
+	p.home.Pod("user", "first", p.onVirtualNode, withClaim("second"))
 	p.home.WaitReady("user")
 	p.remote.Exec("user", "echo 1 > /data/file && echo 2 > /second/file")
-	first, second := p.follow("first"), p.follow("second")
-	if first.real.Name == second.real.Name {
+	first, second := p.waitVolume("first"), p.waitVolume("second")
+	if first.Real.Name == second.Real.Name {
 		user.Violated(t, "both claims have one volume")
 	}
 	p.home.DeletePod("user")
-	p.home.Pod("user", "second", p.there)
+	p.home.Pod("user", "second", p.onVirtualNode)
 	p.home.WaitReady("user")
 	if got := p.remote.Exec("user", "cat /data/file"); got != "2" {
 		user.Violated(t, "the second volume has %q", got)
 	}
 }
 
-// A node is chosen there for all claims of the pod, and it is waited for both.
+// Both twins get the same selected node, and the claims wait for both.
 func TestPolicyWaitForBound(t *testing.T) {
-	p := offloaded(t)
-	class := p.virtualClass("patient", map[string]string{"realStorageClass": "reference", "remoteBindingPolicy": "WaitForBound"})
-	heal := p.spoil(notYet)
+	p := newPair(t)
+	class := p.createVirtualClass("patient", map[string]string{"realStorageClass": "reference", "remoteBindingPolicy": "WaitForBound"})
+	removeFault := p.addFault(createUnavailable)
 	p.home.Claim("first", class, "64Mi")
 	p.home.Claim("second", class, "64Mi")
-	p.home.Pod("user", "first", p.there, also("second"))
-	p.waitCreating(2)
-	told := map[string]bool{}
+	p.home.Pod("user", "first", p.onVirtualNode, withClaim("second"))
+	p.waitCreateCalls(2)
+	selected := map[string]bool{}
 	for _, name := range []string{"first", "second"} {
-		if phase := claimIn(p.home, t, name).Status.Phase; phase != corev1.ClaimPending {
+		if phase := p.home.GetClaim(name).Status.Phase; phase != corev1.ClaimPending {
 			t.Errorf("claim %s is %s before its twin is bound", name, phase)
 		}
-		told[claimIn(p.remote, t, name).Annotations[selectedNode]] = true
+		selected[p.remote.GetClaim(name).Annotations[selectedNode]] = true
 	}
-	if len(told) != 1 || told[""] {
-		t.Errorf("the twins are told the nodes %v", told)
+	if len(selected) != 1 || selected[""] {
+		t.Errorf("the selected nodes of the twins are %v", selected)
 	}
-	heal()
+	removeFault()
 	p.home.WaitReady("user")
 }
 
-// The scheduler is told beforehand, so that a pod that may run elsewhere does.
+// The published capacity is zero, so that a pod that may run elsewhere does.
 func TestRealClassThatIsNotThere(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	real := p.home.Name + "-real"
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	p.home.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
+		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Reference.Name, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	})
-	virtual := p.virtualClass("virtual", map[string]string{"realStorageClass": real})
+	virtual := p.createVirtualClass("virtual", map[string]string{"realStorageClass": real})
 	p.home.Claim("pinned", virtual, "64Mi")
 	p.home.Pod("pinned", "pinned", p.pinned)
 	p.home.WaitEvent("pinned", real, "does not exist", "cluster "+p.cluster)
-	if phase := claimIn(p.home, t, "pinned").Status.Phase; phase != corev1.ClaimPending {
+	if phase := p.home.GetClaim("pinned").Status.Phase; phase != corev1.ClaimPending {
 		t.Errorf("the claim is %s", phase)
 	}
-	p.waitCapacity(virtual, func(room int64) bool { return room == 0 })
+	p.waitCapacity(virtual, func(bytes int64) bool { return bytes == 0 })
 
-	// Nobody asks for a pod that may only run there; its claim is told all the same.
+	// CreateVolume is not called for a pod that fits no other node; the claim gets an event anyway.
 	p.home.Claim("data", virtual, "64Mi")
-	p.home.Pod("stuck", "data", p.there)
+	p.home.Pod("stuck", "data", p.onVirtualNode)
 	p.home.WaitEvent("data", "NoRealClass", real, "cluster "+p.cluster, "realStorageClass of the class "+virtual,
 		"spec.storageClasses of the RemoteCluster "+p.cluster)
-	p.waitShown("the limit", func(c shownCluster, v shownVolume) bool {
+	p.waitListed("the limit of the cluster", func(c listedCluster, v listedVolume) bool {
 		// While another test allows claims to name a real class, these are not limited.
 		limit := func(line string) bool { return strings.Contains(line, " of the class "+virtual+" ") }
 		return slices.ContainsFunc(c.Limits, limit) && v.Cluster == ""
 	})
 	p.home.DeletePod("stuck")
 	p.home.Pod("stuck", "data", p.pinned)
-	p.waitShown("the cluster where the pod was sent", func(_ shownCluster, v shownVolume) bool { return v.Cluster == p.cluster })
+	p.waitListed("the cluster of the pod", func(_ listedCluster, v listedVolume) bool { return v.Cluster == p.cluster })
 	p.home.Claim("free", virtual, "64Mi")
-	p.home.Pod("free", "free", p.either)
+	p.home.Pod("free", "free", p.preferRemote)
 	if pod := p.home.WaitReady("free"); pod.Spec.NodeName == p.node {
-		t.Error("the pod runs where its volume cannot be")
+		t.Error("the pod runs on a node that its volume does not allow")
 	}
 }
 
 func TestMountOptionsOfTheVirtualClassAreRefused(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-options", "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitEvent("data", "ProvisioningFailed", "mountOptions of the virtual class", "set them there")
-	p.wantUnbound("data")
+	p.wantPending("data")
 }
 
-// also gives the pod one more claim, at a path of its name.
-func also(claim string) func(*corev1.Pod) {
+// withClaim adds a claim to a pod, at the path of its name.
+func withClaim(claim string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
@@ -131,38 +130,36 @@ func also(claim string) func(*corev1.Pod) {
 	}
 }
 
-// waitCreating waits until the real driver is asked for so many volumes.
-func (p *pair) waitCreating(volumes int) {
+// waitCreateCalls waits for CreateVolume calls of the real driver for this number of volumes.
+func (p *pair) waitCreateCalls(volumes int) {
 	p.t.Helper()
-	p.remote.Eventually("the real driver is asked for volumes", func(context.Context) (string, error) {
+	p.remote.Eventually("the real driver gets CreateVolume calls", func(context.Context) (string, error) {
 		calls, err := storage.BackendOf(p.remote.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
-			return call.RPC == "CreateVolume" && len(call.Claim) > len(p.remote.Name) && call.Claim[:len(p.remote.Name)+1] == p.remote.Name+"/"
+			return call.RPC == "CreateVolume" && strings.HasPrefix(call.Claim, p.remote.Name+"/")
 		})
-		asked := map[string]bool{}
+		claims := map[string]bool{}
 		for _, call := range calls {
-			asked[call.Claim] = true
+			claims[call.Claim] = true
 		}
-		if err != nil || len(asked) >= volumes {
+		if err != nil || len(claims) >= volumes {
 			return "", err
 		}
-		return fmt.Sprintf("it was asked for %v", asked), nil
+		return fmt.Sprintf("only for %v", claims), nil
 	})
 }
 
-// virtualClass makes a class of the driver for the test alone.
-func (p *pair) virtualClass(name string, parameters map[string]string) string {
+// createVirtualClass creates a virtual class for the test, and returns its name.
+func (p *pair) createVirtualClass(name string, parameters map[string]string) string {
 	p.t.Helper()
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	class := &storagev1.StorageClass{
 		ObjectMeta:  metav1.ObjectMeta{Name: p.home.Name + "-" + name},
-		Provisioner: driver.CSIName, VolumeBindingMode: &wait, Parameters: parameters,
+		Provisioner: driver.CSIName, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer), Parameters: parameters,
 	}
 	p.home.Class(class)
 	return class.Name
 }
 
-// waitCapacity waits until all that the scheduler is told of a class on the virtual
-// node is this.
+// waitCapacity waits until all CSIStorageCapacities of a class that select the virtual node have the wanted capacity.
 func (p *pair) waitCapacity(class string, wanted func(bytes int64) bool) {
 	p.t.Helper()
 	p.home.Eventually("capacity of class "+class, func(ctx context.Context) (string, error) {
@@ -174,7 +171,7 @@ func (p *pair) waitCapacity(class string, wanted func(bytes int64) bool) {
 		if err != nil {
 			return "", err
 		}
-		told := "nothing is told"
+		missing := "there is none"
 		for _, one := range all.Items {
 			if one.StorageClassName != class || one.NodeTopology == nil {
 				continue
@@ -184,17 +181,17 @@ func (p *pair) waitCapacity(class string, wanted func(bytes int64) bool) {
 				continue
 			}
 			if one.Capacity == nil || !wanted(one.Capacity.Value()) {
-				return fmt.Sprintf("it is told %v", one.Capacity), nil
+				return fmt.Sprintf("it is %v", one.Capacity), nil
 			}
-			told = ""
+			missing = ""
 		}
-		return told, nil
+		return missing, nil
 	})
 }
 
-func (p *pair) wantUnbound(claim string) {
+func (p *pair) wantPending(claim string) {
 	p.t.Helper()
-	if phase := claimIn(p.home, p.t, claim).Status.Phase; phase != corev1.ClaimPending {
+	if phase := p.home.GetClaim(claim).Status.Phase; phase != corev1.ClaimPending {
 		p.t.Errorf("claim %s is %s", claim, phase)
 	}
 }

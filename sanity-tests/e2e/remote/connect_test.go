@@ -26,49 +26,45 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// This file connects a cluster by the command and disconnects it. Its tests run beside no others, because
-// disconnect refuses while twins of other tests are in the remote cluster.
+// This file runs connect and disconnect. Its tests are serial, because disconnect refuses while twins of other
+// tests are in the remote cluster.
 
-// exitHeld is the exit code of disconnect while something of the home cluster is in the remote one.
-const exitHeld = 2
+// exitBlocked is the exit code of disconnect while objects of the home cluster are in the remote one.
+const exitBlocked = 2
 
-// connection is a cluster that a test connects by the command.
+// connection is a pair whose RemoteCluster is created by the command.
 type connection struct {
 	*pair
 	// access is the namespace of the identity in the remote cluster.
 	access string
-	// server is the address by which pods reach it.
+	// server is the address of the remote cluster for pods.
 	server string
-	// anonymous is access from here without credentials.
+	// anonymous has the address for tests, without credentials.
 	anonymous *rest.Config
 }
 
 func newConnection(t *testing.T) *connection {
 	t.Helper()
-	prepare(t)
-	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
-	c := &connection{
-		pair:   &pair{t: t, node: "virtual-" + remote.Name, cluster: remote.Name, remote: remote},
-		access: remote.Name + "-access",
-	}
+	ensureShared(t)
+	p := newRemoteNamespace(t)
+	c := &connection{pair: p, access: p.remote.Name + "-access"}
 	config, err := clientcmd.Load(shared.kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.server = config.Clusters[config.Contexts[config.CurrentContext].Cluster].Server
-	admin, err := remote.Cluster.Config()
+	admin, err := c.remote.Cluster.Config()
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.anonymous = rest.AnonymousClientConfig(admin)
-	t.Cleanup(c.wantNoTwins)
 	t.Cleanup(c.cleanUp)
-	c.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
+	c.createHomeNamespace()
 	return c
 }
 
-// liqoCSI runs the program as an administrator of both clusters, and returns its output and exit code.
-func (c *connection) liqoCSI(ctx context.Context, command string, args ...string) (said string, code int) {
+// runOnBoth runs the command as administrator of both clusters, and returns its output and exit code.
+func (c *connection) runOnBoth(ctx context.Context, command string, args ...string) (out string, code int) {
 	c.t.Helper()
 	program, err := driver.Compile(ctx)
 	if err != nil {
@@ -79,69 +75,65 @@ func (c *connection) liqoCSI(ctx context.Context, command string, args ...string
 		"--remote-namespace", c.access,
 	}, args...)
 	run := exec.CommandContext(ctx, program, all...)
-	var out bytes.Buffer
-	run.Stdout, run.Stderr = &out, &out
+	var buffer bytes.Buffer
+	run.Stdout, run.Stderr = &buffer, &buffer
 	err = run.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		c.t.Fatalf("%s: %v", run, err)
 	}
-	return out.String(), run.ProcessState.ExitCode()
+	return buffer.String(), run.ProcessState.ExitCode()
 }
 
-// connect runs the command, which must succeed and print these words.
+// connect runs connect, which must succeed and print these words.
 func (c *connection) connect(words []string, args ...string) {
 	c.t.Helper()
 	args = append([]string{"--server", c.server, "--node-selector", clusterLabel + "=" + c.cluster}, args...)
-	said, code := c.liqoCSI(c.t.Context(), "connect", args...)
+	out, code := c.runOnBoth(c.t.Context(), "connect", args...)
 	if code != 0 {
-		c.t.Fatalf("connect ended with %d:\n%s", code, said)
+		c.t.Fatalf("connect exits with %d:\n%s", code, out)
 	}
 	for _, word := range words {
-		if !strings.Contains(said, word) {
-			c.t.Errorf("connect does not say %q:\n%s", word, said)
+		if !strings.Contains(out, word) {
+			c.t.Errorf("connect does not print %q:\n%s", word, out)
 		}
 	}
 }
 
-// disconnect runs the command, which must end with this code and print these words.
+// disconnect runs disconnect, which must exit with this code and print these words.
 func (c *connection) disconnect(want int, words ...string) {
 	c.t.Helper()
-	said, code := c.liqoCSI(c.t.Context(), "disconnect")
+	out, code := c.runOnBoth(c.t.Context(), "disconnect")
 	if code != want {
-		c.t.Fatalf("disconnect ended with %d and not with %d:\n%s", code, want, said)
+		c.t.Fatalf("disconnect exits with %d, not %d:\n%s", code, want, out)
 	}
 	for _, word := range words {
-		if !strings.Contains(said, word) {
-			c.t.Errorf("disconnect does not say %q:\n%s", word, said)
+		if !strings.Contains(out, word) {
+			c.t.Errorf("disconnect does not print %q:\n%s", word, out)
 		}
 	}
 }
 
-// Two clusters, from nothing to a pod with a claim on the remote one; then another level, tokens that were
-// revoked, and back to nothing.
+// Connects, uses a volume, changes the level, revokes tokens, and disconnects.
 func TestClustersAreConnectedByOneCommand(t *testing.T) {
 	c := newConnection(t)
-	// The kubeconfig of the lab's administrator has an address of this machine.
-	said, code := c.liqoCSI(t.Context(), "connect", "--node-selector", clusterLabel+"="+c.cluster)
-	if code == 0 || !strings.Contains(said, "--server") {
-		t.Fatalf("connect takes an address that pods cannot reach (%d):\n%s", code, said)
+	// The lab's kubeconfig for administrators has an address of this machine.
+	out, code := c.runOnBoth(t.Context(), "connect", "--node-selector", clusterLabel+"="+c.cluster)
+	if code == 0 || !strings.Contains(out, "--server") {
+		t.Fatalf("connect accepts an address that pods cannot reach (%d):\n%s", code, out)
 	}
 
 	c.connect([]string{"level namespaced", "Reached: Kubernetes", "It may not"}, "--level", "namespaced", "--namespaces", c.remote.Name)
-	start(t, virtualNode(c.node, c.cluster))
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), c.node, c.cluster); err != nil {
-		t.Fatal(err)
-	}
-	found := c.written()
-	c.disconnect(exitHeld, c.home.Name+"/data", "liqo-csi move volume")
+	c.startNode()
+	found := c.createWithData()
+	c.disconnect(exitBlocked, c.home.Name+"/data", "liqo-csi move volume")
 
-	// Another level takes the roles in namespaces away, and the volume stays usable.
+	// The level full deletes the roles in namespaces, and the volume stays usable.
 	c.connect([]string{"level full"}, "--level", "full")
 	roles := c.remote.Client.RbacV1().Roles(c.remote.Name)
 	if _, err := roles.Get(t.Context(), "liqo-csi-remote."+c.access, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the role of the earlier level: %v", err)
 	}
-	c.wantPrecious()
+	c.wantData()
 
 	// Without the Secret no token is valid; the command creates it again, with another token.
 	secrets := c.remote.Client.CoreV1().Secrets(c.access)
@@ -151,41 +143,40 @@ func TestClustersAreConnectedByOneCommand(t *testing.T) {
 	c.waitCondition("data", "Unknown", "ClusterUnreachable")
 	c.connect(nil)
 	c.waitCondition("data", "True", "TwinBound")
-	c.wantPrecious()
+	c.wantData()
 
 	c.deleteClaim("data")
-	c.wantGone(found)
+	c.waitVolumeDeleted(found)
 	c.disconnect(0)
 	c.wantNothingLeft()
-	// There is nothing left to do.
-	c.disconnect(0)
+	c.disconnect(0) // again, with nothing to do
 }
 
-// With a token of the identity one can renew it, and request no token outside of the session or for longer.
+// The identity may renew its token, but not request one for another account, without the session or for longer.
 func TestTokensOfASessionEndWithIt(t *testing.T) {
 	c := newConnection(t)
 	c.connect(nil, "--level", "full")
-	identity := c.as(c.token())
+	identity := c.clientWith(c.token())
 	const day = int64(24 * 3600)
-	ask := func(account, bound string, seconds int64) error {
-		_, err := identity.CoreV1().ServiceAccounts(c.access).CreateToken(t.Context(), account, tokenFor(bound, seconds), metav1.CreateOptions{})
+	request := func(account, bound string, seconds int64) error {
+		_, err := identity.CoreV1().ServiceAccounts(c.access).CreateToken(t.Context(), account, tokenRequest(bound, seconds), metav1.CreateOptions{})
 		return err
 	}
 	c.remote.Eventually("the identity may renew its token", func(context.Context) (string, error) {
-		if err := ask("liqo-csi-remote", "liqo-csi-session", day); err != nil {
+		if err := request("liqo-csi-remote", "liqo-csi-session", day); err != nil {
 			return err.Error(), nil
 		}
 		return "", nil
 	})
-	// Some time passes until the API server enforces new policies.
+	// The API server enforces new policies with a delay.
 	for what, err := range map[string]func() error{
-		"one that is bound to nothing":   func() error { return ask("liqo-csi-remote", "", day) },
-		"one that is valid for too long": func() error { return ask("liqo-csi-remote", "liqo-csi-session", 31*day) },
-		"one of another account":         func() error { return ask("default", "liqo-csi-session", day) },
+		"one that is bound to nothing":   func() error { return request("liqo-csi-remote", "", day) },
+		"one that is valid for too long": func() error { return request("liqo-csi-remote", "liqo-csi-session", 31*day) },
+		"one of another account":         func() error { return request("default", "liqo-csi-session", day) },
 	} {
-		c.remote.Eventually("it is refused "+what, func(context.Context) (string, error) {
+		c.remote.Eventually("the API server refuses "+what, func(context.Context) (string, error) {
 			if got := err(); !apierrors.IsForbidden(got) {
-				return fmt.Sprintf("it is %v", got), nil
+				return fmt.Sprintf("it returns %v", got), nil
 			}
 			return "", nil
 		})
@@ -194,52 +185,45 @@ func TestTokensOfASessionEndWithIt(t *testing.T) {
 	c.wantNothingLeft()
 }
 
-// wantNothingLeft: neither here nor there.
+// wantNothingLeft checks that disconnect has deleted everything in both clusters.
 func (c *connection) wantNothingLeft() {
 	c.t.Helper()
 	_, err := c.home.Client.CoreV1().Secrets(chart.Namespace).Get(c.t.Context(), "remote-"+c.cluster, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {
-		c.t.Errorf("the Secret at home: %v", err)
+		c.t.Errorf("the Secret at home is not deleted: %v", err)
 	}
 	role := "liqo-csi-remote." + c.access
 	if _, err := c.remote.Client.RbacV1().ClusterRoles().Get(c.t.Context(), role, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		c.t.Errorf("the ClusterRole there: %v", err)
+		c.t.Errorf("the remote ClusterRole is not deleted: %v", err)
 	}
 	policies := c.remote.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies()
 	if _, err := policies.Get(c.t.Context(), role+"-tokens", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		c.t.Errorf("the policy there: %v", err)
+		c.t.Errorf("the remote policy is not deleted: %v", err)
 	}
-	c.remote.Eventually("the namespace of the identity is gone", func(ctx context.Context) (string, error) {
-		_, err := c.remote.Client.CoreV1().Namespaces().Get(ctx, c.access, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return "it is there", err
-	})
+	c.remote.WaitDeleted("namespace", c.access)
 }
 
-// cleanUp leaves nothing for the tests after one that failed. Twins of its claims may still be there at first.
+// cleanUp disconnects after a failed test. It retries while twins of its claims exist.
 func (c *connection) cleanUp() {
 	if !c.t.Failed() || c.home == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.t.Context()), user.Patience)
-	defer cancel()
+	ctx := user.CleanupContext(c.t)
 	for {
-		said, code := c.liqoCSI(ctx, "disconnect")
+		out, code := c.runOnBoth(ctx, "disconnect")
 		if code == 0 {
 			return
 		}
 		select {
 		case <-ctx.Done():
-			c.t.Errorf("%s is not disconnected (%d): %s", c.cluster, code, said)
+			c.t.Errorf("%s is not disconnected (%d): %s", c.cluster, code, out)
 			return
 		case <-time.After(2 * time.Second):
 		}
 	}
 }
 
-// What the command prints for GitOps, and creates, is what the chart renders with the same names.
+// connect prints and creates the same objects as the chart.
 func TestConnectPrintsWhatTheChartRenders(t *testing.T) {
 	program, err := driver.Compile(t.Context())
 	if err != nil {
@@ -266,8 +250,8 @@ func TestConnectPrintsWhatTheChartRenders(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, want := manifests(t, printed), manifests(t, chart.AsConnectMakesIt(rendered))
-			// Helm creates it by --create-namespace.
+			got, want := objectsByName(t, printed), objectsByName(t, chart.AsConnectMakesIt(rendered))
+			// With Helm it is created by --create-namespace.
 			delete(got, "Namespace /access")
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("connect prints\n%v\nand the chart renders\n%v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
@@ -276,8 +260,8 @@ func TestConnectPrintsWhatTheChartRenders(t *testing.T) {
 	}
 }
 
-// manifests are the objects of a text, by kind and name.
-func manifests(t *testing.T, text []byte) map[string]map[string]any {
+// objectsByName parses YAML, and returns its objects by kind, namespace and name.
+func objectsByName(t *testing.T, text []byte) map[string]map[string]any {
 	t.Helper()
 	all := map[string]map[string]any{}
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)

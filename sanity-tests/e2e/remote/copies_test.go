@@ -7,138 +7,132 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// snapshotClass is the lab's class of snapshots that means the default one of the real
-// driver, in whatever cluster that is.
+// snapshotClass is the lab's VolumeSnapshotClass for the default one of the real driver in any cluster.
 const snapshotClass = "liqo"
 
 func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
-	p := offloaded(t)
-	p.home.Claim("source", "liqo-reference", "64Mi")
-	p.home.Pod("writer", "source", p.there)
-	p.home.WaitReady("writer")
+	p := newPair(t)
+	p.startPod("writer", "source", "liqo-reference")
 	p.remote.WaitReady("writer")
-	old := p.scramble("writer")
+	old := p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)
-	current := p.scramble("writer")
-	snapshot := p.home.FollowSnapshotTo(p.remote, "backup")
+	current := p.remote.Exec("writer", fillScript)
+	snapshot := p.home.WantRemoteSnapshot(p.remote, "backup")
 	want := fmt.Sprintf("s1:%s:%s:%s", p.cluster, p.remote.Name, snapshot.Object.Metadata.UID)
 	if got := snapshot.Content.Status.Handle; got != want {
 		t.Errorf("the snapshot's id is %s, want %s", got, want)
 	}
 
-	p.home.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
-	p.home.Claim("cloned", "liqo-reference", "64Mi", user.From("PersistentVolumeClaim", "source"))
+	p.home.Claim("restored", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
+	p.home.Claim("cloned", "liqo-reference", "64Mi", user.WithDataSource("PersistentVolumeClaim", "source"))
 	for pod, want := range map[string]string{"restored": old, "cloned": current} {
-		p.home.Pod(pod, pod, p.there)
+		p.home.Pod(pod, pod, p.onVirtualNode)
 		p.home.WaitReady(pod)
 		p.remote.WaitReady(pod)
-		if got := p.checksum(pod); got != want {
-			user.Violated(t, "%s has the bytes %s, want %s", pod, got, want)
+		if got := p.remote.Exec(pod, sumScript); got != want {
+			user.Violated(t, "the checksum of %s is %s, want %s", pod, got, want)
 		}
 	}
 	p.home.DeleteSnapshot("backup")
-	p.home.WantSnapshotGone(snapshot, p.remote.Client, p.remote.Name)
+	p.home.WaitSnapshotDeleted(snapshot, p.remote.Client, p.remote.Name)
 }
 
-// A pod that may not run where the source of its claim is: nobody can help but the user.
+// A pod cannot run in the cluster of its source. An event has the nodes on which it can.
 func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
-	p := offloaded(t)
-	here := user.OnNode(p.home.Cluster.Nodes()[0].Name)
-	p.home.Claim("there", "liqo-reference", "64Mi")
-	p.home.Pod("there", "there", p.there)
-	p.home.Claim("here", "liqo-reference", "64Mi")
-	p.home.Pod("here", "here", here)
-	p.home.WaitReady("there")
-	p.remote.WaitReady("there")
-	p.home.WaitReady("here")
-	want := map[string]string{"there": p.scramble("there"), "here": fillHere(p, "here")}
-	p.home.Snapshot("of-there", "there", snapshotClass)
-	p.home.Snapshot("of-here", "here", snapshotClass)
+	p := newPair(t)
+	onHomeNode := user.OnNode(p.home.Cluster.Nodes()[0].Name)
+	p.home.Claim("remote", "liqo-reference", "64Mi")
+	p.home.Pod("remote", "remote", p.onVirtualNode)
+	p.home.Claim("home", "liqo-reference", "64Mi")
+	p.home.Pod("home", "home", onHomeNode)
+	p.home.WaitReady("remote")
+	p.remote.WaitReady("remote")
+	p.home.WaitReady("home")
+	want := map[string]string{"remote": p.remote.Exec("remote", fillScript), "home": p.home.Exec("home", fillScript)}
+	p.home.Snapshot("of-remote", "remote", snapshotClass)
+	p.home.Snapshot("of-home", "home", snapshotClass)
 
-	// The pods first: where only one node can have a copy it is selected at once.
-	p.home.Pod("from-there", "from-there", here)
-	p.home.Claim("from-there", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-there"))
-	p.home.WaitEvent("from-there", "SourceElsewhere", "of-there", "cluster "+p.cluster, p.node, "pod from-there")
-	p.home.Pod("from-here", "from-here", p.there)
-	p.home.Claim("from-here", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-here"))
-	p.home.WaitEvent("from-here", "ProvisioningFailed", "of-here", "in this cluster")
-	p.home.WaitEvent("from-here", "SourceElsewhere", "of-here", "in this cluster", "pod from-here")
-	for _, claim := range []string{"from-there", "from-here"} {
-		if phase := claimIn(p.home, t, claim).Status.Phase; phase != corev1.ClaimPending {
+	// Pods first: if only one node can have a copy, the driver selects it at once when the claim is created.
+	p.home.Pod("from-remote", "from-remote", onHomeNode)
+	p.home.Claim("from-remote", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "of-remote"))
+	p.home.WaitEvent("from-remote", "SourceElsewhere", "of-remote", "cluster "+p.cluster, p.node, "pod from-remote")
+	p.home.Pod("from-home", "from-home", p.onVirtualNode)
+	p.home.Claim("from-home", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "of-home"))
+	p.home.WaitEvent("from-home", "ProvisioningFailed", "of-home", "in this cluster")
+	p.home.WaitEvent("from-home", "SourceElsewhere", "of-home", "in this cluster", "pod from-home")
+	for _, claim := range []string{"from-remote", "from-home"} {
+		if phase := p.home.GetClaim(claim).Status.Phase; phase != corev1.ClaimPending {
 			t.Errorf("the claim %s is %s", claim, phase)
 		}
 		p.home.DeletePod(claim)
 	}
 
-	p.home.Pod("from-there", "from-there", p.there)
-	p.home.Pod("from-here", "from-here", here)
-	p.home.WaitReady("from-there")
-	p.remote.WaitReady("from-there")
-	p.home.WaitReady("from-here")
-	if got := p.checksum("from-there"); got != want["there"] {
-		user.Violated(t, "there the bytes are %s, want %s", got, want["there"])
+	p.home.Pod("from-remote", "from-remote", p.onVirtualNode)
+	p.home.Pod("from-home", "from-home", onHomeNode)
+	p.home.WaitReady("from-remote")
+	p.remote.WaitReady("from-remote")
+	p.home.WaitReady("from-home")
+	if got := p.remote.Exec("from-remote", sumScript); got != want["remote"] {
+		user.Violated(t, "the remote checksum is %s, want %s", got, want["remote"])
 	}
-	if got := p.home.Exec("from-here", sum); got != want["here"] {
-		user.Violated(t, "here the bytes are %s, want %s", got, want["here"])
+	if got := p.home.Exec("from-home", sumScript); got != want["home"] {
+		user.Violated(t, "the checksum at home is %s, want %s", got, want["home"])
 	}
 }
 
-// Where several nodes can have a copy, the scheduler chooses first, and cannot know which
-// those are. The pods here prefer the wrong ones: they are sent back, both ways.
+// The scheduler does not know which nodes can have a copy of a source. Pods prefer wrong ones, and are scheduled
+// again, in both directions.
 func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
-	p := apart(t, spec{})
+	p := newDedicatedPair(t, spec{})
 	second := p.node + "-b"
-	start(t, virtualNode(second, p.cluster))
-	if err := awaitMarked(t.Context(), p.home.Cluster, second, p.cluster); err != nil {
+	startFabric(t, virtualNode(second, p.cluster))
+	if err := waitMarked(t.Context(), p.home.Cluster, second, p.cluster); err != nil {
 		t.Fatal(err)
 	}
-	p.home.Claim("there", "liqo-reference", "64Mi")
-	p.home.Pod("there", "there", p.there)
-	p.home.Claim("here", "liqo-reference", "64Mi")
-	p.home.Pod("here", "here", user.OnNode(p.home.Cluster.Nodes()[0].Name))
-	p.home.WaitReady("there")
-	p.remote.WaitReady("there")
-	p.home.WaitReady("here")
-	want := map[string]string{"from-there": p.scramble("there"), "from-here": fillHere(p, "here")}
-	p.home.Snapshot("of-there", "there", snapshotClass)
-	p.home.Snapshot("of-here", "here", snapshotClass)
+	p.home.Claim("remote", "liqo-reference", "64Mi")
+	p.home.Pod("remote", "remote", p.onVirtualNode)
+	p.home.Claim("home", "liqo-reference", "64Mi")
+	p.home.Pod("home", "home", user.OnNode(p.home.Cluster.Nodes()[0].Name))
+	p.home.WaitReady("remote")
+	p.remote.WaitReady("remote")
+	p.home.WaitReady("home")
+	want := map[string]string{"from-remote": p.remote.Exec("remote", fillScript), "from-home": p.home.Exec("home", fillScript)}
+	p.home.Snapshot("of-remote", "remote", snapshotClass)
+	p.home.Snapshot("of-home", "home", snapshotClass)
 
 	real := make([]string, 0, 2)
 	for _, node := range p.home.Cluster.Nodes() {
 		real = append(real, node.Name)
 	}
-	standing := []string{p.node, second}
-	p.home.Claim("from-there", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-there"))
-	p.home.Claim("from-here", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-here"))
-	p.home.Pod("from-there", "from-there", preferring(real, standing))
-	p.home.Pod("from-here", "from-here", preferring(standing, real))
-	for _, claim := range []string{"from-there", "from-here"} {
+	virtual := []string{p.node, second}
+	p.home.Claim("from-remote", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "of-remote"))
+	p.home.Claim("from-home", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "of-home"))
+	p.home.Pod("from-remote", "from-remote", preferNodes(real, virtual))
+	p.home.Pod("from-home", "from-home", preferNodes(virtual, real))
+	for _, claim := range []string{"from-remote", "from-home"} {
 		p.home.WaitEvent(claim, "ProvisioningFailed", "of-"+strings.TrimPrefix(claim, "from-"))
 		p.home.WaitEvent(claim, "NodeSelected")
 	}
-	p.home.WaitReady("from-there")
-	p.remote.WaitReady("from-there")
-	p.home.WaitReady("from-here")
-	if got := p.checksum("from-there"); got != want["from-there"] {
-		user.Violated(t, "there the bytes are %s, want %s", got, want["from-there"])
+	p.home.WaitReady("from-remote")
+	p.remote.WaitReady("from-remote")
+	p.home.WaitReady("from-home")
+	if got := p.remote.Exec("from-remote", sumScript); got != want["from-remote"] {
+		user.Violated(t, "the remote checksum is %s, want %s", got, want["from-remote"])
 	}
-	if got := p.home.Exec("from-here", sum); got != want["from-here"] {
-		user.Violated(t, "here the bytes are %s, want %s", got, want["from-here"])
+	if got := p.home.Exec("from-home", sumScript); got != want["from-home"] {
+		user.Violated(t, "the checksum at home is %s, want %s", got, want["from-home"])
 	}
-	if at := claimIn(p.home, t, "from-there").Annotations[sourceAt]; at != p.cluster {
-		t.Errorf("the miss is noted as %q", at)
+	if at := p.home.GetClaim("from-remote").Annotations[sourceAt]; at != p.cluster {
+		t.Errorf("the annotation for the cluster of the source is %q", at)
 	}
 }
 
-// preferring lets a pod run on all of these nodes, on the first ones if it can.
-func preferring(first, others []string) func(*corev1.Pod) {
+// preferNodes allows all of these nodes to a pod, and prefers the first ones.
+func preferNodes(first, others []string) func(*corev1.Pod) {
 	in := func(nodes ...string) corev1.NodeSelectorTerm {
 		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
 			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: nodes},
@@ -155,124 +149,75 @@ func preferring(first, others []string) func(*corev1.Pod) {
 	}
 }
 
-// A cluster where nothing but a snapshot is left is held as one with volumes.
+// A RemoteCluster with a snapshot is not deleted, like one with volumes.
 func TestClusterWithASnapshotIsHeld(t *testing.T) {
-	p := apart(t, spec{})
-	p.home.Claim("source", "liqo-reference", "64Mi")
-	p.home.Pod("writer", "source", p.there)
-	p.home.WaitReady("writer")
+	p := newDedicatedPair(t, spec{})
+	p.startPod("writer", "source", "liqo-reference")
 	p.remote.WaitReady("writer")
-	p.scramble("writer")
+	p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)
-	snapshot := p.home.FollowSnapshotTo(p.remote, "backup")
+	snapshot := p.home.WantRemoteSnapshot(p.remote, "backup")
 	p.home.DeletePod("writer")
-	volume := p.follow("source")
+	volume := p.waitVolume("source")
 	p.deleteClaim("source")
-	p.wantGone(volume)
-	p.waitStatus("it says that a snapshot is there", func(s status) bool { return s.Volumes == 0 && s.Snapshots == 1 })
+	p.waitVolumeDeleted(volume)
+	p.waitStatus("the status counts the snapshot", func(s status) bool { return s.Volumes == 0 && s.Snapshots == 1 })
 
-	all, err := remoteClusters(p.home.Cluster)
-	if err == nil {
-		err = all.Delete(t.Context(), p.cluster, metav1.DeleteOptions{})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.waitStatus("it says what holds it", func(s status) bool {
-		ready := meta.FindStatusCondition(s.Conditions, "Ready")
-		return is(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") && strings.Contains(ready.Message, p.home.Name+"/backup")
-	})
+	p.deleteRemoteCluster()
+	p.waitHeld(p.home.Name + "/backup")
 	p.home.DeleteSnapshot("backup")
-	p.home.WantSnapshotGone(snapshot, p.remote.Client, p.remote.Name)
-	p.home.Eventually("the RemoteCluster goes", func(ctx context.Context) (string, error) {
-		_, err := all.Get(ctx, p.cluster, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return "it is still there", err
-	})
+	p.home.WaitSnapshotDeleted(snapshot, p.remote.Client, p.remote.Name)
+	p.home.WaitDeleted("remotecluster", p.cluster)
 }
 
 func TestSnapshotsNeedRightsThere(t *testing.T) {
-	p, _ := restricted(t, "minimal")
-	class := p.virtualClass("named", map[string]string{"realStorageClass": "reference"})
-	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
-	p.home.WriteSnapshot("backup", "data", snapshotClass)
+	p, _ := newRestrictedPair(t, "minimal")
+	class := p.createVirtualClass("named", map[string]string{"realStorageClass": "reference"})
+	p.startPod("user", "data", class)
+	p.home.CreateSnapshot("backup", "data", snapshotClass)
 	p.home.WaitSnapshotError("backup", "volumesnapshots", "cluster "+p.cluster)
 }
 
 const (
-	fill = "dd if=/dev/urandom of=/data/random bs=1M count=4 2>/dev/null && sync && " + sum
-	sum  = "sha256sum < /data/random"
+	// fillScript writes random data, and prints its checksum.
+	fillScript = "dd if=/dev/urandom of=/data/random bs=1M count=4 2>/dev/null && sync && " + sumScript
+	sumScript  = "sha256sum < /data/random"
 )
 
-// scramble fills the volume of a pod that runs in the other cluster, and returns the checksum.
-func (p *pair) scramble(pod string) string {
-	p.t.Helper()
-	return p.remote.Exec(pod, fill)
-}
-
-func (p *pair) checksum(pod string) string {
-	p.t.Helper()
-	return p.remote.Exec(pod, sum)
-}
-
-func fillHere(p *pair, pod string) string {
-	p.t.Helper()
-	return p.home.Exec(pod, fill)
-}
-
-// Unoffloading deletes the namespace with all that is in it. Here that is nothing but the twin of
-// a snapshot, whose data is all that is left of its volume.
+// Unoffloading deletes the remote namespace. It has only the twin of a snapshot, whose volume is deleted.
 func TestNamespaceOfASnapshotTwinIsDeleted(t *testing.T) {
-	p, rights := restricted(t, "namespaced")
-	p.home.Claim("source", "liqo-reference", "64Mi")
-	p.home.Pod("writer", "source", p.there)
-	p.home.WaitReady("writer")
+	p, rights := newRestrictedPair(t, "namespaced")
+	p.startPod("writer", "source", "liqo-reference")
 	p.remote.WaitReady("writer")
-	want := p.scramble("writer")
+	want := p.remote.Exec("writer", fillScript)
 	p.home.Snapshot("backup", "source", snapshotClass)
 	p.home.DeletePod("writer")
-	volume := p.follow("source")
+	volume := p.waitVolume("source")
 	p.deleteClaim("source")
-	p.wantGone(volume)
-	found := p.home.FollowSnapshotTo(p.remote, "backup")
-	kept := found.Real.Metadata.Name
+	p.waitVolumeDeleted(volume)
+	found := p.home.WantRemoteSnapshot(p.remote, "backup")
+	content := found.Real.Metadata.Name
 	if policy := found.Real.Spec.DeletionPolicy; policy != "Retain" {
-		t.Fatalf("the real content is kept only as long as %s", policy)
+		t.Fatalf("the deletion policy of the real content is %s", policy)
 	}
 
-	namespaces := p.remote.Client.CoreV1().Namespaces()
-	if err := namespaces.Delete(t.Context(), p.remote.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	p.remote.Eventually("the namespace ends", func(ctx context.Context) (string, error) {
-		found, err := namespaces.Get(ctx, p.remote.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return fmt.Sprint(found.Status.Conditions), err
-	})
-	left, err := user.SnapshotContent(t.Context(), p.remote.Client, kept)
+	p.deleteNamespace()
+	p.waitNamespaceDeleted()
+	left, err := user.SnapshotContent(t.Context(), p.remote.Client, content)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if left == nil || left.Status.Handle != found.Real.Status.Handle {
-		user.ViolatedNow(t, "the data of the snapshot is gone: %+v", left)
+		user.ViolatedNow(t, "the data of the snapshot was deleted: %+v", left)
 	}
-	p.home.WaitEvent("backup", "SnapshotTwinDeleted", kept)
+	p.home.WaitEvent("backup", "SnapshotTwinDeleted", content)
 	if got := left.Metadata.Annotations["storage.liqo.io/data-of"]; got != found.Content.Status.Handle {
-		t.Errorf("the content that keeps the data says it is of %q, want %s", got, found.Content.Status.Handle)
+		t.Errorf("the retained content is of the snapshot %q, want %s", got, found.Content.Status.Handle)
 	}
 
-	// As docs/snapshots.md says.
-	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.remote.Name}}
-	if _, err := namespaces.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	rights.give()
+	// See docs/snapshots.md.
+	p.recreateNamespace()
+	rights.grant()
 	key := found.Object.Metadata.UID
 	p.remote.Apply(fmt.Sprintf(`
 apiVersion: snapshot.storage.k8s.io/v1
@@ -298,13 +243,13 @@ spec:
   source: {volumeSnapshotContentName: snapshot-%[1]s-again}
 `, key, left.Spec.Driver, left.Status.Handle, p.remote.Name, found.Twin.Metadata.Labels["storage.liqo.io/home-cluster"],
 		left.Metadata.Annotations["storage.liqo.io/deletion-policy-before"]))
-	if _, err := p.remote.Kubectl("delete", "volumesnapshotcontent", kept); err != nil {
+	if _, err := p.remote.Kubectl("delete", "volumesnapshotcontent", content); err != nil {
 		t.Fatal(err)
 	}
-	p.home.Eventually("the snapshot is well again, and kept again", func(ctx context.Context) (string, error) {
-		now, err := p.home.BehindSnapshotIn(ctx, p.remote, "backup")
+	p.home.Eventually("the snapshot has a twin again, and its content is retained", func(ctx context.Context) (string, error) {
+		now, err := p.home.GetRemoteSnapshot(ctx, p.remote, "backup")
 		if err != nil || now.Content == nil || now.Real == nil {
-			return "its twin is not there", err
+			return "it has no twin", err
 		}
 		if trouble := now.Content.Metadata.Annotations["storage.liqo.io/twin-trouble"]; trouble != "" {
 			return trouble, nil
@@ -315,21 +260,21 @@ spec:
 		found = now
 		return "", nil
 	})
-	p.home.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
-	p.home.Pod("reader", "restored", p.there)
+	p.home.Claim("restored", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
+	p.home.Pod("reader", "restored", p.onVirtualNode)
 	p.home.WaitReady("reader")
 	p.remote.WaitReady("reader")
-	if got := p.checksum("reader"); got != want {
-		user.Violated(t, "the bytes are %s, want %s", got, want)
+	if got := p.remote.Exec("reader", sumScript); got != want {
+		user.Violated(t, "the checksum is %s, want %s", got, want)
 	}
 	p.home.DeleteSnapshot("backup")
-	p.home.WantSnapshotGone(found, p.remote.Client, p.remote.Name)
+	p.home.WaitSnapshotDeleted(found, p.remote.Client, p.remote.Name)
 }
 
-// With the least of rights nothing of a snapshot outlives its namespace, and the cluster says so.
+// With the level minimal snapshots are deleted with their namespace, and the RemoteCluster reports this limit.
 func TestWhereSnapshotsAreNotKeptIsSaid(t *testing.T) {
-	p, _ := restricted(t, "minimal")
-	p.waitStatus("it says that snapshots are not kept", func(s status) bool {
+	p, _ := newRestrictedPair(t, "minimal")
+	p.waitStatus("the limits have one about snapshots", func(s status) bool {
 		return strings.Contains(strings.Join(s.Limits, " "), "VolumeSnapshotContents cannot be read and changed")
 	})
 }

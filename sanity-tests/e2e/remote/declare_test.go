@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -19,10 +21,9 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// This file does what the administrator does who declares remote clusters.
+// This file declares remote clusters as administrators do.
 
-// spec is what a RemoteCluster says beyond its Secret and its nodes, for which it
-// has the label with its name.
+// spec has fields of a RemoteCluster beyond its kubeconfigSecretRef and its nodeSelector, or instead of them.
 type spec map[string]any
 
 func putRemoteCluster(ctx context.Context, home *clusters.Cluster, name string, more spec) error {
@@ -30,23 +31,23 @@ func putRemoteCluster(ctx context.Context, home *clusters.Cluster, name string, 
 	if err != nil {
 		return err
 	}
-	said := map[string]any{
+	fields := map[string]any{
 		"kubeconfigSecretRef": map[string]any{"name": sharedName},
 		"nodeSelector":        map[string]any{"matchLabels": map[string]any{clusterLabel: name}},
 	}
-	maps.Copy(said, more)
-	// The driver writes the status at any time.
+	maps.Copy(fields, more)
+	// The driver may update the status concurrently.
 	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		object, err := all.Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			object = &unstructured.Unstructured{Object: map[string]any{
 				"apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
-				"metadata": map[string]any{"name": name}, "spec": said,
+				"metadata": map[string]any{"name": name}, "spec": fields,
 			}}
 			_, err = all.Create(ctx, object, metav1.CreateOptions{})
 		case err == nil:
-			object.Object["spec"] = said
+			object.Object["spec"] = fields
 			_, err = all.Update(ctx, object, metav1.UpdateOptions{})
 		}
 		return err
@@ -57,18 +58,18 @@ func putRemoteCluster(ctx context.Context, home *clusters.Cluster, name string, 
 	return nil
 }
 
-// mapped is what is said when only some namespaces are known there.
-func mapped(namespaces map[string]any) spec {
+// mappedNamespaces maps only these namespaces.
+func mappedNamespaces(namespaces map[string]any) spec {
 	return spec{"namespaces": map[string]any{"strategy": "Mapped", "mapping": namespaces}}
 }
 
-// deleteRemoteCluster returns when it is gone: the driver holds one with volumes.
+// deleteRemoteCluster waits until it is deleted: the driver keeps its finalizer while it has volumes.
 func deleteRemoteCluster(ctx context.Context, home *clusters.Cluster, name string) error {
 	all, err := remoteClusters(home)
 	if err != nil {
 		return err
 	}
-	return machine.Until(ctx, "RemoteCluster "+name+" to go", func() error {
+	return machine.Until(ctx, "RemoteCluster "+name+" to be deleted", func() error {
 		err := all.Delete(ctx, name, metav1.DeleteOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -76,7 +77,7 @@ func deleteRemoteCluster(ctx context.Context, home *clusters.Cluster, name strin
 		if err != nil {
 			return err
 		}
-		return errors.New("it is held")
+		return errors.New("it has a finalizer")
 	})
 }
 
@@ -92,7 +93,7 @@ func remoteClusters(home *clusters.Cluster) (dynamic.ResourceInterface, error) {
 	return client.Resource(schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "remoteclusters"}), nil
 }
 
-// putSecret writes a kubeconfig where RemoteClusters look for it.
+// putSecret creates or updates the Secret with the kubeconfig of a RemoteCluster.
 func putSecret(ctx context.Context, home *clusters.Cluster, name string, kubeconfig []byte) error {
 	client, err := home.Client()
 	if err != nil {
@@ -120,4 +121,21 @@ func deleteSecret(ctx context.Context, home *clusters.Cluster, name string) erro
 		return fmt.Errorf("delete the Secret of cluster %s: %w", name, err)
 	}
 	return nil
+}
+
+// deleteRemoteCluster does not wait.
+func (p *pair) deleteRemoteCluster() {
+	p.t.Helper()
+	if out, err := p.home.Kubectl("delete", "remotecluster", p.cluster, "--wait=false"); err != nil {
+		p.t.Fatal(err, out)
+	}
+}
+
+// waitHeld waits until the RemoteCluster is not deleted because of this object.
+func (p *pair) waitHeld(object string) {
+	p.t.Helper()
+	p.waitStatus("it is held by "+object, func(s status) bool {
+		return hasCondition(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") &&
+			strings.Contains(meta.FindStatusCondition(s.Conditions, "Ready").Message, object)
+	})
 }

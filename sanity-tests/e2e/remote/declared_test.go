@@ -14,10 +14,10 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// What cannot be meant is refused when it is written, by the API server.
+// The API server refuses contradictory specs.
 func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 	t.Parallel()
-	prepare(t)
+	ensureShared(t)
 	all, err := remoteClusters(user.Cluster(t, "home"))
 	if err != nil {
 		t.Fatal(err)
@@ -29,7 +29,7 @@ func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 	long := strings.Repeat("a", 64)
 	for name, c := range map[string]struct {
 		object string
-		said   spec
+		fields spec
 		why    string
 	}{
 		"whole":                    {"dry", spec{}, ""},
@@ -37,40 +37,40 @@ func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 		"In without values":        {"dry", spec{"nodeSelector": selects("a", "In")}, "In and NotIn need values"},
 		"Exists with values":       {"dry", spec{"nodeSelector": selects("a", "Exists", "b")}, "In and NotIn need values"},
 		"unknown operator":         {"dry", spec{"nodeSelector": selects("a", "Gt", "1")}, "Unsupported value"},
-		"no namespace mapped":      {"dry", mapped(nil), "needs a mapping"},
-		"no name of a namespace":   {"dry", mapped(map[string]any{"shop": "No"}), "spec.namespaces.mapping"},
+		"no namespace mapped":      {"dry", mappedNamespaces(nil), "needs a mapping"},
+		"no name of a namespace":   {"dry", mappedNamespaces(map[string]any{"shop": "No"}), "spec.namespaces.mapping"},
 		"unknown policy":           {"dry", spec{"bindingPolicy": "Sometimes"}, "Unsupported value"},
 		"a name that is too long":  {long, spec{}, "at most 63 characters"},
 		"no Secret":                {"dry", spec{"kubeconfigSecretRef": nil}, "kubeconfigSecretRef"},
 		"no name of a class there": {"dry", spec{"storageClasses": map[string]any{"default": ""}}, "storageClasses.default"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			said := map[string]any{
+			fields := map[string]any{
 				"kubeconfigSecretRef": map[string]any{"name": "dry"},
 				"nodeSelector":        map[string]any{"matchLabels": map[string]any{"dry": "run"}},
 			}
-			for key, value := range c.said {
-				said[key] = value
+			for key, value := range c.fields {
+				fields[key] = value
 			}
 			object := &unstructured.Unstructured{Object: map[string]any{
 				"apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
-				"metadata": map[string]any{"name": c.object}, "spec": said,
+				"metadata": map[string]any{"name": c.object}, "spec": fields,
 			}}
 			_, err := all.Create(t.Context(), object, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			switch {
 			case c.why == "" && err != nil:
 				t.Errorf("refused: %v", err)
 			case c.why != "" && (err == nil || !strings.Contains(err.Error(), c.why)):
-				t.Errorf("it is answered %v, wanted %q", err, c.why)
+				t.Errorf("the API server returns %v, want %q", err, c.why)
 			}
 		})
 	}
 }
 
-// The administrator of the connection decides over classes, policy and finalizers.
+// The RemoteCluster sets class mapping, binding policy and whether twins have finalizers.
 func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 	own, mapped := "own-"+rand.String(6), "mapped-"+rand.String(6)
-	p := apart(t, spec{
+	p := newDedicatedPair(t, spec{
 		"bindingPolicy": "WaitForBound",
 		"protectTwins":  false,
 		"storageClasses": map[string]any{
@@ -78,30 +78,29 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 			"mapping": map[string]any{mapped: "reference-immediate"},
 		},
 	})
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	for _, name := range []string{own, mapped} {
 		class := &storagev1.StorageClass{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driver.CSIName, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 		}
-		if name == mapped { // means less than the mapping for this very cluster
+		if name == mapped { // the class mapping of the cluster takes precedence
 			class.Parameters = map[string]string{"realStorageClass": "reference"}
 		}
 		p.home.Class(class)
 	}
-	heal := p.spoil(notYet)
+	removeFault := p.addFault(createUnavailable)
 	p.home.Claim("own", own, "64Mi")
 	p.home.Claim("mapped", mapped, "64Mi")
-	p.home.Pod("user", "own", p.there, also("mapped"))
-	p.waitCreating(2)
+	p.home.Pod("user", "own", p.onVirtualNode, withClaim("mapped"))
+	p.waitCreateCalls(2)
 	for _, claim := range []string{"own", "mapped"} {
-		p.wantUnbound(claim)
+		p.wantPending(claim)
 	}
-	heal()
+	removeFault()
 	p.home.WaitReady("user")
 	for claim, class := range map[string]string{"own": "reference", "mapped": "reference-immediate"} {
-		twin := p.follow(claim).twin
+		twin := p.waitVolume(claim).Twin
 		if *twin.Spec.StorageClassName != class {
-			t.Errorf("the twin of %s is of class %s, wanted %s", claim, *twin.Spec.StorageClassName, class)
+			t.Errorf("the twin of %s is of class %s, want %s", claim, *twin.Spec.StorageClassName, class)
 		}
 		for _, finalizer := range twin.Finalizers {
 			if strings.HasPrefix(finalizer, "storage.liqo.io/") {
@@ -111,31 +110,31 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 	}
 }
 
-// Storage that others manage goes on as if the driver were not there: a claim that
-// exists only there, and one at home that is of no class of ours.
+// The driver does not touch claims of others: one that exists only in the remote cluster, and one at home of
+// another class.
 func TestStorageOfOthersIsLeftAlone(t *testing.T) {
-	p := offloaded(t)
-	p.remote.Claim("only-there", "reference", "64Mi")
-	none := ""
+	p := newPair(t)
+	p.remote.Claim("only-remote", "reference", "64Mi")
 	p.home.Claim("library", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
-		claim.Spec.StorageClassName, claim.Spec.VolumeName = &none, p.home.Name+"-library"
+		claim.Spec.StorageClassName, claim.Spec.VolumeName = new(string), p.home.Name+"-library"
 	})
 	p.remote.Claim("library", "reference", "64Mi")
-	p.home.Pod("user", "only-there", p.pinned, also("library"))
+	p.home.Pod("user", "only-remote", p.pinned, withClaim("library"))
 	p.home.WaitReady("user")
 	p.remote.Exec("user", "echo there > /data/file")
 
 	for _, claim := range []*corev1.PersistentVolumeClaim{
-		claimIn(p.remote, t, "only-there"), claimIn(p.remote, t, "library"), claimIn(p.home, t, "library"),
+		p.remote.GetClaim("only-remote"), p.remote.GetClaim("library"), p.home.GetClaim("library"),
 	} {
-		if ours := marksOfOurs(claim); ours != "" {
-			t.Errorf("claim %s has %s", claim.Name, ours)
+		if mark := findMark(claim); mark != "" {
+			t.Errorf("claim %s has %s", claim.Name, mark)
 		}
 	}
-	p.wantUnbound("library")
+	p.wantPending("library")
 }
 
-func marksOfOurs(claim *corev1.PersistentVolumeClaim) string {
+// findMark returns a label, annotation or finalizer of the driver.
+func findMark(claim *corev1.PersistentVolumeClaim) string {
 	for _, marks := range []map[string]string{claim.Labels, claim.Annotations} {
 		for key := range marks {
 			if strings.Contains(key, "storage.liqo.io/") {

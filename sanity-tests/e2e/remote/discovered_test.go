@@ -1,42 +1,36 @@
 package remote
 
 import (
-	"context"
-	"fmt"
 	"strings"
 	"testing"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// A cluster that Liqo declares is a RemoteCluster like any other: it is listed, and what
-// its administrator says there of classes and policy counts.
+// The driver creates a RemoteCluster for a cluster of Liqo, and its spec applies like that of any other.
 func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 	full := user.Cluster(t, "remote").ProxyKubeconfig()
-	p := peered(t, liqoListed, func(*pair) string { return full }, "reference-immediate")
+	p := newLiqoPair(t, liqoListed, func(*pair) string { return full }, "reference-immediate")
 	p.offload()
-	p.waitStatus("it says that it answers, and who declares it", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionTrue, "Usable") && strings.HasPrefix(s.DeclaredBy, "VirtualNode liqo-tenant-"+p.cluster+"/")
+	p.waitStatus("it is ready, and declaredBy is the VirtualNode", func(s status) bool {
+		return hasCondition(s, "Ready", metav1.ConditionTrue, "Usable") && strings.HasPrefix(s.DeclaredBy, "VirtualNode liqo-tenant-"+p.cluster+"/")
 	})
 	listed, err := p.home.Kubectl("get", "remoteclusters", p.cluster)
 	if err != nil || !strings.Contains(listed, "Liqo") {
-		t.Errorf("it is listed as %s: %v", listed, err)
+		t.Errorf("kubectl lists %s: %v", listed, err)
 	}
 
-	virtual := p.virtualClass("virtual", nil)
-	p.adjust(`{"storageClasses":{"mapping":{"` + virtual + `":"reference"}},"protectTwins":false}`)
-	p.home.Claim("data", virtual, "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
-	found := p.follow("data")
-	if class := *found.twin.Spec.StorageClassName; class != "reference" {
-		t.Errorf("the twin is of class %s, not of the one that the RemoteCluster names", class)
+	virtual := p.createVirtualClass("virtual", nil)
+	p.patchRemoteCluster(`{"storageClasses":{"mapping":{"` + virtual + `":"reference"}},"protectTwins":false}`)
+	p.startPod("user", "data", virtual)
+	found := p.waitVolume("data")
+	if class := *found.Twin.Spec.StorageClassName; class != "reference" {
+		t.Errorf("the twin is of class %s, not of the mapped one", class)
 	}
-	p.waitStatus("it counts its volumes", func(s status) bool { return s.Volumes == 1 })
+	p.waitStatus("the status counts the volume", func(s status) bool { return s.Volumes == 1 })
 
 	all, err := remoteClusters(p.home.Cluster)
 	if err != nil {
@@ -48,37 +42,28 @@ func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 	} {
 		_, err := all.Patch(t.Context(), p.cluster, types.MergePatchType, []byte(`{"spec":`+spec+`}`), metav1.PatchOptions{})
 		if err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("%s is answered %v", spec, err)
+			t.Errorf("for %s the API server returns %v", spec, err)
 		}
 	}
 
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 
-	// What was said there is kept until somebody takes it back.
-	fabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", p.cluster)
-	p.waitStatus("nobody declares it", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionFalse, "Undeclared") && s.Volumes == 0
+	// A RemoteCluster with settings of an administrator is kept until they are removed.
+	runFabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", p.cluster)
+	p.waitStatus("the cluster is not declared", func(s status) bool {
+		return hasCondition(s, "Ready", metav1.ConditionFalse, "Undeclared") && s.Volumes == 0
 	})
-	p.adjust(`{"storageClasses":{"mapping":null},"protectTwins":true}`)
-	p.home.Eventually("the RemoteCluster goes", func(ctx context.Context) (string, error) {
-		object, err := all.Get(ctx, p.cluster, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return fmt.Sprintf("it is %v", object.Object["status"]), err
-	})
+	p.patchRemoteCluster(`{"storageClasses":{"mapping":null},"protectTwins":true}`)
+	p.home.WaitDeleted("remotecluster", p.cluster)
 }
 
-// adjust changes the RemoteCluster.
-func (p *pair) adjust(spec string) {
+// patchRemoteCluster patches the spec.
+func (p *pair) patchRemoteCluster(spec string) {
 	p.t.Helper()
-	all, err := remoteClusters(p.home.Cluster)
-	if err == nil {
-		_, err = all.Patch(p.t.Context(), p.cluster, types.MergePatchType, []byte(`{"spec":`+spec+`}`), metav1.PatchOptions{})
-	}
+	out, err := p.home.Kubectl("patch", "remotecluster", p.cluster, "--type=merge", "-p", `{"spec":`+spec+`}`)
 	if err != nil {
-		p.t.Fatal(err)
+		p.t.Fatal(err, out)
 	}
 }

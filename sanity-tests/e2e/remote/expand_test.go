@@ -14,98 +14,98 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// This file lets volumes grow whose twins are in the other cluster: no kubelet at home
-// has them, so it is the driver that tells the claim what the kubelet there did.
+// This file expands volumes in remote clusters. No kubelet at home mounts them, so the driver writes into the
+// claim what the remote kubelet did.
 
-// notNow has nodes grow nothing, but try again.
-var notNow = storage.Fault{RPC: "NodeExpandVolume", Code: "Unavailable", Message: "the node is busy"}
+// expandUnavailable makes the expansion on nodes fail, and kubelet retry.
+var expandUnavailable = storage.Fault{RPC: "NodeExpandVolume", Code: "Unavailable", Message: "the node is busy"}
 
-// notEver has nodes say that they never will.
-var notEver = storage.Fault{RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no room for that"}
+// expandOutOfRange makes the expansion on nodes infeasible.
+var expandOutOfRange = storage.Fault{RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "the node has no free space"}
 
-// image makes a volume whose filesystem a node has to grow, and a pod that has it.
-func (p *pair) image(claim, pod string) {
+// createXFS creates a volume whose file system is expanded on the node, and a pod with it.
+func (p *pair) createXFS(claim, pod string) {
 	p.t.Helper()
 	p.home.Claim(claim, "liqo-reference-xfs", "320Mi")
-	p.home.Pod(pod, claim, p.there)
+	p.home.Pod(pod, claim, p.onVirtualNode)
 	p.home.WaitReady(pod)
 	p.remote.WaitReady(pod)
-	p.follow(claim)
+	p.waitVolume(claim)
 }
 
 func TestVolumeThereGrowsThreeTimes(t *testing.T) {
-	p := offloaded(t)
-	p.image("data", "user")
+	p := newPair(t)
+	p.createXFS("data", "user")
 	p.remote.Exec("user", "echo kept > /data/file")
 	before := p.remote.WaitReady("user")
 	for _, size := range []string{"400Mi", "480Mi", "560Mi"} {
-		small := p.remote.Kilobytes("user")
+		small := p.remote.FileSystemKiB("user")
 		p.home.Resize("data", size)
-		p.home.WaitGrownTo(p.remote, "data", size)
-		// The filesystem keeps some of it to itself.
-		if large := p.remote.Kilobytes("user"); large < small+70*1024 {
-			t.Errorf("with %s the filesystem has %d KiB, it had %d KiB", size, large, small)
+		p.home.WaitRemoteExpanded(p.remote, "data", size)
+		// The file system uses some space for metadata.
+		if large := p.remote.FileSystemKiB("user"); large < small+70*1024 {
+			t.Errorf("with %s the file system has %d KiB, it had %d KiB", size, large, small)
 		}
 	}
 	if got := p.remote.Exec("user", "cat /data/file"); got != "kept" {
 		user.Violated(t, "read %q", got)
 	}
 	if after := p.remote.WaitReady("user"); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
-		t.Error("the pod did not live through it")
+		t.Error("the pod was restarted")
 	}
 }
 
-// What the claim at home says is what the twin has come to there.
+// The capacity of the claim is that of the twin.
 func TestClaimAtHomeWaitsForTheNodeThere(t *testing.T) {
-	p := offloaded(t)
-	p.image("data", "user")
-	heal := p.spoil(notNow)
+	p := newPair(t)
+	p.createXFS("data", "user")
+	removeFault := p.addFault(expandUnavailable)
 	p.home.Resize("data", "400Mi")
-	p.home.WaitResizing("data", corev1.PersistentVolumeClaimFileSystemResizePending)
-	p.remote.WaitEvent("user", notNow.Message)
+	p.home.WaitResizeCondition("data", corev1.PersistentVolumeClaimFileSystemResizePending)
+	p.remote.WaitEvent("user", expandUnavailable.Message)
 	p.home.WantCapacity("data", "320Mi")
 	p.wantTable("volumes", []string{"--namespace", p.home.Name}, "320Mi -> 400Mi")
-	heal()
-	p.home.WaitGrownTo(p.remote, "data", "400Mi")
+	removeFault()
+	p.home.WaitRemoteExpanded(p.remote, "data", "400Mi")
 }
 
-// The resizer there begins anew whenever a node has given up.
+// The remote csi-resizer retries after a node reported an infeasible expansion.
 func TestNodeThereThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
-	p := offloaded(t)
-	p.image("data", "user")
-	heal := p.spoil(notEver)
+	p := newPair(t)
+	p.createXFS("data", "user")
+	removeFault := p.addFault(expandOutOfRange)
 	p.home.Resize("data", "400Mi")
-	p.remote.WaitEvent("user", notEver.Message)
+	p.remote.WaitEvent("user", expandOutOfRange.Message)
 	p.home.WantCapacity("data", "320Mi")
-	heal()
-	p.home.WaitGrownTo(p.remote, "data", "400Mi")
+	removeFault()
+	p.home.WaitRemoteExpanded(p.remote, "data", "400Mi")
 	p.home.Resize("data", "480Mi")
-	p.home.WaitGrownTo(p.remote, "data", "480Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "480Mi")
 }
 
 func TestVolumesThereGrowWhileNoPodHasThem(t *testing.T) {
-	p := offloaded(t)
-	p.unused("folder")
+	p := newPair(t)
+	p.createUnused("folder")
 	p.home.Resize("folder", "128Mi")
-	p.home.WaitGrownTo(p.remote, "folder", "128Mi")
+	p.home.WaitRemoteExpanded(p.remote, "folder", "128Mi")
 
-	p.image("image", "first")
+	p.createXFS("image", "first")
 	p.home.DeletePod("first")
 	p.waitUnstaged("image")
 	p.home.Resize("image", "400Mi")
-	p.home.WaitResizing("image", corev1.PersistentVolumeClaimFileSystemResizePending)
+	p.home.WaitResizeCondition("image", corev1.PersistentVolumeClaimFileSystemResizePending)
 	p.home.WantCapacity("image", "320Mi")
-	p.home.Pod("next", "image", p.there)
+	p.home.Pod("next", "image", p.onVirtualNode)
 	p.home.WaitReady("next")
-	p.home.WaitGrownTo(p.remote, "image", "400Mi")
+	p.home.WaitRemoteExpanded(p.remote, "image", "400Mi")
 }
 
-// waitUnstaged waits until no node there holds a claim's volume, which takes a little
-// longer than its last pod lives.
+// waitUnstaged waits until no remote node has staged a claim's volume, which takes longer than the deletion of
+// the pod.
 func (p *pair) waitUnstaged(claim string) {
 	p.t.Helper()
-	handle := p.follow(claim).real.Spec.CSI.VolumeHandle
-	p.remote.Eventually("the volume there is unstaged", func(context.Context) (string, error) {
+	handle := p.waitVolume(claim).Real.Spec.CSI.VolumeHandle
+	p.remote.Eventually("the volume is unstaged on all remote nodes", func(context.Context) (string, error) {
 		record, err := storage.BackendOf(p.remote.Cluster, storage.Reference).Volume(handle)
 		if err != nil || len(record.Stages) == 0 {
 			return "", err
@@ -115,99 +115,97 @@ func (p *pair) waitUnstaged(claim string) {
 }
 
 func TestLowerSizeIsServedThereAfterOneThatCannotBe(t *testing.T) {
-	p := offloaded(t)
-	p.unused("data")
+	p := newPair(t)
+	p.createUnused("data")
 	p.home.Resize("data", "20Ti")
-	p.home.WaitRefused("data", "OutOfRange", "directory volumes have 1 to")
+	p.home.WaitExpansionRefused("data", "OutOfRange", "directory volumes have 1 to")
 	p.home.WantCapacity("data", "64Mi")
 	p.home.Resize("data", "128Mi")
-	p.home.WaitGrownTo(p.remote, "data", "128Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "128Mi")
 }
 
-// The claim at home is Bound before its twin is, and Kubernetes lets only Bound claims grow.
+// The claim is Bound before its twin is, and Kubernetes expands only Bound claims.
 func TestVolumeThatIsNotMadeYetGrowsOnceItIs(t *testing.T) {
-	p := offloaded(t)
-	heal := p.spoil(notYet)
+	p := newPair(t)
+	removeFault := p.addFault(createUnavailable)
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitBound("data")
 	p.home.Resize("data", "128Mi")
 	p.home.WaitEvent("data", "VolumeResizeFailed", "Internal", "is bound only when its pod arrives there")
-	if phase := claimIn(p.remote, t, "data").Status.Phase; phase != corev1.ClaimPending {
+	if phase := p.remote.GetClaim("data").Status.Phase; phase != corev1.ClaimPending {
 		t.Errorf("the twin is %s without storage", phase)
 	}
-	heal()
+	removeFault()
 	p.home.WaitReady("user")
-	p.home.WaitGrownTo(p.remote, "data", "128Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "128Mi")
 }
 
 func TestExpansionIsRefusedWhereTheClassThereDoesNotAllowIt(t *testing.T) {
-	p := offloaded(t)
-	p.home.Claim("data", p.fixedClass(), "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p := newPair(t)
+	p.home.Claim("data", p.createFixedClass(), "64Mi")
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
-	p.follow("data")
+	p.waitVolume("data")
 	p.home.Resize("data", "128Mi")
 	p.home.WaitEvent("data", "VolumeResizeFailed", "OutOfRange",
-		fmt.Sprintf("the real class %q in the cluster %s", fixedThere(p), p.cluster), "does not allow expansion")
-	if asked := claimIn(p.remote, t, "data").Spec.Resources.Requests[corev1.ResourceStorage]; asked.String() != "64Mi" {
-		t.Errorf("the twin asks for %s", asked.String())
+		fmt.Sprintf("the real class %q in the cluster %s", p.fixedClass(), p.cluster), "does not allow expansion")
+	if request := p.remote.GetClaim("data").Spec.Resources.Requests[corev1.ResourceStorage]; request.String() != "64Mi" {
+		t.Errorf("the twin requests %s", request.String())
 	}
 }
 
-// fixedClass makes a class there that does not allow expansion, and a virtual one for it
-// that does.
-func (p *pair) fixedClass() (virtual string) {
+// createFixedClass creates a real class that does not allow expansion, and a virtual one for it that does.
+func (p *pair) createFixedClass() (virtual string) {
 	p.t.Helper()
-	wait, grows := storagev1.VolumeBindingWaitForFirstConsumer, true
 	p.remote.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: fixedThere(p)}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
+		ObjectMeta: metav1.ObjectMeta{Name: p.fixedClass()}, Provisioner: storage.Reference.Name, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	})
 	virtual = p.home.Name + "-fixed"
 	p.home.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
-		AllowVolumeExpansion: &grows, Parameters: map[string]string{"realStorageClass": fixedThere(p)},
+		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
+		AllowVolumeExpansion: new(true), Parameters: map[string]string{"realStorageClass": p.fixedClass()},
 	})
 	return virtual
 }
 
-func fixedThere(p *pair) string { return p.remote.Name + "-fixed-there" }
+func (p *pair) fixedClass() string { return p.remote.Name + "-fixed-real" }
 
 func TestQuotaThereIsToldAndLessIsServed(t *testing.T) {
-	p := offloaded(t)
-	p.unused("data")
+	p := newPair(t)
+	p.createUnused("data")
 	p.remote.StorageQuota("little", "100Mi")
 	p.home.Resize("data", "128Mi")
-	p.home.WaitRefused("data", "OutOfRange", "exceeded quota: little")
+	p.home.WaitExpansionRefused("data", "OutOfRange", "exceeded quota: little")
 	p.home.Resize("data", "96Mi")
-	p.home.WaitGrownTo(p.remote, "data", "96Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "96Mi")
 }
 
-// With these rights neither classes nor PersistentVolumes can be read there.
+// With the level minimal the driver cannot read remote classes and PersistentVolumes.
 func TestVolumesGrowWithMinimalRights(t *testing.T) {
-	p, _ := restricted(t, "minimal")
-	p.image("data", "user")
-	p.home.Claim("fixed", p.fixedClass(), "64Mi")
-	p.home.Pod("fixed", "fixed", p.there)
+	p, _ := newRestrictedPair(t, "minimal")
+	p.createXFS("data", "user")
+	p.home.Claim("fixed", p.createFixedClass(), "64Mi")
+	p.home.Pod("fixed", "fixed", p.onVirtualNode)
 	p.home.WaitReady("fixed")
-	p.follow("fixed")
+	p.waitVolume("fixed")
 	for _, size := range []string{"400Mi", "480Mi"} {
 		p.home.Resize("data", size)
-		p.home.WaitGrownTo(p.remote, "data", size)
+		p.home.WaitRemoteExpanded(p.remote, "data", size)
 	}
 	p.home.Resize("fixed", "128Mi")
-	// In the words of the API server there.
+	// A message of the remote API server.
 	p.home.WaitEvent("fixed", "VolumeResizeFailed", "OutOfRange", "must support resize")
 }
 
 func TestVolumeGrowsOnceItsClusterAnswersAgain(t *testing.T) {
-	p := apart(t, nil)
-	p.unused("data")
-	p.putSecret(spoilt(t, nobodyListens(t)))
+	p := newDedicatedPair(t, nil)
+	p.createUnused("data")
+	p.putSecret(kubeconfigWith(t, unusedPort(t)))
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
 	p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
 	p.home.Resize("data", "128Mi")
 	p.home.WaitEvent("data", "VolumeResizeFailed", "Unavailable", p.cluster)
 	p.putSecret(shared.kubeconfig)
-	p.home.WaitGrownTo(p.remote, "data", "128Mi")
+	p.home.WaitRemoteExpanded(p.remote, "data", "128Mi")
 }

@@ -15,19 +15,19 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// objects is the command that makes the objects of fabrics. It is a module of its
-// own, because Liqo's Go code comes with it, and runs inside that.
-type objectsCommand struct {
+// fabricObjectsCommand creates objects of Liqo and Kosmos. It is a Go module of its own, because it imports
+// Liqo, and runs in that folder.
+type fabricObjectsCommand struct {
 	module, dir, binary string
 }
 
-// objects is built before the tests.
+// These are set before the tests.
 var (
-	objects    objectsCommand
-	errObjects error
+	objectsCommand    fabricObjectsCommand
+	errObjectsCommand error
 )
 
-func buildObjects(ctx context.Context) (built objectsCommand, err error) {
+func buildObjectsCommand(ctx context.Context) (built fabricObjectsCommand, err error) {
 	root, err := components.ModuleRoot(ctx)
 	if err != nil {
 		return built, err
@@ -39,37 +39,37 @@ func buildObjects(ctx context.Context) (built objectsCommand, err error) {
 	return built, components.GoBuild(ctx, built.module, "./cmd/fabric-objects", built.binary)
 }
 
-// fabricObjects has the command do something in one of the clusters.
-func fabricObjects(t *testing.T, cluster string, arguments ...string) {
+// runFabricObjects runs the command for a cluster.
+func runFabricObjects(t *testing.T, cluster string, arguments ...string) {
 	t.Helper()
-	if err := runObjects(context.WithoutCancel(t.Context()), user.Cluster(t, cluster), arguments...); err != nil {
+	if err := tryFabricObjects(context.WithoutCancel(t.Context()), user.Cluster(t, cluster), arguments...); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func runObjects(ctx context.Context, cluster *clusters.Cluster, arguments ...string) error {
-	if errObjects != nil {
-		return errObjects
+func tryFabricObjects(ctx context.Context, cluster *clusters.Cluster, arguments ...string) error {
+	if errObjectsCommand != nil {
+		return errObjectsCommand
 	}
-	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
-	// --kubeconfig is known to all verbs, and flags come before arguments.
+	// Flags must precede arguments.
 	arguments = append([]string{"--kubeconfig", cluster.Kubeconfig()}, arguments...)
-	run := exec.CommandContext(ctx, objects.binary, arguments...)
-	run.Dir = objects.module
+	run := exec.CommandContext(ctx, objectsCommand.binary, arguments...)
+	run.Dir = objectsCommand.module
 	if out, err := run.CombinedOutput(); err != nil {
 		return fmt.Errorf("fabric-objects %s: %w: %s", strings.Join(arguments, " "), err, out)
 	}
 	return nil
 }
 
-// removeFabrics takes back, after the last test, what several of them used.
+// removeFabrics deletes, after the last test, what several tests share.
 func removeFabrics(ctx context.Context) error {
-	if objects.dir == "" {
+	if objectsCommand.dir == "" {
 		return nil
 	}
 	if shared.home == nil {
-		return os.RemoveAll(objects.dir)
+		return os.RemoveAll(objectsCommand.dir)
 	}
-	return errors.Join(runObjects(ctx, shared.home, "liqo", "remove"), os.RemoveAll(objects.dir))
+	return errors.Join(tryFabricObjects(ctx, shared.home, "liqo", "remove"), os.RemoveAll(objectsCommand.dir))
 }

@@ -21,9 +21,9 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// This file looks where administrators look who want to know about a cluster.
+// This file tests what administrators see of a cluster.
 
-// status is what a RemoteCluster says of itself.
+// status is the status of a RemoteCluster.
 type status struct {
 	Conditions                           []metav1.Condition
 	Classes, Limits                      []string
@@ -32,15 +32,14 @@ type status struct {
 	Credentials                          struct{ Expires string }
 }
 
-// shownCluster is a cluster as `liqo-csi clusters` shows it, shownVolume a volume
-// as `liqo-csi volumes` does.
-type shownCluster struct {
+// listedCluster is a cluster in the output of `liqo-csi clusters`, listedVolume a volume in that of `liqo-csi volumes`.
+type listedCluster struct {
 	ID, Fabric, Object, State, Message, ServerVersion, Policy string
 	Nodes, Classes, Limits, Waiting                           []string
 	Volumes                                                   int
 }
 
-type shownVolume struct {
+type listedVolume struct {
 	Claim, Twin                                       *struct{ Namespace, Name string }
 	State, Message, Advice, Class, RealClass, Cluster string
 	HeldByGravity                                     bool
@@ -48,25 +47,23 @@ type shownVolume struct {
 }
 
 func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T) {
-	p := apart(t, nil)
+	p := newDedicatedPair(t, nil)
 	version, err := p.remote.Client.Discovery().ServerVersion()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 
-	// Others make classes that have no real one there.
-	aboutClass := func(limit string) bool { return strings.Contains(limit, "cannot have volumes in the cluster") }
-	answers := func(s status) bool {
+	// Other tests create virtual classes without a real one.
+	ofClass := func(limit string) bool { return strings.Contains(limit, "cannot have volumes in the cluster") }
+	usable := func(s status) bool {
 		classes := slices.Contains(s.Classes, "reference") && slices.Contains(s.Classes, "reference-local")
-		return is(s, "Ready", metav1.ConditionTrue, "Usable") && is(s, "Reachable", metav1.ConditionTrue, "Answers") &&
-			s.ServerVersion == version.GitVersion && classes && len(slices.DeleteFunc(s.Limits, aboutClass)) == 0 && s.LastError == ""
+		return hasCondition(s, "Ready", metav1.ConditionTrue, "Usable") && hasCondition(s, "Reachable", metav1.ConditionTrue, "Answers") &&
+			s.ServerVersion == version.GitVersion && classes && len(slices.DeleteFunc(s.Limits, ofClass)) == 0 && s.LastError == ""
 	}
-	p.waitStatus("it says that it answers", answers)
-	p.waitShown("it is shown as one that answers", func(c shownCluster, v shownVolume) bool {
+	p.waitStatus("it is usable", usable)
+	p.waitListed("the commands show it as ready", func(c listedCluster, v listedVolume) bool {
 		cluster := c.State == "Ready" && c.Fabric == "native" && c.Object == "RemoteCluster "+p.cluster && c.ServerVersion == version.GitVersion &&
 			c.Policy == "Optimistic" && slices.Equal(c.Nodes, []string{p.node}) && c.Volumes == 1 && slices.Contains(c.Classes, "reference") && len(c.Waiting) == 0
 		volume := v.State == "Bound" && v.Cluster == p.cluster && v.RealClass == "reference" && slices.Equal(v.Nodes, []string{p.node}) &&
@@ -76,37 +73,28 @@ func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T
 	p.wantTable("clusters", nil, p.cluster, "native", version.GitVersion, p.node)
 	p.wantTable("volumes", []string{"--namespace", p.home.Name}, "data", p.cluster, p.node, p.remote.Name+"/data")
 
-	p.putSecret(spoilt(t, nobodyListens(t)))
+	p.putSecret(kubeconfigWith(t, unusedPort(t)))
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
-	p.waitStatus("it says that it does not answer", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionFalse, "Unreachable") && is(s, "Reachable", metav1.ConditionFalse, "Unreachable") &&
+	p.waitStatus("it is unreachable", func(s status) bool {
+		return hasCondition(s, "Ready", metav1.ConditionFalse, "Unreachable") && hasCondition(s, "Reachable", metav1.ConditionFalse, "Unreachable") &&
 			s.LastError != "" && s.ServerVersion == "" && len(s.Classes) == 0
 	})
 	p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
-	p.waitShown("it is shown as one that does not", func(c shownCluster, v shownVolume) bool {
+	p.waitListed("the commands show it as unreachable", func(c listedCluster, v listedVolume) bool {
 		return c.State == "Unreachable" && c.Message != "" && c.Volumes == 1 && v.State == "ClusterUnreachable" && v.Cluster == p.cluster
 	})
 	p.wantTable("clusters", nil, "Unreachable", "└ RemoteCluster "+p.cluster+": ")
 
 	p.putSecret(shared.kubeconfig)
-	p.waitStatus("it says that it answers again", answers)
+	p.waitStatus("it is usable again", usable)
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 
-	all, err := remoteClusters(p.home.Cluster)
-	if err == nil {
-		err = all.Delete(t.Context(), p.cluster, metav1.DeleteOptions{})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.waitStatus("it says what holds it", func(s status) bool {
-		ready := meta.FindStatusCondition(s.Conditions, "Ready")
-		return is(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") && strings.Contains(ready.Message, p.home.Name+"/data")
-	})
+	p.deleteRemoteCluster()
+	p.waitHeld(p.home.Name + "/data")
 }
 
-// nobodyListens is an address of the other cluster where nothing answers.
-func nobodyListens(t *testing.T) func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo) {
+// unusedPort sets the server to a port of the remote cluster on which nothing listens.
+func unusedPort(t *testing.T) func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo) {
 	return func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
 		server, err := url.Parse(c.Server)
 		if err != nil {
@@ -117,7 +105,7 @@ func nobodyListens(t *testing.T) func(*clientcmdapi.Cluster, *clientcmdapi.AuthI
 	}
 }
 
-func is(s status, condition string, wanted metav1.ConditionStatus, reason string) bool {
+func hasCondition(s status, condition string, wanted metav1.ConditionStatus, reason string) bool {
 	found := meta.FindStatusCondition(s.Conditions, condition)
 	return found != nil && found.Status == wanted && found.Reason == reason
 }
@@ -144,22 +132,22 @@ func (p *pair) waitStatus(what string, wanted func(status) bool) {
 		if wanted(read.Status) {
 			return "", nil
 		}
-		return fmt.Sprintf("it says %+v", read.Status), nil
+		return fmt.Sprintf("it is %+v", read.Status), nil
 	})
 }
 
-// waitShown waits until both commands show this of the cluster, and of the claim
-// data.
-func (p *pair) waitShown(what string, wanted func(shownCluster, shownVolume) bool) {
+// waitListed waits until `liqo-csi clusters` shows the pair's cluster, and `liqo-csi volumes` the claim data, as
+// wanted.
+func (p *pair) waitListed(what string, wanted func(listedCluster, listedVolume) bool) {
 	p.t.Helper()
 	p.home.Eventually(what, func(ctx context.Context) (string, error) {
-		var clusters struct{ Clusters []shownCluster }
-		var volumes struct{ Volumes []shownVolume }
+		var clusters struct{ Clusters []listedCluster }
+		var volumes struct{ Volumes []listedVolume }
 		for into, args := range map[any][]string{
 			&clusters: {"clusters", "--output", "json"},
 			&volumes:  {"volumes", "--namespace", p.home.Name, "--output", "json"},
 		} {
-			text, err := p.look(ctx, args...)
+			text, err := p.liqoCSI(ctx, args...)
 			if err != nil {
 				return "", err
 			}
@@ -167,24 +155,23 @@ func (p *pair) waitShown(what string, wanted func(shownCluster, shownVolume) boo
 				return "", fmt.Errorf("%w: %s", err, text)
 			}
 		}
-		cluster := slices.IndexFunc(clusters.Clusters, func(c shownCluster) bool { return c.ID == p.cluster })
-		volume := slices.IndexFunc(volumes.Volumes, func(v shownVolume) bool { return v.Claim != nil && v.Claim.Name == "data" })
+		cluster := slices.IndexFunc(clusters.Clusters, func(c listedCluster) bool { return c.ID == p.cluster })
+		volume := slices.IndexFunc(volumes.Volumes, func(v listedVolume) bool { return v.Claim != nil && v.Claim.Name == "data" })
 		if cluster < 0 || volume < 0 {
-			return fmt.Sprintf("shown is %+v, %+v", clusters, volumes), nil
+			return fmt.Sprintf("they show %+v, %+v", clusters, volumes), nil
 		}
 		if wanted(clusters.Clusters[cluster], volumes.Volumes[volume]) {
 			return "", nil
 		}
-		return fmt.Sprintf("shown is %+v, %+v", clusters.Clusters[cluster], volumes.Volumes[volume]), nil
+		return fmt.Sprintf("they show %+v, %+v", clusters.Clusters[cluster], volumes.Volumes[volume]), nil
 	})
 }
 
-// waitToldWhy waits until both commands say that the pod waits for its cordoned
-// cluster, and what to do.
-func (p *pair) waitToldWhy(pod, claim string) {
+// waitCordonedReported waits until both commands show that the pod waits for its cordoned node, and what to do.
+func (p *pair) waitCordonedReported(pod, claim string) {
 	p.t.Helper()
 	why := fmt.Sprintf("its pod %s waits because its data is in the cluster %s, only reached through %s (cordoned); it cannot be scheduled: ", pod, p.cluster, p.node)
-	p.waitShown("why the pod waits", func(c shownCluster, v shownVolume) bool {
+	p.waitListed("why the pod waits", func(c listedCluster, v listedVolume) bool {
 		waits := func(line string) bool { return strings.HasPrefix(line, p.home.Name+"/"+claim+": "+why) }
 		return slices.ContainsFunc(c.Waiting, waits) && v.HeldByGravity && v.State == "Bound" &&
 			strings.HasPrefix(v.Message, why) && strings.Contains(v.Advice, "Uncordon")
@@ -193,35 +180,34 @@ func (p *pair) waitToldWhy(pod, claim string) {
 	p.wantTable("volumes", []string{"--namespace", p.home.Name}, "└ "+why, "→ Uncordon")
 }
 
-// wantTable is that what people read has these words.
+// wantTable checks that the output for people has these words.
 func (p *pair) wantTable(command string, args []string, words ...string) {
 	p.t.Helper()
-	table, err := p.look(p.t.Context(), append([]string{command}, args...)...)
+	table, err := p.liqoCSI(p.t.Context(), append([]string{command}, args...)...)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	for _, word := range words {
 		if !strings.Contains(table, word) {
-			p.t.Errorf("liqo-csi %s does not say %q:\n%s", command, word, table)
+			p.t.Errorf("liqo-csi %s does not print %q:\n%s", command, word, table)
 		}
 	}
 }
 
-// look runs one of the commands that look around, with what an administrator of
-// the home cluster has.
-func (p *pair) look(ctx context.Context, args ...string) (string, error) {
+// liqoCSI runs a command as administrator of the home cluster, and returns its standard output.
+func (p *pair) liqoCSI(ctx context.Context, args ...string) (string, error) {
 	program, err := driver.Compile(ctx)
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
 	run := exec.CommandContext(ctx, program, append(args, "--kubeconfig", p.home.Cluster.Kubeconfig())...)
-	var complaint bytes.Buffer
-	run.Stderr = &complaint
+	var stderr bytes.Buffer
+	run.Stderr = &stderr
 	out, err := run.Output()
 	if err != nil {
-		return string(out), fmt.Errorf("%s: %w: %s", run, err, complaint.String())
+		return string(out), fmt.Errorf("%s: %w: %s", run, err, stderr.String())
 	}
 	return string(out), nil
 }

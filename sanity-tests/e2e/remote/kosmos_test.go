@@ -20,9 +20,8 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// theirs is the example of Kosmos' documentation of storage across clusters. Only
-// the image is ours, and what it runs.
-const theirs = `
+// kosmosExample is from Kosmos' documentation of storage across clusters, with another image and command.
+const kosmosExample = `
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
@@ -81,32 +80,31 @@ spec:
             claimName: "nginx-pvc"
 `
 
-// kosmosTurn keeps two tests from having Kosmos: it is in a cluster once.
-var kosmosTurn sync.Mutex
+// kosmosMutex is locked by the test that has installed Kosmos, which can be in a cluster only once.
+var kosmosMutex sync.Mutex
 
-// joined gives the test a cluster that has joined Kosmos, with the virtual node of the options and a
-// virtual class that has the name of the real one of this driver.
-func joined(t *testing.T, namespace, class string, behind storage.Driver, options fabric.Options) *pair {
+// newKosmosPair creates a pair whose cluster has joined Kosmos, with the virtual node of the options. The virtual
+// class has the name of the real one, which is of this driver.
+func newKosmosPair(t *testing.T, namespace, class string, real storage.Driver, options fabric.Options) *pair {
 	t.Helper()
 	t.Parallel()
-	kosmosTurn.Lock()
-	t.Cleanup(kosmosTurn.Unlock)
-	prepare(t)
+	kosmosMutex.Lock()
+	t.Cleanup(kosmosMutex.Unlock)
+	ensureShared(t)
 	remote := user.NewNamespaceNamed(t, user.Cluster(t, "remote"), namespace)
 	p := &pair{t: t, node: options.Node, cluster: options.KosmosCluster, remote: remote}
 	t.Cleanup(p.wantNoTwins)
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	remote.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: behind.Name, VolumeBindingMode: &wait,
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: real.Name, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	})
 	options.NoNamespaces = true
-	start(t, options)
-	t.Cleanup(func() { fabricObjects(t, "home", "kosmos", "remove") })
+	startFabric(t, options)
+	t.Cleanup(func() { runFabricObjects(t, "home", "kosmos", "remove") })
 	p.join()
 
 	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), namespace)
 	p.home.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: driver.CSIName, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 		Parameters: map[string]string{"realStorageClass": class},
 	})
 	p.waitMarked()
@@ -116,76 +114,73 @@ func joined(t *testing.T, namespace, class string, behind storage.Driver, option
 func (p *pair) join() {
 	p.t.Helper()
 	kubeconfig := user.Cluster(p.t, "remote").ProxyKubeconfig()
-	fabricObjects(p.t, "home", "kosmos", "join", "--cluster", p.cluster, "--remote-kubeconfig", kubeconfig)
+	runFabricObjects(p.t, "home", "kosmos", "join", "--cluster", p.cluster, "--remote-kubeconfig", kubeconfig)
 }
 
-// The class has the name it has there, and the scheduler is Kubernetes' own.
+// The virtual class has the name of the real one, and the scheduler is that of Kubernetes.
 func TestKosmosExampleRunsAsItIs(t *testing.T) {
 	const class = "openebs-hostpath"
-	p := joined(t, "test-new", class, storage.Reference, fabric.Kosmos("cluster38"))
-	p.home.Apply(theirs)
-	pod := p.waitDeployed("app=nginx")
+	p := newKosmosPair(t, "test-new", class, storage.Reference, fabric.Kosmos("cluster38"))
+	p.home.Apply(kosmosExample)
+	pod := p.waitOnlyPod("app=nginx")
 	if pod.Spec.NodeName != p.node {
-		t.Errorf("it runs on %s", pod.Spec.NodeName)
+		t.Errorf("the pod runs on %s", pod.Spec.NodeName)
 	}
 	p.remote.WaitReady(pod.Name)
-	found := p.follow("nginx-pvc")
-	if *found.twin.Spec.StorageClassName != class || found.real.Spec.CSI.Driver != storage.Reference.Name {
-		t.Errorf("the twin is of class %s", *found.twin.Spec.StorageClassName)
+	found := p.waitVolume("nginx-pvc")
+	if *found.Twin.Spec.StorageClassName != class || found.Real.Spec.CSI.Driver != storage.Reference.Name {
+		t.Errorf("the twin is of class %s", *found.Twin.Spec.StorageClassName)
 	}
-	wantOurs(t, p, found)
-	wantGravity(t, p, found.object)
+	p.wantMarks(found)
+	p.wantAffinity(found.Virtual)
 	p.remote.Exec(pod.Name, "echo kept > /data/file")
 	p.home.DeletePod(pod.Name)
-	next := p.waitDeployed("app=nginx")
+	next := p.waitOnlyPod("app=nginx")
 	p.remote.WaitReady(next.Name)
 	if got := p.remote.Exec(next.Name, "cat /data/file"); got != "kept" {
 		user.Violated(t, "the next pod reads %q", got)
 	}
 }
 
-// Kosmos writes a claim over its twin if their requests are written differently.
+// Kosmos overwrites a twin with its claim if their requests are equal but have different notation.
 func TestSizeInBytesLeavesTheTwinOfKosmosAlone(t *testing.T) {
 	const class = "e2e-kosmos-bytes"
-	p := joined(t, "e2e-kosmos-bytes", class, storage.Reference, fabric.Kosmos("bytes"))
+	p := newKosmosPair(t, "e2e-kosmos-bytes", class, storage.Reference, fabric.Kosmos("bytes"))
 	for claim, size := range map[string]string{"bytes": "67108864", "decimal": "68M"} {
 		p.home.Claim(claim, class, size)
-		p.home.Pod(claim, claim, p.there)
+		p.home.Pod(claim, claim, p.onVirtualNode)
 		p.home.WaitReady(claim)
-		found := p.follow(claim)
-		wantOurs(t, p, found)
+		found := p.waitVolume(claim)
+		p.wantMarks(found)
 		p.home.DeletePod(claim)
 		p.deleteClaim(claim)
-		p.wantGone(found)
+		p.waitVolumeDeleted(found)
 	}
 }
 
-// While the cluster is out of reach for the driver, the twin goes and Kosmos copies the claim.
+// While the cluster is unreachable for the driver, the twin is deleted, and Kosmos copies the claim.
 func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	const class = "e2e-kosmos-copy"
-	p := joined(t, "e2e-kosmos-copy", class, storage.Reference, fabric.Kosmos("copies"))
-	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("writer", "data", p.there)
-	p.home.WaitReady("writer")
+	p := newKosmosPair(t, "e2e-kosmos-copy", class, storage.Reference, fabric.Kosmos("copies"))
+	p.startPod("writer", "data", class)
 	p.remote.Exec("writer", "echo precious > /data/file && sync")
-	found := p.follow("data")
+	found := p.waitVolume("data")
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 	p.home.DeletePod("writer")
 
-	fabricObjects(t, "home", "kosmos", "leave", "--cluster", p.cluster)
-	p.setPolicy(found, corev1.PersistentVolumeReclaimRetain)
+	runFabricObjects(t, "home", "kosmos", "leave", "--cluster", p.cluster)
+	p.setReclaimPolicy(p.remote, found.Real, corev1.PersistentVolumeReclaimRetain)
 	p.deleteTwin(found)
 	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
-	p.remote.Eventually("the twin goes", func(ctx context.Context) (string, error) {
-		none := []byte(`{"metadata":{"finalizers":null}}`)
-		_, err := claims.Patch(ctx, found.twin.Name, types.MergePatchType, none, metav1.PatchOptions{})
+	p.remote.Eventually("the twin is deleted", func(ctx context.Context) (string, error) {
+		_, err := claims.Patch(ctx, found.Twin.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
 		}
-		return "it is there", err
+		return "it still exists", err
 	})
 	p.home.Pod("reader", "data", p.pinned)
-	p.remote.Eventually("Kosmos copies the claim", func(ctx context.Context) (string, error) {
+	p.remote.Eventually("Kosmos has copied the claim", func(ctx context.Context) (string, error) {
 		copied, err := claims.Get(ctx, "data", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "there is none", nil
@@ -197,37 +192,33 @@ func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	})
 
 	p.join()
-	found.real.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
-	p.waitMadeAgain(found)
+	found.Real.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	p.waitTwinRecreated(found)
 	p.home.WaitReady("reader")
 	if got := p.remote.Exec("reader", "cat /data/file"); got != "precious" {
 		user.Violated(t, "read %q", got)
 	}
 	p.home.DeletePod("reader")
-	p.setPolicy(found, corev1.PersistentVolumeReclaimDelete)
+	p.setReclaimPolicy(p.remote, found.Real, corev1.PersistentVolumeReclaimDelete)
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
-// setPolicy sets the reclaim policy of a real volume, as an administrator there would.
-func (p *pair) setPolicy(v volume, policy corev1.PersistentVolumeReclaimPolicy) {
+func (p *pair) setReclaimPolicy(n *user.Namespace, volume *corev1.PersistentVolume, policy corev1.PersistentVolumeReclaimPolicy) {
 	p.t.Helper()
-	patch := []byte(fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy))
-	_, err := p.remote.Client.CoreV1().PersistentVolumes().Patch(p.t.Context(), v.real.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if err != nil {
+	patch := fmt.Appendf(nil, `{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy)
+	if _, err := n.Client.CoreV1().PersistentVolumes().Patch(p.t.Context(), volume.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-// What Kosmos writes of a twin onto its claim must not keep the claim from going.
+// Kosmos copies metadata of a twin to its claim, which must not block the deletion of the claim.
 func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
 	const class = "e2e-kosmos-marks"
-	p := joined(t, "e2e-kosmos-marks", class, storage.Reference, fabric.Kosmos("marks"))
-	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
-	found := p.follow("data")
-	// Kosmos writes a claim home that bore its mark before the change.
+	p := newKosmosPair(t, "e2e-kosmos-marks", class, storage.Reference, fabric.Kosmos("marks"))
+	p.startPod("user", "data", class)
+	found := p.waitVolume("data")
+	// Kosmos copies a changed claim to home if it had the annotation of Kosmos before the change.
 	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
 	for _, mark := range []string{`"true"`, `null`} {
 		patch := []byte(`{"metadata":{"annotations":{"kosmos.io/global":` + mark + `,"e2e.storage.test/mark":` + mark + `}}}`)
@@ -235,51 +226,49 @@ func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	written := func(claim *corev1.PersistentVolumeClaim) bool { return claim.Annotations["kosmos.io/global"] == "true" }
-	p.home.Eventually("the marks come and go", func(ctx context.Context) (string, error) {
+	copied := func(claim *corev1.PersistentVolumeClaim) bool { return claim.Annotations["kosmos.io/global"] == "true" }
+	p.home.Eventually("the annotation is copied, and the marks of the driver are removed", func(ctx context.Context) (string, error) {
 		claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, "data", metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
-		if !written(claim) || claim.Labels[homeLabel] != "" || slices.Contains(claim.Finalizers, twinFinalizer) {
+		if !copied(claim) || claim.Labels[homeLabel] != "" || slices.Contains(claim.Finalizers, twinFinalizer) {
 			return fmt.Sprintf("labels %v, annotations %v, finalizers %v", claim.Labels, claim.Annotations, claim.Finalizers), nil
 		}
 		return "", nil
 	})
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
-// One-to-one: the virtual node represents one node there, and pods come with spec.nodeName.
+// One-to-one: the virtual node represents one remote node, and Kosmos sets spec.nodeName of remote pods.
 func TestVolumeIsOnTheNodeThatKosmosRepresents(t *testing.T) {
 	const class = "e2e-kosmos-node"
 	nodes := user.Cluster(t, "remote").Nodes()
 	node := nodes[len(nodes)-1].Name
-	p := joined(t, "e2e-kosmos-node", class, storage.Local, fabric.KosmosNode("nodes", node))
+	p := newKosmosPair(t, "e2e-kosmos-node", class, storage.Local, fabric.KosmosNode("nodes", node))
 	other := fabric.KosmosNode("nodes", nodes[0].Name)
 	other.NoNamespaces = true
-	start(t, other)
-	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
-	found := p.follow("data")
-	if told := found.twin.Annotations["volume.kubernetes.io/selected-node"]; told != node {
-		t.Errorf("the twin is told the node %q, want %s", told, node)
+	startFabric(t, other)
+	p.startPod("user", "data", class)
+	found := p.waitVolume("data")
+	if selected := found.Twin.Annotations[selectedNode]; selected != node {
+		t.Errorf("the selected node of the twin is %q, want %s", selected, node)
 	}
 	p.home.DeletePod("user")
-	anywhere := func(pod *corev1.Pod) { p.there(pod); pod.Spec.NodeSelector = nil }
+	anywhere := func(pod *corev1.Pod) { p.onVirtualNode(pod); pod.Spec.NodeSelector = nil }
 	p.home.Pod("next", "data", anywhere)
 	if next := p.home.WaitReady("next"); next.Spec.NodeName != node {
 		user.Violated(t, "the next pod is on %s, its volume on %s", next.Spec.NodeName, node)
 	}
 	p.home.DeletePod("next")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
-// waitDeployed waits until exactly one pod with the label is ready.
-func (p *pair) waitDeployed(label string) (pod *corev1.Pod) {
+// waitOnlyPod waits until exactly one pod with the label is ready.
+func (p *pair) waitOnlyPod(label string) (pod *corev1.Pod) {
 	p.t.Helper()
 	p.home.Eventually("a pod with "+label, func(ctx context.Context) (string, error) {
 		pods, err := p.home.Client.CoreV1().Pods(p.home.Name).List(ctx, metav1.ListOptions{LabelSelector: label})

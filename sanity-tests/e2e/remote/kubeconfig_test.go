@@ -12,9 +12,9 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// refused are kubeconfigs that would let their author act through the driver, by
-// the words that name the field.
-var refused = map[string]func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo){
+// refusedKubeconfigs have fields by which their author could use rights of the driver. The key is in the message of
+// the refusal.
+var refusedKubeconfigs = map[string]func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo){
 	"exec: commands are never run": func(_ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
 		u.Exec = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: "/bin/sh", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
 	},
@@ -32,27 +32,25 @@ var refused = map[string]func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo){
 	".server: ": func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.Server = "https://127.0.0.1:6443" },
 }
 
-// Nothing is restarted: the Secret is followed.
+// The driver watches the Secret.
 func TestKubeconfigIsRefusedUntilItIsCorrected(t *testing.T) {
-	p := apart(t, nil)
-	p.putSecret(spoilt(t, refused["exec: commands are never run"]))
+	p := newDedicatedPair(t, nil)
+	p.putSecret(kubeconfigWith(t, refusedKubeconfigs["exec: commands are never run"]))
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
-	for i, field := range slices.Sorted(maps.Keys(refused)) {
-		p.putSecret(spoilt(t, refused[field]))
+	for i, field := range slices.Sorted(maps.Keys(refusedKubeconfigs)) {
+		p.putSecret(kubeconfigWith(t, refusedKubeconfigs[field]))
 		claim := "claim-" + string(rune('a'+i))
 		p.home.Claim(claim, "liqo-reference", "64Mi")
 		p.home.Pod(claim, claim, p.pinned)
 		p.home.WaitEvent(claim, "ProvisioningFailed", "cluster "+p.cluster, "cannot be used", field)
-		p.wantUnbound(claim)
+		p.wantPending(claim)
 		p.home.DeletePod(claim)
 	}
-	p.waitCapacity("liqo-reference", func(room int64) bool { return room == 0 })
+	p.waitCapacity("liqo-reference", func(bytes int64) bool { return bytes == 0 })
 
 	p.putSecret(shared.kubeconfig)
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
-	p.waitCapacity("liqo-reference", func(room int64) bool { return room > 0 })
+	p.startPod("user", "data", "liqo-reference")
+	p.waitCapacity("liqo-reference", func(bytes int64) bool { return bytes > 0 })
 }
 
 func (p *pair) putSecret(kubeconfig []byte) {
@@ -62,15 +60,15 @@ func (p *pair) putSecret(kubeconfig []byte) {
 	}
 }
 
-// spoilt is the kubeconfig that works, but for this.
-func spoilt(t *testing.T, spoil func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
+// kubeconfigWith returns the shared kubeconfig with a change.
+func kubeconfigWith(t *testing.T, edit func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
 	t.Helper()
 	config, err := clientcmd.Load(shared.kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	current := config.Contexts[config.CurrentContext]
-	spoil(config.Clusters[current.Cluster], config.AuthInfos[current.AuthInfo])
+	edit(config.Clusters[current.Cluster], config.AuthInfos[current.AuthInfo])
 	text, err := clientcmd.Write(*config)
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +76,7 @@ func spoilt(t *testing.T, spoil func(*clientcmdapi.Cluster, *clientcmdapi.AuthIn
 	return text
 }
 
-// serverOf is the URL by which pods of the home cluster reach the remote one.
+// serverOf returns the URL of the remote cluster for pods at home.
 func serverOf(t *testing.T, remote *clusters.Cluster) string {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(remote.ProxyKubeconfig())

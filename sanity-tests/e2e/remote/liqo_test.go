@@ -16,15 +16,15 @@ import (
 	"storage.liqo.io/sanity-tests/fabric"
 )
 
-// Ids of clusters that Liqo peers with. Administrators list the namespaces that
-// Liqo has for them when they install the driver, so they are known beforehand.
+// Ids of clusters that Liqo peers with. Their tenant namespaces are in the values of the chart, so they are the same
+// in each run.
 const (
 	liqoFull      = "e2e-full"
 	liqoMinimal   = "e2e-minimal"
 	liqoAnnotated = "e2e-annotated"
 	liqoHonest    = "e2e-honest"
 	liqoListed    = "e2e-listed"
-	// Behind the others in order, so that nobody is right by accident.
+	// After the others in alphabetical order, so that its objects are listed last.
 	liqoPeer = "e2e-peer"
 )
 
@@ -36,168 +36,164 @@ func tenantNamespaces() []string {
 	return namespaces
 }
 
-// peered gives the test a peering as Liqo makes it, without namespaces offloaded.
-// Its namespaces have different names, as with Liqo's default strategy. The first
-// of the classes is the one that Liqo has as default.
-func peered(t *testing.T, cluster string, identity func(p *pair) (kubeconfig string), classes ...string) *pair {
+// newLiqoPair creates a pair with a peering of Liqo, without offloading the namespace. The remote namespace has
+// another name, as with Liqo's default strategy. The first class is the default one.
+func newLiqoPair(t *testing.T, cluster string, identity func(p *pair) (kubeconfig string), classes ...string) *pair {
 	t.Helper()
 	t.Parallel()
-	prepare(t)
-	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
-	p := &pair{t: t, node: "liqo-" + remote.Name, cluster: cluster, remote: remote}
-	t.Cleanup(p.wantNoTwins)
+	ensureShared(t)
+	p := newRemoteNamespace(t)
+	remote := p.remote
+	p.node, p.cluster = "liqo-"+remote.Name, cluster
 	options := fabric.Liqo(p.node, p.cluster)
 	options.NoNamespaces = true
 	options.Namespace = func(string) (string, bool) { return remote.Name, true }
-	start(t, options)
-	t.Cleanup(func() { fabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", p.cluster) })
+	startFabric(t, options)
+	t.Cleanup(func() { runFabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", p.cluster) })
 	peering := []string{"liqo", "peer", "--cluster-id", p.cluster, "--node", p.node, "--remote-kubeconfig", identity(p)}
 	for _, class := range classes {
 		peering = append(peering, "--storage-class", class)
 	}
-	fabricObjects(t, "home", peering...)
+	runFabricObjects(t, "home", peering...)
 	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name+"-home")
 	p.waitMarked()
 	return p
 }
 
+// offload offloads the namespace of the pair.
 func (p *pair) offload() {
 	p.t.Helper()
-	fabricObjects(p.t, "home", "liqo", "map", "--cluster-id", p.cluster, p.home.Name+"="+p.remote.Name)
+	runFabricObjects(p.t, "home", "liqo", "map", "--cluster-id", p.cluster, p.home.Name+"="+p.remote.Name)
 }
 
-func (p *pair) rotate(kubeconfig string) {
+func (p *pair) rotateKubeconfig(kubeconfig string) {
 	p.t.Helper()
-	fabricObjects(p.t, "home", "liqo", "rotate", "--cluster-id", p.cluster, "--remote-kubeconfig", kubeconfig)
+	runFabricObjects(p.t, "home", "liqo", "rotate", "--cluster-id", p.cluster, "--remote-kubeconfig", kubeconfig)
 }
 
 func TestLiqo(t *testing.T) {
 	full := user.Cluster(t, "remote").ProxyKubeconfig()
-	p := peered(t, liqoFull, func(*pair) string { return full }, "reference-immediate")
+	p := newLiqoPair(t, liqoFull, func(*pair) string { return full }, "reference-immediate")
 	p.home.Claim("data", "liqo", "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitEvent("data", p.home.Name+" is not offloaded to the cluster "+p.cluster)
-	p.wantUnbound("data")
+	p.wantPending("data")
 	p.offload()
 	p.home.WaitReady("user")
 	p.remote.WaitReady("user")
-	found := p.follow("data")
-	if *found.twin.Spec.StorageClassName != "reference-immediate" {
-		t.Errorf("the twin is of class %s, not of the one Liqo has as default", *found.twin.Spec.StorageClassName)
+	found := p.waitVolume("data")
+	if *found.Twin.Spec.StorageClassName != "reference-immediate" {
+		t.Errorf("the twin is of class %s, not of Liqo's default one", *found.Twin.Spec.StorageClassName)
 	}
-	wantOurs(t, p, found)
-	wantGravity(t, p, found.object)
+	p.wantMarks(found)
+	p.wantAffinity(found.Virtual)
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 	p.remote.Exec("user", "echo precious > /data/file")
 
 	broken := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(broken, spoilt(t, refused["exec: commands are never run"]), 0o600); err != nil {
+	if err := os.WriteFile(broken, kubeconfigWith(t, refusedKubeconfigs["exec: commands are never run"]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p.rotate(broken)
+	p.rotateKubeconfig(broken)
 	p.home.Claim("later", "liqo-reference", "64Mi")
 	p.home.Pod("later", "later", p.pinned)
 	p.home.WaitEvent("later", "cluster "+p.cluster, "cannot be used", "exec")
-	p.rotate(full)
-	p.home.Claim("last", "liqo-reference", "64Mi")
-	p.home.Pod("last", "last", p.there)
-	p.home.WaitReady("last")
+	p.rotateKubeconfig(full)
+	p.startPod("last", "last", "liqo-reference")
 	if got := p.remote.Exec("user", "cat /data/file"); got != "precious" {
 		user.Violated(t, "read %q", got)
 	}
 }
 
-// What Liqo gives its virtual kubelet suffices for claims of a class that is
-// named. What is lost without more is said.
+// The rights of Liqo's virtual kubelet suffice for classes with a realStorageClass. What does not work without more
+// rights is reported.
 func TestLiqosMinimalRole(t *testing.T) {
-	p := peered(t, liqoMinimal, func(p *pair) string {
-		home := homeID(p)
+	p := newLiqoPair(t, liqoMinimal, func(p *pair) string {
+		home := p.homeID()
 		kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-		t.Cleanup(func() { fabricObjects(t, "remote", "liqo", "remote-remove", "--home-id", home) })
-		fabricObjects(t, "remote", "liqo", "remote-role", "--home-id", home, "--namespace", p.remote.Name)
-		fabricObjects(t, "remote", "liqo", "identity", "--home-id", home, "--slice", p.node,
+		t.Cleanup(func() { runFabricObjects(t, "remote", "liqo", "remote-remove", "--home-id", home) })
+		runFabricObjects(t, "remote", "liqo", "remote-role", "--home-id", home, "--namespace", p.remote.Name)
+		runFabricObjects(t, "remote", "liqo", "identity", "--home-id", home, "--slice", p.node,
 			"--server", serverOf(t, p.remote.Cluster), "--out", kubeconfig)
 		return kubeconfig
 	})
 	p.offload()
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 	p.remote.Exec("user", "echo precious > /data/file")
-	found := p.follow("data")
-	wantOurs(t, p, found)
-	wantGravity(t, p, found.object)
+	found := p.waitVolume("data")
+	p.wantMarks(found)
+	p.wantAffinity(found.Virtual)
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 	p.home.DeletePod("user")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitReady("user")
 	if got := p.remote.Exec("user", "cat /data/file"); got != "precious" {
 		user.Violated(t, "the next pod reads %q", got)
 	}
 
 	p.home.Claim("kept", "liqo-retain", "64Mi")
-	p.home.Pod("kept", "kept", p.there)
+	p.home.Pod("kept", "kept", p.onVirtualNode)
 	p.home.WaitEvent("kept", "RetainNotApplied", p.cluster, "may not change PersistentVolumes")
 	p.home.WaitReady("kept")
-	kept := p.follow("kept")
+	kept := p.waitVolume("kept")
 	t.Cleanup(func() { p.discard(kept) })
 	p.home.DeletePod("kept")
 	p.deleteClaim("kept")
 
-	// Nobody names a class, and which is the default there cannot be known. There
-	// may be room, for an annotation could name one.
-	unnamed := p.virtualClass("unnamed", nil)
-	p.waitCapacity(unnamed, func(room int64) bool { return room > 0 })
+	// The class has no realStorageClass, and the driver may not read which class is the default. Capacity is
+	// published anyway, because an annotation may name a class.
+	unnamed := p.createVirtualClass("unnamed", nil)
+	p.waitCapacity(unnamed, func(bytes int64) bool { return bytes > 0 })
 	p.home.Claim("unnamed", unnamed, "64Mi")
-	p.home.Pod("unnamed", "unnamed", p.there)
+	p.home.Pod("unnamed", "unnamed", p.onVirtualNode)
 	p.home.WaitEvent("unnamed", "ProvisioningFailed", "may not read the classes of the cluster "+p.cluster, "has to be named")
 
-	// That is its own fault: those that name one are not kept away.
+	// The refusal must not affect claims that name a class.
 	p.home.Claim("stuck", unnamed, "1Mi")
-	p.home.Pod("stuck", "stuck", p.there)
+	p.home.Pod("stuck", "stuck", p.onVirtualNode)
 	p.home.WaitEvent("stuck", "ProvisioningFailed", "has to be named", liqoClass)
-	p.remote.Class(notToldOf(namedClass))
-	p.home.Claim("named", unnamed, "64Mi", annotated(namedClass, ""))
-	p.home.Pod("named", "named", p.there)
+	p.remote.Class(classWithoutCapacity(namedClass))
+	p.home.Claim("named", unnamed, "64Mi", withLiqoAnnotations(namedClass, ""))
+	p.home.Pod("named", "named", p.onVirtualNode)
 	p.home.WaitReady("named")
-	p.waitCapacity(unnamed, func(room int64) bool { return room > 1<<30 })
+	p.waitCapacity(unnamed, func(bytes int64) bool { return bytes > 1<<30 })
 
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
-// A peer that may write into its own tenant namespace speaks for itself: it cannot
-// lead volumes of another cluster to a namespace of its choice.
+// A peer has rights in its tenant namespace. It must not redirect volumes of another cluster to another remote
+// namespace.
 func TestLiqoPeerCannotSpeakForAnotherCluster(t *testing.T) {
 	full := user.Cluster(t, "remote").ProxyKubeconfig()
-	p := peered(t, liqoHonest, func(*pair) string { return full }, "reference-immediate")
-	t.Cleanup(func() { fabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", liqoPeer) })
-	fabricObjects(t, "home", "liqo", "peer", "--cluster-id", liqoPeer, "--node", "peer-"+p.remote.Name, "--remote-kubeconfig", full)
+	p := newLiqoPair(t, liqoHonest, func(*pair) string { return full }, "reference-immediate")
+	t.Cleanup(func() { runFabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", liqoPeer) })
+	runFabricObjects(t, "home", "liqo", "peer", "--cluster-id", liqoPeer, "--node", "peer-"+p.remote.Name, "--remote-kubeconfig", full)
 
-	const looted = "kube-public"
+	const redirected = "kube-public"
 	group := schema.GroupVersion{Group: "offloading.liqo.io", Version: "v1beta1"}
 	tenant := "liqo-tenant-" + liqoPeer
 	labels := map[string]any{"liqo.io/remoteID": liqoHonest, "liqo.io/replication": "true"}
-	p.write(group.WithResource("virtualnodes"), "VirtualNode", tenant, labels, map[string]any{
+	p.createLiqoObject(group.WithResource("virtualnodes"), "VirtualNode", tenant, labels, map[string]any{
 		"spec": map[string]any{"clusterID": liqoHonest, "kubeconfigSecretRef": map[string]any{"name": "none"}},
 	})
-	p.write(group.WithResource("namespacemaps"), "NamespaceMap", tenant, labels, map[string]any{
-		"spec": map[string]any{"desiredMapping": map[string]any{p.home.Name: looted}},
+	p.createLiqoObject(group.WithResource("namespacemaps"), "NamespaceMap", tenant, labels, map[string]any{
+		"spec": map[string]any{"desiredMapping": map[string]any{p.home.Name: redirected}},
 		"status": map[string]any{"currentMapping": map[string]any{
-			p.home.Name: map[string]any{"remoteNamespace": looted, "phase": "Accepted"},
+			p.home.Name: map[string]any{"remoteNamespace": redirected, "phase": "Accepted"},
 		}},
 	})
 	p.home.Claim("early", "liqo", "64Mi")
-	p.home.Pod("early", "early", p.there)
+	p.home.Pod("early", "early", p.onVirtualNode)
 	p.home.WaitEvent("early", p.home.Name+" is not offloaded to the cluster "+p.cluster)
 	p.offload()
 	p.home.WaitReady("early")
-	wantOurs(t, p, p.follow("early"))
+	p.wantMarks(p.waitVolume("early"))
 }
 
-// write makes an object of Liqo, which is removed with its namespace.
-func (p *pair) write(resource schema.GroupVersionResource, kind, namespace string, labels, content map[string]any) {
+// createLiqoObject creates an object of Liqo, which is deleted with its namespace.
+func (p *pair) createLiqoObject(resource schema.GroupVersionResource, kind, namespace string, labels, content map[string]any) {
 	p.t.Helper()
 	config, err := user.Cluster(p.t, "home").Config()
 	if err != nil {
@@ -210,13 +206,13 @@ func (p *pair) write(resource schema.GroupVersionResource, kind, namespace strin
 	objects := client.Resource(resource).Namespace(namespace)
 	object := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": resource.GroupVersion().String(), "kind": kind,
-		"metadata": map[string]any{"name": "looter", "labels": labels},
+		"metadata": map[string]any{"name": "foreign", "labels": labels},
 	}}
 	maps.Copy(object.Object, content)
-	made, err := objects.Create(p.t.Context(), object, metav1.CreateOptions{})
+	created, err := objects.Create(p.t.Context(), object, metav1.CreateOptions{})
 	if err == nil && content["status"] != nil {
-		made.Object["status"] = content["status"]
-		_, err = objects.UpdateStatus(p.t.Context(), made, metav1.UpdateOptions{})
+		created.Object["status"] = content["status"]
+		_, err = objects.UpdateStatus(p.t.Context(), created, metav1.UpdateOptions{})
 	}
 	if err != nil {
 		p.t.Fatal(err)

@@ -1,8 +1,5 @@
-// Package remote shows on the lab what users of class liqo get when their pod
-// lands on a virtual node: its twin in the cluster behind that node, under the
-// name the pod asks for there, and pods that run there and return to their data.
-//
-// Volumes at home are e2e/driver's business, the fabric alone is e2e/fabric's.
+// Package remote tests volumes in remote clusters: twins of claims whose pods run on virtual nodes, moves,
+// and the declaration of clusters. e2e/driver tests volumes at home, e2e/fabric the fabric alone.
 package remote
 
 import (
@@ -26,24 +23,23 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// Parallel tests start in the order of their files' names: those with the longest tests come
+// Parallel tests start in the order of their files' names: files with long tests have names that come
 // first, so that the suite does not end with one of them alone.
 func TestMain(m *testing.M) {
-	objects, errObjects = user.BeforeTests("the command that makes the objects of fabrics", buildObjects)
-	user.MainOverDriver(m, removeFabrics, shared.remove)
+	objectsCommand, errObjectsCommand = user.BeforeTests("build the command that creates objects of fabrics", buildObjectsCommand)
+	user.MainWithDriver(m, removeFabrics, shared.remove)
 }
 
 const (
-	// sharedName is the id of the remote cluster that most tests use, and the
-	// name of all that was made for it.
+	// sharedName is the name of the RemoteCluster that most tests use, and of its Secret.
 	sharedName = "remote"
-	// sharedNode stands for it.
+	// sharedNode is its virtual node.
 	sharedNode = "virtual-remote"
-	// clusterLabel is how the RemoteClusters of these tests select their nodes.
+	// clusterLabel selects the nodes of the RemoteClusters of these tests.
 	clusterLabel = "e2e.storage.test/cluster"
 )
 
-// shared is made by the first test that needs it, and removed after the last.
+// shared is created by the first test that needs it, and removed after the last.
 var shared setup
 
 type setup struct {
@@ -54,47 +50,46 @@ type setup struct {
 	fabric     *fabric.Fabric
 }
 
-// offloaded gives the test a namespace of the same name in both clusters, beside
-// the other tests.
-func offloaded(t *testing.T) *pair {
+// newPair creates a namespace of the same name in both clusters, for a parallel test with the shared
+// RemoteCluster.
+func newPair(t *testing.T) *pair {
 	t.Helper()
 	t.Parallel()
-	return offloadedAlone(t)
+	return newSerialPair(t)
 }
 
-// offloadedAlone is offloaded for tests beside which nothing may run.
-func offloadedAlone(t *testing.T) *pair {
+// newSerialPair is newPair for tests that must not run in parallel.
+func newSerialPair(t *testing.T) *pair {
 	t.Helper()
-	prepare(t)
-	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
-	p := &pair{t: t, node: sharedNode, cluster: sharedName, remote: remote}
-	t.Cleanup(p.wantNoTwins)
-	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
+	ensureShared(t)
+	p := newRemoteNamespace(t)
+	p.node, p.cluster = sharedNode, sharedName
+	p.createHomeNamespace()
 	return p
 }
 
-func prepare(t *testing.T) {
+func ensureShared(t *testing.T) {
 	t.Helper()
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
-	shared.once.Do(func() { shared.err = shared.make(context.WithoutCancel(t.Context()), home, remote) })
+	shared.once.Do(func() { shared.err = shared.create(context.WithoutCancel(t.Context()), home, remote) })
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
 }
 
-func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error {
+func (s *setup) create(ctx context.Context, home, remote *clusters.Cluster) error {
 	s.home = home
 	client, err := home.Client()
 	if err != nil {
 		return err
 	}
-	if err := makeTenantNamespaces(ctx, client); err != nil {
+	if err := createTenantNamespaces(ctx, client); err != nil {
 		return err
 	}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: sharedValues()}); err != nil {
 		return err
 	}
-	// Pods that copy run there, where no driver is.
+	// Movers run in the remote cluster, which has no driver and therefore no image of it.
 	if err := driver.ImportImage(ctx, remote); err != nil {
 		return err
 	}
@@ -112,10 +107,10 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	if s.fabric, err = fabric.Start(ctx, options); err != nil {
 		return err
 	}
-	return awaitMarked(ctx, home, sharedNode, sharedName)
+	return waitMarked(ctx, home, sharedNode, sharedName)
 }
 
-// sharedValues are those with which the driver is installed for these tests.
+// sharedValues are the chart values of these tests.
 func sharedValues() chart.Values {
 	return chart.Values{
 		"liqo":                      chart.Values{"tenantNamespaces": tenantNamespaces()},
@@ -124,21 +119,21 @@ func sharedValues() chart.Values {
 	}
 }
 
-// makeTenantNamespaces makes Liqo's namespaces, also when those of tests that ran
-// just before are still on their way out.
-func makeTenantNamespaces(ctx context.Context, client kubernetes.Interface) error {
-	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+// createTenantNamespaces creates Liqo's tenant namespaces, and waits while those of an earlier run are
+// terminating.
+func createTenantNamespaces(ctx context.Context, client kubernetes.Interface) error {
+	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
 	for _, name := range tenantNamespaces() {
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		err := machine.Until(ctx, "Liqo's namespace "+name, func() error {
+		err := machine.Until(ctx, "namespace "+name+" to be created", func() error {
 			_, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
 			if !apierrors.IsAlreadyExists(err) {
 				return err
 			}
 			found, err := client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 			if err == nil && found.DeletionTimestamp != nil {
-				return errors.New("the one of before is being deleted")
+				return errors.New("an older one is terminating")
 			}
 			return err
 		})
@@ -170,8 +165,7 @@ func (s *setup) remove(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// virtualNode is a node that the RemoteCluster of that name selects. Its tests
-// make remote namespaces themselves.
+// virtualNode is a node that the RemoteCluster of that name selects, without remote namespaces.
 func virtualNode(node, cluster string) fabric.Options {
 	options := fabric.Plain(node)
 	options.Labels[clusterLabel] = cluster
@@ -179,63 +173,85 @@ func virtualNode(node, cluster string) fabric.Options {
 	return options
 }
 
-// awaitMarked waits until the scheduler and csi-provisioner can use the node.
-func awaitMarked(ctx context.Context, home *clusters.Cluster, node, cluster string) error {
+// waitMarked waits until a virtual node has the labels and the CSINode that the scheduler and csi-provisioner need.
+func waitMarked(ctx context.Context, home *clusters.Cluster, node, cluster string) error {
 	client, err := home.Client()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
 	return machine.Until(ctx, "node "+node+" to be marked", func() error {
-		what, err := unmarked(ctx, client, node, cluster)
-		if what != "" {
-			return errors.New(what)
+		missing, err := missingMarks(ctx, client, node, cluster)
+		if missing != "" {
+			return errors.New(missing)
 		}
 		return err
 	})
 }
 
-// apart gives the test a remote cluster and a node that no other test uses. Behind
-// it is the same cluster as always.
-func apart(t *testing.T, said spec) *pair {
+// newDedicatedPair is newPair with a RemoteCluster and a virtual node of its own. The cluster behind them
+// is the shared one.
+func newDedicatedPair(t *testing.T, more spec) *pair {
 	t.Helper()
 	t.Parallel()
-	prepare(t)
-	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
-	p := &pair{t: t, node: "virtual-" + remote.Name, cluster: remote.Name, remote: remote}
-	t.Cleanup(p.wantNoTwins)
-	p.declare(said)
-	t.Cleanup(p.retract)
-	start(t, virtualNode(p.node, p.cluster))
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), p.node, p.cluster); err != nil {
-		t.Fatal(err)
-	}
-	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
+	ensureShared(t)
+	p := newRemoteNamespace(t)
+	p.declare(more)
+	t.Cleanup(p.undeclare)
+	p.startNode()
+	p.createHomeNamespace()
 	return p
 }
 
-// declare makes the RemoteCluster of the test, or says something else about it.
-func (p *pair) declare(said spec) {
+// newRemoteNamespace creates a namespace in the remote cluster, with names for a node and a RemoteCluster.
+func newRemoteNamespace(t *testing.T) *pair {
+	t.Helper()
+	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
+	p := &pair{t: t, node: "virtual-" + remote.Name, cluster: remote.Name, remote: remote}
+	t.Cleanup(p.wantNoTwins)
+	return p
+}
+
+// createHomeNamespace creates it last, so that it is deleted while its node and its cluster still exist.
+func (p *pair) createHomeNamespace() {
 	p.t.Helper()
-	if err := putRemoteCluster(p.t.Context(), user.Cluster(p.t, "home"), p.cluster, said); err != nil {
+	p.home = user.NewNamespaceNamed(p.t, user.Cluster(p.t, "home"), p.remote.Name)
+}
+
+// startNode starts a fabric with the pair's virtual node, and waits until it can be used.
+func (p *pair) startNode() {
+	p.t.Helper()
+	startFabric(p.t, virtualNode(p.node, p.cluster))
+	p.waitMarked()
+}
+
+func (p *pair) waitMarked() {
+	p.t.Helper()
+	if err := waitMarked(p.t.Context(), user.Cluster(p.t, "home"), p.node, p.cluster); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-// retract removes it, with the Secret if it has one of its own.
-func (p *pair) retract() {
+// declare creates or updates the pair's RemoteCluster.
+func (p *pair) declare(more spec) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), user.Patience)
-	defer cancel()
-	home := user.Cluster(p.t, "home")
+	if err := putRemoteCluster(p.t.Context(), user.Cluster(p.t, "home"), p.cluster, more); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// undeclare deletes the RemoteCluster, and its Secret if it has one of its own.
+func (p *pair) undeclare() {
+	p.t.Helper()
+	ctx, home := user.CleanupContext(p.t), user.Cluster(p.t, "home")
 	if err := errors.Join(deleteRemoteCluster(ctx, home, p.cluster), deleteSecret(ctx, home, p.cluster)); err != nil {
 		p.t.Error(err)
 	}
 }
 
-// start starts another fabric, which ends before the namespaces of the test do.
-func start(t *testing.T, options fabric.Options) {
+// startFabric starts a fabric. It is stopped before earlier namespaces of the test are deleted.
+func startFabric(t *testing.T, options fabric.Options) {
 	t.Helper()
 	options.Home, options.Remote = user.Cluster(t, "home"), user.Cluster(t, "remote")
 	f, err := fabric.Start(context.WithoutCancel(t.Context()), options)
@@ -243,31 +259,37 @@ func start(t *testing.T, options fabric.Options) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
-		defer cancel()
-		if err := f.Stop(ctx); err != nil {
+		if err := f.Stop(user.CleanupContext(t)); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// there makes the scheduler choose the virtual node.
-func (p *pair) there(pod *corev1.Pod) {
+// onVirtualNode schedules a pod on the virtual node.
+func (p *pair) onVirtualNode(pod *corev1.Pod) {
 	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: p.node}
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 }
 
-// pinned has the pod on the virtual node whatever the scheduler would say.
+// startPod creates a claim and a pod with it on the virtual node, and waits until the pod is ready.
+func (p *pair) startPod(name, claim, class string) {
+	p.t.Helper()
+	p.home.Claim(claim, class, "64Mi")
+	p.home.Pod(name, claim, p.onVirtualNode)
+	p.home.WaitReady(name)
+}
+
+// pinned puts a pod on the virtual node without the scheduler.
 func (p *pair) pinned(pod *corev1.Pod) {
 	pod.Spec.NodeName = p.node
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 }
 
-// either lets the pod run at home too, if it must, but not on nodes of other tests.
-func (p *pair) either(pod *corev1.Pod) {
-	var here []string
+// preferRemote prefers the virtual node, and allows the real ones, but no virtual nodes of other tests.
+func (p *pair) preferRemote(pod *corev1.Pod) {
+	var real []string
 	for _, node := range p.home.Cluster.Nodes() {
-		here = append(here, node.Name)
+		real = append(real, node.Name)
 	}
-	preferring([]string{p.node}, here)(pod)
+	preferNodes([]string{p.node}, real)(pod)
 }

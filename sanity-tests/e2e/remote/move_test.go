@@ -16,85 +16,76 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// movedClass is one to which a volume moves within the remote cluster.
+// movedClass is the target of a move within the remote cluster.
 const movedClass = "e2e-moved"
 
-// counting writes one number after the other, each when the one before is on the disk, and goes on
-// where it was stopped.
-const counting = `i=$(tail -n 1 ` + user.DataPath + `/log 2>/dev/null || echo 0)
+// countScript appends increasing numbers to a file, synced each time, and continues after a restart.
+const countScript = `i=$(tail -n 1 ` + user.DataPath + `/log 2>/dev/null || echo 0)
 while true; do i=$((i+1)); echo $i >> ` + user.DataPath + `/log; sync; done`
 
-// A database of sorts moves to another cluster and back while it writes: its claim stays, and no
-// number is missing.
+// A pod writes numbers while its volume moves to another cluster and back. The claim stays the same, and no number
+// is missing.
 func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	pod, here := p.counter("counter", "data"), p.home.Cluster.Nodes()[0].Name
-	p.home.WaitOn(pod, here)
+	homeNode := p.home.Cluster.Nodes()[0].Name
+	pod := p.home.StatefulSet("counter", "data", preferNodes([]string{homeNode}, []string{p.node}), count)
+	p.home.WaitRunningOn(pod, homeNode)
 	uid := p.claimUID("data")
-	before := p.numbers(p.home, pod)
+	before := p.countNumbers(p.home, pod)
 
-	p.move(t, "data", "--target-node", p.node, "--evict")
-	p.home.WaitOn(pod, p.node)
+	p.move("data", "--target-node", p.node, "--evict")
+	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
-	there := p.numbers(p.remote, pod)
-	if there < before {
-		user.Violated(t, "%d numbers had been written, and %d are there", before, there)
+	moved := p.countNumbers(p.remote, pod)
+	if moved < before {
+		user.Violated(t, "%d numbers were written, and the target has %d", before, moved)
 	}
-	if now := p.claimUID("data"); now != uid {
-		t.Errorf("the claim has the uid %s now, and had %s", now, uid)
-	}
+	p.wantSameClaim(uid)
 
-	name, err := p.home.Kubectl("get", "volumemoves", "-o", "jsonpath={.items[0].metadata.name}")
-	if err != nil {
-		t.Fatal(err)
+	p.undoMove()
+	p.home.WaitRunningOn(pod, homeNode)
+	if again := p.countNumbers(p.home, pod); again < moved {
+		user.Violated(t, "%d numbers were written before the undo, and the source has %d", moved, again)
 	}
-	p.run(t, "move", "undo", name, "-n", p.home.Name)
-	p.home.WaitOn(pod, here)
-	if again := p.numbers(p.home, pod); again < there {
-		user.Violated(t, "%d numbers had been written there, and %d are back", there, again)
-	}
-	if now := p.claimUID("data"); now != uid {
-		t.Errorf("the claim has the uid %s after the way back, and had %s", now, uid)
-	}
-	// The sources of both are still kept.
-	p.forgetMoves(t)
+	p.wantSameClaim(uid)
+	// Both moves have a retained source.
+	p.deleteMoves()
 }
 
-// While the last changes of a remote source are copied, and after the commit, no pod there starts with its
-// twin; after a cancelled cut-over one does.
+// While the last changes of a remote source are copied, and after the commit, no remote pod starts with the source
+// twin. After a cancelled cut-over pods start again.
 func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	here := p.home.Cluster.Nodes()[0].Name
-	pod := p.home.Set("writer", "data", preferring([]string{p.node}, []string{here}))
-	p.home.WaitOn(pod, p.node)
+	homeNode := p.home.Cluster.Nodes()[0].Name
+	pod := p.home.StatefulSet("writer", "data", preferNodes([]string{p.node}, []string{homeNode}))
+	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
-	real := p.home.FollowTo(p.remote, "data").Real
-	const cancelled, through = "cancelled", "through"
+	real := p.waitVolume("data").Real
+	const cancelled, committed = "cancelled", "committed"
 	// One node for both: the second target has the handle of the first one, which may still be attached there.
-	node := p.home.Cluster.Nodes()[0].Name
-	for _, name := range []string{cancelled, through} {
-		p.home.Move(name, "data", "target: {nodeName: "+node+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}, "+
+	for _, name := range []string{cancelled, committed} {
+		p.home.Move(name, "data", "target: {nodeName: "+homeNode+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}, "+
 			"transport: {bandwidth: 1Mi}")
 		p.home.WaitMove(name, "Ready")
-		// So much that the last pass takes a while.
+		// Enough data that the last pass takes some time.
 		p.remote.Exec(pod, "head -c 30000000 /dev/urandom > "+user.DataPath+"/"+name+" && sync")
-		p.home.EditMove(name, `{"cutover":{"requested":true}}`)
+		p.home.PatchMove(name, `{"cutover":{"requested":true}}`)
 		p.home.WaitMove(name, "Finishing")
 		p.remote.Pod("stranger", "data")
 		p.remote.WaitEvent("stranger", "non-existent persistentvolume")
 		if name == cancelled {
-			p.home.EditMove(name, `{"cancel":true}`)
+			p.home.PatchMove(name, `{"cancel":true}`)
 			p.home.WaitMove(name, "Cancelled")
 			p.remote.WaitReady("stranger")
-			found := p.home.FollowTo(p.remote, "data").Real
+			found := p.waitVolume("data").Real
 			if found.UID != real.UID || found.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
 				t.Errorf("the PersistentVolume %s has the policy %s, and had %s", found.Name,
 					found.Spec.PersistentVolumeReclaimPolicy, real.Spec.PersistentVolumeReclaimPolicy)
 			}
 		} else {
-			// It would write to superseded data.
+			// It would write to the superseded twin.
 			p.home.WaitMove(name, "Retaining")
 			p.home.WaitReady(pod)
 			stranger, err := p.remote.Client.CoreV1().Pods(p.remote.Name).Get(t.Context(), "stranger", metav1.GetOptions{})
@@ -104,67 +95,65 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 		}
 		p.remote.DeletePod("stranger")
 		if name == cancelled {
-			p.home.WaitOn(pod, p.node)
+			p.home.WaitRunningOn(pod, p.node)
 			p.remote.WaitReady(pod)
 		}
 	}
-	p.home.WaitOn(pod, here)
-	if got := p.home.Exec(pod, "cat "+user.DataPath+"/"+through+" | wc -c"); got != "30000000" {
+	p.home.WaitRunningOn(pod, homeNode)
+	if got := p.home.Exec(pod, "cat "+user.DataPath+"/"+committed+" | wc -c"); got != "30000000" {
 		user.Violated(t, "%s bytes of the last changes were copied", got)
 	}
-	p.forgetMoves(t)
+	p.deleteMoves()
 }
 
-// A device moves to another cluster, without its pods, and back, beside them.
+// A device moves to another cluster while its pods are stopped, and back while they run.
 func TestDeviceMovesThereAndBack(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "16Mi", user.Block)
-	here := p.home.Cluster.Nodes()[0].Name
-	sum := p.home.FillDevice("data", here)
-	pod := p.home.Set("counter", "data", preferring([]string{here}, []string{p.node}), user.CountOnDevice)
-	p.home.WaitOn(pod, here)
+	homeNode := p.home.Cluster.Nodes()[0].Name
+	sum := p.home.FillDevice("data", homeNode)
+	pod := p.home.StatefulSet("counter", "data", preferNodes([]string{homeNode}, []string{p.node}), user.CountOnDevice)
+	p.home.WaitRunningOn(pod, homeNode)
 	uid, count := p.claimUID("data"), p.home.DeviceCount(pod)
 	for _, leg := range []struct {
 		to   *user.Namespace
 		node string
 		cold bool
-	}{{p.remote, p.node, true}, {p.home, here, false}} {
-		said := p.move(t, "data", "--target-node", leg.node, "--evict")
-		if cold := strings.Contains(said, "for the whole copy"); cold != leg.cold {
+	}{{p.remote, p.node, true}, {p.home, homeNode, false}} {
+		out := p.move("data", "--target-node", leg.node, "--evict")
+		if cold := strings.Contains(out, "for the whole copy"); cold != leg.cold {
 			t.Errorf("the message about the stopped pods was printed: %v", cold)
 		}
-		p.home.WaitOn(pod, leg.node)
+		p.home.WaitRunningOn(pod, leg.node)
 		leg.to.WaitReady(pod)
 		if got := leg.to.DeviceSum(pod); got != sum {
-			user.Violated(t, "on %s the device has the checksum %s, and had %s", leg.node, got, sum)
+			user.Violated(t, "on %s the checksum of the device is %s, not %s", leg.node, got, sum)
 		}
 		now := leg.to.DeviceCount(pod)
 		if now < count {
-			user.Violated(t, "on %s the pod is at %d, and had counted to %d", leg.node, now, count)
+			user.Violated(t, "on %s the pod has counted to %d, and had counted to %d", leg.node, now, count)
 		}
 		count = now
-		if now := p.claimUID("data"); now != uid {
-			t.Errorf("the claim has the uid %s, and had %s", now, uid)
-		}
-		p.forgetMoves(t)
+		p.wantSameClaim(uid)
+		p.deleteMoves()
 	}
 }
 
-// A database moves to another cluster and back while it writes, and has all that it had confirmed.
+// A database moves to another cluster and back while it writes, and has all keys that it had confirmed.
 func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "320Mi")
-	here := p.home.Cluster.Nodes()[0].Name
-	pod := p.home.Set("database", "data", preferring([]string{here}, []string{p.node}), user.Etcd, func(pod *corev1.Pod) {
+	homeNode := p.home.Cluster.Nodes()[0].Name
+	pod := p.home.StatefulSet("database", "data", preferNodes([]string{homeNode}, []string{p.node}), user.RunEtcd, func(pod *corev1.Pod) {
 		pod.Spec.TerminationGracePeriodSeconds = new(int64(10))
 	})
-	p.home.WaitOn(pod, here)
+	p.home.WaitRunningOn(pod, homeNode)
 	p.home.WaitReady(pod)
 	uid, confirmed := p.claimUID("data"), 0
 	for _, leg := range []struct {
 		from, to *user.Namespace
 		node     string
-	}{{p.home, p.remote, p.node}, {p.remote, p.home, here}} {
+	}{{p.home, p.remote, p.node}, {p.remote, p.home, homeNode}} {
 		load := leg.from.LoadEtcd(pod, confirmed)
 		leg.from.Eventually("the database confirms keys", func(context.Context) (string, error) {
 			if load.Confirmed() < confirmed+20 {
@@ -172,186 +161,162 @@ func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
 			}
 			return "", nil
 		})
-		p.move(t, "data", "--target-node", leg.node, "--evict")
-		confirmed = load.Ended()
-		p.home.WaitOn(pod, leg.node)
+		p.move("data", "--target-node", leg.node, "--evict")
+		confirmed = load.WaitEnd()
+		p.home.WaitRunningOn(pod, leg.node)
 		leg.to.WaitReady(pod)
 		count, latest := leg.to.EtcdKeys(pod)
-		// One may have been written that nobody was told of.
+		// The last key may have been written without a confirmation.
 		if count < confirmed || count != latest || latest > confirmed+1 {
 			user.Violated(t, "on %s there are %d keys up to %d, and %d were confirmed", leg.node, count, latest, confirmed)
 		}
 		t.Logf("on %s: %d keys, %d confirmed", leg.node, count, confirmed)
 		confirmed = latest
-		if now := p.claimUID("data"); now != uid {
-			t.Errorf("the claim has the uid %s, and had %s", now, uid)
-		}
-		p.forgetMoves(t)
+		p.wantSameClaim(uid)
+		p.deleteMoves()
 	}
 }
 
-// What one pod mounts moves together: two volumes in two clusters would fit no node.
+// Volumes of one pod move together, because no node fits volumes in two clusters.
 func TestClaimsOfOnePodMoveTogether(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	p.home.Claim("log", "liqo-reference", "64Mi")
-	here := p.home.Cluster.Nodes()[0].Name
-	pod := p.home.Set("user", "data", preferring([]string{here}, []string{p.node}), also("log"))
-	p.home.WaitOn(pod, here)
+	homeNode := p.home.Cluster.Nodes()[0].Name
+	pod := p.home.StatefulSet("user", "data", preferNodes([]string{homeNode}, []string{p.node}), withClaim("log"))
+	p.home.WaitRunningOn(pod, homeNode)
 	p.home.Exec(pod, "echo of data > /data/file; echo of log > /log/file; sync")
 
-	p.move(t, "data", "--with", "log", "--target-node", p.node, "--evict")
-	p.home.WaitOn(pod, p.node)
+	p.move("data", "--with", "log", "--target-node", p.node, "--evict")
+	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	if got := p.remote.Exec(pod, "cat /data/file /log/file"); got != "of data\nof log" {
-		user.Violated(t, "there is %q", got)
+		user.Violated(t, "the remote pod reads %q", got)
 	}
-	p.home.DeleteSet("user")
+	p.home.DeleteStatefulSet("user")
 }
 
-// All pods that share a volume are sent away, from every node, and come back to it in the other
-// cluster. What each has written is there.
+// Pods on all nodes share a volume. All are evicted, run in the other cluster afterwards, and have the numbers that
+// they wrote.
 func TestMoveOfAVolumeThatPodsOnSeveralNodesShare(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.home.Claim("shared", "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 	})
 	var pods []string
 	for at, node := range p.home.Cluster.Nodes() {
 		name := fmt.Sprintf("user%d", at)
-		pod := p.home.Set(name, "shared", preferring([]string{node.Name}, []string{p.node}), func(pod *corev1.Pod) {
-			pod.Spec.Containers[0].Command = []string{"sh", "-c", strings.ReplaceAll(counting, "/log", "/"+name)}
+		pod := p.home.StatefulSet(name, "shared", preferNodes([]string{node.Name}, []string{p.node}), func(pod *corev1.Pod) {
+			pod.Spec.Containers[0].Command = []string{"sh", "-c", strings.ReplaceAll(countScript, "/log", "/"+name)}
 		})
-		p.home.WaitOn(pod, node.Name)
+		p.home.WaitRunningOn(pod, node.Name)
 		p.home.WaitReady(pod)
 		pods = append(pods, pod)
 	}
-	p.move(t, "shared", "--target-node", p.node, "--evict")
+	p.move("shared", "--target-node", p.node, "--evict")
 	for at, pod := range pods {
-		p.home.WaitOn(pod, p.node)
+		p.home.WaitRunningOn(pod, p.node)
 		p.remote.WaitReady(pod)
-		p.numbersIn(p.remote, pod, fmt.Sprintf("user%d", at))
+		p.countNumbersIn(p.remote, pod, fmt.Sprintf("user%d", at))
 	}
 }
 
-// From one remote cluster to another data passes through home, and the relay has a kubeconfig of
-// each. Behind both is the same cluster, in two namespaces.
+// The data passes through the relay at home, which has a kubeconfig of each remote cluster. Behind both is the same
+// cluster, with two namespaces.
 func TestMoveFromOneRemoteClusterToAnother(t *testing.T) {
 	t.Parallel()
-	prepare(t)
-	there := user.Cluster(t, "remote")
-	p := &pair{t: t, node: sharedNode, cluster: sharedName, remote: user.NewNamespace(t, there)}
+	ensureShared(t)
+	remote := user.Cluster(t, "remote")
+	p := &pair{t: t, node: sharedNode, cluster: sharedName, remote: user.NewNamespace(t, remote)}
 	other := &pair{t: t, cluster: p.remote.Name, node: "virtual-" + p.remote.Name}
-	other.remote = user.NewNamespaceNamed(t, there, p.remote.Name+"-other")
+	other.remote = user.NewNamespaceNamed(t, remote, p.remote.Name+"-other")
 	t.Cleanup(func() {
 		p.wantNoTwins()
 		other.wantNoTwins()
 	})
-	other.declare(mapped(map[string]any{p.remote.Name: other.remote.Name}))
-	t.Cleanup(other.retract)
+	other.declare(mappedNamespaces(map[string]any{p.remote.Name: other.remote.Name}))
+	t.Cleanup(other.undeclare)
 	options := virtualNode(other.node, other.cluster)
 	options.Namespace = func(home string) (string, bool) { return other.remote.Name, home == p.remote.Name }
-	start(t, options)
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), other.node, other.cluster); err != nil {
-		t.Fatal(err)
-	}
-	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), p.remote.Name)
+	startFabric(t, options)
+	other.waitMarked()
+	p.createHomeNamespace()
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	pod := p.home.Set("counter", "data", preferring([]string{p.node}, []string{other.node}), func(pod *corev1.Pod) {
-		pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
-	})
-	p.home.WaitOn(pod, p.node)
+	pod := p.home.StatefulSet("counter", "data", preferNodes([]string{p.node}, []string{other.node}), count)
+	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
-	before, uid := p.numbers(p.remote, pod), p.claimUID("data")
+	before, uid := p.countNumbers(p.remote, pod), p.claimUID("data")
 
-	p.move(t, "data", "--target-node", other.node, "--evict")
-	p.home.WaitOn(pod, other.node)
+	p.move("data", "--target-node", other.node, "--evict")
+	p.home.WaitRunningOn(pod, other.node)
 	other.remote.WaitReady(pod)
-	if there := p.numbers(other.remote, pod); there < before {
-		user.Violated(t, "%d numbers had been written, and %d are there", before, there)
+	if moved := p.countNumbers(other.remote, pod); moved < before {
+		user.Violated(t, "%d numbers were written, and the target has %d", before, moved)
 	}
-	if now := p.claimUID("data"); now != uid {
-		t.Errorf("the claim has the uid %s now, and had %s", now, uid)
-	}
+	p.wantSameClaim(uid)
 }
 
-// Within one remote cluster a volume moves to another class and back while it is written to. Pods
-// there find it under the name of the claim all the time.
+// A volume moves to another class of its remote cluster and back while a pod writes. Its twin has the name of the
+// claim before and after, for pods in the remote cluster.
 func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
-	p := offloaded(t)
-	p.remote.Class(notToldOf(movedClass))
+	p := newPair(t)
+	p.remote.Class(classWithoutCapacity(movedClass))
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	pod := p.home.Set("counter", "data", preferring([]string{p.node}, []string{p.node}), func(pod *corev1.Pod) {
-		pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
-	})
-	p.home.WaitOn(pod, p.node)
+	pod := p.home.StatefulSet("counter", "data", preferNodes([]string{p.node}, []string{p.node}), count)
+	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
-	uid, count := p.claimUID("data"), p.numbers(p.remote, pod)
-	was := p.home.FollowTo(p.remote, "data")
+	uid, count := p.claimUID("data"), p.countNumbers(p.remote, pod)
+	was := p.waitVolume("data")
 
 	for _, leg := range []struct {
 		class string
 		move  func()
 	}{
 		{movedClass, func() {
-			p.move(t, "data", "--target-node", p.node, "--storage-class", movedClass, "--evict")
+			p.move("data", "--target-node", p.node, "--storage-class", movedClass, "--evict")
 		}},
-		{*was.Twin.Spec.StorageClassName, func() {
-			name, err := p.home.Kubectl("get", "volumemoves", "-o", "jsonpath={.items[0].metadata.name}")
-			if err != nil {
-				t.Fatal(err)
-			}
-			p.run(t, "move", "undo", name, "-n", p.home.Name)
-		}},
+		{*was.Twin.Spec.StorageClassName, p.undoMove},
 	} {
 		leg.move()
-		p.home.WaitOn(pod, p.node)
+		p.home.WaitRunningOn(pod, p.node)
 		p.remote.WaitReady(pod)
-		now := p.numbers(p.remote, pod)
+		now := p.countNumbers(p.remote, pod)
 		if now < count {
-			user.Violated(t, "in class %s there are %d numbers, and %d had been written", leg.class, now, count)
+			user.Violated(t, "in class %s there are %d numbers, and %d were written", leg.class, now, count)
 		}
 		count = now
-		if now := p.claimUID("data"); now != uid {
-			t.Errorf("the claim has the uid %s, and had %s", now, uid)
-		}
-		found := p.home.FollowTo(p.remote, "data")
+		p.wantSameClaim(uid)
+		found := p.waitVolume("data")
 		if found.Twin.Name != "data" || *found.Twin.Spec.StorageClassName != leg.class || found.Real.Name == was.Real.Name {
 			t.Errorf("the twin %s of class %s has the volume %s", found.Twin.Name, *found.Twin.Spec.StorageClassName, found.Real.Name)
 		}
 		was = found
 	}
-	p.forgetMoves(t)
+	p.deleteMoves()
 }
 
-// forgetMoves deletes all moves, and with that what is kept at their sources.
-func (p *pair) forgetMoves(t *testing.T) {
-	t.Helper()
+// deleteMoves deletes all moves and their retained sources.
+func (p *pair) deleteMoves() {
+	p.t.Helper()
 	if out, err := p.home.Kubectl("delete", "volumemoves", "--all"); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		p.t.Fatalf("%v: %s", err, out)
 	}
 }
 
-// counter starts one pod that counts on the claim, at home rather than there, and again wherever
-// its data is when it is evicted.
-func (p *pair) counter(name, claim string) (pod string) {
-	here := []string{p.home.Cluster.Nodes()[0].Name}
-	return p.home.Set(name, claim, preferring(here, []string{p.node}), func(pod *corev1.Pod) {
-		pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
-	})
-}
+// count makes a pod run countScript.
+func count(pod *corev1.Pod) { pod.Spec.Containers[0].Command = []string{"sh", "-c", countScript} }
 
-// numbers counts what the pod has written, and fails if a number is missing.
-func (p *pair) numbers(where *user.Namespace, pod string) int {
+// countNumbers returns how many numbers a pod has written, and fails if one is missing.
+func (p *pair) countNumbers(n *user.Namespace, pod string) int {
 	p.t.Helper()
-	return p.numbersIn(where, pod, "log")
+	return p.countNumbersIn(n, pod, "log")
 }
 
-func (p *pair) numbersIn(where *user.Namespace, pod, file string) int {
+func (p *pair) countNumbersIn(n *user.Namespace, pod, file string) int {
 	p.t.Helper()
 	var last int
-	where.Eventually(pod+" has written", func(context.Context) (string, error) {
-		out, err := where.Kubectl("exec", pod, "--", "sh", "-c", "head -n -1 "+user.DataPath+"/"+file)
+	n.Eventually(pod+" has written", func(context.Context) (string, error) {
+		out, err := n.Kubectl("exec", pod, "--", "sh", "-c", "head -n -1 "+user.DataPath+"/"+file)
 		if err != nil {
 			return "", err
 		}
@@ -362,7 +327,7 @@ func (p *pair) numbersIn(where *user.Namespace, pod, file string) int {
 			}
 		}
 		if last = len(lines); last == 0 {
-			return "nothing yet", nil
+			return "it has not", nil
 		}
 		return "", nil
 	})
@@ -371,32 +336,47 @@ func (p *pair) numbersIn(where *user.Namespace, pod, file string) int {
 
 func (p *pair) claimUID(claim string) types.UID {
 	p.t.Helper()
-	found, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(p.t.Context(), claim, metav1.GetOptions{})
+	return p.home.GetClaim(claim).UID
+}
+
+// wantSameClaim checks that the claim data was not replaced.
+func (p *pair) wantSameClaim(uid types.UID) {
+	p.t.Helper()
+	if now := p.claimUID("data"); now != uid {
+		p.t.Errorf("the claim has the uid %s, and had %s", now, uid)
+	}
+}
+
+// move moves the volume of a claim, waits until the move has ended, and returns the output.
+func (p *pair) move(claim string, args ...string) string {
+	p.t.Helper()
+	return p.mustRun(append([]string{"move", "volume", claim, "--namespace", p.home.Name}, args...)...)
+}
+
+// undoMove undoes the only move.
+func (p *pair) undoMove() {
+	p.t.Helper()
+	name, err := p.home.Kubectl("get", "volumemoves", "-o", "jsonpath={.items[0].metadata.name}")
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	return found.UID
+	p.mustRun("move", "undo", name, "-n", p.home.Name)
 }
 
-// move moves the volume of a claim, and waits for the end.
-func (p *pair) move(t *testing.T, claim string, args ...string) string {
-	t.Helper()
-	return p.run(t, append([]string{"move", "volume", claim, "--namespace", p.home.Name}, args...)...)
-}
-
-func (p *pair) run(t *testing.T, args ...string) string {
-	t.Helper()
-	program, err := driver.Compile(t.Context())
+// mustRun runs a command that must succeed, logs and returns its output.
+func (p *pair) mustRun(args ...string) string {
+	p.t.Helper()
+	program, err := driver.Compile(p.t.Context())
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Patience)
+	ctx, cancel := context.WithTimeout(p.t.Context(), 2*user.Timeout)
 	defer cancel()
 	args = append(args, "--kubeconfig", p.home.Cluster.Kubeconfig())
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
-	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args, " "), err, out)
+	p.t.Logf("liqo-csi %s: %v\n%s", strings.Join(args, " "), err, out)
 	if err != nil {
-		t.Fatal("it has failed")
+		p.t.Fatal("the command failed")
 	}
 	return string(out)
 }

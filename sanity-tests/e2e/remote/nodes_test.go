@@ -16,21 +16,19 @@ import (
 )
 
 func TestPodWaitsForItsClusterAndReturnsToItsData(t *testing.T) {
-	p := apart(t, nil)
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
+	p := newDedicatedPair(t, nil)
+	p.startPod("user", "data", "liqo-reference")
 	p.remote.Exec("user", "echo precious > /data/file && sync")
 
 	p.patchNode(`{"spec":{"unschedulable":true}}`)
 	p.home.DeletePod("user")
-	p.home.Pod("user", "data") // the scheduler may use every node
+	p.home.Pod("user", "data") // without a node selector
 	p.home.WaitEvent("user", "FailedScheduling", "unschedulable")
 	pod, err := p.home.Client.CoreV1().Pods(p.home.Name).Get(t.Context(), "user", metav1.GetOptions{})
 	if err != nil || pod.Status.Phase != corev1.PodPending || pod.Spec.NodeName != "" {
 		t.Fatalf("the pod is %s on %q, %v", pod.Status.Phase, pod.Spec.NodeName, err)
 	}
-	p.waitToldWhy("user", "data")
+	p.waitCordonedReported("user", "data")
 	p.patchNode(`{"spec":{"unschedulable":null}}`)
 	p.home.WaitReady("user")
 	p.remote.WaitReady("user")
@@ -39,21 +37,21 @@ func TestPodWaitsForItsClusterAndReturnsToItsData(t *testing.T) {
 	}
 }
 
-// Two clusters, one pod in each, and neither volume pulls the other's pod.
+// Each volume attracts the pods of its own cluster only.
 func TestTwoRemoteClusters(t *testing.T) {
-	p := apart(t, nil)
+	p := newDedicatedPair(t, nil)
 	for claim, node := range map[string]string{"far": p.node, "near": sharedNode} {
 		p.home.Claim(claim, "liqo-reference", "64Mi")
-		p.home.Pod(claim, claim, (&pair{node: node}).there)
+		p.home.Pod(claim, claim, (&pair{node: node}).onVirtualNode)
 	}
 	for claim, cluster := range map[string]string{"far": p.cluster, "near": sharedName} {
 		p.home.WaitReady(claim)
-		wantGravity(t, &pair{t: t, cluster: cluster}, p.home.WaitBound(claim))
+		(&pair{t: t, cluster: cluster}).wantAffinity(p.home.WaitBound(claim))
 	}
 }
 
 func TestVirtualNodeIsRepaired(t *testing.T) {
-	p := apart(t, nil)
+	p := newDedicatedPair(t, nil)
 	ctx := t.Context()
 	p.patchNode(fmt.Sprintf(`{"metadata":{"labels":{%q:null,%q:null}}}`, clusterKey, virtualLabel))
 	p.waitMarked()
@@ -68,20 +66,20 @@ func TestVirtualNodeIsRepaired(t *testing.T) {
 		t.Fatal(err)
 	}
 	if owners := csiNode.OwnerReferences; len(owners) != 1 || owners[0].Kind != "Node" || owners[0].Name != p.node {
-		t.Errorf("the CSINode belongs to %v", owners)
+		t.Errorf("the owner references of the CSINode are %v", owners)
 	}
 }
 
 func TestNodeOfAClusterThatIsNotDeclaredAnyMore(t *testing.T) {
-	p := apart(t, nil)
-	p.retract()
+	p := newDedicatedPair(t, nil)
+	p.undeclare()
 	p.home.Eventually("the marks of the node are removed", func(ctx context.Context) (string, error) {
 		node, err := p.home.Client.CoreV1().Nodes().Get(ctx, p.node, metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
 		for _, label := range []string{clusterKey, virtualLabel} {
-			if value, there := node.Labels[label]; there {
+			if value, ok := node.Labels[label]; ok {
 				return fmt.Sprintf("it has %s=%s", label, value), nil
 			}
 		}
@@ -94,30 +92,28 @@ func TestNodeOfAClusterThatIsNotDeclaredAnyMore(t *testing.T) {
 		}
 		for _, entry := range csiNode.Spec.Drivers {
 			if entry.Name == driver.CSIName {
-				return "its CSINode has our entry", nil
+				return "its CSINode has the entry of the driver", nil
 			}
 		}
 		return "", nil
 	})
 	p.declare(nil)
 	p.waitMarked()
-	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
+	p.startPod("user", "data", "liqo-reference")
 }
 
 func TestOurPodsStayOffVirtualNodes(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	pods, err := p.home.Client.CoreV1().Pods(chart.Namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(pods.Items) < len(p.home.Cluster.Nodes()) {
-		t.Errorf("only %d pods: this test looks in the wrong place", len(pods.Items))
+		t.Errorf("only %d pods of the driver were found", len(pods.Items))
 	}
 	for _, pod := range pods.Items {
 		if pod.Spec.NodeName == p.node {
-			t.Errorf("pod %s is on it", pod.Name)
+			t.Errorf("pod %s is on the virtual node", pod.Name)
 		}
 	}
 }
@@ -128,11 +124,4 @@ func (p *pair) patchNode(patch string) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-}
-
-func (p *pair) waitMarked() {
-	p.t.Helper()
-	p.home.Eventually("the node is marked", func(ctx context.Context) (string, error) {
-		return unmarked(ctx, p.home.Client, p.node, p.cluster)
-	})
 }

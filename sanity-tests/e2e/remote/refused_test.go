@@ -15,58 +15,54 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// refusals is where the driver notes what other clusters did not take.
-const refusals = "liqo-csi-refusals"
+// refusalsConfigMap is where the driver remembers refusals of remote clusters.
+const refusalsConfigMap = "liqo-csi-refusals"
 
-// The class is the test's own: what is refused here is room that the scheduler no
-// longer sees, whoever asks.
+// The class is the test's own, because a refusal lowers the published capacity of the class for all users.
 func TestQuotaThereIsToldAndThePodGoesHome(t *testing.T) {
-	p := offloaded(t)
-	class := p.virtualClass("limited", map[string]string{"realStorageClass": "reference"})
+	p := newPair(t)
+	class := p.createVirtualClass("limited", map[string]string{"realStorageClass": "reference"})
 	p.remote.StorageQuota("nothing", "1Mi")
-	p.waitCapacity(class, func(room int64) bool { return room > 0 })
+	p.waitCapacity(class, func(bytes int64) bool { return bytes > 0 })
 	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.either)
+	p.home.Pod("user", "data", p.preferRemote)
 	p.home.WaitEvent("data", "exceeded quota: nothing", "cluster "+p.cluster)
 	if pod := p.home.WaitReady("user"); pod.Spec.NodeName == p.node {
-		t.Error("the pod runs where its volume cannot be")
+		t.Error("the pod runs on a node that its volume does not allow")
 	}
-	noted, err := p.home.Client.CoreV1().ConfigMaps(chart.Namespace).Get(t.Context(), refusals, metav1.GetOptions{})
-	if err != nil || !strings.Contains(fmt.Sprint(noted.Data), class) {
-		t.Errorf("it is not noted: %v, %v", noted, err)
+	remembered, err := p.home.Client.CoreV1().ConfigMaps(chart.Namespace).Get(t.Context(), refusalsConfigMap, metav1.GetOptions{})
+	if err != nil || !strings.Contains(fmt.Sprint(remembered.Data), class) {
+		t.Errorf("the refusal is not remembered: %v, %v", remembered, err)
 	}
 }
 
-// What the scheduler is told is told to all users, so no user says it.
+// Published capacities affect all users, so annotations and ConfigMaps of users must not change them.
 func TestForgedRefusalsCloseNothing(t *testing.T) {
-	p := offloaded(t)
-	class := p.virtualClass("open", map[string]string{"realStorageClass": "reference"})
-	open := func(room int64) bool { return room > 1<<30 }
-	p.waitCapacity(class, open)
+	p := newPair(t)
+	class := p.createVirtualClass("open", map[string]string{"realStorageClass": "reference"})
+	large := func(bytes int64) bool { return bytes > 1<<30 }
+	p.waitCapacity(class, large)
 	until := time.Now().Add(100 * time.Second).Unix()
 	forged := fmt.Sprintf(`{"class":%q,"cluster":%q,"bytes":1,"until":%d}`, class, p.cluster, until)
 	p.home.Claim("forged", class, "1Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Annotations = map[string]string{"storage.liqo.io/refused": forged}
 	})
-	notes := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: refusals}, Data: map[string]string{"forged": forged}}
-	if _, err := p.home.Client.CoreV1().ConfigMaps(p.home.Name).Create(t.Context(), notes, metav1.CreateOptions{}); err != nil {
+	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: refusalsConfigMap}, Data: map[string]string{"forged": forged}}
+	if _, err := p.home.Client.CoreV1().ConfigMaps(p.home.Name).Create(t.Context(), configMap, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// Capacities were told since: of a class that came later.
-	p.waitCapacity(p.virtualClass("later", map[string]string{"realStorageClass": "reference"}), open)
-	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.there)
-	p.home.WaitReady("user")
+	// The capacity of a later class shows that capacities were published since.
+	p.waitCapacity(p.createVirtualClass("later", map[string]string{"realStorageClass": "reference"}), large)
+	p.startPod("user", "data", class)
 	p.home.WantNoEvent("user", "did not have enough free storage")
 }
 
 func TestGenericEphemeralVolumeIsRefused(t *testing.T) {
-	p := offloaded(t)
-	class := "liqo-reference"
-	p.home.Pod("user", "", p.there, func(pod *corev1.Pod) {
+	p := newPair(t)
+	p.home.Pod("user", "", p.onVirtualNode, func(pod *corev1.Pod) {
 		pod.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
 			VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
-				StorageClassName: &class,
+				StorageClassName: new("liqo-reference"),
 				AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 				Resources: corev1.VolumeResourceRequirements{
 					Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")},
@@ -75,20 +71,20 @@ func TestGenericEphemeralVolumeIsRefused(t *testing.T) {
 		}}
 	})
 	p.home.WaitEvent("user-data", "generic ephemeral volume of the pod user", "cluster "+p.cluster)
-	p.wantUnbound("user-data")
+	p.wantPending("user-data")
 }
 
 func TestForeignClaimOfThatNameIsLeftAlone(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	p.remote.Claim("data", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Labels = map[string]string{"owner": "somebody"}
 	})
-	before := claimIn(p.remote, t, "data")
+	before := p.remote.GetClaim("data")
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("user", "data", p.there)
+	p.home.Pod("user", "data", p.onVirtualNode)
 	p.home.WaitEvent("data", p.remote.Name+"/data", "not ours")
-	p.wantUnbound("data")
-	wantUntouched(t, before, claimIn(p.remote, t, "data"))
+	p.wantPending("data")
+	wantUnchanged(t, before, p.remote.GetClaim("data"))
 
 	err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Delete(t.Context(), "data", metav1.DeleteOptions{})
 	if err != nil {
@@ -97,8 +93,8 @@ func TestForeignClaimOfThatNameIsLeftAlone(t *testing.T) {
 	p.home.WaitReady("user")
 }
 
-// wantUntouched is that what we could have written is as it was.
-func wantUntouched(t *testing.T, before, after *corev1.PersistentVolumeClaim) {
+// wantUnchanged checks the fields of a claim that the driver could have written.
+func wantUnchanged(t *testing.T, before, after *corev1.PersistentVolumeClaim) {
 	t.Helper()
 	same := before.UID == after.UID && after.DeletionTimestamp == nil &&
 		equality.Semantic.DeepEqual(before.Labels, after.Labels) &&

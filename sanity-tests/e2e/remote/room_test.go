@@ -10,75 +10,73 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// This file fills the storage of the other cluster.
+// This file tests full storage in the remote cluster.
 
-// full is what a real driver answers that has no room, whatever it published.
-var full = storage.Fault{RPC: "CreateVolume", Code: "ResourceExhausted", Message: "the pool is full"}
+// createExhausted makes CreateVolume fail for lack of capacity, whatever capacity is published.
+var createExhausted = storage.Fault{RPC: "CreateVolume", Code: "ResourceExhausted", Message: "the pool is full"}
 
-// What is too large for the other cluster is never tried there: the scheduler is
-// told what its storage has left, and told again when that changes.
+// The scheduler does not choose the virtual node for claims that are larger than the published capacity of the remote
+// cluster, which follows changes.
 func TestSchedulerIsToldWhatTheOtherClusterHasLeft(t *testing.T) {
-	p := offloaded(t)
+	p := newPair(t)
 	const class = "liqo-reference-local"
-	p.waitCapacity(class, func(room int64) bool { return room > 0 && room == p.largestThere("reference-local") })
-	p.leave(1 << 30)
-	p.waitCapacity(class, func(room int64) bool { return room == 1<<30 && p.largestThere("reference-local") == 1<<30 })
-	// What stands at the API server reaches the scheduler a moment later.
+	p.waitCapacity(class, func(bytes int64) bool { return bytes > 0 && bytes == p.largestRemote("reference-local") })
+	p.setSpaceLeft(1 << 30)
+	p.waitCapacity(class, func(bytes int64) bool { return bytes == 1<<30 && p.largestRemote("reference-local") == 1<<30 })
+	// The scheduler sees the new capacity with a delay.
 	p.home.Claim("probe", class, "2Gi")
-	p.home.Pod("probe", "probe", p.there)
+	p.home.Pod("probe", "probe", p.onVirtualNode)
 	p.home.WaitEvent("probe", "FailedScheduling", "did not have enough free storage")
 
 	p.home.Claim("free", class, "2Gi")
-	p.home.Pod("free", "free", p.either)
+	p.home.Pod("free", "free", p.preferRemote)
 	p.home.Claim("bound", class, "2Gi")
-	p.home.Pod("bound", "bound", p.there)
+	p.home.Pod("bound", "bound", p.onVirtualNode)
 	p.home.Claim("small", class, "512Mi")
-	p.home.Pod("small", "small", p.there)
+	p.home.Pod("small", "small", p.onVirtualNode)
 	if pod := p.home.WaitReady("free"); pod.Spec.NodeName == p.node {
-		t.Error("the pod runs where there is no room")
+		t.Error("the pod runs in the cluster without capacity")
 	}
 	p.home.WaitReady("small")
 	p.home.WaitEvent("bound", "FailedScheduling", "did not have enough free storage")
-	p.wantNeverTried("free")
-	p.wantNeverTried("bound")
+	p.wantNoCreateCalls("free")
+	p.wantNoCreateCalls("bound")
 
-	p.leave(3 << 30)
-	p.waitCapacity(class, func(room int64) bool { return room == 3<<30 })
+	p.setSpaceLeft(3 << 30)
+	p.waitCapacity(class, func(bytes int64) bool { return bytes == 3<<30 })
 	p.home.WaitReady("bound")
 	p.remote.WaitReady("bound")
 }
 
-// What is published may be old: the driver has the last word, and has it in time
-// where the twin is waited for.
+// The published capacity may be outdated. With WaitForBound the refusal of the real driver moves the pod home.
 func TestFullStorageThereSendsThePodHome(t *testing.T) {
-	p := offloaded(t)
-	heal := p.spoilDriver(storage.Local, full)
-	class := p.virtualClass("patient", map[string]string{"realStorageClass": "reference-local", "remoteBindingPolicy": "WaitForBound"})
-	p.waitCapacity(class, func(room int64) bool { return room > 0 })
+	p := newPair(t)
+	removeFault := p.addDriverFault(storage.Local, createExhausted)
+	class := p.createVirtualClass("patient", map[string]string{"realStorageClass": "reference-local", "remoteBindingPolicy": "WaitForBound"})
+	p.waitCapacity(class, func(bytes int64) bool { return bytes > 0 })
 	p.home.Claim("data", class, "64Mi")
-	p.home.Pod("user", "data", p.either)
+	p.home.Pod("user", "data", p.preferRemote)
 	p.home.Claim("early", "liqo-reference-local", "64Mi")
-	p.home.Pod("early", "early", p.there)
-	p.home.WaitEvent("data", "ProvisioningFailed", "cannot provision the volume", full.Message)
+	p.home.Pod("early", "early", p.onVirtualNode)
+	p.home.WaitEvent("data", "ProvisioningFailed", "cannot provision the volume", createExhausted.Message)
 	if pod := p.home.WaitReady("user"); pod.Spec.NodeName == p.node {
-		t.Error("the pod runs where there is no room")
+		t.Error("the pod runs in the cluster without capacity")
 	}
 	if _, err := p.twin(t.Context(), "data"); !apierrors.IsNotFound(err) {
-		t.Errorf("the twin that could not be had: %v", err)
+		t.Errorf("the refused twin is not deleted: %v", err)
 	}
 
-	// Answered for before its driver was asked: told, and the pod waits there.
+	// With Optimistic the claim is Bound already, and the pod waits for the twin.
 	p.home.WaitBound("early")
-	p.home.WaitEvent("early", "TwinPending", full.Message)
+	p.home.WaitEvent("early", "TwinPending", createExhausted.Message)
 	p.waitCondition("early", corev1.ConditionFalse, "TwinPending")
-	heal()
+	removeFault()
 	p.home.WaitReady("early")
 	p.waitCondition("early", corev1.ConditionTrue, "TwinBound")
 }
 
-// leave lets the driver that publishes its capacity have so much left there. No
-// other test uses it there.
-func (p *pair) leave(bytes int64) {
+// setSpaceLeft sets the free space of the remote driver that publishes its capacity. No other test uses it there.
+func (p *pair) setSpaceLeft(bytes int64) {
 	p.t.Helper()
 	backend := storage.BackendOf(p.remote.Cluster, storage.Local)
 	p.t.Cleanup(func() {
@@ -91,9 +89,8 @@ func (p *pair) leave(bytes int64) {
 	}
 }
 
-// largestThere is the largest volume of a real class that the other cluster says
-// it has room for.
-func (p *pair) largestThere(class string) (bytes int64) {
+// largestRemote returns the largest volume of a real class according to the remote CSIStorageCapacities.
+func (p *pair) largestRemote(class string) (bytes int64) {
 	p.t.Helper()
 	all, err := p.remote.Client.StorageV1().CSIStorageCapacities(metav1.NamespaceAll).List(p.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -107,17 +104,17 @@ func (p *pair) largestThere(class string) (bytes int64) {
 	return bytes
 }
 
-// wantNeverTried is that nobody ever asked the other cluster for this volume.
-func (p *pair) wantNeverTried(claim string) {
+// wantNoCreateCalls checks that the volume was never requested in the remote cluster.
+func (p *pair) wantNoCreateCalls(claim string) {
 	p.t.Helper()
 	calls, err := storage.BackendOf(p.remote.Cluster, storage.Local).Calls(func(call storage.Call) bool {
 		return call.Claim == p.remote.Name+"/"+claim
 	})
 	if err != nil || len(calls) > 0 {
-		p.t.Errorf("the driver there was asked for %s %d times, %v", claim, len(calls), err)
+		p.t.Errorf("the remote driver was called for %s %d times, %v", claim, len(calls), err)
 	}
 	if _, err := p.twin(p.t.Context(), claim); !apierrors.IsNotFound(err) {
-		p.t.Errorf("the twin of %s: %v", claim, err)
+		p.t.Errorf("the twin of %s exists: %v", claim, err)
 	}
 	p.home.WantNoEvent(claim, "cluster "+p.cluster)
 }

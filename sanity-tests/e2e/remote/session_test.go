@@ -21,9 +21,9 @@ import (
 	"storage.liqo.io/sanity-tests/faults"
 )
 
-// This file ends tokens of clusters that the command has connected: by revoking them, and by a link that is cut.
+// This file tests tokens of connected clusters that are revoked, or expire while the link is cut.
 
-// kubeconfigSecret is the Secret at home that the command wrote.
+// kubeconfigSecret returns the Secret at home that connect created.
 func (c *connection) kubeconfigSecret() *corev1.Secret {
 	c.t.Helper()
 	secret, err := c.home.Client.CoreV1().Secrets(chart.Namespace).Get(c.t.Context(), "remote-"+c.cluster, metav1.GetOptions{})
@@ -33,7 +33,7 @@ func (c *connection) kubeconfigSecret() *corev1.Secret {
 	return secret
 }
 
-// token is that of the kubeconfig.
+// token returns the token in the kubeconfig of the driver.
 func (c *connection) token() string {
 	c.t.Helper()
 	config, err := clientcmd.RESTConfigFromKubeConfig(c.kubeconfigSecret().Data["kubeconfig"])
@@ -43,16 +43,15 @@ func (c *connection) token() string {
 	return config.BearerToken
 }
 
-// as is a client of the remote cluster with this token. The kubeconfig has the address for pods; this one has that
-// for tests.
-func (c *connection) as(token string) kubernetes.Interface {
+// clientWith returns a client of the remote cluster with this token.
+func (c *connection) clientWith(token string) kubernetes.Interface {
 	config := rest.CopyConfig(c.anonymous)
 	config.BearerToken = token
 	return kubernetes.NewForConfigOrDie(config)
 }
 
-// tokenFor is a request for a token that is valid for so long, bound to this Secret unless it is empty.
-func tokenFor(bound string, seconds int64) *authenticationv1.TokenRequest {
+// tokenRequest requests a token that is valid for this time, and bound to this Secret if it is not empty.
+func tokenRequest(bound string, seconds int64) *authenticationv1.TokenRequest {
 	spec := authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}
 	if bound != "" {
 		spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: bound}
@@ -60,19 +59,19 @@ func tokenFor(bound string, seconds int64) *authenticationv1.TokenRequest {
 	return &authenticationv1.TokenRequest{Spec: spec}
 }
 
-// thief renews a stolen token over and over.
-type thief struct {
+// stolenTokens are a stolen token and those that were requested with it.
+type stolenTokens struct {
 	tokens []string
-	// refused is when a token was refused first.
+	// refused is the time of the first Unauthorized.
 	refused time.Time
 	err     error
 }
 
-// steal begins with the token of the driver, and goes on until it is stopped.
-func (c *connection) steal() (stop func() thief) {
+// renewStolen renews the driver's token until it is stopped.
+func (c *connection) renewStolen() (stop func() stolenTokens) {
 	c.t.Helper()
-	held := thief{tokens: []string{c.token()}}
-	client := c.as(held.tokens[0])
+	stolen := stolenTokens{tokens: []string{c.token()}}
+	client := c.clientWith(stolen.tokens[0])
 	if _, err := client.CoreV1().PersistentVolumeClaims(c.remote.Name).List(c.t.Context(), metav1.ListOptions{}); err != nil {
 		c.t.Fatalf("the kubeconfig does not work before it is revoked: %v", err)
 	}
@@ -80,16 +79,16 @@ func (c *connection) steal() (stop func() thief) {
 	var running sync.WaitGroup
 	running.Go(func() {
 		for ctx.Err() == nil {
-			given, err := client.CoreV1().ServiceAccounts(c.access).CreateToken(ctx, "liqo-csi-remote",
-				tokenFor("liqo-csi-session", 3600), metav1.CreateOptions{})
+			renewed, err := client.CoreV1().ServiceAccounts(c.access).CreateToken(ctx, "liqo-csi-remote",
+				tokenRequest("liqo-csi-session", 3600), metav1.CreateOptions{})
 			switch {
 			case err == nil:
-				held.tokens = append(held.tokens, given.Status.Token)
-				client = c.as(given.Status.Token)
-			case apierrors.IsUnauthorized(err) && held.refused.IsZero():
-				held.refused = time.Now()
+				stolen.tokens = append(stolen.tokens, renewed.Status.Token)
+				client = c.clientWith(renewed.Status.Token)
+			case apierrors.IsUnauthorized(err) && stolen.refused.IsZero():
+				stolen.refused = time.Now()
 			case ctx.Err() == nil && !apierrors.IsUnauthorized(err):
-				held.err = err // while the Secret is not there, it is NotFound
+				stolen.err = err // NotFound while the Secret does not exist
 			}
 			select {
 			case <-ctx.Done():
@@ -97,61 +96,58 @@ func (c *connection) steal() (stop func() thief) {
 			}
 		}
 	})
-	return func() thief {
+	return func() stolenTokens {
 		cancel()
 		running.Wait()
-		return held
+		return stolen
 	}
 }
 
-// The API server remembers for some seconds that a token was valid: the thief must not use them to get a token
-// of the next session.
+// The API server caches the authentication of tokens for some seconds. A stolen token must not be renewed meanwhile
+// for the next session.
 func TestSessionOfAStolenKubeconfigIsEndedByOneCommand(t *testing.T) {
 	c := newConnection(t)
 	c.connect(nil, "--level", "full")
-	start(t, virtualNode(c.node, c.cluster))
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), c.node, c.cluster); err != nil {
-		t.Fatal(err)
-	}
-	found := c.written()
-	stop := c.steal()
+	c.startNode()
+	found := c.createWithData()
+	stop := c.renewStolen()
 	c.remote.Eventually("a token is renewed with the stolen one", func(ctx context.Context) (string, error) {
-		_, err := c.as(c.token()).CoreV1().ServiceAccounts(c.access).CreateToken(ctx, "liqo-csi-remote",
-			tokenFor("liqo-csi-session", 3600), metav1.CreateOptions{})
+		_, err := c.clientWith(c.token()).CoreV1().ServiceAccounts(c.access).CreateToken(ctx, "liqo-csi-remote",
+			tokenRequest("liqo-csi-session", 3600), metav1.CreateOptions{})
 		return "", err
 	})
 
 	began := time.Now()
 	c.connect([]string{"revoked"}, "--revoke-tokens")
 	took := time.Since(began)
-	held := stop()
-	for i, token := range held.tokens {
-		_, err := c.as(token).CoreV1().PersistentVolumeClaims(c.remote.Name).List(t.Context(), metav1.ListOptions{})
+	stolen := stop()
+	for i, token := range stolen.tokens {
+		_, err := c.clientWith(token).CoreV1().PersistentVolumeClaims(c.remote.Name).List(t.Context(), metav1.ListOptions{})
 		if !apierrors.IsUnauthorized(err) {
-			user.ViolatedNow(t, "token %d of %d that came of the stolen one is still valid: %v", i+1, len(held.tokens), err)
+			user.ViolatedNow(t, "stolen token %d of %d is still valid: %v", i+1, len(stolen.tokens), err)
 		}
 	}
-	if held.refused.IsZero() || len(held.tokens) < 2 {
-		t.Fatalf("the thief had %d tokens, and was not refused: %v", len(held.tokens), held.err)
+	if stolen.refused.IsZero() || len(stolen.tokens) < 2 {
+		t.Fatalf("%d stolen tokens, first refused %s: %v", len(stolen.tokens), stolen.refused, stolen.err)
 	}
-	t.Logf("the stolen kubeconfig and %d tokens that came of it were worthless after %.1fs, the driver had another one after %.1fs",
-		len(held.tokens)-1, held.refused.Sub(began).Seconds(), took.Seconds())
+	t.Logf("the stolen token and %d renewed ones were invalid after %.1fs, the driver had a new one after %.1fs",
+		len(stolen.tokens)-1, stolen.refused.Sub(began).Seconds(), took.Seconds())
 
 	c.waitCondition("data", "True", "TwinBound")
-	c.wantPrecious()
-	later := c.used("later", "true")
-	for claim, v := range map[string]volume{"data": found, "later": later} {
+	c.wantData()
+	later := c.createAndRun("later", "true")
+	for claim, v := range map[string]user.Volume{"data": found, "later": later} {
 		c.deleteClaim(claim)
-		c.wantGone(v)
+		c.waitVolumeDeleted(v)
 	}
 	c.disconnect(0)
 	c.wantNothingLeft()
 }
 
-// While the link is cut, the token expires. What runs there goes on; when the link is back, the driver says which
-// command repairs it, and it does.
+// The token expires while the link is cut. Remote pods continue; when the link is back, the driver reports the command
+// that repairs the connection.
 func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
-	kubeconfig, link := proxied(t)
+	kubeconfig, link := throughProxy(t)
 	through, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
 		t.Fatal(err)
@@ -159,72 +155,69 @@ func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
 	c := newConnection(t)
 	c.server = through.Host
 	c.connect(nil, "--level", "full")
-	start(t, virtualNode(c.node, c.cluster))
-	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), c.node, c.cluster); err != nil {
-		t.Fatal(err)
-	}
+	c.startNode()
 	c.home.Claim("data", "liqo-reference", "64Mi")
-	c.home.Pod("writer", "data", c.there)
+	c.home.Pod("writer", "data", c.onVirtualNode)
 	c.home.WaitReady("writer")
 	c.remote.Exec("writer", "echo precious > /data/file && sync")
 	pod := c.remote.WaitReady("writer")
-	found := c.follow("data")
+	found := c.waitVolume("data")
 
-	expires := c.shorten(45 * time.Second)
-	c.waitStatus("it uses the token that expires soon", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionTrue, "Usable") && s.Credentials.Expires == expires.UTC().Format(time.RFC3339)
+	expires := c.setExpiry(45 * time.Second)
+	c.waitStatus("the driver uses the token that expires soon", func(s status) bool {
+		return hasCondition(s, "Ready", metav1.ConditionTrue, "Usable") && s.Credentials.Expires == expires.UTC().Format(time.RFC3339)
 	})
 	token := c.token()
 	link(faults.Setting{Mode: faults.Hang})
 	cut := time.Now()
 	c.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
-	c.remote.Eventually("the token expires", func(ctx context.Context) (string, error) {
-		_, err := c.as(token).CoreV1().PersistentVolumeClaims(c.remote.Name).List(ctx, metav1.ListOptions{})
+	c.remote.Eventually("the token has expired", func(ctx context.Context) (string, error) {
+		_, err := c.clientWith(token).CoreV1().PersistentVolumeClaims(c.remote.Name).List(ctx, metav1.ListOptions{})
 		if apierrors.IsUnauthorized(err) {
 			return "", nil
 		}
-		return fmt.Sprintf("it is answered %v", err), nil
+		return fmt.Sprintf("the API server returns %v", err), nil
 	})
 	c.remote.Exec("writer", "echo meanwhile >> /data/file && sync")
 	link(faults.Setting{Mode: faults.Pass})
 	back := time.Now()
-	wayOut := "liqo-csi connect " + c.cluster
-	c.waitStatus("it says what to do", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionFalse, "Unreachable") && strings.Contains(s.LastError, "expired at") &&
-			strings.Contains(s.LastError, wayOut)
+	command := "liqo-csi connect " + c.cluster
+	c.waitStatus("the status names the command", func(s status) bool {
+		return hasCondition(s, "Ready", metav1.ConditionFalse, "Unreachable") && strings.Contains(s.LastError, "expired at") &&
+			strings.Contains(s.LastError, command)
 	})
-	c.home.Eventually("doctor says what to do", func(ctx context.Context) (string, error) {
+	c.home.Eventually("doctor names the command", func(ctx context.Context) (string, error) {
 		found, err := c.doctorOn(ctx, "RemoteCluster "+c.cluster)
-		if strings.Contains(found, "expired at") && strings.Contains(found, wayOut) {
+		if strings.Contains(found, "expired at") && strings.Contains(found, command) {
 			return "", nil
 		}
-		return fmt.Sprintf("it says %q", found), err
+		return fmt.Sprintf("it prints %q", found), err
 	})
-	said := time.Now()
+	reported := time.Now()
 
 	c.connect(nil)
 	c.waitCondition("data", corev1.ConditionTrue, "TwinBound")
-	t.Logf("the link was cut for %.1fs; %.1fs after that the driver said what to do, and the command repaired it in %.1fs",
-		back.Sub(cut).Seconds(), said.Sub(back).Seconds(), time.Since(said).Seconds())
+	t.Logf("the link was cut for %.1fs; the driver reported the command after %.1fs, and it took %.1fs",
+		back.Sub(cut).Seconds(), reported.Sub(back).Seconds(), time.Since(reported).Seconds())
 	if now := c.remote.WaitReady("writer"); now.UID != pod.UID || now.Status.ContainerStatuses[0].RestartCount != 0 {
-		user.Violated(t, "the pod there did not go on: it is %s now, with %d restarts", now.UID, now.Status.ContainerStatuses[0].RestartCount)
+		user.Violated(t, "the remote pod was restarted: it is %s with %d restarts", now.UID, now.Status.ContainerStatuses[0].RestartCount)
 	}
 	if got := c.remote.Exec("writer", "cat /data/file"); got != "precious\nmeanwhile" {
 		user.Violated(t, "the pod reads %q", got)
 	}
-	later := c.used("later", "true")
+	later := c.createAndRun("later", "true")
 	c.home.DeletePod("writer")
-	for claim, v := range map[string]volume{"data": found, "later": later} {
+	for claim, v := range map[string]user.Volume{"data": found, "later": later} {
 		c.deleteClaim(claim)
-		c.wantGone(v)
+		c.waitVolumeDeleted(v)
 	}
 	c.disconnect(0)
 	c.wantNothingLeft()
 }
 
-// shorten gives the driver the same token with this end. The API server accepts it for a minute longer. It is issued just
-// before it ends, so that it is not due to be renewed any earlier.
-func (c *connection) shorten(life time.Duration) (expires time.Time) {
+// setExpiry sets the end of the driver's token, and its start just before that, so that it is not renewed earlier.
+// The API server accepts the token for one minute longer.
+func (c *connection) setExpiry(life time.Duration) (expires time.Time) {
 	c.t.Helper()
 	secret := c.kubeconfigSecret()
 	config, err := clientcmd.Load(secret.Data["kubeconfig"])

@@ -22,32 +22,31 @@ import (
 const (
 	// oldCommit is the version from which the driver is upgraded.
 	oldCommit = "e2d45f6e1e7dfc1f4f802fc00e254622b4e044e5"
-	// oldVariable names, in the environment, its program.
+	// oldVariable is the environment variable with the path of its program.
 	oldVariable = "LIQO_CSI_OLD_BINARY"
 )
 
-// place is one of the two clusters: how pods of the home cluster get there, and what follows a volume.
-type place struct {
-	name string
-	// where pods run.
-	where  *user.Namespace
-	choose func(*corev1.Pod)
-	// behind is what a claim has there; the function that it returns waits until that is gone.
-	behind func(claim string) (gone func())
+// site is one of the two clusters, with the state of the pods there.
+type site struct {
+	name      string
+	namespace *user.Namespace
+	schedule  func(*corev1.Pod)
+	// find finds all objects of a claim; the returned function waits until they are deleted.
+	find func(claim string) (waitDeleted func())
 
 	counter types.UID
 	count   int
 	visits  string
 }
 
-// As docs/operations.md says: the definitions, then the chart, here from its package; and back with helm rollback.
-// Pods and their volumes go on, whatever version made them, and new ones are made and deleted.
+// The upgrade of docs/operations.md: CRDs, then the chart, here from its package; and back by helm rollback. Pods and
+// volumes of all versions keep working, and each version creates and deletes volumes.
 func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
 	program := os.Getenv(oldVariable)
 	if program == "" {
-		t.Skipf("%s names no program of commit %.7s: git worktree add DIR %[2]s, and cargo build --locked in DIR", oldVariable, oldCommit)
+		t.Skipf("%s has no program of commit %.7s: git worktree add DIR %[2]s, and cargo build --locked in DIR", oldVariable, oldCommit)
 	}
-	p := offloadedAlone(t)
+	p := newSerialPair(t)
 	home := p.home.Cluster
 	helm, err := chart.New(t.Context())
 	if err != nil {
@@ -71,8 +70,8 @@ func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			p.defineAnew()
-			install(user.Afterwards(t), "", "")
+			p.applyCRDs()
+			install(user.CleanupContext(t), "", "")
 		}
 	})
 
@@ -84,30 +83,28 @@ func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	install(t.Context(), program, old)
-	p.wantMarked()
-	places := []*place{
-		{name: "here", where: p.home, choose: user.OnNode(home.Nodes()[0].Name), behind: p.behindHere},
-		{name: "there", where: p.remote, choose: p.there, behind: func(claim string) func() {
-			v := p.follow(claim)
-			return func() { p.wantGone(v) }
+	p.waitMarked()
+	sites := []*site{
+		{name: "home", namespace: p.home, schedule: user.OnNode(home.Nodes()[0].Name), find: p.findAtHome},
+		{name: "remote", namespace: p.remote, schedule: p.onVirtualNode, find: func(claim string) func() {
+			v := p.waitVolume(claim)
+			return func() { p.waitVolumeDeleted(v) }
 		}},
 	}
-	for _, at := range places {
-		p.home.Claim("counted-"+at.name, "liqo-reference", "64Mi")
-		p.home.Claim("visited-"+at.name, "liqo-reference", "64Mi")
-		p.home.Pod("counter-"+at.name, "counted-"+at.name, at.choose, func(pod *corev1.Pod) {
-			pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
-		})
-		p.home.Pod("visitor-"+at.name, "visited-"+at.name, at.choose)
-		at.counter = at.where.WaitReady("counter-" + at.name).UID
-		at.where.WaitReady("visitor-" + at.name)
-		p.makeDoomed(at, "old")
+	for _, s := range sites {
+		p.home.Claim("counted-"+s.name, "liqo-reference", "64Mi")
+		p.home.Claim("visited-"+s.name, "liqo-reference", "64Mi")
+		p.home.Pod("counter-"+s.name, "counted-"+s.name, s.schedule, count)
+		p.home.Pod("visitor-"+s.name, "visited-"+s.name, s.schedule)
+		s.counter = s.namespace.WaitReady("counter-" + s.name).UID
+		s.namespace.WaitReady("visitor-" + s.name)
+		p.createForNextVersion(s, "old")
 	}
 
-	p.defineAnew()
+	p.applyCRDs()
 	install(t.Context(), "", archives[0])
-	p.wantMarked()
-	p.wantServed(places, "old", "new")
+	p.waitMarked()
+	p.wantWorking(sites, "old", "new")
 
 	if err := driver.ImportProgram(t.Context(), home, program); err != nil {
 		t.Fatal(err)
@@ -115,25 +112,25 @@ func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
 	if err := helm.Command(t.Context(), "rollback", chart.Release, "--namespace", chart.Namespace, "--wait", "--timeout", "5m"); err != nil {
 		t.Fatal(err)
 	}
-	p.wantMarked()
-	p.wantServed(places, "new", "back")
+	p.waitMarked()
+	p.wantWorking(sites, "new", "back")
 
-	// Whatever comes next finds the current version, which has to do with what the old one left.
+	// Install the current version for other tests. It must work with objects of the old one.
 	install(t.Context(), "", "")
-	p.wantMarked()
-	p.wantServed(places, "back", "last")
-	for _, at := range places {
-		p.home.DeletePod("counter-" + at.name)
-		p.home.DeletePod("visitor-" + at.name)
+	p.waitMarked()
+	p.wantWorking(sites, "back", "last")
+	for _, s := range sites {
+		p.home.DeletePod("counter-" + s.name)
+		p.home.DeletePod("visitor-" + s.name)
 		for _, claim := range []string{"counted-", "visited-", "last-"} {
-			gone := at.behind(claim + at.name)
-			p.deleteClaim(claim + at.name)
-			gone()
+			waitDeleted := s.find(claim + s.name)
+			p.deleteClaim(claim + s.name)
+			waitDeleted()
 		}
 	}
 }
 
-// chartAt is the chart as it was at this commit.
+// chartAt returns the folder of the chart at this commit.
 func chartAt(t *testing.T, commit string) (folder string) {
 	t.Helper()
 	folder = t.TempDir()
@@ -150,41 +147,33 @@ func chartAt(t *testing.T, commit string) (folder string) {
 	return filepath.Join(folder, inside)
 }
 
-// defineAnew applies the definitions of the current version.
-func (p *pair) defineAnew() {
+// applyCRDs applies the CRDs of the current version.
+func (p *pair) applyCRDs() {
 	p.t.Helper()
-	ctx := user.Afterwards(p.t)
+	ctx := user.CleanupContext(p.t)
 	program, err := driver.Compile(ctx)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	apply := exec.CommandContext(ctx, p.home.Cluster.Kubectl(), "apply", "-f", "-")
-	definitions, err := exec.CommandContext(ctx, program, "crds").Output()
+	crds, err := exec.CommandContext(ctx, program, "crds").Output()
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	apply.Stdin = bytes.NewReader(definitions)
+	apply.Stdin = bytes.NewReader(crds)
 	if out, err := apply.CombinedOutput(); err != nil {
-		p.t.Fatalf("apply the definitions: %v: %s", err, out)
+		p.t.Fatalf("apply the CRDs: %v: %s", err, out)
 	}
 }
 
-// wantMarked waits until pods with claims can be sent there.
-func (p *pair) wantMarked() {
-	p.t.Helper()
-	if err := awaitMarked(p.t.Context(), p.home.Cluster, p.node, p.cluster); err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-// behindHere follows a volume at home.
-func (p *pair) behindHere(claim string) (gone func()) {
-	v := p.home.Follow(claim)
+// findAtHome finds all objects of a volume at home; the returned function waits until they are deleted.
+func (p *pair) findAtHome(claim string) (waitDeleted func()) {
+	v := p.home.WaitVolume(claim)
 	return func() {
 		p.t.Helper()
 		volumes, twins := p.home.Client.CoreV1().PersistentVolumes(), p.home.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace)
 		p.home.Eventually("nothing of claim "+claim+" is left", func(ctx context.Context) (string, error) {
-			_, virtual := volumes.Get(ctx, v.Object.Name, metav1.GetOptions{})
+			_, virtual := volumes.Get(ctx, v.Virtual.Name, metav1.GetOptions{})
 			_, real := volumes.Get(ctx, v.Real.Name, metav1.GetOptions{})
 			_, twin := twins.Get(ctx, v.Twin.Name, metav1.GetOptions{})
 			var left []string
@@ -200,50 +189,51 @@ func (p *pair) behindHere(claim string) (gone func()) {
 	}
 }
 
-// makeDoomed makes a claim that another version is going to delete.
-func (p *pair) makeDoomed(at *place, version string) {
+// createForNextVersion creates a claim that another version deletes.
+func (p *pair) createForNextVersion(s *site, version string) {
 	p.t.Helper()
-	claim := version + "-" + at.name
+	claim := version + "-" + s.name
 	p.home.Claim(claim, "liqo-reference", "64Mi")
-	p.home.Pod(claim, claim, at.choose)
-	at.where.WaitReady(claim)
-	at.where.Exec(claim, "echo "+claim+" > /data/file && sync")
+	p.home.Pod(claim, claim, s.schedule)
+	s.namespace.WaitReady(claim)
+	s.namespace.Exec(claim, "echo "+claim+" > /data/file && sync")
 	p.home.DeletePod(claim)
-	at.where.WaitGone("pod", claim)
+	s.namespace.WaitDeleted("pod", claim)
 }
 
-// wantServed: what was there before goes on and can be used and deleted, and this version makes the same.
-func (p *pair) wantServed(places []*place, before, version string) {
+// wantWorking checks that pods and volumes of the version before work and can be deleted, and creates volumes with this
+// version.
+func (p *pair) wantWorking(sites []*site, before, version string) {
 	p.t.Helper()
-	for _, at := range places {
-		counter, visitor := "counter-"+at.name, "visitor-"+at.name
-		pod := at.where.WaitReady(counter)
-		if restarts := pod.Status.ContainerStatuses[0].RestartCount; pod.UID != at.counter || restarts != 0 {
-			user.Violated(p.t, "%s: %s is pod %s with %d restarts, and was %s", version, counter, pod.UID, restarts, at.counter)
+	for _, s := range sites {
+		counter, visitor := "counter-"+s.name, "visitor-"+s.name
+		pod := s.namespace.WaitReady(counter)
+		if restarts := pod.Status.ContainerStatuses[0].RestartCount; pod.UID != s.counter || restarts != 0 {
+			user.Violated(p.t, "%s: %s is pod %s with %d restarts, and was %s", version, counter, pod.UID, restarts, s.counter)
 		}
-		seen := at.count
-		p.home.Eventually(counter+" counts on", func(context.Context) (string, error) {
-			if at.count = p.numbers(at.where, counter); at.count <= seen {
-				return "it does not", nil
+		seen := s.count
+		p.home.Eventually(counter+" has counted further", func(context.Context) (string, error) {
+			if s.count = p.countNumbers(s.namespace, counter); s.count <= seen {
+				return "it has not", nil
 			}
 			return "", nil
 		})
 
-		// A mount that the version before made, in a pod that ends, and in another one.
-		at.where.Exec(visitor, "echo "+version+" >> /data/file && sync")
-		at.visits = strings.TrimPrefix(at.visits+"\n"+version, "\n")
+		// A mount of the version before, in a pod that is deleted, and in a new one.
+		s.namespace.Exec(visitor, "echo "+version+" >> /data/file && sync")
+		s.visits = strings.TrimPrefix(s.visits+"\n"+version, "\n")
 		p.home.DeletePod(visitor)
-		at.where.WaitGone("pod", visitor)
-		p.home.Pod(visitor, "visited-"+at.name, at.choose)
-		at.where.WaitReady(visitor)
-		if got := at.where.Exec(visitor, "cat /data/file"); got != at.visits {
-			user.Violated(p.t, "%s: %s reads %q, and wrote %q", version, visitor, got, at.visits)
+		s.namespace.WaitDeleted("pod", visitor)
+		p.home.Pod(visitor, "visited-"+s.name, s.schedule)
+		s.namespace.WaitReady(visitor)
+		if got := s.namespace.Exec(visitor, "cat /data/file"); got != s.visits {
+			user.Violated(p.t, "%s: %s reads %q, and wrote %q", version, visitor, got, s.visits)
 		}
 
-		doomed := before + "-" + at.name
-		gone := at.behind(doomed)
-		p.deleteClaim(doomed)
-		gone()
-		p.makeDoomed(at, version)
+		claim := before + "-" + s.name
+		waitDeleted := s.find(claim)
+		p.deleteClaim(claim)
+		waitDeleted()
+		p.createForNextVersion(s, version)
 	}
 }

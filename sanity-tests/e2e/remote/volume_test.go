@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,42 +27,23 @@ const (
 	twinReady    = corev1.PersistentVolumeClaimConditionType("storage.liqo.io/TwinReady")
 )
 
-// pair is a namespace here and there, and the node that stands for there.
+// pair is a namespace at home and its remote namespace, with the virtual node and the RemoteCluster.
 type pair struct {
 	t             *testing.T
 	home, remote  *user.Namespace
 	node, cluster string
 }
 
-// volume is a remote volume from the claim to the bytes.
-type volume struct {
-	claim  *corev1.PersistentVolumeClaim
-	object *corev1.PersistentVolume
-	twin   *corev1.PersistentVolumeClaim
-	real   *corev1.PersistentVolume
-}
-
-// follow waits until claim and twin are bound, and finds what stands behind them.
-func (p *pair) follow(claim string) volume {
+// waitVolume waits until a claim and its twin are Bound, and returns all objects of the volume.
+func (p *pair) waitVolume(claim string) user.Volume {
 	p.t.Helper()
-	found := volume{object: p.home.WaitBound(claim), real: p.remote.WaitBound(claim)}
-	found.claim, found.twin = claimIn(p.home, p.t, claim), claimIn(p.remote, p.t, claim)
-	return found
+	return p.home.WaitRemoteVolume(p.remote, claim)
 }
 
-func claimIn(n *user.Namespace, t *testing.T, name string) *corev1.PersistentVolumeClaim {
-	t.Helper()
-	claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return claim
-}
-
-// waitCondition waits until the claim says this of its twin.
+// waitCondition waits for the condition TwinReady of a claim.
 func (p *pair) waitCondition(claim string, status corev1.ConditionStatus, reason string) {
 	p.t.Helper()
-	p.home.Eventually(fmt.Sprintf("claim %s says %s %s", claim, status, reason), func(ctx context.Context) (string, error) {
+	p.home.Eventually(fmt.Sprintf("TwinReady of claim %s is %s, %s", claim, status, reason), func(ctx context.Context) (string, error) {
 		found, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, claim, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -73,82 +53,80 @@ func (p *pair) waitCondition(claim string, status corev1.ConditionStatus, reason
 				return "", nil
 			}
 		}
-		return fmt.Sprintf("it says %v", found.Status.Conditions), nil
+		return fmt.Sprintf("its conditions are %v", found.Status.Conditions), nil
 	})
 }
 
 func (p *pair) deleteClaim(name string) {
 	p.t.Helper()
-	claim := claimIn(p.home, p.t, name)
+	claim := p.home.GetClaim(name)
 	if err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Delete(p.t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
-	p.home.Eventually("claim "+name+" goes away", func(ctx context.Context) (string, error) {
+	p.home.Eventually("claim "+name+" is deleted", func(ctx context.Context) (string, error) {
 		found, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && found.UID != claim.UID {
 			return "", nil
 		}
-		return "it is still there", err
+		return "it still exists", err
 	})
 }
 
-// wantGone waits until nothing of a volume is left here, there, and behind it.
-func (p *pair) wantGone(v volume) {
+// wantGone waits until all objects and the data of a volume are deleted.
+func (p *pair) waitVolumeDeleted(v user.Volume) {
 	p.t.Helper()
-	p.home.Eventually("nothing of claim "+v.claim.Name+" is left", func(ctx context.Context) (string, error) {
-		var remains []string
-		here, there := p.home.Client.CoreV1().PersistentVolumes(), p.remote.Client.CoreV1().PersistentVolumes()
+	p.home.Eventually("nothing of claim "+v.Claim.Name+" is left", func(ctx context.Context) (string, error) {
+		var left []string
+		home, remote := p.home.Client.CoreV1().PersistentVolumes(), p.remote.Client.CoreV1().PersistentVolumes()
 		for what, get := range map[string]func() error{
-			"its volume":          func() error { _, err := here.Get(ctx, v.object.Name, metav1.GetOptions{}); return err },
-			"its twin's volume":   func() error { _, err := there.Get(ctx, v.real.Name, metav1.GetOptions{}); return err },
-			"its twin":            func() error { _, err := p.twin(ctx, v.claim.Name); return err },
+			"its volume":          func() error { _, err := home.Get(ctx, v.Virtual.Name, metav1.GetOptions{}); return err },
+			"its twin's volume":   func() error { _, err := remote.Get(ctx, v.Real.Name, metav1.GetOptions{}); return err },
+			"its twin":            func() error { _, err := p.twin(ctx, v.Claim.Name); return err },
 			"the data in storage": func() error { return p.data(v) },
 		} {
 			if err := get(); err == nil {
-				remains = append(remains, what)
+				left = append(left, what)
 			} else if !apierrors.IsNotFound(err) {
 				return "", err
 			}
 		}
-		return strings.Join(remains, ", "), nil
+		return strings.Join(left, ", "), nil
 	})
 }
 
-// data is what the remote storage has of a volume, or a NotFound.
-func (p *pair) data(v volume) error {
+// data returns NotFound if the remote storage has no data of a volume.
+func (p *pair) data(v user.Volume) error {
 	volumes, err := storage.BackendOf(p.remote.Cluster, storage.Reference).Volumes()
 	if err != nil {
 		return err
 	}
 	for _, one := range volumes {
-		if v.real.Spec.CSI != nil && one.ID == v.real.Spec.CSI.VolumeHandle {
+		if v.Real.Spec.CSI != nil && one.ID == v.Real.Spec.CSI.VolumeHandle {
 			return nil
 		}
 	}
-	return apierrors.NewNotFound(corev1.Resource("volume"), v.real.Name)
+	return apierrors.NewNotFound(corev1.Resource("volume"), v.Real.Name)
 }
 
 func (p *pair) twin(ctx context.Context, name string) (*corev1.PersistentVolumeClaim, error) {
 	return p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Get(ctx, name, metav1.GetOptions{})
 }
 
-// wantNoTwins is for the end of a test, when the home namespace and its volumes
-// are gone.
+// wantNoTwins checks at the end of a test, after the home namespace and its volumes are deleted, that no
+// twin is left.
 func (p *pair) wantNoTwins() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), time.Minute)
-	defer cancel()
-	twins, err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).List(ctx, metav1.ListOptions{LabelSelector: homeLabel})
+	twins, err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).List(user.CleanupContext(p.t), metav1.ListOptions{LabelSelector: homeLabel})
 	if err != nil {
 		p.t.Error(err)
 		return
 	}
 	for _, twin := range twins.Items {
-		user.Violated(p.t, "twin %s (%s) outlives its claim", twin.Name, twin.Status.Phase)
+		user.Violated(p.t, "twin %s (%s) is left without its claim", twin.Name, twin.Status.Phase)
 	}
 }
 
-// homeID is the id of the home cluster, as its real nodes have it.
-func homeID(p *pair) string {
+// homeID returns the id of the home cluster from the label of a real node.
+func (p *pair) homeID() string {
 	p.t.Helper()
 	cluster := user.Cluster(p.t, "home")
 	client, err := cluster.Client()
@@ -162,8 +140,8 @@ func homeID(p *pair) string {
 	return node.Labels[clusterKey]
 }
 
-// unmarked says what a virtual node lacks for volumes.
-func unmarked(ctx context.Context, client kubernetes.Interface, node, cluster string) (string, error) {
+// missingMarks describes which marks a virtual node lacks.
+func missingMarks(ctx context.Context, client kubernetes.Interface, node, cluster string) (string, error) {
 	object, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
 		return "", err
@@ -183,27 +161,27 @@ func unmarked(ctx context.Context, client kubernetes.Interface, node, cluster st
 	return fmt.Sprintf("its CSINode has %v", csiNode.Spec.Drivers), nil
 }
 
-// notYet has the real driver make no volume, but try again.
-var notYet = storage.Fault{RPC: "CreateVolume", Code: "Unavailable", Message: "not yet"}
+// createUnavailable makes the creation of volumes fail, and csi-provisioner retry.
+var createUnavailable = storage.Fault{RPC: "CreateVolume", Code: "Unavailable", Message: "not yet"}
 
-// spoil switches a fault on for all twins of the test.
-func (p *pair) spoil(fault storage.Fault) (heal func()) {
+// addFault adds a fault of the reference driver for all twins of the test.
+func (p *pair) addFault(fault storage.Fault) (remove func()) {
 	p.t.Helper()
-	return p.spoilDriver(storage.Reference, fault)
+	return p.addDriverFault(storage.Reference, fault)
 }
 
-func (p *pair) spoilDriver(driver storage.Driver, fault storage.Fault) (heal func()) {
+func (p *pair) addDriverFault(driver storage.Driver, fault storage.Fault) (remove func()) {
 	p.t.Helper()
 	fault.Match = p.remote.Name + "/"
-	remove, err := storage.BackendOf(p.remote.Cluster, driver).AddFault(fault)
+	removeFault, err := storage.BackendOf(p.remote.Cluster, driver).AddFault(fault)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	heal = func() {
-		if err := remove(); err != nil {
+	remove = func() {
+		if err := removeFault(); err != nil {
 			p.t.Error(err)
 		}
 	}
-	p.t.Cleanup(heal)
-	return heal
+	p.t.Cleanup(remove)
+	return remove
 }

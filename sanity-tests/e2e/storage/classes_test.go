@@ -86,13 +86,13 @@ func TestImmediateAndSlowClasses(t *testing.T) {
 
 func TestVolumeAttributesClass(t *testing.T) {
 	n := home(t)
-	n.Claim("tuned", "reference", "64Mi", user.WithAttributes("reference-silver"))
+	n.Claim("tuned", "reference", "64Mi", user.WithAttributesClass("reference-silver"))
 	n.Pod("user", "tuned")
 	n.WaitReady("user")
 	volume := n.WaitBound("tuned")
-	n.WaitOperations(storage.Reference, volume, "1000")
+	n.WaitIOPS(storage.Reference, volume, "1000")
 	n.SetAttributesClass("tuned", "reference-gold")
-	n.WaitOperations(storage.Reference, volume, "5000")
+	n.WaitIOPS(storage.Reference, volume, "5000")
 }
 
 func TestManyNodesShareADirectory(t *testing.T) {

@@ -19,8 +19,8 @@ func TestSnapshotsAndClones(t *testing.T) {
 			n.Snapshot("backup", "source", snapshotClass)
 			n.Exec("writer", "echo new > /data/file; sync")
 
-			n.Claim("restored", class, "400Mi", user.From("VolumeSnapshot", "backup"))
-			n.Claim("cloned", class, "320Mi", user.From("PersistentVolumeClaim", "source"))
+			n.Claim("restored", class, "400Mi", user.WithDataSource("VolumeSnapshot", "backup"))
+			n.Claim("cloned", class, "320Mi", user.WithDataSource("PersistentVolumeClaim", "source"))
 			n.Pod("restored", "restored")
 			n.Pod("cloned", "cloned")
 			for pod, want := range map[string]string{"restored": "old", "cloned": "new"} {

@@ -17,11 +17,11 @@ func TestOnlineExpansion(t *testing.T) {
 	n.Pod("user", "growing")
 	before := n.WaitReady("user")
 	n.Exec("user", "echo kept > /data/file")
-	small := n.Kilobytes("user")
+	small := n.FileSystemKiB("user")
 
 	n.Resize("growing", "640Mi")
 	n.WaitCapacity("growing", "640Mi")
-	if large := n.Kilobytes("user"); large < small+300*1024 {
+	if large := n.FileSystemKiB("user"); large < small+300*1024 {
 		t.Errorf("the filesystem had %d KiB and has %d KiB", small, large)
 	}
 	if got := n.Exec("user", "cat /data/file"); got != "kept" {
@@ -48,7 +48,7 @@ func TestOfflineExpansion(t *testing.T) {
 			n.WaitReady("second")
 			n.WaitCapacity("growing", "128Mi")
 			if class == "reference-ext4" {
-				if size := n.Kilobytes("second"); size < 100*1024 {
+				if size := n.FileSystemKiB("second"); size < 100*1024 {
 					t.Errorf("the filesystem has %d KiB", size)
 				}
 			}

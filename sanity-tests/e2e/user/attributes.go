@@ -11,8 +11,8 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// WithAttributes sets the VolumeAttributesClass of a claim.
-func WithAttributes(class string) func(*corev1.PersistentVolumeClaim) {
+// WithAttributesClass sets the VolumeAttributesClass of a claim.
+func WithAttributesClass(class string) func(*corev1.PersistentVolumeClaim) {
 	return func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeAttributesClassName = &class }
 }
 
@@ -25,7 +25,7 @@ func (n *Namespace) AttributesClass(name, driver string, parameters map[string]s
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(func() {
-		if err := classes.Delete(Afterwards(n.t), name, metav1.DeleteOptions{}); err != nil {
+		if err := classes.Delete(CleanupContext(n.t), name, metav1.DeleteOptions{}); err != nil {
 			n.t.Error(err)
 		}
 	})
@@ -51,8 +51,8 @@ func (n *Namespace) WaitAttributes(claim, class string) {
 	})
 }
 
-// WaitModifying waits until the change of a claim's attributes is in this state.
-func (n *Namespace) WaitModifying(claim string, state corev1.PersistentVolumeClaimModifyVolumeStatus) {
+// WaitModifyStatus waits until the change of a claim's attributes is in this state.
+func (n *Namespace) WaitModifyStatus(claim string, state corev1.PersistentVolumeClaimModifyVolumeStatus) {
 	n.t.Helper()
 	n.Eventually(fmt.Sprintf("the change of the attributes of claim %s is %s", claim, state), func(ctx context.Context) (string, error) {
 		found, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, claim, metav1.GetOptions{})
@@ -66,8 +66,8 @@ func (n *Namespace) WaitModifying(claim string, state corev1.PersistentVolumeCla
 	})
 }
 
-// WaitOperations waits until the backend has set the IOPS of a real volume of this driver.
-func (n *Namespace) WaitOperations(driver storage.Driver, real *corev1.PersistentVolume, iops string) {
+// WaitIOPS waits until the backend has set the IOPS of a real volume of this driver.
+func (n *Namespace) WaitIOPS(driver storage.Driver, real *corev1.PersistentVolume, iops string) {
 	n.t.Helper()
 	backend := storage.BackendOf(n.Cluster, driver)
 	n.Eventually("the backend sets "+iops+" IOPS", func(context.Context) (string, error) {

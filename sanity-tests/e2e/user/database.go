@@ -16,8 +16,8 @@ import (
 	"storage.liqo.io/sanity-tests/nodes"
 )
 
-// Etcd makes a pod run etcd with one member on its volume, with the program of the lab's control planes.
-func Etcd(pod *corev1.Pod) {
+// RunEtcd makes a pod run etcd with one member on its volume, with the program of the lab's control planes.
+func RunEtcd(pod *corev1.Pod) {
 	const programs = "/programs"
 	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "programs", VolumeSource: corev1.VolumeSource{
 		HostPath: &corev1.HostPathVolumeSource{Path: nodes.ProgramsDir, Type: new(corev1.HostPathDirectory)},
@@ -70,8 +70,8 @@ func (n *Namespace) LoadEtcd(pod string, after int) *Load {
 // Confirmed returns the last key that etcd has confirmed.
 func (l *Load) Confirmed() int { return int(l.confirmed.Load()) }
 
-// Ended waits until etcd has ended, and returns the last confirmed key.
-func (l *Load) Ended() int {
+// WaitEnd waits until etcd has ended, and returns the last confirmed key.
+func (l *Load) WaitEnd() int {
 	n := l.namespace
 	n.t.Helper()
 	n.Eventually("the load to end with etcd", func(context.Context) (string, error) {

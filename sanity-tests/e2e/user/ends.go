@@ -17,7 +17,7 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 )
 
-// watched is nil unless the suite is one of MainOverDriver.
+// watched is nil unless the suite uses MainWithDriver.
 var watched *driverEnds
 
 // driverEnds records terminations of the driver's containers while a suite runs, because most pods are

@@ -20,28 +20,28 @@ var resizeConditions = []corev1.PersistentVolumeClaimConditionType{
 	corev1.PersistentVolumeClaimNodeResizeError,
 }
 
-// WaitGrown waits until a claim and its twin in the same cluster have this size, and no status of the
+// WaitExpanded waits until a claim and its twin in the same cluster have this size, and no status of the
 // expansion is left: a twin with one cannot be expanded again.
-func (n *Namespace) WaitGrown(claim, size string) {
+func (n *Namespace) WaitExpanded(claim, size string) {
 	n.t.Helper()
 	n.Eventually("claim "+claim+" and its twin have grown to "+size, func(ctx context.Context) (string, error) {
-		v, err := n.Behind(ctx, claim)
-		if err != nil || v.Object == nil || v.Real == nil {
+		v, err := n.GetVolume(ctx, claim)
+		if err != nil || v.Virtual == nil || v.Real == nil {
 			return "it has no volume, or no twin with one", err
 		}
 		return v.expansionLeft(size), nil
 	})
 }
 
-// WaitGrownTo is WaitGrown for a claim whose twin is in a namespace of another cluster.
-func (n *Namespace) WaitGrownTo(there *Namespace, claim, size string) {
+// WaitRemoteExpanded is WaitExpanded for a claim whose twin is in a namespace of another cluster.
+func (n *Namespace) WaitRemoteExpanded(remote *Namespace, claim, size string) {
 	n.t.Helper()
 	n.Eventually("claim "+claim+" and its twin have grown to "+size, func(ctx context.Context) (missing string, err error) {
 		var v Volume
-		if v.Claim, v.Object, err = n.withVolume(ctx, claim); err != nil {
+		if v.Claim, v.Virtual, err = n.withVolume(ctx, claim); err != nil {
 			return "", err
 		}
-		if v.Twin, v.Real, err = there.withVolume(ctx, claim); err != nil {
+		if v.Twin, v.Real, err = remote.withVolume(ctx, claim); err != nil {
 			return "", err
 		}
 		return v.expansionLeft(size), nil
@@ -81,18 +81,18 @@ func (v Volume) expansionLeft(size string) string {
 			}
 		}
 	}
-	virtual, real := v.Object.Spec.Capacity[corev1.ResourceStorage], v.Real.Spec.Capacity[corev1.ResourceStorage]
+	virtual, real := v.Virtual.Spec.Capacity[corev1.ResourceStorage], v.Real.Spec.Capacity[corev1.ResourceStorage]
 	if virtual.Cmp(real) != 0 {
 		add("the claim's volume has %s, the twin's %s", virtual.String(), real.String())
 	}
 	return strings.Join(reasons, "; ")
 }
 
-// WaitRefused waits until the expansion of a claim was refused twice, with all of the words.
+// WaitExpansionRefused waits until the expansion of a claim was refused twice, with all of the words.
 // csi-resizer retries a refused expansion once immediately, and then less often. It may lose a change of
 // the claim at that moment: it overwrites the claim in its cache with its own last write
 // (`claims.Update` in its resize_status.go).
-func (n *Namespace) WaitRefused(claim string, words ...string) {
+func (n *Namespace) WaitExpansionRefused(claim string, words ...string) {
 	n.t.Helper()
 	n.Eventually(fmt.Sprintf("the expansion of claim %s is refused twice with %q", claim, words), func(ctx context.Context) (string, error) {
 		events, err := n.Client.CoreV1().Events(n.Name).List(ctx, metav1.ListOptions{})
@@ -116,8 +116,8 @@ func (n *Namespace) WaitRefused(claim string, words ...string) {
 	})
 }
 
-// WaitResizing waits until a claim has this condition with all of the words.
-func (n *Namespace) WaitResizing(claim string, condition corev1.PersistentVolumeClaimConditionType, words ...string) {
+// WaitResizeCondition waits until a claim has this condition with all of the words.
+func (n *Namespace) WaitResizeCondition(claim string, condition corev1.PersistentVolumeClaimConditionType, words ...string) {
 	n.t.Helper()
 	n.Eventually(fmt.Sprintf("claim %s is %s, with %q", claim, condition, words), func(ctx context.Context) (string, error) {
 		found, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, claim, metav1.GetOptions{})
@@ -136,14 +136,14 @@ func (n *Namespace) WaitResizing(claim string, condition corev1.PersistentVolume
 // WantCapacity checks the capacity of a claim.
 func (n *Namespace) WantCapacity(claim, size string) {
 	n.t.Helper()
-	capacity := n.getClaim(claim).Status.Capacity[corev1.ResourceStorage]
+	capacity := n.GetClaim(claim).Status.Capacity[corev1.ResourceStorage]
 	if capacity.Cmp(resource.MustParse(size)) != 0 {
 		n.t.Errorf("claim %s has %s instead of %s", claim, capacity.String(), size)
 	}
 }
 
-// Kilobytes returns the size of the file system of a pod's volume.
-func (n *Namespace) Kilobytes(pod string) int {
+// FileSystemKiB returns the size of the file system of a pod's volume.
+func (n *Namespace) FileSystemKiB(pod string) int {
 	n.t.Helper()
 	lines := strings.Split(n.Exec(pod, "df -Pk "+DataPath), "\n")
 	if fields := strings.Fields(lines[len(lines)-1]); len(fields) > 1 {
@@ -155,8 +155,8 @@ func (n *Namespace) Kilobytes(pod string) int {
 	return 0
 }
 
-// WaitDevice waits until the device of a pod has this size.
-func (n *Namespace) WaitDevice(pod, size string) {
+// WaitDeviceSize waits until the device of a pod has this size.
+func (n *Namespace) WaitDeviceSize(pod, size string) {
 	n.t.Helper()
 	wanted := resource.MustParse(size)
 	n.Eventually("the device of pod "+pod+" has "+size, func(context.Context) (string, error) {

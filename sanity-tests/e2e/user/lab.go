@@ -50,9 +50,9 @@ func BeforeTests[T any](what string, build func(context.Context) (T, error)) (bu
 	return built, nil
 }
 
-// MainOverDriver is Main for suites that do not kill containers of the driver, though they may delete
+// MainWithDriver is Main for suites that do not kill containers of the driver, though they may delete
 // its pods. The suite fails if a container exits by itself.
-func MainOverDriver(m *testing.M, undo ...func(context.Context) error) {
+func MainWithDriver(m *testing.M, undo ...func(context.Context) error) {
 	watched = &driverEnds{}
 	Main(m, append(undo, func(context.Context) error { return watched.found() })...)
 }
@@ -85,7 +85,7 @@ func runAndUndo(m *testing.M, undo []func(context.Context) error) (code int, err
 		defer stop()
 	}
 	code = m.Run()
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
 	for _, step := range undo {
 		err = errors.Join(err, step(ctx))

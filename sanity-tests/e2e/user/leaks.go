@@ -10,9 +10,9 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 )
 
-// LeavesNothing deletes objects of earlier runs of others' tests with sweep, and checks at the end of the
+// CheckLeaks deletes objects of earlier runs of others' tests with sweep, and checks at the end of the
 // test that this run has left none.
-func LeavesNothing(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) {
+func CheckLeaks(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) {
 	t.Helper()
 	before := swept(t, cluster, sweep)
 	t.Cleanup(func() {
@@ -20,7 +20,7 @@ func LeavesNothing(t *testing.T, cluster *clusters.Cluster, sweep func(context.C
 			_ = swept(t, cluster, sweep)
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 		defer cancel()
 		var leaked []string
 		for {
@@ -42,7 +42,7 @@ func LeavesNothing(t *testing.T, cluster *clusters.Cluster, sweep func(context.C
 
 func swept(t *testing.T, cluster *clusters.Cluster, sweep func(context.Context) error) account.Inventory {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Timeout)
 	defer cancel()
 	if err := sweep(ctx); err != nil {
 		t.Error(err)

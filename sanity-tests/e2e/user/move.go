@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Set creates a StatefulSet with one pod, NAME-0, which has the claim at DataPath. A move evicts the
+// StatefulSet creates a StatefulSet with one pod, NAME-0, which has the claim at DataPath. A move evicts the
 // pod, and its controller never runs two of it.
-func (n *Namespace) Set(name, claim string, edits ...func(*corev1.Pod)) (pod string) {
+func (n *Namespace) StatefulSet(name, claim string, edits ...func(*corev1.Pod)) (pod string) {
 	n.t.Helper()
 	template := NewPod(name, claim, edits...)
 	if *template.Spec.TerminationGracePeriodSeconds == 0 {
@@ -35,17 +35,17 @@ func (n *Namespace) Set(name, claim string, edits ...func(*corev1.Pod)) (pod str
 	return name + "-0"
 }
 
-// DeleteSet deletes a StatefulSet, and waits until its pod is deleted.
-func (n *Namespace) DeleteSet(name string) {
+// DeleteStatefulSet deletes a StatefulSet, and waits until its pod is deleted.
+func (n *Namespace) DeleteStatefulSet(name string) {
 	n.t.Helper()
 	if err := n.Client.AppsV1().StatefulSets(n.Name).Delete(n.t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		n.t.Fatalf("delete StatefulSet: %v", err)
 	}
-	n.WaitGone("pod", name+"-0")
+	n.WaitDeleted("pod", name+"-0")
 }
 
-// WaitOn waits until a pod runs on this node and is not terminating.
-func (n *Namespace) WaitOn(pod, node string) {
+// WaitRunningOn waits until a pod runs on this node and is not terminating.
+func (n *Namespace) WaitRunningOn(pod, node string) {
 	n.t.Helper()
 	n.Eventually(pod+" runs on "+node, func(ctx context.Context) (string, error) {
 		found, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, pod, metav1.GetOptions{})
@@ -86,16 +86,16 @@ func (n *Namespace) WaitMove(name string, phases ...string) {
 	})
 }
 
-// EditMove patches the spec of a move.
-func (n *Namespace) EditMove(name, spec string) {
+// PatchMove patches the spec of a move.
+func (n *Namespace) PatchMove(name, spec string) {
 	n.t.Helper()
 	if out, err := n.Kubectl("patch", "volumemove", name, "--type=merge", "-p", `{"spec":`+spec+`}`); err != nil {
 		n.t.Fatalf("patch volumemove: %v: %s", err, out)
 	}
 }
 
-// WaitGone waits until an object is deleted.
-func (n *Namespace) WaitGone(kind, name string) {
+// WaitDeleted waits until an object is deleted.
+func (n *Namespace) WaitDeleted(kind, name string) {
 	n.t.Helper()
 	n.Eventually(kind+" "+name+" is deleted", func(context.Context) (string, error) {
 		return n.Kubectl("get", kind, name, "--ignore-not-found", "-o", "name")

@@ -17,12 +17,12 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 )
 
-// Patience is the timeout of all waits. Machines that run these tests are small and busy.
-const Patience = 4 * time.Minute
+// Timeout is the timeout of all waits. Machines that run these tests are small and busy.
+const Timeout = 4 * time.Minute
 
-// Afterwards returns a context for clean-up, when the test's own context is cancelled.
-func Afterwards(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
+// CleanupContext returns a context for clean-up, when the test's own context is cancelled.
+func CleanupContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Timeout)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -63,9 +63,9 @@ func NewNamespaceNamed(t *testing.T, cluster *clusters.Cluster, name string) *Na
 	return n
 }
 
-// Existing is a namespace that something else creates and deletes, and that need not exist yet. If the
+// ExistingNamespace is a namespace that something else creates and deletes, and that need not exist yet. If the
 // test fails, its state is logged.
-func Existing(t *testing.T, cluster *clusters.Cluster, name string) *Namespace {
+func ExistingNamespace(t *testing.T, cluster *clusters.Cluster, name string) *Namespace {
 	t.Helper()
 	client, err := client(cluster)
 	if err != nil {
@@ -84,7 +84,7 @@ func (n *Namespace) reportIfFailed() {
 
 func (n *Namespace) remove() {
 	n.reportIfFailed()
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
 	if err := n.Client.CoreV1().Namespaces().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		n.t.Errorf("delete namespace %s: %v", n.Name, err)
@@ -124,7 +124,7 @@ func (n *Namespace) volumesLeft(ctx context.Context) (string, error) {
 
 // Kubectl runs kubectl in the namespace and returns its output.
 func (n *Namespace) Kubectl(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(n.t.Context(), Timeout)
 	defer cancel()
 	return n.run(ctx, args...)
 }
@@ -146,7 +146,7 @@ func (n *Namespace) apply(ctx context.Context, text string) error {
 // Eventually waits until missing returns "", and otherwise fails the test with its last result.
 func (n *Namespace) Eventually(what string, missing func(ctx context.Context) (string, error)) {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(n.t.Context(), Timeout)
 	defer cancel()
 	if err := until(ctx, missing); err != nil {
 		// A timeout is not a violation, because the machine may be slow.

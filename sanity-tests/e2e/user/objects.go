@@ -45,8 +45,8 @@ func Block(claim *corev1.PersistentVolumeClaim) {
 	claim.Spec.VolumeMode = new(corev1.PersistentVolumeBlock)
 }
 
-// From sets a claim or a snapshot as data source.
-func From(kind, name string) func(*corev1.PersistentVolumeClaim) {
+// WithDataSource sets a claim or a snapshot as data source.
+func WithDataSource(kind, name string) func(*corev1.PersistentVolumeClaim) {
 	return func(claim *corev1.PersistentVolumeClaim) {
 		claim.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kind, Name: name}
 		if kind == "VolumeSnapshot" {
@@ -137,7 +137,7 @@ func (n *Namespace) DeletePod(name string) {
 		if apierrors.IsNotFound(err) || err == nil && found.UID != pod.UID {
 			return "", nil
 		}
-		return "it is still there", err
+		return "it still exists", err
 	})
 }
 
@@ -198,7 +198,7 @@ func (n *Namespace) WaitCapacity(claim, size string) {
 // Snapshot creates a snapshot of a claim and waits until it is ready to use.
 func (n *Namespace) Snapshot(name, claim, class string) {
 	n.t.Helper()
-	n.WriteSnapshot(name, claim, class)
+	n.CreateSnapshot(name, claim, class)
 	n.Eventually("snapshot "+name+" becomes ready", func(context.Context) (string, error) {
 		ready, err := n.Kubectl("get", "volumesnapshot", name, "-o", "jsonpath={.status.readyToUse}")
 		if err == nil && ready == "true" {
@@ -216,7 +216,7 @@ func (n *Namespace) Class(class *storagev1.StorageClass) {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(func() {
-		if err := classes.Delete(Afterwards(n.t), class.Name, metav1.DeleteOptions{}); err != nil {
+		if err := classes.Delete(CleanupContext(n.t), class.Name, metav1.DeleteOptions{}); err != nil {
 			n.t.Error(err)
 		}
 	})
@@ -249,7 +249,7 @@ func (n *Namespace) Quota(name string, of corev1.ResourceName, most string) {
 
 // TryApply applies YAML with kubectl and returns its error.
 func (n *Namespace) TryApply(text string) error {
-	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(n.t.Context(), Timeout)
 	defer cancel()
 	return n.apply(ctx, text)
 }

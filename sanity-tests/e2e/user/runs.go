@@ -22,7 +22,7 @@ type Runs struct {
 	remotePods map[string][]string
 }
 
-// WatchRuns records until NoneTwice is called or the test ends.
+// WatchRuns records until CheckNoneTwice is called or the test ends.
 func WatchRuns(t *testing.T, remote *Namespace) *Runs {
 	t.Helper()
 	watching, cancel := context.WithCancel(t.Context())
@@ -37,8 +37,8 @@ func WatchRuns(t *testing.T, remote *Namespace) *Runs {
 	return r
 }
 
-// NoneTwice stops recording, checks that no home pod ran as two remote pods, and returns how many ran.
-func (r *Runs) NoneTwice() (ran int) {
+// CheckNoneTwice stops recording, checks that no home pod ran as two remote pods, and returns how many ran.
+func (r *Runs) CheckNoneTwice() (ran int) {
 	r.t.Helper()
 	r.stop()
 	for home, pods := range r.remotePods {

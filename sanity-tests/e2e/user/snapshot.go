@@ -43,8 +43,8 @@ type Snapshot struct {
 	Real *SnapshotObject
 }
 
-// WriteSnapshot creates a snapshot of a claim and does not wait for it.
-func (n *Namespace) WriteSnapshot(name, claim, class string) {
+// CreateSnapshot creates a snapshot of a claim and does not wait for it.
+func (n *Namespace) CreateSnapshot(name, claim, class string) {
 	n.t.Helper()
 	n.Apply(fmt.Sprintf(`
 apiVersion: snapshot.storage.k8s.io/v1
@@ -56,74 +56,71 @@ spec:
 `, name, class, claim))
 }
 
-// BehindSnapshot returns the current objects of a snapshot whose twin is in the same cluster.
-func (n *Namespace) BehindSnapshot(ctx context.Context, name string) (Snapshot, error) {
-	return n.behindSnapshot(ctx, name, n.Client, chart.StorageNamespace)
+// GetSnapshot returns the current objects of a snapshot whose twin is in the same cluster.
+func (n *Namespace) GetSnapshot(ctx context.Context, name string) (Snapshot, error) {
+	return n.getSnapshot(ctx, name, n.Client, chart.StorageNamespace)
 }
 
-// BehindSnapshotIn is BehindSnapshot for one whose twin is in a namespace of another cluster.
-func (n *Namespace) BehindSnapshotIn(ctx context.Context, there *Namespace, name string) (Snapshot, error) {
-	return n.behindSnapshot(ctx, name, there.Client, there.Name)
+// GetRemoteSnapshot is GetSnapshot for one whose twin is in a namespace of another cluster.
+func (n *Namespace) GetRemoteSnapshot(ctx context.Context, remote *Namespace, name string) (Snapshot, error) {
+	return n.getSnapshot(ctx, name, remote.Client, remote.Name)
 }
 
-func (n *Namespace) behindSnapshot(ctx context.Context, name string, there kubernetes.Interface, namespace string) (s Snapshot, err error) {
-	if s.Object, err = snapshotObject(ctx, n.Client, "namespaces/"+n.Name+"/volumesnapshots/"+name); s.Object == nil {
+func (n *Namespace) getSnapshot(ctx context.Context, name string, twins kubernetes.Interface, namespace string) (s Snapshot, err error) {
+	if s.Object, err = getSnapshotObject(ctx, n.Client, "namespaces/"+n.Name+"/volumesnapshots/"+name); s.Object == nil {
 		return s, err
 	}
 	if s.Content, err = contentOf(ctx, n.Client, s.Object); err != nil {
 		return s, err
 	}
 	path := "namespaces/" + namespace + "/volumesnapshots/snapshot-" + s.Object.Metadata.UID
-	if s.Twin, err = snapshotObject(ctx, there, path); s.Twin == nil {
+	if s.Twin, err = getSnapshotObject(ctx, twins, path); s.Twin == nil {
 		return s, err
 	}
-	s.Real, err = contentOf(ctx, there, s.Twin)
+	s.Real, err = contentOf(ctx, twins, s.Twin)
 	return s, err
 }
 
-// FollowSnapshot returns all objects of a snapshot that is ready.
-func (n *Namespace) FollowSnapshot(name string) Snapshot {
+// WantSnapshot returns all objects of a snapshot that is ready.
+func (n *Namespace) WantSnapshot(name string) Snapshot {
 	n.t.Helper()
-	found, err := n.BehindSnapshot(n.t.Context(), name)
+	return n.complete(n.GetSnapshot(n.t.Context(), name))
+}
+
+func (n *Namespace) complete(found Snapshot, err error) Snapshot {
+	n.t.Helper()
 	if err != nil || found.Content == nil || found.Real == nil {
-		n.t.Fatalf("objects of snapshot %s: %+v, %v", name, found, err)
+		n.t.Fatalf("objects of the snapshot: %+v, %v", found, err)
 	}
 	return found
 }
 
-// FollowSnapshotTo is FollowSnapshot for one whose twin is in a namespace of another cluster.
-func (n *Namespace) FollowSnapshotTo(there *Namespace, name string) Snapshot {
+// WantRemoteSnapshot is WantSnapshot for one whose twin is in a namespace of another cluster.
+func (n *Namespace) WantRemoteSnapshot(remote *Namespace, name string) Snapshot {
 	n.t.Helper()
-	found, err := n.BehindSnapshotIn(n.t.Context(), there, name)
-	if err != nil || found.Content == nil || found.Real == nil {
-		n.t.Fatalf("objects of snapshot %s: %+v, %v", name, found, err)
-	}
-	return found
+	return n.complete(n.GetRemoteSnapshot(n.t.Context(), remote, name))
 }
 
-// FollowImportedSnapshot is FollowSnapshot for an imported one, whose twin's name is in the handle of
+// WantImportedSnapshot is WantSnapshot for an imported one, whose twin's name is in the handle of
 // its content.
-func (n *Namespace) FollowImportedSnapshot(name string) Snapshot {
+func (n *Namespace) WantImportedSnapshot(name string) Snapshot {
 	n.t.Helper()
-	found, err := n.BehindSnapshot(n.t.Context(), name)
+	found, err := n.GetSnapshot(n.t.Context(), name)
 	if err == nil && found.Content != nil {
 		_, key, _ := strings.Cut(found.Content.Status.Handle, "::")
 		path := "namespaces/" + chart.StorageNamespace + "/volumesnapshots/snapshot-" + key
-		if found.Twin, err = snapshotObject(n.t.Context(), n.Client, path); found.Twin != nil {
+		if found.Twin, err = getSnapshotObject(n.t.Context(), n.Client, path); found.Twin != nil {
 			found.Real, err = contentOf(n.t.Context(), n.Client, found.Twin)
 		}
 	}
-	if err != nil || found.Real == nil {
-		n.t.Fatalf("objects of snapshot %s: %+v, %v", name, found, err)
-	}
-	return found
+	return n.complete(found, err)
 }
 
 // WaitSnapshotError waits until a snapshot has an error with all of the words.
 func (n *Namespace) WaitSnapshotError(name string, words ...string) {
 	n.t.Helper()
 	n.Eventually(fmt.Sprintf("snapshot %s has the error %q", name, words), func(ctx context.Context) (string, error) {
-		found, err := n.BehindSnapshot(ctx, name)
+		found, err := n.GetSnapshot(ctx, name)
 		if err != nil || found.Object == nil {
 			return "it does not exist", err
 		}
@@ -142,9 +139,9 @@ func (n *Namespace) DeleteSnapshot(name string) {
 	}
 }
 
-// WantSnapshotGone waits until all objects of a snapshot are deleted, in this namespace and in that of
+// WaitSnapshotDeleted waits until all objects of a snapshot are deleted, in this namespace and in that of
 // its twin.
-func (n *Namespace) WantSnapshotGone(s Snapshot, there kubernetes.Interface, namespace string) {
+func (n *Namespace) WaitSnapshotDeleted(s Snapshot, twins kubernetes.Interface, namespace string) {
 	n.t.Helper()
 	n.Eventually("nothing of snapshot "+s.Object.Metadata.Name+" is left", func(ctx context.Context) (string, error) {
 		var left []string
@@ -155,13 +152,13 @@ func (n *Namespace) WantSnapshotGone(s Snapshot, there kubernetes.Interface, nam
 		}{
 			{n.Client, "namespaces/" + n.Name + "/volumesnapshots/", s.Object},
 			{n.Client, "volumesnapshotcontents/", s.Content},
-			{there, "namespaces/" + namespace + "/volumesnapshots/", s.Twin},
-			{there, "volumesnapshotcontents/", s.Real},
+			{twins, "namespaces/" + namespace + "/volumesnapshots/", s.Twin},
+			{twins, "volumesnapshotcontents/", s.Real},
 		} {
 			if one.object == nil {
 				continue
 			}
-			found, err := snapshotObject(ctx, one.client, one.path+one.object.Metadata.Name)
+			found, err := getSnapshotObject(ctx, one.client, one.path+one.object.Metadata.Name)
 			if err != nil {
 				return "", err
 			}
@@ -177,16 +174,16 @@ func contentOf(ctx context.Context, client kubernetes.Interface, snapshot *Snaps
 	if snapshot.Status.Content == "" {
 		return nil, nil
 	}
-	return snapshotObject(ctx, client, "volumesnapshotcontents/"+snapshot.Status.Content)
+	return getSnapshotObject(ctx, client, "volumesnapshotcontents/"+snapshot.Status.Content)
 }
 
 // SnapshotContent returns a VolumeSnapshotContent, nil if there is none.
 func SnapshotContent(ctx context.Context, client kubernetes.Interface, name string) (*SnapshotObject, error) {
-	return snapshotObject(ctx, client, "volumesnapshotcontents/"+name)
+	return getSnapshotObject(ctx, client, "volumesnapshotcontents/"+name)
 }
 
-// snapshotObject returns an object of the snapshot API, nil if there is none.
-func snapshotObject(ctx context.Context, client kubernetes.Interface, path string) (*SnapshotObject, error) {
+// getSnapshotObject returns an object of the snapshot API, nil if there is none.
+func getSnapshotObject(ctx context.Context, client kubernetes.Interface, path string) (*SnapshotObject, error) {
 	raw, err := client.Discovery().RESTClient().Get().AbsPath(snapshotAPI + path).DoRaw(ctx)
 	if apierrors.IsNotFound(err) {
 		return nil, nil

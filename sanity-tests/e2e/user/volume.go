@@ -14,19 +14,19 @@ import (
 type Volume struct {
 	Claim *corev1.PersistentVolumeClaim
 	// Object is the claim's PersistentVolume, which has no data of its own.
-	Object *corev1.PersistentVolume
-	Twin   *corev1.PersistentVolumeClaim
+	Virtual *corev1.PersistentVolume
+	Twin    *corev1.PersistentVolumeClaim
 	// Real is the twin's PersistentVolume.
 	Real *corev1.PersistentVolume
 }
 
-// Behind returns the current objects of a claim whose twin is in the same cluster; absent ones are nil.
-func (n *Namespace) Behind(ctx context.Context, claim string) (v Volume, err error) {
+// GetVolume returns the current objects of a claim whose twin is in the same cluster; absent ones are nil.
+func (n *Namespace) GetVolume(ctx context.Context, claim string) (v Volume, err error) {
 	claims, twins := n.Client.CoreV1().PersistentVolumeClaims(n.Name), n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace)
 	if v.Claim, err = present(claims.Get(ctx, claim, metav1.GetOptions{})); v.Claim == nil {
 		return v, err
 	}
-	if v.Object, err = n.volumeOf(ctx, v.Claim); err != nil {
+	if v.Virtual, err = n.volumeOf(ctx, v.Claim); err != nil {
 		return v, err
 	}
 	if v.Twin, err = present(twins.Get(ctx, v.twinName(), metav1.GetOptions{})); v.Twin == nil {
@@ -54,20 +54,20 @@ func (n *Namespace) WantRetained(name string) *corev1.PersistentVolume {
 
 // twinName returns the twin's name in the PersistentVolume or, before that exists, what it will be.
 func (v Volume) twinName() string {
-	if v.Object != nil && v.Object.Spec.CSI != nil {
-		if name := v.Object.Spec.CSI.VolumeAttributes["storage.liqo.io/twin-name"]; name != "" {
+	if v.Virtual != nil && v.Virtual.Spec.CSI != nil {
+		if name := v.Virtual.Spec.CSI.VolumeAttributes["storage.liqo.io/twin-name"]; name != "" {
 			return name
 		}
 	}
 	return string(v.Claim.UID)
 }
 
-// Follow waits until a claim is Bound and has a twin in the same cluster, and returns all objects.
-func (n *Namespace) Follow(claim string) (v Volume) {
+// WaitVolume waits until a claim is Bound and has a twin in the same cluster, and returns all objects.
+func (n *Namespace) WaitVolume(claim string) (v Volume) {
 	n.t.Helper()
 	n.WaitBound(claim)
 	n.Eventually("claim "+claim+" has a twin with a volume", func(ctx context.Context) (missing string, err error) {
-		if v, err = n.Behind(ctx, claim); v.Real == nil {
+		if v, err = n.GetVolume(ctx, claim); v.Real == nil {
 			missing = "it has none"
 		}
 		return missing, err
@@ -75,16 +75,17 @@ func (n *Namespace) Follow(claim string) (v Volume) {
 	return v
 }
 
-// FollowTo is Follow for a claim whose twin is in a namespace of another cluster. It waits until the twin
+// WaitRemoteVolume is WaitVolume for a claim whose twin is in a namespace of another cluster. It waits until the twin
 // is Bound too.
-func (n *Namespace) FollowTo(there *Namespace, claim string) Volume {
+func (n *Namespace) WaitRemoteVolume(remote *Namespace, claim string) Volume {
 	n.t.Helper()
-	v := Volume{Object: n.WaitBound(claim), Real: there.WaitBound(claim)}
-	v.Claim, v.Twin = n.getClaim(claim), there.getClaim(claim)
+	v := Volume{Virtual: n.WaitBound(claim), Real: remote.WaitBound(claim)}
+	v.Claim, v.Twin = n.GetClaim(claim), remote.GetClaim(claim)
 	return v
 }
 
-func (n *Namespace) getClaim(name string) *corev1.PersistentVolumeClaim {
+// GetClaim returns a claim.
+func (n *Namespace) GetClaim(name string) *corev1.PersistentVolumeClaim {
 	n.t.Helper()
 	claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(n.t.Context(), name, metav1.GetOptions{})
 	if err != nil {

@@ -33,9 +33,9 @@ func Watch(ctx context.Context, version string, open func(context.Context, metav
 	return nil
 }
 
-// PolicyEverWas starts to watch a PersistentVolume from this resourceVersion. The returned function waits
+// WatchReclaimPolicy starts to watch a PersistentVolume from this resourceVersion. The returned function waits
 // until it has had this reclaim policy, if only temporarily.
-func (n *Namespace) PolicyEverWas(t *testing.T, since *corev1.PersistentVolume, policy corev1.PersistentVolumeReclaimPolicy) (wait func()) {
+func (n *Namespace) WatchReclaimPolicy(t *testing.T, since *corev1.PersistentVolume, policy corev1.PersistentVolumeReclaimPolicy) (wait func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
