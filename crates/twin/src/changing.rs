@@ -44,7 +44,7 @@ impl VolumeChange {
     ) -> Result<Self, ChangeError> {
         let virtual_pv = virtual_volume(home, &id.name).await?;
         let served = virtual_pv.as_ref().and_then(epoch_served).unwrap_or(id.epoch);
-        if let ChangeDecision::MovedOn(current) = change_decision(id.epoch, served, false, false) {
+        if let ChangeDecision::MovedOn(current) = change_decision(id.epoch, served, false) {
             let id = id.clone();
             return Err(ChangeError::MovedOn { id, current });
         }
@@ -76,7 +76,7 @@ impl VolumeChange {
                 "is being released (liqo-csi release pvc): change the claim when the release has ended",
             ));
         }
-        match may_change(site.home(), &self.id, &twin, false).await {
+        match may_change(site.home(), &self.id, &twin).await {
             ChangeDecision::Allow => {}
             ChangeDecision::Later => {
                 return Err(

@@ -73,12 +73,11 @@ fn marks_of(twin: &PersistentVolumeClaim) -> Result<TwinMarks, TwinMarkError> {
     TwinMarks::read(twin.labels(), twin.annotations())
 }
 
-/// Whether the twin may be changed or, if `snapshot` is set, its data be copied or snapshotted.
+/// Whether the twin may be changed, snapshotted or copied.
 pub(super) async fn may_change(
     home: &Cluster,
     id: &VolumeId,
     twin: &PersistentVolumeClaim,
-    snapshot: bool,
 ) -> ChangeDecision {
     let marks = marks_of(twin);
     let current = match &marks {
@@ -88,8 +87,7 @@ pub(super) async fn may_change(
         }) => *epoch,
         _ => id.epoch,
     };
-    let locked = is_left_alone_now(home, &marks).await;
-    change_decision(id.epoch, current, locked, snapshot)
+    change_decision(id.epoch, current, is_left_alone_now(home, &marks).await)
 }
 
 /// Whether a volume at home may be attached, according to its twin as it was just read.

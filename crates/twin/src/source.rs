@@ -334,8 +334,20 @@ async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVol
             there.cluster_name()
         )));
     };
-    if let ChangeDecision::MovedOn(_) = may_change(there.home(), id, &twin, true).await {
-        return Err(not_usable(name, "has moved, and the request names an earlier epoch").into());
+    match may_change(there.home(), id, &twin).await {
+        ChangeDecision::Allow => {}
+        ChangeDecision::Later => {
+            return Err(not_usable(
+                name,
+                "is being moved to another place: wait until the move has ended",
+            )
+            .into());
+        }
+        ChangeDecision::MovedOn(_) => {
+            let why =
+                "has moved, and the request names its earlier place: delete the request and create it again";
+            return Err(not_usable(name, why).into());
+        }
     }
     if twin.metadata.deletion_timestamp.is_some() {
         return Err(not_usable(name, "is being deleted").into());

@@ -86,7 +86,7 @@ async fn explain(
             format!("It reports {}: {}", ready.reason, ready.message)
         } else {
             format!(
-                "See its log: kubectl -n {namespace} logs -l app.kubernetes.io/component=controller -c liqo-csi"
+                "See its log: kubectl -n {namespace} logs -l app.kubernetes.io/component=controller -c driver"
             )
         };
         return format!(

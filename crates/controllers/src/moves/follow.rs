@@ -18,7 +18,7 @@ use super::{
     Context,
     events::emit_events,
     evict::evict,
-    preflight::preflight,
+    preflight::{preflight, snapshots_left_behind},
     progress::Copies,
     status::{self, StageEntry, backs_off_cutover, entered},
     volumes::{recorded, records, volumes},
@@ -273,14 +273,25 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             StatusChange::RemoveFinalizer => return self.set_finalizer(&seen.of, false).await,
             StatusChange::Enter(stage) => StageEntry::Stage(stage),
             StatusChange::OpenGate(gate) => {
+                // Users create snapshots while the data are copied, too.
+                let left = self.snapshots_left(seen, false).await?;
+                if !left.is_empty() {
+                    return self.wait(seen, &[(0, Waiting::Snapshots(left))]).await;
+                }
                 let Some(records) = self.source_records(seen).await? else {
                     return Ok(StepOutcome::Again);
                 };
                 StageEntry::Gate(gate, records)
             }
             StatusChange::Recover(gate) => StageEntry::Recover(gate, current_records(seen)?),
-            StatusChange::Commit(gate) => match commit_records(seen).await {
-                Ok(records) => StageEntry::Commit(gate, records),
+            StatusChange::Commit(gate) => match self.may_commit(seen).await {
+                Ok((records, left)) if left.is_empty() => StageEntry::Commit(gate, records),
+                // Their consent is asked for without a gate.
+                Ok((_, left)) => StageEntry::Stage(Stage::Rollback {
+                    gate: Some(gate),
+                    to: RollbackTo::Copying,
+                    why: RollbackReason::Refused(left),
+                }),
                 Err(GateError::Api(error)) if !status.overdue.downtime => return Err(error.into()),
                 // Users must not wait for an error that does not resolve itself.
                 Err(error) => StageEntry::Stage(Stage::Rollback {
@@ -309,6 +320,23 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         self.since.reset();
         self.count(seen, &change, &next);
         self.write_status(&seen.of, &next).await
+    }
+
+    /// The records of the commit, and the snapshots that were taken just when the gate was closed.
+    async fn may_commit(&self, seen: &ObservedMove) -> Result<(Vec<CommitRecord>, Vec<String>), GateError> {
+        Ok((
+            commit_records(seen).await?,
+            self.snapshots_left(seen, true).await?,
+        ))
+    }
+
+    /// The snapshots that would stay at the source without the user's consent.
+    async fn snapshots_left(&self, seen: &ObservedMove, taken: bool) -> Result<Vec<String>, ApiError> {
+        let sources = seen
+            .moved
+            .iter()
+            .map(|moved| (&moved.claim.name, &moved.source.id));
+        snapshots_left_behind(self.context.home, &seen.request, sources, taken).await
     }
 
     /// The PVs of all claims, if none has changed since the decision. Checks that they can be replaced

@@ -12,6 +12,7 @@ use futures::future::try_join_all;
 use itertools::Itertools;
 use jiff::Timestamp;
 
+pub(super) use self::claims::snapshots_left_behind;
 use self::claims::{choose_nodes, read_claim};
 use super::{Context, follow::FollowError, status::checked, volumes::side};
 use crate::{
@@ -105,7 +106,10 @@ pub(super) async fn preflight<H: MoveHelpers>(
     }
     let (plan, statuses): (Vec<PlannedClaim>, Vec<ClaimStatus>) = plan.into_iter().unzip();
     findings.extend(users::findings(context.home, &request, target.as_ref()).await?);
-    findings.extend(claims::snapshots_left_behind(context.home, &request, &plan).await?);
+    let sources = plan
+        .iter()
+        .map(|planned| (&planned.claim.name, &planned.source.id));
+    findings.extend(snapshots_left_behind(context.home, &request, sources, false).await?);
     let findings: Vec<String> = findings.into_iter().unique().collect();
     Ok(checked(of, &findings, statuses, Timestamp::now()))
 }

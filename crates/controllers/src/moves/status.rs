@@ -13,7 +13,7 @@ use crate::{
         BackReason, ClaimStatus, Downtime, MoveRequest, Overruns, UNSEEN, UnreadableMove, VolumeMove,
         VolumeMoveSpec, VolumeMoveStatus,
     },
-    placement::moving::{Outcome, RollbackReason, Stage},
+    placement::moving::{Outcome, RollbackReason, RollbackTo, Stage},
     volume::moving::{CommitRecord, Condition, GateNumber, SourceRecord},
 };
 
@@ -381,10 +381,10 @@ impl NextStatus {
                 let message = "the source was deleted, or retained if that is its reclaim policy";
                 self.set_condition(Condition::SourceReleased, true, "Released", message);
             }
-            Stage::Rollback { why, .. } => {
+            Stage::Rollback { why, to, .. } => {
                 let message = why.to_string();
                 match why {
-                    RollbackReason::Refused(_) => {
+                    RollbackReason::Refused(_) if *to == RollbackTo::Start => {
                         self.set_condition(Condition::Checked, false, "Refused", &message);
                     }
                     RollbackReason::Differs(_) => {

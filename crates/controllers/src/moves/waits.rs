@@ -66,6 +66,7 @@ fn of(stage: &Stage, what: &Waiting) -> NextCheck {
         | Waiting::Unknown(..)
         | Waiting::SourceGone
         | Waiting::Consent(_)
+        | Waiting::Snapshots(_)
         | Waiting::TargetGone
         | Waiting::NotRecovered(_)
         | Waiting::Changing

@@ -107,11 +107,20 @@ async fn read_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result<So
              class after that"
         ));
     }
-    if let ChangeDecision::MovedOn(current) = may_change(site.home(), id, &claim, true).await {
-        return unsuitable(format!(
-            "it has moved, and {place} in the cluster {cluster} is the source of a move; the epoch of its data, which counts its \
-             moves, is {current}"
-        ));
+    match may_change(site.home(), id, &claim).await {
+        ChangeDecision::Allow => {}
+        ChangeDecision::Later => {
+            return unsuitable(
+                "it is being moved to another place, where this snapshot would not be: create a snapshot when the move has ended"
+                    .to_owned(),
+            );
+        }
+        ChangeDecision::MovedOn(current) => {
+            return unsuitable(format!(
+                "it has moved, and {place} in the cluster {cluster} is the source of a move; the epoch of its data, which counts \
+                 its moves, is {current}: delete this snapshot and create another one"
+            ));
+        }
     }
     if claim.metadata.deletion_timestamp.is_some() {
         return unsuitable(format!(

@@ -247,37 +247,38 @@ fn home_twin(home: &Cluster, id: &VolumeId) -> ClaimName {
     }
 }
 
-/// Snapshots stay at the source: a user who needs them has to know.
-pub(super) async fn snapshots_left_behind(
+/// Snapshots stay at the source: a user who needs them has to know. With `taken`, only those whose data exist.
+pub(in crate::moves) async fn snapshots_left_behind(
     home: &Cluster,
     request: &MoveRequest,
-    plan: &[PlannedClaim],
+    sources: impl Iterator<Item = (&ClaimName, &VolumeId)>,
+    taken: bool,
 ) -> ApiResult<Vec<String>> {
     if request.accept_loss.contains(&Loss::Snapshots) {
         return Ok(Vec::new());
     }
-    let contents = home.all::<VolumeSnapshotContent>();
     let of_ours = |content: VolumeSnapshotContent| {
-        let of = content
-            .spec
-            .source
-            .volume_handle
-            .filter(|_| content.spec.driver == DRIVER_NAME)?;
+        let is_taken = content
+            .status
+            .as_ref()
+            .is_some_and(|status| status.snapshot_handle.is_some());
+        let is_ours = content.spec.driver == DRIVER_NAME && (is_taken || !taken);
+        let of = content.spec.source.volume_handle.filter(|_| is_ours)?;
         Some((of, content.spec.volume_snapshot_ref))
     };
+    let contents = home.all::<VolumeSnapshotContent>();
     let found = match contents.pick(None, None, of_ours).await {
         Err(error) if matches!(error.cause, Cause::NotFound(_)) => return Ok(Vec::new()),
         other => other?,
     };
-    let left = plan.iter().filter_map(|planned| {
-        let handle = planned.source.id.to_string();
+    let left = sources.filter_map(|(claim, source)| {
+        let handle = source.to_string();
         let of = found.iter().filter(|(of, _)| *of == handle);
         let names: Vec<String> = of.map(|(_, snapshot)| facts::claim_name(snapshot).to_string()).collect();
         (!names.is_empty()).then(|| {
             format!(
-                "the claim {}: its snapshots stay at the source, and can be restored only there: {}. Set acceptLoss: [Snapshots] \
+                "the claim {claim}: its snapshots stay at the source, and can be restored only there: {}. Set acceptLoss: [Snapshots] \
                  if that is acceptable",
-                planned.claim.name,
                 names.join(", ")
             )
         })

@@ -88,6 +88,59 @@ async fn pods_that_do_not_stop_in_time_keep_their_volume() {
     assert!(status.gated_at.is_none() && status.downtime.is_none());
 }
 
+/// A snapshot of the source.
+fn snapshot(world: &World, status: serde_json::Value) {
+    let source = world.read().unwrap().plan().unwrap()[0].source.id.to_string();
+    world.home_api.put(
+        "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/c",
+        json!({
+            "spec": {
+                "driver": "storage.liqo.io", "deletionPolicy": "Delete", "source": {"volumeHandle": source},
+                "volumeSnapshotRef": {"namespace": "shop", "name": "backup"},
+            },
+            "status": status,
+        }),
+    );
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_created_while_data_are_copied_waits_for_consent() {
+    let world = World::evicting().await;
+    world
+        .carry(|world| matches!(world.stage(), Stage::Copying { .. }))
+        .await;
+    snapshot(&world, json!({}));
+    world.waits("it leaves a snapshot behind").await;
+    assert!(matches!(world.stage(), Stage::Copying { last: None }));
+    world
+        .home_api
+        .change(THE_MOVE, |of| of["spec"]["acceptLoss"] = json!(["Snapshots"]));
+    world.to_the_end().await;
+    world.assert_moved();
+}
+
+/// Its call had passed the check of the twin before that was marked.
+#[tokio::test]
+async fn a_snapshot_that_is_taken_while_the_gate_closes_is_not_left_behind() {
+    let world = World::evicting().await;
+    world.carry(|world| world.stage() == Stage::Verifying(GATE)).await;
+    snapshot(
+        &world,
+        json!({"snapshotHandle": "s1:home:liqo-storage:1", "readyToUse": true}),
+    );
+    world
+        .carry(|world| matches!(world.stage(), Stage::Copying { last: Some(_) }))
+        .await;
+    let conditions = world.read().unwrap().status.unwrap().conditions;
+    assert!(
+        conditions
+            .iter()
+            .all(|one| one.type_ != "Checked" || one.status == "True")
+    );
+    let volume = world.home_api.object(&volume_path()).unwrap();
+    assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
+}
+
 /// Such as a quota, a webhook or a policy.
 #[tokio::test]
 async fn a_write_that_is_refused_is_an_event_of_the_move() {

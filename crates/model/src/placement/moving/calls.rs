@@ -143,21 +143,22 @@ pub fn detach_decision(
     }
 }
 
-/// The decision for `CreateSnapshot`, `ControllerExpand` and `ControllerModify`.
+/// The decision for `CreateSnapshot`, copies, `ControllerExpand` and `ControllerModify`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeDecision {
     Allow,
-    /// Not yet: the claim is locked, and the data must not change during the comparison.
+    /// Not yet: the twin is gated. Its data must not change during the comparison, and a snapshot would be left behind
+    /// at the source without the user's consent.
     Later,
     /// Never: the data is in this epoch, not in that of the handle. Existing snapshots are still reported.
     MovedOn(Epoch),
 }
 
 #[must_use]
-pub fn change_decision(asked: Epoch, current: Epoch, locked: bool, snapshot: bool) -> ChangeDecision {
+pub fn change_decision(asked: Epoch, current: Epoch, gated: bool) -> ChangeDecision {
     if asked != current {
         ChangeDecision::MovedOn(current)
-    } else if locked && !snapshot {
+    } else if gated {
         ChangeDecision::Later
     } else {
         ChangeDecision::Allow

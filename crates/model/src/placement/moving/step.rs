@@ -134,6 +134,9 @@ pub enum Waiting {
          these rights there"
     )]
     Consent(String),
+    /// The user has to accept that these snapshots stay at the source.
+    #[error("{}", .0.join("; "))]
+    Snapshots(Vec<String>),
     #[error("the size or the attributes of the claim are being changed")]
     Changing,
     #[error("{0}")]
