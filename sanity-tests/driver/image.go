@@ -20,7 +20,7 @@ const (
 	Program = "/usr/local/bin/liqo-csi"
 )
 
-// Tools are the other programs in the Dockerfile's image.
+// Tools are the other programs in the image of a release.
 var Tools = []string{"mkfs.ext2", "mkfs.ext3", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mount.nfs"}
 
 // notInTheLab: the lab's kernels have no NFS, and no class of the lab uses btrfs.
@@ -32,8 +32,7 @@ var built struct {
 	image *images.Image
 }
 
-// Image returns an image with the content of the Dockerfile's, from files of this machine. It is
-// built once.
+// Image returns an image with the programs of a release's image, from files of this machine. It is built once.
 func Image(ctx context.Context) (*images.Image, error) {
 	binary, err := Compile(ctx)
 	if err != nil {

@@ -1,5 +1,5 @@
 // Package driver installs the driver under test in a cluster of the lab: it builds the program and
-// the image of the Dockerfile, and installs the chart with Helm. Package chart runs Helm, package
+// an image, and installs the chart with Helm. Package chart runs Helm, package
 // storage installs the real drivers.
 package driver
 

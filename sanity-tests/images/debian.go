@@ -133,7 +133,7 @@ func (a *apt) run(ctx context.Context, args ...string) (string, error) {
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("fetch Debian packages: apt-get %s: %w: %s (where there is no apt, the Dockerfile makes the same image)",
+		return "", fmt.Errorf("fetch Debian packages: apt-get %s: %w: %s",
 			strings.Join(args, " "), err, strings.TrimSpace(said.String()))
 	}
 	return out.String(), nil

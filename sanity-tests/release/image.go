@@ -68,8 +68,8 @@ func (r *Release) Image(ctx context.Context, architecture, binary string) (*Buil
 	return built, errors.Join(images.WriteArchive(out, image), out.Close())
 }
 
-// assemble puts together the driver, the programs that it runs, and the libraries of both: what the
-// Dockerfile does, without a container engine. Without a program, it is all but the driver.
+// assemble puts together the driver, the programs that it runs, and the libraries of both,
+// without a container engine. Without a program, it is all but the driver.
 func assemble(ctx context.Context, name, architecture, binary string) (*images.Image, []images.Package, error) {
 	debian, err := images.UnpackDebian(ctx, architecture, packages...)
 	if err != nil {

@@ -27,7 +27,7 @@ const maxTools = MaxImageSize / 3
 func withoutDriver(t *testing.T, architecture string) (image *images.Image, root string, size int64) {
 	t.Helper()
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		t.Skip("no apt-get on this machine: the Dockerfile makes the image")
+		t.Skip("no apt-get on this machine")
 	}
 	image, packages, err := assemble(t.Context(), "example.test/liqo-csi:v1", architecture, "")
 	if err != nil {
