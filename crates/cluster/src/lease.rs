@@ -125,15 +125,20 @@ impl Handle {
 
     /// Renews until that fails for too long, or another replica has the lease.
     async fn keep(&self) {
-        let mut renewed = Instant::now();
+        let (mut renewed, mut trouble) = (Instant::now(), Ongoing::default());
         loop {
             sleep(RENEW).await;
             let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed());
             match timeout(left, self.renew()).await {
-                Ok(Ok(true)) => renewed = Instant::now(),
+                Ok(Ok(true)) => {
+                    renewed = Instant::now();
+                    trouble.is_over();
+                }
                 Ok(Ok(false)) => return,
-                Ok(Err(error)) => tracing::warn!(%error, "cannot renew the lease of the background loops"),
-                Err(_) => {}
+                Ok(Err(error)) if trouble.is_news(error.to_string()) => {
+                    tracing::warn!(%error, "cannot renew the lease of the background loops");
+                }
+                Ok(Err(_)) | Err(_) => {}
             }
             if renewed.elapsed() >= RENEW_DEADLINE {
                 return;

@@ -25,15 +25,21 @@ pub struct Queue {
     order: BTreeSet<(Instant, String)>,
     /// The keys that are being handled and, if one has changed meanwhile, when it is due.
     busy: HashMap<String, Option<Instant>>,
-    /// The last pause of each key that failed.
-    pauses: HashMap<String, Duration>,
+    /// The keys that failed when they were last handled.
+    failures: HashMap<String, Failure>,
+}
+
+/// The last failure of a key.
+struct Failure {
+    pause: Duration,
+    error: String,
 }
 
 impl Queue {
     /// Adds a changed key. A key that failed stays paused.
     pub fn add(&mut self, key: impl Into<String>) {
         let key = key.into();
-        if !(self.pauses.contains_key(&key) && self.due.contains_key(&key)) {
+        if !(self.failures.contains_key(&key) && self.due.contains_key(&key)) {
             self.put(key, Instant::now());
         }
     }
@@ -90,7 +96,7 @@ impl Queue {
 
     /// A key was handled, and has to be handled again after this time even if nothing changes.
     pub fn done(&mut self, key: &str, again: Option<Duration>) {
-        self.pauses.remove(key);
+        self.failures.remove(key);
         let again = again.map(|after| Instant::now() + after);
         let changed = self.busy.remove(key).flatten();
         if let Some(when) = again.into_iter().chain(changed).min() {
@@ -98,15 +104,17 @@ impl Queue {
         }
     }
 
-    /// A key failed: pauses it.
+    /// A key failed: pauses it. The same error is logged once.
     pub fn failed(&mut self, key: &str, error: &ApiError) {
-        tracing::warn!(key, %error, "reconciling an object failed; retrying");
-        let pause = self.pauses.get(key).map_or(FIRST_PAUSE, |last| *last * 2);
-        let pause = pause.min(LONGEST_PAUSE);
+        let (last, error) = (self.failures.get(key), error.to_string());
+        if last.is_none_or(|last| last.error != error) {
+            tracing::warn!(key, error, "reconciling an object failed; retrying");
+        }
+        let pause = last.map_or(FIRST_PAUSE, |last| last.pause * 2).min(LONGEST_PAUSE);
         self.busy.remove(key);
         self.drop_due(key);
         self.put(key.to_owned(), Instant::now() + pause + spread(key, pause));
-        self.pauses.insert(key.to_owned(), pause);
+        self.failures.insert(key.to_owned(), Failure { pause, error });
     }
 
     /// Handles every key that is due, a few at a time. False if some failed; they stay in the queue.
