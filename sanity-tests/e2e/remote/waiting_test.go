@@ -179,16 +179,16 @@ func (p *pair) doctorOn(ctx context.Context, object string) (string, error) {
 	// Its exit code says that it found something, whatever that is.
 	text, failed := p.look(ctx, "doctor", "--output", "json")
 	var report struct {
-		Findings []struct{ Object, Problem, Mend string }
+		Findings []struct{ Object, Problem, Fix string }
 	}
 	if err := json.Unmarshal([]byte(text), &report); err != nil {
 		return "", fmt.Errorf("%w: %s: %w", err, text, failed)
 	}
-	of := slices.IndexFunc(report.Findings, func(one struct{ Object, Problem, Mend string }) bool { return one.Object == object })
+	of := slices.IndexFunc(report.Findings, func(one struct{ Object, Problem, Fix string }) bool { return one.Object == object })
 	if of < 0 {
 		return "", nil
 	}
-	return report.Findings[of].Problem + " " + report.Findings[of].Mend, nil
+	return report.Findings[of].Problem + " " + report.Findings[of].Fix, nil
 }
 
 // tells is what a claim says in its condition and its last event.
