@@ -190,7 +190,7 @@ func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
 	back := time.Now()
 	wayOut := "liqo-csi connect " + c.cluster
 	c.waitStatus("it says what to do", func(s status) bool {
-		return is(s, "Ready", metav1.ConditionFalse, "Unreachable") && strings.Contains(s.LastError, "expired at") &&
+		return is(s, "Ready", metav1.ConditionFalse, "Unauthorized") && strings.Contains(s.LastError, "expired at") &&
 			strings.Contains(s.LastError, wayOut)
 	})
 	c.home.Eventually("doctor says what to do", func(ctx context.Context) (string, error) {
