@@ -169,7 +169,7 @@ async fn the_last_data_of_an_end_that_has_closed_arrives() {
         bandwidth,
     };
     let ((mut from, mut source), (to, mut target)) = (announced().await, announced().await);
-    let frame = |at: u8| Message::binary([&[0][..], &[at; 30_000]].concat());
+    let frame = |at: u8| Message::binary([vec![0], vec![at; 30_000]].concat());
     // The buffers hold two frames each.
     tokio::spawn(async move {
         for at in 0..5 {
