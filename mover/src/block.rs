@@ -210,7 +210,7 @@ impl BlockSession<'_> {
     }
 
     /// Ends the session.
-    pub fn end(self) {
+    pub fn end(mut self) {
         self.link.end();
     }
 

@@ -12,12 +12,14 @@ use std::{
 
 use proptest::prelude::*;
 use prost::Message as _;
+use rustix::fs::{Mode, OFlags};
 
 use crate::{
     credentials::{Identity, MoveId, issue},
     entry::{Attributes, Entry, Hash, Inode, Kind, Stamp, Time},
     error::Error,
-    lanes::{Acceptor, SourceLanes, TargetLanes, Writer, connect},
+    lanes::{Acceptor, DOWN, SourceLanes, TargetLanes, Writer, connect},
+    link::next_message,
     message::{
         Begin, ClockReading, Fetches, FromSource, FromTarget, Known, KnownDirectory, Listing, RawEntry,
         RawFetch, RawInode, RawStamp, Ready, ScanEnd, SourceMessage, TargetMessage,
@@ -485,6 +487,15 @@ fn a_source_cannot_send_other_bytes_than_were_asked_for() {
     }
 }
 
+/// Sends a message to a source; false if its connection has ended.
+fn send(down: &mut Writer, message: TargetMessage) -> bool {
+    let message = FromTarget {
+        message: Some(message),
+    };
+    let sent = down.send(FrameKind::Control, &message.encode_to_vec());
+    sent.and_then(|()| down.flush()).is_ok()
+}
+
 /// A source that serves a client which sends a script.
 struct Served {
     lanes: TargetLanes,
@@ -503,16 +514,13 @@ impl Served {
             let _ = end.send(result);
         });
         let mut lanes = acceptor.accept(Duration::from_mins(1)).unwrap().unwrap();
-        for message in script {
-            let down = FromTarget {
-                message: Some(message),
-            };
-            let sent = lanes.down.send(FrameKind::Control, &down.encode_to_vec());
-            if sent.and_then(|()| lanes.down.flush()).is_err() {
-                break;
-            }
-        }
+        // A source that has already ended does not receive it.
+        let _ = script.into_iter().all(|message| send(&mut lanes.down, message));
         Self { lanes, ended }
+    }
+
+    fn result(&self) -> Result<(), Error> {
+        self.ended.recv_timeout(Duration::from_mins(2)).unwrap()
     }
 
     /// Whether the first piece from the source is this one.
@@ -534,13 +542,9 @@ impl Served {
 
     /// How the source ended after a final message, and whether it had sent some of its data.
     fn ends(mut self) -> (Result<(), Error>, bool) {
-        let bye = FromTarget {
-            message: Some(TargetMessage::Bye(true)),
-        };
         // A source that has already ended does not receive it.
-        let _ = self.lanes.down.send(FrameKind::Control, &bye.encode_to_vec());
-        let _ = self.lanes.down.flush();
-        let result = self.ended.recv_timeout(Duration::from_mins(2)).unwrap();
+        send(&mut self.lanes.down, TargetMessage::Bye(true));
+        let result = self.result();
         self.lanes.cutter.cut();
         (result, self.lanes.data[0].next().is_ok())
     }
@@ -566,7 +570,7 @@ fn a_target_sees_nothing_but_the_tree() {
     let place = Place::new();
     std::os::unix::fs::symlink(place.outside(), place.root().join("dir")).unwrap();
     std::os::unix::fs::symlink(place.outside().join("secret"), place.root().join("file")).unwrap();
-    let mode = rustix::fs::Mode::RUSR;
+    let mode = Mode::RUSR;
     rustix::fs::mknodat(
         rustix::fs::CWD,
         place.root().join("pipe"),
@@ -600,14 +604,16 @@ fn begin() -> TargetMessage {
 }
 
 fn known(path: &str) -> TargetMessage {
+    known_many(path, 1, false)
+}
+
+fn known_many(path: &str, count: usize, last: bool) -> TargetMessage {
     let directory = KnownDirectory {
         path: path.as_bytes().to_vec(),
         digest: vec![0; 32],
     };
-    TargetMessage::Known(Known {
-        directories: vec![directory],
-        last: false,
-    })
+    let directories = vec![directory; count];
+    TargetMessage::Known(Known { directories, last })
 }
 
 #[test]
@@ -671,6 +677,87 @@ fn a_target_cannot_send_more_known_than_it_may() {
     };
     // A source that has sent everything before it reads that much does not need it, and keeps nothing.
     assert!((0..50).any(|_| refused()));
+}
+
+/// The target cannot write any more when it reads the message.
+#[test]
+fn the_reason_of_a_source_that_has_ended_is_read() {
+    let place = Place::new();
+    let (acceptor, address) = acceptor();
+    let dialling = thread::spawn(move || dial(address));
+    let lanes = acceptor.accept(Duration::from_mins(1)).unwrap().unwrap();
+    let SourceLanes { mut up, cutter, .. } = dialling.join().unwrap();
+    let mut messages: Vec<SourceMessage> = (0..100)
+        .map(|part| {
+            let entries = (0..10).map(|at| entry(&format!("{part:02}{at}"), Kind::File).encode_to_vec());
+            SourceMessage::Listing(Listing {
+                own: (part == 0).then(directory),
+                entries: entries.collect(),
+                ..Listing::default()
+            })
+        })
+        .collect();
+    messages.push(SourceMessage::Failed("the disk is broken".to_owned()));
+    for frame in Script::of(messages).control {
+        up.send(FrameKind::Control, &frame).unwrap();
+        up.flush().unwrap();
+    }
+    cutter.cut();
+    let mut target = Target::open(&place.root(), &id()).unwrap();
+    let result = target.session(lanes).pass(PassOptions::default());
+    assert!(
+        matches!(&result, Err(Error::Peer(why)) if why == "the disk is broken"),
+        "{result:?}"
+    );
+}
+
+/// The source is writing to a target that has ended.
+#[test]
+fn the_reason_of_a_target_that_has_ended_is_read() {
+    let place = Place::new();
+    for last in [
+        TargetMessage::Failed("the disk is full".to_owned()),
+        TargetMessage::Bye(true),
+    ] {
+        let mut served = Served::with_script(&place.root(), Vec::new());
+        served.lanes.cutter.cut_if(|lane| lane != DOWN);
+        for message in [begin(), known_many("", 0, true)] {
+            assert!(send(&mut served.lanes.down, message));
+        }
+        let early = served.ended.recv_timeout(Duration::from_millis(500));
+        assert!(early.is_err(), "it has ended before the last message: {early:?}");
+        assert!(send(&mut served.lanes.down, last.clone()));
+        let result = served.result();
+        let is_reported = match last {
+            TargetMessage::Failed(_) => matches!(&result, Err(Error::Peer(why)) if why == "the disk is full"),
+            _ => result.is_ok(),
+        };
+        assert!(is_reported, "{result:?}");
+    }
+}
+
+/// Whatever the target is still sending.
+#[test]
+fn a_source_that_fails_ends_when_its_target_has() {
+    let place = Place::new();
+    let mut folder = rustix::fs::open(place.root(), OFlags::DIRECTORY, Mode::empty()).unwrap();
+    for _ in 0..21 {
+        // A path that is too long.
+        let name = "d".repeat(200);
+        rustix::fs::mkdirat(&folder, &name, Mode::RWXU).unwrap();
+        folder = rustix::fs::openat(&folder, &name, OFlags::DIRECTORY, Mode::empty()).unwrap();
+    }
+    let script = vec![begin(), known_many("", 0, true)];
+    let mut served = Served::with_script(&place.root(), script);
+    while next_message(&mut served.lanes.up).is_ok() {}
+    // More than the buffers of the kernel.
+    for _ in 0..1000 {
+        assert!(send(&mut served.lanes.down, known_many("d", 500, true)));
+    }
+    assert!(served.ended.try_recv().is_err());
+    served.lanes.cutter.cut();
+    let result = served.result();
+    assert!(matches!(result, Err(Error::Tree { .. })), "{result:?}");
 }
 
 /// The messages of an honest source with a small tree.

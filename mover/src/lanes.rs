@@ -37,7 +37,7 @@ const HANDSHAKES: usize = 32;
 pub const MAX_DATA_LANES: u32 = 16;
 /// Lane numbers: from source to target, back, and from here on for data.
 const UP: u32 = 0;
-const DOWN: u32 = 1;
+pub(crate) const DOWN: u32 = 1;
 const DATA: u32 = 2;
 /// The number of connections of a session in addition to those for data.
 pub const CONTROL_LANES: u32 = DATA;
@@ -49,17 +49,37 @@ impl<S: Read + Write + Send> Stream for S {}
 pub(crate) type Reader = FrameReader<Box<dyn Stream>>;
 pub(crate) type Writer = FrameWriter<Box<dyn Stream>>;
 
-/// Ends all lanes of a session at once, so that no thread blocks in a read or write.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Cutter(Arc<Mutex<Vec<TcpStream>>>);
+/// Ends the lanes of a session at once, so that no thread blocks in a read or write.
+#[derive(Clone, Debug)]
+pub(crate) struct Cutter {
+    /// The number of the lane for the peer's control messages.
+    incoming: u32,
+    sockets: Arc<Mutex<Vec<(u32, TcpStream)>>>,
+}
 
 impl Cutter {
-    fn add(&self, socket: TcpStream) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
+    fn new(incoming: u32) -> Self {
+        let sockets = Arc::default();
+        Self { incoming, sockets }
+    }
+
+    fn add(&self, lane: u32, socket: TcpStream) {
+        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        sockets.push((lane, socket));
     }
 
     pub(crate) fn cut(&self) {
-        for socket in &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        self.cut_if(|_| true);
+    }
+
+    /// What was sent still arrives: peers send nothing on these lanes, which would reset them.
+    pub(crate) fn cut_all_but_incoming(&self) {
+        self.cut_if(|lane| lane != self.incoming);
+    }
+
+    pub(crate) fn cut_if(&self, is_cut: impl Fn(u32) -> bool) {
+        let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, socket) in sockets.iter().filter(|(lane, _)| is_cut(*lane)) {
             // It may be closed already, which has the same effect.
             let _ = socket.shutdown(Shutdown::Both);
         }
@@ -106,7 +126,7 @@ pub fn connect(
         data_lanes,
         refused: String::new(),
     };
-    let cutter = Cutter::default();
+    let cutter = Cutter::new(DOWN);
     let streams: Result<Vec<_>, Error> = thread::scope(|scope| {
         let (config, cutter, dial) = (&config, &cutter, &dial);
         let dialling: Vec<_> = (0..DATA + data_lanes)
@@ -142,7 +162,7 @@ fn open(
 ) -> Result<Box<dyn Stream>, Error> {
     let socket = dial().map_err(Error::Cut)?;
     prepare(&socket, HANDSHAKE)?;
-    cutter.add(socket.try_clone().map_err(Error::Cut)?);
+    cutter.add(hello.lane, socket.try_clone().map_err(Error::Cut)?);
     let mut tls =
         ClientConnection::new(config, target_name(id)?).map_err(|e| Error::Credentials(e.to_string()))?;
     let mut socket = socket;
@@ -302,14 +322,14 @@ fn refusal(hello: &Hello, id: &MoveId) -> Option<String> {
 }
 
 fn assemble(lanes: BTreeMap<u32, Accepted>) -> Result<TargetLanes, Error> {
-    let cutter = Cutter::default();
+    let cutter = Cutter::new(UP);
     let (mut up, mut down, mut data) = (None, None, Vec::new());
     let mut direct = true;
     for (number, lane) in lanes {
         let peer = lane.socket.peer_addr().map_err(Error::Cut)?;
         direct &= !peer.ip().to_canonical().is_loopback();
         lane.socket.set_read_timeout(Some(SILENCE)).map_err(Error::Cut)?;
-        cutter.add(lane.socket);
+        cutter.add(number, lane.socket);
         match number {
             UP => up = Some(FrameReader::new(lane.stream)),
             DOWN => down = Some(FrameWriter::new(lane.stream)),

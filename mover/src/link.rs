@@ -53,7 +53,7 @@ impl Link {
             let (state, status) = (Arc::clone(&state), Arc::clone(&status));
             thread::spawn(move || {
                 if let Err(error) = receive(&state, lane, &status) {
-                    status.lane_failed(error);
+                    status.fail(error);
                 }
             })
         }));
@@ -84,21 +84,38 @@ impl Link {
         }
     }
 
-    /// Ends the session because this side failed, and informs the source.
-    pub(crate) fn fail(&self, error: Error) -> Error {
+    /// Ends the session because this side failed, and informs the source. If the connection broke, returns why
+    /// the source ended it, if it reported that.
+    pub(crate) fn fail(&mut self, error: Error) -> Error {
         let error = self.status.take_failure().unwrap_or(error);
         if !matches!(error, Error::Cut(_) | Error::Peer(_)) {
-            self.down
-                .send_final(&target_message(TargetMessage::Failed(error.to_string())));
+            self.send_last(TargetMessage::Failed(error.to_string()));
         }
-        self.status.end();
-        error
+        match self.read_last() {
+            Some(reason) if error.is_cut() => reason,
+            _ => error,
+        }
     }
 
     /// Ends the session.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end(&mut self) {
+        self.send_last(TargetMessage::Bye(true));
+        self.read_last();
+    }
+
+    fn send_last(&self, message: TargetMessage) {
         // If this fails, the source notices that the connection ends.
-        let _ = self.down.send(&target_message(TargetMessage::Bye(true)), true);
+        let _ = self.down.send(&target_message(message), true);
+    }
+
+    /// Reads until the source has ended, too; returns its error, if it reported one.
+    fn read_last(&mut self) -> Option<Error> {
+        self.status.finish();
+        loop {
+            if let Err(error) = self.next_message() {
+                return Some(error).filter(|error| matches!(error, Error::Peer(_)));
+            }
+        }
     }
 }
 

@@ -1,5 +1,10 @@
 //! The state that the threads of one session share on either side: the first failure, which ends all of
 //! them, and the pings that show the peer that this side is alive.
+//!
+//! A side that ends closes all lanes but that of the peer's control messages, and reads this one to its end, for two
+//! reasons. The peer may have ended first, so that writing to it fails before the message that says why is read. And
+//! the peer has then read the last message of this side, which a process that exits could not deliver any more. A peer
+//! that does not end is waited for only for a while.
 
 use std::{
     sync::{
@@ -16,12 +21,13 @@ use crate::{
     wire::{FrameKind, WireError},
 };
 
-/// How long a broken lane waits for the peer's error message.
-const FINAL_MESSAGE_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long the peer may take to end after this side has.
+const LAST_MESSAGES: Duration = Duration::from_secs(10);
 
 /// The status of a session, shared by all its threads.
 pub(crate) struct SessionStatus {
     over: AtomicBool,
+    ended: AtomicBool,
     failure: Mutex<Option<Error>>,
     cutter: Cutter,
     wake: Condvar,
@@ -32,6 +38,7 @@ impl SessionStatus {
     pub(crate) fn new(cutter: Cutter) -> Self {
         Self {
             over: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             failure: Mutex::new(None),
             cutter,
             wake: Condvar::new(),
@@ -39,32 +46,42 @@ impl SessionStatus {
         }
     }
 
-    /// Ends the session. The first failure is the one that is reported: others follow from it.
+    /// Ends the work of the session. The first failure is the one that is reported: others follow from it. A
+    /// connection that breaks may itself follow from the failure that the peer reports.
     pub(crate) fn fail(&self, error: Error) {
-        lock(&self.failure).get_or_insert(error);
-        self.end();
-    }
-
-    /// The same for a data lane. When a connection ends, so do the others, and the peer's reason arrives on
-    /// the control lane: that is given time to report it.
-    pub(crate) fn lane_failed(&self, error: Error) {
-        if error.is_cut() {
-            let sleep = lock(&self.sleeping);
-            let spoken = |(): &mut ()| !self.is_over();
-            drop(
-                self.wake
-                    .wait_timeout_while(sleep, FINAL_MESSAGE_TIMEOUT, spoken)
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
+        let mut failure = lock(&self.failure);
+        let follows = |first: &Error| first.is_cut() && matches!(error, Error::Peer(_));
+        if failure.as_ref().is_none_or(follows) {
+            *failure = Some(error);
         }
-        self.fail(error);
+        drop(failure);
+        self.finish();
     }
 
-    /// Ends the session, whose work is done or has failed.
-    pub(crate) fn end(&self) {
+    /// Ends the work of the session: only the peer's control messages are still read.
+    pub(crate) fn finish(&self) {
         self.over.store(true, Ordering::SeqCst);
         drop(lock(&self.sleeping));
         self.wake.notify_all();
+        self.cutter.cut_all_but_incoming();
+    }
+
+    /// Ends the session.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.finish();
+        self.cutter.cut();
+    }
+
+    /// Ends a session that is over when the peer had time to end, too.
+    fn end_in_time(&self) {
+        let sleep = lock(&self.sleeping);
+        let is_open = |(): &mut ()| !self.ended.load(Ordering::SeqCst);
+        drop(
+            self.wake
+                .wait_timeout_while(sleep, LAST_MESSAGES, is_open)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
         self.cutter.cut();
     }
 
@@ -104,32 +121,21 @@ impl ControlLane {
         lock(&self.0).flush()
     }
 
-    /// Sends the peer the reason why this side ends, unless another thread is blocked writing.
-    pub(crate) fn send_final(&self, message: &impl prost::Message) {
-        if let Ok(mut writer) = self.0.try_lock() {
-            let message = writer.send(FrameKind::Control, &message.encode_to_vec());
-            // The peer notices anyway that the connection ends.
-            let _ = message.and_then(|()| writer.flush());
-        }
-    }
-
-    /// Pings until the session is over.
+    /// Pings until the session is over, and then sees to its end.
     pub(crate) fn keep_alive(self: &Arc<Self>, status: &Arc<SessionStatus>) -> thread::JoinHandle<()> {
         let (lane, status) = (Arc::clone(self), Arc::clone(status));
         thread::spawn(move || {
             loop {
                 let sleep = lock(&status.sleeping);
-                if status.is_over() {
-                    return;
-                }
+                let goes_on = |(): &mut ()| !status.is_over();
                 drop(
                     status
                         .wake
-                        .wait_timeout(sleep, PING)
+                        .wait_timeout_while(sleep, PING, goes_on)
                         .unwrap_or_else(PoisonError::into_inner),
                 );
                 if status.is_over() {
-                    return;
+                    return status.end_in_time();
                 }
                 // A lane that is being written to needs no ping.
                 if let Ok(mut writer) = lane.0.try_lock() {

@@ -87,27 +87,28 @@ impl Source {
         let up = ControlLane::new(up);
         let queue = Queue::default();
         let pinger = up.keep_alive(&status);
-        thread::scope(|scope| {
+        let is_done = thread::scope(|scope| {
             for lane in data {
                 let (status, queue, volume) = (&status, &queue, &self.volume);
                 scope.spawn(move || {
                     if let Err(error) = send_data(volume, lane, queue, throttle, status) {
-                        status.lane_failed(error);
+                        status.fail(error);
                     }
                 });
             }
+            // Also after a failure: until the target has read why, and has ended, too.
             let served = self.listen(scope, &mut down, &up, &queue, &status);
-            if let Err(error) = served {
-                status.fail(error);
-            }
+            let is_done = served.map_err(|error| status.fail(error)).is_ok();
             queue.close();
             status.end();
+            is_done
         });
         // It ends with the session and returns nothing.
         let _ = pinger.join();
         match status.take_failure() {
-            Some(error) => Err(error),
-            None => Ok(()),
+            // A target that is done closes its connections.
+            Some(error) if !(is_done && error.is_cut()) => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -199,7 +200,10 @@ impl Source {
             active.store(false, Ordering::SeqCst);
             let told = told.and_then(|end| Ok(up.send(&source_message(SourceMessage::ScanEnd(end)), true)?));
             if let Err(error) = told {
-                up.send_final(&source_message(SourceMessage::Failed(error.to_string())));
+                if !error.is_cut() {
+                    // If this fails, the target notices that the connection ends.
+                    let _ = up.send(&source_message(SourceMessage::Failed(error.to_string())), true);
+                }
                 status.fail(error);
             }
         });

@@ -237,7 +237,7 @@ impl Session<'_> {
     }
 
     /// Ends the session.
-    pub fn end(self) {
+    pub fn end(mut self) {
         self.link.end();
     }
 

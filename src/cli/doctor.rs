@@ -14,7 +14,7 @@ use crate::inspect::{
 const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors, or if it cannot be read how
 the controller is deployed.
 JSON: {"version": 1, "findings": [...], "unknown": [...]}. A finding has
-severity (error, warning, note), object, problem and mend.
+severity (error, warning, note), object, problem and fix.
 
 Examples:
   liqo-csi doctor
@@ -119,6 +119,8 @@ mod tests {
             problem: "It does not exist.".into(),
             fix: "kubectl create namespace liqo-storage".into(),
         };
+        let json = serde_json::to_value(&finding).unwrap();
+        assert_eq!(json["fix"], "kubectl create namespace liqo-storage");
         let text = report(&[finding], 2);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "ERROR   Namespace liqo-storage");

@@ -61,14 +61,14 @@ func TestDoctorFindsTheChartSoundAndAWrongClassNot(t *testing.T) {
 		t.Error(err)
 	}
 	var report struct {
-		Findings []struct{ Severity, Object, Problem, Mend string }
+		Findings []struct{ Severity, Object, Problem, Fix string }
 	}
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	found := false
 	for _, finding := range report.Findings {
-		found = found || finding.Severity == "error" && strings.Contains(finding.Object, wrong.Name) && finding.Mend != ""
+		found = found || finding.Severity == "error" && strings.Contains(finding.Object, wrong.Name) && finding.Fix != ""
 	}
 	if !found || exit != 1 {
 		t.Errorf("a class that names itself as the real one is not found (exit code %d): %s", exit, out)

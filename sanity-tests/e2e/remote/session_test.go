@@ -183,7 +183,7 @@ func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
 	back := time.Now()
 	command := "liqo-csi connect " + c.cluster
 	c.waitStatus("the status names the command", func(s status) bool {
-		return hasCondition(s, "Ready", metav1.ConditionFalse, "Unreachable") && strings.Contains(s.LastError, "expired at") &&
+		return hasCondition(s, "Ready", metav1.ConditionFalse, "Unauthorized") && strings.Contains(s.LastError, "expired at") &&
 			strings.Contains(s.LastError, command)
 	})
 	c.home.Eventually("doctor names the command", func(ctx context.Context) (string, error) {

@@ -177,16 +177,16 @@ func (p *pair) doctorOn(ctx context.Context, object string) (string, error) {
 	// doctor exits with an error if it has any finding.
 	text, failed := p.liqoCSI(ctx, "doctor", "--output", "json")
 	var report struct {
-		Findings []struct{ Object, Problem, Mend string }
+		Findings []struct{ Object, Problem, Fix string }
 	}
 	if err := json.Unmarshal([]byte(text), &report); err != nil {
 		return "", fmt.Errorf("%w: %s: %w", err, text, failed)
 	}
-	of := slices.IndexFunc(report.Findings, func(one struct{ Object, Problem, Mend string }) bool { return one.Object == object })
+	of := slices.IndexFunc(report.Findings, func(one struct{ Object, Problem, Fix string }) bool { return one.Object == object })
 	if of < 0 {
 		return "", nil
 	}
-	return report.Findings[of].Problem + " " + report.Findings[of].Mend, nil
+	return report.Findings[of].Problem + " " + report.Findings[of].Fix, nil
 }
 
 // statusText returns the last condition and the last event of a claim.

@@ -39,7 +39,6 @@ pub(crate) struct Finding {
     /// One or two sentences.
     pub(crate) problem: String,
     /// One or two sentences, or a command.
-    #[serde(rename = "mend")]
     pub(crate) fix: String,
 }
 

@@ -4,7 +4,10 @@ use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
 use super::Finding;
-use crate::{api::remote_cluster::RemoteCluster, fleet::UNAUTHORIZED, inspect::Installation};
+use crate::{
+    api::remote_cluster::{RemoteCluster, UNAUTHORIZED},
+    inspect::Installation,
+};
 
 /// A renewal may be delayed, but not until this long before the end.
 const LATE: SignedDuration = SignedDuration::from_hours(1);
@@ -37,11 +40,7 @@ fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
         let problem = format!("The token with which the driver reaches the cluster expired at {text}.");
         return Some(Finding::error(object, problem, fix));
     }
-    if status
-        .last_error
-        .as_ref()
-        .is_some_and(|it| it.starts_with(UNAUTHORIZED))
-    {
+    if status.conditions.iter().any(|one| one.reason == UNAUTHORIZED) {
         let problem =
             "The cluster does not accept the token or certificate with which the driver reaches it.";
         return Some(Finding::error(object, problem, fix));

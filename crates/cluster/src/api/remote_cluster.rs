@@ -24,6 +24,9 @@ pub const READY: &str = "Ready";
 /// Condition of a cluster whose API server answers.
 pub const REACHABLE: &str = "Reachable";
 
+/// Reason of this condition: the cluster does not accept the credentials.
+pub const UNAUTHORIZED: &str = "Unauthorized";
+
 // These bounds are large enough for all uses, and small enough for the API server to estimate the cost of
 // evaluating the rules.
 const MOST_ENTRIES: u32 = 512;

@@ -43,6 +43,9 @@ pub enum Cause {
     /// The server cannot be reached, is overloaded or fails. It may recover.
     #[error("{0}")]
     Unavailable(String),
+    /// The server does not accept the credentials, which may be renewed; what they would allow is unknown.
+    #[error("{0}")]
+    Unauthorized(String),
     /// The object has changed since it was read.
     #[error("{0}")]
     Conflict(String),
@@ -88,7 +91,17 @@ impl ApiError {
     /// Whether the same call may succeed later.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self.cause, Cause::Timeout(_) | Cause::Unavailable(_))
+        matches!(
+            self.cause,
+            Cause::Timeout(_) | Cause::Unavailable(_) | Cause::Unauthorized(_)
+        )
+    }
+}
+
+#[cfg(any(test, feature = "testkit"))]
+impl From<&str> for Cause {
+    fn from(why: &str) -> Self {
+        Self::Unavailable(why.to_owned())
     }
 }
 
@@ -531,7 +544,7 @@ where
             Err(error) => cause(error),
         };
         // Waiting half a minute for an overloaded server would make it worse; the callers retry themselves.
-        let Cause::Unavailable(_) = cause else {
+        let (Cause::Unavailable(_) | Cause::Unauthorized(_)) = cause else {
             return Err(cause);
         };
         if started.elapsed() > LONGEST_PAUSE * 3 {
@@ -552,8 +565,8 @@ fn cause(error: kube::Error) -> Cause {
                 422 if is_another(&status) => Cause::Conflict(message),
                 403 => Cause::Forbidden(message),
                 404 => Cause::NotFound(message),
-                // An expired credential (401) is renewed; what it would allow is unknown.
-                401 | 408 | 429 | 500..=599 => Cause::Unavailable(message),
+                401 => Cause::Unauthorized(message),
+                408 | 429 | 500..=599 => Cause::Unavailable(message),
                 _ => Cause::Invalid(message),
             }
         }

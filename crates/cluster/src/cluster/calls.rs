@@ -101,6 +101,7 @@ fn name(cause: &Cause) -> &'static str {
     match cause {
         Cause::Timeout(_) => "timeout",
         Cause::Unavailable(_) => "unavailable",
+        Cause::Unauthorized(_) => "unauthorized",
         Cause::Forbidden(_) => "forbidden",
         Cause::Invalid(_) => "invalid",
         Cause::Conflict(_) => "conflict",

@@ -33,9 +33,6 @@ const TOO_MUCH: Duration = Duration::from_mins(5);
 /// A single failed probe may be an accident.
 const LOST_IN_A_ROW: u32 = 2;
 
-/// Why a cluster that does not accept the credentials is unreachable.
-pub const UNAUTHORIZED: &str = "Unauthorized";
-
 /// Counts the changes of remote clusters.
 pub(super) type Changes = watch::Sender<u64>;
 
@@ -46,8 +43,8 @@ pub enum Link {
     Connecting(String),
     /// It answers.
     Up(Arc<Connected>),
-    /// It does not answer, and why.
-    Unreachable(String),
+    /// It does not answer, or does not accept the credentials, and why.
+    Unreachable(Cause),
     /// Its credentials cannot be used, and why.
     Refused(String),
     /// Its declaration contradicts another one, and how.
@@ -67,15 +64,9 @@ impl Link {
 #[derive(Debug, PartialEq, Eq)]
 enum ProbeError {
     /// It does not answer, or not as expected.
-    Lost(String),
+    Lost(Cause),
     /// It exceeds the budget of one cluster.
     TooMuch(String),
-}
-
-impl From<String> for ProbeError {
-    fn from(why: String) -> Self {
-        Self::Lost(why)
-    }
 }
 
 /// A cluster that answers.
@@ -168,16 +159,16 @@ impl Prober {
                     answered = 0;
                     self.stop_using(why).await;
                 }
-                Err(ProbeError::Lost(why)) => {
+                Err(ProbeError::Lost(cause)) => {
                     lost += 1;
                     if lost >= LOST_IN_A_ROW || answered == 0 {
                         // After a reconnect all checks run again.
                         answered = 0;
                         let is_unchanged =
-                            matches!(&*self.link.borrow(), Link::Unreachable(before) if *before == why);
+                            matches!(&*self.link.borrow(), Link::Unreachable(before) if *before == cause);
                         if !is_unchanged {
-                            tracing::warn!(cluster = %self.id, why, "a remote cluster does not answer");
-                            self.set_link(Link::Unreachable(why));
+                            tracing::warn!(cluster = %self.id, why = %cause, "a remote cluster does not answer");
+                            self.set_link(Link::Unreachable(cause));
                         }
                     }
                     time::sleep(RETRY).await;
@@ -234,7 +225,7 @@ impl Prober {
             .map(|connected| connected.cluster.rights());
         let rights = Rights::review_all(&connect(Rights::default()), before)
             .await
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| ProbeError::Lost(Cause::Unavailable(error.to_string())))?;
         if let Some(connected) = self.link.borrow().connected()
             && answered > 0
             && connected.cluster.rights() == rights
@@ -260,14 +251,14 @@ impl Prober {
         let answer = match time::timeout(*timeout, client.apiserver_version()).await {
             Err(_) => Err(Cause::Timeout(*timeout)),
             Ok(Err(kube::Error::Api(status))) if status.code == 401 => {
-                Err(Cause::Unavailable(UNAUTHORIZED.to_owned()))
+                Err(Cause::Unauthorized(short(&status.message)))
             }
             Ok(Err(error)) => Err(Cause::Unavailable(plain(&error))),
             Ok(Ok(info)) => Ok(short(&info.git_version)),
         };
         let outcome = answer.as_ref().map(|_| ());
         metrics.record(self.id.as_str(), "read", outcome, began.elapsed());
-        answer.map_err(|cause| ProbeError::Lost(cause.to_string()))
+        answer.map_err(ProbeError::Lost)
     }
 
     /// Waits until the watched objects are listed, as long as there is progress: a large and distant cluster
@@ -283,9 +274,8 @@ impl Prober {
                 () = time::sleep(self.calls.timeout * 3) => {}
             }
             if cluster.budget().objects() <= before {
-                return Err("its classes, nodes and twins could not be listed in time"
-                    .to_owned()
-                    .into());
+                let why = "its classes, nodes and twins could not be listed in time";
+                return Err(ProbeError::Lost(Cause::Unavailable(why.to_owned())));
             }
         }
     }

@@ -22,7 +22,7 @@ mod registry;
 pub use self::kosmos::KOSMOS;
 pub use self::{
     keeper::{Settings, keep},
-    link::{Connected, Link, UNAUTHORIZED},
+    link::{Connected, Link},
     registry::{AccessFacts, Closed, NodeKind, Registry, Remote, Unreachable},
 };
 use crate::topology::{Node, VIRTUAL_NODE};

@@ -135,9 +135,9 @@ impl Remote {
                 object: self.object.clone(),
                 why: why.clone(),
             }),
-            Link::Unreachable(why) => Err(Unreachable::NoAnswer {
+            Link::Unreachable(cause) => Err(Unreachable::NoAnswer {
                 cluster: cluster(),
-                why: why.clone(),
+                why: cause.to_string(),
             }),
         }
     }

@@ -6,8 +6,8 @@ use crate::{
     Settings,
     access::TokenFacts,
     api::{remote_cluster::CredentialsStatus, volume_move::VolumeMove},
-    cluster::{Cluster, slim::Twin},
-    fleet::{AccessFacts, Link, Remote, UNAUTHORIZED},
+    cluster::{Cause, Cluster, slim::Twin},
+    fleet::{AccessFacts, Link, Remote},
     placement::Fabric,
     topology::Node,
     unserved::unserved,
@@ -55,6 +55,8 @@ pub(super) enum State {
     Connecting,
     /// The API server does not answer.
     Unreachable,
+    /// It does not accept the credentials.
+    Unauthorized,
     Refused,
 }
 
@@ -97,9 +99,12 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
     };
     match remote.link() {
         Link::Connecting(why) => report.message = why,
-        Link::Unreachable(why) => {
-            let because = refused(remote, &why);
-            (report.state, report.message) = (State::Unreachable, format!("{why}{because}"));
+        Link::Unreachable(cause) => {
+            report.state = match cause {
+                Cause::Unauthorized(_) => State::Unauthorized,
+                _ => State::Unreachable,
+            };
+            report.message = format!("{cause}{}", refused(remote, report.state));
         }
         Link::Refused(why) | Link::Disputed(why) => (report.state, report.message) = (State::Refused, why),
         Link::Up(connected) => {
@@ -119,12 +124,12 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
 }
 
 /// Why an unreachable cluster does not accept the credentials, and the way out, if that is the cause.
-fn refused(remote: &Remote, why: &str) -> String {
+fn refused(remote: &Remote, state: State) -> String {
     let ended = remote.access().and_then(|access| access.token.as_ref()?.expires);
     let ended = ended.filter(|at| *at <= jiff::Timestamp::now().as_second());
     let cause = match ended {
         Some(at) => format!("Its token expired at {}", moment(at)),
-        None if why == UNAUTHORIZED => {
+        None if state == State::Unauthorized => {
             "Its token or certificate was revoked, or is not of this cluster".to_owned()
         }
         None => return String::new(),

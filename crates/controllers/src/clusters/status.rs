@@ -9,7 +9,7 @@ use super::{
     report::{ClusterReport, State, list_some},
 };
 use crate::{
-    api::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterStatus},
+    api::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterStatus, UNAUTHORIZED},
     cluster::short,
 };
 
@@ -88,6 +88,7 @@ pub(super) fn declared(
         State::Ready => ("True", "Answers"),
         State::Connecting => ("Unknown", "Connecting"),
         State::Unreachable => ("False", "Unreachable"),
+        State::Unauthorized => ("False", UNAUTHORIZED),
         State::Refused => ("Unknown", "Refused"),
     };
     let discovered = report.fabric.is_some();

@@ -6,10 +6,10 @@ use super::*;
 use crate::{
     access::{SESSION, TokenFacts},
     cluster::{
-        Rights,
+        Cause, Rights,
         testing::{Act, FakeApi, Fault},
     },
-    fleet::{AccessFacts, UNAUTHORIZED},
+    fleet::AccessFacts,
     placement::{Declared, Fabric},
     volume::{DRIVER_NAME, mark},
 };
@@ -285,7 +285,7 @@ async fn an_object_of_a_found_cluster_with_snapshots_outlives_the_declaration() 
 
 #[tokio::test]
 async fn a_token_that_is_not_valid_is_reported_with_the_fix() {
-    let unreachable = || Link::Unreachable(UNAUTHORIZED.into());
+    let unreachable = || Link::Unreachable(Cause::Unauthorized("Unauthorized".into()));
     let later = jiff::Timestamp::now().as_second() + 3600;
     for (registry, expires, cause, way_out) in [
         (
@@ -322,6 +322,7 @@ async fn a_token_that_is_not_valid_is_reported_with_the_fix() {
         round(&api, &registry).await;
         let message = status(&api)["lastError"].as_str().unwrap_or_default().to_owned();
         assert!(message.contains(cause) && message.contains(way_out), "{message}");
+        assert_eq!(status(&api)["conditions"][1]["reason"], "Unauthorized");
         if expires == later {
             continue;
         }

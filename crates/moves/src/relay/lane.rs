@@ -2,6 +2,7 @@
 //! connects to the target only after the source has sent something, so that a target has no idle connections.
 
 use std::{
+    future::pending,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -25,7 +26,7 @@ pub(super) struct Lane {
 
 /// The end at which a connection failed.
 #[derive(Debug, thiserror::Error)]
-enum LaneError {
+pub(super) enum LaneError {
     #[error("the source's port {0}: {1}")]
     Source(String, TunnelError),
     #[error("the target's port {0}: {1}")]
@@ -73,7 +74,20 @@ impl Lane {
         let Some(first) = from.first().await.map_err(at_source)? else {
             return Ok(());
         };
-        let mut to = Tunnel::open(target).await.map_err(at_target)?;
+        let to = Tunnel::open(target).await.map_err(at_target)?;
+        self.exchange(first, from, to, forwarded).await
+    }
+
+    /// Forwards data in both directions until one end has closed the connection.
+    pub(super) async fn exchange(
+        &self,
+        first: Frame,
+        mut from: Tunnel,
+        mut to: Tunnel,
+        forwarded: &AtomicU64,
+    ) -> Result<(), LaneError> {
+        let at_source = |error| LaneError::Source(self.relay.source.port.to_string(), error);
+        let at_target = |error| LaneError::Target(self.relay.target.port.to_string(), error);
         self.pass(first, &mut to.writer, forwarded)
             .await
             .map_err(at_target)?;
@@ -102,7 +116,11 @@ impl Lane {
         loop {
             tokio::select! {
                 biased;
-                _ = pings.tick() => to.ping().await.map_err(ForwardError::Writing)?,
+                // An end that has closed the connection may have sent data before, which the other direction
+                // forwards until its end.
+                _ = pings.tick() => if to.ping().await.is_err() {
+                    return pending().await;
+                },
                 frame = from.next() => match frame.map_err(ForwardError::Reading)? {
                     Some(frame) => self.pass(frame, to, forwarded).await.map_err(ForwardError::Writing)?,
                     None => return Ok(()),

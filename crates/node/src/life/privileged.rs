@@ -26,12 +26,15 @@ fn in_own_namespace(test: &str) -> bool {
     }
     // The harness names a test without its crate.
     let (_crate, module) = module_path!().split_once("::").unwrap();
+    // Folders of a test that ends with mounts in them can only be deleted outside.
+    let folders = tempfile::tempdir().unwrap();
     let mut again = Command::new("unshare");
     again
         .args(["--mount", "--propagation", "private", "--"])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", &format!("{module}::{test}"), "--nocapture"])
         .env(INSIDE, "1")
+        .env("TMPDIR", folders.path())
         .stdin(Stdio::null());
     // The summary of the inner run must not be counted as another test.
     let output = again.output().unwrap();

@@ -218,9 +218,11 @@ async fn class(
 fn rejected(error: ApiError) -> CutError {
     match error.cause {
         Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_) => CutError::NotAccepted(error),
-        Cause::Timeout(_) | Cause::Unavailable(_) | Cause::Conflict(_) | Cause::Malformed(_) => {
-            CutError::Api(error)
-        }
+        Cause::Timeout(_)
+        | Cause::Unavailable(_)
+        | Cause::Unauthorized(_)
+        | Cause::Conflict(_)
+        | Cause::Malformed(_) => CutError::Api(error),
     }
 }
 

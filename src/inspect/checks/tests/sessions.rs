@@ -7,15 +7,18 @@ use crate::inspect::offloading::Offloading;
 
 /// The findings about a cluster with such a token, at noon.
 fn found(expires: &str, renews: Option<&str>) -> Vec<Finding> {
-    found_after(Some(expires), renews, None)
+    found_after(Some(expires), renews, "Unreachable")
 }
 
-/// The same, with this error.
-fn found_after(expires: Option<&str>, renews: Option<&str>, error: Option<&str>) -> Vec<Finding> {
+/// The same, with this reason of its conditions.
+fn found_after(expires: Option<&str>, renews: Option<&str>, reason: &str) -> Vec<Finding> {
+    let reachable = json!({
+        "type": "Reachable", "status": "False", "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
     let cluster = json!({
         "apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster", "metadata": {"name": "milan"},
         "spec": {"kubeconfigSecretRef": {"name": "a"}, "fabric": {}},
-        "status": {"credentials": {"kubeconfig": "a", "expires": expires, "renews": renews}, "lastError": error},
+        "status": {"credentials": {"kubeconfig": "a", "expires": expires, "renews": renews}, "conditions": [reachable]},
     });
     let installation = Installation {
         now: "2026-01-01T12:00:00Z".parse().unwrap(),
@@ -70,9 +73,8 @@ fn tokens_that_end_are_named_with_the_way_out() {
 #[test]
 fn tokens_that_are_not_accepted_are_named_with_the_way_out() {
     for expires in [Some("2026-01-21T12:00:00Z"), None] {
-        assert_eq!(found_after(expires, expires, Some("no route to host")), []);
-        let error = Some("Unauthorized. Its token or certificate was revoked");
-        let [finding] = found_after(expires, expires, error).try_into().unwrap();
+        assert_eq!(found_after(expires, expires, "Unreachable"), []);
+        let [finding] = found_after(expires, expires, "Unauthorized").try_into().unwrap();
         assert_eq!(finding.severity, Severity::Error);
         assert!(finding.problem.contains("does not accept"), "{}", finding.problem);
         assert!(

@@ -139,13 +139,13 @@ async fn a_refusal_is_reported_with_the_text_of_the_cluster() {
     let ((api, client), registry) = (there().await, Registry::default());
     let prober = prober(&registry, LONG);
     for (act, expected) in [
-        (Act::Refuse(401), UNAUTHORIZED),
-        (Act::Refuse(418), "scripted"),
-        (Act::Forbid("not for you"), "not for you"),
+        (Act::Refuse(401), Cause::Unauthorized("scripted".into())),
+        (Act::Refuse(418), "scripted".into()),
+        (Act::Forbid("not for you"), "not for you".into()),
     ] {
         api.fault(Fault::new("GET", "/version", act).times(1));
         let why = prober.probe(&client, 0).await.unwrap_err();
-        assert_eq!(why, ProbeError::Lost(expected.to_owned()));
+        assert_eq!(why, ProbeError::Lost(expected));
     }
 }
 

@@ -1,8 +1,12 @@
 //! Errors of API servers and nodes on a forwarded port.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use futures::{SinkExt, StreamExt};
+use mover::throttle::Throttle;
 use tokio::{io::DuplexStream, time::Instant};
 use tokio_tungstenite::{
     WebSocketStream,
@@ -10,7 +14,11 @@ use tokio_tungstenite::{
 };
 
 use super::{cluster::FakeCluster, reserved};
-use crate::relay::tunnel::{MAX_FRAME, Tunnel, TunnelError};
+use crate::relay::{
+    Relay,
+    lane::Lane,
+    tunnel::{MAX_FRAME, Tunnel, TunnelError},
+};
 
 type Server = WebSocketStream<DuplexStream>;
 
@@ -146,4 +154,44 @@ async fn a_pod_that_reads_nothing_times_out() {
         break sent;
     };
     assert!(matches!(outcome, Err(TunnelError::Stalled)), "{outcome:?}");
+}
+
+/// The target reads again long after the source has closed the connection.
+#[tokio::test(start_paused = true)]
+async fn the_last_data_of_an_end_that_has_closed_arrives() {
+    let cluster = FakeCluster::start().await;
+    let ends = [cluster.end("source", PORT), cluster.end("target", PORT)];
+    let [source, target] = ends;
+    let bandwidth = Throttle::new(None);
+    let relay = Relay {
+        source,
+        target,
+        bandwidth,
+    };
+    let ((mut from, mut source), (to, mut target)) = (announced().await, announced().await);
+    let frame = |at: u8| Message::binary([vec![0], vec![at; 30_000]].concat());
+    // The buffers hold two frames each.
+    tokio::spawn(async move {
+        for at in 0..5 {
+            source.send(frame(at)).await.unwrap();
+        }
+    });
+    let first = from.first().await.unwrap().unwrap();
+    let relaying = tokio::spawn(async move {
+        let lane = Lane::new(0, Arc::new(relay));
+        let _ = lane.exchange(first, from, to, &AtomicU64::new(0)).await;
+    });
+    tokio::time::sleep(Duration::from_secs(45)).await;
+    let mut arrived = Vec::new();
+    while let Some(Ok(message)) = target.next().await {
+        if message.is_binary() {
+            arrived.push(message);
+        }
+    }
+    assert!(
+        arrived == (0..5).map(frame).collect::<Vec<_>>(),
+        "{} of 5",
+        arrived.len()
+    );
+    relaying.await.unwrap();
 }
