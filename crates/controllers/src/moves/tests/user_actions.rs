@@ -89,7 +89,7 @@ async fn pods_that_do_not_stop_in_time_keep_their_volume() {
 }
 
 /// A snapshot of the source.
-fn snapshot(world: &World, status: serde_json::Value) {
+fn snapshot(world: &World, status: &serde_json::Value) {
     let source = world.read().unwrap().plan().unwrap()[0].source.id.to_string();
     world.home_api.put(
         "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/c",
@@ -109,7 +109,7 @@ async fn a_snapshot_that_is_created_while_data_are_copied_waits_for_consent() {
     world
         .carry(|world| matches!(world.stage(), Stage::Copying { .. }))
         .await;
-    snapshot(&world, json!({}));
+    snapshot(&world, &json!({}));
     world.waits("it leaves a snapshot behind").await;
     assert!(matches!(world.stage(), Stage::Copying { last: None }));
     world
