@@ -75,8 +75,8 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 	}}, map[string]*clusters.Cluster{"home": home, "milan": milan})
 	t.Cleanup(w.disconnect)
 	steps := w.run("docs/remote/two-clusters.md")
-	if first := steps[0].Commands; len(first) != 4 {
-		t.Errorf("the page promises four commands, and has %d", len(first))
+	if until := len(steps[0].Commands) + 1; until != 6 || !strings.HasPrefix(steps[1].Commands[0].Text, "kubectl apply") {
+		t.Errorf("the page promises six commands until the StatefulSet is applied, and has %d", until)
 	}
 }
 
