@@ -57,7 +57,7 @@ func TestFabricDyingAtEveryCrashPoint(t *testing.T) {
 	} {
 		t.Run(leg.name, func(t *testing.T) {
 			checkLeaks(t, home, remote)
-			n := &offloadedTo{t: t, home: home, id: "walked-" + strings.ToLower(rand.Text()[:8]), kubeconfig: kubeconfig}
+			n := &offloadedTo{t: t, home: home, id: "e2e-" + strings.ToLower(rand.Text()[:8]), kubeconfig: kubeconfig}
 			// After the namespace, which has objects in the remote cluster.
 			t.Cleanup(n.undeclare)
 			n.Namespace = user.NewNamespaceNamed(t, home, n.id)
