@@ -414,6 +414,35 @@ fn what_the_target_cannot_hold_is_named_by_the_first_pass() {
     assert_eq!(problem(&to.at), "file: its extended attributes are too large");
 }
 
+/// An ext4 file system that debugfs has changed, and a pair of which it is the source.
+fn debugged(request: &str) -> (Image, Pair) {
+    let image = Image::new(&["mkfs.ext4", "-q"], 64);
+    fs::create_dir(image.at.join("d")).unwrap();
+    fs::write(image.at.join("d/file"), "x").unwrap();
+    symlink("file", image.at.join("d/link")).unwrap();
+    image.debug(request);
+    let pair = Pair {
+        source: image.at.clone(),
+        ..Pair::new()
+    };
+    (image, pair)
+}
+
+/// As on some servers of NFS. No system call of Linux sets it.
+#[test]
+fn the_mode_of_a_symlink_does_not_count() {
+    if !is_root() {
+        return;
+    }
+    let (_image, pair) = debugged("sif /d/link mode 0120755");
+    let link = fs::symlink_metadata(pair.source.join("d/link")).unwrap();
+    assert_eq!(link.mode() & 0o7777, 0o755);
+    // Not by rsync, for which it does.
+    pair.pass(PassOptions::default());
+    pair.assert_verified(Scope::All);
+    common::assert_same_trees(&pair.source, &pair.target);
+}
+
 /// Directories of which the last one's content has paths that are too long.
 fn make_deep(root: &Path) {
     let mut fd = rustix::fs::openat(CWD, root, OFlags::DIRECTORY, Mode::empty()).unwrap();

@@ -335,6 +335,14 @@ impl Image {
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at));
         Self { at, _folder: folder }
     }
+
+    /// Changes what the kernel does not, by a request to debugfs.
+    pub(crate) fn debug(&self, request: &str) {
+        let image = self.at.with_file_name("image");
+        run(Command::new("umount").arg(&self.at));
+        run(Command::new("debugfs").args(["-w", "-R", request]).arg(&image));
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&self.at));
+    }
 }
 
 impl Drop for Image {
