@@ -33,7 +33,7 @@ use crate::{
     scan::{Listed, Scan, read},
     session::{ControlLane, SessionStatus, lock},
     throttle::Throttle,
-    tree::{At, Tree, file_type, open_anywhere, read_link, type_of},
+    tree::{At, Tree, XattrError, file_type, open_anywhere, read_link, type_of},
     wire::FrameKind,
 };
 
@@ -309,7 +309,8 @@ impl TreePass<'_> {
             }
             Err(errno) => return Err(failed(errno)),
         };
-        let (xattrs, others) = At::Fd(directory.as_fd()).xattrs().map_err(failed)?;
+        let found = At::Fd(directory.as_fd()).xattrs();
+        let (xattrs, others) = found.map_err(|error| error.at(&path))?;
         listed.own.attributes.xattrs = xattrs;
         let mut losses = Losses::default();
         if others {
@@ -374,11 +375,11 @@ impl TreePass<'_> {
                 }
                 Ok(true)
             }
-            Err(Errno::NOENT | Errno::INVAL) => {
+            Err(error) if error.errno == Errno::NOENT => {
                 self.vanished += 1;
                 Ok(false)
             }
-            Err(errno) => Err(Error::tree("reading attributes of", &path.child(name)?)(errno)),
+            Err(error) => Err(error.at(&path.child(name)?)),
         }
     }
 }
@@ -387,14 +388,18 @@ fn details(
     directory: std::os::fd::BorrowedFd<'_>,
     name: &crate::path::Name,
     inode: &mut Inode,
-) -> Result<bool, Errno> {
+) -> Result<bool, XattrError> {
     if let Kind::Symlink(target) = &mut inode.kind {
-        *target = read_link(directory, name)?;
+        *target = read_link(directory, name).map_err(|errno| match errno {
+            // It is not a link any more.
+            Errno::INVAL => Errno::NOENT,
+            errno => errno,
+        })?;
     }
     let (xattrs, others) = At::Child(directory, name).xattrs()?;
     // Since the walk, another inode may have got the name: the target's may be of a kind that has none of these.
     if !xattrs.is_empty() && file_type(&At::Child(directory, name).status()?) != type_of(&inode.kind) {
-        return Err(Errno::NOENT);
+        return Err(Errno::NOENT.into());
     }
     inode.attributes.xattrs = xattrs;
     Ok(others)
@@ -536,6 +541,6 @@ mod tests {
         let mut inode = inode_of(&status).unwrap();
         assert_eq!(details(tree.root(), &name, &mut inode), Ok(false));
         inode.kind = Kind::Fifo;
-        assert_eq!(details(tree.root(), &name, &mut inode), Err(Errno::NOENT));
+        assert_eq!(details(tree.root(), &name, &mut inode), Err(Errno::NOENT.into()));
     }
 }

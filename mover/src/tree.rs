@@ -3,6 +3,7 @@
 //! replace concurrently.
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     fs::File,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -19,8 +20,9 @@ use rustix::{
 
 use crate::{
     entry::{Attributes, Inode, Kind, Stamp, Time, Xattrs},
+    error::Error,
     message::{MAX_XATTRS, kept_xattr},
-    path::{Name, TreePath},
+    path::{Name, Readable, TreePath},
 };
 
 /// Resolution must not cross to another file system, or follow a link.
@@ -143,6 +145,39 @@ impl Tree {
     }
 }
 
+/// Why extended attributes cannot be read, and which of them.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct XattrError {
+    pub(crate) errno: Errno,
+    attribute: Option<Vec<u8>>,
+}
+
+impl XattrError {
+    /// Names the path of the inode.
+    pub(crate) fn at(self, path: &TreePath) -> Error {
+        let doing = match &self.attribute {
+            Some(name) => format!("reading the attribute '{}' of", Readable(name)).into(),
+            None => Cow::Borrowed("reading attributes of"),
+        };
+        Error::tree(doing, path)(self.errno)
+    }
+}
+
+impl From<Errno> for XattrError {
+    fn from(errno: Errno) -> Self {
+        Self {
+            errno,
+            attribute: None,
+        }
+    }
+}
+
+impl From<XattrError> for Errno {
+    fn from(error: XattrError) -> Self {
+        error.errno
+    }
+}
+
 /// The inode of a descriptor, or of a name in a directory.
 #[derive(Clone, Copy)]
 pub(crate) enum At<'a> {
@@ -178,7 +213,7 @@ impl At<'_> {
     }
 
     /// The extended attributes that are copied, and whether there are others.
-    pub(crate) fn xattrs(self) -> Result<(Xattrs, bool)> {
+    pub(crate) fn xattrs(self) -> std::result::Result<(Xattrs, bool), XattrError> {
         let mut list = [0; 1024];
         let path = self.path();
         let listed = match self.list_xattrs(&path, &mut list) {
@@ -191,7 +226,7 @@ impl At<'_> {
                 list.truncate(length);
                 list
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         let (mut kept, mut others, mut total) = (Vec::new(), false, 0);
         for name in listed.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
@@ -209,11 +244,16 @@ impl At<'_> {
                     kept.push((name.to_vec(), value));
                 }
                 Err(Errno::NODATA) => {}
-                Err(error) => return Err(error),
+                Err(errno) => {
+                    return Err(XattrError {
+                        errno,
+                        attribute: Some(name.to_vec()),
+                    });
+                }
             }
         }
         if total > MAX_XATTRS {
-            return Err(Errno::TOOBIG);
+            return Err(Errno::TOOBIG.into());
         }
         kept.sort();
         Ok((kept, others))

@@ -443,6 +443,26 @@ fn the_mode_of_a_symlink_does_not_count() {
     common::assert_same_trees(&pair.source, &pair.target);
 }
 
+#[test]
+fn an_unreadable_attribute_is_named() {
+    if !is_root() {
+        return;
+    }
+    for path in ["d/file", "d"] {
+        let (_image, pair) = debugged(&format!("ea_set -r /{path} system.posix_acl_access garbage"));
+        let mut target = pair.open();
+        let result = with_session(&pair.source, &mut target, |session| {
+            session.pass(PassOptions::default())
+        });
+        let Err(Error::Peer(why)) = result else {
+            panic!("{result:?}");
+        };
+        let wanted =
+            format!("reading the attribute 'system.posix_acl_access' of '{path}' failed: Invalid argument");
+        assert!(why.starts_with(&wanted), "{why}");
+    }
+}
+
 /// Directories of which the last one's content has paths that are too long.
 fn make_deep(root: &Path) {
     let mut fd = rustix::fs::openat(CWD, root, OFlags::DIRECTORY, Mode::empty()).unwrap();
