@@ -108,10 +108,7 @@ impl Error {
     }
 
     /// Names the path at which an operation on the tree failed.
-    pub(crate) fn tree(
-        doing: impl Into<Cow<'static, str>>,
-        path: &TreePath,
-    ) -> impl FnOnce(Errno) -> Self {
+    pub(crate) fn tree(doing: impl Into<Cow<'static, str>>, path: &TreePath) -> impl FnOnce(Errno) -> Self {
         move |errno| {
             let (doing, path) = (doing.into(), path.clone());
             match errno {

@@ -14,7 +14,7 @@ use crate::{
     entry::{Entry, Inode},
     error::Error,
     path::{Name, TreePath},
-    tree::{At, Tree, has_flags, inode_of, names},
+    tree::{At, Tree, has_flags, inode_of, is_gone, is_gone_from, names},
 };
 
 /// How many entries of one directory are in memory at a time.
@@ -106,22 +106,22 @@ impl Scan {
     /// The next directory. Those that were deleted meanwhile are counted in `vanished`.
     pub(crate) fn next(&mut self, vanished: &mut u64) -> Result<Option<Listed>, Error> {
         loop {
-            let Some(path) = self.next_path()? else {
+            let Some(path) = self.next_path(vanished)? else {
                 return Ok(None);
             };
             match self.shared.wait_for(&path) {
                 Ok(listed) => {
-                    self.descend(&listed)?;
+                    self.descend(&listed, vanished)?;
                     return Ok(Some(listed));
                 }
                 // Deleted or replaced meanwhile: the next pass handles it.
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !path.is_root() => *vanished += 1,
+                Err(errno) if is_gone(errno) && !path.is_root() => *vanished += 1,
                 Err(errno) => return Err(Error::tree("reading directory", &path)(errno)),
             }
         }
     }
 
-    fn next_path(&mut self) -> Result<Option<TreePath>, Error> {
+    fn next_path(&mut self, vanished: &mut u64) -> Result<Option<TreePath>, Error> {
         if !self.started {
             self.started = true;
             return Ok(Some(TreePath::root()));
@@ -141,19 +141,16 @@ impl Scan {
                 continue;
             };
             let path = level.path.clone();
-            let (names, more_after) = subdirectories(&self.shared.tree, &path, Some(&after))
-                .map_err(Error::tree("reading directory", &path))?;
-            level.names = names;
-            level.more_after = more_after;
+            (level.names, level.more_after) =
+                subdirectories(&self.shared.tree, &path, Some(&after), vanished)?;
             self.read_ahead();
         }
         Ok(None)
     }
 
-    fn descend(&mut self, listed: &Listed) -> Result<(), Error> {
+    fn descend(&mut self, listed: &Listed, vanished: &mut u64) -> Result<(), Error> {
         let (names, more_after) = if listed.more {
-            subdirectories(&self.shared.tree, &listed.path, None)
-                .map_err(Error::tree("reading directory", &listed.path))?
+            subdirectories(&self.shared.tree, &listed.path, None, vanished)?
         } else {
             let directories = listed.entries.iter().filter(|entry| entry.inode.is_directory());
             let mut names: VecDeque<Name> = directories
@@ -272,7 +269,24 @@ impl State {
     }
 }
 
+/// The next subdirectories, and the last of them if there are more. There are none if the directory was
+/// deleted meanwhile.
 fn subdirectories(
+    tree: &Tree,
+    path: &TreePath,
+    after: Option<&Name>,
+    vanished: &mut u64,
+) -> Result<(VecDeque<Name>, Option<Name>), Error> {
+    match read_subdirectories(tree, path, after) {
+        Err(errno) if is_gone(errno) && !path.is_root() => {
+            *vanished += 1;
+            Ok((VecDeque::new(), None))
+        }
+        read => read.map_err(Error::tree("reading directory", path)),
+    }
+}
+
+fn read_subdirectories(
     tree: &Tree,
     path: &TreePath,
     after: Option<&Name>,
@@ -334,7 +348,7 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
                         }
                     })
                 }
-                Err(Errno::NOENT) => None,
+                Err(errno) if is_gone_from(path, errno) => None,
                 Err(errno) => return Err(errno),
             }
         };

@@ -33,7 +33,7 @@ use crate::{
     scan::{Listed, Scan, read},
     session::{ControlLane, SessionStatus, lock},
     throttle::Throttle,
-    tree::{At, Tree, XattrError, file_type, open_anywhere, read_link, type_of},
+    tree::{At, Tree, XattrError, file_type, is_gone, is_gone_from, open_anywhere, read_link, type_of},
     wire::FrameKind,
 };
 
@@ -299,18 +299,20 @@ impl TreePass<'_> {
     /// Sends all parts of a listing.
     fn list(&mut self, mut listed: Listed) -> Result<(), Error> {
         let path = listed.path.clone();
-        let failed = |errno| Error::tree("reading", &path)(errno);
-        let directory = match self.tree.directory(&path) {
-            Ok(directory) => directory,
+        let opened = self.tree.directory(&path).map_err(XattrError::from);
+        let found = opened.and_then(|directory| {
+            let xattrs = At::Fd(directory.as_fd()).xattrs()?;
+            Ok((directory, xattrs))
+        });
+        let (directory, (xattrs, others)) = match found {
+            Ok(found) => found,
             // Deleted since it was listed; then the next pass lists its parent again.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !path.is_root() => {
+            Err(error) if is_gone(error.errno) && !path.is_root() => {
                 self.vanished += 1;
                 return Ok(());
             }
-            Err(errno) => return Err(failed(errno)),
+            Err(error) => return Err(error.at(&path)),
         };
-        let found = At::Fd(directory.as_fd()).xattrs();
-        let (xattrs, others) = found.map_err(|error| error.at(&path))?;
         listed.own.attributes.xattrs = xattrs;
         let mut losses = Losses::default();
         if others {
@@ -347,7 +349,14 @@ impl TreePass<'_> {
             if !listed.more {
                 break;
             }
-            listed = read(self.tree, &path, after.as_ref()).map_err(failed)?;
+            listed = match read(self.tree, &path, after.as_ref()) {
+                Ok(listed) => listed,
+                Err(errno) if is_gone(errno) && !path.is_root() => {
+                    self.vanished += 1;
+                    break;
+                }
+                Err(errno) => return Err(Error::tree("reading", &path)(errno)),
+            };
         }
         part.last = true;
         part.losses = losses.encode();
@@ -375,7 +384,7 @@ impl TreePass<'_> {
                 }
                 Ok(true)
             }
-            Err(error) if error.errno == Errno::NOENT => {
+            Err(error) if is_gone_from(path, error.errno) => {
                 self.vanished += 1;
                 Ok(false)
             }

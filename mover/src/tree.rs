@@ -145,6 +145,18 @@ impl Tree {
     }
 }
 
+/// Whether this error means that an inode below the root was deleted or replaced after its name was read.
+/// NFS answers `STALE` if another client did that.
+pub(crate) fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE)
+}
+
+/// The same for a name in this directory. The kernel looks up a stale name again: if that does not help, the
+/// directory is stale. If that is the root, its names are not deleted.
+pub(crate) fn is_gone_from(directory: &TreePath, errno: Errno) -> bool {
+    is_gone(errno) && !(errno == Errno::STALE && directory.is_root())
+}
+
 /// Why extended attributes cannot be read, and which of them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct XattrError {
@@ -555,6 +567,20 @@ pub(crate) fn open_anywhere(path: &Path, flags: OFlags) -> Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_another_client_of_nfs_deleted_is_gone() {
+        let (root, below) = (TreePath::root(), TreePath::parse(b"d").unwrap());
+        for (errno, in_root, elsewhere) in [
+            (Errno::NOENT, true, true),
+            (Errno::STALE, false, true),
+            (Errno::INVAL, false, false),
+        ] {
+            assert_eq!(is_gone(errno), elsewhere);
+            assert_eq!(is_gone_from(&root, errno), in_root);
+            assert_eq!(is_gone_from(&below, errno), elsewhere);
+        }
+    }
 
     #[test]
     fn a_name_that_cannot_be_copied_is_not_left_out() {

@@ -341,7 +341,10 @@ impl Image {
         let image = self.at.with_file_name("image");
         run(Command::new("umount").arg(&self.at));
         run(Command::new("debugfs").args(["-w", "-R", request]).arg(&image));
-        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&self.at));
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(&image)
+            .arg(&self.at));
     }
 }
 
