@@ -510,6 +510,8 @@ pub(crate) fn names(
         }
     }
     found.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    // Some file systems return a name twice if the directory changes meanwhile.
+    found.dedup_by(|a, b| a.0 == b.0);
     more |= found.len() > limit;
     found.truncate(limit);
     for (name, kind) in &mut found {

@@ -463,6 +463,26 @@ fn an_unreadable_attribute_is_named() {
     }
 }
 
+/// As some network and FUSE file systems do while a directory changes.
+#[test]
+fn a_name_listed_twice_counts_once() {
+    if !is_root() {
+        return;
+    }
+    let (_image, pair) = debugged("link /d/file /d");
+    let names = fs::read_dir(pair.source.join("d")).unwrap();
+    assert_eq!(
+        names
+            .filter(|name| name.as_ref().unwrap().file_name() == "file")
+            .count(),
+        2
+    );
+    let report = pair.pass(PassOptions::default());
+    assert_eq!(report.entries, 3);
+    pair.assert_verified(Scope::All);
+    assert_eq!(fs::read(pair.target.join("d/file")).unwrap(), b"x");
+}
+
 /// Directories of which the last one's content has paths that are too long.
 fn make_deep(root: &Path) {
     let mut fd = rustix::fs::openat(CWD, root, OFlags::DIRECTORY, Mode::empty()).unwrap();
