@@ -30,7 +30,7 @@ use crate::{
     path::{Name, TreePath},
     piece::{CHUNK, FETCH_CHUNKS, chunks_of},
     read::hash_own,
-    scan::is_foreign,
+    scan::{is_foreign, is_journal, is_lost_and_found},
     session::{ControlLane, SessionStatus},
     tree::{At, Names, SortedNames, Tree, file_type, inode_of, names, read_link, type_of},
 };
@@ -189,7 +189,7 @@ impl Planner<'_> {
             .split(|byte| *byte == b'/')
             .next()
             .unwrap_or_default();
-        if is_foreign(&TreePath::root(), journal) {
+        if is_journal(&TreePath::root(), journal) {
             return Err(Error::Protocol(
                 "it lists something that is not part of a volume".to_owned(),
             ));
@@ -212,7 +212,7 @@ impl Planner<'_> {
             ));
         };
         if current.last.as_ref().is_some_and(|last| entry.name <= *last)
-            || is_foreign(path, entry.name.as_bytes())
+            || is_journal(path, entry.name.as_bytes())
         {
             return Err(Error::Protocol(
                 "it lists names that are out of order, or not part of a volume".to_owned(),
@@ -271,7 +271,7 @@ impl Planner<'_> {
         loop {
             let next = current
                 .present
-                .peek(current.directory.as_fd(), |name| !is_foreign(&current.path, name))
+                .peek(current.directory.as_fd(), |name| !is_journal(&current.path, name))
                 .map_err(Error::tree("reading directory", &current.path))?;
             let Some((name, kind)) = next else { return Ok(None) };
             if let Some(until) = until {
@@ -286,16 +286,35 @@ impl Planner<'_> {
             }
             let (name, kind) = (name.clone(), *kind);
             current.present.pop();
-            self.remove(current, &name, kind)?;
+            if !is_foreign(self.tree, &current.path, name.as_bytes()) {
+                self.remove(
+                    current,
+                    &name,
+                    kind,
+                    is_lost_and_found(&current.path, name.as_bytes()),
+                )?;
+            }
         }
     }
 
-    fn remove(&mut self, current: &Current, name: &Name, kind: FileType) -> Result<(), Error> {
+    /// Deletes this name; of a directory, if it is kept, only what is in it.
+    fn remove(
+        &mut self,
+        current: &Current,
+        name: &Name,
+        kind: FileType,
+        keep_directory: bool,
+    ) -> Result<(), Error> {
         let path = current.path.child(name)?;
         self.totals.deleted += 1;
         if kind == FileType::Directory {
             self.changes.removal().map_err(Error::Journal)?;
-            return remove_directory(self.tree, &path).map_err(Error::tree("deleting directory", &path));
+            let remove = if keep_directory {
+                empty_directory
+            } else {
+                remove_directory
+            };
+            return remove(self.tree, &path).map_err(Error::tree("deleting directory", &path));
         }
         unlink(current.directory.as_fd(), name).map_err(Error::tree("deleting", &path))
     }
@@ -311,7 +330,7 @@ impl Planner<'_> {
         let wanted = type_of(&entry.inode.kind);
         let present = match present {
             Some(kind) if kind != wanted => {
-                self.remove(current, &entry.name, kind)?;
+                self.remove(current, &entry.name, kind, false)?;
                 None
             }
             present => present,
@@ -716,13 +735,13 @@ fn unlink(directory: BorrowedFd<'_>, name: &Name) -> Result<(), Errno> {
     }
 }
 
-/// Removes a directory and its contents. No descriptor is held across levels, however deep.
-fn remove_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
+/// Removes the contents of a directory. No descriptor is held across levels, however deep.
+fn empty_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
     loop {
         let directory = tree.directory_to_change(path)?;
         let Names { names, .. } = names(directory.as_fd(), None, 1024, |_, _| true)?;
         if names.is_empty() {
-            break;
+            return Ok(());
         }
         let mut below = Vec::new();
         for (name, kind) in names {
@@ -737,6 +756,11 @@ fn remove_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
             remove_directory(tree, &path.child(&name).map_err(|_| Errno::NAMETOOLONG)?)?;
         }
     }
+}
+
+/// Removes a directory and its contents.
+fn remove_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
+    empty_directory(tree, path)?;
     let cut = path.as_bytes().iter().rposition(|byte| *byte == b'/');
     let (parent, name) = match cut.and_then(|cut| path.as_bytes().split_at_checked(cut)) {
         Some((parent, name)) => (parent, name.get(1..).unwrap_or_default()),

@@ -25,9 +25,29 @@ const SUBDIRECTORIES: usize = 1 << 12;
 const AHEAD: usize = 64;
 const AHEAD_ENTRIES: usize = 1 << 16;
 
-/// Names in the root that are not part of the volume: the journal, and the directory of fsck.
-pub(crate) fn is_foreign(directory: &TreePath, name: &[u8]) -> bool {
-    directory.is_root() && (name == b"lost+found" || name.starts_with(JOURNAL_PREFIX))
+/// Names in the root that are never part of a volume: journals.
+pub(crate) fn is_journal(directory: &TreePath, name: &[u8]) -> bool {
+    directory.is_root() && name.starts_with(JOURNAL_PREFIX)
+}
+
+/// Whether this is the name of fsck's directory. The file system creates it, so it is neither created nor
+/// deleted for the other side.
+pub(crate) fn is_lost_and_found(directory: &TreePath, name: &[u8]) -> bool {
+    directory.is_root() && name == b"lost+found"
+}
+
+/// Names on this side that are not part of the volume: journals, and the directory of fsck if it is empty, or
+/// if only root may read it and this process is not root.
+pub(crate) fn is_foreign(tree: &Tree, directory: &TreePath, name: &[u8]) -> bool {
+    let is_unused = || {
+        let path = TreePath::parse(name).map_err(|_| Errno::INVAL);
+        let found = path.and_then(|path| names(tree.directory(&path)?.as_fd(), None, 1, |_, _| true));
+        match found {
+            Ok(found) => found.names.is_empty(),
+            Err(errno) => errno == Errno::ACCESS,
+        }
+    };
+    is_journal(directory, name) || (is_lost_and_found(directory, name) && is_unused())
 }
 
 /// Prefix of the directory name of a journal, followed by the move's uid.
@@ -293,7 +313,7 @@ fn read_subdirectories(
 ) -> Result<(VecDeque<Name>, Option<Name>), Errno> {
     let fd = tree.directory(path)?;
     let wanted = |name: &[u8], kind| {
-        matches!(kind, FileType::Directory | FileType::Unknown) && !is_foreign(path, name)
+        matches!(kind, FileType::Directory | FileType::Unknown) && !is_foreign(tree, path, name)
     };
     let found = names(fd.as_fd(), after, SUBDIRECTORIES, wanted)?;
     let last = found
@@ -314,7 +334,7 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
     // Before the names: the next pass notices a change after this time.
     let status = At::Fd(fd.as_fd()).status()?;
     let own = inode_of(&status).ok_or(Errno::NOTDIR)?;
-    let found = names(fd.as_fd(), after, WINDOW, |name, _| !is_foreign(path, name))?;
+    let found = names(fd.as_fd(), after, WINDOW, |name, _| !is_foreign(tree, path, name))?;
     let mut listed = Listed {
         path: path.clone(),
         own,

@@ -346,7 +346,7 @@ impl Extras<'_> {
                 Err(errno) => return Err(failed(errno)),
             },
         };
-        let wanted = |name: &[u8]| !is_foreign(self.path, name);
+        let wanted = |name: &[u8]| !is_foreign(self.reader.tree, self.path, name);
         let mut records = part.records.iter().map(|record| &record.entry.name).peekable();
         let until = part.records.last().map(|record| &record.entry.name);
         while let Some((name, _)) = self.present.peek(directory.as_fd(), wanted).map_err(failed)? {

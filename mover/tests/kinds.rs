@@ -414,6 +414,50 @@ fn what_the_target_cannot_hold_is_named_by_the_first_pass() {
     assert_eq!(problem(&to.at), "file: its extended attributes are too large");
 }
 
+/// What fsck has recovered there is data, and so is what users keep under this name. The directory itself is
+/// that of the file system.
+#[test]
+fn lost_and_found_with_content_is_copied_and_an_empty_one_is_not() {
+    if !is_root() {
+        return;
+    }
+    let ext4 = ["mkfs.ext4", "-q"];
+    for to in [&ext4[..], &["mkfs.xfs", "-q"]] {
+        let (from, to) = (Image::new(&ext4, 64), Image::new(to, 400));
+        let pair = Pair {
+            source: from.at.clone(),
+            target: to.at.clone(),
+            ..Pair::new()
+        };
+        let (own, copy) = (pair.source.join("lost+found"), pair.target.join("lost+found"));
+        let was_there = copy.exists();
+        pair.last_pass();
+        assert_eq!(copy.exists(), was_there);
+        fs::create_dir_all(own.join("#11/deep")).unwrap();
+        fs::write(own.join("#12"), "recovered").unwrap();
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o750)).unwrap();
+        lchown(&own, Some(7), Some(8)).unwrap();
+        pair.last_pass();
+        assert_eq!(fs::read(copy.join("#12")).unwrap(), b"recovered");
+        fs::remove_file(own.join("#12")).unwrap();
+        pair.last_pass();
+        fs::remove_dir_all(own.join("#11")).unwrap();
+        pair.last_pass();
+        assert_eq!(fs::read_dir(&copy).unwrap().count(), 0);
+        // The target's own content, as of a volume that was used before.
+        fs::write(copy.join("stale"), "").unwrap();
+        fs::write(pair.source.join("new"), "").unwrap();
+        pair.last_pass();
+        assert_eq!(fs::read_dir(&copy).unwrap().count(), 0);
+        fs::remove_dir(&own).unwrap();
+        fs::write(&own, "a file").unwrap();
+        pair.last_pass();
+        assert_eq!(fs::read(&copy).unwrap(), b"a file");
+        pair.open().finish().unwrap();
+        pair.assert_equal();
+    }
+}
+
 /// An ext4 file system that debugfs has changed, and a pair of which it is the source.
 fn debugged(request: &str) -> (Image, Pair) {
     let image = Image::new(&["mkfs.ext4", "-q"], 64);

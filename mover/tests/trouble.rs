@@ -268,13 +268,9 @@ fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room
         ..Pair::new()
     };
     fill(&pair.source, 100, 30 << 20);
-    fs::write(pair.target.join("ballast"), noise(1, 45 << 20)).unwrap();
-    // The pass must not delete this before the disk is full.
-    fs::rename(
-        pair.target.join("ballast"),
-        pair.target.join("lost+found/ballast"),
-    )
-    .unwrap();
+    // No pass deletes this.
+    let ballast = pair.target.join(".liqo-move-ballast");
+    fs::write(&ballast, noise(1, 45 << 20)).unwrap();
     let mut target = pair.open();
     let result = with_session(&pair.source, &mut target, |session| session.pass(LAST));
     assert!(
@@ -285,7 +281,7 @@ fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room
         assert_eq!(path.to_string(), "d00/large");
     }
     drop(target);
-    fs::remove_file(pair.target.join("lost+found/ballast")).unwrap();
+    fs::remove_file(ballast).unwrap();
     pair.last_pass();
 }
 
