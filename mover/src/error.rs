@@ -98,13 +98,7 @@ impl Error {
     /// Whether the target had no space left, for content or for its journal.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        let is_full = |error: &io::Error| {
-            matches!(
-                error.kind(),
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-            )
-        };
-        matches!(self, Self::Full { .. }) || matches!(self, Self::Journal(error) if is_full(error))
+        matches!(self, Self::Full { .. }) || matches!(self, Self::Journal(error) if is_no_space(error))
     }
 
     /// Names the path at which an operation on the tree failed.
@@ -151,6 +145,14 @@ impl Error {
     pub fn is_cut(&self) -> bool {
         matches!(self, Self::Cut(_))
     }
+}
+
+/// Whether a file system or quota had no space left.
+pub(crate) fn is_no_space(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 impl From<WireError> for Error {

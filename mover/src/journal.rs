@@ -9,7 +9,8 @@
 //!              their content is on disk
 //! changed      directories of `entries` that are being changed, and names whose inodes are
 //!              being written or replaced, in the order of the walk
-//! removed      exists once the pass that is in progress has deleted a directory
+//! removed      exists once the pass that is in progress, or one that only deletes, has
+//!              deleted a directory
 //! verified     the pass up to which the disk was read back
 //! chunks/      hashes of the chunks of files with more than one
 //! links/       a hard link to each inode with several names, by the source's number
@@ -31,6 +32,7 @@ use crate::{
     clock,
     credentials::MoveId,
     entry::{Entry, Hash, Inode},
+    error::is_no_space,
     loss::Losses,
     message::{BadMessage, ClockReading, RawEntry, RawInode, RawLoss},
     path::{Name, TreePath},
@@ -252,7 +254,20 @@ impl Journal {
 
     /// Whether a pass has begun that was not completed.
     pub(crate) fn is_unfinished(&self) -> bool {
-        self.file("entries.new").exists() || self.file("changed").exists()
+        let parts = ["entries.new", "changed", "removed"];
+        parts.iter().any(|part| self.file(part).exists())
+    }
+
+    /// Directories are about to be deleted before a pass begins. Without space for this note, everything is
+    /// forgotten.
+    pub(crate) fn note_removal(&self) -> io::Result<()> {
+        match File::create(self.file("removed")) {
+            Err(error) if is_no_space(&error) => self.clear(),
+            created => {
+                created?;
+                File::open(&self.folder)?.sync_all()
+            }
+        }
     }
 
     /// The pass up to which the disk was read back.

@@ -30,6 +30,17 @@ pub(crate) fn is_journal(directory: &TreePath, name: &[u8]) -> bool {
     directory.is_root() && name.starts_with(JOURNAL_PREFIX)
 }
 
+/// An error of the peer if this path is in a journal.
+pub(crate) fn refuse_journal(path: &TreePath) -> Result<(), Error> {
+    // The first name of a path begins it.
+    if is_journal(&TreePath::root(), path.as_bytes()) {
+        return Err(Error::Protocol(
+            "it lists something that is not part of a volume".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
 /// Whether this is the name of fsck's directory. The file system creates it, so it is neither created nor
 /// deleted for the other side.
 pub(crate) fn is_lost_and_found(directory: &TreePath, name: &[u8]) -> bool {

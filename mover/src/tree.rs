@@ -556,8 +556,8 @@ impl SortedNames {
         Ok(self.names.front())
     }
 
-    pub(crate) fn pop(&mut self) {
-        self.names.pop_front();
+    pub(crate) fn pop(&mut self) -> Option<(Name, FileType)> {
+        self.names.pop_front()
     }
 }
 

@@ -343,6 +343,50 @@ fn a_full_disk_is_freed_by_deleting_what_the_source_lacks() {
     assert!(found.is_equal());
 }
 
+/// The walk creates empty files at their new place before it reaches the old one: there are not enough inodes
+/// for both.
+#[test]
+fn what_moved_ahead_of_its_old_place_fits_in_the_end() {
+    if !is_root() {
+        return;
+    }
+    let image = Image::new(&["mkfs.ext4", "-q", "-N", "96"], 80);
+    let pair = Pair {
+        target: image.at.clone(),
+        ..Pair::new()
+    };
+    let at = |path: &str| pair.source.join(path);
+    for path in ["a", "x/d"] {
+        fs::create_dir_all(at(path)).unwrap();
+    }
+    for file in 0..rustix::fs::statvfs(&image.at).unwrap().f_ffree * 2 / 3 {
+        fs::write(at(&format!("x/d/{file}")), "").unwrap();
+    }
+    fs::write(at("a/grows"), "").unwrap();
+    fs::write(at("y"), noise(1, 50 << 20)).unwrap();
+    let mut target = pair.open();
+    attempt_until_it_fits(&pair, &mut target);
+    fs::rename(at("x/d"), at("a/d")).unwrap();
+    attempt_until_it_fits(&pair, &mut target);
+    // Nor is there space for one file before another one shrinks.
+    fs::rename(at("y"), at("a/grows")).unwrap();
+    fs::write(at("y"), noise(1, 1 << 20)).unwrap();
+    attempt_until_it_fits(&pair, &mut target);
+}
+
+fn attempt_until_it_fits(pair: &Pair, target: &mut Target) {
+    let passed = (0..4).any(
+        |_| match with_session(&pair.source, target, |session| session.pass(LAST)) {
+            Ok(_) => true,
+            Err(error) if error.is_full() => false,
+            Err(error) => panic!("{error}"),
+        },
+    );
+    assert!(passed, "it stays full");
+    assert!(target.verify(Scope::All).unwrap().is_equal());
+    pair.assert_equal();
+}
+
 /// A process that maps a file and writes to the mapping, as databases do: `xfs_io` works on any file system.
 struct Mapping(Child);
 
