@@ -12,7 +12,7 @@
 //! removed      exists once the pass that is in progress, or one that only deletes, has
 //!              deleted a directory
 //! verified     the pass up to which the disk was read back
-//! chunks/      hashes of the chunks of files with more than one
+//! chunks/      hashes of the chunks of files with more than one, zeros for holes
 //! links/       a hard link to each inode with several names, by the source's number
 //! ```
 //!
@@ -21,7 +21,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write},
+    io::{self, BufReader, BufWriter, ErrorKind, Read, Write},
     os::unix::fs::{DirBuilderExt, FileExt},
     path::{Path, PathBuf},
 };
@@ -36,6 +36,7 @@ use crate::{
     loss::Losses,
     message::{BadMessage, ClockReading, RawEntry, RawInode, RawLoss},
     path::{Name, TreePath},
+    piece::{chunk_length, hash_hole},
     scan::JOURNAL_PREFIX,
 };
 
@@ -47,6 +48,8 @@ const OLDEST_FORMAT: u32 = 1;
 const MAX_BLOCK: usize = 2 << 20;
 /// Blocks are closed at this length.
 const BLOCK: usize = 64 << 10;
+/// Hashes of chunks that are read at a time.
+const HASHES: usize = 2048;
 
 /// One entry in the state of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -680,21 +683,31 @@ impl Changed {
 }
 
 /// The hashes of the chunks of one file.
-pub(crate) struct Chunks(File);
+pub(crate) struct Chunks {
+    file: File,
+    /// The hash that is stored as zeros, so that a long hole takes no space; zeros of a device are unknown
+    /// hashes.
+    zeros: Option<Hash>,
+}
 
 impl Chunks {
+    /// Of a file, all hashes up to its end are known when its content is.
     pub(crate) fn of(journal: &Journal, path: &TreePath) -> io::Result<Self> {
-        Self::open(&Self::place(journal, path))
+        Ok(Self {
+            zeros: Some(hash_hole(chunk_length(u64::MAX, 0))),
+            ..Self::open(&Self::place(journal, path))?
+        })
     }
 
+    /// Of a device, some may be unknown.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        File::options()
+        let file = File::options()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
-            .open(path)
-            .map(Self)
+            .open(path)?;
+        Ok(Self { file, zeros: None })
     }
 
     pub(crate) fn forget(journal: &Journal, path: &TreePath) {
@@ -709,43 +722,66 @@ impl Chunks {
 
     /// Whether no hash was ever stored.
     pub(crate) fn is_empty(&self) -> io::Result<bool> {
-        Ok(self.0.metadata()?.len() == 0)
+        Ok(self.file.metadata()?.len() == 0)
     }
 
-    /// The stored hashes of these chunks.
-    pub(crate) fn get(&self, first: u64, count: usize) -> io::Result<Vec<Option<Hash>>> {
+    /// What is stored for these chunks, up to the end of the file.
+    fn read(&self, first: u64, count: usize) -> io::Result<Vec<Hash>> {
         let mut bytes = vec![0; count * 32];
         let mut got = 0;
         while let Some(rest) = bytes.get_mut(got..).filter(|rest| !rest.is_empty()) {
-            match self.0.read_at(rest, first * 32 + got as u64)? {
+            match self.file.read_at(rest, first * 32 + got as u64)? {
                 0 => break,
                 more => got += more,
             }
         }
+        bytes.truncate(got);
         let (hashes, _) = bytes.as_chunks::<32>();
-        Ok(hashes
-            .iter()
-            .map(|hash| (*hash != Hash::default()).then_some(*hash))
-            .collect())
+        Ok(hashes.to_vec())
+    }
+
+    /// The stored hashes of these chunks.
+    pub(crate) fn get(&self, first: u64, count: usize) -> io::Result<Vec<Option<Hash>>> {
+        let stored = self.read(first, count)?.into_iter();
+        let known = stored.map(|hash| {
+            if hash == Hash::default() {
+                self.zeros
+            } else {
+                Some(hash)
+            }
+        });
+        let mut all: Vec<_> = known.collect();
+        all.resize(count, None);
+        Ok(all)
     }
 
     pub(crate) fn put(&self, first: u64, hashes: &[Option<Hash>]) -> io::Result<()> {
-        let bytes: Vec<u8> = hashes.iter().flat_map(|hash| hash.unwrap_or_default()).collect();
-        self.0.write_all_at(&bytes, first * 32)
+        let known = hashes.iter().map(|hash| hash.filter(|_| *hash != self.zeros));
+        let stored: Vec<Hash> = known.map(Option::unwrap_or_default).collect();
+        let is_zero = |hashes: &[Hash]| hashes.iter().all(|hash| *hash == Hash::default());
+        if self.zeros.is_some() && is_zero(&stored) && is_zero(&self.read(first, stored.len())?) {
+            return Ok(());
+        }
+        self.file.write_all_at(stored.as_flattened(), first * 32)
     }
 
-    /// The hash over all of them.
+    /// The hash over all of them, which must be known.
     pub(crate) fn hash(&self, count: u64) -> io::Result<Hash> {
-        self.0.set_len(count * 32)?;
-        let mut file = &self.0;
-        file.seek(SeekFrom::Start(0))?;
+        self.file.set_len(count * 32)?;
         let mut hasher = blake3::Hasher::new();
-        hasher.update_reader(file.take(count * 32))?;
+        let mut first = 0;
+        while first < count {
+            let some = usize::try_from(count - first).map_or(HASHES, |rest| rest.min(HASHES));
+            for hash in self.get(first, some)? {
+                hasher.update(&hash.unwrap_or_default());
+            }
+            first += some as u64;
+        }
         Ok(*hasher.finalize().as_bytes())
     }
 
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
 }
 
