@@ -63,6 +63,15 @@ pub(crate) struct Record {
     pub(crate) touched: u32,
 }
 
+impl Record {
+    /// The approximate memory of this value, in bytes.
+    pub(crate) fn cost(&self) -> usize {
+        let xattrs = &self.entry.inode.attributes.xattrs;
+        let xattrs = xattrs.iter().map(|(name, value)| name.len() + value.len() + 64);
+        320 + xattrs.sum::<usize>()
+    }
+}
+
 /// The pass that wrote a journal.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Header {
@@ -301,29 +310,34 @@ impl Journal {
         };
         let mut merged = JournalWriter::create(&self.file("entries.merged"), &header)?;
         let mut last = None;
-        // Only complete directories: what is missing in an incomplete one is unknown.
-        let mut directory: Vec<Line> = Vec::new();
+        // Only complete directories: what is missing in an incomplete one is unknown. They are counted first,
+        // since not all lines of a large one can be in memory.
+        let mut complete = 0_u64;
+        if let Some((_, mut lines)) = self.read_file("entries.new")? {
+            while let Some(line) = lines.next()? {
+                complete += u64::from(matches!(line, Line::End { .. }));
+            }
+        }
         let mut new = new.map(|(_, lines)| lines);
-        while let Some(line) = new.as_mut().map(Lines::next).transpose()?.flatten() {
-            let ends = matches!(line, Line::End { .. });
-            directory.push(line);
-            if ends {
-                for line in directory.drain(..) {
-                    match line {
-                        // The attributes of directories are set at the end of a pass, which the aborted one
-                        // did not reach: they have to be listed again.
-                        Line::End { touched, losses, .. } => merged.put(&Line::End {
-                            digest: None,
-                            touched,
-                            losses,
-                        })?,
-                        line => {
-                            if let Line::Directory { path, .. } = &line {
-                                last = Some(path.clone());
-                            }
-                            merged.put(&line)?;
-                        }
+        while complete > 0
+            && let Some(line) = new.as_mut().map(Lines::next).transpose()?.flatten()
+        {
+            match line {
+                // The attributes of directories are set at the end of a pass, which the aborted one
+                // did not reach: they have to be listed again.
+                Line::End { touched, losses, .. } => {
+                    complete -= 1;
+                    merged.put(&Line::End {
+                        digest: None,
+                        touched,
+                        losses,
+                    })?;
+                }
+                line => {
+                    if let Line::Directory { path, .. } = &line {
+                        last = Some(path.clone());
                     }
+                    merged.put(&line)?;
                 }
             }
         }
@@ -861,6 +875,50 @@ mod tests {
             losses.into_list(),
             [(crate::LossKind::Xattrs, 2, TreePath::root())]
         );
+    }
+
+    /// A pass that was killed in the middle of its last directory, which is larger than a block.
+    #[test]
+    fn only_complete_directories_of_an_aborted_pass_are_believed() {
+        let root = tempfile::tempdir().unwrap();
+        let journal = Journal::new(root.path(), &MoveId::new("aborted", 1).unwrap());
+        journal.make().unwrap();
+        let mut writer = journal.write(1, clock::read()).unwrap();
+        for (path, files, ends) in [("", 3, true), ("a", 2000, true), ("b", 2000, false)] {
+            let path = TreePath::parse(path.as_bytes()).unwrap();
+            let own = inode(Kind::Directory);
+            writer.put(&Line::Directory { path, own }).unwrap();
+            for file in 0..files {
+                let entry = Entry {
+                    name: Name::parse(format!("{file:04}").as_bytes()).unwrap(),
+                    inode: inode(Kind::File),
+                };
+                let record = Record {
+                    entry,
+                    clean: true,
+                    content: Some([7; 32]),
+                    touched: 1,
+                };
+                writer.put(&Line::Record(record)).unwrap();
+            }
+            if ends {
+                let end = Line::End {
+                    digest: None,
+                    touched: 1,
+                    losses: Losses::default(),
+                };
+                writer.put(&end).unwrap();
+            }
+        }
+        writer.sync().unwrap();
+        drop(writer);
+        assert!(journal.is_unfinished());
+        journal.recover().unwrap();
+        assert!(!journal.is_unfinished());
+        let (_, mut lines) = journal.read().unwrap().unwrap();
+        let lines: Vec<Line> = std::iter::from_fn(|| lines.next().unwrap()).collect();
+        assert_eq!(lines.len(), 3 + 2000 + 2 * 2);
+        assert!(matches!(lines.last(), Some(Line::End { .. })));
     }
 
     /// Directories without a digest are listed again, and files that are not clean are compared.
