@@ -191,8 +191,10 @@ fn put_kept(hasher: &mut blake3::Hasher, inode: &Inode) {
     } = inode;
     let (target, device) = kind.detail();
     put_bytes(hasher, target);
+    // Some servers of NFS report another mode of links than Linux, where it cannot be set.
+    let is_link = matches!(kind, Kind::Symlink(_));
     for number in [
-        attributes.mode,
+        if is_link { 0 } else { attributes.mode },
         attributes.uid,
         attributes.gid,
         u32::from(*linked),

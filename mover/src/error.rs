@@ -1,7 +1,7 @@
 //! Why the data of a move could not be copied, or differs. Each error names the path in the tree, and shows
 //! who has to act.
 
-use std::io;
+use std::{borrow::Cow, io};
 
 use rustix::io::Errno;
 
@@ -34,7 +34,7 @@ pub enum Error {
     #[error("{doing} '{path}' failed: {source}")]
     Tree {
         /// The operation.
-        doing: &'static str,
+        doing: Cow<'static, str>,
         /// The path in the tree.
         path: TreePath,
         /// The error of the kernel.
@@ -98,19 +98,13 @@ impl Error {
     /// Whether the target had no space left, for content or for its journal.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        let is_full = |error: &io::Error| {
-            matches!(
-                error.kind(),
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-            )
-        };
-        matches!(self, Self::Full { .. }) || matches!(self, Self::Journal(error) if is_full(error))
+        matches!(self, Self::Full { .. }) || matches!(self, Self::Journal(error) if is_no_space(error))
     }
 
     /// Names the path at which an operation on the tree failed.
-    pub(crate) fn tree(doing: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> Self {
+    pub(crate) fn tree(doing: impl Into<Cow<'static, str>>, path: &TreePath) -> impl FnOnce(Errno) -> Self {
         move |errno| {
-            let path = path.clone();
+            let (doing, path) = (doing.into(), path.clone());
             match errno {
                 Errno::NOSPC | Errno::DQUOT => Self::Full {
                     path,
@@ -139,7 +133,7 @@ impl Error {
         move |error| match Errno::from_io_error(&error) {
             Some(errno) => Self::tree(doing, path)(errno),
             None => Self::Tree {
-                doing,
+                doing: doing.into(),
                 path: path.clone(),
                 source: error,
             },
@@ -151,6 +145,14 @@ impl Error {
     pub fn is_cut(&self) -> bool {
         matches!(self, Self::Cut(_))
     }
+}
+
+/// Whether a file system or quota had no space left.
+pub(crate) fn is_no_space(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 impl From<WireError> for Error {

@@ -9,9 +9,10 @@
 //!              their content is on disk
 //! changed      directories of `entries` that are being changed, and names whose inodes are
 //!              being written or replaced, in the order of the walk
-//! removed      exists once the pass that is in progress has deleted a directory
+//! removed      exists once the pass that is in progress, or one that only deletes, has
+//!              deleted a directory
 //! verified     the pass up to which the disk was read back
-//! chunks/      hashes of the chunks of files with more than one
+//! chunks/      hashes of the chunks of files with more than one, zeros for holes
 //! links/       a hard link to each inode with several names, by the source's number
 //! ```
 //!
@@ -20,7 +21,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write},
+    io::{self, BufReader, BufWriter, ErrorKind, Read, Write},
     os::unix::fs::{DirBuilderExt, FileExt},
     path::{Path, PathBuf},
 };
@@ -31,9 +32,11 @@ use crate::{
     clock,
     credentials::MoveId,
     entry::{Entry, Hash, Inode},
+    error::is_no_space,
     loss::Losses,
     message::{BadMessage, ClockReading, RawEntry, RawInode, RawLoss},
     path::{Name, TreePath},
+    piece::{chunk_length, hash_hole},
     scan::JOURNAL_PREFIX,
 };
 
@@ -45,6 +48,8 @@ const OLDEST_FORMAT: u32 = 1;
 const MAX_BLOCK: usize = 2 << 20;
 /// Blocks are closed at this length.
 const BLOCK: usize = 64 << 10;
+/// Hashes of chunks that are read at a time.
+const HASHES: usize = 2048;
 
 /// One entry in the state of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +61,15 @@ pub(crate) struct Record {
     pub(crate) content: Option<Hash>,
     /// The pass that last changed it.
     pub(crate) touched: u32,
+}
+
+impl Record {
+    /// The approximate memory of this value, in bytes.
+    pub(crate) fn cost(&self) -> usize {
+        let xattrs = &self.entry.inode.attributes.xattrs;
+        let xattrs = xattrs.iter().map(|(name, value)| name.len() + value.len() + 64);
+        320 + xattrs.sum::<usize>()
+    }
 }
 
 /// The pass that wrote a journal.
@@ -252,7 +266,20 @@ impl Journal {
 
     /// Whether a pass has begun that was not completed.
     pub(crate) fn is_unfinished(&self) -> bool {
-        self.file("entries.new").exists() || self.file("changed").exists()
+        let parts = ["entries.new", "changed", "removed"];
+        parts.iter().any(|part| self.file(part).exists())
+    }
+
+    /// Directories are about to be deleted before a pass begins. Without space for this note, everything is
+    /// forgotten.
+    pub(crate) fn note_removal(&self) -> io::Result<()> {
+        match File::create(self.file("removed")) {
+            Err(error) if is_no_space(&error) => self.clear(),
+            created => {
+                created?;
+                File::open(&self.folder)?.sync_all()
+            }
+        }
     }
 
     /// The pass up to which the disk was read back.
@@ -283,29 +310,34 @@ impl Journal {
         };
         let mut merged = JournalWriter::create(&self.file("entries.merged"), &header)?;
         let mut last = None;
-        // Only complete directories: what is missing in an incomplete one is unknown.
-        let mut directory: Vec<Line> = Vec::new();
+        // Only complete directories: what is missing in an incomplete one is unknown. They are counted first,
+        // since not all lines of a large one can be in memory.
+        let mut complete = 0_u64;
+        if let Some((_, mut lines)) = self.read_file("entries.new")? {
+            while let Some(line) = lines.next()? {
+                complete += u64::from(matches!(line, Line::End { .. }));
+            }
+        }
         let mut new = new.map(|(_, lines)| lines);
-        while let Some(line) = new.as_mut().map(Lines::next).transpose()?.flatten() {
-            let ends = matches!(line, Line::End { .. });
-            directory.push(line);
-            if ends {
-                for line in directory.drain(..) {
-                    match line {
-                        // The attributes of directories are set at the end of a pass, which the aborted one
-                        // did not reach: they have to be listed again.
-                        Line::End { touched, losses, .. } => merged.put(&Line::End {
-                            digest: None,
-                            touched,
-                            losses,
-                        })?,
-                        line => {
-                            if let Line::Directory { path, .. } = &line {
-                                last = Some(path.clone());
-                            }
-                            merged.put(&line)?;
-                        }
+        while complete > 0
+            && let Some(line) = new.as_mut().map(Lines::next).transpose()?.flatten()
+        {
+            match line {
+                // The attributes of directories are set at the end of a pass, which the aborted one
+                // did not reach: they have to be listed again.
+                Line::End { touched, losses, .. } => {
+                    complete -= 1;
+                    merged.put(&Line::End {
+                        digest: None,
+                        touched,
+                        losses,
+                    })?;
+                }
+                line => {
+                    if let Line::Directory { path, .. } = &line {
+                        last = Some(path.clone());
                     }
+                    merged.put(&line)?;
                 }
             }
         }
@@ -665,21 +697,31 @@ impl Changed {
 }
 
 /// The hashes of the chunks of one file.
-pub(crate) struct Chunks(File);
+pub(crate) struct Chunks {
+    file: File,
+    /// The hash that is stored as zeros, so that a long hole takes no space; zeros of a device are unknown
+    /// hashes.
+    zeros: Option<Hash>,
+}
 
 impl Chunks {
+    /// Of a file, all hashes up to its end are known when its content is.
     pub(crate) fn of(journal: &Journal, path: &TreePath) -> io::Result<Self> {
-        Self::open(&Self::place(journal, path))
+        Ok(Self {
+            zeros: Some(hash_hole(chunk_length(u64::MAX, 0))),
+            ..Self::open(&Self::place(journal, path))?
+        })
     }
 
+    /// Of a device, some may be unknown.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        File::options()
+        let file = File::options()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
-            .open(path)
-            .map(Self)
+            .open(path)?;
+        Ok(Self { file, zeros: None })
     }
 
     pub(crate) fn forget(journal: &Journal, path: &TreePath) {
@@ -694,43 +736,66 @@ impl Chunks {
 
     /// Whether no hash was ever stored.
     pub(crate) fn is_empty(&self) -> io::Result<bool> {
-        Ok(self.0.metadata()?.len() == 0)
+        Ok(self.file.metadata()?.len() == 0)
     }
 
-    /// The stored hashes of these chunks.
-    pub(crate) fn get(&self, first: u64, count: usize) -> io::Result<Vec<Option<Hash>>> {
+    /// What is stored for these chunks, up to the end of the file.
+    fn read(&self, first: u64, count: usize) -> io::Result<Vec<Hash>> {
         let mut bytes = vec![0; count * 32];
         let mut got = 0;
         while let Some(rest) = bytes.get_mut(got..).filter(|rest| !rest.is_empty()) {
-            match self.0.read_at(rest, first * 32 + got as u64)? {
+            match self.file.read_at(rest, first * 32 + got as u64)? {
                 0 => break,
                 more => got += more,
             }
         }
+        bytes.truncate(got);
         let (hashes, _) = bytes.as_chunks::<32>();
-        Ok(hashes
-            .iter()
-            .map(|hash| (*hash != Hash::default()).then_some(*hash))
-            .collect())
+        Ok(hashes.to_vec())
+    }
+
+    /// The stored hashes of these chunks.
+    pub(crate) fn get(&self, first: u64, count: usize) -> io::Result<Vec<Option<Hash>>> {
+        let stored = self.read(first, count)?.into_iter();
+        let known = stored.map(|hash| {
+            if hash == Hash::default() {
+                self.zeros
+            } else {
+                Some(hash)
+            }
+        });
+        let mut all: Vec<_> = known.collect();
+        all.resize(count, None);
+        Ok(all)
     }
 
     pub(crate) fn put(&self, first: u64, hashes: &[Option<Hash>]) -> io::Result<()> {
-        let bytes: Vec<u8> = hashes.iter().flat_map(|hash| hash.unwrap_or_default()).collect();
-        self.0.write_all_at(&bytes, first * 32)
+        let known = hashes.iter().map(|hash| hash.filter(|_| *hash != self.zeros));
+        let stored: Vec<Hash> = known.map(Option::unwrap_or_default).collect();
+        let is_zero = |hashes: &[Hash]| hashes.iter().all(|hash| *hash == Hash::default());
+        if self.zeros.is_some() && is_zero(&stored) && is_zero(&self.read(first, stored.len())?) {
+            return Ok(());
+        }
+        self.file.write_all_at(stored.as_flattened(), first * 32)
     }
 
-    /// The hash over all of them.
+    /// The hash over all of them, which must be known.
     pub(crate) fn hash(&self, count: u64) -> io::Result<Hash> {
-        self.0.set_len(count * 32)?;
-        let mut file = &self.0;
-        file.seek(SeekFrom::Start(0))?;
+        self.file.set_len(count * 32)?;
         let mut hasher = blake3::Hasher::new();
-        hasher.update_reader(file.take(count * 32))?;
+        let mut first = 0;
+        while first < count {
+            let some = usize::try_from(count - first).map_or(HASHES, |rest| rest.min(HASHES));
+            for hash in self.get(first, some)? {
+                hasher.update(&hash.unwrap_or_default());
+            }
+            first += some as u64;
+        }
         Ok(*hasher.finalize().as_bytes())
     }
 
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
 }
 
@@ -810,6 +875,50 @@ mod tests {
             losses.into_list(),
             [(crate::LossKind::Xattrs, 2, TreePath::root())]
         );
+    }
+
+    /// A pass that was killed in the middle of its last directory, which is larger than a block.
+    #[test]
+    fn only_complete_directories_of_an_aborted_pass_are_believed() {
+        let root = tempfile::tempdir().unwrap();
+        let journal = Journal::new(root.path(), &MoveId::new("aborted", 1).unwrap());
+        journal.make().unwrap();
+        let mut writer = journal.write(1, clock::read()).unwrap();
+        for (path, files, ends) in [("", 3, true), ("a", 2000, true), ("b", 2000, false)] {
+            let path = TreePath::parse(path.as_bytes()).unwrap();
+            let own = inode(Kind::Directory);
+            writer.put(&Line::Directory { path, own }).unwrap();
+            for file in 0..files {
+                let entry = Entry {
+                    name: Name::parse(format!("{file:04}").as_bytes()).unwrap(),
+                    inode: inode(Kind::File),
+                };
+                let record = Record {
+                    entry,
+                    clean: true,
+                    content: Some([7; 32]),
+                    touched: 1,
+                };
+                writer.put(&Line::Record(record)).unwrap();
+            }
+            if ends {
+                let end = Line::End {
+                    digest: None,
+                    touched: 1,
+                    losses: Losses::default(),
+                };
+                writer.put(&end).unwrap();
+            }
+        }
+        writer.sync().unwrap();
+        drop(writer);
+        assert!(journal.is_unfinished());
+        journal.recover().unwrap();
+        assert!(!journal.is_unfinished());
+        let (_, mut lines) = journal.read().unwrap().unwrap();
+        let lines: Vec<Line> = std::iter::from_fn(|| lines.next().unwrap()).collect();
+        assert_eq!(lines.len(), 3 + 2000 + 2 * 2);
+        assert!(matches!(lines.last(), Some(Line::End { .. })));
     }
 
     /// Directories without a digest are listed again, and files that are not clean are compared.

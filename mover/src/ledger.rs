@@ -88,17 +88,10 @@ impl Item {
     }
 
     fn cost(&self) -> usize {
-        let record = |record: &Record| {
-            let xattrs = &record.entry.inode.attributes.xattrs;
-            320 + xattrs
-                .iter()
-                .map(|(name, value)| name.len() + value.len() + 64)
-                .sum::<usize>()
-        };
         match self {
             Self::Directory { path, .. } => 320 + path.as_bytes().len(),
-            Self::Kept(kept) => record(kept),
-            Self::Record { record: pending, .. } => record(pending) + 320,
+            Self::Kept(record) => record.cost(),
+            Self::Record { record, .. } => record.cost() + 320,
             Self::End { losses, .. } => 64 + losses.cost(),
             Self::Range { .. } => 2048,
         }

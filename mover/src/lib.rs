@@ -19,6 +19,7 @@ mod message;
 pub mod path;
 pub mod piece;
 mod plan;
+mod present;
 pub mod program;
 mod read;
 mod scan;

@@ -108,7 +108,7 @@ impl BadPath {
 }
 
 /// Bytes in readable form: UTF-8 unchanged, everything else and control characters escaped.
-struct Readable<'a>(&'a [u8]);
+pub(crate) struct Readable<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Readable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -29,10 +29,11 @@ use crate::{
     message::{ClockReading, Fetches, FromTarget, RawFetch, TargetMessage, encode_claims},
     path::{Name, TreePath},
     piece::{CHUNK, FETCH_CHUNKS, chunks_of},
+    present::{Present, unlink},
     read::hash_own,
-    scan::is_foreign,
+    scan::{is_journal, refuse_journal},
     session::{ControlLane, SessionStatus},
-    tree::{At, Names, SortedNames, Tree, file_type, inode_of, names, read_link, type_of},
+    tree::{At, Tree, file_type, inode_of, read_link, type_of},
 };
 
 /// Fetches in one message.
@@ -89,9 +90,7 @@ pub(crate) struct Totals {
 }
 
 struct Current {
-    path: TreePath,
-    directory: OwnedFd,
-    present: SortedNames,
+    present: Present,
     digest: ListingDigest,
     /// Whether its own stamp will show changes; only then its digest is sent.
     settled: bool,
@@ -148,10 +147,7 @@ impl Planner<'_> {
         }
         let old = self.old.seek(path)?;
         self.changes.directory(path).map_err(Error::Journal)?;
-        let directory = self
-            .tree
-            .directory_to_change(path)
-            .map_err(Error::tree("opening directory", path))?;
+        let present = Present::open(self.tree, path).map_err(Error::tree("opening directory", path))?;
         let line = Line::Directory {
             path: path.clone(),
             own: own.clone(),
@@ -170,10 +166,7 @@ impl Planner<'_> {
             path: path.clone(),
             own,
         })?;
-        let (path, present) = (path.clone(), SortedNames::default());
         self.walk.current = Some(Current {
-            path,
-            directory,
             present,
             digest,
             settled,
@@ -184,16 +177,7 @@ impl Planner<'_> {
     }
 
     fn enter(&mut self, path: &TreePath) -> Result<(), Error> {
-        let journal = path
-            .as_bytes()
-            .split(|byte| *byte == b'/')
-            .next()
-            .unwrap_or_default();
-        if is_foreign(&TreePath::root(), journal) {
-            return Err(Error::Protocol(
-                "it lists something that is not part of a volume".to_owned(),
-            ));
-        }
+        refuse_journal(path)?;
         if self.walk.current.is_some() || self.walk.last_directory.as_ref().is_some_and(|last| path <= last) {
             return Err(Error::Protocol("it lists directories out of order".to_owned()));
         }
@@ -206,13 +190,18 @@ impl Planner<'_> {
 
     /// The next entry of the current directory.
     pub(crate) fn entry(&mut self, path: &TreePath, entry: Entry) -> Result<(), Error> {
-        let Some(mut current) = self.walk.current.take().filter(|current| current.path == *path) else {
+        let Some(mut current) = self
+            .walk
+            .current
+            .take()
+            .filter(|current| current.present.path == *path)
+        else {
             return Err(Error::Protocol(
                 "it lists entries without their directory".to_owned(),
             ));
         };
         if current.last.as_ref().is_some_and(|last| entry.name <= *last)
-            || is_foreign(path, entry.name.as_bytes())
+            || is_journal(path, entry.name.as_bytes())
         {
             return Err(Error::Protocol(
                 "it lists names that are out of order, or not part of a volume".to_owned(),
@@ -234,7 +223,12 @@ impl Planner<'_> {
 
     /// The end of the current directory.
     pub(crate) fn end(&mut self, path: &TreePath, losses: Losses) -> Result<(), Error> {
-        let Some(mut current) = self.walk.current.take().filter(|current| current.path == *path) else {
+        let Some(mut current) = self
+            .walk
+            .current
+            .take()
+            .filter(|current| current.present.path == *path)
+        else {
             return Err(Error::Protocol(
                 "it ends a directory that has not begun".to_owned(),
             ));
@@ -268,36 +262,19 @@ impl Planner<'_> {
         current: &mut Current,
         until: Option<&Name>,
     ) -> Result<Option<FileType>, Error> {
-        loop {
-            let next = current
-                .present
-                .peek(current.directory.as_fd(), |name| !is_foreign(&current.path, name))
-                .map_err(Error::tree("reading directory", &current.path))?;
-            let Some((name, kind)) = next else { return Ok(None) };
-            if let Some(until) = until {
-                if name == until {
-                    let kind = *kind;
-                    current.present.pop();
-                    return Ok(Some(kind));
-                }
-                if name > until {
-                    return Ok(None);
-                }
-            }
-            let (name, kind) = (name.clone(), *kind);
-            current.present.pop();
-            self.remove(current, &name, kind)?;
-        }
+        let tree = self.tree;
+        current.present.until(tree, until, |present, name, kind| {
+            self.deleting(kind)?;
+            present.delete_unlisted(tree, name, kind)
+        })
     }
 
-    fn remove(&mut self, current: &Current, name: &Name, kind: FileType) -> Result<(), Error> {
-        let path = current.path.child(name)?;
+    fn deleting(&mut self, kind: FileType) -> Result<(), Error> {
         self.totals.deleted += 1;
         if kind == FileType::Directory {
             self.changes.removal().map_err(Error::Journal)?;
-            return remove_directory(self.tree, &path).map_err(Error::tree("deleting directory", &path));
         }
-        unlink(current.directory.as_fd(), name).map_err(Error::tree("deleting", &path))
+        Ok(())
     }
 
     fn decide(
@@ -307,11 +284,12 @@ impl Planner<'_> {
         old: Option<Record>,
         present: Option<FileType>,
     ) -> Result<(), Error> {
-        let path = current.path.child(&entry.name)?;
+        let path = current.present.path.child(&entry.name)?;
         let wanted = type_of(&entry.inode.kind);
         let present = match present {
             Some(kind) if kind != wanted => {
-                self.remove(current, &entry.name, kind)?;
+                self.deleting(kind)?;
+                current.present.delete(self.tree, &entry.name, kind)?;
                 None
             }
             present => present,
@@ -320,7 +298,7 @@ impl Planner<'_> {
         let old = old.filter(|old| present.is_some() && type_of(&old.entry.inode.kind) == wanted);
         if entry.inode.is_directory() {
             if present.is_none() {
-                rustix::fs::mkdirat(&current.directory, entry.name.as_bytes(), Mode::RWXU)
+                rustix::fs::mkdirat(&current.present.directory, entry.name.as_bytes(), Mode::RWXU)
                     .map_err(clash("creating directory", &path))?;
             }
             return self.push(Item::Kept(Record {
@@ -339,7 +317,7 @@ impl Planner<'_> {
         // The record may be that of another inode, which was here before and may be moved back.
         if is_recorded {
             self.changes
-                .name(&current.path, &entry.name)
+                .name(&current.present.path, &entry.name)
                 .map_err(Error::Journal)?;
         }
         let (present, role) = self.link(current, &path, &entry, old.as_ref(), present.is_some())?;
@@ -380,7 +358,7 @@ impl Planner<'_> {
     ) -> Result<(bool, Role), Error> {
         let Entry { name, inode } = entry;
         let failed = |errno| Error::tree("linking", path)(errno);
-        let directory = current.directory.as_fd();
+        let directory = current.present.directory.as_fd();
         let same_inode = old.is_some_and(|old| old.entry.inode.stamp.ino == inode.stamp.ino);
         let status = if present {
             Some(At::Child(directory, name).status().map_err(failed)?)
@@ -469,7 +447,7 @@ impl Planner<'_> {
         present: bool,
     ) -> Result<(), Error> {
         let Entry { name, inode } = entry;
-        let directory = current.directory.as_fd();
+        let directory = current.present.directory.as_fd();
         let failed = |errno| Error::tree("creating", path)(errno);
         if !present || !is_such(directory, name, &inode.kind).map_err(failed)? {
             if present {
@@ -523,7 +501,8 @@ impl Planner<'_> {
             self.changes.sync().map_err(Error::Journal)?;
         }
         if fresh && chunks != 1 {
-            let file = create(current.directory.as_fd(), &entry.name).map_err(clash("creating", path))?;
+            let file =
+                create(current.present.directory.as_fd(), &entry.name).map_err(clash("creating", path))?;
             fresh = false;
             if chunks == 0 {
                 complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", path))?;
@@ -555,7 +534,7 @@ impl Planner<'_> {
             .transpose()
             .map_err(Error::Journal)?;
         let job = Arc::new(FileJob {
-            parent: current.path.clone(),
+            parent: current.present.path.clone(),
             name: entry.name.clone(),
             path: path.clone(),
             inode: entry.inode.clone(),
@@ -707,43 +686,6 @@ fn clash(doing: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> Error {
         Errno::EXIST => Error::CaseClash { path: path.clone() },
         errno => Error::tree(doing, path)(errno),
     }
-}
-
-fn unlink(directory: BorrowedFd<'_>, name: &Name) -> Result<(), Errno> {
-    match rustix::fs::unlinkat(directory, name.as_bytes(), AtFlags::empty()) {
-        Err(Errno::NOENT) => Ok(()),
-        result => result,
-    }
-}
-
-/// Removes a directory and its contents. No descriptor is held across levels, however deep.
-fn remove_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
-    loop {
-        let directory = tree.directory_to_change(path)?;
-        let Names { names, .. } = names(directory.as_fd(), None, 1024, |_, _| true)?;
-        if names.is_empty() {
-            break;
-        }
-        let mut below = Vec::new();
-        for (name, kind) in names {
-            if kind == FileType::Directory {
-                below.push(name);
-            } else {
-                unlink(directory.as_fd(), &name)?;
-            }
-        }
-        drop(directory);
-        for name in below {
-            remove_directory(tree, &path.child(&name).map_err(|_| Errno::NAMETOOLONG)?)?;
-        }
-    }
-    let cut = path.as_bytes().iter().rposition(|byte| *byte == b'/');
-    let (parent, name) = match cut.and_then(|cut| path.as_bytes().split_at_checked(cut)) {
-        Some((parent, name)) => (parent, name.get(1..).unwrap_or_default()),
-        None => (&[][..], path.as_bytes()),
-    };
-    let parent = tree.directory(&TreePath::parse(parent).map_err(|_| Errno::INVAL)?)?;
-    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)
 }
 
 /// The journal of the last pass, in step with the walk.

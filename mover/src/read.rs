@@ -25,7 +25,7 @@ use crate::{
         hash_of_hashes,
     },
     throttle::Throttle,
-    tree::{At, Tree, file_type, stamp_of},
+    tree::{At, Tree, file_type, is_gone, stamp_of},
     wire::FrameKind,
 };
 
@@ -139,9 +139,11 @@ enum RangeError {
 
 impl From<Errno> for RangeError {
     fn from(errno: Errno) -> Self {
-        match errno {
-            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO => Self::Gone,
-            errno => Self::Read(errno),
+        // A pipe or socket that nobody reads has replaced the file.
+        if is_gone(errno) || errno == Errno::NXIO {
+            Self::Gone
+        } else {
+            Self::Read(errno)
         }
     }
 }

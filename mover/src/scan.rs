@@ -14,7 +14,7 @@ use crate::{
     entry::{Entry, Inode},
     error::Error,
     path::{Name, TreePath},
-    tree::{At, Tree, has_flags, inode_of, names},
+    tree::{At, Tree, has_flags, inode_of, is_gone, is_gone_from, names},
 };
 
 /// How many entries of one directory are in memory at a time.
@@ -25,9 +25,40 @@ const SUBDIRECTORIES: usize = 1 << 12;
 const AHEAD: usize = 64;
 const AHEAD_ENTRIES: usize = 1 << 16;
 
-/// Names in the root that are not part of the volume: the journal, and the directory of fsck.
-pub(crate) fn is_foreign(directory: &TreePath, name: &[u8]) -> bool {
-    directory.is_root() && (name == b"lost+found" || name.starts_with(JOURNAL_PREFIX))
+/// Names in the root that are never part of a volume: journals.
+pub(crate) fn is_journal(directory: &TreePath, name: &[u8]) -> bool {
+    directory.is_root() && name.starts_with(JOURNAL_PREFIX)
+}
+
+/// An error of the peer if this path is in a journal.
+pub(crate) fn refuse_journal(path: &TreePath) -> Result<(), Error> {
+    // The first name of a path begins it.
+    if is_journal(&TreePath::root(), path.as_bytes()) {
+        return Err(Error::Protocol(
+            "it lists something that is not part of a volume".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether this is the name of fsck's directory. The file system creates it, so it is neither created nor
+/// deleted for the other side.
+pub(crate) fn is_lost_and_found(directory: &TreePath, name: &[u8]) -> bool {
+    directory.is_root() && name == b"lost+found"
+}
+
+/// Names on this side that are not part of the volume: journals, and the directory of fsck if it is empty, or
+/// if only root may read it and this process is not root.
+pub(crate) fn is_foreign(tree: &Tree, directory: &TreePath, name: &[u8]) -> bool {
+    let is_unused = || {
+        let path = TreePath::parse(name).map_err(|_| Errno::INVAL);
+        let found = path.and_then(|path| names(tree.directory(&path)?.as_fd(), None, 1, |_, _| true));
+        match found {
+            Ok(found) => found.names.is_empty(),
+            Err(errno) => errno == Errno::ACCESS,
+        }
+    };
+    is_journal(directory, name) || (is_lost_and_found(directory, name) && is_unused())
 }
 
 /// Prefix of the directory name of a journal, followed by the move's uid.
@@ -106,22 +137,22 @@ impl Scan {
     /// The next directory. Those that were deleted meanwhile are counted in `vanished`.
     pub(crate) fn next(&mut self, vanished: &mut u64) -> Result<Option<Listed>, Error> {
         loop {
-            let Some(path) = self.next_path()? else {
+            let Some(path) = self.next_path(vanished)? else {
                 return Ok(None);
             };
             match self.shared.wait_for(&path) {
                 Ok(listed) => {
-                    self.descend(&listed)?;
+                    self.descend(&listed, vanished)?;
                     return Ok(Some(listed));
                 }
                 // Deleted or replaced meanwhile: the next pass handles it.
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !path.is_root() => *vanished += 1,
+                Err(errno) if is_gone(errno) && !path.is_root() => *vanished += 1,
                 Err(errno) => return Err(Error::tree("reading directory", &path)(errno)),
             }
         }
     }
 
-    fn next_path(&mut self) -> Result<Option<TreePath>, Error> {
+    fn next_path(&mut self, vanished: &mut u64) -> Result<Option<TreePath>, Error> {
         if !self.started {
             self.started = true;
             return Ok(Some(TreePath::root()));
@@ -141,19 +172,16 @@ impl Scan {
                 continue;
             };
             let path = level.path.clone();
-            let (names, more_after) = subdirectories(&self.shared.tree, &path, Some(&after))
-                .map_err(Error::tree("reading directory", &path))?;
-            level.names = names;
-            level.more_after = more_after;
+            (level.names, level.more_after) =
+                subdirectories(&self.shared.tree, &path, Some(&after), vanished)?;
             self.read_ahead();
         }
         Ok(None)
     }
 
-    fn descend(&mut self, listed: &Listed) -> Result<(), Error> {
+    fn descend(&mut self, listed: &Listed, vanished: &mut u64) -> Result<(), Error> {
         let (names, more_after) = if listed.more {
-            subdirectories(&self.shared.tree, &listed.path, None)
-                .map_err(Error::tree("reading directory", &listed.path))?
+            subdirectories(&self.shared.tree, &listed.path, None, vanished)?
         } else {
             let directories = listed.entries.iter().filter(|entry| entry.inode.is_directory());
             let mut names: VecDeque<Name> = directories
@@ -272,14 +300,31 @@ impl State {
     }
 }
 
+/// The next subdirectories, and the last of them if there are more. There are none if the directory was
+/// deleted meanwhile.
 fn subdirectories(
+    tree: &Tree,
+    path: &TreePath,
+    after: Option<&Name>,
+    vanished: &mut u64,
+) -> Result<(VecDeque<Name>, Option<Name>), Error> {
+    match read_subdirectories(tree, path, after) {
+        Err(errno) if is_gone(errno) && !path.is_root() => {
+            *vanished += 1;
+            Ok((VecDeque::new(), None))
+        }
+        read => read.map_err(Error::tree("reading directory", path)),
+    }
+}
+
+fn read_subdirectories(
     tree: &Tree,
     path: &TreePath,
     after: Option<&Name>,
 ) -> Result<(VecDeque<Name>, Option<Name>), Errno> {
     let fd = tree.directory(path)?;
     let wanted = |name: &[u8], kind| {
-        matches!(kind, FileType::Directory | FileType::Unknown) && !is_foreign(path, name)
+        matches!(kind, FileType::Directory | FileType::Unknown) && !is_foreign(tree, path, name)
     };
     let found = names(fd.as_fd(), after, SUBDIRECTORIES, wanted)?;
     let last = found
@@ -300,7 +345,7 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
     // Before the names: the next pass notices a change after this time.
     let status = At::Fd(fd.as_fd()).status()?;
     let own = inode_of(&status).ok_or(Errno::NOTDIR)?;
-    let found = names(fd.as_fd(), after, WINDOW, |name, _| !is_foreign(path, name))?;
+    let found = names(fd.as_fd(), after, WINDOW, |name, _| !is_foreign(tree, path, name))?;
     let mut listed = Listed {
         path: path.clone(),
         own,
@@ -334,7 +379,7 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
                         }
                     })
                 }
-                Err(Errno::NOENT) => None,
+                Err(errno) if is_gone_from(path, errno) => None,
                 Err(errno) => return Err(errno),
             }
         };

@@ -33,7 +33,7 @@ use crate::{
     scan::{Listed, Scan, read},
     session::{ControlLane, SessionStatus, lock},
     throttle::Throttle,
-    tree::{At, Tree, file_type, open_anywhere, read_link, type_of},
+    tree::{At, Tree, XattrError, file_type, is_gone, is_gone_from, open_anywhere, read_link, type_of},
     wire::FrameKind,
 };
 
@@ -303,17 +303,20 @@ impl TreePass<'_> {
     /// Sends all parts of a listing.
     fn list(&mut self, mut listed: Listed) -> Result<(), Error> {
         let path = listed.path.clone();
-        let failed = |errno| Error::tree("reading", &path)(errno);
-        let directory = match self.tree.directory(&path) {
-            Ok(directory) => directory,
+        let opened = self.tree.directory(&path).map_err(XattrError::from);
+        let found = opened.and_then(|directory| {
+            let xattrs = At::Fd(directory.as_fd()).xattrs()?;
+            Ok((directory, xattrs))
+        });
+        let (directory, (xattrs, others)) = match found {
+            Ok(found) => found,
             // Deleted since it was listed; then the next pass lists its parent again.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !path.is_root() => {
+            Err(error) if is_gone(error.errno) && !path.is_root() => {
                 self.vanished += 1;
                 return Ok(());
             }
-            Err(errno) => return Err(failed(errno)),
+            Err(error) => return Err(error.at(&path)),
         };
-        let (xattrs, others) = At::Fd(directory.as_fd()).xattrs().map_err(failed)?;
         listed.own.attributes.xattrs = xattrs;
         let mut losses = Losses::default();
         if others {
@@ -350,7 +353,14 @@ impl TreePass<'_> {
             if !listed.more {
                 break;
             }
-            listed = read(self.tree, &path, after.as_ref()).map_err(failed)?;
+            listed = match read(self.tree, &path, after.as_ref()) {
+                Ok(listed) => listed,
+                Err(errno) if is_gone(errno) && !path.is_root() => {
+                    self.vanished += 1;
+                    break;
+                }
+                Err(errno) => return Err(Error::tree("reading", &path)(errno)),
+            };
         }
         part.last = true;
         part.losses = losses.encode();
@@ -378,11 +388,11 @@ impl TreePass<'_> {
                 }
                 Ok(true)
             }
-            Err(Errno::NOENT | Errno::INVAL) => {
+            Err(error) if is_gone_from(path, error.errno) => {
                 self.vanished += 1;
                 Ok(false)
             }
-            Err(errno) => Err(Error::tree("reading attributes of", &path.child(name)?)(errno)),
+            Err(error) => Err(error.at(&path.child(name)?)),
         }
     }
 }
@@ -391,14 +401,18 @@ fn details(
     directory: std::os::fd::BorrowedFd<'_>,
     name: &crate::path::Name,
     inode: &mut Inode,
-) -> Result<bool, Errno> {
+) -> Result<bool, XattrError> {
     if let Kind::Symlink(target) = &mut inode.kind {
-        *target = read_link(directory, name)?;
+        *target = read_link(directory, name).map_err(|errno| match errno {
+            // It is not a link any more.
+            Errno::INVAL => Errno::NOENT,
+            errno => errno,
+        })?;
     }
     let (xattrs, others) = At::Child(directory, name).xattrs()?;
     // Since the walk, another inode may have got the name: the target's may be of a kind that has none of these.
     if !xattrs.is_empty() && file_type(&At::Child(directory, name).status()?) != type_of(&inode.kind) {
-        return Err(Errno::NOENT);
+        return Err(Errno::NOENT.into());
     }
     inode.attributes.xattrs = xattrs;
     Ok(others)
@@ -540,6 +554,6 @@ mod tests {
         let mut inode = inode_of(&status).unwrap();
         assert_eq!(details(tree.root(), &name, &mut inode), Ok(false));
         inode.kind = Kind::Fifo;
-        assert_eq!(details(tree.root(), &name, &mut inode), Err(Errno::NOENT));
+        assert_eq!(details(tree.root(), &name, &mut inode), Err(Errno::NOENT.into()));
     }
 }

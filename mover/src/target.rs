@@ -25,6 +25,7 @@ use crate::{
     message::{Begin, Known, KnownDirectory, RawEntry, Ready, ScanEnd, SourceMessage, TargetMessage},
     path::TreePath,
     plan::{OldJournal, Planner, Totals, Walk},
+    present::prune,
     session::{ControlLane, SessionStatus, lock},
     source::KNOWN_CREDIT,
     tree::{At, Capacity, Tree, names},
@@ -45,6 +46,8 @@ pub struct Target {
     last_full: Option<TreePath>,
     /// Whether there was no space for the journal.
     journal_full: bool,
+    /// Whether there was no space for either.
+    full: bool,
 }
 
 /// The options of a pass.
@@ -95,6 +98,7 @@ impl Target {
             longest_write: LONGEST_WRITE,
             last_full: None,
             journal_full: false,
+            full: false,
         })
     }
 
@@ -109,6 +113,7 @@ impl Target {
     }
 
     fn remember_full(&mut self, error: &Error) {
+        self.full |= error.is_full();
         match error {
             Error::Full { path, .. } => self.last_full = Some(path.clone()),
             error => self.journal_full |= error.is_full(),
@@ -241,11 +246,41 @@ impl Session<'_> {
         self.link.end();
     }
 
-    fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
+    /// Recovers the journal, after making space if the last attempt had none.
+    fn prepare(&mut self) -> Result<(), Error> {
         self.target.free_space()?;
+        self.target.journal.make().map_err(Error::Journal)?;
+        if self.target.full {
+            self.prune()?;
+            self.target.full = false;
+        }
+        self.target.journal.recover().map_err(Error::Journal)
+    }
+
+    /// Deletes what the source does not have any more, before a pass creates anything. Everything is listed
+    /// again afterwards; the content of files that stay is known.
+    fn prune(&mut self) -> Result<(), Error> {
+        let Self { target, link } = self;
+        target.journal.note_removal().map_err(Error::Journal)?;
+        let last = Known {
+            last: true,
+            ..Known::default()
+        };
+        for message in [TargetMessage::Begin(Begin::default()), TargetMessage::Known(last)] {
+            link.down.send(&target_message(message), true)?;
+        }
+        let ready = link.ready()?;
+        if ready.device_size > 0 {
+            return Err(Error::Protocol("its volume is a device".to_owned()));
+        }
+        prune(&target.tree, &mut link.up)?;
+        let links = target.journal.links().map_err(Error::Journal)?;
+        sweep(&links).map_err(Error::tree("forgetting links in", &TreePath::root()))
+    }
+
+    fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
+        self.prepare()?;
         let journal = &self.target.journal;
-        journal.make().map_err(Error::Journal)?;
-        journal.recover().map_err(Error::Journal)?;
         let (header, lines) = journal.read().map_err(Error::Journal)?.unzip();
         let pass = header.as_ref().map_or(0, |header| header.pass) + 1;
         let received = self.link.state.received();

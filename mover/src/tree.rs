@@ -3,6 +3,7 @@
 //! replace concurrently.
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     fs::File,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -19,8 +20,9 @@ use rustix::{
 
 use crate::{
     entry::{Attributes, Inode, Kind, Stamp, Time, Xattrs},
+    error::Error,
     message::{MAX_XATTRS, kept_xattr},
-    path::{Name, TreePath},
+    path::{Name, Readable, TreePath},
 };
 
 /// Resolution must not cross to another file system, or follow a link.
@@ -143,6 +145,51 @@ impl Tree {
     }
 }
 
+/// Whether this error means that an inode below the root was deleted or replaced after its name was read.
+/// NFS answers `STALE` if another client did that.
+pub(crate) fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE)
+}
+
+/// The same for a name in this directory. The kernel looks up a stale name again: if that does not help, the
+/// directory is stale. If that is the root, its names are not deleted.
+pub(crate) fn is_gone_from(directory: &TreePath, errno: Errno) -> bool {
+    is_gone(errno) && !(errno == Errno::STALE && directory.is_root())
+}
+
+/// Why extended attributes cannot be read, and which of them.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct XattrError {
+    pub(crate) errno: Errno,
+    attribute: Option<Vec<u8>>,
+}
+
+impl XattrError {
+    /// Names the path of the inode.
+    pub(crate) fn at(self, path: &TreePath) -> Error {
+        let doing = match &self.attribute {
+            Some(name) => format!("reading the attribute '{}' of", Readable(name)).into(),
+            None => Cow::Borrowed("reading attributes of"),
+        };
+        Error::tree(doing, path)(self.errno)
+    }
+}
+
+impl From<Errno> for XattrError {
+    fn from(errno: Errno) -> Self {
+        Self {
+            errno,
+            attribute: None,
+        }
+    }
+}
+
+impl From<XattrError> for Errno {
+    fn from(error: XattrError) -> Self {
+        error.errno
+    }
+}
+
 /// The inode of a descriptor, or of a name in a directory.
 #[derive(Clone, Copy)]
 pub(crate) enum At<'a> {
@@ -178,7 +225,7 @@ impl At<'_> {
     }
 
     /// The extended attributes that are copied, and whether there are others.
-    pub(crate) fn xattrs(self) -> Result<(Xattrs, bool)> {
+    pub(crate) fn xattrs(self) -> std::result::Result<(Xattrs, bool), XattrError> {
         let mut list = [0; 1024];
         let path = self.path();
         let listed = match self.list_xattrs(&path, &mut list) {
@@ -191,7 +238,7 @@ impl At<'_> {
                 list.truncate(length);
                 list
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         let (mut kept, mut others, mut total) = (Vec::new(), false, 0);
         for name in listed.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
@@ -209,11 +256,16 @@ impl At<'_> {
                     kept.push((name.to_vec(), value));
                 }
                 Err(Errno::NODATA) => {}
-                Err(error) => return Err(error),
+                Err(errno) => {
+                    return Err(XattrError {
+                        errno,
+                        attribute: Some(name.to_vec()),
+                    });
+                }
             }
         }
         if total > MAX_XATTRS {
-            return Err(Errno::TOOBIG);
+            return Err(Errno::TOOBIG.into());
         }
         kept.sort();
         Ok((kept, others))
@@ -458,6 +510,8 @@ pub(crate) fn names(
         }
     }
     found.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    // Some file systems return a name twice if the directory changes meanwhile.
+    found.dedup_by(|a, b| a.0 == b.0);
     more |= found.len() > limit;
     found.truncate(limit);
     for (name, kind) in &mut found {
@@ -502,8 +556,8 @@ impl SortedNames {
         Ok(self.names.front())
     }
 
-    pub(crate) fn pop(&mut self) {
-        self.names.pop_front();
+    pub(crate) fn pop(&mut self) -> Option<(Name, FileType)> {
+        self.names.pop_front()
     }
 }
 
@@ -515,6 +569,20 @@ pub(crate) fn open_anywhere(path: &Path, flags: OFlags) -> Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_another_client_of_nfs_deleted_is_gone() {
+        let (root, below) = (TreePath::root(), TreePath::parse(b"d").unwrap());
+        for (errno, in_root, elsewhere) in [
+            (Errno::NOENT, true, true),
+            (Errno::STALE, false, true),
+            (Errno::INVAL, false, false),
+        ] {
+            assert_eq!(is_gone(errno), elsewhere);
+            assert_eq!(is_gone_from(&root, errno), in_root);
+            assert_eq!(is_gone_from(&below, errno), elsewhere);
+        }
+    }
 
     #[test]
     fn a_name_that_cannot_be_copied_is_not_left_out() {

@@ -27,12 +27,13 @@ use crate::{
     tree::{At, SortedNames, Tree, inode_number, inode_of, read_link},
 };
 
-/// Entries that one thread checks at a time.
+/// Entries that one thread checks at a time, and their size in bytes.
 const PART: usize = 256;
+const PART_BYTES: usize = 512 << 10;
 /// Parts that are in progress.
 const PARTS: u64 = 64;
-/// Parts of one directory that are in memory until it is known whether it was touched.
-const HELD: usize = 64;
+/// Bytes of one directory that are in memory until it is known whether it was touched.
+const HELD_BYTES: usize = 16 << 20;
 /// How many differences are named; further ones are counted.
 pub(crate) const NAMED: usize = 100;
 
@@ -258,20 +259,23 @@ impl Feeder {
             read: true,
         };
         let mut last = part(Some(own));
-        let mut held = VecDeque::new();
+        let (mut held, mut held_bytes, mut bytes) = (VecDeque::new(), 0, 0);
         loop {
             match lines.next().map_err(Error::Journal)? {
                 Some(Line::Record(record)) => {
+                    bytes += record.cost();
                     last.records.push(record);
-                    if last.records.len() < PART {
+                    if last.records.len() < PART && bytes < PART_BYTES {
                         continue;
                     }
                     held.push_back(std::mem::replace(&mut last, part(None)));
+                    held_bytes += std::mem::take(&mut bytes);
                     // Whether it was touched is recorded at its end. Of a large one not all parts can be in
                     // memory until then: it counts as touched.
-                    if held.len() >= HELD
+                    while held_bytes >= HELD_BYTES
                         && let Some(first) = held.pop_front()
                     {
+                        held_bytes -= first.records.iter().map(Record::cost).sum::<usize>();
                         extras.find(&mut self.sum, &first, false)?;
                         self.begin(first)?;
                     }
@@ -346,7 +350,7 @@ impl Extras<'_> {
                 Err(errno) => return Err(failed(errno)),
             },
         };
-        let wanted = |name: &[u8]| !is_foreign(self.path, name);
+        let wanted = |name: &[u8]| !is_foreign(self.reader.tree, self.path, name);
         let mut records = part.records.iter().map(|record| &record.entry.name).peekable();
         let until = part.records.last().map(|record| &record.entry.name);
         while let Some((name, _)) = self.present.peek(directory.as_fd(), wanted).map_err(failed)? {

@@ -414,6 +414,119 @@ fn what_the_target_cannot_hold_is_named_by_the_first_pass() {
     assert_eq!(problem(&to.at), "file: its extended attributes are too large");
 }
 
+/// What fsck has recovered there is data, and so is what users keep under this name. The directory itself is
+/// that of the file system.
+#[test]
+fn lost_and_found_with_content_is_copied_and_an_empty_one_is_not() {
+    if !is_root() {
+        return;
+    }
+    let ext4 = ["mkfs.ext4", "-q"];
+    for to in [&ext4[..], &["mkfs.xfs", "-q"]] {
+        let (from, to) = (Image::new(&ext4, 64), Image::new(to, 400));
+        let pair = Pair {
+            source: from.at.clone(),
+            target: to.at.clone(),
+            ..Pair::new()
+        };
+        let (own, copy) = (pair.source.join("lost+found"), pair.target.join("lost+found"));
+        let was_there = copy.exists();
+        pair.last_pass();
+        assert_eq!(copy.exists(), was_there);
+        fs::create_dir_all(own.join("#11/deep")).unwrap();
+        fs::write(own.join("#12"), "recovered").unwrap();
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o750)).unwrap();
+        lchown(&own, Some(7), Some(8)).unwrap();
+        pair.last_pass();
+        assert_eq!(fs::read(copy.join("#12")).unwrap(), b"recovered");
+        fs::remove_file(own.join("#12")).unwrap();
+        pair.last_pass();
+        fs::remove_dir_all(own.join("#11")).unwrap();
+        pair.last_pass();
+        assert_eq!(fs::read_dir(&copy).unwrap().count(), 0);
+        // The target's own content, as of a volume that was used before.
+        fs::write(copy.join("stale"), "").unwrap();
+        fs::write(pair.source.join("new"), "").unwrap();
+        pair.last_pass();
+        assert_eq!(fs::read_dir(&copy).unwrap().count(), 0);
+        fs::remove_dir(&own).unwrap();
+        fs::write(&own, "a file").unwrap();
+        pair.last_pass();
+        assert_eq!(fs::read(&copy).unwrap(), b"a file");
+        pair.open().finish().unwrap();
+        pair.assert_equal();
+    }
+}
+
+/// An ext4 file system that debugfs has changed, and a pair of which it is the source.
+fn debugged(request: &str) -> (Image, Pair) {
+    let image = Image::new(&["mkfs.ext4", "-q"], 64);
+    fs::create_dir(image.at.join("d")).unwrap();
+    fs::write(image.at.join("d/file"), "x").unwrap();
+    symlink("file", image.at.join("d/link")).unwrap();
+    image.debug(request);
+    let pair = Pair {
+        source: image.at.clone(),
+        ..Pair::new()
+    };
+    (image, pair)
+}
+
+/// As on some servers of NFS. No system call of Linux sets it.
+#[test]
+fn the_mode_of_a_symlink_does_not_count() {
+    if !is_root() {
+        return;
+    }
+    let (_image, pair) = debugged("sif /d/link mode 0120755");
+    let link = fs::symlink_metadata(pair.source.join("d/link")).unwrap();
+    assert_eq!(link.mode() & 0o7777, 0o755);
+    // Not by rsync, for which it does.
+    pair.pass(PassOptions::default());
+    pair.assert_verified(Scope::All);
+    common::assert_same_trees(&pair.source, &pair.target);
+}
+
+#[test]
+fn an_unreadable_attribute_is_named() {
+    if !is_root() {
+        return;
+    }
+    for path in ["d/file", "d"] {
+        let (_image, pair) = debugged(&format!("ea_set -r /{path} system.posix_acl_access garbage"));
+        let mut target = pair.open();
+        let result = with_session(&pair.source, &mut target, |session| {
+            session.pass(PassOptions::default())
+        });
+        let Err(Error::Peer(why)) = result else {
+            panic!("{result:?}");
+        };
+        let wanted =
+            format!("reading the attribute 'system.posix_acl_access' of '{path}' failed: Invalid argument");
+        assert!(why.starts_with(&wanted), "{why}");
+    }
+}
+
+/// As some network and FUSE file systems do while a directory changes.
+#[test]
+fn a_name_listed_twice_counts_once() {
+    if !is_root() {
+        return;
+    }
+    let (_image, pair) = debugged("link /d/file /d");
+    let names = fs::read_dir(pair.source.join("d")).unwrap();
+    assert_eq!(
+        names
+            .filter(|name| name.as_ref().unwrap().file_name() == "file")
+            .count(),
+        2
+    );
+    let report = pair.pass(PassOptions::default());
+    assert_eq!(report.entries, 3);
+    pair.assert_verified(Scope::All);
+    assert_eq!(fs::read(pair.target.join("d/file")).unwrap(), b"x");
+}
+
 /// Directories of which the last one's content has paths that are too long.
 fn make_deep(root: &Path) {
     let mut fd = rustix::fs::openat(CWD, root, OFlags::DIRECTORY, Mode::empty()).unwrap();

@@ -268,13 +268,9 @@ fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room
         ..Pair::new()
     };
     fill(&pair.source, 100, 30 << 20);
-    fs::write(pair.target.join("ballast"), noise(1, 45 << 20)).unwrap();
-    // The pass must not delete this before the disk is full.
-    fs::rename(
-        pair.target.join("ballast"),
-        pair.target.join("lost+found/ballast"),
-    )
-    .unwrap();
+    // No pass deletes this.
+    let ballast = pair.target.join(".liqo-move-ballast");
+    fs::write(&ballast, noise(1, 45 << 20)).unwrap();
     let mut target = pair.open();
     let result = with_session(&pair.source, &mut target, |session| session.pass(LAST));
     assert!(
@@ -285,7 +281,7 @@ fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room
         assert_eq!(path.to_string(), "d00/large");
     }
     drop(target);
-    fs::remove_file(pair.target.join("lost+found/ballast")).unwrap();
+    fs::remove_file(ballast).unwrap();
     pair.last_pass();
 }
 
@@ -345,6 +341,75 @@ fn a_full_disk_is_freed_by_deleting_what_the_source_lacks() {
     assert!(passed, "it stays full");
     let found = target.verify(Scope::All).unwrap();
     assert!(found.is_equal());
+}
+
+/// The walk creates empty files at their new place before it reaches the old one: there are not enough inodes
+/// for both.
+#[test]
+fn what_moved_ahead_of_its_old_place_fits_in_the_end() {
+    if !is_root() {
+        return;
+    }
+    let image = Image::new(&["mkfs.ext4", "-q", "-N", "96"], 80);
+    let pair = Pair {
+        target: image.at.clone(),
+        ..Pair::new()
+    };
+    let at = |path: &str| pair.source.join(path);
+    for path in ["a", "x/d"] {
+        fs::create_dir_all(at(path)).unwrap();
+    }
+    for file in 0..rustix::fs::statvfs(&image.at).unwrap().f_ffree * 2 / 3 {
+        fs::write(at(&format!("x/d/{file}")), "").unwrap();
+    }
+    fs::write(at("a/grows"), "").unwrap();
+    fs::write(at("y"), noise(1, 50 << 20)).unwrap();
+    let mut target = pair.open();
+    attempt_until_it_fits(&pair, &mut target);
+    fs::rename(at("x/d"), at("a/d")).unwrap();
+    attempt_until_it_fits(&pair, &mut target);
+    // Nor is there space for one file before another one shrinks.
+    fs::rename(at("y"), at("a/grows")).unwrap();
+    fs::write(at("y"), noise(1, 1 << 20)).unwrap();
+    attempt_until_it_fits(&pair, &mut target);
+}
+
+fn attempt_until_it_fits(pair: &Pair, target: &mut Target) {
+    let passed = (0..4).any(
+        |_| match with_session(&pair.source, target, |session| session.pass(LAST)) {
+            Ok(_) => true,
+            Err(error) if error.is_full() => false,
+            Err(error) => panic!("{error}"),
+        },
+    );
+    assert!(passed, "it stays full");
+    assert!(target.verify(Scope::All).unwrap().is_equal());
+    pair.assert_equal();
+}
+
+/// There are 32 bytes of hash for each MiB.
+#[test]
+fn hashes_of_holes_take_no_space() {
+    if !is_root() {
+        return;
+    }
+    let image = Image::new(&["mkfs.ext4", "-q", "-b", "4096"], 16);
+    let pair = Pair {
+        target: image.at.clone(),
+        ..Pair::new()
+    };
+    let file = File::create(pair.source.join("long")).unwrap();
+    file.write_all_at(b"in the middle", (300 << 30) + 4097).unwrap();
+    file.set_len((600 << 30) + 5).unwrap();
+    pair.pass(LAST);
+    let before = pair.assert_verified(Scope::All);
+    // What is known of the holes is used by the next pass.
+    file.write_all_at(b"at the end", 600 << 30).unwrap();
+    file.write_all_at(b"IN", (300 << 30) + 4097).unwrap();
+    let report = pair.pass(LAST);
+    assert!(report.received_bytes < 20_000, "{}", report.received_bytes);
+    let after = pair.assert_verified(Scope::All);
+    assert!(before.expected != after.expected);
 }
 
 /// A process that maps a file and writes to the mapping, as databases do: `xfs_io` works on any file system.

@@ -185,7 +185,8 @@ pub(crate) fn see(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
         if fs::symlink_metadata(&full).unwrap().is_dir() {
             for entry in fs::read_dir(&full).unwrap() {
                 let name = entry.unwrap().file_name();
-                let ours = name.as_bytes().starts_with(b".liqo-move-") || name.as_bytes() == b"lost+found";
+                let ours = name.as_bytes().starts_with(b".liqo-move-")
+                    || (name.as_bytes() == b"lost+found" && !has_lost_and_found(root));
                 if !(ours && path.as_os_str().is_empty()) {
                     todo.push(path.join(name));
                 }
@@ -227,6 +228,15 @@ pub(crate) fn see(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
         );
     }
     seen
+}
+
+/// Whether `lost+found` in the root is anything but an empty directory, which file systems have of their own.
+fn has_lost_and_found(root: &Path) -> bool {
+    let path = root.join("lost+found");
+    fs::read_dir(&path).map_or_else(
+        |_| fs::symlink_metadata(&path).is_ok(),
+        |mut found| found.next().is_some(),
+    )
 }
 
 fn xattrs(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
@@ -284,6 +294,7 @@ pub(crate) fn assert_same_trees(source: &Path, target: &Path) {
 
 /// Whether rsync, with a full comparison, would change nothing.
 pub(crate) fn assert_rsync_sees_nothing(source: &Path, target: &Path) {
+    let own = [source, target].iter().all(|root| !has_lost_and_found(root));
     let output = Command::new("rsync")
         .args([
             "-aHAXn",
@@ -293,7 +304,8 @@ pub(crate) fn assert_rsync_sees_nothing(source: &Path, target: &Path) {
             "-i",
             "--modify-window=-1",
         ])
-        .args(["--exclude=/lost+found", "--exclude=/.liqo-move-*"])
+        .args(own.then_some("--exclude=/lost+found"))
+        .arg("--exclude=/.liqo-move-*")
         .arg(source.join(""))
         .arg(target.join(""))
         .output()
@@ -334,6 +346,17 @@ impl Image {
         run(Command::new(make[0]).args(&make[1..]).arg(&image));
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at));
         Self { at, _folder: folder }
+    }
+
+    /// Changes what the kernel does not, by a request to debugfs.
+    pub(crate) fn debug(&self, request: &str) {
+        let image = self.at.with_file_name("image");
+        run(Command::new("umount").arg(&self.at));
+        run(Command::new("debugfs").args(["-w", "-R", request]).arg(&image));
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(&image)
+            .arg(&self.at));
     }
 }
 

@@ -1,0 +1,181 @@
+//! What exists in the target's directories, in step with their listings, and the deletion of what is not
+//! listed.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::{
+    fs::{AtFlags, FileType},
+    io::Errno,
+};
+
+use crate::{
+    entry::Entry,
+    error::Error,
+    lanes::Reader,
+    link::next_message,
+    message::{RawEntry, SourceMessage},
+    path::{Name, TreePath},
+    scan::{is_foreign, is_journal, is_lost_and_found, refuse_journal},
+    tree::{At, Names, SortedNames, Tree, is_gone, names, type_of},
+};
+
+/// A directory that is being listed.
+pub(crate) struct Present {
+    pub(crate) path: TreePath,
+    pub(crate) directory: OwnedFd,
+    names: SortedNames,
+}
+
+impl Present {
+    pub(crate) fn open(tree: &Tree, path: &TreePath) -> Result<Self, Errno> {
+        Ok(Self {
+            path: path.clone(),
+            directory: tree.directory_to_change(path)?,
+            names: SortedNames::default(),
+        })
+    }
+
+    /// Calls this for each name before `until` that was not listed; returns what exists under `until`.
+    pub(crate) fn until(
+        &mut self,
+        tree: &Tree,
+        until: Option<&Name>,
+        mut unlisted: impl FnMut(&Self, &Name, FileType) -> Result<(), Error>,
+    ) -> Result<Option<FileType>, Error> {
+        loop {
+            let next = self
+                .names
+                .peek(self.directory.as_fd(), |name| !is_journal(&self.path, name))
+                .map_err(Error::tree("reading directory", &self.path))?;
+            if next.is_none_or(|(name, _)| until.is_some_and(|until| name > until)) {
+                return Ok(None);
+            }
+            let Some((name, kind)) = self.names.pop() else {
+                return Ok(None);
+            };
+            if Some(&name) == until {
+                return Ok(Some(kind));
+            }
+            if !is_foreign(tree, &self.path, name.as_bytes()) {
+                unlisted(self, &name, kind)?;
+            }
+        }
+    }
+
+    /// Deletes a name that is not listed; of the directory of fsck only what is in it.
+    pub(crate) fn delete_unlisted(&self, tree: &Tree, name: &Name, kind: FileType) -> Result<(), Error> {
+        if kind == FileType::Directory && is_lost_and_found(&self.path, name.as_bytes()) {
+            let path = self.path.child(name)?;
+            return empty_directory(tree, &path).map_err(Error::tree("deleting directory", &path));
+        }
+        self.delete(tree, name, kind)
+    }
+
+    /// Deletes a name.
+    pub(crate) fn delete(&self, tree: &Tree, name: &Name, kind: FileType) -> Result<(), Error> {
+        let path = self.path.child(name)?;
+        if kind == FileType::Directory {
+            return remove_directory(tree, &path).map_err(Error::tree("deleting directory", &path));
+        }
+        unlink(self.directory.as_fd(), name).map_err(Error::tree("deleting", &path))
+    }
+
+    /// Deletes what exists before this entry, and under its name what is of another kind, or is larger by
+    /// what the source has: then deleting it frees at least as much as is sent again.
+    fn prune(&mut self, tree: &Tree, entry: &Entry) -> Result<(), Error> {
+        let found = self.until(tree, Some(&entry.name), |present, name, kind| {
+            present.delete_unlisted(tree, name, kind)
+        })?;
+        let Some(kind) = found else { return Ok(()) };
+        let is_larger = || {
+            let status = At::Child(self.directory.as_fd(), &entry.name).status();
+            let size = entry.inode.stamp.size;
+            entry.inode.is_file() && status.is_ok_and(|status| status.stx_size / 2 >= size.max(1))
+        };
+        if kind != type_of(&entry.inode.kind) || is_larger() {
+            self.delete(tree, &entry.name, kind)?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads the listing of a pass and only deletes: what was moved to an earlier place of the walk is created
+/// there before its old place is reached, and a full target has no space for both.
+pub(crate) fn prune(tree: &Tree, up: &mut Reader) -> Result<(), Error> {
+    let mut current: Option<Present> = None;
+    loop {
+        match next_message(up)? {
+            SourceMessage::Listing(listing) => {
+                let path = TreePath::parse(&listing.path)?;
+                refuse_journal(&path)?;
+                if listing.own.is_some() {
+                    current = match Present::open(tree, &path) {
+                        Ok(present) => Some(present),
+                        // The pass will create it.
+                        Err(errno) if is_gone(errno) => None,
+                        Err(errno) => return Err(Error::tree("opening directory", &path)(errno)),
+                    };
+                }
+                let Some(present) = current.as_mut().filter(|present| present.path == path) else {
+                    continue;
+                };
+                for entry in listing.entries {
+                    present.prune(tree, &RawEntry::parse(&entry)?)?;
+                }
+                if listing.last {
+                    present.until(tree, None, |present, name, kind| {
+                        present.delete_unlisted(tree, name, kind)
+                    })?;
+                }
+            }
+            SourceMessage::Credit(_) => {}
+            SourceMessage::ScanEnd(_) => return Ok(()),
+            SourceMessage::Same(_) | SourceMessage::Ready(_) | SourceMessage::Failed(_) => {
+                return Err(Error::Protocol("it does not list its tree".to_owned()));
+            }
+        }
+    }
+}
+
+/// Deletes a name that may be gone already.
+pub(crate) fn unlink(directory: BorrowedFd<'_>, name: &Name) -> Result<(), Errno> {
+    match rustix::fs::unlinkat(directory, name.as_bytes(), AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        result => result,
+    }
+}
+
+/// Removes the contents of a directory. No descriptor is held across levels, however deep.
+fn empty_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
+    loop {
+        let directory = tree.directory_to_change(path)?;
+        let Names { names, .. } = names(directory.as_fd(), None, 1024, |_, _| true)?;
+        if names.is_empty() {
+            return Ok(());
+        }
+        let mut below = Vec::new();
+        for (name, kind) in names {
+            if kind == FileType::Directory {
+                below.push(name);
+            } else {
+                unlink(directory.as_fd(), &name)?;
+            }
+        }
+        drop(directory);
+        for name in below {
+            remove_directory(tree, &path.child(&name).map_err(|_| Errno::NAMETOOLONG)?)?;
+        }
+    }
+}
+
+/// Removes a directory and its contents.
+fn remove_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
+    empty_directory(tree, path)?;
+    let cut = path.as_bytes().iter().rposition(|byte| *byte == b'/');
+    let (parent, name) = match cut.and_then(|cut| path.as_bytes().split_at_checked(cut)) {
+        Some((parent, name)) => (parent, name.get(1..).unwrap_or_default()),
+        None => (&[][..], path.as_bytes()),
+    };
+    let parent = tree.directory(&TreePath::parse(parent).map_err(|_| Errno::INVAL)?)?;
+    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)
+}
