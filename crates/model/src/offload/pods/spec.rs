@@ -171,11 +171,9 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
         }
     }
     set(&mut remote, "volumes", volumes::remote(&home["spec"], settings)?);
-    let tokens = volumes::tokens(&home["spec"]);
     let kept = without_skipped(home.clone(), settings);
     for field in ["containers", "initContainers"] {
         for container in array_mut(&mut remote, field) {
-            without_mounts(container, &tokens);
             keep_paths(container, home, &kept);
             tell_account(container, spec);
             name_copies(container, &settings.home);
@@ -253,7 +251,7 @@ pub fn caveats(home: &Value, cluster: &str) -> Vec<(&'static str, String)> {
         ));
     }
     let account = spec["serviceAccountName"].as_str().unwrap_or("default");
-    if !matches!(account, "" | "default") && !volumes::tokens(spec).is_empty() {
+    if !matches!(account, "" | "default") && volumes::has_token(spec) {
         all.push((
             "NoServiceAccountToken",
             format!(
@@ -313,13 +311,11 @@ pub(super) fn carried_tolerations(spec: &Value) -> impl Iterator<Item = &Value> 
 pub(super) fn ephemeral_containers(home: &Value) -> Vec<Value> {
     let none = Map::new();
     let spec = home["spec"].as_object().unwrap_or(&none);
-    let tokens = volumes::tokens(&home["spec"]);
     let all = home["spec"]["ephemeralContainers"]
         .as_array()
         .into_iter()
         .flatten();
     let carried = all.cloned().map(|mut container| {
-        without_mounts(&mut container, &tokens);
         tell_account(&mut container, spec);
         container
     });
@@ -452,18 +448,6 @@ fn array_mut<'a>(spec: &'a mut Map<String, Value>, field: &str) -> impl Iterator
         .and_then(Value::as_array_mut)
         .into_iter()
         .flatten()
-}
-
-/// Removes the mounts of volumes that the remote pod does not have.
-fn without_mounts(container: &mut Value, volumes: &[String]) {
-    if let Some(mounts) = container["volumeMounts"].as_array_mut() {
-        mounts.retain(|mount| !volumes.iter().any(|name| mount["name"] == name.as_str()));
-    }
-    if container["volumeMounts"].as_array().is_none_or(Vec::is_empty)
-        && let Some(container) = container.as_object_mut()
-    {
-        container.remove("volumeMounts");
-    }
 }
 
 /// Variables for the name of the service account get the one that the pod has at home.

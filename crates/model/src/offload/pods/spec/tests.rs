@@ -59,10 +59,29 @@ fn usual() -> Value {
             {"name": "kube-api-access-x7k2p", "projected": {"sources": [
                 {"serviceAccountToken": {"path": "token"}},
                 {"configMap": {"name": "kube-root-ca.crt"}},
-                {"downwardAPI": {"items": [{"path": "namespace"}]}},
+                {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
             ]}},
         ],
     })
+}
+
+/// Programs read it at this path, and some wait until it is there.
+#[test]
+fn the_token_volume_keeps_its_namespace() {
+    let mut home = usual();
+    let mounts = json!([{"name": "kube-api-access-x7k2p", "mountPath": volumes::TOKEN_PATH, "readOnly": true}]);
+    home["initContainers"] = json!([{"name": "init", "image": "web:1", "volumeMounts": mounts}]);
+    home["ephemeralContainers"] = json!([{"name": "debug", "image": "web:1", "volumeMounts": mounts}]);
+    let made = made(&home);
+    let spec = &made["spec"];
+    let sources = spec["volumes"][1]["projected"]["sources"].as_array().unwrap();
+    assert_eq!(sources.len(), 1, "neither a token nor certificates");
+    let namespace = json!([{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]);
+    assert_eq!(sources[0]["downwardAPI"]["items"], namespace);
+    assert_eq!(spec["initContainers"][0]["volumeMounts"], mounts);
+    let of_container = spec["containers"][0]["volumeMounts"].as_array().unwrap();
+    assert_eq!(of_container[1]["mountPath"], volumes::TOKEN_PATH);
+    assert_eq!(ephemeral_containers(&pod(&home))[0]["volumeMounts"], mounts);
 }
 
 #[test]
@@ -73,14 +92,11 @@ fn a_usual_pod_is_carried_without_what_is_of_home() {
     assert_eq!(annotations.keys().collect::<Vec<_>>(), [RECORD, "note"]);
     let spec = &remote["spec"];
     assert_eq!(
-        spec["volumes"],
-        json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data-web-0"}}])
+        spec["volumes"][0],
+        json!({"name": "data", "persistentVolumeClaim": {"claimName": "data-web-0"}})
     );
     let container = &spec["containers"][0];
-    assert_eq!(
-        container["volumeMounts"],
-        json!([{"name": "data", "mountPath": "/data"}])
-    );
+    assert_eq!(container["volumeMounts"], usual()["containers"][0]["volumeMounts"]);
     assert_eq!(container["env"][0], json!({"name": "ACCOUNT", "value": "runner"}));
     for (at, field) in [(1, "spec.nodeName"), (2, "status.hostIPs")] {
         assert_eq!(container["env"][at]["valueFrom"]["fieldRef"]["fieldPath"], field);
@@ -196,7 +212,7 @@ fn the_policies_of_the_chart_hold_the_same_pods_at_home() {
         assert!(is_homebound(&pod(&spec)), "{spec}");
         assert!(matches!(refused(&spec), PodRefused::AtHomeOnly(_)), "{spec}");
     }
-    // The volume that Kubernetes adds for the token is omitted from the remote pod.
+    // The volume that Kubernetes adds for the token is no reason to stay at home.
     for part in [volumes::TOKEN_VOLUME, volumes::TOKEN_PATH] {
         assert!(policy.contains(&format!("'{part}'")), "{part}");
     }
