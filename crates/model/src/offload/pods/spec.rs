@@ -12,7 +12,7 @@ use super::{
     changes::{self, CARRIED as RECORD},
     volumes,
 };
-use crate::{offload::reflection::Kind, volume::marks_ownership};
+use crate::{offload::reflection::Kind, volume::is_within};
 
 /// Label of virtual nodes, here and in remote clusters that have their own.
 const NODE_KIND: &str = "liqo.io/type";
@@ -46,6 +46,16 @@ const ABOUT_HOME: [&str; 8] = [
     "kubernetes.io/config.",
     "kubernetes.io/limit-ranger",
     "ovn.kubernetes.io/",
+];
+/// Domains of annotations by which deployment tools recognise their objects: in the remote cluster they would
+/// consider the pod theirs, and prune it. Their other annotations, such as those of Argo Workflows, are read by pods.
+const TRACKING: [&str; 6] = [
+    "argocd.argoproj.io",
+    "fleet.cattle.io",
+    "fluxcd.io",
+    "kapp.k14s.io",
+    "meta.helm.sh",
+    "objectset.rio.cattle.io",
 ];
 /// Fields that tie a pod to a machine or to objects of the home cluster.
 const AT_HOME_ONLY: [&str; 5] = [
@@ -282,11 +292,10 @@ pub(super) fn carried_labels(home: &Value) -> BTreeMap<String, String> {
     carried(&home["metadata"]["labels"])
 }
 
-/// The annotations that are carried to the remote pod. Those that mark ownership are not: tools in the remote
-/// cluster would consider the pod theirs, and prune it.
+/// The annotations that are carried to the remote pod.
 pub(super) fn carried_annotations(home: &Value) -> BTreeMap<String, String> {
     let mut carried = carried(&home["metadata"]["annotations"]);
-    carried.retain(|key, _| is_carried_annotation(key));
+    carried.retain(|key, _| is_carried_annotation(key, home));
     carried
 }
 
@@ -294,8 +303,24 @@ fn is_carried(key: &str) -> bool {
     !OWN_KEYS.iter().any(|own| key.starts_with(own))
 }
 
-fn is_carried_annotation(key: &str) -> bool {
-    is_carried(key) && !marks_ownership(key) && !ABOUT_HOME.iter().any(|one| key.starts_with(one))
+fn is_carried_annotation(key: &str, home: &Value) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let is_tracking = TRACKING.iter().any(|tool| is_within(domain, tool));
+    is_carried(key)
+        && !ABOUT_HOME.iter().any(|one| key.starts_with(one))
+        && (!is_tracking || names_field(&home["spec"], &format!("metadata.annotations['{key}']")))
+}
+
+/// Whether a variable or volume has this field of the downward API.
+fn names_field(part: &Value, path: &str) -> bool {
+    match part {
+        Value::Object(all) => {
+            all.get("fieldPath").is_some_and(|field| field == path)
+                || all.values().any(|one| names_field(one, path))
+        }
+        Value::Array(all) => all.iter().any(|one| names_field(one, path)),
+        _ => false,
+    }
 }
 
 /// The tolerations that are carried to the remote pod.
@@ -536,7 +561,7 @@ fn field_of(home: &Value, kept: &Value, path: &str) -> Option<String> {
     if let Some((map, key)) = path.strip_suffix("']").and_then(|path| path.split_once("['")) {
         let is_carried = match map {
             "metadata.labels" => is_carried(key),
-            "metadata.annotations" => is_carried_annotation(key),
+            "metadata.annotations" => is_carried_annotation(key, home),
             _ => return None,
         };
         let map = map.trim_start_matches("metadata.");

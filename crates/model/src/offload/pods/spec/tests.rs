@@ -65,6 +65,34 @@ fn usual() -> Value {
     })
 }
 
+#[test]
+fn annotations_that_a_pod_reads_are_carried() {
+    let field = |key: &str| json!({"fieldPath": format!("metadata.annotations['{key}']")});
+    let mut home = pod(&json!({
+        "containers": [{"name": "main", "env": [
+            {"name": "WAVE", "valueFrom": {"fieldRef": field("argocd.argoproj.io/sync-wave")}},
+            {"name": "NETWORK", "valueFrom": {"fieldRef": field("k8s.v1.cni.cncf.io/network-status")}},
+        ]}],
+        "volumes": [{"name": "meta", "projected": {"sources": [{"downwardAPI": {"items": [
+            {"path": "release", "fieldRef": field("meta.helm.sh/release-name")},
+        ]}}]}}],
+    }));
+    let named = ["argocd.argoproj.io/sync-wave", "meta.helm.sh/release-name"];
+    let harmless = ["helm.sh/chart", "note", "workflows.argoproj.io/template"];
+    let at_home = [
+        "argocd.argoproj.io/tracking-id",
+        "k8s.v1.cni.cncf.io/network-status",
+        "kapp.k14s.io/identity",
+        "kustomize.toolkit.fluxcd.io/checksum",
+        "meta.helm.sh/release-namespace",
+    ];
+    for key in named.iter().chain(&harmless).chain(&at_home) {
+        home["metadata"]["annotations"][*key] = "value".into();
+    }
+    let carried: BTreeSet<String> = carried_annotations(&home).into_keys().collect();
+    assert_eq!(carried, named.into_iter().chain(harmless).map(str::to_owned).collect());
+}
+
 /// Programs read it at this path, and some wait until it is there.
 #[test]
 fn the_token_volume_keeps_its_namespace() {
