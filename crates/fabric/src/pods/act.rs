@@ -23,9 +23,9 @@ use crate::{
     marks::{HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE},
     observe::crash::{self, Step},
     offload::pods::{
-        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings, UNSCHEDULABLE, Waiting,
-        caveats, decide_pod, final_status, is_transition, least_final_status, not_kept, remote_pod,
-        remote_status, started_status, unreachable_status, waiting_status,
+        Act, Destination, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings,
+        UNSCHEDULABLE, Waiting, caveats, decide_pod, final_status, is_transition, least_final_status,
+        not_kept, remote_pod, remote_status, started_status, unreachable_status, waiting_status,
     },
     places::Place,
     raw::RawPod,
@@ -196,7 +196,12 @@ impl Writer<'_> {
         let patch = json!({ "metadata": metadata });
         let written = crash::around(Step::PodClaim, pods.merge(&home.name_any(), &patch)).await;
         if unless_conflict(written)?.is_some() {
-            for (reason, note) in caveats(&home.json(), self.pods.cluster.as_str()) {
+            let destination = Destination {
+                cluster: self.pods.cluster.as_str(),
+                namespace,
+                selected: self.pods.selected_by_others(home),
+            };
+            for (reason, note) in caveats(&home.json(), &destination) {
                 let events = &self.pods.events;
                 events.warn_object(reference(home), reason, &note).await;
             }

@@ -659,8 +659,20 @@ async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() 
         pod["spec"]["affinity"] =
             json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
         pod["spec"]["dnsPolicy"] = "None".into();
-        pod["spec"]["dnsConfig"] = json!({"nameservers": ["10.0.0.53"]});
+        pod["spec"]["dnsConfig"] =
+            json!({"nameservers": ["10.0.0.53"], "searches": ["shop.svc.cluster.local"]});
+        pod["spec"]["nodeSelector"] = json!({"country": "it", "disk": "ssd", "pool": "guests"});
     });
+    let offloading = "/apis/offloading.liqo.io/v1beta1/namespaces/shop/namespaceoffloadings/offloading";
+    world.home.change(offloading, |it| {
+        let country = json!([{"key": "country", "operator": "Exists"}]);
+        it["spec"]["clusterSelector"] = json!({"nodeSelectorTerms": [{"matchExpressions": country}]});
+    });
+    world
+        .home
+        .change("/apis/storage.liqo.io/v1alpha1/remoteclusters/milan", |it| {
+            it["spec"]["fabric"]["pods"]["nodeSelector"] = json!({"pool": "guests"});
+        });
     for _ in 0..2 {
         world.run_until(World::is_running).await;
     }
@@ -670,6 +682,14 @@ async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() 
         .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
     let mut reasons: Vec<_> = events.iter().filter_map(|it| it["reason"].as_str()).collect();
     reasons.sort_unstable();
-    assert_eq!(reasons, ["NameserversOfHome", "PodAffinityIgnored"]);
+    let wanted = [
+        "NameOfHomeNamespace",
+        "NameserversOfHome",
+        "NodeSelectorIgnored",
+        "PodAffinityIgnored",
+    ];
+    assert_eq!(reasons, wanted);
+    let mut notes = events.iter().filter_map(|it| it["note"].as_str());
+    assert!(notes.any(|note| note.contains("a node by disk: ")));
     assert_eq!(world.there.object(THERE).unwrap()["spec"]["dnsPolicy"], "None");
 }

@@ -20,7 +20,7 @@ const NODE_KIND_VIRTUAL: &str = "virtual-node";
 /// The taint that keeps other pods off virtual nodes.
 const TAINT: &str = "virtual-node.liqo.io/not-allowed";
 /// The node labels that a pod may select in the remote cluster: what its images are built for.
-const CARRIED_NODE_LABELS: [&str; 4] = [
+pub(super) const CARRIED_NODE_LABELS: [&str; 4] = [
     "kubernetes.io/os",
     "kubernetes.io/arch",
     "beta.kubernetes.io/os",
@@ -240,53 +240,6 @@ pub fn is_homebound(home: &Value) -> bool {
     AT_HOME_ONLY.iter().any(|field| !is_empty(&spec[field])) || volumes::are_homebound(spec)
 }
 
-/// The fields of a pod that have another meaning in a remote cluster: for each the reason of an event, and its
-/// note.
-#[must_use]
-pub fn caveats(home: &Value, cluster: &str) -> Vec<(&'static str, String)> {
-    let spec = &home["spec"];
-    let mut all = Vec::new();
-    let mut required = vec!["podAffinity", "podAntiAffinity"];
-    required
-        .retain(|kind| !is_empty(&spec["affinity"][*kind]["requiredDuringSchedulingIgnoredDuringExecution"]));
-    if !required.is_empty() {
-        all.push((
-            "PodAffinityIgnored",
-            format!(
-                "the pod requires a {}, which counts the cluster {cluster} as one node and does not apply between pods \
-                 there: use topologySpreadConstraints to spread them over its nodes, or keep the pod on nodes of this \
-                 cluster",
-                required.join(" and a ")
-            ),
-        ));
-    }
-    let account = spec["serviceAccountName"].as_str().unwrap_or("default");
-    if !matches!(account, "" | "default") && volumes::has_token(spec) {
-        all.push((
-            "NoServiceAccountToken",
-            format!(
-                "the pod has no token of its service account {account} in the cluster {cluster}, so it cannot call the API \
-                 server of this cluster or of that one: keep the pod on nodes of this cluster if it does, or set \
-                 automountServiceAccountToken to false if it does not"
-            ),
-        ));
-    }
-    if spec["dnsPolicy"] == "None" {
-        let servers = spec["dnsConfig"]["nameservers"].as_array().into_iter().flatten();
-        let servers: Vec<&str> = servers.filter_map(Value::as_str).collect();
-        all.push((
-            "NameserversOfHome",
-            format!(
-                "the pod has the dnsPolicy None, and queries its nameservers ({}) from the cluster {cluster}, where these \
-                 addresses may be other servers or none: use nameservers that the cluster reaches, or the dnsPolicy \
-                 ClusterFirst, or keep the pod on nodes of this cluster",
-                servers.join(", ")
-            ),
-        ));
-    }
-    all
-}
-
 /// The labels that are carried to the remote pod.
 pub(super) fn carried_labels(home: &Value) -> BTreeMap<String, String> {
     carried(&home["metadata"]["labels"])
@@ -453,7 +406,7 @@ fn carried(pairs: &Value) -> BTreeMap<String, String> {
 }
 
 /// Whether a list, an object or a flag has no effect.
-fn is_empty(value: &Value) -> bool {
+pub(super) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(all) => all.is_empty(),
@@ -604,7 +557,7 @@ fn node_affinity(spec: &Value) -> Value {
 }
 
 /// Such a term is not what the pod's node meets.
-fn excludes_virtual_nodes(requirement: &Value) -> bool {
+pub(super) fn excludes_virtual_nodes(requirement: &Value) -> bool {
     let mut values = requirement["values"].as_array().into_iter().flatten();
     requirement["key"] == NODE_KIND
         && requirement["operator"] == "NotIn"

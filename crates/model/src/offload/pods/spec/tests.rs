@@ -1,5 +1,8 @@
 use super::*;
-use crate::offload::reflection::name_of_copy;
+use crate::offload::{
+    pods::{Destination, caveats},
+    reflection::name_of_copy,
+};
 
 fn pod(spec: &Value) -> Value {
     json!({
@@ -166,7 +169,12 @@ fn what_is_of_home_only_is_refused_by_its_name() {
 #[test]
 fn fields_with_another_meaning_there_are_reported() {
     let reasons = |spec: &Value| {
-        let all = caveats(&pod(spec), "milan");
+        let destination = Destination {
+            cluster: "milan",
+            namespace: "shop",
+            selected: BTreeSet::new(),
+        };
+        let all = caveats(&pod(spec), &destination);
         all.into_iter()
             .map(|(reason, note)| {
                 assert!(note.contains("milan") && note.contains("keep the pod"), "{note}");
