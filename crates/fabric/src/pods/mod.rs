@@ -98,6 +98,8 @@ pub(super) struct Pods<'a> {
     /// Since when the creation of remote pods waits for current copies.
     copying: Waited,
     longest_copying: Duration,
+    /// How long a Service has to lack endpoints before that is reported.
+    lacking_after: Duration,
     given_up: GivenUp,
     events: Events,
     _stops: tokio_util::sync::DropGuard,
@@ -188,6 +190,7 @@ impl<'a> Pods<'a> {
             waited: Waited::default(),
             copying: Waited::default(),
             longest_copying: configuration::LONGEST,
+            lacking_after: services::LACKING_AFTER,
             given_up: given_up.clone(),
             events: Events::new(places.home.client().clone()),
             _stops: stop.drop_guard(),

@@ -155,6 +155,7 @@ impl World {
         if let Some(most) = self.watched {
             pods.there.watch_at_most(most);
         }
+        pods.lacking_after = Duration::ZERO;
         if !self.is_copied {
             pods.longest_copying = Duration::ZERO;
         }
