@@ -76,7 +76,10 @@ pub(super) fn has_token(spec: &Value) -> bool {
 /// The volume of a token without the token and the certificates, which are those of the home cluster. The
 /// downward API fills in the namespace there.
 fn only_namespace(mut volume: Value) -> Value {
-    if let Some(sources) = volume.pointer_mut("/projected/sources").and_then(Value::as_array_mut) {
+    if let Some(sources) = volume
+        .pointer_mut("/projected/sources")
+        .and_then(Value::as_array_mut)
+    {
         sources.retain(|source| !source["downwardAPI"].is_null());
     }
     volume
