@@ -397,7 +397,7 @@ impl Pods<'_> {
                 self.admit(home).await
             };
         }
-        if let Some(why) = self.unavailable_there(home, place).await? {
+        if let Some(why) = self.unavailable_there(home, place, namespace).await? {
             observed.read_live = true;
             return waiting("PodNotSupported", why);
         }

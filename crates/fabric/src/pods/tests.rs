@@ -56,6 +56,8 @@ struct World {
     is_full: AtomicBool,
     /// Whether the objects of the namespace are copied.
     is_copied: bool,
+    /// Objects of each kind that are copied.
+    most_copied: usize,
     meters: Meters,
     given_up: GivenUp,
 }
@@ -87,6 +89,7 @@ impl World {
             watched: None,
             is_full: AtomicBool::new(false),
             is_copied: false,
+            most_copied: MOST_COPIED,
             meters: Meters::default(),
             given_up: GivenUp::default(),
         }
@@ -162,7 +165,9 @@ impl World {
         let (idle, metrics) = (watch::Sender::new(None), LoopMetrics::default());
         let copying = Box::pin(async {
             if self.is_copied {
-                drive(Reflection::new(&places, "ours", &metrics, &idle), &metrics).await;
+                let mut reflection = Reflection::new(&places, "ours", &metrics, &idle);
+                reflection.most = self.most_copied;
+                drive(reflection, &metrics).await;
             }
             std::future::pending::<()>().await;
         });

@@ -309,30 +309,12 @@ pub fn claims(home: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The names of the Secrets that a pod requires.
+/// `ConfigMap`s and Secrets, and for each whether it is required.
+pub type Configuration = BTreeMap<(Kind, String), bool>;
+
+/// What a pod refers to. Without the certificates beside its token, which its remote pod does not have.
 #[must_use]
-pub fn secrets(home: &Value) -> BTreeSet<String> {
-    let required = named(home)
-        .into_iter()
-        .filter(|one| one.kind == Kind::Secret && one.is_required);
-    required.map(|one| one.name).collect()
-}
-
-/// The `ConfigMap`s and Secrets that a pod uses if there are such.
-#[must_use]
-pub fn configuration(home: &Value) -> Vec<(Kind, String)> {
-    let all = named(home).into_iter();
-    all.map(|one| (one.kind, one.name)).collect()
-}
-
-/// A `ConfigMap` or Secret that a pod names.
-struct Reference {
-    kind: Kind,
-    name: String,
-    is_required: bool,
-}
-
-fn named(home: &Value) -> Vec<Reference> {
+pub fn configuration(home: &Value) -> Configuration {
     const KEYS: [(Kind, &str); 6] = [
         (Kind::ConfigMap, "configMap"),
         (Kind::ConfigMap, "configMapKeyRef"),
@@ -348,30 +330,27 @@ fn named(home: &Value) -> Vec<Reference> {
         .concat();
     let variables = containers.iter().flat_map(|one| list(&one["env"]));
     let sources = containers.iter().flat_map(|one| list(&one["envFrom"]));
-    let volumes = list(&spec["volumes"]);
+    let volumes = volumes::without_tokens(spec);
     let projected = volumes.iter().flat_map(|one| list(&one["projected"]["sources"]));
     let used = variables
         .map(|one| one["valueFrom"].clone())
         .chain(sources)
         .chain(projected)
-        .chain(volumes.iter().cloned())
+        .chain(volumes.iter().copied().cloned())
         .flat_map(|one| KEYS.map(|(kind, key)| (kind, one[key].clone())))
         .filter_map(|(kind, source)| {
             let name = source["name"].as_str().or(source["secretName"].as_str())?;
-            Some(Reference {
-                kind,
-                name: name.to_owned(),
-                is_required: source["optional"] != true,
-            })
+            Some(((kind, name.to_owned()), source["optional"] != true))
         });
     let pulled = list(&spec["imagePullSecrets"]).into_iter().filter_map(|one| {
-        Some(Reference {
-            kind: Kind::Secret,
-            name: one["name"].as_str()?.to_owned(),
-            is_required: false,
-        })
+        let name = one["name"].as_str()?.to_owned();
+        Some(((Kind::Secret, name), false))
     });
-    used.chain(pulled).collect()
+    let mut all = Configuration::new();
+    for (object, is_required) in used.chain(pulled) {
+        *all.entry(object).or_default() |= is_required;
+    }
+    all
 }
 
 /// The CSI drivers of a pod's inline volumes.

@@ -68,6 +68,11 @@ pub(super) fn remote(spec: &Value, settings: &RemoteSettings) -> Result<Value, P
     Ok(kept.into())
 }
 
+/// The volumes that Kubernetes has not added for a token.
+pub(super) fn without_tokens(spec: &Value) -> Vec<&Value> {
+    all(spec).filter(|volume| !is_token(volume, spec)).collect()
+}
+
 /// Whether Kubernetes has added a volume with a token of the pod's service account.
 pub(super) fn has_token(spec: &Value) -> bool {
     all(spec).any(|volume| is_token(volume, spec))

@@ -93,14 +93,18 @@ fn annotations_that_a_pod_reads_are_carried() {
         home["metadata"]["annotations"][*key] = "value".into();
     }
     let carried: BTreeSet<String> = carried_annotations(&home).into_keys().collect();
-    assert_eq!(carried, named.into_iter().chain(harmless).map(str::to_owned).collect());
+    assert_eq!(
+        carried,
+        named.into_iter().chain(harmless).map(str::to_owned).collect()
+    );
 }
 
 /// Programs read it at this path, and some wait until it is there.
 #[test]
 fn the_token_volume_keeps_its_namespace() {
     let mut home = usual();
-    let mounts = json!([{"name": "kube-api-access-x7k2p", "mountPath": volumes::TOKEN_PATH, "readOnly": true}]);
+    let mounts =
+        json!([{"name": "kube-api-access-x7k2p", "mountPath": volumes::TOKEN_PATH, "readOnly": true}]);
     home["initContainers"] = json!([{"name": "init", "image": "web:1", "volumeMounts": mounts}]);
     home["ephemeralContainers"] = json!([{"name": "debug", "image": "web:1", "volumeMounts": mounts}]);
     let made = made(&home);
@@ -127,7 +131,10 @@ fn a_usual_pod_is_carried_without_what_is_of_home() {
         json!({"name": "data", "persistentVolumeClaim": {"claimName": "data-web-0"}})
     );
     let container = &spec["containers"][0];
-    assert_eq!(container["volumeMounts"], usual()["containers"][0]["volumeMounts"]);
+    assert_eq!(
+        container["volumeMounts"],
+        usual()["containers"][0]["volumeMounts"]
+    );
     assert_eq!(container["env"][0], json!({"name": "ACCOUNT", "value": "runner"}));
     for (at, field) in [(1, "spec.nodeName"), (2, "status.hostIPs")] {
         assert_eq!(container["env"][at]["valueFrom"]["fieldRef"]["fieldPath"], field);
@@ -355,13 +362,21 @@ fn what_a_pod_is_configured_by_is_found_wherever_it_is_named() {
         ],
         "imagePullSecrets": [{"name": "s5"}],
     }));
-    let mut names: Vec<String> = configuration(&home).into_iter().map(|(_, name)| name).collect();
-    names.sort_unstable();
+    let all = configuration(&home);
+    let names: Vec<&str> = all.keys().map(|(_, name)| name.as_str()).collect();
     assert_eq!(names, ["c1", "c2", "c3", "c4", "s1", "s2", "s3", "s4", "s5"]);
-    for (kind, name) in configuration(&home) {
+    for ((kind, name), is_required) in all {
         assert_eq!(kind == Kind::Secret, name.starts_with('s'), "{name}");
+        assert_eq!(
+            is_required,
+            !["c2", "s1", "s5"].contains(&name.as_str()),
+            "{name}"
+        );
     }
-    assert_eq!(secrets(&home), ["s2", "s3", "s4"].map(str::to_owned).into());
+    assert!(
+        configuration(&pod(&usual())).is_empty(),
+        "certificates beside the token"
+    );
 }
 
 #[test]
