@@ -49,7 +49,10 @@ impl Writer<'_> {
             &self.observed.namespace,
         ) {
             return match self.create(home, place, namespace).await? {
-                Creation::Created => Ok(Some(SOON)),
+                Creation::Created => {
+                    self.pods.report_configuration(home, namespace).await;
+                    Ok(Some(SOON))
+                }
                 Creation::Refused(waiting) => self.act(facts, Act::ReportWaiting(waiting)).await,
                 // Pods without our label are not watched, and our own is not in the view yet if the answer was lost.
                 Creation::Taken(found) => {

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::ResourceExt;
 
-use super::Pods;
+use super::{Pods, changes::reference};
 use crate::{
     cluster::ApiError,
     offload::{
@@ -15,12 +15,14 @@ use crate::{
     },
     places::Place,
     raw::RawPod,
-    reflect::{Copied, Copies},
+    reflect::{Copied, Copies, NoCopy},
 };
 
 /// The longest wait for a copy: some copies are never written.
 pub(super) const LONGEST: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// The reason of a pod, and of an object at home, of which the cluster refuses a copy.
+pub(super) const REFLECTION_REFUSED: &str = "ReflectionRefused";
 
 impl Pods<'_> {
     /// The time until the next check, if the remote pod has to wait for copies.
@@ -99,6 +101,54 @@ impl Pods<'_> {
         let there = place.cluster.within::<K>(namespace);
         let there = there.get(&name_of_copy(kind, name, id)).await?;
         Ok(there.is_none().then_some(why))
+    }
+
+    /// Why the cluster refuses the copy of an object that the pod requires, if it does.
+    pub(super) fn refused_copy(&self, home: &RawPod) -> Option<String> {
+        let copies = self.copies(home)?;
+        required(home).find_map(|(kind, name)| match copies.no_copy(kind, &name)? {
+            NoCopy::Refused(why) => Some(format!(
+                "the cluster {} refuses a copy of the {kind:?} {name}, which it requires: {why}",
+                self.cluster
+            )),
+            NoCopy::Taken => None,
+        })
+    }
+
+    /// Emits events about what the pod has there in other versions than at home, or not at all.
+    pub(super) async fn report_configuration(&self, home: &RawPod, namespace: &str) {
+        let Some(copies) = self.copies(home) else {
+            return;
+        };
+        let (mut taken, mut refused) = (Vec::new(), Vec::new());
+        for ((kind, name), _) in configuration(&home.json()) {
+            match copies.no_copy(kind, &name) {
+                Some(NoCopy::Taken) => taken.push(format!("{kind:?} {name}")),
+                Some(NoCopy::Refused(why)) => refused.push(format!("{kind:?} {name} ({why})")),
+                None => {}
+            }
+        }
+        let cluster = &self.cluster;
+        let taken = (!taken.is_empty()).then(|| {
+            let note = format!(
+                "the pod has these objects of the namespace {namespace} in the cluster {cluster}, which this driver did not \
+                 create, and not those of its own namespace: {}. If that is intended, set liqo.io/skip-reflection on the ones here; \
+                 otherwise delete the ones there and then the pod",
+                taken.join(", ")
+            );
+            ("RemoteNameTaken", note)
+        });
+        let refused = (!refused.is_empty()).then(|| {
+            let note = format!(
+                "the pod runs in the cluster {cluster} without these optional objects or with older ones, because the cluster \
+                 refuses the copies: {}",
+                refused.join(", ")
+            );
+            (REFLECTION_REFUSED, note)
+        });
+        for (reason, note) in taken.into_iter().chain(refused) {
+            self.events.warn_object(reference(home), reason, &note).await;
+        }
     }
 
     fn copies(&self, home: &RawPod) -> Option<Arc<Copies>> {

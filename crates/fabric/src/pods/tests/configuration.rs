@@ -71,8 +71,17 @@ async fn objects_that_cannot_be_copied_are_not_waited_for() {
         copied,
         json!({"metadata": {"annotations": {"liqo.io/skip-reflection": "true"}}}),
     );
-    world.run_until(World::is_running).await;
+    world
+        .run_until(|world| world.is_running() && !told(world).is_empty())
+        .await;
     assert!(world.there.object(COPY).is_none());
+    let told = told(&world);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].starts_with("ReflectionRefused ")
+            && told[0].contains("ConfigMap settings (")
+            && told[0].contains("quota")
+    );
 }
 
 /// The events on the pod.
@@ -199,4 +208,50 @@ async fn objects_that_are_never_copied_and_are_there_keep_no_pod_here() {
         .put("/api/v1/namespaces/shop-home/configmaps/own", json!({}));
     world.run_until(World::is_running).await;
     assert_eq!(told(&world), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_pod_waits_while_the_cluster_refuses_what_it_requires() {
+    let world = with_required("configmaps", "own", json!({"data": {"key": "a"}})).await;
+    let full = Fault::new(
+        "POST",
+        "/shop-home/configmaps",
+        Act::Forbid("exceeded quota: objects"),
+    )
+    .times(usize::MAX);
+    world.there.fault(full);
+    world
+        .run_until(|world| {
+            waits(world, "ReflectionRefused", "a copy of the ConfigMap own")
+                && waits(world, "ReflectionRefused", "quota")
+        })
+        .await;
+    assert!(!was_requested(&world, MAKE));
+    world.there.heal();
+    world.run_until(World::is_running).await;
+}
+
+/// Most are made by controllers of both clusters, such as those of a service mesh: there the pod needs the ones there.
+#[tokio::test]
+async fn a_pod_with_an_object_of_others_runs_and_says_so() {
+    let world = with_required(
+        "configmaps",
+        "istio-ca-root-cert",
+        json!({"data": {"root-cert.pem": "home"}}),
+    )
+    .await;
+    let there = "/api/v1/namespaces/shop-home/configmaps/istio-ca-root-cert";
+    world
+        .there
+        .put(there, json!({"data": {"root-cert.pem": "there"}}));
+    world
+        .run_until(|world| world.is_running() && !told(world).is_empty())
+        .await;
+    let told = told(&world);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("RemoteNameTaken ") && told[0].contains(": ConfigMap istio-ca-root-cert."));
+    assert_eq!(
+        world.there.object(there).unwrap()["data"]["root-cert.pem"],
+        "there"
+    );
 }
