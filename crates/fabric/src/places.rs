@@ -19,7 +19,7 @@ use crate::{
     cluster::{ApiError, Cause, Cluster, short},
     fleet::Registry,
     observe::crash::{self, Step},
-    offload::{is_uid, reflection::Kind},
+    offload::is_uid,
     volume::ClusterId,
 };
 
@@ -89,16 +89,11 @@ impl<'a> Places<'a> {
         *self.copies.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
-    /// Whether the copies that a pod of this namespace uses in this cluster are current.
-    pub(super) fn has_current_copies(
-        &self,
-        namespace: &str,
-        cluster: &ClusterId,
-        named: &[(Kind, String)],
-    ) -> bool {
+    /// The copies of the objects of this namespace in this cluster, while objects are copied.
+    pub(super) fn copies(&self, namespace: &str, cluster: &ClusterId) -> Option<Arc<Copies>> {
         let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         let of = (namespace.to_owned(), cluster.to_string());
-        copies.get(&of).is_some_and(|it| it.are_current(named))
+        copies.get(&of).cloned()
     }
 
     pub(super) async fn home_uid(&self) -> Result<&str, ApiError> {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -208,6 +209,43 @@ func TestCredentialsOfHomeAreNotWaitedFor(t *testing.T) {
 	})
 	n.WaitEvent("web", "PodNotSupported", "the Secret token")
 	n.DeletePod("web")
+}
+
+// Clients of the API read their namespace from a file, and some wait for it in an init container; Argo Workflows reads an
+// annotation. A ConfigMap that is not copied would be waited for by the kubelet there.
+func TestPodFindsThereWhatItReads(t *testing.T) {
+	n, remote := renamedTenant(t)
+	const file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
+		pod.Annotations = map[string]string{"workflows.argoproj.io/template": "main"}
+		container := &pod.Spec.Containers[0]
+		container.Env = []corev1.EnvVar{{Name: "TEMPLATE", ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['workflows.argoproj.io/template']"},
+		}}}
+		pod.Spec.InitContainers = []corev1.Container{{
+			Name: "waits", Image: container.Image, SecurityContext: container.SecurityContext,
+			Command: []string{"sh", "-c", "until [ -s " + file + " ]; do sleep 1; done"},
+		}}
+	})
+	n.WaitReady("web")
+	got := strings.Fields(remote.Exec("web", "cat "+file+"; echo; echo $TEMPLATE; ls "+strings.TrimSuffix(file, "/namespace")))
+	if want := []string{remote.Name, "main", "namespace"}; !slices.Equal(got, want) {
+		t.Errorf("it has %q there, not %q", got, want)
+	}
+
+	const settings = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings, annotations: {liqo.io/skip-reflection: here}}, data: {color: red}}"
+	n.Apply(settings)
+	n.Pod("painter", "", stateless, func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "settings"},
+		}}}
+	})
+	n.WaitEvent("painter", "PodNotSupported", "the ConfigMap settings", "skip-reflection")
+	remote.Apply(strings.Replace(settings, "red", "blue", 1))
+	n.WaitReady("painter")
+	if color := remote.Exec("painter", "echo $color"); color != "blue" {
+		t.Errorf("it has the color %q there", color)
+	}
 }
 
 // Claims of other drivers exist in the home cluster only.

@@ -51,7 +51,8 @@ var exceptions = map[string]string{
 	"topologySpreadConstraints":     "they are a preference there",
 }
 
-// tokenParts identify the volume of the service account token, which Kubernetes adds to pods and the fabric omits.
+// tokenParts identify the volume of the service account token, which Kubernetes adds to pods. The fabric keeps only its
+// namespace.
 var tokenParts = []string{"[kube-api-access-", "[/var/run/secrets/kubernetes.io/serviceaccount]"}
 
 // notEphemeral are fields of containers that ephemeral ones may not have.

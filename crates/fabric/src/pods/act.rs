@@ -23,9 +23,9 @@ use crate::{
     marks::{HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE},
     observe::crash::{self, Step},
     offload::pods::{
-        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings, UNSCHEDULABLE, Waiting,
-        caveats, decide_pod, final_status, is_transition, least_final_status, not_kept, remote_pod,
-        remote_status, started_status, unreachable_status, waiting_status,
+        Act, Destination, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings,
+        UNSCHEDULABLE, Waiting, caveats, decide_pod, final_status, is_transition, least_final_status,
+        not_kept, remote_pod, remote_status, started_status, unreachable_status, waiting_status,
     },
     places::Place,
     raw::RawPod,
@@ -49,7 +49,10 @@ impl Writer<'_> {
             &self.observed.namespace,
         ) {
             return match self.create(home, place, namespace).await? {
-                Creation::Created => Ok(Some(SOON)),
+                Creation::Created => {
+                    self.pods.report_configuration(home, namespace).await;
+                    Ok(Some(SOON))
+                }
                 Creation::Refused(waiting) => self.act(facts, Act::ReportWaiting(waiting)).await,
                 // Pods without our label are not watched, and our own is not in the view yet if the answer was lost.
                 Creation::Taken(found) => {
@@ -196,7 +199,12 @@ impl Writer<'_> {
         let patch = json!({ "metadata": metadata });
         let written = crash::around(Step::PodClaim, pods.merge(&home.name_any(), &patch)).await;
         if unless_conflict(written)?.is_some() {
-            for (reason, note) in caveats(&home.json(), self.pods.cluster.as_str()) {
+            let destination = Destination {
+                cluster: self.pods.cluster.as_str(),
+                namespace,
+                selected: self.pods.selected_by_others(home),
+            };
+            for (reason, note) in caveats(&home.json(), &destination) {
                 let events = &self.pods.events;
                 events.warn_object(reference(home), reason, &note).await;
             }

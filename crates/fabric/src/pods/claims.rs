@@ -1,7 +1,7 @@
 //! The claims of a pod in its cluster, and what it uses that the cluster cannot have.
 
 use k8s_openapi::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim, Secret},
+    core::v1::{PersistentVolume, PersistentVolumeClaim},
     storage::v1::{CSIDriver, StorageClass},
 };
 use kube::ResourceExt;
@@ -11,15 +11,12 @@ use crate::{
     cluster::ApiError,
     offload::{
         IN_BOTH_CLUSTERS,
-        pods::{claims, inline_drivers, secrets},
+        pods::{claims, inline_drivers},
     },
     places::Place,
     raw::RawPod,
     volume::{ClaimName, DRIVER_NAME, Owner, VolumeId, mark, twin_in},
 };
-
-/// Kubernetes writes the token of a service account into Secrets of this type. They are not copied.
-const TOKEN: &str = "kubernetes.io/service-account-token";
 
 /// What the cluster has for a claim of a home pod.
 pub(super) enum ClaimThere {
@@ -187,23 +184,12 @@ impl Pods<'_> {
         &self,
         home: &RawPod,
         place: &Place,
+        namespace: &str,
     ) -> Result<Option<String>, ApiError> {
-        let (pod, own) = (home.json(), home.namespace().unwrap_or_default());
-        let wanted = secrets(&pod);
-        if !wanted.is_empty() {
-            let all = self.places.home.within::<Secret>(&own);
-            let of_type = format!("type={TOKEN}");
-            let tokens = all
-                .pick(None, Some(&of_type), |secret| Some(secret.name_any()))
-                .await?;
-            if let Some(token) = tokens.iter().find(|token| wanted.contains(*token)) {
-                return Ok(Some(format!(
-                    "it uses the Secret {token} of type {TOKEN}: a credential of this cluster, which is not copied. Keep the \
-                     pod on nodes of this cluster"
-                )));
-            }
+        if let Some(why) = self.never_copied(home, place, namespace).await? {
+            return Ok(Some(why));
         }
-        for driver in inline_drivers(&pod) {
+        for driver in inline_drivers(&home.json()) {
             match place.cluster.all::<CSIDriver>().get(&driver).await {
                 Ok(Some(_)) => {}
                 Ok(None) => {

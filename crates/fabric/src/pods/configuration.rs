@@ -1,23 +1,34 @@
-//! A remote pod is created when the copies of what it refers to are as new as the pod. Here, a pod never starts
-//! with an older `ConfigMap` than there was when it was created, nor without one that is optional and exists.
+//! The `ConfigMap`s and Secrets of a pod. Its remote pod is created when their copies are as new as the pod. Here, a pod
+//! never starts with an older `ConfigMap` than there was when it was created, nor without one that is optional and exists.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::ResourceExt;
 
-use super::Pods;
-use crate::{offload::pods::configuration, raw::RawPod};
+use super::{Pods, changes::reference};
+use crate::{
+    cluster::ApiError,
+    offload::{
+        pods::configuration,
+        reflection::{Kind, name_of_copy, why_not_copied},
+    },
+    places::Place,
+    raw::RawPod,
+    reflect::{Copied, Copies, NoCopy},
+};
 
 /// The longest wait for a copy: some copies are never written.
 pub(super) const LONGEST: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// The reason of a pod, and of an object at home, of which the cluster refuses a copy.
+pub(super) const REFLECTION_REFUSED: &str = "ReflectionRefused";
 
 impl Pods<'_> {
     /// The time until the next check, if the remote pod has to wait for copies.
     pub(super) fn wait_for_copies(&self, home: &RawPod) -> Option<Duration> {
-        let (key, namespace) = (home.key(), home.namespace().unwrap_or_default());
-        let named = configuration(&home.json());
-        if self.places.has_current_copies(&namespace, &self.cluster, &named) {
+        let (key, named) = (home.key(), configuration(&home.json()));
+        if self.copies(home).is_some_and(|it| it.are_current(&named)) {
             self.copying.forget(&key);
             return None;
         }
@@ -32,4 +43,122 @@ impl Pods<'_> {
         }
         Some(FIRST_PAUSE.max(waited / 2))
     }
+
+    /// Why an object that the pod requires is never copied, if one is missing in the cluster: the pod would wait there
+    /// for ever.
+    pub(super) async fn never_copied(
+        &self,
+        home: &RawPod,
+        place: &Place,
+        namespace: &str,
+    ) -> Result<Option<String>, ApiError> {
+        let copies = self.copies(home);
+        for (kind, name) in required(home) {
+            if copies.as_ref().is_some_and(|it| it.includes(kind, &name)) {
+                continue;
+            }
+            let own = home.namespace().unwrap_or_default();
+            let why = match kind {
+                Kind::ConfigMap => {
+                    self.why_absent::<ConfigMap>(&own, &name, place, namespace)
+                        .await?
+                }
+                Kind::Secret => self.why_absent::<Secret>(&own, &name, place, namespace).await?,
+                Kind::Service | Kind::EndpointSlice => None,
+            };
+            if let Some(why) = why {
+                return Ok(Some(format!(
+                    "it requires the {kind:?} {name}, which the cluster {} does not have, and which is not copied: {why}. \
+                     Create one in the namespace {namespace} there, or keep the pod on nodes of this cluster",
+                    self.cluster
+                )));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Read live: why an object at home that is missing in the cluster is never copied.
+    async fn why_absent<K: Copied>(
+        &self,
+        own: &str,
+        name: &str,
+        place: &Place,
+        namespace: &str,
+    ) -> Result<Option<String>, ApiError> {
+        let (kind, id) = (K::KIND, self.places.home.id().as_str());
+        let Some(here) = self.places.home.within::<K>(own).get(name).await? else {
+            return Ok(None);
+        };
+        let here = serde_json::to_value(here).unwrap_or_default();
+        let too_many = || {
+            let most = self.places.copies(own, &self.cluster)?.limit(kind)?;
+            Some(format!("the namespace has more than {most} {kind:?}s"))
+        };
+        let why = why_not_copied(kind, &here, id).map(|why| why.to_string());
+        let Some(why) = why.or_else(too_many) else {
+            return Ok(None);
+        };
+        let there = place.cluster.within::<K>(namespace);
+        let there = there.get(&name_of_copy(kind, name, id)).await?;
+        Ok(there.is_none().then_some(why))
+    }
+
+    /// Why the cluster refuses the copy of an object that the pod requires, if it does.
+    pub(super) fn refused_copy(&self, home: &RawPod) -> Option<String> {
+        let copies = self.copies(home)?;
+        required(home).find_map(|(kind, name)| match copies.no_copy(kind, &name)? {
+            NoCopy::Refused(why) => Some(format!(
+                "the cluster {} refuses a copy of the {kind:?} {name}, which it requires: {why}",
+                self.cluster
+            )),
+            NoCopy::Taken => None,
+        })
+    }
+
+    /// Emits events about what the pod has there in other versions than at home, or not at all.
+    pub(super) async fn report_configuration(&self, home: &RawPod, namespace: &str) {
+        let Some(copies) = self.copies(home) else {
+            return;
+        };
+        let (mut taken, mut refused) = (Vec::new(), Vec::new());
+        for ((kind, name), _) in configuration(&home.json()) {
+            match copies.no_copy(kind, &name) {
+                Some(NoCopy::Taken) => taken.push(format!("{kind:?} {name}")),
+                Some(NoCopy::Refused(why)) => refused.push(format!("{kind:?} {name} ({why})")),
+                None => {}
+            }
+        }
+        let cluster = &self.cluster;
+        let taken = (!taken.is_empty()).then(|| {
+            let note = format!(
+                "the pod has these objects of the namespace {namespace} in the cluster {cluster}, which this driver did not \
+                 create, and not those of its own namespace: {}. If that is intended, set liqo.io/skip-reflection on the ones here; \
+                 otherwise delete the ones there and then the pod",
+                taken.join(", ")
+            );
+            ("RemoteNameTaken", note)
+        });
+        let refused = (!refused.is_empty()).then(|| {
+            let note = format!(
+                "the pod runs in the cluster {cluster} without these optional objects or with older ones, because the cluster \
+                 refuses the copies: {}",
+                refused.join(", ")
+            );
+            (REFLECTION_REFUSED, note)
+        });
+        for (reason, note) in taken.into_iter().chain(refused) {
+            self.events.warn_object(reference(home), reason, &note).await;
+        }
+    }
+
+    fn copies(&self, home: &RawPod) -> Option<Arc<Copies>> {
+        self.places
+            .copies(&home.namespace().unwrap_or_default(), &self.cluster)
+    }
+}
+
+/// The objects that a pod requires.
+fn required(home: &RawPod) -> impl Iterator<Item = (Kind, String)> + use<> {
+    let all = configuration(&home.json()).into_iter();
+    all.filter_map(|(object, is_required)| is_required.then_some(object))
 }

@@ -23,7 +23,7 @@ use prometheus_client::{
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use super::{SOON, act::Writer, changes::reference};
+use super::{SOON, act::Writer, changes::reference, configuration::REFLECTION_REFUSED};
 use crate::{
     api::namespace_offloading::{AvoidedCluster, NAME, NamespaceOffloading, PodOffloadingStrategy},
     cluster::{ApiError, Cluster, Objects, Precondition, short, unless_conflict},
@@ -42,10 +42,11 @@ const SCALES_UP: [&str; 2] = ["TriggeredScaleUp", "Nominated"];
 /// The longest time that autoscalers wait for a node that they add, by default.
 const LONGEST_SCALE_UP: SignedDuration = SignedDuration::from_mins(15);
 /// Reasons of pods that their cluster does not take, or cannot run. None of them has started.
-pub(super) const REFUSALS: [&str; 5] = [
+pub(super) const REFUSALS: [&str; 6] = [
     "OffloadingBackOff",
     "OutOfCapacity",
     "PodNotSupported",
+    REFLECTION_REFUSED,
     "RemoteNameTaken",
     "RemoteRefused",
 ];

@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use kube::{Api, runtime::watcher};
+use kube::{Api, ResourceExt, runtime::watcher};
 use tokio::{
     sync::{Semaphore, watch},
     time::Instant,
@@ -46,7 +46,7 @@ use super::{
     seen::{SeenPod, SentPod},
 };
 use crate::{
-    api::{fabric::RemotePods, remote_cluster::RemoteCluster},
+    api::{fabric::RemotePods, namespace_offloading::NAME, remote_cluster::RemoteCluster},
     cluster::{
         ApiError, Lean,
         events::Events,
@@ -55,6 +55,7 @@ use crate::{
     controller::{Controller, Next, control},
     offload::{PodNetwork, Readiness, pods::RemoteSettings},
     queue::Queue,
+    raw::RawPod,
     rounds::LoopMetrics,
     volume::ClusterId,
 };
@@ -97,6 +98,8 @@ pub(super) struct Pods<'a> {
     /// Since when the creation of remote pods waits for current copies.
     copying: Waited,
     longest_copying: Duration,
+    /// How long a Service has to lack endpoints before that is reported.
+    lacking_after: Duration,
     given_up: GivenUp,
     events: Events,
     _stops: tokio_util::sync::DropGuard,
@@ -187,6 +190,7 @@ impl<'a> Pods<'a> {
             waited: Waited::default(),
             copying: Waited::default(),
             longest_copying: configuration::LONGEST,
+            lacking_after: services::LACKING_AFTER,
             given_up: given_up.clone(),
             events: Events::new(places.home.client().clone()),
             _stops: stop.drop_guard(),
@@ -232,6 +236,20 @@ impl<'a> Pods<'a> {
     fn settings(&self) -> RemoteSettings {
         let pods = self.pods_spec().unwrap_or_default();
         remote_settings(&pods, self.places.home.id())
+    }
+
+    /// The node labels by which the `clusterSelector` of its namespace and the `RemoteCluster` select the node of a pod.
+    fn selected_by_others(&self, home: &RawPod) -> BTreeSet<String> {
+        let offloadings = &self.places.home.views().offloadings;
+        let key = format!("{}/{NAME}", home.namespace().unwrap_or_default());
+        let offloading = offloadings.get(&key);
+        let terms = offloading
+            .iter()
+            .flat_map(|it| &it.spec.cluster_selector.node_selector_terms);
+        let keys = terms
+            .flat_map(|term| &term.match_expressions)
+            .map(|one| one.key.clone());
+        keys.chain(self.settings().node_selector.into_keys()).collect()
     }
 
     /// The time after which pods that the cluster does not take are given up; `None` for never.

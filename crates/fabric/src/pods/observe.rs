@@ -10,6 +10,7 @@ use super::{
     POLL, Pods, SOON, UNWATCHED,
     act::Writer,
     claims::ClaimThere,
+    configuration::REFLECTION_REFUSED,
     waits::{CLAIM_NOT_READY, Fingerprints},
 };
 use crate::{
@@ -397,9 +398,12 @@ impl Pods<'_> {
                 self.admit(home).await
             };
         }
-        if let Some(why) = self.unavailable_there(home, place).await? {
+        if let Some(why) = self.unavailable_there(home, place, namespace).await? {
             observed.read_live = true;
             return waiting("PodNotSupported", why);
+        }
+        if let Some(why) = self.refused_copy(home) {
+            return waiting(REFLECTION_REFUSED, why);
         }
         for claim in claims(&home.json()) {
             match self.claim_there(place, home, namespace, &claim).await? {

@@ -1,25 +1,34 @@
-//! Events on home Services that select pods in a cluster without routes: such pods have no address, and nothing else
-//! would show that they are no endpoints.
+//! Events on home Services in a namespace with pods in a cluster without routes. The pods there have no address at home,
+//! and those at home have none there: nothing else would show that a Service does not lead to them.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::future::select_all;
 use k8s_openapi::api::core::v1::Service;
 use kube::Resource;
-use tokio::time;
+use tokio::time::{self, Instant};
 
 use super::Pods;
 use crate::{
     cluster::view::{Changed, Feed},
-    offload::{Labels, Unreached, reflection::Original},
+    offload::{
+        Labels, Unreached,
+        reflection::{Original, slices_of},
+    },
     places::Sources,
     reflect::Source,
     seen::SeenPod,
 };
 
-const REASON: &str = "PodsNotReachable";
+/// While pods of a namespace start, a Service may lack endpoints for a moment.
+pub(super) const LACKING_AFTER: Duration = Duration::from_secs(30);
+/// Before the next check if there is nothing to wait for.
+const IDLE: Duration = Duration::from_hours(1);
 /// Between two checks, so that changes are handled together.
 const PACE: Duration = Duration::from_secs(1);
+
+/// The Services without endpoints in the cluster, and when that is reported; `None` if it was.
+type Lacking = BTreeMap<(String, String), Option<Instant>>;
 
 /// The Services of a namespace, and their changes.
 struct Watch {
@@ -50,6 +59,7 @@ impl Pods<'_> {
         let mut sources = self.places.sources();
         let pods = self.home.feed();
         let (mut watches, mut known) = (BTreeMap::new(), Unreached::default());
+        let mut lacking = Lacking::new();
         while self.is_isolated() {
             let clusters = self.places.home.views().remote_clusters.version();
             let mut triggers = vec![self.home.version(), clusters];
@@ -57,12 +67,21 @@ impl Pods<'_> {
             known.keep_namespaces(|namespace| watches.contains_key(namespace));
             triggers.extend(watches.values().map(|it| it.source.services().version()));
             for (namespace, service) in self.newly_unreached(&pods, &watches, &mut known) {
-                self.report_service(&namespace, &service).await;
+                self.report_unreached(&namespace, &service).await;
             }
+            let occupied = watches
+                .iter()
+                .filter(|(namespace, _)| !self.running_in(namespace).is_empty());
+            let occupied: Vec<_> = occupied
+                .map(|(namespace, watch)| (namespace.as_str(), &*watch.source))
+                .collect();
+            triggers.extend(occupied.iter().map(|(_, source)| source.slices().version()));
+            let due = self.report_lacking(&occupied, &known, &mut lacking).await;
             let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
             tokio::select! {
                 _changed = select_all(changes) => {}
                 _changed = sources.changed() => {}
+                () = time::sleep_until(due.unwrap_or_else(|| Instant::now() + IDLE)) => {}
             }
             time::sleep(PACE).await;
         }
@@ -122,7 +141,61 @@ impl Pods<'_> {
         pods
     }
 
-    async fn report_service(&self, namespace: &str, name: &str) {
+    /// Emits an event on each Service all of whose ready endpoints are at home, when pods of its namespace run in the
+    /// cluster. Returns when the next one is due.
+    async fn report_lacking(
+        &self,
+        occupied: &[(&str, &Source)],
+        known: &Unreached,
+        lacking: &mut Lacking,
+    ) -> Option<Instant> {
+        let mut now = BTreeMap::new();
+        for &(namespace, source) in occupied {
+            for service in source.services().all() {
+                let slices = source.slices().of_topic(&slices_of(&service.copy));
+                if !known.selects_any(namespace, &service.copy) && slices.iter().any(|it| it.has_ready()) {
+                    now.insert((namespace.to_owned(), service.copy.clone()), source);
+                }
+            }
+        }
+        lacking.retain(|service, _| now.contains_key(service));
+        for (service, source) in now {
+            let due = lacking
+                .entry(service.clone())
+                .or_insert_with(|| Some(Instant::now() + self.lacking_after));
+            if due.is_some_and(|due| due <= Instant::now()) && source.may_emit().is_ok() {
+                *due = None;
+                self.report_lack(&service.0, &service.1).await;
+            }
+        }
+        lacking.values().flatten().min().copied()
+    }
+
+    async fn report_lack(&self, namespace: &str, name: &str) {
+        let cluster = &self.cluster;
+        let note = format!(
+            "pods of its namespace run in the cluster {cluster}, where it has no endpoints: those that are ready are endpoints \
+             of this cluster alone, from which there are no routes (spec.fabric.network of RemoteCluster {cluster} is Isolated). \
+             Run its pods in that cluster, too, or set liqo.io/skip-reflection on it if no pod there uses it, or see \
+             docs/offloading-reference.md#networks"
+        );
+        self.report_service(namespace, name, "EndpointsNotReachable", &note)
+            .await;
+    }
+
+    async fn report_unreached(&self, namespace: &str, name: &str) {
+        let cluster = &self.cluster;
+        let note = format!(
+            "pods that it selects run in the cluster {cluster}, to which there are no routes (spec.fabric.network of \
+             RemoteCluster {cluster} is Isolated): they have no address here, are no endpoints of this Service, and nothing \
+             in this cluster reaches them by it. Run their clients in that cluster, or see \
+             docs/offloading-reference.md#networks"
+        );
+        self.report_service(namespace, name, "PodsNotReachable", &note)
+            .await;
+    }
+
+    async fn report_service(&self, namespace: &str, name: &str, reason: &str, note: &str) {
         let service = match self.places.home.within::<Service>(namespace).get(name).await {
             Ok(Some(service)) => service,
             Ok(None) => return,
@@ -131,15 +204,8 @@ impl Pods<'_> {
                 return;
             }
         };
-        let cluster = &self.cluster;
-        let note = format!(
-            "pods that it selects run in the cluster {cluster}, to which there are no routes (spec.fabric.network of \
-             RemoteCluster {cluster} is Isolated): they have no address here, are no endpoints of this Service, and nothing \
-             in this cluster reaches them by it. Run their clients in that cluster, or see \
-             docs/offloading-reference.md#networks"
-        );
         self.events
-            .warn_object(service.object_ref(&()), REASON, &note)
+            .warn_object(service.object_ref(&()), reason, note)
             .await;
     }
 }

@@ -56,6 +56,8 @@ struct World {
     is_full: AtomicBool,
     /// Whether the objects of the namespace are copied.
     is_copied: bool,
+    /// Objects of each kind that are copied.
+    most_copied: usize,
     meters: Meters,
     given_up: GivenUp,
 }
@@ -87,6 +89,7 @@ impl World {
             watched: None,
             is_full: AtomicBool::new(false),
             is_copied: false,
+            most_copied: MOST_COPIED,
             meters: Meters::default(),
             given_up: GivenUp::default(),
         }
@@ -155,13 +158,16 @@ impl World {
         if let Some(most) = self.watched {
             pods.there.watch_at_most(most);
         }
+        pods.lacking_after = Duration::ZERO;
         if !self.is_copied {
             pods.longest_copying = Duration::ZERO;
         }
         let (idle, metrics) = (watch::Sender::new(None), LoopMetrics::default());
         let copying = Box::pin(async {
             if self.is_copied {
-                drive(Reflection::new(&places, "ours", &metrics, &idle), &metrics).await;
+                let mut reflection = Reflection::new(&places, "ours", &metrics, &idle);
+                reflection.most = self.most_copied;
+                drive(reflection, &metrics).await;
             }
             std::future::pending::<()>().await;
         });
@@ -659,8 +665,20 @@ async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() 
         pod["spec"]["affinity"] =
             json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
         pod["spec"]["dnsPolicy"] = "None".into();
-        pod["spec"]["dnsConfig"] = json!({"nameservers": ["10.0.0.53"]});
+        pod["spec"]["dnsConfig"] =
+            json!({"nameservers": ["10.0.0.53"], "searches": ["shop.svc.cluster.local"]});
+        pod["spec"]["nodeSelector"] = json!({"country": "it", "disk": "ssd", "pool": "guests"});
     });
+    let offloading = "/apis/offloading.liqo.io/v1beta1/namespaces/shop/namespaceoffloadings/offloading";
+    world.home.change(offloading, |it| {
+        let country = json!([{"key": "country", "operator": "Exists"}]);
+        it["spec"]["clusterSelector"] = json!({"nodeSelectorTerms": [{"matchExpressions": country}]});
+    });
+    world
+        .home
+        .change("/apis/storage.liqo.io/v1alpha1/remoteclusters/milan", |it| {
+            it["spec"]["fabric"]["pods"]["nodeSelector"] = json!({"pool": "guests"});
+        });
     for _ in 0..2 {
         world.run_until(World::is_running).await;
     }
@@ -670,6 +688,14 @@ async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() 
         .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
     let mut reasons: Vec<_> = events.iter().filter_map(|it| it["reason"].as_str()).collect();
     reasons.sort_unstable();
-    assert_eq!(reasons, ["NameserversOfHome", "PodAffinityIgnored"]);
+    let wanted = [
+        "NameOfHomeNamespace",
+        "NameserversOfHome",
+        "NodeSelectorIgnored",
+        "PodAffinityIgnored",
+    ];
+    assert_eq!(reasons, wanted);
+    let mut notes = events.iter().filter_map(|it| it["note"].as_str());
+    assert!(notes.any(|note| note.contains("a node by disk: ")));
     assert_eq!(world.there.object(THERE).unwrap()["spec"]["dnsPolicy"], "None");
 }

@@ -2,7 +2,7 @@
 //! objects. The content of a copy is remembered by its `resourceVersion`, so that an unchanged copy is not read again.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -22,10 +22,11 @@ use super::{
 use crate::{
     api::namespace_offloading::{NAME, NamespaceOffloading},
     backoff::Backoff,
-    cluster::{ApiError, Cause, Cluster, Precondition, events::Events},
+    cluster::{ApiError, Cause, Cluster, Precondition, events::Events, short},
     observe::crash::{self, Step as Write},
     offload::{
         Seen,
+        pods::Configuration,
         reflection::{
             Comparison, CopyMetadata, Fingerprint, HOME_OBJECT_UID, Kind, Known, Marks, Original, Slice,
             Step, Wanted, compare, decide, found, name_of_copy, name_of_original, patch, wanted,
@@ -61,6 +62,14 @@ pub(super) struct Ends {
     pub(super) events: Events,
 }
 
+/// Why there is no current copy of an object.
+pub(crate) enum NoCopy {
+    /// An object of others has its name.
+    Taken,
+    /// The cluster refuses it, for this reason.
+    Refused(String),
+}
+
 /// The copies in one remote namespace.
 pub(crate) struct Copies {
     pub(super) ends: Ends,
@@ -77,8 +86,8 @@ struct Memory {
     backoff: Backoff<Fingerprint>,
     /// Copies whose names objects of others have, and when that was reported.
     taken: HashMap<String, Instant>,
-    /// Copies that the cluster refuses, or changes when they are written.
-    not_kept: HashSet<String>,
+    /// Copies that the cluster refuses, and why; or that it changes when they are written.
+    not_kept: HashMap<String, Option<String>>,
     /// When too many objects were last reported.
     too_many: Option<Instant>,
     /// When the remote namespace was last read and ours.
@@ -130,17 +139,19 @@ impl Copies {
         }
     }
 
-    /// Whether the copies of the objects that a pod names, and of all Services, are current. Objects that are never
-    /// copied are ignored.
-    pub(crate) fn are_current(&self, named: &[(Kind, String)]) -> bool {
+    /// Whether the copies of the objects that a pod names, and of all Services, are current. Ignored are objects that
+    /// are never copied, whose names are taken, or that the cluster changes; and those that it refuses, unless the pod
+    /// requires them.
+    pub(crate) fn are_current(&self, named: &Configuration) -> bool {
         let services = self.ends.source.names(Kind::Service);
-        let services = services.iter().map(|name| (Kind::Service, name));
-        let mut all = services.chain(named.iter().map(|(kind, name)| (*kind, name)));
-        self.is_read(Kind::Service) && all.all(|(kind, name)| self.is_current(kind, name))
+        let services = services.iter().map(|name| (Kind::Service, name, false));
+        let named = named.iter();
+        let mut all = services.chain(named.map(|((kind, name), is_required)| (*kind, name, *is_required)));
+        self.is_read(Kind::Service) && all.all(|(kind, name, required)| self.is_current(kind, name, required))
     }
 
     /// Whether the current version of this object was copied, even if others have changed the copy since.
-    fn is_current(&self, kind: Kind, name: &str) -> bool {
+    fn is_current(&self, kind: Kind, name: &str, is_required: bool) -> bool {
         if !self.is_read(kind) {
             return false;
         }
@@ -149,12 +160,37 @@ impl Copies {
             return true;
         };
         let (key, memory) = (key(kind, &copy), self.memory());
+        let why = memory.not_kept.get(&key);
         memory.taken.contains_key(&key)
-            || memory.not_kept.contains(&key)
+            || why.is_some_and(|why| why.is_none() || !is_required)
             || memory
                 .known
                 .get(&key)
                 .is_some_and(|it| it.fingerprint == here.fingerprint)
+    }
+
+    /// Whether this object is one of those that are copied, as far as the views show.
+    pub(crate) fn includes(&self, kind: Kind, name: &str) -> bool {
+        let copy = name_of_copy(kind, name, &self.ends.marks.home);
+        self.is_read(kind) && self.original(kind, &copy).is_some()
+    }
+
+    /// The number of objects of this kind that are copied, if there are more.
+    pub(crate) fn limit(&self, kind: Kind) -> Option<usize> {
+        self.ends
+            .source
+            .has_too_many(kind)
+            .then_some(self.ends.source.most)
+    }
+
+    /// Why the current version of an object that is copied is not there.
+    pub(crate) fn no_copy(&self, kind: Kind, name: &str) -> Option<NoCopy> {
+        let copy = name_of_copy(kind, name, &self.ends.marks.home);
+        let (key, memory) = (key(kind, &copy), self.memory());
+        if memory.taken.contains_key(&key) {
+            return Some(NoCopy::Taken);
+        }
+        memory.not_kept.get(&key).cloned().flatten().map(NoCopy::Refused)
     }
 
     /// The object at home whose copy has this name, and how the views compare the two.
@@ -223,7 +259,9 @@ impl Copies {
                 return Ok(());
             }
             (Err(error), Some(wanted)) if error.is_refusal() => {
-                self.memory().not_kept.insert(key);
+                self.memory()
+                    .not_kept
+                    .insert(key, Some(short(&error.to_string())));
                 self.warn::<K>(name, wanted, "ReflectionRefused", &error.to_string())
                     .await;
             }
@@ -460,7 +498,7 @@ impl Copies {
         if let Some(result) = result
             && !self.is_alike(K::KIND, &wanted.original, &json(result))
         {
-            self.memory().not_kept.insert(key);
+            self.memory().not_kept.insert(key, None);
         }
     }
 

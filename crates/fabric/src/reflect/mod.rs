@@ -28,7 +28,7 @@ use self::{
     routes::{Current, is_routed, routes},
 };
 pub(super) use self::{
-    copies::Copies,
+    copies::{Copies, NoCopy},
     source::{Copied, MOST_COPIED, Source},
 };
 use super::{
@@ -64,7 +64,7 @@ pub(super) struct Reflection<'a> {
     permits: BTreeMap<String, Arc<Semaphore>>,
     routes: Arc<Current>,
     /// Objects of each kind that are copied of a namespace.
-    most: usize,
+    pub(super) most: usize,
 }
 
 /// A namespace in a remote cluster.

@@ -1,6 +1,6 @@
 //! The watches: of the objects of a namespace at home, shared by all its clusters, and of the metadata of their copies
 //! in one remote namespace. Only digests of the content are kept, so that no Secret stays in memory. Of
-//! `EndpointSlice`s, which are watched only where there are routes, the endpoints are kept.
+//! `EndpointSlice`s the endpoints are kept. They are watched where there are routes, and where pods run without.
 
 use std::{
     fmt::Debug,
@@ -214,7 +214,7 @@ impl Source {
         &self.objects.services
     }
 
-    pub(super) fn slices(&self) -> &Watched<Slice> {
+    pub(crate) fn slices(&self) -> &Watched<Slice> {
         &self.objects.slices
     }
 
@@ -241,7 +241,7 @@ impl Source {
     }
 
     /// Permits an event in the namespace, or returns the time to wait.
-    pub(super) fn may_emit(&self) -> Result<(), Duration> {
+    pub(crate) fn may_emit(&self) -> Result<(), Duration> {
         self.pace
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -59,6 +59,13 @@ impl Unreached {
         news
     }
 
+    /// Whether the Service selects a pod in the cluster.
+    #[must_use]
+    pub fn selects_any(&self, namespace: &str, service: &str) -> bool {
+        let selected = self.0.get(namespace).and_then(|services| services.get(service));
+        selected.is_some_and(|it| !it.pods.is_empty())
+    }
+
     #[must_use]
     pub fn services(&self, namespace: &str) -> Vec<String> {
         let services = self.0.get(namespace).into_iter().flatten();
@@ -96,7 +103,9 @@ mod tests {
         assert!(!known.note_service("shop", "external", Some(&labels(&[])), none()));
         assert!(known.note_pod("shop", "db-0", Some(&other)).is_empty());
         assert!(known.note_pod("else", "web-0", Some(&web)).is_empty());
+        assert!(!known.selects_any("shop", "web"));
         assert_eq!(known.note_pod("shop", "web-0", Some(&web)), ["web"]);
+        assert!(known.selects_any("shop", "web") && !known.selects_any("shop", "external"));
         assert!(
             known.note_pod("shop", "web-0", Some(&web)).is_empty(),
             "the event was emitted before"

@@ -1,6 +1,7 @@
 //! Pods that are created together with what they refer to.
 
 use super::*;
+use crate::offload::reflection::{Kind, name_of_copy};
 
 const SETTINGS: &str = "/api/v1/namespaces/shop/configmaps/settings";
 const COPY: &str = "/api/v1/namespaces/shop-home/configmaps/settings";
@@ -70,6 +71,187 @@ async fn objects_that_cannot_be_copied_are_not_waited_for() {
         copied,
         json!({"metadata": {"annotations": {"liqo.io/skip-reflection": "true"}}}),
     );
-    world.run_until(World::is_running).await;
+    world
+        .run_until(|world| world.is_running() && !told(world).is_empty())
+        .await;
     assert!(world.there.object(COPY).is_none());
+    let told = told(&world);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].starts_with("ReflectionRefused ")
+            && told[0].contains("ConfigMap settings (")
+            && told[0].contains("quota")
+    );
+}
+
+/// The events on the pod.
+fn told(world: &World) -> Vec<String> {
+    let events = world
+        .home
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let of_pod = events.iter().filter(|it| it["regarding"]["kind"] == "Pod");
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    of_pod
+        .map(|it| format!("{} {}", text(&it["reason"]), text(&it["note"])))
+        .collect()
+}
+
+fn waits(world: &World, reason: &str, words: &str) -> bool {
+    let status = world.home_pod()["status"].clone();
+    status["reason"] == reason && status["message"].as_str().unwrap_or_default().contains(words)
+}
+
+/// With a pod that requires the object, which is a `ConfigMap` or a Secret.
+async fn with_required(kind: &str, name: &str, mut object: Value) -> World {
+    let world = with_settings().await;
+    object["metadata"]["name"] = name.into();
+    world
+        .home
+        .put(&format!("/api/v1/namespaces/shop/{kind}/{name}"), object);
+    let volume = if kind == "secrets" {
+        json!({"name": "v", "secret": {"secretName": name}})
+    } else {
+        json!({"name": "v", "configMap": {"name": name}})
+    };
+    world
+        .home
+        .change(POD, |pod| pod["spec"]["volumes"] = json!([volume]));
+    world
+}
+
+#[tokio::test]
+async fn objects_that_are_never_copied_keep_a_pod_here() {
+    let annotated =
+        |key: &str| json!({"metadata": {"annotations": {key: "x"}}, "type": "kubernetes.io/dockercfg"});
+    let of_type = |kind: &str| json!({"type": kind});
+    let credential = "Secret own, which the cluster milan does not have, and which is not copied: it is a credential of this cluster";
+    for (kind, name, object, why) in [
+        (
+            "configmaps",
+            "own",
+            annotated("liqo.io/skip-reflection"),
+            "it is marked liqo.io/skip-reflection",
+        ),
+        (
+            "secrets",
+            "own",
+            annotated("liqo.io/skip-reflection"),
+            "it is marked liqo.io/skip-reflection",
+        ),
+        (
+            "secrets",
+            "own",
+            of_type("kubernetes.io/service-account-token"),
+            credential,
+        ),
+        (
+            "secrets",
+            "own",
+            of_type("bootstrap.kubernetes.io/token"),
+            credential,
+        ),
+        (
+            "secrets",
+            "own",
+            annotated("openshift.io/internal-registry-auth-token.service-account"),
+            credential,
+        ),
+        (
+            "secrets",
+            "own",
+            of_type("helm.sh/release.v1"),
+            "it is a release of Helm",
+        ),
+        (
+            "configmaps",
+            "sh.helm.release.v1.own",
+            json!({}),
+            "it is a release of Helm",
+        ),
+        (
+            "configmaps",
+            &name_of_copy(Kind::ConfigMap, "kube-root-ca.crt", "home"),
+            json!({}),
+            "its name is that of the copy of kube-root-ca.crt",
+        ),
+    ] {
+        let world = with_required(kind, name, object).await;
+        world
+            .run_until(|world| waits(world, "PodNotSupported", why))
+            .await;
+        assert!(world.there.object(THERE).is_none(), "{why}");
+    }
+
+    let mut world = with_required("configmaps", "own", json!({})).await;
+    world.most_copied = 1;
+    for name in ["a", "b", "own"] {
+        let path = format!("/api/v1/namespaces/shop/configmaps/{name}");
+        world
+            .home
+            .put(&path, json!({"metadata": {"name": name}, "data": {"key": name}}));
+    }
+    world.home.remove(SETTINGS);
+    let why = "the namespace has more than 1 ConfigMaps";
+    world
+        .run_until(|world| waits(world, "PodNotSupported", why))
+        .await;
+}
+
+/// For example because both clusters have one.
+#[tokio::test]
+async fn objects_that_are_never_copied_and_are_there_keep_no_pod_here() {
+    let own = json!({"metadata": {"labels": {"liqo.io/skip-reflection": "true"}}});
+    let world = with_required("configmaps", "own", own).await;
+    world
+        .there
+        .put("/api/v1/namespaces/shop-home/configmaps/own", json!({}));
+    world.run_until(World::is_running).await;
+    assert_eq!(told(&world), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_pod_waits_while_the_cluster_refuses_what_it_requires() {
+    let world = with_required("configmaps", "own", json!({"data": {"key": "a"}})).await;
+    let full = Fault::new(
+        "POST",
+        "/shop-home/configmaps",
+        Act::Forbid("exceeded quota: objects"),
+    )
+    .times(usize::MAX);
+    world.there.fault(full);
+    world
+        .run_until(|world| {
+            waits(world, "ReflectionRefused", "a copy of the ConfigMap own")
+                && waits(world, "ReflectionRefused", "quota")
+        })
+        .await;
+    assert!(!was_requested(&world, MAKE));
+    world.there.heal();
+    world.run_until(World::is_running).await;
+}
+
+/// Most are made by controllers of both clusters, such as those of a service mesh: there the pod needs the ones there.
+#[tokio::test]
+async fn a_pod_with_an_object_of_others_runs_and_says_so() {
+    let world = with_required(
+        "configmaps",
+        "istio-ca-root-cert",
+        json!({"data": {"root-cert.pem": "home"}}),
+    )
+    .await;
+    let there = "/api/v1/namespaces/shop-home/configmaps/istio-ca-root-cert";
+    world
+        .there
+        .put(there, json!({"data": {"root-cert.pem": "there"}}));
+    world
+        .run_until(|world| world.is_running() && !told(world).is_empty())
+        .await;
+    let told = told(&world);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("RemoteNameTaken ") && told[0].contains(": ConfigMap istio-ca-root-cert."));
+    assert_eq!(
+        world.there.object(there).unwrap()["data"]["root-cert.pem"],
+        "there"
+    );
 }

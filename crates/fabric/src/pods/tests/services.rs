@@ -14,14 +14,63 @@ fn service(world: &World, name: &str, selector: &Value) {
     );
 }
 
-/// The Services with an event, and its count.
-fn reported(world: &World) -> Vec<(String, u64)> {
+/// The Services with such an event, and its count.
+fn reported_as(world: &World, reason: &str) -> Vec<(String, u64)> {
     let events = world.home.store().below(EVENTS);
-    let about = events.iter().filter(|it| it["reason"] == "PodsNotReachable");
+    let about = events.iter().filter(|it| it["reason"] == reason);
     let name = |it: &Value| it["regarding"]["name"].as_str().unwrap_or_default().to_owned();
     about
         .map(|it| (name(it), it["series"]["count"].as_u64().unwrap_or(1)))
         .collect()
+}
+
+fn reported(world: &World) -> Vec<(String, u64)> {
+    reported_as(world, "PodsNotReachable")
+}
+
+fn slice(world: &World, service: &str, is_ready: bool) {
+    world.home.put(
+        &format!("/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices/{service}-1"),
+        json!({
+            "metadata": {"labels": {"kubernetes.io/service-name": service}}, "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": is_ready}}],
+        }),
+    );
+}
+
+#[tokio::test]
+async fn a_service_whose_endpoints_are_all_here_gets_one_event() {
+    const REASON: &str = "EndpointsNotReachable";
+    let world = World::with_pod(true).await;
+    for (name, selector, is_ready) in [
+        ("by-hand", Value::Null, true),
+        ("db", json!({"app": "db"}), true),
+        ("down", json!({"app": "down"}), false),
+        ("web", json!({"app": "web"}), true),
+    ] {
+        service(&world, name, &selector);
+        slice(&world, name, is_ready);
+    }
+    let changed = Cell::new(false);
+    world
+        .run_until(|world| {
+            let count = reported_as(world, REASON).len();
+            // When the last one has an event, a change of the others was processed.
+            if count == 2 && !changed.replace(true) {
+                slice(world, "db", false);
+                slice(world, "by-hand", true);
+                service(world, "later", &json!({"app": "later"}));
+                slice(world, "later", true);
+            }
+            count > 2
+        })
+        .await;
+    let mut reported = reported_as(&world, REASON);
+    reported.sort();
+    assert_eq!(
+        reported,
+        ["by-hand", "db", "later"].map(|name| (name.to_owned(), 1))
+    );
 }
 
 fn runs(world: &World) -> bool {

@@ -13,6 +13,7 @@
 //! A remote pod that is created late, by a delayed request, stays gated and is deleted: its home pod was
 //! deleted, or names another one. A remote pod that may have run and is gone is never created again.
 
+mod caveats;
 mod changes;
 mod decision;
 mod kept;
@@ -22,12 +23,13 @@ mod unplaced;
 mod volumes;
 
 pub use self::{
+    caveats::{Destination, caveats},
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
     kept::not_kept,
     spec::{
-        PodRefused, RemoteMarks, RemoteSettings, caveats, claims, configuration, inline_drivers,
-        is_homebound, remote_pod, secrets, without_skipped,
+        Configuration, PodRefused, RemoteMarks, RemoteSettings, claims, configuration, inline_drivers,
+        is_homebound, remote_pod, without_skipped,
     },
     status::{
         STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,

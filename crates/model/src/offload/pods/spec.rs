@@ -12,7 +12,7 @@ use super::{
     changes::{self, CARRIED as RECORD},
     volumes,
 };
-use crate::{offload::reflection::Kind, volume::marks_ownership};
+use crate::{offload::reflection::Kind, volume::is_within};
 
 /// Label of virtual nodes, here and in remote clusters that have their own.
 const NODE_KIND: &str = "liqo.io/type";
@@ -20,7 +20,7 @@ const NODE_KIND_VIRTUAL: &str = "virtual-node";
 /// The taint that keeps other pods off virtual nodes.
 const TAINT: &str = "virtual-node.liqo.io/not-allowed";
 /// The node labels that a pod may select in the remote cluster: what its images are built for.
-const CARRIED_NODE_LABELS: [&str; 4] = [
+pub(super) const CARRIED_NODE_LABELS: [&str; 4] = [
     "kubernetes.io/os",
     "kubernetes.io/arch",
     "beta.kubernetes.io/os",
@@ -46,6 +46,16 @@ const ABOUT_HOME: [&str; 8] = [
     "kubernetes.io/config.",
     "kubernetes.io/limit-ranger",
     "ovn.kubernetes.io/",
+];
+/// Domains of annotations by which deployment tools recognise their objects: in the remote cluster they would
+/// consider the pod theirs, and prune it. Their other annotations, such as those of Argo Workflows, are read by pods.
+const TRACKING: [&str; 6] = [
+    "argocd.argoproj.io",
+    "fleet.cattle.io",
+    "fluxcd.io",
+    "kapp.k14s.io",
+    "meta.helm.sh",
+    "objectset.rio.cattle.io",
 ];
 /// Fields that tie a pod to a machine or to objects of the home cluster.
 const AT_HOME_ONLY: [&str; 5] = [
@@ -171,11 +181,9 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
         }
     }
     set(&mut remote, "volumes", volumes::remote(&home["spec"], settings)?);
-    let tokens = volumes::tokens(&home["spec"]);
     let kept = without_skipped(home.clone(), settings);
     for field in ["containers", "initContainers"] {
         for container in array_mut(&mut remote, field) {
-            without_mounts(container, &tokens);
             keep_paths(container, home, &kept);
             tell_account(container, spec);
             name_copies(container, &settings.home);
@@ -232,63 +240,15 @@ pub fn is_homebound(home: &Value) -> bool {
     AT_HOME_ONLY.iter().any(|field| !is_empty(&spec[field])) || volumes::are_homebound(spec)
 }
 
-/// The fields of a pod that have another meaning in a remote cluster: for each the reason of an event, and its
-/// note.
-#[must_use]
-pub fn caveats(home: &Value, cluster: &str) -> Vec<(&'static str, String)> {
-    let spec = &home["spec"];
-    let mut all = Vec::new();
-    let mut required = vec!["podAffinity", "podAntiAffinity"];
-    required
-        .retain(|kind| !is_empty(&spec["affinity"][*kind]["requiredDuringSchedulingIgnoredDuringExecution"]));
-    if !required.is_empty() {
-        all.push((
-            "PodAffinityIgnored",
-            format!(
-                "the pod requires a {}, which counts the cluster {cluster} as one node and does not apply between pods \
-                 there: use topologySpreadConstraints to spread them over its nodes, or keep the pod on nodes of this \
-                 cluster",
-                required.join(" and a ")
-            ),
-        ));
-    }
-    let account = spec["serviceAccountName"].as_str().unwrap_or("default");
-    if !matches!(account, "" | "default") && !volumes::tokens(spec).is_empty() {
-        all.push((
-            "NoServiceAccountToken",
-            format!(
-                "the pod has no token of its service account {account} in the cluster {cluster}, so it cannot call the API \
-                 server of this cluster or of that one: keep the pod on nodes of this cluster if it does, or set \
-                 automountServiceAccountToken to false if it does not"
-            ),
-        ));
-    }
-    if spec["dnsPolicy"] == "None" {
-        let servers = spec["dnsConfig"]["nameservers"].as_array().into_iter().flatten();
-        let servers: Vec<&str> = servers.filter_map(Value::as_str).collect();
-        all.push((
-            "NameserversOfHome",
-            format!(
-                "the pod has the dnsPolicy None, and queries its nameservers ({}) from the cluster {cluster}, where these \
-                 addresses may be other servers or none: use nameservers that the cluster reaches, or the dnsPolicy \
-                 ClusterFirst, or keep the pod on nodes of this cluster",
-                servers.join(", ")
-            ),
-        ));
-    }
-    all
-}
-
 /// The labels that are carried to the remote pod.
 pub(super) fn carried_labels(home: &Value) -> BTreeMap<String, String> {
     carried(&home["metadata"]["labels"])
 }
 
-/// The annotations that are carried to the remote pod. Those that mark ownership are not: tools in the remote
-/// cluster would consider the pod theirs, and prune it.
+/// The annotations that are carried to the remote pod.
 pub(super) fn carried_annotations(home: &Value) -> BTreeMap<String, String> {
     let mut carried = carried(&home["metadata"]["annotations"]);
-    carried.retain(|key, _| is_carried_annotation(key));
+    carried.retain(|key, _| is_carried_annotation(key, home));
     carried
 }
 
@@ -296,8 +256,24 @@ fn is_carried(key: &str) -> bool {
     !OWN_KEYS.iter().any(|own| key.starts_with(own))
 }
 
-fn is_carried_annotation(key: &str) -> bool {
-    is_carried(key) && !marks_ownership(key) && !ABOUT_HOME.iter().any(|one| key.starts_with(one))
+fn is_carried_annotation(key: &str, home: &Value) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let is_tracking = TRACKING.iter().any(|tool| is_within(domain, tool));
+    is_carried(key)
+        && !ABOUT_HOME.iter().any(|one| key.starts_with(one))
+        && (!is_tracking || names_field(&home["spec"], &format!("metadata.annotations['{key}']")))
+}
+
+/// Whether a variable or volume has this field of the downward API.
+fn names_field(part: &Value, path: &str) -> bool {
+    match part {
+        Value::Object(all) => {
+            all.get("fieldPath").is_some_and(|field| field == path)
+                || all.values().any(|one| names_field(one, path))
+        }
+        Value::Array(all) => all.iter().any(|one| names_field(one, path)),
+        _ => false,
+    }
 }
 
 /// The tolerations that are carried to the remote pod.
@@ -313,13 +289,11 @@ pub(super) fn carried_tolerations(spec: &Value) -> impl Iterator<Item = &Value> 
 pub(super) fn ephemeral_containers(home: &Value) -> Vec<Value> {
     let none = Map::new();
     let spec = home["spec"].as_object().unwrap_or(&none);
-    let tokens = volumes::tokens(&home["spec"]);
     let all = home["spec"]["ephemeralContainers"]
         .as_array()
         .into_iter()
         .flatten();
     let carried = all.cloned().map(|mut container| {
-        without_mounts(&mut container, &tokens);
         tell_account(&mut container, spec);
         container
     });
@@ -335,30 +309,12 @@ pub fn claims(home: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The names of the Secrets that a pod requires.
+/// `ConfigMap`s and Secrets, and for each whether it is required.
+pub type Configuration = BTreeMap<(Kind, String), bool>;
+
+/// What a pod refers to. Without the certificates beside its token, which its remote pod does not have.
 #[must_use]
-pub fn secrets(home: &Value) -> BTreeSet<String> {
-    let required = named(home)
-        .into_iter()
-        .filter(|one| one.kind == Kind::Secret && one.is_required);
-    required.map(|one| one.name).collect()
-}
-
-/// The `ConfigMap`s and Secrets that a pod uses if there are such.
-#[must_use]
-pub fn configuration(home: &Value) -> Vec<(Kind, String)> {
-    let all = named(home).into_iter();
-    all.map(|one| (one.kind, one.name)).collect()
-}
-
-/// A `ConfigMap` or Secret that a pod names.
-struct Reference {
-    kind: Kind,
-    name: String,
-    is_required: bool,
-}
-
-fn named(home: &Value) -> Vec<Reference> {
+pub fn configuration(home: &Value) -> Configuration {
     const KEYS: [(Kind, &str); 6] = [
         (Kind::ConfigMap, "configMap"),
         (Kind::ConfigMap, "configMapKeyRef"),
@@ -374,30 +330,27 @@ fn named(home: &Value) -> Vec<Reference> {
         .concat();
     let variables = containers.iter().flat_map(|one| list(&one["env"]));
     let sources = containers.iter().flat_map(|one| list(&one["envFrom"]));
-    let volumes = list(&spec["volumes"]);
+    let volumes = volumes::without_tokens(spec);
     let projected = volumes.iter().flat_map(|one| list(&one["projected"]["sources"]));
     let used = variables
         .map(|one| one["valueFrom"].clone())
         .chain(sources)
         .chain(projected)
-        .chain(volumes.iter().cloned())
+        .chain(volumes.iter().copied().cloned())
         .flat_map(|one| KEYS.map(|(kind, key)| (kind, one[key].clone())))
         .filter_map(|(kind, source)| {
             let name = source["name"].as_str().or(source["secretName"].as_str())?;
-            Some(Reference {
-                kind,
-                name: name.to_owned(),
-                is_required: source["optional"] != true,
-            })
+            Some(((kind, name.to_owned()), source["optional"] != true))
         });
     let pulled = list(&spec["imagePullSecrets"]).into_iter().filter_map(|one| {
-        Some(Reference {
-            kind: Kind::Secret,
-            name: one["name"].as_str()?.to_owned(),
-            is_required: false,
-        })
+        let name = one["name"].as_str()?.to_owned();
+        Some(((Kind::Secret, name), false))
     });
-    used.chain(pulled).collect()
+    let mut all = Configuration::new();
+    for (object, is_required) in used.chain(pulled) {
+        *all.entry(object).or_default() |= is_required;
+    }
+    all
 }
 
 /// The CSI drivers of a pod's inline volumes.
@@ -432,7 +385,7 @@ fn carried(pairs: &Value) -> BTreeMap<String, String> {
 }
 
 /// Whether a list, an object or a flag has no effect.
-fn is_empty(value: &Value) -> bool {
+pub(super) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(all) => all.is_empty(),
@@ -452,18 +405,6 @@ fn array_mut<'a>(spec: &'a mut Map<String, Value>, field: &str) -> impl Iterator
         .and_then(Value::as_array_mut)
         .into_iter()
         .flatten()
-}
-
-/// Removes the mounts of volumes that the remote pod does not have.
-fn without_mounts(container: &mut Value, volumes: &[String]) {
-    if let Some(mounts) = container["volumeMounts"].as_array_mut() {
-        mounts.retain(|mount| !volumes.iter().any(|name| mount["name"] == name.as_str()));
-    }
-    if container["volumeMounts"].as_array().is_none_or(Vec::is_empty)
-        && let Some(container) = container.as_object_mut()
-    {
-        container.remove("volumeMounts");
-    }
 }
 
 /// Variables for the name of the service account get the one that the pod has at home.
@@ -552,7 +493,7 @@ fn field_of(home: &Value, kept: &Value, path: &str) -> Option<String> {
     if let Some((map, key)) = path.strip_suffix("']").and_then(|path| path.split_once("['")) {
         let is_carried = match map {
             "metadata.labels" => is_carried(key),
-            "metadata.annotations" => is_carried_annotation(key),
+            "metadata.annotations" => is_carried_annotation(key, home),
             _ => return None,
         };
         let map = map.trim_start_matches("metadata.");
@@ -595,7 +536,7 @@ fn node_affinity(spec: &Value) -> Value {
 }
 
 /// Such a term is not what the pod's node meets.
-fn excludes_virtual_nodes(requirement: &Value) -> bool {
+pub(super) fn excludes_virtual_nodes(requirement: &Value) -> bool {
     let mut values = requirement["values"].as_array().into_iter().flatten();
     requirement["key"] == NODE_KIND
         && requirement["operator"] == "NotIn"

@@ -47,10 +47,15 @@ pub(super) const SOURCES_AT_HOME_ONLY: [&str; 3] =
 /// Allowed sources of a projected volume.
 const CARRIED_SOURCES: [&str; 3] = ["configMap", "downwardAPI", "secret"];
 
-/// The volumes of the remote pod of a home pod with this spec. Without [`tokens`].
+/// The volumes of the remote pod of a home pod with this spec. Those with the token of its service account have
+/// only the namespace.
 pub(super) fn remote(spec: &Value, settings: &RemoteSettings) -> Result<Value, PodRefused> {
     let mut kept = Vec::new();
-    for volume in all(spec).filter(|volume| !is_token(volume, spec)) {
+    for volume in all(spec) {
+        if is_token(volume, spec) {
+            kept.push(only_namespace(volume.clone()));
+            continue;
+        }
         check(volume["name"].as_str().unwrap_or_default(), volume)?;
         let mut volume = with_copies(volume.clone(), &settings.home);
         if let Some(claim) = volume.pointer_mut("/persistentVolumeClaim/claimName")
@@ -63,11 +68,26 @@ pub(super) fn remote(spec: &Value, settings: &RemoteSettings) -> Result<Value, P
     Ok(kept.into())
 }
 
-/// The names of the volumes that Kubernetes has added for tokens, which are invalid in other clusters.
-pub(super) fn tokens(spec: &Value) -> Vec<String> {
-    let tokens = all(spec).filter(|volume| is_token(volume, spec));
-    let names = tokens.filter_map(|volume| volume["name"].as_str());
-    names.map(str::to_owned).collect()
+/// The volumes that Kubernetes has not added for a token.
+pub(super) fn without_tokens(spec: &Value) -> Vec<&Value> {
+    all(spec).filter(|volume| !is_token(volume, spec)).collect()
+}
+
+/// Whether Kubernetes has added a volume with a token of the pod's service account.
+pub(super) fn has_token(spec: &Value) -> bool {
+    all(spec).any(|volume| is_token(volume, spec))
+}
+
+/// The volume of a token without the token and the certificates, which are those of the home cluster. The
+/// downward API fills in the namespace there.
+fn only_namespace(mut volume: Value) -> Value {
+    if let Some(sources) = volume
+        .pointer_mut("/projected/sources")
+        .and_then(Value::as_array_mut)
+    {
+        sources.retain(|source| !source["downwardAPI"].is_null());
+    }
+    volume
 }
 
 fn all(spec: &Value) -> impl Iterator<Item = &Value> {
@@ -257,9 +277,9 @@ mod tests {
                 sources.unwrap().push(of_openshift);
             }),
         ] {
-            assert_eq!(remote(&added, &of_home()), Ok(json!([])));
-            assert_eq!(tokens(&added), ["kube-api-access-a"]);
-            assert!(!are_homebound(&added));
+            let namespace = json!([{"name": "kube-api-access-a", "projected": {"sources": [sources[2]]}}]);
+            assert_eq!(remote(&added, &of_home()), Ok(namespace));
+            assert!(has_token(&added) && !are_homebound(&added));
         }
         for (of_user, place, value) in [
             ("a name", "/volumes/0/name", json!("token")),
@@ -306,7 +326,7 @@ mod tests {
                 refused.to_string().contains("serviceAccountToken"),
                 "{of_user}: {refused}"
             );
-            assert!(tokens(&spec).is_empty() && are_homebound(&spec), "{of_user}");
+            assert!(!has_token(&spec) && are_homebound(&spec), "{of_user}");
         }
         let empty = json!([{"name": "kube-api-access-mine", "emptyDir": {}}]);
         assert_eq!(made(&empty), Ok(empty));

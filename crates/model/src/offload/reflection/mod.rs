@@ -8,7 +8,7 @@ mod slices;
 use std::collections::BTreeMap;
 
 pub use self::{
-    object::{NotCopied, Wanted, found, patch, wanted},
+    object::{NotCopied, Wanted, found, patch, wanted, why_not_copied},
     slices::{SERVICE_NAME, SLICE_MANAGER, SLICES_OF_FABRIC, Slice, slices_of},
 };
 use crate::volume::digest;
@@ -28,7 +28,7 @@ const ROOT_CERTIFICATES: &str = "kube-root-ca.crt";
 const DIGITS: usize = 10;
 
 /// The kinds that are copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)]
 pub enum Kind {
     ConfigMap,

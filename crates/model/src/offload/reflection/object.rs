@@ -57,6 +57,12 @@ pub enum NotCopied {
     /// It belongs to its own cluster.
     #[error("it is for this cluster alone")]
     OfTheCluster,
+    /// A token, or a Secret that holds one.
+    #[error("it is a credential of this cluster")]
+    Credential,
+    /// Helm in the remote cluster would use it.
+    #[error("it is a release of Helm")]
+    HelmRelease,
     /// The name is reserved for the copy of another object.
     #[error("its name is that of the copy of {ROOT_CERTIFICATES}")]
     NameReserved,
@@ -83,18 +89,12 @@ struct Record {
 /// # Errors
 /// The object is not copied.
 pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, NotCopied> {
+    if let Some(why) = why_not_copied(kind, &object, &marks.home) {
+        return Err(why);
+    }
     let (labels, annotations) = metadata(&object);
     let name = text(&object["metadata"]["name"]);
-    if [&labels, &annotations].iter().any(|it| it.contains_key(SKIP)) {
-        return Err(NotCopied::Skipped);
-    }
-    if is_of_the_cluster(kind, &object) {
-        return Err(NotCopied::OfTheCluster);
-    }
     let copy = name_of_copy(kind, name, &marks.home);
-    if kind == Kind::ConfigMap && copy == name && copy == name_of_copy(kind, ROOT_CERTIFICATES, &marks.home) {
-        return Err(NotCopied::NameReserved);
-    }
     let (mut labels, mut annotations) = (carried(labels, marks), carried(annotations, marks));
     let record = Record {
         labels: labels.keys().cloned().collect(),
@@ -135,6 +135,36 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
         },
         object,
     })
+}
+
+/// Why an object of the cluster `home` is not copied.
+#[must_use]
+pub fn why_not_copied(kind: Kind, object: &Value, home: &str) -> Option<NotCopied> {
+    let metadata = &object["metadata"];
+    let has = |key: &str| {
+        ["labels", "annotations"]
+            .iter()
+            .any(|of| !metadata[*of][key].is_null())
+    };
+    let is_credential = || {
+        let annotations = &metadata["annotations"];
+        CREDENTIALS.contains(&text(&object["type"]))
+            || OF_AN_ACCOUNT.iter().any(|key| annotations[*key].is_string())
+    };
+    let name = text(&metadata["name"]);
+    match kind {
+        _ if has(SKIP) => Some(NotCopied::Skipped),
+        Kind::ConfigMap if name.starts_with(HELM_RELEASE.1) => Some(NotCopied::HelmRelease),
+        Kind::ConfigMap if name == name_of_copy(kind, ROOT_CERTIFICATES, home) => {
+            Some(NotCopied::NameReserved)
+        }
+        Kind::Secret if object["type"] == HELM_RELEASE.0 => Some(NotCopied::HelmRelease),
+        Kind::Secret if is_credential() => Some(NotCopied::Credential),
+        Kind::Service if name == "kubernetes" && metadata["namespace"] == "default" => {
+            Some(NotCopied::OfTheCluster)
+        }
+        _ => None,
+    }
 }
 
 /// What an object in the remote namespace is.
@@ -179,24 +209,6 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
         patch["metadata"][key] = there["metadata"][key].clone();
     }
     patch
-}
-
-/// Whether an object is meaningful only in its own cluster.
-fn is_of_the_cluster(kind: Kind, object: &Value) -> bool {
-    match kind {
-        Kind::EndpointSlice => false,
-        Kind::ConfigMap => text(&object["metadata"]["name"]).starts_with(HELM_RELEASE.1),
-        Kind::Secret => {
-            let annotations = &object["metadata"]["annotations"];
-            CREDENTIALS.contains(&text(&object["type"]))
-                || object["type"] == HELM_RELEASE.0
-                || OF_AN_ACCOUNT.iter().any(|key| annotations[*key].is_string())
-        }
-        Kind::Service => {
-            let metadata = &object["metadata"];
-            metadata["name"] == "kubernetes" && metadata["namespace"] == "default"
-        }
-    }
 }
 
 fn carried(all: Pairs, marks: &Marks) -> Pairs {

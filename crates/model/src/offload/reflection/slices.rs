@@ -77,6 +77,12 @@ impl Slice {
         })
     }
 
+    /// Whether one of its endpoints is ready. One that does not say so counts as ready, as in Kubernetes.
+    #[must_use]
+    pub fn has_ready(&self) -> bool {
+        self.endpoints.iter().any(|it| it.conditions[0] != Some(false))
+    }
+
     /// The desired copy, with the endpoints on nodes that satisfy `is_reached`, which gets `None` for
     /// endpoints without a node. There is no copy without endpoints.
     #[must_use]

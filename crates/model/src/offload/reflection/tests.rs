@@ -231,13 +231,13 @@ fn some_objects_stay_at_home() {
             Err(NotCopied::Skipped)
         );
     }
-    for of_type in [
-        "kubernetes.io/service-account-token",
-        "bootstrap.kubernetes.io/token",
-        "helm.sh/release.v1",
+    for (of_type, why) in [
+        ("kubernetes.io/service-account-token", NotCopied::Credential),
+        ("bootstrap.kubernetes.io/token", NotCopied::Credential),
+        ("helm.sh/release.v1", NotCopied::HelmRelease),
     ] {
         let token = named("token", Kind::Secret, json!({"type": of_type}));
-        assert_eq!(refused(Kind::Secret, token), Err(NotCopied::OfTheCluster));
+        assert_eq!(refused(Kind::Secret, token), Err(why));
     }
     // A user's own credentials of a registry, and those that OpenShift makes of a token.
     let mut registry = named(
@@ -248,13 +248,13 @@ fn some_objects_stay_at_home() {
     assert_eq!(refused(Kind::Secret, registry.clone()), Ok("registry".into()));
     registry["metadata"]["annotations"]["openshift.io/internal-registry-auth-token.service-account"] =
         "default".into();
-    assert_eq!(refused(Kind::Secret, registry), Err(NotCopied::OfTheCluster));
+    assert_eq!(refused(Kind::Secret, registry), Err(NotCopied::Credential));
     let release = named(
         "sh.helm.release.v1.web.v3",
         Kind::ConfigMap,
         json!({"data": {"release": "H4s"}}),
     );
-    assert_eq!(refused(Kind::ConfigMap, release), Err(NotCopied::OfTheCluster));
+    assert_eq!(refused(Kind::ConfigMap, release), Err(NotCopied::HelmRelease));
     let api = json!({"name": "kubernetes", "namespace": "default"});
     assert_eq!(
         refused(Kind::Service, object(Kind::Service, api, json!({}))),

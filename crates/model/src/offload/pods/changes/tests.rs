@@ -212,7 +212,11 @@ fn a_container_is_added_to_look_into_a_pod() {
         remote["spec"]["ephemeralContainers"],
         json!([
             {"name": "theirs", "image": "sh"},
-            {"name": "debug", "image": "busybox", "targetContainerName": "web", "env": [{"name": "WHO", "value": "runner"}]},
+            {
+                "name": "debug", "image": "busybox", "targetContainerName": "web",
+                "volumeMounts": [{"name": "kube-api-access-1", "mountPath": "/t"}],
+                "env": [{"name": "WHO", "value": "runner"}],
+            },
         ])
     );
     assert_eq!(follow(&home, &mut remote, &[]), []);

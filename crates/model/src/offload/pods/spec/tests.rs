@@ -1,5 +1,8 @@
 use super::*;
-use crate::offload::reflection::name_of_copy;
+use crate::offload::{
+    pods::{Destination, caveats},
+    reflection::name_of_copy,
+};
 
 fn pod(spec: &Value) -> Value {
     json!({
@@ -59,10 +62,61 @@ fn usual() -> Value {
             {"name": "kube-api-access-x7k2p", "projected": {"sources": [
                 {"serviceAccountToken": {"path": "token"}},
                 {"configMap": {"name": "kube-root-ca.crt"}},
-                {"downwardAPI": {"items": [{"path": "namespace"}]}},
+                {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
             ]}},
         ],
     })
+}
+
+#[test]
+fn annotations_that_a_pod_reads_are_carried() {
+    let field = |key: &str| json!({"fieldPath": format!("metadata.annotations['{key}']")});
+    let mut home = pod(&json!({
+        "containers": [{"name": "main", "env": [
+            {"name": "WAVE", "valueFrom": {"fieldRef": field("argocd.argoproj.io/sync-wave")}},
+            {"name": "NETWORK", "valueFrom": {"fieldRef": field("k8s.v1.cni.cncf.io/network-status")}},
+        ]}],
+        "volumes": [{"name": "meta", "projected": {"sources": [{"downwardAPI": {"items": [
+            {"path": "release", "fieldRef": field("meta.helm.sh/release-name")},
+        ]}}]}}],
+    }));
+    let named = ["argocd.argoproj.io/sync-wave", "meta.helm.sh/release-name"];
+    let harmless = ["helm.sh/chart", "note", "workflows.argoproj.io/template"];
+    let at_home = [
+        "argocd.argoproj.io/tracking-id",
+        "k8s.v1.cni.cncf.io/network-status",
+        "kapp.k14s.io/identity",
+        "kustomize.toolkit.fluxcd.io/checksum",
+        "meta.helm.sh/release-namespace",
+    ];
+    for key in named.iter().chain(&harmless).chain(&at_home) {
+        home["metadata"]["annotations"][*key] = "value".into();
+    }
+    let carried: BTreeSet<String> = carried_annotations(&home).into_keys().collect();
+    assert_eq!(
+        carried,
+        named.into_iter().chain(harmless).map(str::to_owned).collect()
+    );
+}
+
+/// Programs read it at this path, and some wait until it is there.
+#[test]
+fn the_token_volume_keeps_its_namespace() {
+    let mut home = usual();
+    let mounts =
+        json!([{"name": "kube-api-access-x7k2p", "mountPath": volumes::TOKEN_PATH, "readOnly": true}]);
+    home["initContainers"] = json!([{"name": "init", "image": "web:1", "volumeMounts": mounts}]);
+    home["ephemeralContainers"] = json!([{"name": "debug", "image": "web:1", "volumeMounts": mounts}]);
+    let made = made(&home);
+    let spec = &made["spec"];
+    let sources = spec["volumes"][1]["projected"]["sources"].as_array().unwrap();
+    assert_eq!(sources.len(), 1, "neither a token nor certificates");
+    let namespace = json!([{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]);
+    assert_eq!(sources[0]["downwardAPI"]["items"], namespace);
+    assert_eq!(spec["initContainers"][0]["volumeMounts"], mounts);
+    let of_container = spec["containers"][0]["volumeMounts"].as_array().unwrap();
+    assert_eq!(of_container[1]["mountPath"], volumes::TOKEN_PATH);
+    assert_eq!(ephemeral_containers(&pod(&home))[0]["volumeMounts"], mounts);
 }
 
 #[test]
@@ -73,13 +127,13 @@ fn a_usual_pod_is_carried_without_what_is_of_home() {
     assert_eq!(annotations.keys().collect::<Vec<_>>(), [RECORD, "note"]);
     let spec = &remote["spec"];
     assert_eq!(
-        spec["volumes"],
-        json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data-web-0"}}])
+        spec["volumes"][0],
+        json!({"name": "data", "persistentVolumeClaim": {"claimName": "data-web-0"}})
     );
     let container = &spec["containers"][0];
     assert_eq!(
         container["volumeMounts"],
-        json!([{"name": "data", "mountPath": "/data"}])
+        usual()["containers"][0]["volumeMounts"]
     );
     assert_eq!(container["env"][0], json!({"name": "ACCOUNT", "value": "runner"}));
     for (at, field) in [(1, "spec.nodeName"), (2, "status.hostIPs")] {
@@ -122,7 +176,12 @@ fn what_is_of_home_only_is_refused_by_its_name() {
 #[test]
 fn fields_with_another_meaning_there_are_reported() {
     let reasons = |spec: &Value| {
-        let all = caveats(&pod(spec), "milan");
+        let destination = Destination {
+            cluster: "milan",
+            namespace: "shop",
+            selected: BTreeSet::new(),
+        };
+        let all = caveats(&pod(spec), &destination);
         all.into_iter()
             .map(|(reason, note)| {
                 assert!(note.contains("milan") && note.contains("keep the pod"), "{note}");
@@ -196,7 +255,7 @@ fn the_policies_of_the_chart_hold_the_same_pods_at_home() {
         assert!(is_homebound(&pod(&spec)), "{spec}");
         assert!(matches!(refused(&spec), PodRefused::AtHomeOnly(_)), "{spec}");
     }
-    // The volume that Kubernetes adds for the token is omitted from the remote pod.
+    // The volume that Kubernetes adds for the token is no reason to stay at home.
     for part in [volumes::TOKEN_VOLUME, volumes::TOKEN_PATH] {
         assert!(policy.contains(&format!("'{part}'")), "{part}");
     }
@@ -303,13 +362,21 @@ fn what_a_pod_is_configured_by_is_found_wherever_it_is_named() {
         ],
         "imagePullSecrets": [{"name": "s5"}],
     }));
-    let mut names: Vec<String> = configuration(&home).into_iter().map(|(_, name)| name).collect();
-    names.sort_unstable();
+    let all = configuration(&home);
+    let names: Vec<&str> = all.keys().map(|(_, name)| name.as_str()).collect();
     assert_eq!(names, ["c1", "c2", "c3", "c4", "s1", "s2", "s3", "s4", "s5"]);
-    for (kind, name) in configuration(&home) {
+    for ((kind, name), is_required) in all {
         assert_eq!(kind == Kind::Secret, name.starts_with('s'), "{name}");
+        assert_eq!(
+            is_required,
+            !["c2", "s1", "s5"].contains(&name.as_str()),
+            "{name}"
+        );
     }
-    assert_eq!(secrets(&home), ["s2", "s3", "s4"].map(str::to_owned).into());
+    assert!(
+        configuration(&pod(&usual())).is_empty(),
+        "certificates beside the token"
+    );
 }
 
 #[test]
