@@ -117,7 +117,7 @@ impl World {
 
     async fn run(&self) {
         let metrics = LoopMetrics::default();
-        self.with_pods(async |pods| pods.run(&metrics).await).await;
+        Box::pin(self.with_pods(async |pods| pods.run(&metrics).await)).await;
     }
 
     async fn with_pods(&self, act: impl AsyncFnOnce(Pods<'_>)) {

@@ -126,7 +126,7 @@ async fn a_snapshot_that_is_taken_while_the_gate_closes_is_not_left_behind() {
     world.carry(|world| world.stage() == Stage::Verifying(GATE)).await;
     snapshot(
         &world,
-        json!({"snapshotHandle": "s1:home:liqo-storage:1", "readyToUse": true}),
+        &json!({"snapshotHandle": "s1:home:liqo-storage:1", "readyToUse": true}),
     );
     world
         .carry(|world| matches!(world.stage(), Stage::Copying { last: Some(_) }))
