@@ -217,6 +217,7 @@ func TestPodFindsThereWhatItReads(t *testing.T) {
 	n, remote := renamedTenant(t)
 	const file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
+		pod.Spec.AutomountServiceAccountToken = nil
 		pod.Annotations = map[string]string{"workflows.argoproj.io/template": "main"}
 		container := &pod.Spec.Containers[0]
 		container.Env = []corev1.EnvVar{{Name: "TEMPLATE", ValueFrom: &corev1.EnvVarSource{
