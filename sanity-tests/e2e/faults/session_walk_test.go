@@ -21,9 +21,13 @@ import (
 func (w *walk) sessionRenewed(t *testing.T, b *remoteSetup) {
 	b.connect(t)
 	b.waitReady()
-	controller := w.crashController(t, b.home, bothSides("token-renew", "token-write"))
-	expires := b.ageToken(t)
-	w.waitCrashed(t, b.home, controller)
+	var expires time.Time
+	// One after the other: tokens are looked at once a minute.
+	for _, step := range []string{"token-renew", "token-write"} {
+		controller := w.crashController(t, b.home, bothSides(step))
+		expires = b.ageToken(t)
+		w.waitCrashed(t, b.home, controller)
+	}
 	b.waitReady()
 	b.home.Eventually("the cluster is reached with a renewed token", func(context.Context) (string, error) {
 		said, err := b.home.Kubectl("get", "remotecluster", b.id, "-o", "jsonpath={.status.credentials.expires}")
