@@ -188,14 +188,15 @@ impl Planner<'_> {
         Ok(())
     }
 
+    /// The current directory, if it is this one.
+    fn take_current(&mut self, path: &TreePath) -> Option<Current> {
+        let current = self.walk.current.take();
+        current.filter(|current| current.present.path == *path)
+    }
+
     /// The next entry of the current directory.
     pub(crate) fn entry(&mut self, path: &TreePath, entry: Entry) -> Result<(), Error> {
-        let Some(mut current) = self
-            .walk
-            .current
-            .take()
-            .filter(|current| current.present.path == *path)
-        else {
+        let Some(mut current) = self.take_current(path) else {
             return Err(Error::Protocol(
                 "it lists entries without their directory".to_owned(),
             ));
@@ -223,12 +224,7 @@ impl Planner<'_> {
 
     /// The end of the current directory.
     pub(crate) fn end(&mut self, path: &TreePath, losses: Losses) -> Result<(), Error> {
-        let Some(mut current) = self
-            .walk
-            .current
-            .take()
-            .filter(|current| current.present.path == *path)
-        else {
+        let Some(mut current) = self.take_current(path) else {
             return Err(Error::Protocol(
                 "it ends a directory that has not begun".to_owned(),
             ));

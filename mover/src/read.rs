@@ -139,7 +139,7 @@ enum RangeError {
 
 impl From<Errno> for RangeError {
     fn from(errno: Errno) -> Self {
-        // A pipe or socket that nobody reads has replaced the file.
+        // The file was replaced by a socket, or by a pipe without a reader (`ENXIO`).
         if is_gone(errno) || errno == Errno::NXIO {
             Self::Gone
         } else {

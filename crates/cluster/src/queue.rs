@@ -10,7 +10,7 @@ use std::{
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
-use crate::{cluster::ApiError, volume::digest};
+use crate::{cluster::ApiError, observe::log::Ongoing, volume::digest};
 
 /// How many keys one loop handles at the same time.
 pub const AT_ONCE: usize = 8;
@@ -32,7 +32,7 @@ pub struct Queue {
 /// The last failure of a key.
 struct Failure {
     pause: Duration,
-    error: String,
+    error: Ongoing,
 }
 
 impl Queue {
@@ -106,15 +106,20 @@ impl Queue {
 
     /// A key failed: pauses it. The same error is logged once.
     pub fn failed(&mut self, key: &str, error: &ApiError) {
-        let (last, error) = (self.failures.get(key), error.to_string());
-        if last.is_none_or(|last| last.error != error) {
-            tracing::warn!(key, error, "reconciling an object failed; retrying");
+        let failure = self.failures.entry(key.to_owned());
+        let failure = failure
+            .and_modify(|last| last.pause = LONGEST_PAUSE.min(last.pause * 2))
+            .or_insert_with(|| Failure {
+                pause: FIRST_PAUSE,
+                error: Ongoing::default(),
+            });
+        if failure.error.is_news(error.to_string()) {
+            tracing::warn!(key, %error, "reconciling an object failed; retrying");
         }
-        let pause = last.map_or(FIRST_PAUSE, |last| last.pause * 2).min(LONGEST_PAUSE);
+        let pause = failure.pause;
         self.busy.remove(key);
         self.drop_due(key);
         self.put(key.to_owned(), Instant::now() + pause + spread(key, pause));
-        self.failures.insert(key.to_owned(), Failure { pause, error });
     }
 
     /// Handles every key that is due, a few at a time. False if some failed; they stay in the queue.

@@ -8,10 +8,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
@@ -25,7 +23,7 @@ func (w *walk) sessionRenewed(t *testing.T, b *remoteSetup) {
 	// One after the other: tokens are looked at once a minute.
 	for _, step := range []string{"token-renew", "token-write"} {
 		controller := w.crashController(t, b.home, bothSides(step))
-		expires = b.ageToken(t)
+		expires = b.ageToken()
 		w.waitCrashed(t, b.home, controller)
 	}
 	b.waitReady()
@@ -80,30 +78,10 @@ func (b *remoteSetup) program(t *testing.T, command string, args ...string) {
 	}
 }
 
-// ageToken replaces the token in the kubeconfig by one with half of its lifetime left, and returns when it expires.
-func (b *remoteSetup) ageToken(t *testing.T) (expires time.Time) {
-	t.Helper()
-	secrets := b.home.Client.CoreV1().Secrets(chart.Namespace)
-	secret, err := secrets.Get(t.Context(), "remote-"+b.id, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := clientcmd.Load(secret.Data["kubeconfig"])
-	if err != nil {
-		t.Fatal(err)
-	}
+// ageToken changes the dates of the driver's token so that half of its lifetime is left, and returns when it expires.
+func (b *remoteSetup) ageToken() (expires time.Time) {
 	const half = 12 * time.Hour
 	expires = time.Now().Add(half).Truncate(time.Second)
-	for _, info := range config.AuthInfos {
-		if info.Token, err = b.remote.Cluster.Redated(info.Token, expires.Add(-2*half), expires); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if secret.Data["kubeconfig"], err = clientcmd.Write(*config); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := secrets.Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	b.home.RedateToken("remote-"+b.id, b.remote.Cluster, expires.Add(-2*half), expires)
 	return expires
 }

@@ -73,14 +73,20 @@ func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 
 	p.home.Pod("from-remote", "from-remote", p.onVirtualNode)
 	p.home.Pod("from-home", "from-home", onHomeNode)
+	p.waitRestored(want)
+}
+
+// waitRestored waits for the pods with the restored volumes, and compares the data with those of their sources.
+func (p *pair) waitRestored(want map[string]string) {
+	p.t.Helper()
 	p.home.WaitReady("from-remote")
 	p.remote.WaitReady("from-remote")
 	p.home.WaitReady("from-home")
 	if got := p.remote.Exec("from-remote", sumScript); got != want["remote"] {
-		user.Violated(t, "the remote checksum is %s, want %s", got, want["remote"])
+		user.Violated(p.t, "the remote checksum is %s, want %s", got, want["remote"])
 	}
 	if got := p.home.Exec("from-home", sumScript); got != want["home"] {
-		user.Violated(t, "the checksum at home is %s, want %s", got, want["home"])
+		user.Violated(p.t, "the checksum at home is %s, want %s", got, want["home"])
 	}
 }
 
@@ -100,7 +106,7 @@ func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 	p.home.WaitReady("remote")
 	p.remote.WaitReady("remote")
 	p.home.WaitReady("home")
-	want := map[string]string{"from-remote": p.remote.Exec("remote", fillScript), "from-home": p.home.Exec("home", fillScript)}
+	want := map[string]string{"remote": p.remote.Exec("remote", fillScript), "home": p.home.Exec("home", fillScript)}
 	p.home.Snapshot("of-remote", "remote", snapshotClass)
 	p.home.Snapshot("of-home", "home", snapshotClass)
 
@@ -117,15 +123,7 @@ func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 		p.home.WaitEvent(claim, "ProvisioningFailed", "of-"+strings.TrimPrefix(claim, "from-"))
 		p.home.WaitEvent(claim, "NodeSelected")
 	}
-	p.home.WaitReady("from-remote")
-	p.remote.WaitReady("from-remote")
-	p.home.WaitReady("from-home")
-	if got := p.remote.Exec("from-remote", sumScript); got != want["from-remote"] {
-		user.Violated(t, "the remote checksum is %s, want %s", got, want["from-remote"])
-	}
-	if got := p.home.Exec("from-home", sumScript); got != want["from-home"] {
-		user.Violated(t, "the checksum at home is %s, want %s", got, want["from-home"])
-	}
+	p.waitRestored(want)
 	if at := p.home.GetClaim("from-remote").Annotations[sourceAt]; at != p.cluster {
 		t.Errorf("the annotation for the cluster of the source is %q", at)
 	}

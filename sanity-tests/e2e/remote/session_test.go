@@ -216,25 +216,9 @@ func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
 }
 
 // setExpiry sets the end of the driver's token, and its start just before that, so that it is not renewed earlier.
-// The API server accepts the token for one minute longer.
 func (c *connection) setExpiry(life time.Duration) (expires time.Time) {
 	c.t.Helper()
-	secret := c.kubeconfigSecret()
-	config, err := clientcmd.Load(secret.Data["kubeconfig"])
-	if err != nil {
-		c.t.Fatal(err)
-	}
 	expires = time.Now().Add(life).Truncate(time.Second)
-	for _, user := range config.AuthInfos {
-		if user.Token, err = c.remote.Cluster.Redated(user.Token, expires.Add(-time.Second), expires); err != nil {
-			c.t.Fatal(err)
-		}
-	}
-	if secret.Data["kubeconfig"], err = clientcmd.Write(*config); err != nil {
-		c.t.Fatal(err)
-	}
-	if _, err := c.home.Client.CoreV1().Secrets(chart.Namespace).Update(c.t.Context(), secret, metav1.UpdateOptions{}); err != nil {
-		c.t.Fatal(err)
-	}
+	c.home.RedateToken("remote-"+c.cluster, c.remote.Cluster, expires.Add(-time.Second), expires)
 	return expires
 }

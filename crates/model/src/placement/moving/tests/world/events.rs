@@ -212,8 +212,8 @@ impl World {
         }
     }
 
-    /// Somebody in the cluster of a remote source starts a pod with the twin. Nobody does with a superseded one: this
-    /// driver does not prevent it.
+    /// A pod with the twin starts in the cluster of a remote source; not with a superseded twin, which this driver does
+    /// not prevent.
     pub(in super::super) fn pod_is_scheduled_there(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
         let is_superseded = matches!(
@@ -491,8 +491,8 @@ impl World {
         self.pv_controller_looks_at_pv(number);
     }
 
-    /// Somebody in the cluster of a remote source deletes its twin; by force also without the finalizer, while it is
-    /// Lost or not needed any more.
+    /// The twin is deleted in the cluster of a remote source; by force also without the finalizer, while it is Lost or
+    /// not needed any more.
     pub(in super::super) fn delete_twin_there(&mut self, number: usize, by_force: bool) {
         let version = self.clock + 1;
         let (was_committed, target_gone) = (self.was_committed, self.target_gone);
