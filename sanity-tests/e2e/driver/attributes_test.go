@@ -114,7 +114,7 @@ func TestVolumeIsNotMadeWithAttributesThatCannotBeHad(t *testing.T) {
 func TestOtherAttributesAreWantedWhileTheFirstTakeLong(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
-	removeFault := addTwinFault(t, n, n.WaitVolume("data").Claim, storage.Reference, storage.Fault{RPC: "ControllerModifyVolume", Hang: true})
+	removeFault := addTwinFault(n, n.WaitVolume("data").Claim, storage.Fault{RPC: "ControllerModifyVolume", Hang: true})
 	n.SetAttributesClass("data", gold.virtual)
 	n.WaitModifyStatus("data", corev1.PersistentVolumeClaimModifyVolumeInProgress)
 	n.SetAttributesClass("data", silver.virtual)
@@ -126,7 +126,7 @@ func TestOtherAttributesAreWantedWhileTheFirstTakeLong(t *testing.T) {
 func TestAttributesAreChangedOnceTheRealDriverCan(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
-	removeFault := addTwinFault(t, n, n.WaitVolume("data").Claim, storage.Reference, storage.Fault{
+	removeFault := addTwinFault(n, n.WaitVolume("data").Claim, storage.Fault{
 		RPC: "ControllerModifyVolume", Code: "Internal", Message: "the backend is on fire",
 	})
 	n.SetAttributesClass("data", gold.virtual)

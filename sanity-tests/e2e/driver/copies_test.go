@@ -246,7 +246,7 @@ func TestClassOfAnotherDriverTakesNoSnapshot(t *testing.T) {
 func TestSnapshotGivenUpMidwayLeaksNothing(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
-	removeFault := addTwinFault(t, n, n.GetClaim("data"), storage.Reference,
+	removeFault := addTwinFault(n, n.GetClaim("data"),
 		storage.Fault{RPC: "CreateSnapshot", When: "after", Code: "Unavailable", Message: "not yet"})
 	n.CreateSnapshot("backup", "data", snapshotClass)
 	var found user.Snapshot

@@ -3,10 +3,8 @@ package driver
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -57,7 +55,7 @@ func TestVolumesGrowWhileNoPodHasThem(t *testing.T) {
 			n := home(t)
 			startPod(n, "first", "data", "liqo-"+class)
 			n.DeletePod("first")
-			waitUnstaged(n, real, n.WaitVolume("data"))
+			n.WaitUnstaged(real, n.WaitVolume("data").Real)
 			n.Resize("data", "128Mi")
 			if class == "reference-ext4" {
 				n.WaitResizeCondition("data", corev1.PersistentVolumeClaimFileSystemResizePending)
@@ -78,17 +76,6 @@ func TestVolumesGrowWhileNoPodHasThem(t *testing.T) {
 			}
 		})
 	}
-}
-
-// waitUnstaged waits until the real volume is staged on no node, some time after its last pod was deleted.
-func waitUnstaged(n *user.Namespace, real storage.Driver, v user.Volume) {
-	n.Eventually("the real volume is unstaged", func(context.Context) (string, error) {
-		record, err := storage.BackendOf(n.Cluster, real).Volume(v.Real.Spec.CSI.VolumeHandle)
-		if err != nil || len(record.Stages) == 0 {
-			return "", err
-		}
-		return fmt.Sprintf("it is staged on %v", slices.Sorted(maps.Keys(record.Stages))), nil
-	})
 }
 
 func TestBlockVolumesGrowOnline(t *testing.T) {
@@ -346,7 +333,7 @@ func TestNodeThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	found := n.WaitVolume("data")
-	removeFault := addTwinFault(t, n, found.Claim, storage.Reference, storage.Fault{
+	removeFault := addTwinFault(n, found.Claim, storage.Fault{
 		RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no capacity for that",
 	})
 	n.Resize("data", "400Mi")

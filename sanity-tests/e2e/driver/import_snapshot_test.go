@@ -195,13 +195,9 @@ func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
 	n := home(t)
 	_, before := createRealSnapshot(t, n, "reference")
 	// The import cannot continue while the twin is not ready.
-	remove, err := storage.BackendOf(n.Cluster, storage.Reference).AddFault(storage.Fault{
+	removeFault := n.AddFault(storage.Reference, storage.Fault{
 		RPC: "ListSnapshots", Match: before.Content.Status.Handle, Code: "Unavailable", Message: "not now",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = remove() })
 	var second string
 	n.Eventually("the twin of the snapshot is created", func(context.Context) (string, error) {
 		out, err := runSnapshotImport(t, n, "backup", "--timeout", "0s")
@@ -236,9 +232,7 @@ func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
 		}
 	}
 
-	if err := remove(); err != nil {
-		t.Fatal(err)
-	}
+	removeFault()
 	// With the snapshot the old content is deleted, and with the last content the data.
 	data := storage.BackendOf(n.Cluster, storage.Reference).Data(before.Content.Status.Handle)
 	n.DeleteSnapshot("backup")

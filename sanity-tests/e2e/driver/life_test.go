@@ -54,7 +54,7 @@ func TestClaimMadeAgainUnderItsNameWhileProvisioning(t *testing.T) {
 	node := n.Cluster.Nodes()[0].Name
 	n.Claim("data", "liqo-reference", "64Mi")
 	first := n.GetClaim("data")
-	removeFault := addTwinFault(t, n, first, storage.Reference, storage.Fault{RPC: "CreateVolume", Hang: true})
+	removeFault := addTwinFault(n, first, storage.Fault{RPC: "CreateVolume", Hang: true})
 	selectNode(t, n, "data", node)
 	n.Eventually("the first claim has a twin", func(ctx context.Context) (string, error) {
 		_, err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Get(ctx, string(first.UID), metav1.GetOptions{})
@@ -186,12 +186,9 @@ func TestRealDeletionFailsWhileTheControllerDies(t *testing.T) {
 	found := n.WaitVolume("data")
 	n.DeletePod("user")
 	backend := storage.BackendOf(n.Cluster, storage.Reference)
-	removeFault, err := backend.AddFault(storage.Fault{
+	removeFault := n.AddFault(storage.Reference, storage.Fault{
 		RPC: "DeleteVolume", Match: found.Real.Spec.CSI.VolumeHandle, Code: "Internal", Message: "the backend failed",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	deleteClaim(t, n, "data")
 	n.Eventually("the real driver gets DeleteVolume", func(context.Context) (string, error) {
 		calls, err := backend.Calls(func(call storage.Call) bool {
@@ -208,9 +205,7 @@ func TestRealDeletionFailsWhileTheControllerDies(t *testing.T) {
 	} else if err != nil {
 		t.Error(err)
 	}
-	if err := removeFault(); err != nil {
-		t.Fatal(err)
-	}
+	removeFault()
 	waitVolumeDeleted(t, n, found)
 }
 
@@ -240,20 +235,9 @@ func deleteClaim(t *testing.T, n *user.Namespace, name string) {
 }
 
 // addTwinFault adds a fault for the twin of a claim, which need not exist yet.
-func addTwinFault(t *testing.T, n *user.Namespace, claim *corev1.PersistentVolumeClaim, real storage.Driver, fault storage.Fault) (removeFault func()) {
-	t.Helper()
+func addTwinFault(n *user.Namespace, claim *corev1.PersistentVolumeClaim, fault storage.Fault) (remove func()) {
 	fault.Match = chart.StorageNamespace + "/" + string(claim.UID)
-	remove, err := storage.BackendOf(n.Cluster, real).AddFault(fault)
-	if err != nil {
-		t.Fatal(err)
-	}
-	removeFault = func() {
-		if err := remove(); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(removeFault)
-	return removeFault
+	return n.AddFault(storage.Reference, fault)
 }
 
 // selectNode selects a node for a claim, as the scheduler does for its first pod.

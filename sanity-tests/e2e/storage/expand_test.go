@@ -1,10 +1,7 @@
 package storage
 
 import (
-	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"testing"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -42,7 +39,7 @@ func TestOfflineExpansion(t *testing.T) {
 			n.Pod("first", "data")
 			n.WaitReady("first")
 			n.DeletePod("first")
-			waitUnstaged(n, driver, "data")
+			n.WaitUnstaged(driver, n.WaitBound("data"))
 			n.Resize("data", "128Mi")
 			n.Pod("second", "data")
 			n.WaitReady("second")
@@ -54,18 +51,6 @@ func TestOfflineExpansion(t *testing.T) {
 			}
 		})
 	}
-}
-
-// waitUnstaged waits until the volume of a claim is staged on no node, some time after its last pod was deleted.
-func waitUnstaged(n *user.Namespace, driver storage.Driver, claim string) {
-	id := n.WaitBound(claim).Spec.CSI.VolumeHandle
-	n.Eventually("claim "+claim+" is unstaged", func(context.Context) (string, error) {
-		volume, err := storage.BackendOf(n.Cluster, driver).Volume(id)
-		if err != nil || len(volume.Stages) == 0 {
-			return "", err
-		}
-		return fmt.Sprintf("it is staged on %v", slices.Sorted(maps.Keys(volume.Stages))), nil
-	})
 }
 
 func TestBlockVolumesGrowOnline(t *testing.T) {

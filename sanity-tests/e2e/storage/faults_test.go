@@ -7,26 +7,9 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// addFault adds a fault for the claims of a namespace.
-func addFault(t *testing.T, n *user.Namespace, driver storage.Driver, fault storage.Fault) (removeFault func()) {
-	t.Helper()
-	fault.Match = n.Name + "/"
-	remove, err := storage.BackendOf(n.Cluster, driver).AddFault(fault)
-	if err != nil {
-		t.Fatal(err)
-	}
-	removeFault = func() {
-		if err := remove(); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(removeFault)
-	return removeFault
-}
-
 func TestUsersSeeWhyTheirVolumeIsNotMade(t *testing.T) {
 	n := home(t)
-	removeFault := addFault(t, n, storage.Reference, storage.Fault{RPC: "CreateVolume", Code: "Internal", Message: "the backend failed"})
+	removeFault := n.AddFault(storage.Reference, storage.Fault{Match: n.Name + "/", RPC: "CreateVolume", Code: "Internal", Message: "the backend failed"})
 	n.Claim("data", "reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitEvent("data", "ProvisioningFailed", "the backend failed")
@@ -36,7 +19,7 @@ func TestUsersSeeWhyTheirVolumeIsNotMade(t *testing.T) {
 
 func TestUsersSeeWhyTheirVolumeIsNotMounted(t *testing.T) {
 	n := home(t)
-	removeFault := addFault(t, n, storage.Reference, storage.Fault{RPC: "NodeStageVolume", Code: "Internal", Message: "the connection is lost"})
+	removeFault := n.AddFault(storage.Reference, storage.Fault{Match: n.Name + "/", RPC: "NodeStageVolume", Code: "Internal", Message: "the connection is lost"})
 	n.Claim("data", "reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitEvent("user", "FailedMount", "the connection is lost")
@@ -46,7 +29,7 @@ func TestUsersSeeWhyTheirVolumeIsNotMounted(t *testing.T) {
 
 func TestAHangingBackendHoldsUpOnlyItsOwn(t *testing.T) {
 	n, other := home(t), user.NewNamespace(t, user.Cluster(t, "home"))
-	removeFault := addFault(t, n, storage.Reference, storage.Fault{RPC: "CreateVolume", Hang: true})
+	removeFault := n.AddFault(storage.Reference, storage.Fault{Match: n.Name + "/", RPC: "CreateVolume", Hang: true})
 	n.Claim("data", "reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitEvent("data", "Provisioning")

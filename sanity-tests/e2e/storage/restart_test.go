@@ -37,7 +37,7 @@ func TestVolumesOutliveTheNodePlugin(t *testing.T) {
 		user.Violated(t, "read %q", got)
 	}
 	n.DeletePod("user")
-	waitUnstaged(n, storage.Reference, "data")
+	n.WaitUnstaged(storage.Reference, n.WaitBound("data"))
 	n.Pod("next", "data")
 	n.WaitReady("next")
 	if got := n.Exec("next", "cat /data/file"); got != "before\nafter" {
