@@ -55,12 +55,12 @@ func TestTwoPodsShareAVolumeOnOneNode(t *testing.T) {
 	first := startPod(n, "first", "shared", "liqo-reference-attach")
 	n.Pod("second", "shared", user.OnNode(first.Spec.NodeName))
 	n.WaitReady("second")
-	n.Exec("first", "echo here > /data/file")
-	if got := n.Exec("second", "cat /data/file"); got != "here" {
+	n.Exec("first", "echo kept > /data/file")
+	if got := n.Exec("second", "cat /data/file"); got != "kept" {
 		user.Violated(t, "the second pod reads %q", got)
 	}
 	n.DeletePod("first")
-	if got := n.Exec("second", "cat /data/file"); got != "here" {
+	if got := n.Exec("second", "cat /data/file"); got != "kept" {
 		user.Violated(t, "after the first pod is deleted, the second reads %q", got)
 	}
 }

@@ -167,7 +167,7 @@ func undoMove(t *testing.T, n *user.Namespace, move, pod string) {
 	}
 	wantFiles(t, n, pod)
 	if got := n.Exec(pod, "grep -c 'after the move' /data/log"); got != "1" {
-		user.Violated(t, "the line written after the move is there %s times", got)
+		user.Violated(t, "the file has the line written after the move %s times", got)
 	}
 	if now := n.WaitVolume("data").Claim.UID; now != before {
 		t.Errorf("the UID of the claim was %s, and is %s", before, now)

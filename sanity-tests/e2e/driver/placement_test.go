@@ -20,7 +20,7 @@ func TestPodsReturnToTheirDataEvenAfterACordon(t *testing.T) {
 	n.Claim("data", "liqo-reference-local", "64Mi")
 	n.Pod("first", "data", user.OnNode(owner.Name))
 	n.WaitReady("first")
-	n.Exec("first", "echo here > /data/file")
+	n.Exec("first", "echo kept > /data/file")
 	n.DeletePod("first")
 
 	n.Pod("second", "data")
@@ -37,7 +37,7 @@ func TestPodsReturnToTheirDataEvenAfterACordon(t *testing.T) {
 	if pod := n.WaitReady("third"); pod.Spec.NodeName != owner.Name {
 		t.Errorf("the pod runs on %s, its data is on %s", pod.Spec.NodeName, owner.Name)
 	}
-	if got := n.Exec("third", "cat /data/file"); got != "here" {
+	if got := n.Exec("third", "cat /data/file"); got != "kept" {
 		user.Violated(t, "read %q", got)
 	}
 }

@@ -19,14 +19,14 @@ func TestPodsFollowNodeLocalData(t *testing.T) {
 	n.Claim("data", "reference-local", "64Mi")
 	n.Pod("first", "data", user.OnNode(owner))
 	n.WaitReady("first")
-	n.Exec("first", "echo here > /data/file")
+	n.Exec("first", "echo kept > /data/file")
 	n.DeletePod("first")
 
 	n.Pod("second", "data")
 	if pod := n.WaitReady("second"); pod.Spec.NodeName != owner {
 		t.Errorf("the pod runs on %s, its data is on %s", pod.Spec.NodeName, owner)
 	}
-	if got := n.Exec("second", "cat /data/file"); got != "here" {
+	if got := n.Exec("second", "cat /data/file"); got != "kept" {
 		user.Violated(t, "read %q", got)
 	}
 	n.Pod("on-other-node", "data", user.OnNode(other))
