@@ -9,23 +9,23 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-func mode(modes ...corev1.PersistentVolumeAccessMode) func(*corev1.PersistentVolumeClaim) {
+func withAccessModes(modes ...corev1.PersistentVolumeAccessMode) func(*corev1.PersistentVolumeClaim) {
 	return func(claim *corev1.PersistentVolumeClaim) { claim.Spec.AccessModes = modes }
 }
 
 func TestReadWriteManyAcrossNodes(t *testing.T) {
 	n := home(t)
 	nodes := n.Cluster.Nodes()
-	n.Claim("shared", "liqo-reference", "64Mi", mode(corev1.ReadWriteMany))
+	n.Claim("shared", "liqo-reference", "64Mi", withAccessModes(corev1.ReadWriteMany))
 	for _, node := range nodes {
 		n.Pod("on-"+node.Name, "shared", user.OnNode(node.Name))
 	}
 	for _, node := range nodes {
 		n.WaitReady("on-" + node.Name)
 	}
-	n.Exec("on-"+nodes[0].Name, "echo together > /data/file")
+	n.Exec("on-"+nodes[0].Name, "echo shared text > /data/file")
 	for _, node := range nodes {
-		if got := n.Exec("on-"+node.Name, "cat /data/file"); got != "together" {
+		if got := n.Exec("on-"+node.Name, "cat /data/file"); got != "shared text" {
 			user.Violated(t, "on %s: %q", node.Name, got)
 		}
 	}
@@ -33,18 +33,18 @@ func TestReadWriteManyAcrossNodes(t *testing.T) {
 
 func TestReadOnlyMany(t *testing.T) {
 	n := home(t)
-	n.Claim("shelf", "liqo-reference", "64Mi", mode(corev1.ReadOnlyMany))
-	n.Pod("reader", "shelf", readOnly)
+	n.Claim("data", "liqo-reference", "64Mi", withAccessModes(corev1.ReadOnlyMany))
+	n.Pod("reader", "data", readOnly)
 	n.WaitReady("reader")
 	wantReadOnly(t, n, "reader")
 }
 
 func TestReadWriteOncePodKeepsASecondPodOut(t *testing.T) {
 	n := home(t)
-	n.Claim("alone", "liqo-reference", "64Mi", mode(corev1.ReadWriteOncePod))
-	n.Pod("first", "alone")
+	n.Claim("exclusive", "liqo-reference", "64Mi", withAccessModes(corev1.ReadWriteOncePod))
+	n.Pod("first", "exclusive")
 	n.WaitReady("first")
-	n.Pod("second", "alone")
+	n.Pod("second", "exclusive")
 	n.WaitEvent("second", "FailedScheduling", "ReadWriteOncePod")
 	n.DeletePod("first")
 	n.WaitReady("second")
@@ -52,18 +52,16 @@ func TestReadWriteOncePodKeepsASecondPodOut(t *testing.T) {
 
 func TestTwoPodsShareAVolumeOnOneNode(t *testing.T) {
 	n := home(t)
-	n.Claim("shared", "liqo-reference-attach", "64Mi")
-	n.Pod("first", "shared")
-	first := n.WaitReady("first")
+	first := startPod(n, "first", "shared", "liqo-reference-attach")
 	n.Pod("second", "shared", user.OnNode(first.Spec.NodeName))
 	n.WaitReady("second")
-	n.Exec("first", "echo here > /data/file")
-	if got := n.Exec("second", "cat /data/file"); got != "here" {
+	n.Exec("first", "echo kept > /data/file")
+	if got := n.Exec("second", "cat /data/file"); got != "kept" {
 		user.Violated(t, "the second pod reads %q", got)
 	}
 	n.DeletePod("first")
-	if got := n.Exec("second", "cat /data/file"); got != "here" {
-		user.Violated(t, "after the first has gone, the second reads %q", got)
+	if got := n.Exec("second", "cat /data/file"); got != "kept" {
+		user.Violated(t, "after the first pod is deleted, the second reads %q", got)
 	}
 }
 
@@ -91,14 +89,14 @@ func TestBlockVolumes(t *testing.T) {
 
 func TestSubPath(t *testing.T) {
 	n := home(t)
-	n.Claim("tree", "liqo-reference", "64Mi")
-	n.Pod("inner", "tree", func(pod *corev1.Pod) { pod.Spec.Containers[0].VolumeMounts[0].SubPath = "branch/leaf" })
-	n.WaitReady("inner")
-	n.Exec("inner", "echo green > /data/color")
-	n.DeletePod("inner")
-	n.Pod("outer", "tree")
-	n.WaitReady("outer")
-	if got := n.Exec("outer", "cat /data/branch/leaf/color"); got != "green" {
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("writer", "data", func(pod *corev1.Pod) { pod.Spec.Containers[0].VolumeMounts[0].SubPath = "a/b" })
+	n.WaitReady("writer")
+	n.Exec("writer", "echo kept > /data/file")
+	n.DeletePod("writer")
+	n.Pod("reader", "data")
+	n.WaitReady("reader")
+	if got := n.Exec("reader", "cat /data/a/b/file"); got != "kept" {
 		user.Violated(t, "read %q", got)
 	}
 }
@@ -108,15 +106,13 @@ func readOnly(pod *corev1.Pod) { pod.Spec.Volumes[0].PersistentVolumeClaim.ReadO
 func wantReadOnly(t *testing.T, n *user.Namespace, pod string) {
 	t.Helper()
 	if got := n.Exec(pod, "touch /data/file 2>&1 || true"); !strings.Contains(got, "Read-only") {
-		user.Violated(t, "writing to a read-only volume says %q", got)
+		user.Violated(t, "a write to a read-only volume prints %q", got)
 	}
 }
 
 func TestReadOnlyPod(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference-ext4", "64Mi")
-	n.Pod("writer", "data")
-	n.WaitReady("writer")
+	startPod(n, "writer", "data", "liqo-reference-ext4")
 	n.Exec("writer", "echo old > /data/file; sync")
 	n.DeletePod("writer")
 	n.Pod("reader", "data", readOnly)
@@ -127,49 +123,46 @@ func TestReadOnlyPod(t *testing.T) {
 	}
 }
 
-const group = int64(4321)
-
-// inGroup lets root run the pod, so that it can spoil the ownership of a file.
-func inGroup(policy corev1.PodFSGroupChangePolicy) func(*corev1.Pod) {
+// withFSGroup sets the fsGroup 4321. The pod runs as root, so that it can change the group of a file.
+func withFSGroup(policy corev1.PodFSGroupChangePolicy) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
-		fsGroup := group
-		pod.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &fsGroup, FSGroupChangePolicy: &policy}
+		pod.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(4321)), FSGroupChangePolicy: &policy}
 	}
 }
 
 func TestGroupOfFilesFollowsBothChangePolicies(t *testing.T) {
 	n := home(t)
 	n.Claim("owned", "liqo-reference-ext4", "64Mi")
-	// Not Always: the lab's CSIDriver asks for tokens and so to be published again, and
-	// each time kubelet would give a pod with Always all its files back to the group.
-	n.Pod("first", "owned", inGroup(corev1.FSGroupChangeOnRootMismatch))
+	// Not Always: the lab's CSIDriver has requiresRepublish because of tokens, and with Always kubelet resets the
+	// group of all files at each publish.
+	n.Pod("first", "owned", withFSGroup(corev1.FSGroupChangeOnRootMismatch))
 	n.WaitReady("first")
 	if got := n.Exec("first", "stat -c %g /data"); got != "4321" {
-		t.Errorf("the volume belongs to group %s", got)
+		t.Errorf("the group of the volume is %s", got)
 	}
 	n.Exec("first", "touch /data/file && chgrp 99 /data/file")
 	n.DeletePod("first")
 
-	n.Pod("lazy", "owned", inGroup(corev1.FSGroupChangeOnRootMismatch))
-	n.WaitReady("lazy")
-	if got := n.Exec("lazy", "stat -c %g /data/file"); got != "99" {
-		t.Errorf("OnRootMismatch: the file belongs to group %s though the root matched", got)
+	n.Pod("on-root-mismatch", "owned", withFSGroup(corev1.FSGroupChangeOnRootMismatch))
+	n.WaitReady("on-root-mismatch")
+	if got := n.Exec("on-root-mismatch", "stat -c %g /data/file"); got != "99" {
+		t.Errorf("OnRootMismatch: the group of the file is %s although that of the root matched", got)
 	}
-	n.DeletePod("lazy")
+	n.DeletePod("on-root-mismatch")
 
-	n.Pod("thorough", "owned", inGroup(corev1.FSGroupChangeAlways))
-	n.WaitReady("thorough")
-	if got := n.Exec("thorough", "stat -c %g /data/file"); got != "4321" {
-		t.Errorf("Always: the file belongs to group %s", got)
+	n.Pod("always", "owned", withFSGroup(corev1.FSGroupChangeAlways))
+	n.WaitReady("always")
+	if got := n.Exec("always", "stat -c %g /data/file"); got != "4321" {
+		t.Errorf("Always: the group of the file is %s", got)
 	}
 }
 
 func TestClassWithoutFileSystemTypeLeavesTheGroupAlone(t *testing.T) {
 	n := home(t)
 	n.Claim("plain", "liqo-no-group", "64Mi")
-	n.Pod("user", "plain", inGroup(corev1.FSGroupChangeAlways))
+	n.Pod("user", "plain", withFSGroup(corev1.FSGroupChangeAlways))
 	n.WaitReady("user")
 	if got := n.Exec("user", "stat -c %g /data"); got != "0" {
-		t.Errorf("the volume belongs to group %s", got)
+		t.Errorf("the group of the volume is %s", got)
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// The scheduler counts volumes of storage.liqo.io only, and would choose the node on which the real driver
-// can attach no more.
+// The scheduler counts the volumes of storage.liqo.io. Without the real driver's limit in its CSINode it would choose
+// the full node.
 func TestNodeAtTheAttachLimitOfTheRealDriverIsNotChosen(t *testing.T) {
-	n := homeAlone(t)
+	n := homeSerial(t)
 	full, other := twoNodes(t, n)
 	const limit = 2
 	setAttachLimit(t, n, full.Name, limit)
@@ -29,30 +29,28 @@ func TestNodeAtTheAttachLimitOfTheRealDriverIsNotChosen(t *testing.T) {
 	for i := range limit {
 		n.WaitReady(fmt.Sprintf("first-%d", i))
 	}
-	n.Eventually("the node takes no more volumes", func(ctx context.Context) (string, error) {
-		return wantLimit(ctx, n, full.Name, limit)
-	})
+	waitAttachLimit(n, full.Name, limit)
 	n.Claim("last", "liqo-reference-attach", "64Mi")
-	n.Pod("last", "last", preferring(full.Name))
+	n.Pod("last", "last", preferNode(full.Name))
 	if pod := n.WaitReady("last"); pod.Spec.NodeName != other.Name {
 		t.Errorf("the pod runs on %s", pod.Spec.NodeName)
 	}
 	n.DeletePod("first-0")
-	n.Eventually("the node takes volumes again", func(ctx context.Context) (string, error) {
-		return wantLimit(ctx, n, full.Name, 0)
-	})
+	waitAttachLimit(n, full.Name, 0)
 }
 
-// wantLimit says what is wrong if the node does not take this number of volumes; 0 is no limit.
-func wantLimit(ctx context.Context, n *user.Namespace, node string, limit int32) (string, error) {
-	found, err := n.Client.StorageV1().CSINodes().Get(ctx, node, metav1.GetOptions{})
-	if err != nil {
-		return "", err
-	}
-	if count := *attachLimit(found, driver.CSIName); count != limit {
-		return fmt.Sprintf("it takes %d", count), nil
-	}
-	return "", nil
+// waitAttachLimit waits until the driver has this limit on the node; 0 is no limit.
+func waitAttachLimit(n *user.Namespace, node string, limit int32) {
+	n.Eventually(fmt.Sprintf("the limit of node %s is %d", node, limit), func(ctx context.Context) (string, error) {
+		found, err := n.Client.StorageV1().CSINodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if count := *attachLimit(found, driver.CSIName); count != limit {
+			return fmt.Sprintf("it is %d", count), nil
+		}
+		return "", nil
+	})
 }
 
 // setAttachLimit limits the attachments of the real driver on a node until the test ends.
@@ -77,12 +75,12 @@ func setAttachLimit(t *testing.T, n *user.Namespace, node string, limit int32) {
 	}
 	t.Cleanup(func() {
 		if err := set(context.WithoutCancel(t.Context()), before); err != nil {
-			t.Errorf("give the limit of node %s back: %v", node, err)
+			t.Errorf("restore the limit of node %s: %v", node, err)
 		}
 	})
 }
 
-// attachLimit is the limit of a driver on a node, a zero if it has none.
+// attachLimit returns the limit of a driver on a node, 0 if it has none. The result can be modified.
 func attachLimit(node *storagev1.CSINode, name string) *int32 {
 	for _, entry := range node.Spec.Drivers {
 		if entry.Name == name && entry.Allocatable != nil && entry.Allocatable.Count != nil {

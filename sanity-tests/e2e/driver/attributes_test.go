@@ -10,7 +10,7 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// Attributes classes of the lab with what their real ones give.
+// VolumeAttributesClasses of the lab, with their real classes and what these set.
 var (
 	silver = attributes{driver.Silver, "reference-silver", "1000"}
 	gold   = attributes{driver.Gold, "reference-gold", "5000"}
@@ -18,23 +18,21 @@ var (
 
 type attributes struct{ virtual, real, iops string }
 
-// waitAttributes waits until claim, twin and backend have these attributes.
+// waitAttributes waits until the claim, its twin and the backend have these attributes.
 func waitAttributes(t *testing.T, n *user.Namespace, claim string, wanted attributes) {
 	t.Helper()
 	n.WaitAttributes(claim, wanted.virtual)
 	found := n.WaitVolume(claim)
 	has, volumeHas := found.Twin.Status.CurrentVolumeAttributesClassName, found.Real.Spec.VolumeAttributesClassName
 	if has == nil || *has != wanted.real || volumeHas == nil || *volumeHas != wanted.real || found.Twin.Status.ModifyVolumeStatus != nil {
-		t.Errorf("the twin is not of the attributes class %s: %v", wanted.real, found.Twin.Status)
+		t.Errorf("the VolumeAttributesClass of the twin is not %s: %v", wanted.real, found.Twin.Status)
 	}
 	n.WaitIOPS(storage.Reference, found.Real, wanted.iops)
 }
 
 func TestAttributesAreChangedAndChangedBack(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo-reference")
 	for _, class := range []attributes{gold, silver, gold} {
 		n.SetAttributesClass("data", class.virtual)
 		waitAttributes(t, n, "data", class)
@@ -47,18 +45,18 @@ func TestVolumeIsMadeWithItsAttributes(t *testing.T) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	if class := n.WaitVolume("data").Twin.Spec.VolumeAttributesClassName; class == nil || *class != gold.real {
-		t.Errorf("the twin was made with the attributes class %v", class)
+		t.Errorf("the VolumeAttributesClass of the twin is %v", class)
 	}
 	waitAttributes(t, n, "data", gold)
 	n.SetAttributesClass("data", silver.virtual)
 	waitAttributes(t, n, "data", silver)
 }
 
-// Each of these is told on the claim, and after each another class still works.
+// An event of the claim reports each error, and then another class still works.
 func TestAttributesThatCannotBeHad(t *testing.T) {
 	n := home(t)
 	for name, parameters := range map[string]map[string]string{
-		"missing": {driver.RealAttributesClass: n.Name + "-nobody-made"},
+		"missing": {driver.RealAttributesClass: n.Name + "-real-missing"},
 		"unknown": {"color": "red"},
 		"foreign": {driver.RealAttributesClass: n.Name + "-real-foreign"},
 		"refused": {driver.RealAttributesClass: n.Name + "-real-refused"},
@@ -68,22 +66,20 @@ func TestAttributesThatCannotBeHad(t *testing.T) {
 	n.AttributesClass(n.Name+"-real-foreign", storage.Attach.Name, map[string]string{"iops": "1"})
 	n.AttributesClass(n.Name+"-real-refused", storage.Reference.Name, map[string]string{"color": "red"})
 
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo-reference")
 	works := []attributes{gold, silver}
 	for i, refused := range []struct {
-		class string
-		says  string
+		class   string
+		message string
 	}{
-		{"missing", n.Name + "-nobody-made"},
+		{"missing", n.Name + "-real-missing"},
 		{"unknown", "color"},
 		{"foreign", n.Name + "-real-foreign"},
-		// In the words of the real driver.
+		// A message of the real driver.
 		{"refused", "unknown mutable parameter"},
 	} {
 		n.SetAttributesClass("data", n.Name+"-"+refused.class)
-		n.WaitEvent("data", "VolumeModifyFailed", "InvalidArgument", refused.says)
+		n.WaitEvent("data", "VolumeModifyFailed", "InvalidArgument", refused.message)
 		n.WaitModifyStatus("data", corev1.PersistentVolumeClaimModifyVolumeInfeasible)
 		n.SetAttributesClass("data", works[i%2].virtual)
 		waitAttributes(t, n, "data", works[i%2])
@@ -92,55 +88,49 @@ func TestAttributesThatCannotBeHad(t *testing.T) {
 
 func TestAttributesClassThatNobodyMade(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
-	n.SetAttributesClass("data", n.Name+"-nobody-made")
-	n.WaitEvent("data", "VolumeModifyFailed", n.Name+"-nobody-made", "does not exist")
+	startPod(n, "user", "data", "liqo-reference")
+	n.SetAttributesClass("data", n.Name+"-real-missing")
+	n.WaitEvent("data", "VolumeModifyFailed", n.Name+"-real-missing", "does not exist")
 	n.SetAttributesClass("data", gold.virtual)
 	waitAttributes(t, n, "data", gold)
 }
 
 func TestVolumeIsNotMadeWithAttributesThatCannotBeHad(t *testing.T) {
 	n := home(t)
-	n.AttributesClass(n.Name+"-missing", driver.CSIName, map[string]string{driver.RealAttributesClass: n.Name + "-nobody-made"})
+	n.AttributesClass(n.Name+"-missing", driver.CSIName, map[string]string{driver.RealAttributesClass: n.Name + "-real-missing"})
 	n.Claim("data", "liqo-reference", "64Mi", user.WithAttributesClass(n.Name+"-missing"))
 	n.Pod("user", "data")
-	n.WaitEvent("data", "ProvisioningFailed", n.Name+"-nobody-made")
-	if phase := claimOf(t, n, "data").Status.Phase; phase != corev1.ClaimPending {
+	n.WaitEvent("data", "ProvisioningFailed", n.Name+"-real-missing")
+	if phase := n.GetClaim("data").Status.Phase; phase != corev1.ClaimPending {
 		t.Errorf("the claim is %s", phase)
 	}
-	// As its administrator would mend it.
-	n.AttributesClass(n.Name+"-nobody-made", storage.Reference.Name, map[string]string{"iops": "3000"})
+	// The administrator creates the missing class.
+	n.AttributesClass(n.Name+"-real-missing", storage.Reference.Name, map[string]string{"iops": "3000"})
 	n.WaitReady("user")
-	waitAttributes(t, n, "data", attributes{n.Name + "-missing", n.Name + "-nobody-made", "3000"})
+	waitAttributes(t, n, "data", attributes{n.Name + "-missing", n.Name + "-real-missing", "3000"})
 }
 
-// Kubernetes finishes what has begun, and then goes on with what is wanted meanwhile.
+// Kubernetes finishes the first modification, and then starts the second.
 func TestOtherAttributesAreWantedWhileTheFirstTakeLong(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
-	heal := spoilTwin(t, n, n.WaitVolume("data").Claim, storage.Reference, storage.Fault{RPC: "ControllerModifyVolume", Hang: true})
+	startPod(n, "user", "data", "liqo-reference")
+	removeFault := addTwinFault(n, n.WaitVolume("data").Claim, storage.Fault{RPC: "ControllerModifyVolume", Hang: true})
 	n.SetAttributesClass("data", gold.virtual)
 	n.WaitModifyStatus("data", corev1.PersistentVolumeClaimModifyVolumeInProgress)
 	n.SetAttributesClass("data", silver.virtual)
-	heal()
+	removeFault()
 	waitAttributes(t, n, "data", silver)
 }
 
-// The real driver fails for now, which is no reason to give up.
+// An error of the real driver is retried.
 func TestAttributesAreChangedOnceTheRealDriverCan(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
-	heal := spoilTwin(t, n, n.WaitVolume("data").Claim, storage.Reference, storage.Fault{
+	startPod(n, "user", "data", "liqo-reference")
+	removeFault := addTwinFault(n, n.WaitVolume("data").Claim, storage.Fault{
 		RPC: "ControllerModifyVolume", Code: "Internal", Message: "the backend is on fire",
 	})
 	n.SetAttributesClass("data", gold.virtual)
 	n.WaitEvent("data", "VolumeModifyFailed", "the backend is on fire")
-	heal()
+	removeFault()
 	waitAttributes(t, n, "data", gold)
 }

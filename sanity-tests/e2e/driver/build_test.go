@@ -14,10 +14,10 @@ import (
 	"storage.liqo.io/sanity-tests/driver"
 )
 
-// unknownCommand is the exit code for a command line that the driver does not understand.
+// unknownCommand is the exit code for an unknown command.
 const unknownCommand = 2
 
-// Tests make development builds die at crash points. In a release nobody can.
+// Tests crash development builds at crash points. A release has none.
 func TestOnlyDevelopmentBuildsHaveCrashPoints(t *testing.T) {
 	n := home(t)
 	pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(t.Context(), metav1.ListOptions{
@@ -35,6 +35,6 @@ func TestOnlyDevelopmentBuildsHaveCrashPoints(t *testing.T) {
 		return
 	}
 	if err != nil || !slices.Contains(strings.Fields(listed), "before-twin-create") {
-		t.Errorf("the crash points of the development build: %v, %s", err, listed)
+		t.Errorf("crash points of the development build: %v, %s", err, listed)
 	}
 }

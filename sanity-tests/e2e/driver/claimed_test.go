@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,18 +15,16 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// csi-provisioner deletes what it sees Released with the policy Delete, and so a
-// PV looks when somebody takes it from its claim, or gives it back in one go.
+// csi-provisioner deletes PersistentVolumes that are Released and have the policy Delete. A PersistentVolume is so
+// for a moment when its claimRef is changed and restored.
 func TestVolumeOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("writer", "data")
-	n.WaitReady("writer")
+	startPod(n, "writer", "data", "liqo-reference")
 	n.Exec("writer", "echo precious > /data/file && sync")
 	found := n.WaitVolume("data")
 
-	// Under a running pod.
-	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Retain","claimRef":{"uid":"somebody-else"}}}`)
+	// With a running pod.
+	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Retain","claimRef":{"uid":"another"}}}`)
 	waitPhases(t, n, found, corev1.ClaimLost, corev1.VolumeReleased)
 	patchVolume(t, n, found.Virtual.Name, fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":"Delete","claimRef":{"uid":%q}}}`, found.Claim.UID))
 	waitPhases(t, n, found, corev1.ClaimBound, corev1.VolumeBound)
@@ -33,10 +32,10 @@ func TestVolumeOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 		user.Violated(t, "read %q", got)
 	}
 
-	// Without a pod nothing is attached, which would keep csi-provisioner from asking.
+	// csi-provisioner does not delete attached volumes.
 	n.DeletePod("writer")
-	waitDetached(t, n, found)
-	patchVolume(t, n, found.Virtual.Name, `{"spec":{"claimRef":{"uid":"somebody-else"}}}`)
+	waitDetached(n, found.Virtual.Name)
+	patchVolume(t, n, found.Virtual.Name, `{"spec":{"claimRef":{"uid":"another"}}}`)
 	n.WaitEvent("data", "VolumeNotDeleted")
 	patchVolume(t, n, found.Virtual.Name, fmt.Sprintf(`{"spec":{"claimRef":{"uid":%q}}}`, found.Claim.UID))
 	waitPhases(t, n, found, corev1.ClaimBound, corev1.VolumeBound)
@@ -47,59 +46,47 @@ func TestVolumeOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 		user.Violated(t, "read %q", got)
 	}
 	if now := n.WaitVolume("data"); now.Twin.UID != found.Twin.UID || now.Real.UID != found.Real.UID {
-		user.Violated(t, "twin or real volume are others: %v %v", now.Twin, now.Real)
+		user.Violated(t, "the twin or its volume was replaced: %v %v", now.Twin, now.Real)
 	}
 	n.DeletePod("reader")
 	deleteClaim(t, n, "data")
-	wantGone(t, n, found)
+	waitVolumeDeleted(t, n, found)
 }
 
 func TestRetainTakenBackDeletesTheData(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo-reference")
 	found := n.WaitVolume("data")
-	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
-	waitPolicy(n, found, corev1.PersistentVolumeReclaimRetain)
-	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
-	waitPolicy(n, found, corev1.PersistentVolumeReclaimDelete)
+	setReclaimPolicy(t, n, found.Virtual.Name, corev1.PersistentVolumeReclaimRetain)
+	waitReclaimPolicy(n, found, corev1.PersistentVolumeReclaimRetain)
+	setReclaimPolicy(t, n, found.Virtual.Name, corev1.PersistentVolumeReclaimDelete)
+	waitReclaimPolicy(n, found, corev1.PersistentVolumeReclaimDelete)
 	n.DeletePod("user")
 	deleteClaim(t, n, "data")
-	wantGone(t, n, found)
+	waitVolumeDeleted(t, n, found)
 }
 
-// An administrator wants what a class retains to be deleted after all.
+// An administrator deletes a retained volume.
 func TestRetainedVolumeIsDeletedWhenItsPolicyIsChanged(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-retain", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo-retain")
 	found := n.WaitVolume("data")
-	waitPolicy(n, found, corev1.PersistentVolumeReclaimRetain)
+	waitReclaimPolicy(n, found, corev1.PersistentVolumeReclaimRetain)
 	n.DeletePod("user")
 	deleteClaim(t, n, "data")
-	n.Eventually("the volume is released", func(ctx context.Context) (string, error) {
-		object, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Virtual.Name, metav1.GetOptions{})
-		if err != nil || object.Status.Phase == corev1.VolumeReleased {
-			return "", err
-		}
-		return "it is " + string(object.Status.Phase), nil
-	})
-	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
-	wantGone(t, n, found)
+	waitReleased(n, found.Virtual.Name)
+	setReclaimPolicy(t, n, found.Virtual.Name, corev1.PersistentVolumeReclaimDelete)
+	waitVolumeDeleted(t, n, found)
 }
 
-// A volume goes on under another claim, and then somebody deletes its twin.
+// A volume is bound to another claim, and then its twin is deleted.
 func TestVolumeBoundToAnotherClaimIsRescued(t *testing.T) {
 	n := home(t)
-	n.Claim("old", "liqo-reference-attach", "64Mi")
-	n.Pod("writer", "old")
-	n.WaitReady("writer")
+	startPod(n, "writer", "old", "liqo-reference-attach")
 	n.Exec("writer", "echo precious > /data/file && sync")
 	found := n.WaitVolume("old")
-	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
-	waitPolicy(n, found, corev1.PersistentVolumeReclaimRetain)
+	setReclaimPolicy(t, n, found.Virtual.Name, corev1.PersistentVolumeReclaimRetain)
+	waitReclaimPolicy(n, found, corev1.PersistentVolumeReclaimRetain)
 	n.DeletePod("writer")
 	deleteClaim(t, n, "old")
 	patchVolume(t, n, found.Virtual.Name, `{"spec":{"claimRef":null}}`)
@@ -113,13 +100,13 @@ func TestVolumeBoundToAnotherClaimIsRescued(t *testing.T) {
 	if err := twins.Delete(t.Context(), found.Twin.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	n.Eventually("the twin is made again onto its data", func(ctx context.Context) (string, error) {
+	n.Eventually("the twin is recreated with its volume", func(ctx context.Context) (string, error) {
 		twin, err := twins.Get(ctx, found.Twin.Name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
 		if twin.UID == found.Twin.UID || twin.Status.Phase != corev1.ClaimBound || twin.Spec.VolumeName != found.Real.Name {
-			return fmt.Sprintf("it is %s, %s", twin.Status.Phase, twin.UID), nil
+			return fmt.Sprintf("it is %s, its UID %s", twin.Status.Phase, twin.UID), nil
 		}
 		return "", nil
 	})
@@ -130,14 +117,14 @@ func TestVolumeBoundToAnotherClaimIsRescued(t *testing.T) {
 		user.Violated(t, "read %q", got)
 	}
 	n.DeletePod("reader")
-	patchVolume(t, n, found.Virtual.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+	setReclaimPolicy(t, n, found.Virtual.Name, corev1.PersistentVolumeReclaimDelete)
 	deleteClaim(t, n, "new")
-	wantGone(t, n, found)
+	waitVolumeDeleted(t, n, found)
 }
 
-// waitTwinReady waits until the claim says that all is well with its twin.
+// waitTwinReady waits until the condition TwinReady of a claim is True with this text in its message.
 func waitTwinReady(n *user.Namespace, name, message string) {
-	n.Eventually("claim "+name+" says that its twin is ready", func(ctx context.Context) (string, error) {
+	n.Eventually("TwinReady of claim "+name+" is True", func(ctx context.Context) (string, error) {
 		claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -147,7 +134,7 @@ func waitTwinReady(n *user.Namespace, name, message string) {
 				return "", nil
 			}
 		}
-		return fmt.Sprintf("it says %v", claim.Status.Conditions), nil
+		return fmt.Sprintf("its conditions: %v", claim.Status.Conditions), nil
 	})
 }
 
@@ -172,9 +159,25 @@ func waitPhases(t *testing.T, n *user.Namespace, found user.Volume, claim corev1
 	})
 }
 
-func waitPolicy(n *user.Namespace, found user.Volume, policy corev1.PersistentVolumeReclaimPolicy) {
-	n.Eventually("the policy of the real volume is "+string(policy), func(ctx context.Context) (string, error) {
-		real, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Real.Name, metav1.GetOptions{})
+func waitReleased(n *user.Namespace, volume string) {
+	n.Eventually("the volume "+volume+" is Released", func(ctx context.Context) (string, error) {
+		found, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+		if err != nil || found.Status.Phase == corev1.VolumeReleased {
+			return "", err
+		}
+		return "it is " + string(found.Status.Phase), nil
+	})
+}
+
+func setReclaimPolicy(t *testing.T, n *user.Namespace, volume string, policy corev1.PersistentVolumeReclaimPolicy) {
+	t.Helper()
+	patchVolume(t, n, volume, fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy))
+}
+
+// waitReclaimPolicy waits until the real PersistentVolume has this reclaim policy.
+func waitReclaimPolicy(n *user.Namespace, v user.Volume, policy corev1.PersistentVolumeReclaimPolicy) {
+	n.Eventually("the reclaim policy of the real volume is "+string(policy), func(ctx context.Context) (string, error) {
+		real, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, v.Real.Name, metav1.GetOptions{})
 		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == policy {
 			return "", err
 		}
@@ -182,18 +185,23 @@ func waitPolicy(n *user.Namespace, found user.Volume, policy corev1.PersistentVo
 	})
 }
 
-func waitDetached(t *testing.T, n *user.Namespace, found user.Volume) {
-	t.Helper()
-	n.Eventually("the volume is attached nowhere", func(ctx context.Context) (string, error) {
-		attachments, err := n.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return "", err
+// attachments returns the VolumeAttachments of these PersistentVolumes.
+func attachments(ctx context.Context, n *user.Namespace, volumes ...string) (names []string, err error) {
+	found, err := n.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, attachment := range found.Items {
+		if name := attachment.Spec.Source.PersistentVolumeName; name != nil && slices.Contains(volumes, *name) {
+			names = append(names, attachment.Name+" to "+attachment.Spec.NodeName)
 		}
-		for _, attachment := range attachments.Items {
-			if name := attachment.Spec.Source.PersistentVolumeName; name != nil && *name == found.Virtual.Name {
-				return "it is attached to " + attachment.Spec.NodeName, nil
-			}
-		}
-		return "", nil
+	}
+	return names, nil
+}
+
+func waitDetached(n *user.Namespace, volumes ...string) {
+	n.Eventually(fmt.Sprintf("%q are detached", volumes), func(ctx context.Context) (string, error) {
+		left, err := attachments(ctx, n, volumes...)
+		return strings.Join(left, ", "), err
 	})
 }

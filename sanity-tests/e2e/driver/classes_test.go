@@ -14,8 +14,7 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// Every kind of real storage, used on every node: a pod writes, goes, and another
-// one finds what was written.
+// A second pod reads what the first wrote, with each real class on each node.
 func TestEveryRealClassOnEveryNode(t *testing.T) {
 	t.Parallel()
 	for _, real := range []string{
@@ -33,7 +32,7 @@ func TestEveryRealClassOnEveryNode(t *testing.T) {
 				n.WaitReady("writer")
 				found := n.WaitVolume("data")
 				if got := *found.Twin.Spec.StorageClassName; got != real {
-					t.Errorf("the twin is of class %s", got)
+					t.Errorf("the class of the twin is %s", got)
 				}
 				n.Exec("writer", "echo kept > /data/file && sync")
 				n.DeletePod("writer")
@@ -49,37 +48,39 @@ func TestEveryRealClassOnEveryNode(t *testing.T) {
 
 func TestDefaultClassOfTheClusterIsTheRealOne(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo")
 	if got := *n.WaitVolume("data").Twin.Spec.StorageClassName; got != "reference" {
-		t.Errorf("the twin is of class %s, the cluster's default is reference", got)
+		t.Errorf("the class of the twin is %s, the default of the cluster is reference", got)
 	}
 }
 
-// With a list the controller tells the scheduler that every class has room wherever
-// one of the listed ones has, so it is set for this test only.
+// The test is serial because the list changes the published capacity of all classes.
 func TestClaimChoosesItsRealClassWithinTheAllowList(t *testing.T) {
-	n := homeAlone(t)
-	allow(t, n, "reference-ext4")
-	t.Cleanup(func() { allow(t, n) })
-	n.Claim("allowed", "liqo", "64Mi", annotated("storage.liqo.io/real-storage-class", "reference-ext4"))
-	n.Claim("forbidden", "liqo", "64Mi", annotated("storage.liqo.io/real-storage-class", "reference-local"))
+	n := homeSerial(t)
+	allowRealClasses(t, n, "reference-ext4")
+	n.Claim("allowed", "liqo", "64Mi", withAnnotation("storage.liqo.io/real-storage-class", "reference-ext4"))
+	n.Claim("forbidden", "liqo", "64Mi", withAnnotation("storage.liqo.io/real-storage-class", "reference-local"))
 	n.Pod("user", "allowed")
 	n.Pod("refused", "forbidden")
 	n.WaitReady("user")
 	if got := *n.WaitVolume("allowed").Twin.Spec.StorageClassName; got != "reference-ext4" {
-		t.Errorf("the twin is of class %s", got)
+		t.Errorf("the class of the twin is %s", got)
 	}
 	n.WaitEvent("forbidden", "reference-local")
 }
 
-func allow(t *testing.T, n *user.Namespace, classes ...string) {
+// allowRealClasses sets allowedRealStorageClasses of the chart until the test ends.
+func allowRealClasses(t *testing.T, n *user.Namespace, classes ...string) {
 	t.Helper()
-	values := chart.Values{"allowedRealStorageClasses": append([]string{}, classes...)}
-	if err := installWith(context.WithoutCancel(t.Context()), n.Cluster, values); err != nil {
-		t.Fatal(err)
+	set := func(classes []string) {
+		t.Helper()
+		values := chart.Values{"allowedRealStorageClasses": classes}
+		if err := installWith(context.WithoutCancel(t.Context()), n.Cluster, values); err != nil {
+			t.Fatal(err)
+		}
 	}
+	set(classes)
+	t.Cleanup(func() { set([]string{}) })
 }
 
 func TestImmediateVirtualClassBindsWithoutPod(t *testing.T) {
@@ -90,36 +91,34 @@ func TestImmediateVirtualClassBindsWithoutPod(t *testing.T) {
 	n.WaitReady("user")
 }
 
-// The claim is Bound and the volume mounted with what the real driver needs.
+// The real driver gets the secrets of its class, and no log has them.
 func TestSecretsReachTheRealDriver(t *testing.T) {
 	n := home(t)
-	n.Claim("guarded", "liqo-reference-secret", "64Mi")
-	n.Pod("user", "guarded")
-	n.WaitReady("user")
-	handle := n.WaitVolume("guarded").Real.Spec.CSI.VolumeHandle
+	startPod(n, "user", "data", "liqo-reference-secret")
+	handle := n.WaitVolume("data").Real.Spec.CSI.VolumeHandle
 	calls, err := storage.BackendOf(n.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
 		return call.Volume == handle && call.Code == "OK" && strings.Join(call.Secrets, "") == "password"
 	})
 	if err != nil || len(calls) < 2 {
 		t.Errorf("stage and publish with the secret: %v, %v", calls, err)
 	}
-	told := false
-	for pod, log := range logsOfTheDriver(t, n) {
-		told = told || strings.Contains(log, "NodeStageVolume")
+	logged := false
+	for pod, log := range driverLogs(t, n) {
+		logged = logged || strings.Contains(log, "NodeStageVolume")
 		if strings.Contains(log, "hunter2") {
 			user.Violated(t, "the log of %s has the password", pod)
 		}
 	}
-	if !told {
-		t.Error("no log tells of the call: this test would not see a password in it")
+	if !logged {
+		t.Error("no log has the call, so that this test would not find a password")
 	}
 }
 
-// logsOfTheDriver are the logs of all containers of its controllers and node plugins, by pod. Movers and
-// relays, which come and go with the tests beside this one, are given no secret of a class.
-func logsOfTheDriver(t *testing.T, n *user.Namespace) (logs map[string]string) {
+// driverLogs returns the logs of controllers and node plugins by pod. Movers and relays get no secrets of classes,
+// and other tests delete them.
+func driverLogs(t *testing.T, n *user.Namespace) (logs map[string]string) {
 	t.Helper()
-	n.Eventually("the logs of the driver to be readable", func(ctx context.Context) (string, error) {
+	n.Eventually("read the logs of the driver", func(ctx context.Context) (string, error) {
 		logs = map[string]string{}
 		pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{
 			LabelSelector: "app.kubernetes.io/component in (controller,node)",
@@ -137,8 +136,7 @@ func logsOfTheDriver(t *testing.T, n *user.Namespace) (logs map[string]string) {
 	return logs
 }
 
-// Our own CSIDriver asks kubelet for everything; a real driver gets what it asks
-// for: both for the pod, one for tokens.
+// The driver's CSIDriver requests pod information and tokens. Both real drivers request the first, and one the second.
 func TestTokensOfThePodOnlyForWhoAsks(t *testing.T) {
 	n := home(t)
 	const tokens, pod = "csi.storage.k8s.io/serviceAccount.tokens", "csi.storage.k8s.io/pod.name"
@@ -150,26 +148,24 @@ func TestTokensOfThePodOnlyForWhoAsks(t *testing.T) {
 		{"reference-attach", storage.Attach, true},
 		{"reference", storage.Reference, false},
 	} {
-		n.Claim(real.class, "liqo-"+real.class, "64Mi")
-		n.Pod(real.class, real.class)
-		n.WaitReady(real.class)
+		startPod(n, real.class, real.class, "liqo-"+real.class)
 		handle := n.WaitVolume(real.class).Real.Spec.CSI.VolumeHandle
 		calls, err := storage.BackendOf(n.Cluster, real.driver).Calls(func(call storage.Call) bool {
 			return call.Volume == handle && call.RPC == "NodePublishVolume" && call.Code == "OK"
 		})
 		if err != nil || len(calls) == 0 {
-			t.Fatalf("%s is not published: %v", real.class, err)
+			t.Fatalf("the volume of class %s was not published: %v", real.class, err)
 		}
-		if told := calls[0].VolumeContext; slices.Contains(told, tokens) != real.wantTokens || !slices.Contains(told, pod) {
-			t.Errorf("%s is told %v", real.class, told)
+		if keys := calls[0].VolumeContext; slices.Contains(keys, tokens) != real.wantTokens || !slices.Contains(keys, pod) {
+			t.Errorf("the volume context of class %s has %v", real.class, keys)
 		}
 	}
 }
 
 func TestMountOptionsOfTheRealClass(t *testing.T) {
 	n := home(t)
-	n.Claim("quiet", "liqo-reference-xfs", "320Mi")
-	n.Pod("user", "quiet")
+	n.Claim("data", "liqo-reference-xfs", "320Mi")
+	n.Pod("user", "data")
 	n.WaitReady("user")
 	if mount := n.Exec("user", "grep ' /data ' /proc/mounts"); !strings.Contains(mount, "noatime") || !strings.Contains(mount, "xfs") {
 		t.Errorf("mounted as %s", mount)
@@ -178,15 +174,13 @@ func TestMountOptionsOfTheRealClass(t *testing.T) {
 
 func TestMountOptionsOfTheVirtualClass(t *testing.T) {
 	n := home(t)
-	n.Claim("quiet", "liqo-options", "64Mi")
-	n.Pod("user", "quiet")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo-options")
 	if mount := n.Exec("user", "grep ' /data ' /proc/mounts"); !strings.Contains(mount, "noatime") {
 		t.Errorf("mounted as %s", mount)
 	}
 }
 
-func annotated(key, value string) func(*corev1.PersistentVolumeClaim) {
+func withAnnotation(key, value string) func(*corev1.PersistentVolumeClaim) {
 	return func(claim *corev1.PersistentVolumeClaim) {
 		if claim.Annotations == nil {
 			claim.Annotations = map[string]string{}
@@ -195,8 +189,7 @@ func annotated(key, value string) func(*corev1.PersistentVolumeClaim) {
 	}
 }
 
-// recycleStatic makes the volumes that earlier tests released available again,
-// before the test and after it.
+// recycleStatic makes static volumes available that earlier tests released.
 func recycleStatic(t *testing.T, n *user.Namespace) {
 	t.Helper()
 	if err := storage.RecycleStatic(t.Context(), n.Cluster); err != nil {

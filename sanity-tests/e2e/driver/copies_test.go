@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/chart"
@@ -18,16 +17,16 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// Classes of snapshots of the lab: the default class of the real driver, with both
-// policies, and one that names a real class.
+// VolumeSnapshotClasses of the lab: two for the default class of each real driver, with the policies Delete and
+// Retain, and one that names a real class.
 const (
 	snapshotClass = "liqo"
 	retainClass   = "liqo-retain"
 	namedClass    = "liqo-reference"
 )
 
-// scramble fills the volume of a pod with what nobody could guess, and returns its checksum.
-func scramble(n *user.Namespace, pod string, block bool) string {
+// fillRandom writes random data to the volume of a pod, and returns its checksum.
+func fillRandom(n *user.Namespace, pod string, block bool) string {
 	if block {
 		n.Exec(pod, "dd if=/dev/urandom of=/data bs=1M count=4 2>/dev/null && sync")
 	} else {
@@ -36,7 +35,7 @@ func scramble(n *user.Namespace, pod string, block bool) string {
 	return checksum(n, pod, block)
 }
 
-// checksum is that of all bytes of a volume that scramble has written.
+// checksum returns the checksum of what fillRandom wrote.
 func checksum(n *user.Namespace, pod string, block bool) string {
 	if block {
 		return n.Exec(pod, "dd if=/data bs=1M count=4 2>/dev/null | sha256sum")
@@ -70,39 +69,39 @@ func TestSnapshotsAndClonesHaveTheBytes(t *testing.T) {
 			n.Claim("source", one.class, "320Mi", claims...)
 			n.Pod("writer", "source", pods...)
 			n.WaitReady("writer")
-			old := scramble(n, "writer", one.block)
+			before := fillRandom(n, "writer", one.block)
 			n.Snapshot("backup", "source", one.snapshots)
-			current := scramble(n, "writer", one.block)
+			current := fillRandom(n, "writer", one.block)
 
 			n.Claim("restored", one.class, "320Mi", from("VolumeSnapshot", "backup")...)
 			n.Claim("cloned", one.class, "320Mi", from("PersistentVolumeClaim", "source")...)
 			n.Pod("restored", "restored", pods...)
 			n.Pod("cloned", "cloned", pods...)
-			for pod, want := range map[string]string{"restored": old, "cloned": current} {
+			for pod, want := range map[string]string{"restored": before, "cloned": current} {
 				n.WaitReady(pod)
 				if got := checksum(n, pod, one.block); got != want {
-					user.Violated(t, "%s has the bytes %s, want %s", pod, got, want)
+					user.Violated(t, "the checksum in %s is %s, want %s", pod, got, want)
 				}
 			}
-			scramble(n, "cloned", one.block)
+			fillRandom(n, "cloned", one.block)
 			if got := checksum(n, "writer", one.block); got != current {
-				user.Violated(t, "the source has changed with its clone")
+				user.Violated(t, "a write to the clone changed its source")
 			}
-			wantCopies(t, n)
+			wantTwinsOfCopies(t, n)
 		})
 	}
 }
 
-// wantCopies is that the real driver was asked for the copies.
-func wantCopies(t *testing.T, n *user.Namespace) {
+// wantTwinsOfCopies checks that the twins have the data sources of their claims.
+func wantTwinsOfCopies(t *testing.T, n *user.Namespace) {
 	t.Helper()
 	snapshot := n.WantSnapshot("backup")
 	labels := snapshot.Twin.Metadata.Labels
 	if labels["app.kubernetes.io/managed-by"] != driver.CSIName || labels["storage.liqo.io/snapshot"] != snapshot.Object.Metadata.UID {
-		t.Errorf("the snapshot's twin is not marked: %v", labels)
+		t.Errorf("labels of the snapshot's twin: %v", labels)
 	}
 	if want := fmt.Sprintf("s1:%s::%s", clusterID(t, n), snapshot.Object.Metadata.UID); snapshot.Content.Status.Handle != want {
-		t.Errorf("the snapshot's id is %s, want %s", snapshot.Content.Status.Handle, want)
+		t.Errorf("the handle of the snapshot is %s, want %s", snapshot.Content.Status.Handle, want)
 	}
 	for claim, want := range map[string]string{
 		"restored": "VolumeSnapshot/" + snapshot.Twin.Metadata.Name,
@@ -110,12 +109,12 @@ func wantCopies(t *testing.T, n *user.Namespace) {
 	} {
 		source := n.WaitVolume(claim).Twin.Spec.DataSource
 		if source == nil || source.Kind+"/"+source.Name != want {
-			t.Errorf("the twin of %s is a copy of %v, want %s", claim, source, want)
+			t.Errorf("the data source of the twin of %s is %v, want %s", claim, source, want)
 		}
 	}
 }
 
-// clusterID is the id of the cluster, as its nodes have it.
+// clusterID returns the id of the cluster from a label of its nodes.
 func clusterID(t *testing.T, n *user.Namespace) string {
 	t.Helper()
 	node, err := n.Client.CoreV1().Nodes().Get(t.Context(), n.Cluster.Nodes()[0].Name, metav1.GetOptions{})
@@ -125,14 +124,11 @@ func clusterID(t *testing.T, n *user.Namespace) string {
 	return node.Labels["topology.storage.liqo.io/cluster"]
 }
 
-// Only one node can have the copies of node-local storage: it is selected before any pod asks,
-// so that no scheduler misses it.
+// Copies of a node-local volume can only be on its node, so the driver selects it without a pod.
 func TestCopiesOfAVolumeOfOneNodeAreMadeThere(t *testing.T) {
 	n := home(t)
-	n.Claim("source", "liqo-reference-local", "64Mi")
-	n.Pod("writer", "source")
-	node := n.WaitReady("writer").Spec.NodeName
-	want := scramble(n, "writer", false)
+	node := startPod(n, "writer", "source", "liqo-reference-local").Spec.NodeName
+	want := fillRandom(n, "writer", false)
 	n.Snapshot("backup", "source", snapshotClass)
 	for claim, source := range map[string]func(*corev1.PersistentVolumeClaim){
 		"restored": user.WithDataSource("VolumeSnapshot", "backup"),
@@ -142,18 +138,18 @@ func TestCopiesOfAVolumeOfOneNodeAreMadeThere(t *testing.T) {
 		n.WaitBound(claim)
 		n.Pod(claim, claim)
 		if got := n.WaitReady(claim).Spec.NodeName; got != node {
-			t.Errorf("%s runs on %s, its data is on %s", claim, got, node)
+			t.Errorf("pod %s runs on %s, its data is on %s", claim, got, node)
 		}
 		if got := checksum(n, claim, false); got != want {
-			user.Violated(t, "%s has the bytes %s, want %s", claim, got, want)
+			user.Violated(t, "the checksum in %s is %s, want %s", claim, got, want)
 		}
 		n.WaitEvent(claim, "NodeSelected", node)
 		n.WantNoEvent(claim, "ProvisioningFailed")
 	}
 }
 
-// A pod that came first and may not run there is told; and a class that says that snapshots
-// reach further leaves the choice to the scheduler, and the rest to the real driver.
+// An event reports that a pod which may not run on the node of the snapshot cannot have the copy. With
+// restoreTopology=cluster the scheduler selects the node, and the real driver reports the error.
 func TestPodThatMayNotRunWhereTheCopyIsMadeIsTold(t *testing.T) {
 	n := home(t)
 	n.Claim("source", "liqo-reference-local", "64Mi")
@@ -164,49 +160,41 @@ func TestPodThatMayNotRunWhereTheCopyIsMadeIsTold(t *testing.T) {
 	n.Claim("restored", "liqo-reference-local", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	n.WaitEvent("restored", "SourceElsewhere", "backup", "home-1", "pod reader")
 
-	wait := storagev1.VolumeBindingWaitForFirstConsumer
-	further := &storagev1.StorageClass{
-		ObjectMeta:        metav1.ObjectMeta{Name: n.Name + "-further"},
-		Provisioner:       driver.CSIName,
-		Parameters:        map[string]string{"realStorageClass": "reference-local", "restoreTopology": "cluster"},
-		VolumeBindingMode: &wait,
-	}
-	n.Class(further)
-	n.Claim("further", further.Name, "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
-	n.Pod("further", "further", user.OnNode("home-2"))
-	n.WaitEvent("further", "ProvisioningFailed", "lives on node home-1")
-	n.WantNoEvent("further", "SourceElsewhere")
+	clusterWide := virtualClass(n.Name+"-cluster", map[string]string{"realStorageClass": "reference-local", "restoreTopology": "cluster"})
+	n.Class(clusterWide)
+	n.Claim("cluster-wide", clusterWide.Name, "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
+	n.Pod("cluster-wide", "cluster-wide", user.OnNode("home-2"))
+	n.WaitEvent("cluster-wide", "ProvisioningFailed", "lives on node home-1")
+	n.WantNoEvent("cluster-wide", "SourceElsewhere")
 }
 
-// A volume goes whether or not there are snapshots of it, and they outlive it.
+// Snapshots do not prevent the deletion of their volume, and remain usable.
 func TestSnapshotOutlivesItsVolume(t *testing.T) {
 	n := home(t)
-	n.Claim("source", "liqo-reference", "64Mi")
-	n.Pod("writer", "source")
-	n.WaitReady("writer")
-	want := scramble(n, "writer", false)
+	startPod(n, "writer", "source", "liqo-reference")
+	want := fillRandom(n, "writer", false)
 	n.Snapshot("backup", "source", snapshotClass)
 	snapshot := n.WantSnapshot("backup")
 	volume := n.WaitVolume("source")
 	n.DeletePod("writer")
 	deleteClaim(t, n, "source")
-	wantGone(t, n, volume)
+	waitVolumeDeleted(t, n, volume)
 
 	n.Claim("restored", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	n.Pod("reader", "restored")
 	n.WaitReady("reader")
 	if got := checksum(n, "reader", false); got != want {
-		user.Violated(t, "the bytes are %s, want %s", got, want)
+		user.Violated(t, "the checksum is %s, want %s", got, want)
 	}
 	n.DeleteSnapshot("backup")
 	n.WaitSnapshotDeleted(snapshot, n.Client, chart.StorageNamespace)
 	wantNoSnapshotData(t, n, snapshot)
 	if got := checksum(n, "reader", false); got != want {
-		user.Violated(t, "without its snapshot the bytes are %s, want %s", got, want)
+		user.Violated(t, "after the deletion of the snapshot the checksum is %s, want %s", got, want)
 	}
 }
 
-// wantNoSnapshotData is that the real driver has deleted a snapshot.
+// wantNoSnapshotData checks that the real driver has deleted the data of a snapshot.
 func wantNoSnapshotData(t *testing.T, n *user.Namespace, s user.Snapshot) {
 	t.Helper()
 	data := storage.BackendOf(n.Cluster, storage.Reference).Data(s.Real.Status.Handle)
@@ -215,8 +203,7 @@ func wantNoSnapshotData(t *testing.T, n *user.Namespace, s user.Snapshot) {
 	}
 }
 
-// Provisioners that are no CSI drivers ignore the source of a claim: its user would get an
-// empty volume, and not a word.
+// Provisioners that are no CSI drivers ignore the data source of a claim, and would create an empty volume.
 func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
 	n := home(t)
 	n.Claim("local", "liqo-local-path", "64Mi")
@@ -232,7 +219,7 @@ func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
 	}
 
 	n.Snapshot("backup", "reference", snapshotClass)
-	for claim, one := range map[string]struct{ class, kind, source, says string }{
+	for claim, one := range map[string]struct{ class, kind, source, message string }{
 		"cloned":          {"liqo-local-path", "PersistentVolumeClaim", "local", "not a CSI volume"},
 		"cloned-static":   {"liqo-static-local", "PersistentVolumeClaim", "static", "not a CSI volume"},
 		"cloned-to-local": {"liqo-local-path", "PersistentVolumeClaim", "reference", "belongs to the driver"},
@@ -241,8 +228,8 @@ func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
 	} {
 		n.Claim(claim, one.class, "64Mi", user.WithDataSource(one.kind, one.source))
 		n.Pod(claim, claim)
-		n.WaitEvent(claim, one.says)
-		if phase := claimOf(t, n, claim).Status.Phase; phase != corev1.ClaimPending {
+		n.WaitEvent(claim, one.message)
+		if phase := n.GetClaim(claim).Status.Phase; phase != corev1.ClaimPending {
 			t.Errorf("the claim %s is %s", claim, phase)
 		}
 	}
@@ -250,21 +237,16 @@ func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
 
 func TestClassOfAnotherDriverTakesNoSnapshot(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference-attach", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo-reference-attach")
 	n.CreateSnapshot("backup", "data", namedClass)
 	n.WaitSnapshotError("backup", "belongs to the driver", storage.Reference.Name, "but the volume to")
 }
 
-// The user goes away while the real driver works: its snapshot must go, too, and nobody
-// but this driver knows that there is one.
+// The snapshot is deleted while the real driver creates it. Only its twin leads to what was created.
 func TestSnapshotGivenUpMidwayLeaksNothing(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
-	heal := spoilTwin(t, n, claimOf(t, n, "data"), storage.Reference,
+	startPod(n, "user", "data", "liqo-reference")
+	removeFault := addTwinFault(n, n.GetClaim("data"),
 		storage.Fault{RPC: "CreateSnapshot", When: "after", Code: "Unavailable", Message: "not yet"})
 	n.CreateSnapshot("backup", "data", snapshotClass)
 	var found user.Snapshot
@@ -275,41 +257,33 @@ func TestSnapshotGivenUpMidwayLeaksNothing(t *testing.T) {
 		return missing, err
 	})
 	n.DeleteSnapshot("backup")
-	heal()
+	removeFault()
 	n.WaitSnapshotDeleted(found, n.Client, chart.StorageNamespace)
 	deleted, err := storage.BackendOf(n.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
 		return call.RPC == "DeleteSnapshot" && strings.Contains(call.Code+call.Message, "OK")
 	})
 	if err != nil || len(deleted) == 0 {
-		t.Errorf("the real driver was not asked to delete its snapshot: %v", err)
+		t.Errorf("the real driver got no successful DeleteSnapshot: %v", err)
 	}
 }
 
 func TestRetainedSnapshotIsKeptAndCanBeDiscarded(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo-reference")
 	n.Snapshot("backup", "data", retainClass)
 	found := n.WantSnapshot("backup")
 	if found.Real.Spec.DeletionPolicy != "Retain" {
-		t.Errorf("the real snapshot is kept only as long as %s", found.Real.Spec.DeletionPolicy)
+		t.Errorf("the deletion policy of the real snapshot is %s", found.Real.Spec.DeletionPolicy)
 	}
 	n.DeleteSnapshot("backup")
-	n.Eventually("the snapshot goes away", func(ctx context.Context) (string, error) {
-		now, err := n.GetSnapshot(ctx, "backup")
-		if err != nil || now.Object != nil {
-			return "it is still there", err
-		}
-		return "", nil
-	})
+	n.WaitDeleted("volumesnapshot", "backup")
 	data := storage.BackendOf(n.Cluster, storage.Reference).Data(found.Real.Status.Handle)
 	if _, err := os.Stat(data); err != nil {
-		user.Violated(t, "the data of a retained snapshot: %v", err)
+		user.Violated(t, "the data of the retained snapshot was deleted: %v", err)
 	}
-	wantListed(t, n, found, "Retained")
+	waitListed(t, n, found, "Retained")
 
-	// What an administrator does who wants it gone after all.
+	// An administrator deletes it.
 	content := found.Content.Metadata.Name
 	if _, err := n.Kubectl("patch", "volumesnapshotcontent", content, "--type=merge", "-p", `{"spec":{"deletionPolicy":"Delete"}}`); err != nil {
 		t.Fatal(err)
@@ -321,79 +295,70 @@ func TestRetainedSnapshotIsKeptAndCanBeDiscarded(t *testing.T) {
 	wantNoSnapshotData(t, n, found)
 }
 
-// Whoever removes a retained snapshot together with its content leaves the data behind, and
-// nothing but the twin knows of it.
+// When a retained snapshot and its content are deleted, only the twin still leads to the data.
 func TestWhatIsLeftOfARetainedSnapshotIsNamedAndCanBeUsed(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("writer", "data")
-	n.WaitReady("writer")
-	want := scramble(n, "writer", false)
+	startPod(n, "writer", "data", "liqo-reference")
+	want := fillRandom(n, "writer", false)
 	n.Snapshot("backup", "data", retainClass)
 	found := n.WantSnapshot("backup")
-	wantListed(t, n, found, "Ready")
+	waitListed(t, n, found, "Ready")
 	n.DeleteSnapshot("backup")
 	content := found.Content.Metadata.Name
-	n.Eventually("the snapshot goes away", func(ctx context.Context) (string, error) {
-		now, err := n.GetSnapshot(ctx, "backup")
-		if err != nil || now.Object != nil {
-			return "it is still there", err
-		}
-		return "", nil
-	})
+	n.WaitDeleted("volumesnapshot", "backup")
 	if _, err := n.Kubectl("delete", "volumesnapshotcontent", content); err != nil {
 		t.Fatal(err)
 	}
-	row := wantListed(t, n, found, "Orphaned")
-	doctor, _ := look(t, n, "doctor")
+	row := waitListed(t, n, found, "Orphaned")
+	doctor, _ := liqoCSI(t, n, "doctor")
 	if twin := chart.StorageNamespace + "/" + found.Twin.Metadata.Name; !strings.Contains(doctor, twin) {
-		t.Errorf("doctor does not name the twin %s:\n%s", twin, doctor)
+		t.Errorf("doctor does not report the twin %s:\n%s", twin, doctor)
 	}
 
-	// The advice, to use it: another content for the same id.
+	// As the advice says: another content with the same id.
 	if !strings.Contains(row.Advice, row.ID) {
 		t.Errorf("the advice %q does not name the id %s", row.Advice, row.ID)
 	}
 	n.Apply(fmt.Sprintf(`
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshotContent
-metadata: {name: again-%[1]s}
+metadata: {name: second-%[1]s}
 spec:
   driver: %[2]s
   deletionPolicy: Delete
   source: {snapshotHandle: %[3]q}
-  volumeSnapshotRef: {namespace: %[1]s, name: again}
+  volumeSnapshotRef: {namespace: %[1]s, name: second}
 ---
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshot
-metadata: {name: again}
+metadata: {name: second}
 spec:
   volumeSnapshotClassName: %[4]s
-  source: {volumeSnapshotContentName: again-%[1]s}
+  source: {volumeSnapshotContentName: second-%[1]s}
 `, n.Name, driver.CSIName, row.ID, snapshotClass))
-	n.Claim("restored", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "again"))
+	n.Claim("restored", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "second"))
 	n.Pod("reader", "restored")
 	n.WaitReady("reader")
 	if got := checksum(n, "reader", false); got != want {
-		user.Violated(t, "the bytes are %s, want %s", got, want)
+		user.Violated(t, "the checksum is %s, want %s", got, want)
 	}
-	n.DeleteSnapshot("again")
+	n.DeleteSnapshot("second")
 	n.WaitSnapshotDeleted(found, n.Client, chart.StorageNamespace)
 	wantNoSnapshotData(t, n, found)
 }
 
-// listed is what the program says of a snapshot.
-type listed struct {
+// listedSnapshot is a snapshot in the output of `liqo-csi volumes`.
+type listedSnapshot struct {
 	State, Advice, ID string
 	Snapshot, Twin    *struct{ Namespace, Name string }
 }
 
-// wantListed is that the program lists a snapshot in this state, with its twin.
-func wantListed(t *testing.T, n *user.Namespace, s user.Snapshot, state string) (found listed) {
+// waitListed waits until `liqo-csi volumes` lists a snapshot in this state with its twin.
+func waitListed(t *testing.T, n *user.Namespace, s user.Snapshot, state string) (found listedSnapshot) {
 	t.Helper()
 	n.Eventually(fmt.Sprintf("snapshot %s is listed as %s", s.Object.Metadata.Name, state), func(context.Context) (string, error) {
-		out, exit := look(t, n, "volumes", "--namespace", n.Name, "--output", "json")
-		var list struct{ Snapshots []listed }
+		out, exit := liqoCSI(t, n, "volumes", "--namespace", n.Name, "--output", "json")
+		var list struct{ Snapshots []listedSnapshot }
 		if err := json.Unmarshal([]byte(out), &list); err != nil || exit != 0 {
 			return "", fmt.Errorf("exit code %d, %v: %s", exit, err, out)
 		}
@@ -403,17 +368,15 @@ func wantListed(t *testing.T, n *user.Namespace, s user.Snapshot, state string) 
 				return "", nil
 			}
 		}
-		return "listed is " + out, nil
+		return "the output is " + out, nil
 	})
 	return found
 }
 
-// A snapshot of a file system becomes a block device only if its content says so.
+// A block volume can be restored from a snapshot of a filesystem only with an annotation of its content.
 func TestVolumeModeChangesOnlyWhereThatIsAllowed(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference-ext4", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo-reference-ext4")
 	n.Snapshot("backup", "data", snapshotClass)
 	content := n.WantSnapshot("backup").Content.Metadata.Name
 	n.Claim("raw", "liqo-reference-ext4", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"), user.Block)
@@ -422,6 +385,6 @@ func TestVolumeModeChangesOnlyWhereThatIsAllowed(t *testing.T) {
 	if _, err := n.Kubectl("annotate", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/allow-volume-mode-change=true"); err != nil {
 		t.Fatal(err)
 	}
-	// It is the real driver's to decide now, and this one cannot.
+	// The real driver refuses it.
 	n.WaitEvent("raw", "a raw volume cannot be made from a ext4 source")
 }

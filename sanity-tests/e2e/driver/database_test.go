@@ -2,13 +2,13 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// A database whose volume is copied while it writes starts on the copy, and has all that it
-// had confirmed before.
+// A copy of the volume of a database that is writing has all keys that were confirmed before.
 func TestDatabaseIsCopiedWhileItWrites(t *testing.T) {
 	n := home(t)
 	const class = "liqo-reference-attach"
@@ -16,8 +16,11 @@ func TestDatabaseIsCopiedWhileItWrites(t *testing.T) {
 	n.Pod("database", "database", user.RunEtcd)
 	n.WaitReady("database")
 	load := n.LoadEtcd("database", 0)
-	n.Eventually("the database confirms keys", func(context.Context) (string, error) {
-		return missingUnless(load.Confirmed() >= 20, "fewer than 20"), nil
+	n.Eventually("the database confirms 20 keys", func(context.Context) (string, error) {
+		if confirmed := load.Confirmed(); confirmed < 20 {
+			return fmt.Sprintf("it confirmed %d", confirmed), nil
+		}
+		return "", nil
 	})
 
 	before := map[string]int{"restored": load.Confirmed()}
@@ -39,11 +42,4 @@ func TestDatabaseIsCopiedWhileItWrites(t *testing.T) {
 	if now := load.Confirmed(); now <= before["cloned"] {
 		t.Errorf("the database stopped writing at %d", now)
 	}
-}
-
-func missingUnless(condition bool, what string) string {
-	if condition {
-		return ""
-	}
-	return what
 }

@@ -3,28 +3,25 @@ package driver
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/chart"
-	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// beyondReason is more than the reference driver ever gives.
-const beyondReason = "20Ti"
+// tooLarge is more than the maximum of the reference driver.
+const tooLarge = "20Ti"
 
-// The second and the third time show that nothing of the one before is left.
+// An expansion must not leave anything that prevents the next.
 func TestVolumeGrowsOnlineThreeTimes(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-reference-xfs", "320Mi")
@@ -35,20 +32,20 @@ func TestVolumeGrowsOnlineThreeTimes(t *testing.T) {
 		small := n.FileSystemKiB("user")
 		n.Resize("data", size)
 		n.WaitExpanded("data", size)
-		// The filesystem keeps some of it to itself.
+		// The filesystem needs a part for itself.
 		if large := n.FileSystemKiB("user"); large < small+70*1024 {
-			t.Errorf("with %s the filesystem has %d KiB, it had %d KiB", size, large, small)
+			t.Errorf("with %s the filesystem has %d KiB, and had %d KiB", size, large, small)
 		}
 	}
 	if got := n.Exec("user", "cat /data/file"); got != "kept" {
 		user.Violated(t, "read %q", got)
 	}
 	if after := n.WaitReady("user"); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
-		t.Error("the pod did not live through it")
+		t.Error("the pod was restarted or replaced")
 	}
 }
 
-// Of the kinds of volumes that no pod has, one has to wait for the next pod.
+// Without a pod, the expansion of one of these kinds is only completed for the next pod.
 func TestVolumesGrowWhileNoPodHasThem(t *testing.T) {
 	t.Parallel()
 	for class, real := range map[string]storage.Driver{
@@ -56,17 +53,15 @@ func TestVolumesGrowWhileNoPodHasThem(t *testing.T) {
 	} {
 		t.Run(class, func(t *testing.T) {
 			n := home(t)
-			n.Claim("data", "liqo-"+class, "64Mi")
-			n.Pod("first", "data")
-			n.WaitReady("first")
+			startPod(n, "first", "data", "liqo-"+class)
 			n.DeletePod("first")
-			waitUnstaged(n, real, n.WaitVolume("data"))
+			n.WaitUnstaged(real, n.WaitVolume("data").Real)
 			n.Resize("data", "128Mi")
 			if class == "reference-ext4" {
 				n.WaitResizeCondition("data", corev1.PersistentVolumeClaimFileSystemResizePending)
 				n.WantCapacity("data", "64Mi")
-				if table, _ := look(t, n, "volumes", "--namespace", n.Name); !strings.Contains(table, "64Mi -> 128Mi") {
-					t.Errorf("the table does not say what the size is to be:\n%s", table)
+				if table, _ := liqoCSI(t, n, "volumes", "--namespace", n.Name); !strings.Contains(table, "64Mi -> 128Mi") {
+					t.Errorf("the table has no requested size:\n%s", table)
 				}
 			} else {
 				n.WaitExpanded("data", "128Mi")
@@ -81,18 +76,6 @@ func TestVolumesGrowWhileNoPodHasThem(t *testing.T) {
 			}
 		})
 	}
-}
-
-// waitUnstaged waits until no node holds the real volume, which takes a little longer
-// than its last pod lives.
-func waitUnstaged(n *user.Namespace, real storage.Driver, v user.Volume) {
-	n.Eventually("the real volume is unstaged", func(context.Context) (string, error) {
-		record, err := storage.BackendOf(n.Cluster, real).Volume(v.Real.Spec.CSI.VolumeHandle)
-		if err != nil || len(record.Stages) == 0 {
-			return "", err
-		}
-		return fmt.Sprintf("it is staged on %v", slices.Sorted(maps.Keys(record.Stages))), nil
-	})
 }
 
 func TestBlockVolumesGrowOnline(t *testing.T) {
@@ -119,12 +102,12 @@ func TestBlockVolumesGrowOnline(t *testing.T) {
 	}
 }
 
-// Each node has to grow what it has of a volume, also when the claim says that all is done.
+// A volume is expanded on every node where it is published, even if the claim has its new size already.
 func TestVolumeGrowsOnEveryNodeThatHasIt(t *testing.T) {
 	n := home(t)
 	last, first := twoNodes(t, n)
-	n.Claim("device", "liqo-reference", "16Mi", user.Block, mode(corev1.ReadWriteMany))
-	n.Claim("folder", "liqo-reference", "64Mi", mode(corev1.ReadWriteMany))
+	n.Claim("device", "liqo-reference", "16Mi", user.Block, withAccessModes(corev1.ReadWriteMany))
+	n.Claim("folder", "liqo-reference", "64Mi", withAccessModes(corev1.ReadWriteMany))
 	names := []string{first.Name, last.Name}
 	for _, node := range names {
 		n.Pod("device-"+node, "device", user.WithDevice, user.OnNode(node))
@@ -143,18 +126,18 @@ func TestVolumeGrowsOnEveryNodeThatHasIt(t *testing.T) {
 			n.WaitDeviceSize("device-"+node, step.device)
 		}
 	}
-	n.Exec("folder-"+names[0], "echo together > /data/file")
-	if got := n.Exec("folder-"+names[1], "cat /data/file"); got != "together" {
+	n.Exec("folder-"+names[0], "echo shared text > /data/file")
+	if got := n.Exec("folder-"+names[1], "cat /data/file"); got != "shared text" {
 		user.Violated(t, "the other node reads %q", got)
 	}
 }
 
 func TestSizesAreThoseThatTheRealDriverRoundsTo(t *testing.T) {
 	n := home(t)
-	folders := growingClass(n, "folders", map[string]string{"roundToMebibytes": "100"})
+	folders := createExpandableClasses(n, "folders", map[string]string{"roundToMebibytes": "100"})
 	n.Claim("folder", folders, "64Mi")
 	n.Pod("folder", "folder")
-	images := growingClass(n, "images", map[string]string{"roundToMebibytes": "100", "backing": "xfs"})
+	images := createExpandableClasses(n, "images", map[string]string{"roundToMebibytes": "100", "backing": "xfs"})
 	n.Claim("image", images, "320Mi")
 	n.Pod("image", "image")
 	n.WaitReady("folder")
@@ -166,7 +149,7 @@ func TestSizesAreThoseThatTheRealDriverRoundsTo(t *testing.T) {
 	n.Resize("folder", "150Mi")
 	n.Resize("image", "450Mi")
 	n.WaitExpanded("folder", "200Mi")
-	// kubelet notes what was asked for, whatever the volume has.
+	// kubelet sets the requested size, not that of the volume.
 	n.WaitExpanded("image", "450Mi")
 	if large := n.FileSystemKiB("image"); large < small+90*1024 {
 		t.Errorf("the filesystem had %d KiB and has %d KiB", small, large)
@@ -177,40 +160,31 @@ func TestSizesAreThoseThatTheRealDriverRoundsTo(t *testing.T) {
 	n.WaitExpanded("image", "550Mi")
 }
 
-// growingClass makes a real class of the driver Reference and a virtual one for it, both
-// of which allow expansion. It returns the virtual one.
-func growingClass(n *user.Namespace, name string, parameters map[string]string) string {
-	return classPair(n, name, true, parameters)
+// createExpandableClasses is createClasses with a real class that allows expansion.
+func createExpandableClasses(n *user.Namespace, name string, parameters map[string]string) (virtual string) {
+	return createClasses(n, name, true, parameters)
 }
 
-// classPair makes a real class of the driver Reference and a virtual one for it, which
-// allows expansion in any case.
-func classPair(n *user.Namespace, name string, realGrows bool, parameters map[string]string) (virtual string) {
-	wait, grows := storagev1.VolumeBindingWaitForFirstConsumer, true
-	real := realOf(n, name)
-	n.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
-		AllowVolumeExpansion: &realGrows, Parameters: parameters,
-	})
-	virtual = n.Name + "-" + name
-	n.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
-		AllowVolumeExpansion: &grows, Parameters: map[string]string{"realStorageClass": real},
-	})
-	return virtual
+// createClasses creates a class of the driver Reference and a virtual class for it that allows expansion.
+func createClasses(n *user.Namespace, name string, expandable bool, parameters map[string]string) (virtual string) {
+	real := realClass(realClassName(n, name), storage.Reference, parameters)
+	real.AllowVolumeExpansion = &expandable
+	n.Class(real)
+	class := virtualClass(n.Name+"-"+name, map[string]string{"realStorageClass": real.Name})
+	class.AllowVolumeExpansion = new(true)
+	n.Class(class)
+	return class.Name
 }
 
-// realOf is the name of the real class of such a pair.
-func realOf(n *user.Namespace, name string) string { return n.Name + "-real-" + name }
+// realClassName returns the name of the real class that createClasses creates.
+func realClassName(n *user.Namespace, name string) string { return n.Name + "-real-" + name }
 
 func TestLowerSizeIsServedAfterOneThatCannotBe(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo-reference")
 	n.WaitVolume("data")
-	n.Resize("data", beyondReason)
-	// In the words of the real driver.
+	n.Resize("data", tooLarge)
+	// A message of the real driver.
 	n.WaitExpansionRefused("data", "OutOfRange", "directory volumes have 1 to")
 	n.WaitResizeCondition("data", corev1.PersistentVolumeClaimControllerResizeError, "directory volumes have 1 to")
 	n.WantCapacity("data", "64Mi")
@@ -220,10 +194,10 @@ func TestLowerSizeIsServedAfterOneThatCannotBe(t *testing.T) {
 	n.WaitExpanded("data", "192Mi")
 }
 
-// The resizer of the real driver sees no pod on the twin, and so cannot tell users.
+// The resizer of the real driver cannot report this to users, because no pod uses the twin.
 func TestVolumeThatGrowsOfflineOnlyWaitsForItsPodToEnd(t *testing.T) {
 	n := home(t)
-	n.Claim("data", growingClass(n, "offline", map[string]string{"grow": "offline"}), "64Mi")
+	n.Claim("data", createExpandableClasses(n, "offline", map[string]string{"grow": "offline"}), "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	n.Resize("data", "128Mi")
@@ -236,12 +210,12 @@ func TestVolumeThatGrowsOfflineOnlyWaitsForItsPodToEnd(t *testing.T) {
 	n.WaitReady("next")
 }
 
-// Some classes never allow expansion, some have nobody who would do it.
+// Of the real classes, one does not allow expansion, and two have no resizer.
 func TestExpansionIsRefusedWhereTheRealClassDoesNotAllowIt(t *testing.T) {
 	t.Parallel()
 	for name, size := range map[string]string{
 		"fixed": "128Mi", "local-path": "128Mi",
-		// More than any of these volumes has, whatever was asked for.
+		// Static volumes are larger than requested, but none has this size.
 		"static-local": "2Gi",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -249,13 +223,11 @@ func TestExpansionIsRefusedWhereTheRealClassDoesNotAllowIt(t *testing.T) {
 			virtual, real := "liqo-"+name, name
 			switch name {
 			case "fixed":
-				virtual, real = classPair(n, name, false, nil), realOf(n, name)
+				virtual, real = createClasses(n, name, false, nil), realClassName(n, name)
 			case "static-local":
 				recycleStatic(t, n)
 			}
-			n.Claim("data", virtual, "64Mi")
-			n.Pod("user", "data")
-			n.WaitReady("user")
+			startPod(n, "user", "data", virtual)
 			before := n.WaitVolume("data")
 			n.Resize("data", size)
 			n.WaitEvent("data", "VolumeResizeFailed", "OutOfRange",
@@ -264,20 +236,18 @@ func TestExpansionIsRefusedWhereTheRealClassDoesNotAllowIt(t *testing.T) {
 			after := n.WaitVolume("data")
 			was, is := before.Twin.Spec.Resources.Requests[corev1.ResourceStorage], after.Twin.Spec.Resources.Requests[corev1.ResourceStorage]
 			if was.Cmp(is) != 0 {
-				t.Errorf("the twin asked for %s and asks for %s", was.String(), is.String())
+				t.Errorf("the twin requested %s and requests %s", was.String(), is.String())
 			}
 		})
 	}
 }
 
-// The quota that counts is the one of the namespace of the twins.
+// An expansion needs quota in the namespace of the twins.
 func TestQuotaOfTheTwinsIsToldAndLessIsServed(t *testing.T) {
 	n := home(t)
-	class := growingClass(n, "scarce", nil)
-	limitTwins(t, n, realOf(n, "scarce"), "100Mi")
-	n.Claim("data", class, "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	class := createExpandableClasses(n, "with-quota", nil)
+	setTwinQuota(t, n, realClassName(n, "with-quota"), "100Mi")
+	startPod(n, "user", "data", class)
 	n.WaitVolume("data")
 	n.Resize("data", "128Mi")
 	n.WaitExpansionRefused("data", "OutOfRange", "exceeded quota: "+n.Name)
@@ -285,9 +255,8 @@ func TestQuotaOfTheTwinsIsToldAndLessIsServed(t *testing.T) {
 	n.WaitExpanded("data", "96Mi")
 }
 
-// limitTwins lets the twins of one real class ask for no more than this in all: twins of
-// other tests are in the same namespace.
-func limitTwins(t *testing.T, n *user.Namespace, class, most string) {
+// setTwinQuota sets a quota for the twins of one real class, because those of other tests are in the same namespace.
+func setTwinQuota(t *testing.T, n *user.Namespace, class, most string) {
 	t.Helper()
 	quotas := n.Client.CoreV1().ResourceQuotas(chart.StorageNamespace)
 	limited := corev1.ResourceName(class + ".storageclass.storage.k8s.io/requests.storage")
@@ -305,40 +274,40 @@ func limitTwins(t *testing.T, n *user.Namespace, class, most string) {
 	n.Eventually("the quota is enforced", func(ctx context.Context) (string, error) {
 		found, err := quotas.Get(ctx, n.Name, metav1.GetOptions{})
 		if err != nil || len(found.Status.Hard) == 0 {
-			return "its status says nothing", err
+			return "it has no status", err
 		}
 		return "", nil
 	})
 }
 
-// Its node plugin is not there just when kubelet wants the volume to grow. Kubelet tells it with
-// another reason when it grows a volume while it sets the volume up again for its pod.
+// The node plugin of the real driver is unreachable when kubelet expands the volume. The reason of the event depends
+// on whether kubelet is mounting the volume again.
 func TestNodeExpansionWaitsForTheRealDriver(t *testing.T) {
-	n := homeAlone(t)
+	n := homeSerial(t)
 	n.Claim("data", "liqo-reference-xfs", "320Mi")
 	n.Pod("user", "data")
 	pod := n.WaitReady("user")
 	n.WaitVolume("data")
 	small := n.FileSystemKiB("user")
-	back := hideSocket(t, n, storage.Reference, pod.Spec.NodeName)
+	restore := hideSocket(t, n, storage.Reference, pod.Spec.NodeName)
 
 	n.Resize("data", "400Mi")
 	n.WaitEvent("user", "Unavailable", storage.Reference.Name)
 	n.WaitResizeCondition("data", corev1.PersistentVolumeClaimFileSystemResizePending)
 	n.WantCapacity("data", "320Mi")
 	if twin := n.WaitVolume("data").Twin; twin.Status.AllocatedResourceStatuses[corev1.ResourceStorage] == "" {
-		t.Errorf("the twin is said to have grown before it did: %v", twin.Status)
+		t.Errorf("the twin has no pending expansion: %v", twin.Status)
 	}
 
-	back()
+	restore()
 	n.WaitExpanded("data", "400Mi")
 	if large := n.FileSystemKiB("user"); large < small+70*1024 {
 		t.Errorf("the filesystem had %d KiB and has %d KiB", small, large)
 	}
 }
 
-// hideSocket lets nobody find the node plugin of a real driver on a node until back is called.
-func hideSocket(t *testing.T, n *user.Namespace, real storage.Driver, name string) (back func()) {
+// hideSocket renames the socket of a real driver's node plugin until restore is called.
+func hideSocket(t *testing.T, n *user.Namespace, real storage.Driver, name string) (restore func()) {
 	t.Helper()
 	node, err := n.Cluster.Node(name)
 	if err != nil {
@@ -348,33 +317,28 @@ func hideSocket(t *testing.T, n *user.Namespace, real storage.Driver, name strin
 	if err := os.Rename(socket, socket+".hidden"); err != nil {
 		t.Fatal(err)
 	}
-	hidden := true
-	back = func() {
-		if !hidden {
-			return
-		}
-		hidden = false
+	restore = sync.OnceFunc(func() {
 		if err := os.Rename(socket+".hidden", socket); err != nil {
 			t.Error(err)
 		}
-	}
-	t.Cleanup(back)
-	return back
+	})
+	t.Cleanup(restore)
+	return restore
 }
 
-// The node cannot grow the volume, as it says for good, and then it can.
+// The node cannot expand the volume, reports an infeasible size, and later can.
 func TestNodeThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-reference-xfs", "320Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	found := n.WaitVolume("data")
-	heal := spoilTwin(t, n, found.Claim, storage.Reference, storage.Fault{
-		RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no room for that",
+	removeFault := addTwinFault(n, found.Claim, storage.Fault{
+		RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no capacity for that",
 	})
 	n.Resize("data", "400Mi")
-	n.WaitEvent("user", "OutOfRange", "this node has no room for that")
-	heal()
+	n.WaitEvent("user", "OutOfRange", "this node has no capacity for that")
+	removeFault()
 	n.WaitExpanded("data", "400Mi")
 	n.Resize("data", "480Mi")
 	n.WaitExpanded("data", "480Mi")

@@ -14,9 +14,9 @@ import (
 
 var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// Nothing is defined by hand before, and what the chart defines stays when it goes.
+// The chart installs the CRD, and does not delete it with the fabric.
 func TestFabricIsSwitchedOnByOneValue(t *testing.T) {
-	n := homeAlone(t)
+	n := homeSerial(t)
 	config, err := n.Cluster.Config()
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func TestFabricIsSwitchedOnByOneValue(t *testing.T) {
 		if err := install(ctx, n.Cluster); err != nil {
 			t.Error(err)
 		}
-		// No release has it any more, so no upgrade can mistake Liqo's for ours.
+		// Otherwise a later installation of Liqo would find it.
 		if err := driver.UndefineOffloading(ctx, n.Cluster); err != nil {
 			t.Error(err)
 		}
@@ -43,14 +43,14 @@ func TestFabricIsSwitchedOnByOneValue(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Installing waits for all pods: also without the kind the fabric is ready, and says so.
+	// The installation waits for all pods: the fabric is ready without the CRD.
 	fabric := driver.Fabric()
 	fabric["definition"] = false
 	if err := installWith(t.Context(), n.Cluster, chart.Values{"fabric": fabric}); err != nil {
 		t.Fatal(err)
 	}
 	if defined() {
-		t.Error("the kind was defined against what the values say")
+		t.Error("the chart installed the CRD although definition is false")
 	}
 	found, err := n.Client.AppsV1().Deployments(chart.Namespace).Get(t.Context(), "liqo-csi-fabric", metav1.GetOptions{})
 	if err != nil {
@@ -64,12 +64,12 @@ func TestFabricIsSwitchedOnByOneValue(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !defined() {
-		t.Error("the kind is not defined")
+		t.Error("the chart did not install the CRD")
 	}
 	if err := install(t.Context(), n.Cluster); err != nil {
 		t.Fatal(err)
 	}
 	if !defined() {
-		t.Error("the kind went with the fabric, and all objects with it")
+		t.Error("the CRD was deleted with the fabric")
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// `helm test` succeeds, and leaves nothing. Without pods of the controller it fails, and says so.
+// `helm test` succeeds and leaves no objects. Without pods of the controller it fails and names the Deployment.
 func TestHelmTestTellsABrokenInstallation(t *testing.T) {
-	n := homeAlone(t)
+	n := homeSerial(t)
 	helm, err := chart.New(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -32,13 +32,13 @@ func TestHelmTestTellsABrokenInstallation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := n.Client.RbacV1().ClusterRoles().Get(t.Context(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the rights of the test outlive it: %v", err)
+		t.Errorf("the ClusterRole of the test was not deleted: %v", err)
 	}
 
-	restart := withoutControllers(t, n)
+	restart := stopControllers(t, n)
 	err = helm.Test(t.Context(), chart.Release, chart.Namespace)
 	if err == nil || !strings.Contains(err.Error(), "Deployment liqo-csi/liqo-csi-controller") {
-		t.Errorf("without a controller, helm test says %v", err)
+		t.Errorf("helm test without a controller: %v", err)
 	}
 	restart()
 	n.Eventually("helm test succeeds again", func(ctx context.Context) (string, error) {

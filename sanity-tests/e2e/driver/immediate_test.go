@@ -6,15 +6,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"storage.liqo.io/sanity-tests/driver"
 )
 
-// nodeKey is on real nodes; allowedTopologies of classes of the driver use it.
+// nodeKey is the driver's topology key for nodes.
 const nodeKey = "topology.storage.liqo.io/node"
 
-// No pod chooses the node here, and the real class could use every one.
+// Without a pod the driver selects the node. The real class allows all nodes.
 func TestImmediateClassKeepsToItsAllowedTopologies(t *testing.T) {
 	n := home(t)
 	_, excluded := twoNodes(t, n)
@@ -26,16 +23,14 @@ func TestImmediateClassKeepsToItsAllowedTopologies(t *testing.T) {
 			names = append(names, node.Name)
 		}
 	}
-	immediate := storagev1.VolumeBindingImmediate
 	for _, real := range []string{"reference-local", "reference-immediate"} {
 		class := n.Name + "-" + real
-		n.Class(&storagev1.StorageClass{
-			ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: driver.CSIName, VolumeBindingMode: &immediate,
-			Parameters: map[string]string{"realStorageClass": real},
-			AllowedTopologies: []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
-				{Key: nodeKey, Values: names},
-			}}},
-		})
+		virtual := virtualClass(class, map[string]string{"realStorageClass": real})
+		virtual.VolumeBindingMode = new(storagev1.VolumeBindingImmediate)
+		virtual.AllowedTopologies = []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
+			{Key: nodeKey, Values: names},
+		}}}
+		n.Class(virtual)
 		for i := range 5 {
 			n.Claim(fmt.Sprintf("%s-%d", real, i), class, "64Mi")
 		}
@@ -43,14 +38,14 @@ func TestImmediateClassKeepsToItsAllowedTopologies(t *testing.T) {
 			claim := fmt.Sprintf("%s-%d", real, i)
 			found := n.WaitVolume(claim)
 			if node := found.Twin.Annotations["volume.kubernetes.io/selected-node"]; !allowed[node] {
-				t.Errorf("the twin of %s is for the node %q", claim, node)
+				t.Errorf("the selected node of the twin of %s is %q", claim, node)
 			}
 			if real == "reference-local" {
-				continue // where its volumes are, the real driver says in its own words
+				continue // its volumes have topology keys of the real driver
 			}
 			for _, term := range found.Virtual.Spec.NodeAffinity.Required.NodeSelectorTerms {
 				if nodes := valuesOf(term, nodeKey); len(nodes) != 1 || !allowed[nodes[0]] {
-					t.Errorf("the volume of %s may be used on %v", claim, nodes)
+					t.Errorf("the volume of %s has affinity to the nodes %v", claim, nodes)
 				}
 			}
 		}
@@ -62,7 +57,7 @@ func TestImmediateClassKeepsToItsAllowedTopologies(t *testing.T) {
 	}
 }
 
-// valuesOf are the values that a term wants of a label.
+// valuesOf returns the values of a label in a term.
 func valuesOf(term corev1.NodeSelectorTerm, key string) []string {
 	for _, expression := range term.MatchExpressions {
 		if expression.Key == key {

@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A claim that is made again has those owners only that are there: Kubernetes would delete it for
-// one that is not, and for one of a kind that is not served as soon as that kind is served again.
+// A recreated claim only has owners that exist. Kubernetes would delete it for an owner that does not exist, and, when
+// the kind is served again, for an owner of a kind that is not served.
 func TestImportKeepsOwnersThatAreThere(t *testing.T) {
 	n := home(t)
 	settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}}
@@ -21,21 +21,21 @@ func TestImportKeepsOwnersThatAreThere(t *testing.T) {
 		{APIVersion: "v1", Kind: "ConfigMap", Name: "settings", UID: settings.UID},
 		{APIVersion: "databases.example.test/v1", Kind: "Database", Name: "orders", UID: "6a1c8a4e-0000-4000-8000-000000000001"},
 	}
-	sum, real := filled(t, n, "data", "reference", func(claim *corev1.PersistentVolumeClaim) {
+	sum, real := createClaimWithData(t, n, "data", "reference", func(claim *corev1.PersistentVolumeClaim) {
 		claim.OwnerReferences = owners
 	})
 	out, err := runImport(t, n, "data", "--class", "liqo-reference")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if told := strings.Count(out, "the Database orders, is of a kind that this cluster does not serve"); told != 1 {
-		t.Errorf("it is told %d times that an owner is dropped: %s", told, out)
+	if count := strings.Count(out, "the Database orders, is of a kind that this cluster does not serve"); count != 1 {
+		t.Errorf("%d messages that an owner is dropped: %s", count, out)
 	}
 	wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)
-	if now := claimOf(t, n, "data").OwnerReferences; len(now) != 1 || now[0].UID != settings.UID {
+	if now := n.GetClaim("data").OwnerReferences; len(now) != 1 || now[0].UID != settings.UID {
 		t.Errorf("the claim has the owners %v", now)
 	}
-	wantSum(t, n, "after", "data", sum)
+	wantFileInNewPod(t, n, "after", "data", sum)
 	n.DeletePod("after")
 	deleteClaim(t, n, "data")
 }

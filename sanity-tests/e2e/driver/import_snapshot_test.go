@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -17,41 +16,26 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// runSnapshotImport runs the command as an administrator would.
 func runSnapshotImport(t *testing.T, n *user.Namespace, snapshot string, args ...string) (string, error) {
 	t.Helper()
-	program, err := driver.Compile(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	args = append([]string{"import", "snapshot", n.Name + "/" + snapshot, "--kubeconfig", n.Cluster.Kubeconfig()}, args...)
-	if !slices.Contains(args, "--timeout") {
-		args = append(args, "--timeout", "3m")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Timeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
-	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
-	return string(out), err
+	return runTransfer(t.Context(), t, n, "import", "snapshot", snapshot, args...)
 }
 
-// realSnapshot is a snapshot of a claim of a real class, of what a pod has written.
-func realSnapshot(t *testing.T, n *user.Namespace, class string) (sum string, found user.Snapshot) {
+// createRealSnapshot creates a claim of a real class with random data, and the snapshot backup of it.
+func createRealSnapshot(t *testing.T, n *user.Namespace, class string) (sum string, found user.Snapshot) {
 	t.Helper()
-	n.Claim("data", class, "64Mi")
-	n.Pod("writer", "data")
-	n.WaitReady("writer")
-	sum = scramble(n, "writer", false)
+	startPod(n, "writer", "data", class)
+	sum = fillRandom(n, "writer", false)
 	n.Snapshot("backup", "data", class)
-	return sum, behindReal(t, n)
+	return sum, getRealSnapshot(t, n)
 }
 
-// behindReal is a snapshot of a real class with its content.
-func behindReal(t *testing.T, n *user.Namespace) user.Snapshot {
+// getRealSnapshot returns the snapshot backup of a real class and its content.
+func getRealSnapshot(t *testing.T, n *user.Namespace) user.Snapshot {
 	t.Helper()
 	found, err := n.GetSnapshot(t.Context(), "backup")
 	if err != nil || found.Content == nil {
-		t.Fatalf("what stands behind the snapshot: %+v, %v", found, err)
+		t.Fatalf("objects of the snapshot: %+v, %v", found, err)
 	}
 	return found
 }
@@ -61,11 +45,11 @@ func TestImportOfASnapshotKeepsTheData(t *testing.T) {
 	for name, class := range map[string]string{"directory": "reference", "on one node": "reference-local"} {
 		t.Run(name, func(t *testing.T) {
 			n := home(t)
-			want, before := realSnapshot(t, n, class)
+			want, before := createRealSnapshot(t, n, class)
 			if out, err := runSnapshotImport(t, n, "backup", "--dry-run"); err != nil || !strings.Contains(out, "nothing was changed") {
 				t.Fatalf("the dry run: %v\n%s", err, out)
 			}
-			if now := behindReal(t, n); now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != "Delete" {
+			if now := getRealSnapshot(t, n); now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != "Delete" {
 				user.ViolatedNow(t, "the dry run changed something: %+v", now)
 			}
 			if out, err := runSnapshotImport(t, n, "backup"); err != nil {
@@ -73,16 +57,16 @@ func TestImportOfASnapshotKeepsTheData(t *testing.T) {
 			}
 			imported := n.WantImportedSnapshot("backup")
 			if imported.Content.Spec.Driver != driver.CSIName || imported.Real.Spec.Driver != before.Content.Spec.Driver {
-				t.Errorf("the snapshot is of %s, its twin of %s", imported.Content.Spec.Driver, imported.Real.Spec.Driver)
+				t.Errorf("the driver of the snapshot is %s, that of its twin %s", imported.Content.Spec.Driver, imported.Real.Spec.Driver)
 			}
 			if imported.Real.Status.Handle != before.Content.Status.Handle {
-				user.Violated(t, "the data is %s, and was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
+				user.Violated(t, "the handle of the data is %s, and was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
 			}
 			left, err := user.SnapshotContent(t.Context(), n.Client, before.Content.Metadata.Name)
 			if err != nil || left != nil {
-				t.Errorf("the content of before is left: %+v, %v", left, err)
+				t.Errorf("the old content was not deleted: %+v, %v", left, err)
 			}
-			// Again, it is done already.
+			// The command is idempotent.
 			if out, err := runSnapshotImport(t, n, "backup"); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
@@ -91,7 +75,7 @@ func TestImportOfASnapshotKeepsTheData(t *testing.T) {
 			n.Pod("reader", "restored")
 			n.WaitReady("reader")
 			if got := checksum(n, "reader", false); got != want {
-				user.Violated(t, "the bytes are %s, want %s", got, want)
+				user.Violated(t, "the checksum is %s, want %s", got, want)
 			}
 			n.DeleteSnapshot("backup")
 			n.WaitSnapshotDeleted(imported, n.Client, chart.StorageNamespace)
@@ -104,38 +88,36 @@ func TestImportOfASnapshotKeepsTheData(t *testing.T) {
 
 func TestImportOfASnapshotTellsAllThatSpeaksAgainstIt(t *testing.T) {
 	n := home(t)
-	_, before := realSnapshot(t, n, "reference")
+	_, before := createRealSnapshot(t, n, "reference")
 	if _, err := n.Kubectl("annotate", "volumesnapshot", "backup", "meta.helm.sh/release-name=web"); err != nil {
 		t.Fatal(err)
 	}
-	// A claim of it that no pod has ever wanted.
+	// A claim that is still Pending.
 	n.Claim("copy", "liqo-reference", "64Mi", user.WithDataSource("VolumeSnapshot", "backup"))
 	out, err := runSnapshotImport(t, n, "backup")
 	if err == nil {
-		user.ViolatedNow(t, "it was imported")
+		user.ViolatedNow(t, "the snapshot was imported")
 	}
 	for _, word := range []string{"Helm", "--force-managed", "copy"} {
 		if !strings.Contains(out, word) {
-			t.Errorf("%q is not told", word)
+			t.Errorf("the output does not have %q", word)
 		}
 	}
-	if now := behindReal(t, n); now.Object.Metadata.UID != before.Object.Metadata.UID || len(now.Content.Metadata.Annotations["storage.liqo.io/import-snapshot"]) > 0 {
-		user.Violated(t, "something was changed: %+v", now)
+	if now := getRealSnapshot(t, n); now.Object.Metadata.UID != before.Object.Metadata.UID || len(now.Content.Metadata.Annotations["storage.liqo.io/import-snapshot"]) > 0 {
+		user.Violated(t, "the snapshot was changed: %+v", now)
 	}
 	if out, err := runSnapshotImport(t, n, "none"); err == nil || !strings.Contains(out, "no such VolumeSnapshot") {
 		t.Errorf("%v: %s", err, out)
 	}
-	n.Claim("ours", "liqo-reference", "64Mi")
-	n.Pod("user", "ours")
-	n.WaitReady("user")
-	n.Snapshot("of-ours", "ours", snapshotClass)
-	if out, err := runSnapshotImport(t, n, "of-ours"); err == nil || !strings.Contains(out, "of this driver") {
+	startPod(n, "user", "virtual", "liqo-reference")
+	n.Snapshot("virtual", "virtual", snapshotClass)
+	if out, err := runSnapshotImport(t, n, "virtual"); err == nil || !strings.Contains(out, "of this driver") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-// markSnapshotImport begins an import, as a command does that is killed after its first write.
-func markSnapshotImport(t *testing.T, n *user.Namespace, before user.Snapshot) {
+// startSnapshotImport does the first write of an import.
+func startSnapshotImport(t *testing.T, n *user.Namespace, before user.Snapshot) {
 	t.Helper()
 	namespace, err := n.Client.CoreV1().Namespaces().Get(t.Context(), n.Name, metav1.GetOptions{})
 	if err != nil {
@@ -149,26 +131,26 @@ func markSnapshotImport(t *testing.T, n *user.Namespace, before user.Snapshot) {
 	}
 }
 
-// wantSnapshotAsBefore fails if anything of an import is there.
-func wantSnapshotAsBefore(t *testing.T, n *user.Namespace, before user.Snapshot) {
+// wantSnapshotUnchanged checks that nothing is left of an import.
+func wantSnapshotUnchanged(t *testing.T, n *user.Namespace, before user.Snapshot) {
 	t.Helper()
-	now := behindReal(t, n)
+	now := getRealSnapshot(t, n)
 	if now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != before.Content.Spec.DeletionPolicy {
-		t.Errorf("it is not as before: %+v", now)
+		t.Errorf("the snapshot was changed: %+v", now)
 	}
 	for _, object := range []*user.SnapshotObject{now.Object, now.Content} {
 		for key := range object.Metadata.Annotations {
 			if strings.HasPrefix(key, "storage.liqo.io/") {
-				t.Errorf("the annotation %s is left on %s", key, object.Metadata.Name)
+				t.Errorf("the annotation %s was not removed from %s", key, object.Metadata.Name)
 			}
 		}
 	}
 	if others := otherContents(t, n, before); len(others) > 0 {
-		user.Violated(t, "there are other contents of the data: %v", others)
+		user.Violated(t, "other contents have the same handle: %v", others)
 	}
 }
 
-// otherContents are the contents that lead to the same data.
+// otherContents returns the other contents with the same handle.
 func otherContents(t *testing.T, n *user.Namespace, of user.Snapshot) []string {
 	t.Helper()
 	same := fmt.Sprintf(`jsonpath={.items[?(@.spec.source.snapshotHandle==%q)].metadata.name}`, of.Content.Status.Handle)
@@ -179,23 +161,22 @@ func otherContents(t *testing.T, n *user.Namespace, of user.Snapshot) []string {
 	return slices.DeleteFunc(strings.Fields(out), func(name string) bool { return name == of.Content.Metadata.Name })
 }
 
-// What the API server would not take is told before anything is written, and takes an import back
-// that has begun.
+// If the API server refuses the new snapshot, an import does not start, and is rolled back if it was started.
 func TestImportOfASnapshotThatIsNotAcceptedChangesNothing(t *testing.T) {
 	n := home(t)
-	_, before := realSnapshot(t, n, "reference")
+	_, before := createRealSnapshot(t, n, "reference")
 	n.Quota("snapshots", "count/volumesnapshots.snapshot.storage.k8s.io", "1")
 	if out, err := runSnapshotImport(t, n, "backup"); err == nil || !strings.Contains(out, "exceeded quota") {
 		t.Fatalf("%v: %s", err, out)
 	}
-	wantSnapshotAsBefore(t, n, before)
+	wantSnapshotUnchanged(t, n, before)
 
-	markSnapshotImport(t, n, before)
+	startSnapshotImport(t, n, before)
 	out, err := runSnapshotImport(t, n, "backup")
 	if err == nil || !strings.Contains(out, "exceeded quota") || !strings.Contains(out, "rolled back") {
 		t.Fatalf("%v: %s", err, out)
 	}
-	wantSnapshotAsBefore(t, n, before)
+	wantSnapshotUnchanged(t, n, before)
 
 	if _, err := n.Kubectl("delete", "resourcequota", "snapshots"); err != nil {
 		t.Fatal(err)
@@ -208,28 +189,24 @@ func TestImportOfASnapshotThatIsNotAcceptedChangesNothing(t *testing.T) {
 	n.WaitSnapshotDeleted(imported, n.Client, chart.StorageNamespace)
 }
 
-// The content of before is deleted by somebody while the import is under way: an undo that went on
-// would leave the data without anything that leads to it.
+// The old content is deleted during the import. The undo must not delete the other content then, because nothing else
+// leads to the data.
 func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
 	n := home(t)
-	_, before := realSnapshot(t, n, "reference")
-	// The twin never becomes ready, so that the import gets no further than that.
-	remove, err := storage.BackendOf(n.Cluster, storage.Reference).AddFault(storage.Fault{
+	_, before := createRealSnapshot(t, n, "reference")
+	// The import cannot continue while the twin is not ready.
+	removeFault := n.AddFault(storage.Reference, storage.Fault{
 		RPC: "ListSnapshots", Match: before.Content.Status.Handle, Code: "Unavailable", Message: "not now",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = remove() })
 	var second string
-	n.Eventually("the twin of the snapshot to be created", func(context.Context) (string, error) {
+	n.Eventually("the twin of the snapshot is created", func(context.Context) (string, error) {
 		out, err := runSnapshotImport(t, n, "backup", "--timeout", "0s")
 		if err == nil || !strings.Contains(out, "run the same command again") {
 			t.Fatalf("%v: %s", err, out)
 		}
 		others := otherContents(t, n, before)
 		if len(others) != 1 || !strings.Contains(out, "its twin") {
-			return fmt.Sprintf("other contents of the data: %v; %s", others, out), nil
+			return fmt.Sprintf("other contents: %v; %s", others, out), nil
 		}
 		second = others[0]
 		return "", nil
@@ -240,11 +217,11 @@ func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
 	for range 2 {
 		out, err := runSnapshotImport(t, n, "backup", "--undo")
 		if err == nil {
-			t.Fatal("it is undone")
+			t.Fatal("the import was undone")
 		}
 		for _, word := range []string{before.Content.Spec.Driver, before.Content.Status.Handle, second} {
 			if !strings.Contains(out, word) {
-				t.Errorf("%q is not told", word)
+				t.Errorf("the output does not have %q", word)
 			}
 		}
 		for _, name := range []string{before.Content.Metadata.Name, second} {
@@ -255,62 +232,40 @@ func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
 		}
 	}
 
-	if err := remove(); err != nil {
-		t.Fatal(err)
-	}
-	// The snapshot goes with that content, and the data stays until its last content is deleted.
+	removeFault()
+	// With the snapshot the old content is deleted, and with the last content the data.
 	data := storage.BackendOf(n.Cluster, storage.Reference).Data(before.Content.Status.Handle)
 	n.DeleteSnapshot("backup")
-	n.Eventually("the content of before is gone", func(ctx context.Context) (string, error) {
-		left, err := user.SnapshotContent(ctx, n.Client, before.Content.Metadata.Name)
-		if err != nil || left != nil {
-			return "it is there", err
-		}
-		return "", nil
-	})
+	n.WaitDeleted("volumesnapshotcontent", before.Content.Metadata.Name)
 	if _, err := os.Stat(data); err != nil {
-		user.Violated(t, "the data: %v", err)
+		user.Violated(t, "the data was deleted: %v", err)
 	}
 	for _, args := range [][]string{
 		{"patch", "volumesnapshotcontent", second, "--type=merge", "-p", `{"spec":{"deletionPolicy":"Delete"}}`},
 		{"delete", "volumesnapshot", "-n", chart.StorageNamespace, second},
-		// Whether the snapshot-controller does that has to do with when it saw the policy.
+		// The snapshot-controller has only deleted it if it saw the policy in time.
 		{"delete", "volumesnapshotcontent", second, "--wait=false", "--ignore-not-found"},
 	} {
 		if _, err := n.Kubectl(args...); err != nil {
 			t.Fatal(err)
 		}
 	}
-	n.Eventually("the last content is gone", func(ctx context.Context) (string, error) {
-		left, err := user.SnapshotContent(ctx, n.Client, second)
-		if err != nil || left != nil {
-			return "it is there", err
-		}
-		return "", nil
-	})
+	n.WaitDeleted("volumesnapshotcontent", second)
 	wantNoSnapshotData(t, n, user.Snapshot{Real: before.Content})
 }
 
-// An import that waits for a twin that never gets ready, as where csi-snapshotter is gone, is
-// named by doctor and can be undone.
+// doctor reports an import that cannot finish, for example without csi-snapshotter, and it can be undone.
 func TestImportOfASnapshotIsUndone(t *testing.T) {
 	n := home(t)
-	_, before := realSnapshot(t, n, "reference")
-	content := before.Content.Metadata.Name
-	markSnapshotImport(t, n, before)
-	if out, _ := look(t, n, "doctor"); !strings.Contains(out, "liqo-csi import snapshot "+n.Name+"/backup") {
-		t.Errorf("doctor does not name the import:\n%s", out)
+	_, before := createRealSnapshot(t, n, "reference")
+	startSnapshotImport(t, n, before)
+	if out, _ := liqoCSI(t, n, "doctor"); !strings.Contains(out, "liqo-csi import snapshot "+n.Name+"/backup") {
+		t.Errorf("doctor does not report the import:\n%s", out)
 	}
 	if out, err := runSnapshotImport(t, n, "backup", "--undo"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	wantSnapshotAsBefore(t, n, before)
+	wantSnapshotUnchanged(t, n, before)
 	n.DeleteSnapshot("backup")
-	n.Eventually("the snapshot goes with its content", func(ctx context.Context) (string, error) {
-		left, err := user.SnapshotContent(ctx, n.Client, content)
-		if err != nil || left != nil {
-			return "the content is there", err
-		}
-		return "", nil
-	})
+	n.WaitDeleted("volumesnapshotcontent", before.Content.Metadata.Name)
 }

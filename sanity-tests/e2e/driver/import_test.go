@@ -3,9 +3,8 @@ package driver
 import (
 	"context"
 	"fmt"
-	"os/exec"
-	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,36 +17,16 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// What an import writes on a PersistentVolume.
+// Annotations that an import sets on a PersistentVolume and, the last, on a claim.
 const (
 	importRecord = "storage.liqo.io/import"
 	adoptFor     = "storage.liqo.io/adopt-for"
 	adopt        = "storage.liqo.io/adopt"
 )
 
-// runImport runs the command as an administrator would.
 func runImport(t *testing.T, n *user.Namespace, claim string, args ...string) (string, error) {
 	t.Helper()
-	return runImportUntil(t.Context(), t, n, claim, args...)
-}
-
-// runImportUntil kills the command when ctx ends.
-func runImportUntil(ctx context.Context, t *testing.T, n *user.Namespace, claim string, args ...string) (string, error) {
-	t.Helper()
-	program, err := driver.Compile(t.Context())
-	if err != nil {
-		return "", err
-	}
-	args = append([]string{"import", "pvc", n.Name + "/" + claim, "--kubeconfig", n.Cluster.Kubeconfig()}, args...)
-	if !slices.Contains(args, "--timeout") {
-		args = append(args, "--timeout", "3m")
-	}
-	// None has a --timeout that is longer than user.Timeout.
-	ctx, cancel := context.WithTimeout(ctx, 2*user.Timeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
-	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
-	return string(out), err
+	return runTransfer(t.Context(), t, n, "import", "pvc", claim, args...)
 }
 
 func mustImport(t *testing.T, n *user.Namespace, claim string, args ...string) {
@@ -57,54 +36,38 @@ func mustImport(t *testing.T, n *user.Namespace, claim string, args ...string) {
 	}
 }
 
-// filled is a claim of a real class that a pod has written to, and left.
-func filled(t *testing.T, n *user.Namespace, name, class string, edits ...func(*corev1.PersistentVolumeClaim)) (sum string, real *corev1.PersistentVolume) {
+// createClaimWithData creates a claim with a file in its volume, which is detached.
+func createClaimWithData(t *testing.T, n *user.Namespace, name, class string, edits ...func(*corev1.PersistentVolumeClaim)) (sum string, real *corev1.PersistentVolume) {
 	t.Helper()
 	n.Claim(name, class, "64Mi", edits...)
 	n.Pod("before", name)
 	n.WaitReady("before")
-	n.Exec("before", "mkdir /data/deep && dd if=/dev/urandom of=/data/deep/file bs=64k count=16 2>/dev/null && sync")
-	sum = n.Exec("before", "md5sum /data/deep/file")
+	sum = writeFile(n, "before")
 	real = n.WaitBound(name)
 	n.DeletePod("before")
-	waitRealDetached(n, real.Name)
+	waitDetached(n, real.Name)
 	return sum, real
 }
 
-func waitRealDetached(n *user.Namespace, volume string) {
-	n.Eventually("the volume "+volume+" is detached", func(ctx context.Context) (string, error) {
-		all, err := n.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return "", err
-		}
-		for _, one := range all.Items {
-			if named := one.Spec.Source.PersistentVolumeName; named != nil && *named == volume {
-				return "it is attached to " + one.Spec.NodeName, nil
-			}
-		}
-		return "", nil
-	})
-}
-
-// wantImported is that a claim is one of this driver, on the same real volume, which is as it was.
+// wantImported checks that a claim has a volume of this driver for the same real volume, and returns it.
 func wantImported(t *testing.T, n *user.Namespace, name string, real *corev1.PersistentVolume, policy corev1.PersistentVolumeReclaimPolicy) user.Volume {
 	t.Helper()
 	found := n.WaitVolume(name)
 	if found.Virtual.Spec.CSI == nil || found.Virtual.Spec.CSI.Driver != driver.CSIName {
-		t.Errorf("the volume of the claim is not of this driver: %v", found.Virtual.Spec.PersistentVolumeSource)
+		t.Errorf("the volume of the claim is not one of this driver: %v", found.Virtual.Spec.PersistentVolumeSource)
 	}
 	if found.Real.UID != real.UID {
 		user.Violated(t, "the real volume is %s, and was %s", found.Real.Name, real.Name)
 	}
-	wantPolicy(t, n, real.Name, policy)
-	if _, wishes := claimOf(t, n, name).Annotations[adopt]; wishes {
-		t.Errorf("the claim still asks for its volume: a copy of it would, too")
+	wantReclaimPolicy(t, n, real.Name, policy)
+	if _, found := n.GetClaim(name).Annotations[adopt]; found {
+		t.Errorf("the claim still has the annotation %s, with which a copy of it would request the volume", adopt)
 	}
 	return found
 }
 
-// wantPolicy is that a volume has this reclaim policy and no record of an import.
-func wantPolicy(t *testing.T, n *user.Namespace, name string, policy corev1.PersistentVolumeReclaimPolicy) {
+// wantReclaimPolicy checks that a PersistentVolume has this reclaim policy and no annotations of an import.
+func wantReclaimPolicy(t *testing.T, n *user.Namespace, name string, policy corev1.PersistentVolumeReclaimPolicy) {
 	t.Helper()
 	real, err := n.Client.CoreV1().PersistentVolumes().Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
@@ -114,42 +77,50 @@ func wantPolicy(t *testing.T, n *user.Namespace, name string, policy corev1.Pers
 		t.Errorf("the reclaim policy is %s, not %s", real.Spec.PersistentVolumeReclaimPolicy, policy)
 	}
 	for _, key := range []string{importRecord, adoptFor} {
-		if _, left := real.Annotations[key]; left {
-			t.Errorf("the annotation %s is left", key)
+		if _, found := real.Annotations[key]; found {
+			t.Errorf("the annotation %s was not removed", key)
 		}
 	}
 }
 
-// wantAsBefore is that a claim has its real volume, and nothing is left of an import.
-func wantAsBefore(t *testing.T, n *user.Namespace, name string, real *corev1.PersistentVolume) {
+// wantUnchanged checks that a claim has its real volume, and nothing is left of an import.
+func wantUnchanged(t *testing.T, n *user.Namespace, name string, real *corev1.PersistentVolume) {
 	t.Helper()
 	if now := n.WaitBound(name); now.UID != real.UID {
 		user.Violated(t, "the claim has the volume %s, and had %s", now.Name, real.Name)
 	}
-	claim := claimOf(t, n, name)
+	claim := n.GetClaim(name)
 	if *claim.Spec.StorageClassName != real.Spec.StorageClassName {
-		t.Errorf("the claim has the class %s", *claim.Spec.StorageClassName)
+		t.Errorf("the class of the claim is %s", *claim.Spec.StorageClassName)
 	}
 	for key := range claim.Annotations {
 		if strings.HasPrefix(key, "storage.liqo.io/") {
 			t.Errorf("the claim has the annotation %s", key)
 		}
 	}
-	wantPolicy(t, n, real.Name, real.Spec.PersistentVolumeReclaimPolicy)
+	wantReclaimPolicy(t, n, real.Name, real.Spec.PersistentVolumeReclaimPolicy)
 }
 
-func wantSum(t *testing.T, n *user.Namespace, pod, claim, sum string, edits ...func(*corev1.Pod)) {
+// wantFileInNewPod starts a pod with the claim, and compares the file in its volume.
+func wantFileInNewPod(t *testing.T, n *user.Namespace, pod, claim, sum string) {
 	t.Helper()
-	n.Pod(pod, claim, edits...)
+	n.Pod(pod, claim)
+	wantFile(t, n, pod, sum)
+}
+
+// writeFile writes a file to the volume of a pod, and returns its checksum.
+func writeFile(n *user.Namespace, pod string) (sum string) {
+	n.Exec(pod, "mkdir /data/deep && dd if=/dev/urandom of=/data/deep/file bs=64k count=16 2>/dev/null && sync")
+	return n.Exec(pod, "md5sum /data/deep/file")
+}
+
+// wantFile waits until a pod is ready, and compares the file in its volume.
+func wantFile(t *testing.T, n *user.Namespace, pod, sum string) {
+	t.Helper()
 	n.WaitReady(pod)
 	if got := n.Exec(pod, "md5sum /data/deep/file"); got != sum {
-		user.Violated(t, "read %q, wrote %q", got, sum)
+		user.Violated(t, "%s reads %q, want %q", pod, got, sum)
 	}
-}
-
-func setPolicy(t *testing.T, n *user.Namespace, volume string, policy corev1.PersistentVolumeReclaimPolicy) {
-	t.Helper()
-	patchVolume(t, n, volume, fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy))
 }
 
 func TestImportKeepsTheData(t *testing.T) {
@@ -157,30 +128,29 @@ func TestImportKeepsTheData(t *testing.T) {
 	for _, class := range []string{"reference", "reference-attach", "reference-local", "local-path"} {
 		t.Run(class, func(t *testing.T) {
 			n := home(t)
-			sum, real := filled(t, n, "data", class, func(claim *corev1.PersistentVolumeClaim) {
+			sum, real := createClaimWithData(t, n, "data", class, func(claim *corev1.PersistentVolumeClaim) {
 				claim.Labels = map[string]string{"team": "blue"}
 			})
 			if out, err := runImport(t, n, "data", "--class", "liqo-"+class, "--dry-run"); err != nil || !strings.Contains(out, "is possible (dry run)") {
 				t.Fatalf("%v: %s", err, out)
 			}
-			wantAsBefore(t, n, "data", real)
+			wantUnchanged(t, n, "data", real)
 			mustImport(t, n, "data", "--class", "liqo-"+class)
 			found := wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)
-			if claimOf(t, n, "data").Labels["team"] != "blue" {
-				t.Error("the label of the claim is lost")
+			if n.GetClaim("data").Labels["team"] != "blue" {
+				t.Error("the claim has lost its label")
 			}
-			wantSum(t, n, "after", "data", sum)
+			wantFileInNewPod(t, n, "after", "data", sum)
 			n.Exec("after", "echo more > /data/more && sync")
-			out, _ := look(t, n, "volumes", "--namespace", n.Name)
+			out, _ := liqoCSI(t, n, "volumes", "--namespace", n.Name)
 			if !strings.Contains(out, found.Twin.Name) {
 				t.Errorf("the volume is not listed: %s", out)
 			}
-			// Again, there is nothing to do.
+			// The command is idempotent.
 			mustImport(t, n, "data", "--class", "liqo-"+class)
-			// It is deleted as any other.
 			n.DeletePod("after")
 			deleteClaim(t, n, "data")
-			wantGone(t, n, found)
+			waitVolumeDeleted(t, n, found)
 		})
 	}
 }
@@ -188,10 +158,10 @@ func TestImportKeepsTheData(t *testing.T) {
 func TestImportOfAStaticVolume(t *testing.T) {
 	n := home(t)
 	recycleStatic(t, n)
-	sum, real := filled(t, n, "data", "static-local")
+	sum, real := createClaimWithData(t, n, "data", "static-local")
 	mustImport(t, n, "data", "--class", "liqo-static-local")
 	wantImported(t, n, "data", real, real.Spec.PersistentVolumeReclaimPolicy)
-	wantSum(t, n, "after", "data", sum)
+	wantFileInNewPod(t, n, "after", "data", sum)
 	n.DeletePod("after")
 	deleteClaim(t, n, "data")
 }
@@ -199,23 +169,23 @@ func TestImportOfAStaticVolume(t *testing.T) {
 func TestImportKeepsTheReclaimPolicy(t *testing.T) {
 	t.Parallel()
 	t.Run("of a volume that is retained", func(t *testing.T) {
-		kept := discardAfter(t)
+		kept := discardAtEnd(t)
 		n := home(t)
-		sum, real := filled(t, n, "data", "reference")
-		setPolicy(t, n, real.Name, corev1.PersistentVolumeReclaimRetain)
+		sum, real := createClaimWithData(t, n, "data", "reference")
+		setReclaimPolicy(t, n, real.Name, corev1.PersistentVolumeReclaimRetain)
 		mustImport(t, n, "data", "--class", "liqo-reference")
 		*kept = wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimRetain)
-		wantSum(t, n, "after", "data", sum)
+		wantFileInNewPod(t, n, "after", "data", sum)
 		n.DeletePod("after")
 		deleteClaim(t, n, "data")
 	})
 	t.Run("of a class that retains", func(t *testing.T) {
-		kept := discardAfter(t)
+		kept := discardAtEnd(t)
 		n := home(t)
-		sum, real := filled(t, n, "data", "reference")
+		sum, real := createClaimWithData(t, n, "data", "reference")
 		mustImport(t, n, "data", "--class", "liqo-retain")
 		*kept = wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimRetain)
-		wantSum(t, n, "after", "data", sum)
+		wantFileInNewPod(t, n, "after", "data", sum)
 		n.DeletePod("after")
 		deleteClaim(t, n, "data")
 	})
@@ -229,7 +199,7 @@ func TestImportOfABlockVolume(t *testing.T) {
 	n.Exec("before", "echo kept | dd of=/data bs=512 count=1 conv=sync,fsync")
 	real := n.WaitBound("data")
 	n.DeletePod("before")
-	waitRealDetached(n, real.Name)
+	waitDetached(n, real.Name)
 	mustImport(t, n, "data", "--class", "liqo-reference")
 	wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)
 	n.Pod("after", "data", user.WithDevice)
@@ -255,12 +225,12 @@ func TestImportTellsAllThatSpeaksAgainstIt(t *testing.T) {
 	}
 	for _, wanted := range []string{"the pod user uses the claim", "is attached to the node", "Helm manages the claim", "not one of this driver"} {
 		if !strings.Contains(out, wanted) {
-			t.Errorf("%q is not told: %s", wanted, out)
+			t.Errorf("the output does not have %q: %s", wanted, out)
 		}
 	}
-	wantAsBefore(t, n, "data", real)
+	wantUnchanged(t, n, "data", real)
 	n.DeletePod("user")
-	waitRealDetached(n, real.Name)
+	waitDetached(n, real.Name)
 	if out, err := runImport(t, n, "data", "--class", "liqo-reference-attach"); err == nil {
 		user.ViolatedNow(t, "a claim that Helm manages was imported: %s", out)
 	}
@@ -269,64 +239,74 @@ func TestImportTellsAllThatSpeaksAgainstIt(t *testing.T) {
 	deleteClaim(t, n, "data")
 }
 
-// A quota that has no room for the new claim is found before anything is deleted.
+// If the quota does not allow the new claim, nothing is deleted.
 func TestImportIsTriedBeforeItBegins(t *testing.T) {
 	n := home(t)
-	_, real := filled(t, n, "data", "reference")
-	n.StorageQuota("tight", "64Mi")
+	_, real := createClaimWithData(t, n, "data", "reference")
+	n.StorageQuota("small", "64Mi")
 	out, err := runImport(t, n, "data", "--class", "liqo-reference")
 	if err == nil || !strings.Contains(out, "exceeded quota") {
 		t.Errorf("%v: %s", err, out)
 	}
-	wantAsBefore(t, n, "data", real)
+	wantUnchanged(t, n, "data", real)
 }
 
 func TestImportOfAStatefulSet(t *testing.T) {
 	n := home(t)
-	n.Apply(fmt.Sprintf(importedSet, images.BusyboxName))
-	sums := map[string]string{}
+	sums := createSet(n, "reference")
 	reals := map[string]*corev1.PersistentVolume{}
-	for _, pod := range []string{"db-0", "db-1"} {
-		n.WaitReady(pod)
-		n.Exec(pod, "mkdir /data/deep && dd if=/dev/urandom of=/data/deep/file bs=64k count=8 2>/dev/null && sync")
-		sums[pod] = n.Exec(pod, "md5sum /data/deep/file")
+	for pod := range sums {
 		reals["data-"+pod] = n.WaitBound("data-" + pod)
 	}
 	out, err := runImport(t, n, "data-db-1", "--class", "liqo-reference")
 	if err == nil || !strings.Contains(out, "the StatefulSet db has a replica 1") {
 		t.Fatalf("%v: %s", err, out)
 	}
-	scale := func(replicas string) {
-		if _, err := n.Kubectl("scale", "statefulset", "db", "--replicas", replicas); err != nil {
-			t.Fatal(err)
-		}
-	}
-	scale("0")
+	scaleSet(t, n, "0")
 	for claim, real := range reals {
-		n.Eventually("the pods of the set are gone", func(ctx context.Context) (string, error) {
-			pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{})
-			if err != nil || len(pods.Items) > 0 {
-				return "they are not", err
-			}
-			return "", nil
-		})
-		waitRealDetached(n, real.Name)
+		waitDetached(n, real.Name)
 		mustImport(t, n, claim, "--class", "liqo-reference")
 		wantImported(t, n, claim, real, corev1.PersistentVolumeReclaimDelete)
 	}
-	scale("2")
+	scaleSet(t, n, "2")
 	for pod, sum := range sums {
-		n.WaitReady(pod)
-		if got := n.Exec(pod, "md5sum /data/deep/file"); got != sum {
-			user.Violated(t, "%s reads %q, wrote %q", pod, got, sum)
-		}
+		wantFile(t, n, pod, sum)
 	}
 	if _, err := n.Kubectl("delete", "statefulset", "db"); err != nil {
 		t.Fatal(err)
 	}
 }
 
-const importedSet = `
+// createSet creates the StatefulSet db with a file in each volume, and returns the checksums by pod.
+func createSet(n *user.Namespace, class string) map[string]string {
+	n.Apply(fmt.Sprintf(statefulSet, images.BusyboxName, class))
+	sums := map[string]string{}
+	for _, pod := range []string{"db-0", "db-1"} {
+		n.WaitReady(pod)
+		sums[pod] = writeFile(n, pod)
+	}
+	return sums
+}
+
+// scaleSet scales the StatefulSet db and, to 0, waits until its pods are deleted.
+func scaleSet(t *testing.T, n *user.Namespace, replicas string) {
+	t.Helper()
+	if _, err := n.Kubectl("scale", "statefulset", "db", "--replicas", replicas); err != nil {
+		t.Fatal(err)
+	}
+	if replicas != "0" {
+		return
+	}
+	n.Eventually("the pods of the set are deleted", func(ctx context.Context) (string, error) {
+		pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{})
+		if err != nil || len(pods.Items) > 0 {
+			return "they still exist", err
+		}
+		return "", nil
+	})
+}
+
+const statefulSet = `
 apiVersion: apps/v1
 kind: StatefulSet
 metadata: {name: db}
@@ -349,14 +329,14 @@ spec:
   volumeClaimTemplates:
     - metadata: {name: data}
       spec:
-        storageClassName: reference
+        storageClassName: %s
         accessModes: [ReadWriteOnce]
         resources: {requests: {storage: 64Mi}}
 `
 
 func TestTwoImportsOfOneClaimAtOnce(t *testing.T) {
 	n := home(t)
-	sum, real := filled(t, n, "data", "reference")
+	sum, real := createClaimWithData(t, n, "data", "reference")
 	outcomes := make(chan error, 2)
 	for range 2 {
 		go func() {
@@ -370,46 +350,46 @@ func TestTwoImportsOfOneClaimAtOnce(t *testing.T) {
 		}
 	}
 	wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)
-	wantSum(t, n, "after", "data", sum)
+	wantFileInNewPod(t, n, "after", "data", sum)
 	n.DeletePod("after")
 	deleteClaim(t, n, "data")
 }
 
-// Only the administrator's command permits the adoption: a user's wish is nothing.
+// The annotation of a claim gives no access to a volume. Only the administrator's command does.
 func TestWishToAdoptGivesNobodyData(t *testing.T) {
 	n := home(t)
-	sum, real := filled(t, n, "data", "reference")
-	thief := user.NewNamespace(t, n.Cluster)
-	thief.Claim("data", "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
+	sum, real := createClaimWithData(t, n, "data", "reference")
+	other := user.NewNamespace(t, n.Cluster)
+	other.Claim("data", "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Annotations = map[string]string{
 			adopt: real.Name, "volume.kubernetes.io/selected-node": n.Cluster.Nodes()[0].Name,
 		}
 	})
-	thief.WaitEvent("data", "FailedPrecondition", "may be adopted by this claim")
-	// Not even while the volume is being imported for somebody else.
+	other.WaitEvent("data", "FailedPrecondition", "may be adopted by this claim")
+	// Also not while the volume is imported for another claim.
 	mustImport(t, n, "data", "--class", "liqo-reference")
 	wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)
-	if claim := claimOf(t, thief, "data"); claim.Status.Phase == corev1.ClaimBound {
-		user.Violated(t, "the claim of a stranger is bound")
+	if claim := other.GetClaim("data"); claim.Status.Phase == corev1.ClaimBound {
+		user.Violated(t, "the other claim is bound")
 	}
-	wantSum(t, n, "after", "data", sum)
+	wantFileInNewPod(t, n, "after", "data", sum)
 	n.DeletePod("after")
 	deleteClaim(t, n, "data")
-	deleteClaim(t, thief, "data")
+	deleteClaim(t, other, "data")
 }
 
-// A pod that comes while its claim is imported waits for it.
+// A pod that is created during the import of its claim starts after it.
 func TestPodThatComesDuringAnImportWaitsForIt(t *testing.T) {
-	n := homeAlone(t)
-	sum, real := filled(t, n, "data", "reference")
-	// Nobody selects a node or provisions meanwhile.
-	restart := withoutControllers(t, n)
+	n := homeSerial(t)
+	sum, real := createClaimWithData(t, n, "data", "reference")
+	// No node is selected and no volume provisioned.
+	restart := stopControllers(t, n)
 	done := make(chan error, 1)
 	go func() {
 		_, err := runImport(t, n, "data", "--class", "liqo-reference")
 		done <- err
 	}()
-	waitMadeAnew(n, "data", real.Name)
+	waitRecreated(n, "data", real.Name)
 	n.Pod("early", "data")
 	restart()
 	if err := <-done; err != nil {
@@ -417,25 +397,23 @@ func TestPodThatComesDuringAnImportWaitsForIt(t *testing.T) {
 	}
 	n.WaitReady("early")
 	wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)
-	if got := n.Exec("early", "md5sum /data/deep/file"); got != sum {
-		user.Violated(t, "read %q, wrote %q", got, sum)
-	}
+	wantFile(t, n, "early", sum)
 	n.DeletePod("early")
 	deleteClaim(t, n, "data")
 }
 
-// Before the end nothing but the volume's own reclaim policy keeps the data; it does.
+// During the import the reclaim policy of the real volume retains the data.
 func TestClaimDeletedBeforeItsImportEndsKeepsItsData(t *testing.T) {
-	n := homeAlone(t)
-	sum, real := filled(t, n, "data", "reference")
-	restart := withoutControllers(t, n)
+	n := homeSerial(t)
+	sum, real := createClaimWithData(t, n, "data", "reference")
+	restart := stopControllers(t, n)
 	class := []string{"--class", "liqo-reference"}
-	// It gets as far as it can and is ended there; run again, it waits, however short its time is.
-	interrupted(t, func(ctx context.Context) { _, _ = runImportUntil(ctx, t, n, "data", class...) }, func() { waitMadeAnew(n, "data", real.Name) })
+	// The first command is killed when it cannot continue. The second reaches its timeout.
+	interruptAt(t, func(ctx context.Context) { _, _ = runTransfer(ctx, t, n, "import", "pvc", "data", class...) }, func() { waitRecreated(n, "data", real.Name) })
 	if out, err := runImport(t, n, "data", append(class, "--timeout", "5s")...); err == nil || !strings.Contains(out, "The data is safe") {
 		t.Fatalf("an import ended without a controller: %v: %s", err, out)
 	}
-	if out, _ := look(t, n, "doctor"); !strings.Contains(out, "import pvc "+n.Name+"/data") {
+	if out, _ := liqoCSI(t, n, "doctor"); !strings.Contains(out, "import pvc "+n.Name+"/data") {
 		t.Errorf("doctor does not list the import: %s", out)
 	}
 	deleteClaim(t, n, "data")
@@ -444,24 +422,24 @@ func TestClaimDeletedBeforeItsImportEndsKeepsItsData(t *testing.T) {
 	if err != nil || now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
 		t.Fatalf("%v: %v", err, now)
 	}
-	// It can be taken back, and imported again.
+	// It can be undone and repeated.
 	if out, err := runImport(t, n, "data", "--undo"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	wantAsBefore(t, n, "data", real)
-	wantSum(t, n, "middle", "data", sum)
+	wantUnchanged(t, n, "data", real)
+	wantFileInNewPod(t, n, "middle", "data", sum)
 	n.DeletePod("middle")
-	waitRealDetached(n, real.Name)
+	waitDetached(n, real.Name)
 	mustImport(t, n, "data", "--class", "liqo-reference")
 	wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)
-	wantSum(t, n, "after", "data", sum)
+	wantFileInNewPod(t, n, "after", "data", sum)
 	n.DeletePod("after")
 	deleteClaim(t, n, "data")
 }
 
-// waitMadeAnew waits until an import has made the claim that is to get this volume.
-func waitMadeAnew(n *user.Namespace, name, volume string) {
-	n.Eventually("the claim is made anew", func(ctx context.Context) (string, error) {
+// waitRecreated waits until an import has recreated the claim for this volume.
+func waitRecreated(n *user.Namespace, name, volume string) {
+	n.Eventually("the claim is recreated", func(ctx context.Context) (string, error) {
 		claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, name, metav1.GetOptions{})
 		if err != nil || claim.Annotations[adopt] != volume {
 			return "it is not", err
@@ -470,8 +448,8 @@ func waitMadeAnew(n *user.Namespace, name, volume string) {
 	})
 }
 
-// withoutControllers takes the driver's controllers away until restart is called.
-func withoutControllers(t *testing.T, n *user.Namespace) (restart func()) {
+// stopControllers stops the driver's controllers until restart is called.
+func stopControllers(t *testing.T, n *user.Namespace) (restart func()) {
 	t.Helper()
 	deployments := n.Client.AppsV1().Deployments(chart.Namespace)
 	list, err := deployments.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
@@ -492,21 +470,16 @@ func withoutControllers(t *testing.T, n *user.Namespace) (restart func()) {
 	if err := scale(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	restarted := false
-	restart = func() {
-		if restarted {
-			return
-		}
-		restarted = true
+	restart = sync.OnceFunc(func() {
 		if err := scale(context.Background(), before); err != nil && !apierrors.IsConflict(err) {
 			t.Error(err)
 		}
-	}
+	})
 	t.Cleanup(restart)
-	n.Eventually("the controllers are gone", func(ctx context.Context) (string, error) {
+	n.Eventually("the pods of the controller are deleted", func(ctx context.Context) (string, error) {
 		pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
 		if err != nil || len(pods.Items) > 0 {
-			return "they are still there", err
+			return "they still exist", err
 		}
 		return "", nil
 	})

@@ -24,53 +24,37 @@ func TestDeletingAClaimDeletesEverything(t *testing.T) {
 	for _, class := range []string{"liqo-reference", "liqo-reference-attach", "liqo-local-path"} {
 		t.Run(class, func(t *testing.T) {
 			n := home(t)
-			n.Claim("data", class, "64Mi")
-			n.Pod("user", "data")
-			n.WaitReady("user")
+			startPod(n, "user", "data", class)
 			found := n.WaitVolume("data")
 			n.DeletePod("user")
 			deleteClaim(t, n, "data")
-			wantGone(t, n, found)
+			waitVolumeDeleted(t, n, found)
 		})
 	}
 }
 
 func TestRetainKeepsTheData(t *testing.T) {
-	kept := discardAfter(t)
+	kept := discardAtEnd(t)
 	n := home(t)
-	n.Claim("precious", "liqo-retain", "64Mi")
-	n.Pod("user", "precious")
-	n.WaitReady("user")
-	found := n.WaitVolume("precious")
-	n.Eventually("the real volume is kept", func(ctx context.Context) (string, error) {
-		real, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Real.Name, metav1.GetOptions{})
-		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
-			return "", err
-		}
-		return "its reclaim policy is " + string(real.Spec.PersistentVolumeReclaimPolicy), nil
-	})
+	startPod(n, "user", "data", "liqo-retain")
+	found := n.WaitVolume("data")
+	waitReclaimPolicy(n, found, corev1.PersistentVolumeReclaimRetain)
 	n.DeletePod("user")
 	*kept = found
-	deleteClaim(t, n, "precious")
-	n.Eventually("the volume is released", func(ctx context.Context) (string, error) {
-		object, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Virtual.Name, metav1.GetOptions{})
-		if err != nil || object.Status.Phase == corev1.VolumeReleased {
-			return "", err
-		}
-		return "it is " + string(object.Status.Phase), nil
-	})
+	deleteClaim(t, n, "data")
+	waitReleased(n, found.Virtual.Name)
 	if _, err := storage.BackendOf(n.Cluster, storage.Reference).Volume(found.Real.Spec.CSI.VolumeHandle); err != nil {
-		user.Violated(t, "the data of a retained volume: %v", err)
+		user.Violated(t, "the data of the retained volume was deleted: %v", err)
 	}
 }
 
-// A StatefulSet gives a new claim the name of one that is still being provisioned.
+// A StatefulSet creates a claim with the name of one that was deleted during provisioning.
 func TestClaimMadeAgainUnderItsNameWhileProvisioning(t *testing.T) {
 	n := home(t)
 	node := n.Cluster.Nodes()[0].Name
 	n.Claim("data", "liqo-reference", "64Mi")
-	first := claimOf(t, n, "data")
-	heal := spoilTwin(t, n, first, storage.Reference, storage.Fault{RPC: "CreateVolume", Hang: true})
+	first := n.GetClaim("data")
+	removeFault := addTwinFault(n, first, storage.Fault{RPC: "CreateVolume", Hang: true})
 	selectNode(t, n, "data", node)
 	n.Eventually("the first claim has a twin", func(ctx context.Context) (string, error) {
 		_, err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Get(ctx, string(first.UID), metav1.GetOptions{})
@@ -83,19 +67,19 @@ func TestClaimMadeAgainUnderItsNameWhileProvisioning(t *testing.T) {
 	if second := n.WaitVolume("data"); second.Twin.Name == string(first.UID) {
 		user.Violated(t, "the second claim has the twin of the first")
 	}
-	heal()
-	n.Eventually("nothing of the first claim is left", func(ctx context.Context) (string, error) {
-		return left(ctx, n, string(first.UID), "pvc-"+string(first.UID))
+	removeFault()
+	n.Eventually("all objects of the first claim are deleted", func(ctx context.Context) (string, error) {
+		return remaining(ctx, n, string(first.UID), "pvc-"+string(first.UID))
 	})
 }
 
 func TestForeignObjectInTheTwinsPlaceIsLeftAlone(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-reference", "64Mi")
-	name := string(claimOf(t, n, "data").UID)
+	name := string(n.GetClaim("data").UID)
 	twins := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace)
 	foreign := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"owner": "somebody"}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"owner": "another"}},
 		Spec:       spec("reference"),
 	}
 	foreign, err := twins.Create(t.Context(), foreign, metav1.CreateOptions{})
@@ -108,8 +92,8 @@ func TestForeignObjectInTheTwinsPlaceIsLeftAlone(t *testing.T) {
 	if err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
-	if err != nil || seen.UID != foreign.UID || seen.Labels["owner"] != "somebody" || len(seen.Labels) != 1 || len(seen.Finalizers) > 1 {
-		user.Violated(t, "the foreign object was touched: %v, %v", seen, err)
+	if err != nil || seen.UID != foreign.UID || seen.Labels["owner"] != "another" || len(seen.Labels) != 1 || len(seen.Finalizers) > 1 {
+		user.Violated(t, "the foreign object was changed: %v, %v", seen, err)
 	}
 	if err := twins.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -119,7 +103,7 @@ func TestForeignObjectInTheTwinsPlaceIsLeftAlone(t *testing.T) {
 
 func TestWhatATwinInheritsFromItsClaim(t *testing.T) {
 	n := home(t)
-	spoof := map[string]string{
+	reserved := map[string]string{
 		"volume.beta.kubernetes.io/storage-class":     "liqo-reference",
 		"argocd.argoproj.io/tracking-id":              "app:/PersistentVolumeClaim:x/y",
 		"meta.helm.sh/release-name":                   "release",
@@ -128,12 +112,12 @@ func TestWhatATwinInheritsFromItsClaim(t *testing.T) {
 		"storage.liqo.io/home-cluster":                "somewhere-else",
 		"storage.liqo.io/claim-uid":                   "forged",
 		"storage.liqo.io/handed-over":                 "true",
-		"pv.kubernetes.io/bind-completed-by-nobody":   "x",
+		"pv.kubernetes.io/bind-completed-by-test":     "x",
 		"kubectl.kubernetes.io/last-applied-settings": "x",
 	}
 	n.Claim("data", "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Annotations = map[string]string{"team.example.com/cost-center": "42"}
-		for key, value := range spoof {
+		for key, value := range reserved {
 			claim.Annotations[key] = value
 		}
 		claim.Labels = map[string]string{"team": "blue", "app.kubernetes.io/managed-by": "Helm", "storage.liqo.io/volume": "forged"}
@@ -143,29 +127,27 @@ func TestWhatATwinInheritsFromItsClaim(t *testing.T) {
 	found := n.WaitVolume("data")
 	twin := found.Twin
 	if *twin.Spec.StorageClassName != "reference" {
-		t.Errorf("the twin is of class %s", *twin.Spec.StorageClassName)
+		t.Errorf("the class of the twin is %s", *twin.Spec.StorageClassName)
 	}
 	if twin.Annotations["team.example.com/cost-center"] != "42" || twin.Labels["team"] != "blue" {
-		t.Errorf("what is the user's own did not come along: %v %v", twin.Annotations, twin.Labels)
+		t.Errorf("annotations and labels of the user were not copied: %v %v", twin.Annotations, twin.Labels)
 	}
-	for key, forged := range spoof {
-		if value, there := twin.Annotations[key]; there && value == forged && key != "storage.liqo.io/handed-over" {
-			user.Violated(t, "the twin carries %s=%s", key, value)
+	for key, forged := range reserved {
+		if value, found := twin.Annotations[key]; found && value == forged && key != "storage.liqo.io/handed-over" {
+			user.Violated(t, "the twin has %s=%s", key, value)
 		}
 	}
 	if twin.Labels["app.kubernetes.io/managed-by"] != driver.CSIName || twin.Labels["storage.liqo.io/volume"] == "forged" ||
 		twin.Annotations["storage.liqo.io/claim-uid"] != string(found.Claim.UID) {
-		user.Violated(t, "ownership was forged: %v %v", twin.Labels, twin.Annotations)
+		user.Violated(t, "the claim changed the ownership of its twin: %v %v", twin.Labels, twin.Annotations)
 	}
 }
 
-// An administrator deletes a twin in use: nothing is lost, and it is told.
+// An administrator deletes a twin in use: an event reports it, and no data is lost.
 func TestTwinDeletedBehindOurBack(t *testing.T) {
-	kept := discardAfter(t)
+	kept := discardAtEnd(t)
 	n := home(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo-reference")
 	n.Exec("user", "echo precious > /data/file")
 	found := n.WaitVolume("data")
 	*kept = found
@@ -176,7 +158,7 @@ func TestTwinDeletedBehindOurBack(t *testing.T) {
 	}
 	n.WaitEvent("data", found.Twin.Name)
 	waitRetained()
-	n.Eventually("another twin has the real volume, which is reclaimed as before", func(ctx context.Context) (string, error) {
+	n.Eventually("another twin has the real volume, with its reclaim policy", func(ctx context.Context) (string, error) {
 		now, err := n.GetVolume(ctx, "data")
 		if err != nil || now.Twin == nil || now.Real == nil {
 			return "there is no twin with a volume", err
@@ -192,46 +174,39 @@ func TestTwinDeletedBehindOurBack(t *testing.T) {
 		user.Violated(t, "read %q", got)
 	}
 	if _, err := storage.BackendOf(n.Cluster, storage.Reference).Volume(found.Real.Spec.CSI.VolumeHandle); err != nil {
-		user.Violated(t, "the data: %v", err)
+		user.Violated(t, "the data was deleted: %v", err)
 	}
 }
 
-// The real driver cannot delete, and meanwhile the controller dies: the volume
-// stays until the data is really gone.
+// The real driver cannot delete the data, and the controller is killed: the virtual volume remains until the data is
+// deleted.
 func TestRealDeletionFailsWhileTheControllerDies(t *testing.T) {
-	n := homeAlone(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	n := homeSerial(t)
+	startPod(n, "user", "data", "liqo-reference")
 	found := n.WaitVolume("data")
 	n.DeletePod("user")
 	backend := storage.BackendOf(n.Cluster, storage.Reference)
-	heal, err := backend.AddFault(storage.Fault{
-		RPC: "DeleteVolume", Match: found.Real.Spec.CSI.VolumeHandle, Code: "Internal", Message: "the backend is on fire",
+	removeFault := n.AddFault(storage.Reference, storage.Fault{
+		RPC: "DeleteVolume", Match: found.Real.Spec.CSI.VolumeHandle, Code: "Internal", Message: "the backend failed",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	deleteClaim(t, n, "data")
-	n.Eventually("the real driver is asked to delete", func(context.Context) (string, error) {
+	n.Eventually("the real driver gets DeleteVolume", func(context.Context) (string, error) {
 		calls, err := backend.Calls(func(call storage.Call) bool {
 			return call.RPC == "DeleteVolume" && call.Volume == found.Real.Spec.CSI.VolumeHandle
 		})
 		if len(calls) == 0 {
-			return "it was not yet", err
+			return "it got none", err
 		}
 		return "", err
 	})
 	killControllers(t, n)
 	if _, err := n.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.Virtual.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
-		user.Violated(t, "the volume went before its data: %v", err)
+		user.Violated(t, "the virtual volume was deleted before its data: %v", err)
 	} else if err != nil {
 		t.Error(err)
 	}
-	if err := heal(); err != nil {
-		t.Fatal(err)
-	}
-	wantGone(t, n, found)
+	removeFault()
+	waitVolumeDeleted(t, n, found)
 }
 
 func killControllers(t *testing.T, n *user.Namespace) {
@@ -246,37 +221,26 @@ func killControllers(t *testing.T, n *user.Namespace) {
 
 func deleteClaim(t *testing.T, n *user.Namespace, name string) {
 	t.Helper()
-	claim := claimOf(t, n, name)
+	claim := n.GetClaim(name)
 	if err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	n.Eventually("claim "+name+" goes away", func(ctx context.Context) (string, error) {
+	n.Eventually("claim "+name+" is deleted", func(ctx context.Context) (string, error) {
 		found, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && found.UID != claim.UID {
 			return "", nil
 		}
-		return "it is still there", err
+		return "it still exists", err
 	})
 }
 
-// spoilTwin switches a fault on for the twin of a claim that has none yet.
-func spoilTwin(t *testing.T, n *user.Namespace, claim *corev1.PersistentVolumeClaim, real storage.Driver, fault storage.Fault) (heal func()) {
-	t.Helper()
+// addTwinFault adds a fault for the twin of a claim, which need not exist yet.
+func addTwinFault(n *user.Namespace, claim *corev1.PersistentVolumeClaim, fault storage.Fault) (remove func()) {
 	fault.Match = chart.StorageNamespace + "/" + string(claim.UID)
-	remove, err := storage.BackendOf(n.Cluster, real).AddFault(fault)
-	if err != nil {
-		t.Fatal(err)
-	}
-	heal = func() {
-		if err := remove(); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(heal)
-	return heal
+	return n.AddFault(storage.Reference, fault)
 }
 
-// selectNode does what the scheduler does for the first pod of a claim.
+// selectNode selects a node for a claim, as the scheduler does for its first pod.
 func selectNode(t *testing.T, n *user.Namespace, claim, node string) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{"volume.kubernetes.io/selected-node":%q}}}`, node)
@@ -286,13 +250,13 @@ func selectNode(t *testing.T, n *user.Namespace, claim, node string) {
 	}
 }
 
-// wantGone waits until nothing of a volume is left, in Kubernetes and behind it.
-func wantGone(t *testing.T, n *user.Namespace, v user.Volume) {
+// waitVolumeDeleted waits until all objects of a volume and its data are deleted.
+func waitVolumeDeleted(t *testing.T, n *user.Namespace, v user.Volume) {
 	t.Helper()
-	n.Eventually("nothing of claim "+v.Claim.Name+" is left", func(ctx context.Context) (string, error) {
-		remains, err := left(ctx, n, v.Twin.Name, v.Virtual.Name, v.Real.Name)
-		if err != nil || remains != "" || v.Real.Spec.CSI == nil {
-			return remains, err
+	n.Eventually("all objects of claim "+v.Claim.Name+" are deleted", func(ctx context.Context) (string, error) {
+		left, err := remaining(ctx, n, v.Twin.Name, v.Virtual.Name, v.Real.Name)
+		if err != nil || left != "" || v.Real.Spec.CSI == nil {
+			return left, err
 		}
 		for _, real := range storage.Drivers() {
 			if real.Name != v.Real.Spec.CSI.Driver {
@@ -306,16 +270,15 @@ func wantGone(t *testing.T, n *user.Namespace, v user.Volume) {
 	})
 }
 
-// left names those of a twin and some volumes that are still there, and the
-// attachments of these volumes.
-func left(ctx context.Context, n *user.Namespace, twin string, volumes ...string) (string, error) {
-	var remains []string
+// remaining returns which of a twin, PersistentVolumes and their attachments still exist.
+func remaining(ctx context.Context, n *user.Namespace, twin string, volumes ...string) (string, error) {
+	var left []string
 	_, err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Get(ctx, twin, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {
 		if err != nil {
 			return "", err
 		}
-		remains = append(remains, "twin "+twin)
+		left = append(left, "twin "+twin)
 	}
 	for _, volume := range volumes {
 		object, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
@@ -325,52 +288,39 @@ func left(ctx context.Context, n *user.Namespace, twin string, volumes ...string
 		if err != nil {
 			return "", err
 		}
-		remains = append(remains, fmt.Sprintf("volume %s (%s %s)", volume, object.Status.Phase, object.Status.Message))
+		left = append(left, fmt.Sprintf("volume %s (%s %s)", volume, object.Status.Phase, object.Status.Message))
 	}
-	attachments, err := n.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return "", err
-	}
-	for _, attachment := range attachments.Items {
-		for _, volume := range volumes {
-			if name := attachment.Spec.Source.PersistentVolumeName; name != nil && *name == volume {
-				remains = append(remains, "attachment "+attachment.Name)
-			}
-		}
-	}
-	return strings.Join(remains, ", "), nil
+	attached, err := attachments(ctx, n, volumes...)
+	return strings.Join(append(left, attached...), ", "), err
 }
 
-// discardAfter removes, when the test and its namespace are gone, what the test
-// has made the cluster keep, as an administrator would. Call it before home.
-func discardAfter(t *testing.T) (kept *user.Volume) {
+// discardAtEnd deletes a retained volume after the test. Call it before home, so that the namespace is deleted first.
+func discardAtEnd(t *testing.T) (kept *user.Volume) {
 	t.Helper()
 	kept = &user.Volume{}
 	t.Cleanup(func() {
 		if kept.Virtual == nil {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Timeout)
-		defer cancel()
 		client, err := user.Cluster(t, "home").Client()
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		for _, volume := range []string{kept.Virtual.Name, kept.Real.Name} {
-			if err := deleteVolume(ctx, client, volume); err != nil {
-				t.Errorf("discard what the test kept: %v", err)
+			if err := deleteVolume(user.CleanupContext(t), client, volume); err != nil {
+				t.Errorf("delete the retained volume: %v", err)
 			}
 		}
 	})
 	return kept
 }
 
-// deleteVolume lets a released volume be deleted, and waits until it is.
+// deleteVolume changes the reclaim policy of a Released volume to Delete, and waits until it is deleted.
 func deleteVolume(ctx context.Context, client kubernetes.Interface, name string) error {
 	policy := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	volumes := client.CoreV1().PersistentVolumes()
-	return machine.Until(ctx, "volume "+name+" to go", func() error {
+	return machine.Until(ctx, "volume "+name+" to be deleted", func() error {
 		found, err := volumes.Patch(ctx, name, types.MergePatchType, policy, metav1.PatchOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil

@@ -1,18 +1,21 @@
-// Package driver shows on the lab what users of class liqo get: claims whose data
-// is in real storage, pods that mount it and come back to it, and nothing lost or
-// left behind when things go wrong.
+// Package driver tests the virtual classes in one cluster: provisioning, mounts and deletion of volumes, and
+// that no data is lost and no object is left when something fails.
 //
-// The real storage alone is judged in e2e/storage; calls out of the ordinary in
-// the module conformance.
+// The package e2e/storage tests the real storage without the driver, the module conformance unusual CSI calls.
 package driver
 
 import (
+	"bytes"
 	"context"
 	"os"
+	"os/exec"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -20,11 +23,12 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
 )
 
 func TestMain(m *testing.M) { user.MainWithDriver(m) }
 
-// installed puts the driver into the cluster, once for all tests.
+// installed is the result of the installation for all tests.
 var installed = struct {
 	sync.Once
 	err error
@@ -34,24 +38,22 @@ func install(ctx context.Context, cluster *clusters.Cluster) error {
 	return installWith(ctx, cluster, chart.Values{})
 }
 
-// installWith changes values of the chart. All annotations are carried to twins, so
-// that tests see which never are.
+// installWith installs the driver with these values. All annotations are copied to twins, so that tests see
+// which never are.
 func installWith(ctx context.Context, cluster *clusters.Cluster, values chart.Values) error {
 	values["carriedAnnotations"] = []string{"*"}
 	return driver.Install(ctx, cluster, driver.Options{Values: values, Progress: os.Stderr})
 }
 
-// home gives the test a namespace in the cluster where users work, beside the
-// other tests.
+// home creates a namespace in the home cluster for a parallel test.
 func home(t *testing.T) *user.Namespace {
 	t.Helper()
 	t.Parallel()
-	return homeAlone(t)
+	return homeSerial(t)
 }
 
-// homeAlone is for tests that disturb everybody, as by taking the controllers away. Nothing
-// runs beside them.
-func homeAlone(t *testing.T) *user.Namespace {
+// homeSerial is home for tests that would disturb others, for example because they stop the controllers.
+func homeSerial(t *testing.T) *user.Namespace {
 	t.Helper()
 	cluster := user.Cluster(t, "home")
 	installed.Do(func() { installed.err = install(context.WithoutCancel(t.Context()), cluster) })
@@ -61,16 +63,7 @@ func homeAlone(t *testing.T) *user.Namespace {
 	return user.NewNamespace(t, cluster)
 }
 
-func claimOf(t *testing.T, n *user.Namespace, name string) *corev1.PersistentVolumeClaim {
-	t.Helper()
-	claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return claim
-}
-
-// spec is what most claims ask for.
+// spec returns the spec of a claim for 64Mi.
 func spec(class string) corev1.PersistentVolumeClaimSpec {
 	return corev1.PersistentVolumeClaimSpec{
 		StorageClassName: &class,
@@ -79,4 +72,68 @@ func spec(class string) corev1.PersistentVolumeClaimSpec {
 			Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")},
 		},
 	}
+}
+
+// startPod creates a claim for 64Mi and a pod with it, and waits until the pod is ready.
+func startPod(n *user.Namespace, pod, claim, class string) *corev1.Pod {
+	n.Claim(claim, class, "64Mi")
+	n.Pod(pod, claim)
+	return n.WaitReady(pod)
+}
+
+// virtualClass returns a StorageClass of the driver.
+func virtualClass(name string, parameters map[string]string) *storagev1.StorageClass {
+	return &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driver.CSIName, Parameters: parameters,
+		VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
+	}
+}
+
+// realClass returns a StorageClass of a real driver.
+func realClass(name string, real storage.Driver, parameters map[string]string) *storagev1.StorageClass {
+	class := virtualClass(name, parameters)
+	class.Provisioner = real.Name
+	return class
+}
+
+// liqoCSI runs the program for the cluster, and returns its standard output and exit code.
+func liqoCSI(t *testing.T, n *user.Namespace, args ...string) (stdout string, exit int) {
+	t.Helper()
+	program, err := driver.Compile(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), user.Timeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, append(args, "--kubeconfig", n.Cluster.Kubeconfig())...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if _, ended := err.(*exec.ExitError); err != nil && !ended {
+		t.Fatalf("%s: %v", cmd, err)
+	}
+	if stderr.Len() > 0 {
+		t.Logf("%s: standard error: %s", cmd, stderr.String())
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+// runTransfer runs `liqo-csi import` or `liqo-csi release` for an object of the namespace, and kills it when ctx
+// ends. It returns standard output and error.
+func runTransfer(ctx context.Context, t *testing.T, n *user.Namespace, command, kind, name string, args ...string) (string, error) {
+	t.Helper()
+	program, err := driver.Compile(t.Context())
+	if err != nil {
+		return "", err
+	}
+	args = append([]string{command, kind, n.Name + "/" + name, "--kubeconfig", n.Cluster.Kubeconfig()}, args...)
+	if !slices.Contains(args, "--timeout") {
+		args = append(args, "--timeout", "3m")
+	}
+	// No --timeout is longer than user.Timeout.
+	ctx, cancel := context.WithTimeout(ctx, 2*user.Timeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
+	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
+	return string(out), err
 }

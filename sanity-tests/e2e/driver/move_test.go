@@ -10,8 +10,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// A volume of a class whose volumes cannot leave their node moves to another one, and its pod with it;
-// and back.
+// A node-local volume moves to another node with its pod, and back.
 func TestMoveToAnotherNode(t *testing.T) {
 	t.Parallel()
 	nodes := user.Cluster(t, "home").Nodes()
@@ -19,113 +18,107 @@ func TestMoveToAnotherNode(t *testing.T) {
 	for _, class := range []string{"liqo-reference-local", "liqo-local-path"} {
 		t.Run(class, func(t *testing.T) {
 			n := home(t)
-			pod := moved(n, class, from)
-			n.Move("elsewhere", "data", "target: {nodeName: "+to+"}, quiesce: {mode: Evict}")
-			n.WaitMove("elsewhere", "Retaining")
+			pod := startPodWithFiles(n, class, from)
+			n.Move("move", "data", "target: {nodeName: "+to+"}, quiesce: {mode: Evict}")
+			n.WaitMove("move", "Retaining")
 			n.WaitRunningOn(pod, to)
-			wantMoved(t, n, pod)
-			wantUndone(t, n, "elsewhere", pod)
+			wantFiles(t, n, pod)
+			undoMove(t, n, "move", pod)
 			n.WaitRunningOn(pod, from)
 		})
 	}
 }
 
-// A volume gets another real class, and stays in its cluster; and gets its old class back, which nobody
-// may name but that new claims get.
+// A volume moves to another real class in its cluster. The undo moves it to its old class, which new claims get but no
+// move may name.
 func TestMoveToAnotherClass(t *testing.T) {
-	n := homeAlone(t)
-	allow(t, n, "reference-attach")
-	t.Cleanup(func() { allow(t, n) })
+	n := homeSerial(t)
+	allowRealClasses(t, n, "reference-attach")
 	nodes := user.Cluster(t, "home").Nodes()
-	pod := moved(n, "liqo-reference", nodes[0].Name)
-	n.Move("other", "data", "target: {nodeName: "+nodes[1].Name+", storageClassName: reference-attach}, quiesce: {mode: Evict}")
-	n.WaitMove("other", "Retaining")
+	pod := startPodWithFiles(n, "liqo-reference", nodes[0].Name)
+	n.Move("move", "data", "target: {nodeName: "+nodes[1].Name+", storageClassName: reference-attach}, quiesce: {mode: Evict}")
+	n.WaitMove("move", "Retaining")
 	n.WaitReady(pod)
-	wantMoved(t, n, pod)
+	wantFiles(t, n, pod)
 	if got := *n.WaitVolume("data").Twin.Spec.StorageClassName; got != "reference-attach" {
-		t.Errorf("the twin is of class %s", got)
+		t.Errorf("the class of the twin is %s", got)
 	}
-	wantUndone(t, n, "other", pod)
+	undoMove(t, n, "move", pod)
 	if got := *n.WaitVolume("data").Twin.Spec.StorageClassName; got != "reference" {
-		t.Errorf("back again, the twin is of class %s", got)
+		t.Errorf("after the undo the class of the twin is %s", got)
 	}
 }
 
-// A target that gets full stops a move before anybody is sent away. It says so, and goes on when there
-// is less to copy.
+// A full target stops a move before a pod is evicted. The move reports it, and continues when there is less to copy.
 func TestMoveToATargetThatGetsFull(t *testing.T) {
-	n := homeAlone(t)
-	allow(t, n, "reference-ext4")
-	t.Cleanup(func() { allow(t, n) })
+	n := homeSerial(t)
+	allowRealClasses(t, n, "reference-ext4")
 	node := user.Cluster(t, "home").Nodes()[0].Name
-	// Nothing limits a volume of this class.
+	// The size of a volume of this class is not limited.
 	n.Claim("data", "liqo-reference", "64Mi")
 	pod := n.StatefulSet("user", "data", user.OnNode(node))
 	before := n.WaitReady(pod)
-	n.Exec(pod, "cd /data && echo kept > file && head -c 90000000 /dev/urandom > much && sync")
-	n.Move("smaller", "data", "target: {nodeName: "+node+", storageClassName: reference-ext4}, quiesce: {mode: Evict}")
-	n.Eventually("the move says that the target is full", func(context.Context) (string, error) {
-		told, err := n.Kubectl("get", "volumemove", "smaller", "-o", "jsonpath={.status.phase} {.status.waitingFor}{.status.preflight}")
-		if strings.Contains(told, "No space left") {
+	n.Exec(pod, "cd /data && echo kept > file && head -c 90000000 /dev/urandom > large && sync")
+	n.Move("move", "data", "target: {nodeName: "+node+", storageClassName: reference-ext4}, quiesce: {mode: Evict}")
+	n.Eventually("the move reports that the target is full", func(context.Context) (string, error) {
+		status, err := n.Kubectl("get", "volumemove", "move", "-o", "jsonpath={.status.phase} {.status.waitingFor}{.status.preflight}")
+		if strings.Contains(status, "No space left") {
 			return "", nil
 		}
-		return "it says " + told, err
+		return "its status is " + status, err
 	})
 	if now := n.WaitReady(pod); now.UID != before.UID {
-		t.Error("the pod was sent away before everything was copied")
+		t.Error("the pod was evicted before everything was copied")
 	}
-	n.Exec(pod, "rm /data/much && sync")
-	n.WaitMove("smaller", "Retaining")
+	n.Exec(pod, "rm /data/large && sync")
+	n.WaitMove("move", "Retaining")
 	n.WaitReady(pod)
-	if got := n.Exec(pod, "cat /data/file && test ! -e /data/much"); got != "kept" {
-		user.Violated(t, "there is %q", got)
+	if got := n.Exec(pod, "cat /data/file && test ! -e /data/large"); got != "kept" {
+		user.Violated(t, "read %q", got)
 	}
 }
 
-// A claim that is given a larger request while its volume is copied grows when the move has ended.
+// A claim that is resized during its move is expanded afterwards.
 func TestClaimThatIsMovedGrowsAfterwards(t *testing.T) {
-	n := homeAlone(t)
-	allow(t, n, "reference-xfs")
-	t.Cleanup(func() { allow(t, n) })
+	n := homeSerial(t)
+	allowRealClasses(t, n, "reference-xfs")
 	node := user.Cluster(t, "home").Nodes()[0].Name
 	n.Claim("data", "liqo-reference-ext4", "320Mi")
 	pod := n.StatefulSet("user", "data", user.OnNode(node))
 	n.WaitReady(pod)
 	n.Exec(pod, "echo kept > /data/file && sync")
 	small := n.FileSystemKiB(pod)
-	n.Move("elsewhere", "data", "target: {nodeName: "+node+", storageClassName: reference-xfs}, cutover: {mode: Manual}, quiesce: {mode: Evict}")
-	n.WaitMove("elsewhere", "Ready")
+	n.Move("move", "data", "target: {nodeName: "+node+", storageClassName: reference-xfs}, cutover: {mode: Manual}, quiesce: {mode: Evict}")
+	n.WaitMove("move", "Ready")
 	n.Resize("data", "480Mi")
 	n.WaitEvent("data", "is being moved")
-	n.PatchMove("elsewhere", `{"cutover":{"requested":true}}`)
-	n.WaitMove("elsewhere", "Retaining")
+	n.PatchMove("move", `{"cutover":{"requested":true}}`)
+	n.WaitMove("move", "Retaining")
 	n.WaitReady(pod)
 	n.WaitExpanded("data", "480Mi")
 	if got := n.Exec(pod, "cat /data/file"); got != "kept" {
-		user.Violated(t, "there is %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	if large := n.FileSystemKiB(pod); large < small+100*1024 {
-		t.Errorf("the filesystem has %d KiB, it had %d KiB", large, small)
+		t.Errorf("the filesystem has %d KiB, and had %d KiB", large, small)
 	}
 }
 
-// A device moves to another node. Nothing is copied beside its pod, and nothing is lost that it had
-// written.
+// A block volume moves to another node. It is copied only while no pod runs, and has all that was written.
 func TestMoveOfADeviceToAnotherNode(t *testing.T) {
 	n := home(t)
 	moveDevice(t, n, "liqo-reference-local", "")
 }
 
-// A device that is attached gets another real class.
+// An attached block volume moves to another real class.
 func TestMoveOfADeviceToAnotherClass(t *testing.T) {
-	n := homeAlone(t)
-	allow(t, n, "reference-local")
-	t.Cleanup(func() { allow(t, n) })
+	n := homeSerial(t)
+	allowRealClasses(t, n, "reference-local")
 	moveDevice(t, n, "liqo-reference-attach", ", storageClassName: reference-local")
 }
 
-// moveDevice moves a device from the first node to the second.
-func moveDevice(t *testing.T, n *user.Namespace, class, more string) {
+// moveDevice moves a block volume from the first node to the second.
+func moveDevice(t *testing.T, n *user.Namespace, class, moreOfTarget string) {
 	t.Helper()
 	nodes := n.Cluster.Nodes()
 	n.Claim("data", class, "16Mi", user.Block)
@@ -133,24 +126,24 @@ func moveDevice(t *testing.T, n *user.Namespace, class, more string) {
 	pod := n.StatefulSet("user", "data", user.CountOnDevice)
 	n.WaitReady(pod)
 	before := n.DeviceCount(pod)
-	n.Move("elsewhere", "data", "target: {nodeName: "+nodes[1].Name+more+"}, quiesce: {mode: Evict}")
-	n.WaitMove("elsewhere", "Retaining")
+	n.Move("move", "data", "target: {nodeName: "+nodes[1].Name+moreOfTarget+"}, quiesce: {mode: Evict}")
+	n.WaitMove("move", "Retaining")
 	n.WaitRunningOn(pod, nodes[1].Name)
 	n.WaitReady(pod)
 	if got := n.DeviceSum(pod); got != sum {
-		user.Violated(t, "the device has the checksum %s, and had %s", got, sum)
+		user.Violated(t, "the checksum of the device is %s, and was %s", got, sum)
 	}
 	if got := n.DeviceCount(pod); got < before {
 		user.Violated(t, "the pod had counted to %d, and is at %d", before, got)
 	}
-	cold, err := n.Kubectl("get", "volumemove", "elsewhere", "-o", "jsonpath={.status.claims[0].cold}")
+	cold, err := n.Kubectl("get", "volumemove", "move", "-o", "jsonpath={.status.claims[0].cold}")
 	if err != nil || !strings.Contains(cold, "Block") {
-		t.Errorf("why nothing is copied beside its pod is said as %q, %v", cold, err)
+		t.Errorf("status.claims[0].cold is %q, %v", cold, err)
 	}
 }
 
-// moved starts a pod whose volume has something in it that is not moved by copying files alone.
-func moved(n *user.Namespace, class, node string) (pod string) {
+// startPodWithFiles creates a claim with links, a pipe, permissions and times, and a StatefulSet that writes to it.
+func startPodWithFiles(n *user.Namespace, class, node string) (pod string) {
 	n.Claim("data", class, "64Mi")
 	n.Pod("writer", "data", user.OnNode(node))
 	n.WaitReady("writer")
@@ -164,30 +157,29 @@ func moved(n *user.Namespace, class, node string) (pod string) {
 	return pod
 }
 
-// wantUndone moves a volume back as a user would. It has all that it had, and what was written since then; its
-// claim is the same.
-func wantUndone(t *testing.T, n *user.Namespace, move, pod string) {
+// undoMove undoes a move. The claim is the same, and its volume has all that was written before and since the move.
+func undoMove(t *testing.T, n *user.Namespace, move, pod string) {
 	t.Helper()
 	before := n.WaitVolume("data").Claim.UID
-	n.Exec(pod, "echo written there >> /data/log && sync")
-	if out, exit := look(t, n, "move", "undo", move, "--namespace", n.Name); exit != 0 {
-		t.Fatalf("undo ends with %d:\n%s", exit, out)
+	n.Exec(pod, "echo after the move >> /data/log && sync")
+	if out, exit := liqoCSI(t, n, "move", "undo", move, "--namespace", n.Name); exit != 0 {
+		t.Fatalf("the exit code of undo is %d:\n%s", exit, out)
 	}
-	wantMoved(t, n, pod)
-	if got := n.Exec(pod, "grep -c 'written there' /data/log"); got != "1" {
-		user.Violated(t, "what was written after the move is there %s times", got)
+	wantFiles(t, n, pod)
+	if got := n.Exec(pod, "grep -c 'after the move' /data/log"); got != "1" {
+		user.Violated(t, "the file has the line written after the move %s times", got)
 	}
 	if now := n.WaitVolume("data").Claim.UID; now != before {
-		t.Errorf("the claim was %s, and is %s", before, now)
+		t.Errorf("the UID of the claim was %s, and is %s", before, now)
 	}
 }
 
-// wantMoved compares what is in the volume, and deletes everything.
-func wantMoved(t *testing.T, n *user.Namespace, pod string) {
+// wantFiles compares the files in the volume with those of startPodWithFiles.
+func wantFiles(t *testing.T, n *user.Namespace, pod string) {
 	t.Helper()
 	n.WaitReady(pod)
 	got := n.Exec(pod, "cd /data && cat file third && stat -c '%h %a %Y' file && test -p pipe && test file -ef second && ls")
 	if want := "kept\nkept\n2 2750 981173106\nfile\nlog\npipe\nsecond\nthird"; got != want {
-		user.Violated(t, "there is\n%s\nand not\n%s", got, want)
+		user.Violated(t, "the files are\n%s\nwant\n%s", got, want)
 	}
 }

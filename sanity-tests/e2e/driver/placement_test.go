@@ -5,24 +5,22 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/chart"
-	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/nodes"
 	"storage.liqo.io/sanity-tests/storage"
 )
 
 func TestPodsReturnToTheirDataEvenAfterACordon(t *testing.T) {
-	n := homeAlone(t)
+	n := homeSerial(t)
 	owner, _ := twoNodes(t, n)
 	n.Claim("data", "liqo-reference-local", "64Mi")
 	n.Pod("first", "data", user.OnNode(owner.Name))
 	n.WaitReady("first")
-	n.Exec("first", "echo here > /data/file")
+	n.Exec("first", "echo kept > /data/file")
 	n.DeletePod("first")
 
 	n.Pod("second", "data")
@@ -39,29 +37,24 @@ func TestPodsReturnToTheirDataEvenAfterACordon(t *testing.T) {
 	if pod := n.WaitReady("third"); pod.Spec.NodeName != owner.Name {
 		t.Errorf("the pod runs on %s, its data is on %s", pod.Spec.NodeName, owner.Name)
 	}
-	if got := n.Exec("third", "cat /data/file"); got != "here" {
+	if got := n.Exec("third", "cat /data/file"); got != "kept" {
 		user.Violated(t, "read %q", got)
 	}
 }
 
-// The scheduler would choose the node that the real class excludes.
+// The pod prefers the node that the real class excludes.
 func TestNodeExcludedByTheRealClassIsNotChosen(t *testing.T) {
 	n := home(t)
 	allowed, excluded := twoNodes(t, n)
-	real, virtual := n.Name+"-real", n.Name+"-virtual"
-	waitForFirst := storagev1.VolumeBindingWaitForFirstConsumer
-	n.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Local.Name, VolumeBindingMode: &waitForFirst,
-		AllowedTopologies: []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
-			{Key: "topology." + storage.Local.Name + "/node", Values: []string{allowed.Name}},
-		}}},
-	})
-	n.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: &waitForFirst,
-		Parameters: map[string]string{"realStorageClass": real},
-	})
-	n.Claim("data", virtual, "64Mi")
-	n.Pod("user", "data", preferring(excluded.Name))
+	real := realClass(n.Name+"-real", storage.Local, nil)
+	real.AllowedTopologies = []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
+		{Key: "topology." + storage.Local.Name + "/node", Values: []string{allowed.Name}},
+	}}}
+	n.Class(real)
+	virtual := virtualClass(n.Name+"-virtual", map[string]string{"realStorageClass": real.Name})
+	n.Class(virtual)
+	n.Claim("data", virtual.Name, "64Mi")
+	n.Pod("user", "data", preferNode(excluded.Name))
 	if pod := n.WaitReady("user"); pod.Spec.NodeName != allowed.Name {
 		t.Errorf("the pod runs on %s", pod.Spec.NodeName)
 	}
@@ -93,29 +86,27 @@ func TestGenericEphemeralVolume(t *testing.T) {
 	n.Exec("user", "echo scratch > /data/file")
 	found := n.WaitVolume("user-data")
 	n.DeletePod("user")
-	wantGone(t, n, found)
+	waitVolumeDeleted(t, n, found)
 }
 
 func TestPodsInTheStorageNamespaceMayNotUseTwins(t *testing.T) {
 	n := home(t)
-	n.Claim("data", "liqo", "64Mi")
-	n.Pod("user", "data")
-	n.WaitReady("user")
+	startPod(n, "user", "data", "liqo")
 	twin := n.WaitVolume("data").Twin
-	intruder := user.NewPod("intruder", twin.Name)
-	_, err := n.Client.CoreV1().Pods(chart.StorageNamespace).Create(t.Context(), intruder, metav1.CreateOptions{})
+	pod := user.NewPod("pod", twin.Name)
+	_, err := n.Client.CoreV1().Pods(chart.StorageNamespace).Create(t.Context(), pod, metav1.CreateOptions{})
 	if err == nil {
-		user.Violated(t, "a pod may use a twin")
-		_ = n.Client.CoreV1().Pods(chart.StorageNamespace).Delete(t.Context(), intruder.Name, metav1.DeleteOptions{})
+		user.Violated(t, "a pod with a twin was created")
+		_ = n.Client.CoreV1().Pods(chart.StorageNamespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{})
 	}
 }
 
-// twoNodes are the last and the first: the scheduler would not choose the last by chance.
+// twoNodes returns the last and the first node. The scheduler does not prefer the last.
 func twoNodes(t *testing.T, n *user.Namespace) (last, first *nodes.Node) {
 	t.Helper()
 	all := n.Cluster.Nodes()
 	if len(all) < 2 {
-		t.Skip("one node cannot show that pods stay off others")
+		t.Skip("needs two nodes")
 	}
 	return all[len(all)-1], all[0]
 }
@@ -129,7 +120,7 @@ func cordon(t *testing.T, n *user.Namespace, node string, on bool) {
 	}
 }
 
-func preferring(node string) func(*corev1.Pod) {
+func preferNode(node string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{

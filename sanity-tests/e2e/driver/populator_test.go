@@ -17,25 +17,24 @@ const (
 	claimUID     = "storage.liqo.io/claim-uid"
 )
 
-// populated asks for content that nobody here knows: csi-provisioner leaves such a claim to
-// the populator of that kind.
-func populated(claim *corev1.PersistentVolumeClaim) {
+// withPopulator sets a data source for which csi-provisioner waits for a populator.
+func withPopulator(claim *corev1.PersistentVolumeClaim) {
 	group := "e2e.storage.test"
 	claim.Spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: &group, Kind: "Library", Name: "pages"}
 }
 
-// A populator makes a prime claim in a namespace of its own, for the node of the user's
-// pod; has a pod of its own fill it; and gives the PV of the prime claim to the user's. The
-// steps are those of lib-volume-populator. Volume and twin keep the uid of the prime claim.
+// The steps are those of lib-volume-populator: a populator creates a prime claim in its own namespace for the node of
+// the user's pod, fills it with its own pod, and binds its volume to the user's claim. The volume and its twin keep the
+// UID of the prime claim.
 func TestVolumeOfAPrimeClaimIsGivenToItsUser(t *testing.T) {
 	n := home(t)
 	populator := user.NewNamespace(t, n.Cluster)
-	n.Claim("data", "liqo-reference", "64Mi", populated)
+	n.Claim("data", "liqo-reference", "64Mi", withPopulator)
 	n.Pod("user", "data")
 	node := waitSelectedNode(n, "data")
-	wanted := claimOf(t, n, "data")
+	claim := n.GetClaim("data")
 
-	prime := "prime-" + string(wanted.UID)
+	prime := "prime-" + string(claim.UID)
 	populator.Claim(prime, "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Annotations = map[string]string{selectedNode: node}
 	})
@@ -45,9 +44,9 @@ func TestVolumeOfAPrimeClaimIsGivenToItsUser(t *testing.T) {
 	found := populator.WaitVolume(prime)
 	populator.DeletePod("filler")
 
-	giveVolume(t, n, found.Virtual.Name, wanted)
+	bindVolume(t, n, found.Virtual.Name, claim)
 	if bound := n.WaitBound("data"); bound.Name != found.Virtual.Name {
-		user.ViolatedNow(t, "the claim got the volume %s instead of %s", bound.Name, found.Virtual.Name)
+		user.ViolatedNow(t, "the claim has the volume %s instead of %s", bound.Name, found.Virtual.Name)
 	}
 	deleteClaim(t, populator, prime)
 	n.WaitReady("user")
@@ -56,7 +55,6 @@ func TestVolumeOfAPrimeClaimIsGivenToItsUser(t *testing.T) {
 	}
 	waitTwinReady(n, "data", "the twin "+chart.StorageNamespace+"/"+found.Twin.Name+" is bound")
 
-	// It lives on as any other.
 	n.DeletePod("user")
 	n.Pod("next", "data")
 	n.WaitReady("next")
@@ -66,21 +64,21 @@ func TestVolumeOfAPrimeClaimIsGivenToItsUser(t *testing.T) {
 	wantSameTwin(t, n, found)
 	n.DeletePod("next")
 	deleteClaim(t, n, "data")
-	wantGone(t, n, found)
+	waitVolumeDeleted(t, n, found)
 }
 
-// A volume that was populated grows: its twin is found by the volume, not by the claim.
+// A populated volume is expanded: its twin is found by the volume, not by the claim.
 func TestVolumeOfAPrimeClaimGrowsUnderItsUser(t *testing.T) {
 	n := home(t)
 	populator := user.NewNamespace(t, n.Cluster)
-	n.Claim("data", "liqo-reference-xfs", "320Mi", populated)
+	n.Claim("data", "liqo-reference-xfs", "320Mi", withPopulator)
 	n.Pod("user", "data")
 	node := waitSelectedNode(n, "data")
 	populator.Claim("prime", "liqo-reference-xfs", "320Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Annotations = map[string]string{selectedNode: node}
 	})
 	found := populator.WaitVolume("prime")
-	giveVolume(t, n, found.Virtual.Name, claimOf(t, n, "data"))
+	bindVolume(t, n, found.Virtual.Name, n.GetClaim("data"))
 	n.WaitBound("data")
 	deleteClaim(t, populator, "prime")
 	n.WaitReady("user")
@@ -91,10 +89,10 @@ func TestVolumeOfAPrimeClaimGrowsUnderItsUser(t *testing.T) {
 	wantSameTwin(t, n, found)
 	n.DeletePod("user")
 	deleteClaim(t, n, "data")
-	wantGone(t, n, found)
+	waitVolumeDeleted(t, n, found)
 }
 
-// waitSelectedNode waits until the scheduler has chosen a node for the claim's pod.
+// waitSelectedNode waits until the scheduler has selected a node for the claim.
 func waitSelectedNode(n *user.Namespace, claim string) (node string) {
 	n.Eventually("a node is selected for the claim "+claim, func(ctx context.Context) (string, error) {
 		found, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, claim, metav1.GetOptions{})
@@ -102,15 +100,15 @@ func waitSelectedNode(n *user.Namespace, claim string) (node string) {
 			return "", err
 		}
 		if node = found.Annotations[selectedNode]; node == "" {
-			return "none is", nil
+			return "none is selected", nil
 		}
 		return "", nil
 	})
 	return node
 }
 
-// giveVolume makes a PV that of another claim, as it is now.
-func giveVolume(t *testing.T, n *user.Namespace, volume string, claim *corev1.PersistentVolumeClaim) {
+// bindVolume sets the claimRef of a PersistentVolume to this claim.
+func bindVolume(t *testing.T, n *user.Namespace, volume string, claim *corev1.PersistentVolumeClaim) {
 	t.Helper()
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"claimRef": corev1.ObjectReference{
 		APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name,
@@ -122,7 +120,7 @@ func giveVolume(t *testing.T, n *user.Namespace, volume string, claim *corev1.Pe
 	patchVolume(t, n, volume, string(patch))
 }
 
-// wantSameTwin is that nothing about the twin says that its volume has changed hands.
+// wantSameTwin checks that the twin is unchanged, although another claim has its volume.
 func wantSameTwin(t *testing.T, n *user.Namespace, found user.Volume) {
 	t.Helper()
 	twin, err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Get(t.Context(), found.Twin.Name, metav1.GetOptions{})
@@ -130,6 +128,6 @@ func wantSameTwin(t *testing.T, n *user.Namespace, found user.Volume) {
 		t.Fatal(err)
 	}
 	if twin.UID != found.Twin.UID || twin.Spec.VolumeName != found.Real.Name || twin.Annotations[claimUID] != string(found.Claim.UID) {
-		t.Errorf("the twin is %s of %s, made for %s", twin.UID, twin.Spec.VolumeName, twin.Annotations[claimUID])
+		t.Errorf("the twin is %s with the volume %s for the claim %s", twin.UID, twin.Spec.VolumeName, twin.Annotations[claimUID])
 	}
 }

@@ -13,27 +13,27 @@ import (
 	"storage.liqo.io/sanity-tests/release"
 )
 
-// What a user does first: the image of a release under the name in the chart, the packaged chart with
-// its own values, the README's command, and a claim.
+// The README's command installs the packaged chart with its default values and the image of a release, and then a
+// claim works.
 func TestReadmeInstallsARelease(t *testing.T) {
 	if os.Getenv(driver.ProfileVariable) != "release" {
 		t.Skip("a development build is too large for the image of a release")
 	}
-	n := homeAlone(t)
-	made, err := release.Read(t.Context())
+	n := homeSerial(t)
+	current, err := release.Read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	made.Dist = t.TempDir()
+	current.Dist = t.TempDir()
 	binary, err := driver.Compile(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	built, err := made.Image(t.Context(), runtime.GOARCH, binary)
+	image, err := current.Image(t.Context(), runtime.GOARCH, binary)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Cluster.Import(t.Context(), built.Image); err != nil {
+	if err := n.Cluster.Import(t.Context(), image.Image); err != nil {
 		t.Fatal(err)
 	}
 	helm, err := chart.New(t.Context())
@@ -41,7 +41,7 @@ func TestReadmeInstallsARelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	helm.Kubeconfig = n.Cluster.Kubeconfig()
-	if err := helm.Package(t.Context(), made.Dist); err != nil {
+	if err := helm.Package(t.Context(), current.Dist); err != nil {
 		t.Fatal(err)
 	}
 
@@ -66,17 +66,15 @@ func TestReadmeInstallsARelease(t *testing.T) {
 		t.Fatal("the README has no line helm install")
 	}
 	command, _, _ = strings.Cut(command, "\n")
-	archive := filepath.Join(made.Dist, "liqo-csi-"+made.Version+".tgz")
+	archive := filepath.Join(current.Dist, "liqo-csi-"+current.Version+".tgz")
 	args := strings.Fields(strings.Replace(command, "deploy/chart/liqo-csi", archive, 1))
 	if err := helm.Command(t.Context(), append([]string{"install"}, args...)...); err != nil {
 		t.Fatal(err)
 	}
-	n.Claim("diary", "liqo", "64Mi")
-	n.Pod("writer", "diary")
-	n.WaitReady("writer")
-	n.Exec("writer", "date > /data/pages")
+	startPod(n, "writer", "data", "liqo")
+	n.Exec("writer", "date > /data/file")
 	n.DeletePod("writer")
-	volume := n.WaitVolume("diary")
-	deleteClaim(t, n, "diary")
-	wantGone(t, n, volume)
+	volume := n.WaitVolume("data")
+	deleteClaim(t, n, "data")
+	waitVolumeDeleted(t, n, volume)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,15 +13,14 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// beside makes a claim of another namespace for data that has a claim already: by a second
-// PersistentVolume of the same handle, to read it while its pods run.
-func beside(t *testing.T, n *user.Namespace, data *corev1.PersistentVolume) {
+// claimSecondVolume creates a claim for a second PersistentVolume with the same handle, to read the data in another
+// namespace while pods use it.
+func claimSecondVolume(t *testing.T, n *user.Namespace, data *corev1.PersistentVolume) {
 	t.Helper()
-	class := ""
 	source := data.Spec.CSI.DeepCopy()
 	source.ReadOnly = true
 	volume := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name + "-reads-along"},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name + "-second"},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:                      data.Spec.Capacity,
 			AccessModes:                   data.Spec.AccessModes,
@@ -38,49 +36,31 @@ func beside(t *testing.T, n *user.Namespace, data *corev1.PersistentVolume) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Timeout)
-		defer cancel()
-		if err := volumes.Delete(ctx, volume.Name, metav1.DeleteOptions{}); err != nil {
+		if err := volumes.Delete(user.CleanupContext(t), volume.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
-	n.Claim("data", class, data.Spec.Capacity.Storage().String(), func(claim *corev1.PersistentVolumeClaim) {
+	n.Claim("data", "", data.Spec.Capacity.Storage().String(), func(claim *corev1.PersistentVolumeClaim) {
 		claim.Spec.VolumeName = volume.Name
 		claim.Spec.VolumeMode = data.Spec.VolumeMode
 	})
 }
 
-// attachments are those of one driver to a node, ours and the real one's.
-func attachments(t *testing.T, n *user.Namespace, volumes ...string) (names []string) {
-	t.Helper()
-	n.Eventually("the attachments to be readable", func(ctx context.Context) (missing string, err error) {
-		names, err = readAttachments(ctx, n, volumes...)
+func readAttachments(n *user.Namespace, volumes ...string) (names []string) {
+	n.Eventually("read the attachments", func(ctx context.Context) (missing string, err error) {
+		names, err = attachments(ctx, n, volumes...)
 		return "", err
 	})
 	return names
 }
 
-func readAttachments(ctx context.Context, n *user.Namespace, volumes ...string) (names []string, err error) {
-	found, err := n.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	for _, one := range found.Items {
-		if name := one.Spec.Source.PersistentVolumeName; name != nil && slices.Contains(volumes, *name) {
-			names = append(names, one.Name)
-		}
-	}
-	return names, nil
-}
-
-// Somebody reads a volume beside its pods, as a move does, by a second PersistentVolume. The
-// two come and go in any order and do not disturb each other.
+// A second PersistentVolume of the same data is mounted and unmounted in any order with the first, as by a move.
 func TestASecondVolumeOfTheSameData(t *testing.T) {
 	t.Parallel()
 	for _, class := range []string{"liqo-reference", "liqo-reference-attach"} {
 		for _, volumeMode := range []corev1.PersistentVolumeMode{corev1.PersistentVolumeFilesystem, corev1.PersistentVolumeBlock} {
 			t.Run(fmt.Sprintf("%s %s", class, volumeMode), func(t *testing.T) {
-				// The namespace of the reader goes first: a volume is not deleted while a claim has it.
+				// The namespace of the reader is deleted first, because a volume is not deleted while a claim has it.
 				n := home(t)
 				reader := user.NewNamespace(t, n.Cluster)
 				node := user.OnNode(n.Cluster.Nodes()[0].Name)
@@ -95,13 +75,13 @@ func TestASecondVolumeOfTheSameData(t *testing.T) {
 				n.Pod("user", "data", pods...)
 				n.WaitReady("user")
 				v := n.WaitVolume("data")
-				before := attachments(t, n, v.Virtual.Name, v.Real.Name)
-				beside(t, reader, v.Virtual)
+				before := readAttachments(n, v.Virtual.Name, v.Real.Name)
+				claimSecondVolume(t, reader, v.Virtual)
 				readers := append(slices.Clone(pods), readOnly)
-				reads := func(want string) {
+				waitRead := func(want string) {
 					t.Helper()
 					n.Exec("user", fmt.Sprintf(write, want))
-					reader.Eventually("the reader sees "+want, func(context.Context) (string, error) {
+					reader.Eventually("the reader reads "+want, func(context.Context) (string, error) {
 						out, err := reader.Kubectl("exec", "reader", "--", "sh", "-c", read)
 						if err != nil || out == want+"\n" {
 							return "", err
@@ -112,37 +92,34 @@ func TestASecondVolumeOfTheSameData(t *testing.T) {
 
 				reader.Pod("reader", "data", readers...)
 				reader.WaitReady("reader")
-				reads("beside")
-				if both := attachments(t, n, v.Virtual.Name, v.Real.Name, reader.Name+"-reads-along"); !slices.Equal(both, before) {
-					t.Errorf("attached with %v, for one alone with %v", both, before)
+				waitRead("both")
+				if both := readAttachments(n, v.Virtual.Name, v.Real.Name, reader.Name+"-second"); !slices.Equal(both, before) {
+					t.Errorf("the attachments are %v, and were %v with one volume", both, before)
 				}
 				reader.DeletePod("reader")
-				n.Exec("user", fmt.Sprintf(write, "alone"))
+				n.Exec("user", fmt.Sprintf(write, "one"))
 
 				reader.Pod("reader", "data", readers...)
 				reader.WaitReady("reader")
 				n.DeletePod("user")
-				time.Sleep(5 * time.Second) // for kubelet to take the volume away, if it would
-				if got := reader.Exec("reader", read); got != "alone" {
-					user.Violated(t, "after the user has gone, the reader reads %q", got)
+				time.Sleep(5 * time.Second) // in which kubelet would wrongly unmount the volume
+				if got := reader.Exec("reader", read); got != "one" {
+					user.Violated(t, "after the deletion of the other pod, the reader reads %q", got)
 				}
 				n.Pod("user", "data", pods...)
 				n.WaitReady("user")
-				reads("again")
+				waitRead("again")
 				reader.DeletePod("reader")
 				n.Exec("user", fmt.Sprintf(write, "last"))
 
 				n.DeletePod("user")
-				n.Eventually("nothing is attached any more", func(ctx context.Context) (string, error) {
-					left, err := readAttachments(ctx, n, v.Virtual.Name, v.Real.Name)
-					return strings.Join(left, ", "), err
-				})
+				waitDetached(n, v.Virtual.Name, v.Real.Name)
 				real, err := n.Client.CoreV1().PersistentVolumes().Get(t.Context(), v.Real.Name, metav1.GetOptions{})
 				if err != nil {
 					t.Fatal(err)
 				}
 				if policy := real.Spec.PersistentVolumeReclaimPolicy; policy != corev1.PersistentVolumeReclaimDelete {
-					t.Errorf("the real volume is %s: it follows the second volume", policy)
+					t.Errorf("the reclaim policy of the real volume is %s, that of the second volume", policy)
 				}
 			})
 		}

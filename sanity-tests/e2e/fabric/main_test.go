@@ -1,6 +1,5 @@
-// Package fabric shows that the reflecting fabric does what other tests rely
-// on: pods bound to its virtual node run in the other cluster, and the Node is
-// one for everybody else. liqo-csi is not involved.
+// Package fabric tests the fabric of the tests without the driver: pods bound to its virtual node run in the other
+// cluster, and its Node works for other clients.
 package fabric
 
 import (
@@ -19,17 +18,27 @@ import (
 
 func TestMain(m *testing.M) { user.Main(m) }
 
-// twoNamespaces are one in each cluster, with different names.
-func twoNamespaces(t *testing.T) (home, remote *user.Namespace) {
+// newNamespaces creates a namespace in each cluster, with different names.
+func newNamespaces(t *testing.T) (home, remote *user.Namespace) {
 	t.Helper()
 	return user.NewNamespace(t, user.Cluster(t, "home")), user.NewNamespace(t, user.Cluster(t, "remote"))
 }
 
-// start starts a fabric that ends before the namespaces do.
+// startPlain creates namespaces and starts a plain fabric between them.
+func startPlain(t *testing.T) (home, remote *user.Namespace, options fabric.Options) {
+	t.Helper()
+	home, remote = newNamespaces(t)
+	options = fabric.Plain("plain-" + home.Name)
+	options.Namespace = mapNamespace(home, remote)
+	start(t, options)
+	return home, remote, options
+}
+
+// start starts a fabric, and stops it before the namespaces are deleted.
 func start(t *testing.T, options fabric.Options) *fabric.Fabric {
 	t.Helper()
 	options.Home, options.Remote = user.Cluster(t, "home"), user.Cluster(t, "remote")
-	options.Progress = journal(t)
+	options.Progress = logOnFailure(t)
 	f, err := fabric.Start(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)
@@ -40,56 +49,53 @@ func start(t *testing.T, options fabric.Options) *fabric.Fabric {
 
 func stop(t *testing.T, f *fabric.Fabric) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Timeout)
-	defer cancel()
-	if err := f.Stop(ctx); err != nil {
+	if err := f.Stop(user.CleanupContext(t)); err != nil {
 		t.Error(err)
 	}
 }
 
-// between maps the one namespace to the other, and no others.
-func between(home, remote *user.Namespace) func(string) (string, bool) {
+// mapNamespace maps only the home namespace.
+func mapNamespace(home, remote *user.Namespace) func(string) (string, bool) {
 	return func(namespace string) (string, bool) { return remote.Name, namespace == home.Name }
 }
 
-// journal is what the fabric said, for the log of a test that fails.
-func journal(t *testing.T) *record {
-	kept := &record{}
+// logOnFailure returns a writer whose text is logged if the test fails.
+func logOnFailure(t *testing.T) *logBuffer {
+	buffer := &logBuffer{}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Log(kept.String())
+			t.Log(buffer.String())
 		}
 	})
-	return kept
+	return buffer
 }
 
-type record struct {
+type logBuffer struct {
 	mutex sync.Mutex
 	text  strings.Builder
 }
 
-func (r *record) Write(text []byte) (int, error) {
+func (r *logBuffer) Write(text []byte) (int, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return r.text.Write(text)
 }
 
-func (r *record) String() string {
+func (r *logBuffer) String() string {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return r.text.String()
 }
 
-// bound puts a pod on a node whatever the scheduler thinks: it would want the
-// claim to be in the home cluster too.
-func bound(node string) func(*corev1.Pod) {
+// boundTo binds a pod to a node without the scheduler, which would need its claim in the home cluster.
+func boundTo(node string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Spec.NodeName = node
-		tolerant(pod)
+		withTolerations(pod)
 	}
 }
 
-func tolerant(pod *corev1.Pod) {
+func withTolerations(pod *corev1.Pod) {
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 }
 
@@ -97,14 +103,14 @@ func withoutVolume(pod *corev1.Pod) {
 	pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
 }
 
-// patient lets the containers end by themselves for some seconds.
-func patient(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(5)) }
+// withGracePeriod sets a grace period of 5 seconds.
+func withGracePeriod(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(5)) }
 
-// get is a pod, or nil when there is none.
-func get(t *testing.T, n *user.Namespace, name string) *corev1.Pod {
+// getPod returns a pod, nil if it does not exist.
+func getPod(t *testing.T, n *user.Namespace, name string) *corev1.Pod {
 	t.Helper()
 	var pod *corev1.Pod
-	n.Eventually("look at pod "+name, func(ctx context.Context) (string, error) {
+	n.Eventually("read pod "+name, func(ctx context.Context) (string, error) {
 		found, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
@@ -115,10 +121,10 @@ func get(t *testing.T, n *user.Namespace, name string) *corev1.Pod {
 	return pod
 }
 
-// waitPending waits until a pod tells why it does not run.
+// waitPending waits until a pod is Pending with this reason, and these words in its message.
 func waitPending(t *testing.T, n *user.Namespace, name, reason, words string) {
 	t.Helper()
-	n.Eventually("pod "+name+" tells "+reason, func(ctx context.Context) (string, error) {
+	n.Eventually("pod "+name+" is Pending with the reason "+reason, func(ctx context.Context) (string, error) {
 		pod, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -128,16 +134,5 @@ func waitPending(t *testing.T, n *user.Namespace, name, reason, words string) {
 			return "", nil
 		}
 		return string(status.Phase) + " " + status.Reason + ": " + status.Message, nil
-	})
-}
-
-func waitGone(t *testing.T, n *user.Namespace, name string) {
-	t.Helper()
-	n.Eventually("pod "+name+" goes away", func(ctx context.Context) (string, error) {
-		_, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return "it is still there", err
 	})
 }

@@ -125,20 +125,14 @@ func (w *walk) retained(t *testing.T, n *user.Namespace) {
 
 func (w *walk) refused(t *testing.T, n *user.Namespace) {
 	controller := w.crashController(t, n, bothSides("withdraw"))
-	remove, err := storage.BackendOf(w.cluster, storage.Local).AddFault(storage.Fault{
+	removeFault := n.AddFault(storage.Local, storage.Fault{
 		RPC: "CreateVolume", Match: "liqo-storage/", Code: "ResourceExhausted", Message: "full, for now",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = remove() })
 	// Keep the fault until the controller has crashed at both points: it does not withdraw a twin that got
 	// its volume meanwhile.
 	startWriter(n, "liqo-reference-local")
 	w.waitCrashed(t, n, controller)
-	if err := remove(); err != nil {
-		t.Fatal(err)
-	}
+	removeFault()
 	finishExercise(t, n)
 }
 

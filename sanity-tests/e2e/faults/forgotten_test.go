@@ -26,13 +26,9 @@ func TestVolumeThatKubeletForgets(t *testing.T) {
 	n.WaitReady("user")
 	volume := n.WaitBound("data")
 
-	remove, err := storage.BackendOf(cluster, storage.Reference).AddFault(storage.Fault{
+	removeFault := n.AddFault(storage.Reference, storage.Fault{
 		RPC: "NodeUnstageVolume", Node: node.Name, Code: "Unavailable", Message: "not now",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = remove() })
 	n.DeletePod("user")
 	n.Eventually("the volume is staged and not published", func(context.Context) (string, error) {
 		idle, err := account.Idle(node)
@@ -49,9 +45,7 @@ func TestVolumeThatKubeletForgets(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := remove(); err != nil {
-		t.Fatal(err)
-	}
+	removeFault()
 	if err := cluster.Restart(t.Context(), kubelet); err != nil {
 		t.Fatal(err)
 	}

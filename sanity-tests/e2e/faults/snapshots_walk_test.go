@@ -81,13 +81,9 @@ func (w *walk) snapshotAbandoned(t *testing.T, n *user.Namespace) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	twin := n.WaitVolume("data").Twin
-	remove, err := storage.BackendOf(w.cluster, storage.Reference).AddFault(storage.Fault{
+	removeFault := n.AddFault(storage.Reference, storage.Fault{
 		RPC: "CreateSnapshot", Match: chart.StorageNamespace + "/" + twin.Name, When: "after", Code: "Unavailable", Message: "not yet",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = remove() })
 	controller := w.crashController(t, n, bothSides("snapshot-give-up"))
 	n.CreateSnapshot("backup", "data", "liqo")
 	var found user.Snapshot
@@ -99,9 +95,7 @@ func (w *walk) snapshotAbandoned(t *testing.T, n *user.Namespace) {
 	})
 	n.DeleteSnapshot("backup")
 	w.waitCrashed(t, n, controller)
-	if err := remove(); err != nil {
-		t.Fatal(err)
-	}
+	removeFault()
 	n.WaitSnapshotDeleted(found, n.Client, chart.StorageNamespace)
 	discard(n, "user", "data")
 }

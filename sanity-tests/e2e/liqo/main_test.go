@@ -1,10 +1,8 @@
-// Package liqo shows the driver beside Liqo itself: its controllers offload
-// namespaces, its virtual kubelet is the virtual node and carries the pods, its
-// identity is all that the driver has in the remote cluster unless a test grants more.
+// Package liqo tests the driver with Liqo itself: Liqo's controllers offload namespaces, its virtual kubelet runs the
+// pods, and the driver only has the rights of its identity in the remote cluster unless a test grants more.
 //
-// Everything about remote volumes that does not need the real Liqo is tested in
-// e2e/remote. The rights of an identity hold in the whole cluster, so these tests run
-// one after the other.
+// The package e2e/remote tests what does not need Liqo. These tests are serial, because an identity has its rights in
+// the whole cluster.
 package liqo
 
 import (
@@ -26,17 +24,17 @@ import (
 
 func TestMain(m *testing.M) { user.Main(m, removeLiqo) }
 
-// allowedClass is the one that annotations of claims may name.
+// allowedClass is the only real class that claims may name.
 const allowedClass = "reference"
 
-// shared is made by the first test, and removed after the last.
+// shared is created by the first test, and removed after the last.
 var shared struct {
 	once    sync.Once
 	err     error
 	peering *liqo.Peering
 }
 
-// prepare starts Liqo and the driver beside it, unless they run.
+// prepare starts Liqo and the driver, once for all tests.
 func prepare(t *testing.T) {
 	t.Helper()
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
@@ -57,18 +55,18 @@ func start(ctx context.Context, home, remote *clusters.Cluster) (err error) {
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err
 	}
-	return awaitMarked(ctx, home)
+	return waitMarked(ctx, home)
 }
 
-// awaitMarked waits until the scheduler and csi-provisioner can use the virtual node.
-func awaitMarked(ctx context.Context, home *clusters.Cluster) error {
+// waitMarked waits until the virtual node has a CSINode with the driver.
+func waitMarked(ctx context.Context, home *clusters.Cluster) error {
 	client, err := home.Client()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, user.Timeout)
 	defer cancel()
-	return machine.Until(ctx, "the driver to serve node "+liqo.RemoteID, func() error {
+	return machine.Until(ctx, "the driver in the CSINode "+liqo.RemoteID, func() error {
 		csiNode, err := client.StorageV1().CSINodes().Get(ctx, liqo.RemoteID, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -78,7 +76,7 @@ func awaitMarked(ctx context.Context, home *clusters.Cluster) error {
 				return nil
 			}
 		}
-		return fmt.Errorf("its CSINode has %v", csiNode.Spec.Drivers)
+		return fmt.Errorf("it has %v", csiNode.Spec.Drivers)
 	})
 }
 

@@ -12,52 +12,52 @@ import (
 	"storage.liqo.io/sanity-tests/liqo"
 )
 
-// With no more than Liqo gives its virtual kubelet, which may not make pods, a volume in use moves
-// to Liqo's cluster and back.
+// A volume in use moves to the remote cluster and back with the rights of Liqo's virtual kubelet, which may not create
+// pods.
 func TestMoveThereAndBackWithTheRightsThatLiqoGives(t *testing.T) {
-	p := offloaded(t, asLiqoMadeIt)
+	p := newOffloadedPair(t, liqoOnly)
 	if err := driver.ImportImage(t.Context(), p.remote.Cluster); err != nil {
 		t.Fatal(err)
 	}
-	here := p.home.Cluster.Nodes()[0].Name
+	homeNode := p.home.Cluster.Nodes()[0].Name
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.home.Pod("writer", "data", user.OnNode(here))
+	p.home.Pod("writer", "data", user.OnNode(homeNode))
 	p.home.WaitReady("writer")
 	p.home.Exec("writer", "echo moved > /data/file; sync")
 	p.home.DeletePod("writer")
-	pod, uid := p.home.StatefulSet("user", "data"), p.claim("data").UID
+	pod, uid := p.home.StatefulSet("user", "data"), p.home.GetClaim("data").UID
 	p.home.WaitReady(pod)
 
-	p.move("there", "target: {nodeName: "+liqo.RemoteID+", storageClassName: "+allowedClass+"}", "target")
+	p.move("to-remote", "target: {nodeName: "+liqo.RemoteID+", storageClassName: "+allowedClass+"}", "target")
 	p.home.WaitRunningOn(pod, liqo.RemoteID)
 	p.remote.WaitReady(pod)
 	p.wantRead(pod, "moved")
 
-	p.remote.Exec(pod, "echo back > /data/file; sync")
-	p.move("back", "target: {nodeName: "+here+"}, acceptLoss: [LiveWrites]", "source")
+	p.remote.Exec(pod, "echo changed > /data/file; sync")
+	p.move("to-home", "target: {nodeName: "+homeNode+"}, acceptLoss: [LiveWrites]", "source")
 	p.home.WaitReady(pod)
-	if got := p.home.Exec(pod, "cat /data/file"); got != "back" {
-		user.Violated(t, "at home there is %q", got)
+	if got := p.home.Exec(pod, "cat /data/file"); got != "changed" {
+		user.Violated(t, "at home the pod reads %q", got)
 	}
-	if now := p.claim("data").UID; now != uid {
-		t.Errorf("the claim has the uid %s now, and had %s", now, uid)
+	if now := p.home.GetClaim("data").UID; now != uid {
+		t.Errorf("the UID of the claim is %s, and was %s", now, uid)
 	}
 	p.home.DeleteStatefulSet("user")
 }
 
-// move moves the volume, of which one side is in Liqo's cluster, and releases where it was. Before
-// the users go, it looks at the mover there.
+// move moves the volume and deletes the move, so that the source is released. Before the cutover it checks that the
+// mover on this side, in the remote cluster, is a pod of Liqo.
 func (p *pair) move(name, target, side string) {
 	p.t.Helper()
 	p.home.Move(name, "data", target+", quiesce: {mode: Evict}, cutover: {mode: Manual}")
 	p.home.WaitMove(name, "Ready")
-	p.home.Eventually("the mover there is a pod of Liqo's", func(ctx context.Context) (string, error) {
+	p.home.Eventually("the remote mover is a pod of Liqo", func(ctx context.Context) (string, error) {
 		found, err := p.remote.Client.CoreV1().Pods(p.remote.Name).List(ctx, metav1.ListOptions{LabelSelector: "storage.liqo.io/move-side=" + side})
 		if err != nil || len(found.Items) != 1 {
-			return fmt.Sprintf("there are %d", len(found.Items)), err
+			return fmt.Sprintf("there are %d movers", len(found.Items)), err
 		}
 		if owner := metav1.GetControllerOf(&found.Items[0]); owner == nil || owner.Kind != "ShadowPod" {
-			return fmt.Sprintf("it belongs to %v", owner), nil
+			return fmt.Sprintf("its controller is %v", owner), nil
 		}
 		return "", nil
 	})

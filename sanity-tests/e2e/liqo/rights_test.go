@@ -23,31 +23,26 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// This file is about what Liqo's identity may do in the remote cluster.
-
-// cannotChange is how `liqo-csi clusters` begins to say what it costs that PVs there
-// cannot be changed.
+// cannotChange begins the limit in `liqo-csi clusters` that PersistentVolumes cannot be changed.
 const cannotChange = "PersistentVolumes cannot be changed"
 
-// Levels of rights. The least are those that Liqo gives its virtual kubelet, the others
-// are granted besides, as docs/remote/liqo.md says.
+// Levels of rights: only those of Liqo's virtual kubelet, or in addition those that docs/remote/liqo.md grants.
 const (
-	asLiqoMadeIt = ""
-	namespaced   = "namespaced"
-	full         = "full"
+	liqoOnly   = ""
+	namespaced = "namespaced"
+	full       = "full"
 )
 
-// The installation of the chart that grants rights.
+// Release and namespace of the chart that grants rights.
 const grantRelease, grantNamespace = "grant", "liqo-csi-grant"
 
-// grant renders the remote side of the driver's chart for the group of Liqo's
-// identities, and waits until the driver knows. It also waits for rights of an earlier
-// test to be gone.
+// grant installs the remote part of the chart for the group of Liqo's identities, and waits until the driver has
+// these rights and none of an earlier test.
 func (p *pair) grant(level string) {
 	p.t.Helper()
-	if level == asLiqoMadeIt {
-		p.waitLimits("what Liqo's identity costs is said", func(limits []string) bool {
-			return has(limits, cannotChange) && has(limits, "storage classes cannot be read")
+	if level == liqoOnly {
+		p.waitLimits("the limits of Liqo's identity are reported", func(limits []string) bool {
+			return hasLimit(limits, cannotChange) && hasLimit(limits, "storage classes cannot be read")
 		})
 		return
 	}
@@ -59,19 +54,18 @@ func (p *pair) grant(level string) {
 		"only": true, "level": level,
 		"subjects": []chart.Values{{"kind": "Group", "name": liqo.HomeID}},
 	}
-	if level != full { // which is for all namespaces
+	if level != full { // full is for all namespaces
 		access["namespaces"] = []string{p.remote.Name}
 	}
 	if err := helm.Install(p.t.Context(), grantRelease, grantNamespace, chart.Values{"remoteAccess": access}); err != nil {
 		p.t.Fatal(err)
 	}
-	p.waitLimits("the driver may change PersistentVolumes", func(limits []string) bool { return !has(limits, cannotChange) })
+	p.waitLimits("the driver may change PersistentVolumes", func(limits []string) bool { return !hasLimit(limits, cannotChange) })
 }
 
-// revoke takes back what was granted, if anything was.
+// revoke revokes the granted rights, if any.
 func revoke(t *testing.T, remote *clusters.Cluster) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Timeout)
-	defer cancel()
+	ctx := user.CleanupContext(t)
 	if err := errors.Join(uninstallGrant(ctx, remote), deleteNamespace(ctx, remote, grantNamespace)); err != nil {
 		t.Error(err)
 	}
@@ -99,20 +93,20 @@ func deleteNamespace(ctx context.Context, cluster *clusters.Cluster, name string
 	if err != nil {
 		return err
 	}
-	return machine.Until(ctx, "namespace "+name+" to end", func() error {
+	return machine.Until(ctx, "namespace "+name+" to be deleted", func() error {
 		err := client.CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return cmp.Or(err, errors.New("it is still there"))
+		return cmp.Or(err, errors.New("it still exists"))
 	})
 }
 
-func has(limits []string, beginning string) bool {
+func hasLimit(limits []string, beginning string) bool {
 	return slices.ContainsFunc(limits, func(limit string) bool { return strings.HasPrefix(limit, beginning) })
 }
 
-// waitLimits waits for what the driver says about its rights in Liqo's cluster.
+// waitLimits waits until the remote cluster is Ready with these limits.
 func (p *pair) waitLimits(what string, wanted func(limits []string) bool) {
 	p.t.Helper()
 	program, err := driver.Compile(p.t.Context())
@@ -124,50 +118,49 @@ func (p *pair) waitLimits(what string, wanted func(limits []string) bool) {
 		if err != nil {
 			return "", fmt.Errorf("liqo-csi clusters: %w: %s", err, out)
 		}
-		var shown struct {
+		var output struct {
 			Clusters []struct {
 				ID, State, Message string
 				Limits             []string
 			}
 		}
-		if err := json.Unmarshal(out, &shown); err != nil {
-			return "", fmt.Errorf("read what liqo-csi clusters says: %w", err)
+		if err := json.Unmarshal(out, &output); err != nil {
+			return "", fmt.Errorf("parse the output of liqo-csi clusters: %w", err)
 		}
-		for _, cluster := range shown.Clusters {
+		for _, cluster := range output.Clusters {
 			if cluster.ID == liqo.RemoteID && cluster.State == "Ready" && wanted(cluster.Limits) {
 				return "", nil
 			}
 		}
-		return fmt.Sprintf("shown is %+v", shown.Clusters), nil
+		return fmt.Sprintf("the clusters are %+v", output.Clusters), nil
 	})
 }
 
-// Liqo's identity suffices for a class that is named, and its virtual kubelet carries
-// the pods onto the twin.
+// Liqo's identity suffices for claims that name a real class, and for their pods.
 func TestLiqosOwnIdentitySuffices(t *testing.T) {
-	p := offloaded(t, asLiqoMadeIt)
-	// Of class liqo, which names no real class; Liqo's own annotation does.
-	p.home.Claim("data", "liqo", "64Mi", annotated("liqo.io/remote-storage-class", allowedClass))
-	p.writes("first", "data", "precious")
-	p.wantCarriedByLiqo("first")
+	p := newOffloadedPair(t, liqoOnly)
+	// The class liqo names no real class, Liqo's annotation does.
+	p.home.Claim("data", "liqo", "64Mi", withAnnotation("liqo.io/remote-storage-class", allowedClass))
+	p.startWriter("first", "data", "precious")
+	p.wantShadowPod("first")
 
 	found := p.home.WaitRemoteVolume(p.remote, "data")
 	if class := *found.Twin.Spec.StorageClassName; class != allowedClass {
-		t.Errorf("the twin is of class %s, not of the one that Liqo's annotation names", class)
+		t.Errorf("the class of the twin is %s, not that of Liqo's annotation", class)
 	}
 	if found.Twin.Annotations["storage.liqo.io/claim-uid"] != string(found.Claim.UID) {
-		t.Errorf("the twin does not say whose it is: %v", found.Twin.Annotations)
+		t.Errorf("the twin has no claim UID: %v", found.Twin.Annotations)
 	}
-	wantGravity(t, found)
-	p.condition("data", "TwinBound", because("TwinBound"))
+	wantRemoteAffinity(t, found)
+	p.waitCondition("data", "the reason TwinBound", hasReason("TwinBound"))
 
 	p.home.DeletePod("first")
-	p.home.Pod("second", "data", there)
+	p.home.Pod("second", "data", onLiqoNode)
 	p.home.WaitReady("second")
 	p.wantRead("second", "precious")
 
 	p.home.Claim("kept", "liqo-retain", "64Mi")
-	p.home.Pod("kept", "kept", there)
+	p.home.Pod("kept", "kept", onLiqoNode)
 	p.home.WaitEvent("kept", "RetainNotApplied", liqo.RemoteID, "may not change PersistentVolumes")
 	p.home.WaitReady("kept")
 	kept := p.home.WaitRemoteVolume(p.remote, "kept")
@@ -177,30 +170,28 @@ func TestLiqosOwnIdentitySuffices(t *testing.T) {
 
 	p.home.DeletePod("second")
 	p.deleteClaim("data")
-	p.wantGone(found)
+	p.waitVolumeDeleted(found)
 }
 
-// Which class is the default there Liqo's identity cannot know. That is the fault of the
-// claim that names none, and of no other: the virtual node stays open to those beside it.
+// Liqo's identity cannot read the default class of the remote cluster, so a claim that names none is not provisioned.
+// Other claims still are.
 func TestUnnamedClaimDoesNotCloseTheClusterToOthers(t *testing.T) {
-	p := offloaded(t, asLiqoMadeIt)
+	p := newOffloadedPair(t, liqoOnly)
 	p.home.Claim("unnamed", "liqo", "64Mi")
-	p.home.Pod("unnamed", "unnamed", there)
+	p.home.Pod("unnamed", "unnamed", onLiqoNode)
 	p.home.WaitEvent("unnamed", "ProvisioningFailed", "may not read the classes of the cluster "+liqo.RemoteID, "has to be named")
 
-	const beside = 3
-	for i := range beside {
-		claim := fmt.Sprintf("named-%d", i)
-		p.home.Claim(claim, "liqo", "128Mi", annotated("storage.liqo.io/real-storage-class", allowedClass))
-		p.home.Pod(claim, claim, there)
+	named := []string{"named-0", "named-1", "named-2"}
+	for _, claim := range named {
+		p.home.Claim(claim, "liqo", "128Mi", withAnnotation("storage.liqo.io/real-storage-class", allowedClass))
+		p.home.Pod(claim, claim, onLiqoNode)
 	}
-	for i := range beside {
-		claim := fmt.Sprintf("named-%d", i)
+	for _, claim := range named {
 		p.home.WaitReady(claim)
 		p.home.WantNoEvent(claim, "FailedScheduling", "did not have enough free storage")
 	}
 
-	if phase := p.claim("unnamed").Status.Phase; phase != corev1.ClaimPending {
-		t.Errorf("the claim that names no class is %s", phase)
+	if phase := p.home.GetClaim("unnamed").Status.Phase; phase != corev1.ClaimPending {
+		t.Errorf("the claim without a class is %s", phase)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"storage.liqo.io/sanity-tests/liqo"
 )
 
-// The names of the subtests tell which programs of Liqo the others ran with: those of
-// its chart in both clusters and, at home, the virtual kubelet that Liqo has started.
+// The subtests name the programs of Liqo with which the other tests ran: those of its chart in both clusters and, at
+// home, the virtual kubelet that Liqo started.
 func TestLiqoItselfRuns(t *testing.T) {
 	prepare(t)
 	for _, one := range []struct {
@@ -39,7 +39,7 @@ func TestLiqoItselfRuns(t *testing.T) {
 			image := "ghcr.io/liqotech/" + program + ":" + shared.peering.Version
 			t.Run(one.cluster+" "+program+" "+shared.peering.Version, func(t *testing.T) {
 				if !ready[image] {
-					t.Errorf("%s is not ready; ready is %v", image, ready)
+					t.Errorf("%s is not ready: %v", image, ready)
 				}
 			})
 		}

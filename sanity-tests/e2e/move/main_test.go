@@ -1,6 +1,5 @@
-// Package move shows on the lab what the parts of a move do between real clusters: the
-// movers at both ends as pods, and the relay that connects them. No command of the
-// driver uses them yet; what uses them will be tested here too.
+// Package move tests the parts of a move between two clusters: source and target as pods, and the relay that connects
+// them.
 package move
 
 import (
@@ -18,19 +17,19 @@ import (
 func TestMain(m *testing.M) { user.Main(m) }
 
 const (
-	// moveID is a move that nobody declared.
+	// moveID is the UID of no VolumeMove.
 	moveID = "3a1d2f9e-5a44-4b0e-8a43-0c0f7b6f2d11"
-	// Where the programs listen in their pods: nothing but a forwarded port comes there.
-	lanesAddress, ordersAddress = "127.0.0.1:7401", "127.0.0.1:7402"
-	lanesPort                   = 7401
-	// helper is the container beside a program that sees what it sees.
+	// The movers listen on the loopback of their pods, which only forwarded ports reach.
+	lanesAddress, controlAddress = "127.0.0.1:7401", "127.0.0.1:7402"
+	lanesPort                    = 7401
+	// helper is a container with the volume and the network of the mover.
 	helper = "helper"
 )
 
-// built is the driver, which is both relay and mover.
+// built is the driver, which has the commands relay and mover.
 var built struct{ program, image string }
 
-// prepare builds the driver, and gives the clusters its image.
+// prepare builds the driver, and imports its image into the clusters.
 func prepare(t *testing.T) {
 	t.Helper()
 	for _, cluster := range user.Lab(t).Clusters() {
@@ -48,8 +47,8 @@ func prepare(t *testing.T) {
 	}
 }
 
-// end starts the pod of one end of a move, with an empty volume of the pod's own.
-func end(n *user.Namespace, t *testing.T, name, node, credentials string, flags ...string) {
+// startMover starts the source or target of a move in a pod with an emptyDir.
+func startMover(n *user.Namespace, t *testing.T, name, node, credentials string, flags ...string) {
 	t.Helper()
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{}}
 	for _, file := range []string{"authority.pem", "certificate.pem", "key.pem"} {
@@ -70,10 +69,10 @@ func end(n *user.Namespace, t *testing.T, name, node, credentials string, flags 
 			{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			{Name: "credentials", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name}}},
 		}
-		look := pod.Spec.Containers[0]
-		look.Name = helper
+		sidecar := pod.Spec.Containers[0]
+		sidecar.Name = helper
 		arguments := []string{"mover", name, "--move", moveID, "--root", user.DataPath, "--credentials", "/credentials", "--listen", lanesAddress}
-		program := corev1.Container{
+		mover := corev1.Container{
 			Name:            "mover",
 			Image:           built.image,
 			ImagePullPolicy: corev1.PullIfNotPresent,
@@ -83,6 +82,6 @@ func end(n *user.Namespace, t *testing.T, name, node, credentials string, flags 
 				{Name: "credentials", MountPath: "/credentials", ReadOnly: true},
 			},
 		}
-		pod.Spec.Containers = []corev1.Container{look, program}
+		pod.Spec.Containers = []corev1.Container{sidecar, mover}
 	})
 }

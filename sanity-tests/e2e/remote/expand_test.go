@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -104,14 +103,7 @@ func TestVolumesThereGrowWhileNoPodHasThem(t *testing.T) {
 // the pod.
 func (p *pair) waitUnstaged(claim string) {
 	p.t.Helper()
-	handle := p.waitVolume(claim).Real.Spec.CSI.VolumeHandle
-	p.remote.Eventually("the volume is unstaged on all remote nodes", func(context.Context) (string, error) {
-		record, err := storage.BackendOf(p.remote.Cluster, storage.Reference).Volume(handle)
-		if err != nil || len(record.Stages) == 0 {
-			return "", err
-		}
-		return fmt.Sprintf("it is staged on %d nodes", len(record.Stages)), nil
-	})
+	p.remote.WaitUnstaged(storage.Reference, p.waitVolume(claim).Real)
 }
 
 func TestLowerSizeIsServedThereAfterOneThatCannotBe(t *testing.T) {

@@ -171,17 +171,6 @@ func (p *pair) addFault(fault storage.Fault) (remove func()) {
 }
 
 func (p *pair) addDriverFault(driver storage.Driver, fault storage.Fault) (remove func()) {
-	p.t.Helper()
 	fault.Match = p.remote.Name + "/"
-	removeFault, err := storage.BackendOf(p.remote.Cluster, driver).AddFault(fault)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	remove = func() {
-		if err := removeFault(); err != nil {
-			p.t.Error(err)
-		}
-	}
-	p.t.Cleanup(remove)
-	return remove
+	return p.remote.AddFault(driver, fault)
 }

@@ -12,7 +12,7 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// attachments counts VolumeAttachments of a volume that are in effect.
+// attachments counts the VolumeAttachments of a volume that are attached.
 func attachments(ctx context.Context, n *user.Namespace, volume string) (int, error) {
 	all, err := n.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -30,31 +30,31 @@ func attachments(ctx context.Context, n *user.Namespace, volume string) (int, er
 func TestAttachedVolumesAreDetachedAgain(t *testing.T) {
 	n := home(t)
 	backend := storage.BackendOf(n.Cluster, storage.Attach)
-	n.Claim("attached", "reference-attach", "64Mi")
-	n.Pod("user", "attached")
+	n.Claim("data", "reference-attach", "64Mi")
+	n.Pod("user", "data")
 	pod := n.WaitReady("user")
-	volume := n.WaitBound("attached")
+	volume := n.WaitBound("data")
 	if count, err := attachments(t.Context(), n, volume.Name); err != nil || count != 1 {
 		t.Errorf("%d attachments, %v", count, err)
 	}
 	record, err := backend.Volume(volume.Spec.CSI.VolumeHandle)
 	if err != nil || record.Attachments[pod.Spec.NodeName] == nil {
-		t.Errorf("the backend knows attachments %v, %v", record.Attachments, err)
+		t.Errorf("the backend has the attachments %v, %v", record.Attachments, err)
 	}
 	published, err := backend.Calls(func(call storage.Call) bool {
 		return call.Volume == record.ID && call.RPC == "NodePublishVolume" && call.Code == "OK"
 	})
 	if err != nil || len(published) == 0 {
-		t.Fatalf("no NodePublishVolume reached the driver, %v", err)
+		t.Fatalf("the driver got no NodePublishVolume, %v", err)
 	}
 	for _, key := range []string{"csi.storage.k8s.io/pod.name", "csi.storage.k8s.io/serviceAccount.tokens"} {
 		if !slices.Contains(published[0].VolumeContext, key) {
-			t.Errorf("volume context has %v, not %s", published[0].VolumeContext, key)
+			t.Errorf("the volume context has %v, not %s", published[0].VolumeContext, key)
 		}
 	}
 
 	n.DeletePod("user")
-	n.Eventually("volume is detached", func(ctx context.Context) (string, error) {
+	n.Eventually("the volume is detached", func(ctx context.Context) (string, error) {
 		count, err := attachments(ctx, n, volume.Name)
 		if err != nil {
 			return "", err

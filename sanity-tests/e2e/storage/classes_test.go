@@ -11,35 +11,35 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-func inGroup(group int64) func(*corev1.Pod) {
+func withFSGroup(group int64) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		id := int64(1000)
 		pod.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &group, RunAsUser: &id, RunAsGroup: &id}
 	}
 }
 
-// wantGroup checks who owns the volume, and that its users can write.
+// wantGroup checks the group of a volume, and that its members can write.
 func wantGroup(t *testing.T, n *user.Namespace, pod, group string) {
 	t.Helper()
 	if got := n.Exec(pod, "stat -c %g /data"); got != group {
-		t.Errorf("the volume of pod %s belongs to group %s, want %s", pod, got, group)
+		t.Errorf("the group of the volume of pod %s is %s, want %s", pod, got, group)
 	}
 	if group != "0" {
-		n.Exec(pod, "echo mine > /data/file")
+		n.Exec(pod, "echo written > /data/file")
 	}
 }
 
 func TestEachDriverHasItsGroupPolicy(t *testing.T) {
 	for class, group := range map[string]string{
-		"reference":        "0",    // by fsType, and this class names none
+		"reference":        "0",    // by fsType, which this class does not set
 		"reference-ext4":   "4321", // by fsType
 		"reference-attach": "4321", // File
 		"reference-local":  "0",    // None
 	} {
 		t.Run(class, func(t *testing.T) {
 			n := home(t)
-			n.Claim("owned", class, "64Mi")
-			n.Pod("user", "owned", inGroup(4321))
+			n.Claim("data", class, "64Mi")
+			n.Pod("user", "data", withFSGroup(4321))
 			n.WaitReady("user")
 			wantGroup(t, n, "user", group)
 		})
@@ -48,10 +48,10 @@ func TestEachDriverHasItsGroupPolicy(t *testing.T) {
 
 func TestSecretsReachTheDriver(t *testing.T) {
 	n := home(t)
-	n.Claim("guarded", "reference-secret", "64Mi")
-	n.Pod("user", "guarded")
+	n.Claim("data", "reference-secret", "64Mi")
+	n.Pod("user", "data")
 	n.WaitReady("user")
-	volume := n.WaitBound("guarded")
+	volume := n.WaitBound("data")
 	calls, err := storage.BackendOf(n.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
 		return call.Volume == volume.Spec.CSI.VolumeHandle && strings.Join(call.Secrets, "") == "password"
 	})
@@ -62,8 +62,8 @@ func TestSecretsReachTheDriver(t *testing.T) {
 
 func TestMountOptionsOfTheClass(t *testing.T) {
 	n := home(t)
-	n.Claim("quiet", "reference-xfs", "320Mi")
-	n.Pod("user", "quiet")
+	n.Claim("data", "reference-xfs", "320Mi")
+	n.Pod("user", "data")
 	n.WaitReady("user")
 	if mount := n.Exec("user", "grep ' /data ' /proc/mounts"); !strings.Contains(mount, "noatime") || !strings.Contains(mount, "xfs") {
 		t.Errorf("mounted as %s", mount)
@@ -86,12 +86,12 @@ func TestImmediateAndSlowClasses(t *testing.T) {
 
 func TestVolumeAttributesClass(t *testing.T) {
 	n := home(t)
-	n.Claim("tuned", "reference", "64Mi", user.WithAttributesClass("reference-silver"))
-	n.Pod("user", "tuned")
+	n.Claim("data", "reference", "64Mi", user.WithAttributesClass("reference-silver"))
+	n.Pod("user", "data")
 	n.WaitReady("user")
-	volume := n.WaitBound("tuned")
+	volume := n.WaitBound("data")
 	n.WaitIOPS(storage.Reference, volume, "1000")
-	n.SetAttributesClass("tuned", "reference-gold")
+	n.SetAttributesClass("data", "reference-gold")
 	n.WaitIOPS(storage.Reference, volume, "5000")
 }
 

@@ -29,9 +29,9 @@ func TestSnapshotsAndClones(t *testing.T) {
 					user.Violated(t, "%s reads %q, want %q", pod, got, want)
 				}
 			}
-			n.Exec("cloned", "echo its own > /data/file")
+			n.Exec("cloned", "echo changed > /data/file")
 			if got := n.Exec("writer", "cat /data/file"); got != "new" {
-				user.Violated(t, "the source reads %q after its clone was written", got)
+				user.Violated(t, "the source reads %q after a write to its clone", got)
 			}
 		})
 	}

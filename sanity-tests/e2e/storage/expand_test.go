@@ -1,10 +1,7 @@
 package storage
 
 import (
-	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"testing"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -13,14 +10,14 @@ import (
 
 func TestOnlineExpansion(t *testing.T) {
 	n := home(t)
-	n.Claim("growing", "reference-xfs", "320Mi")
-	n.Pod("user", "growing")
+	n.Claim("data", "reference-xfs", "320Mi")
+	n.Pod("user", "data")
 	before := n.WaitReady("user")
 	n.Exec("user", "echo kept > /data/file")
 	small := n.FileSystemKiB("user")
 
-	n.Resize("growing", "640Mi")
-	n.WaitCapacity("growing", "640Mi")
+	n.Resize("data", "640Mi")
+	n.WaitCapacity("data", "640Mi")
 	if large := n.FileSystemKiB("user"); large < small+300*1024 {
 		t.Errorf("the filesystem had %d KiB and has %d KiB", small, large)
 	}
@@ -28,7 +25,7 @@ func TestOnlineExpansion(t *testing.T) {
 		user.Violated(t, "read %q", got)
 	}
 	if after := n.WaitReady("user"); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
-		t.Error("the pod did not live through it")
+		t.Error("the pod was restarted or replaced")
 	}
 }
 
@@ -38,15 +35,15 @@ func TestOfflineExpansion(t *testing.T) {
 	} {
 		t.Run(class, func(t *testing.T) {
 			n := home(t)
-			n.Claim("growing", class, "64Mi")
-			n.Pod("first", "growing")
+			n.Claim("data", class, "64Mi")
+			n.Pod("first", "data")
 			n.WaitReady("first")
 			n.DeletePod("first")
-			waitUnstaged(n, driver, "growing")
-			n.Resize("growing", "128Mi")
-			n.Pod("second", "growing")
+			n.WaitUnstaged(driver, n.WaitBound("data"))
+			n.Resize("data", "128Mi")
+			n.Pod("second", "data")
 			n.WaitReady("second")
-			n.WaitCapacity("growing", "128Mi")
+			n.WaitCapacity("data", "128Mi")
 			if class == "reference-ext4" {
 				if size := n.FileSystemKiB("second"); size < 100*1024 {
 					t.Errorf("the filesystem has %d KiB", size)
@@ -54,19 +51,6 @@ func TestOfflineExpansion(t *testing.T) {
 			}
 		})
 	}
-}
-
-// waitUnstaged waits until no node holds a claim's volume, which takes a little
-// longer than its last pod lives.
-func waitUnstaged(n *user.Namespace, driver storage.Driver, claim string) {
-	id := n.WaitBound(claim).Spec.CSI.VolumeHandle
-	n.Eventually("claim "+claim+" is unstaged", func(context.Context) (string, error) {
-		volume, err := storage.BackendOf(n.Cluster, driver).Volume(id)
-		if err != nil || len(volume.Stages) == 0 {
-			return "", err
-		}
-		return fmt.Sprintf("it is staged on %v", slices.Sorted(maps.Keys(volume.Stages))), nil
-	})
 }
 
 func TestBlockVolumesGrowOnline(t *testing.T) {

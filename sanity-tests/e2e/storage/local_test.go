@@ -12,25 +12,25 @@ func TestPodsFollowNodeLocalData(t *testing.T) {
 	n := home(t)
 	nodes := n.Cluster.Nodes()
 	if len(nodes) < 2 {
-		t.Skip("one node cannot show that pods stay off others")
+		t.Skip("needs two nodes")
 	}
-	// The last node is the one the scheduler would not choose by chance.
+	// The scheduler does not prefer the last node.
 	owner, other := nodes[len(nodes)-1].Name, nodes[0].Name
-	n.Claim("local", "reference-local", "64Mi")
-	n.Pod("first", "local", user.OnNode(owner))
+	n.Claim("data", "reference-local", "64Mi")
+	n.Pod("first", "data", user.OnNode(owner))
 	n.WaitReady("first")
-	n.Exec("first", "echo here > /data/file")
+	n.Exec("first", "echo kept > /data/file")
 	n.DeletePod("first")
 
-	n.Pod("second", "local")
+	n.Pod("second", "data")
 	if pod := n.WaitReady("second"); pod.Spec.NodeName != owner {
-		t.Errorf("pod runs on %s, its data is on %s", pod.Spec.NodeName, owner)
+		t.Errorf("the pod runs on %s, its data is on %s", pod.Spec.NodeName, owner)
 	}
-	if got := n.Exec("second", "cat /data/file"); got != "here" {
+	if got := n.Exec("second", "cat /data/file"); got != "kept" {
 		user.Violated(t, "read %q", got)
 	}
-	n.Pod("misled", "local", user.OnNode(other))
-	n.WaitEvent("misled", "FailedScheduling", "affinity")
+	n.Pod("on-other-node", "data", user.OnNode(other))
+	n.WaitEvent("on-other-node", "FailedScheduling", "affinity")
 }
 
 func TestSchedulerKnowsWhatNodesHaveLeft(t *testing.T) {
@@ -42,18 +42,18 @@ func TestSchedulerKnowsWhatNodesHaveLeft(t *testing.T) {
 		return call.RPC == "CreateVolume" && call.Claim == n.Name+"/huge"
 	})
 	if err != nil || len(calls) > 0 {
-		t.Errorf("the driver was asked all the same: %v, %v", calls, err)
+		t.Errorf("the driver got CreateVolume: %v, %v", calls, err)
 	}
 }
 
 func TestVolumesOfOneNodeSayWhereTheyAre(t *testing.T) {
 	n := home(t)
-	n.Claim("local", "reference-local", "64Mi")
-	n.Pod("user", "local")
+	n.Claim("data", "reference-local", "64Mi")
+	n.Pod("user", "data")
 	pod := n.WaitReady("user")
-	volume := n.WaitBound("local")
+	volume := n.WaitBound("data")
 	terms := volume.Spec.NodeAffinity.Required.NodeSelectorTerms
 	if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 || !slices.Contains(terms[0].MatchExpressions[0].Values, pod.Spec.NodeName) {
-		t.Errorf("node affinity %v of a volume on %s", terms, pod.Spec.NodeName)
+		t.Errorf("the node affinity is %v, the pod runs on %s", terms, pod.Spec.NodeName)
 	}
 }

@@ -1,6 +1,5 @@
-// Package storage shows that the storage in the lab is real: what users expect
-// of a storage class works with the reference driver, local-path and static
-// volumes, on real kubelets with the stock sidecars. liqo-csi is not involved.
+// Package storage tests the storage of the lab without the driver: the reference driver with the sidecars of
+// Kubernetes, local-path and static volumes on real kubelets.
 package storage
 
 import (
@@ -11,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { user.Main(m) }
 
-// home gives the test a namespace in the cluster where users work.
+// home creates a namespace in the home cluster for a parallel test.
 func home(t *testing.T) *user.Namespace {
 	t.Helper()
 	t.Parallel()

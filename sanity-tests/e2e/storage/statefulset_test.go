@@ -13,8 +13,8 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// A pod of this set has a volume of each kind of storage in the lab.
-const everyClass = `
+// statefulSet has a volume of each kind of storage in each pod.
+const statefulSet = `
 apiVersion: apps/v1
 kind: StatefulSet
 metadata: {name: db}
@@ -49,10 +49,10 @@ const claimTemplate = `
         resources: {requests: {storage: 64Mi}}
 `
 
-var everyClassName = []string{"reference", "local-path", "static-local"}
+var classesOfSet = []string{"reference", "local-path", "static-local"}
 
-// recycleStatic gives static volumes back when the test and its namespace have
-// ended; so it must be asked for before the namespace.
+// recycleStatic makes static volumes available again at the end of the test. Call it before home, so that the
+// namespace is deleted first.
 func recycleStatic(t *testing.T) {
 	t.Helper()
 	cluster := user.Cluster(t, "home")
@@ -66,8 +66,8 @@ func recycleStatic(t *testing.T) {
 func TestStatefulSetKeepsItsDataInEveryKindOfStorage(t *testing.T) {
 	recycleStatic(t)
 	n := home(t)
-	set := fmt.Sprintf(everyClass, images.BusyboxName)
-	for _, class := range everyClassName {
+	set := fmt.Sprintf(statefulSet, images.BusyboxName)
+	for _, class := range classesOfSet {
 		set += fmt.Sprintf(claimTemplate, class)
 	}
 	n.Apply(set)
@@ -75,7 +75,7 @@ func TestStatefulSetKeepsItsDataInEveryKindOfStorage(t *testing.T) {
 	before := map[string]*corev1.Pod{}
 	for _, pod := range pods {
 		before[pod] = n.WaitReady(pod)
-		for _, class := range everyClassName {
+		for _, class := range classesOfSet {
 			n.Exec(pod, fmt.Sprintf("echo %s of %s > /%s/file", class, pod, class))
 		}
 	}
@@ -86,7 +86,7 @@ func TestStatefulSetKeepsItsDataInEveryKindOfStorage(t *testing.T) {
 		if after := n.WaitReady(pod); after.UID == before[pod].UID {
 			t.Errorf("pod %s was not replaced", pod)
 		}
-		for _, class := range everyClassName {
+		for _, class := range classesOfSet {
 			if got, want := n.Exec(pod, fmt.Sprintf("cat /%s/file", class)), class+" of "+pod; got != want {
 				user.Violated(t, "%s reads %q in its %s volume, wrote %q", pod, got, class, want)
 			}

@@ -13,7 +13,7 @@ import (
 // Volume has all objects of a volume of the driver.
 type Volume struct {
 	Claim *corev1.PersistentVolumeClaim
-	// Object is the claim's PersistentVolume, which has no data of its own.
+	// Virtual is the claim's PersistentVolume, which has no data of its own.
 	Virtual *corev1.PersistentVolume
 	Twin    *corev1.PersistentVolumeClaim
 	// Real is the twin's PersistentVolume.
