@@ -48,7 +48,6 @@ func cluster(t *testing.T, objects map[string]any) *Helm {
 	objects["/version"] = map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
 	objects["/api"] = metav1.APIVersions{Versions: []string{"v1"}}
 	objects["/api/v1/namespaces/kube-system"] = object("v1", "Namespace", "kube-system", nil)
-	objects["/api/v1/namespaces/"+StorageNamespace] = object("v1", "Namespace", StorageNamespace, nil)
 	groups := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}}
 	for version, resources := range kinds() {
 		path := "/api/v1"
@@ -186,4 +185,43 @@ func TestDefinitionThatTookThePlaceOfOursIsNotTakenAway(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// Without it all data are lost. So it is never part of what may be deleted as a whole.
+func TestNamespaceOfTheTwinsIsCreatedAndKept(t *testing.T) {
+	const path = "/api/v1/namespaces/" + StorageNamespace
+	for name, one := range map[string]struct {
+		there   map[string]string // its annotations
+		created bool
+	}{
+		"it is not there":         {nil, true},
+		"it is ours":              {ofHelm(Release), true},
+		"it is the user's":        {map[string]string{}, false},
+		"it is another release's": {ofHelm("storage"), false},
+	} {
+		objects := map[string]any{}
+		if one.there != nil {
+			objects[path] = object("v1", "Namespace", StorageNamespace, one.there)
+		}
+		text, err := cluster(t, objects).RenderAt(t.Context(), Release, Namespace, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if createsNamespace(text) != one.created {
+			t.Errorf("%s: that it is created is %t", name, createsNamespace(text))
+		}
+	}
+	for side, values := range map[string]Values{"home": nil, "remote": remote("full")} {
+		text, err := helm(t).Render(t.Context(), Release, Namespace, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "kind: Namespace\n") {
+			t.Errorf("%s: helm template renders a namespace", side)
+		}
+	}
+}
+
+func createsNamespace(text []byte) bool {
+	return strings.Contains(string(text), "kind: Namespace\nmetadata:\n  name: "+StorageNamespace+"\n  annotations:\n    helm.sh/resource-policy: keep\n")
 }

@@ -10,7 +10,7 @@ import (
 const (
 	Release   = "liqo-csi"
 	Namespace = "liqo-csi"
-	// StorageNamespace is where the twins live; it is never part of the release.
+	// StorageNamespace is where the twins live; Helm creates it, and never deletes it.
 	StorageNamespace = "liqo-storage"
 )
 

@@ -58,14 +58,14 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	if err != nil {
 		return err
 	}
-	if err := ensureStorageNamespace(ctx, client); err != nil {
-		return err
-	}
 	if err := ensureAttributesClasses(ctx, client); err != nil {
 		return err
 	}
 	helm, err := helmFor(ctx, cluster)
 	if options.Chart != "" {
+		if err := ensureStorageNamespace(ctx, client); err != nil {
+			return err
+		}
 		helm, err = chart.NewFor(ctx, options.Chart)
 	}
 	if err != nil {
@@ -139,7 +139,7 @@ func helmFor(ctx context.Context, cluster *clusters.Cluster) (*chart.Helm, error
 	return helm, nil
 }
 
-// ensureStorageNamespace creates the namespace of the twins, which the chart leaves to the user.
+// ensureStorageNamespace creates the namespace of the twins, which charts of before do not create.
 func ensureStorageNamespace(ctx context.Context, client kubernetes.Interface) error {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: chart.StorageNamespace}}
 	_, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})

@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::{Subcommand, ValueEnum};
-use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::{core::v1::Namespace, networking::v1::NetworkPolicy};
 use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -35,6 +35,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const EXAMPLES: &str = "\
 Examples:
   liqo-csi offload namespace shop
+  liqo-csi offload namespace shop --create-namespace
   liqo-csi offload namespace shop --pod-offloading-strategy Remote -l 'region in (europe,us-west), !staging'
   liqo-csi offload namespace shop -o yaml > offloading.yaml";
 
@@ -60,6 +61,9 @@ struct NamespaceArgs {
     /// Labels of the namespaces, instead of their names.
     #[arg(long, conflicts_with_all = ["names", "output"])]
     ns_selector: Option<String>,
+    /// Create the namespaces that do not exist.
+    #[arg(long, conflicts_with_all = ["ns_selector", "output"])]
+    create_namespace: bool,
     /// How the namespaces in remote clusters are named. It cannot be changed later.
     #[arg(long, value_enum, default_value = "DefaultName")]
     namespace_mapping_strategy: Strategy,
@@ -230,6 +234,9 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
         Some(labels) => namespaces(&cluster, labels).await?,
         None => args.names,
     };
+    if args.create_namespace {
+        create_missing(&cluster, &names).await?;
+    }
     let (mut asked, mut all_well) = (Vec::new(), true);
     for name in &names {
         match create_or_update(&cluster, name, &desired).await {
@@ -255,6 +262,17 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+async fn create_missing(cluster: &Cluster, namespaces: &[String]) -> Outcome<()> {
+    for name in namespaces {
+        let mut namespace = Namespace::default();
+        namespace.metadata.name = Some(name.clone());
+        if cluster.all::<Namespace>().create(&namespace).await?.is_some() {
+            println!("{name}: created");
+        }
+    }
+    Ok(())
 }
 
 /// Creates the object, or updates the mutable fields of the existing one; its generation.
@@ -392,6 +410,7 @@ mod tests {
         NamespaceArgs {
             names: namespaces.iter().map(|&it| it.to_owned()).collect(),
             ns_selector: namespaces.is_empty().then(|| "team=a".to_owned()),
+            create_namespace: false,
             namespace_mapping_strategy: strategy,
             remote_namespace_name: name.map(str::to_owned),
             pod_offloading_strategy: Pods::Remote,
@@ -432,6 +451,24 @@ mod tests {
         );
         let text = unprotected(&network_policies(&cluster, "shop").await).unwrap();
         assert!(text.contains("deny-all"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn namespaces_that_do_not_exist_are_created() {
+        let api = FakeApi::start().await;
+        let cluster = api.cluster_unwatched().await;
+        api.put(
+            "/api/v1/namespaces/shop",
+            json!({"metadata": {"labels": {"team": "a"}}}),
+        );
+        create_missing(&cluster, &["shop".to_owned(), "lab".to_owned()])
+            .await
+            .unwrap();
+        assert_eq!(
+            api.object("/api/v1/namespaces/shop").unwrap()["metadata"]["labels"]["team"],
+            "a"
+        );
+        assert!(api.object("/api/v1/namespaces/lab").is_some());
     }
 
     #[test]

@@ -75,8 +75,8 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 	}}, map[string]*clusters.Cluster{"home": home, "milan": milan})
 	t.Cleanup(w.disconnect)
 	steps := w.run("docs/remote/two-clusters.md")
-	if until := len(steps[0].Commands) + 1; until != 6 || !strings.HasPrefix(steps[1].Commands[0].Text, "kubectl apply") {
-		t.Errorf("the page promises six commands until the StatefulSet is applied, and has %d", until)
+	if until := len(steps[0].Commands) + 1; until != 4 || !strings.HasPrefix(steps[1].Commands[0].Text, "kubectl apply") {
+		t.Errorf("the page promises four commands until the StatefulSet is applied, and has %d", until)
 	}
 }
 
