@@ -73,10 +73,17 @@ impl FakeApi {
         self.cluster_with(Calls::without_metrics(ANSWER)).await
     }
 
+    /// Without certificates, or each client would read those of this machine.
+    fn config(&self) -> Config {
+        let mut config = Config::new(format!("http://{}", self.address).parse().unwrap());
+        config.root_cert = Some(Vec::new());
+        config
+    }
+
     /// The cluster, with these settings for calls.
     pub async fn cluster_with(&self, calls: Calls) -> Cluster {
         let _installed = rustls::crypto::ring::default_provider().install_default();
-        let config = Config::new(format!("http://{}", self.address).parse().unwrap());
+        let config = self.config();
         let settings = Settings {
             id: Some("home".parse().unwrap()),
             storage_namespace: "liqo-storage".into(),
@@ -90,7 +97,7 @@ impl FakeApi {
     /// The same API server as a remote cluster of the one named `home`.
     pub async fn remote_cluster(&self, id: &str, rights: Rights) -> Cluster {
         let _installed = rustls::crypto::ring::default_provider().install_default();
-        let config = Config::new(format!("http://{}", self.address).parse().unwrap());
+        let config = self.config();
         let calls = Calls::without_metrics(ANSWER);
         let (id, home) = (id.parse().unwrap(), "home".parse().unwrap());
         let client = connect::remote_client(config, &id, &calls).unwrap();
