@@ -74,10 +74,7 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 		pageClass: labClass,
 	}}, map[string]*clusters.Cluster{"home": home, "milan": milan})
 	t.Cleanup(w.disconnect)
-	steps := w.run("docs/remote/two-clusters.md")
-	if until := len(steps[0].Commands) + 1; until != 6 || !strings.HasPrefix(steps[1].Commands[0].Text, "kubectl apply") {
-		t.Errorf("the page promises six commands until the StatefulSet is applied, and has %d", until)
-	}
+	w.run("docs/remote/two-clusters.md")
 }
 
 // walk runs a page in one shell, as a user does.
@@ -175,7 +172,7 @@ func (w *walk) programs() (folder string, err error) {
 }
 
 // run runs the commands of a page, and compares what they print with what the page shows.
-func (w *walk) run(file string) []pages.Step {
+func (w *walk) run(file string) {
 	w.t.Helper()
 	text, err := os.ReadFile(root + file)
 	if err != nil {
@@ -217,7 +214,6 @@ func (w *walk) run(file string) []pages.Step {
 		}
 	}
 	w.t.Logf("%s: %d commands, %.1f minutes", file, commands, time.Since(began).Minutes())
-	return steps
 }
 
 // asInLab is a command with the lab's replacements; not run if the lab cannot run it.
