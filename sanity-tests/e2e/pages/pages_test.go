@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -49,13 +50,15 @@ type inLab struct {
 // The default class of the lab's clusters.
 const pageClass, labClass = " standard ", " reference "
 
+// The nodes of the lab are not those of kind: the README has this command for each of them.
+const kindLoads, containerdLoads = "kind load image-archive ", "ctr -n k8s.io images import "
+
 // The README, from the installation to a pod that has written into a volume.
 func TestReadmeIsRunFromTopToBottom(t *testing.T) {
 	home := user.Cluster(t, "home")
 	w := newWalk(t, inLab{notRun: map[string]string{
-		"make image":              "the suite \"release image\" builds it; here the nodes get the build that is tested, under the same name",
-		"kind load image-archive": "the nodes of the lab are not those of kind",
-	}, replaced: map[string]string{pageClass: labClass}}, map[string]*clusters.Cluster{"home": home})
+		"make image": "the suite \"release image\" builds it; here dist has the build that is tested, under the same name",
+	}, replaced: map[string]string{pageClass: labClass, kindLoads: onEachNode + containerdLoads}}, map[string]*clusters.Cluster{"home": home})
 	t.Cleanup(w.deleteDiary)
 	w.run("README.md")
 }
@@ -74,6 +77,7 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 		pageClass: labClass,
 	}}, map[string]*clusters.Cluster{"home": home, "milan": milan})
 	t.Cleanup(w.disconnect)
+	w.loadImage()
 	w.run("docs/remote/two-clusters.md")
 }
 
@@ -83,10 +87,10 @@ type walk struct {
 	lab    inLab
 	home   *clusters.Cluster
 	client kubernetes.Interface
-	// folder is the working directory. It has the folder of the chart, like a clone of the repository. The shell
-	// keeps its variables in the file state from one command to the next.
-	folder, state string
-	environment   []string
+	// folder is the working directory. Like a clone of the repository after make image, it has the folder of the chart
+	// and the archive. The shell keeps its variables in the file state from one command to the next.
+	folder, archive, state string
+	environment            []string
 }
 
 func newWalk(t *testing.T, lab inLab, contexts map[string]*clusters.Cluster) *walk {
@@ -110,9 +114,12 @@ func newWalk(t *testing.T, lab inLab, contexts map[string]*clusters.Cluster) *wa
 		t.Fatal(err)
 	}
 	for _, cluster := range contexts {
-		if err := driver.ImportImageAs(t.Context(), released.ImageName, cluster); err != nil {
-			t.Fatal(err)
-		}
+		withoutImage(t, cluster, released.ImageName)
+	}
+	released.Dist = filepath.Join(w.folder, "dist")
+	w.archive = released.ImageArchive(runtime.GOARCH)
+	if err := errors.Join(os.Mkdir(released.Dist, 0o755), driver.WriteImageAs(t.Context(), released.ImageName, w.archive)); err != nil {
+		t.Fatal(err)
 	}
 	if err := os.Symlink(filepath.Join(released.Root, "deploy"), filepath.Join(w.folder, "deploy")); err != nil {
 		t.Fatal(err)
@@ -125,7 +132,7 @@ func newWalk(t *testing.T, lab inLab, contexts map[string]*clusters.Cluster) *wa
 	if err := os.WriteFile(file, kubeconfig, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	programs, err := w.programs()
+	programs, err := w.programs(contexts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,8 +157,43 @@ func merged(contexts map[string]*clusters.Cluster) ([]byte, error) {
 	return clientcmd.Write(*all)
 }
 
+// withoutImage removes the driver's images from the nodes of a cluster, so that none is there unless the page's command
+// loads it.
+func withoutImage(t *testing.T, cluster *clusters.Cluster, name string) {
+	t.Helper()
+	if err := driver.RemoveImages(t.Context(), cluster); err != nil {
+		t.Fatal(err)
+	}
+	repository, _, _ := strings.Cut(name, ":")
+	for _, node := range cluster.Nodes() {
+		present, err := node.Images(t.Context(), string(user.Lab(t).Binaries()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, one := range present {
+			if strings.HasPrefix(one, repository+":") {
+				t.Fatalf("the node %s has the image %s", node.Name, one)
+			}
+		}
+	}
+}
+
+// loadImage is what the README says to do on each node, for pages that begin with it done.
+func (w *walk) loadImage() {
+	w.t.Helper()
+	if readme, err := os.ReadFile(root + "README.md"); err != nil || !strings.Contains(string(readme), "`sudo "+containerdLoads) {
+		w.t.Fatalf("the README does not say %q: %v", containerdLoads, err)
+	}
+	if out, err := w.shell(w.t.Context(), onEachNode+containerdLoads+w.archive); err != nil {
+		w.t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// onEachNode runs a command for the containerd of each node.
+const onEachNode = "on-each-node "
+
 // programs is a folder with the programs that the pages call.
-func (w *walk) programs() (folder string, err error) {
+func (w *walk) programs(contexts map[string]*clusters.Cluster) (folder string, err error) {
 	folder = w.t.TempDir()
 	helm, err := components.Tool(w.t.Context(), "helm", "helm.sh/helm/v4/cmd/helm")
 	if err != nil {
@@ -161,14 +203,21 @@ func (w *walk) programs() (folder string, err error) {
 	if err != nil {
 		return "", err
 	}
+	of := user.Lab(w.t).Binaries()
 	for name, program := range map[string]string{
-		"helm": helm, "liqo-csi": liqoCSI, "kubectl": user.Lab(w.t).Binaries().Path("kubectl"),
+		"helm": helm, "liqo-csi": liqoCSI, "kubectl": of.Path("kubectl"), "ctr": of.Path("ctr"),
 	} {
 		if err := os.Symlink(program, filepath.Join(folder, name)); err != nil {
 			return "", err
 		}
 	}
-	return folder, nil
+	script := "#!/bin/sh\n"
+	for _, cluster := range contexts {
+		for _, node := range cluster.Nodes() {
+			script += fmt.Sprintf("CONTAINERD_ADDRESS=%q \"$@\" || exit\n", node.ContainerdSocket())
+		}
+	}
+	return folder, os.WriteFile(filepath.Join(folder, strings.TrimSpace(onEachNode)), []byte(script), 0o755)
 }
 
 // run runs the commands of a page, and compares what they print with what the page shows.
