@@ -89,10 +89,10 @@ func TestOutputIsComparedByItsWords(t *testing.T) {
 }
 
 func TestWordsToLearnAreThoseThatKubernetesDoesNotHave(t *testing.T) {
-	const page = "# Twins\n\nA pod and its Claim, with `--server URL` or [a twin](docs/gate.md); not a twinge.\n" +
+	const page = "# Twins\n\nA pod and its Claim, with `--server URL` or [a twin](pages.go); not a twinge.\n" +
 		"\n```sh\nhelm install liqo-csi chart-1.tgz --set fabric.enabled=true --wait\nliqo-csi connect a --remote-context b --namespace c\n```\n" +
 		"\n```text\nNAME READINESS GATES REAL CLASS\n```\n\n```sh\nkubectl label node liqo.io/a=b    # fabric, in a command\n```\n"
-	const glossary = "| word | meaning |\n|---|---|\n| twin | the claim |\n| gate (of a move) | a |\n| real class, fabric | b |\n"
+	const glossary = "| word | meaning |\n|---|---|\n| twin, pages | the claim |\n| gate (of a move) | a |\n| real class, fabric | b |\n"
 	for last, want := range map[string]string{
 		"helm install":  "--remote-context, --server, connect, fabric.enabled, liqo-csi, real class, twin",
 		"kubectl label": "--remote-context, --server, connect, fabric.enabled, liqo-csi, liqo.io/a, real class, twin",

@@ -81,6 +81,28 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 	w.run("docs/remote/two-clusters.md")
 }
 
+// The page that installs the driver with kubectl, and uninstalls it.
+func TestGitOpsIsRunFromTopToBottom(t *testing.T) {
+	w := newWalk(t, inLab{}, map[string]*clusters.Cluster{"home": user.Cluster(t, "home")})
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		// What the page ends with; helm uninstall would not find these objects.
+		const uninstall = `[ ! -e liqo-csi.yaml ] || awk 'BEGIN { RS = ORS = "---\n" } !/kind: CustomResourceDefinition/' liqo-csi.yaml |
+			kubectl delete --ignore-not-found -f -`
+		if out, err := w.shell(user.CleanupContext(t), uninstall); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	w.loadImage()
+	w.run("docs/gitops.md")
+	// Helm and the page keep this one.
+	if _, err := w.client.CoreV1().Secrets(chart.Namespace).Get(t.Context(), "liqo-csi-sessions", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
 // walk runs a page in one shell, as a user does.
 type walk struct {
 	t      *testing.T
