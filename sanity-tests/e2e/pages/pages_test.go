@@ -7,14 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,6 +48,8 @@ type inLab struct {
 	notRun map[string]string
 	// replaced are parts of commands and of their output, and their replacements.
 	replaced map[string]string
+	// after are checks that follow commands with these beginnings.
+	after map[string]func(*walk)
 }
 
 // The default class of the lab's clusters.
@@ -75,6 +80,9 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 		// Like that of kind, the kubeconfig has an address of this machine. The page says what to add then.
 		connect:   connect + " --server " + through.Host,
 		pageClass: labClass,
+	}, after: map[string]func(*walk){
+		"liqo-csi " + connect:    (*walk).certificatesAreApproved,
+		"kubectl rollout status": (*walk).podsThereAreReached,
 	}}, map[string]*clusters.Cluster{"home": home, "milan": milan})
 	t.Cleanup(w.disconnect)
 	w.loadImage()
@@ -267,6 +275,12 @@ func (w *walk) run(file string) {
 				w.t.Fatalf("%s:%d: %v\n%s\n%s", file, command.Line, err, text, out)
 			}
 			printed.WriteString(out)
+			for beginning, check := range w.lab.after {
+				if strings.HasPrefix(command.Text, beginning) {
+					used[beginning] = true
+					check(w)
+				}
+			}
 		}
 		shown := w.replace(step.Shown, used)
 		if missing := pages.Missing(shown, printed.String()); len(missing) > 0 {
@@ -274,7 +288,7 @@ func (w *walk) run(file string) {
 				file, step.Commands[0].Line, missing, printed.String())
 		}
 	}
-	for part := range w.lab.notRun {
+	for _, part := range slices.Concat(slices.Collect(maps.Keys(w.lab.notRun)), slices.Collect(maps.Keys(w.lab.after))) {
 		if !used[part] {
 			w.t.Errorf("%s has no command %q any more", file, part)
 		}
@@ -285,6 +299,53 @@ func (w *walk) run(file string) {
 		}
 	}
 	w.t.Logf("%s: %d commands, %.1f minutes", file, commands, time.Since(began).Minutes())
+}
+
+// certificatesAreApproved checks that connect has approved the serving certificate of each pod of the fabric. The page does not
+// set fabric.streams.approveCertificates, and the API servers of the lab verify these certificates.
+func (w *walk) certificatesAreApproved() {
+	w.t.Helper()
+	pods, err := w.client.CoreV1().Pods(chart.Namespace).List(w.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=fabric"})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	requests, err := w.client.CertificatesV1().CertificateSigningRequests().List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	approved := map[string]bool{}
+	for _, request := range requests.Items {
+		for _, condition := range request.Status.Conditions {
+			if condition.Type == certificatesv1.CertificateApproved && strings.Contains(condition.Message, "(liqo-csi connect)") {
+				approved[fmt.Sprint(request.Spec.Extra["authentication.kubernetes.io/pod-name"])] = true
+			}
+		}
+	}
+	if len(pods.Items) == 0 {
+		w.t.Error("no pod of the fabric is there")
+	}
+	for _, pod := range pods.Items {
+		if !approved[fmt.Sprint([]string{pod.Name})] {
+			w.t.Errorf("connect has not approved the serving certificate of %s", pod.Name)
+		}
+	}
+}
+
+// podsThereAreReached reads logs of pods on the virtual node, and runs a command in them, at the first attempt.
+func (w *walk) podsThereAreReached() {
+	w.t.Helper()
+	there := metav1.ListOptions{FieldSelector: "spec.nodeName=milan"}
+	pods, err := w.client.CoreV1().Pods("shop").List(w.t.Context(), there)
+	if err != nil || len(pods.Items) == 0 {
+		w.t.Fatalf("%d pods run on the node milan: %v", len(pods.Items), err)
+	}
+	for _, pod := range pods.Items {
+		for _, command := range []string{"kubectl logs -n shop " + pod.Name, "kubectl exec -n shop " + pod.Name + " -- cat /data/diary"} {
+			if out, err := w.shell(w.t.Context(), command); err != nil {
+				w.t.Errorf("%s: %v: %s", command, err, out)
+			}
+		}
+	}
 }
 
 // asInLab is a command with the lab's replacements; not run if the lab cannot run it.
