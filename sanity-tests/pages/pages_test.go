@@ -119,7 +119,8 @@ func TestPagesThatAreRunAskNoMoreOfTheirReaders(t *testing.T) {
 	}
 	for _, page := range []struct {
 		file string
-		// last is the command after which pods use volumes: the first one of the README, a StatefulSet over both clusters.
+		// last is the command after which pods use volumes (the first one of the README, a StatefulSet over both clusters), or
+		// the driver is installed.
 		last string
 		// until is how many commands there are through the last one, which the title of the second page says, and all
 		// how many the page has.
@@ -136,6 +137,8 @@ func TestPagesThatAreRunAskNoMoreOfTheirReaders(t *testing.T) {
 			"--fabric, --remote-context, --server, connect, fabric, fabric.enabled, liqo, liqo-csi, liqo-storage, move, offload, " +
 				"real class, topology.storage.liqo.io/cluster, twin, volumes",
 		},
+		{"docs/gitops.md", "kubectl apply -f liqo-csi.yaml", 4, 9, "doctor, fabric, fabric.enabled, fabric.policies, liqo-csi, " +
+			"liqo-csi-controller, liqo-csi-fabric, liqo-csi-node, liqo-storage"},
 	} {
 		text, err := os.ReadFile("../../" + page.file)
 		if err != nil {

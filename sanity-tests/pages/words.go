@@ -48,7 +48,7 @@ var (
 	name       = regexp.MustCompile(`[a-z.]*liqo\.io/[A-Za-z0-9-]+|liqo[a-z0-9.-]*`)
 	ofProgram  = regexp.MustCompile(`(?m)^(?:liqo-csi ([a-z]+).*|--[a-z].*)$`)
 	flag       = regexp.MustCompile(`(?:^| )(--[a-z][a-z-]*)`)
-	valueKey   = regexp.MustCompile(`--set ([A-Za-z.]+)=`)
+	values     = regexp.MustCompile(`--set (\S+)`)
 	kubernetes = strings.NewReplacer("READINESS GATES", "")
 	// known are flags of kubectl and Helm too.
 	known = []string{"--help", "--namespace", "--set"}
@@ -79,8 +79,9 @@ func Words(markdown string, glossary []string) []string {
 		}
 	}
 	for _, found := range name.FindAllString(text+code.String(), -1) {
-		// Those with digits are files and versions.
-		if found = strings.TrimRight(found, ".-"); !strings.ContainsFunc(found, unicode.IsDigit) || strings.Contains(found, "/") {
+		found = strings.TrimRight(found, ".-")
+		isFile := strings.HasSuffix(found, ".yaml") || strings.ContainsFunc(found, unicode.IsDigit) && !strings.Contains(found, "/")
+		if !isFile {
 			words[found] = true
 		}
 	}
@@ -93,8 +94,11 @@ func Words(markdown string, glossary []string) []string {
 		}
 	}
 	maps.DeleteFunc(words, func(_ string, counts bool) bool { return !counts })
-	for _, found := range valueKey.FindAllStringSubmatch(code.String(), -1) {
-		words[found[1]] = true
+	for _, found := range values.FindAllStringSubmatch(code.String(), -1) {
+		for value := range strings.SplitSeq(found[1], ",") {
+			key, _, _ := strings.Cut(value, "=")
+			words[key] = true
+		}
 	}
 	return slices.Sorted(maps.Keys(words))
 }
