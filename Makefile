@@ -43,7 +43,8 @@ demo-down: lab-down ## Take down what the demo started
 build: ## Build the driver (release)
 	cargo build --locked --release --package liqo-csi
 
-# IMAGE=registry/name:tag names it otherwise than the chart does, and PUSH=1 pushes it there.
+# IMAGE=registry/name:tag names it otherwise than the chart does, and PUSH=1 pushes it there. With `make release`, the
+# chart in dist names it too.
 image: ## Build the image, without Docker, and write dist/liqo-csi-image-….tar, or push it: IMAGE=registry/name:tag PUSH=1
 	@cd sanity-tests && go run ./cmd/release image $(if $(IMAGE),-name '$(IMAGE)') $(if $(PUSH),-push)
 

@@ -2,12 +2,15 @@ package chart
 
 import (
 	"fmt"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
 )
 
 // rights are what an account is given by the roles and bindings among objects.
@@ -272,4 +275,99 @@ func TestFabricMayReadClaims(t *testing.T) {
 	account := rights{"liqo-csi-fabric", render(t, Values{"fabric": Values{"enabled": true}})}
 	account.check(t, true, "get,list persistentvolumeclaims -n anywhere")
 	account.check(t, false, "create,patch,delete persistentvolumeclaims -n anywhere")
+}
+
+// roleRows are rows of a table with what the roles of an identity in a remote cluster say, as those of
+// docs/remote/security.md.
+func roleRows(t *testing.T, values Values) map[string]bool {
+	t.Helper()
+	rows := map[string]bool{}
+	add := func(place string, rules []rbacv1.PolicyRule) {
+		for _, rule := range rules {
+			for _, resource := range rule.Resources {
+				if rule.APIGroups[0] != "" {
+					resource += "." + rule.APIGroups[0]
+				}
+				if len(rule.ResourceNames) > 0 {
+					resource += " (" + strings.Join(rule.ResourceNames, ", ") + ")"
+				}
+				rows[fmt.Sprintf("%s | %s | %s", place, resource, strings.Join(rule.Verbs, ", "))] = true
+			}
+		}
+	}
+	for _, object := range render(t, values) {
+		switch role := object.(type) {
+		case *rbacv1.ClusterRole:
+			place := "the whole cluster"
+			if strings.HasSuffix(role.Name, "-workloads") {
+				place = "namespaces of the fabric"
+			}
+			add(place, role.Rules)
+		case *rbacv1.Role:
+			place := "namespaces that are listed"
+			if role.Namespace == Namespace {
+				place = "its own namespace"
+			}
+			add(place, role.Rules)
+		}
+	}
+	return rows
+}
+
+// What each value of remoteAccess that is true or false adds to the roles, or takes away, is in the documentation; a test of
+// the program compares the table of the levels.
+func TestDocumentationHasTheRightsOfEachValue(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/chart/liqo-csi/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all struct{ RemoteAccess map[string]any }
+	if err := yaml.Unmarshal(text, &all); err != nil {
+		t.Fatal(err)
+	}
+	levels := map[string][]string{}
+	for _, level := range Levels {
+		values := remote(level)
+		if level == "namespaced" || level == "minimal" {
+			values = remote(level, "listed")
+		}
+		before := roleRows(t, values)
+		access := values["remoteAccess"].(Values)
+		for name, usual := range all.RemoteAccess {
+			usual, is := usual.(bool)
+			if !is || name == "only" {
+				continue
+			}
+			access[name] = !usual
+			_, refused := helm(t).Render(t.Context(), Release, Namespace, values)
+			if refused == nil {
+				after := roleRows(t, values)
+				for row := range after {
+					if !before[row] {
+						key := fmt.Sprintf("`%s=%t` | %s", name, !usual, row)
+						levels[key] = append(levels[key], level)
+					}
+				}
+				for row := range before {
+					if !after[row] {
+						t.Errorf("level %s: %s takes away %s, and the table has no place for that", level, name, row)
+					}
+				}
+			}
+			delete(access, name)
+		}
+	}
+	table := "| `remoteAccess.` | in | of | may | with level |\n|---|---|---|---|---|\n"
+	for _, row := range slices.Sorted(maps.Keys(levels)) {
+		table += "| " + row + " | " + strings.Join(levels[row], ", ") + " |\n"
+	}
+	page, err := os.ReadFile("../../docs/remote/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, written, _ := strings.Cut(string(page), "<!-- rights of values: begin -->\n")
+	written, _, _ = strings.Cut(written, "<!-- rights of values: end -->")
+	if written != table {
+		t.Errorf("docs/remote/security.md does not say what the roles do; between its marks belongs:\n%s", table)
+	}
 }

@@ -101,9 +101,8 @@ func ImportProgram(ctx context.Context, cluster *clusters.Cluster, program strin
 	return err
 }
 
-// ImportImageAs builds the driver and imports its image into the nodes of a cluster under another
-// name, such as that of a release.
-func ImportImageAs(ctx context.Context, name string, cluster *clusters.Cluster) error {
+// WriteImageAs builds the driver and writes an archive of its image under another name, such as that of a release.
+func WriteImageAs(ctx context.Context, name, file string) error {
 	binary, err := Compile(ctx)
 	if err != nil {
 		return err
@@ -113,5 +112,14 @@ func ImportImageAs(ctx context.Context, name string, cluster *clusters.Cluster) 
 		return err
 	}
 	built.Name = name
-	return cluster.Import(ctx, built)
+	out, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	return errors.Join(images.WriteArchive(out, built), out.Close())
+}
+
+// RemoveImages removes the driver's images of all builds from the nodes of a cluster.
+func RemoveImages(ctx context.Context, cluster *clusters.Cluster) error {
+	return cluster.RemoveOtherTags(ctx, repository+":")
 }

@@ -129,7 +129,7 @@ func (n *Node) ctr(ctx context.Context, bin string, args ...string) (string, err
 }
 
 func (n *Node) ctrWithInput(ctx context.Context, bin string, input io.Reader, args ...string) (string, error) {
-	args = append([]string{"-a", n.HostPath(containerdSocket), "-n", "k8s.io"}, args...)
+	args = append([]string{"-a", n.ContainerdSocket(), "-n", "k8s.io"}, args...)
 	ctr := machine.Namespace{}.Command(ctx, bin+"/ctr", args...)
 	ctr.Stdin = input
 	out, err := ctr.CombinedOutput()

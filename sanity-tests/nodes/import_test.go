@@ -16,6 +16,10 @@ sha256:222                       application/vnd.docker.distribution.manifest.v2
 	if got, want := otherTags(listed, "registry.test/a/program:new"), []string{"registry.test/a/program:old", "sha256:222"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
+	all := []string{"registry.test/a/program:new", "registry.test/a/program:old", "sha256:111", "sha256:222"}
+	if got := otherTags(listed, "registry.test/a/program:"); !slices.Equal(got, all) {
+		t.Errorf("got %v, want %v", got, all)
+	}
 }
 
 // A name by digest is that of all images of the same content. Without it, the CRI plugin has none of them.

@@ -60,6 +60,9 @@ func (n *Node) HostPath(path string) string { return n.Namespace().HostPath(path
 // KubeletRoot is where the node's /var/lib/kubelet is on the host.
 func (n *Node) KubeletRoot() string { return n.HostPath(KubeletDir) }
 
+// ContainerdSocket is where the node's containerd listens, on the host.
+func (n *Node) ContainerdSocket() string { return n.HostPath(containerdSocket) }
+
 // Command prepares a command that runs on the node.
 func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return n.Namespace().Command(ctx, name, args...)

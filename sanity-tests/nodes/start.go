@@ -93,7 +93,7 @@ func (n *Node) LeadsTo(ctx context.Context, service string) error {
 
 // ContainerdAnswers succeeds when containerd takes connections.
 func (n *Node) ContainerdAnswers(ctx context.Context) error {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.HostPath(containerdSocket))
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.ContainerdSocket())
 	if err != nil {
 		return err
 	}

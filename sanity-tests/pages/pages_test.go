@@ -88,23 +88,84 @@ func TestOutputIsComparedByItsWords(t *testing.T) {
 	}
 }
 
-// The pages that e2e/pages runs can be read, without a lab.
-func TestPagesThatAreRunCanBeRead(t *testing.T) {
-	for file, least := range map[string]int{"README.md": 6, "docs/remote/two-clusters.md": 10} {
-		text, err := os.ReadFile("../../" + file)
+func TestWordsToLearnAreThoseThatKubernetesDoesNotHave(t *testing.T) {
+	const page = "# Twins\n\nA pod and its Claim, with `--server URL` or [a twin](pages.go); not a twinge.\n" +
+		"\n```sh\nhelm install liqo-csi chart-1.tgz --set fabric.enabled=true --wait\nliqo-csi connect a --remote-context b --namespace c\n```\n" +
+		"\n```text\nNAME READINESS GATES REAL CLASS\n```\n\n```sh\nkubectl label node liqo.io/a=b    # fabric, in a command\n```\n"
+	const glossary = "| word | meaning |\n|---|---|\n| twin, pages | the claim |\n| gate (of a move) | a |\n| real class, fabric | b |\n"
+	for last, want := range map[string]string{
+		"helm install":  "--remote-context, --server, connect, fabric.enabled, liqo-csi, real class, twin",
+		"kubectl label": "--remote-context, --server, connect, fabric.enabled, liqo-csi, liqo.io/a, real class, twin",
+	} {
+		text, err := Through(page, last)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(Words(text, Glossary(glossary)), ", "); got != want {
+			t.Errorf("through %q: got %s, want %s", last, got, want)
+		}
+	}
+	if _, err := Through(page, "kubectl delete"); err == nil {
+		t.Error("a command that is not there is found")
+	}
+}
+
+// The pages that e2e/pages runs can be read, without a lab, and have as many commands and words to learn as here: a
+// page that asks more of a new user is a decision.
+func TestPagesThatAreRunAskNoMoreOfTheirReaders(t *testing.T) {
+	glossary, err := os.ReadFile("../../docs/glossary.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range []struct {
+		file string
+		// last is the command after which pods use volumes (the first one of the README, a StatefulSet over both clusters), or
+		// the driver is installed.
+		last string
+		// until is how many commands there are through the last one, which the title of the second page says, and all
+		// how many the page has.
+		until, all int
+		words      string
+	}{
+		{
+			"README.md", "kubectl apply -f -", 6, 8,
+			"completion, copy, fabric, home cluster, image.repository, liqo, liqo-csi, liqo-storage, move, offload, real class, " +
+				"real driver, remote cluster, remote pod, twin, virtual node, volumes",
+		},
+		{
+			"docs/remote/two-clusters.md", "kubectl apply -n shop -f -", 4, 16,
+			"--fabric, --remote-context, --server, connect, fabric, fabric.enabled, liqo, liqo-csi, liqo-storage, move, offload, " +
+				"real class, topology.storage.liqo.io/cluster, twin, volumes",
+		},
+		{"docs/gitops.md", "kubectl apply -f liqo-csi.yaml", 4, 9, "doctor, fabric, fabric.enabled, fabric.policies, liqo-csi, " +
+			"liqo-csi-controller, liqo-csi-fabric, liqo-csi-node, liqo-storage"},
+	} {
+		text, err := os.ReadFile("../../" + page.file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		steps, err := Steps(string(text), "mermaid")
 		if err != nil {
-			t.Errorf("%s: %v", file, err)
+			t.Errorf("%s: %v", page.file, err)
 		}
-		commands := 0
+		until, all := 0, 0
 		for _, step := range steps {
-			commands += len(step.Commands)
+			for _, command := range step.Commands {
+				if all++; strings.HasPrefix(command.Text, page.last) {
+					until = all
+				}
+			}
 		}
-		if commands < least {
-			t.Errorf("%s has %d commands: is it still read right?", file, commands)
+		if until != page.until || all != page.all {
+			t.Errorf("%s has %d commands until %q, not %d, and %d in all, not %d", page.file, until, page.last, page.until, all, page.all)
+		}
+		read, err := Through(string(text), page.last)
+		if err != nil {
+			t.Fatalf("%s: %v", page.file, err)
+		}
+		words := Words(read, Glossary(string(glossary)))
+		if got := strings.Join(words, ", "); got != page.words {
+			t.Errorf("%s: until %q a reader has to learn these %d words:\n%s\nand not these:\n%s", page.file, page.last, len(words), got, page.words)
 		}
 	}
 }

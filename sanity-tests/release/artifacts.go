@@ -53,7 +53,12 @@ func (r *Release) Everything(ctx context.Context, progress io.Writer) ([]*BuiltI
 	if err != nil {
 		return nil, err
 	}
-	helm, err := chart.New(ctx)
+	folder, err := os.MkdirTemp("", "chart-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(folder)
+	helm, err := r.helm(ctx, folder)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +66,7 @@ func (r *Release) Everything(ctx context.Context, progress io.Writer) ([]*BuiltI
 	if err != nil {
 		return nil, err
 	}
-	manifests, err := os.ReadFile(helm.ManifestsFile())
+	manifests, err := helm.Manifests(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -109,6 +114,34 @@ func (r *Release) program(architecture, binary string) (err error) {
 		}
 	}
 	return errors.Join(archive.Close(), compressed.Close())
+}
+
+var imageValues = regexp.MustCompile(`(?m)^(image:\n  repository: ).+\n((?:  #.*\n)*  tag: ).+$`)
+
+// helm is for a copy of the chart, in this folder, whose image is that of the release.
+func (r *Release) helm(ctx context.Context, folder string) (*chart.Helm, error) {
+	folder = filepath.Join(folder, filepath.Base(r.chart())) // as helm package wants it
+	if err := os.CopyFS(folder, os.DirFS(r.chart())); err != nil {
+		return nil, err
+	}
+	file := filepath.Join(folder, "values.yaml")
+	values, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	colon := strings.LastIndexByte(r.ImageName, ':')
+	repository, tag := r.ImageName[:colon], r.ImageName[colon+1:]
+	if tag == r.Version {
+		tag = "" // the chart's own
+	}
+	if len(imageValues.FindAll(values, -1)) != 1 {
+		return nil, fmt.Errorf("%s does not begin with image.repository and image.tag as expected", file)
+	}
+	values = imageValues.ReplaceAll(values, fmt.Appendf(nil, "${1}%s\n${2}%q", repository, tag))
+	if err := os.WriteFile(file, values, 0o644); err != nil {
+		return nil, err
+	}
+	return chart.NewFor(ctx, folder)
 }
 
 var imageLine = regexp.MustCompile(`(?m)^ *(?:- )?image: (\S+)$`)

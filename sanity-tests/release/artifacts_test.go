@@ -2,6 +2,7 @@ package release
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -69,6 +70,40 @@ func TestReleaseHasAllFiles(t *testing.T) {
 	for _, name := range []string{made.ImageName, "/csi-provisioner:", "/csi-attacher:", "/csi-resizer:", "/csi-snapshotter:"} {
 		if strings.Count(string(listed), name) != 1 {
 			t.Errorf("%s is not listed once in\n%s", name, listed)
+		}
+	}
+}
+
+// The files of a release name the image that it pushes.
+func TestFilesOfAReleaseNameItsImage(t *testing.T) {
+	usual := read(t).ImageName
+	for name, want := range map[string]string{
+		usual:                            "image:\n  repository: ghcr.io/liqo-csi/liqo-csi\n  # Empty: the chart's appVersion.\n  tag: \"\"\n",
+		"registry.test:5000/team/csi:v7": "image:\n  repository: registry.test:5000/team/csi\n  # Empty: the chart's appVersion.\n  tag: \"v7\"\n",
+	} {
+		made := read(t)
+		made.Dist, made.ImageName = t.TempDir(), name
+		helm, err := made.helm(t.Context(), t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := helm.Package(t.Context(), made.Dist); err != nil {
+			t.Fatal(err)
+		}
+		archive := filepath.Join(made.Dist, "liqo-csi-"+made.Version+".tgz")
+		values, err := exec.CommandContext(t.Context(), "tar", "xzOf", archive, "liqo-csi/values.yaml").Output()
+		if err != nil || !strings.Contains(string(values), want) {
+			t.Errorf("%s: the packaged chart does not have %s: %v\n%s", name, want, err, values)
+		}
+		listed, failed := made.imageList(t.Context(), helm)
+		manifests, err := helm.Manifests(t.Context())
+		if err := errors.Join(failed, err); err != nil {
+			t.Fatal(err)
+		}
+		for what, text := range map[string]string{"list of images": string(listed), "manifests": string(manifests)} {
+			if !strings.Contains(text, name+"\n") || name != usual && strings.Contains(text, usual) {
+				t.Errorf("the %s of %s:\n%s", what, name, text)
+			}
 		}
 	}
 }

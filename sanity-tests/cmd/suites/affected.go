@@ -186,6 +186,7 @@ var table = []tableLine{
 	{prefix: "deploy/chart/", tests: slices.Concat([]selection{{"driver", "Reinstall|Doctor|HelmTest|OneValue"}, {"remote", rights}, {"offload", rights}}, connects)},
 
 	{prefix: "README.md", tests: []selection{{"pages", "Readme"}}},
+	{prefix: "docs/gitops.md", tests: []selection{{"pages", "GitOps"}}},
 	{prefix: "docs/remote/two-clusters.md", tests: []selection{{"pages", "TwoClusters"}}},
 	{prefix: "sanity-tests/pages/", tests: []selection{{"pages", ""}}},
 

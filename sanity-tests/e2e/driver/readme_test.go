@@ -13,8 +13,8 @@ import (
 	"storage.liqo.io/sanity-tests/release"
 )
 
-// The README's command installs the packaged chart with its default values and the image of a release, and then a
-// claim works.
+// The README's commands install the packaged chart with its default values and the image of a release, and test the
+// installation. Then a claim works.
 func TestReadmeInstallsARelease(t *testing.T) {
 	if os.Getenv(driver.ProfileVariable) != "release" {
 		t.Skip("a development build is too large for the image of a release")
@@ -61,15 +61,18 @@ func TestReadmeInstallsARelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, command, found := strings.Cut(string(readme), "\nhelm install ")
-	if !found {
-		t.Fatal("the README has no line helm install")
-	}
-	command, _, _ = strings.Cut(command, "\n")
 	archive := filepath.Join(current.Dist, "liqo-csi-"+current.Version+".tgz")
-	args := strings.Fields(strings.Replace(command, "deploy/chart/liqo-csi", archive, 1))
-	if err := helm.Command(t.Context(), append([]string{"install"}, args...)...); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"install", "test"} {
+		_, command, found := strings.Cut(string(readme), "\nhelm "+name+" ")
+		if !found {
+			t.Fatalf("the README has no line helm %s", name)
+		}
+		command, _, _ = strings.Cut(command, "\n")
+		command, _, _ = strings.Cut(command, "#")
+		args := strings.Fields(strings.Replace(command, "deploy/chart/liqo-csi", archive, 1))
+		if err := helm.Command(t.Context(), append([]string{name}, args...)...); err != nil {
+			t.Fatal(err)
+		}
 	}
 	startPod(n, "writer", "data", "liqo")
 	n.Exec("writer", "date > /data/file")

@@ -7,13 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,18 +48,22 @@ type inLab struct {
 	notRun map[string]string
 	// replaced are parts of commands and of their output, and their replacements.
 	replaced map[string]string
+	// after are checks that follow commands with these beginnings.
+	after map[string]func(*walk)
 }
 
 // The default class of the lab's clusters.
 const pageClass, labClass = " standard ", " reference "
 
+// The nodes of the lab are not those of kind: the README has this command for each of them.
+const kindLoads, containerdLoads = "kind load image-archive ", "ctr -n k8s.io images import "
+
 // The README, from the installation to a pod that has written into a volume.
 func TestReadmeIsRunFromTopToBottom(t *testing.T) {
 	home := user.Cluster(t, "home")
 	w := newWalk(t, inLab{notRun: map[string]string{
-		"make image":              "the suite \"release image\" builds it; here the nodes get the build that is tested, under the same name",
-		"kind load image-archive": "the nodes of the lab are not those of kind",
-	}, replaced: map[string]string{pageClass: labClass}}, map[string]*clusters.Cluster{"home": home})
+		"make image": "the suite \"release image\" builds it; here dist has the build that is tested, under the same name",
+	}, replaced: map[string]string{pageClass: labClass, kindLoads: onEachNode + containerdLoads}}, map[string]*clusters.Cluster{"home": home})
 	t.Cleanup(w.deleteDiary)
 	w.run("README.md")
 }
@@ -72,11 +80,34 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 		// Like that of kind, the kubeconfig has an address of this machine. The page says what to add then.
 		connect:   connect + " --server " + through.Host,
 		pageClass: labClass,
+	}, after: map[string]func(*walk){
+		"liqo-csi " + connect:    (*walk).certificatesAreApproved,
+		"kubectl rollout status": (*walk).podsThereAreReached,
 	}}, map[string]*clusters.Cluster{"home": home, "milan": milan})
 	t.Cleanup(w.disconnect)
-	steps := w.run("docs/remote/two-clusters.md")
-	if until := len(steps[0].Commands) + 1; until != 4 || !strings.HasPrefix(steps[1].Commands[0].Text, "kubectl apply") {
-		t.Errorf("the page promises four commands until the StatefulSet is applied, and has %d", until)
+	w.loadImage()
+	w.run("docs/remote/two-clusters.md")
+}
+
+// The page that installs the driver with kubectl, and uninstalls it.
+func TestGitOpsIsRunFromTopToBottom(t *testing.T) {
+	w := newWalk(t, inLab{}, map[string]*clusters.Cluster{"home": user.Cluster(t, "home")})
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		// What the page ends with; helm uninstall would not find these objects.
+		const uninstall = `[ ! -e liqo-csi.yaml ] || awk 'BEGIN { RS = ORS = "---\n" } !/kind: CustomResourceDefinition/' liqo-csi.yaml |
+			kubectl delete --ignore-not-found -f -`
+		if out, err := w.shell(user.CleanupContext(t), uninstall); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	w.loadImage()
+	w.run("docs/gitops.md")
+	// Helm and the page keep this one.
+	if _, err := w.client.CoreV1().Secrets(chart.Namespace).Get(t.Context(), "liqo-csi-sessions", metav1.GetOptions{}); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -86,10 +117,10 @@ type walk struct {
 	lab    inLab
 	home   *clusters.Cluster
 	client kubernetes.Interface
-	// folder is the working directory. It has the folder of the chart, like a clone of the repository. The shell
-	// keeps its variables in the file state from one command to the next.
-	folder, state string
-	environment   []string
+	// folder is the working directory. Like a clone of the repository after make image, it has the folder of the chart
+	// and the archive. The shell keeps its variables in the file state from one command to the next.
+	folder, archive, state string
+	environment            []string
 }
 
 func newWalk(t *testing.T, lab inLab, contexts map[string]*clusters.Cluster) *walk {
@@ -113,9 +144,12 @@ func newWalk(t *testing.T, lab inLab, contexts map[string]*clusters.Cluster) *wa
 		t.Fatal(err)
 	}
 	for _, cluster := range contexts {
-		if err := driver.ImportImageAs(t.Context(), released.ImageName, cluster); err != nil {
-			t.Fatal(err)
-		}
+		withoutImage(t, cluster, released.ImageName)
+	}
+	released.Dist = filepath.Join(w.folder, "dist")
+	w.archive = released.ImageArchive(runtime.GOARCH)
+	if err := errors.Join(os.Mkdir(released.Dist, 0o755), driver.WriteImageAs(t.Context(), released.ImageName, w.archive)); err != nil {
+		t.Fatal(err)
 	}
 	if err := os.Symlink(filepath.Join(released.Root, "deploy"), filepath.Join(w.folder, "deploy")); err != nil {
 		t.Fatal(err)
@@ -128,7 +162,7 @@ func newWalk(t *testing.T, lab inLab, contexts map[string]*clusters.Cluster) *wa
 	if err := os.WriteFile(file, kubeconfig, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	programs, err := w.programs()
+	programs, err := w.programs(contexts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,8 +187,43 @@ func merged(contexts map[string]*clusters.Cluster) ([]byte, error) {
 	return clientcmd.Write(*all)
 }
 
+// withoutImage removes the driver's images from the nodes of a cluster, so that none is there unless the page's command
+// loads it.
+func withoutImage(t *testing.T, cluster *clusters.Cluster, name string) {
+	t.Helper()
+	if err := driver.RemoveImages(t.Context(), cluster); err != nil {
+		t.Fatal(err)
+	}
+	repository, _, _ := strings.Cut(name, ":")
+	for _, node := range cluster.Nodes() {
+		present, err := node.Images(t.Context(), string(user.Lab(t).Binaries()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, one := range present {
+			if strings.HasPrefix(one, repository+":") {
+				t.Fatalf("the node %s has the image %s", node.Name, one)
+			}
+		}
+	}
+}
+
+// loadImage is what the README says to do on each node, for pages that begin with it done.
+func (w *walk) loadImage() {
+	w.t.Helper()
+	if readme, err := os.ReadFile(root + "README.md"); err != nil || !strings.Contains(string(readme), "`sudo "+containerdLoads) {
+		w.t.Fatalf("the README does not say %q: %v", containerdLoads, err)
+	}
+	if out, err := w.shell(w.t.Context(), onEachNode+containerdLoads+w.archive); err != nil {
+		w.t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// onEachNode runs a command for the containerd of each node.
+const onEachNode = "on-each-node "
+
 // programs is a folder with the programs that the pages call.
-func (w *walk) programs() (folder string, err error) {
+func (w *walk) programs(contexts map[string]*clusters.Cluster) (folder string, err error) {
 	folder = w.t.TempDir()
 	helm, err := components.Tool(w.t.Context(), "helm", "helm.sh/helm/v4/cmd/helm")
 	if err != nil {
@@ -164,18 +233,25 @@ func (w *walk) programs() (folder string, err error) {
 	if err != nil {
 		return "", err
 	}
+	of := user.Lab(w.t).Binaries()
 	for name, program := range map[string]string{
-		"helm": helm, "liqo-csi": liqoCSI, "kubectl": user.Lab(w.t).Binaries().Path("kubectl"),
+		"helm": helm, "liqo-csi": liqoCSI, "kubectl": of.Path("kubectl"), "ctr": of.Path("ctr"),
 	} {
 		if err := os.Symlink(program, filepath.Join(folder, name)); err != nil {
 			return "", err
 		}
 	}
-	return folder, nil
+	script := "#!/bin/sh\n"
+	for _, cluster := range contexts {
+		for _, node := range cluster.Nodes() {
+			script += fmt.Sprintf("CONTAINERD_ADDRESS=%q \"$@\" || exit\n", node.ContainerdSocket())
+		}
+	}
+	return folder, os.WriteFile(filepath.Join(folder, strings.TrimSpace(onEachNode)), []byte(script), 0o755)
 }
 
 // run runs the commands of a page, and compares what they print with what the page shows.
-func (w *walk) run(file string) []pages.Step {
+func (w *walk) run(file string) {
 	w.t.Helper()
 	text, err := os.ReadFile(root + file)
 	if err != nil {
@@ -199,6 +275,12 @@ func (w *walk) run(file string) []pages.Step {
 				w.t.Fatalf("%s:%d: %v\n%s\n%s", file, command.Line, err, text, out)
 			}
 			printed.WriteString(out)
+			for beginning, check := range w.lab.after {
+				if strings.HasPrefix(command.Text, beginning) {
+					used[beginning] = true
+					check(w)
+				}
+			}
 		}
 		shown := w.replace(step.Shown, used)
 		if missing := pages.Missing(shown, printed.String()); len(missing) > 0 {
@@ -206,7 +288,7 @@ func (w *walk) run(file string) []pages.Step {
 				file, step.Commands[0].Line, missing, printed.String())
 		}
 	}
-	for part := range w.lab.notRun {
+	for _, part := range slices.Concat(slices.Collect(maps.Keys(w.lab.notRun)), slices.Collect(maps.Keys(w.lab.after))) {
 		if !used[part] {
 			w.t.Errorf("%s has no command %q any more", file, part)
 		}
@@ -217,7 +299,53 @@ func (w *walk) run(file string) []pages.Step {
 		}
 	}
 	w.t.Logf("%s: %d commands, %.1f minutes", file, commands, time.Since(began).Minutes())
-	return steps
+}
+
+// certificatesAreApproved checks that connect has approved the serving certificate of each pod of the fabric. The page does not
+// set fabric.streams.approveCertificates, and the API servers of the lab verify these certificates.
+func (w *walk) certificatesAreApproved() {
+	w.t.Helper()
+	pods, err := w.client.CoreV1().Pods(chart.Namespace).List(w.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=fabric"})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	requests, err := w.client.CertificatesV1().CertificateSigningRequests().List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	approved := map[string]bool{}
+	for _, request := range requests.Items {
+		for _, condition := range request.Status.Conditions {
+			if condition.Type == certificatesv1.CertificateApproved && strings.Contains(condition.Message, "(liqo-csi connect)") {
+				approved[fmt.Sprint(request.Spec.Extra["authentication.kubernetes.io/pod-name"])] = true
+			}
+		}
+	}
+	if len(pods.Items) == 0 {
+		w.t.Error("no pod of the fabric is there")
+	}
+	for _, pod := range pods.Items {
+		if !approved[fmt.Sprint([]string{pod.Name})] {
+			w.t.Errorf("connect has not approved the serving certificate of %s", pod.Name)
+		}
+	}
+}
+
+// podsThereAreReached reads logs of pods on the virtual node, and runs a command in them, at the first attempt.
+func (w *walk) podsThereAreReached() {
+	w.t.Helper()
+	there := metav1.ListOptions{FieldSelector: "spec.nodeName=milan"}
+	pods, err := w.client.CoreV1().Pods("shop").List(w.t.Context(), there)
+	if err != nil || len(pods.Items) == 0 {
+		w.t.Fatalf("%d pods run on the node milan: %v", len(pods.Items), err)
+	}
+	for _, pod := range pods.Items {
+		for _, command := range []string{"kubectl logs -n shop " + pod.Name, "kubectl exec -n shop " + pod.Name + " -- cat /data/diary"} {
+			if out, err := w.shell(w.t.Context(), command); err != nil {
+				w.t.Errorf("%s: %v: %s", command, err, out)
+			}
+		}
+	}
 }
 
 // asInLab is a command with the lab's replacements; not run if the lab cannot run it.

@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os/exec"
 	"slices"
 	"strings"
@@ -30,17 +31,19 @@ type identity struct {
 	namespace *user.Namespace
 	manifests []byte
 	// role is the name of the Role, the ClusterRole and their bindings.
-	role       string
+	role string
+	// more are values of remoteAccess besides the level.
+	more       chart.Values
 	kubeconfig []byte
 }
 
-// newRestrictedPair is newDedicatedPair with the rights of this level of the chart.
-func newRestrictedPair(t *testing.T, level string) (*pair, *identity) {
+// newRestrictedPair is newDedicatedPair with the rights of this level of the chart, and other values of remoteAccess.
+func newRestrictedPair(t *testing.T, level string, more ...chart.Values) (*pair, *identity) {
 	t.Helper()
 	t.Parallel()
 	ensureShared(t)
 	p := newRemoteNamespace(t)
-	rights := newIdentity(p, level)
+	rights := newIdentity(p, level, more...)
 	p.putSecret(rights.kubeconfig)
 	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
 	t.Cleanup(p.undeclare)
@@ -49,9 +52,12 @@ func newRestrictedPair(t *testing.T, level string) (*pair, *identity) {
 	return p, rights
 }
 
-func newIdentity(p *pair, level string) *identity {
+func newIdentity(p *pair, level string, more ...chart.Values) *identity {
 	p.t.Helper()
-	i := &identity{p: p, namespace: user.NewNamespace(p.t, p.remote.Cluster)}
+	i := &identity{p: p, namespace: user.NewNamespace(p.t, p.remote.Cluster), more: chart.Values{}}
+	for _, values := range more {
+		maps.Copy(i.more, values)
+	}
 	i.role = "liqo-csi-remote." + i.namespace.Name
 	p.t.Cleanup(func() {
 		if err := i.run(user.CleanupContext(p.t), "delete", "--ignore-not-found", "-f", "-"); err != nil {
@@ -87,6 +93,7 @@ func newIdentity(p *pair, level string) *identity {
 func (i *identity) setLevel(level string) {
 	i.p.t.Helper()
 	access := chart.Values{"only": true, "level": level}
+	maps.Copy(access, i.more)
 	if level != "full" {
 		access["namespaces"] = []string{i.p.remote.Name}
 	}
