@@ -388,14 +388,19 @@ fn variables_from_certificates_of_home_are_from_the_copy() {
             "envFrom": [{"configMapRef": {"name": name}}, {"secretRef": {"name": "s"}}],
         })
     };
-    let pod = pod(&json!({"containers": [container("kube-root-ca.crt")]}));
+    let all = json!([container("kube-root-ca.crt")]);
+    let pod = pod(&json!({"containers": all, "initContainers": all, "ephemeralContainers": all}));
     let settings = RemoteSettings {
         home: "home".into(),
         ..RemoteSettings::default()
     };
-    let remote = remote_pod(&pod, &RemoteMarks::default(), &settings).unwrap();
+    let mut remote = remote_pod(&pod, &RemoteMarks::default(), &settings).unwrap();
+    let debug = changes::Change::EphemeralContainers.patches(&as_carried(pod, &settings), &remote);
+    remote["spec"]["ephemeralContainers"] = debug[0].patch["spec"]["ephemeralContainers"].clone();
     let copy = name_of_copy(Kind::ConfigMap, "kube-root-ca.crt", "home");
-    assert_eq!(remote["spec"]["containers"][0], container(&copy));
+    for list in ["containers", "initContainers", "ephemeralContainers"] {
+        assert_eq!(remote["spec"][list], json!([container(&copy)]), "{list}");
+    }
 }
 
 #[test]
@@ -506,7 +511,7 @@ fn labels_and_annotations_stay_here_that_others_must_not_act_on() {
     assert_eq!(env[1], from("APP", "metadata.labels['app']"));
     // Nothing is to be changed later, until the setting does.
     let change = |settings: &RemoteSettings| {
-        changes::Change::Metadata.patches(&without_skipped(home.clone(), settings), &remote)
+        changes::Change::Metadata.patches(&as_carried(home.clone(), settings), &remote)
     };
     assert!(change(&settings).is_empty());
     let patch = &change(&RemoteSettings::default())[0].patch["metadata"];
