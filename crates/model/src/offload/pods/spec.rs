@@ -348,12 +348,13 @@ pub fn configuration(home: &Value) -> Configuration {
             let name = source["name"].as_str().or(source["secretName"].as_str())?;
             Some(((kind, name.to_owned()), source["optional"] != true))
         });
-    let pulled = list(&spec["imagePullSecrets"]).into_iter().filter_map(|one| {
-        let name = one["name"].as_str()?.to_owned();
-        Some(((Kind::Secret, name), false))
-    });
+    let secret = |name: &str, is_required| ((Kind::Secret, name.to_owned()), is_required);
+    let mounting = volumes.iter().copied().flat_map(volumes::secrets);
+    let mounting = mounting.map(|name| secret(name, true));
+    let pulled = spec["imagePullSecrets"].as_array().into_iter().flatten();
+    let pulled = pulled.filter_map(|one| Some(secret(one["name"].as_str()?, false)));
     let mut all = Configuration::new();
-    for (object, is_required) in used.chain(pulled) {
+    for (object, is_required) in used.chain(mounting).chain(pulled) {
         *all.entry(object).or_default() |= is_required;
     }
     all

@@ -245,7 +245,7 @@ fn the_policies_of_the_chart_hold_the_same_pods_at_home() {
         }
     }
     let (kinds, sources) = (names(policy, "has(v."), names(policy, "has(s."));
-    assert_eq!(kinds, volumes::AT_HOME_ONLY.into());
+    assert_eq!(kinds, volumes::at_home_only().collect());
     assert_eq!(sources, volumes::SOURCES_AT_HOME_ONLY.into());
     let with = |volume: Value| json!({"containers": [], "volumes": [volume]});
     let kinds = kinds.iter().map(|kind| with(json!({"name": "v", *kind: {}})));
@@ -359,12 +359,16 @@ fn what_a_pod_is_configured_by_is_found_wherever_it_is_named() {
             {"name": "b", "secret": {"secretName": "s3"}},
             {"name": "c", "projected": {"sources": [{"configMap": {"name": "c4"}}, {"secret": {"name": "s4"}}]}},
             {"name": "d", "emptyDir": {}},
+            {"name": "e", "csi": {"driver": "a", "nodePublishSecretRef": {"name": "s6"}}},
         ],
         "imagePullSecrets": [{"name": "s5"}],
     }));
     let all = configuration(&home);
     let names: Vec<&str> = all.keys().map(|(_, name)| name.as_str()).collect();
-    assert_eq!(names, ["c1", "c2", "c3", "c4", "s1", "s2", "s3", "s4", "s5"]);
+    assert_eq!(
+        names,
+        ["c1", "c2", "c3", "c4", "s1", "s2", "s3", "s4", "s5", "s6"]
+    );
     for ((kind, name), is_required) in all {
         assert_eq!(kind == Kind::Secret, name.starts_with('s'), "{name}");
         assert_eq!(
