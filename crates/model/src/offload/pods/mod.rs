@@ -32,7 +32,7 @@ pub use self::{
         inline_drivers, is_homebound, remote_pod,
     },
     status::{
-        STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,
+        STARTED, UNSCHEDULABLE, ended_status, final_status, is_transition, least_final_status, remote_status,
         started_status, unreachable_status, waiting_status,
     },
     unplaced::{
