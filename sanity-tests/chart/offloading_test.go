@@ -74,7 +74,7 @@ func TestDaemonSetsAreKeptOffVirtualNodesIfThatIsAskedFor(t *testing.T) {
 
 func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 	objects := render(t, offloading(Values{"policies": true}))
-	for _, name := range []string{"offloaded-pods.storage.liqo.io", "avoided-clusters.storage.liqo.io", "other-pods.storage.liqo.io"} {
+	for _, name := range []string{"offloaded-pods.storage.liqo.io", "avoided-clusters.storage.liqo.io", "other-pods.storage.liqo.io", "copied-marks-of-pods.storage.liqo.io"} {
 		policy := named[*admissionv1.MutatingAdmissionPolicy](t, objects, name)
 		if *policy.Spec.FailurePolicy != admissionv1.Ignore || policy.Spec.ReinvocationPolicy != admissionv1.IfNeededReinvocationPolicy {
 			t.Errorf("%s: %s, %s", name, *policy.Spec.FailurePolicy, policy.Spec.ReinvocationPolicy)

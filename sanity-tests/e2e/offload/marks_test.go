@@ -1,6 +1,9 @@
 package offload
 
 import (
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,18 +66,38 @@ func TestOnlyTheFabricChangesItsMarksOnPods(t *testing.T) {
 		checkOutcome(t, what, err, one.words)
 	}
 	pods := client.CoreV1().Pods(n.Name)
-	for what, one := range map[string]struct {
-		edit  func(*corev1.Pod)
-		words string
-	}{
-		"a plain pod":             {func(*corev1.Pod) {}, ""},
-		"a pod with a finalizer":  {func(pod *corev1.Pod) { pod.Finalizers = []string{"fabric.storage.liqo.io/remote-pod"} }, refusal},
-		"a pod with a label":      {func(pod *corev1.Pod) { pod.Labels = map[string]string{"fabric.storage.liqo.io/new": "a"} }, refusal},
-		"Liqo's own pod":          {func(pod *corev1.Pod) { pod.Labels = map[string]string{"liqo.io/shadowPod": "true"} }, ""},
-		"a remote pod of another": {func(pod *corev1.Pod) { pod.Annotations = map[string]string{"fabric.storage.liqo.io/home-pod": "a/b"} }, ""},
+	for what, edit := range map[string]func(*corev1.Pod){
+		"a plain pod":             func(*corev1.Pod) {},
+		"Liqo's own pod":          func(pod *corev1.Pod) { pod.Labels = map[string]string{"liqo.io/shadowPod": "true"} },
+		"a remote pod of another": func(pod *corev1.Pod) { pod.Annotations = map[string]string{"fabric.storage.liqo.io/home-pod": "a/b"} },
 	} {
-		_, err := pods.Create(t.Context(), newPod("made", one.edit), dryRunCreate)
-		checkOutcome(t, what, err, one.words)
+		made, err := pods.Create(t.Context(), newPod("made", edit), dryRunCreate)
+		checkOutcome(t, what, err, "")
+		if wanted := newPod("made", edit); err == nil && (!maps.Equal(made.Labels, wanted.Labels) || !maps.Equal(made.Annotations, wanted.Annotations)) {
+			t.Errorf("%s has the labels %v and the annotations %v", what, made.Labels, made.Annotations)
+		}
+	}
+	// A copy, as of kubectl debug --copy-to or of a backup, is a new pod; also that of an administrator.
+	web, err := pods.Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, client := range map[string]kubernetes.Interface{"a user": client, "an administrator": n.Client} {
+		made, err := client.CoreV1().Pods(n.Name).Create(t.Context(), newPod("made", func(pod *corev1.Pod) {
+			pod.Annotations, pod.Labels, pod.Finalizers = web.Annotations, web.Labels, append(web.Finalizers, "example.test/own")
+		}), dryRunCreate)
+		if err != nil {
+			t.Errorf("%s cannot copy a pod: %v", what, err)
+			continue
+		}
+		for key := range made.Annotations {
+			if strings.HasPrefix(key, "fabric.storage.liqo.io/") {
+				t.Errorf("the copy by %s has the annotation %s", what, key)
+			}
+		}
+		if made.Labels["liqo.io/shadowPod"] != "" || !slices.Equal(made.Finalizers, []string{"example.test/own"}) {
+			t.Errorf("the copy by %s has the labels %v and the finalizers %v", what, made.Labels, made.Finalizers)
+		}
 	}
 	// Kubernetes copies the annotations of a binding to the pod.
 	waiting := newPod("waiting", func(pod *corev1.Pod) { pod.Spec.SchedulerName = "nobody" })

@@ -24,8 +24,9 @@ use crate::{
     observe::crash::{self, Step},
     offload::pods::{
         Act, Destination, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings,
-        UNSCHEDULABLE, Waiting, caveats, decide_pod, final_status, is_transition, least_final_status,
-        not_kept, remote_pod, remote_status, started_status, unreachable_status, waiting_status,
+        UNSCHEDULABLE, Waiting, caveats, decide_pod, ended_status, final_status, is_transition,
+        least_final_status, not_kept, remote_pod, remote_status, started_status, unreachable_status,
+        waiting_status,
     },
     places::Place,
     raw::RawPod,
@@ -398,7 +399,9 @@ impl Writer<'_> {
         let mut home = home.clone();
         if home.has_our_finalizer() {
             let message = format!("its pod in the cluster {} is gone", self.pods.cluster);
-            if let Some(status) = final_status(&home.json(), "Terminated", &message, &now()) {
+            let seen = home.json();
+            let status = ended_status(&seen).or_else(|| final_status(&seen, "Terminated", &message, &now()));
+            if let Some(status) = status {
                 match self.write_end(&home, &status).await? {
                     Some(written) => home = written,
                     None => return Ok(()),

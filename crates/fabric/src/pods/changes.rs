@@ -15,7 +15,7 @@ use crate::{
     backoff::Backoff,
     cluster::{ApiError, Cause, Objects, short},
     observe::crash::{self, Step},
-    offload::pods::{Change, Patch, not_kept, without_skipped},
+    offload::pods::{Change, Patch, as_carried, not_kept},
     raw::RawPod,
 };
 
@@ -55,7 +55,7 @@ impl Writer<'_> {
         pods: &Objects<RawPod>,
     ) -> Option<Duration> {
         let ended = home.as_home().ended;
-        let wanted = without_skipped(home.json(), &self.pods.settings());
+        let wanted = as_carried(home.json(), &self.pods.settings());
         let (mut remote, mut again) = (remote.clone(), None::<Duration>);
         for change in Change::ALL
             .into_iter()

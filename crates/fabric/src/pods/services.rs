@@ -1,7 +1,11 @@
 //! Events on home Services in a namespace with pods in a cluster without routes. The pods there have no address at home,
 //! and those at home have none there: nothing else would show that a Service does not lead to them.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::future::select_all;
 use k8s_openapi::api::core::v1::Service;
@@ -27,13 +31,49 @@ const IDLE: Duration = Duration::from_hours(1);
 /// Between two checks, so that changes are handled together.
 const PACE: Duration = Duration::from_secs(1);
 
-/// The Services without endpoints in the cluster, and when that is reported; `None` if it was.
-type Lacking = BTreeMap<(String, String), Option<Instant>>;
-
 /// The Services of a namespace, and their changes.
-struct Watch {
+pub(super) struct Watch {
     source: Arc<Source>,
     changes: Feed<Original>,
+    /// Whether pods of the namespace run in the cluster.
+    is_occupied: bool,
+    /// What `lacking` was found in: the versions of Services and slices, and the changes in [`Unreached`].
+    found_in: Option<[u64; 3]>,
+    /// The Services without endpoints in the cluster, and when that is reported; `None` if it was.
+    lacking: BTreeMap<String, Option<Instant>>,
+}
+
+pub(super) type Watches = BTreeMap<String, Watch>;
+
+impl Watch {
+    /// Finds the Services all of whose ready endpoints are at home, when pods of the namespace run in the cluster.
+    fn find_lacking(&mut self, namespace: &str, known: &Unreached, after: Duration) {
+        if !self.is_occupied {
+            (self.found_in, self.lacking) = (None, BTreeMap::new());
+            return;
+        }
+        let (services, slices) = (self.source.services(), self.source.slices());
+        let versions = [services.version(), slices.version()].map(|it| *it.borrow());
+        let now = [versions[0], versions[1], known.changes(namespace)];
+        if self.found_in.replace(now) == Some(now) {
+            return;
+        }
+        let lacks = |service: &str| {
+            let slices = slices.of_topic(&slices_of(service));
+            !known.selects_any(namespace, service) && slices.iter().any(|it| it.has_ready())
+        };
+        let services = services.all();
+        let names: BTreeSet<&str> = services
+            .iter()
+            .map(|it| it.copy.as_str())
+            .filter(|it| lacks(it))
+            .collect();
+        self.lacking.retain(|name, _| names.contains(name.as_str()));
+        for name in names {
+            let due = || Some(Instant::now() + after);
+            self.lacking.entry(name.to_owned()).or_insert_with(due);
+        }
+    }
 }
 
 impl Pods<'_> {
@@ -58,25 +98,19 @@ impl Pods<'_> {
     async fn watch_services_while_isolated(&self) {
         let mut sources = self.places.sources();
         let pods = self.home.feed();
-        let (mut watches, mut known) = (BTreeMap::new(), Unreached::default());
-        let mut lacking = Lacking::new();
+        let (mut watches, mut known) = (Watches::new(), Unreached::default());
         while self.is_isolated() {
             let clusters = self.places.home.views().remote_clusters.version();
             let mut triggers = vec![self.home.version(), clusters];
             follow(&mut watches, &sources.borrow_and_update());
             known.keep_namespaces(|namespace| watches.contains_key(namespace));
             triggers.extend(watches.values().map(|it| it.source.services().version()));
-            for (namespace, service) in self.newly_unreached(&pods, &watches, &mut known) {
+            for (namespace, service) in self.newly_unreached(&pods, &mut watches, &mut known) {
                 self.report_unreached(&namespace, &service).await;
             }
-            let occupied = watches
-                .iter()
-                .filter(|(namespace, _)| !self.running_in(namespace).is_empty());
-            let occupied: Vec<_> = occupied
-                .map(|(namespace, watch)| (namespace.as_str(), &*watch.source))
-                .collect();
-            triggers.extend(occupied.iter().map(|(_, source)| source.slices().version()));
-            let due = self.report_lacking(&occupied, &known, &mut lacking).await;
+            let occupied = watches.values().filter(|it| it.is_occupied);
+            triggers.extend(occupied.map(|it| it.source.slices().version()));
+            let due = self.report_lacking(&mut watches, &known).await;
             let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
             tokio::select! {
                 _changed = select_all(changes) => {}
@@ -88,10 +122,10 @@ impl Pods<'_> {
     }
 
     /// The Services that have started to select unreachable pods, by namespace and name.
-    fn newly_unreached(
+    pub(super) fn newly_unreached(
         &self,
         pods: &Feed<SeenPod>,
-        watches: &BTreeMap<String, Watch>,
+        watches: &mut Watches,
         known: &mut Unreached,
     ) -> Vec<(String, String)> {
         let mut unreached = Vec::new();
@@ -99,19 +133,22 @@ impl Pods<'_> {
             Changed::These(pods) => Some(pods),
             Changed::Everything => None,
         };
-        for (namespace, Watch { source, changes }) in watches {
-            let services = source.services();
-            let names: Vec<String> = if let (Changed::These(these), Some(_)) = (changes.take(), &pods) {
-                these.iter().map(|it| it.copy.clone()).collect()
-            } else {
-                let mut names = known.services(namespace);
-                names.extend(services.all().iter().map(|it| it.copy.clone()));
-                names
-            };
-            if names.is_empty() {
+        let touched: BTreeSet<&str> = pods.iter().flatten().map(|pod| pod.namespace()).collect();
+        for (namespace, watch) in watches {
+            let services = watch.source.services();
+            let (names, is_new): (Vec<String>, _) =
+                if let (Changed::These(these), Some(_)) = (watch.changes.take(), &pods) {
+                    (these.iter().map(|it| it.copy.clone()).collect(), false)
+                } else {
+                    let mut names = known.services(namespace);
+                    names.extend(services.all().iter().map(|it| it.copy.clone()));
+                    (names, true)
+                };
+            if names.is_empty() && !is_new && !touched.contains(namespace.as_str()) {
                 continue;
             }
             let here = self.running_in(namespace);
+            watch.is_occupied = !here.is_empty();
             for name in names {
                 let service = services.get(&format!("{namespace}/{name}"));
                 let selector = service.as_ref().map(|it| &it.selector);
@@ -143,44 +180,43 @@ impl Pods<'_> {
 
     /// Emits an event on each Service all of whose ready endpoints are at home, when pods of its namespace run in the
     /// cluster. Returns when the next one is due.
-    async fn report_lacking(
-        &self,
-        occupied: &[(&str, &Source)],
-        known: &Unreached,
-        lacking: &mut Lacking,
-    ) -> Option<Instant> {
-        let mut now = BTreeMap::new();
-        for &(namespace, source) in occupied {
-            for service in source.services().all() {
-                let slices = source.slices().of_topic(&slices_of(&service.copy));
-                if !known.selects_any(namespace, &service.copy) && slices.iter().any(|it| it.has_ready()) {
-                    now.insert((namespace.to_owned(), service.copy.clone()), source);
+    pub(super) async fn report_lacking(&self, watches: &mut Watches, known: &Unreached) -> Option<Instant> {
+        for (namespace, watch) in watches.iter_mut() {
+            watch.find_lacking(namespace, known, self.lacking_after);
+            for (service, due) in &mut watch.lacking {
+                if due.is_some_and(|due| due <= Instant::now()) && watch.source.may_emit().is_ok() {
+                    *due = None;
+                    self.report_service(namespace, service, "EndpointsNotReachable", |it| self.lack(it))
+                        .await;
                 }
             }
         }
-        lacking.retain(|service, _| now.contains_key(service));
-        for (service, source) in now {
-            let due = lacking
-                .entry(service.clone())
-                .or_insert_with(|| Some(Instant::now() + self.lacking_after));
-            if due.is_some_and(|due| due <= Instant::now()) && source.may_emit().is_ok() {
-                *due = None;
-                self.report_lack(&service.0, &service.1).await;
-            }
-        }
-        lacking.values().flatten().min().copied()
+        let all = watches.values().flat_map(|it| it.lacking.values());
+        all.flatten().min().copied()
     }
 
-    async fn report_lack(&self, namespace: &str, name: &str) {
+    /// What a Service lacks, and the ways out.
+    fn lack(&self, service: &Service) -> String {
         let cluster = &self.cluster;
-        let note = format!(
-            "pods of its namespace run in the cluster {cluster}, where it has no endpoints: those that are ready are endpoints \
-             of this cluster alone, from which there are no routes (spec.fabric.network of RemoteCluster {cluster} is Isolated). \
-             Run its pods in that cluster, too, or set liqo.io/skip-reflection on it if no pod there uses it, or see \
-             docs/offloading-reference.md#networks"
-        );
-        self.report_service(namespace, name, "EndpointsNotReachable", &note)
-            .await;
+        let selector = service.spec.as_ref().and_then(|it| it.selector.as_ref());
+        let (why, ways_out) = if selector.is_none_or(BTreeMap::is_empty) {
+            (
+                "it has no selector, and the endpoints that were written for it here are not copied there, as there are no \
+                 routes",
+                "If that cluster reaches their addresses, create EndpointSlices with them in the namespace there, and set \
+                 liqo.io/skip-reflection on those here (on the Endpoints, if they were written as such)",
+            )
+        } else {
+            (
+                "those that are ready are endpoints of this cluster alone, from which there are no routes",
+                "Run its pods in that cluster, too",
+            )
+        };
+        format!(
+            "pods of its namespace run in the cluster {cluster}, where it has no endpoints: {why} (spec.fabric.network of \
+             RemoteCluster {cluster} is Isolated). {ways_out}, or set liqo.io/skip-reflection on it if no pod there uses it, \
+             or see docs/offloading-reference.md#networks"
+        )
     }
 
     async fn report_unreached(&self, namespace: &str, name: &str) {
@@ -191,11 +227,17 @@ impl Pods<'_> {
              in this cluster reaches them by it. Run their clients in that cluster, or see \
              docs/offloading-reference.md#networks"
         );
-        self.report_service(namespace, name, "PodsNotReachable", &note)
+        self.report_service(namespace, name, "PodsNotReachable", |_| note.clone())
             .await;
     }
 
-    async fn report_service(&self, namespace: &str, name: &str, reason: &str, note: &str) {
+    async fn report_service(
+        &self,
+        namespace: &str,
+        name: &str,
+        reason: &str,
+        note: impl Fn(&Service) -> String,
+    ) {
         let service = match self.places.home.within::<Service>(namespace).get(name).await {
             Ok(Some(service)) => service,
             Ok(None) => return,
@@ -205,13 +247,13 @@ impl Pods<'_> {
             }
         };
         self.events
-            .warn_object(service.object_ref(&()), reason, note)
+            .warn_object(service.object_ref(&()), reason, &note(&service))
             .await;
     }
 }
 
 /// Watches the Services of exactly these namespaces.
-fn follow(watches: &mut BTreeMap<String, Watch>, sources: &Sources) {
+pub(super) fn follow(watches: &mut Watches, sources: &Sources) {
     watches.retain(|namespace, watch| {
         let now = sources.get(namespace);
         now.is_some_and(|now| Arc::ptr_eq(now, &watch.source))
@@ -220,6 +262,9 @@ fn follow(watches: &mut BTreeMap<String, Watch>, sources: &Sources) {
         let watch = || Watch {
             source: Arc::clone(source),
             changes: source.services().feed(),
+            is_occupied: false,
+            found_in: None,
+            lacking: BTreeMap::new(),
         };
         watches.entry(namespace.clone()).or_insert_with(watch);
     }

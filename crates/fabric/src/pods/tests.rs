@@ -383,6 +383,36 @@ async fn a_home_pod_deleted_after_its_remote_pod_ended_gets_its_result() {
     }
 }
 
+/// The phase comes just before the deletion, and is usually not read any more.
+#[tokio::test]
+async fn a_pod_that_is_gone_has_ended_as_its_containers_were_seen_to() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    world.there.change(THERE, |pod| {
+        pod["status"]["containerStatuses"] =
+            json!([{"name": "web", "state": {"terminated": {"exitCode": 0}}}]);
+    });
+    world
+        .run_until(|world| world.home_pod()["status"]["containerStatuses"].is_array())
+        .await;
+    world.there.remove(THERE);
+    world.delete();
+    let last = Arc::new(Mutex::new(Value::Null));
+    let seen = Arc::clone(&last);
+    // The finalizer goes.
+    world.home.before("PATCH", POD, move |store| {
+        *seen.lock().unwrap() = store.get(POD).unwrap_or_default();
+    });
+    world.run_until(World::is_gone).await;
+    let status = &last.lock().unwrap()["status"];
+    assert_eq!(status["phase"], "Succeeded");
+    let conditions = status["conditions"].as_array().unwrap();
+    assert!(
+        conditions.iter().all(|it| it["type"] != "DisruptionTarget"),
+        "{conditions:?}"
+    );
+}
+
 impl World {
     /// How many events on pods say that a write is refused, for this reason.
     fn reported_refused(&self, why: &str) -> usize {

@@ -6,9 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Labels, or a selector.
 pub type Labels = BTreeMap<String, String>;
 
-/// The Services of one cluster's pods, by namespace and name, with the pods there that they select.
+/// The Services of one cluster's pods, by namespace, with the pods there that they select.
 #[derive(Clone, Debug, Default)]
-pub struct Unreached(BTreeMap<String, BTreeMap<String, Selected>>);
+pub struct Unreached(BTreeMap<String, Services>);
+
+#[derive(Clone, Debug, Default)]
+struct Services {
+    by_name: BTreeMap<String, Selected>,
+    changes: u64,
+}
 
 #[derive(Clone, Debug)]
 struct Selected {
@@ -27,7 +33,9 @@ impl Unreached {
         pods: impl Iterator<Item = (String, &'a Labels)>,
     ) -> bool {
         let services = self.0.entry(namespace.to_owned()).or_default();
-        let before = services.remove(name);
+        let before = services.by_name.remove(name);
+        let selected_any = before.is_some_and(|before| !before.pods.is_empty());
+        services.changes += u64::from(selected_any);
         // The endpoints of a Service without a selector are managed by others.
         let Some(selector) = selector.filter(|it| !it.is_empty()) else {
             return false;
@@ -37,39 +45,53 @@ impl Unreached {
             pods: selected.map(|(pod, _)| pod).collect(),
             selector: selector.clone(),
         };
-        let is_news = !selected.pods.is_empty() && before.is_none_or(|before| before.pods.is_empty());
-        services.insert(name.to_owned(), selected);
-        is_news
+        let selects_any = !selected.pods.is_empty();
+        services.changes += u64::from(selects_any);
+        services.by_name.insert(name.to_owned(), selected);
+        selects_any && !selected_any
     }
 
     /// Records a pod: its labels if it runs in the cluster. Returns the Services to emit an event for.
     pub fn note_pod(&mut self, namespace: &str, name: &str, labels: Option<&Labels>) -> Vec<String> {
         let mut news = Vec::new();
-        for (service, selected) in self.0.get_mut(namespace).into_iter().flatten() {
+        let Some(services) = self.0.get_mut(namespace) else {
+            return news;
+        };
+        for (service, selected) in &mut services.by_name {
+            let selected_any = !selected.pods.is_empty();
             if labels.is_some_and(|labels| selects(&selected.selector, labels)) {
-                let is_first = selected.pods.is_empty();
                 selected.pods.insert(name.to_owned());
-                if is_first {
+                if !selected_any {
                     news.push(service.clone());
                 }
             } else {
                 selected.pods.remove(name);
             }
+            services.changes += u64::from(selected_any == selected.pods.is_empty());
         }
         news
+    }
+
+    /// Counts the changes of what [`Self::selects_any`] says about a namespace; it may count others, too.
+    #[must_use]
+    pub fn changes(&self, namespace: &str) -> u64 {
+        self.0.get(namespace).map_or(0, |services| services.changes)
     }
 
     /// Whether the Service selects a pod in the cluster.
     #[must_use]
     pub fn selects_any(&self, namespace: &str, service: &str) -> bool {
-        let selected = self.0.get(namespace).and_then(|services| services.get(service));
+        let services = self.0.get(namespace);
+        let selected = services.and_then(|services| services.by_name.get(service));
         selected.is_some_and(|it| !it.pods.is_empty())
     }
 
     #[must_use]
     pub fn services(&self, namespace: &str) -> Vec<String> {
-        let services = self.0.get(namespace).into_iter().flatten();
-        services.map(|(name, _)| name.clone()).collect()
+        let services = self.0.get(namespace).into_iter();
+        services
+            .flat_map(|services| services.by_name.keys().cloned())
+            .collect()
     }
 
     /// Drops all other namespaces.
@@ -106,14 +128,17 @@ mod tests {
         assert!(!known.selects_any("shop", "web"));
         assert_eq!(known.note_pod("shop", "web-0", Some(&web)), ["web"]);
         assert!(known.selects_any("shop", "web") && !known.selects_any("shop", "external"));
+        let changes = known.changes("shop");
         assert!(
             known.note_pod("shop", "web-0", Some(&web)).is_empty(),
             "the event was emitted before"
         );
         assert!(known.note_pod("shop", "web-1", Some(&web)).is_empty());
+        assert_eq!(known.changes("shop"), changes);
         for gone in ["web-0", "web-1"] {
             known.note_pod("shop", gone, None);
         }
+        assert!(known.changes("shop") > changes && !known.selects_any("shop", "web"));
         assert_eq!(known.note_pod("shop", "web-2", Some(&web)), ["web"]);
     }
 

@@ -1,6 +1,7 @@
 //! Home pods change while their remote pods run.
 
 use super::*;
+use crate::offload::reflection::{Kind, name_of_copy};
 
 impl World {
     async fn with_running() -> Self {
@@ -28,14 +29,16 @@ impl World {
 async fn changes_of_the_home_pod_are_copied_to_the_remote_pod() {
     let world = World::with_running().await;
     let uid = world.there()["metadata"]["uid"].clone();
+    let debug = |certificates: &str| json!({"name": "debug", "image": "sh", "envFrom": [{"configMapRef": {"name": certificates}}]});
     world.home.change(POD, |pod| {
         pod["metadata"]["labels"] = json!({"role": "primary"});
         pod["metadata"]["annotations"]["note"] = json!("new");
         pod["spec"]["containers"][0]["image"] = json!("web:2");
         pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "2"}});
         pod["spec"]["activeDeadlineSeconds"] = json!(60);
-        pod["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "sh"}]);
+        pod["spec"]["ephemeralContainers"] = json!([debug("kube-root-ca.crt")]);
     });
+    let copy = name_of_copy(Kind::ConfigMap, "kube-root-ca.crt", "home");
     world
         .run_until(|world| {
             let (metadata, spec) = (&world.there()["metadata"], &world.there()["spec"]);
@@ -44,7 +47,7 @@ async fn changes_of_the_home_pod_are_copied_to_the_remote_pod() {
                 && spec["containers"][0]["image"] == "web:2"
                 && spec["containers"][0]["resources"]["requests"]["cpu"] == "2"
                 && spec["activeDeadlineSeconds"] == 60
-                && spec["ephemeralContainers"] == json!([{"name": "debug", "image": "sh"}])
+                && spec["ephemeralContainers"] == json!([debug(&copy)])
         })
         .await;
     for part in ["resize", "ephemeralcontainers"] {

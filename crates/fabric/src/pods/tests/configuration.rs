@@ -1,7 +1,12 @@
 //! Pods that are created together with what they refer to.
 
+use k8s_openapi::api::core::v1::Volume;
+
 use super::*;
-use crate::offload::reflection::{Kind, name_of_copy};
+use crate::offload::{
+    pods::{PodRefused, RemoteMarks, configuration, remote_pod},
+    reflection::{Kind, name_of_copy},
+};
 
 const SETTINGS: &str = "/api/v1/namespaces/shop/configmaps/settings";
 const COPY: &str = "/api/v1/namespaces/shop-home/configmaps/settings";
@@ -253,5 +258,91 @@ async fn a_pod_with_an_object_of_others_runs_and_says_so() {
     assert_eq!(
         world.there.object(there).unwrap()["data"]["root-cert.pem"],
         "there"
+    );
+}
+
+/// With every kind of the API: one that is new does not compile here.
+fn volume_of_every_kind() -> Volume {
+    fn some<T: serde::de::DeserializeOwned>() -> Option<T> {
+        serde_json::from_value(json!({})).unwrap()
+    }
+    Volume {
+        name: "v".to_owned(),
+        aws_elastic_block_store: some(),
+        azure_disk: some(),
+        azure_file: some(),
+        cephfs: some(),
+        cinder: some(),
+        config_map: some(),
+        csi: some(),
+        downward_api: some(),
+        empty_dir: some(),
+        ephemeral: some(),
+        fc: some(),
+        flex_volume: some(),
+        flocker: some(),
+        gce_persistent_disk: some(),
+        git_repo: some(),
+        glusterfs: some(),
+        host_path: some(),
+        image: some(),
+        iscsi: some(),
+        nfs: some(),
+        persistent_volume_claim: some(),
+        photon_persistent_disk: some(),
+        portworx_volume: some(),
+        projected: some(),
+        quobyte: some(),
+        rbd: some(),
+        scale_io: some(),
+        secret: some(),
+        storageos: some(),
+        vsphere_volume: some(),
+    }
+}
+
+#[test]
+fn every_kind_of_volume_is_known_with_the_secret_that_it_names() {
+    let mut with_secret = Vec::new();
+    let volume = serde_json::to_value(volume_of_every_kind()).unwrap();
+    for kind in volume.as_object().unwrap().keys().filter(|key| *key != "name") {
+        for (field, named) in [
+            ("nodePublishSecretRef", json!({"name": "s"})),
+            ("secretName", json!("s")),
+            ("secretRef", json!({"name": "s"})),
+        ] {
+            let volume = json!({"name": "v", kind: {field: named}});
+            let pod = json!({"metadata": {"name": "web"}, "spec": {"volumes": [volume]}});
+            let made = remote_pod(&pod, &RemoteMarks::default(), &RemoteSettings::default());
+            if let Err(refused) = made {
+                assert!(matches!(refused, PodRefused::AtHomeOnly(_)), "{kind}: {refused}");
+                continue;
+            }
+            // The definition of the API drops fields that the kind does not have.
+            let known: Volume = serde_json::from_value(volume).unwrap();
+            if serde_json::to_value(known).unwrap()[kind][field] == named {
+                let named = configuration(&pod);
+                assert_eq!(
+                    named,
+                    [((Kind::Secret, "s".to_owned()), true)].into(),
+                    "{kind}.{field}"
+                );
+                with_secret.push(kind.as_str());
+            }
+        }
+    }
+    assert_eq!(
+        with_secret,
+        [
+            "azureFile",
+            "cephfs",
+            "cinder",
+            "csi",
+            "iscsi",
+            "rbd",
+            "scaleIO",
+            "secret",
+            "storageos"
+        ]
     );
 }

@@ -2,7 +2,11 @@
 
 use std::cell::Cell;
 
-use super::*;
+use super::{
+    super::services::{Watches, follow},
+    *,
+};
+use crate::offload::Unreached;
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events/";
 
@@ -71,6 +75,58 @@ async fn a_service_whose_endpoints_are_all_here_gets_one_event() {
         reported,
         ["by-hand", "db", "later"].map(|name| (name.to_owned(), 1))
     );
+    for it in world.home.store().below(EVENTS) {
+        let (note, name) = (it["note"].to_string(), &it["regarding"]["name"]);
+        let is_by_hand = it["reason"] == REASON && name == "by-hand";
+        assert_eq!(note.contains("create EndpointSlices"), is_by_hand, "{note}");
+    }
+}
+
+#[tokio::test]
+async fn services_are_read_again_only_when_they_may_lack_endpoints() {
+    let world = World::with_pod(true).await;
+    world
+        .home
+        .change(POD, |pod| pod["status"]["phase"] = "Running".into());
+    for name in ["db", "web"] {
+        service(&world, name, &json!({"app": name}));
+        slice(&world, name, true);
+    }
+    world
+        .with_pods(async |pods| {
+            let sources = pods.places.sources().borrow().clone();
+            let source = &sources["shop"];
+            pods.home.complete().await;
+            source.services().complete().await;
+            source.slices().complete().await;
+            let (feed, mut watches, mut known) = (pods.home.feed(), Watches::new(), Unreached::default());
+            follow(&mut watches, &sources);
+            let mut check = async || {
+                let given = || source.services().objects_given() + source.slices().objects_given();
+                let before = given();
+                pods.newly_unreached(&feed, &mut watches, &mut known);
+                pods.report_lacking(&mut watches, &known).await;
+                given() - before
+            };
+            assert!(check().await > 0);
+            assert_eq!(check().await, 0, "nothing has changed");
+            let (mut pods_changes, mut slices) = (pods.home.version(), source.slices().version());
+            world
+                .home
+                .change(POD, |pod| pod["metadata"]["annotations"] = json!({"a": "b"}));
+            pods_changes.changed().await.unwrap();
+            assert_eq!(check().await, 0, "another annotation of a pod");
+            slice(&world, "db", false);
+            slices.changed().await.unwrap();
+            assert!(check().await > 0, "other endpoints");
+            pods_changes.borrow_and_update();
+            world
+                .home
+                .change(POD, |pod| pod["metadata"]["labels"]["app"] = "db".into());
+            pods_changes.changed().await.unwrap();
+            assert!(check().await > 0, "another Service selects the pod");
+        })
+        .await;
 }
 
 fn runs(world: &World) -> bool {

@@ -28,11 +28,11 @@ pub use self::{
     decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
     kept::not_kept,
     spec::{
-        Configuration, PodRefused, RemoteMarks, RemoteSettings, claims, configuration, inline_drivers,
-        is_homebound, remote_pod, without_skipped,
+        Configuration, PodRefused, RemoteMarks, RemoteSettings, as_carried, claims, configuration,
+        inline_drivers, is_homebound, remote_pod,
     },
     status::{
-        STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,
+        STARTED, UNSCHEDULABLE, ended_status, final_status, is_transition, least_final_status, remote_status,
         started_status, unreachable_status, waiting_status,
     },
     unplaced::{

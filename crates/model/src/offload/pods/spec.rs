@@ -146,9 +146,10 @@ pub struct RemoteSettings {
     pub skip_annotations: Vec<String>,
 }
 
-/// The home pod without the labels and annotations that stay at home by these settings.
+/// The home pod as it is carried by these settings: without the labels and annotations that stay at home, and with
+/// the names of copies in its containers, also in those that are added later.
 #[must_use]
-pub fn without_skipped(mut home: Value, settings: &RemoteSettings) -> Value {
+pub fn as_carried(mut home: Value, settings: &RemoteSettings) -> Value {
     for (field, skipped) in [
         ("labels", &settings.skip_labels),
         ("annotations", &settings.skip_annotations),
@@ -163,13 +164,20 @@ pub fn without_skipped(mut home: Value, settings: &RemoteSettings) -> Value {
             pairs.retain(|key, _| !is_skipped(key));
         }
     }
+    for list in ["containers", "initContainers", "ephemeralContainers"] {
+        let all = home["spec"].get_mut(list).and_then(Value::as_array_mut);
+        for container in all.into_iter().flatten() {
+            name_copies(container, &settings.home);
+        }
+    }
     home
 }
 
 /// The remote pod of a home pod, as JSON: its name, the marks, the gate, and no namespace.
 pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) -> Result<Value, PodRefused> {
     let none = Map::new();
-    let spec = home["spec"].as_object().unwrap_or(&none);
+    let kept = as_carried(home.clone(), settings);
+    let spec = kept["spec"].as_object().unwrap_or(&none);
     let mut remote = Map::new();
     for (field, value) in spec {
         let name = field.as_str();
@@ -181,12 +189,10 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
         }
     }
     set(&mut remote, "volumes", volumes::remote(&home["spec"], settings)?);
-    let kept = without_skipped(home.clone(), settings);
     for field in ["containers", "initContainers"] {
         for container in array_mut(&mut remote, field) {
             keep_paths(container, home, &kept);
             tell_account(container, spec);
-            name_copies(container, &settings.home);
         }
     }
     remote.insert("affinity".into(), node_affinity(&home["spec"]));
@@ -342,12 +348,13 @@ pub fn configuration(home: &Value) -> Configuration {
             let name = source["name"].as_str().or(source["secretName"].as_str())?;
             Some(((kind, name.to_owned()), source["optional"] != true))
         });
-    let pulled = list(&spec["imagePullSecrets"]).into_iter().filter_map(|one| {
-        let name = one["name"].as_str()?.to_owned();
-        Some(((Kind::Secret, name), false))
-    });
+    let secret = |name: &str, is_required| ((Kind::Secret, name.to_owned()), is_required);
+    let mounting = volumes.iter().copied().flat_map(volumes::secrets);
+    let mounting = mounting.map(|name| secret(name, true));
+    let pulled = spec["imagePullSecrets"].as_array().into_iter().flatten();
+    let pulled = pulled.filter_map(|one| Some(secret(one["name"].as_str()?, false)));
     let mut all = Configuration::new();
-    for (object, is_required) in used.chain(pulled) {
+    for (object, is_required) in used.chain(mounting).chain(pulled) {
         *all.entry(object).or_default() |= is_required;
     }
     all

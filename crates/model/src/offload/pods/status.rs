@@ -177,6 +177,26 @@ pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Opt
     Some(status)
 }
 
+/// The merge patch of a pod that is gone, if all its containers were seen to end: the phase that a kubelet gives it just
+/// before it deletes it. `None` if it has one, or the end of a container was not seen.
+#[must_use]
+pub fn ended_status(home: &Value) -> Option<Value> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let statuses = list(&home["status"]["containerStatuses"]);
+    let codes = statuses
+        .iter()
+        .map(|it| it["state"]["terminated"]["exitCode"].as_i64());
+    let codes: Vec<i64> = codes.collect::<Option<_>>()?;
+    let is_known = !codes.is_empty() && codes.len() == list(&home["spec"]["containers"]).len();
+    let is_over = matches!(home["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+    let phase = if codes.iter().all(|code| *code == 0) {
+        "Succeeded"
+    } else {
+        "Failed"
+    };
+    (is_known && !is_over).then(|| json!({"phase": phase}))
+}
+
 /// The status of a container of which the end was not seen, as kubelet writes it.
 fn ended(container: &Value, message: &str, now: &str) -> Value {
     let running = &container["state"]["running"];
@@ -518,6 +538,27 @@ mod tests {
         assert_eq!(find(&status, "DisruptionTarget")["status"], "True");
         assert_eq!(find(&status, "Ready")["status"], "False");
         assert_eq!(status.get("containerStatuses"), None);
+    }
+
+    #[test]
+    fn a_pod_has_ended_as_its_containers_were_seen_to() {
+        let ended = |code: i64| json!({"state": {"terminated": {"exitCode": code}}});
+        let runs = json!({"state": {"running": {}}});
+        for (phase, containers, wanted) in [
+            ("Running", vec![ended(0), ended(0)], Some("Succeeded")),
+            ("Running", vec![ended(0), ended(143)], Some("Failed")),
+            ("Running", vec![ended(0), runs], None),
+            ("Running", vec![ended(0)], None),
+            ("Pending", vec![], None),
+            ("Failed", vec![ended(0), ended(0)], None),
+        ] {
+            let home = json!({
+                "spec": {"containers": [{"name": "a"}, {"name": "b"}]},
+                "status": {"phase": phase, "containerStatuses": containers},
+            });
+            let wanted = wanted.map(|phase| json!({ "phase": phase }));
+            assert_eq!(ended_status(&home), wanted, "{containers:?}");
+        }
     }
 
     /// Another finalizer may hold the home pod: what is in it must not say that its containers run.

@@ -12,35 +12,53 @@ pub(super) const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccou
 /// The certificates in it. The second is added by `OpenShift`.
 pub(super) const TOKEN_CERTIFICATES: [&str; 2] = ["kube-root-ca.crt", "openshift-service-ca.crt"];
 
-/// Volume sources that mean the same in every cluster: the objects they name are copied, exist there under
-/// the same name, or are outside of both clusters.
-const CARRIED: [&str; 22] = [
-    "awsElasticBlockStore",
-    "azureDisk",
-    "azureFile",
-    "cephfs",
-    "cinder",
-    "configMap",
-    "csi",
-    "downwardAPI",
-    "emptyDir",
-    "fc",
-    "flocker",
-    "gcePersistentDisk",
-    "glusterfs",
-    "image",
-    "iscsi",
-    "nfs",
-    "persistentVolumeClaim",
-    "portworxVolume",
-    "quobyte",
-    "rbd",
-    "secret",
-    "vsphereVolume",
+/// What a kind of volume means in another cluster.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Means {
+    /// The same: the objects that it names are copied, exist there under the same name, or are outside of both clusters.
+    TheSame,
+    /// The same, with a Secret of the pod's namespace, which is copied: the JSON pointer to its name. Kubelets need it to
+    /// mount the volume.
+    WithSecret(&'static str),
+    /// It exists only in the home cluster: `ephemeral` makes a claim here, the others use what is installed on its
+    /// machines.
+    AtHomeOnly,
+}
+
+const BY_REFERENCE: Means = Means::WithSecret("/secretRef/name");
+
+/// All kinds but `projected`. The API still has kinds that no kubelet mounts any more; their pods wait there as here.
+const KINDS: [(&str, Means); 29] = [
+    ("awsElasticBlockStore", Means::TheSame),
+    ("azureDisk", Means::TheSame),
+    ("azureFile", Means::WithSecret("/secretName")),
+    ("cephfs", BY_REFERENCE),
+    ("cinder", BY_REFERENCE),
+    ("configMap", Means::TheSame),
+    ("csi", Means::WithSecret("/nodePublishSecretRef/name")),
+    ("downwardAPI", Means::TheSame),
+    ("emptyDir", Means::TheSame),
+    ("ephemeral", Means::AtHomeOnly),
+    ("fc", Means::TheSame),
+    ("flexVolume", Means::AtHomeOnly),
+    ("flocker", Means::TheSame),
+    ("gcePersistentDisk", Means::TheSame),
+    ("gitRepo", Means::AtHomeOnly),
+    ("glusterfs", Means::TheSame),
+    ("hostPath", Means::AtHomeOnly),
+    ("image", Means::TheSame),
+    ("iscsi", BY_REFERENCE),
+    ("nfs", Means::TheSame),
+    ("persistentVolumeClaim", Means::TheSame),
+    ("photonPersistentDisk", Means::TheSame),
+    ("portworxVolume", Means::TheSame),
+    ("quobyte", Means::TheSame),
+    ("rbd", BY_REFERENCE),
+    ("scaleIO", BY_REFERENCE),
+    ("secret", Means::TheSame),
+    ("storageos", BY_REFERENCE),
+    ("vsphereVolume", Means::TheSame),
 ];
-/// Kinds that exist only in the home cluster: `ephemeral` makes a claim here, the others use what is installed on
-/// its machines.
-pub(super) const AT_HOME_ONLY: [&str; 4] = ["ephemeral", "flexVolume", "gitRepo", "hostPath"];
 /// Sources of a projected volume that exist only in the home cluster.
 pub(super) const SOURCES_AT_HOME_ONLY: [&str; 3] =
     ["clusterTrustBundle", "podCertificate", "serviceAccountToken"];
@@ -144,10 +162,23 @@ fn is_token(volume: &Value, spec: &Value) -> bool {
 /// Whether a pod with this spec can run only in the home cluster, because of its volumes.
 pub(super) fn are_homebound(spec: &Value) -> bool {
     all(spec).any(|volume| {
-        let has = |kind: &str| !volume[kind].is_null();
         let mut kinds = sources(volume).flat_map(Map::keys);
-        AT_HOME_ONLY.into_iter().any(has)
+        at_home_only().any(|kind| !volume[kind].is_null())
             || kinds.any(|kind| SOURCES_AT_HOME_ONLY.contains(&kind.as_str())) && !is_token(volume, spec)
+    })
+}
+
+/// The kinds that exist only in the home cluster.
+pub(super) fn at_home_only() -> impl Iterator<Item = &'static str> {
+    let all = KINDS.into_iter().filter(|(_, means)| *means == Means::AtHomeOnly);
+    all.map(|(kind, _)| kind)
+}
+
+/// The Secrets that are needed to mount the volume.
+pub(super) fn secrets(volume: &Value) -> impl Iterator<Item = &str> {
+    KINDS.into_iter().filter_map(move |(kind, means)| match means {
+        Means::WithSecret(name) => volume[kind].pointer(name)?.as_str(),
+        Means::TheSame | Means::AtHomeOnly => None,
     })
 }
 
@@ -173,9 +204,11 @@ fn check(name: &str, volume: &Value) -> Result<(), PodRefused> {
                     }
                 }
             }
-            known if CARRIED.contains(&known) => {}
-            known if AT_HOME_ONLY.contains(&known) => return Err(PodRefused::AtHomeOnly(described(kind))),
-            _ => return Err(PodRefused::Unknown(described(kind))),
+            known => match KINDS.iter().find(|(kind, _)| *kind == known) {
+                Some((_, Means::AtHomeOnly)) => return Err(PodRefused::AtHomeOnly(described(kind))),
+                Some(_) => {}
+                None => return Err(PodRefused::Unknown(described(kind))),
+            },
         }
     }
     Ok(())

@@ -245,7 +245,7 @@ fn the_policies_of_the_chart_hold_the_same_pods_at_home() {
         }
     }
     let (kinds, sources) = (names(policy, "has(v."), names(policy, "has(s."));
-    assert_eq!(kinds, volumes::AT_HOME_ONLY.into());
+    assert_eq!(kinds, volumes::at_home_only().collect());
     assert_eq!(sources, volumes::SOURCES_AT_HOME_ONLY.into());
     let with = |volume: Value| json!({"containers": [], "volumes": [volume]});
     let kinds = kinds.iter().map(|kind| with(json!({"name": "v", *kind: {}})));
@@ -359,12 +359,16 @@ fn what_a_pod_is_configured_by_is_found_wherever_it_is_named() {
             {"name": "b", "secret": {"secretName": "s3"}},
             {"name": "c", "projected": {"sources": [{"configMap": {"name": "c4"}}, {"secret": {"name": "s4"}}]}},
             {"name": "d", "emptyDir": {}},
+            {"name": "e", "csi": {"driver": "a", "nodePublishSecretRef": {"name": "s6"}}},
         ],
         "imagePullSecrets": [{"name": "s5"}],
     }));
     let all = configuration(&home);
     let names: Vec<&str> = all.keys().map(|(_, name)| name.as_str()).collect();
-    assert_eq!(names, ["c1", "c2", "c3", "c4", "s1", "s2", "s3", "s4", "s5"]);
+    assert_eq!(
+        names,
+        ["c1", "c2", "c3", "c4", "s1", "s2", "s3", "s4", "s5", "s6"]
+    );
     for ((kind, name), is_required) in all {
         assert_eq!(kind == Kind::Secret, name.starts_with('s'), "{name}");
         assert_eq!(
@@ -388,14 +392,19 @@ fn variables_from_certificates_of_home_are_from_the_copy() {
             "envFrom": [{"configMapRef": {"name": name}}, {"secretRef": {"name": "s"}}],
         })
     };
-    let pod = pod(&json!({"containers": [container("kube-root-ca.crt")]}));
+    let all = json!([container("kube-root-ca.crt")]);
+    let pod = pod(&json!({"containers": all, "initContainers": all, "ephemeralContainers": all}));
     let settings = RemoteSettings {
         home: "home".into(),
         ..RemoteSettings::default()
     };
-    let remote = remote_pod(&pod, &RemoteMarks::default(), &settings).unwrap();
+    let mut remote = remote_pod(&pod, &RemoteMarks::default(), &settings).unwrap();
+    let debug = changes::Change::EphemeralContainers.patches(&as_carried(pod, &settings), &remote);
+    remote["spec"]["ephemeralContainers"] = debug[0].patch["spec"]["ephemeralContainers"].clone();
     let copy = name_of_copy(Kind::ConfigMap, "kube-root-ca.crt", "home");
-    assert_eq!(remote["spec"]["containers"][0], container(&copy));
+    for list in ["containers", "initContainers", "ephemeralContainers"] {
+        assert_eq!(remote["spec"][list], json!([container(&copy)]), "{list}");
+    }
 }
 
 #[test]
@@ -506,7 +515,7 @@ fn labels_and_annotations_stay_here_that_others_must_not_act_on() {
     assert_eq!(env[1], from("APP", "metadata.labels['app']"));
     // Nothing is to be changed later, until the setting does.
     let change = |settings: &RemoteSettings| {
-        changes::Change::Metadata.patches(&without_skipped(home.clone(), settings), &remote)
+        changes::Change::Metadata.patches(&as_carried(home.clone(), settings), &remote)
     };
     assert!(change(&settings).is_empty());
     let patch = &change(&RemoteSettings::default())[0].patch["metadata"];
