@@ -16,6 +16,7 @@ use crate::{
     cluster::{
         ApiError, Cluster, Precondition,
         events::Events,
+        held_by,
         snapshots::{VolumeSnapshot, VolumeSnapshotContent},
     },
     fleet::Registry,
@@ -147,7 +148,7 @@ async fn still_exists(site: &SnapshotSite, twin: &VolumeSnapshot) -> SnapshotDel
     SnapshotDeleteError::StillWaiting {
         twin: site.place(),
         cluster: site.cluster_name(),
-        why: warning.or_else(|| reported_error(twin)),
+        why: warning.or_else(|| reported_error(twin)).or_else(|| held_by(twin)),
     }
 }
 
