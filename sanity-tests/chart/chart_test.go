@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -118,6 +119,15 @@ func TestControllerIsUnprivilegedAndReplicated(t *testing.T) {
 	}
 	if names := containerNames(only[*appsv1.Deployment](t, render(t, nil)).Spec.Template.Spec); names != "driver csi-provisioner csi-attacher csi-resizer" {
 		t.Errorf("containers by default: %s", names)
+	}
+}
+
+// What a real driver refuses because of a snapshot does not depend on pods.
+func TestExpansionDoesNotWaitForPodsToEnd(t *testing.T) {
+	for _, container := range only[*appsv1.Deployment](t, render(t, nil)).Spec.Template.Spec.Containers {
+		if container.Name == "csi-resizer" && !slices.Contains(container.Args, "--handle-volume-inuse-error=false") {
+			t.Errorf("csi-resizer is run with %v", container.Args)
+		}
 	}
 }
 

@@ -435,10 +435,10 @@ fn of_twin(twin: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> Assessmen
         .unwrap_or_default();
     (
         SnapshotState::Orphaned,
-        "the twin has the data of a snapshot whose content is gone (retained and removed, or etcd was restored)".to_owned(),
+        "the twin has the data of a snapshot whose content is gone (retained and removed, as backup tools do, or etcd was restored)".to_owned(),
         format!(
             "The driver never deletes it. To use it, create a VolumeSnapshotContent of the driver {DRIVER_NAME} with \
-             source.snapshotHandle {id}. If it is not needed: set the deletion policy of the content {real} to Delete, then \
+             source.snapshotHandle {id}. If it is not needed, by no backup either: set the deletion policy of the content {real} to Delete, then \
              kubectl delete volumesnapshot -n {namespace} {name}"
         ),
     )

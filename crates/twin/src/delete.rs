@@ -23,7 +23,7 @@ use super::{
     withdraw::{clear_claim_ref, is_reservation},
 };
 use crate::{
-    cluster::{ApiError, Cluster, Precondition, events::Events, facts, slim},
+    cluster::{ApiError, Cluster, Precondition, events::Events, facts, held_by, slim},
     fleet::Registry,
     observe::crash::{self, Step},
     placement::{
@@ -173,7 +173,13 @@ impl Awaited {
                 let message = found.and_then(|found| found.status?.message);
                 (format!("the twin's PV {name}"), message)
             }
-            Self::Twin { .. } => (format!("the twin {}", site.place()), None),
+            Self::Twin { .. } => {
+                let found = site.twins().get(site.name()).await.ok().flatten();
+                (
+                    format!("the twin {}", site.place()),
+                    found.as_ref().and_then(held_by),
+                )
+            }
             Self::Volume { name, message } => (format!("the twin's PV {name}"), message),
         };
         DeleteError::StillWaiting {

@@ -16,7 +16,7 @@ use super::{
     planned::Planned,
     reading,
     site::find_existing,
-    snapshot::{SnapshotSite, SnapshotSiteError, source_affinity, user_content},
+    snapshot::{SnapshotSite, SnapshotSiteError, contents_with_id, source_affinity, user_content},
     waiter::settled_twin,
 };
 use crate::{
@@ -284,7 +284,8 @@ async fn content(
 }
 
 /// csi-provisioner refuses a volume whose mode differs from that of its source, unless the content allows
-/// it. If the user's content allows it, the twin's content gets the same annotation.
+/// it. If a content of the user allows it, the twin's content gets the same annotation. Which of them the
+/// claim uses is not in the request, but csi-provisioner has checked it.
 async fn allow_mode(
     request: &CreateRequest,
     name: &str,
@@ -302,8 +303,9 @@ async fn allow_mode(
     if found == wanted || allows(content) {
         return Ok(());
     }
-    let user_content = user_content(there).await?;
-    if !user_content.as_ref().is_some_and(allows) {
+    let is_allowed = user_content(there).await?.as_ref().is_some_and(allows)
+        || contents_with_id(there).await?.iter().any(allows);
+    if !is_allowed {
         return Err(CreateError::Source(SourceRefusal::OtherMode {
             source_name: name.to_owned(),
             found: found.to_owned(),

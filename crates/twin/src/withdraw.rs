@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{CreateError, finalizer::remove_finalizer};
 use crate::{
-    cluster::{ApiError, Cluster, Precondition},
+    cluster::{ApiError, Cluster, Precondition, held_by},
     observe::crash::{self, Step},
     volume::mark,
 };
@@ -36,11 +36,12 @@ pub async fn withdraw(
         return Ok(false);
     }
     if !wait_until_deleted(cluster, twin, deadline).await? {
+        let found = within(cluster, twin).get(&twin.name_any()).await.ok().flatten();
         return Err(CreateError::StillWaiting {
             twin: format!("{}/{}", twin.namespace().unwrap_or_default(), twin.name_any()),
             cluster: cluster.id().to_string(),
             awaited: "gone",
-            why: None,
+            why: found.as_ref().and_then(held_by),
         });
     }
     Ok(true)

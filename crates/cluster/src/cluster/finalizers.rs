@@ -14,6 +14,15 @@ pub fn has_finalizer<K: Resource>(object: &K, finalizer: &str) -> bool {
     object.finalizers().iter().any(|one| one == finalizer)
 }
 
+/// The finalizers that delay the deletion of an object, as the end of a message; `None` if it has none, or is
+/// not being deleted.
+#[must_use]
+pub fn held_by<K: Resource>(object: &K) -> Option<String> {
+    object.meta().deletion_timestamp.as_ref()?;
+    let names = object.finalizers().join(", ");
+    (!names.is_empty()).then(|| format!("it has the finalizers {names}"))
+}
+
 impl<K> Objects<K>
 where
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,

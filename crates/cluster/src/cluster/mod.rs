@@ -56,7 +56,7 @@ pub use self::{
     calls::{Calls, Metrics},
     connect::{ConnectError, Settings, client_for, context},
     evict::Eviction,
-    finalizers::has_finalizer,
+    finalizers::{has_finalizer, held_by},
     lean::Lean,
     namespaced::Watched,
     owners::OwnerNow,

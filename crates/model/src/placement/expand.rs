@@ -50,7 +50,7 @@ pub enum RealRefusal {
     /// This size is infeasible, for this reason.
     #[error("{0}")]
     Infeasible(String),
-    /// The volume is in use, and the driver expands only unused ones.
+    /// The volume cannot be expanded now: the driver expands none that is in use, or that has snapshots.
     #[error("{0}")]
     InUse(String),
     /// Another error.

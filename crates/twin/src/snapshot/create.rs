@@ -17,6 +17,7 @@ use crate::{
     cluster::{
         ApiError, Cause, Cluster, Precondition,
         events::Events,
+        held_by,
         snapshots::{self, VolumeSnapshot, VolumeSnapshotClass, not_installed},
     },
     fleet::Registry,
@@ -61,11 +62,11 @@ pub async fn create_snapshot(
             SnapshotStep::AwaitGone => "gone",
             SnapshotStep::Retain => {
                 if retain_or_warn(&site, events, &observation).await? {
-                    return answer(&site, &observation, &request.source);
+                    return answer(&site, events, &observation, &request.source).await;
                 }
                 continue;
             }
-            SnapshotStep::Answer => return answer(&site, &observation, &request.source),
+            SnapshotStep::Answer => return answer(&site, events, &observation, &request.source).await,
             SnapshotStep::Refuse(refusal) => return Err(refused(&site, refusal).await),
         };
         if !site.changed(observation.twin.as_ref(), deadline).await {
@@ -270,16 +271,37 @@ async fn retain_or_warn(
     }
 }
 
-fn answer(
+async fn answer(
     site: &SnapshotSite,
+    events: &Events,
     observation: &SnapshotObservation,
     source: &VolumeId,
 ) -> Result<CutSnapshot, CutError> {
+    warn_not_ready(site, events, observation).await;
     let twin = observation.twin.as_ref();
     let marks = twin.and_then(|twin| site.recognise(twin).ok());
     twin.zip(marks)
         .and_then(|(twin, marks)| cut(site.id(), marks, twin))
         .ok_or_else(|| CutError::NoVolume(source.to_string()))
+}
+
+/// Emits an event on the user's snapshot if it is taken, but the snapshot controllers report why it is not
+/// ready: an answer cannot contain that.
+async fn warn_not_ready(site: &SnapshotSite, events: &Events, observation: &SnapshotObservation) {
+    let twin = observation
+        .twin
+        .as_ref()
+        .filter(|twin| !snapshots::is_ready(twin));
+    let (Some(why), Some(user)) = (twin.and_then(reported_error), &observation.user_content) else {
+        return;
+    };
+    let note = format!(
+        "The snapshot was taken, but it is not ready to use: {why} (snapshot {} in cluster {})",
+        site.place(),
+        site.cluster_name()
+    );
+    let snapshot = user.spec.volume_snapshot_ref.clone();
+    events.warn_object(snapshot, "SnapshotNotReady", &note).await;
 }
 
 async fn refused(site: &SnapshotSite, refusal: SnapshotRefusal) -> CutError {
@@ -303,7 +325,8 @@ async fn still_waiting(
         Some(twin) => match reported_error(twin) {
             None => {
                 let uid = twin.uid().unwrap_or_default();
-                site.cluster().newest_warning(site.namespace(), &uid).await
+                let warning = site.cluster().newest_warning(site.namespace(), &uid).await;
+                warning.or_else(|| held_by(twin))
             }
             reported => reported,
         },

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     SnapshotDeleteError,
-    observation::{reported_error, user_content},
+    observation::{contents_with_id, reported_error, user_content},
     retain::{PolicyRestore, restore_policy, retained_content, would_be_deleted},
     site::SnapshotSite,
 };
@@ -16,11 +16,12 @@ use crate::{
     cluster::{
         ApiError, Cluster, Precondition,
         events::Events,
+        held_by,
         snapshots::{VolumeSnapshot, VolumeSnapshotContent},
     },
     fleet::Registry,
     observe::crash::{self, Step},
-    volume::{SnapshotId, SnapshotImport, imported_content},
+    volume::{SnapshotId, SnapshotImport},
 };
 
 /// How long the snapshot-controller may need to see a changed deletion policy. If it still sees Retain
@@ -80,19 +81,28 @@ async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), Snapsho
 /// Checks that the data is deleted, too, when the twin does not exist: if another client deleted the
 /// twin, the data may be retained.
 async fn check_data_deleted(site: &SnapshotSite) -> Result<(), SnapshotDeleteError> {
-    let user = match user_content(site).await? {
-        Some(user) => Some(user),
-        None => imported(site).await?,
-    };
-    let Some(user) = user else { return Ok(()) };
-    match retained_content(site, &user).await.map_err(rejected)? {
-        Some(content) if would_be_deleted(&content) => Err(SnapshotDeleteError::LeftBehind {
-            twin: site.place(),
-            cluster: site.cluster_name(),
-            content: content.name_any(),
-        }),
-        // The class of the real snapshot retains it.
-        Some(_) | None => Ok(()),
+    for user in user_contents(site).await? {
+        match retained_content(site, &user).await.map_err(rejected)? {
+            Some(content) if would_be_deleted(&content) => {
+                return Err(SnapshotDeleteError::LeftBehind {
+                    twin: site.place(),
+                    cluster: site.cluster_name(),
+                    content: content.name_any(),
+                });
+            }
+            // The class of the real snapshot retains it.
+            Some(_) | None => {}
+        }
+    }
+    Ok(())
+}
+
+/// The contents of the snapshot's users: the one that Kubernetes created or, if there is none, all with the
+/// id of the snapshot.
+async fn user_contents(site: &SnapshotSite) -> Result<Vec<VolumeSnapshotContent>, ApiError> {
+    match user_content(site).await? {
+        Some(content) => Ok(vec![content]),
+        None => contents_with_id(site).await,
     }
 }
 
@@ -110,12 +120,6 @@ async fn imported_from(site: &SnapshotSite) -> Result<Option<String>, ApiError> 
     let contents = site.home().all::<VolumeSnapshotContent>();
     let found = contents.find(is_its).await?;
     Ok(found.first().map(ResourceExt::name_any))
-}
-
-/// The content of the user's snapshot, if that was imported.
-async fn imported(site: &SnapshotSite) -> Result<Option<VolumeSnapshotContent>, ApiError> {
-    let contents = site.home().all::<VolumeSnapshotContent>();
-    contents.get(&imported_content(&site.id().key)).await
 }
 
 async fn delete_twin(site: &SnapshotSite, twin: &VolumeSnapshot) -> Result<(), ApiError> {
@@ -144,13 +148,13 @@ async fn still_exists(site: &SnapshotSite, twin: &VolumeSnapshot) -> SnapshotDel
     SnapshotDeleteError::StillWaiting {
         twin: site.place(),
         cluster: site.cluster_name(),
-        why: warning.or_else(|| reported_error(twin)),
+        why: warning.or_else(|| reported_error(twin)).or_else(|| held_by(twin)),
     }
 }
 
 /// Emits an event with the reason: csi-snapshotter's own event says that the deletion failed, but not why.
 async fn warn_user(site: &SnapshotSite, events: &Events, error: &SnapshotDeleteError) {
-    if let Ok(Some(content)) = user_content(site).await {
+    for content in user_contents(site).await.unwrap_or_default() {
         events
             .warn_content(&content, "SnapshotNotDeleted", &error.to_string())
             .await;

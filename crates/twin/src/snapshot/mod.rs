@@ -23,7 +23,10 @@ pub use self::{
     look_after::{SnapshotHealth, check_snapshot},
     record::source_affinity,
 };
-pub(super) use self::{observation::user_content, site::SnapshotSite};
+pub(super) use self::{
+    observation::{contents_with_id, user_content},
+    site::SnapshotSite,
+};
 use crate::volume::{SnapshotId, SnapshotKey, SnapshotParameters, VolumeId};
 
 /// A request for a new snapshot.

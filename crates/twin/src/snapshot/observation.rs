@@ -10,7 +10,7 @@ use crate::{
         snapshots::{VolumeSnapshot, VolumeSnapshotContent, is_ready},
     },
     placement::{SnapshotFacts, SnapshotTwin, UserContent, is_kept},
-    volume::{SnapshotId, SnapshotMarks, mark},
+    volume::{DRIVER_NAME, SnapshotId, SnapshotMarks, mark},
 };
 
 /// As `deletionPolicy` spells it.
@@ -72,6 +72,20 @@ fn not_allowed(error: ApiError) -> CutError {
     } else {
         CutError::Api(error)
     }
+}
+
+/// The contents in the home cluster with the id of the snapshot, whatever their names: also an import creates
+/// one, and so do users and backup tools for a snapshot that exists.
+pub(crate) async fn contents_with_id(site: &SnapshotSite) -> Result<Vec<VolumeSnapshotContent>, ApiError> {
+    let id = site.id().to_string();
+    let is_its = |content: &VolumeSnapshotContent| {
+        let status = content.status.as_ref();
+        let taken = status.and_then(|status| status.snapshot_handle.as_ref());
+        let handle = content.spec.source.snapshot_handle.as_ref().or(taken);
+        content.spec.driver == DRIVER_NAME && handle == Some(&id)
+    };
+    let contents = site.home().all::<VolumeSnapshotContent>();
+    contents.find(is_its).await
 }
 
 /// The content that Kubernetes created for the user's snapshot, if the request is for one.

@@ -90,6 +90,22 @@ async fn a_timeout_is_not_final_and_has_a_reason() {
 }
 
 #[tokio::test]
+async fn what_holds_a_twin_that_is_withdrawn_is_named() {
+    let world = World::new(Real::Idle).await.impatient();
+    world.create().await.unwrap_err();
+    world.api.change(&twin_path(), |twin| {
+        let finalizers = twin["metadata"]["finalizers"].as_array_mut().unwrap();
+        finalizers.push("example.com/copying".into());
+    });
+    world.api.remove(CLAIM);
+    let error = world.create().await.unwrap_err().to_string();
+    assert!(
+        error.ends_with("is not gone yet: it has the finalizers example.com/copying"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
 async fn a_node_refused_by_the_real_driver_is_refused() {
     let world = World::new(Real::SaysElsewhere).await;
     let error = world.create().await.unwrap_err();

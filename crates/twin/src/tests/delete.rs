@@ -50,6 +50,22 @@ async fn deleted_means_that_the_real_volume_is_gone() {
     world.delete().await.unwrap();
 }
 
+/// A pod that uses the twin, a snapshot or a copy under way, or a controller that has left its finalizer.
+#[tokio::test]
+async fn what_holds_the_twin_is_named() {
+    let world = World::new(Real::Works).await;
+    world.create().await.unwrap();
+    world.api.change(&twin_path(), |twin| {
+        let finalizers = twin["metadata"]["finalizers"].as_array_mut().unwrap();
+        finalizers.push("example.com/copying".into());
+    });
+    let error = world.impatient().delete().await.unwrap_err().to_string();
+    assert!(
+        error.ends_with("still exists in cluster home: it has the finalizers example.com/copying"),
+        "{error}"
+    );
+}
+
 #[tokio::test]
 async fn an_attached_volume_is_not_deleted() {
     let world = World::new(Real::Works).await;

@@ -271,6 +271,47 @@ async fn another_volume_mode_has_to_be_allowed() {
     assert_eq!(real["metadata"]["annotations"], allowed);
 }
 
+/// Backup tools create contents of their own, with the id of the snapshot.
+#[tokio::test]
+async fn another_volume_mode_is_allowed_by_any_content_of_the_snapshot() {
+    let mut world = with_snapshot("real.test").await;
+    let block = Capability {
+        mode: AccessMode::ReadWriteOnce,
+        access: Access::Block,
+    };
+    world.request.spec.capabilities = Capabilities::new([block]).unwrap();
+    let allowed = json!({"snapshot.storage.kubernetes.io/allow-volume-mode-change": "true"});
+    let of = |handle: &str| json!({"driver": "storage.liqo.io", "source": {"snapshotHandle": handle}});
+    for (name, handle, allows) in [
+        (
+            "of-another",
+            "s1:home::0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a999".to_owned(),
+            json!({}),
+        ),
+        (
+            "of-another",
+            "s1:home::0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a999".to_owned(),
+            allowed.clone(),
+        ),
+        ("of-a-backup", format!("s1:home::{SNAPSHOT}"), json!({})),
+    ] {
+        let metadata = json!({"annotations": allows});
+        world
+            .api
+            .put(&content(name), json!({"metadata": metadata, "spec": of(&handle)}));
+        assert!(matches!(
+            refused(world.create().await),
+            SourceRefusal::OtherMode { .. }
+        ));
+    }
+    world.api.change(&content("of-a-backup"), |content| {
+        content["metadata"]["annotations"] = allowed.clone();
+    });
+    world.create().await.unwrap();
+    let real = world.api.object(&content("real")).unwrap();
+    assert_eq!(real["metadata"]["annotations"], allowed);
+}
+
 /// From where the source volume of the snapshot was accessible.
 fn reached_from(world: &World, node: &str) {
     world.api.change(&twin_of_snapshot(), |twin| {

@@ -2,7 +2,7 @@
 
 use std::iter;
 
-use k8s_openapi::api::core::v1::{Node, Pod, Toleration as KubeToleration};
+use k8s_openapi::api::core::v1::{Node, Pod, Toleration as KubeToleration, Volume};
 use kube::ResourceExt;
 
 use super::facts;
@@ -95,17 +95,28 @@ pub fn has_ended(pod: &Pod) -> bool {
 /// The claims of a pod's volumes, by name.
 #[must_use]
 pub fn claims_of(pod: &Pod) -> Vec<String> {
-    let name = pod.name_any();
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    let claims = volumes.filter_map(
-        |volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-            (Some(claim), _) => Some(claim.claim_name.clone()),
-            // The name that Kubernetes gives the claim of a generic ephemeral volume.
-            (None, Some(_)) => Some(format!("{name}-{}", volume.name)),
-            (None, None) => None,
-        },
-    );
+    let claims = volumes_of(pod).filter_map(|volume| match &volume.persistent_volume_claim {
+        Some(claim) => Some(claim.claim_name.clone()),
+        None => ephemeral_claim(pod, volume),
+    });
     claims.collect()
+}
+
+/// Whether Kubernetes creates a claim of this name for a generic ephemeral volume of the pod.
+#[must_use]
+pub fn is_ephemeral_claim(pod: &Pod, claim: &str) -> bool {
+    let mut claims = volumes_of(pod).filter_map(|volume| ephemeral_claim(pod, volume));
+    claims.any(|name| name == claim)
+}
+
+fn volumes_of(pod: &Pod) -> impl Iterator<Item = &Volume> {
+    pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten())
+}
+
+/// The name that Kubernetes gives the claim of a generic ephemeral volume.
+fn ephemeral_claim(pod: &Pod, volume: &Volume) -> Option<String> {
+    let is_ephemeral = volume.ephemeral.is_some();
+    is_ephemeral.then(|| format!("{}-{}", pod.name_any(), volume.name))
 }
 
 /// A node that accepts ordinary pods.
@@ -144,6 +155,18 @@ mod tests {
 
     fn pod(spec: &Value) -> Pod {
         from_value(json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn the_claims_of_a_pod_are_named_or_created_for_it() {
+        let pod = pod(&json!({"containers": [], "volumes": [
+            {"name": "scratch", "ephemeral": {}},
+            {"name": "v", "persistentVolumeClaim": {"claimName": "web-v"}},
+            {"name": "config", "configMap": {"name": "c"}},
+        ]}));
+        assert_eq!(claims_of(&pod), ["web-scratch", "web-v"]);
+        assert!(is_ephemeral_claim(&pod, "web-scratch"));
+        assert!(!is_ephemeral_claim(&pod, "web-v") && !is_ephemeral_claim(&pod, "web-config"));
     }
 
     #[test]

@@ -93,6 +93,47 @@ async fn a_waiting_deletion_reports_the_reason() {
     world.delete().await.unwrap();
 }
 
+/// csi-provisioner may leave its finalizer on a snapshot that nobody restores any more, and emits no event.
+#[tokio::test]
+async fn a_waiting_deletion_names_the_finalizers_if_nothing_else_is_reported() {
+    let world = World::new().await.with_snapshot().await;
+    world.api.change(&twin_path(), |twin| {
+        twin["metadata"]["finalizers"] = json!(["in-use"]);
+    });
+    let error = world.delete_within(A_MOMENT).await.unwrap_err().to_string();
+    assert!(
+        error.ends_with("in cluster home: it has the finalizers in-use"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_taken_reports_why_it_is_not_ready() {
+    let world = World::new().await.posted().await;
+    world.api.change(&user_content(), |content| {
+        content["spec"]["volumeSnapshotRef"] =
+            json!({"kind": "VolumeSnapshot", "namespace": "shop", "name": "backup", "uid": SNAPSHOT});
+    });
+    cut(&world.api, &twin_path(), false);
+    let told = || {
+        world
+            .api
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/")
+    };
+    assert!(!world.cut().await.unwrap().ready);
+    assert!(told().is_empty(), "the upload takes time");
+    world.api.change(&twin_path(), |twin| {
+        twin["status"]["error"] = json!({"message": "the upload failed"});
+    });
+    assert!(!world.cut().await.unwrap().ready);
+    assert_eq!(told()[0]["reason"], "SnapshotNotReady");
+    assert!(told()[0]["note"].as_str().unwrap().contains("the upload failed"));
+    cut(&world.api, &twin_path(), true);
+    assert!(world.cut().await.unwrap().ready);
+    assert_eq!(told().len(), 1);
+}
+
 #[tokio::test]
 async fn a_retained_snapshot_retains_its_twins_content() {
     let world = World::new().await.with_snapshot().await;

@@ -156,15 +156,28 @@ async fn what_was_kept_is_not_forgotten_when_the_snapshot_is_deleted() {
     assert!(matches!(error, SnapshotDeleteError::NotAccepted(_)), "{error}");
     world.api.heal();
 
-    // Also if the user's snapshot was imported, and its content has another name.
-    let user = world.api.object(&user_content()).unwrap();
-    world.api.remove(&user_content());
-    world.api.put(
-        &format!("{KINDS}/volumesnapshotcontents/imported-{SNAPSHOT}"),
-        user,
-    );
-    let error = world.delete().await.unwrap_err();
-    assert!(matches!(error, SnapshotDeleteError::LeftBehind { .. }), "{error}");
+    // Also if the content of the user has another name: that of an import, or one that a backup tool chose.
+    let mut user = world.api.object(&user_content()).unwrap();
+    for name in [format!("imported-{SNAPSHOT}"), "of-a-backup".to_owned()] {
+        let before = user["metadata"]["name"].as_str().unwrap().to_owned();
+        world
+            .api
+            .remove(&format!("{KINDS}/volumesnapshotcontents/{before}"));
+        user["metadata"] = json!({"name": name, "annotations": user["metadata"]["annotations"]});
+        world
+            .api
+            .put(&format!("{KINDS}/volumesnapshotcontents/{name}"), user.clone());
+        let error = world.delete().await.unwrap_err();
+        assert!(matches!(error, SnapshotDeleteError::LeftBehind { .. }), "{error}");
+        let events = world
+            .api
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/default/events/");
+        assert!(
+            events.iter().any(|it| it["regarding"]["name"] == name),
+            "{events:?}"
+        );
+    }
 
     // The class of the real snapshot retains it.
     world

@@ -172,3 +172,22 @@ async fn a_cluster_that_is_being_deleted_takes_no_new_volumes() {
     assert!(world.create().await.is_ok());
     assert!(world.create_with(&registry).await.is_ok());
 }
+
+/// Spark makes the driver or the executor the controller of the claims that it creates for executors.
+#[tokio::test]
+async fn a_claim_that_its_pod_uses_by_name_is_no_ephemeral_volume() {
+    let world = World::new().await;
+    world.home_api.change(CLAIM, |claim| {
+        claim["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": true}]);
+    });
+    let volumes = json!([
+        {"name": "local", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "scratch", "ephemeral": {}},
+    ]);
+    world.home_api.put(
+        "/api/v1/namespaces/shop/pods/p",
+        json!({"spec": {"containers": [], "volumes": volumes}}),
+    );
+    world.create().await.unwrap();
+    assert!(world.twin().is_some());
+}
