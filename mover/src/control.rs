@@ -127,7 +127,7 @@ pub struct Lost {
 pub enum LostKind {
     /// Extended attributes of namespaces that are not kept.
     Xattrs,
-    /// Inode flags such as immutable or append-only.
+    /// Inode flags, as those of `chattr`, of files and directories.
     Flags,
 }
 

@@ -40,9 +40,10 @@ use crate::{
     scan::JOURNAL_PREFIX,
 };
 
-/// Format 1 did not record what cannot be copied, and counted files as clean while they may have been
-/// written: from such a journal only the content hashes of files are used.
-const FORMAT: u32 = 2;
+/// Format 2 recorded few inode flags: its directories are listed again. Format 1 did not record what cannot
+/// be copied, and counted files as clean while they may have been written: from such a journal only the
+/// content hashes of files are used.
+const FORMAT: u32 = 3;
 const OLDEST_FORMAT: u32 = 1;
 /// The longest block; the last record in one may be nearly as long as a frame.
 const MAX_BLOCK: usize = 2 << 20;
@@ -210,7 +211,7 @@ impl Journal {
             .filter(|header| (OLDEST_FORMAT..=FORMAT).contains(&header.format) && header.epoch == self.epoch)
             .map(|header| {
                 let lines = Lines {
-                    is_of_old: header.format < FORMAT,
+                    format: header.format,
                     blocks,
                     directory: None,
                     pending: std::collections::VecDeque::new(),
@@ -511,7 +512,7 @@ impl Blocks {
 
 /// A journal, item by item.
 pub(crate) struct Lines {
-    is_of_old: bool,
+    format: u32,
     blocks: Blocks,
     directory: Option<TreePath>,
     pending: std::collections::VecDeque<Line>,
@@ -555,7 +556,7 @@ impl Lines {
             let raw = RawRecord::decode(&record[..])?;
             lines.push_back(Line::Record(Record {
                 entry: RawEntry::parse(&raw.entry)?,
-                clean: raw.clean && !self.is_of_old,
+                clean: raw.clean && self.format > OLDEST_FORMAT,
                 content: Hash::try_from(&raw.content[..]).ok(),
                 touched: raw.touched,
             }));
@@ -563,7 +564,7 @@ impl Lines {
         if block.last {
             let digest = Hash::try_from(&block.digest[..]).ok();
             lines.push_back(Line::End {
-                digest: digest.filter(|_| !self.is_of_old),
+                digest: digest.filter(|_| self.format == FORMAT),
                 touched: block.touched,
                 losses: Losses::parse(&block.losses)?,
             });
@@ -923,8 +924,10 @@ mod tests {
 
     /// Directories without a digest are listed again, and files that are not clean are compared.
     #[test]
-    fn of_a_journal_of_the_version_before_only_content_is_believed() {
-        let (clean, content, digest, _) = told(&written_in(1));
-        assert_eq!((clean, content, digest), (false, Some([7; 32]), None));
+    fn of_a_journal_of_a_version_before_only_part_is_believed() {
+        for (format, is_clean) in [(1, false), (2, true)] {
+            let (clean, content, digest, _) = told(&written_in(format));
+            assert_eq!((clean, content, digest), (is_clean, Some([7; 32]), None));
+        }
     }
 }

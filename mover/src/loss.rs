@@ -1,5 +1,5 @@
-//! What cannot be copied. Inode flags are seen by every walk. Extended attributes are read only for
-//! directories that are listed, so the target records them for each directory until it is listed again.
+//! What cannot be copied. It is read only for directories that are listed, so the target records it for each
+//! directory until it is listed again.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub enum LossKind {
     /// Extended attributes of namespaces that are not copied: most of `security`, and `trusted` as far as
     /// the source can see it.
     Xattrs = 1,
-    /// Inode flags such as immutable or append-only.
+    /// Inode flags, as those of `chattr`, of files and directories.
     Flags = 2,
 }
 

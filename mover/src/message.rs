@@ -127,7 +127,7 @@ pub(crate) struct Listing {
     pub(crate) entries: Vec<Vec<u8>>,
     #[prost(bool, tag = "4")]
     pub(crate) last: bool,
-    /// In its last part: what cannot be copied, as far as only a listing shows it.
+    /// In its last part: what cannot be copied.
     #[prost(message, repeated, tag = "5")]
     pub(crate) losses: Vec<RawLoss>,
 }
@@ -136,9 +136,6 @@ pub(crate) struct Listing {
 pub(crate) struct ScanEnd {
     #[prost(uint64, tag = "1")]
     pub(crate) vanished: u64,
-    /// What cannot be copied of the tree, as far as every walk shows it.
-    #[prost(message, repeated, tag = "2")]
-    pub(crate) losses: Vec<RawLoss>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -14,7 +14,7 @@ use crate::{
     entry::{Entry, Inode},
     error::Error,
     path::{Name, TreePath},
-    tree::{At, Tree, has_flags, inode_of, is_gone, is_gone_from, names},
+    tree::{At, Tree, inode_of, is_gone, is_gone_from, names},
 };
 
 /// How many entries of one directory are in memory at a time.
@@ -73,8 +73,6 @@ pub(crate) struct Listed {
     pub(crate) entries: Vec<Entry>,
     /// Names that were deleted between reading the directory and their inodes.
     pub(crate) vanished: u64,
-    /// How many names have inode flags, and the first of them.
-    pub(crate) flags: Option<(u64, TreePath)>,
     /// Whether there are more after the last entry: see [`read`].
     pub(crate) more: bool,
 }
@@ -351,8 +349,6 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
         own,
         entries: Vec::with_capacity(found.names.len()),
         vanished: 0,
-        // Its own flags are counted with its first part.
-        flags: (after.is_none() && has_flags(&status)).then(|| (1, path.clone())),
         more: found.more,
     };
     for (name, kind) in found.names {
@@ -364,21 +360,13 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
             Some(Inode::directory_by_name())
         } else {
             match At::Child(fd.as_fd(), &name).status() {
-                Ok(status) => {
-                    if has_flags(&status) {
-                        listed
-                            .flags
-                            .get_or_insert_with(|| (0, path.child(&name).unwrap_or_default()))
-                            .0 += 1;
+                Ok(status) => inode_of(&status).map(|inode| {
+                    if inode.is_directory() {
+                        Inode::directory_by_name()
+                    } else {
+                        inode
                     }
-                    inode_of(&status).map(|inode| {
-                        if inode.is_directory() {
-                            Inode::directory_by_name()
-                        } else {
-                            inode
-                        }
-                    })
-                }
+                }),
                 Err(errno) if is_gone_from(path, errno) => None,
                 Err(errno) => return Err(errno),
             }

@@ -17,7 +17,7 @@ use std::{
 
 use prost::Message as _;
 use rustix::{
-    fs::{Advice, FileType, OFlags},
+    fs::{Advice, FileType, IFlags, OFlags},
     io::Errno,
 };
 
@@ -33,7 +33,10 @@ use crate::{
     scan::{Listed, Scan, read},
     session::{ControlLane, SessionStatus, lock},
     throttle::Throttle,
-    tree::{At, Tree, XattrError, file_type, is_gone, is_gone_from, open_anywhere, read_link, type_of},
+    tree::{
+        At, Tree, XattrError, file_in, file_type, is_gone, is_gone_from, lost_flags, open_anywhere,
+        read_link, type_of,
+    },
     wire::FrameKind,
 };
 
@@ -183,7 +186,7 @@ impl Source {
                 Volume::Tree(tree) => TreePass {
                     tree,
                     up: &up,
-                    flags: Losses::default(),
+                    of_volume: IFlags::empty(),
                     vanished: 0,
                 }
                 .pass(
@@ -243,7 +246,8 @@ fn pass_device(up: &ControlLane, device: &File, size: u64) -> Result<ScanEnd, Er
 struct TreePass<'a> {
     tree: &'a Arc<Tree>,
     up: &'a ControlLane,
-    flags: Losses,
+    /// The flags of the root that are those of the whole volume, which its provisioner sets.
+    of_volume: IFlags,
     vanished: u64,
 }
 
@@ -253,6 +257,9 @@ impl TreePass<'_> {
         self.tree
             .sync()
             .map_err(Error::tree("synchronising", &TreePath::root()))?;
+        let flags =
+            lost_flags(self.tree.root()).map_err(Error::tree("reading attributes of", &TreePath::root()))?;
+        self.of_volume = flags & IFlags::PROJECT_INHERIT;
         let used = self.tree.used().unwrap_or_default();
         // For others, such as a share of a server, the numbers may not be those of the tree.
         let is_own = stamps_count && self.tree.is_whole();
@@ -273,7 +280,7 @@ impl TreePass<'_> {
         let mut flushed = Instant::now();
         while let Some(listed) = scan.next(&mut self.vanished)? {
             if !listed.more && known.has(&listed, self.up)? {
-                self.count(&listed);
+                self.vanished += listed.vanished;
                 self.up.send(
                     &source_message(SourceMessage::Same(listed.path.as_bytes().to_vec())),
                     false,
@@ -288,16 +295,7 @@ impl TreePass<'_> {
         }
         Ok(ScanEnd {
             vanished: self.vanished,
-            losses: self.flags.encode(),
         })
-    }
-
-    /// Counts what every walk sees of a directory, or of a part of it.
-    fn count(&mut self, listed: &Listed) {
-        self.vanished += listed.vanished;
-        if let Some((count, example)) = &listed.flags {
-            self.flags.note(LossKind::Flags, *count, example);
-        }
     }
 
     /// Sends all parts of a listing.
@@ -305,10 +303,11 @@ impl TreePass<'_> {
         let path = listed.path.clone();
         let opened = self.tree.directory(&path).map_err(XattrError::from);
         let found = opened.and_then(|directory| {
-            let xattrs = At::Fd(directory.as_fd()).xattrs()?;
-            Ok((directory, xattrs))
+            let (xattrs, others) = At::Fd(directory.as_fd()).xattrs()?;
+            let lost = lost(others, lost_flags(directory.as_fd())? - self.of_volume);
+            Ok((directory, xattrs, lost))
         });
-        let (directory, (xattrs, others)) = match found {
+        let (directory, xattrs, lost) = match found {
             Ok(found) => found,
             // Deleted since it was listed; then the next pass lists its parent again.
             Err(error) if is_gone(error.errno) && !path.is_root() => {
@@ -319,9 +318,7 @@ impl TreePass<'_> {
         };
         listed.own.attributes.xattrs = xattrs;
         let mut losses = Losses::default();
-        if others {
-            losses.note(LossKind::Xattrs, 1, &path);
-        }
+        lost.for_each(|kind| losses.note(kind, 1, &path));
         let own = (&listed.own).into();
         let mut part = Listing {
             path: path.as_bytes().to_vec(),
@@ -331,7 +328,7 @@ impl TreePass<'_> {
         let mut size = part.encoded_len();
         loop {
             let after = listed.entries.last().map(|entry| entry.name.clone());
-            self.count(&listed);
+            self.vanished += listed.vanished;
             for mut entry in listed.entries {
                 if !self.complete(&directory, &path, &mut entry, &mut losses)? {
                     continue;
@@ -381,10 +378,10 @@ impl TreePass<'_> {
         if inode.is_directory() {
             return Ok(true);
         }
-        match details(directory.as_fd(), name, inode) {
-            Ok(others) => {
-                if others {
-                    losses.note(LossKind::Xattrs, 1, &path.child(name)?);
+        match details(directory.as_fd(), name, inode, self.of_volume) {
+            Ok(lost) => {
+                for kind in lost {
+                    losses.note(kind, 1, &path.child(name)?);
                 }
                 Ok(true)
             }
@@ -401,7 +398,8 @@ fn details(
     directory: std::os::fd::BorrowedFd<'_>,
     name: &crate::path::Name,
     inode: &mut Inode,
-) -> Result<bool, XattrError> {
+    of_volume: IFlags,
+) -> Result<impl Iterator<Item = LossKind> + use<>, XattrError> {
     if let Kind::Symlink(target) = &mut inode.kind {
         *target = read_link(directory, name).map_err(|errno| match errno {
             // It is not a link any more.
@@ -409,13 +407,30 @@ fn details(
             errno => errno,
         })?;
     }
-    let (xattrs, others) = At::Child(directory, name).xattrs()?;
+    let file = if inode.is_file() {
+        file_in(directory, name)?
+    } else {
+        None
+    };
+    let at = file
+        .as_ref()
+        .map_or(At::Child(directory, name), |file| At::Fd(file.as_fd()));
+    let (xattrs, others) = at.xattrs()?;
     // Since the walk, another inode may have got the name: the target's may be of a kind that has none of these.
-    if !xattrs.is_empty() && file_type(&At::Child(directory, name).status()?) != type_of(&inode.kind) {
+    if !xattrs.is_empty() && file_type(&at.status()?) != type_of(&inode.kind) {
         return Err(Errno::NOENT.into());
     }
     inode.attributes.xattrs = xattrs;
-    Ok(others)
+    let flags = file.as_ref().map(|file| lost_flags(file.as_fd())).transpose()?;
+    Ok(lost(others, flags.unwrap_or(IFlags::empty()) - of_volume))
+}
+
+/// The kinds of what is lost of an inode with these flags, and maybe with other extended attributes.
+fn lost(others: bool, flags: IFlags) -> impl Iterator<Item = LossKind> {
+    let kinds = [(others, LossKind::Xattrs), (!flags.is_empty(), LossKind::Flags)];
+    kinds
+        .into_iter()
+        .filter_map(|(is_lost, kind)| is_lost.then_some(kind))
 }
 
 /// The directories that the target knows, in the order of the walk.

@@ -347,12 +347,10 @@ impl Session<'_> {
         }
         let Planner {
             directories,
-            mut totals,
+            totals,
             links,
             ..
         } = planner;
-        let lost = Losses::parse(&end.losses).map_err(|bad| Error::Protocol(bad.to_string()))?;
-        totals.losses.add(&lost);
         set_directories(tree, journal, directories)?;
         sweep(&links).map_err(Error::tree("forgetting links in", &TreePath::root()))?;
         tree.sync()

@@ -12,8 +12,8 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, CWD, FileType, Gid, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxAttributes, StatxFlags,
-        StatxTimestamp, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags, makedev,
+        AtFlags, CWD, FileType, Gid, IFlags, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxAttributes,
+        StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags, makedev,
     },
     io::{Errno, Result},
 };
@@ -33,6 +33,24 @@ const INSIDE: ResolveFlags = ResolveFlags::BENEATH
 
 /// `STATX_SUBVOL`: the subvolume's number, since Linux 6.10 and only where there are any (btrfs).
 const SUBVOLUME: StatxFlags = StatxFlags::from_bits_retain(0x8000);
+
+/// Inode flags that users set and that are not copied. Others describe how a file system stores an inode.
+const LOST_FLAGS: IFlags = IFlags::APPEND
+    .union(IFlags::COMPRESSED)
+    .union(IFlags::DIRSYNC)
+    .union(IFlags::IMMUTABLE)
+    .union(IFlags::JOURNALING)
+    .union(IFlags::NOATIME)
+    .union(IFlags::NOCOW)
+    .union(IFlags::NODUMP)
+    .union(IFlags::NOTAIL)
+    .union(IFlags::PROJECT_INHERIT)
+    .union(IFlags::SECURE_REMOVAL)
+    .union(IFlags::SYNC)
+    .union(IFlags::TOPDIR)
+    .union(IFlags::UNRM)
+    // `FS_ENCRYPT_FL`, `FS_VERITY_FL`, `FS_DAX_FL`, `FS_CASEFOLD_FL`.
+    .union(IFlags::from_bits_retain(0x4210_0800));
 
 /// The capacity of a file system, or what is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,13 +108,7 @@ impl Tree {
 
     fn at(&self, path: &TreePath, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         let bytes = if path.is_root() { b"." } else { path.as_bytes() };
-        loop {
-            match rustix::fs::openat2(&self.0, bytes, flags | OFlags::CLOEXEC, mode, INSIDE) {
-                // The kernel noticed a concurrent rename and cannot be sure: try again.
-                Err(Errno::AGAIN) => {}
-                result => return result,
-            }
-        }
+        open_inside(self.0.as_fd(), bytes, flags, mode)
     }
 
     /// Writes all data of this file system to disk.
@@ -142,6 +154,35 @@ impl Tree {
 
     pub(crate) fn root(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+fn open_inside(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+    loop {
+        match rustix::fs::openat2(directory, path, flags | OFlags::CLOEXEC, mode, INSIDE) {
+            // The kernel noticed a concurrent rename and cannot be sure: try again.
+            Err(Errno::AGAIN) => {}
+            result => return result,
+        }
+    }
+}
+
+/// Opens a file in a directory to read its attributes; `None` if this process may not read it.
+pub(crate) fn file_in(directory: BorrowedFd<'_>, name: &Name) -> Result<Option<OwnedFd>> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
+    match open_inside(directory, name.as_bytes(), flags, Mode::empty()) {
+        Err(Errno::ACCESS) => Ok(None),
+        // A socket has the name now.
+        Err(Errno::NXIO) => Err(Errno::NOENT),
+        opened => opened.map(Some),
+    }
+}
+
+/// The flags of a file or directory that are not copied; none if its file system has no flags.
+pub(crate) fn lost_flags(fd: BorrowedFd<'_>) -> Result<IFlags> {
+    match rustix::fs::ioctl_getflags(fd) {
+        Err(Errno::NOTTY | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(IFlags::empty()),
+        flags => Ok(flags? & LOST_FLAGS),
     }
 }
 
@@ -440,16 +481,6 @@ pub(crate) fn inode_of(status: &Statx) -> Option<Inode> {
         attributes,
         linked,
     })
-}
-
-/// Whether the inode has flags that cannot be copied.
-pub(crate) fn has_flags(status: &Statx) -> bool {
-    let flags = StatxAttributes::IMMUTABLE
-        | StatxAttributes::APPEND
-        | StatxAttributes::NODUMP
-        | StatxAttributes::ENCRYPTED
-        | StatxAttributes::VERITY;
-    status.stx_attributes.intersects(flags)
 }
 
 /// The type of kernel objects of this kind.

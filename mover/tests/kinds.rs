@@ -736,8 +736,10 @@ fn what_cannot_be_carried_over_is_said_as_far_as_it_is_seen() {
         fs::write(at(name), "").unwrap();
         setxattr(at(name), attribute, b"y", XattrFlags::empty()).unwrap();
     }
-    fs::write(at("fixed"), "").unwrap();
-    chattr("+i", &at("fixed"));
+    for (name, flag) in [("fixed", "+i"), ("synced", "+S")] {
+        fs::write(at(name), "").unwrap();
+        chattr(flag, &at(name));
+    }
     let in_a_pod = pass_from_a_pod(&pair);
     let as_root = pair.pass(PassOptions {
         reread: true,
@@ -746,9 +748,9 @@ fn what_cannot_be_carried_over_is_said_as_far_as_it_is_seen() {
     chattr("-i", &at("fixed"));
     // The kernel hides trusted attributes from processes without CAP_SYS_ADMIN.
     assert!(!in_a_pod.sees_trusted);
-    assert_eq!(lost(&in_a_pod), ["Xattrs 1 secured", "Flags 1 fixed"]);
+    assert_eq!(lost(&in_a_pod), ["Xattrs 1 secured", "Flags 2 fixed"]);
     assert!(as_root.sees_trusted);
-    assert_eq!(lost(&as_root), ["Xattrs 2 secured", "Flags 1 fixed"]);
+    assert_eq!(lost(&as_root), ["Xattrs 2 secured", "Flags 2 fixed"]);
 }
 
 /// The reported losses of a pass, as text.
@@ -803,6 +805,54 @@ fn what_cannot_be_carried_over_is_said_by_each_pass_until_it_is_gone() {
     assert_eq!(lost(&pair.pass(PassOptions::default())), ["Xattrs 3 b"]);
     fs::remove_dir_all(at("b")).unwrap();
     assert!(lost(&pair.pass(PassOptions::default())).is_empty());
+}
+
+/// Some of them the kernel shows only for an open file.
+#[test]
+fn every_inode_flag_that_is_lost_is_said() {
+    if !is_root() {
+        return;
+    }
+    let flags_of = |make: &[&str], of_root: Option<&str>, flags: &[(&str, &str)]| {
+        let image = Image::new(make, 400);
+        let pair = Pair {
+            source: image.at.clone(),
+            ..Pair::new()
+        };
+        for (at, (flag, kind)) in flags.iter().enumerate() {
+            let path = pair.source.join(format!("{at}{flag}"));
+            if *kind == "directory" {
+                fs::create_dir(&path).unwrap();
+            } else {
+                fs::write(&path, "").unwrap();
+            }
+            chattr(flag, &path);
+        }
+        fs::write(pair.source.join("without"), "").unwrap();
+        if let Some(flag) = of_root {
+            chattr(flag, &pair.source);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        // The last one lists no directory.
+        let passes = [(); 3].map(|()| lost(&pair.pass(PassOptions::default())));
+        assert!(passes.iter().all(|found| *found == passes[0]), "{passes:?}");
+        passes[0].clone()
+    };
+    let (file, directory) = ("file", "directory");
+    let of_ext4 = [("+S", file), ("+A", file), ("+D", directory), ("+d", file)];
+    let lost = flags_of(&["mkfs.ext4", "-q"], None, &of_ext4);
+    assert_eq!(lost, ["Flags 4 0+S"]);
+    let of_xfs = [("+P", directory), ("+A", file)];
+    assert_eq!(flags_of(&["mkfs.xfs", "-q"], None, &of_xfs), ["Flags 2 1+A"]);
+    // The project of the whole volume is that of its provisioner, and each directory inherits it.
+    assert_eq!(
+        flags_of(&["mkfs.xfs", "-q"], Some("+P"), &of_xfs),
+        ["Flags 1 1+A"]
+    );
+    assert_eq!(
+        flags_of(&["mkfs.btrfs", "-q"], None, &[("+C", file)]),
+        ["Flags 1 0+C"]
+    );
 }
 
 /// The directory is read in several parts.

@@ -284,11 +284,12 @@ pub const UNSEEN: &str = "attributes of the namespace trusted are neither seen n
 
 /// What a move may lose. ExtendedAttributes: those of the namespace security, except
 /// security.capability, which is copied. Attributes of the namespace trusted are always lost: a
-/// move does not see them. InodeFlags: the flags immutable, append-only, nodump, encrypted and
-/// verity. Snapshots: those of the volume stay with its source, and are deleted with it.
-/// LiveWrites: what pods of a remote cluster write to a source there during the last pass, if the
-/// driver has no rights on PersistentVolumes and nodes there and detects only pods that exist while
-/// it lists them. Unless it is accepted, such a move waits before its cut-over.
+/// move does not see them. InodeFlags: flags of files and directories, as those of chattr, also
+/// those of directories with a project quota. Snapshots: those of the volume stay with its source,
+/// and are deleted with it. LiveWrites: what pods of a remote cluster write to a source there during
+/// the last pass, if the driver has no rights on PersistentVolumes and nodes there and detects only
+/// pods that exist while it lists them. Unless it is accepted, such a move waits before its
+/// cut-over.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Loss {
