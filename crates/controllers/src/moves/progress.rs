@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use itertools::Itertools;
 use jiff::SignedDuration;
 use mover::control::{Lost, LostKind};
 
@@ -65,6 +66,24 @@ impl Copies {
                 claim.mover_node = Some(on.node.clone());
             }
         }
+    }
+
+    /// Adds to what a move waits for why the last orders to movers failed. Often only that names the cause: when
+    /// the target is full, the mover of the source ends, too, and the move waits for another one.
+    pub(super) fn and_failures(&self, waiting_for: Option<&str>) -> Option<String> {
+        let said = waiting_for.unwrap_or_default();
+        let failed = self.claims.iter().filter_map(|(name, progress)| {
+            let why = progress.failed.as_ref().filter(|why| !said.contains(*why))?;
+            Some(format!(
+                "the last order to the mover of the claim {name} failed: {why}"
+            ))
+        });
+        let all = waiting_for
+            .map(str::to_owned)
+            .into_iter()
+            .chain(failed)
+            .join("; ");
+        (!all.is_empty()).then_some(all)
     }
 
     /// Losses of claims without a completed pass keep their previous value: a new leader does not know
@@ -321,6 +340,7 @@ mod tests {
             received: 320,
             compared_files: 6,
             losses: Vec::new(),
+            failed: None,
             running: Some(running(20, 400)),
             roots: Some(("a".into(), "a".into())),
             route: Some(Route::Direct),
@@ -452,6 +472,33 @@ mod tests {
         // A new leader, before its first pass has completed.
         assert_eq!(noted(progress(0, &[]), logs.clone()), all);
         assert_eq!(noted(progress(1, &[]), logs), [all[2]]);
+    }
+
+    #[test]
+    fn the_error_of_the_target_is_reported_while_the_move_waits_for_the_source() {
+        let full = "the target is full: writing 'a' failed: No space left on device (os error 28)";
+        let copies = |failed: Option<&str>| Copies {
+            claims: vec![(
+                "data".into(),
+                CopyProgress {
+                    failed: failed.map(str::to_owned),
+                    ..CopyProgress::default()
+                },
+            )],
+            ..Copies::default()
+        };
+        let failing = copies(Some(full));
+        let said = format!("the last order to the mover of the claim data failed: {full}");
+        assert_eq!(failing.and_failures(None), Some(said.clone()));
+        let ended = "at the source: the pod liqo-csi/mover has ended with exit code 6";
+        assert_eq!(
+            failing.and_failures(Some(ended)),
+            Some(format!("{ended}; {said}"))
+        );
+        let target = format!("at the target: {full}");
+        assert_eq!(failing.and_failures(Some(&target)), Some(target), "once");
+        assert_eq!(copies(None).and_failures(Some(ended)).as_deref(), Some(ended));
+        assert_eq!(copies(None).and_failures(None), None);
     }
 
     #[test]

@@ -140,7 +140,7 @@ pub(super) fn waiting(
 ) -> VolumeMoveStatus {
     let mut next = NextStatus::of(of, now);
     copies.write(&mut next.status);
-    next.status.waiting_for.clone_from(&report.waiting_for);
+    next.status.waiting_for = copies.and_failures(report.waiting_for.as_deref());
     if report.ready {
         next.converged();
     }

@@ -51,6 +51,8 @@ pub struct CopyProgress {
     pub last: Option<(Passed, Duration)>,
     /// Losses that the passes have found.
     pub losses: Vec<Lost>,
+    /// Why the last order failed, until one succeeds.
+    pub failed: Option<String>,
     /// Bytes that all passes have received.
     pub received: u64,
     /// Files that all passes have compared or fetched.
@@ -94,6 +96,7 @@ struct State {
     finished: Option<GateNumber>,
     compared: Option<(GateNumber, Roots)>,
     journal_off: Option<GateNumber>,
+    /// When and why the last order failed, until one succeeds.
     failed: Option<(Instant, String)>,
     /// Why the target cannot have the data of the source, from the target.
     too_small: Option<String>,
@@ -208,7 +211,6 @@ impl Orders {
             };
         }
         state.running = Some(pass);
-        state.failed = None;
         drop(state);
         let sender = OrderSender {
             state: Arc::clone(&copy.state),
@@ -254,6 +256,7 @@ impl Orders {
             passes: state.passes,
             last: last.map(|(_, passed)| (passed.clone(), state.took)),
             losses: state.losses.clone(),
+            failed: state.failed.as_ref().map(|(_, why)| why.clone()),
             received: state.received + running.map_or(0, |running| running.received),
             compared_files: state.compared_files,
             running,
@@ -280,9 +283,9 @@ impl OrderSender {
             let outcome = Box::pin(self.send(pass)).await;
             let mut state = lock(&self.state);
             state.receiving = None;
-            if let Err(why) = outcome {
+            state.failed = outcome.err().map(|why| (Instant::now(), why));
+            if let Some((_, why)) = &state.failed {
                 tracing::warn!(port = %self.end.port, ?pass, why, "an order to a mover failed");
-                state.failed = Some((Instant::now(), why));
             }
             next = state.next.take();
             state.running = next;

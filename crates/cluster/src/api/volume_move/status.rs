@@ -33,7 +33,8 @@ pub struct VolumeMoveStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 
-    /// What the move waits for, if that takes longer than a few seconds.
+    /// What the move waits for, if that takes longer than a few seconds, and why the last orders to
+    /// movers failed, if they did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
 

@@ -358,6 +358,22 @@ async fn failures_are_reported_and_retried_later() {
 }
 
 #[tokio::test]
+async fn a_failure_is_reported_until_an_order_succeeds() {
+    let full = json!({"failed": {"reason": "full", "message": "the target is full"}});
+    let script = vec![full, passed(0, &json!([])), passed(0, &json!([]))];
+    let copies = Copies::with(script).await;
+    let failed = || copies.orders.progress(&copies.world.moved).unwrap().failed;
+    let seen = copies.ended(Pass::Warm).await;
+    assert_eq!(seen, Live::Unknown("the target is full".to_owned()));
+    assert_eq!(failed().as_deref(), Some("the target is full"));
+    // The next pass may take long, and fail again.
+    assert_eq!(copies.begin(Pass::Warm), Applied::Done);
+    assert_eq!(failed().as_deref(), Some("the target is full"));
+    copies.ended(Pass::Final(GATE)).await;
+    assert_eq!(failed(), None);
+}
+
+#[tokio::test]
 async fn every_loss_is_reported() {
     let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
     let mut copies = Copies::with(vec![passed(0, &lost), passed(0, &lost)]).await;
