@@ -332,11 +332,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
 
     /// The snapshots that would stay at the source without the user's consent.
     async fn snapshots_left(&self, seen: &ObservedMove, taken: bool) -> Result<Vec<String>, ApiError> {
-        let sources = seen
-            .moved
-            .iter()
-            .map(|moved| (&moved.claim.name, &moved.source.id));
-        snapshots_left_behind(self.context.home, &seen.request, sources, taken).await
+        snapshots_left_behind(self.context.home, &seen.request, &seen.moved, taken).await
     }
 
     /// The PVs of all claims, if none has changed since the decision. Checks that they can be replaced

@@ -106,10 +106,9 @@ pub(super) async fn preflight<H: MoveHelpers>(
     }
     let (plan, statuses): (Vec<PlannedClaim>, Vec<ClaimStatus>) = plan.into_iter().unzip();
     findings.extend(users::findings(context.home, &request, target.as_ref()).await?);
-    let sources = plan
-        .iter()
-        .map(|planned| (&planned.claim.name, &planned.source.id));
-    findings.extend(snapshots_left_behind(context.home, &request, sources, false).await?);
+    let sources = plan.iter().map(|planned| moved(context, of, planned));
+    let sources: Vec<MovedVolume> = sources.try_collect()?;
+    findings.extend(snapshots_left_behind(context.home, &request, &sources, false).await?);
     let findings: Vec<String> = findings.into_iter().unique().collect();
     Ok(checked(of, &findings, statuses, Timestamp::now()))
 }

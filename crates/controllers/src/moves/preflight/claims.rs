@@ -8,12 +8,19 @@ use kube::ResourceExt;
 use super::target::{ApiResult, TargetSite, nodes};
 use crate::{
     api::volume_move::{Loss, MoveRequest, PlannedClaim, PlannedTwin},
-    cluster::{Cause, Cluster, facts, snapshots::VolumeSnapshotContent},
+    cluster::{
+        Cause, Cluster, facts,
+        snapshots::{VolumeSnapshot, VolumeSnapshotContent},
+    },
     fleet::{NodeKind, Remote},
+    gate::{MovedVolume, Place},
     moves::Context,
     topology::Node,
     twin::{TWIN_CLASS, is_bound_to, second_pvs, twin_in},
-    volume::{ClaimName, DRIVER_NAME, VolumeId, moving::MovedClaim, parse_quantity},
+    volume::{
+        ClaimName, DRIVER_NAME, SnapshotId, SnapshotMarks, SnapshotPlace, VolumeId, moving::MovedClaim,
+        parse_quantity,
+    },
 };
 
 /// The most nodes of a source that the status records.
@@ -247,11 +254,15 @@ fn home_twin(home: &Cluster, id: &VolumeId) -> ClaimName {
     }
 }
 
-/// Snapshots stay at the source: a user who needs them has to know. With `taken`, only those whose data exist.
+/// Snapshots stay at the source: a user who needs them has to know. With `taken`, only those whose data may have
+/// been created since this was asked without it.
+///
+/// All contents are listed live, since no view shows how recent it is: a snapshot that a user takes just before the
+/// gate must not be left behind unnoticed. That is one list for the gate and, during the downtime, one for the commit.
 pub(in crate::moves) async fn snapshots_left_behind(
     home: &Cluster,
     request: &MoveRequest,
-    sources: impl Iterator<Item = (&ClaimName, &VolumeId)>,
+    sources: &[MovedVolume],
     taken: bool,
 ) -> ApiResult<Vec<String>> {
     if request.accept_loss.contains(&Loss::Snapshots) {
@@ -263,7 +274,7 @@ pub(in crate::moves) async fn snapshots_left_behind(
             .as_ref()
             .is_some_and(|status| status.snapshot_handle.is_some());
         let is_ours = content.spec.driver == DRIVER_NAME && (is_taken || !taken);
-        let of = content.spec.source.volume_handle.filter(|_| is_ours)?;
+        let of = Some(content.spec.source).filter(|_| is_ours)?;
         Some((of, content.spec.volume_snapshot_ref))
     };
     let contents = home.all::<VolumeSnapshotContent>();
@@ -271,19 +282,53 @@ pub(in crate::moves) async fn snapshots_left_behind(
         Err(error) if matches!(error.cause, Cause::NotFound(_)) => return Ok(Vec::new()),
         other => other?,
     };
-    let left = sources.filter_map(|(claim, source)| {
-        let handle = source.to_string();
-        let of = found.iter().filter(|(of, _)| *of == handle);
-        let names: Vec<String> = of.map(|(_, snapshot)| facts::claim_name(snapshot).to_string()).collect();
-        (!names.is_empty()).then(|| {
-            format!(
-                "the claim {claim}: its snapshots stay at the source, and can be restored only there: {}. Set acceptLoss: [Snapshots] \
+    let mut left = Vec::new();
+    for source in sources {
+        let (handle, mut names) = (source.source.id.to_string(), Vec::new());
+        for (of, snapshot) in &found {
+            let is_its = match (&of.volume_handle, &of.snapshot_handle) {
+                (Some(volume), _) => *volume == handle,
+                (None, Some(existing)) if !taken => is_of(home, existing, source).await?,
+                (None, _) => false,
+            };
+            if is_its {
+                names.push(facts::claim_name(snapshot).to_string());
+            }
+        }
+        if !names.is_empty() {
+            left.push(format!(
+                "the claim {}: its snapshots stay at the source, and can be restored only there: {}. Set acceptLoss: [Snapshots] \
                  if that is acceptable",
+                source.claim.name,
                 names.join(", ")
-            )
-        })
-    });
-    Ok(left.collect())
+            ));
+        }
+    }
+    Ok(left)
+}
+
+/// Whether an existing snapshot, for which somebody has created a content, is of the source of a move, according
+/// to its twin; it counts as such if the driver may not read that. The twin of an imported snapshot does not know its
+/// volume: only the storage does.
+async fn is_of(home: &Cluster, handle: &str, moved: &MovedVolume) -> ApiResult<bool> {
+    let (Ok(id), Place::Site(site)) = (handle.parse::<SnapshotId>(), &moved.source.place) else {
+        return Ok(false);
+    };
+    let is_there = match site.remote_cluster() {
+        Some(_) => id.place.is(site.namespace()),
+        None => id.place == SnapshotPlace::Home,
+    };
+    if id.cluster != moved.source.id.cluster || !is_there {
+        return Ok(false);
+    }
+    let twins = site.cluster().within::<VolumeSnapshot>(site.namespace());
+    let twin = match twins.get(&id.key.twin()).await {
+        Err(error) if error.is_forbidden() => return Ok(true),
+        twin => twin?,
+    };
+    let marks =
+        twin.map(|twin| SnapshotMarks::recognise(home.id(), &id.key, twin.labels(), twin.annotations()));
+    Ok(matches!(marks, Some(Ok(marks)) if marks.source == moved.source.id.to_string()))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::world::*;
 use crate::{
     cluster::testing::{Act, Fault},
     placement::moving::{Outcome, RollbackReason, RollbackTo, Stage},
-    volume::{mark, moving::GateNumber},
+    volume::{SnapshotKey, SnapshotMarks, mark, moving::GateNumber},
 };
 
 const GATE: GateNumber = GateNumber::FIRST;
@@ -139,6 +139,54 @@ async fn a_snapshot_that_is_taken_while_the_gate_closes_is_not_left_behind() {
     );
     let volume = world.home_api.object(&volume_path()).unwrap();
     assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
+}
+
+/// A content that a user has created for an existing snapshot.
+#[tokio::test]
+async fn a_snapshot_whose_content_was_created_by_hand_waits_for_consent_too() {
+    let key = SnapshotKey::parse("6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a333").unwrap();
+    for is_its in [true, false] {
+        let world = World::evicting().await;
+        world
+            .carry(|world| matches!(world.stage(), Stage::Copying { .. }))
+            .await;
+        let volume = world.read().unwrap().plan().unwrap()[0].source.id.to_string();
+        let marks = SnapshotMarks {
+            home: "home".parse().unwrap(),
+            key: key.clone(),
+            source: if is_its {
+                volume
+            } else {
+                "v1:home:pvc-another".to_owned()
+            },
+            snapshot: None,
+            request_name: String::new(),
+        };
+        world.home_api.put(
+            &format!(
+                "/apis/snapshot.storage.k8s.io/v1/namespaces/liqo-storage/volumesnapshots/{}",
+                key.twin()
+            ),
+            json!({"metadata": {"labels": marks.labels(), "annotations": marks.annotations()}, "spec": {"source": {}}}),
+        );
+        world.home_api.put(
+            "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/by-hand",
+            json!({"spec": {
+                "driver": "storage.liqo.io", "deletionPolicy": "Retain",
+                "source": {"snapshotHandle": format!("s1:home::{key}")},
+                "volumeSnapshotRef": {"namespace": "shop", "name": "again"},
+            }}),
+        );
+        if is_its {
+            world.waits("it leaves a snapshot behind").await;
+            assert!(matches!(world.stage(), Stage::Copying { last: None }));
+            world
+                .home_api
+                .change(THE_MOVE, |of| of["spec"]["acceptLoss"] = json!(["Snapshots"]));
+        }
+        world.to_the_end().await;
+        world.assert_moved();
+    }
 }
 
 /// Such as a quota, a webhook or a policy.
