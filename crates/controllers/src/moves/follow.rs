@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use futures::future::{join_all, try_join_all};
+use futures::future::{join_all, try_join, try_join_all};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -324,10 +324,8 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
 
     /// The records of the commit, and the snapshots that were taken just when the gate was closed.
     async fn may_commit(&self, seen: &ObservedMove) -> Result<(Vec<CommitRecord>, Vec<String>), GateError> {
-        Ok((
-            commit_records(seen).await?,
-            self.snapshots_left(seen, true).await?,
-        ))
+        let left = async { Ok(self.snapshots_left(seen, true).await?) };
+        try_join(commit_records(seen), left).await
     }
 
     /// The snapshots that would stay at the source without the user's consent.

@@ -66,13 +66,13 @@ fn of(stage: &Stage, what: &Waiting) -> NextCheck {
         | Waiting::Unknown(..)
         | Waiting::SourceGone
         | Waiting::Consent(_)
-        | Waiting::Snapshots(_)
         | Waiting::TargetGone
         | Waiting::NotRecovered(_)
         | Waiting::Changing
         | Waiting::VolumeTaken(_)
         | Waiting::NoManifest => NextCheck::Within(A_FEW_SECONDS),
-        Waiting::Paused | Waiting::CutOver | Waiting::CommittedWithoutMove => {
+        // Each check lists all contents of snapshots. Consent is a change of the move, which is noticed at once.
+        Waiting::Snapshots(_) | Waiting::Paused | Waiting::CutOver | Waiting::CommittedWithoutMove => {
             NextCheck::Within(HALF_A_MINUTE)
         }
         Waiting::Retention | Waiting::BothKept => NextCheck::Within(MINUTE),
@@ -154,6 +154,11 @@ mod tests {
         let users = || (0, Waiting::Users(vec!["web-0".into()]));
         assert_eq!(next_check(&draining, &[users()]), NextCheck::Within(SECOND));
         assert_eq!(next_check(&copying, &[users()]), NextCheck::Within(A_FEW_SECONDS));
+        let snapshots = (0, Waiting::Snapshots(vec!["shop/backup".into()]));
+        assert_eq!(
+            next_check(&copying, &[snapshots]),
+            NextCheck::Within(HALF_A_MINUTE)
+        );
         let both = [(0, Waiting::Retention), (1, Waiting::Bound)];
         assert_eq!(next_check(&copying, &both), NextCheck::Soon);
     }
