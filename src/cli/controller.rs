@@ -119,10 +119,7 @@ async fn serve(args: Args) -> Outcome {
         storage_namespace: args.storage_namespace,
         carried: CarriedAnnotations::new(args.carry_annotations),
         node_annotations: fleet::NODE_ANNOTATIONS,
-        calls: Calls {
-            timeout: args.call_timeout,
-            metrics: api_metrics,
-        },
+        calls: Calls::new(args.call_timeout, api_metrics),
     };
     let home = Cluster::connect(args.kubeconfig.as_deref(), settings, &stop).await?;
     tracing::info!(cluster = %home.id(), twins = home.storage_namespace(), "connected");

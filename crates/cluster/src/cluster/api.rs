@@ -474,7 +474,7 @@ pub(super) async fn bounded<T, F>(
 where
     F: Future<Output = Result<T, kube::Error>>,
 {
-    let (began, Calls { timeout, metrics }) = (Instant::now(), calls);
+    let (began, Calls { timeout, metrics, .. }) = (Instant::now(), calls);
     // Futures of kube are large, and every operation awaits several of them.
     let outcome = Box::pin(tokio::time::timeout(*timeout, retried(call))).await;
     let outcome = outcome.unwrap_or(Err(Cause::Timeout(*timeout)));

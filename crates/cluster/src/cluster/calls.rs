@@ -1,7 +1,11 @@
 //! The timeout of calls to an API server, and the metrics of their duration and outcome. For a watch, the
 //! duration until it has begun, or failed to.
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -10,6 +14,7 @@ use prometheus_client::{
 };
 
 use super::Cause;
+use crate::observe::log::Ongoing;
 
 /// Buckets: from an API server on the same network to a call that times out.
 const SECONDS: [f64; 8] = [0.002, 0.01, 0.05, 0.2, 1.0, 3.0, 10.0, 30.0];
@@ -19,15 +24,40 @@ const SECONDS: [f64; 8] = [0.002, 0.01, 0.05, 0.2, 1.0, 3.0, 10.0, 30.0];
 pub struct Calls {
     pub timeout: Duration,
     pub metrics: Metrics,
+    pub(super) unanswered: Unanswered,
 }
 
 impl Calls {
+    #[must_use]
+    pub fn new(timeout: Duration, metrics: Metrics) -> Self {
+        Self {
+            timeout,
+            metrics,
+            unanswered: Unanswered::default(),
+        }
+    }
+
     /// Calls without exported metrics.
     #[must_use]
     pub fn without_metrics(timeout: Duration) -> Self {
-        Self {
-            timeout,
-            metrics: Metrics::default(),
+        Self::new(timeout, Metrics::default())
+    }
+}
+
+/// What API servers could not evaluate, and why: it is logged when it changes, not at each check.
+#[derive(Clone, Default)]
+pub(super) struct Unanswered(Arc<Mutex<HashMap<String, Ongoing>>>);
+
+impl Unanswered {
+    /// Records the answer to a question, or why there is none; returns whether that is a new failure.
+    pub(super) fn is_news(&self, question: String, failure: Option<&str>) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match failure {
+            Some(why) => all.entry(question).or_default().is_news(why),
+            None => {
+                all.remove(&question);
+                false
+            }
         }
     }
 }

@@ -221,11 +221,15 @@ async fn review(
     let answer = cluster.all::<SelfSubjectAccessReview>().create(&review).await?;
     let status = answer.and_then(|answer| answer.status);
     let told = Answer::of(status.as_ref());
-    if told == Answer::Unknown {
-        let error = status
-            .and_then(|status| status.evaluation_error)
-            .unwrap_or_default();
+    let error = status
+        .and_then(|status| status.evaluation_error)
+        .unwrap_or_default();
+    let failure = (told == Answer::Unknown).then_some(error.as_str());
+    let question = format!("{} {namespace:?} {verb} {group} {resource}", cluster.id());
+    if cluster.calls().unanswered.is_news(question, failure) {
         tracing::warn!(
+            cluster = %cluster.id(),
+            namespace,
             verb,
             group,
             resource,
@@ -238,7 +242,67 @@ async fn review(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use serde_json::json;
+    use tracing::{Event, Level, Metadata, Subscriber, span};
+
     use super::*;
+    use crate::cluster::testing::FakeApi;
+
+    /// Counts the warnings in the log.
+    struct Warnings(Arc<AtomicUsize>);
+
+    impl Subscriber for Warnings {
+        fn enabled(&self, of: &Metadata<'_>) -> bool {
+            *of.level() == Level::WARN
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn enter(&self, _: &span::Id) {}
+
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    /// All rights are checked every minute.
+    #[tokio::test]
+    async fn a_right_that_cannot_be_evaluated_is_logged_when_that_changes() {
+        let api = FakeApi::start().await;
+        let cluster = api.cluster_unwatched().await;
+        let count = Arc::new(AtomicUsize::new(0));
+        let _counts = tracing::subscriber::set_default(Warnings(Arc::clone(&count)));
+        let mut counts = Vec::new();
+        for error in [
+            Some("no role x"),
+            Some("no role x"),
+            Some("no role y"),
+            None,
+            Some("no role y"),
+        ] {
+            api.put(
+                "/denied",
+                json!({"resources": ["pods"], "evaluationError": error}),
+            );
+            let may = may_within(&cluster, "shop", "create", "", "pods").await;
+            assert_eq!(may, Ok(false));
+            counts.push(count.load(Ordering::Relaxed));
+        }
+        assert_eq!(counts, [1, 1, 2, 2, 3]);
+    }
 
     #[test]
     fn each_missing_right_has_its_cost() {

@@ -104,10 +104,7 @@ mod tests {
     #[tokio::test]
     async fn watches_are_recorded_when_they_begin_or_fail() {
         let mut registry = Registry::default();
-        let calls = Calls {
-            timeout: Duration::from_secs(1),
-            metrics: Metrics::register(&mut registry),
-        };
+        let calls = Calls::new(Duration::from_secs(1), Metrics::register(&mut registry));
         let api = FakeApi::start().await;
         api.fault(Fault::new("GET", "/nodes", Act::RefuseWatch(403)).times(1));
         let cluster = api.cluster_with(calls).await;

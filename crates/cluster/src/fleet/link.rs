@@ -247,7 +247,7 @@ impl Prober {
 
     /// Reads the version of its API server.
     async fn version(&self, client: &Client) -> Result<String, ProbeError> {
-        let (began, Calls { timeout, metrics }) = (time::Instant::now(), &self.calls);
+        let (began, Calls { timeout, metrics, .. }) = (time::Instant::now(), &self.calls);
         let answer = match time::timeout(*timeout, client.apiserver_version()).await {
             Err(_) => Err(Cause::Timeout(*timeout)),
             Ok(Err(kube::Error::Api(status))) if status.code == 401 => {

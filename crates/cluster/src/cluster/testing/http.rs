@@ -170,7 +170,7 @@ fn act(
         }
         Method::GET => store.get(object).ok_or(Refused::Absent),
         // The caller has all rights, except for those that the object `/denied` names in namespaces where
-        // the fabric has not bound its role.
+        // the fabric has not bound its role; it may also have an error for all of them.
         Method::POST if path.ends_with("/selfsubjectaccessreviews") => {
             let mut review = sent();
             let asked = &review["spec"]["resourceAttributes"];
@@ -178,11 +178,14 @@ fn act(
             let binding = format!(
                 "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings/liqo-csi-fabric"
             );
-            let denied = store.get("/denied").unwrap_or_default()["resources"].clone();
-            let is_denied = denied
+            let denied = store.get("/denied").unwrap_or_default();
+            let is_denied = denied["resources"]
                 .as_array()
                 .is_some_and(|all| all.contains(&asked["resource"]));
-            review["status"] = json!({"allowed": !is_denied || store.get(&binding).is_some()});
+            review["status"] = json!({
+                "allowed": !is_denied || store.get(&binding).is_some(),
+                "evaluationError": denied["evaluationError"],
+            });
             return (StatusCode::CREATED, Json(review)).into_response();
         }
         Method::POST if path.ends_with("/selfsubjectreviews") => {
