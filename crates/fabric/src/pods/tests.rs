@@ -404,7 +404,7 @@ async fn a_pod_that_is_gone_has_ended_as_its_containers_were_seen_to() {
         *seen.lock().unwrap() = store.get(POD).unwrap_or_default();
     });
     world.run_until(World::is_gone).await;
-    let status = &last.lock().unwrap()["status"];
+    let status = last.lock().unwrap()["status"].clone();
     assert_eq!(status["phase"], "Succeeded");
     let conditions = status["conditions"].as_array().unwrap();
     assert!(
