@@ -52,13 +52,11 @@ impl Unanswered {
     /// Records the answer to a question, or why there is none; returns whether that is a new failure.
     pub(super) fn is_news(&self, question: String, failure: Option<&str>) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match failure {
-            Some(why) => all.entry(question).or_default().is_news(why),
-            None => {
-                all.remove(&question);
-                false
-            }
+        if let Some(why) = failure {
+            return all.entry(question).or_default().is_news(why);
         }
+        all.remove(&question);
+        false
     }
 }
 
