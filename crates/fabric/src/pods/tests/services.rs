@@ -85,9 +85,11 @@ async fn a_service_whose_endpoints_are_all_here_gets_one_event() {
 #[tokio::test]
 async fn services_are_read_again_only_when_they_may_lack_endpoints() {
     let world = World::with_pod(true).await;
-    world
-        .home
-        .change(POD, |pod| pod["status"]["phase"] = "Running".into());
+    world.home.change(POD, |pod| {
+        pod["status"]["phase"] = "Running".into();
+        // Only of such pods labels are kept.
+        pod["metadata"]["finalizers"] = json!(["fabric.storage.liqo.io/remote-pod"]);
+    });
     for name in ["db", "web"] {
         service(&world, name, &json!({"app": name}));
         slice(&world, name, true);
