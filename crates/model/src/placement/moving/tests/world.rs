@@ -880,8 +880,14 @@ impl World {
                 }
             }
             ClaimStep::HandOver { target: at, .. } if twin(&volume.target, "target", &at) => {
-                // The source is then only its PV, which this world shows by its twin.
-                if let (true, Some(_), Some(real)) = (same_namespace, &volume.source, &mut volume.real) {
+                // The source is then only its PV, which this world shows by its twin. A twin that another client deletes
+                // is marked here.
+                if let (true, Some(source), Some(real)) =
+                    (same_namespace, &mut volume.source, &mut volume.real)
+                {
+                    let (by, epoch) = (uid(), epoch(1));
+                    (source.mark, source.deleting) = (Some(SourceMark::Superseded { by, epoch }), false);
+                    source.version = clock;
                     let policy = real.note().map_or(real.policy, |note| note.policy);
                     let before = (policy == ReclaimPolicy::Delete).then_some(policy);
                     real.policy_before = before.or(real.policy_before);
