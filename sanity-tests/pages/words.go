@@ -51,7 +51,7 @@ var (
 	values     = regexp.MustCompile(`--set (\S+)`)
 	kubernetes = strings.NewReplacer("READINESS GATES", "")
 	// known are flags of kubectl and Helm too.
-	known = []string{"--create-namespace", "--help", "--namespace", "--set"}
+	known = []string{"--create-namespace", "--help", "--install", "--namespace", "--reset-then-reuse-values", "--set"}
 )
 
 // Words are those that a user of Kubernetes and Helm has to learn from a page: words of the glossary in its text and in what

@@ -265,10 +265,15 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
 }
 
 async fn create_missing(cluster: &Cluster, namespaces: &[String]) -> Outcome<()> {
+    let all = cluster.all::<Namespace>();
     for name in namespaces {
+        // Who may not create namespaces can still name one that exists.
+        if all.get(name).await?.is_some() {
+            continue;
+        }
         let mut namespace = Namespace::default();
         namespace.metadata.name = Some(name.clone());
-        if cluster.all::<Namespace>().create(&namespace).await?.is_some() {
+        if all.create(&namespace).await?.is_some() {
             println!("{name}: created");
         }
     }
