@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The version of the protocol; both sides must have the same.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Extended attributes of one inode, names and values, must fit into one frame.
 pub(crate) const MAX_XATTRS: usize = 512 * 1024;
 

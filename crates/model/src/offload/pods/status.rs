@@ -177,24 +177,19 @@ pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Opt
     Some(status)
 }
 
-/// The merge patch of a pod that is gone, if all its containers were seen to end: the phase that a kubelet gives it just
-/// before it deletes it. `None` if it has one, or the end of a container was not seen.
+/// The merge patch of a pod that is gone, if all its containers were seen to succeed: the phase that a kubelet gives it
+/// just before it deletes it. `None` if it has one, or another container ended: that was the deletion, or would have
+/// been started again.
 #[must_use]
 pub fn ended_status(home: &Value) -> Option<Value> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let statuses = list(&home["status"]["containerStatuses"]);
-    let codes = statuses
-        .iter()
-        .map(|it| it["state"]["terminated"]["exitCode"].as_i64());
-    let codes: Vec<i64> = codes.collect::<Option<_>>()?;
-    let is_known = !codes.is_empty() && codes.len() == list(&home["spec"]["containers"]).len();
+    let has_succeeded = |it: &Value| it["state"]["terminated"]["exitCode"] == 0;
+    let have_all = !statuses.is_empty()
+        && statuses.len() == list(&home["spec"]["containers"]).len()
+        && statuses.iter().all(has_succeeded);
     let is_over = matches!(home["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-    let phase = if codes.iter().all(|code| *code == 0) {
-        "Succeeded"
-    } else {
-        "Failed"
-    };
-    (is_known && !is_over).then(|| json!({"phase": phase}))
+    (have_all && !is_over).then(|| json!({"phase": "Succeeded"}))
 }
 
 /// The status of a container of which the end was not seen, as kubelet writes it.
@@ -546,7 +541,7 @@ mod tests {
         let runs = json!({"state": {"running": {}}});
         for (phase, containers, wanted) in [
             ("Running", vec![ended(0), ended(0)], Some("Succeeded")),
-            ("Running", vec![ended(0), ended(143)], Some("Failed")),
+            ("Running", vec![ended(0), ended(143)], None),
             ("Running", vec![ended(0), runs], None),
             ("Running", vec![ended(0)], None),
             ("Pending", vec![], None),
