@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 )
 
 // podRights grants all rights on the pods of a namespace, more than any default role does.
@@ -99,6 +100,12 @@ func TestOnlyTheFabricChangesItsMarksOnPods(t *testing.T) {
 			t.Errorf("the copy by %s has the labels %v and the finalizers %v", what, made.Labels, made.Finalizers)
 		}
 	}
+	// Without the label by which its controller selects it, the controller would create the next one, without end.
+	_, err = pods.Create(t.Context(), newPod("made", func(pod *corev1.Pod) {
+		pod.Labels = map[string]string{"fabric.storage.liqo.io/app": "web"}
+		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "1", Controller: ptr.To(true)}}
+	}), dryRunCreate)
+	checkOutcome(t, "a pod whose controller selects it by a label of the fabric", err, refusal)
 	// Kubernetes copies the annotations of a binding to the pod.
 	waiting := newPod("waiting", func(pod *corev1.Pod) { pod.Spec.SchedulerName = "nobody" })
 	if _, err := pods.Create(t.Context(), waiting, metav1.CreateOptions{}); err != nil {
