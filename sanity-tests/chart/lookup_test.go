@@ -187,7 +187,7 @@ func TestDefinitionThatTookThePlaceOfOursIsNotTakenAway(t *testing.T) {
 	}
 }
 
-// Without it all data are lost. So it is created where it is missing, and in no manifest that somebody may delete.
+// Deleting the namespace deletes all data, so it is in no manifest of the release.
 func TestNamespaceOfTheTwinsIsCreatedAndKept(t *testing.T) {
 	for _, isThere := range []bool{false, true} {
 		objects := map[string]any{}
@@ -213,7 +213,7 @@ func TestNamespaceOfTheTwinsIsCreatedAndKept(t *testing.T) {
 	}
 }
 
-// Helm deletes hooks at other times, unless their policy is one of those here.
+// Without a delete policy, Helm deletes the object of a hook before it creates it.
 func createsNamespace(text []byte) bool {
 	return strings.Contains(string(text), "kind: Namespace\nmetadata:\n  name: "+StorageNamespace+"\n  annotations:\n"+
 		"    helm.sh/hook: pre-install,pre-upgrade\n    helm.sh/hook-delete-policy: hook-failed\n")

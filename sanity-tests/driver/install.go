@@ -139,7 +139,7 @@ func helmFor(ctx context.Context, cluster *clusters.Cluster) (*chart.Helm, error
 	return helm, nil
 }
 
-// ensureStorageNamespace creates the namespace of the twins, which charts of before do not create.
+// ensureStorageNamespace creates the namespace of the twins, which older charts do not create.
 func ensureStorageNamespace(ctx context.Context, client kubernetes.Interface) error {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: chart.StorageNamespace}}
 	_, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})

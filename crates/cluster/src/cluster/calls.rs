@@ -1,5 +1,5 @@
-//! The timeout of calls to an API server, and the metrics of their duration and outcome. For a watch, the
-//! duration until it has begun, or failed to.
+//! The timeout of calls to an API server, the metrics of their duration and outcome, and which rights it could not
+//! evaluate. The duration of a watch is that until it has begun, or failed to.
 
 use std::{
     collections::HashMap,
@@ -44,7 +44,7 @@ impl Calls {
     }
 }
 
-/// What API servers could not evaluate, and why: it is logged when it changes, not at each check.
+/// Which rights API servers could not evaluate, and why: logged when that changes, not at each check.
 #[derive(Clone, Default)]
 pub(super) struct Unanswered(Arc<Mutex<HashMap<String, Ongoing>>>);
 

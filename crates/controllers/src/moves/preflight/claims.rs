@@ -307,9 +307,9 @@ pub(in crate::moves) async fn snapshots_left_behind(
     Ok(left)
 }
 
-/// Whether an existing snapshot, for which somebody has created a content, is of the source of a move, according
-/// to its twin; it counts as such if the driver may not read that. The twin of an imported snapshot does not know its
-/// volume: only the storage does.
+/// Whether a snapshot with a pre-provisioned content was taken of the source of a move, according to its
+/// twin. If the driver may not read the twin, it counts as taken of it. The twin of an imported snapshot does not name a
+/// volume.
 async fn is_of(home: &Cluster, handle: &str, moved: &MovedVolume) -> ApiResult<bool> {
     let (Ok(id), Place::Site(site)) = (handle.parse::<SnapshotId>(), &moved.source.place) else {
         return Ok(false);

@@ -93,7 +93,7 @@ async fn a_waiting_deletion_reports_the_reason() {
     world.delete().await.unwrap();
 }
 
-/// csi-provisioner may leave its finalizer on a snapshot that nobody restores any more, and emits no event.
+/// csi-provisioner may leave its finalizer on a snapshot after the last restore has ended, and emits no event.
 #[tokio::test]
 async fn a_waiting_deletion_names_the_finalizers_if_nothing_else_is_reported() {
     let world = World::new().await.with_snapshot().await;
