@@ -1,6 +1,8 @@
 package remote
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +26,10 @@ func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 	}
 
 	virtual := p.createVirtualClass("virtual", nil)
-	p.patchRemoteCluster(`{"storageClasses":{"mapping":{"` + virtual + `":"reference"}},"protectTwins":false}`)
+	generation := p.patchRemoteCluster(`{"storageClasses":{"mapping":{"` + virtual + `":"reference"}},"protectTwins":false}`)
+	p.waitStatus("its spec is observed", func(s status) bool {
+		return slices.ContainsFunc(s.Conditions, func(one metav1.Condition) bool { return fmt.Sprint(one.ObservedGeneration) == generation })
+	})
 	p.startPod("user", "data", virtual)
 	found := p.waitVolume("data")
 	if class := *found.Twin.Spec.StorageClassName; class != "reference" {
@@ -60,10 +65,11 @@ func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 }
 
 // patchRemoteCluster patches the spec.
-func (p *pair) patchRemoteCluster(spec string) {
+func (p *pair) patchRemoteCluster(spec string) (generation string) {
 	p.t.Helper()
-	out, err := p.home.Kubectl("patch", "remotecluster", p.cluster, "--type=merge", "-p", `{"spec":`+spec+`}`)
+	out, err := p.home.Kubectl("patch", "remotecluster", p.cluster, "--type=merge", "-p", `{"spec":`+spec+`}`, "-o", "jsonpath={.metadata.generation}")
 	if err != nil {
 		p.t.Fatal(err, out)
 	}
+	return out
 }
