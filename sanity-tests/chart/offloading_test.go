@@ -2,6 +2,7 @@ package chart
 
 import (
 	"bytes"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const mutating = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
@@ -119,6 +121,18 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 		ref := named[*admissionv1.ValidatingAdmissionPolicyBinding](t, objects, name).Spec.ParamRef
 		if ref.Name != "offloading" || ref.Namespace != "" || *ref.ParameterNotFoundAction != missing {
 			t.Errorf("%s: %v", name, ref)
+		}
+	}
+	// Each labelled namespace that is not offloaded is selected by one of two policies.
+	isBound(t, objects, "namespace-is-not-offloaded.storage.liqo.io")
+	for name, operator := range map[string]metav1.LabelSelectorOperator{
+		"namespace-waits-for-its-namespaceoffloading.storage.liqo.io": metav1.LabelSelectorOpDoesNotExist,
+		"namespace-is-not-offloaded.storage.liqo.io":                  metav1.LabelSelectorOpExists,
+	} {
+		selector := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec.MatchConstraints.NamespaceSelector
+		wanted := []metav1.LabelSelectorRequirement{{Key: "fabric.storage.liqo.io/not-offloaded", Operator: operator}}
+		if selector.MatchLabels["liqo.io/scheduling-enabled"] != "true" || !reflect.DeepEqual(selector.MatchExpressions, wanted) {
+			t.Errorf("%s is for namespaces with %v", name, selector)
 		}
 	}
 	warns := named[*admissionv1.ValidatingAdmissionPolicyBinding](t, objects, "offloaded-pods-stay.storage.liqo.io").Spec.ValidationActions

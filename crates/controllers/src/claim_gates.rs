@@ -1,5 +1,6 @@
 //! Opens the scheduling gates of pods whose claims have to be looked up first. A pod with a claim of
-//! another driver gets a node affinity for home in the same write; a missing claim is waited for.
+//! another driver gets a node affinity for home in the same write, or waits if it may not run there; a missing
+//! claim is waited for.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ use crate::{
     },
     controller::{Controller, Next},
     observe::crash::{self, Step},
-    offload::{CLAIMS_GATE, GateStep, Tie, gate_step, held_at_home},
+    offload::{CLAIMS_GATE, GateStep, Tie, gate_step, held_at_home, is_remote_only},
     placement::Class,
     queue::{AT_ONCE, Queue},
     volume::DRIVER_NAME,
@@ -119,7 +120,7 @@ impl<'a> ClaimGates<'a> {
             .map(|name| json!({ "name": name }))
             .collect();
         let mut spec = json!({ "schedulingGates": others });
-        match gate_step(&ties) {
+        match gate_step(&ties, is_remote_only(&json!(pod.spec))) {
             GateStep::Open => {}
             GateStep::HoldHome => spec["affinity"] = home_affinity(&pod),
             GateStep::Wait(why) => {
@@ -149,36 +150,38 @@ impl<'a> ClaimGates<'a> {
         if is_in_both(&claim) {
             return Ok(Tie::Both);
         }
-        let class = facts::claim_class(&claim).map(str::to_owned);
-        let spec = claim.spec.unwrap_or_default();
-        if let Some(volume) = spec.volume_name.filter(|name| !name.is_empty()) {
-            let found = self.home.all::<PersistentVolume>().get(&volume).await?;
-            let Some(found) = found else {
-                let why = format!(
+        let class = match facts::claim_class(&claim) {
+            Some(class) if !class.is_empty() => self.home.all::<StorageClass>().get(class).await?,
+            _ => None,
+        };
+        if class.as_ref().is_some_and(is_in_both) {
+            return Ok(Tie::Both);
+        }
+        let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+        let driver = if let Some(volume) = volume.filter(|name| !name.is_empty()) {
+            let Some(found) = self.home.all::<PersistentVolume>().get(volume).await? else {
+                return Ok(Tie::Unknown(format!(
                     "the claim {namespace}/{name} names the PersistentVolume {volume}, which does not exist"
-                );
-                return Ok(Tie::Unknown(why));
+                )));
             };
-            let driver = found.spec.and_then(|spec| spec.csi).map(|csi| csi.driver);
-            return Ok(tie_of_driver(driver.as_deref()));
-        }
-        match class {
-            None => Ok(Tie::Unknown(format!(
-                "the claim {namespace}/{name} has no class, and the cluster has no default class"
-            ))),
-            Some(class) if class.is_empty() => Ok(Tie::Home),
-            Some(class) => {
-                let Some(found) = self.home.all::<StorageClass>().get(&class).await? else {
-                    let why = format!("the class {class} of the claim {namespace}/{name} does not exist");
-                    return Ok(Tie::Unknown(why));
-                };
-                Ok(if is_in_both(&found) {
-                    Tie::Both
-                } else {
-                    tie_of_driver(Some(&found.provisioner))
-                })
-            }
-        }
+            found.spec.and_then(|spec| spec.csi).map(|csi| csi.driver)
+        } else if let Some(class) = class {
+            Some(class.provisioner)
+        } else {
+            return Ok(Tie::Unknown(match facts::claim_class(&claim) {
+                None => {
+                    format!("the claim {namespace}/{name} has no class, and the cluster has no default class")
+                }
+                // Kubernetes binds it without a pod, to a PersistentVolume that exists.
+                Some("") => format!("the claim {namespace}/{name} has the class \"\" and is not bound"),
+                Some(class) => format!("the class {class} of the claim {namespace}/{name} does not exist"),
+            }));
+        };
+        Ok(match driver.as_deref() {
+            Some(DRIVER_NAME) => Tie::Ours,
+            Some(driver) => Tie::Home(format!("the claim {namespace}/{name}, of the driver {driver},")),
+            None => Tie::Home(format!("the claim {namespace}/{name}")),
+        })
     }
 }
 
@@ -187,14 +190,6 @@ fn age(object: &impl ResourceExt) -> Duration {
     let made = object.creation_timestamp();
     let age = made.and_then(|made| Timestamp::now().duration_since(made.0).try_into().ok());
     age.unwrap_or_default()
-}
-
-fn tie_of_driver(driver: Option<&str>) -> Tie {
-    if driver == Some(DRIVER_NAME) {
-        Tie::Ours
-    } else {
-        Tie::Home
-    }
 }
 
 fn home_affinity(pod: &Pod) -> Value {
@@ -321,6 +316,7 @@ mod tests {
             (&["ours", "tied"][..], json!([zone, home])),
             (&["old"][..], json!([zone, home])),
             (&["bound"][..], json!([zone])),
+            (&["bound-shared"][..], json!([zone])),
             (&["absent", "tied"][..], json!([zone, home])),
         ] {
             let api = FakeApi::start().await;
@@ -338,6 +334,11 @@ mod tests {
                 "/api/v1/persistentvolumes/pv-1",
                 json!({"spec": {"csi": {"driver": DRIVER_NAME, "volumeHandle": "v1:home:pvc-1"}}}),
             );
+            claim(&api, "bound-shared", "nfs", Some("pv-2"));
+            api.put(
+                "/api/v1/persistentvolumes/pv-2",
+                json!({"spec": {"csi": {"driver": "nfs.csi.k8s.io", "volumeHandle": "share"}}}),
+            );
             pod(&api, claims);
             assert_eq!(
                 after_two_reconciles(&api).await,
@@ -347,18 +348,57 @@ mod tests {
         }
     }
 
+    /// Reconciles the pod, which keeps its gate, and returns the note of its event.
+    async fn why_it_waits(api: &FakeApi) -> String {
+        let (gates, _) = after_two_reconciles(api).await;
+        assert_eq!(gates.as_array().unwrap().len(), 2);
+        let events = api
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let [event] = &events[..] else {
+            panic!("{events:?}")
+        };
+        event["note"].as_str().unwrap().to_owned()
+    }
+
+    /// Such a pod can run nowhere: the scheduler would select a virtual node, where no driver creates the volume.
+    #[tokio::test]
+    async fn a_remote_only_pod_with_a_claim_of_home_is_told_so() {
+        let api = FakeApi::start().await;
+        world(&api);
+        claim(&api, "tied", "local-path", None);
+        pod(&api, &["tied"]);
+        api.change(POD, |pod| {
+            pod["spec"]["nodeSelector"] = json!({"liqo.io/type": "virtual-node"})
+        });
+        let why = why_it_waits(&api).await;
+        assert!(
+            why.contains("the claim shop/tied, of the driver rancher.io/local-path, is in this cluster only"),
+            "{why}"
+        );
+        api.change(POD, |pod| pod["spec"]["nodeSelector"] = Value::Null);
+        let (gates, _) = after_two_reconciles(&api).await;
+        assert_eq!(gates, json!([{"name": "theirs"}]));
+    }
+
+    /// It may be bound to a volume of this driver, by the claimRef of that.
+    #[tokio::test]
+    async fn a_claim_without_class_is_waited_for_until_it_is_bound() {
+        let api = FakeApi::start().await;
+        claim(&api, "static", "", None);
+        pod(&api, &["static"]);
+        assert_eq!(
+            why_it_waits(&api).await,
+            "the claim shop/static has the class \"\" and is not bound"
+        );
+    }
+
     #[tokio::test]
     async fn a_claim_that_does_not_exist_is_waited_for() {
         let api = FakeApi::start().await;
         world(&api);
         pod(&api, &["data"]);
-        let (gates, _) = after_two_reconciles(&api).await;
-        assert_eq!(gates.as_array().unwrap().len(), 2);
-        let events = api
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
-        let notes: Vec<&Value> = events.iter().map(|event| &event["note"]).collect();
-        assert_eq!(notes, ["the claim shop/data does not exist"]);
+        assert_eq!(why_it_waits(&api).await, "the claim shop/data does not exist");
         claim(&api, "data", "liqo", None);
         let (gates, _) = after_two_reconciles(&api).await;
         assert_eq!(gates, json!([{"name": "theirs"}]));

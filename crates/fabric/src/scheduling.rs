@@ -5,12 +5,12 @@ use std::{collections::HashSet, time::Duration};
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::{
     Idle,
-    marks::{SCHEDULING, SCHEDULING_BY_US},
+    marks::{NOT_OFFLOADED, SCHEDULING, SCHEDULING_BY_US},
 };
 use crate::{
     api::namespace_offloading::{NAME, NamespaceOffloading},
@@ -19,8 +19,9 @@ use crate::{
     rounds::Rounds,
 };
 
-/// Removes the fabric's label from namespaces whose `NamespaceOffloading` disappeared without its finalizer, as after a
-/// restore of namespaces alone: such a namespace would accept no pods.
+/// Namespaces with the label and without `NamespaceOffloading`, whose pods are refused. If the fabric set the label, it is
+/// removed: the object disappeared without its finalizer, as after a restore of namespaces alone. If a user set it, another
+/// label selects the policy that says what is missing.
 pub(super) struct ForgottenLabels<'a> {
     home: &'a Cluster,
     idle: &'a Idle,
@@ -49,11 +50,12 @@ impl Rounds for ForgottenLabels<'_> {
             return Ok(());
         }
         let wanted = format!("{SCHEDULING}=true");
+        let needs_change = |it: &Namespace| {
+            it.annotations().contains_key(SCHEDULING_BY_US) || !it.labels().contains_key(NOT_OFFLOADED)
+        };
         let labelled = self.home.all::<Namespace>();
         let labelled = labelled
-            .pick(Some(&wanted), None, |it| {
-                it.annotations().contains_key(SCHEDULING_BY_US).then_some(it)
-            })
+            .pick(Some(&wanted), None, |it| needs_change(&it).then_some(it))
             .await?;
         let offloaded: HashSet<String> = offloadings.all().iter().filter_map(|it| it.namespace()).collect();
         for namespace in labelled {
@@ -61,17 +63,16 @@ impl Rounds for ForgottenLabels<'_> {
             if offloaded.contains(&name) {
                 continue;
             }
-            if self
-                .home
-                .within::<NamespaceOffloading>(&name)
-                .get(NAME)
-                .await?
-                .is_none()
-            {
-                keep(self.home, &namespace, false).await?;
+            let live = self.home.within::<NamespaceOffloading>(&name).get(NAME).await?;
+            if live.is_none() {
+                if namespace.annotations().contains_key(SCHEDULING_BY_US) {
+                    keep(self.home, &namespace, false).await?;
+                } else {
+                    write(self.home, &namespace, json!({"labels": {NOT_OFFLOADED: "true"}})).await?;
+                }
                 tracing::info!(
                     namespace = name,
-                    "removed the label of a namespace whose NamespaceOffloading does not exist any more"
+                    "a namespace has the label {SCHEDULING}, and its NamespaceOffloading does not exist"
                 );
             }
         }
@@ -79,22 +80,33 @@ impl Rounds for ForgottenLabels<'_> {
     }
 }
 
-/// Sets the label, or removes it if the fabric has set it.
+/// Sets the label of a namespace that has a `NamespaceOffloading`, or removes it if the fabric has set it.
 pub(super) async fn keep(home: &Cluster, namespace: &Namespace, offloaded: bool) -> Result<(), ApiError> {
     let is_ours = namespace.annotations().contains_key(SCHEDULING_BY_US);
-    let is_labelled = namespace.labels().contains_key(SCHEDULING);
+    let has = |label: &str| namespace.labels().contains_key(label);
     let value = match (offloaded, is_ours) {
-        (true, _) if !is_labelled => json!("true"),
+        (true, _) if !has(SCHEDULING) => json!("true"),
         (false, true) => json!(null),
+        _ if has(NOT_OFFLOADED) => {
+            return write(home, namespace, json!({"labels": {NOT_OFFLOADED: null}})).await;
+        }
         _ => return Ok(()),
     };
-    let patch = json!({"metadata": {
-        "uid": namespace.uid(),
-        "resourceVersion": namespace.resource_version(),
-        "labels": {SCHEDULING: value},
+    let metadata = json!({
+        "labels": {SCHEDULING: value, NOT_OFFLOADED: null},
         "annotations": {SCHEDULING_BY_US: value},
-    }});
-    let (all, name) = (home.all::<Namespace>(), namespace.name_any());
+    });
+    write(home, namespace, metadata).await
+}
+
+async fn write(home: &Cluster, namespace: &Namespace, mut metadata: Value) -> Result<(), ApiError> {
+    metadata["uid"] = json!(namespace.uid());
+    metadata["resourceVersion"] = json!(namespace.resource_version());
+    let (all, name, patch) = (
+        home.all::<Namespace>(),
+        namespace.name_any(),
+        json!({ "metadata": metadata }),
+    );
     let written = all.merge(&name, &patch);
     unless_conflict(crash::around(Step::OffloadLabel, written).await).map(drop)
 }

@@ -489,7 +489,7 @@ func TestTolerantPodsOfOtherNamespacesStay(t *testing.T) {
 }
 
 // A namespace that was labelled beforehand, as Liqo's documentation advises, takes no pods
-// until it is offloaded, and is not unlabelled by the fabric in the end.
+// until it is offloaded, which the refusal says, and is not unlabelled by the fabric in the end.
 func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 	n := newTenant(t)
 	if _, err := n.Kubectl("label", "namespace", n.Name, "liqo.io/scheduling-enabled=true"); err != nil {
@@ -498,7 +498,7 @@ func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 	refused := func() {
 		t.Helper()
 		n.Eventually("pods to be refused", func(context.Context) (string, error) {
-			if _, err := n.create(newPod("early")); err == nil || !strings.Contains(err.Error(), "namespace-waits-for-its-namespaceoffloading") {
+			if _, err := n.create(newPod("early")); err == nil || !strings.Contains(err.Error(), "is not offloaded: run liqo-csi offload namespace "+n.Name) {
 				return fmt.Sprint("they are not: ", err), nil
 			}
 			return "", nil

@@ -61,5 +61,12 @@ async fn a_label_without_offloading_is_removed_unless_a_user_set_it() {
     let is_labelled =
         |world: &World, path: &str| world.home.object(path).unwrap()["metadata"]["labels"][LABEL] == "true";
     world.run_until(|world| !is_labelled(world, &forgotten)).await;
-    assert!(is_labelled(&world, &users));
+    let labels = |path: &str| world.home.object(path).unwrap()["metadata"]["labels"].clone();
+    let marked = json!({LABEL: "true", "fabric.storage.liqo.io/not-offloaded": "true"});
+    world.run_until(|_| labels(&users) == marked).await;
+    // The namespace of the World is offloaded, and its own mark is removed.
+    world
+        .home
+        .change(HERE, |it| it["metadata"]["labels"] = marked.clone());
+    world.run_until(|_| labels(HERE) == json!({LABEL: "true"})).await;
 }

@@ -31,7 +31,7 @@ pub use self::{
     ports::{Port, assigned},
     selector::{ParseError, parse, selects, suggested},
     status::{ClusterState, Phase, Readiness, Unselected, phase},
-    ties::{CLAIMS_GATE, GateStep, IN_BOTH_CLUSTERS, Tie, gate_step, held_at_home},
+    ties::{CLAIMS_GATE, GateStep, IN_BOTH_CLUSTERS, Tie, gate_step, held_at_home, is_remote_only},
     unreached::{Labels, Unreached},
 };
 

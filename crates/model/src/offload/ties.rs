@@ -1,6 +1,6 @@
 //! Whether the claims of a pod tie it to the home cluster. Admission policies cannot read claims: pods with
-//! claims in `LocalAndRemote` namespaces get a scheduling gate, which is removed by the decision here.
-//! Otherwise a `StatefulSet` of another class would wait forever on a virtual node.
+//! claims in offloaded namespaces get a scheduling gate, which is removed by the decision here.
+//! Otherwise the scheduler would select a virtual node for a claim of another class, which is then never bound.
 
 use serde_json::{Value, json};
 
@@ -17,8 +17,8 @@ const VIRTUAL_NODE: &str = "virtual-node";
 pub enum Tie {
     /// This driver: the volume follows its pod, or the pod is scheduled to the volume.
     Ours,
-    /// Another driver, in the home cluster only.
-    Home,
+    /// The volume of this claim and driver is in the home cluster only.
+    Home(String),
     /// An administrator declares that the volume is in both clusters.
     Both,
     /// Not known yet, and why.
@@ -36,17 +36,47 @@ pub enum GateStep {
     Wait(String),
 }
 
-/// Considers all claims of a pod.
+/// Considers all claims of a pod. `remote_only`: it may run on virtual nodes only.
 #[must_use]
-pub fn gate_step(ties: &[Tie]) -> GateStep {
-    if ties.contains(&Tie::Home) {
-        return GateStep::HoldHome;
-    }
-    let mut unknown = ties.iter().filter_map(|tie| match tie {
-        Tie::Unknown(why) => Some(why.clone()),
-        Tie::Ours | Tie::Home | Tie::Both => None,
+pub fn gate_step(ties: &[Tie], remote_only: bool) -> GateStep {
+    let home = ties.iter().find_map(|tie| match tie {
+        Tie::Home(volume) => Some(volume),
+        Tie::Ours | Tie::Both | Tie::Unknown(_) => None,
     });
-    unknown.next().map_or(GateStep::Open, GateStep::Wait)
+    match home {
+        Some(volume) if remote_only => {
+            return GateStep::Wait(format!(
+                "the pod may run in remote clusters only, and the volume of {volume} is in this cluster only. Use \
+                 a class of storage.liqo.io or the strategy LocalAndRemote. If the remote cluster has a claim of \
+                 this name, annotate the claim or its class with {IN_BOTH_CLUSTERS}: \"true\""
+            ));
+        }
+        Some(_) => return GateStep::HoldHome,
+        None => {}
+    }
+    let unknown = ties.iter().find_map(|tie| match tie {
+        Tie::Unknown(why) => Some(why.clone()),
+        Tie::Ours | Tie::Home(_) | Tie::Both => None,
+    });
+    unknown.map_or(GateStep::Open, GateStep::Wait)
+}
+
+/// Whether a pod spec admits virtual nodes only: by its node selector, which also the `RuntimeClass` writes, or by
+/// all of its required terms.
+#[must_use]
+pub fn is_remote_only(spec: &Value) -> bool {
+    let required = "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
+    let virtual_only = json!({"key": NODE_KIND, "operator": "In", "values": [VIRTUAL_NODE]});
+    let terms = spec.pointer(required).and_then(Value::as_array);
+    spec["nodeSelector"][NODE_KIND] == VIRTUAL_NODE
+        || terms.is_some_and(|terms| {
+            let is_virtual = |term: &Value| {
+                term["matchExpressions"]
+                    .as_array()
+                    .is_some_and(|all| all.contains(&virtual_only))
+            };
+            !terms.is_empty() && terms.iter().all(is_virtual)
+        })
 }
 
 /// The node selector terms of a gated pod that must stay at home: its own, each with one more requirement,
@@ -80,15 +110,45 @@ mod tests {
     #[test]
     fn one_claim_of_home_holds_the_pod_and_one_that_is_not_known_delays_it() {
         let unknown = || Tie::Unknown("it is not there".into());
+        let home = || Tie::Home("the claim shop/db".into());
         let wait = || GateStep::Wait("it is not there".into());
         for (ties, step) in [
             (vec![], GateStep::Open),
             (vec![Tie::Ours, Tie::Both], GateStep::Open),
-            (vec![Tie::Ours, Tie::Home], GateStep::HoldHome),
-            (vec![unknown(), Tie::Home], GateStep::HoldHome),
+            (vec![Tie::Ours, home()], GateStep::HoldHome),
+            (vec![unknown(), home()], GateStep::HoldHome),
             (vec![Tie::Ours, unknown()], wait()),
         ] {
-            assert_eq!(gate_step(&ties), step, "{ties:?}");
+            assert_eq!(gate_step(&ties, false), step, "{ties:?}");
+            let is_held = step == GateStep::HoldHome;
+            match gate_step(&ties, true) {
+                GateStep::Wait(why) if is_held => {
+                    assert!(why.contains("the volume of the claim shop/db is in"), "{why}")
+                }
+                other => assert_eq!(other, step, "{ties:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_pod_is_remote_only_by_its_selector_or_all_its_terms() {
+        let kind =
+            |operator: &str| json!({"key": "liqo.io/type", "operator": operator, "values": ["virtual-node"]});
+        let terms = |terms: Value| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
+        let zone = json!({"key": "zone", "operator": "Exists"});
+        for (spec, is) in [
+            (json!({}), false),
+            (json!({"nodeSelector": {"liqo.io/type": "virtual-node"}}), true),
+            (json!({"nodeSelector": {"liqo.io/type": "other"}}), false),
+            (terms(json!([])), false),
+            (terms(json!([{"matchExpressions": [zone, kind("In")]}])), true),
+            (
+                terms(json!([{"matchExpressions": [kind("In")]}, {"matchExpressions": [zone]}])),
+                false,
+            ),
+            (terms(json!([{"matchExpressions": [kind("NotIn")]}])), false),
+        ] {
+            assert_eq!(is_remote_only(&spec), is, "{spec}");
         }
     }
 
