@@ -40,15 +40,14 @@ var (
 	capacity = []selection{{"driver", "Room|Placement|Node|Cordon"}, {"remote", "Left|Full|Quota|Refus"}, {"faults", "room|refuses"}}
 	deletion = []selection{{"driver", "Delet|Retain|Claim|Rescued"}, {"remote", "Delet|Retain|Claim|Held"}, {"faults", "retain|deleted|abandoned|goes"}}
 
-	offloading  = []selection{{"offload", ""}, {"faults", "FabricDying"}}
-	reflection  = []selection{{"offload", "Copied|Service|Quick|Manifests"}}
-	remotePods  = []selection{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}, {"faults", "FabricDying.*pods"}, {"node conformance", ""}}
-	homeVolumes = []selection{{"driver", ""}, {"faults", "TestDying.*a_|Trouble"}}
-	everywhere  = []selection{{"driver", ""}, {"remote", ""}, {"faults", ""}}
-	remoteSide  = []selection{{"remote", ""}, {"faults", "another_cluster|Trouble"}}
-	connects    = []selection{{"remote", "Connect|Session"}, {"pages", "TwoClusters"}}
-	k8sTests    = []selection{{"external storage", ""}, {"node conformance", ""}}
-	lab         = []selection{{"lab", ""}, {"storage", ""}, {"fabric", ""}}
+	offloading = []selection{{"offload", ""}, {"faults", "FabricDying"}}
+	reflection = []selection{{"offload", "Copied|Service|Quick|Manifests"}}
+	remotePods = []selection{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}, {"faults", "FabricDying.*pods"}, {"node conformance", ""}}
+	everywhere = []selection{{"driver", ""}, {"remote", ""}, {"faults", ""}}
+	remoteSide = []selection{{"remote", ""}, {"faults", "another_cluster|Trouble"}}
+	connects   = []selection{{"remote", "Connect|Session"}, {"pages", "TwoClusters"}}
+	k8sTests   = []selection{{"external storage", ""}, {"node conformance", ""}}
+	lab        = []selection{{"lab", ""}, {"storage", ""}, {"fabric", ""}}
 )
 
 // coreOnly is for paths that unit tests and the core cover well enough.

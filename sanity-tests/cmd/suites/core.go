@@ -40,7 +40,7 @@ var core = []coreTest{
 	// Together these pass twenty crash points.
 	{suite: "faults", test: "TestDyingAtEveryCrashPoint/a_volume_that_is_attached", args: "-short-leg=a_volume_that_is_attached"},
 	{suite: "faults", test: "TestDyingAtEveryCrashPoint/a_volume_in_another_cluster", args: "-short-leg=a_volume_in_another_cluster"},
-	{suite: "faults", test: "TestDyingAtEveryCrashPoint/a_move_from_its_cut-over_on", args: "-short-leg=a_move_from_its_cut-over_on"},
+	{suite: "faults", test: "TestMovesDyingAtEveryCrashPoint/a_move_from_its_cut-over_on", args: "-short-leg=a_move_from_its_cut-over_on"},
 	{suite: "faults", test: "TestLifeAmongKills", args: "-cycles=6"},
 
 	{suite: "csi-sanity", test: "TestDriver/directories"},
