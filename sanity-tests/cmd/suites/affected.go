@@ -13,6 +13,8 @@ import (
 // selection selects the tests of a suite whose names match a pattern; "" matches all.
 type selection struct{ suite, pattern string }
 
+var compiled = map[string]*regexp.Regexp{} // patterns of selections
+
 // tableLine maps a path prefix to the lab tests that a change below it may break, besides the core.
 type tableLine struct {
 	prefix string
@@ -238,7 +240,10 @@ func testsAffectedBy(changed string, all []labTest) []labTest {
 }
 
 func (s selection) has(t labTest) bool {
-	return s.suite == t.suite && regexp.MustCompile(s.pattern).MatchString(t.name())
+	if compiled[s.pattern] == nil {
+		compiled[s.pattern] = regexp.MustCompile(s.pattern)
+	}
+	return s.suite == t.suite && compiled[s.pattern].MatchString(t.name())
 }
 
 func isBelow(file, folder string) bool { return strings.HasPrefix(file, folder+"/") }

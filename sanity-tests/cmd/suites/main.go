@@ -50,12 +50,12 @@ func main() {
 	if err != nil {
 		fatal(err)
 	}
-	lab, tests, err := planOf(root)
+	lab, err := planOf(root)
 	if err != nil {
 		fatal(err)
 	}
 	if *measured != "" {
-		if err := writeCosts(root, *measured, lab.costs, tests); err != nil {
+		if err := writeCosts(root, *measured, lab.costs, lab.all); err != nil {
 			fatal(err)
 		}
 		return
@@ -69,7 +69,7 @@ func main() {
 	}
 	if *list {
 		for _, s := range todo {
-			fmt.Printf("%-32s %s\n", s.name, strings.Join(s.command, " "))
+			fmt.Printf("%-28s %3.0f min  %s\n", s.name, lab.costs.minutes(s.tests), strings.Join(s.command, " "))
 		}
 		if !*all {
 			lab.list(os.Stdout)
