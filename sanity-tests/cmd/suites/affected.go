@@ -13,6 +13,8 @@ import (
 // selection selects the tests of a suite whose names match a pattern; "" matches all.
 type selection struct{ suite, pattern string }
 
+var compiled = map[string]*regexp.Regexp{} // patterns of selections
+
 // tableLine maps a path prefix to the lab tests that a change below it may break, besides the core.
 type tableLine struct {
 	prefix string
@@ -40,15 +42,14 @@ var (
 	capacity = []selection{{"driver", "Room|Placement|Node|Cordon"}, {"remote", "Left|Full|Quota|Refus"}, {"faults", "room|refuses"}}
 	deletion = []selection{{"driver", "Delet|Retain|Claim|Rescued"}, {"remote", "Delet|Retain|Claim|Held"}, {"faults", "retain|deleted|abandoned|goes"}}
 
-	offloading  = []selection{{"offload", ""}, {"faults", "FabricDying"}}
-	reflection  = []selection{{"offload", "Copied|Service|Quick|Manifests"}}
-	remotePods  = []selection{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}, {"faults", "FabricDying.*pods"}, {"node conformance", ""}}
-	homeVolumes = []selection{{"driver", ""}, {"faults", "TestDying.*a_|Trouble"}}
-	everywhere  = []selection{{"driver", ""}, {"remote", ""}, {"faults", ""}}
-	remoteSide  = []selection{{"remote", ""}, {"faults", "another_cluster|Trouble"}}
-	connects    = []selection{{"remote", "Connect|Session"}, {"pages", "TwoClusters"}}
-	k8sTests    = []selection{{"external storage", ""}, {"node conformance", ""}}
-	lab         = []selection{{"lab", ""}, {"storage", ""}, {"fabric", ""}}
+	offloading = []selection{{"offload", ""}, {"faults", "FabricDying"}}
+	reflection = []selection{{"offload", "Copied|Service|Quick|Manifests"}}
+	remotePods = []selection{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}, {"faults", "FabricDying.*pods"}, {"node conformance", ""}}
+	everywhere = []selection{{"driver", ""}, {"remote", ""}, {"faults", ""}}
+	remoteSide = []selection{{"remote", ""}, {"faults", "another_cluster|Trouble"}}
+	connects   = []selection{{"remote", "Connect|Session"}, {"pages", "TwoClusters"}}
+	k8sTests   = []selection{{"external storage", ""}, {"node conformance", ""}}
+	lab        = []selection{{"lab", ""}, {"storage", ""}, {"fabric", ""}}
 )
 
 // coreOnly is for paths that unit tests and the core cover well enough.
@@ -239,7 +240,10 @@ func testsAffectedBy(changed string, all []labTest) []labTest {
 }
 
 func (s selection) has(t labTest) bool {
-	return s.suite == t.suite && regexp.MustCompile(s.pattern).MatchString(t.name())
+	if compiled[s.pattern] == nil {
+		compiled[s.pattern] = regexp.MustCompile(s.pattern)
+	}
+	return s.suite == t.suite && compiled[s.pattern].MatchString(t.name())
 }
 
 func isBelow(file, folder string) bool { return strings.HasPrefix(file, folder+"/") }

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -32,13 +33,13 @@ type cost struct{ seconds, longest float64 }
 type costs map[string]cost
 
 // Estimates in seconds of tests that were not measured, by suite.
-var unmeasured = map[string]float64{"storage": 30, "fabric": 30}
+var unmeasured = map[string]float64{"storage": 30, "fabric": 30, "external storage": 1800}
 
 const (
 	unmeasuredElsewhere = 60.
 	// suiteSetUp is the time from the start of a suite to its first test, without compiling:
 	// the driver is installed with other values.
-	suiteSetUp = 20.
+	suiteSetUp = 15.
 	// legsSetUp is the same for a function with legs.
 	legsSetUp = 15.
 )
@@ -47,9 +48,9 @@ func (c costs) of(t labTest, args string) cost {
 	if known, ok := c[costKey(t.String(), args)]; ok {
 		return known
 	}
-	if args != "" { // flags in the core halve the test
+	if args != "" { // flags of the core take away about a third
 		full := c.of(t, "")
-		return cost{full.seconds / 2, full.longest / 2}
+		return cost{full.seconds * 2 / 3, full.longest * 2 / 3}
 	}
 	if guess, ok := unmeasured[t.suite]; ok {
 		return cost{guess, guess}
@@ -60,31 +61,44 @@ func (c costs) of(t labTest, args string) cost {
 // share is how many seconds a test adds to a suite with many tests.
 func (c costs) share(t labTest) float64 { return c.of(t, "").seconds / float64(t.atOnce) }
 
-// minutes returns how long these tests take in the lab.
+// minutes returns how long these tests take in the lab. Parallel ones run after the others, and start in the order of
+// their files.
 func (c costs) minutes(tests []plannedTest) float64 {
-	seconds := 0.
 	bySuite := map[string][]plannedTest{}
 	for _, t := range tests {
 		bySuite[t.suite] = append(bySuite[t.suite], t)
 	}
+	seconds := 0.
 	// Sorted, because the sum of floats depends on their order.
 	for _, suite := range slices.Sorted(maps.Keys(bySuite)) {
 		seconds += suiteSetUp
-		longest, functions := 0., map[string]bool{}
-		for _, t := range bySuite[suite] {
-			one := c.of(t.labTest, t.args)
+		functions, ends := map[string]bool{}, []float64{0}
+		for _, t := range slices.SortedStableFunc(slices.Values(bySuite[suite]), byFile) {
 			if t.leg != "" && !functions[t.function] {
 				functions[t.function] = true
 				seconds += c.setUpOf(t.labTest)
 			}
-			seconds += one.seconds / float64(t.atOnce)
-			if t.atOnce > 1 {
-				longest = max(longest, one.longest*(1-1/float64(t.atOnce)))
+			one := c.of(t.labTest, t.args)
+			if t.atOnce == 1 {
+				seconds += one.seconds
+				continue
+			}
+			ends = append(ends, make([]float64, max(0, t.atOnce-len(ends)))...)
+			for _, row := range one.rows() {
+				ends[slices.Index(ends, slices.Min(ends))] += row
 			}
 		}
-		seconds += longest // it may start last
+		seconds += slices.Max(ends)
 	}
 	return seconds / 60
+}
+
+func byFile(a, b plannedTest) int { return slices.Compare(a.files, b.files) }
+
+// rows divides a cost into the longest row and equal others, which run in parallel.
+func (c cost) rows() []float64 {
+	others := math.Ceil((c.seconds - c.longest) / max(c.longest, 1))
+	return append([]float64{c.longest}, slices.Repeat([]float64{(c.seconds - c.longest) / max(others, 1)}, int(others))...)
 }
 
 func (c costs) setUpOf(t labTest) float64 {
@@ -139,8 +153,7 @@ func (c costs) measured(log string, all []labTest) costs {
 	for _, s := range suites {
 		suiteOf[s.folder] = s.name
 	}
-	took := map[string]float64{} // by cost key, including subtests
-	subtests := map[string][]string{}
+	took, used := durations{}, map[string]string{}
 	args := ""
 	for line := range strings.Lines(log) {
 		line = strings.TrimSpace(line)
@@ -152,81 +165,75 @@ func (c costs) measured(log string, all []labTest) costs {
 			continue
 		}
 		name := suiteOf[test[2]] + " " + test[3]
-		key := costKey(name, argsUsed(name, args))
-		took[key], _ = strconv.ParseFloat(test[4], 64) // the pattern matches numbers only
-		for i, char := range name {
-			if char == '/' {
-				parent := costKey(name[:i], argsUsed(name[:i], args))
-				subtests[parent] = append(subtests[parent], key)
-			}
-		}
+		took[name], _ = strconv.ParseFloat(test[4], 64) // the pattern matches numbers only
+		used[name] = argsUsed(name, args)
 	}
-	known := costs{}
+	known, legs := costs{}, map[string][]string{}
 	for _, t := range all {
-		for _, args := range []string{"", argsInCore(t.String())} {
-			key := costKey(t.String(), args)
-			if own, ok := took[key]; ok {
-				known[key] = withSubtests(own, key, subtests, took)
-			} else if before, ok := c[key]; ok {
+		name, function := t.String(), t.suite+" "+t.function
+		for _, key := range []string{name, costKey(name, argsInCore(name)), function} {
+			if before, ok := c[key]; ok {
 				known[key] = before
 			}
 		}
-	}
-	c.addSetUps(known, took, all)
-	return known
-}
-
-// withSubtests returns the cost of a test. The time of parallel subtests is not included in its own.
-func withSubtests(own float64, key string, subtests map[string][]string, took map[string]float64) cost {
-	printTotals, longest, seen := 0., 0., map[string]bool{}
-	for _, subtest := range subtests[key] {
-		if len(subtests[subtest]) == 0 && !seen[subtest] {
-			seen[subtest] = true
-			printTotals += took[subtest]
-			longest = max(longest, took[subtest])
-		}
-	}
-	if printTotals <= own {
-		return cost{own, own} // the subtests ran sequentially
-	}
-	return cost{printTotals, longest}
-}
-
-// addSetUps adds the time of functions outside of their legs. Legs that take no time only report
-// what the function has done; each gets an equal part of its time.
-func (c costs) addSetUps(known costs, took map[string]float64, all []labTest) {
-	legs := map[string][]string{}
-	for _, t := range all {
-		function := t.suite + " " + t.function
-		if t.leg == "" {
+		if _, ran := took[name]; !ran {
 			continue
 		}
-		if before, ok := c[function]; ok {
-			known[function] = before
-		}
-		if _, ran := took[t.String()]; ran {
-			legs[function] = append(legs[function], t.String())
+		known[costKey(name, used[name])] = took.cost(name)
+		if t.leg != "" {
+			legs[function] = append(legs[function], name)
 		}
 	}
 	for function, legs := range legs {
-		own, passed := took[function]
-		if !passed {
-			continue
-		}
-		printTotals := 0.
+		inLegs := 0.
 		for _, leg := range legs {
-			printTotals += took[leg]
+			inLegs += took[leg]
 		}
-		if printTotals < own/10 {
+		own, passed := took[function]
+		switch outside := own - inLegs; {
+		case !passed || outside < 0: // or a leg was retried
+		case inLegs < own/10:
+			// Legs that take no time only report what the function has done; each gets an equal part of its time.
+			known[function] = cost{}
 			for _, leg := range legs {
 				part := own / float64(len(legs))
-				known[leg] = cost{part, part}
+				known[costKey(leg, used[leg])] = cost{part, part}
 			}
-			known[function] = cost{}
-			continue
+		default:
+			known[function] = cost{outside, outside}
 		}
-		known[function] = cost{max(0, own-printTotals), max(0, own-printTotals)}
 	}
+	return known
+}
+
+// durations are what go prints, by suite and test, or subtest.
+type durations map[string]float64
+
+// cost returns the cost of a test. Its own time includes that of its subtests, unless these are parallel.
+func (d durations) cost(name string) cost {
+	printed, rows := 0., cost{}
+	for other := range d {
+		if d.parent(other) == name {
+			row := d.cost(other)
+			printed += d[other]
+			rows = cost{rows.seconds + row.seconds, max(rows.longest, row.longest)}
+		}
+	}
+	own := d[name]
+	if printed <= own+.5 { // durations are rounded
+		return cost{own, own}
+	}
+	return cost{own + rows.seconds, own + rows.longest}
+}
+
+// parent returns the test that this one is a subtest of. Not every slash in a name separates tests.
+func (d durations) parent(name string) string {
+	for at := strings.LastIndexByte(name, '/'); at >= 0; at = strings.LastIndexByte(name[:at], '/') {
+		if _, ok := d[name[:at]]; ok {
+			return name[:at]
+		}
+	}
+	return ""
 }
 
 // argsInCore returns the flags of a test in the core.

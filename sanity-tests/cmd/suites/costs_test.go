@@ -5,6 +5,9 @@ import (
 )
 
 func TestCostsAreTakenFromALog(t *testing.T) {
+	coreBefore := core
+	t.Cleanup(func() { core = coreBefore })
+	core = []coreTest{{suite: "faults", test: "TestLegs/a", args: "-short-leg=a"}, {suite: "faults", test: "TestLifeAmongKills", args: "-cycles=6"}}
 	all := []labTest{
 		{suite: "driver", function: "TestA"}, {suite: "driver", function: "TestRows"}, {suite: "driver", function: "TestFails"},
 		{suite: "driver", function: "TestOld"},
@@ -22,10 +25,15 @@ PASS sanity-tests/e2e/driver TestRows/y (0.0s)
 PASS sanity-tests/e2e/driver TestRows (0.0s)
 FAIL sanity-tests/e2e/driver TestFails (240.0s)
      PASS is what somebody said
-=== faults: go test -json -count=1 ./e2e/faults -args -cycles=6
+=== faults: go test -json -count=1 ./e2e/faults -args -short-leg=a -cycles=6
 PASS sanity-tests/e2e/faults TestLegs/a (40.0s)
 PASS sanity-tests/e2e/faults TestLegs/b (50.0s)
 PASS sanity-tests/e2e/faults TestLegs (100.0s)
+PASS sanity-tests/e2e/faults TestLifeAmongKills/volumes/at_once/1 (30.0s)
+PASS sanity-tests/e2e/faults TestLifeAmongKills/volumes/at_once/2 (40.0s)
+PASS sanity-tests/e2e/faults TestLifeAmongKills/volumes/at_once (0.0s)
+PASS sanity-tests/e2e/faults TestLifeAmongKills/volumes (40.0s)
+PASS sanity-tests/e2e/faults TestLifeAmongKills/2_kills_of_node/driver (0.0s)
 PASS sanity-tests/e2e/faults TestLifeAmongKills (60.0s)
 === csi-sanity: go test -json -count=1 ./sanity
 PASS sanity-tests/conformance/sanity TestDriver/ext4/a_spec (0.0s)
@@ -42,7 +50,7 @@ driver TestFails 7.0 7.0
 driver TestOld 8.0 8.0
 driver TestRows 70.0 40.0
 faults TestLegs 10.0 10.0
-faults TestLegs/a 40.0 40.0
+faults TestLegs/a -short-leg=a 40.0 40.0
 faults TestLegs/b 50.0 50.0
 faults TestLifeAmongKills 300.0 300.0
 faults TestLifeAmongKills -cycles=6 60.0 60.0
@@ -64,20 +72,20 @@ faults TestLifeAmongKills -cycles=6 60.0 60.0
 	}
 }
 
-// Parallel tests take the sum of their times by their number; the longest may start last.
+// Parallel tests, and rows of tests, run beside each other as far as that many may.
 func TestMinutesOfTests(t *testing.T) {
 	beside := func(function string) plannedTest {
-		return plannedTest{labTest: labTest{suite: "driver", function: function, atOnce: 4}}
+		return plannedTest{labTest: labTest{suite: "driver", function: function, atOnce: 2, files: []string{function}}}
 	}
 	alone := plannedTest{labTest: labTest{suite: "driver", function: "TestAlone", atOnce: 1}}
-	known := costs{"driver TestA": {40, 40}, "driver TestB": {60, 60}, "driver TestAlone": {30, 30}, "driver TestRows": {400, 50}}
+	known := costs{"driver TestA": {40, 40}, "driver TestB": {60, 60}, "driver TestAlone": {30, 30}, "driver TestRows": {140, 50}}
 	for _, test := range []struct {
 		tests []plannedTest
 		want  float64
 	}{
 		{[]plannedTest{alone}, suiteSetUp + 30},
-		{[]plannedTest{beside("TestA"), beside("TestB")}, suiteSetUp + 25 + 45},
-		{[]plannedTest{beside("TestA"), beside("TestB"), beside("TestRows"), alone}, suiteSetUp + 125 + 45 + 30},
+		{[]plannedTest{beside("TestA"), beside("TestB")}, suiteSetUp + 60},
+		{[]plannedTest{beside("TestB"), beside("TestA"), beside("TestRows"), alone}, suiteSetUp + 30 + 40 + 50 + 45},
 	} {
 		if got := known.minutes(test.tests) * 60; got < test.want-.01 || got > test.want+.01 {
 			t.Errorf("%s: %.1f s, not %.1f", listed(test.tests), got, test.want)

@@ -4,7 +4,7 @@
 // -all, for the suites that take too long for every change.
 //
 //	suites.go   the suites
-//	plan.go     which lab tests `make test` runs: the core, affected ones, a slice of the others
+//	plan.go     which lab tests `make test` runs: the core, a slice of the others, affected ones
 //	core.go     the core, by name
 //	affected.go which tests a changed path affects
 //	labtests.go the lab tests, read from their sources
@@ -50,12 +50,12 @@ func main() {
 	if err != nil {
 		fatal(err)
 	}
-	lab, tests, err := planOf(root)
+	lab, err := planOf(root)
 	if err != nil {
 		fatal(err)
 	}
 	if *measured != "" {
-		if err := writeCosts(root, *measured, lab.costs, tests); err != nil {
+		if err := writeCosts(root, *measured, lab.costs, lab.all); err != nil {
 			fatal(err)
 		}
 		return
@@ -69,7 +69,11 @@ func main() {
 	}
 	if *list {
 		for _, s := range todo {
-			fmt.Printf("%-32s %s\n", s.name, strings.Join(s.command, " "))
+			minutes := ""
+			if len(s.tests) > 0 {
+				minutes = fmt.Sprintf("%.0f min", lab.costs.minutes(s.tests))
+			}
+			fmt.Printf("%-28s %6s  %s\n", s.name, minutes, strings.Join(s.command, " "))
 		}
 		if !*all {
 			lab.list(os.Stdout)

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// coreBudget and affectedBudget are minutes in the lab.
-	coreBudget, affectedBudget = 10., 8.
+	// coreBudget is for the core, othersBudget for the slice and the affected tests, in minutes in the lab.
+	coreBudget, othersBudget = 13., 14.
 	// slicesOfAll is the number of slices of the tests outside of the core. It is a prime, so that
 	// pushing the same number of commits each time still runs all of them.
 	slicesOfAll = 23
@@ -29,40 +29,50 @@ type plannedTest struct {
 // plan is what `make test` runs in the lab.
 type plan struct {
 	costs                 costs
+	all                   []labTest
 	seed                  int64
 	core, affected, slice []plannedTest
 	// leftOut are affected, but not run.
 	leftOut []plannedTest
 }
 
-// planOf returns the plan of this commit, which is deterministic, and all lab tests.
-func planOf(root string) (p plan, all []labTest, err error) {
-	if all, err = labTests(root); err != nil {
-		return plan{}, nil, err
+// planOf returns the plan of this commit, which is deterministic.
+func planOf(root string) (plan, error) {
+	all, err := labTests(root)
+	if err != nil {
+		return plan{}, err
 	}
 	changed, err := changedPaths(root)
 	if err != nil {
-		return plan{}, nil, err
+		return plan{}, err
 	}
 	known, err := parseCosts(costsFile)
 	if err != nil {
-		return plan{}, nil, err
+		return plan{}, err
 	}
-	p, err = newPlan(all, core, known, changed, sample.Seed())
-	return p, all, err
+	return newPlan(all, core, known, changed, sample.Seed())
 }
 
-// newPlan takes the core, the affected tests within their budget, and one slice of the others.
+// newPlan takes the core, one slice of the others, and as many affected tests as take no longer than the rest of the
+// budget.
 func newPlan(all []labTest, core []coreTest, known costs, changed []string, seed int64) (plan, error) {
-	p := plan{costs: known, seed: seed}
+	p, inCore := plan{costs: known, all: all, seed: seed}, map[string]bool{}
 	for _, c := range core {
 		at := slices.IndexFunc(all, func(t labTest) bool { return t.suite == c.suite && t.name() == c.test })
 		if at < 0 {
 			return plan{}, fmt.Errorf("core: there is no test %s %s", c.suite, c.test)
 		}
 		p.core = append(p.core, plannedTest{all[at], c.args, "core"})
+		inCore[all[at].String()] = !c.inSlices
 	}
-	complete := nameSet(filter(p.core, func(t plannedTest) bool { return t.args == "" }))
+	// Randomized tests of the core, which have another seed with each commit, are in no slice.
+	rest := filter(all, func(t labTest) bool { return !t.isLong && !inCore[t.String()] })
+	number := int(seed % slicesOfAll)
+	for _, t := range slicesOf(rest, known, slicesOfAll)[number] {
+		p.slice = append(p.slice, plannedTest{labTest: t, reason: fmt.Sprintf("slice %d of %d", number+1, slicesOfAll)})
+	}
+	complete := nameSet(filter(p.tests(), func(t plannedTest) bool { return t.args == "" }))
+	most := known.minutes(p.core) + othersBudget
 	for _, t := range affected(changed, all) {
 		planned := plannedTest{labTest: t.labTest, reason: "affected by " + t.reason()}
 		switch {
@@ -70,24 +80,12 @@ func newPlan(all []labTest, core []coreTest, known costs, changed []string, seed
 		case t.isLong:
 			planned.reason += "; make test-all runs it"
 			p.leftOut = append(p.leftOut, planned)
-		case known.minutes(slices.Concat(p.core, p.affected, []plannedTest{planned}))-known.minutes(p.core) > affectedBudget:
+		case known.minutes(append(p.tests(), planned)) > most:
 			p.leftOut = append(p.leftOut, planned)
 		default:
 			p.affected = append(p.affected, planned)
 		}
 	}
-	// Randomized tests of the core, which have another seed with each commit, are in no slice.
-	runs := nameSet(slices.Concat(p.core, p.affected))
-	inCore := nameSet(p.core)
-	rest := filter(all, func(t labTest) bool { return !t.isLong && !inCore[t.String()] })
-	number := int(seed % slicesOfAll)
-	for _, t := range slicesOf(rest, known, slicesOfAll)[number] {
-		if !runs[t.String()] {
-			p.slice = append(p.slice, plannedTest{labTest: t, reason: fmt.Sprintf("slice %d of %d", number+1, slicesOfAll)})
-		}
-	}
-	inSlice := nameSet(p.slice)
-	p.leftOut = filter(p.leftOut, func(t plannedTest) bool { return !inSlice[t.String()] })
 	return p, nil
 }
 
@@ -114,11 +112,11 @@ func slicesOf(tests []labTest, known costs, number int) [][]labTest {
 	return result
 }
 
-// of returns the tests of one suite, each once: without the flags of the core if it is affected.
-func (p plan) of(s suite) []plannedTest {
-	affected := nameSet(p.affected)
-	tests := slices.Concat(filter(p.core, func(t plannedTest) bool { return !affected[t.String()] }), p.affected, p.slice)
-	return filter(tests, func(t plannedTest) bool { return t.suite == s.name })
+// tests returns all tests of the plan, each once: without the flags of the core if it is affected, or in the slice.
+func (p plan) tests() []plannedTest {
+	others := slices.Concat(p.affected, p.slice)
+	complete := nameSet(others)
+	return append(filter(p.core, func(t plannedTest) bool { return !complete[t.String()] }), others...)
 }
 
 // part returns the suite with these tests only.
@@ -143,7 +141,7 @@ func (s suite) part(tests []plannedTest) suite {
 	if s.hasLegs {
 		part = withLegs(s.selects, part)
 	}
-	part.tier = s.tier
+	part.tier, part.tests = s.tier, tests
 	again := part.again
 	part.again = func(key string) []string {
 		command := again(key)
@@ -184,19 +182,19 @@ func runPattern(tests []plannedTest, withLegs bool) string {
 // summary prints in a few lines what is going to run.
 func (p plan) summary(out io.Writer) {
 	coreTakes := p.costs.minutes(p.core)
-	withAffected := p.costs.minutes(slices.Concat(p.core, p.affected))
-	all := p.costs.minutes(slices.Concat(p.core, p.affected, p.slice))
+	withSlice := p.costs.minutes(slices.Concat(p.core, p.slice))
+	all := p.costs.minutes(p.tests())
 	fmt.Fprintf(out, "=== in the lab, about %.0f minutes with seed %d (%s=%d repeats it):\n", all, p.seed, sample.SeedVariable, p.seed)
 	fmt.Fprintf(out, "      the core: %d tests, %.1f minutes\n", len(p.core), coreTakes)
+	fmt.Fprintf(out, "      slice %d of %d of the others: %d tests, %.1f minutes\n", p.seed%slicesOfAll+1, slicesOfAll, len(p.slice), withSlice-coreTakes)
 	fmt.Fprintf(out, "      affected by the last %d commits: %d tests, %.1f minutes; %d are left out\n",
-		recentCommits, len(p.affected), withAffected-coreTakes, len(p.leftOut))
-	fmt.Fprintf(out, "      slice %d of %d of the others: %d tests, %.1f minutes\n", p.seed%slicesOfAll+1, slicesOfAll, len(p.slice), all-withAffected)
+		recentCommits, len(p.affected), all-withSlice, len(p.leftOut))
 }
 
 // list prints each test, how long it takes, and why it is run or not.
 func (p plan) list(out io.Writer) {
 	p.summary(out)
-	for _, t := range slices.Concat(p.core, p.affected, p.slice) {
+	for _, t := range p.tests() {
 		fmt.Fprintf(out, "%6.0fs %-10s %s: %s\n", p.costs.of(t.labTest, t.args).seconds, t.suite, strings.TrimSpace(t.name()+" "+t.args), t.reason)
 	}
 	for _, t := range p.leftOut {

@@ -53,6 +53,11 @@ type suite struct {
 	folder   string
 	parallel int
 
+	// parts divide the suite in `make test-all` if it takes too long for one run; tests are the lab tests that this run
+	// has of it.
+	parts []part
+	tests []plannedTest
+
 	// again returns the command that runs only the test with this key, rest the one that runs the
 	// tests of a package that had not started. Suites without them are not retried.
 	again func(key string) []string
@@ -63,6 +68,9 @@ type suite struct {
 	hasLegs bool
 	selects string
 }
+
+// part has a name, and a pattern for test functions. Each function is in the first part whose pattern matches.
+type part struct{ name, functions string }
 
 func inTier(t tier, s suite) suite {
 	s.tier = t
@@ -99,13 +107,14 @@ var suites = []suite{
 	labTestsOf(inPart, goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab")),
 	labTestsOf(inPart, goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/storage")),
 	labTestsOf(inPart, goTest("fabric", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/fabric")),
-	labTestsOf(inPart, goTest("driver", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=16", "./e2e/driver")),
-	labTestsOf(inPart, goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/remote")),
+	labTestsOf(inPart, goTest("driver", "sanity-tests", sharedLab, 45*time.Minute, "-parallel=16", "./e2e/driver")),
+	labTestsOf(inPart, goTest("remote", "sanity-tests", sharedLab, 45*time.Minute, "-parallel=16", "./e2e/remote")),
 	labTestsOf(inPart, goTest("offload", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=6", "./e2e/offload")),
 	labTestsOf(inPart, goTest("pages", "sanity-tests", sharedLab, 25*time.Minute, "./e2e/pages")),
 	labTestsOf(inPart, goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move")),
 	labTestsOf(inPart, withLegs("-setup", goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"))),
-	labTestsOf(inPart, withLegs("", goTest("faults", "sanity-tests", sharedLab, 55*time.Minute, "-parallel=6", "./e2e/faults"))),
+	divided(labTestsOf(inPart, withLegs("", goTest("faults", "sanity-tests", sharedLab, 55*time.Minute, "-parallel=6", "./e2e/faults"))),
+		part{"crash-points", "^TestDying"}, part{"moves", "^TestMovesDying"}, part{"others", ""}),
 	inTier(testAllOnly, check("release build", root, "cargo", "build", "--locked", "--release", "--package", "liqo-csi")),
 	// This fails if the image is too large, or a program in it does not run.
 	inTier(testAllOnly, check("release image", nothing, "make", "image")),
@@ -229,22 +238,52 @@ func allBut(part string) []string {
 	return filter(strings.Fields(string(out)), func(path string) bool { return !strings.Contains(path, part) })
 }
 
-// selected returns the suites of a run whose names contain the text, reduced to the plan.
+func divided(s suite, parts ...part) suite {
+	s.parts = parts
+	return s
+}
+
+// selected returns the suites of a run, or parts of suites, whose names contain the text: all, or those of the plan.
 func selected(all bool, text string, p plan) (todo []suite) {
 	for _, s := range suites {
-		if !strings.Contains(s.name, text) || s.tier == testAllOnly && !all {
-			continue
+		ofPlan := filter(p.tests(), s.has)
+		switch {
+		case all:
+			todo = append(todo, s.inParts(p.all)...)
+		case s.tier == always:
+			todo = append(todo, s)
+		case len(ofPlan) > 0:
+			todo = append(todo, s.part(ofPlan))
 		}
-		if s.tier == inPart && !all {
-			tests := p.of(s)
-			if len(tests) == 0 {
-				continue
-			}
-			s = s.part(tests)
-		}
-		todo = append(todo, s)
 	}
-	return todo
+	return filter(todo, func(s suite) bool { return strings.Contains(s.name, text) })
+}
+
+func (s suite) has(t plannedTest) bool { return t.suite == s.name }
+
+// inParts returns the parts of a suite, or the suite, with all of its tests.
+func (s suite) inParts(all []labTest) (parts []suite) {
+	var left, whole []plannedTest
+	for _, t := range all {
+		left = append(left, plannedTest{labTest: t})
+	}
+	left = filter(left, s.has)
+	if s.tests = left; len(s.parts) == 0 {
+		return []suite{s}
+	}
+	for _, p := range s.parts {
+		matches := regexp.MustCompile(p.functions)
+		tests := filter(left, func(t plannedTest) bool { return matches.MatchString(t.function) })
+		left = filter(left, func(t plannedTest) bool { return !matches.MatchString(t.function) })
+		for _, t := range tests {
+			t.leg = "" // or go would leave out subtests that are no legs
+			whole = append(whole, t)
+		}
+		one := s.part(whole)
+		one.name, one.tests, whole = s.name+"/"+p.name, tests, nil
+		parts = append(parts, one)
+	}
+	return parts
 }
 
 // startingFrom drops the suites before the first whose name contains the text.

@@ -34,11 +34,50 @@ func TestSuitesAreRunAsPlanned(t *testing.T) {
 	}
 }
 
-func TestEverySuiteEndsWithinAnHour(t *testing.T) {
-	for _, s := range suites {
+// Each test is in one part, and each part takes less than its limit, which is below an hour.
+func TestEveryPartOfTestAllEndsWithinAnHour(t *testing.T) {
+	all, known := repositoryTests(t)
+	parts := map[string]int{}
+	for _, s := range selected(true, "", plan{all: all}) {
 		if s.limit >= mostOfASuite {
 			t.Errorf("the limit of %s is %s", s.name, s.limit)
 		}
+		if minutes := known.minutes(s.tests); minutes > s.limit.Minutes() {
+			t.Errorf("%s takes %.0f minutes, and its limit is %s", s.name, minutes, s.limit)
+		}
+		for _, one := range s.tests {
+			parts[one.String()]++
+		}
+	}
+	for _, one := range all {
+		if parts[one.String()] != 1 {
+			t.Errorf("%s is in %d parts", one, parts[one.String()])
+		}
+	}
+}
+
+// -only and -from select parts by name, and a part runs whole functions: their subtests that are no legs, too.
+func TestPartsOfASuite(t *testing.T) {
+	test := func(suite, function, leg string) labTest { return labTest{suite: suite, function: function, leg: leg} }
+	p := plan{all: []labTest{test("faults", "TestDying", "a"), test("faults", "TestDying", "b"), test("faults", "TestKills", ""),
+		test("faults", "TestMovesDying", "a"), test("driver", "TestDying", "")}}
+	todo := selected(true, "faults", p)
+	if got := names(todo); !slices.Equal(got, []string{"faults/crash-points", "faults/moves", "faults/others"}) {
+		t.Fatalf("parts: %v", got)
+	}
+	for i, pattern := range []string{"^(TestDying)$", "^(TestMovesDying)$", "^(TestKills)$"} {
+		if !slices.Contains(todo[i].command, "-run="+pattern) {
+			t.Errorf("%s: %v", todo[i].name, todo[i].command)
+		}
+	}
+	if first := todo[0]; len(first.tests) != 2 || !slices.Contains(first.again("m/p TestDying/a"), "^TestDying$/^a$") {
+		t.Errorf("%s has %s, and runs a leg again with %v", first.name, listed(first.tests), first.again("m/p TestDying/a"))
+	}
+	if from, err := startingFrom("faults/moves", selected(true, "", p)); err != nil || from[0].name != "faults/moves" {
+		t.Errorf("from: %v, %v", names(from), err)
+	}
+	if got := names(selected(true, "faults/moves", p)); len(got) != 1 {
+		t.Errorf("only: %v", got)
 	}
 }
 

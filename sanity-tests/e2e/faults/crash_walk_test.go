@@ -58,22 +58,10 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a twin in another cluster deleted behind our back", w.remoteRescued},
 		{"a volume that grows in another cluster", w.remoteGrown},
 		{"a restore that is sent back to its snapshot", w.restoreRescheduled},
-		{"a move until its gate is closed", w.movePrepared},
-		{"a move from its cut-over on", w.moveCutOver},
-		{"a move that is cancelled", w.moveCancelled},
-		{"a claim that is deleted while it is moved", w.moveOfADeletedClaim},
-		{"a move that is cancelled before its gate is closed", w.moveNeverGated},
-		{"a PersistentVolume that is deleted while it is moved", w.moveOfADeletedVolume},
-		{"a move of a volume to be retained", w.moveRetained},
-		{"a move within another cluster", w.moveWithin},
-		{"a move whose target is lost after its commit", w.moveRecovered},
 	} {
-		t.Run(leg.name, func(t *testing.T) {
-			checkLeaks(t, cluster, user.Cluster(t, "remote"))
-			leg.run(t, newRemoteSetup(t))
-		})
+		w.runRemote(t, leg)
 	}
-	w.report(t, false)
+	w.report(t)
 }
 
 func (w *walk) attached(t *testing.T, n *user.Namespace) {

@@ -64,7 +64,7 @@ func TestFabricDyingAtEveryCrashPoint(t *testing.T) {
 			leg.run(t, n)
 		})
 	}
-	w.report(t, true)
+	w.report(t)
 }
 
 // installFabric installs one replica, because crash orders are for one process.

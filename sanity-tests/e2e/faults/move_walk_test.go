@@ -21,6 +21,27 @@ import (
 // moveName is the name of the move in each leg. Moves take longer than this suite's orphan grace.
 const moveName = "there"
 
+// The controller crashes before and after every write of a move.
+func TestMovesDyingAtEveryCrashPoint(t *testing.T) {
+	cluster := user.Cluster(t, "home")
+	install(t, cluster, 1)
+	w := &walk{cluster: cluster}
+	for _, leg := range []leg[*remoteSetup]{
+		{"a move until its gate is closed", w.movePrepared},
+		{"a move from its cut-over on", w.moveCutOver},
+		{"a move that is cancelled", w.moveCancelled},
+		{"a claim that is deleted while it is moved", w.moveOfADeletedClaim},
+		{"a move that is cancelled before its gate is closed", w.moveNeverGated},
+		{"a PersistentVolume that is deleted while it is moved", w.moveOfADeletedVolume},
+		{"a move of a volume to be retained", w.moveRetained},
+		{"a move within another cluster", w.moveWithin},
+		{"a move whose target is lost after its commit", w.moveRecovered},
+	} {
+		w.runRemote(t, leg)
+	}
+	w.report(t)
+}
+
 // The controller crashes around every write before the drain, and when the gate is closed. No pod uses
 // the volume.
 func (w *walk) movePrepared(t *testing.T, b *remoteSetup) {

@@ -154,9 +154,20 @@ func (w *walk) waitCrashed(t *testing.T, n *user.Namespace, orders ...order) {
 	}
 }
 
-// report runs a subtest for every crash point of the driver, or of the fabric. -run with a leg selects none
-// of them.
-func (w *walk) report(t *testing.T, ofFabric bool) {
+// testOf returns the test whose legs reach a crash point.
+func testOf(point string) string {
+	switch {
+	case slices.Contains(fabricPoints, point):
+		return "TestFabricDyingAtEveryCrashPoint"
+	case strings.Contains(point, "-move-"):
+		return "TestMovesDyingAtEveryCrashPoint"
+	}
+	return "TestDyingAtEveryCrashPoint"
+}
+
+// report runs a subtest for every crash point that legs of this test reach. -run with a leg selects none of
+// them.
+func (w *walk) report(t *testing.T) {
 	program, err := driver.Compile(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +179,7 @@ func (w *walk) report(t *testing.T, ofFabric bool) {
 	points := strings.Fields(string(all))
 	legFailed := t.Failed()
 	for _, point := range points {
-		if slices.Contains(fabricPoints, point) != ofFabric {
+		if testOf(point) != t.Name() {
 			continue
 		}
 		t.Run(point, func(t *testing.T) {

@@ -11,7 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/e2e/user"
 )
+
+func (w *walk) runRemote(t *testing.T, one leg[*remoteSetup]) {
+	t.Run(one.name, func(t *testing.T) {
+		checkLeaks(t, w.cluster, user.Cluster(t, "remote"))
+		one.run(t, newRemoteSetup(t))
+	})
+}
 
 // The controller crashes around the writes that mark a virtual node and the status of its RemoteCluster,
 // and around those that remove the marks.

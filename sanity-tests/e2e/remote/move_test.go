@@ -2,6 +2,7 @@ package remote
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os/exec"
 	"strconv"
@@ -15,6 +16,8 @@ import (
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
+
+var databaseMoves = flag.Int("moves", 2, "number of moves in TestDatabaseMovesThereAndBackWhileItWrites: there, and back")
 
 // movedClass is the target of a move within the remote cluster.
 const movedClass = "e2e-moved"
@@ -153,7 +156,7 @@ func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
 	for _, leg := range []struct {
 		from, to *user.Namespace
 		node     string
-	}{{p.home, p.remote, p.node}, {p.remote, p.home, homeNode}} {
+	}{{p.home, p.remote, p.node}, {p.remote, p.home, homeNode}}[:*databaseMoves] {
 		load := leg.from.LoadEtcd(pod, confirmed)
 		leg.from.Eventually("the database confirms keys", func(context.Context) (string, error) {
 			if load.Confirmed() < confirmed+20 {
