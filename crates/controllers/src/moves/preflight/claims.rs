@@ -16,7 +16,7 @@ use crate::{
     gate::{MovedVolume, Place},
     moves::Context,
     topology::Node,
-    twin::{Site, TWIN_CLASS, is_bound_to, second_pvs, twin_in},
+    twin::{Site, TWIN_CLASS, consumers::ephemeral_of, is_bound_to, second_pvs, twin_in},
     volume::{
         ClaimName, ClusterId, DRIVER_NAME, SnapshotId, SnapshotKey, SnapshotMarks, SnapshotPlace, VolumeId,
         mark, moving::MovedClaim, parse_quantity,
@@ -46,8 +46,17 @@ pub(super) async fn read_claim(home: &Cluster, name: &ClaimName) -> ApiResult<Re
     if claim.metadata.deletion_timestamp.is_some() {
         return refused("it is being deleted");
     }
-    if claim.owner_references().iter().any(|owner| owner.kind == "Pod") {
-        return refused("it belongs to a generic ephemeral volume, and is deleted with its pod");
+    if let Some(pod) = ephemeral_of(home, &claim).await? {
+        return refused(&format!(
+            "it is the generic ephemeral volume of the pod {pod}, and is deleted with it: the next pod gets a new volume where it \
+             is scheduled. Data that shall move needs a claim that you create yourself"
+        ));
+    }
+    if let Some(pod) = claim.owner_references().iter().find(|owner| owner.kind == "Pod") {
+        let pod = &pod.name;
+        return refused(&format!(
+            "it is deleted with the pod {pod}, which owns it: remove that pod from its ownerReferences first"
+        ));
     }
     let bound = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     let Some(bound) = bound.filter(|name| !name.is_empty()) else {
