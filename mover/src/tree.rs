@@ -8,6 +8,8 @@ use std::{
     fs::File,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
+    thread,
+    time::Duration,
 };
 
 use rustix::{
@@ -30,6 +32,11 @@ const INSIDE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
+
+/// How long a file is waited for that is under a lease: the peer of a lane that waits with it would wait longer.
+const LEASE: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// `STATX_SUBVOL`: the subvolume's number, since Linux 6.10 and only where there are any (btrfs).
 const SUBVOLUME: StatxFlags = StatxFlags::from_bits_retain(0x8000);
@@ -158,12 +165,23 @@ impl Tree {
 }
 
 fn open_inside(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+    let open = || rustix::fs::openat2(directory, path, flags | OFlags::CLOEXEC, mode, INSIDE);
+    patiently(open, thread::sleep)
+}
+
+/// Opens a file, again and again for a while if it is under a lease (`F_SETLEASE`): that is `AGAIN`. The kernel has then
+/// asked the other process to give the lease up, and ends it after `/proc/sys/fs/lease-break-time`, 45 seconds by
+/// default, so that a later attempt of the caller succeeds. A concurrent rename is `AGAIN`, too, but not twice.
+fn patiently<T>(mut open: impl FnMut() -> Result<T>, mut sleep: impl FnMut(Duration)) -> Result<T> {
+    let (mut pause, mut waited) = (FIRST_PAUSE, Duration::ZERO);
     loop {
-        match rustix::fs::openat2(directory, path, flags | OFlags::CLOEXEC, mode, INSIDE) {
-            // The kernel noticed a concurrent rename and cannot be sure: try again.
-            Err(Errno::AGAIN) => {}
+        match open() {
+            Err(Errno::AGAIN) if waited < LEASE => {}
             result => return result,
         }
+        sleep(pause);
+        waited += pause;
+        pause = LONGEST_PAUSE.min(pause * 2);
     }
 }
 
@@ -600,6 +618,29 @@ pub(crate) fn open_anywhere(path: &Path, flags: OFlags) -> Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lease_is_waited_for_less_and_less_often_and_not_for_ever() {
+        let attempts = |needed: usize| {
+            let (mut made, mut pauses) = (0, Vec::new());
+            let open = || {
+                made += 1;
+                if made < needed { Err(Errno::AGAIN) } else { Ok(()) }
+            };
+            let opened = patiently(open, |pause| pauses.push(pause));
+            (opened, made, pauses)
+        };
+        assert_eq!(attempts(1), (Ok(()), 1, Vec::new()));
+        let pauses = [1, 2, 4].map(Duration::from_millis);
+        assert_eq!(attempts(4), (Ok(()), 4, pauses.to_vec()));
+        let (opened, made, pauses) = attempts(usize::MAX);
+        assert_eq!((opened, made), (Err(Errno::AGAIN), pauses.len() + 1));
+        let waited: Duration = pauses.iter().sum();
+        assert!(
+            (LEASE..LEASE + LONGEST_PAUSE).contains(&waited) && pauses.len() < 30,
+            "{pauses:?}"
+        );
+    }
 
     #[test]
     fn what_another_client_of_nfs_deleted_is_gone() {
