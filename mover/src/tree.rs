@@ -38,6 +38,8 @@ const LEASE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// The type of btrfs in `statfs`.
+pub(crate) const BTRFS: i64 = 0x9123_683E;
 /// `STATX_SUBVOL`: the subvolume's number, since Linux 6.10 and only where there are any (btrfs).
 const SUBVOLUME: StatxFlags = StatxFlags::from_bits_retain(0x8000);
 
@@ -116,6 +118,21 @@ impl Tree {
     fn at(&self, path: &TreePath, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         let bytes = if path.is_root() { b"." } else { path.as_bytes() };
         open_inside(self.0.as_fd(), bytes, flags, mode)
+    }
+
+    /// Whether files here can have the flag `NOCOW`, to be written in place. Other file systems than btrfs do that with
+    /// all files or with none.
+    pub(crate) fn has_nocow(&self) -> bool {
+        rustix::fs::fstatfs(&self.0).is_ok_and(|fs| fs.f_type == BTRFS)
+    }
+
+    /// Sets that flag of the root: everything that is created in it inherits it.
+    pub(crate) fn set_nocow(&self) -> Result<()> {
+        let flags = rustix::fs::ioctl_getflags(&self.0)?;
+        if flags.contains(IFlags::NOCOW) {
+            return Ok(());
+        }
+        rustix::fs::ioctl_setflags(&self.0, flags | IFlags::NOCOW)
     }
 
     /// Writes all data of this file system to disk.
