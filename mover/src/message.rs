@@ -184,6 +184,9 @@ pub(crate) struct Begin {
     /// Whether the flag `NOCOW` means nothing at the target, so that it is no loss.
     #[prost(bool, tag = "2")]
     pub(crate) ignores_nocow: bool,
+    /// Whether the sizes of files are to be listed without their holes: the target only deletes what is larger.
+    #[prost(bool, tag = "3")]
+    pub(crate) only_data: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

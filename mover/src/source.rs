@@ -31,7 +31,7 @@ use crate::{
         Begin, FromSource, FromTarget, Listing, RawEntry, Ready, ScanEnd, SourceMessage, TargetMessage,
     },
     path::TreePath,
-    read::{Fetch, Outbox, Volume, answer},
+    read::{Fetch, Outbox, Volume, answer, data_length},
     scan::{Listed, Scan, read},
     session::{ControlLane, SessionStatus, lock},
     throttle::Throttle,
@@ -178,6 +178,7 @@ impl Source {
         up: Arc<ControlLane>,
         status: Arc<SessionStatus>,
     ) -> Walking {
+        let only_data = begin.only_data;
         let kept = if begin.ignores_nocow {
             IFlags::NOCOW
         } else {
@@ -195,6 +196,7 @@ impl Source {
                     tree,
                     up: &up,
                     kept,
+                    only_data,
                     vanished: 0,
                 }
                 .pass(
@@ -257,6 +259,8 @@ struct TreePass<'a> {
     up: &'a ControlLane,
     /// The flags that are no loss: those that mean nothing at the target, or that the root hands down.
     kept: IFlags,
+    /// Whether the sizes of files are listed without their holes.
+    only_data: bool,
     vanished: u64,
 }
 
@@ -389,7 +393,7 @@ impl TreePass<'_> {
         if inode.is_directory() {
             return Ok(true);
         }
-        match details(directory.as_fd(), name, inode, self.kept) {
+        match details(directory.as_fd(), name, inode, self.kept, self.only_data) {
             Ok(lost) => {
                 for kind in lost {
                     losses.note(kind, 1, &path.child(name)?);
@@ -410,6 +414,7 @@ fn details(
     name: &crate::path::Name,
     inode: &mut Inode,
     kept: IFlags,
+    only_data: bool,
 ) -> Result<impl Iterator<Item = LossKind> + use<>, XattrError> {
     if let Kind::Symlink(target) = &mut inode.kind {
         *target = read_link(directory, name).map_err(|errno| match errno {
@@ -432,6 +437,9 @@ fn details(
         return Err(Errno::NOENT.into());
     }
     inode.attributes.xattrs = xattrs;
+    if only_data && let Some(file) = &file {
+        inode.stamp.size = data_length(file.as_fd(), inode.stamp.size)?;
+    }
     let flags = file.as_ref().map(|file| lost_flags(file.as_fd())).transpose()?;
     Ok(lost(others, flags.unwrap_or(IFlags::empty()) - kept))
 }
@@ -578,8 +586,9 @@ mod tests {
         let (tree, name) = (Tree::open(root.path()).unwrap(), Name::parse(b"x").unwrap());
         let status = At::Child(tree.root(), &name).status().unwrap();
         let mut inode = inode_of(&status).unwrap();
-        let losses =
-            |inode: &mut Inode| details(tree.root(), &name, inode, IFlags::empty()).map(Iterator::count);
+        let losses = |inode: &mut Inode| {
+            details(tree.root(), &name, inode, IFlags::empty(), false).map(Iterator::count)
+        };
         assert_eq!(losses(&mut inode), Ok(0));
         inode.kind = Kind::Fifo;
         assert_eq!(losses(&mut inode), Err(Errno::NOENT.into()));

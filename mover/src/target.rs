@@ -266,7 +266,11 @@ impl Session<'_> {
             last: true,
             ..Known::default()
         };
-        for message in [TargetMessage::Begin(Begin::default()), TargetMessage::Known(last)] {
+        let begin = Begin {
+            only_data: true,
+            ..Begin::default()
+        };
+        for message in [TargetMessage::Begin(begin), TargetMessage::Known(last)] {
             link.down.send(&target_message(message), true)?;
         }
         let ready = link.ready()?;
@@ -285,6 +289,7 @@ impl Session<'_> {
         let begin = Begin {
             pass,
             ignores_nocow: !has_nocow,
+            only_data: false,
         };
         link.down
             .send(&target_message(TargetMessage::Begin(begin)), true)?;

@@ -387,6 +387,33 @@ fn attempt_until_it_fits(pair: &Pair, target: &mut Target) {
     pair.assert_equal();
 }
 
+/// The file is as long as before.
+#[test]
+fn what_the_source_has_freed_within_a_file_is_freed_before_others_are_written() {
+    if !is_root() {
+        return;
+    }
+    let image = Image::new(&["mkfs.ext4", "-q"], 80);
+    let pair = Pair {
+        target: image.at.clone(),
+        ..Pair::new()
+    };
+    let at = |path: &str| pair.source.join(path);
+    for directory in ["a", "z"] {
+        fs::create_dir(at(directory)).unwrap();
+    }
+    fs::write(at("z/image"), noise(1, 45 << 20)).unwrap();
+    let mut target = pair.open();
+    attempt_until_it_fits(&pair, &mut target);
+    let file = File::options().write(true).open(at("z/image")).unwrap();
+    file.set_len(0).unwrap();
+    file.set_len(45 << 20).unwrap();
+    for number in 0..15 {
+        fs::write(at(&format!("a/{number:02}")), noise(number, 3 << 20)).unwrap();
+    }
+    attempt_until_it_fits(&pair, &mut target);
+}
+
 /// There are 32 bytes of hash for each MiB.
 #[test]
 fn hashes_of_holes_take_no_space() {
