@@ -279,9 +279,11 @@ impl ReceiveState {
             Piece::Failed { fetch, errno } => {
                 let wanted = self.table.get(fetch)?;
                 let source = io::Error::from_raw_os_error(i32::try_from(errno).unwrap_or_default());
-                Err(Error::Unreadable {
-                    path: wanted.path(),
-                    source,
+                let path = wanted.path();
+                Err(if source.kind() == io::ErrorKind::WouldBlock {
+                    Error::Leased { path }
+                } else {
+                    Error::Unreadable { path, source }
                 })
             }
         }

@@ -222,9 +222,13 @@ impl BlockSession<'_> {
             .map_or(0, |(header, _)| header.pass)
             + 1;
         let received = self.link.state.received();
-        self.link
-            .down
-            .send(&target_message(TargetMessage::Begin(Begin { pass })), true)?;
+        self.link.down.send(
+            &target_message(TargetMessage::Begin(Begin {
+                pass,
+                ..Begin::default()
+            })),
+            true,
+        )?;
         let ready = self.link.ready()?;
         let bytes = ready.device_size;
         if bytes == 0 {

@@ -201,7 +201,7 @@ impl Reason {
         match error {
             error if error.is_full() => Self::Full,
             Error::Cut(_) => Self::Cut,
-            Error::Peer(_) | Error::Unreadable { .. } => Self::Source,
+            Error::Peer(_) | Error::Unreadable { .. } | Error::Leased { .. } => Self::Source,
             Error::Refused(_) | Error::Protocol(_) => Self::Peer,
             Error::Full { .. } | Error::Tree { .. } | Error::Journal(_) => Self::Target,
             Error::Corrupt { .. } => Self::Corrupt,

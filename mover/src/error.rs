@@ -48,6 +48,15 @@ pub enum Error {
         /// The error of the kernel at the source.
         source: io::Error,
     },
+    /// Another process has a lease on a file, as file servers have for their clients, and has not given it up in time.
+    /// The kernel ends the lease soon, so that a later attempt succeeds.
+    #[error(
+        "'{path}' is under a lease of another process, such as a file server: it can be read when that has given the lease up"
+    )]
+    Leased {
+        /// The file.
+        path: TreePath,
+    },
     /// The received bytes are not those that were sent.
     #[error("'{path}' arrived with other bytes than the source read (chunk {chunk})")]
     Corrupt {
@@ -110,6 +119,7 @@ impl Error {
                     path,
                     source: errno.into(),
                 },
+                Errno::AGAIN => Self::Leased { path },
                 // See `At::xattrs` and `At::set_attributes`.
                 Errno::TOOBIG => Self::Unfit {
                     path,

@@ -103,6 +103,7 @@ impl Script {
             used: 0,
             own_files: 0,
             sees_trusted: false,
+            nocow: false,
         };
         let message = std::iter::once(SourceMessage::Ready(ready)).chain(messages);
         Self {
@@ -600,7 +601,10 @@ fn a_target_sees_nothing_but_the_tree() {
 }
 
 fn begin() -> TargetMessage {
-    TargetMessage::Begin(Begin { pass: 1 })
+    TargetMessage::Begin(Begin {
+        pass: 1,
+        ..Begin::default()
+    })
 }
 
 fn known(path: &str) -> TargetMessage {

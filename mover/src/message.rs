@@ -98,6 +98,9 @@ pub(crate) struct Ready {
     /// Whether the source sees attributes of the namespace `trusted`.
     #[prost(bool, tag = "6")]
     pub(crate) sees_trusted: bool,
+    /// Whether everything that is created in the root of a tree inherits `NOCOW`.
+    #[prost(bool, tag = "7")]
+    pub(crate) nocow: bool,
 }
 
 /// The data to detect later whether the clock was set back.
@@ -178,6 +181,12 @@ pub(crate) enum TargetMessage {
 pub(crate) struct Begin {
     #[prost(uint32, tag = "1")]
     pub(crate) pass: u32,
+    /// Whether the flag `NOCOW` means nothing at the target, so that it is no loss.
+    #[prost(bool, tag = "2")]
+    pub(crate) ignores_nocow: bool,
+    /// Whether the sizes of files are to be listed without their holes: the target only deletes what is larger.
+    #[prost(bool, tag = "3")]
+    pub(crate) only_data: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::{
-    fs::{AtFlags, FileType},
+    fs::{AtFlags, FileType, Statx},
     io::Errno,
 };
 
@@ -80,8 +80,9 @@ impl Present {
         unlink(self.directory.as_fd(), name).map_err(Error::tree("deleting", &path))
     }
 
-    /// Deletes what exists before this entry, and under its name what is of another kind, or is larger by
-    /// what the source has: then deleting it frees at least as much as is sent again.
+    /// Deletes what exists before this entry, and under its name what is of another kind, or takes more space by
+    /// what the source has: then deleting it frees at least as much as is sent again. The size of the entry is that of
+    /// its data.
     fn prune(&mut self, tree: &Tree, entry: &Entry) -> Result<(), Error> {
         let found = self.until(tree, Some(&entry.name), |present, name, kind| {
             present.delete_unlisted(tree, name, kind)
@@ -90,7 +91,8 @@ impl Present {
         let is_larger = || {
             let status = At::Child(self.directory.as_fd(), &entry.name).status();
             let size = entry.inode.stamp.size;
-            entry.inode.is_file() && status.is_ok_and(|status| status.stx_size / 2 >= size.max(1))
+            let takes = |status: Statx| status.stx_size.min(status.stx_blocks.saturating_mul(512));
+            entry.inode.is_file() && status.is_ok_and(|status| takes(status) / 2 >= size.max(1))
         };
         if kind != type_of(&entry.inode.kind) || is_larger() {
             self.delete(tree, &entry.name, kind)?;

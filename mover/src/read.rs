@@ -4,7 +4,10 @@
 use std::{
     fs::File,
     io,
-    os::{fd::AsFd, unix::fs::FileExt},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::FileExt,
+    },
     sync::Arc,
 };
 
@@ -327,6 +330,23 @@ fn data_in(file: &File, offset: u64, length: u32) -> Result<Vec<Range>, Errno> {
         at = stop;
     }
     Ok(ranges)
+}
+
+/// The bytes of a file of this size outside of holes.
+pub(crate) fn data_length(file: BorrowedFd<'_>, size: u64) -> Result<u64, Errno> {
+    let (mut total, mut at) = (0, 0);
+    while at < size {
+        let begin = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(begin) => begin,
+            Err(Errno::NXIO) => break,
+            // The file system does not report holes.
+            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::SPIPE) => return Ok(size),
+            Err(errno) => return Err(errno),
+        };
+        at = rustix::fs::seek(file, SeekFrom::Hole(begin))?;
+        total += at - begin;
+    }
+    Ok(total.min(size))
 }
 
 /// Reads the data of one chunk. If the file was truncated meanwhile, the missing part is zeros; returns

@@ -27,9 +27,11 @@ use crate::{
     error::Error,
     lanes::{PING, Reader, SourceLanes, Writer},
     loss::{LossKind, Losses, sees_trusted},
-    message::{FromSource, FromTarget, Listing, RawEntry, Ready, ScanEnd, SourceMessage, TargetMessage},
+    message::{
+        Begin, FromSource, FromTarget, Listing, RawEntry, Ready, ScanEnd, SourceMessage, TargetMessage,
+    },
     path::TreePath,
-    read::{Fetch, Outbox, Volume, answer},
+    read::{Fetch, Outbox, Volume, answer, data_length},
     scan::{Listed, Scan, read},
     session::{ControlLane, SessionStatus, lock},
     throttle::Throttle,
@@ -131,14 +133,14 @@ impl Source {
                 .message
                 .ok_or_else(|| Error::Protocol("it sent an empty message".to_owned()))?
             {
-                TargetMessage::Begin(_) => {
+                TargetMessage::Begin(begin) => {
                     if walk
                         .as_ref()
                         .is_some_and(|walk| walk.active.load(Ordering::SeqCst))
                     {
                         return Err(Error::Protocol("it began a pass during another one".to_owned()));
                     }
-                    walk = Some(self.begin(scope, Arc::clone(up), Arc::clone(status)));
+                    walk = Some(self.begin(scope, &begin, Arc::clone(up), Arc::clone(status)));
                 }
                 TargetMessage::Known(known) => {
                     let walk = walk
@@ -172,9 +174,16 @@ impl Source {
     fn begin<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
+        begin: &Begin,
         up: Arc<ControlLane>,
         status: Arc<SessionStatus>,
     ) -> Walking {
+        let only_data = begin.only_data;
+        let kept = if begin.ignores_nocow {
+            IFlags::NOCOW
+        } else {
+            IFlags::empty()
+        };
         let (known, frames) = mpsc::sync_channel(KNOWN_CREDIT as usize);
         let active = Arc::new(AtomicBool::new(true));
         let walking = Walking {
@@ -186,7 +195,8 @@ impl Source {
                 Volume::Tree(tree) => TreePass {
                     tree,
                     up: &up,
-                    of_volume: IFlags::empty(),
+                    kept,
+                    only_data,
                     vanished: 0,
                 }
                 .pass(
@@ -237,6 +247,7 @@ fn pass_device(up: &ControlLane, device: &File, size: u64) -> Result<ScanEnd, Er
         used: 0,
         own_files: 0,
         sees_trusted: false,
+        nocow: false,
     };
     up.send(&source_message(SourceMessage::Ready(ready)), false)?;
     Ok(ScanEnd::default())
@@ -246,8 +257,10 @@ fn pass_device(up: &ControlLane, device: &File, size: u64) -> Result<ScanEnd, Er
 struct TreePass<'a> {
     tree: &'a Arc<Tree>,
     up: &'a ControlLane,
-    /// The flags of the root that are those of the whole volume, which its provisioner sets.
-    of_volume: IFlags,
+    /// The flags that are no loss: those that mean nothing at the target, or that the root hands down.
+    kept: IFlags,
+    /// Whether the sizes of files are listed without their holes.
+    only_data: bool,
     vanished: u64,
 }
 
@@ -259,7 +272,8 @@ impl TreePass<'_> {
             .map_err(Error::tree("synchronising", &TreePath::root()))?;
         let flags =
             lost_flags(self.tree.root()).map_err(Error::tree("reading attributes of", &TreePath::root()))?;
-        self.of_volume = flags & IFlags::PROJECT_INHERIT;
+        // The project is that of the whole volume, which its provisioner sets. The target's root gets `NOCOW`, too.
+        self.kept |= flags & (IFlags::PROJECT_INHERIT | IFlags::NOCOW);
         let used = self.tree.used().unwrap_or_default();
         // For others, such as a share of a server, the numbers may not be those of the tree.
         let is_own = stamps_count && self.tree.is_whole();
@@ -271,6 +285,7 @@ impl TreePass<'_> {
                 used: used.bytes,
                 own_files: if is_own { used.files } else { 0 },
                 sees_trusted: sees_trusted(),
+                nocow: flags.contains(IFlags::NOCOW),
             })),
             true,
         )?;
@@ -304,7 +319,7 @@ impl TreePass<'_> {
         let opened = self.tree.directory(&path).map_err(XattrError::from);
         let found = opened.and_then(|directory| {
             let (xattrs, others) = At::Fd(directory.as_fd()).xattrs()?;
-            let lost = lost(others, lost_flags(directory.as_fd())? - self.of_volume);
+            let lost = lost(others, lost_flags(directory.as_fd())? - self.kept);
             Ok((directory, xattrs, lost))
         });
         let (directory, xattrs, lost) = match found {
@@ -378,7 +393,7 @@ impl TreePass<'_> {
         if inode.is_directory() {
             return Ok(true);
         }
-        match details(directory.as_fd(), name, inode, self.of_volume) {
+        match details(directory.as_fd(), name, inode, self.kept, self.only_data) {
             Ok(lost) => {
                 for kind in lost {
                     losses.note(kind, 1, &path.child(name)?);
@@ -398,7 +413,8 @@ fn details(
     directory: std::os::fd::BorrowedFd<'_>,
     name: &crate::path::Name,
     inode: &mut Inode,
-    of_volume: IFlags,
+    kept: IFlags,
+    only_data: bool,
 ) -> Result<impl Iterator<Item = LossKind> + use<>, XattrError> {
     if let Kind::Symlink(target) = &mut inode.kind {
         *target = read_link(directory, name).map_err(|errno| match errno {
@@ -421,8 +437,11 @@ fn details(
         return Err(Errno::NOENT.into());
     }
     inode.attributes.xattrs = xattrs;
+    if only_data && let Some(file) = &file {
+        inode.stamp.size = data_length(file.as_fd(), inode.stamp.size)?;
+    }
     let flags = file.as_ref().map(|file| lost_flags(file.as_fd())).transpose()?;
-    Ok(lost(others, flags.unwrap_or(IFlags::empty()) - of_volume))
+    Ok(lost(others, flags.unwrap_or(IFlags::empty()) - kept))
 }
 
 /// The kinds of what is lost of an inode with these flags, and maybe with other extended attributes.
@@ -567,8 +586,9 @@ mod tests {
         let (tree, name) = (Tree::open(root.path()).unwrap(), Name::parse(b"x").unwrap());
         let status = At::Child(tree.root(), &name).status().unwrap();
         let mut inode = inode_of(&status).unwrap();
-        let losses =
-            |inode: &mut Inode| details(tree.root(), &name, inode, IFlags::empty()).map(Iterator::count);
+        let losses = |inode: &mut Inode| {
+            details(tree.root(), &name, inode, IFlags::empty(), false).map(Iterator::count)
+        };
         assert_eq!(losses(&mut inode), Ok(0));
         inode.kind = Kind::Fifo;
         assert_eq!(losses(&mut inode), Err(Errno::NOENT.into()));

@@ -266,7 +266,11 @@ impl Session<'_> {
             last: true,
             ..Known::default()
         };
-        for message in [TargetMessage::Begin(Begin::default()), TargetMessage::Known(last)] {
+        let begin = Begin {
+            only_data: true,
+            ..Begin::default()
+        };
+        for message in [TargetMessage::Begin(begin), TargetMessage::Known(last)] {
             link.down.send(&target_message(message), true)?;
         }
         let ready = link.ready()?;
@@ -278,21 +282,38 @@ impl Session<'_> {
         sweep(&links).map_err(Error::tree("forgetting links in", &TreePath::root()))
     }
 
-    fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
-        self.prepare()?;
-        let journal = &self.target.journal;
-        let (header, lines) = journal.read().map_err(Error::Journal)?.unzip();
-        let pass = header.as_ref().map_or(0, |header| header.pass) + 1;
-        let received = self.link.state.received();
-
-        self.link
-            .down
-            .send(&target_message(TargetMessage::Begin(Begin { pass })), true)?;
-        let ready = self.link.ready()?;
+    /// Begins a pass. The totals have what the root does not get of the source's root.
+    fn begin(&mut self, pass: u32) -> Result<(Ready, Totals), Error> {
+        let Self { target, link } = self;
+        let has_nocow = target.tree.has_nocow();
+        let begin = Begin {
+            pass,
+            ignores_nocow: !has_nocow,
+            only_data: false,
+        };
+        link.down
+            .send(&target_message(TargetMessage::Begin(begin)), true)?;
+        let ready = link.ready()?;
         if ready.device_size > 0 {
             return Err(Error::Protocol("its volume is a device".to_owned()));
         }
-        fits(&ready, &self.target.tree)?;
+        fits(&ready, &target.tree)?;
+        let mut totals = Totals::default();
+        // Before anything is created, which inherits it.
+        if ready.nocow && has_nocow && target.tree.set_nocow().is_err() {
+            totals.losses.note(LossKind::Flags, 1, &TreePath::root());
+        }
+        Ok((ready, totals))
+    }
+
+    fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
+        self.prepare()?;
+        let before = self.target.journal.read().map_err(Error::Journal)?;
+        let (header, lines) = before.unzip();
+        let pass = header.as_ref().map_or(0, |header| header.pass) + 1;
+        let received = self.link.state.received();
+        let (ready, totals) = self.begin(pass)?;
+        let journal = &self.target.journal;
         let clock = ready.clock;
         let by_stamps = ready.stamps_count
             && !options.reread
@@ -322,7 +343,7 @@ impl Session<'_> {
             stamps_count: ready.stamps_count,
             longest_write: self.target.longest_write,
             walk: Walk::default(),
-            totals: Totals::default(),
+            totals,
         };
         let up = &mut self.link.up;
         let down = &self.link.down;

@@ -8,6 +8,8 @@ use std::{
     fs::File,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
+    thread,
+    time::Duration,
 };
 
 use rustix::{
@@ -31,6 +33,13 @@ const INSIDE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
+/// How long a file is waited for that is under a lease: the peer of a lane that waits with it would wait longer.
+const LEASE: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The type of btrfs in `statfs`.
+pub(crate) const BTRFS: i64 = 0x9123_683E;
 /// `STATX_SUBVOL`: the subvolume's number, since Linux 6.10 and only where there are any (btrfs).
 const SUBVOLUME: StatxFlags = StatxFlags::from_bits_retain(0x8000);
 
@@ -111,6 +120,21 @@ impl Tree {
         open_inside(self.0.as_fd(), bytes, flags, mode)
     }
 
+    /// Whether files here can have the flag `NOCOW`, to be written in place. Other file systems than btrfs do that with
+    /// all files or with none.
+    pub(crate) fn has_nocow(&self) -> bool {
+        rustix::fs::fstatfs(&self.0).is_ok_and(|fs| fs.f_type == BTRFS)
+    }
+
+    /// Sets that flag of the root: everything that is created in it inherits it.
+    pub(crate) fn set_nocow(&self) -> Result<()> {
+        let flags = rustix::fs::ioctl_getflags(&self.0)?;
+        if flags.contains(IFlags::NOCOW) {
+            return Ok(());
+        }
+        rustix::fs::ioctl_setflags(&self.0, flags | IFlags::NOCOW)
+    }
+
     /// Writes all data of this file system to disk.
     pub(crate) fn sync(&self) -> Result<()> {
         rustix::fs::syncfs(&self.0)
@@ -158,12 +182,23 @@ impl Tree {
 }
 
 fn open_inside(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+    let open = || rustix::fs::openat2(directory, path, flags | OFlags::CLOEXEC, mode, INSIDE);
+    patiently(open, thread::sleep)
+}
+
+/// Opens a file, again and again for a while if it is under a lease (`F_SETLEASE`): that is `AGAIN`. The kernel has then
+/// asked the other process to give the lease up, and ends it after `/proc/sys/fs/lease-break-time`, 45 seconds by
+/// default, so that a later attempt of the caller succeeds. A concurrent rename is `AGAIN`, too, but not twice.
+fn patiently<T>(mut open: impl FnMut() -> Result<T>, mut sleep: impl FnMut(Duration)) -> Result<T> {
+    let (mut pause, mut waited) = (FIRST_PAUSE, Duration::ZERO);
     loop {
-        match rustix::fs::openat2(directory, path, flags | OFlags::CLOEXEC, mode, INSIDE) {
-            // The kernel noticed a concurrent rename and cannot be sure: try again.
-            Err(Errno::AGAIN) => {}
+        match open() {
+            Err(Errno::AGAIN) if waited < LEASE => {}
             result => return result,
         }
+        sleep(pause);
+        waited += pause;
+        pause = LONGEST_PAUSE.min(pause * 2);
     }
 }
 
@@ -600,6 +635,29 @@ pub(crate) fn open_anywhere(path: &Path, flags: OFlags) -> Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lease_is_waited_for_less_and_less_often_and_not_for_ever() {
+        let attempts = |needed: usize| {
+            let (mut made, mut pauses) = (0, Vec::new());
+            let open = || {
+                made += 1;
+                if made < needed { Err(Errno::AGAIN) } else { Ok(()) }
+            };
+            let opened = patiently(open, |pause| pauses.push(pause));
+            (opened, made, pauses)
+        };
+        assert_eq!(attempts(1), (Ok(()), 1, Vec::new()));
+        let pauses = [1, 2, 4].map(Duration::from_millis);
+        assert_eq!(attempts(4), (Ok(()), 4, pauses.to_vec()));
+        let (opened, made, pauses) = attempts(usize::MAX);
+        assert_eq!((opened, made), (Err(Errno::AGAIN), pauses.len() + 1));
+        let waited: Duration = pauses.iter().sum();
+        assert!(
+            (LEASE..LEASE + LONGEST_PAUSE).contains(&waited) && pauses.len() < 30,
+            "{pauses:?}"
+        );
+    }
 
     #[test]
     fn what_another_client_of_nfs_deleted_is_gone() {

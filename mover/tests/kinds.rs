@@ -849,10 +849,41 @@ fn every_inode_flag_that_is_lost_is_said() {
         flags_of(&["mkfs.xfs", "-q"], Some("+P"), &of_xfs),
         ["Flags 1 1+A"]
     );
-    assert_eq!(
-        flags_of(&["mkfs.btrfs", "-q"], None, &[("+C", file)]),
-        ["Flags 1 0+C"]
-    );
+}
+
+/// Flag `C` tells btrfs to write files in place, without copies and checksums.
+#[test]
+fn what_is_written_in_place_on_btrfs_is_so_on_another_and_lost_on_no_other_file_system() {
+    if !is_root() {
+        return;
+    }
+    let pass = |target: &[&str], of_root: bool| {
+        let (from, to) = (Image::new(&["mkfs.btrfs", "-q"], 200), Image::new(target, 200));
+        let pair = Pair {
+            source: from.at.clone(),
+            target: to.at.clone(),
+            ..Pair::new()
+        };
+        if of_root {
+            chattr("+C", &pair.source);
+        }
+        fs::create_dir(pair.source.join("data")).unwrap();
+        let file = pair.source.join("data/base");
+        fs::write(&file, "").unwrap();
+        chattr("+C", &file);
+        fs::write(&file, "content").unwrap();
+        let lost = [(); 2].map(|()| lost(&pair.pass(PassOptions::default())));
+        assert_eq!(lost[0], lost[1]);
+        let copy = fs::File::open(pair.target.join("data/base")).unwrap();
+        let flags = rustix::fs::ioctl_getflags(&copy).unwrap();
+        (lost[0].join(" "), flags.contains(rustix::fs::IFlags::NOCOW))
+    };
+    let btrfs = ["mkfs.btrfs", "-q"];
+    assert_eq!(pass(&btrfs, true), (String::new(), true));
+    assert_eq!(pass(&btrfs, false), ("Flags 1 data/base".to_owned(), false));
+    for of_root in [true, false] {
+        assert_eq!(pass(&["mkfs.ext4", "-q"], of_root), (String::new(), false));
+    }
 }
 
 /// The directory is read in several parts.

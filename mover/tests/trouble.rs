@@ -387,6 +387,33 @@ fn attempt_until_it_fits(pair: &Pair, target: &mut Target) {
     pair.assert_equal();
 }
 
+/// The file is as long as before.
+#[test]
+fn what_the_source_has_freed_within_a_file_is_freed_before_others_are_written() {
+    if !is_root() {
+        return;
+    }
+    let image = Image::new(&["mkfs.ext4", "-q"], 80);
+    let pair = Pair {
+        target: image.at.clone(),
+        ..Pair::new()
+    };
+    let at = |path: &str| pair.source.join(path);
+    for directory in ["a", "z"] {
+        fs::create_dir(at(directory)).unwrap();
+    }
+    fs::write(at("z/image"), noise(1, 45 << 20)).unwrap();
+    let mut target = pair.open();
+    attempt_until_it_fits(&pair, &mut target);
+    let file = File::options().write(true).open(at("z/image")).unwrap();
+    file.set_len(0).unwrap();
+    file.set_len(45 << 20).unwrap();
+    for number in 0..15 {
+        fs::write(at(&format!("a/{number:02}")), noise(number, 3 << 20)).unwrap();
+    }
+    attempt_until_it_fits(&pair, &mut target);
+}
+
 /// There are 32 bytes of hash for each MiB.
 #[test]
 fn hashes_of_holes_take_no_space() {
@@ -448,6 +475,55 @@ impl Drop for Mapping {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// A process with a write lease on a file, as file servers have for a client that caches its writes.
+struct Lease(Child);
+
+impl Lease {
+    /// `signalled` is what the process does when the kernel asks for the lease, in Perl.
+    fn of(path: &Path, signalled: &str) -> Self {
+        let program = format!(
+            "open(our $f, '+<', $ARGV[0]) or die $!; $SIG{{IO}} = {signalled}; \
+             fcntl($f, 1024, 1) or die \"F_SETLEASE: $!\"; $| = 1; print \"held\\n\"; <STDIN>"
+        );
+        let mut child = Command::new("perl")
+            .args(["-e", &program])
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("every Debian has perl-base");
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "held\n");
+        Self(child)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_file_under_a_lease_is_waited_for_and_named() {
+    let pair = Pair::new();
+    let path = pair.source.join("cached");
+    fs::write(&path, "x").unwrap();
+    let given_up = Lease::of(&path, "sub { fcntl($f, 1024, 2) }");
+    pair.pass(PassOptions::default());
+    drop(given_up);
+    let kept = Lease::of(&path, "'IGNORE'");
+    let mut target = pair.open();
+    let result = with_session(&pair.source, &mut target, |session| session.pass(LAST));
+    let error = result.expect_err("the lease was broken").to_string();
+    assert!(error.contains("'cached' is under a lease"), "{error}");
+    drop(kept);
+    pair.last_pass();
 }
 
 #[test]

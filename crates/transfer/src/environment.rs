@@ -13,7 +13,7 @@ use crate::{
     cluster::{ApiError, Cause, Cluster, facts, snapshots::VolumeSnapshot},
     placement::transfer::{ImportedClaim, Obstacle, RealVolume, WantedBy, wanted_replica},
     topology::{CLUSTER_KEY, Node, accessible},
-    twin::consumers::uses,
+    twin::consumers::{ephemeral_of, uses},
     twin::{is_bound_to, unmountable},
     volume::{ClaimName, managed_by, mark},
 };
@@ -93,12 +93,19 @@ pub(super) async fn read(
         namespace: claim.namespace().unwrap_or_default(),
         name: claim.name_any(),
     };
-    let (pods, wanted_by) = tokio::try_join!(pods(cluster, &name), wanted_by(cluster, &name))?;
+    let (pods, wanted_by, ephemeral) = tokio::try_join!(
+        pods(cluster, &name),
+        wanted_by(cluster, &name),
+        ephemeral_of(cluster, claim)
+    )?;
     let seen = match volume {
         Some(volume) => Some(real_volume(cluster, volume).await?),
         None => None,
     };
-    let read = imported_claim(name, claim, volume, classes, pods, wanted_by);
+    let read = ImportedClaim {
+        ephemeral,
+        ..imported_claim(name, claim, volume, classes, pods, wanted_by)
+    };
     Ok((read, seen))
 }
 
@@ -136,6 +143,7 @@ fn imported_claim(
             .cloned()
             .collect(),
         managed: managed_by(claim.labels(), claim.annotations()),
+        ephemeral: None,
         controller: controller.map(|owner| (owner.kind.clone(), owner.name.clone())),
         class: class.cloned(),
         pods,

@@ -637,6 +637,30 @@ async fn a_claim_of_a_stateful_set_replica_is_not_imported() {
     assert!(reported(&error).contains(&wanted), "{error}");
 }
 
+/// Spark makes a pod the controller of claims that pods use by name.
+#[tokio::test]
+async fn a_claim_that_a_pod_controls_is_no_ephemeral_volume() {
+    let world = World::new("Delete").await;
+    world.api.change(CLAIM, |claim| {
+        claim["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "w", "controller": true}]);
+    });
+    let obstacles = async || reported(&world.import().await.unwrap_err());
+    assert_eq!(
+        obstacles().await,
+        [Obstacle::Ephemeral("web".into())],
+        "its pod is gone"
+    );
+    let volumes = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "other"}}]);
+    let pod = json!({"metadata": {"uid": "w"}, "spec": {"containers": [], "volumes": volumes}});
+    world.api.put("/api/v1/namespaces/shop/pods/web", pod);
+    let controlled = Obstacle::Controlled {
+        kind: "Pod".into(),
+        name: "web".into(),
+    };
+    assert_eq!(obstacles().await, [controlled]);
+}
+
 #[tokio::test]
 async fn a_pod_created_before_the_deletion_rolls_back() {
     let world = World::new("Delete").await;

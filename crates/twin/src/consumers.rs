@@ -1,13 +1,16 @@
-//! The pods that may still use a volume, and the health of their nodes.
+//! The pods that use or own a claim, and the health of their nodes.
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::{
+    api::core::v1::{Node, PersistentVolumeClaim, Pod},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
 use kube::ResourceExt;
 
 use crate::{
     cluster::{
         ApiError, Cluster,
         facts::{is_out_of_service, is_ready},
-        slim::{claims_of, has_ended},
+        slim::{claims_of, has_ended, is_ephemeral_claim},
     },
     placement::moving::{NodeHealth, UserPod},
 };
@@ -15,6 +18,23 @@ use crate::{
 /// Whether a pod uses this claim, including that of a generic ephemeral volume.
 pub fn uses(pod: &Pod, claim: &str) -> bool {
     claims_of(pod).iter().any(|one| one == claim)
+}
+
+/// The pod to whose generic ephemeral volume a claim belongs. A pod may control other claims, too: those that
+/// Spark creates are used by name, like any claim.
+pub async fn ephemeral_of(
+    cluster: &Cluster,
+    claim: &PersistentVolumeClaim,
+) -> Result<Option<String>, ApiError> {
+    let mut owners = claim.owner_references().iter();
+    let is_pod = |owner: &&OwnerReference| owner.controller == Some(true) && owner.kind == "Pod";
+    let Some(owner) = owners.find(is_pod) else {
+        return Ok(None);
+    };
+    let pods = cluster.within::<Pod>(&claim.namespace().unwrap_or_default());
+    let pod = pods.get(&owner.name).await?;
+    let is_ephemeral = pod.is_none_or(|pod| is_ephemeral_claim(&pod, &claim.name_any()));
+    Ok(is_ephemeral.then(|| owner.name.clone()))
 }
 
 /// The pods of a namespace that use the claim of this name, and have not terminated.

@@ -1,11 +1,13 @@
 //! Plans a new twin in a remote cluster: whether that cluster can satisfy the request, the real class and
 //! the access modes. The node of a twin that is waited for is selected in `remote_node`.
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
 use super::{
-    CreateError, CreateRequest, Policy, Site, mirrored,
+    CreateError, CreateRequest, Policy, Site,
+    consumers::ephemeral_of,
+    mirrored,
     observation::Observation,
     planned::{Plan, Planned},
     reading,
@@ -14,7 +16,7 @@ use super::{
     surroundings::{ClassFacts, ask, classes},
 };
 use crate::{
-    cluster::{ApiError, slim::is_ephemeral_claim},
+    cluster::ApiError,
     fleet::Remote,
     placement::{
         BindingMode, ChosenClass, Class, ClassError, KnownClasses, NO_PROVISIONER, access_modes, ways_out,
@@ -36,7 +38,7 @@ pub(super) async fn plan(
         )));
     }
     if let Some(claim) = &observation.claim
-        && let Some(pod) = ephemeral_of(site, claim).await?
+        && let Some(pod) = ephemeral_of(site.home(), claim).await?
     {
         // This claim's problem must not reduce the capacity that is published for others.
         return Err(CreateError::NotThisClaim(format!(
@@ -142,20 +144,6 @@ fn cannot_wait(unreadable: &'static str) -> CreateError {
         field: "the binding policy WaitForBound",
         why,
     })
-}
-
-/// The pod to whose generic ephemeral volume a claim belongs. A pod may control other claims, too: those that
-/// Spark creates are used by name, like any claim.
-async fn ephemeral_of(site: &Site, claim: &PersistentVolumeClaim) -> Result<Option<String>, ApiError> {
-    let owners = claim.metadata.owner_references.iter().flatten();
-    let mut owners = owners.filter(|owner| owner.controller == Some(true));
-    let Some(owner) = owners.find(|owner| owner.kind == "Pod") else {
-        return Ok(None);
-    };
-    let pods = site.home().within::<Pod>(&claim.namespace().unwrap_or_default());
-    let pod = pods.get(&owner.name).await?;
-    let is_ephemeral = pod.is_none_or(|pod| is_ephemeral_claim(&pod, &claim.name_any()));
-    Ok(is_ephemeral.then(|| owner.name.clone()))
 }
 
 /// The access modes of the twin, if they differ from those of the claim.

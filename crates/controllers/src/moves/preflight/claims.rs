@@ -1,6 +1,6 @@
 //! The claims of a move and the sites of their volumes, from claim and PV.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry};
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -16,10 +16,10 @@ use crate::{
     gate::{MovedVolume, Place},
     moves::Context,
     topology::Node,
-    twin::{TWIN_CLASS, is_bound_to, second_pvs, twin_in},
+    twin::{Site, TWIN_CLASS, consumers::ephemeral_of, is_bound_to, second_pvs, twin_in},
     volume::{
-        ClaimName, DRIVER_NAME, SnapshotId, SnapshotMarks, SnapshotPlace, VolumeId, moving::MovedClaim,
-        parse_quantity,
+        ClaimName, ClusterId, DRIVER_NAME, SnapshotId, SnapshotKey, SnapshotMarks, SnapshotPlace, VolumeId,
+        mark, moving::MovedClaim, parse_quantity,
     },
 };
 
@@ -46,8 +46,17 @@ pub(super) async fn read_claim(home: &Cluster, name: &ClaimName) -> ApiResult<Re
     if claim.metadata.deletion_timestamp.is_some() {
         return refused("it is being deleted");
     }
-    if claim.owner_references().iter().any(|owner| owner.kind == "Pod") {
-        return refused("it belongs to a generic ephemeral volume, and is deleted with its pod");
+    if let Some(pod) = ephemeral_of(home, &claim).await? {
+        return refused(&format!(
+            "it is the generic ephemeral volume of the pod {pod}, and is deleted with it: the next pod gets a new volume where it \
+             is scheduled. Data that shall move needs a claim that you create yourself"
+        ));
+    }
+    if let Some(pod) = claim.owner_references().iter().find(|owner| owner.kind == "Pod") {
+        let pod = &pod.name;
+        return refused(&format!(
+            "it is deleted with the pod {pod}, which owns it: remove that pod from its ownerReferences first"
+        ));
     }
     let bound = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     let Some(bound) = bound.filter(|name| !name.is_empty()) else {
@@ -283,12 +292,13 @@ pub(in crate::moves) async fn snapshots_left_behind(
         other => other?,
     };
     let mut left = Vec::new();
+    let mut twins = SnapshotTwins::new(home, sources);
     for source in sources {
         let (handle, mut names) = (source.source.id.to_string(), Vec::new());
         for (of, snapshot) in &found {
             let is_its = match (&of.volume_handle, &of.snapshot_handle) {
                 (Some(volume), _) => *volume == handle,
-                (None, Some(existing)) if !taken => is_of(home, existing, source).await?,
+                (None, Some(existing)) if !taken => twins.is_of(source, &handle, existing).await?,
                 (None, _) => false,
             };
             if is_its {
@@ -307,28 +317,69 @@ pub(in crate::moves) async fn snapshots_left_behind(
     Ok(left)
 }
 
-/// Whether a snapshot with a pre-provisioned content was taken of the source of a move, according to its
-/// twin. If the driver may not read the twin, it counts as taken of it. The twin of an imported snapshot does not name a
-/// volume.
-async fn is_of(home: &Cluster, handle: &str, moved: &MovedVolume) -> ApiResult<bool> {
-    let (Ok(id), Place::Site(site)) = (handle.parse::<SnapshotId>(), &moved.source.place) else {
-        return Ok(false);
-    };
-    let is_there = match site.remote_cluster() {
-        Some(_) => id.place.is(site.namespace()),
-        None => id.place == SnapshotPlace::Home,
-    };
-    if id.cluster != moved.source.id.cluster || !is_there {
-        return Ok(false);
+/// Which snapshots were taken of the sources of a move, according to their twins. Each place is listed once, and only if
+/// a content was created by hand for a snapshot there: backup tools create thousands of them.
+struct SnapshotTwins<'a> {
+    home: &'a Cluster,
+    /// The handles of the sources.
+    sources: BTreeSet<String>,
+    /// The source of each snapshot, by cluster and namespace; `None` where the driver may not list the twins.
+    places: HashMap<(ClusterId, String), Option<HashMap<SnapshotKey, String>>>,
+}
+
+impl<'a> SnapshotTwins<'a> {
+    fn new(home: &'a Cluster, sources: &[MovedVolume]) -> Self {
+        let handles = sources.iter().map(|source| source.source.id.to_string());
+        Self {
+            home,
+            sources: handles.collect(),
+            places: HashMap::new(),
+        }
     }
-    let twins = site.cluster().within::<VolumeSnapshot>(site.namespace());
-    let twin = match twins.get(&id.key.twin()).await {
-        Err(error) if error.is_forbidden() => return Ok(true),
-        twin => twin?,
+
+    /// Whether the snapshot with this id was taken of this source. If the driver may not list the twins, it counts as
+    /// taken of it. The twin of an imported snapshot does not name a volume.
+    async fn is_of(&mut self, moved: &MovedVolume, handle: &str, snapshot: &str) -> ApiResult<bool> {
+        let (Ok(id), Place::Site(site)) = (snapshot.parse::<SnapshotId>(), &moved.source.place) else {
+            return Ok(false);
+        };
+        let is_there = match site.remote_cluster() {
+            Some(_) => id.place.is(site.namespace()),
+            None => id.place == SnapshotPlace::Home,
+        };
+        if id.cluster != moved.source.id.cluster || !is_there {
+            return Ok(false);
+        }
+        let place = (id.cluster, site.namespace().to_owned());
+        let twins = match self.places.entry(place) {
+            Entry::Occupied(listed) => listed.into_mut(),
+            Entry::Vacant(place) => place.insert(list(self.home, site, &self.sources).await?),
+        };
+        Ok(twins
+            .as_ref()
+            .is_none_or(|twins| twins.get(&id.key).is_some_and(|source| source == handle)))
+    }
+}
+
+/// The snapshots of these volumes at a site; `None` if the driver may not list them.
+async fn list(
+    home: &Cluster,
+    site: &Site,
+    volumes: &BTreeSet<String>,
+) -> ApiResult<Option<HashMap<SnapshotKey, String>>> {
+    let of_volumes = |twin: VolumeSnapshot| {
+        let marks = SnapshotMarks::read(twin.labels(), twin.annotations()).ok()?;
+        let is_twin = twin.name_any() == marks.key.twin() && volumes.contains(&marks.source);
+        is_twin.then_some((marks.key, marks.source))
     };
-    let marks =
-        twin.map(|twin| SnapshotMarks::recognise(home.id(), &id.key, twin.labels(), twin.annotations()));
-    Ok(matches!(marks, Some(Ok(marks)) if marks.source == moved.source.id.to_string()))
+    let twins = site.cluster().within::<VolumeSnapshot>(site.namespace());
+    let ours = mark::snapshot_selector(home.id());
+    match twins.pick(Some(&ours), None, of_volumes).await {
+        Err(error) if error.is_forbidden() => Ok(None),
+        // The kinds of snapshots are not installed there.
+        Err(error) if matches!(error.cause, Cause::NotFound(_)) => Ok(Some(HashMap::new())),
+        twins => Ok(Some(twins?.into_iter().collect())),
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::{
     api::volume_move::MoveRequest,
     cluster::{
         Cluster, Eviction, facts,
-        slim::{claims_of, has_ended},
+        slim::{claims_of, has_ended, is_ephemeral_claim},
     },
     placement::moving::Quiesce,
     volume::DRIVER_NAME,
@@ -35,16 +35,19 @@ pub(super) async fn findings(
         let evictions = pods.iter().map(|pod| eviction(home, namespace, pod));
         findings.extend(try_join_all(evictions).await?.into_iter().flatten());
     }
-    let mut others: BTreeSet<(String, String)> = BTreeSet::new();
+    let mut others: BTreeSet<(String, String, bool)> = BTreeSet::new();
     for pod in &pods {
         let names = claims_of(pod)
             .into_iter()
             .filter(|name| !moved.contains(name.as_str()));
-        others.extend(names.map(|name| (name, pod.name_any())));
+        others.extend(names.map(|name| {
+            let is_ephemeral = is_ephemeral_claim(pod, &name);
+            (name, pod.name_any(), is_ephemeral)
+        }));
     }
     let siblings = others
         .iter()
-        .map(|(claim, pod)| sibling(home, namespace, claim, pod, target));
+        .map(|(claim, pod, is_ephemeral)| sibling(home, namespace, claim, pod, *is_ephemeral, target));
     findings.extend(try_join_all(siblings).await?.into_iter().flatten());
     Ok(findings)
 }
@@ -85,8 +88,13 @@ async fn sibling(
     namespace: &str,
     claim: &str,
     pod: &str,
+    is_ephemeral: bool,
     target: Option<&TargetSite>,
 ) -> ApiResult<Option<String>> {
+    if is_ephemeral && matches!(target, Some(TargetSite::Home(_))) {
+        // The next pod gets another one, where it is scheduled.
+        return Ok(None);
+    }
     let Some(found) = home.within::<PersistentVolumeClaim>(namespace).get(claim).await? else {
         return Ok(None);
     };
@@ -109,7 +117,9 @@ async fn sibling(
             .any(|node| affinity.admits(node)),
     };
     Ok(stays.then(|| {
-        let way_out = if is_ours {
+        let way_out = if is_ephemeral {
+            ": it is a generic ephemeral volume, which the pod cannot have there: use a claim that you create yourself"
+        } else if is_ours {
             ": move it together with the others"
         } else {
             ""

@@ -2,7 +2,10 @@ use serde_json::{Value, json};
 
 use super::world::*;
 use crate::{
-    cluster::testing::{Act, Fault},
+    cluster::{
+        Rights,
+        testing::{Act, Fault},
+    },
     placement::moving::{Outcome, Stage},
     twin::{TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE},
     volume::mark,
@@ -100,10 +103,14 @@ async fn a_second_pv_of_the_volume_blocks_the_move() {
     assert!(says(&found, words), "{found:?}");
 }
 
+fn owned_by(pod: &str) -> Value {
+    json!([{"kind": "Pod", "name": pod, "uid": "u", "apiVersion": "v1", "controller": true}])
+}
+
 #[tokio::test]
 async fn claims_that_cannot_be_moved_are_reported() {
     type Change = fn(&World);
-    let table: [(Change, &str); 8] = [
+    let table: [(Change, &str); 9] = [
         (
             |world| {
                 world
@@ -115,11 +122,18 @@ async fn claims_that_cannot_be_moved_are_reported() {
         (
             |world| {
                 world.home_api.change(CLAIM, |claim| {
-                    claim["metadata"]["ownerReferences"] =
-                        json!([{"kind": "Pod", "name": "p", "uid": "u", "apiVersion": "v1"}]);
+                    claim["metadata"]["ownerReferences"] = owned_by("p");
                 });
             },
-            "ephemeral",
+            "generic ephemeral volume of the pod p,",
+        ),
+        (
+            |world| {
+                world.home_api.change(CLAIM, |claim| {
+                    claim["metadata"]["ownerReferences"] = owned_by("web-0");
+                });
+            },
+            "deleted with the pod web-0, which owns it: remove that pod from its ownerReferences",
         ),
         (
             |world| {
@@ -293,4 +307,36 @@ async fn claims_of_one_pod_are_moved_together() {
     })
     .await;
     assert!(says(&found, "mounts the claim logs, too"), "{found:?}");
+}
+
+/// Its next pod gets another one, where it is scheduled: that is no obstacle, except where pods cannot have one.
+#[tokio::test]
+async fn the_ephemeral_volume_of_a_pod_stays_behind() {
+    let with_scratch = |world: &World| {
+        let claim = "/api/v1/namespaces/shop/persistentvolumeclaims/web-0-scratch";
+        world.home_api.put(
+            claim,
+            json!({"metadata": {"ownerReferences": owned_by("web-0")}, "spec": {"volumeName": "pv-of-scratch"}}),
+        );
+        let mut volume = world.home_api.object(&volume_path()).unwrap();
+        volume["metadata"] = json!({});
+        volume["spec"]["csi"] = json!({"driver": "local.test", "volumeHandle": "scratch"});
+        world
+            .home_api
+            .put("/api/v1/persistentvolumes/pv-of-scratch", volume);
+        world.home_api.change(POD, |pod| {
+            let volumes = pod["spec"]["volumes"].as_array_mut().unwrap();
+            volumes.push(json!({"name": "scratch", "ephemeral": {}}));
+        });
+    };
+    let found = findings(to_milan(&json!({})), with_scratch).await;
+    assert!(
+        says(&found, "it is a generic ephemeral volume") && !says(&found, "move it together"),
+        "{found:?}"
+    );
+    let world = World::remote(Rights::ALL, json!([])).await;
+    with_scratch(&world);
+    world.carry(|world| world.stage() != Stage::Checking).await;
+    let status = world.read().unwrap().status.unwrap();
+    assert_eq!(status.preflight, Some(Vec::new()));
 }

@@ -145,11 +145,15 @@ async fn a_snapshot_that_is_taken_while_the_gate_closes_is_not_left_behind() {
 #[tokio::test]
 async fn a_snapshot_whose_content_was_created_by_hand_waits_for_consent_too() {
     let key = SnapshotKey::parse("6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a333").unwrap();
-    for is_its in [true, false] {
+    for (is_its, readable) in [(true, true), (false, true), (false, false)] {
         let world = World::evicting().await;
         world
             .carry(|world| matches!(world.stage(), Stage::Copying { .. }))
             .await;
+        if !readable {
+            let forbidden = Fault::new("GET", "/volumesnapshots", Act::Forbid("no such right"));
+            world.home_api.fault(forbidden);
+        }
         let volume = world.read().unwrap().plan().unwrap()[0].source.id.to_string();
         let marks = SnapshotMarks {
             home: "home".parse().unwrap(),
@@ -177,7 +181,7 @@ async fn a_snapshot_whose_content_was_created_by_hand_waits_for_consent_too() {
                 "volumeSnapshotRef": {"namespace": "shop", "name": "again"},
             }}),
         );
-        if is_its {
+        if is_its || !readable {
             world.waits("it leaves a snapshot behind").await;
             assert!(matches!(world.stage(), Stage::Copying { last: None }));
             world
@@ -187,6 +191,34 @@ async fn a_snapshot_whose_content_was_created_by_hand_waits_for_consent_too() {
         world.to_the_end().await;
         world.assert_moved();
     }
+}
+
+/// A backup tool creates such a content for each snapshot that it knows.
+#[tokio::test]
+async fn contents_created_by_hand_are_not_looked_up_one_by_one() {
+    let world = World::evicting().await;
+    for at in 0..30 {
+        world.home_api.put(
+            &format!("/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/by-hand-{at}"),
+            json!({"spec": {
+                "driver": "storage.liqo.io", "deletionPolicy": "Retain",
+                "source": {"snapshotHandle": format!("s1:home::6b5d1b2e-3c37-4f0e-9f0f-{at:012}")},
+                "volumeSnapshotRef": {"namespace": "shop", "name": format!("again-{at}")},
+            }}),
+        );
+    }
+    world.to_the_end().await;
+    world.assert_moved();
+    let requests = world.home_api.requests();
+    let of_twins = || requests.iter().filter(|it| it.contains("/volumesnapshots"));
+    assert!(
+        of_twins().all(|it| it.ends_with("/volumesnapshots")),
+        "{requests:?}"
+    );
+    let lists = requests
+        .iter()
+        .filter(|it| it.ends_with("/volumesnapshotcontents"));
+    assert!((1..=lists.count()).contains(&of_twins().count()), "{requests:?}");
 }
 
 /// Such as a quota, a webhook or a policy.

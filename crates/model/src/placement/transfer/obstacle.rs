@@ -174,6 +174,8 @@ pub struct ImportedClaim {
     pub finalizers: Vec<String>,
     /// The tool that manages it, and the key that shows it.
     pub managed: Option<(&'static str, String)>,
+    /// The pod whose generic ephemeral volume it is.
+    pub ephemeral: Option<String>,
     /// Kind and name of its controller.
     pub controller: Option<(String, String)>,
     /// Its class and the provisioner of the class.
@@ -359,16 +361,10 @@ fn of_claim(claim: &ImportedClaim, force_managed: bool) -> Vec<Obstacle> {
     if claim.deleting {
         found.push(Obstacle::Deleting("claim"));
     }
-    let owner = claim.controller.as_ref();
-    if let Some((kind, name)) = owner {
-        if kind == "Pod" {
-            found.push(Obstacle::Ephemeral(name.clone()));
-        } else if !force_managed {
-            found.push(Obstacle::Controlled {
-                kind: kind.clone(),
-                name: name.clone(),
-            });
-        }
+    if let Some(pod) = &claim.ephemeral {
+        found.push(Obstacle::Ephemeral(pod.clone()));
+    } else if let Some((kind, name)) = claim.controller.clone().filter(|_| !force_managed) {
+        found.push(Obstacle::Controlled { kind, name });
     }
     if let Some((tool, key)) = claim.managed.clone().filter(|_| !force_managed) {
         found.push(Obstacle::Managed { tool, key });
@@ -442,6 +438,7 @@ mod tests {
             modifying: false,
             finalizers: Vec::new(),
             managed: None,
+            ephemeral: None,
             controller: None,
             class: Some(("fast".into(), "real.test".into())),
             pods: Vec::new(),
@@ -646,7 +643,7 @@ mod tests {
         claim.controller = Some(("Cluster".into(), "pg".into()));
         assert_eq!(found(&claim, &volume()).len(), 2);
         assert_eq!(obstacles(&claim, Some(&volume()), true), []);
-        claim.controller = Some(("Pod".into(), "web".into()));
+        claim.ephemeral = Some("web".into());
         assert_eq!(
             obstacles(&claim, Some(&volume()), true),
             [Obstacle::Ephemeral("web".into())]
