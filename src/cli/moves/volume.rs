@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::ValueEnum;
+use clap::{ArgGroup, ValueEnum};
 use kube::ResourceExt;
 
 use super::{Place, describe, follow::follow};
@@ -21,21 +21,17 @@ use crate::{
 const SUFFIX: usize = 5;
 
 #[derive(clap::Args)]
+#[command(group(ArgGroup::new("target").required(true)))]
 pub(super) struct VolumeArgs {
     #[command(flatten)]
     claim: ObjectArgs,
     #[command(flatten)]
     cluster: ClusterArgs,
     /// The node on which the volume will be used: a virtual node for another cluster.
-    #[arg(
-        long,
-        value_name = "NODE",
-        required_unless_present = "target_cluster",
-        conflicts_with = "target_cluster"
-    )]
+    #[arg(long, value_name = "NODE", group = "target")]
     target_node: Option<String>,
     /// The target cluster, on any of its nodes.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", group = "target")]
     target_cluster: Option<String>,
     /// The real storage class there, which must be in the driver's allow-list [default: as for a new claim].
     #[arg(long, value_name = "CLASS")]
@@ -318,7 +314,10 @@ mod tests {
             (vec!["data", "--target-cluster", "b"], true),
         ] {
             let args = ["move"].iter().chain(&line);
-            assert_eq!(Line::try_parse_from(args).is_ok(), is_right, "{line:?}");
+            let parsed = Line::try_parse_from(args).err().map(|it| it.to_string());
+            assert_eq!(parsed.is_none(), is_right, "{line:?}");
+            // Both ways to name it are in the message.
+            assert!(parsed.is_none_or(|it| it.contains("--target-node") && it.contains("--target-cluster")));
         }
     }
 
