@@ -18,11 +18,15 @@ type prometheusRule struct {
 	Metadata struct{ Labels map[string]string }
 	Spec     struct {
 		Groups []struct {
+			Name  string `json:"name"`
 			Rules []struct {
-				Alert, Expr, For    string
-				Labels, Annotations map[string]string
-			}
-		}
+				Alert       string            `json:"alert"`
+				Expr        string            `json:"expr"`
+				For         string            `json:"for,omitempty"`
+				Labels      map[string]string `json:"labels"`
+				Annotations map[string]string `json:"annotations"`
+			} `json:"rules"`
+		} `json:"groups"`
 	}
 }
 

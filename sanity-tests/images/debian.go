@@ -42,10 +42,23 @@ var machines = map[string]struct {
 	"arm64": {"aarch64-linux-gnu", elf.EM_AARCH64},
 }
 
+var programFolders = []string{"usr/sbin", "sbin", "usr/bin", "bin"}
+
 // UnpackDebian fetches packages and all that they depend on, of the release of Debian whose packages
 // this machine installs, and unpacks them. The cache keeps them until one has another version. What
 // is installed on the machine does not change.
 func UnpackDebian(ctx context.Context, architecture string, packages ...string) (*Debian, error) {
+	install := append([]string{"install", "-qq", "--yes", "--no-install-recommends"}, packages...)
+	return unpackDebian(ctx, architecture, install, "--download-only")
+}
+
+// UnpackDebianAlone is UnpackDebian without the dependencies, for programs that this machine can run.
+func UnpackDebianAlone(ctx context.Context, architecture string, packages ...string) (*Debian, error) {
+	return unpackDebian(ctx, architecture, append([]string{"download", "-qq"}, packages...))
+}
+
+// unpackDebian fetches with this command of apt-get, which also lists the files with --print-uris.
+func unpackDebian(ctx context.Context, architecture string, fetch []string, flags ...string) (*Debian, error) {
 	known, is := machines[architecture]
 	if !is {
 		return nil, fmt.Errorf("no programs for the architecture %s: it must be amd64 or arm64", architecture)
@@ -61,8 +74,7 @@ func UnpackDebian(ctx context.Context, architecture string, packages ...string) 
 	if _, err := apt.run(ctx, "update", "-qq"); err != nil {
 		return nil, err
 	}
-	install := append([]string{"install", "-qq", "--yes", "--no-install-recommends"}, packages...)
-	listed, err := apt.run(ctx, append(install, "--print-uris")...)
+	listed, err := apt.run(ctx, append(slices.Clone(fetch), "--print-uris")...)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +90,7 @@ func UnpackDebian(ctx context.Context, architecture string, packages ...string) 
 	if _, err := os.Stat(debian.root); !errors.Is(err, fs.ErrNotExist) {
 		return debian, err
 	}
-	if _, err := apt.run(ctx, append(install, "--download-only")...); err != nil {
+	if _, err := apt.run(ctx, append(fetch, flags...)...); err != nil {
 		return nil, err
 	}
 	return debian, debian.unpack(ctx, filepath.Join(apt.dir, "archives"))
@@ -129,6 +141,7 @@ func newApt(dir, architecture string) (*apt, error) {
 
 func (a *apt) run(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "apt-get", append(slices.Clone(a.flags), args...)...)
+	cmd.Dir = filepath.Join(a.dir, "archives") // where apt-get download writes
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
@@ -198,11 +211,17 @@ func (d *Debian) find(name string, folders ...string) (file, real string, err er
 	return "", "", fmt.Errorf("no Debian package has %s", name)
 }
 
+// Program is the path of a program of the packages on this machine.
+func (d *Debian) Program(name string) (string, error) {
+	file, _, err := d.find(name, programFolders...)
+	return file, err
+}
+
 // AddPrograms adds programs of the packages, with their libraries. One that is another name of a
 // program is a link.
 func (d *Debian) AddPrograms(image *Image, names ...string) {
 	for _, name := range names {
-		file, real, err := d.find(name, "usr/sbin", "sbin", "usr/bin", "bin")
+		file, real, err := d.find(name, programFolders...)
 		if err != nil {
 			image.failures = append(image.failures, err)
 			continue

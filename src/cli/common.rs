@@ -62,10 +62,10 @@ impl ClusterArgs {
     }
 }
 
-/// A claim or snapshot.
+/// A claim, snapshot or move.
 #[derive(clap::Args)]
 pub(super) struct ObjectArgs {
-    /// Its name, or NAMESPACE/NAME.
+    /// The claim, snapshot or move: its name, or NAMESPACE/NAME.
     name: String,
     /// Its namespace [default: that of the kubeconfig's context].
     #[arg(long, short)]
@@ -78,7 +78,7 @@ impl ObjectArgs {
         self.within(cluster.client().default_namespace())
     }
 
-    fn within(&self, current: &str) -> Outcome<ClaimName> {
+    pub(super) fn within(&self, current: &str) -> Outcome<ClaimName> {
         let (own, name) = match self.name.split_once('/') {
             Some((own, name)) => (Some(own), name),
             None => (None, self.name.as_str()),

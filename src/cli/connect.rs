@@ -32,7 +32,7 @@ use super::{
 use crate::{
     access::{self, ACCOUNT, Identity, LONGEST_TOKEN, Level, NamespaceName},
     api::remote_cluster::RemoteCluster,
-    volume::ClusterId,
+    volume::{ClusterId, ClusterIdError},
 };
 
 /// Where the identity is in the remote cluster, unless another namespace is named.
@@ -59,6 +59,7 @@ Examples:
 #[command(after_long_help = MORE)]
 pub(super) struct Args {
     /// Name of the cluster here: that of its `RemoteCluster`, and its id.
+    #[arg(value_parser = cluster_name)]
     name: ClusterId,
     #[command(flatten)]
     remote: RemoteArgs,
@@ -130,6 +131,20 @@ enum Side {
     Remote,
     /// This cluster.
     Home,
+}
+
+/// A name that the API server accepts for a `RemoteCluster`: nothing is created before that is certain.
+fn cluster_name(text: &str) -> Result<ClusterId, String> {
+    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_label = |part: &str| {
+        !part.is_empty() && !part.starts_with('-') && !part.ends_with('-') && part.chars().all(is_allowed)
+    };
+    if !text.split('.').all(is_label) {
+        return Err(
+            "it is the name of an object, so it has lower case letters, digits, '-' and '.' only".to_owned(),
+        );
+    }
+    text.parse().map_err(|error: ClusterIdError| error.to_string())
 }
 
 /// `key=value`.

@@ -15,17 +15,21 @@ use clap::Subcommand;
 use self::{follow::follow, orders::Order, volume::VolumeArgs};
 use super::{
     Outcome,
-    common::{ClusterArgs, Format, block_on, print_json},
+    common::{ClusterArgs, Format, ObjectArgs, block_on, print_json},
     table::Table,
 };
-use crate::{api::volume_move::VolumeMove, cluster::Objects};
+use crate::{
+    api::volume_move::VolumeMove,
+    cluster::{Cluster, Objects},
+    volume::ClaimName,
+};
 
 const HEADER: [&str; 7] = ["NAME", "PHASE", "CLAIMS", "TO", "COPIED", "LEFT", "DOWNTIME"];
 
 const EXAMPLES: &str = "\
 Examples:
   liqo-csi move volume data -n shop --target-cluster milan --dry-run
-  liqo-csi move volume data -n shop --target-node worker-1 --evict";
+  liqo-csi move volume shop/data --target-node worker-1 --evict";
 
 const RECOVER_EXAMPLES: &str = "\
 Examples:
@@ -54,7 +58,7 @@ enum Action {
     #[command(after_help = "Examples:\n  liqo-csi move list -n shop")]
     List(ListArgs),
     /// Follow a move.
-    #[command(after_help = "Examples:\n  liqo-csi move status data-3f9a1 -n shop")]
+    #[command(after_help = "Examples:\n  liqo-csi move status shop/data-3f9a1")]
     Status(NamedArgs),
     /// Pause a move, while the pods can use their volumes.
     #[command(after_help = "Examples:\n  liqo-csi move pause data-3f9a1 -n shop")]
@@ -79,20 +83,13 @@ enum Action {
     RecoverSource(RecoverArgs),
 }
 
-/// Where the `VolumeMoves` are.
 #[derive(clap::Args)]
-struct PlaceArgs {
-    /// Namespace of the claims [default: that of the kubeconfig's context].
+struct ListArgs {
+    /// Namespace of the moves [default: that of the kubeconfig's context].
     #[arg(long, short)]
     namespace: Option<String>,
     #[command(flatten)]
     cluster: ClusterArgs,
-}
-
-#[derive(clap::Args)]
-struct ListArgs {
-    #[command(flatten)]
-    place: PlaceArgs,
     /// Output format.
     #[arg(long, short, value_enum, default_value = "table")]
     output: Format,
@@ -100,11 +97,10 @@ struct ListArgs {
 
 #[derive(clap::Args)]
 struct NamedArgs {
-    /// The move, as `liqo-csi move list` names it.
-    #[arg(value_name = "MOVE")]
-    name: String,
     #[command(flatten)]
-    place: PlaceArgs,
+    object: ObjectArgs,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Return at once, without following the move.
     #[arg(long)]
     no_wait: bool,
@@ -125,15 +121,25 @@ struct Place {
     moves: Objects<VolumeMove>,
 }
 
-impl PlaceArgs {
-    async fn find(self) -> Outcome<Place> {
-        let cluster = self.cluster.client().await?;
-        let current = || cluster.client().default_namespace().to_owned();
-        let namespace = self.namespace.unwrap_or_else(current);
-        Ok(Place {
+impl Place {
+    fn of(cluster: &Cluster, namespace: String) -> Self {
+        Self {
             moves: cluster.within(&namespace),
             namespace,
-        })
+        }
+    }
+
+    /// The namespace of a claim or move, and its name.
+    async fn find(object: &ObjectArgs, cluster: &ClusterArgs) -> Outcome<(Self, String)> {
+        let cluster = cluster.client().await?;
+        let ClaimName { namespace, name } = object.find(&cluster)?;
+        Ok((Self::of(&cluster, namespace), name))
+    }
+}
+
+impl NamedArgs {
+    async fn find(&self) -> Outcome<(Place, String)> {
+        Place::find(&self.object, &self.cluster).await
     }
 }
 
@@ -143,21 +149,21 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
             Action::Volume(args) => volume::begin(*args).await,
             Action::List(args) => list(args).await,
             Action::Status(args) => {
-                let place = args.place.find().await?;
-                follow(&place, &args.name, !args.no_wait).await
+                let (place, name) = args.find().await?;
+                follow(&place, &name, !args.no_wait).await
             }
             Action::Pause(args) => ordered(args, Order::Pause).await,
             Action::Resume(args) => ordered(args, Order::Resume).await,
             Action::Cutover(args) => ordered(args, Order::Cutover).await,
             Action::Cancel(args) => ordered(args, Order::Cancel).await,
             Action::RecoverSource(RecoverArgs { named, accept_loss }) => {
-                let place = named.place.find().await?;
-                orders::recover(&place, &named.name, accept_loss).await?;
-                follow(&place, &named.name, !named.no_wait).await
+                let (place, name) = named.find().await?;
+                orders::recover(&place, &name, accept_loss).await?;
+                follow(&place, &name, !named.no_wait).await
             }
             Action::Undo(args) => {
-                let place = args.place.find().await?;
-                let back = undo::undo(&place, &args.name).await?;
+                let (place, name) = args.find().await?;
+                let back = undo::undo(&place, &name).await?;
                 follow(&place, &back, !args.no_wait).await
             }
         }
@@ -165,15 +171,17 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
 }
 
 async fn ordered(args: NamedArgs, order: Order) -> Outcome<ExitCode> {
-    let place = args.place.find().await?;
-    orders::give(&place, &args.name, order).await?;
+    let (place, name) = args.find().await?;
+    orders::give(&place, &name, order).await?;
     // A paused move does not end.
     let waits = !args.no_wait && order != Order::Pause;
-    follow(&place, &args.name, waits).await
+    follow(&place, &name, waits).await
 }
 
 async fn list(args: ListArgs) -> Outcome<ExitCode> {
-    let place = args.place.find().await?;
+    let cluster = args.cluster.client().await?;
+    let current = || cluster.client().default_namespace().to_owned();
+    let place = Place::of(&cluster, args.namespace.unwrap_or_else(current));
     let moves = place.moves.list(None).await?;
     match args.output {
         Format::Json => print_json("moves", &moves, &[])?,

@@ -24,7 +24,7 @@ use crate::{
     api::namespace_offloading::{
         ClusterSelector, NAME, NamespaceOffloading, NamespaceOffloadingSpec, PodOffloadingStrategy, READY,
     },
-    cluster::{ApiError, Cluster, Objects},
+    cluster::{ApiError, Cause, Cluster, Objects},
     inspect::why_not_offloaded,
     offload::{self, MappingStrategy, Phase},
     topology::Term,
@@ -246,7 +246,7 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
                 eprintln!("{name}: {error}");
                 all_well = false;
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(format!("{name}: {error}").into()),
         }
     }
     let until = Instant::now() + args.timeout;
@@ -283,22 +283,32 @@ async fn create_missing(cluster: &Cluster, namespaces: &[String]) -> Outcome<()>
 /// Creates the object, or updates the mutable fields of the existing one; its generation.
 async fn create_or_update(cluster: &Cluster, namespace: &str, desired: &Desired) -> Outcome<Option<i64>> {
     let all: Objects<NamespaceOffloading> = cluster.within(namespace);
-    if let Some(made) = all.create(&desired.object(namespace)).await? {
-        return Ok(made.metadata.generation);
+    match all.create(&desired.object(namespace)).await {
+        Ok(Some(made)) => return Ok(made.metadata.generation),
+        Ok(None) => {}
+        Err(error) if matches!(error.cause, Cause::NotFound(_)) => {
+            return Err(match cluster.all::<Namespace>().get(namespace).await {
+                Ok(None) => "there is no such namespace: create it, or add --create-namespace".into(),
+                Ok(Some(_)) => "this cluster does not have the kind NamespaceOffloading: set fabric.enabled=true in the chart of the driver"
+                    .into(),
+                Err(_) => error.into(),
+            });
+        }
+        Err(error) => return Err(error.into()),
     }
     let Some(there) = all.get(NAME).await? else {
-        return Err(format!("{namespace}: its NamespaceOffloading was deleted just now: try again").into());
+        return Err("its NamespaceOffloading was deleted just now: try again".into());
     };
     let spec = &desired.spec;
     let name = |spec: &NamespaceOffloadingSpec| spec.remote_namespace_name.clone().unwrap_or_default();
     if there.is_leaving() {
-        return Err(format!("{namespace}: it is being unoffloaded: try again afterwards").into());
+        return Err("it is being unoffloaded: try again afterwards".into());
     }
     if there.spec.namespace_mapping_strategy != spec.namespace_mapping_strategy
         || name(&there.spec) != name(spec)
     {
         return Err(format!(
-            "{namespace}: it is offloaded under another name already ({:?}), which cannot be changed: unoffload it first",
+            "it is offloaded under another name already ({:?}), which cannot be changed: unoffload it first",
             there.spec.namespace_mapping_strategy
         )
         .into());
@@ -409,7 +419,7 @@ pub(super) fn print_not_ready(object: &NamespaceOffloading) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::testing::FakeApi;
+    use crate::cluster::testing::{Act, FakeApi, Fault};
 
     fn desired(strategy: Strategy, name: Option<&str>, namespaces: &[&str]) -> Outcome<Desired> {
         NamespaceArgs {
@@ -474,6 +484,19 @@ mod tests {
             "a"
         );
         assert!(api.object("/api/v1/namespaces/lab").is_some());
+    }
+
+    #[tokio::test]
+    async fn what_is_missing_is_named() {
+        let api = FakeApi::start().await;
+        let cluster = api.cluster_unwatched().await;
+        api.put("/api/v1/namespaces/shop", json!({}));
+        api.fault(Fault::new("POST", "namespaceoffloadings", Act::Refuse(404)));
+        for (namespace, word) in [("lab", "--create-namespace"), ("shop", "fabric.enabled")] {
+            let missing = create_or_update(&cluster, namespace, &Desired::default()).await;
+            let missing = missing.unwrap_err().to_string();
+            assert!(missing.contains(word), "{namespace}: {missing}");
+        }
     }
 
     #[test]

@@ -179,3 +179,30 @@ impl Metrics {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+    use crate::placement::TwinHealth;
+
+    // sanity-tests/chart feeds these series to the alerts of the chart.
+    #[test]
+    fn the_series_have_the_labels_that_alerts_use() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        metrics.volumes(&"milan".parse().unwrap(), "liqo", TwinHealth::Lost.name(), 2);
+        metrics.reachable([("milan", false)].into_iter());
+        metrics.expiry([("milan", 600)].into_iter());
+        let mut page = String::new();
+        encode(&mut page, &registry).unwrap();
+        for line in [
+            r#"liqo_csi_volumes{state="TwinLost",cluster="milan",storage_class="liqo"} 2"#,
+            r#"liqo_csi_remote_cluster_reachable{cluster="milan"} 0"#,
+            r#"liqo_csi_remote_token_expiry_timestamp_seconds{cluster="milan"} 600"#,
+        ] {
+            assert!(page.lines().any(|it| it == line), "{line} is not in {page}");
+        }
+    }
+}

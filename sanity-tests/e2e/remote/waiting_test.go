@@ -14,7 +14,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// waitingClaim is a reason for which a claim named data waits.
+// waitingClaim is a reason for which a claim named data waits. Its state and words are a row of docs/troubleshooting.md.
 type waitingClaim struct {
 	state  string
 	create func(t *testing.T) *pair
@@ -120,13 +120,13 @@ var waitingClaims = []waitingClaim{
 		state: "its quota there is used up",
 		create: func(t *testing.T) *pair {
 			p := newPair(t)
-			p.remote.StorageQuota("nothing", "1Mi")
+			p.remote.StorageQuota("small", "1Mi")
 			class := p.createVirtualClass("limited", map[string]string{"realStorageClass": "reference"})
 			p.waitCapacity(class, func(bytes int64) bool { return bytes > 0 })
 			return createClaimAndPod(p, class, "64Mi", p.onVirtualNode)
 		},
-		event:  []string{"ProvisioningFailed", "exceeded quota: nothing"},
-		doctor: []string{"exceeded quota: nothing"},
+		event:  []string{"ProvisioningFailed", "exceeded quota: small"},
+		doctor: []string{"exceeded quota: small"},
 	},
 	{
 		state: "a claim of others has its name there",

@@ -91,6 +91,9 @@ pub(super) async fn next(home: &Home, cluster: &RemoteCluster, request: &Request
              prints the command."
         ),
     }
-    println!("Next: extend a namespace into it.\n  liqo-csi offload namespace NAMESPACE");
+    println!(
+        "Next: extend a namespace into it. --create-namespace creates it if it does not exist.\n  liqo-csi offload namespace \
+         NAMESPACE --create-namespace"
+    );
     Ok(())
 }

@@ -682,6 +682,21 @@ async fn clusters_without_policies_are_too_old() {
 }
 
 #[test]
+fn a_name_that_no_object_can_have_is_refused() {
+    for (name, is_right) in [
+        ("milan", true),
+        ("kind-milan.2", true),
+        ("Milan", false),
+        ("gke_project_zone", false),
+        ("arn:aws:eks", false),
+        ("milan.-a", false),
+        ("", false),
+    ] {
+        assert_eq!(cluster_name(name).is_ok(), is_right, "{name}");
+    }
+}
+
+#[test]
 fn a_fabric_needs_its_level() {
     assert!(
         Request {

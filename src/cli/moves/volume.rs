@@ -2,44 +2,42 @@
 
 use std::process::ExitCode;
 
-use clap::ValueEnum;
+use clap::{ArgGroup, ValueEnum};
 use kube::ResourceExt;
 
-use super::{Place, PlaceArgs, describe, follow::follow};
+use super::{Place, describe, follow::follow};
 use crate::{
     api::volume_move::{
         Amounts, Cutover, CutoverMode, Loss, MoveRequest, Mover, MoverResources, Quantity, QuiesceMode,
         QuiesceSpec, Target, Transport, Verify, VolumeMove, VolumeMoveSpec, Warm,
     },
-    cli::Outcome,
+    cli::{
+        Outcome,
+        common::{ClusterArgs, ObjectArgs},
+    },
 };
 
 /// Length of the suffix that distinguishes the moves of one claim.
 const SUFFIX: usize = 5;
 
 #[derive(clap::Args)]
+#[command(group(ArgGroup::new("target").required(true)))]
 pub(super) struct VolumeArgs {
-    /// The claim.
-    #[arg(value_name = "PVC")]
-    claim: String,
     #[command(flatten)]
-    place: PlaceArgs,
+    claim: ObjectArgs,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// The node on which the volume will be used: a virtual node for another cluster.
-    #[arg(
-        long,
-        value_name = "NODE",
-        required_unless_present = "target_cluster",
-        conflicts_with = "target_cluster"
-    )]
+    #[arg(long, value_name = "NODE", group = "target")]
     target_node: Option<String>,
     /// The target cluster, on any of its nodes.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", group = "target")]
     target_cluster: Option<String>,
     /// The real storage class there, which must be in the driver's allow-list [default: as for a new claim].
     #[arg(long, value_name = "CLASS")]
     storage_class: Option<String>,
-    /// Another claim that the same pods mount: it is moved with this one.
-    #[arg(long, value_name = "PVC")]
+    /// Another claim of the namespace that the same pods mount: it is moved with this one.
+    #[arg(long, value_name = "NAME")]
     with: Vec<String>,
     /// Only report what blocks the move.
     #[arg(long)]
@@ -118,9 +116,9 @@ pub(super) async fn begin(args: VolumeArgs) -> Outcome<ExitCode> {
             eprintln!("{flag} has no effect: the data is copied by this driver's own image, not by restic");
         }
     }
-    let spec = spec(&args);
     let waits = !args.no_wait;
-    let place = args.place.find().await?;
+    let (place, claim) = Place::find(&args.claim, &args.cluster).await?;
+    let spec = spec(&args, claims(&place.namespace, claim, &args.with)?);
     let under_way = place.moves.find(|one| concerns(one, &spec)).await?;
     if let Some(found) = under_way.first() {
         let name = found.name_any();
@@ -160,7 +158,24 @@ fn concerns(one: &VolumeMove, spec: &VolumeMoveSpec) -> bool {
     shares && !describe::is_over(one)
 }
 
-fn spec(args: &VolumeArgs) -> VolumeMoveSpec {
+/// The claims of a move: the first one and those of `--with`, which may also be NAMESPACE/NAME.
+fn claims(namespace: &str, first: String, with: &[String]) -> Outcome<Vec<String>> {
+    let mut claims = vec![first];
+    for full in with {
+        let own = full.strip_prefix(namespace).and_then(|it| it.strip_prefix('/'));
+        let name = own.unwrap_or(full);
+        if name.contains('/') {
+            return Err(format!(
+                "{full} is not in the namespace {namespace}: move it with a command of its own"
+            )
+            .into());
+        }
+        claims.push(name.to_owned());
+    }
+    Ok(claims)
+}
+
+fn spec(args: &VolumeArgs, claims: Vec<String>) -> VolumeMoveSpec {
     let amounts = |cpu: &Option<String>, memory: &Option<String>| {
         let amount = |text: &Option<String>| text.clone().map(Quantity);
         let some = cpu.is_some() || memory.is_some();
@@ -173,7 +188,7 @@ fn spec(args: &VolumeArgs) -> VolumeMoveSpec {
     let limits = amounts(&args.containers_cpu_limits, &args.containers_ram_limits);
     let sizes_movers = requests.is_some() || limits.is_some();
     VolumeMoveSpec {
-        claims: [&args.claim].into_iter().chain(&args.with).cloned().collect(),
+        claims,
         target: Target {
             node_name: args.target_node.clone(),
             cluster: args.target_cluster.clone(),
@@ -242,8 +257,10 @@ mod tests {
     }
 
     fn asked(line: &[&str]) -> VolumeMoveSpec {
-        let args = ["move"].iter().chain(line);
-        spec(&Line::try_parse_from(args).unwrap().volume)
+        let args = Line::try_parse_from(["move"].iter().chain(line)).unwrap().volume;
+        let first = args.claim.within("current").unwrap();
+        let claims = claims(&first.namespace, first.name, &args.with).unwrap();
+        spec(&args, claims)
     }
 
     #[test]
@@ -270,6 +287,26 @@ mod tests {
     }
 
     #[test]
+    fn claims_are_named_as_in_other_commands() {
+        let spec = asked(&[
+            "shop/data",
+            "--with",
+            "log",
+            "--with",
+            "shop/index",
+            "--target-cluster",
+            "b",
+        ]);
+        assert_eq!(spec.claims, ["data", "log", "index"]);
+        let refused = claims("shop", "data".into(), &["shopping/log".into()]);
+        let refused = refused.unwrap_err().to_string();
+        assert!(
+            refused.contains("shopping/log is not in the namespace shop"),
+            "{refused}"
+        );
+    }
+
+    #[test]
     fn one_target_is_named() {
         for (line, is_right) in [
             (vec!["data"], false),
@@ -277,7 +314,10 @@ mod tests {
             (vec!["data", "--target-cluster", "b"], true),
         ] {
             let args = ["move"].iter().chain(&line);
-            assert_eq!(Line::try_parse_from(args).is_ok(), is_right, "{line:?}");
+            let parsed = Line::try_parse_from(args).err().map(|it| it.to_string());
+            assert_eq!(parsed.is_none(), is_right, "{line:?}");
+            // Both ways to name it are in the message.
+            assert!(parsed.is_none_or(|it| it.contains("--target-node") && it.contains("--target-cluster")));
         }
     }
 

@@ -74,10 +74,10 @@ pub enum ConnectError {
     },
     #[error("cannot create a client: {0}")]
     Client(#[from] kube::Error),
-    #[error("no cluster is configured: {0}; pass --kubeconfig")]
+    #[error("no cluster is configured: {}; pass --kubeconfig", of_kubeconfig(.0))]
     Unconfigured(#[from] InferConfigError),
-    #[error("the API server does not answer: {0}")]
-    NoAnswer(String),
+    #[error("the API server {server} does not answer: {why}")]
+    NoAnswer { server: String, why: String },
     /// The cluster's id cannot be read.
     #[error("the cluster's id is unknown: {0}; pass --cluster-id")]
     Unidentified(#[from] ApiError),
@@ -122,17 +122,15 @@ impl Cluster {
         name: &str,
         call_timeout: Duration,
     ) -> Result<Self, ConnectError> {
+        let server = config.cluster_url.to_string();
         let client = client(config, call_timeout, Limits::HOME, &Watches::default())?;
         let answer = tokio::time::timeout(call_timeout, client.apiserver_version()).await;
-        match answer {
-            Err(_) => Err(ConnectError::NoAnswer(format!(
-                "no answer within {call_timeout:?}"
-            ))),
-            Ok(Err(error)) if !matches!(error, kube::Error::Api(_)) => {
-                Err(ConnectError::NoAnswer(super::plain(&error)))
-            }
-            Ok(_) => unwatched(client, name, call_timeout),
-        }
+        let why = match answer {
+            Err(_) => format!("no answer within {call_timeout:?}"),
+            Ok(Err(error)) if !matches!(error, kube::Error::Api(_)) => super::plain(&error),
+            Ok(_) => return unwatched(client, name, call_timeout),
+        };
+        Err(ConnectError::NoAnswer { server, why })
     }
 
     pub(super) async fn from_config(
@@ -276,6 +274,11 @@ pub(super) fn client(
         .build())
 }
 
+/// Why there is no kubeconfig; users of a command do not expect to be in a pod.
+fn of_kubeconfig(error: &InferConfigError) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// The kubeconfig that kubectl finds, for messages.
 fn found() -> String {
     std::env::var("KUBECONFIG").unwrap_or_else(|_| "~/.kube/config".to_owned())
@@ -349,6 +352,17 @@ mod tests {
             ..KubeConfigOptions::default()
         };
         of_entry(file, &entry, "milan.yaml").await
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_answer_is_named() {
+        let config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        let refused = Cluster::connect_unwatched_with(config, "milan", Duration::from_secs(30)).await;
+        let refused = refused.err().unwrap().to_string();
+        assert!(
+            refused.starts_with("the API server http://127.0.0.1:1/ does not answer: "),
+            "{refused}"
+        );
     }
 
     #[tokio::test]
