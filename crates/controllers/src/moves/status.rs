@@ -13,6 +13,7 @@ use crate::{
         BackReason, ClaimStatus, Downtime, MoveRequest, Overruns, UNSEEN, UnreadableMove, VolumeMove,
         VolumeMoveSpec, VolumeMoveStatus,
     },
+    offload::{LONGEST_MESSAGE, cut},
     placement::moving::{Outcome, RollbackReason, RollbackTo, Stage},
     volume::moving::{CommitRecord, Condition, GateNumber, SourceRecord},
 };
@@ -140,7 +141,8 @@ pub(super) fn waiting(
 ) -> VolumeMoveStatus {
     let mut next = NextStatus::of(of, now);
     copies.write(&mut next.status);
-    next.status.waiting_for = copies.and_failures(report.waiting_for.as_deref());
+    let waiting_for = copies.and_failures(report.waiting_for.as_deref());
+    next.status.waiting_for = waiting_for.map(|what| cut(&what, LONGEST_MESSAGE));
     if report.ready {
         next.converged();
     }

@@ -92,6 +92,42 @@ async fn a_refused_expansion_on_a_remote_node_is_reported_once() {
     assert_eq!(asked(&both), before, "nothing is read to see that nothing is new");
 }
 
+#[tokio::test]
+async fn errors_of_a_remote_node_are_cut_and_copied_once_a_minute() {
+    let mut both = growing().await;
+    let refuse = |both: &Both, message: &str| {
+        both.there.change(&twin_there(0), |twin| {
+            twin["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizeInfeasible"});
+            twin["status"]["conditions"] =
+                json!([{"type": "NodeResizeError", "status": "True", "message": message}]);
+        });
+    };
+    let reported = |both: &Both| {
+        let status = status(both);
+        let conditions = status["conditions"].as_array().unwrap().iter();
+        let mut errors = conditions.filter(|one| one["type"] == "NodeResizeError");
+        errors.next().unwrap()["message"].as_str().unwrap().to_owned()
+    };
+    refuse(&both, &"x".repeat(100_000));
+    both.round().await.unwrap();
+    let first = reported(&both);
+    assert!((1000..1100).contains(&first.len()), "{}", first.len());
+    let writes = both.home.writes();
+    both.round().await.unwrap();
+    assert_eq!(both.home.writes(), writes, "the error is the same");
+
+    refuse(&both, "another one");
+    both.round().await.unwrap();
+    assert_eq!(reported(&both), first, "it is too soon");
+    both.home.change(&twin_there(0), |claim| {
+        for condition in claim["status"]["conditions"].as_array_mut().unwrap() {
+            condition["lastTransitionTime"] = json!("2026-01-01T00:00:00Z");
+        }
+    });
+    both.round().await.unwrap();
+    assert_eq!(reported(&both), "another one");
+}
+
 /// A size that is written during an expansion would undo it.
 #[tokio::test]
 async fn a_claim_shows_a_larger_twin_but_never_a_smaller_one() {
