@@ -67,7 +67,8 @@ pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64)
         let written = crash::around(Step::Mirror, claims.merge_status(&mark.name, &patch)).await;
         unless_conflict(written)?;
     }
-    let patch = json!({"spec": {"capacity": size}});
+    // A move replaces the PV by one of the same name, with a size of its own.
+    let patch = json!({"metadata": {"uid": volume.uid}, "spec": {"capacity": size}});
     let written = crash::around(
         Step::Mirror,
         home.all::<PersistentVolume>().merge(&volume.name, &patch),

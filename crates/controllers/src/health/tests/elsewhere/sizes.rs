@@ -128,6 +128,33 @@ async fn errors_of_a_remote_node_are_cut_and_copied_once_a_minute() {
     assert_eq!(reported(&both), "another one");
 }
 
+/// A move replaces a PV by another one of the same name.
+#[tokio::test]
+async fn the_size_is_not_written_to_the_successor_of_a_volume() {
+    let mut both = Both::bound().await;
+    both.there.change(&twin_there(0), |twin| {
+        twin["status"]["capacity"] = json!({"storage": "3Gi"});
+    });
+    both.home.change(&twin_there(0), |claim| {
+        claim["spec"]["resources"] = json!({"requests": {"storage": "1Gi"}});
+    });
+    let volume = format!("{REALS}/pvc-{UID}-0");
+    let size = |both: &Both| both.home.object(&volume).unwrap()["spec"]["capacity"].clone();
+    both.home.change(&volume, |volume| {
+        volume["spec"]["capacity"] = json!({"storage": "1Gi"});
+    });
+    let path = volume.clone();
+    both.home.before("PATCH", &volume, move |store| {
+        let mut other = store.get(&path).unwrap();
+        other["metadata"]["uid"] = json!("another");
+        store.put(&path, other);
+    });
+    both.round().await.unwrap();
+    assert_eq!(size(&both)["storage"], "1Gi");
+    both.round().await.unwrap();
+    assert_eq!(size(&both)["storage"], "3Gi");
+}
+
 /// A size that is written during an expansion would undo it.
 #[tokio::test]
 async fn a_claim_shows_a_larger_twin_but_never_a_smaller_one() {
