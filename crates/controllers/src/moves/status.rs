@@ -44,11 +44,13 @@ impl StageEntry {
     }
 }
 
-/// The status after the preflight, with its findings or, without findings, with the plan for the claims.
+/// The status after the preflight, with its findings or, without findings, with the plan for the claims and notes about
+/// it.
 pub(super) fn checked(
     of: &VolumeMove,
     findings: &[String],
     claims: Vec<ClaimStatus>,
+    notes: &str,
     now: Timestamp,
 ) -> VolumeMoveStatus {
     let mut next = NextStatus::of(of, now);
@@ -63,7 +65,7 @@ pub(super) fn checked(
             ))
         });
         let message = format!(
-            "preflight found nothing that blocks the move; note that {UNSEEN}{}",
+            "preflight found nothing that blocks the move; note that {UNSEEN}{}{notes}",
             cold.collect::<String>()
         );
         next.set_condition(Condition::Checked, true, "NothingFound", &message);

@@ -16,7 +16,7 @@ use crate::{
     gate::{MovedVolume, Place},
     moves::Context,
     topology::Node,
-    twin::{TWIN_CLASS, is_bound_to, second_pvs, twin_in},
+    twin::{TWIN_CLASS, is_bound_to, reclaim_policy, second_pvs, twin_in},
     volume::{
         ClaimName, DRIVER_NAME, SnapshotId, SnapshotMarks, SnapshotPlace, VolumeId, moving::MovedClaim,
         parse_quantity,
@@ -81,6 +81,19 @@ pub(super) async fn read_claim(home: &Cluster, name: &ClaimName) -> ApiResult<Re
             others.join(", ")
         ));
     }
+    let twin = id.name.home_twin(id.epoch);
+    let is_imported = || {
+        home.views()
+            .volumes
+            .of_twin(&twin)
+            .iter()
+            .any(|real| real.imported)
+    };
+    if id.cluster == *home.id() && is_imported() {
+        return refused(
+            "its import is not complete: wait until `liqo-csi doctor` does not report it any more",
+        );
+    }
     Ok(Ok(Source {
         claim: MovedClaim {
             name: name.clone(),
@@ -102,6 +115,23 @@ impl Source {
     pub(super) fn class(&self) -> Option<String> {
         let class = self.attributes()?.get(TWIN_CLASS)?;
         Some(class.clone()).filter(|class| !class.is_empty())
+    }
+
+    /// What users have to know of its reclaim policy.
+    pub(super) fn policy_note(&self, target: &TargetSite) -> Option<String> {
+        let TargetSite::Remote(remote, _) = target else {
+            return None;
+        };
+        let may_retain = remote
+            .reach()
+            .is_ok_and(|cluster| cluster.rights().volume_changes);
+        (!may_retain && reclaim_policy(&self.volume) == "Retain").then(|| {
+            format!(
+                "; the policy Retain of the volume of the claim {} is not set in the cluster {}, because this driver may not change \
+                 PersistentVolumes there: the policy of its class counts",
+                self.claim.name, remote.id
+            )
+        })
     }
 
     /// The nodes of the home cluster from which the volume is accessible; empty if all are. The status
