@@ -141,7 +141,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
         Ok(found)
     }
 
-    /// Returns why objects are left.
+    /// Returns why objects are left, if that does not change without users.
     async fn clean(&self, left: &Leftover) -> Result<Option<String>, FollowError> {
         let stage = Stage::Ended(Outcome::Failed);
         for _ in 0..STEPS {
@@ -155,7 +155,13 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             let facts = moved.observe().await?.facts(&moved, movers, recorded);
             let step = match leftover_step(&left.by, &facts) {
                 ClaimDecision::Do(step) => step,
-                ClaimDecision::Await(what) => return Ok(Some(why_left(&moved, &facts, &what))),
+                ClaimDecision::Await(what @ (Waiting::CommittedWithoutMove | Waiting::MarkedAgain)) => {
+                    return Ok(Some(why_left(&moved, &facts, &what)));
+                }
+                ClaimDecision::Await(what) => {
+                    tracing::warn!(claim = %moved.claim.name, by = %left.by, %what, "objects of a deleted VolumeMove are left");
+                    return Ok(None);
+                }
                 ClaimDecision::Reached | ClaimDecision::Rollback(..) | ClaimDecision::Regate => {
                     return Ok(None);
                 }
