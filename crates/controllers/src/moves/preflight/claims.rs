@@ -18,7 +18,7 @@ use crate::{
     topology::Node,
     twin::{TWIN_CLASS, is_bound_to, reclaim_policy, second_pvs, twin_in},
     volume::{
-        ClaimName, DRIVER_NAME, SnapshotId, SnapshotMarks, SnapshotPlace, VolumeId, moving::MovedClaim,
+        ClaimName, DRIVER_NAME, SnapshotId, SnapshotMarks, SnapshotPlace, VolumeId, mark, moving::MovedClaim,
         parse_quantity,
     },
 };
@@ -81,15 +81,7 @@ pub(super) async fn read_claim(home: &Cluster, name: &ClaimName) -> ApiResult<Re
             others.join(", ")
         ));
     }
-    let twin = id.name.home_twin(id.epoch);
-    let is_imported = || {
-        home.views()
-            .volumes
-            .of_twin(&twin)
-            .iter()
-            .any(|real| real.imported)
-    };
-    if id.cluster == *home.id() && is_imported() {
+    if id.cluster == *home.id() && is_being_imported(home, &id).await? {
         return refused(
             "its import is not complete: wait until `liqo-csi doctor` does not report it any more",
         );
@@ -102,6 +94,18 @@ pub(super) async fn read_claim(home: &Cluster, name: &ClaimName) -> ApiResult<Re
         id,
         volume,
     }))
+}
+
+/// Whether the PV of its twin still has the record of an import, which the move would leave there.
+async fn is_being_imported(home: &Cluster, id: &VolumeId) -> ApiResult<bool> {
+    let place = home_twin(home, id);
+    let twins = home.within::<PersistentVolumeClaim>(&place.namespace);
+    let twin = twins.get(&place.name).await?;
+    let Some(real) = twin.and_then(|twin| twin.spec?.volume_name) else {
+        return Ok(false);
+    };
+    let real = home.all::<PersistentVolume>().get(&real).await?;
+    Ok(real.is_some_and(|real| real.annotations().contains_key(mark::IMPORT)))
 }
 
 impl Source {
