@@ -413,6 +413,13 @@ mod tests {
     }
 
     #[test]
+    fn a_long_reason_is_cut() {
+        let status = SpecError::UnknownParameter("x".repeat(100_000)).status();
+        let length = status.message().len();
+        assert!((4000..4200).contains(&length), "{length}");
+    }
+
+    #[test]
     fn a_timeout_includes_the_reason() {
         let status = still_waiting().status();
         assert_eq!(

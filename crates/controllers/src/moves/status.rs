@@ -440,7 +440,7 @@ impl NextStatus {
             type_: condition.as_str().to_owned(),
             status: status.to_owned(),
             reason: reason.to_owned(),
-            message: message.to_owned(),
+            message: cut(message, LONGEST_MESSAGE),
             last_transition_time: since,
             observed_generation: self.generation,
         };
@@ -571,6 +571,31 @@ mod tests {
             assert!(cuts_over(&of));
             overrun(&mut of, why);
             assert!(cuts_over(&of), "the count starts again");
+        }
+    }
+
+    /// The texts of movers in a remote cluster, for example.
+    #[test]
+    fn what_it_waits_for_is_cut() {
+        let of = read(1);
+        let long = || Some("x".repeat(100_000));
+        let report = WaitReport {
+            waiting_for: long(),
+            stalled: long(),
+            ..WaitReport::default()
+        };
+        let (request, stage) = (MoveRequest::try_from(&of).unwrap(), of.stage().unwrap());
+        let said = waiting(
+            &of,
+            &request,
+            &stage,
+            &report,
+            &Copies::default(),
+            Timestamp::now(),
+        );
+        let longest = said.conditions.iter().map(|one| one.message.len()).max();
+        for length in [said.waiting_for.map(|what| what.len()), longest] {
+            assert!((4000..4200).contains(&length.unwrap()), "{length:?}");
         }
     }
 
