@@ -125,6 +125,10 @@ impl Error {
                     path,
                     problem: "its extended attributes are too large",
                 },
+                Errno::MLINK => Self::Unfit {
+                    path,
+                    problem: "the target's file system allows no more hard links to it, and the copy needs one more than the source has",
+                },
                 Errno::OVERFLOW => Self::Unfit {
                     path,
                     problem: "the target's file system cannot hold the time of its last change",
@@ -189,5 +193,16 @@ impl From<BadPiece> for Error {
 impl From<crate::path::BadPath> for Error {
     fn from(error: crate::path::BadPath) -> Self {
         Self::Protocol(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_too_many_links_does_not_fit() {
+        let error = Error::tree("linking", &TreePath::root())(Errno::MLINK);
+        assert!(matches!(error, Error::Unfit { .. }), "{error}");
     }
 }

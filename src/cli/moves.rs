@@ -12,14 +12,18 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use self::{follow::follow, orders::Order, volume::VolumeArgs};
+use self::{
+    follow::follow,
+    orders::Order,
+    volume::{MayBeLost, VolumeArgs},
+};
 use super::{
     Outcome,
     common::{ClusterArgs, Format, ObjectArgs, block_on, print_json},
     table::Table,
 };
 use crate::{
-    api::volume_move::VolumeMove,
+    api::volume_move::{Loss, VolumeMove},
     cluster::{Cluster, Objects},
     volume::ClaimName,
 };
@@ -75,7 +79,7 @@ enum Action {
     /// Move the volumes of a move that has ended back to where they were: to the cluster, the storage class
     /// and, if they could be used from some nodes only, the node that its status names.
     #[command(after_help = "Examples:\n  liqo-csi move undo data-3f9a1 -n shop")]
-    Undo(NamedArgs),
+    Undo(UndoArgs),
     /// Recover the source as it was at the commit, because the target is lost: its claim there or the
     /// declaration of its cluster was deleted, or that cluster is unreachable and its virtual node has the taint
     /// node.kubernetes.io/out-of-service. What was written at the target since the commit is lost.
@@ -113,6 +117,15 @@ struct RecoverArgs {
     /// Recover the source. Without this flag, the command only reports what would be lost.
     #[arg(long)]
     accept_loss: bool,
+}
+
+#[derive(clap::Args)]
+struct UndoArgs {
+    #[command(flatten)]
+    named: NamedArgs,
+    /// Which losses of the move back to accept. Those that the first move accepted are not accepted again.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
+    accept_loss: Vec<MayBeLost>,
 }
 
 /// A namespace, and the moves in it.
@@ -161,10 +174,11 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
                 orders::recover(&place, &name, accept_loss).await?;
                 follow(&place, &name, !named.no_wait).await
             }
-            Action::Undo(args) => {
-                let (place, name) = args.find().await?;
-                let back = undo::undo(&place, &name).await?;
-                follow(&place, &back, !args.no_wait).await
+            Action::Undo(UndoArgs { named, accept_loss }) => {
+                let (place, name) = named.find().await?;
+                let accepted = accept_loss.into_iter().map(Loss::from).collect();
+                let back = undo::undo(&place, &name, accepted).await?;
+                follow(&place, &back, !named.no_wait).await
             }
         }
     })

@@ -149,8 +149,11 @@ impl NamespaceArgs {
                         .into(),
                 );
             }
-            // These rules for the name do not depend on this cluster.
-            offload::remote_name(strategy, "", name.as_deref(), "")?;
+            match offload::remote_name(strategy, "", name.as_deref(), "") {
+                // Which names belong to other namespaces depends on this cluster; the fabric reports that.
+                Ok(_) | Err(offload::NameRefused::OfAnother(_)) => {}
+                Err(refused) => return Err(refused.into()),
+            }
         }
         Ok(NamespaceOffloadingSpec {
             namespace_mapping_strategy: strategy,

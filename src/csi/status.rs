@@ -9,6 +9,7 @@
 use tonic::{Code, Status};
 
 use crate::{
+    offload::{LONGEST_MESSAGE, cut},
     placement::{DeleteRefusal, RealRefusal, Refusal, moving::AttachDecision},
     twin::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     volume::{SpecError, VolumeIdError},
@@ -20,7 +21,8 @@ pub(super) trait Coded: std::fmt::Display + Sized {
     fn code(&self) -> Code;
 
     fn status(self) -> Status {
-        Status::new(self.code(), self.to_string())
+        // The sidecars write it to objects, and parts of it may be from a remote cluster.
+        Status::new(self.code(), cut(&self.to_string(), LONGEST_MESSAGE))
     }
 }
 
@@ -408,6 +410,13 @@ mod tests {
         for (at, (got, expected)) in table.into_iter().enumerate() {
             assert_eq!(got, expected, "row {at}");
         }
+    }
+
+    #[test]
+    fn a_long_reason_is_cut() {
+        let status = SpecError::UnknownParameter("x".repeat(100_000)).status();
+        let length = status.message().len();
+        assert!((4000..4200).contains(&length), "{length}");
     }
 
     #[test]

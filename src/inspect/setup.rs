@@ -109,6 +109,11 @@ impl Setup {
         sidecar(deployment, image)
     }
 
+    /// Whether the controller runs moves; `None` if that is not known.
+    pub(super) fn runs_moves(&self) -> Option<bool> {
+        Some(self.driver_flags()?.get("mover-image").is_some())
+    }
+
     fn driver_flags(&self) -> Option<Flags<'_>> {
         let mut containers = pod_spec(self.controllers.iter().next()?)?.containers.iter();
         let driver =

@@ -1,6 +1,7 @@
 //! Writes the state of a twin to the status of its claim: a condition and, for a remote twin, its size
 //! and the result of its expansion.
 
+use jiff::SignedDuration;
 use k8s_openapi::{
     api::core::v1::{PersistentVolume, PersistentVolumeClaim},
     apimachinery::pkg::apis::meta::v1::Time,
@@ -19,10 +20,14 @@ use crate::{
         unless_conflict,
     },
     observe::crash::{self, Step},
+    offload::{LONGEST_MESSAGE, cut},
     placement::{ClaimUpdate, claim_update},
     twin::{Site, grown},
     volume::{ClaimMark, ClaimSize, mark::TWIN_READY, quantity},
 };
+
+/// The shortest time between two reports of [`node_refusal`].
+const EACH_REFUSAL: SignedDuration = SignedDuration::from_mins(1);
 
 /// Sets the condition of the claim if it differs. Conditions of other components stay: the API server
 /// merges them by their type.
@@ -33,6 +38,9 @@ pub(super) async fn condition(
     wanted: &TwinCondition<'_>,
 ) -> Result<(), ApiError> {
     let before = seen.twin_condition.as_ref();
+    // Parts of it may be from a remote cluster.
+    let message = &cut(wanted.message, LONGEST_MESSAGE);
+    let wanted = &TwinCondition { message, ..*wanted };
     if before.is_some_and(|current| current.equals(wanted)) {
         return Ok(());
     }
@@ -59,7 +67,8 @@ pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64)
         let written = crash::around(Step::Mirror, claims.merge_status(&mark.name, &patch)).await;
         unless_conflict(written)?;
     }
-    let patch = json!({"spec": {"capacity": size}});
+    // A move replaces the PV by one of the same name, with a size of its own.
+    let patch = json!({"metadata": {"uid": volume.uid}, "spec": {"capacity": size}});
     let written = crash::around(
         Step::Mirror,
         home.all::<PersistentVolume>().merge(&volume.name, &patch),
@@ -85,22 +94,27 @@ pub(super) async fn growth(home: &Cluster, mark: &ClaimMark, twin: ClaimSize) ->
 
 /// Reports on the claim that the node of its pod, in a remote cluster, failed to expand the file system.
 /// Once for each error of the twin, because csi-resizer retries after each report, although nothing has
-/// changed there.
+/// changed there, and at most once a minute, because the cluster may report any number of errors.
 pub(super) async fn node_refusal(site: &Site, mark: &ClaimMark) -> Result<(), ApiError> {
     let home = site.home();
     let Some(claim) = live(home, mark).await? else {
         return Ok(());
     };
     let twin = site.twins().get(site.name()).await?;
-    let Some(why) = twin.as_ref().and_then(node_error) else {
+    let Some(why) = twin.as_ref().and_then(facts::node_error) else {
         return Ok(());
     };
-    if node_error(&claim) == Some(why) {
+    let now = jiff::Timestamp::now();
+    let reported = facts::condition(&claim, NODE_RESIZE_ERROR)
+        .and_then(|before| Some(now.duration_since(before.last_transition_time.as_ref()?.0)));
+    if facts::node_error(&claim).as_ref() == Some(&why)
+        || reported.is_some_and(|age| age.abs() < EACH_REFUSAL)
+    {
         return Ok(());
     }
     let condition = json!({
         "type": NODE_RESIZE_ERROR, "status": "True", "message": why,
-        "lastTransitionTime": Time(jiff::Timestamp::now()),
+        "lastTransitionTime": Time(now),
     });
     let patch = json!({
         "metadata": {"uid": mark.uid, "resourceVersion": claim.resource_version()},
@@ -112,12 +126,6 @@ pub(super) async fn node_refusal(site: &Site, mark: &ClaimMark) -> Result<(), Ap
     let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
     let written = claims.merge_status_lists(&mark.name, &patch);
     unless_conflict(crash::around(Step::MirrorSize, written).await).map(drop)
-}
-
-/// Why a node failed to expand the file system of a claim.
-fn node_error(claim: &PersistentVolumeClaim) -> Option<&str> {
-    let error = facts::condition(claim, NODE_RESIZE_ERROR)?;
-    Some(error.message.as_deref().unwrap_or_default())
 }
 
 async fn live(home: &Cluster, mark: &ClaimMark) -> Result<Option<PersistentVolumeClaim>, ApiError> {

@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::time::Instant;
 
 use crate::{
-    cluster::events::{Events, Weight},
+    cluster::{
+        events::{Events, Weight},
+        short,
+    },
     volume::ClaimMark,
 };
 
@@ -43,6 +46,8 @@ impl Reports {
 
     /// Warns on a claim like `warn`, about one of several problems that it can have at the same time.
     pub(super) async fn warn_about(&mut self, about: &str, on: &ClaimMark, reason: &'static str, note: &str) {
+        // Events are cut; the log and what is remembered would not be.
+        let note = &short(note);
         let report = Report {
             uid: on.uid.clone(),
             reason,
@@ -58,10 +63,11 @@ impl Reports {
 
     /// Warns on an object of any kind, unless it emitted the same event within the last hour.
     pub(super) async fn warn_object(&mut self, on: &ObjectReference, reason: &'static str, note: &str) {
+        let note = &short(note);
         let report = Report {
             uid: on.uid.clone().unwrap_or_default(),
             reason,
-            about: note.to_owned(),
+            about: note.clone(),
         };
         if self.is_due(&report) {
             let (kind, namespace, name) = (on.kind.as_deref(), on.namespace.as_deref(), on.name.as_deref());

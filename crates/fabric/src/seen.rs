@@ -188,6 +188,8 @@ impl SeenPod {
         }
         let (spec, status): (Spec, Status) = (read(pod.spec.as_deref()), read(pod.status.as_deref()));
         let mut seen = Self::of(pod, &status);
+        // A condition of home pods.
+        seen.started = None;
         let annotation = |key: &str| {
             let all = pod.metadata.annotations.as_ref()?;
             all.get(key).filter(|it| is_uid(it)).map(|it| it.as_str().into())
@@ -290,6 +292,14 @@ impl SeenPod {
 
     pub(super) fn home_pod_uid(&self) -> Option<&str> {
         self.home_pod_uid.as_deref()
+    }
+
+    /// Whether it is where the remote pod of `home` in this cluster is, with its name, and names it.
+    pub(super) fn is_remote_of(&self, home: &Self, cluster: &str) -> bool {
+        home.place() == Some((cluster, self.namespace()))
+            && self.name() == home.name()
+            && self.home_key() == Some(home.key())
+            && self.home_pod_uid() == Some(home.uid())
     }
 
     /// Whether this is the remote pod that runs the containers of `home`, of the home cluster with this uid.

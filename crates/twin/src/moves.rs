@@ -37,10 +37,14 @@ pub async fn exists(home: &Cluster, by: &MoveUid) -> bool {
     found.map_or(true, |found| !found.is_empty())
 }
 
-/// Whether one of the moves that wrote these marks may exist.
+/// Whether one of the moves that wrote these marks may exist. A source that was rolled back keeps its mark, which does
+/// not count: the moves are not read for it.
 async fn any_exists(home: &Cluster, marks: &Result<TwinMarks, TwinMarkError>) -> bool {
     let Ok(marks) = marks else { return true };
-    let source = marks.source.as_ref().map(SourceMark::by);
+    let source = match &marks.source {
+        Some(SourceMark::Moving { by, .. }) => Some(by),
+        Some(SourceMark::Superseded { .. } | SourceMark::RolledBack { .. }) | None => None,
+    };
     let target = marks.target.as_ref().map(|target| &target.by);
     for by in source.into_iter().chain(target) {
         if exists(home, by).await {

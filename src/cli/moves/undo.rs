@@ -6,15 +6,15 @@ use std::collections::BTreeSet;
 
 use super::{Place, describe, orders::named, volume};
 use crate::{
-    api::volume_move::{ClaimStatus, Cutover, Target, TwinReference, VolumeMove, VolumeMoveSpec},
+    api::volume_move::{ClaimStatus, Cutover, Loss, Target, TwinReference, VolumeMove, VolumeMoveSpec},
     cli::Outcome,
     volume::moving::Phase,
 };
 
 /// Creates the move back; its name.
-pub(super) async fn undo(place: &Place, name: &str) -> Outcome<String> {
+pub(super) async fn undo(place: &Place, name: &str, accepted: Vec<Loss>) -> Outcome<String> {
     let of = named(place, name).await?;
-    let back = reverse(&of).map_err(|why| format!("{}/{name}: {why}", place.namespace))?;
+    let back = reverse(&of, accepted).map_err(|why| format!("{}/{name}: {why}", place.namespace))?;
     eprintln!("{}", describe_target(&back.target));
     volume::create_move(place, back).await
 }
@@ -31,8 +31,9 @@ fn describe_target(target: &Target) -> String {
     format!("moving back to {place}, {class}")
 }
 
-/// The same claims and options, to where the volumes were. The cut-over is not requested yet.
-fn reverse(of: &VolumeMove) -> Result<VolumeMoveSpec, String> {
+/// The same claims and options, to where the volumes were. The cut-over is not requested yet. What the first move might
+/// lose is not what this one may: only `accepted` is.
+fn reverse(of: &VolumeMove, accepted: Vec<Loss>) -> Result<VolumeMoveSpec, String> {
     match describe::phase(of) {
         Some(Phase::Retaining | Phase::Done) => {}
         Some(Phase::Cancelled | Phase::Failed | Phase::Recovered) => {
@@ -52,6 +53,7 @@ fn reverse(of: &VolumeMove) -> Result<VolumeMoveSpec, String> {
             requested: false,
             ..of.spec.cutover.clone()
         },
+        accept_loss: accepted,
         paused: false,
         cancel: false,
         recover_source: false,
@@ -225,7 +227,7 @@ mod tests {
                 None,
             ),
         ] {
-            let back = reverse(&ended("Done", to, &sources)).unwrap().target;
+            let back = reverse(&ended("Done", to, &sources), Vec::new()).unwrap().target;
             assert_eq!(back.node_name.as_deref(), node, "{sources:?}");
             assert_eq!(back.cluster.as_deref(), cluster, "{sources:?}");
             assert_eq!(back.storage_class_name.as_deref(), class, "{sources:?}");
@@ -233,8 +235,15 @@ mod tests {
     }
 
     #[test]
-    fn an_undo_copies_the_options_except_the_cutover() {
-        let back = reverse(&ended("Retaining", "milan", &[was("home", "fast", &[])])).unwrap();
+    fn an_undo_copies_the_options_except_the_cutover_and_what_may_be_lost() {
+        let mut first = ended("Retaining", "milan", &[was("home", "fast", &[])]);
+        first.spec.accept_loss = vec![Loss::ExtendedAttributes, Loss::Snapshots];
+        let back = reverse(&first, vec![Loss::LiveWrites]).unwrap();
+        assert_eq!(
+            back.accept_loss,
+            [Loss::LiveWrites],
+            "consent is given for one move"
+        );
         assert_eq!(back.quiesce.mode, QuiesceMode::Evict);
         assert_eq!(back.cutover.mode, CutoverMode::Manual);
         assert_eq!(back.cutover.max_downtime, "3m");
@@ -264,11 +273,11 @@ mod tests {
             ),
             ("Done", "home", vec![old.clone()], "earlier version"),
         ] {
-            let said = reverse(&ended(phase, to, &sources)).unwrap_err();
+            let said = reverse(&ended(phase, to, &sources), Vec::new()).unwrap_err();
             assert!(said.contains(why), "{said}");
         }
         // An earlier version did not record the class; a move to another cluster works all the same.
-        let back = reverse(&ended("Done", "milan", &[old])).unwrap();
+        let back = reverse(&ended("Done", "milan", &[old]), Vec::new()).unwrap();
         assert_eq!(back.target.cluster.as_deref(), Some("home"));
     }
 }

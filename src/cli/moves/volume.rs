@@ -99,7 +99,7 @@ enum Compared {
 
 /// See [`Loss`].
 #[derive(Clone, Copy, ValueEnum)]
-enum MayBeLost {
+pub(super) enum MayBeLost {
     Xattrs,
     Flags,
     Snapshots,

@@ -120,6 +120,7 @@ pub(crate) const ALL: &[Check] = &[
     daemons::virtual_nodes,
     transfers::unfinished_imports,
     transfers::unfinished_releases,
+    transfers::stopped_moves,
 ];
 
 /// The findings of all checks, errors first.

@@ -1,11 +1,11 @@
-//! Imports and releases that have begun and are not complete.
+//! Imports, releases and moves that have begun and are not complete.
 
 use std::collections::BTreeSet;
 
 use kube::ResourceExt;
 
 use super::{Finding, Installation};
-use crate::volume::{ImportRecord, ReleaseRecord, adoptable_by, mark};
+use crate::volume::{ImportRecord, ReleaseRecord, adoptable_by, mark, moving::is_gated};
 
 /// PVs with the record of an import, and the command that completes it.
 pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
@@ -78,6 +78,23 @@ pub(super) fn unfinished_releases(installation: &Installation) -> Vec<Finding> {
         ));
     }
     found
+}
+
+/// Volumes that a move has gated, while the controller runs no moves.
+pub(super) fn stopped_moves(installation: &Installation) -> Vec<Finding> {
+    if installation.setup.runs_moves() != Some(false) {
+        return Vec::new();
+    }
+    let volumes = installation.storage.volumes.iter();
+    let gated = volumes.filter(|volume| is_gated(volume.annotations()));
+    let found = gated.map(|volume| {
+        Finding::error(
+            format!("PersistentVolume {}", volume.name_any()),
+            "A move has gated it, so no pod starts with its claim, and the controller runs no moves (mover.enabled: false).",
+            "Set mover.enabled: true in the values of the chart until the move has ended. `liqo-csi move cancel` ends it before its commit.",
+        )
+    });
+    found.collect()
 }
 
 fn unfinished_release(object: String, record: &ReleaseRecord) -> Finding {

@@ -12,7 +12,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::{sync::Semaphore, time::Instant};
 
 use super::{Calls, Cluster, HOME_PAGE, REMOTE_PAGE, lean::Lean, pages::next_page};
-use crate::volume::DRIVER_NAME;
+use crate::{offload::cut, volume::DRIVER_NAME};
 
 /// More objects than any cluster has of the listed kinds: a longer list is an error.
 const MOST_OBJECTS: u32 = 250_000;
@@ -622,9 +622,7 @@ fn answer<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status
 /// A message, cut to the length that is kept.
 #[must_use]
 pub fn short(message: &str) -> String {
-    let end = message.floor_char_boundary(LONGEST_MESSAGE);
-    let cut = if end < message.len() { "…" } else { "" };
-    format!("{}{cut}", &message[..end])
+    cut(message, LONGEST_MESSAGE)
 }
 
 #[cfg(test)]

@@ -2,9 +2,12 @@
 //! cluster, whether malicious or broken, is not watched further, and its status says so; other clusters are
 //! not affected.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    iter,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use tokio::sync::watch;
@@ -21,6 +24,10 @@ struct Shared {
     most_bytes: usize,
     objects: AtomicUsize,
     bytes: AtomicUsize,
+    /// The limit of all namespaces of the cluster together.
+    namespaces: Option<Budget>,
+    /// Objects count there, too.
+    outer: Option<Budget>,
     exhausted: watch::Sender<Option<String>>,
 }
 
@@ -32,9 +39,10 @@ pub(super) struct Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let Shared { objects, bytes, .. } = &*self.budget.0;
-        objects.fetch_sub(1, Ordering::Relaxed);
-        bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        for Budget(shared) in self.budget.with_outer() {
+            shared.objects.fetch_sub(1, Ordering::Relaxed);
+            shared.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
     }
 }
 
@@ -49,24 +57,43 @@ impl Budget {
     /// and thousands of nodes of one.
     #[must_use]
     pub fn remote() -> Self {
-        Self::new(60_000, 48 << 20)
+        Self::of_cluster(60_000, 48 << 20, 32 << 20)
     }
 
     /// For the objects of one kind that a namespace controls: enough for any use, and few enough not to
-    /// affect others.
-    #[must_use]
-    pub fn of_namespace(most_objects: usize) -> Self {
-        Self::new(most_objects, 16 << 20)
+    /// affect others. All namespaces of a remote cluster have a limit together, because the cluster chooses the sizes.
+    pub(super) fn of_namespace(&self, most_objects: usize) -> Self {
+        let outer = self.0.namespaces.clone();
+        Self::with(most_objects, 16 << 20, None, outer)
     }
 
     pub(super) fn new(most_objects: usize, most_bytes: usize) -> Self {
+        Self::with(most_objects, most_bytes, None, None)
+    }
+
+    pub(super) fn of_cluster(
+        most_objects: usize,
+        most_bytes: usize,
+        most_bytes_of_namespaces: usize,
+    ) -> Self {
+        let namespaces = Self::new(usize::MAX, most_bytes_of_namespaces);
+        Self::with(most_objects, most_bytes, Some(namespaces), None)
+    }
+
+    fn with(most_objects: usize, most_bytes: usize, namespaces: Option<Self>, outer: Option<Self>) -> Self {
         Self(Arc::new(Shared {
             most_objects,
             most_bytes,
             objects: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
+            namespaces,
+            outer,
             exhausted: watch::Sender::new(None),
         }))
+    }
+
+    fn with_outer(&self) -> impl Iterator<Item = &Self> {
+        iter::once(self).chain(&self.0.outer)
     }
 
     /// Reserves the share of an object with this many bytes of text; `None` if the budget is exhausted.
@@ -76,13 +103,16 @@ impl Budget {
             budget: self.clone(),
             bytes,
         };
-        let shared = &*self.0;
-        let objects = shared.objects.fetch_add(1, Ordering::Relaxed) + 1;
-        let held = shared
-            .bytes
-            .fetch_add(bytes, Ordering::Relaxed)
-            .saturating_add(bytes);
-        (objects <= shared.most_objects && held <= shared.most_bytes).then_some(reservation)
+        let mut fits = true;
+        for Self(shared) in self.with_outer() {
+            let objects = shared.objects.fetch_add(1, Ordering::Relaxed) + 1;
+            let held = shared
+                .bytes
+                .fetch_add(bytes, Ordering::Relaxed)
+                .saturating_add(bytes);
+            fits &= objects <= shared.most_objects && held <= shared.most_bytes;
+        }
+        fits.then_some(reservation)
     }
 
     /// The number of objects that are kept.
@@ -141,6 +171,17 @@ mod tests {
         drop((two, three));
         assert_eq!(budget.0.objects.load(Ordering::Relaxed), 0);
         assert_eq!(budget.0.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn all_namespaces_of_a_cluster_have_a_limit_together() {
+        let cluster = Budget::of_cluster(10, 10_000, 10_000);
+        let [one, other] = [cluster.of_namespace(10), cluster.of_namespace(10)];
+        let held = one.reserve(6_000);
+        assert!(held.is_some() && other.reserve(6_000).is_none());
+        assert_eq!(cluster.objects(), 0, "its own limit is another one");
+        drop(held);
+        assert!(other.reserve(6_000).is_some());
     }
 
     #[test]

@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     api::volume_move::VolumeMove,
+    offload::cut,
     volume::{ClaimMark, DRIVER_NAME},
 };
 
@@ -224,8 +225,7 @@ fn shortened(note: &str) -> String {
     if note.len() <= LONGEST_NOTE {
         return note.to_owned();
     }
-    let end = note.floor_char_boundary(LONGEST_NOTE - '…'.len_utf8());
-    format!("{}…", &note[..end])
+    cut(note, LONGEST_NOTE - '…'.len_utf8())
 }
 
 /// The name of a claim, cut if it is too long, and a time: unique, as the names of Kubernetes' own events.

@@ -19,6 +19,7 @@ use k8s_openapi::{
 };
 use kube::{ResourceExt, api::ObjectMeta};
 
+use super::short;
 use crate::{
     placement::{AllowedTopology, BindingMode, Capacity, Class, ReclaimPolicy, StaticVolume},
     topology::{LabelSelector, Node, NodeSelector, Operator, Requirement, Term},
@@ -200,7 +201,6 @@ pub fn claim_size(claim: &PersistentVolumeClaim) -> ClaimSize {
     let storage = |of: Option<&BTreeMap<String, Quantity>>| of.and_then(|of| bytes(of.get(STORAGE)?));
     let status = claim.status.as_ref();
     let stage = status.and_then(|status| status.allocated_resource_statuses.as_ref()?.get(STORAGE));
-    let node_error = condition(claim, NODE_RESIZE_ERROR);
     ClaimSize {
         requested: storage_request(claim).and_then(bytes).unwrap_or_default(),
         capacity: storage(status.and_then(|status| status.capacity.as_ref())).unwrap_or_default(),
@@ -209,7 +209,7 @@ pub fn claim_size(claim: &PersistentVolumeClaim) -> ClaimSize {
         has_error: RESIZE_ERRORS
             .iter()
             .any(|error| condition(claim, error).is_some()),
-        node_error: node_error.map(|one| hash(one.message.as_deref())),
+        node_error: node_error(claim).map(hash),
     }
 }
 
@@ -233,6 +233,13 @@ pub fn condition<'a>(
 ) -> Option<&'a PersistentVolumeClaimCondition> {
     let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
     conditions.find(|one| one.type_ == of_type)
+}
+
+/// Why a node failed to expand the file system of a claim, cut to the length that is copied between clusters.
+#[must_use]
+pub fn node_error(claim: &PersistentVolumeClaim) -> Option<String> {
+    let error = condition(claim, NODE_RESIZE_ERROR)?;
+    Some(short(error.message.as_deref().unwrap_or_default()))
 }
 
 /// The message of a condition of a claim, if the condition is True.

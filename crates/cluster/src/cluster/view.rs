@@ -123,11 +123,11 @@ impl<S> From<&Budget> for ViewBudgets<S> {
 }
 
 impl<S: Slim> ViewBudgets<S> {
-    /// Matching objects have this separate budget.
+    /// Matching objects have a separate budget, of this many objects.
     #[must_use]
-    pub fn and_own(self, own: Budget, is_own: impl Fn(&S) -> bool + Send + Sync + 'static) -> Self {
+    pub fn and_own(self, most_objects: usize, is_own: impl Fn(&S) -> bool + Send + Sync + 'static) -> Self {
         Self {
-            own: Some((own, Box::new(is_own))),
+            own: Some((self.cluster.of_namespace(most_objects), Box::new(is_own))),
             ..self
         }
     }

@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -26,8 +26,11 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         Phase,
-        moving::{ClaimDecision, Outcome, Stage, leftover_step},
+        moving::{
+            ClaimDecision, ClaimFacts, Live, Outcome, Stage, TargetTwin, VolumeNow, Waiting, leftover_step,
+        },
     },
+    reports::Reports,
     rounds::{Rounds, each},
     twin::{exists, twin_in},
     volume::{
@@ -42,6 +45,7 @@ const STEPS: usize = 30;
 /// The loop that cleans up after deleted moves.
 pub(super) struct Leftovers<'a, H> {
     context: &'a Context<'a, H>,
+    reports: Reports,
 }
 
 /// A claim, possibly deleted, whose objects still have the marks of a move.
@@ -56,7 +60,10 @@ struct Leftover {
 
 impl<'a, H: MoveHelpers> Leftovers<'a, H> {
     pub(super) fn new(context: &'a Context<'a, H>) -> Self {
-        Self { context }
+        Self {
+            context,
+            reports: Reports::new(context.events.clone()),
+        }
     }
 
     /// The watched twins of all clusters.
@@ -134,11 +141,13 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
         Ok(found)
     }
 
-    async fn clean(&self, left: &Leftover) -> Result<(), FollowError> {
+    /// Returns why objects are left, if that does not change without users.
+    async fn clean(&self, left: &Leftover) -> Result<Option<String>, FollowError> {
         let stage = Stage::Ended(Outcome::Failed);
         for _ in 0..STEPS {
             let Some(moved) = self.moved_volume(left).await? else {
-                return Ok(self.unlock(left).await?);
+                self.unlock(left).await?;
+                return Ok(None);
             };
             let request = MoveRequest::of_nobody(&moved.claim.name, &moved.target.id.cluster);
             let movers = self.context.helpers.observe(&moved, &request, &stage).await?;
@@ -146,18 +155,23 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             let facts = moved.observe().await?.facts(&moved, movers, recorded);
             let step = match leftover_step(&left.by, &facts) {
                 ClaimDecision::Do(step) => step,
+                ClaimDecision::Await(what @ (Waiting::CommittedWithoutMove | Waiting::MarkedAgain)) => {
+                    return Ok(Some(why_left(&moved, &facts, &what)));
+                }
                 ClaimDecision::Await(what) => {
                     tracing::warn!(claim = %moved.claim.name, by = %left.by, %what, "objects of a deleted VolumeMove are left");
-                    return Ok(());
+                    return Ok(None);
                 }
-                ClaimDecision::Reached | ClaimDecision::Rollback(..) | ClaimDecision::Regate => return Ok(()),
+                ClaimDecision::Reached | ClaimDecision::Rollback(..) | ClaimDecision::Regate => {
+                    return Ok(None);
+                }
             };
             tracing::info!(claim = %moved.claim.name, by = %left.by, ?step, "cleaning up after a deleted VolumeMove");
             if moved.apply(&step).await? == Applied::NotHandled {
                 self.context.helpers.apply(&moved, &request, &step).await?;
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Unlocks a claim without a volume, for example one that was restored from a backup with the lock, which would
@@ -195,7 +209,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             .as_ref()
             .and_then(|virtual_pv| served(&volume, virtual_pv));
         let mut twins = BTreeMap::new();
-        let (mut source, mut target) = (None, None);
+        let (mut source, mut target, mut current) = (None, None, None);
         for (cluster, twin) in self.twins() {
             if twin.volume != volume {
                 continue;
@@ -215,8 +229,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
                 if let Some(SourceMark::Superseded { by, epoch }) = &marks.source
                     && *by == left.by
                 {
-                    target =
-                        target.or_else(|| served.clone().map(|twin| twin.id).filter(|id| id.epoch == *epoch));
+                    current = Some(*epoch);
                 }
             }
             twins.insert(
@@ -231,12 +244,13 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             );
         }
         if let Some(served) = served {
-            let is_target = target.as_ref() == Some(&served.id);
+            let is_target = target.as_ref() == Some(&served.id) || Some(served.id.epoch) == current;
             if !is_target {
                 source = source.or_else(|| Some(served.id.clone()));
             }
             twins.entry(served.id.clone()).or_insert(served);
         }
+        let target = target.or_else(|| twins.keys().find(|id| Some(id.epoch) == current).cloned());
         let (home, registry) = (self.context.home, self.context.registry);
         let known = |id: &VolumeId| twins.get(id).map(|twin| side(home, registry, twin));
         let unknown_side = |epoch| MovedSide {
@@ -288,6 +302,32 @@ impl Leftover {
             volume: volume.to_owned(),
         }
     }
+
+    fn claim(&self) -> ClaimMark {
+        ClaimMark {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            uid: self.claim_uid.clone(),
+        }
+    }
+}
+
+/// Why objects of a deleted move are left, and what to do.
+fn why_left(moved: &MovedVolume, facts: &ClaimFacts, what: &Waiting) -> String {
+    let why = format!("objects of a deleted VolumeMove are left: {what}");
+    if *what != Waiting::CommittedWithoutMove || facts.volume != VolumeNow::Absent {
+        return why;
+    }
+    let id = &moved.target.id;
+    let handle = match &facts.target {
+        Live::Known(TargetTwin::Exists { .. }) => format!("the volumeHandle {id}"),
+        _ => "the volumeHandle of that twin".to_owned(),
+    };
+    format!(
+        "{why}. The PersistentVolume {} was being replaced, and does not exist. The data is kept by the twin at the target: create \
+         the PersistentVolume again from a backup, with {handle}, or delete this claim; the twin stays",
+        id.name
+    )
 }
 
 /// The moves that lock a twin against its users. A twin that was rolled back is not locked, and a superseded one only
@@ -357,10 +397,14 @@ impl<H: MoveHelpers> Rounds for Leftovers<'_, H> {
                 all.push(left);
             }
         }
-        let this = &*self;
-        each(all, |left| async move {
+        let (this, notes) = (&*self, Mutex::new(Vec::new()));
+        let cleaned = each(all, async |left| {
             match this.clean(&left).await {
-                Ok(()) => Ok(()),
+                Ok(why) => {
+                    let note = why.map(|why| (left.claim(), why));
+                    notes.lock().unwrap_or_else(PoisonError::into_inner).extend(note);
+                    Ok(())
+                }
                 Err(FollowError::Api(error)) => Err(error),
                 Err(error) => {
                     tracing::warn!(claim = left.name, namespace = left.namespace, by = %left.by, %error, "cannot clean up after a deleted VolumeMove");
@@ -368,6 +412,10 @@ impl<H: MoveHelpers> Rounds for Leftovers<'_, H> {
                 }
             }
         })
-        .await
+        .await;
+        for (claim, note) in notes.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            self.reports.warn(&claim, "MoveLeftovers", &note).await;
+        }
+        cleaned
     }
 }

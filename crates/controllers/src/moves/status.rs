@@ -13,6 +13,7 @@ use crate::{
         BackReason, ClaimStatus, Downtime, MoveRequest, Overruns, UNSEEN, UnreadableMove, VolumeMove,
         VolumeMoveSpec, VolumeMoveStatus,
     },
+    offload::{LONGEST_MESSAGE, cut},
     placement::moving::{Outcome, RollbackReason, RollbackTo, Stage},
     volume::moving::{CommitRecord, Condition, GateNumber, SourceRecord},
 };
@@ -43,11 +44,13 @@ impl StageEntry {
     }
 }
 
-/// The status after the preflight, with its findings or, without findings, with the plan for the claims.
+/// The status after the preflight, with its findings or, without findings, with the plan for the claims and notes about
+/// it.
 pub(super) fn checked(
     of: &VolumeMove,
     findings: &[String],
     claims: Vec<ClaimStatus>,
+    notes: &str,
     now: Timestamp,
 ) -> VolumeMoveStatus {
     let mut next = NextStatus::of(of, now);
@@ -62,7 +65,7 @@ pub(super) fn checked(
             ))
         });
         let message = format!(
-            "preflight found nothing that blocks the move; note that {UNSEEN}{}",
+            "preflight found nothing that blocks the move; note that {UNSEEN}{}{notes}",
             cold.collect::<String>()
         );
         next.set_condition(Condition::Checked, true, "NothingFound", &message);
@@ -140,7 +143,8 @@ pub(super) fn waiting(
 ) -> VolumeMoveStatus {
     let mut next = NextStatus::of(of, now);
     copies.write(&mut next.status);
-    next.status.waiting_for = copies.and_failures(report.waiting_for.as_deref());
+    let waiting_for = copies.and_failures(report.waiting_for.as_deref());
+    next.status.waiting_for = waiting_for.map(|what| cut(&what, LONGEST_MESSAGE));
     if report.ready {
         next.converged();
     }
@@ -436,7 +440,7 @@ impl NextStatus {
             type_: condition.as_str().to_owned(),
             status: status.to_owned(),
             reason: reason.to_owned(),
-            message: message.to_owned(),
+            message: cut(message, LONGEST_MESSAGE),
             last_transition_time: since,
             observed_generation: self.generation,
         };
@@ -567,6 +571,31 @@ mod tests {
             assert!(cuts_over(&of));
             overrun(&mut of, why);
             assert!(cuts_over(&of), "the count starts again");
+        }
+    }
+
+    /// The texts of movers in a remote cluster, for example.
+    #[test]
+    fn what_it_waits_for_is_cut() {
+        let of = read(1);
+        let long = || Some("x".repeat(100_000));
+        let report = WaitReport {
+            waiting_for: long(),
+            stalled: long(),
+            ..WaitReport::default()
+        };
+        let (request, stage) = (MoveRequest::try_from(&of).unwrap(), of.stage().unwrap());
+        let said = waiting(
+            &of,
+            &request,
+            &stage,
+            &report,
+            &Copies::default(),
+            Timestamp::now(),
+        );
+        let longest = said.conditions.iter().map(|one| one.message.len()).max();
+        for length in [said.waiting_for.map(|what| what.len()), longest] {
+            assert!((4000..4200).contains(&length.unwrap()), "{length:?}");
         }
     }
 

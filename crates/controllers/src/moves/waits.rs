@@ -72,9 +72,11 @@ fn of(stage: &Stage, what: &Waiting) -> NextCheck {
         | Waiting::VolumeTaken(_)
         | Waiting::NoManifest => NextCheck::Within(A_FEW_SECONDS),
         // Each check lists all contents of snapshots. Consent is a change of the move, which is noticed at once.
-        Waiting::Snapshots(_) | Waiting::Paused | Waiting::CutOver | Waiting::CommittedWithoutMove => {
-            NextCheck::Within(HALF_A_MINUTE)
-        }
+        Waiting::Snapshots(_)
+        | Waiting::Paused
+        | Waiting::CutOver
+        | Waiting::MarkedAgain
+        | Waiting::CommittedWithoutMove => NextCheck::Within(HALF_A_MINUTE),
         Waiting::Retention | Waiting::BothKept => NextCheck::Within(MINUTE),
     }
 }

@@ -161,7 +161,7 @@ impl<'a> Pods<'a> {
         let all: Api<Lean<SentPod>> = Api::all(places.home.client().clone());
         let home = View::start(all, of_node, |it| Some(SeenPod::at_home(&it)), &stop);
         Self {
-            there: Watches::new(places.home.id(), &home),
+            there: Watches::new(places.home.id(), &cluster, &home),
             home,
             state: Mutex::new(State {
                 feed: None,

@@ -11,7 +11,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     cluster::{
-        Budget, Cluster, Lean,
+        Cluster, Lean,
         view::{Changed, Feed, View, ViewBudgets},
     },
     marks::HOME,
@@ -25,6 +25,7 @@ const MOST_PODS: usize = 5000;
 pub(super) struct Watches {
     /// Its id selects the remote pods.
     home: ClusterId,
+    cluster: ClusterId,
     pods: View<SeenPod>,
     /// Pods watched in each namespace.
     most: usize,
@@ -44,9 +45,10 @@ struct Watched {
 }
 
 impl Watches {
-    pub(super) fn new(home: &ClusterId, pods: &View<SeenPod>) -> Self {
+    pub(super) fn new(home: &ClusterId, cluster: &ClusterId, pods: &View<SeenPod>) -> Self {
         Self {
             home: home.clone(),
+            cluster: cluster.clone(),
             pods: pods.clone(),
             most: MOST_PODS,
             state: Mutex::default(),
@@ -81,10 +83,14 @@ impl Watches {
         let stop = CancellationToken::new();
         let ours = watcher::Config::default().labels(&format!("{HOME}={}", self.home));
         let pods: Api<Lean<SentPod>> = Api::namespaced(cluster.client().clone(), namespace);
-        // Pods without a home pod, which the cluster may invent, use the budget of the cluster, not of the namespace.
-        let home = self.pods.clone();
-        let is_own = move |it: &SeenPod| it.home_key().is_some_and(|key| home.get(key).is_some());
-        let budgets = ViewBudgets::from(cluster.budget()).and_own(Budget::of_namespace(self.most), is_own);
+        // At most one remote pod of each home pod uses the budget of the namespace. Others, which the cluster may
+        // invent, use that of the cluster.
+        let (id, home) = (self.cluster.clone(), self.pods.clone());
+        let is_own = move |it: &SeenPod| {
+            let home = it.home_key().and_then(|key| home.get(key));
+            home.is_some_and(|home| it.is_remote_of(&home, id.as_str()))
+        };
+        let budgets = ViewBudgets::from(cluster.budget()).and_own(self.most, is_own);
         let view = View::start_within(pods, ours, |pod| SeenPod::remote(&pod), budgets, &stop);
         Watched {
             feed: view.feed(),

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 use crate::{
     cluster::{
-        Budget, Cluster, Watched,
+        Cluster, Watched,
         view::{Changed, Feed, Slim, ViewBudgets},
     },
     offload::{
@@ -147,7 +147,7 @@ impl Changes {
 impl Source {
     pub(crate) fn new(home: &Cluster, namespace: &str, marks: &Marks, most: usize) -> Self {
         fn own<S: Slim>(budgets: ViewBudgets<S>, most: usize) -> ViewBudgets<S> {
-            budgets.and_own(Budget::of_namespace(most), |_| true)
+            budgets.and_own(most, |_| true)
         }
         fn watch<K: Copied>(
             home: &Cluster,
@@ -276,10 +276,10 @@ pub(super) fn copies(
         };
         let (here, whose) = (Arc::clone(source), Arc::clone(source));
         // There is at most one copy of each object.
-        let own = Budget::of_namespace(2 * source.most);
+        let most = 2 * source.most;
         there.watch_in(namespace, ours, metadata, |budgets| {
             budgets
-                .and_own(own, move |it: &CopyMetadata| whose.has(K::KIND, &it.name))
+                .and_own(most, move |it: &CopyMetadata| whose.has(K::KIND, &it.name))
                 .once(async move { here.complete(K::KIND).await })
         })
     }

@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 
 use crate::topology::is_label;
 
-/// The kubelet's limit.
-const LONGEST_MESSAGE: usize = 4096;
+/// For messages. The kubelet's limit.
+pub const LONGEST_MESSAGE: usize = 4096;
 /// For other texts, such as the id of an image.
 const LONGEST_TEXT: usize = 1024;
 const LONGEST_REASON: usize = 128;

@@ -8,6 +8,10 @@ use crate::volume::digest;
 const LONGEST: usize = 63;
 /// Digits of the hash that replaces what does not fit.
 const DIGITS: usize = 10;
+/// Characters that are kept before that hash, except dashes at the end.
+const KEPT: usize = LONGEST - 1 - DIGITS;
+/// More dashes than a namespace has there.
+const MOST_TRIMMED: usize = 4;
 
 /// Why a namespace cannot be offloaded under the requested name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,9 +27,10 @@ pub enum NameRefused {
     Reserved(String),
     /// The name that the strategy `DefaultName` gives to another namespace.
     #[error(
-        "names that end with -{1}, like {0:?}, are reserved for namespaces with the strategy DefaultName: choose another name"
+        "names like {0:?} are reserved for other namespaces with the strategy DefaultName, of this cluster or another one: choose \
+         another name"
     )]
-    OfAnother(String, String),
+    OfAnother(String),
 }
 
 /// Why a namespace is never offloaded, if so. Its objects would be copied: the reserved ones hold what this
@@ -64,31 +69,50 @@ pub fn remote_name(
         return Err(NameRefused::Reserved(name));
     }
     // A namespace that took the default name of another one would block that one.
-    if name.strip_suffix(home).is_some_and(|rest| rest.ends_with('-'))
-        && name != default_name(namespace, home)
-    {
-        return Err(NameRefused::OfAnother(name, home.to_owned()));
+    if name != default_name(namespace, home) && may_be_default_name(&name, home) {
+        return Err(NameRefused::OfAnother(name));
     }
     Ok(name)
 }
 
+/// Whether it may be the default name of some namespace of this cluster, or of another cluster whose id is a uid, as it
+/// is by default.
+fn may_be_default_name(name: &str, home: &str) -> bool {
+    let ends_with = |name: &str, id: &str| name.strip_suffix(id).is_some_and(|rest| rest.ends_with('-'));
+    let is_hex = |text: &str| text.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
+    let uid = name.rsplitn(6, '-').take(5).collect::<Vec<_>>();
+    let is_of_uid = name.split('-').count() > 5
+        && uid.iter().all(|part| is_hex(part))
+        && uid.iter().map(|part| part.len()).eq([12, 4, 4, 4, 8]);
+    let is_hashed = name.rsplit_once('-').is_some_and(|(kept, hash)| {
+        let is_full = kept.len() > KEPT - MOST_TRIMMED;
+        hash.len() == DIGITS && is_hex(hash) && (is_full || ends_with(kept, &plain(home)))
+    });
+    ends_with(name, home) || is_of_uid || is_hashed
+}
+
 /// The id may be too long, or contain characters that no name may: then a hash of both keeps names unique.
 fn default_name(namespace: &str, home: &str) -> String {
-    let plain = format!("{namespace}-{home}");
-    if is_label(&plain) {
-        return plain;
+    let plain_name = format!("{namespace}-{home}");
+    if is_label(&plain_name) {
+        return plain_name;
     }
     let hash = digest(DIGITS, [namespace, home]);
-    let mut kept: String = plain
+    format!("{}-{hash}", plain(&plain_name))
+}
+
+/// The characters that a name may have; as many as fit before a hash.
+fn plain(text: &str) -> String {
+    let mut kept: String = text
         .chars()
         .map(|it| match it.to_ascii_lowercase() {
             it @ ('a'..='z' | '0'..='9') => it,
             _ => '-',
         })
-        .take(LONGEST - 1 - DIGITS)
+        .take(KEPT)
         .collect();
     kept.truncate(kept.trim_end_matches('-').len());
-    format!("{kept}-{hash}")
+    kept
 }
 
 fn is_label(name: &str) -> bool {
@@ -144,11 +168,23 @@ mod tests {
     fn the_default_name_of_one_is_no_other_s() {
         use MappingStrategy::{EnforceSameName, SelectedName};
         let (own, other) = (format!("foo-{HOME}"), format!("bar-{HOME}"));
-        let refused = Err(NameRefused::OfAnother(other.clone(), HOME.to_owned()));
-        assert_eq!(named(SelectedName, "foo", &other), refused);
-        assert_eq!(named(EnforceSameName, &other, ""), refused);
+        let refused = |name: &str| Err(NameRefused::OfAnother(name.to_owned()));
+        assert_eq!(named(SelectedName, "foo", &other), refused(&other));
+        assert_eq!(named(EnforceSameName, &other, ""), refused(&other));
         assert_eq!(named(SelectedName, "foo", &own), Ok(own));
         assert!(named(SelectedName, "foo", "bar-of-another").is_ok());
+        // One that is too long has a hash, and so has one of a cluster whose id is no label.
+        let long = default_name(&"team-payments-checkout-".repeat(2), HOME);
+        assert_eq!(named(SelectedName, "foo", &long), refused(&long));
+        let odd = default_name("bar", "Milan_1");
+        let odd_name = |name: &str| remote_name(SelectedName, "foo", Some(name), "Milan_1");
+        assert_eq!(odd, format!("bar-milan-1-{}", &odd[12..]));
+        assert_eq!(odd_name(&odd), refused(&odd));
+        assert!(odd_name("bar-deadbeef00").is_ok());
+        // Of another cluster.
+        let elsewhere = "bar-0b7c8f9e-3a54-4f0e-9d4e-5f1d8a2b3c4d";
+        assert_eq!(named(SelectedName, "foo", elsewhere), refused(elsewhere));
+        assert!(named(SelectedName, "foo", &elsewhere[4..]).is_ok());
     }
 
     #[test]

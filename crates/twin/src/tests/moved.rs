@@ -91,7 +91,17 @@ async fn what_is_moving_is_attached_for_its_mover_only() {
     let mover = Caller::read(Some(&format!("source:{MOVE}"))).unwrap();
     publish_as(&world, &registry, &mover).await.unwrap();
     mark_twin(&world, &format!("given-back:{MOVE}:1"));
+    let lists = |world: &World| {
+        let requests = world.api.requests();
+        requests.iter().filter(|it| it.contains("volumemoves")).count()
+    };
+    let before = lists(&world);
     world.publish("n1").await.unwrap();
+    assert_eq!(
+        lists(&world),
+        before,
+        "this mark stays for ever, and costs no list"
+    );
 }
 
 #[tokio::test]

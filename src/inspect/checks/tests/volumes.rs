@@ -123,6 +123,31 @@ fn unfinished_releases_are_reported() {
     ]);
 }
 
+#[test]
+fn moves_that_nobody_runs_are_reported() {
+    let gated = |installation: &mut Installation| {
+        let mut gated = volume();
+        gated["metadata"]["annotations"] = json!({mark::GATE: "gated"});
+        installation.storage.volumes = listing([gated, real()]);
+    };
+    assert_found(&[(
+        "gated, without movers",
+        gated,
+        E,
+        ["PersistentVolume pvc-", "no pod starts", "mover.enabled: true"],
+    )]);
+    let mut running = installation();
+    gated(&mut running);
+    let mut controller = deployment();
+    let driver = &mut controller["spec"]["template"]["spec"]["containers"][0];
+    driver["args"]
+        .as_array_mut()
+        .unwrap()
+        .push("--mover-image=mover:1".into());
+    running.setup.controllers = listing([controller]);
+    assert!(super::super::transfers::stopped_moves(&running).is_empty());
+}
+
 /// A claim of 2Ti that waits with its pod, and nodes that have 10Gi at most.
 fn waiting_claim(it: &mut Installation) {
     let mut waiting = claim();

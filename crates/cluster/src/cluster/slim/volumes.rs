@@ -77,6 +77,7 @@ pub struct RealVolume {
 )]
 pub struct VirtualVolume {
     pub name: String,
+    pub uid: String,
     pub volume: VolumeName,
     pub cluster: ClusterId,
     pub epoch: Epoch,
@@ -297,6 +298,7 @@ pub(in crate::cluster) fn volume(volume: &PersistentVolume, storage_namespace: &
         );
         return Some(Volume::Virtual(Arc::new(VirtualVolume {
             name,
+            uid: volume.uid().unwrap_or_default(),
             volume: id.name,
             cluster: id.cluster,
             epoch: id.epoch,

@@ -392,7 +392,7 @@ async fn objects_with_a_budget_of_their_own_do_not_use_the_shared_one() {
     let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
     let (known, is_known) = tokio::sync::oneshot::channel::<()>();
     let budgets = ViewBudgets::from(&cluster)
-        .and_own(Budget::of_namespace(2), |it: &Color| it.0 == "blue")
+        .and_own(2, |it: &Color| it.0 == "blue")
         .once(async { drop(is_known.await) });
     let everything = watcher::Config::default();
     let view = View::start_within(Api::all(client), everything, slim, budgets, &stop);

@@ -307,6 +307,24 @@ async fn unidentified_data_is_reported_and_not_touched() {
 }
 
 #[tokio::test]
+async fn names_of_a_remote_cluster_are_cut_in_the_condition() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    both.there.remove(&twin_there(0));
+    for number in 100..150 {
+        let name = format!("{}-{number}", "x".repeat(200));
+        real_there(&both.there, 0, &name, &"gone".into(), "Retain", "Released");
+    }
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("False".into(), "TwinVanished".into()));
+    let length = both.message(0).len();
+    assert!((4000..4200).contains(&length), "{length}");
+    let writes = both.home.writes();
+    both.round().await.unwrap();
+    assert_eq!(both.home.writes(), writes, "it is the same");
+}
+
+#[tokio::test]
 async fn the_twin_of_another_volume_is_not_used() {
     let mut both = Both::bound().await;
     // Two namespaces are mapped to one: the existing twin belongs to the other claim.

@@ -16,7 +16,7 @@ use crate::{
     gate::{MovedVolume, Place},
     moves::Context,
     topology::Node,
-    twin::{Site, TWIN_CLASS, consumers::ephemeral_of, is_bound_to, second_pvs, twin_in},
+    twin::{Site, TWIN_CLASS, consumers::ephemeral_of, is_bound_to, reclaim_policy, second_pvs, twin_in},
     volume::{
         ClaimName, ClusterId, DRIVER_NAME, SnapshotId, SnapshotKey, SnapshotMarks, SnapshotPlace, VolumeId,
         mark, moving::MovedClaim, parse_quantity,
@@ -90,6 +90,11 @@ pub(super) async fn read_claim(home: &Cluster, name: &ClaimName) -> ApiResult<Re
             others.join(", ")
         ));
     }
+    if id.cluster == *home.id() && is_being_imported(home, &id).await? {
+        return refused(
+            "its import is not complete: wait until `liqo-csi doctor` does not report it any more",
+        );
+    }
     Ok(Ok(Source {
         claim: MovedClaim {
             name: name.clone(),
@@ -98,6 +103,18 @@ pub(super) async fn read_claim(home: &Cluster, name: &ClaimName) -> ApiResult<Re
         id,
         volume,
     }))
+}
+
+/// Whether the PV of its twin still has the record of an import, which the move would leave there.
+async fn is_being_imported(home: &Cluster, id: &VolumeId) -> ApiResult<bool> {
+    let place = home_twin(home, id);
+    let twins = home.within::<PersistentVolumeClaim>(&place.namespace);
+    let twin = twins.get(&place.name).await?;
+    let Some(real) = twin.and_then(|twin| twin.spec?.volume_name) else {
+        return Ok(false);
+    };
+    let real = home.all::<PersistentVolume>().get(&real).await?;
+    Ok(real.is_some_and(|real| real.annotations().contains_key(mark::IMPORT)))
 }
 
 impl Source {
@@ -111,6 +128,23 @@ impl Source {
     pub(super) fn class(&self) -> Option<String> {
         let class = self.attributes()?.get(TWIN_CLASS)?;
         Some(class.clone()).filter(|class| !class.is_empty())
+    }
+
+    /// What users have to know of its reclaim policy.
+    pub(super) fn policy_note(&self, target: &TargetSite) -> Option<String> {
+        let TargetSite::Remote(remote, _) = target else {
+            return None;
+        };
+        let may_retain = remote
+            .reach()
+            .is_ok_and(|cluster| cluster.rights().volume_changes);
+        (!may_retain && reclaim_policy(&self.volume) == "Retain").then(|| {
+            format!(
+                "; the policy Retain of the volume of the claim {} is not set in the cluster {}, because this driver may not change \
+                 PersistentVolumes there: the policy of its class counts",
+                self.claim.name, remote.id
+            )
+        })
     }
 
     /// The nodes of the home cluster from which the volume is accessible; empty if all are. The status

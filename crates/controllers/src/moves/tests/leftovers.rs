@@ -90,6 +90,69 @@ async fn a_superseded_source_there_gets_its_policy_back() {
     assert_eq!(twin["status"]["phase"], "Lost");
 }
 
+/// The note of the event about what is left, as soon as there is one.
+async fn reported(world: &World) -> String {
+    world.home_api.remove(THE_MOVE);
+    let context = world.context();
+    let mut leftovers = Leftovers::new(&context);
+    let reported = async {
+        loop {
+            leftovers.round().await.unwrap();
+            if let Some(event) = world.event("MoveLeftovers") {
+                assert_eq!(event["regarding"]["name"], "data");
+                return event["note"].as_str().unwrap().to_owned();
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let reported = tokio::time::timeout(std::time::Duration::from_secs(10), reported).await;
+    reported.expect("nothing is reported")
+}
+
+#[tokio::test]
+async fn a_volume_that_was_being_replaced_is_reported_and_its_claim_can_be_deleted() {
+    let world = World::evicting().await;
+    world
+        .carry(|world| world.home_api.object(&volume_path()).is_none())
+        .await;
+    let note = reported(&world).await;
+    assert!(
+        note.contains(&format!("volumeHandle v2:milan:{}", name())),
+        "{note}"
+    );
+    assert!(!is_unlocked(&world));
+    world.home_api.change(CLAIM, |claim| {
+        claim["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    });
+    let is_free = |world: &World| {
+        let claim = world.home_api.object(CLAIM);
+        claim.is_none_or(|claim| claim["metadata"]["annotations"][mark::MOVE].is_null())
+    };
+    let context = world.context();
+    let mut leftovers = Leftovers::new(&context);
+    let freed = async {
+        while !is_free(&world) {
+            leftovers.round().await.unwrap();
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let freed = tokio::time::timeout(std::time::Duration::from_secs(10), freed).await;
+    assert!(freed.is_ok(), "{:#?}", world.home_api.object(CLAIM));
+    assert!(world.there.object(TARGET).is_some(), "it has the data");
+}
+
+#[tokio::test]
+async fn a_target_that_was_restored_from_a_backup_is_reported() {
+    let world = World::evicting().await;
+    world.to_the_end().await;
+    world.there.change(TARGET, |twin| {
+        twin["metadata"]["labels"][mark::MOVE] = MOVE.into();
+        twin["metadata"]["annotations"][mark::HANDED_OVER] = serde_json::Value::Null;
+    });
+    let note = reported(&world).await;
+    assert!(note.contains("marked as not handed over"), "{note}");
+}
+
 /// A backup of a claim that was being moved, for example, is restored with the lock.
 #[tokio::test]
 async fn a_locked_claim_without_a_volume_is_unlocked() {

@@ -110,7 +110,15 @@ fn owned_by(pod: &str) -> Value {
 #[tokio::test]
 async fn claims_that_cannot_be_moved_are_reported() {
     type Change = fn(&World);
-    let table: [(Change, &str); 9] = [
+    let table: [(Change, &str); 10] = [
+        (
+            |world| {
+                world.home_api.change(REAL, |volume| {
+                    volume["metadata"]["annotations"][mark::IMPORT] = "{}".into();
+                });
+            },
+            "its import is not complete",
+        ),
         (
             |world| {
                 world
@@ -190,6 +198,27 @@ async fn claims_that_cannot_be_moved_are_reported() {
     for (change, words) in table {
         let found = findings(to_milan(&json!({})), change).await;
         assert!(says(&found, words), "{words}: {found:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_policy_that_is_not_kept_is_said() {
+    let unable = Rights {
+        volume_changes: false,
+        ..Rights::ALL
+    };
+    for (rights, is_said) in [(Rights::ALL, false), (unable, true)] {
+        let world = World::retained(rights).await;
+        world.carry(|world| world.stage() != Stage::Checking).await;
+        let status = world.read().unwrap().status.unwrap();
+        let checked = status
+            .conditions
+            .iter()
+            .find(|one| one.type_ == "Checked")
+            .unwrap();
+        assert_eq!(checked.status, "True", "{}", checked.message);
+        let words = "the policy Retain of the volume of the claim shop/data is not set in the cluster milan";
+        assert_eq!(checked.message.contains(words), is_said, "{}", checked.message);
     }
 }
 

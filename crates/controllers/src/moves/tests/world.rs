@@ -163,6 +163,17 @@ impl World {
         Self::of(home_api, there, rights, spec).await
     }
 
+    /// A move to the cluster, where the driver has these rights, of a volume with the policy Retain.
+    pub(super) async fn retained(rights: Rights) -> Self {
+        let (home_api, there) = (Arc::new(FakeApi::start().await), Arc::new(FakeApi::start().await));
+        populate(&home_api);
+        home_api.change(&volume_path(), |volume| {
+            volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+        });
+        let spec = json!({"claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"}});
+        Self::of(home_api, there, rights, spec).await
+    }
+
     async fn of(home_api: Arc<FakeApi>, there: Arc<FakeApi>, rights: Rights, spec: Value) -> Self {
         ask(&home_api, &spec);
         let home = home_api.cluster().await;

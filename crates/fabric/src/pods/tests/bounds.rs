@@ -160,6 +160,37 @@ async fn remote_pods_without_home_pod_are_deleted_with_back_off() {
 }
 
 #[tokio::test]
+async fn what_a_cluster_invents_uses_no_budget_of_a_namespace() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    let invented = ["shop-home/pods/other", "elsewhere/pods/web"];
+    for (at, path) in invented.into_iter().enumerate() {
+        let mut pod = world.there.object(THERE).unwrap();
+        pod["metadata"]["uid"] = json!(format!("invented-{at}"));
+        world.there.put(&format!("/api/v1/namespaces/{path}"), pod);
+    }
+    let watched = world.with_pods(async |pods| {
+        pods.home.complete().await;
+        let cluster = pods.places.reach(&pods.cluster).await.unwrap().cluster;
+        let before = cluster.budget().objects();
+        let namespaces = ["shop-home", "elsewhere"].map(str::to_owned).into();
+        pods.there.follow(Some(&cluster), &namespaces);
+        while pods.there.all().len() <= invented.len() {
+            time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(cluster.budget().objects() - before, invented.len());
+        // Of another pod than that of this name.
+        world.there.change(THERE, |pod| {
+            pod["metadata"]["annotations"]["fabric.storage.liqo.io/home-pod-uid"] = json!("another");
+        });
+        while cluster.budget().objects() - before == invented.len() {
+            time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    time::timeout(Duration::from_secs(40), watched).await.unwrap();
+}
+
+#[tokio::test]
 async fn malformed_names_of_home_pods_cause_no_request() {
     let world = World::with_pod(true).await;
     for (at, namespace) in ["a?b", "..", "a%2Fb", "A"].into_iter().enumerate() {

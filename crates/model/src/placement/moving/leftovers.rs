@@ -39,8 +39,10 @@ pub(super) fn pending(by: &MoveUid, keeps_copy: bool, facts: &ClaimFacts) -> Opt
             }
             (VolumeNow::Exists(volume), _) if volume.serves == Serves::Later => rollback::unlocked(facts),
             (VolumeNow::Exists(volume), _) if volume.serves == Serves::Target && !is_gated => {
-                rollback::unlocked(facts)
+                rollback::unlocked(facts).or_else(|| marked_again(facts))
             }
+            // Without its lock the claim can be deleted.
+            (VolumeNow::Absent, ClaimNow::Exists { deleting: true, .. }) => rollback::unlocked(facts),
             _ => Some(ClaimDecision::Await(Waiting::CommittedWithoutMove)),
         };
     }
@@ -50,6 +52,18 @@ pub(super) fn pending(by: &MoveUid, keeps_copy: bool, facts: &ClaimFacts) -> Opt
     }
     let gate = last_gate(by, facts);
     rollback::step(by, gate, RollbackTo::Start, false, keeps_copy, facts)
+}
+
+/// The volume is replaced only after the target was handed over.
+fn marked_again(facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let is_marked = matches!(
+        facts.target,
+        Live::Known(TargetTwin::Exists {
+            handed_over: false,
+            ..
+        })
+    );
+    is_marked.then_some(ClaimDecision::Await(Waiting::MarkedAgain))
 }
 
 fn was_committed(facts: &ClaimFacts) -> bool {

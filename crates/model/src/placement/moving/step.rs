@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::{AsRead, Pass};
 use crate::volume::{
-    ReclaimPolicy,
+    ReclaimPolicy, mark,
     moving::{GateNote, MoveUid, SourceMark, TargetMark, Touch, VolumeMark},
 };
 
@@ -176,6 +176,15 @@ pub enum Waiting {
     /// Everything is copied, but the cut-over was not requested.
     #[error("nothing is left to copy before the cut-over: waiting for it to be requested")]
     CutOver,
+    /// The target twin has the marks from before it was handed over. Nobody can know whether its volume is the right one.
+    #[error(
+        "the volume is at the target, and its twin there is marked as not handed over, as in a cluster that was restored from a \
+         backup of before the commit: no pod gets it. If its PersistentVolume has the data, annotate the twin with {}=true, and \
+         then remove its label {}",
+        mark::HANDED_OVER,
+        mark::MOVE
+    )]
+    MarkedAgain,
     /// The `VolumeMove` was deleted, and some of its objects are left.
     #[error(
         "the VolumeMove was deleted after its commit: the volume is at the target, and the remaining objects are not changed"

@@ -238,6 +238,24 @@ fn rule_3_a_move_is_held_by_its_finalizer_from_the_first_row_to_the_last() {
             ClaimDecision::Await(Waiting::CommittedWithoutMove)
         );
     }
+    // Its claim, without a volume, may be deleted.
+    let lost = handed_over().without_volume();
+    let waits = ClaimDecision::Await(Waiting::CommittedWithoutMove);
+    assert_eq!(leftover_step(&uid(), &lost), waits);
+    assert!(matches!(
+        leftover_step(&uid(), &lost.dying()),
+        ClaimDecision::Do(ClaimStep::Unlock { .. })
+    ));
+    // The cluster of the target was restored from a backup: with and without the move, its marks are reported.
+    let again = arrived().with(|facts| {
+        facts.target = target(false);
+        if let ClaimNow::Exists { lock, .. } = &mut facts.claim {
+            *lock = Lock::Free;
+        }
+    });
+    let marked = ClaimDecision::Await(Waiting::MarkedAgain);
+    assert_eq!(leftover_step(&uid(), &again), marked);
+    assert_eq!(step(&of(Stage::Ended(Outcome::Done)), &again), marked);
     let in_doubt = gated(GATE).with(|facts| facts.source = Live::Unknown("timeout".into()));
     assert_eq!(
         leftover_step(&uid(), &in_doubt),
