@@ -388,8 +388,8 @@ fn unprotected(policies: &Result<Vec<String>, ApiError>) -> Option<String> {
     match policies {
         Ok(none) if none.is_empty() => None,
         Ok(policies) => Some(format!(
-            "NetworkPolicies are not copied: {} protect no pods in remote clusters. Apply them there too, in the namespace \
-             that has these pods, or keep the pods in this cluster",
+            "NetworkPolicies are not copied: {} protect no pods in remote clusters, nor do policies of other kinds, such as \
+             CiliumNetworkPolicies. Apply them there too, in the namespace that has these pods, or keep the pods in this cluster",
             policies.join(", ")
         )),
         Err(error) => Some(format!(

@@ -415,9 +415,7 @@ impl Rounds for Health<'_> {
         let by_need = self.examine_all().await;
         let treated = self.repair_all(&by_need).await;
         for volume_status in &by_need.healthy {
-            if let Some(claim) = &volume_status.volume.claim {
-                self.report_recovered(claim).await;
-            }
+            self.report_healthy(volume_status).await;
         }
         let maintained = self.maintain_all(&by_need).await;
         let released = each(&by_need.left_behind, async |volume_status| {

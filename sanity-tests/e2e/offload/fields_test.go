@@ -1,6 +1,7 @@
 package offload
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -27,28 +29,62 @@ import (
 //go:embed testdata/fields.yaml
 var podsOfAllFields string
 
-// exceptions are the fields that the remote pod does not have, or has with another value, with everything below them.
+// exception says what the remote pod has instead of the value at home, as JSON: nothing if it is empty.
+type exception struct{ there, why string }
+
+// exceptions are the leaf fields, or leaves of named elements, that the remote pod does not have as they are.
 // docs/offloading-reference.md has them for readers.
-var exceptions = map[string]string{
-	"affinity":                                       "real nodes of the remote cluster",
-	"automountServiceAccountToken":                   "tokens of home are not valid there",
-	"containers[].env[].valueFrom.fieldRef":          "spec.serviceAccountName is that of home",
-	"ephemeralContainers[].env[].valueFrom.fieldRef": "spec.serviceAccountName is that of home",
-	"initContainers[].env[].valueFrom.fieldRef":      "spec.serviceAccountName is that of home",
-	"nodeName":                      "the scheduler there chooses the node",
-	"nodeSelector":                  "only kubernetes.io/os and kubernetes.io/arch",
-	"overhead":                      "that of the RuntimeClass there",
-	"preemptionPolicy":              "that of the PriorityClass there",
-	"priority":                      "that of the PriorityClass there",
-	"priorityClassName":             "pods.priorityClassName of the RemoteCluster",
-	"readinessGates":                "they are met at home",
-	"runtimeClassName":              "liqo is that of home",
-	"schedulerName":                 "a scheduler there",
-	"serviceAccount":                "the account of home does not exist there",
-	"serviceAccountName":            "the account of home does not exist there",
-	"terminationGracePeriodSeconds": "at least 1",
-	"tolerations":                   "without that for virtual nodes",
-	"topologySpreadConstraints":     "they are a preference there",
+var exceptions = func() map[string]exception {
+	all := map[string]exception{
+		"automountServiceAccountToken":   {"false", "tokens of home are not valid there"},
+		"nodeName":                       {"", "the scheduler there chooses the node"},
+		"nodeSelector":                   {`{"kubernetes.io/os":"none"}`, "only kubernetes.io/os and kubernetes.io/arch"},
+		"overhead":                       {"", "that of the RuntimeClass there"},
+		"preemptionPolicy":               {`"PreemptLowerPriority"`, "that of the PriorityClass there"},
+		"priority":                       {"0", "that of the PriorityClass there"},
+		"priorityClassName":              {"", "pods.priorityClassName of the RemoteCluster"},
+		"readinessGates[].conditionType": {"", "they are met at home"},
+		"runtimeClassName":               {"", "liqo is that of home"},
+		"schedulerName":                  {`"default-scheduler"`, "a scheduler there"},
+		"serviceAccount":                 {`"default"`, "the account of home does not exist there"},
+		"serviceAccountName":             {`"default"`, "the account of home does not exist there"},
+		"terminationGracePeriodSeconds":  {"1", "at least 1"},
+		"topologySpreadConstraints[].matchLabelKeys[]":  {"", "the selector has their values"},
+		"topologySpreadConstraints[].minDomains":        {"", "only for DoNotSchedule"},
+		"topologySpreadConstraints[].whenUnsatisfiable": {`"ScheduleAnyway"`, "they are a preference there"},
+	}
+	for _, field := range below([]string{"tolerations[virtual-node.liqo.io/not-allowed]"}, "key", "operator", "effect") {
+		all[field] = exception{"", "that for virtual nodes"}
+	}
+	containers := []string{"containers[c]", "initContainers[sidecar-c]", "initContainers[init-c]", "ephemeralContainers[debug-c]"}
+	for _, field := range below(containers, "env[ACCOUNT].valueFrom.fieldRef.apiVersion", "env[ACCOUNT].valueFrom.fieldRef.fieldPath") {
+		all[field] = exception{"", "spec.serviceAccountName is that of home"}
+	}
+	for _, field := range fieldsOfAffinity() {
+		all[field] = exception{"", "real nodes of the remote cluster"}
+	}
+	return all
+}()
+
+// below returns these fields of each of the parents.
+func below(parents []string, fields ...string) (all []string) {
+	for _, parent := range parents {
+		for _, field := range fields {
+			all = append(all, parent+"."+field)
+		}
+	}
+	return all
+}
+
+func fieldsOfAffinity() []string {
+	requirements := below([]string{"matchExpressions[]"}, "key", "operator", "values[]")
+	nodes := append(below([]string{"matchFields[]"}, "key", "operator", "values[]"), requirements...)
+	pods := append(below([]string{"labelSelector", "namespaceSelector"}, append(requirements, "matchLabels")...),
+		"matchLabelKeys[]", "mismatchLabelKeys[]", "namespaces[]", "topologyKey")
+	const required, preferred = "requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution[]"
+	ofNodes := append(below([]string{required + ".nodeSelectorTerms[]", preferred + ".preference"}, nodes...), preferred+".weight")
+	ofPods := append(below([]string{required + "[]", preferred + ".podAffinityTerm"}, pods...), preferred+".weight")
+	return append(below([]string{"affinity.nodeAffinity"}, ofNodes...), below([]string{"affinity.podAffinity", "affinity.podAntiAffinity"}, ofPods...)...)
 }
 
 // tokenParts identify the volume of the service account token, which Kubernetes adds to pods. The fabric keeps only its
@@ -66,6 +102,8 @@ var notSet = map[string]string{
 	"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[].matchFields[].key": "metadata.name alone",
 	"containers[].env[].valueFrom.fieldRef.apiVersion":                                                           "v1 alone",
 	"containers[].livenessProbe.successThreshold":                                                                "1 alone",
+	"containers[].resources.claims":                                                                              "need spec.resourceClaims, which are refused",
+	"containers[].securityContext.windowsOptions.hostProcess":                                                    "needs hostNetwork, which is refused",
 	"containers[].readinessProbe.terminationGracePeriodSeconds":                                                  "never allowed",
 	"containers[].restartPolicyRules[].action":                                                                   "one alone without further features",
 	"containers[].startupProbe.successThreshold":                                                                 "1 alone",
@@ -79,15 +117,18 @@ var notSet = map[string]string{
 	"ephemeralContainers[].volumeMounts[].subPathExpr":                                                           "never allowed",
 	"initContainers[].env[].valueFrom.fieldRef.apiVersion":                                                       "v1 alone",
 	"initContainers[].livenessProbe.successThreshold":                                                            "1 alone",
+	"initContainers[].resources.claims":                                                                          "need spec.resourceClaims, which are refused",
+	"initContainers[].securityContext.windowsOptions.hostProcess":                                                "needs hostNetwork, which is refused",
 	"initContainers[].readinessProbe.terminationGracePeriodSeconds":                                              "never allowed",
 	"initContainers[].restartPolicyRules[].action":                                                               "one alone without further features",
 	"initContainers[].startupProbe.successThreshold":                                                             "1 alone",
-	"nodeName":                            "there is one virtual node",
-	"resources.claims":                    "never allowed",
-	"schedulingGates":                     "a pod with one has no node",
-	"securityContext.seLinuxChangePolicy": "one alone without further features",
-	"volumes[].downwardAPI.items[].fieldRef.apiVersion":                     "v1 alone",
-	"volumes[].ephemeral":                                                   "refused as a whole",
+	"nodeName":                                          "there is one virtual node",
+	"resources.claims":                                  "never allowed",
+	"schedulingGates":                                   "a pod with one has no node",
+	"securityContext.seLinuxChangePolicy":               "one alone without further features",
+	"securityContext.windowsOptions.hostProcess":        "needs hostNetwork, which is refused",
+	"volumes[].downwardAPI.items[].fieldRef.apiVersion": "v1 alone",
+	"volumes[].ephemeral":                               "refused as a whole",
 	"volumes[].projected.sources[].downwardAPI.items[].fieldRef.apiVersion": "v1 alone",
 }
 
@@ -97,26 +138,34 @@ func TestEveryFieldOfAPod(t *testing.T) {
 	n, remote := renamedTenant(t)
 	n.waitPolicies(placement{strategy: "LocalAndRemote"})
 	n.createPrerequisites(remote)
-	found := outcomes{fields: fieldsOfPods(t, n), values: map[string]map[string]bool{}, kinds: map[string]map[string]string{}}
-	var created []*unstructured.Unstructured
-	for _, pod := range readPods(t) {
-		annotations := pod.GetAnnotations()
-		switch stored, err := n.createStrictly(pod); {
-		case err == nil && found.isOff(pod, stored) && len(annotations) > 0:
-		case annotations["refused"] != "":
-			if err == nil {
-				n.WaitEvent(pod.GetName(), "PodNotSupported", annotations["refused"])
-			} else if !strings.Contains(err.Error(), "meaning in this cluster only") {
+	found := outcomes{
+		fields: fieldsOfPods(t, n), values: map[string]map[string]bool{}, kinds: map[string]map[string]string{},
+		wrong: map[string]string{}, used: map[string]bool{},
+	}
+	var created, refused []*unstructured.Unstructured
+	for _, all := range readPods(t) {
+		for _, pod := range found.alone(all) {
+			annotations := pod.GetAnnotations()
+			switch stored, err := n.createStrictly(pod); {
+			case err != nil:
 				t.Errorf("%s: %v", pod.GetName(), err)
+			case found.isOff(pod, stored) && len(annotations) > 0:
+			case len(annotations) > 0:
+				refused = append(refused, pod)
+			default:
+				created = append(created, stored)
 			}
-			found.refused(pod)
-		case err != nil:
-			t.Errorf("%s: %v", pod.GetName(), err)
-		case annotations["refused-there"] != "":
+		}
+	}
+	for _, pod := range refused {
+		annotations := pod.GetAnnotations()
+		if field := annotations["refused"]; field != "" {
+			n.WaitEvent(pod.GetName(), "PodNotSupported", field)
+		} else {
 			n.WaitEvent(pod.GetName(), "RemoteRefused", annotations["refused-there"])
-			found.refused(pod)
-		default:
-			created = append(created, stored)
+		}
+		for _, one := range found.named(pod) {
+			found.record(one, "refused", pod.GetName())
 		}
 	}
 	for _, pod := range created {
@@ -137,6 +186,14 @@ func (n tenant) createPrerequisites(remote *user.Namespace) {
 	for cluster, text := range map[*user.Namespace]string{
 		n.Namespace: everywhere + `
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: fields}}
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {name: two}}
+---
+{apiVersion: v1, kind: Secret, metadata: {name: one}}
+---
+{apiVersion: v1, kind: Secret, metadata: {name: two}}
 ---
 {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: fields-never}, value: 5, preemptionPolicy: Never}
 ---
@@ -370,6 +427,9 @@ type outcomes struct {
 	fields []string
 	values map[string]map[string]bool
 	kinds  map[string]map[string]string
+	// wrong has, by field, an example of what is no exception, and used the exceptions that are some.
+	wrong map[string]string
+	used  map[string]bool
 }
 
 func (o *outcomes) record(of leaf, outcome, example string) {
@@ -395,9 +455,59 @@ func (o *outcomes) isOff(sent, stored *unstructured.Unstructured) (isOff bool) {
 	return isOff
 }
 
-func (o *outcomes) refused(pod *unstructured.Unstructured) {
-	for _, one := range leaves(pod.Object["spec"], "", "", o.fields) {
-		o.record(one, "refused", pod.GetName())
+// numbers of sources are not in messages.
+var numbers = regexp.MustCompile(`\.sources\[\d+\]`)
+
+// named returns the leaves of a pod that its refusal names: those of the place that its annotations have, or of fields of
+// this name.
+func (o *outcomes) named(pod *unstructured.Unstructured) []leaf {
+	annotations := pod.GetAnnotations()
+	place := strings.TrimPrefix(cmp.Or(annotations["field"], annotations["refused"]), "spec.")
+	return slices.DeleteFunc(leaves(pod.Object["spec"], "", "", o.fields), func(one leaf) bool {
+		if field := annotations["refused-there"]; field != "" {
+			return !slices.Contains(strings.Split(one.field, "."), field)
+		}
+		rest, is := strings.CutPrefix(numbers.ReplaceAllString(one.at, ".sources"), "."+strings.ReplaceAll(place, "projected.", "projected.sources."))
+		return !is || rest != "" && !strings.ContainsAny(rest[:1], ".[")
+	})
+}
+
+// alone returns a pod that is refused there once for each leaf that the refusal names, without the others: it says that
+// one of them is refused, not which.
+func (o *outcomes) alone(pod *unstructured.Unstructured) (pods []*unstructured.Unstructured) {
+	if pod.GetAnnotations()["refused-there"] == "" {
+		return []*unstructured.Unstructured{pod}
+	}
+	all := o.named(pod)
+	slices.SortFunc(all, func(a, b leaf) int { return strings.Compare(a.at, b.at) })
+	for i, one := range all {
+		with := pod.DeepCopy()
+		with.SetName(fmt.Sprintf("%s-%d", pod.GetName(), i))
+		for _, other := range all {
+			if other != one {
+				remove(with.Object["spec"], "", other.at)
+			}
+		}
+		pods = append(pods, with)
+	}
+	return pods
+}
+
+// remove removes the leaf at a place.
+func remove(value any, at, place string) {
+	switch value := value.(type) {
+	case map[string]any:
+		for name, one := range value {
+			if at+"."+name == place {
+				delete(value, name)
+			} else {
+				remove(one, at+"."+name, place)
+			}
+		}
+	case []any:
+		for i, one := range value {
+			remove(one, fmt.Sprintf("%s[%s]", at, identity(one, i)), place)
+		}
 	}
 }
 
@@ -415,15 +525,25 @@ func (o *outcomes) compare(t *testing.T, pod *corev1.Pod, remote map[string]any)
 		if slices.ContainsFunc(tokenParts, func(part string) bool { return strings.Contains(one.at, part) }) {
 			continue
 		}
-		example := fmt.Sprintf("%s of %s: %s", one.at, pod.Name, one.value)
-		switch value, has := remoteValues[one.at]; {
-		case !has:
-			o.record(one, "left out", example)
-		case value != one.value:
-			o.record(one, "changed", example+", and there "+value)
-		default:
+		value, has := remoteValues[one.at]
+		example := fmt.Sprintf("%s of %s: %s, and there %s", one.at, pod.Name, one.value, cmp.Or(value, "nothing"))
+		if value == one.value {
 			o.record(one, "carried", example)
+			continue
 		}
+		if has {
+			o.record(one, "changed", example)
+		} else {
+			o.record(one, "left out", example)
+		}
+		entry := one.field
+		if _, is := exceptions[entry]; !is {
+			entry = one.at[1:]
+		}
+		if known, is := exceptions[entry]; !is || known.there != value {
+			o.wrong[one.field] = example
+		}
+		o.used[entry] = true
 	}
 }
 
@@ -442,15 +562,11 @@ func (o *outcomes) check(t *testing.T) {
 	counts, used := map[string]int{}, map[string]bool{}
 	for _, field := range o.fields {
 		kinds := o.kinds[field]
-		exception := tableEntry(exceptions, field)
-		for _, outcome := range []string{"changed", "left out"} {
-			if example, is := kinds[outcome]; is && exception == "" {
-				t.Errorf("%s is %s: %s", field, outcome, example)
-			}
+		if example, is := o.wrong[field]; is {
+			t.Errorf("%s is not carried, and no exception: %s", field, example)
 		}
 		for outcome := range kinds {
 			counts[outcome]++
-			used[exception] = used[exception] || outcome == "changed" || outcome == "left out"
 		}
 		reason := tableEntry(notSet, field)
 		if inner, is := strings.CutPrefix(field, "ephemeralContainers[]."); is && slices.Contains(notEphemeral, inner[:strings.IndexAny(inner+".", ".[")]) {
@@ -467,7 +583,7 @@ func (o *outcomes) check(t *testing.T) {
 		}
 	}
 	for field := range exceptions {
-		if !used[field] {
+		if !o.used[field] {
 			t.Errorf("%s is in the table of exceptions, and is none", field)
 		}
 	}

@@ -1,7 +1,11 @@
 //! Reports the state of a volume: by events, and by a condition of its claim.
 
-use super::{Health, texts::describe_twin, volume_status::VolumeStatus};
-use crate::{cluster::ApiError, mirror, twin_condition::TwinCondition, volume::ClaimMark};
+use super::{
+    Health,
+    texts::{describe_twin, misplaced},
+    volume_status::VolumeStatus,
+};
+use crate::{cluster::ApiError, mirror, twin_condition::TwinCondition};
 
 impl Health<'_> {
     pub(super) async fn report(&mut self, volume_status: &VolumeStatus, note: &str) -> Result<(), ApiError> {
@@ -35,13 +39,22 @@ impl Health<'_> {
         let Ok(site) = &volume_status.site else {
             return Ok(());
         };
-        let note = format!("{} is bound", describe_twin(site));
+        let note = match misplaced(site, &volume_status.volume) {
+            Some(why) => format!("it is bound, and {why}"),
+            None => format!("{} is bound", describe_twin(site)),
+        };
         self.update_condition(volume_status, &note).await
     }
 
-    /// Emits an event that a volume is healthy again, if it was reported as unhealthy.
-    pub(super) async fn report_recovered(&mut self, claim: &ClaimMark) {
-        if self.reports.has_report(&claim.uid) {
+    /// Emits an event that pods do not find the twin of a healthy volume; or that the volume is healthy again, if it was
+    /// reported as unhealthy.
+    pub(super) async fn report_healthy(&mut self, volume_status: &VolumeStatus) {
+        let (Ok(site), Some(claim)) = (&volume_status.site, &volume_status.volume.claim) else {
+            return;
+        };
+        if let Some(why) = misplaced(site, &volume_status.volume) {
+            self.reports.warn(claim, "TwinMisplaced", &why).await;
+        } else if self.reports.has_report(&claim.uid) {
             let note = "the volume has its twin again";
             self.reports.recovered(claim, "TwinRecovered", note).await;
         }

@@ -2,10 +2,11 @@
 
 use crate::{
     cluster::{ApiError, slim::Twin},
-    placement::{Diagnosis, diagnose},
+    placement::{Diagnosis, NodeRule, diagnose},
     recovery::Rescue,
     twin::{Site, data_of, is_seen_of_move},
     volume::{
+        VolumeName,
         mark::{self, TWIN_FINALIZER},
         moving::SourceMark,
     },
@@ -57,6 +58,34 @@ pub(super) fn describe_twin(site: &Site) -> String {
         return twin;
     }
     format!("{twin} in the cluster {}", site.cluster_name())
+}
+
+/// Why pods with its claim do not find the twin of a healthy volume, if so. A twin stays where it was created when its volume
+/// is bound to another claim.
+pub(super) fn misplaced(site: &Site, volume: &VirtualVolume) -> Option<String> {
+    let (remote, claim) = (site.remote_cluster()?, volume.claim.as_ref()?);
+    let (there, own) = (site.namespace(), &claim.namespace);
+    // The fabric of this driver finds a twin by its volume.
+    let finds_by_name = !matches!(remote.nodes, NodeRule::Named { .. });
+    let is_rebound = volume.name != VolumeName::requested_for(&claim.uid);
+    let is_elsewhere = match remote.namespaces.remote(own, &remote.id) {
+        Ok(mapped) => mapped != there,
+        Err(unmapped) => is_rebound && unmapped.why.is_none(),
+    };
+    let way_out = if is_elsewhere {
+        format!("pods of the namespace {own} do not run in its namespace: offload {own} there as {there}")
+    } else if finds_by_name && site.name() != claim.name {
+        let name = site.name();
+        format!(
+            "pods there find a twin by the name of the claim: bind the volume to a claim of the name {name}"
+        )
+    } else {
+        return None;
+    };
+    let twin = describe_twin(site);
+    Some(format!(
+        "{twin} is not found by pods with this claim: {way_out}, or move the volume with liqo-csi move pvc"
+    ))
 }
 
 pub(super) fn event_text(

@@ -316,8 +316,8 @@ fn conditions(
                 Some(names) => {
                     let names: Vec<&str> = names.iter().copied().collect();
                     format!(
-                        "{selected}; NetworkPolicies are not copied, and protect no pods in that cluster until they are \
-                         created there, too: {}",
+                        "{selected}; NetworkPolicies are not copied, nor are policies of other kinds, which are not named here; \
+                         they protect no pods in that cluster until they are created there, too: {}",
                         names.join(", ")
                     )
                 }

@@ -50,10 +50,7 @@ impl Writer<'_> {
             &self.observed.namespace,
         ) {
             return match self.create(home, place, namespace).await? {
-                Creation::Created => {
-                    self.pods.report_configuration(home, namespace).await;
-                    Ok(Some(SOON))
-                }
+                Creation::Created => Ok(Some(SOON)),
                 Creation::Refused(waiting) => self.act(facts, Act::ReportWaiting(waiting)).await,
                 // Pods without our label are not watched, and our own is not in the view yet if the answer was lost.
                 Creation::Taken(found) => {
@@ -111,6 +108,7 @@ impl Writer<'_> {
             Act::Claim => self.claim(home).await?,
             Act::MarkStarted => {
                 if let Some(remote) = &self.observed.remote {
+                    self.report_differences(home).await;
                     let status = started_status(&home.json(), remote.uid(), &now());
                     self.write_status(home, &status).await?;
                 }
@@ -199,18 +197,26 @@ impl Writer<'_> {
         let pods = self.home_pods(home);
         let patch = json!({ "metadata": metadata });
         let written = crash::around(Step::PodClaim, pods.merge(&home.name_any(), &patch)).await;
-        if unless_conflict(written)?.is_some() {
-            let destination = Destination {
-                cluster: self.pods.cluster.as_str(),
-                namespace,
-                selected: self.pods.selected_by_others(home),
-            };
-            for (reason, note) in caveats(&home.json(), &destination) {
-                let events = &self.pods.events;
-                events.warn_object(reference(home), reason, &note).await;
-            }
+        unless_conflict(written).map(drop)
+    }
+
+    /// Emits events about what differs for the pod in its cluster. Called before the write that lets it start: after a
+    /// crash in between they are emitted again, not lost.
+    async fn report_differences(&self, home: &RawPod) {
+        let Ok(namespace) = &self.observed.namespace else {
+            return;
+        };
+        let destination = Destination {
+            cluster: self.pods.cluster.as_str(),
+            namespace,
+            selected: self.pods.selected_by_others(home),
+            settings: &self.pods.settings(),
+        };
+        for (reason, note) in caveats(&home.json(), &destination) {
+            let events = &self.pods.events;
+            events.warn_object(reference(home), reason, &note).await;
         }
-        Ok(())
+        self.pods.report_configuration(home, namespace).await;
     }
 
     async fn create(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Creation, ApiError> {

@@ -11,7 +11,7 @@ use crate::{
     cluster::ApiError,
     offload::{
         IN_BOTH_CLUSTERS,
-        pods::{claims, inline_drivers},
+        pods::{Waiting, claims, inline_drivers},
     },
     places::Place,
     raw::RawPod,
@@ -179,25 +179,28 @@ impl Pods<'_> {
         Ok(found.is_some_and(|class| is_declared(class.annotations())))
     }
 
-    /// What the pod uses that its cluster cannot have, if anything.
+    /// Why the pod waits for what it uses beside claims, if its cluster does not have that.
     pub(super) async fn unavailable_there(
         &self,
         home: &RawPod,
         place: &Place,
         namespace: &str,
-    ) -> Result<Option<String>, ApiError> {
-        if let Some(why) = self.never_copied(home, place, namespace).await? {
-            return Ok(Some(why));
+    ) -> Result<Option<Waiting>, ApiError> {
+        if let Some(missing) = self.missing(home, place, namespace).await? {
+            return Ok(Some(missing));
         }
         for driver in inline_drivers(&home.json()) {
             match place.cluster.all::<CSIDriver>().get(&driver).await {
                 Ok(Some(_)) => {}
                 Ok(None) => {
-                    return Ok(Some(format!(
-                        "it has an inline volume of the CSI driver {driver}, which the cluster {} does not have: install it \
-                         there, or keep the pod on nodes of this cluster",
-                        self.cluster
-                    )));
+                    return Ok(Some(Waiting {
+                        reason: "PodNotSupported",
+                        message: format!(
+                            "it has an inline volume of the CSI driver {driver}, which the cluster {} does not have: install \
+                             it there, or keep the pod on nodes of this cluster",
+                            self.cluster
+                        ),
+                    }));
                 }
                 // Without the right it is unknown here; the remote kubelet reports it.
                 Err(error) if error.is_forbidden() => {}

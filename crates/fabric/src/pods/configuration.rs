@@ -10,7 +10,7 @@ use super::{Pods, changes::reference};
 use crate::{
     cluster::ApiError,
     offload::{
-        pods::configuration,
+        pods::{Waiting, configuration},
         reflection::{Kind, name_of_copy, why_not_copied},
     },
     places::Place,
@@ -44,63 +44,78 @@ impl Pods<'_> {
         Some(FIRST_PAUSE.max(waited / 2))
     }
 
-    /// Why an object that the pod requires is never copied, if one is missing in the cluster: the pod would wait there
-    /// for ever.
-    pub(super) async fn never_copied(
+    /// Why the pod waits for an object that it requires and that is not in its cluster, unless it is about to be copied.
+    pub(super) async fn missing(
         &self,
         home: &RawPod,
         place: &Place,
         namespace: &str,
-    ) -> Result<Option<String>, ApiError> {
+    ) -> Result<Option<Waiting>, ApiError> {
         let copies = self.copies(home);
         for (kind, name) in required(home) {
             if copies.as_ref().is_some_and(|it| it.includes(kind, &name)) {
                 continue;
             }
             let own = home.namespace().unwrap_or_default();
-            let why = match kind {
+            let waiting = match kind {
                 Kind::ConfigMap => {
-                    self.why_absent::<ConfigMap>(&own, &name, place, namespace)
+                    self.missing_there::<ConfigMap>(&own, &name, place, namespace)
                         .await?
                 }
-                Kind::Secret => self.why_absent::<Secret>(&own, &name, place, namespace).await?,
+                Kind::Secret => {
+                    self.missing_there::<Secret>(&own, &name, place, namespace)
+                        .await?
+                }
                 Kind::Service | Kind::EndpointSlice => None,
             };
-            if let Some(why) = why {
-                return Ok(Some(format!(
-                    "it requires the {kind:?} {name}, which the cluster {} does not have, and which is not copied: {why}. \
-                     Create one in the namespace {namespace} there, or keep the pod on nodes of this cluster",
-                    self.cluster
-                )));
+            if waiting.is_some() {
+                return Ok(waiting);
             }
         }
         Ok(None)
     }
 
-    /// Read live: why an object at home that is missing in the cluster is never copied.
-    async fn why_absent<K: Copied>(
+    /// Read live: an object that is never copied, or that neither cluster has. Kubelets wait for it, too; here the pod does
+    /// so at home, as it may turn out to be one that is never copied.
+    async fn missing_there<K: Copied>(
         &self,
         own: &str,
         name: &str,
         place: &Place,
         namespace: &str,
-    ) -> Result<Option<String>, ApiError> {
-        let (kind, id) = (K::KIND, self.places.home.id().as_str());
-        let Some(here) = self.places.home.within::<K>(own).get(name).await? else {
-            return Ok(None);
-        };
-        let here = serde_json::to_value(here).unwrap_or_default();
+    ) -> Result<Option<Waiting>, ApiError> {
+        let (kind, id, cluster) = (K::KIND, self.places.home.id().as_str(), &self.cluster);
         let too_many = || {
-            let most = self.places.copies(own, &self.cluster)?.limit(kind)?;
+            let most = self.places.copies(own, cluster)?.limit(kind)?;
             Some(format!("the namespace has more than {most} {kind:?}s"))
         };
-        let why = why_not_copied(kind, &here, id).map(|why| why.to_string());
-        let Some(why) = why.or_else(too_many) else {
-            return Ok(None);
+        let waiting = match self.places.home.within::<K>(own).get(name).await? {
+            Some(here) => {
+                let here = serde_json::to_value(here).unwrap_or_default();
+                let why = why_not_copied(kind, &here, id).map(|why| why.to_string());
+                let Some(why) = why.or_else(too_many) else {
+                    return Ok(None);
+                };
+                let message = format!(
+                    "it requires the {kind:?} {name}, which the cluster {cluster} does not have, and which is not copied: {why}. \
+                     Create one in the namespace {namespace} there, or keep the pod on nodes of this cluster"
+                );
+                Waiting {
+                    reason: "PodNotSupported",
+                    message,
+                }
+            }
+            None => Waiting {
+                reason: "ConfigurationMissing",
+                message: format!(
+                    "it requires the {kind:?} {name}, which neither this cluster nor the cluster {cluster} has: create it in the \
+                     namespace {own}"
+                ),
+            },
         };
         let there = place.cluster.within::<K>(namespace);
         let there = there.get(&name_of_copy(kind, name, id)).await?;
-        Ok(there.is_none().then_some(why))
+        Ok(there.is_none().then_some(waiting))
     }
 
     /// Why the cluster refuses the copy of an object that the pod requires, if it does.

@@ -398,9 +398,9 @@ impl Pods<'_> {
                 self.admit(home).await
             };
         }
-        if let Some(why) = self.unavailable_there(home, place, namespace).await? {
+        if let Some(unavailable) = self.unavailable_there(home, place, namespace).await? {
             observed.read_live = true;
-            return waiting("PodNotSupported", why);
+            return Ok(Some(unavailable));
         }
         if let Some(why) = self.refused_copy(home) {
             return waiting(REFLECTION_REFUSED, why);

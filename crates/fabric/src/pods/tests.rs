@@ -688,6 +688,23 @@ async fn addresses_are_copied_home_only_with_routes() {
 }
 
 #[tokio::test]
+async fn what_differs_there_is_reported_despite_a_crash_at_any_write() {
+    for writes in 0..MOST_WRITES {
+        let world = World::with_pod(true).await;
+        world.home.change(POD, |pod| {
+            pod["spec"]["dnsPolicy"] = "None".into();
+            pod["spec"]["dnsConfig"] = json!({"nameservers": ["10.0.0.53"]});
+        });
+        world.crash_after(writes, World::is_running).await;
+        world.run_until(World::is_running).await;
+        let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+        let events = world.home.store().below(events);
+        let is_reported = events.iter().any(|it| it["reason"] == "NameserversOfHome");
+        assert!(is_reported, "crashed after {writes} writes");
+    }
+}
+
+#[tokio::test]
 async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() {
     let world = World::with_pod(true).await;
     world.home.change(POD, |pod| {

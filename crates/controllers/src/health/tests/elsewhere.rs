@@ -7,7 +7,8 @@ use super::*;
 use crate::{
     cluster::{Rights, slim::Twin, view::View},
     fleet::{KOSMOS, Link},
-    placement::Declared,
+    placement::{Declared, NodeRule},
+    topology::LabelSelector,
 };
 
 pub(super) const REALS: &str = "/api/v1/persistentvolumes";
@@ -110,6 +111,8 @@ pub(super) struct Both {
     is_offloaded: bool,
     /// Whether Kosmos declares it.
     is_of_kosmos: bool,
+    /// Whether the fabric of this driver runs its pods.
+    is_of_this_fabric: bool,
 }
 
 impl Both {
@@ -123,6 +126,7 @@ impl Both {
             link: None,
             is_offloaded: true,
             is_of_kosmos: false,
+            is_of_this_fabric: false,
         }
     }
 
@@ -134,6 +138,15 @@ impl Both {
                 let registry = if self.is_of_kosmos {
                     let declared = Declared {
                         fabric: Some(&KOSMOS),
+                        ..Declared::with_same_names("milan")
+                    };
+                    Registry::fixed([(declared, Link::up(&self.there, self.rights).await)])
+                } else if self.is_of_this_fabric {
+                    let declared = Declared {
+                        nodes: NodeRule::Named {
+                            name: "milan".into(),
+                            labels: LabelSelector(Vec::new()),
+                        },
                         ..Declared::with_same_names("milan")
                     };
                     Registry::fixed([(declared, Link::up(&self.there, self.rights).await)])
@@ -369,6 +382,70 @@ async fn marks_of_a_twin_are_not_copied_to_its_claim() {
     });
     assert_eq!(metadata["annotations"], left);
     assert!(both.there.object(&twin_there(0)).is_some());
+}
+
+/// A volume that is bound to another claim has the twin of the first one.
+#[tokio::test]
+async fn a_claim_says_that_its_pods_do_not_find_the_twin() {
+    const WARNED: &str = "TwinMisplaced";
+    let mut both = Both::bound().await;
+    let volume = format!("{REALS}/pvc-{UID}-0");
+    let claim = both.home.object(&twin_there(0)).unwrap();
+    both.home.remove(&twin_there(0));
+    let bind = |both: &Both, namespace: &str, name: &str| {
+        let mut claim = claim.clone();
+        claim["metadata"] = json!({"uid": name, "annotations": claim["metadata"]["annotations"]});
+        let path = format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}");
+        both.home.put(&path, claim);
+        both.home.change(&volume, |volume| {
+            volume["spec"]["claimRef"] = json!({"namespace": namespace, "name": name, "uid": name});
+        });
+        path
+    };
+    let notes = |both: &Both| {
+        let events = both.home.store().below("/apis/events.k8s.io/v1/namespaces/");
+        let ours = events.iter().filter(|it| it["reason"] == WARNED);
+        ours.map(|it| it["note"].to_string()).collect::<Vec<_>>()
+    };
+
+    let path = bind(&both, "shop", "other");
+    both.is_of_this_fabric = true;
+    both.round().await.unwrap();
+    assert!(notes(&both).is_empty(), "its pods have the twin by its volume");
+
+    // With any other fabric, such as those of Liqo and Kosmos.
+    both.is_of_this_fabric = false;
+    for _ in 0..2 {
+        both.round().await.unwrap();
+    }
+    assert_eq!(notes(&both).len(), 1);
+    assert!(
+        notes(&both)[0].contains("a claim of the name far-0"),
+        "{:?}",
+        notes(&both)
+    );
+    let condition = both.home.object(&path).unwrap()["status"]["conditions"][0].clone();
+    assert!(
+        condition["status"] == "True" && condition["message"].to_string().contains("is not found by pods")
+    );
+
+    both.home.remove(&path);
+    let path = bind(&both, "team", "far-0");
+    both.is_of_this_fabric = true;
+    both.round().await.unwrap();
+    assert_eq!(notes(&both).len(), 2);
+    assert!(
+        notes(&both)
+            .iter()
+            .any(|note| note.contains("offload team there as shop"))
+    );
+
+    // Of a namespace that is not offloaded, too.
+    both.home.remove(&path);
+    bind(&both, "lab", "far-0-again");
+    (both.is_of_this_fabric, both.is_offloaded) = (false, false);
+    both.round().await.unwrap();
+    assert_eq!(notes(&both).len(), 3);
 }
 
 #[tokio::test]

@@ -203,6 +203,38 @@ async fn objects_that_are_never_copied_keep_a_pod_here() {
         .await;
 }
 
+/// Only when it exists it shows whether it is copied.
+#[tokio::test]
+async fn a_pod_waits_for_an_object_that_neither_cluster_has() {
+    const LATE: &str = "/api/v1/namespaces/shop/secrets/late";
+    let world = with_required("secrets", "late", json!({})).await;
+    world.home.remove(LATE);
+    let why = "Secret late, which neither this cluster nor the cluster milan has";
+    world
+        .run_until(|world| waits(world, "ConfigurationMissing", why))
+        .await;
+    world
+        .home
+        .put(LATE, json!({"type": "kubernetes.io/service-account-token"}));
+    world
+        .run_until(|world| waits(world, "PodNotSupported", "a credential of this cluster"))
+        .await;
+    assert!(!was_requested(&world, MAKE));
+    world.home.put(LATE, json!({"data": {"key": "YQ=="}}));
+    world.run_until(World::is_running).await;
+
+    let only_there = with_required("secrets", "late", json!({})).await;
+    only_there.home.remove(LATE);
+    only_there
+        .there
+        .put("/api/v1/namespaces/shop-home/secrets/late", json!({}));
+    only_there.run_until(World::is_running).await;
+
+    let optional = with_settings().await;
+    optional.home.remove(SETTINGS);
+    optional.run_until(World::is_running).await;
+}
+
 /// For example because both clusters have one.
 #[tokio::test]
 async fn objects_that_are_never_copied_and_are_there_keep_no_pod_here() {

@@ -6,7 +6,10 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::{
-    spec::{CARRIED_NODE_LABELS, excludes_virtual_nodes, is_empty},
+    spec::{
+        CARRIED_NODE_LABELS, RemoteSettings, as_carried, excludes_virtual_nodes, field_of, is_empty,
+        references,
+    },
     volumes,
 };
 use crate::volume::is_within;
@@ -32,6 +35,7 @@ pub struct Destination<'a> {
     /// Labels by which others than the pod select its node: the `clusterSelector` of its namespace, and the
     /// `RemoteCluster`.
     pub selected: BTreeSet<String>,
+    pub settings: &'a RemoteSettings,
 }
 
 /// The fields of a pod that have another meaning in a remote cluster: for each the reason of an event, and its
@@ -47,7 +51,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
             format!(
                 "the pod requires a node by {}: the virtual node of the cluster {cluster} meets that, and a node there need \
                  not: set pods.nodeSelector in RemoteCluster {cluster}, or keep the pod on nodes of this cluster",
-                joined(labels)
+                joined(&labels)
             ),
         ));
     }
@@ -65,6 +69,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
             ),
         ));
     }
+    all.extend(spread_preferred(spec, cluster));
     let account = spec["serviceAccountName"].as_str().unwrap_or("default");
     if !matches!(account, "" | "default") && volumes::has_token(spec) {
         all.push((
@@ -98,12 +103,91 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
                 "{} has a name with {namespace}.svc, and the namespace of the pod in the cluster {cluster} is {}, where such \
                  a name leads to nothing or to others: use the name of the Service alone, or the namespaceMappingStrategy \
                  EnforceSameName, or keep the pod on nodes of this cluster",
-                joined(places),
+                joined(&places),
                 destination.namespace
             ),
         ));
     }
+    all.extend(path_of_home(home, destination));
     all
+}
+
+/// Spreading over clusters is not meant: the scheduler at home does that.
+fn spread_preferred(spec: &Value, cluster: &str) -> Option<(&'static str, String)> {
+    let all = spec["topologySpreadConstraints"].as_array().into_iter().flatten();
+    let required: BTreeSet<&str> = all
+        .filter(|one| one["whenUnsatisfiable"] == "DoNotSchedule")
+        .filter_map(|one| one["topologyKey"].as_str())
+        .filter(|key| !is_within(key.split_once('/').map_or("", |(domain, _)| domain), "liqo.io"))
+        .collect();
+    let note = format!(
+        "the pod requires (DoNotSchedule) that pods are spread by {}: the scheduler here counts the cluster {cluster} as one \
+         node, and the one there only prefers it (ScheduleAnyway). If that is not enough, keep the pod on nodes of this cluster",
+        joined(&required)
+    );
+    (!required.is_empty()).then_some(("TopologySpreadPreferred", note))
+}
+
+/// A directory of a volume that has another name there.
+fn path_of_home(home: &Value, destination: &Destination<'_>) -> Option<(&'static str, String)> {
+    let paths = volumes::keep_data(&home["spec"]).then(|| paths_of_home(home, destination))?;
+    let note = format!(
+        "{}, which has another value in the cluster {}: a directory of a volume that is named by it is another one there. Use \
+         subPathExpr, whose directories have one name in every cluster, or a name without the variable, or keep the pod on \
+         nodes of this cluster",
+        joined(&paths),
+        destination.cluster
+    );
+    (!paths.is_empty()).then_some(("PathOfHome", note))
+}
+
+/// The arguments with a variable that has another value there, and the variables that are made from one and may be a
+/// path. Others than these may be for logs and metrics only.
+fn paths_of_home(home: &Value, destination: &Destination<'_>) -> BTreeSet<String> {
+    let (spec, mut found) = (&home["spec"], BTreeSet::new());
+    let kept = as_carried(home.clone(), destination.settings);
+    for list in ["containers", "initContainers"] {
+        for container in spec[list].as_array().into_iter().flatten() {
+            let mut differing = BTreeSet::<String>::new();
+            let mut record = |field: &str, variable: &str| {
+                let container = container["name"].as_str().unwrap_or_default();
+                found.insert(format!("spec.{list}[{container}].{field} has $({variable})"));
+            };
+            for variable in container["env"].as_array().into_iter().flatten() {
+                let name = variable["name"].as_str().unwrap_or_default();
+                let value = variable["value"].as_str().unwrap_or_default();
+                let field = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
+                let uses = references(value).find(|one| differing.contains(one));
+                if let Some(used) = uses.as_ref().filter(|_| value.contains('/')) {
+                    record("env", used);
+                }
+                // Of variables with the same name the last one wins.
+                if uses.is_some() || field.is_some_and(|field| differs(home, &kept, field, destination)) {
+                    differing.insert(name.to_owned());
+                } else {
+                    differing.remove(name);
+                }
+            }
+            for field in ["command", "args"] {
+                let all = container[field].as_array().into_iter().flatten();
+                for used in all.filter_map(Value::as_str).flat_map(references) {
+                    if differing.contains(&used) {
+                        record(field, &used);
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Whether a field of the downward API has another value there. Uids and addresses differ with each pod.
+fn differs(home: &Value, kept: &Value, field: &str, destination: &Destination<'_>) -> bool {
+    match field {
+        "metadata.namespace" => home["metadata"]["namespace"] != destination.namespace,
+        "metadata.name" | "metadata.uid" | "spec.serviceAccountName" => false,
+        _ => field_of(home, kept, field).is_some(),
+    }
 }
 
 /// The labels by which the pod itself requires its node, and that are not carried.
@@ -169,13 +253,15 @@ fn names(part: &Value, domain: &str) -> bool {
     }
 }
 
-fn joined<T: AsRef<str>>(all: BTreeSet<T>) -> String {
-    let all: Vec<String> = all.into_iter().map(|one| one.as_ref().to_owned()).collect();
+fn joined<T: AsRef<str>>(all: &BTreeSet<T>) -> String {
+    let all: Vec<String> = all.iter().map(|one| one.as_ref().to_owned()).collect();
     all.join(", ")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use serde_json::json;
 
     use super::*;
@@ -185,7 +271,16 @@ mod tests {
             cluster: "milan",
             namespace,
             selected: ["country".to_owned()].into(),
+            settings: settings(),
         }
+    }
+
+    fn settings() -> &'static RemoteSettings {
+        static SETTINGS: LazyLock<RemoteSettings> = LazyLock::new(|| RemoteSettings {
+            skip_labels: vec!["tier".to_owned()],
+            ..RemoteSettings::default()
+        });
+        &SETTINGS
     }
 
     fn said(spec: &Value, namespace: &str) -> Vec<(&'static str, String)> {
@@ -296,5 +391,116 @@ mod tests {
                 "{other}"
             );
         }
+    }
+
+    #[test]
+    fn a_path_that_is_another_one_there_is_reported_if_data_are_kept() {
+        let with = |container: &Value, volume: &Value| {
+            let fields = [
+                ("POD_NAMESPACE", "metadata.namespace"),
+                ("NODE", "spec.nodeName"),
+                ("NAME", "metadata.name"),
+                ("ACCOUNT", "spec.serviceAccountName"),
+                ("UID", "metadata.uid"),
+                ("IP", "status.podIP"),
+                ("TIER", "metadata.labels['tier']"),
+                ("APP", "metadata.labels['app']"),
+            ];
+            let fields = fields
+                .map(|(name, path)| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}));
+            let mut container = container.clone();
+            container["name"] = "db".into();
+            let mut env = fields.to_vec();
+            env.extend(container["env"].as_array().into_iter().flatten().cloned());
+            container["env"] = env.into();
+            let mut volume = volume.clone();
+            volume["name"] = "v".into();
+            json!({
+                "metadata": {"namespace": "shop", "labels": {"tier": "gold", "app": "db"}},
+                "spec": {"nodeName": "milan", "serviceAccountName": "db", "containers": [container], "volumes": [volume]},
+            })
+        };
+        let claim = json!({"persistentVolumeClaim": {"claimName": "data"}});
+        let places = |pod: &Value, namespace: &str| {
+            let all = caveats(pod, &to(namespace));
+            let all: Vec<_> = all
+                .into_iter()
+                .map(|(reason, note)| {
+                    assert_eq!(reason, "PathOfHome");
+                    assert!(note.contains("milan") && note.contains("keep the pod"), "{note}");
+                    note.split(", which has").next().unwrap().to_owned()
+                })
+                .collect();
+            all.join("; ")
+        };
+        let args = |text: &str| json!({ "args": [text] });
+        let in_args = |name: &str| format!("spec.containers[db].args has $({name})");
+        for (container, wanted) in [
+            (args("--dir=/data/$(POD_NAMESPACE)"), in_args("POD_NAMESPACE")),
+            (args("--dir=/data/$(TIER)"), in_args("TIER")),
+            (
+                json!({"command": ["run", "/data/$(NODE)"]}),
+                "spec.containers[db].command has $(NODE)".to_owned(),
+            ),
+            (
+                json!({"env": [{"name": "PGDATA", "value": "/data/$(POD_NAMESPACE)"}]}),
+                "spec.containers[db].env has $(POD_NAMESPACE)".to_owned(),
+            ),
+            (
+                json!({"env": [{"name": "DIR", "value": "$(POD_NAMESPACE)-db"}], "args": ["--dir=/data/$(DIR)"]}),
+                in_args("DIR"),
+            ),
+            (
+                json!({"env": [{"name": "POD_NAMESPACE", "value": "shop"}], "args": ["/data/$(POD_NAMESPACE)"]}),
+                String::new(),
+            ),
+            (
+                json!({"env": [{"name": "ATTRIBUTES", "value": "namespace=$(POD_NAMESPACE)"}]}),
+                String::new(),
+            ),
+            (args("/data/$$(POD_NAMESPACE)"), String::new()),
+            (
+                args("/data/$(NAME)/$(ACCOUNT)/$(UID)/$(IP)/$(APP)/$(OTHER)"),
+                String::new(),
+            ),
+        ] {
+            assert_eq!(
+                places(&with(&container, &claim), "shop-home"),
+                wanted,
+                "{container}"
+            );
+        }
+        let by_namespace = args("/data/$(POD_NAMESPACE)");
+        assert_eq!(
+            places(&with(&by_namespace, &claim), "shop"),
+            "",
+            "it has the same name there"
+        );
+        let nfs = json!({"nfs": {"server": "nas", "path": "/"}});
+        assert_eq!(
+            places(&with(&by_namespace, &nfs), "shop-home"),
+            in_args("POD_NAMESPACE")
+        );
+        let scratch = json!({"emptyDir": {}});
+        assert_eq!(places(&with(&by_namespace, &scratch), "shop-home"), "");
+    }
+
+    #[test]
+    fn spreading_that_is_only_preferred_there_is_reported() {
+        let by = |key: &str, when: &str| json!({"topologyKey": key, "whenUnsatisfiable": when});
+        let spec = |all: &[Value]| json!({ "topologySpreadConstraints": all });
+        let hard = by("kubernetes.io/hostname", "DoNotSchedule");
+        let there = said(
+            &spec(&[hard, by("zone", "ScheduleAnyway"), by("rack", "DoNotSchedule")]),
+            "shop",
+        );
+        assert_eq!((there.len(), there[0].0), (1, "TopologySpreadPreferred"));
+        assert!(
+            there[0].1.contains("by kubernetes.io/hostname, rack: "),
+            "{}",
+            there[0].1
+        );
+        let over_clusters = by("topology.storage.liqo.io/cluster", "DoNotSchedule");
+        assert!(said(&spec(&[over_clusters, by("zone", "ScheduleAnyway")]), "shop").is_empty());
     }
 }

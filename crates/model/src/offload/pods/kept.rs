@@ -5,7 +5,7 @@ use serde_json::Value;
 
 /// Fields that remote policies and webhooks rewrite, or that the fabric writes for the remote cluster, with
 /// everything below them: another value is accepted; a missing field is not, nor a value that only lacks some.
-const MAY_DIFFER: [&str; 27] = [
+const MAY_DIFFER: [&str; 26] = [
     "activeDeadlineSeconds",
     "affinity",
     "args",
@@ -14,7 +14,6 @@ const MAY_DIFFER: [&str; 27] = [
     "command",
     "dnsConfig",
     "dnsPolicy",
-    "enableServiceLinks",
     "image",
     "imagePullPolicy",
     "imagePullSecrets",
@@ -42,14 +41,17 @@ const MAY_BE_MISSING: &str = "resizePolicy";
 /// Fields of a variable: webhooks that fetch secrets write another value, or a value instead of a reference.
 const OF_VARIABLES: [&str; 3] = ["configMapKeyRef", "secretKeyRef", "value"];
 /// Flags that protect when they are false.
-const PROTECTS_WHEN_OFF: [&str; 6] = [
+const PROTECTS_WHEN_OFF: [&str; 7] = [
     "allowPrivilegeEscalation",
     "automountServiceAccountToken",
+    "enableServiceLinks",
     "hostProcess",
     "hostUsers",
     "privileged",
     "shareProcessNamespace",
 ];
+/// Flags that protect when they are true.
+const PROTECTS_WHEN_ON: [&str; 3] = ["readOnly", "readOnlyRootFilesystem", "runAsNonRoot"];
 /// The key that identifies an element of a list: API servers and webhooks may add further elements.
 const KEYS: [&str; 4] = ["mountPath", "devicePath", "name", "path"];
 
@@ -127,7 +129,7 @@ fn is_lax(path: &str, flag: bool) -> bool {
     if PROTECTS_WHEN_OFF.contains(&field) {
         return flag;
     }
-    matches!(field, "readOnly" | "readOnlyRootFilesystem" | "runAsNonRoot") && !flag
+    PROTECTS_WHEN_ON.contains(&field) && !flag
 }
 
 #[cfg(test)]
@@ -164,7 +166,6 @@ mod tests {
             .insert(0, json!({"name": "mesh"}));
         spec["containers"][1]["securityContext"]["capabilities"]["drop"] = json!(["NET_RAW", "ALL"]);
         spec["tolerations"] = json!([]);
-        spec["enableServiceLinks"] = true.into();
         spec["containers"][1]["securityContext"]["privileged"] = false.into();
         let mut sent = sent;
         sent["spec"]["containers"][0]["securityContext"]["privileged"] = true.into();
@@ -211,9 +212,41 @@ mod tests {
             *stored.pointer_mut(pointer).unwrap() = Value::Null;
             assert_eq!(not_kept(&pod(), &stored).as_deref(), Some(path), "{pointer}");
         }
-        let mut stored = pod();
-        stored["spec"]["hostUsers"] = true.into();
-        assert_eq!(not_kept(&pod(), &stored).as_deref(), Some("spec.hostUsers"));
+        // A policy there may not switch them on, but off.
+        for flag in ["hostUsers", "enableServiceLinks"] {
+            let (mut on, mut off) = (pod(), pod());
+            on["spec"][flag] = true.into();
+            off["spec"][flag] = false.into();
+            assert_eq!(not_kept(&off, &on), Some(format!("spec.{flag}")));
+            assert_eq!(not_kept(&on, &off), None);
+        }
+    }
+
+    #[test]
+    fn the_documentation_has_the_fields_that_may_differ() {
+        const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/offloading-reference.md");
+        let page = std::fs::read_to_string(PATH).unwrap();
+        let (_, after) = page.split_once("<!-- may differ: begin -->\n").unwrap();
+        let (written, _) = after.split_once("\n<!-- may differ: end -->").unwrap();
+        let list = |fields: &[&str]| {
+            let fields: Vec<_> = fields.iter().map(|field| format!("`{field}`")).collect();
+            fields.join(", ")
+        };
+        let wanted = format!(
+            "| fields | what is accepted there |\n|---|---|\n\
+             | {} | another value |\n| {}, of a variable | another value, or none |\n| entries of {} | another value, or none |\n\
+             | `{MAY_BE_MISSING}` | none |\n| {} | `false` instead of `true` |\n| {} | `true` instead of `false` |\n\
+             | lists | further elements |",
+            list(&MAY_DIFFER),
+            list(&OF_VARIABLES),
+            list(&MAPS),
+            list(&PROTECTS_WHEN_OFF),
+            list(&PROTECTS_WHEN_ON),
+        );
+        assert!(
+            written == wanted,
+            "docs/offloading-reference.md does not say what may differ; between its marks belongs:\n{wanted}"
+        );
     }
 
     /// A pod with these fields of its container.

@@ -478,7 +478,7 @@ fn keep_paths(container: &mut Value, home: &Value, kept: &Value) {
 }
 
 /// The names in `$(NAME)`, as Kubernetes expands them: `$$` is a dollar sign.
-fn references(text: &str) -> impl Iterator<Item = String> {
+pub(super) fn references(text: &str) -> impl Iterator<Item = String> {
     let mut found = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -495,7 +495,7 @@ fn references(text: &str) -> impl Iterator<Item = String> {
 
 /// The value of a downward API field, as far as the home pod's own spec and metadata contain it, and the remote
 /// pod's do not: labels and annotations that are carried have the same value there, also when they change.
-fn field_of(home: &Value, kept: &Value, path: &str) -> Option<String> {
+pub(super) fn field_of(home: &Value, kept: &Value, path: &str) -> Option<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     if let Some((map, key)) = path.strip_suffix("']").and_then(|path| path.split_once("['")) {
         let is_carried = match map {

@@ -59,6 +59,16 @@ const KINDS: [(&str, Means); 29] = [
     ("storageos", BY_REFERENCE),
     ("vsphereVolume", Means::TheSame),
 ];
+/// Kinds of volumes whose data last no longer than the pod, or that no pod writes.
+const WITHOUT_DATA: [&str; 7] = [
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "image",
+    "projected",
+    "secret",
+];
 /// Sources of a projected volume that exist only in the home cluster.
 pub(super) const SOURCES_AT_HOME_ONLY: [&str; 3] =
     ["clusterTrustBundle", "podCertificate", "serviceAccountToken"];
@@ -94,6 +104,12 @@ pub(super) fn without_tokens(spec: &Value) -> Vec<&Value> {
 /// Whether Kubernetes has added a volume with a token of the pod's service account.
 pub(super) fn has_token(spec: &Value) -> bool {
     all(spec).any(|volume| is_token(volume, spec))
+}
+
+/// Whether a volume keeps what the pod writes for later pods.
+pub(super) fn keep_data(spec: &Value) -> bool {
+    let mut kinds = all(spec).filter_map(Value::as_object).flat_map(Map::keys);
+    kinds.any(|kind| kind != "name" && !WITHOUT_DATA.contains(&kind.as_str()))
 }
 
 /// The volume of a token without the token and the certificates, which are those of the home cluster. The

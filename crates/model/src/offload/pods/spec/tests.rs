@@ -180,6 +180,7 @@ fn fields_with_another_meaning_there_are_reported() {
             cluster: "milan",
             namespace: "shop",
             selected: BTreeSet::new(),
+            settings: &RemoteSettings::default(),
         };
         let all = caveats(&pod(spec), &destination);
         all.into_iter()
