@@ -185,14 +185,14 @@ mod tests {
     use prometheus_client::encoding::text::encode;
 
     use super::*;
-    use crate::placement::TwinHealth;
+    use crate::placement::Diagnosis;
 
     // sanity-tests/chart feeds these series to the alerts of the chart.
     #[test]
     fn the_series_have_the_labels_that_alerts_use() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
-        metrics.volumes(&"milan".parse().unwrap(), "liqo", TwinHealth::Lost.name(), 2);
+        metrics.volumes(&"milan".parse().unwrap(), "liqo", Diagnosis::Lost.name(), 2);
         metrics.reachable([("milan", false)].into_iter());
         metrics.expiry([("milan", 600)].into_iter());
         let mut page = String::new();

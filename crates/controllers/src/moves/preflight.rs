@@ -48,12 +48,12 @@ pub(super) async fn preflight<H: MoveHelpers>(
     let has_class = missing.is_none();
     findings.extend(missing);
     let mut plan: Vec<(PlannedClaim, ClaimStatus)> = Vec::new();
-    let mut notes = String::new();
+    let mut remarks = String::new();
     for read in try_join_all(claims).await? {
         match (read, &target) {
             (Err(found), _) => findings.extend(found),
             (Ok(source), Some(target)) => {
-                notes.extend(source.policy_note(target));
+                remarks.extend(source.policy_note(target));
                 let (size, class, nodes) = (source.size(), source.class(), source.nodes(context).await);
                 match source.planned(context, &request, target) {
                     Ok(planned) => {
@@ -112,7 +112,7 @@ pub(super) async fn preflight<H: MoveHelpers>(
     let sources: Vec<MovedVolume> = sources.try_collect()?;
     findings.extend(snapshots_left_behind(context.home, &request, &sources, false).await?);
     let findings: Vec<String> = findings.into_iter().unique().collect();
-    Ok(checked(of, &findings, statuses, &notes, Timestamp::now()))
+    Ok(checked(of, &findings, statuses, &remarks, Timestamp::now()))
 }
 
 fn moved<H>(

@@ -123,7 +123,7 @@ mod tests {
             let is_held = step == GateStep::HoldHome;
             match gate_step(&ties, true) {
                 GateStep::Wait(why) if is_held => {
-                    assert!(why.contains("the volume of the claim shop/db is in"), "{why}")
+                    assert!(why.contains("the volume of the claim shop/db is in"), "{why}");
                 }
                 other => assert_eq!(other, step, "{ties:?}"),
             }
