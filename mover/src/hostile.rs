@@ -457,6 +457,7 @@ fn a_source_cannot_send_other_bytes_than_were_asked_for() {
             ],
         ),
         ("an error", vec![Piece::Failed { fetch: 0, errno: 5 }]),
+        ("a lease", vec![Piece::Failed { fetch: 0, errno: 11 }]),
     ];
     for (what, pieces) in cases {
         let place = Place::new();
@@ -464,7 +465,8 @@ fn a_source_cannot_send_other_bytes_than_were_asked_for() {
         let result = play(&place.root(), script);
         match (what, &result) {
             ("a false hash" | "nothing at all" | "another whole", Err(Error::Corrupt { path, .. }))
-            | ("an error", Err(Error::Unreadable { path, .. })) => assert_eq!(path.to_string(), "f"),
+            | ("an error", Err(Error::Unreadable { path, .. }))
+            | ("a lease", Err(Error::Leased { path })) => assert_eq!(path.to_string(), "f"),
             (_, Err(Error::Protocol(_))) if !what.starts_with("an") || what == "another chunk" => {}
             _ => panic!("{what}: {result:?}"),
         }
