@@ -59,7 +59,7 @@ lint: lint-go ## Check formatting and lints of Rust and Go
 
 lint-go: ## Check formatting and lints of Go alone
 	@badly=$$(gofmt -l sanity-tests); [ -z "$$badly" ] || { echo "not formatted, run make fmt:" $$badly; exit 1; }
-	@for module in sanity-tests sanity-tests/conformance sanity-tests/reference sanity-tests/fabrics sanity-tests/components/coredns; do (cd $$module && go vet ./...) || exit 1; done
+	@for module in sanity-tests sanity-tests/conformance sanity-tests/reference sanity-tests/fabrics sanity-tests/components/coredns sanity-tests/components/policies; do (cd $$module && go vet ./...) || exit 1; done
 
 fmt: ## Format Rust and Go
 	cargo fmt --all

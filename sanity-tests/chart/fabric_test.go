@@ -177,28 +177,24 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 // Two home clusters that share a remote cluster are told apart by the id that the chart there is given.
 func TestRemoteFabricIsHeldToItsHomeCluster(t *testing.T) {
 	const role = "liqo-csi-remote.liqo-csi"
-	for _, one := range []struct{ id, ofNamespace, ofObject string }{
-		{"", "'fabric.storage.liqo.io/home' in namespaceObject.metadata.?labels.orValue({})", "'fabric.storage.liqo.io/home' in variables.subject."},
-		{"milan-1", "namespaceObject.metadata.?labels.orValue({})[?'fabric.storage.liqo.io/home'].orValue('') == 'milan-1'",
-			"variables.subject.metadata.?labels.orValue({})[?'fabric.storage.liqo.io/home'].orValue('') == 'milan-1'"},
-	} {
-		values := remote("fabric")
-		values["remoteAccess"].(Values)["homeClusterID"] = one.id
-		objects := render(t, values)
-		for policy, expression := range map[string]string{
-			role: one.ofObject, role + "-pods": one.ofNamespace, role + "-rolebindings": one.ofNamespace,
-			role + "-endpointslices": one.ofNamespace, role + "-configuration": one.ofNamespace,
-		} {
-			first := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, policy).Spec.Validations[0].Expression
-			if !strings.HasPrefix(first, expression) {
-				t.Errorf("with the id %q, %s asks for %s", one.id, policy, first)
-			}
+	values := remote("fabric")
+	values["remoteAccess"].(Values)["homeClusterID"] = "milan-1"
+	objects := render(t, values)
+	for _, policy := range []string{"", "-pods", "-rolebindings", "-endpointslices", "-configuration"} {
+		of := "namespaceObject"
+		if policy == "" {
+			of = "variables.subject"
+		}
+		first := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+policy).Spec.Validations[0].Expression
+		if !strings.HasPrefix(first, of+".metadata.?labels.orValue({})[?'fabric.storage.liqo.io/home'].orValue('') == 'milan-1'") {
+			t.Errorf("%s%s asks for %s", role, policy, first)
 		}
 	}
-	wrong := remote("fabric")
-	wrong["remoteAccess"].(Values)["homeClusterID"] = "' || true || '"
-	if _, err := helm(t).Render(t.Context(), Release, Namespace, wrong); err == nil {
-		t.Error("anything is taken for the id of a cluster")
+	for wrong, words := range map[string]string{"' || true || '": "pattern", "": "kubectl get namespace kube-system"} {
+		values["remoteAccess"].(Values)["homeClusterID"] = wrong
+		if _, err := helm(t).Render(t.Context(), Release, Namespace, values); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("the id %q: %v", wrong, err)
+		}
 	}
 }
 

@@ -74,7 +74,7 @@ func TestSomeNamespacesAreNeverOffloaded(t *testing.T) {
 // The names of namespaces there are chosen at home, unless something here says which they may be.
 func TestNamesOfNamespacesCanBeLimited(t *testing.T) {
 	for names, want := range map[string]bool{"": false, `[a-z\d-]+-rome`: true} {
-		objects := render(t, Values{"remoteAccess": Values{"only": true, "level": "fabric", "namespaceNames": names}})
+		objects := render(t, remoteFabric(Values{"namespaceNames": names}))
 		policy := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, "liqo-csi-remote.liqo-csi")
 		is := slices.ContainsFunc(policy.Spec.Validations, func(one admissionv1.Validation) bool {
 			return strings.HasSuffix(one.Expression, `.matches("^(?:[a-z\\d-]+-rome)$")`)
@@ -88,7 +88,7 @@ func TestNamesOfNamespacesCanBeLimited(t *testing.T) {
 // Whoever may patch PersistentVolumes could give a volume to a claim of another namespace.
 func TestVolumesOfARemoteClusterStayWithTheirNamespaces(t *testing.T) {
 	for level, fenced := range map[string]bool{"minimal": false, "namespaced": true, "full": true, "fabric": true} {
-		values := Values{"only": true, "level": level, "namespaces": []string{"shop"}}
+		values := Values{"only": true, "level": level, "namespaces": []string{"shop"}, "homeClusterID": homeID}
 		if level == "full" || level == "fabric" {
 			delete(values, "namespaces")
 		}
@@ -121,8 +121,11 @@ func validations(t *testing.T, values Values, policy string) string {
 
 const podsPolicy = "liqo-csi-remote.liqo-csi-pods"
 
+// homeID is the id of the home cluster.
+const homeID = "rome"
+
 func remoteFabric(changes Values) Values {
-	access := Values{"only": true, "level": "fabric"}
+	access := Values{"only": true, "level": "fabric", "homeClusterID": homeID}
 	maps.Copy(access, changes)
 	return Values{"remoteAccess": access}
 }
@@ -179,14 +182,14 @@ func TestNamespacesThereHaveAPodSecurityLabel(t *testing.T) {
 	}
 }
 
-// What pods name of the cluster is the choice of the home cluster, unless the values here say otherwise.
+// What pods name of the cluster, but priorities, is the choice of the home cluster, unless the values here say otherwise.
 func TestWhatPodsThereNameCanBeLimited(t *testing.T) {
 	for value, judged := range map[string]string{
 		"priorityClasses": "priorityClassName.orValue('') in ['a']", "runtimeClasses": "runtimeClassName.orValue('') in ['a']",
 		"inlineDrivers": "v.csi.driver in ['a']", "taints": "t.?key.orValue('') in ['a']",
 	} {
-		if strings.Contains(validations(t, remoteFabric(nil), podsPolicy), "remoteAccess.pods."+value) {
-			t.Errorf("%s are limited by default", value)
+		if is := strings.Contains(validations(t, remoteFabric(nil), podsPolicy), "remoteAccess.pods."+value); is != (value == "priorityClasses") {
+			t.Errorf("that %s are limited by default is %v", value, is)
 		}
 		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{"a"}}}), podsPolicy); !strings.Contains(text, judged) {
 			t.Errorf("%s are not limited: %s", value, text)
@@ -236,7 +239,15 @@ func TestMoversThereAreFenced(t *testing.T) {
 			}
 			objects := render(t, values)
 			isBound(t, objects, "liqo-csi-remote.liqo-csi-mover-secrets")
-			// Other subjects, such as another tool's, may have pods of their own there.
+			// Other subjects, such as another tool's, may have pods of their own there, by rights that are not from here.
+			if to := named[*rbacv1.RoleBinding](t, objects, "liqo-csi-remote.liqo-csi-movers").Subjects; len(to) != 1 || to[0].Name != "liqo-csi-remote" {
+				t.Errorf("pods may be made by %v", to)
+			}
+			if role := named[*rbacv1.Role](t, objects, "liqo-csi-remote.liqo-csi"); slices.ContainsFunc(role.Rules, func(rule rbacv1.PolicyRule) bool {
+				return slices.Contains(rule.Resources, "pods") || slices.Contains(rule.Resources, "secrets")
+			}) {
+				t.Errorf("other subjects may %v", role.Rules)
+			}
 			who := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, movers).Spec.MatchConditions
 			if len(who) != 1 || who[0].Expression != `request.userInfo.username == "system:serviceaccount:liqo-csi:liqo-csi-remote"` {
 				t.Errorf("it is about %v", who)

@@ -20,7 +20,7 @@ import (
 
 // remote is the side of the remote cluster, with all that the home side could render.
 func remote(level string, namespaces ...string) Values {
-	access := Values{"only": true, "level": level, "subjects": []Values{{"kind": "Group", "name": "home"}}}
+	access := Values{"only": true, "level": level, "homeClusterID": homeID, "subjects": []Values{{"kind": "Group", "name": "home"}}}
 	if namespaces != nil {
 		access["namespaces"] = namespaces
 	}
@@ -42,7 +42,9 @@ func TestRemoteSideIsAnIdentityAndNothingElse(t *testing.T) {
 	cluster := []string{
 		"ClusterRole /" + role, "ClusterRoleBinding /" + role,
 		"ValidatingAdmissionPolicy /" + role + "-volumes", "ValidatingAdmissionPolicyBinding /" + role + "-volumes",
+		"ValidatingAdmissionPolicy /" + role + "-contents", "ValidatingAdmissionPolicyBinding /" + role + "-contents",
 	}
+	claims := []string{"ValidatingAdmissionPolicy /" + role + "-claims", "ValidatingAdmissionPolicyBinding /" + role + "-claims"}
 	inNamespaces := []string{"Role a/" + role, "RoleBinding a/" + role, "Role b/" + role, "RoleBinding b/" + role}
 	for name, level := range map[string]struct {
 		values Values
@@ -54,7 +56,7 @@ func TestRemoteSideIsAnIdentityAndNothingElse(t *testing.T) {
 		"minimal":    {remote("minimal", "a", "b"), inNamespaces},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, want := names(t, level.values), append([]string{account, token}, level.roles...)
+			got, want := names(t, level.values), slices.Concat([]string{account, token}, claims, level.roles)
 			slices.Sort(want)
 			if !slices.Equal(got, want) {
 				t.Errorf("the remote side has\n%s\ninstead of\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -103,11 +105,11 @@ func TestNotesAreThoseOfTheSide(t *testing.T) {
 		"fabric":                  {offloading(Values{"policies": true}), []string{"connect NAME --fabric"}, []string{"are left as they are"}},
 		"remote": {remote("full"), []string{secret, "get secret liqo-csi-remote-token", "kind: RemoteCluster", "{{.data.token | base64decode}}"},
 			[]string{"Uninstalling", "default: CLASS"}},
-		"remote of a fabric": {remote("fabric"), []string{"  fabric: {}\n", "(fabric.enabled) creates its virtual node"}, []string{"nodeSelector", "the selector"}},
+		"remote of a fabric": {remote("fabric"), []string{"  fabric: {}\n", "(fabric.enabled) creates its virtual node", "\nkubectl label namespaces -l fabric.storage.liqo.io/home=rome pod-security.kubernetes.io/enforce=baseline\n"}, []string{"nodeSelector", "the selector"}},
 		"minimal":            {remote("minimal", "a", "b"), []string{secret, "in a, b.", "storageClasses: {default: CLASS}"}, []string{"Uninstalling"}},
 		// Without a RemoteCluster, connect needs to be told of its virtual nodes, and with minimal rights of a class.
 		"session":             {session("full"), []string{"--token-only --node-selector KEY=VALUE\n"}, []string{secret, "--fabric"}},
-		"session of a fabric": {session("fabric"), []string{"--remote-namespace liqo-csi --token-only --fabric\n"}, []string{secret, "--node-selector"}},
+		"session of a fabric": {session("fabric"), []string{"--remote-namespace liqo-csi --token-only --fabric\n", "\nkubectl label namespaces -l fabric.storage.liqo.io/home=rome "}, []string{secret, "--node-selector"}},
 		"minimal session":     {session("minimal", "a"), []string{"--token-only --node-selector KEY=VALUE --storage-class CLASS\n"}, []string{secret}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -26,20 +26,26 @@ const accessNamespace = "liqo-csi-access"
 // Access is the chart's remoteAccess, at level fabric, installed in a remote cluster.
 type Access struct {
 	remote    *clusters.Cluster
+	values    chart.Values
 	manifests []byte
 }
 
-// GrantAccess installs it, with changes of the chart's values, and returns a kubeconfig of its
+// GrantAccess installs it for a home cluster, with changes of the chart's values, and returns a kubeconfig of its
 // identity.
-func GrantAccess(ctx context.Context, remote *clusters.Cluster, changes chart.Values) (*Access, []byte, error) {
+func GrantAccess(ctx context.Context, home, remote *clusters.Cluster, changes chart.Values) (*Access, []byte, error) {
 	a := &Access{remote: remote}
 	helm, err := chart.New(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	access := chart.Values{"only": true, "level": "fabric"}
+	homeID, err := uid(ctx, home)
+	if err != nil {
+		return nil, nil, err
+	}
+	access := chart.Values{"only": true, "level": "fabric", "homeClusterID": homeID}
 	maps.Copy(access, changes)
-	if a.manifests, err = helm.Render(ctx, "home", accessNamespace, chart.Values{"remoteAccess": access}); err != nil {
+	a.values = chart.Values{"remoteAccess": access}
+	if a.manifests, err = helm.Render(ctx, "home", accessNamespace, a.values); err != nil {
 		return nil, nil, err
 	}
 	client, err := remote.Client()
@@ -51,7 +57,7 @@ func GrantAccess(ctx context.Context, remote *clusters.Cluster, changes chart.Va
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, nil, err
 	}
-	if err := a.kubectl(ctx, "apply", "-f", "-"); err != nil {
+	if err := a.Apply(ctx); err != nil {
 		return nil, nil, err
 	}
 	var token []byte
@@ -81,6 +87,34 @@ func GrantAccess(ctx context.Context, remote *clusters.Cluster, changes chart.Va
 	kubeconfig, err := clientcmd.Write(*config)
 	return a, kubeconfig, err
 }
+
+// uid identifies a cluster whose release has no clusterID.
+func uid(ctx context.Context, cluster *clusters.Cluster) (string, error) {
+	client, err := cluster.Client()
+	if err != nil {
+		return "", err
+	}
+	namespace, err := client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	return string(namespace.UID), nil
+}
+
+// Apply creates its objects, or restores them.
+func (a *Access) Apply(ctx context.Context) error { return a.kubectl(ctx, "apply", "-f", "-") }
+
+// Notes is what Helm says after its installation.
+func (a *Access) Notes(ctx context.Context) (string, error) {
+	helm, err := chart.New(ctx)
+	if err != nil {
+		return "", err
+	}
+	return helm.Notes(ctx, "home", accessNamespace, a.values)
+}
+
+// Policies is the prefix of the names of its policies and of their bindings.
+const Policies = "liqo-csi-remote." + accessNamespace
 
 // Revoke removes it.
 func (a *Access) Revoke(ctx context.Context) error {

@@ -153,7 +153,7 @@ func (e *environment) prepare(ctx context.Context, pods int) error {
 	if err := driver.Install(ctx, e.home, options); err != nil {
 		return err
 	}
-	access, kubeconfig, err := driver.GrantAccess(ctx, e.remote, nil)
+	access, kubeconfig, err := driver.GrantAccess(ctx, e.home, e.remote, nil)
 	if access != nil {
 		e.addCleanup(access.Revoke)
 	}

@@ -51,7 +51,7 @@ func (s *story) join(ctx context.Context) error {
 // a cluster: the kubeconfig that the other administrator has given, and the cluster.
 func (s *story) tellDriver(ctx context.Context) (err error) {
 	var kubeconfig []byte
-	if s.access, kubeconfig, err = driver.GrantAccess(ctx, s.remote.cluster, nil); err != nil {
+	if s.access, kubeconfig, err = driver.GrantAccess(ctx, s.home.cluster, s.remote.cluster, nil); err != nil {
 		return fmt.Errorf("rights in cluster %s: %w", remote, err)
 	}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: remote}, Data: map[string][]byte{"kubeconfig": kubeconfig}}

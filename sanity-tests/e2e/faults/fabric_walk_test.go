@@ -99,7 +99,7 @@ func installFabric(t *testing.T, w *walk) (kubeconfig []byte) {
 	if _, err := deployments.Patch(t.Context(), "liqo-csi-fabric", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	access, kubeconfig, err := driver.GrantAccess(t.Context(), remote, nil)
+	access, kubeconfig, err := driver.GrantAccess(t.Context(), w.cluster, remote, nil)
 	t.Cleanup(func() {
 		if err := access.Revoke(user.CleanupContext(t)); err != nil {
 			t.Error(err)

@@ -88,7 +88,7 @@ func makeNode(t *testing.T, home, remote *clusters.Cluster) {
 	if err := driver.Install(t.Context(), home, options); err != nil {
 		t.Fatal(err)
 	}
-	access, kubeconfig, err := driver.GrantAccess(t.Context(), remote, nil)
+	access, kubeconfig, err := driver.GrantAccess(t.Context(), home, remote, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -107,11 +107,12 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 	t.Run("accounts", func(t *testing.T) { accountsAreFenced(t, own.Name) })
 	t.Run("labels", func(t *testing.T) { labelsAreFenced(t, client, own) })
 	t.Run("pod security", func(t *testing.T) { podSecurityIsEnforced(t, client, access, own) })
-	t.Run("volumes", func(t *testing.T) { volumesAreFenced(t, client, access) })
+	t.Run("volumes", func(t *testing.T) { volumesAreFenced(t, access) })
+	t.Run("claims", func(t *testing.T) { claimsAreFenced(t, client, access) })
 	t.Run("another home cluster", func(t *testing.T) { homeClustersAreIsolated(t, client, access) })
 }
 
-// A label can disable policies of the remote cluster in a namespace.
+// A label or an annotation can disable policies of the remote cluster in a namespace.
 func labelsAreFenced(t *testing.T, client kubernetes.Interface, own *corev1.Namespace) {
 	for label, words := range map[string]string{
 		"field.cattle.io/projectId":       "",
@@ -121,6 +122,16 @@ func labelsAreFenced(t *testing.T, client kubernetes.Interface, own *corev1.Name
 	} {
 		_, err := client.CoreV1().Namespaces().Create(t.Context(), labelled(own, label), dryRunCreate)
 		checkOutcome(t, "the label "+label, err, words)
+	}
+	for annotation, words := range map[string]string{
+		"fabric.storage.liqo.io/home-uid": "",
+		"field.cattle.io/projectId":       "",
+		"openshift.io/sa.scc.uid-range":   "no annotations but those of its fabric",
+	} {
+		annotated := labelled(own, "")
+		annotated.Annotations = map[string]string{annotation: "0/10"}
+		_, err := client.CoreV1().Namespaces().Create(t.Context(), annotated, dryRunCreate)
+		checkOutcome(t, "the annotation "+annotation, err, words)
 	}
 	unlabelled := labelled(own, "")
 	delete(unlabelled.Labels, podSecurity)
@@ -267,6 +278,9 @@ func waitFence(t *testing.T, client kubernetes.Interface, access *user.Namespace
 		"volumes": func(ctx context.Context) error {
 			_, err := client.CoreV1().PersistentVolumes().Patch(ctx, fencedVolume(access), types.MergePatchType, []byte(`{"spec": {"mountOptions": ["ro"]}}`), dryRunPatch)
 			return err
+		},
+		"claims": func(ctx context.Context) error {
+			return client.CoreV1().PersistentVolumeClaims(access.Name).Delete(ctx, foreignClaim, dryRunDelete)
 		},
 		"configuration": func(ctx context.Context) error {
 			_, err := client.CoreV1().ConfigMaps(access.Name).Create(ctx, &corev1.ConfigMap{ObjectMeta: object}, dryRunCreate)

@@ -11,36 +11,93 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// The API server there holds what runs in the namespace to the baseline. Namespaces of older versions have no such
-// label, and serve all the same.
-func TestRemoteNamespacesHaveAPodSecurityLabel(t *testing.T) {
-	n, remote := offloadedTenant(t)
+// Rights and policies of a remote cluster are upgraded under running pods. Before, there are no policies and, as of older
+// versions, no Pod Security label, which the identity may not set: the chart says how an administrator does. Until then
+// the namespace serves as it is.
+func TestRemoteAccessIsUpgradedUnderRunningPods(t *testing.T) {
+	n := newExclusiveTenant(t)
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	if level := n.remote(remote.Name).Labels[podSecurity]; level != "baseline" {
 		t.Errorf("its level is %q", level)
 	}
-	label := func(patch string) {
-		t.Helper()
-		patched := []byte(`{"metadata": {"labels": {"` + podSecurity + `": ` + patch + `}}}`)
-		if _, err := remote.Client.CoreV1().Namespaces().Patch(t.Context(), remote.Name, types.MergePatchType, patched, metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
+	unlabelled := []byte(`{"metadata": {"labels": {"` + podSecurity + `": null}}}`)
+	if _, err := remote.Client.CoreV1().Namespaces().Patch(t.Context(), remote.Name, types.MergePatchType, unlabelled, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := shared.access.Apply(user.CleanupContext(t)); err != nil {
+			t.Error(err)
+		}
+	})
+	bindings := remote.Client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	all, err := bindings.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range all.Items {
+		if strings.HasPrefix(one.Name, driver.Policies) {
+			if err := bindings.Delete(t.Context(), one.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
-	label("null")
+	identity, _ := impersonate(t, remote.Cluster, "system:serviceaccount:liqo-csi-access:liqo-csi-remote")
+	privileged := newPod("fenced", func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
+	})
+	fenced := func(want string) {
+		t.Helper()
+		n.Eventually("the outcome of a privileged pod to be "+want, func(ctx context.Context) (string, error) {
+			_, err := identity.CoreV1().Pods(remote.Name).Create(ctx, privileged, dryRunCreate)
+			return mismatch(err, want), nil
+		})
+	}
+	fenced("")
 	n.Pod("web", "", stateless)
 	n.WaitReady("web")
-	uid := n.pod("web").UID
-	// Administrators do this after an upgrade.
-	label(`"baseline"`)
+	uid := n.remotePod(remote, "web")
+
+	if err := shared.access.Apply(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fenced("may not be privileged")
 	n.Pod("other", "", stateless)
 	n.WaitReady("other")
+
+	notes, err := shared.access.Notes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, command, _ := strings.Cut(notes, "\nkubectl label ")
+	command, _, _ = strings.Cut(command, "\n")
+	if out, err := remote.Kubectl(append([]string{"label"}, strings.Fields(command)...)...); err != nil {
+		t.Fatal(command, err, out)
+	}
+	if level := n.remote(remote.Name).Labels[podSecurity]; level != "baseline" {
+		t.Errorf("its level is %q after %s", level, command)
+	}
+	n.Pod("last", "", stateless)
+	n.WaitReady("last")
 	n.WaitReady("web")
-	if n.pod("web").UID != uid {
-		t.Error("the pod that ran is another one now")
+	if now := n.remotePod(remote, "web"); now != uid {
+		t.Errorf("the pod that ran is another one now: %s instead of %s", now, uid)
 	}
 	n.unoffload()
+}
+
+// remotePod is the uid of a pod there.
+func (n tenant) remotePod(remote *user.Namespace, name string) types.UID {
+	n.t.Helper()
+	pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(n.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return pod.UID
 }
 
 // Nodes there can be drained without force, and an autoscaler may remove them, where the pods have a controller

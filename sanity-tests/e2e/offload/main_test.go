@@ -72,7 +72,7 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err
 	}
-	access, kubeconfig, err := driver.GrantAccess(ctx, remote, chart.Values{"labels": chart.Values{"tier": "edge"}})
+	access, kubeconfig, err := driver.GrantAccess(ctx, home, remote, chart.Values{"labels": chart.Values{"tier": "edge"}})
 	s.access = access
 	if err != nil {
 		return fmt.Errorf("access to the remote cluster: %w", err)

@@ -314,7 +314,7 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 	prepare(t)
 	const second, secondNode = "offloaded-home", "virtual-home"
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
-	access, kubeconfig, err := driver.GrantAccess(t.Context(), home, nil)
+	access, kubeconfig, err := driver.GrantAccess(t.Context(), home, home, nil)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*user.Timeout)
 		defer cancel()

@@ -19,7 +19,7 @@ import (
 )
 
 // At the levels namespaced and minimal an identity that may move volumes makes movers there, and no other pods: the mover of
-// a real move is admitted, and with one difference it is refused. Then the move is completed.
+// a real move is admitted, and with one difference it is refused. Then the move is completed, and the volume moves back.
 func TestMoversAreFencedAtEachLevel(t *testing.T) {
 	moves := chart.Values{"move": true}
 	p, rights := newRestrictedPair(t, "namespaced", moves)
@@ -51,6 +51,10 @@ func TestMoversAreFencedAtEachLevel(t *testing.T) {
 	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	p.home.WaitMove("there", "Retaining")
+	// On the way back the volume there is taken from its claim, and given back its policy.
+	p.home.Move("back", "data", "target: {nodeName: "+homeNode+"}, quiesce: {mode: Evict}")
+	p.home.WaitRunningOn(pod, homeNode)
+	p.home.WaitMove("back", "Retaining")
 	p.deleteMoves()
 }
 

@@ -1,0 +1,331 @@
+package chart
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/components"
+)
+
+const (
+	remoteUser = "system:serviceaccount:liqo-csi:liqo-csi-remote"
+	contents   = "volumesnapshotcontents.snapshot.storage.k8s.io"
+	snapshots  = "volumesnapshots.snapshot.storage.k8s.io"
+)
+
+// request is that of components/policies.
+type request struct {
+	User, Operation, Resource string
+	Groups                    []string
+	Object, OldObject         json.RawMessage
+	Namespace                 *corev1.Namespace
+	Rights                    []string
+}
+
+// refusals are the messages of the policies that refuse each request, judged with the code of the API server.
+func refusals(t *testing.T, values Values, requests []request) []string {
+	t.Helper()
+	var policies []*admissionv1.ValidatingAdmissionPolicy
+	for _, object := range render(t, values) {
+		if policy, is := object.(*admissionv1.ValidatingAdmissionPolicy); is {
+			policies = append(policies, policy)
+		}
+	}
+	question, err := json.Marshal(map[string]any{"Policies": policies, "Requests": requests})
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := components.ModuleRoot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := exec.CommandContext(t.Context(), "go", "run", "-trimpath", ".")
+	command.Dir = filepath.Join(root, "components", "policies")
+	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	command.Stdin = bytes.NewReader(question)
+	var said bytes.Buffer
+	command.Stderr = &said
+	out, err := command.Output()
+	if err != nil {
+		t.Fatalf("judge by the policies: %v: %s", err, &said)
+	}
+	var answers []string
+	if err := json.Unmarshal(out, &answers); err != nil || len(answers) != len(requests) {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return answers
+}
+
+// write is a merge patch. refused is a part of the message that refuses it; others is for what the identity does not
+// write itself.
+type write struct{ what, patch, refused string }
+
+const others = "by others"
+
+// history is what happens to one object, one write after another. A refused one leaves it as it is.
+type history struct {
+	resource, object string
+	rights           []string
+	writes           []write
+}
+
+func checkHistories(t *testing.T, values Values, histories map[string]history) {
+	t.Helper()
+	var requests []request
+	var names []string
+	var wanted []write
+	for name, it := range histories {
+		current := []byte(it.object)
+		for _, one := range it.writes {
+			next, err := jsonpatch.MergePatch(current, []byte(one.patch))
+			if err != nil {
+				t.Fatal(name, one.what, err)
+			}
+			if one.refused != others {
+				names, wanted = append(names, name+": "+one.what), append(wanted, one)
+				requests = append(requests, request{
+					User: remoteUser, Operation: "UPDATE", Resource: it.resource, Object: next, OldObject: current, Rights: it.rights,
+				})
+			}
+			if one.refused == "" || one.refused == others {
+				current = next
+			}
+		}
+	}
+	for at, refusal := range refusals(t, values, requests) {
+		if words := wanted[at].refused; (words == "") != (refusal == "") || !strings.Contains(refusal, words) {
+			t.Errorf("%s: the refusal is %q instead of %q", names[at], refusal, words)
+		}
+	}
+}
+
+// volume is a PersistentVolume with this reclaim policy, of the claim shop/data.
+func volume(policy string) string {
+	return `{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv", "labels": {"a": "b"}, "finalizers": ["kubernetes.io/pv-protection"]},
+		"spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "persistentVolumeReclaimPolicy": "` + policy + `",
+		"claimRef": {"namespace": "shop", "name": "data", "uid": "u1", "resourceVersion": "7"}, "csi": {"driver": "d", "volumeHandle": "h"}},
+		"status": {"phase": "Bound"}}`
+}
+
+// What the driver writes on the volumes of its twins (crates/twin: reclaim, holder, delete; crates/moves: gate; crates/
+// controllers: recovery) is allowed, and with the same rights nobody else's data is deleted.
+func TestWritesOnVolumesThereAreThoseOfTheDriver(t *testing.T) {
+	gate := func(gated string) string {
+		return `"storage.liqo.io/gate": "{\"version\":1,\"move\":\"m\",\"gate\":1` + gated + `}"`
+	}
+	gated := gate(`,\"gated\":{\"policy\":\"Delete\",\"claimUid\":\"u1\"}`)
+	const (
+		retain   = `{"metadata": {"annotations": {"storage.liqo.io/reclaim-policy-before": "Delete", "storage.liqo.io/data-of": "home/pvc-1"}}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}`
+		back     = `{"metadata": {"annotations": {"storage.liqo.io/reclaim-policy-before": null}}, "spec": {"persistentVolumeReclaimPolicy": "Delete"}}`
+		toDelete = `{"spec": {"persistentVolumeReclaimPolicy": "Delete"}}`
+		another  = `{"spec": {"claimRef": {"name": "other", "uid": "u2", "resourceVersion": null}}}`
+		again    = `{"spec": {"claimRef": {"uid": "u2", "resourceVersion": null}}}`
+		released = `{"status": {"phase": "Released"}}`
+		noClaim  = "from its claim where it may not create pods"
+		noData   = "back to what it was"
+	)
+	closed := `{"metadata": {"annotations": {` + gated + `}}, "spec": {"persistentVolumeReclaimPolicy": "Retain",
+		"claimRef": {"name": "move-source-0123456789abcdef", "uid": "m1", "resourceVersion": null}}}`
+	opened := `{"spec": {"claimRef": {"name": "data", "uid": "u1", "resourceVersion": null}}}`
+	pods := []string{"create pods shop"}
+	checkHistories(t, remoteFabric(nil), map[string]history{
+		"a rolled back move": {"persistentvolumes", volume("Delete"), pods, []write{
+			{"close the gate", closed, ""}, {"open it", opened, ""},
+			{"the policy", `{"metadata": {"annotations": {` + gate("") + `}}, "spec": {"persistentVolumeReclaimPolicy": "Delete"}}`, ""},
+		}},
+		"a rolled back move to Retain": {"persistentvolumes", volume("Delete"), pods, []write{
+			{"close the gate", closed, ""}, {"open it", opened, ""},
+			{"the policy", `{"metadata": {"annotations": {` + gate("") + `, "storage.liqo.io/reclaim-policy-before": "Delete"}}}`, ""},
+			{"the policy later", back, ""},
+		}},
+		"a move within a namespace": {"persistentvolumes", volume("Delete"), pods, []write{
+			{"close the gate", closed, ""},
+			{"retain the source", `{"metadata": {"annotations": {` + gate("") + `, "storage.liqo.io/reclaim-policy-before": "Delete", "storage.liqo.io/source-of-move": "s"}}}`, ""},
+			{"its twin is gone", released, others},
+			{"release the source", back, ""},
+		}},
+		"the target of one": {"persistentvolumes", volume("Delete"), pods, []write{
+			{"retain", retain, ""}, {"pass on", another, ""}, {"the policy", back, ""},
+		}},
+		"a move with Liqo": {"persistentvolumes", volume("Delete"), []string{"create shadowpods.offloading.liqo.io shop"}, []write{
+			{"close the gate", closed, ""},
+		}},
+		"a gate without the right to pods": {"persistentvolumes", volume("Delete"), nil, []write{
+			{"close the gate", closed, noClaim}, {"it is closed", closed, others}, {"open it", opened, ""},
+		}},
+		"a recovery": {"persistentvolumes", volume("Delete"), nil, []write{
+			{"retain", retain, ""}, {"the twin is gone", released, others}, {"a twin again", again, ""},
+			{"bound", `{"status": {"phase": "Bound"}}`, others}, {"the policy", back, ""},
+		}},
+		"a deletion of retained data": {"persistentvolumes", volume("Delete"), nil, []write{
+			{"retain", retain, ""}, {"the claim is made free", `{"spec": {"claimRef": {"uid": null}}, "status": {"phase": "Available"}}`, others},
+			{"delete", `{"metadata": {"annotations": {"storage.liqo.io/reclaim-policy-before": null}},
+				"spec": {"persistentVolumeReclaimPolicy": "Delete", "claimRef": {"uid": "pvc-1"}}}`, ""},
+		}},
+		"a deletion without a claim": {"persistentvolumes", volume("Delete"), nil, []write{
+			{"retain", retain, ""}, {"there is none", `{"spec": {"claimRef": null}, "status": {"phase": "Available"}}`, others},
+			{"delete", `{"spec": {"persistentVolumeReclaimPolicy": "Delete", "claimRef": {"uid": "pvc-1"}}}`, ""},
+		}},
+		"retained data of others": {"persistentvolumes", volume("Retain"), []string{"create pods mine"}, []write{
+			{"Delete", toDelete, noData}, {"Recycle", `{"spec": {"persistentVolumeReclaimPolicy": "Recycle"}}`, noData},
+			{"a policy before", retain, noData}, {"a gate", `{"metadata": {"annotations": {` + gated + `}}}`, noData},
+			{"our marks", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`, ""},
+			{"Delete then", toDelete, noData},
+			{"another claim", another, noClaim}, {"a claim of that name", again, noClaim},
+			{"a claim of another namespace", `{"spec": {"claimRef": {"namespace": "mine"}}}`, "of another namespace"},
+			{"no claim", `{"spec": {"claimRef": null}}`, "of another namespace"},
+			{"its claim is deleted", released, others}, {"Delete at last", toDelete, noData},
+		}},
+		"data of others": {"persistentvolumes", volume("Delete"), []string{"create pods mine"}, []write{
+			{"another claim", another, noClaim}, {"a claim of that name", again, noClaim}, {"the gate of a move", closed, noClaim},
+			{"a label", `{"metadata": {"labels": {"a": "c"}}}`, "but its own"}, {"mount options", `{"spec": {"mountOptions": ["ro"]}}`, "but their reclaim policy"},
+		}},
+		"a volume without a claim": {"persistentvolumes", strings.Replace(volume("Retain"), `"claimRef"`, `"other"`, 1), pods, []write{
+			{"a claim", `{"spec": {"claimRef": {"namespace": "shop", "name": "data"}}}`, "of another namespace"},
+		}},
+	})
+}
+
+// The same of the data of snapshots.
+func TestWritesOnSnapshotContentsThereAreThoseOfTheDriver(t *testing.T) {
+	content := func(policy, snapshot string) string {
+		return `{"metadata": {"name": "c"}, "spec": {"deletionPolicy": "` + policy + `", "driver": "d", "source": {"volumeHandle": "h"},
+			"volumeSnapshotRef": {"namespace": "shop", "name": "` + snapshot + `"}}}`
+	}
+	const (
+		retain   = `{"metadata": {"annotations": {"storage.liqo.io/deletion-policy-before": "Delete", "storage.liqo.io/data-of": "s"}}, "spec": {"deletionPolicy": "Retain"}}`
+		back     = `{"metadata": {"annotations": {"storage.liqo.io/deletion-policy-before": null, "storage.liqo.io/data-of": null}}, "spec": {"deletionPolicy": "Delete"}}`
+		toDelete = `{"spec": {"deletionPolicy": "Delete"}}`
+		mode     = `{"metadata": {"annotations": {"snapshot.storage.kubernetes.io/allow-volume-mode-change": "true"}}}`
+		noData   = "back to what it was"
+		notOwn   = "of its own snapshots"
+	)
+	checkHistories(t, remoteFabric(nil), map[string]history{
+		"a twin": {contents, content("Delete", "snapshot-1"), nil, []write{
+			{"retain", retain, ""}, {"the mode", mode, ""}, {"back", back, ""}, {"an annotation", `{"metadata": {"annotations": {"a": "b"}}}`, "but its own"},
+			{"the source", `{"spec": {"source": {"volumeHandle": "other"}}}`, notOwn}, {"the class", `{"spec": {"volumeSnapshotClassName": "c"}}`, notOwn},
+		}},
+		"retained": {contents, content("Retain", "snapshot-1"), nil, []write{
+			{"Delete", toDelete, noData}, {"a policy before", retain, noData}, {"Delete then", toDelete, noData},
+		}},
+		"of others": {contents, content("Delete", "backup"), nil, []write{{"retain", retain, notOwn}, {"the mode", mode, notOwn}}},
+	})
+}
+
+// RBAC cannot tell a twin from a claim or snapshot of others.
+func TestClaimsThereOfOthersStay(t *testing.T) {
+	labelled := func(labels ...string) json.RawMessage {
+		object := map[string]any{"metadata": map[string]any{"name": "data", "namespace": "shop", "labels": labelsOf(labels)}}
+		text, err := json.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	const managed, home, move = "app.kubernetes.io/managed-by=storage.liqo.io", "storage.liqo.io/home-cluster=", "storage.liqo.io/move=m"
+	for level, id := range map[string]string{"minimal": "rome", "full": "", "fabric": "rome"} {
+		access := Values{"only": true, "level": level, "homeClusterID": id, "subjects": []Values{{"kind": "Group", "name": "liqo"}}}
+		if level == "minimal" {
+			access["namespaces"] = []string{"shop"}
+		}
+		var requests []request
+		var may []bool
+		for _, one := range []struct {
+			object json.RawMessage
+			may    bool
+		}{
+			{labelled(managed, home+"rome"), true}, {labelled(managed, move), true}, {labelled(managed, home+"milan"), id == ""},
+			{labelled(managed, home+"milan", move), id == ""}, {labelled(managed), false}, {labelled(home + "rome"), false}, {labelled(), false},
+		} {
+			marked := labelled(managed, home+"rome")
+			for _, resource := range []string{"persistentvolumeclaims", snapshots} {
+				requests = append(requests,
+					request{User: remoteUser, Operation: "UPDATE", Resource: resource, OldObject: one.object, Object: marked},
+					request{User: remoteUser, Operation: "DELETE", Resource: resource, OldObject: one.object},
+					// Liqo's identity writes claims of its own.
+					request{User: "liqo", Groups: []string{"liqo"}, Operation: "DELETE", Resource: resource, OldObject: one.object})
+				may = append(may, one.may, one.may, true)
+			}
+		}
+		for at, refusal := range refusals(t, Values{"remoteAccess": access}, requests) {
+			if (refusal == "") != may[at] || !may[at] && !strings.Contains(refusal, "but those that it has made") {
+				t.Errorf("level %s of %q, %s %s of %s: %q", level, id, requests[at].Operation, requests[at].Resource, requests[at].OldObject, refusal)
+			}
+		}
+	}
+}
+
+func labelsOf(pairs []string) map[string]string {
+	labels := map[string]string{}
+	for _, pair := range pairs {
+		key, value, _ := strings.Cut(pair, "=")
+		labels[key] = value
+	}
+	return labels
+}
+
+// Annotations of namespaces give as much as labels do: a project of Rancher, ids of users on OpenShift.
+func TestNamespacesThereHaveNoOtherMarks(t *testing.T) {
+	labels := map[string]string{
+		"fabric.storage.liqo.io/home": homeID, "fabric.storage.liqo.io/home-namespace": "shop", "app.kubernetes.io/managed-by": "storage.liqo.io",
+		"pod-security.kubernetes.io/enforce": "baseline", "kubernetes.io/metadata.name": "shop-rome",
+	}
+	annotations := map[string]string{"fabric.storage.liqo.io/home-uid": "u", "fabric.storage.liqo.io/home-namespace-uid": "n"}
+	of := func(label, annotation string) request {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: maps.Clone(labels), Annotations: maps.Clone(annotations)}}
+		if label != "" {
+			namespace.Labels[label] = "x"
+		}
+		if annotation != "" {
+			namespace.Annotations[annotation] = "x"
+		}
+		text, err := json.Marshal(namespace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return request{User: remoteUser, Operation: "CREATE", Resource: "namespaces", Object: text, Namespace: namespace}
+	}
+	deleted := of("other", "other")
+	deleted.Operation, deleted.OldObject, deleted.Object = "DELETE", deleted.Object, nil
+	requests := []request{
+		of("", ""), of("field.cattle.io/projectId", ""), of("", "field.cattle.io/projectId"), deleted,
+		of("openshift.io/run-level", ""), of("", "openshift.io/sa.scc.uid-range"),
+	}
+	words := []string{"", "", "", "", "no labels but those", "no annotations but those"}
+	for at, refusal := range refusals(t, remoteFabric(Values{"namespaceLabels": []string{"field.cattle.io/projectId"}}), requests) {
+		if (words[at] == "") != (refusal == "") || !strings.Contains(refusal, words[at]) {
+			t.Errorf("%s: %q instead of %q", requests[at].Object, refusal, words[at])
+		}
+	}
+}
+
+// A priority pre-empts pods of the cluster. Pods have none unless it is listed, also if it is the default.
+func TestPodsThereHaveNoPriorityUnlessItIsListed(t *testing.T) {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{"fabric.storage.liqo.io/home": homeID}}}
+	pod := func(class string, priority int) request {
+		text := fmt.Sprintf(`{"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a", "image": "a"}], "automountServiceAccountToken": false,
+			"priorityClassName": %q, "priority": %d}}`, class, priority)
+		return request{User: remoteUser, Operation: "CREATE", Resource: "pods", Object: json.RawMessage(text), Namespace: namespace}
+	}
+	requests := []request{pod("", 0), pod("low", -5), pod("high", 1000), pod("listed", 1000), pod("system-node-critical", 2000001000)}
+	for at, refusal := range refusals(t, remoteFabric(Values{"pods": Values{"priorityClasses": []string{"listed"}}}), requests) {
+		if may := at != 2 && at != 4; may != (refusal == "") {
+			t.Errorf("%s: %q", requests[at].Object, refusal)
+		}
+	}
+	if refusal := refusals(t, remoteFabric(nil), requests[2:3])[0]; !strings.Contains(refusal, "remoteAccess.pods.priorityClasses") {
+		t.Errorf("by default: %q", refusal)
+	}
+}
