@@ -31,6 +31,9 @@ const INSIDE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
+/// The pause before a file is opened again. A process has 45 seconds to give up a lease.
+const RETRY: std::time::Duration = std::time::Duration::from_millis(1);
+
 /// `STATX_SUBVOL`: the subvolume's number, since Linux 6.10 and only where there are any (btrfs).
 const SUBVOLUME: StatxFlags = StatxFlags::from_bits_retain(0x8000);
 
@@ -160,8 +163,9 @@ impl Tree {
 fn open_inside(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd> {
     loop {
         match rustix::fs::openat2(directory, path, flags | OFlags::CLOEXEC, mode, INSIDE) {
-            // The kernel noticed a concurrent rename and cannot be sure: try again.
-            Err(Errno::AGAIN) => {}
+            // The kernel noticed a concurrent rename and cannot be sure, or another process has to give up its
+            // lease on the file: try again.
+            Err(Errno::AGAIN) => std::thread::sleep(RETRY),
             result => return result,
         }
     }
