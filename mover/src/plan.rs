@@ -502,6 +502,9 @@ impl Planner<'_> {
             fresh = false;
             if chunks == 0 {
                 complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", path))?;
+            } else {
+                // XFS allocates space after the end of a file in advance, which would fill holes.
+                rustix::fs::ftruncate(&file, size).map_err(Error::tree("setting the size of", path))?;
             }
         } else if chunks == 0 {
             let file = self
