@@ -38,6 +38,8 @@ use crate::{
 
 /// Fetches in one message.
 const FETCHES: usize = 64;
+/// The longest file that is copied: each pass that reads it looks at every MiB of it, also of its holes.
+const LONGEST_FILE: u64 = 128 << 40;
 /// Maximum number of inodes with several names that are remembered in one pass. For further ones, content
 /// may be compared once for each name.
 const MAX_SEEN: usize = 1 << 20;
@@ -471,6 +473,12 @@ impl Planner<'_> {
         present: bool,
     ) -> Result<(), Error> {
         let Stamp { size, .. } = entry.inode.stamp;
+        if size > LONGEST_FILE {
+            return Err(Error::Unfit {
+                path: path.clone(),
+                problem: "it is longer than 128 TiB",
+            });
+        }
         let clean = self.settled(&entry.inode.stamp);
         let content_known = old
             .as_ref()
@@ -502,6 +510,9 @@ impl Planner<'_> {
             fresh = false;
             if chunks == 0 {
                 complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", path))?;
+            } else {
+                // XFS allocates space after the end of a file in advance, which would fill holes.
+                rustix::fs::ftruncate(&file, size).map_err(Error::tree("setting the size of", path))?;
             }
         } else if chunks == 0 {
             let file = self

@@ -9,6 +9,8 @@ use std::{
         unix::fs::FileExt,
     },
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -20,7 +22,7 @@ use crate::{
     compress::Encoder,
     entry::{Hash, Stamp},
     error::Error,
-    lanes::Writer,
+    lanes::{PING, Writer},
     message::{BadMessage, RawFetch, decode_claims},
     path::TreePath,
     piece::{
@@ -74,6 +76,9 @@ pub(crate) struct Outbox<'a> {
     throttle: &'a Throttle,
     encoder: Encoder,
     pieces: Vec<u8>,
+    /// When anything was sent last, and how long nothing may be sent.
+    sent: Instant,
+    silence: Duration,
 }
 
 impl<'a> Outbox<'a> {
@@ -84,6 +89,8 @@ impl<'a> Outbox<'a> {
             throttle,
             encoder,
             pieces: Vec::with_capacity(2 * BATCH),
+            sent: Instant::now(),
+            silence: PING,
         })
     }
 
@@ -100,16 +107,32 @@ impl<'a> Outbox<'a> {
     pub(crate) fn send(&mut self) -> Result<(), Error> {
         if !self.pieces.is_empty() {
             let payload = self.encoder.encode(&self.pieces);
-            self.throttle.take(payload.len());
+            let mut wait = self.throttle.reserve(payload.len()).unwrap_or_default();
+            while wait > self.silence {
+                thread::sleep(self.silence);
+                wait = wait.saturating_sub(self.silence);
+                self.lane.send(FrameKind::Ping, &[])?;
+                self.lane.flush()?;
+            }
+            thread::sleep(wait);
             self.lane.send(FrameKind::Batch, payload)?;
             self.pieces.clear();
+            self.sent = Instant::now();
         }
         Ok(self.lane.flush()?)
     }
 
-    pub(crate) fn ping(&mut self) -> Result<(), Error> {
-        self.lane.send(FrameKind::Ping, &[])?;
-        Ok(self.lane.flush()?)
+    /// Sends what is collected, or a ping, if the lane was silent for long: the peer would count it as broken.
+    /// The answers for content that the target has already are so short that they never fill a batch.
+    pub(crate) fn keep_alive(&mut self) -> Result<(), Error> {
+        if self.sent.elapsed() < self.silence {
+            return Ok(());
+        }
+        if self.pieces.is_empty() {
+            self.lane.send(FrameKind::Ping, &[])?;
+            self.sent = Instant::now();
+        }
+        self.send()
     }
 }
 
@@ -192,6 +215,7 @@ fn send_range(
         if length == 0 {
             break;
         }
+        out.keep_alive().map_err(RangeError::Send)?;
         let offset = chunk * CHUNK as u64;
         let ranges = if sparse {
             data_in(file, offset, length)?
@@ -376,4 +400,53 @@ fn read_ranges(file: &File, offset: u64, ranges: &[Range], buffer: &mut Vec<u8>)
         rest = after;
     }
     Ok(shrank)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Read as _, num::NonZeroU64, os::unix::net::UnixStream};
+
+    use super::*;
+    use crate::wire::FrameWriter;
+
+    /// The kinds of the frames that are sent by `act`, with one short answer in the outbox.
+    fn sent(rate: Option<u64>, act: impl FnOnce(&mut Outbox<'_>)) -> Vec<u8> {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut lane: Writer = FrameWriter::new(Box::new(near));
+        let throttle = Throttle::new(rate.and_then(NonZeroU64::new));
+        let mut out = Outbox::new(&mut lane, &throttle).unwrap();
+        out.put(&Piece::Gone { fetch: 1 }).unwrap();
+        out.silence = Duration::from_millis(10);
+        act(&mut out);
+        drop(out);
+        drop(lane);
+        let (mut bytes, mut kinds) = (Vec::new(), Vec::new());
+        far.read_to_end(&mut bytes).unwrap();
+        let mut rest = &bytes[..];
+        while let [a, b, c, d, kind, ..] = *rest {
+            kinds.push(kind);
+            rest = &rest[4 + u32::from_le_bytes([a, b, c, d]) as usize..];
+        }
+        kinds
+    }
+
+    const PING_FRAME: u8 = FrameKind::Ping as u8;
+    const BATCH_FRAME: u8 = FrameKind::Batch as u8;
+
+    #[test]
+    fn a_lane_is_not_silent_while_nothing_differs() {
+        let kinds = sent(None, |out| {
+            thread::sleep(Duration::from_millis(20));
+            out.keep_alive().unwrap();
+            thread::sleep(Duration::from_millis(20));
+            out.keep_alive().unwrap();
+        });
+        assert_eq!(kinds, [BATCH_FRAME, PING_FRAME]);
+    }
+
+    #[test]
+    fn a_lane_is_not_silent_while_it_waits_for_its_bandwidth() {
+        let kinds = sent(Some(100), |out| out.send().unwrap());
+        assert!(matches!(kinds[..], [PING_FRAME, .., BATCH_FRAME]), "{kinds:?}");
+    }
 }

@@ -8,7 +8,10 @@ use std::{
     thread,
 };
 
-use rustix::{fs::FileType, io::Errno};
+use rustix::{
+    fs::{FileType, StatxAttributes},
+    io::Errno,
+};
 
 use crate::{
     entry::{Entry, Inode},
@@ -360,6 +363,10 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
             Some(Inode::directory_by_name())
         } else {
             match At::Child(fd.as_fd(), &name).status() {
+                // Of another file system; those of directories and files are noticed when they are opened.
+                Ok(status) if status.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) => {
+                    return Err(Errno::XDEV);
+                }
                 Ok(status) => inode_of(&status).map(|inode| {
                     if inode.is_directory() {
                         Inode::directory_by_name()

@@ -549,19 +549,14 @@ fn send_data(
 ) -> Result<(), Error> {
     let mut out = Outbox::new(&mut lane, throttle)?;
     let mut buffer = Vec::new();
-    let mut idle_since = Instant::now();
     while !status.is_over() {
         match queue.try_next() {
             Next::Fetch(fetch) => {
                 answer(volume, &fetch, &mut buffer, &mut out)?;
-                idle_since = Instant::now();
             }
             Next::Nothing => {
                 out.send()?;
-                if idle_since.elapsed() >= PING {
-                    out.ping()?;
-                    idle_since = Instant::now();
-                }
+                out.keep_alive()?;
                 queue.wait();
             }
             Next::Closed => return Ok(()),

@@ -2,7 +2,6 @@
 
 use std::{
     sync::{Mutex, PoisonError},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -26,13 +25,6 @@ impl Throttle {
         Self {
             rate,
             paid: Mutex::new(Instant::now()),
-        }
-    }
-
-    /// Waits until these bytes may be sent.
-    pub(crate) fn take(&self, bytes: usize) {
-        if let Some(wait) = self.reserve(bytes) {
-            thread::sleep(wait);
         }
     }
 

@@ -331,9 +331,21 @@ fn links_of_two_subvolumes_are_not_mixed() {
     }
 }
 
+/// XFS allocates more than is written, if that is at the end of a file.
 #[test]
 fn holes_between_all_blocks_stay_holes() {
+    let image = is_root().then(|| Image::new(&["mkfs.xfs", "-q"], 400));
     let pair = Pair::new();
+    holes_stay(&pair);
+    if let Some(image) = &image {
+        holes_stay(&Pair {
+            target: image.at.clone(),
+            ..Pair::new()
+        });
+    }
+}
+
+fn holes_stay(pair: &Pair) {
     let file = fs::File::create(pair.source.join("comb")).unwrap();
     for at in 0..512 {
         std::os::unix::fs::FileExt::write_all_at(&file, &[7; 4096], at * 8192).unwrap();
@@ -412,6 +424,41 @@ fn what_the_target_cannot_hold_is_named_by_the_first_pass() {
     setxattr(&file, "user.large", &vec![1; 20_000], XattrFlags::empty()).unwrap();
     set(&file, whole);
     assert_eq!(problem(&to.at), "file: its extended attributes are too large");
+    // Its holes would be looked at for years.
+    fs::remove_file(&file).unwrap();
+    let long = fs::File::create(from.at.join("long")).unwrap();
+    long.set_len(1 << 50).unwrap();
+    assert_eq!(problem(&to.at), "long: it is longer than 128 TiB");
+    long.set_len(100 << 40).unwrap();
+    assert_eq!(
+        problem(&to.at),
+        "long: the target's file system cannot hold a file of this size"
+    );
+}
+
+/// Of a pipe, socket or device, only its attributes are read: nothing of it is opened.
+#[test]
+fn a_name_on_which_something_is_mounted_is_an_error() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    for path in [pair.source.join("pipe"), pair.folder.path().join("other")] {
+        mknodat(CWD, path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+    }
+    let pipe = pair.source.join("pipe");
+    run(std::process::Command::new("mount")
+        .arg("--bind")
+        .arg(pair.folder.path().join("other"))
+        .arg(&pipe));
+    let result = with_session(&pair.source, &mut pair.open(), |session| {
+        session.pass(PassOptions::default())
+    });
+    run(std::process::Command::new("umount").arg(&pipe));
+    assert!(
+        matches!(&result, Err(Error::Peer(why)) if why.contains("cross-device")),
+        "{result:?}"
+    );
 }
 
 /// What fsck has recovered there is data, and so is what users keep under this name. The directory itself is
