@@ -137,10 +137,6 @@ impl Error {
                     path,
                     problem: "the target's file system cannot hold a file of this size",
                 },
-                Errno::MLINK => Self::Unfit {
-                    path,
-                    problem: "the target's file system cannot hold as many hard links, and one for the journal",
-                },
                 errno => Self::Tree {
                     doing,
                     path,

@@ -369,7 +369,7 @@ mod tests {
         claim(&api, "tied", "local-path", None);
         pod(&api, &["tied"]);
         api.change(POD, |pod| {
-            pod["spec"]["nodeSelector"] = json!({"liqo.io/type": "virtual-node"})
+            pod["spec"]["nodeSelector"] = json!({"liqo.io/type": "virtual-node"});
         });
         let why = why_it_waits(&api).await;
         assert!(
