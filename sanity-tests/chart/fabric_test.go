@@ -329,10 +329,11 @@ func TestFabricReadsSecretsOnlyWhereItBindsItsRole(t *testing.T) {
 		"get,list,delete rolebindings.rbac.authorization.k8s.io/liqo-csi-fabric-reflected -n anywhere",
 		"bind clusterroles.rbac.authorization.k8s.io/liqo-csi-fabric-reflected",
 		"list,watch networkpolicies.networking.k8s.io -n shop",
+		"list,watch poddisruptionbudgets.policy -n shop",
 	)
 	reads := []string{"get,list,watch endpointslices.discovery.k8s.io -n shop", "get,list,watch secrets -n shop", "get,list,watch configmaps -n shop", "get,list,watch services -n shop", "create,patch events -n shop"}
 	account.check(t, false, reads...)
-	account.check(t, false, "create,patch,update,delete networkpolicies.networking.k8s.io -n shop")
+	account.check(t, false, "create,patch,update,delete networkpolicies.networking.k8s.io -n shop", "create,patch,update,delete poddisruptionbudgets.policy -n shop")
 	account.check(t, false,
 		"patch,update rolebindings.rbac.authorization.k8s.io -n anywhere",
 		"get,list,delete rolebindings.rbac.authorization.k8s.io/other -n anywhere",

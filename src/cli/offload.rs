@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::{Subcommand, ValueEnum};
-use k8s_openapi::api::{core::v1::Namespace, networking::v1::NetworkPolicy};
+use k8s_openapi::api::{core::v1::Namespace, networking::v1::NetworkPolicy, policy::v1::PodDisruptionBudget};
 use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -256,7 +256,7 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
     for (name, generation) in asked {
         all_well &= follow(&cluster, name, generation, until).await?;
         older::print(&cluster, name, desired.spec.pod_offloading_strategy).await?;
-        if let Some(text) = unprotected(&network_policies(&cluster, name).await) {
+        for text in unprotected(&cluster, name).await {
             println!("{name}: {text}");
         }
     }
@@ -377,25 +377,34 @@ async fn follow(
     }
 }
 
-/// The `NetworkPolicies` of a namespace, or why they cannot be listed.
-async fn network_policies(cluster: &Cluster, namespace: &str) -> Result<Vec<String>, ApiError> {
-    let all = cluster.within::<NetworkPolicy>(namespace);
-    all.pick(None, None, |it| Some(it.name_any())).await
-}
-
 /// What protects the pods of a namespace here and not in remote clusters.
-fn unprotected(policies: &Result<Vec<String>, ApiError>) -> Option<String> {
-    match policies {
+async fn unprotected(cluster: &Cluster, namespace: &str) -> Vec<String> {
+    let policies = cluster.within::<NetworkPolicy>(namespace);
+    let policies = policies.pick(None, None, |it| Some(it.name_any())).await;
+    let budgets = cluster.within::<PodDisruptionBudget>(namespace);
+    let budgets = budgets.pick(None, None, |it| Some(it.name_any())).await;
+    let all = [
+        (
+            "NetworkPolicies",
+            policies,
+            "protect no pods in remote clusters, nor do policies of other kinds, such as CiliumNetworkPolicies. Apply them there too, in the namespace that has these pods, or keep the \
+             pods in this cluster",
+        ),
+        (
+            "PodDisruptionBudgets",
+            budgets,
+            "do not count when nodes there are drained. Create them there too, in the namespace that has these pods, with a \
+             number as minAvailable",
+        ),
+    ];
+    let all = all.into_iter().filter_map(|(kind, found, what)| match found {
         Ok(none) if none.is_empty() => None,
-        Ok(policies) => Some(format!(
-            "NetworkPolicies are not copied: {} protect no pods in remote clusters, nor do policies of other kinds, such as \
-             CiliumNetworkPolicies. Apply them there too, in the namespace that has these pods, or keep the pods in this cluster",
-            policies.join(", ")
-        )),
+        Ok(names) => Some(format!("{kind} are not copied: {} {what}", names.join(", "))),
         Err(error) => Some(format!(
-            "NetworkPolicies are not copied, and whether the namespace has any is unknown: {error}"
+            "{kind} are not copied, and whether the namespace has any is unknown: {error}"
         )),
-    }
+    });
+    all.collect()
 }
 
 fn ready_in(object: &NamespaceOffloading) -> Vec<String> {
@@ -462,13 +471,18 @@ mod tests {
     async fn policies_that_stay_behind_are_named() {
         let api = FakeApi::start().await;
         let cluster = api.cluster_unwatched().await;
-        assert_eq!(unprotected(&network_policies(&cluster, "shop").await), None);
-        api.put(
-            "/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies/deny-all",
-            json!({"spec": {}}),
+        assert!(unprotected(&cluster, "shop").await.is_empty());
+        for path in [
+            "networking.k8s.io/v1/namespaces/shop/networkpolicies/deny-all",
+            "policy/v1/namespaces/shop/poddisruptionbudgets/db",
+        ] {
+            api.put(&format!("/apis/{path}"), json!({"spec": {}}));
+        }
+        let said = unprotected(&cluster, "shop").await;
+        assert!(
+            said.len() == 2 && said[0].contains("deny-all") && said[1].contains("db"),
+            "{said:?}"
         );
-        let text = unprotected(&network_policies(&cluster, "shop").await).unwrap();
-        assert!(text.contains("deny-all"), "{text}");
     }
 
     #[tokio::test]

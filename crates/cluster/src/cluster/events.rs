@@ -128,6 +128,11 @@ impl Events {
         self.write(about, Weight::Warning, reason, note).await
     }
 
+    /// Writes an event of the type Normal on the object of this reference. Never fails: errors are logged.
+    pub async fn note_object(&self, about: ObjectReference, reason: &str, note: &str) {
+        self.write(about, Weight::Normal, reason, note).await;
+    }
+
     /// Returns whether the event was written.
     async fn write(&self, about: ObjectReference, weight: Weight, reason: &str, note: &str) -> bool {
         let name = about.name.clone().unwrap_or_default();

@@ -15,8 +15,9 @@ use std::{
 };
 
 use jiff::Timestamp;
-use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::{Api, ResourceExt, core::PartialObjectMeta, runtime::watcher};
+use k8s_openapi::api::{networking::v1::NetworkPolicy, policy::v1::PodDisruptionBudget};
+use kube::{Api, Resource, ResourceExt, core::PartialObjectMeta, runtime::watcher};
+use serde::de::DeserializeOwned;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -57,17 +58,45 @@ struct Offloadings<'a> {
     decided: Mutex<Decided>,
     /// Changes with `decided`.
     decisions: watch::Sender<u64>,
-    policies: View<Policy>,
+    protections: [View<Protection>; 2],
 }
 
-/// The name of a `NetworkPolicy` of this cluster, for a condition.
+/// The name of a `NetworkPolicy` or a `PodDisruptionBudget` of this cluster, for a condition.
 #[derive(Debug, PartialEq, Eq)]
-struct Policy {
+struct Protection {
     namespace: String,
     name: String,
 }
 
-impl Slim for Policy {
+/// What the condition says of each kind.
+const UNPROTECTED: [&str; 2] = [
+    "NetworkPolicies are not copied, nor are policies of other kinds, which are not named here; they protect no pods in that \
+     cluster until they are created there, too",
+    "PodDisruptionBudgets are not copied, and count for no drain there until they are created there, too, with a number \
+     as minAvailable",
+];
+
+impl Protection {
+    fn watch<K>(home: &Cluster, stop: &CancellationToken) -> View<Self>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug + Send + Sync + 'static,
+    {
+        let read = |it: PartialObjectMeta<K>| {
+            Some(Self {
+                namespace: it.namespace()?,
+                name: it.name_any(),
+            })
+        };
+        View::start(
+            Api::all(home.client().clone()),
+            watcher::Config::default(),
+            read,
+            stop,
+        )
+    }
+}
+
+impl Slim for Protection {
     fn topic(&self) -> &str {
         &self.namespace
     }
@@ -89,15 +118,11 @@ pub(super) async fn run(
     metrics: &LoopMetrics,
 ) {
     let stop = CancellationToken::new();
-    let policy = |it: PartialObjectMeta<NetworkPolicy>| {
-        Some(Policy {
-            namespace: it.namespace()?,
-            name: it.name_any(),
-        })
-    };
-    let policies = Api::all(places.home.client().clone());
     let all = Offloadings {
-        policies: View::start(policies, watcher::Config::default(), policy, &stop),
+        protections: [
+            Protection::watch::<NetworkPolicy>(places.home, &stop),
+            Protection::watch::<PodDisruptionBudget>(places.home, &stop),
+        ],
         home: places.home,
         places,
         idle,
@@ -195,9 +220,14 @@ impl Offloadings<'_> {
         cluster: &str,
         state: &ClusterState,
     ) -> Vec<RemoteCondition> {
-        let policies = self.policies.of_topic(&object.namespace().unwrap_or_default());
-        let is_read = *self.policies.version().borrow() > 0;
-        let names = is_read.then(|| policies.iter().map(|it| it.name.as_str()).collect());
+        let namespace = object.namespace().unwrap_or_default();
+        let is_read = self.protections.iter().all(|it| *it.version().borrow() > 0);
+        let names = is_read.then(|| {
+            self.protections.each_ref().map(|view| {
+                let all = view.of_topic(&namespace);
+                all.iter().map(|it| it.name.clone()).collect()
+            })
+        });
         conditions(object, cluster, state, names.as_ref())
     }
 
@@ -281,13 +311,13 @@ impl ChangeFeed {
     }
 }
 
-/// The CRD, also Liqo's, allows two types of conditions only: therefore the message of one of them names the
-/// `NetworkPolicies` of the namespace, which restrict no pods in the remote cluster.
+/// The CRD, also Liqo's, allows two types of conditions only: therefore the message of one of them names what protects
+/// the pods of the namespace in this cluster only.
 fn conditions(
     object: &NamespaceOffloading,
     cluster: &str,
     state: &ClusterState,
-    policies: Option<&BTreeSet<&str>>,
+    protections: Option<&[BTreeSet<String>; 2]>,
 ) -> Vec<RemoteCondition> {
     let condition = |type_: &str, holds: bool, reason: &str, message: &str| {
         let status = if holds { "True" } else { "False" };
@@ -309,17 +339,19 @@ fn conditions(
                 .condition(cluster, REQUIRED)
                 .filter(|it| it.status == "True");
             let selected = "the cluster is selected";
-            let message = match policies {
-                // The first list is not complete: the last message is kept.
+            let message = match protections {
+                // The first lists are not complete: the last message is kept.
                 None => before.map_or(selected, |it| &it.message).to_owned(),
-                Some(names) if names.is_empty() => selected.to_owned(),
-                Some(names) => {
-                    let names: Vec<&str> = names.iter().copied().collect();
-                    format!(
-                        "{selected}; NetworkPolicies are not copied, nor are policies of other kinds, which are not named here; \
-                         they protect no pods in that cluster until they are created there, too: {}",
-                        names.join(", ")
-                    )
+                Some(protections) => {
+                    let all = protections
+                        .iter()
+                        .zip(UNPROTECTED)
+                        .filter(|(names, _)| !names.is_empty());
+                    let all = all.map(|(names, what)| {
+                        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                        format!("; {what}: {}", names.join(", "))
+                    });
+                    [selected.to_owned()].into_iter().chain(all).collect()
                 }
             };
             condition(REQUIRED, true, "ClusterSelected", &message)

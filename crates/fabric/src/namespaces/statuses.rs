@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
-use super::{AT_ONCE, ChangeFeed, FINALIZER, Offloadings, Policy};
+use super::{AT_ONCE, ChangeFeed, FINALIZER, Offloadings, Protection};
 use crate::{
     IdleReason,
     api::{
@@ -20,7 +20,7 @@ use crate::{
     },
     cluster::{
         ApiError, Cause, has_finalizer, unless_conflict,
-        view::{Changed, Feed, Slim},
+        view::{Changed, Feed, Slim, View},
     },
     controller::{Controller, Next},
     leaving, liqo,
@@ -39,7 +39,7 @@ const SOON: Duration = Duration::from_secs(1);
 pub(super) struct Statuses<'a> {
     all: &'a Offloadings<'a>,
     feed: ChangeFeed,
-    policies: Feed<Policy>,
+    protections: [Feed<Protection>; 2],
     kind_owner: Mutex<KindOwner>,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Statuses<'a> {
     pub(super) fn new(all: &'a Offloadings<'a>) -> Self {
         Self {
             feed: ChangeFeed::new(all),
-            policies: all.policies.feed(),
+            protections: all.protections.each_ref().map(View::feed),
             kind_owner: Mutex::new(KindOwner {
                 liqo: None,
                 is_defined: true,
@@ -167,7 +167,8 @@ impl Controller for Statuses<'_> {
 
     async fn changes(&self, queue: &mut Queue) -> Next {
         let mut triggers = ChangeFeed::triggers(self.all);
-        triggers.extend([self.all.decisions.subscribe(), self.all.policies.version()]);
+        triggers.push(self.all.decisions.subscribe());
+        triggers.extend(self.all.protections.iter().map(View::version));
         let owner = self.kind_owner().await;
         if let Err(error) = &owner {
             tracing::warn!(%error, "waiting: it is unknown whether Liqo is installed");
@@ -195,16 +196,18 @@ impl Controller for Statuses<'_> {
                 queue.add(namespace);
             }
             let offloadings = &self.all.home.views().offloadings;
-            match self.policies.take() {
-                Changed::These(policies) => {
-                    let namespaces = policies.iter().map(|it| it.topic());
-                    for namespace in namespaces.filter(|it| offloadings.count_of_topic(it) > 0) {
-                        queue.add(namespace);
+            for feed in &self.protections {
+                match feed.take() {
+                    Changed::These(changed) => {
+                        let namespaces = changed.iter().map(|it| it.topic());
+                        for namespace in namespaces.filter(|it| offloadings.count_of_topic(it) > 0) {
+                            queue.add(namespace);
+                        }
                     }
-                }
-                Changed::Everything => {
-                    for object in offloadings.all() {
-                        queue.add(object.topic());
+                    Changed::Everything => {
+                        for object in offloadings.all() {
+                            queue.add(object.topic());
+                        }
                     }
                 }
             }

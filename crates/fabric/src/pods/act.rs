@@ -16,7 +16,7 @@ use super::{
     POLL, Pods, SOON,
     changes::reference,
     given_up::REFUSALS,
-    observe::{Observed, plausible},
+    observe::{Observed, is_young, plausible},
 };
 use crate::{
     cluster::{ApiError, Objects, Precondition, unless_conflict},
@@ -24,9 +24,9 @@ use crate::{
     observe::crash::{self, Step},
     offload::pods::{
         Act, Destination, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings,
-        UNSCHEDULABLE, Waiting, caveats, decide_pod, ended_status, final_status, is_transition,
-        least_final_status, not_kept, remote_pod, remote_status, started_status, unreachable_status,
-        waiting_status,
+        UNSCHEDULABLE, Waiting, caveats, decide_pod, disrupted_status, ended_status, final_status,
+        is_transition, least_final_status, not_kept, remote_pod, remote_status, started_status,
+        unreachable_status, waiting_status,
     },
     places::Place,
     raw::RawPod,
@@ -50,7 +50,7 @@ impl Writer<'_> {
             &self.observed.namespace,
         ) {
             return match self.create(home, place, namespace).await? {
-                Creation::Created => Ok(Some(SOON)),
+                Creation::Created | Creation::TooEarly => Ok(Some(SOON)),
                 Creation::Refused(waiting) => self.act(facts, Act::ReportWaiting(waiting)).await,
                 // Pods without our label are not watched, and our own is not in the view yet if the answer was lost.
                 Creation::Taken(found) => {
@@ -272,6 +272,7 @@ impl Writer<'_> {
                 let found = found.map(|found| plausible(&pods, found)).transpose()?;
                 Ok(Creation::Taken(found.map(Arc::new)))
             }
+            Err(error) if is_young(home) && lacks_account(&error) => Ok(Creation::TooEarly),
             Err(error) if error.is_refusal() => Ok(Creation::Refused(Observed::refusal(&error))),
             Err(error) => Err(error),
         }
@@ -293,6 +294,7 @@ impl Writer<'_> {
         let Some((remote, pods)) = self.remote() else {
             return Ok(None);
         };
+        self.pods.report_overdue(home, remote).await;
         let again = self.apply_changes(home, remote, &pods).await;
         if home.as_home().ended {
             return Ok(again);
@@ -382,7 +384,17 @@ impl Writer<'_> {
                 Ok(())
             }
             End::Deleted => {
-                tracing::info!(pod = self.observed.key, message, "a pod is replaced");
+                let disrupted = disrupted_status(&home.json(), reason, &message, &now());
+                match self.write_status(home, &disrupted).await {
+                    Ok(None) => return Ok(()),
+                    Err(error) if !error.is_refusal() && !error.is_too_large() => return Err(error),
+                    _ => {}
+                }
+                let note =
+                    format!("{message}, so it is deleted here, too: its controller creates another one");
+                tracing::info!(pod = self.observed.key, note, "a pod is replaced");
+                let events = &self.pods.events;
+                events.warn_object(reference(home), reason, &note).await;
                 self.replace(home).await
             }
         }
@@ -468,8 +480,15 @@ fn has_status(home: &RawPod, status: &Value) -> bool {
     fields.all(|(field, value)| home.status[field] == *value)
 }
 
+/// Whether the namespace has no service account yet: its cluster creates it a moment after the namespace.
+fn lacks_account(error: &ApiError) -> bool {
+    error.is_forbidden() && error.to_string().contains("serviceaccount \"default\" not found")
+}
+
 enum Creation {
     Created,
+    /// The namespace there is younger than it has to be.
+    TooEarly,
     Refused(Waiting),
     /// The name is taken by this pod, unless it was deleted meanwhile.
     Taken(Option<Arc<RawPod>>),

@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::{Pods, UNWATCHED, changes::reference};
@@ -20,6 +22,9 @@ const MOST_REPORTED: usize = 10_000;
 
 /// The shortest time between two events on a pod, however often its remote pod changes.
 const EACH: Duration = Duration::from_mins(1);
+
+/// A remote pod that still exists after its grace period and this time needs help.
+const OVERDUE: SignedDuration = SignedDuration::from_mins(1);
 
 /// The last report on each pod: uid, text and time.
 pub(super) type Reported = Mutex<BTreeMap<String, (String, String, Instant)>>;
@@ -87,6 +92,33 @@ impl Pods<'_> {
         if self.is_new(home, &note) {
             self.events
                 .warn_object(reference(home), "RemotePodNotWatched", &note)
+                .await;
+        }
+    }
+
+    /// Emits an event on a pod whose remote pod should have ended: this pod stays until it has.
+    pub(super) async fn report_overdue(&self, home: &RawPod, remote: &RawPod) {
+        let due = remote.metadata.deletion_timestamp.as_ref();
+        if due.is_none_or(|due| Timestamp::now().duration_since(due.0) < OVERDUE) {
+            return;
+        }
+        let finalizers = remote.finalizers();
+        let why = if finalizers.is_empty() {
+            let node = remote.spec["nodeName"].as_str().unwrap_or("none");
+            format!(
+                "its node there ({node}) has not confirmed that: if that node is lost, repair or remove it there"
+            )
+        } else {
+            format!("it has the finalizers {}", finalizers.join(", "))
+        };
+        let note = format!(
+            "its pod in the cluster {} was deleted and has not ended in its grace period, and this one stays until it has: {}",
+            self.cluster,
+            short(&why)
+        );
+        if self.is_new(home, &note) {
+            self.events
+                .warn_object(reference(home), "RemotePodLeaving", &note)
                 .await;
         }
     }

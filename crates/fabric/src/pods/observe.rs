@@ -418,7 +418,7 @@ impl Pods<'_> {
 }
 
 /// Whether a pod was created a moment ago.
-fn is_young(home: &RawPod) -> bool {
+pub(super) fn is_young(home: &RawPod) -> bool {
     let made = home.metadata.creation_timestamp.as_ref();
     made.is_some_and(|made| Timestamp::now().duration_since(made.0) < YOUNG)
 }

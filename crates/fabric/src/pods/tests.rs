@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::{sync::watch, time};
 
@@ -327,6 +328,105 @@ async fn a_remote_pod_deleted_by_others_is_never_run_again() {
         .run_until(|world| world.home_pod()["status"]["phase"] == "Failed")
         .await;
     assert_eq!(alone.home_pod()["status"]["reason"], "DeletedRemotely");
+}
+
+impl World {
+    /// The notes of the events of this reason.
+    fn noted(&self, reason: &str) -> Vec<String> {
+        let all = self
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let noted = all.iter().filter(|it| it["reason"] == reason);
+        noted.map(|it| it["note"].to_string()).collect()
+    }
+}
+
+/// A Job may ignore disruptions. A deletion here is one only if it says so.
+#[tokio::test]
+async fn a_pod_that_others_delete_there_says_so() {
+    for by_others in [true, false] {
+        let world = World::with_pod(true).await;
+        world.run_until(World::is_running).await;
+        let last = Arc::new(Mutex::new(Value::Null));
+        let seen = Arc::clone(&last);
+        // The finalizer goes.
+        world.home.before("PATCH", POD, move |store| {
+            *seen.lock().unwrap() = store.get(POD).unwrap_or_default();
+        });
+        if by_others {
+            world.there.remove(THERE);
+        } else {
+            world.delete();
+        }
+        world.run_until(World::is_gone).await;
+        let status = last.lock().unwrap()["status"].clone();
+        assert_eq!(status["phase"], "Failed");
+        let conditions = status["conditions"].as_array().unwrap();
+        let disrupted = conditions.iter().find(|it| it["type"] == "DisruptionTarget");
+        let why = disrupted.map(|it| it["reason"].clone());
+        assert_eq!(why, by_others.then(|| json!("DeletedRemotely")));
+        assert_eq!(world.noted("DeletedRemotely").len(), usize::from(by_others));
+    }
+}
+
+/// A node there is lost, or something there holds the pod.
+#[tokio::test]
+async fn a_pod_whose_remote_pod_does_not_end_says_why() {
+    for (finalizers, why) in [
+        (json!([]), "(n1)"),
+        (json!(["kueue.x-k8s.io/managed"]), "kueue.x-k8s.io/managed"),
+    ] {
+        let world = World::with_pod(true).await;
+        world.run_until(World::is_running).await;
+        world.there.change(THERE, |pod| {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            pod["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+            pod["metadata"]["finalizers"] = finalizers.clone();
+            pod["spec"]["nodeName"] = json!("n1");
+        });
+        world.delete();
+        world
+            .run_until(|world| !world.noted("RemotePodLeaving").is_empty())
+            .await;
+        let noted = world.noted("RemotePodLeaving");
+        assert!(noted[0].contains(why) && noted[0].contains("milan"), "{noted:?}");
+        assert!(!world.is_gone());
+    }
+}
+
+/// The service account comes a moment after the namespace: nobody is warned of what is only young.
+#[tokio::test]
+async fn a_namespace_without_its_service_account_yet_causes_no_warning() {
+    const WHY: &str =
+        "error looking up service account shop-home/default: serviceaccount \"default\" not found";
+    let tries = |world: &World| {
+        let requests = world.there.requests();
+        requests
+            .iter()
+            .filter(|it| it.starts_with("POST") && it.contains("/shop-home/pods"))
+            .count()
+    };
+    let fault = || Fault::new("POST", "/pods", Act::Forbid(WHY));
+    let world = World::with_pod(true).await;
+    world.home.change(POD, |pod| {
+        pod["metadata"]["creationTimestamp"] = json!(format!("{:.0}", Timestamp::now()));
+    });
+    world.there.fault(fault());
+    world.run_until(|world| tries(world) > 1).await;
+    assert_eq!(world.home_pod()["status"]["reason"], Value::Null);
+    world.there.heal();
+    world.run_until(World::is_running).await;
+    assert_eq!(world.noted("RemoteRefused").len(), 0);
+
+    let older = World::with_pod(true).await;
+    older.home.change(POD, |pod| {
+        pod["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+    older.there.fault(fault());
+    older
+        .run_until(|world| !world.noted("RemoteRefused").is_empty())
+        .await;
 }
 
 /// A drain there deletes pods that have terminated, too, and a Job counts one that is deleted here as failed.

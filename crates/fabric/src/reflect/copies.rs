@@ -25,11 +25,12 @@ use crate::{
     cluster::{ApiError, Cause, Cluster, Precondition, events::Events, short},
     observe::crash::{self, Step as Write},
     offload::{
-        Seen,
+        MappingStrategy, Seen,
         pods::Configuration,
         reflection::{
-            Comparison, CopyMetadata, Fingerprint, HOME_OBJECT_UID, Kind, Known, Marks, Original, Slice,
-            Step, Wanted, compare, decide, found, name_of_copy, name_of_original, patch, wanted,
+            Comparison, CopyMetadata, Fingerprint, HOME_OBJECT_UID, Kind, Known, Marks, NotCopied, Original,
+            SKIP, Slice, Step, Wanted, caveats, compare, decide, found, name_of_copy, name_of_original,
+            patch, wanted, why_not_copied,
         },
     },
     remote::{Owner, Question},
@@ -302,6 +303,7 @@ impl Copies {
         match (step, wanted, there) {
             (Step::Create, Some(wanted), _) => {
                 if self.create::<K>(wanted).await? {
+                    self.report_caveats::<K>(wanted, &Value::Null).await;
                     return Ok(());
                 }
                 // An object has the name that the view does not show, or not yet.
@@ -317,10 +319,12 @@ impl Copies {
                 let patch = patch(K::KIND, &there, &wanted.object, &self.ends.marks);
                 let patched = crash::around(Write::ReflectPatch, copies.merge(name, &patch)).await?;
                 self.record_write(wanted, patched, "changed a copy");
+                self.report_caveats::<K>(wanted, &there).await;
             }
             (Step::Replace, Some(wanted), Some(there)) => {
                 self.delete::<K>(name, &there).await?;
                 self.create::<K>(wanted).await?;
+                self.report_caveats::<K>(wanted, &there).await;
             }
             (Step::Delete, _, Some(there)) => self.delete::<K>(name, &there).await?,
             (Step::Taken, Some(wanted), _) => self.report_name_taken::<K>(name, wanted).await,
@@ -485,6 +489,54 @@ impl Copies {
             ..ObjectReference::default()
         };
         self.ends.events.warn_object(about, "TooManyObjects", &note).await;
+    }
+
+    /// Emits events on a Service about what it does not lead to there, and did not before.
+    async fn report_caveats<K: Copied>(&self, wanted: &Wanted, before: &Value) {
+        if K::KIND != Kind::Service {
+            return;
+        }
+        let (views, cluster) = (self.ends.home.views(), self.ends.there.id().as_str());
+        let is_same_there = |namespace: &str| {
+            let other = views.offloadings.get(&format!("{namespace}/{NAME}"));
+            other.is_some_and(|it| {
+                let named = it
+                    .status
+                    .as_ref()
+                    .and_then(|it| it.remote_namespace_name.as_ref());
+                let is_same = it.spec.namespace_mapping_strategy == MappingStrategy::EnforceSameName;
+                is_same || named.is_some_and(|it| it == namespace)
+            })
+        };
+        let remote_cluster = views.remote_clusters.get(cluster);
+        let fabric = remote_cluster.as_ref().and_then(|it| it.spec.fabric.as_ref());
+        let skip_labels = fabric.map(|it| it.pods.skip_labels.clone()).unwrap_or_default();
+        let caveats = |of: &Value| caveats(of, cluster, &is_same_there, &skip_labels);
+        let known = caveats(before);
+        for (reason, note) in caveats(&wanted.object) {
+            if !known.contains(&(reason, note.clone())) {
+                self.warn::<K>(&wanted.original.copy, wanted, reason, &note).await;
+            }
+        }
+    }
+
+    /// Emits an event on each Service that is marked not to be copied, once for all clusters.
+    pub(super) async fn report_skipped(&self) {
+        let Ends {
+            home, owner, marks, ..
+        } = &self.ends;
+        for name in self.ends.source.newly_skipped() {
+            let found = home.within::<Service>(&owner.namespace).get(&name).await;
+            let Ok(Some(service)) = found else { continue };
+            let about = service.object_ref(&());
+            if why_not_copied(Kind::Service, &json(service), &marks.home) == Some(NotCopied::Skipped) {
+                let note = format!(
+                    "it is not copied, as it is marked {SKIP}: in remote clusters, pods of this namespace do not find it by \
+                     its name, unless there is a Service of that name. Remove the mark if they use it"
+                );
+                self.ends.events.note_object(about, "NotCopied", &note).await;
+            }
+        }
     }
 
     /// Remembers a write and its result.

@@ -120,7 +120,7 @@ impl Rounds for Mirror {
         let (here, there) = (&self.copies.ends.source, &self.copies.seen);
         let of = |kind: &Kind| [here.version(*kind), there.of(*kind).version()];
         let mut triggers: Vec<_> = self.copies.kinds().iter().flat_map(of).collect();
-        triggers.extend([self.events.changes(), self.routes.clone()]);
+        triggers.extend([self.events.changes(), self.routes.clone(), here.skips()]);
         triggers
     }
 
@@ -139,6 +139,7 @@ impl Rounds for Mirror {
             }
         }
         copies.report_too_many().await;
+        copies.report_skipped().await;
         self.events.mirror(&copies.ends).await;
         Ok(())
     }

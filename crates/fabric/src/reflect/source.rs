@@ -3,6 +3,7 @@
 //! `EndpointSlice`s the endpoints are kept. They are watched where there are routes, and where pods run without.
 
 use std::{
+    collections::BTreeMap,
     fmt::Debug,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -28,7 +29,7 @@ use crate::{
     },
     offload::{
         is_name,
-        reflection::{CopyMetadata, Kind, Marks, Original, Slice, name_of_original, wanted},
+        reflection::{CopyMetadata, Kind, Marks, NotCopied, Original, Slice, name_of_original, wanted},
     },
     pace::Pace,
 };
@@ -77,9 +78,26 @@ pub(super) const fn kinds(routed: bool) -> &'static [Kind] {
     if routed { &ALL } else { ALL.split_at(3).0 }
 }
 
+/// The Services of a namespace that are marked not to be copied, by name: whether that was reported.
+#[derive(Default)]
+struct Skipped(Mutex<BTreeMap<String, bool>>, watch::Sender<u64>);
+
+impl Skipped {
+    fn note(&self, name: String, is_skipped: bool, most: usize) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_skipped {
+            all.remove(&name);
+        } else if all.len() < most && !all.contains_key(&name) {
+            all.insert(name, false);
+            self.1.send_modify(|count| *count += 1);
+        }
+    }
+}
+
 /// The watched objects of a namespace at home.
 pub(crate) struct Source {
     objects: PerKind<Original, Slice>,
+    skipped: Arc<Skipped>,
     namespace: String,
     /// The id of this cluster.
     home: String,
@@ -154,17 +172,26 @@ impl Source {
             namespace: &str,
             marks: &Marks,
             most: usize,
+            skipped: &Arc<Skipped>,
         ) -> Watched<Original> {
-            let marks = marks.clone();
-            let original = move |it: K| Some(wanted(K::KIND, json(it), &marks).ok()?.original);
+            let (marks, skipped) = (marks.clone(), Arc::clone(skipped));
+            let original = move |it: K| {
+                let name = it.name_any();
+                let wanted = wanted(K::KIND, json(it), &marks);
+                if K::KIND == Kind::Service {
+                    skipped.note(name, wanted == Err(NotCopied::Skipped), most);
+                }
+                Some(wanted.ok()?.original)
+            };
             let those = watcher::Config::default().page_size(PAGE);
             home.watch_in(namespace, those, original, |budgets| own(budgets, most))
         }
+        let skipped = Arc::default();
         Self {
             objects: PerKind {
-                config_maps: watch::<ConfigMap>(home, namespace, marks, most),
-                secrets: watch::<Secret>(home, namespace, marks, most),
-                services: watch::<Service>(home, namespace, marks, most),
+                config_maps: watch::<ConfigMap>(home, namespace, marks, most, &skipped),
+                secrets: watch::<Secret>(home, namespace, marks, most, &skipped),
+                services: watch::<Service>(home, namespace, marks, most, &skipped),
                 slices: home.watch_in(
                     namespace,
                     watcher::Config::default(),
@@ -172,6 +199,7 @@ impl Source {
                     |budgets| own(budgets, most),
                 ),
             },
+            skipped,
             namespace: namespace.to_owned(),
             home: marks.home.clone(),
             most,
@@ -238,6 +266,23 @@ impl Source {
             Of::Objects(view) => view.all().iter().map(|it| it.copy.clone()).collect(),
             Of::Slices(view) => view.all().iter().map(|it| it.name.clone()).collect(),
         }
+    }
+
+    /// Changes when a Service is seen to be marked not to be copied.
+    pub(super) fn skips(&self) -> watch::Receiver<u64> {
+        self.skipped.1.subscribe()
+    }
+
+    /// The marked Services that were not given before, as far as events on them are permitted now.
+    pub(super) fn newly_skipped(&self) -> Vec<String> {
+        let mut all = self.skipped.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = all.iter_mut().filter(|(_, is_reported)| !**is_reported);
+        let new = new.take_while(|_| self.may_emit().is_ok());
+        new.map(|(name, is_reported)| {
+            *is_reported = true;
+            name.clone()
+        })
+        .collect()
     }
 
     /// Permits an event in the namespace, or returns the time to wait.

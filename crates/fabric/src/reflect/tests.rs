@@ -1,7 +1,7 @@
 //! The loops against two fake API servers: this cluster, whose namespace `shop` is offloaded, and
 //! the cluster `milan`, where it is `shop-home`.
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::{sync::watch, time};
@@ -292,6 +292,103 @@ async fn a_copy_is_deleted_with_its_original() {
         it["metadata"]["annotations"] = json!({SKIP: "true"});
     });
     world.run_until(|world| world.color().is_null()).await;
+}
+
+/// The events on Services: their names, reasons and types.
+fn reported(world: &World) -> Vec<String> {
+    let all = world
+        .home
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let word = |it: &Value| it.as_str().unwrap_or_default().to_owned();
+    let all = all.iter().filter(|it| it["regarding"]["kind"] == "Service");
+    let mut all: Vec<_> = all
+        .map(|it| {
+            [&it["regarding"]["name"], &it["reason"], &it["type"]]
+                .map(word)
+                .join(" ")
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+/// Liqo 2909: a name that leads to nothing there, without a word.
+#[tokio::test]
+async fn a_service_that_is_marked_says_that_it_is_not_copied() {
+    let world = World::new().await;
+    let service = |mark: bool| {
+        let labels = if mark { json!({SKIP: "true"}) } else { json!({}) };
+        json!({"metadata": {"labels": labels}, "spec": {"type": "ClusterIP", "ports": [{"port": 80}]}})
+    };
+    for (name, mark) in [("marked", true), ("other", false)] {
+        world.home.put(&here("services", name), service(mark));
+    }
+    let changed = Cell::new(false);
+    world
+        .run_until(|world| {
+            // Later, and not a second time.
+            if reported(world) == ["marked NotCopied Normal"] && !changed.replace(true) {
+                world.home.change(&here("services", "marked"), |it| {
+                    it["spec"]["ports"][0]["port"] = json!(81);
+                });
+                world.home.put(&here("services", "other"), service(true));
+            }
+            reported(world).len() > 1
+        })
+        .await;
+    assert_eq!(
+        reported(&world),
+        ["marked NotCopied Normal", "other NotCopied Normal"]
+    );
+    assert_eq!(world.there.object(&there("services", "marked")), None);
+}
+
+#[tokio::test]
+async fn a_service_that_leads_elsewhere_there_is_copied_and_says_so() {
+    let world = World::new().await;
+    world
+        .home
+        .change("/apis/storage.liqo.io/v1alpha1/remoteclusters/milan", |it| {
+            it["spec"]["fabric"]["pods"] = json!({"skipLabels": ["team"]});
+        });
+    world.home.put(
+        &OFFLOADING.replace("/shop/", "/same/"),
+        json!({"spec": {"namespaceMappingStrategy": "EnforceSameName"}}),
+    );
+    let alias = |namespace: &str| {
+        let name = format!("db.{namespace}.svc.cluster.local");
+        json!({"spec": {"type": "ExternalName", "externalName": name}})
+    };
+    let selecting = json!({"type": "ClusterIP", "ports": [{"port": 80}], "selector": {"team": "a"}});
+    for (name, service) in [
+        ("alias", alias("data")),
+        ("by-team", json!({"spec": selecting})),
+        ("same", alias("same")),
+    ] {
+        world.home.put(&here("services", name), service);
+    }
+    let wanted = [
+        "alias NameOfHomeNamespace Warning",
+        "by-team SelectorNotCarried Warning",
+    ];
+    world
+        .run_until(|world| {
+            reported(world) == wanted && world.there.object(&there("services", "same")).is_some()
+        })
+        .await;
+    // Another change of it is no news.
+    world.home.change(&here("services", "alias"), |it| {
+        it["metadata"]["labels"] = json!({"app": "db"});
+    });
+    world.home.put(&here("services", "same"), alias("data"));
+    world.run_until(|world| reported(world).len() > 2).await;
+    assert_eq!(reported(&world)[2], "same NameOfHomeNamespace Warning");
+    let again = world
+        .home
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    assert!(again.iter().all(|it| it["series"].is_null()), "{again:?}");
 }
 
 /// The view shows that the original is gone, but a live read finds it.

@@ -48,7 +48,7 @@ async fn a_pod_of_maximum_size_can_still_end() {
     world.home.fault(Fault::new(
         "PATCH",
         "/pods/web/status",
-        Act::TooLarge("DisruptionTarget"),
+        Act::TooLarge("Terminated"),
     ));
     world.run_until(World::is_gone).await;
 }

@@ -29,11 +29,11 @@ pub use self::{
     kept::not_kept,
     spec::{
         Configuration, PodRefused, RemoteMarks, RemoteSettings, as_carried, claims, configuration,
-        inline_drivers, is_homebound, remote_pod,
+        inline_drivers, is_homebound, leaves_out_label, remote_pod,
     },
     status::{
-        STARTED, UNSCHEDULABLE, ended_status, final_status, is_transition, least_final_status, remote_status,
-        started_status, unreachable_status, waiting_status,
+        STARTED, UNSCHEDULABLE, disrupted_status, ended_status, final_status, is_transition,
+        least_final_status, remote_status, started_status, unreachable_status, waiting_status,
     },
     unplaced::{
         Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, replaceable,

@@ -154,14 +154,8 @@ pub fn as_carried(mut home: Value, settings: &RemoteSettings) -> Value {
         ("labels", &settings.skip_labels),
         ("annotations", &settings.skip_annotations),
     ] {
-        let is_skipped = |key: &str| {
-            skipped.iter().any(|skipped| match skipped.strip_suffix('*') {
-                Some(prefix) => key.starts_with(prefix),
-                None => key == skipped,
-            })
-        };
         if let Some(pairs) = home["metadata"][field].as_object_mut() {
-            pairs.retain(|key, _| !is_skipped(key));
+            pairs.retain(|key, _| !is_skipped(key, skipped));
         }
     }
     for list in ["containers", "initContainers", "ephemeralContainers"] {
@@ -171,6 +165,19 @@ pub fn as_carried(mut home: Value, settings: &RemoteSettings) -> Value {
         }
     }
     home
+}
+
+fn is_skipped(key: &str, skipped: &[String]) -> bool {
+    skipped.iter().any(|skipped| match skipped.strip_suffix('*') {
+        Some(prefix) => key.starts_with(prefix),
+        None => key == skipped,
+    })
+}
+
+/// Whether remote pods do not have the label of this key from home, with these `skip_labels`.
+#[must_use]
+pub fn leaves_out_label(key: &str, skip_labels: &[String]) -> bool {
+    !is_carried(key) || is_skipped(key, skip_labels)
 }
 
 /// The remote pod of a home pod, as JSON: its name, the marks, the gate, and no namespace.

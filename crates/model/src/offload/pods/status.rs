@@ -145,29 +145,38 @@ pub fn unreachable_status(home: &Value, now: &str) -> Value {
     json!({ "conditions": conditions.collect::<Vec<_>>() })
 }
 
+/// The merge patch of a pod that is disrupted: a Job may ignore such an end.
+#[must_use]
+pub fn disrupted_status(home: &Value, reason: &str, message: &str, now: &str) -> Value {
+    let disrupted = json!({
+        "type": DISRUPTED, "status": "True", "reason": reason, "message": message, "lastTransitionTime": now,
+    });
+    let others = own(home).filter(|it| it["type"] != DISRUPTED).cloned();
+    json!({"conditions": others.chain([disrupted]).collect::<Vec<_>>()})
+}
+
 /// The merge patch of a pod whose remote pod is gone without another end: it has failed. `None` if it has
-/// terminated already.
+/// terminated already. One that is being deleted was disrupted only if it says so already: whoever evicts a pod
+/// writes that, and whoever deletes it does not.
 #[must_use]
 pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Option<Value> {
     if matches!(home["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
         return None;
     }
-    let disrupted = json!({
-        "type": DISRUPTED, "status": "True", "reason": reason, "message": message, "lastTransitionTime": now,
-    });
-    let others = own(home)
-        .filter(|it| it["type"] != DISRUPTED)
-        .cloned()
-        .map(|mut condition| {
-            if matches!(condition["type"].as_str(), Some(READY | "ContainersReady")) {
-                condition["status"] = "False".into();
-                condition["reason"] = "PodFailed".into();
-            }
-            condition
-        });
-    let conditions: Vec<Value> = others.chain([disrupted]).collect();
-    let mut status =
-        json!({"phase": "Failed", "reason": reason, "message": message, "conditions": conditions});
+    let mut status = if home["metadata"]["deletionTimestamp"].is_null() {
+        disrupted_status(home, reason, message, now)
+    } else {
+        json!({"conditions": own(home).collect::<Vec<_>>()})
+    };
+    for condition in status["conditions"].as_array_mut().into_iter().flatten() {
+        if matches!(condition["type"].as_str(), Some(READY | "ContainersReady")) {
+            condition["status"] = "False".into();
+            condition["reason"] = "PodFailed".into();
+        }
+    }
+    for (field, value) in [("phase", "Failed"), ("reason", reason), ("message", message)] {
+        status[field] = value.into();
+    }
     for (list, _) in CONTAINERS {
         if let Some(all) = home["status"][list].as_array() {
             let ended = all.iter().map(|it| ended(it, message, now));
@@ -533,6 +542,26 @@ mod tests {
         assert_eq!(find(&status, "DisruptionTarget")["status"], "True");
         assert_eq!(find(&status, "Ready")["status"], "False");
         assert_eq!(status.get("containerStatuses"), None);
+    }
+
+    /// A Job whose `podFailurePolicy` ignores disruptions counts a pod that a user deletes.
+    #[test]
+    fn a_deleted_pod_was_disrupted_only_if_it_says_so() {
+        let ready = json!({"conditions": [condition("Ready", "True")]});
+        let mut home = json!({"metadata": {"deletionTimestamp": "now"}, "status": ready});
+        let kinds = |home: &Value| {
+            let status = final_status(home, "Terminated", "it is gone", "now").unwrap();
+            assert_eq!(
+                (&status["phase"], &status["reason"]),
+                (&json!("Failed"), &json!("Terminated"))
+            );
+            let all = status["conditions"].as_array().unwrap().iter();
+            all.map(|it| it["type"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&home), ["Ready"]);
+        home["status"]["conditions"] =
+            disrupted_status(&home, "DeletedRemotely", "it was deleted there", "now")["conditions"].clone();
+        assert_eq!(kinds(&home), ["Ready", DISRUPTED]);
     }
 
     #[test]

@@ -2,12 +2,14 @@
 //! each other. Decides what a copy looks like and the next step for it; `object` reads objects, `slices`
 //! selects the endpoints of each cluster. Nothing is fetched or written here.
 
+mod caveats;
 mod object;
 mod slices;
 
 use std::collections::BTreeMap;
 
 pub use self::{
+    caveats::caveats,
     object::{NotCopied, Wanted, found, patch, wanted, why_not_copied},
     slices::{SERVICE_NAME, SLICE_MANAGER, SLICES_OF_FABRIC, Slice, slices_of},
 };

@@ -16,8 +16,10 @@ use crate::volume::{digest, is_within, marks_ownership};
 const DIGITS: usize = 32;
 /// Domains of keys that concern the object itself, never its copy: ours and Liqo's, those of tools that would
 /// prune the copy as missing from their sources, and those of controllers that would act in the remote cluster
-/// as if its users had asked: copy a Secret into namespaces of others, or publish a Service once more.
-const OWN_MEANING: [&str; 11] = [
+/// as if its users had asked: copy a Secret into namespaces of others, or publish a Service once more. The holder of a
+/// lock renews it every two seconds, which must not be a write in each cluster.
+const OWN_MEANING: [&str; 12] = [
+    "control-plane.alpha.kubernetes.io",
     "liqo.io",
     "kubectl.kubernetes.io",
     "applyset.kubernetes.io",

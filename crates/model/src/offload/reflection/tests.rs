@@ -198,6 +198,7 @@ fn what_controllers_are_told_of_an_object_is_not_told_of_its_copy() {
         "replicator.v1.mittwald.de/replicate-to",
         "reflector.v1.k8s.emberstack.com/reflection-auto-enabled",
         "kubed.appscode.com/sync",
+        "control-plane.alpha.kubernetes.io/leader",
         "external-dns.alpha.kubernetes.io/hostname",
         "tailscale.com/expose",
         "cloud.google.com/neg",
