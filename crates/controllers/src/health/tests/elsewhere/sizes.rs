@@ -112,6 +112,7 @@ async fn errors_of_a_remote_node_are_cut_and_copied_once_a_minute() {
     both.round().await.unwrap();
     let first = reported(&both);
     assert!((1000..1100).contains(&first.len()), "{}", first.len());
+    both.round().await.unwrap();
     let writes = both.home.writes();
     both.round().await.unwrap();
     assert_eq!(both.home.writes(), writes, "the error is the same");
