@@ -332,6 +332,7 @@ async fn names_of_a_remote_cluster_are_cut_in_the_condition() {
     assert_eq!(both.condition(0), ("False".into(), "TwinVanished".into()));
     let length = both.message(0).len();
     assert!((4000..4200).contains(&length), "{length}");
+    both.round().await.unwrap();
     let writes = both.home.writes();
     both.round().await.unwrap();
     assert_eq!(both.home.writes(), writes, "it is the same");

@@ -176,7 +176,7 @@ pub enum Waiting {
     /// Everything is copied, but the cut-over was not requested.
     #[error("nothing is left to copy before the cut-over: waiting for it to be requested")]
     CutOver,
-    /// The target twin has the marks from before it was handed over. Nobody can know whether its volume is the right one.
+    /// The target twin has the marks from before it was handed over. It is not known whether its volume is the right one.
     #[error(
         "the volume is at the target, and its twin there is marked as not handed over, as in a cluster that was restored from a \
          backup of before the commit: no pod gets it. If its PersistentVolume has the data, annotate the twin with {}=true, and \

@@ -96,6 +96,10 @@ async fn a_refused_expansion_on_a_remote_node_is_reported_once() {
 async fn errors_of_a_remote_node_are_cut_and_copied_once_a_minute() {
     let mut both = growing().await;
     let refuse = |both: &Both, message: &str| {
+        // csi-resizer has tried again.
+        both.home.change(&twin_there(0), |claim| {
+            claim["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizePending"});
+        });
         both.there.change(&twin_there(0), |twin| {
             twin["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizeInfeasible"});
             twin["status"]["conditions"] =
@@ -112,6 +116,7 @@ async fn errors_of_a_remote_node_are_cut_and_copied_once_a_minute() {
     both.round().await.unwrap();
     let first = reported(&both);
     assert!((1000..1100).contains(&first.len()), "{}", first.len());
+    both.round().await.unwrap();
     let writes = both.home.writes();
     both.round().await.unwrap();
     assert_eq!(both.home.writes(), writes, "the error is the same");
@@ -137,6 +142,7 @@ async fn the_size_is_not_written_to_the_successor_of_a_volume() {
     });
     both.home.change(&twin_there(0), |claim| {
         claim["spec"]["resources"] = json!({"requests": {"storage": "1Gi"}});
+        claim["status"]["capacity"] = json!({"storage": "1Gi"});
     });
     let volume = format!("{REALS}/pvc-{UID}-0");
     let size = |both: &Both| both.home.object(&volume).unwrap()["spec"]["capacity"].clone();
