@@ -517,6 +517,7 @@ fn a_file_under_a_lease_is_waited_for_and_named() {
     let given_up = Lease::of(&path, "sub { fcntl($f, 1024, 2) }");
     pair.pass(PassOptions::default());
     drop(given_up);
+    fs::write(&path, "xy").unwrap();
     let kept = Lease::of(&path, "'IGNORE'");
     let mut target = pair.open();
     let result = with_session(&pair.source, &mut target, |session| session.pass(LAST));
