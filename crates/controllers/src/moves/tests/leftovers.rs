@@ -147,7 +147,8 @@ async fn a_target_that_was_restored_from_a_backup_is_reported() {
     world.to_the_end().await;
     world.there.change(TARGET, |twin| {
         twin["metadata"]["labels"][mark::MOVE] = MOVE.into();
-        twin["metadata"]["annotations"][mark::HANDED_OVER] = serde_json::Value::Null;
+        let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove(mark::HANDED_OVER).expect("it was handed over");
     });
     let note = reported(&world).await;
     assert!(note.contains("marked as not handed over"), "{note}");
