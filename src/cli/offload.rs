@@ -24,7 +24,7 @@ use crate::{
     api::namespace_offloading::{
         ClusterSelector, NAME, NamespaceOffloading, NamespaceOffloadingSpec, PodOffloadingStrategy, READY,
     },
-    cluster::{ApiError, Cause, Cluster, Objects},
+    cluster::{Cause, Cluster, Objects},
     inspect::why_not_offloaded,
     offload::{self, MappingStrategy, Phase},
     topology::Term,

@@ -668,6 +668,7 @@ async fn the_lease_is_held_while_running_and_released_at_the_end() {
 #[tokio::test]
 async fn what_protects_pods_here_only_is_named_in_the_condition() {
     const POLICY: &str = "/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies/deny-all";
+    const BUDGET: &str = "/apis/policy/v1/namespaces/shop/poddisruptionbudgets/two-of-three";
     let message = |world: &World| world.condition("OffloadingRequired")["message"].to_string();
     let world = World::offloaded().await;
     assert!(!message(&world).contains("NetworkPolicies"));
@@ -685,7 +686,6 @@ async fn what_protects_pods_here_only_is_named_in_the_condition() {
     // A restarted process writes the same status, also before it has listed the policies.
     world.reconcile_again(1).await;
     assert_eq!(world.home.writes(), written);
-    const BUDGET: &str = "/apis/policy/v1/namespaces/shop/poddisruptionbudgets/two-of-three";
     world.home.put(BUDGET, json!({}));
     world
         .run_until(|world| message(world).contains("deny-all") && message(world).contains("two-of-three"))

@@ -511,7 +511,7 @@ impl Copies {
         let remote_cluster = views.remote_clusters.get(cluster);
         let fabric = remote_cluster.as_ref().and_then(|it| it.spec.fabric.as_ref());
         let skip_labels = fabric.map(|it| it.pods.skip_labels.clone()).unwrap_or_default();
-        let caveats = |of: &Value| caveats(of, cluster, &is_same_there, &skip_labels);
+        let caveats = |of: &Value| caveats(of, cluster, is_same_there, &skip_labels);
         let known = caveats(before);
         for (reason, note) in caveats(&wanted.object) {
             if !known.contains(&(reason, note.clone())) {

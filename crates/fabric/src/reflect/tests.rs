@@ -300,12 +300,12 @@ fn reported(world: &World) -> Vec<String> {
         .home
         .store()
         .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
-    let word = |it: &Value| it.as_str().unwrap_or_default().to_owned();
+    let text = |it: &Value| it.as_str().unwrap_or_default().to_owned();
     let all = all.iter().filter(|it| it["regarding"]["kind"] == "Service");
     let mut all: Vec<_> = all
         .map(|it| {
             [&it["regarding"]["name"], &it["reason"], &it["type"]]
-                .map(word)
+                .map(text)
                 .join(" ")
         })
         .collect();
