@@ -257,16 +257,21 @@ fn a_corrupt_byte_on_disk_is_reported_and_repaired() {
     );
 }
 
+/// A pair whose target is this file system.
+fn onto(image: &Image) -> Pair {
+    Pair {
+        target: image.at.clone(),
+        ..Pair::new()
+    }
+}
+
 #[test]
 fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room() {
     if !is_root() {
         return;
     }
     let image = Image::new(&["mkfs.ext4", "-q"], 80);
-    let pair = Pair {
-        target: image.at.clone(),
-        ..Pair::new()
-    };
+    let pair = onto(&image);
     fill(&pair.source, 100, 30 << 20);
     // No pass deletes this.
     let ballast = pair.target.join(".liqo-move-ballast");
@@ -322,10 +327,7 @@ fn a_full_disk_is_freed_by_deleting_what_the_source_lacks() {
         return;
     }
     let image = Image::new(&["mkfs.ext4", "-q"], 40);
-    let pair = Pair {
-        target: image.at.clone(),
-        ..Pair::new()
-    };
+    let pair = onto(&image);
     fill(&pair.source, 100, 60 << 20);
     let mut target = pair.open();
     let mut attempt = || with_session(&pair.source, &mut target, |session| session.pass(LAST));
@@ -351,10 +353,7 @@ fn what_moved_ahead_of_its_old_place_fits_in_the_end() {
         return;
     }
     let image = Image::new(&["mkfs.ext4", "-q", "-N", "96"], 80);
-    let pair = Pair {
-        target: image.at.clone(),
-        ..Pair::new()
-    };
+    let pair = onto(&image);
     let at = |path: &str| pair.source.join(path);
     for path in ["a", "x/d"] {
         fs::create_dir_all(at(path)).unwrap();
@@ -394,10 +393,7 @@ fn what_the_source_has_freed_within_a_file_is_freed_before_others_are_written() 
         return;
     }
     let image = Image::new(&["mkfs.ext4", "-q"], 80);
-    let pair = Pair {
-        target: image.at.clone(),
-        ..Pair::new()
-    };
+    let pair = onto(&image);
     let at = |path: &str| pair.source.join(path);
     for directory in ["a", "z"] {
         fs::create_dir(at(directory)).unwrap();
@@ -421,10 +417,7 @@ fn hashes_of_holes_take_no_space() {
         return;
     }
     let image = Image::new(&["mkfs.ext4", "-q", "-b", "4096"], 16);
-    let pair = Pair {
-        target: image.at.clone(),
-        ..Pair::new()
-    };
+    let pair = onto(&image);
     let file = File::create(pair.source.join("long")).unwrap();
     file.write_all_at(b"in the middle", (300 << 30) + 4097).unwrap();
     file.set_len((600 << 30) + 5).unwrap();

@@ -150,25 +150,31 @@ impl<'a> ClaimGates<'a> {
         if is_in_both(&claim) {
             return Ok(Tie::Both);
         }
-        let class = match facts::claim_class(&claim) {
+        let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+        let mut driver = None;
+        if let Some(volume) = volume.filter(|name| !name.is_empty()) {
+            let Some(found) = self.home.all::<PersistentVolume>().get(volume).await? else {
+                return Ok(Tie::Unknown(format!(
+                    "the claim {namespace}/{name} names the PersistentVolume {volume}, which does not exist"
+                )));
+            };
+            let csi = found.spec.and_then(|spec| spec.csi);
+            let name = csi.map_or_else(|| "in Kubernetes itself".to_owned(), |csi| csi.driver);
+            driver = Some(name);
+        }
+        if driver.as_deref() == Some(DRIVER_NAME) {
+            return Ok(Tie::Ours);
+        }
+        let wanted = facts::claim_class(&claim);
+        let class = match wanted {
             Some(class) if !class.is_empty() => self.home.all::<StorageClass>().get(class).await?,
             _ => None,
         };
         if class.as_ref().is_some_and(is_in_both) {
             return Ok(Tie::Both);
         }
-        let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-        let driver = if let Some(volume) = volume.filter(|name| !name.is_empty()) {
-            let Some(found) = self.home.all::<PersistentVolume>().get(volume).await? else {
-                return Ok(Tie::Unknown(format!(
-                    "the claim {namespace}/{name} names the PersistentVolume {volume}, which does not exist"
-                )));
-            };
-            found.spec.and_then(|spec| spec.csi).map(|csi| csi.driver)
-        } else if let Some(class) = class {
-            Some(class.provisioner)
-        } else {
-            return Ok(Tie::Unknown(match facts::claim_class(&claim) {
+        let Some(driver) = driver.or_else(|| class.map(|class| class.provisioner)) else {
+            return Ok(Tie::Unknown(match wanted {
                 None => {
                     format!("the claim {namespace}/{name} has no class, and the cluster has no default class")
                 }
@@ -177,10 +183,10 @@ impl<'a> ClaimGates<'a> {
                 Some(class) => format!("the class {class} of the claim {namespace}/{name} does not exist"),
             }));
         };
-        Ok(match driver.as_deref() {
-            Some(DRIVER_NAME) => Tie::Ours,
-            Some(driver) => Tie::Home(format!("the claim {namespace}/{name}, of the driver {driver},")),
-            None => Tie::Home(format!("the claim {namespace}/{name}")),
+        Ok(if driver == DRIVER_NAME {
+            Tie::Ours
+        } else {
+            Tie::Home(format!("the claim {namespace}/{name}, of the driver {driver},"))
         })
     }
 }

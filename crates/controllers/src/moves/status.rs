@@ -486,6 +486,12 @@ fn later(time: Timestamp, by: Duration) -> Timestamp {
 mod tests {
     use super::*;
 
+    /// The status of a move that waits for this.
+    fn waits(of: &VolumeMove, report: &WaitReport) -> VolumeMoveStatus {
+        let (request, stage) = (MoveRequest::try_from(of).unwrap(), of.stage().unwrap());
+        waiting(of, &request, &stage, report, &Copies::default(), Timestamp::now())
+    }
+
     fn read(generation: i64) -> VolumeMove {
         serde_json::from_value(json!({
             "apiVersion": "storage.liqo.io/v1alpha1", "kind": "VolumeMove",
@@ -546,16 +552,7 @@ mod tests {
                 ready: true,
                 ..WaitReport::default()
             };
-            let request = MoveRequest::try_from(&of).unwrap();
-            let stage = of.stage().unwrap();
-            let said = waiting(
-                &of,
-                &request,
-                &stage,
-                &report,
-                &Copies::default(),
-                Timestamp::now(),
-            );
+            let said = waits(&of, &report);
             assert_eq!(said.phase.as_deref(), Some("Ready"));
             let mut said = said.conditions.into_iter();
             let stalled = said.find(|one| one.type_ == "Stalled").unwrap();
@@ -584,15 +581,7 @@ mod tests {
             stalled: long(),
             ..WaitReport::default()
         };
-        let (request, stage) = (MoveRequest::try_from(&of).unwrap(), of.stage().unwrap());
-        let said = waiting(
-            &of,
-            &request,
-            &stage,
-            &report,
-            &Copies::default(),
-            Timestamp::now(),
-        );
+        let said = waits(&of, &report);
         let longest = said.conditions.iter().map(|one| one.message.len()).max();
         for length in [said.waiting_for.map(|what| what.len()), longest] {
             assert!((4000..4200).contains(&length.unwrap()), "{length:?}");

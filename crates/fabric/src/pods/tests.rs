@@ -395,7 +395,7 @@ async fn a_pod_whose_remote_pod_does_not_end_says_why() {
     }
 }
 
-/// The service account comes a moment after the namespace: nobody is warned of what is only young.
+/// Kubernetes creates the service account a moment after the namespace.
 #[tokio::test]
 async fn a_namespace_without_its_service_account_yet_causes_no_warning() {
     const WHY: &str =

@@ -156,8 +156,8 @@ pub fn disrupted_status(home: &Value, reason: &str, message: &str, now: &str) ->
 }
 
 /// The merge patch of a pod whose remote pod is gone without another end: it has failed. `None` if it has
-/// terminated already. One that is being deleted was disrupted only if it says so already: whoever evicts a pod
-/// writes that, and whoever deletes it does not.
+/// terminated already. A pod that is being deleted was disrupted only if it has that condition already: an eviction
+/// sets it, a deletion by a user does not.
 #[must_use]
 pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Option<Value> {
     if matches!(home["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
