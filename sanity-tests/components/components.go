@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -103,6 +104,31 @@ func BuildE2E(ctx context.Context, progress io.Writer) (Binaries, error) {
 // BuildKwok does the same for kwok.
 func BuildKwok(ctx context.Context, progress io.Writer) (Binaries, error) {
 	return build(ctx, kwokModules, progress)
+}
+
+// KwokStages returns the files by which kwok makes nodes ready at once, keeps their leases, and
+// starts and deletes pods at once. kwok exits without them.
+func KwokStages(ctx context.Context) ([]string, error) {
+	root, err := ModuleRoot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out, err := goCommand(ctx, kwokModules[0].dir(root), "mod", "download", "-json", "sigs.k8s.io/kwok").Output()
+	if err != nil {
+		return nil, fmt.Errorf("download the module of kwok: %w", err)
+	}
+	var downloaded struct{ Dir string }
+	if err := json.Unmarshal(out, &downloaded); err != nil {
+		return nil, fmt.Errorf("read the folder of kwok's module: %w", err)
+	}
+	files := []string{
+		"node/fast/node-initialize.yaml", "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+		"pod/fast/pod-ready.yaml", "pod/fast/pod-complete.yaml", "pod/fast/pod-delete.yaml",
+	}
+	for i, file := range files {
+		files[i] = filepath.Join(downloaded.Dir, "kustomize", "stage", file)
+	}
+	return files, nil
 }
 
 func build(ctx context.Context, modules []module, progress io.Writer) (Binaries, error) {

@@ -1,6 +1,7 @@
 //! `liqo-csi offload namespace`: creates `NamespaceOffloadings`, and waits for the namespaces in remote
 //! clusters.
 
+mod admission;
 mod older;
 
 use std::{
@@ -254,7 +255,16 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
     }
     let until = Instant::now() + args.timeout;
     for (name, generation) in asked {
-        all_well &= follow(&cluster, name, generation, until).await?;
+        let is_offloaded = follow(&cluster, name, generation, until).await?;
+        all_well &= is_offloaded;
+        let refusal = if is_offloaded {
+            admission::wait(&cluster, name).await
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            eprintln!("{name}: pods are still refused, try again later: {refusal}");
+        }
         older::print(&cluster, name, desired.spec.pod_offloading_strategy).await?;
         for text in unprotected(&cluster, name).await {
             println!("{name}: {text}");

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -22,6 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
 	"storage.liqo.io/sanity-tests/bench"
@@ -207,21 +209,51 @@ func (e *environment) simulateNodes(ctx context.Context, nodes int) error {
 			return err
 		}
 	}
-	command := exec.CommandContext(ctx, programs.Path("kwok"), "--kubeconfig", e.remote.Kubeconfig(),
+	stages, err := components.KwokStages(ctx)
+	if err != nil {
+		return err
+	}
+	return e.startKwok(ctx, programs.Path("kwok"), stages)
+}
+
+// startKwok runs kwok until the cleanup, and waits until its nodes are ready.
+func (e *environment) startKwok(ctx context.Context, program string, stages []string) error {
+	command := exec.CommandContext(ctx, program, "--kubeconfig", e.remote.Kubeconfig(), "--config", strings.Join(stages, ","),
 		"--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake", "--node-lease-duration-seconds=40")
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
+	var output bytes.Buffer
+	command.Stdout, command.Stderr = &output, &output
 	if err := command.Start(); err != nil {
 		return err
 	}
+	exited := make(chan struct{})
+	go func() {
+		_ = command.Wait() // reports the signal of the cleanup
+		close(exited)
+	}()
 	e.addCleanup(func(context.Context) error {
 		err := command.Process.Signal(syscall.SIGTERM)
-		_ = command.Wait() // reports the signal
+		<-exited
 		if errors.Is(err, os.ErrProcessDone) {
-			return errors.New("kwok exited early")
+			return fmt.Errorf("kwok exited early: %s", output.String())
 		}
 		return err
 	})
-	return nil
+	return wait.PollUntilContextTimeout(ctx, time.Second, time.Minute, true, func(ctx context.Context) (bool, error) {
+		select {
+		case <-exited:
+			return false, errors.New("kwok exited before its nodes were ready")
+		default:
+		}
+		nodes, err := e.remoteClient.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: simulated})
+		return err == nil && !slices.ContainsFunc(nodes.Items, func(node corev1.Node) bool { return !ready(&node) }), err
+	})
+}
+
+func ready(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {
+		return condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
+	})
 }
 
 // offload creates a namespace at home and offloads it, and creates another one in the remote
