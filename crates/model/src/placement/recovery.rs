@@ -195,7 +195,7 @@ pub struct VirtualVolume {
     pub releasing: bool,
 }
 
-/// Who uses a volume.
+/// How a volume is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
     /// Its claim.
@@ -236,7 +236,7 @@ pub enum TwinNow<T> {
 pub struct Twin<T> {
     pub object: T,
     pub deleting: bool,
-    /// Whether it is being released: then it is deleted on purpose, and its data is taken care of.
+    /// Whether it is being released: then it is deleted on purpose, and the release keeps its data.
     pub releasing: bool,
     /// Whether only a move may change it, or may be the only one.
     pub of_move: bool,

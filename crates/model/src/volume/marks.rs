@@ -31,7 +31,8 @@ pub struct Marks {
     pub request_name: String,
     /// The request; `None` if a newer driver wrote it in an unknown format.
     pub fingerprint: Option<Fingerprint>,
-    /// Success was answered: the data may be in use, and only `DeleteVolume` deletes it.
+    /// Whether success was answered: then the data may be in use, and only `DeleteVolume` deletes
+    /// it.
     pub handed_over: bool,
     /// The epoch of the volume when the twin was created.
     pub epoch: Epoch,

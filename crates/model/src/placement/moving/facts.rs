@@ -142,7 +142,7 @@ pub struct VirtualVolume {
 /// It then names the claim of the mover, which mounts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteVolume {
-    /// The twin, which is the claim of this PV. Nobody locks it.
+    /// The twin, which is the claim of this PV. No move locks it.
     pub twin: ClaimNow,
     pub twin_uid: String,
     /// The PV. It is held by the claim if it names the twin, and by the move if it names the mover's claim.

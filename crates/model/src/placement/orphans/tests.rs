@@ -328,7 +328,7 @@ impl World {
         if self.given && !self.waived && !self.real.is_none_or(is_safe) {
             return Err(format!("its data is not safe: {twin:?}"));
         }
-        // Which is what the event says of a twin that is reported.
+        // A reported twin has an event that says this.
         if !self.named && !self.waived && !self.real.is_none_or(is_safe) {
             return Err(format!("its PV is not retained: {twin:?}"));
         }

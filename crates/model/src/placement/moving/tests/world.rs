@@ -68,7 +68,7 @@ enum PodState {
 pub(super) struct Pod {
     state: PodState,
     leaving: bool,
-    /// Whether somebody in the cluster of a remote source has started it with the twin.
+    /// Whether another client in the cluster of a remote source has started it with the twin.
     there: bool,
 }
 
@@ -193,7 +193,7 @@ impl Real {
         self.mark.as_ref().and_then(VolumeMark::note)
     }
 
-    /// Whether the move finds it without its twin.
+    /// Whether the move finds this PV without its twin.
     fn is_of_move(&self) -> bool {
         self.note().is_some() || (self.mark.is_some() && self.policy_before.is_some())
     }
