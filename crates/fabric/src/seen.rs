@@ -1,5 +1,6 @@
-//! Pods as views keep them: what identifies them, and digests of the rest. A pod of a few containers has 15 KiB, parsed
-//! several times that, and there are thousands. Decisions and writes use the full object, read live ([`RawPod`]).
+//! The fields of pods that views keep: what identifies them, and digests of the rest. A pod with a
+//! few containers has 15 KiB, several times that when parsed, and there are thousands. Decisions
+//! and writes use the full object, read live ([`RawPod`]).
 
 use std::{
     borrow::Cow,
@@ -104,7 +105,7 @@ pub(super) struct SeenPod {
     home_uid: Option<Box<str>>,
     home_key: Option<Box<str>>,
     home_pod_uid: Option<Box<str>>,
-    /// Of a claimed home pod, as the next two.
+    /// Only of a claimed home pod, like the next two fields.
     pub(super) labels: Labels,
     pub(super) containers: Box<[Box<str>]>,
     /// `None` if it has ended.
@@ -188,7 +189,7 @@ impl SeenPod {
         }
         let (spec, status): (Spec, Status) = (read(pod.spec.as_deref()), read(pod.status.as_deref()));
         let mut seen = Self::of(pod, &status);
-        // A condition of home pods.
+        // Only home pods have this condition.
         seen.started = None;
         let annotation = |key: &str| {
             let all = pod.metadata.annotations.as_ref()?;
@@ -294,7 +295,8 @@ impl SeenPod {
         self.home_pod_uid.as_deref()
     }
 
-    /// Whether it is where the remote pod of `home` in this cluster is, with its name, and names it.
+    /// Whether this pod has the place and the name of the remote pod of `home` in this cluster, and
+    /// names `home` in its annotations.
     pub(super) fn is_remote_of(&self, home: &Self, cluster: &str) -> bool {
         home.place() == Some((cluster, self.namespace()))
             && self.name() == home.name()

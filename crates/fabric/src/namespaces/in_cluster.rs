@@ -47,7 +47,7 @@ pub(super) struct InCluster<'a> {
     known: Mutex<HashMap<String, Known>>,
 }
 
-/// What is remembered of a remote namespace.
+/// The memory about a remote namespace.
 #[derive(Default)]
 struct Known {
     /// When the rights were last confirmed.
@@ -212,7 +212,7 @@ impl<'a> InCluster<'a> {
                 owner.create(&there, name, security).await?;
             }
             Step::Delete(uid) => owner.delete(&there, name, uid).await?,
-            // Where others run pods, there may be some of which nothing is known here.
+            // Where other tools run the pods, there may be pods that this fabric does not know.
             Step::DeleteCopies if cluster.fabric_node().is_none() => {}
             Step::DeleteCopies if self.known(&owner.namespace, |it| it.emptied) => {}
             Step::DeleteCopies => {

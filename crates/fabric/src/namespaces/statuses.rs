@@ -43,10 +43,10 @@ pub(super) struct Statuses<'a> {
     kind_owner: Mutex<KindOwner>,
 }
 
-/// Who carries out `NamespaceOffloading`s, at the last check.
+/// Whether Liqo or this driver carries out `NamespaceOffloading`s, at the last check.
 #[derive(Clone)]
 struct KindOwner {
-    /// What shows that Liqo is installed, if it is.
+    /// The object that shows that Liqo is installed, if any.
     liqo: Option<String>,
     is_defined: bool,
     /// When this is checked next.

@@ -95,7 +95,8 @@ impl Writer<'_> {
         self.pods.sent.record(key.clone(), text.clone());
         match outcome {
             Ok(Some(written)) => {
-                // It cannot be taken back: what runs can be neither replaced nor, if ephemeral, removed.
+                // It cannot be reverted: a running container can be neither replaced nor, if
+                // ephemeral, removed.
                 if let Some(field) = not_kept(&patch, &written.json()) {
                     let why = format!("it does not keep {field}");
                     self.report_refused_change(home, change, &why).await;

@@ -176,7 +176,8 @@ impl Copies {
         self.is_read(kind) && self.original(kind, &copy).is_some()
     }
 
-    /// The number of objects of this kind that are copied, if there are more.
+    /// The maximum number of objects of this kind, if there are more and therefore some are not
+    /// copied.
     pub(crate) fn limit(&self, kind: Kind) -> Option<usize> {
         self.ends
             .source
@@ -184,7 +185,7 @@ impl Copies {
             .then_some(self.ends.source.most)
     }
 
-    /// Why the current version of an object that is copied is not there.
+    /// Why the copy of an object is missing or outdated.
     pub(crate) fn no_copy(&self, kind: Kind, name: &str) -> Option<NoCopy> {
         let copy = name_of_copy(kind, name, &self.ends.marks.home);
         let (key, memory) = (key(kind, &copy), self.memory());
@@ -491,7 +492,8 @@ impl Copies {
         self.ends.events.warn_object(about, "TooManyObjects", &note).await;
     }
 
-    /// Emits events on a Service about what it does not lead to there, and did not before.
+    /// Emits events about how a copied Service differs from the one at home, unless they were
+    /// emitted before.
     async fn report_caveats<K: Copied>(&self, wanted: &Wanted, before: &Value) {
         if K::KIND != Kind::Service {
             return;
@@ -539,7 +541,7 @@ impl Copies {
         }
     }
 
-    /// Remembers a write and its result.
+    /// Remembers the result of a write.
     fn record_write<K: Copied>(&self, wanted: &Wanted, result: Option<K>, what: &str) {
         let Original {
             copy, fingerprint, ..

@@ -34,7 +34,7 @@ use crate::{
     pace::Pace,
 };
 
-/// Events are emitted five a second in a namespace, after a burst.
+/// The interval of events in a namespace, after a burst.
 const EACH_EVENT: Duration = Duration::from_millis(200);
 const EVENTS_AT_ONCE: u32 = 10;
 

@@ -125,7 +125,7 @@ async fn endpoint_changes_are_copied_without_a_list() {
     let world = World::routed().await;
     let (idle, uid) = (watch::Sender::new(None), std::cell::OnceCell::new());
     let step = std::cell::Cell::new(0);
-    // One run, in which each change is seen to.
+    // In one run, which handles each change.
     world
         .run_idle_until(&idle, |world| {
             let (reported, is_drifted) = (
