@@ -59,8 +59,8 @@ impl<'a> AttachLimits<'a> {
         }
     }
 
-    /// The nodes to check: those with changes; all of them after a new list, after a change that concerns all of
-    /// them, and after the resync interval.
+    /// The nodes to check: those with changes; or all of them after a new list, after a change that
+    /// affects all, and at every resync.
     fn nodes(&mut self) -> BTreeSet<String> {
         let changes = (
             self.attachments.take(),
