@@ -270,7 +270,7 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
 async fn create_missing(cluster: &Cluster, namespaces: &[String]) -> Outcome<()> {
     let all = cluster.all::<Namespace>();
     for name in namespaces {
-        // Who may not create namespaces can still name one that exists.
+        // A user who may not create namespaces can still name one that exists.
         if all.get(name).await?.is_some() {
             continue;
         }

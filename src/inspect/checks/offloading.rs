@@ -19,7 +19,7 @@ use crate::{
 const STALE: SignedDuration = SignedDuration::from_mins(1);
 /// How to read the logs of the fabric.
 const LOGS: &str = "kubectl logs -A -l app.kubernetes.io/component=fabric";
-/// What takes longer will not end without help.
+/// An unfinished deletion that takes longer than this needs help.
 const LONG: SignedDuration = SignedDuration::from_mins(1);
 
 /// Namespaces are offloaded, and the fabric or Liqo carries that out.

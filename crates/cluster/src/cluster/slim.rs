@@ -101,7 +101,7 @@ pub struct Driver {
     pub attach: bool,
     /// Whether its capacity is published, and the scheduler considers it.
     pub publishes_capacity: bool,
-    /// What it requests of kubelet.
+    /// What its `CSIDriver` requests from kubelet.
     pub wants: DriverRequirements,
 }
 
